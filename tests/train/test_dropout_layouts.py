@@ -15,7 +15,7 @@ from tests.ranks import run_ranks
 from tests.train.test_masked_tokens import LTG_BERT, plan, write_tokenizer
 from tests.train.tiny_run import LENGTH, VOCABULARY, resolve, write_tokens
 
-STEPS = 6
+STEPS = 4
 GPT2 = Model(
     model_type="gpt2", hidden_size=16, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=4, head_dim=4, vocab_size=VOCABULARY, vocab_multiple=10,

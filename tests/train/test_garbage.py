@@ -3,9 +3,8 @@
 import gc
 import weakref
 
-import pytest
-
 from kielo.train.garbage import Garbage
+from tests.ranks import run_ranks
 
 
 class Node:
@@ -15,25 +14,27 @@ class Node:
         self.me = self
 
 
-@pytest.fixture
-def garbage():
+def what_is_freed() -> dict[str, list[bool]]:
+    """Of a rank's process: after each step, is a cycle of it freed; then (is the collector on, is a part of
+    the run there), in the run and after it.
+    """
     garbage = Garbage(every_steps=3)
-    yield garbage
-    garbage.end()
-
-
-def test_cycles_are_freed_at_the_chosen_steps_and_parts_after_the_end(garbage):
     part = Node()
     of_part = weakref.ref(part)
     garbage.begin()
     del part
     of_step = weakref.ref(Node())
-    seen = []
+    freed = []
     for step in (1, 2, 3):
         garbage.step(step)
-        seen.append(of_step() is None)
-    assert seen == [False, False, True]
-    assert not gc.isenabled() and of_part() is not None
+        freed.append(of_step() is None)
+    inside = [gc.isenabled(), of_part() is not None]
     garbage.end()
     gc.collect()
-    assert gc.isenabled() and of_part() is None
+    return {"freed": freed, "inside": inside, "after": [gc.isenabled(), of_part() is not None]}
+
+
+def test_cycles_are_freed_at_the_chosen_steps_and_parts_after_the_end():
+    """In a process of its own: tests/conftest.py replaces the beginning and the end in this one."""
+    (found,) = run_ranks(what_is_freed, 1)
+    assert found == {"freed": [False, False, True], "inside": [False, True], "after": [True, False]}

@@ -168,7 +168,7 @@ def test_the_end_is_that_of_a_run_without_them(folder: Path, tmp_path: Path, fau
     places = {name: tmp_path / name for name in ("undisturbed", "failing", "one rank")}
     for place in places.values():
         shutil.copytree(folder / "tokens", place / "tokens")
-    layout = {"tensor": 2, "micro_batch": 4, "total_steps": 10}
+    layout = {"tensor": 2, "micro_batch": 8, "total_steps": 10}
     run_ranks(on_rank, 2, resolve(places["undisturbed"], **layout), None)
     failing = resolve(places["failing"], **layout, max_left_out_sequences=3)
     assert run_ranks(on_rank, 2, failing, 1, 7, fault_times) == ["requeue"] * 2

@@ -1,5 +1,6 @@
 """A run made longer while its rate is level is the run that was that long from the start."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,16 @@ def test_a_longer_level_is_the_run_that_was_that_long_from_the_start(tmp_path: P
     assert losses(grown) == losses(long) and len(losses(long)) == 14
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of ten steps, stopped after four."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("stopped")
+    write_tokens(folder / "tokens")
+    train(resolve(folder, total_steps=10, **SCHEDULE), max_steps=4)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("stopped_at", "changes", "way"),
     [
@@ -41,13 +52,16 @@ def test_a_longer_level_is_the_run_that_was_that_long_from_the_start(tmp_path: P
         (4, {"learning_rate": 1e-2}, r"peak: was 0\.005, is now 0\.01"),
     ],
 )
-def test_another_past_is_refused_with_the_way_to_go(tmp_path: Path, stopped_at, changes, way) -> None:
+def test_another_past_is_refused_with_the_way_to_go(
+    tmp_path: Path, stopped, stopped_at, changes, way
+) -> None:
     """Steps that were trained at another rate are steps of another run."""
-    torch.set_num_threads(1)
-    write_tokens(tmp_path / "tokens")
-    train(resolve(tmp_path, total_steps=10, **SCHEDULE), max_steps=stopped_at)
+    folder = tmp_path / "run"
+    shutil.copytree(stopped, folder)
+    if stopped_at != 4:
+        train(resolve(folder, total_steps=10, **SCHEDULE), max_steps=stopped_at)
     with pytest.raises(KieloError, match=way):
-        train(resolve(tmp_path, total_steps=14, **(SCHEDULE | changes)))
+        train(resolve(folder, total_steps=14, **(SCHEDULE | changes)))
 
 
 def test_a_cosine_cannot_grow(tmp_path: Path) -> None:

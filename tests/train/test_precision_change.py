@@ -29,6 +29,8 @@ from kielo.train.precision import change_before
 from kielo.train.run import train
 from tests.train.tiny_run import resolve, write_tokens
 
+STEPS = 16
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -42,7 +44,7 @@ def run_in(folder: Path, name: str, max_steps: int | None = None, **changes: Any
     (folder / name).mkdir(exist_ok=True)
     if not (folder / name / "tokens").exists():
         (folder / name / "tokens").symlink_to(folder / "tokens")
-    changes = {"heldout_every_steps": 7, "every_steps": 4} | changes
+    changes = {"total_steps": STEPS, "heldout_every_steps": 7, "every_steps": 4, "keep_newest": 9} | changes
     train(resolve(folder / name, **changes), max_steps)
     return folder / name / "train"
 
@@ -52,7 +54,7 @@ def checkpoint(train_folder: Path, step: int) -> Path:
 
 
 def assert_same_end(one: Path, other: Path) -> None:
-    tensors = [read_tensors(checkpoint(path, 20)) for path in (one, other)]
+    tensors = [read_tensors(checkpoint(path, STEPS)) for path in (one, other)]
     assert tensors[0].keys() == tensors[1].keys()
     for name, tensor in tensors[0].items():
         assert torch.equal(tensor, tensors[1][name]), name
@@ -70,20 +72,26 @@ def test_which_change_a_step_is_of(folder: Path) -> None:
 
 
 def test_a_change_equals_a_restart_by_hand(folder: Path) -> None:
-    """fp32, from step 7 on bf16, from step 15 on fp32, in one job: bitwise what three jobs make of it."""
-    inside = run_in(folder, "inside", precision_changes=((7, "bf16"), (15, "fp32")))
+    """fp32, from step 7 on bf16, from step 13 on fp32, in one job: bitwise what three jobs make of it, and
+    what is made of it with a stop at the change and another after it.
+    """
+    changes = {"precision_changes": ((7, "bf16"), (13, "fp32"))}
+    inside = run_in(folder, "inside", **changes)
     run_in(folder, "by_hand", max_steps=6)
-    run_in(folder, "by_hand", max_steps=14, precision="bf16")
+    run_in(folder, "by_hand", max_steps=12, precision="bf16")
     by_hand = run_in(folder, "by_hand", precision="fp32")
     assert_same_end(inside, by_hand)
-    undisturbed = run_in(folder, "undisturbed")
+    run_in(folder, "stopped", max_steps=6, **changes)
+    run_in(folder, "stopped", max_steps=9, **changes)
+    assert_same_end(inside, run_in(folder, "stopped", **changes))
+    undisturbed = run_in(folder, "undisturbed", max_steps=8)
     assert not torch.equal(
-        read_tensors(checkpoint(inside, 20))["model/embed.weight"],
-        read_tensors(checkpoint(undisturbed, 20))["model/embed.weight"],
+        read_tensors(checkpoint(inside, 8))["model/embed.weight"],
+        read_tensors(checkpoint(undisturbed, 8))["model/embed.weight"],
     )
-    assert read_plain(checkpoint(inside, 20))["precisions"] == [[1, "fp32"], [7, "bf16"], [15, "fp32"]]
+    assert read_plain(checkpoint(inside, STEPS))["precisions"] == [[1, "fp32"], [7, "bf16"], [13, "fp32"]]
     changes = of_kind(read_metrics(inside / "metrics.jsonl"), PrecisionChange)
-    assert [(row.step, row.precision) for row in changes] == [(6, "bf16"), (14, "fp32")]
+    assert [(row.step, row.precision) for row in changes] == [(6, "bf16"), (12, "fp32")]
 
 
 @pytest.mark.full
@@ -107,14 +115,6 @@ def test_two_models_never_lie_in_memory(folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(build, "build_optimiser", counted)
     run_in(folder, "run", precision_changes=((7, "bf16"), (15, "fp32")))
     assert alive == [0, 0, 0]
-
-
-def test_a_change_outlives_a_stop(folder: Path) -> None:
-    changes = {"precision_changes": ((7, "bf16"),)}
-    whole = run_in(folder, "whole", **changes)
-    run_in(folder, "stopped", max_steps=6, **changes)
-    run_in(folder, "stopped", max_steps=9, **changes)
-    assert_same_end(whole, run_in(folder, "stopped", **changes))
 
 
 def harmful(model: nn.Module, mesh: object, fp8: Fp8) -> None:
@@ -156,12 +156,12 @@ def test_harm_is_taken_back(folder: Path, pretended: Any, stop_at: int | None) -
     assert_same_end(
         watched, run_in(folder, "never", precision="bf16", learning_rate=1e-4, final_learning_rate=1e-4)
     )
-    plain = read_plain(checkpoint(watched, 20))
+    plain = read_plain(checkpoint(watched, STEPS))
     assert (plain["precisions"], plain["refused_changes"], plain["watch"]) == ([[1, "bf16"]], [9], None)
     alert = json.loads((watched / "alerts.jsonl").read_text(encoding="utf-8"))
     assert alert["step"] == 8 and "fp8 from step 9 on made the loss rise by" in alert["message"]
     rows = read_metrics(watched / "metrics.jsonl")
-    assert [row.step for row in of_kind(rows, TrainingStep)] == list(range(1, 21))  # none twice
+    assert [row.step for row in of_kind(rows, TrainingStep)] == list(range(1, STEPS + 1))  # none twice
     verdict = next(row for row in of_kind(rows, PrecisionVerdict) if row.outcome == "taken back")
     assert verdict.loss_rise > 0.2 and verdict.precision_from == 9
 
@@ -169,7 +169,7 @@ def test_harm_is_taken_back(folder: Path, pretended: Any, stop_at: int | None) -
 def test_what_does_no_harm_stays(folder: Path, pretended: Any) -> None:
     pretended(harmless)
     watched = run_in(folder, "watched", **WATCHED | {"fp8": Fp8(watch_steps=6, max_loss_rise=0.3)})
-    plain = read_plain(checkpoint(watched, 20))
+    plain = read_plain(checkpoint(watched, STEPS))
     assert (plain["precisions"], plain["refused_changes"], plain["watch"]) == (
         [[1, "bf16"], [9, "fp8"]],
         [],
@@ -186,7 +186,7 @@ def test_a_change_ends_the_watch_of_the_one_before(folder: Path, pretended: Any)
     pretended(harmless)
     changes = WATCHED | {"precision_changes": ((9, "fp8"), (12, "bf16"))}
     watched = run_in(folder, "watched", **changes | {"fp8": Fp8(watch_steps=6, max_loss_rise=0.3)})
-    assert read_plain(checkpoint(watched, 20))["precisions"] == [[1, "bf16"], [9, "fp8"], [12, "bf16"]]
+    assert read_plain(checkpoint(watched, STEPS))["precisions"] == [[1, "bf16"], [9, "fp8"], [12, "bf16"]]
     assert not of_kind(read_metrics(watched / "metrics.jsonl"), PrecisionVerdict)
 
 
@@ -210,9 +210,9 @@ def test_a_change_of_compiled_layers_is_that_of_uncompiled_ones(
 ) -> None:
     """From bf16 to fp32 and back: weights within bf16's rounding of each other."""
     monkeypatch.setenv(BACKEND_VARIABLE, "aot_eager")
-    changes = {"precision": "bf16", "precision_changes": ((7, "fp32"), (17, "bf16"))}
+    changes = {"precision": "bf16", "precision_changes": ((7, "fp32"), (13, "bf16"))}
     plain, compiled = (
-        read_tensors(checkpoint(run_in(folder, name, compile=is_compiled, **changes), 20))
+        read_tensors(checkpoint(run_in(folder, name, compile=is_compiled, **changes), STEPS))
         for name, is_compiled in (("plain", False), ("compiled", True))
     )
     assert plain.keys() == compiled.keys()
@@ -231,6 +231,7 @@ def test_fp8_itself_comes_and_goes(folder: Path) -> None:
         "precision": "bf16",
         "precision_changes": ((7, "fp8"), (17, "bf16")),
         "optimiser_state": "bf16",
+        "total_steps": 20,
     }
     trained = run_in(folder, "fp8", fp8=fp8, **changes)
     assert read_plain(checkpoint(trained, 20))["precisions"] == [[1, "bf16"], [7, "fp8"], [17, "bf16"]]

@@ -300,7 +300,8 @@ def write_tokens(folder: Path, poisoned_steps: Iterable[int] = (), is_unknown: b
 def tiny(folder: Path, **changes: Any) -> Any:
     return resolve(folder, **{
         "total_steps": STEPS, "mixture": {"books": 1.0}, "learning_rate": 2e-2, "heldout_every_steps": 100,
-        "log_every_steps": 100, "every_steps": 10, "spikes": sections.Spikes(**SETTINGS), **changes,
+        "log_every_steps": 100, "every_steps": 10, "micro_batch": 8, "spikes": sections.Spikes(**SETTINGS),
+        **changes,
     })  # fmt: skip
 
 
@@ -406,7 +407,7 @@ def test_steps_that_are_not_finite_are_passed_over(tmp_path: Path) -> None:
 LAYOUTS = [
     {"shard": 2},
     {"replicate": 2},
-    {"pipeline": 2, "pipeline_layers": (1, 1)},
+    {"pipeline": 2, "pipeline_layers": (1, 1), "micro_batch": 2},
     {"tensor": 2},
     {"context": 2},
 ]

@@ -117,7 +117,7 @@ def test_only_the_named_modules_are_trained(folder: Path) -> None:
 )
 def test_a_stop_in_or_between_phases_changes_nothing(folder: Path, stops: tuple[int, ...]) -> None:
     """Weights and moments are bitwise those of a run that was never stopped."""
-    whole, stopped = (in_two_phases(folder, name) for name in ("whole", "stopped"))
+    whole, stopped = (in_two_phases(folder, name, every_steps=BORDER) for name in ("whole", "stopped"))
     train(whole)
     for step in stops:
         assert train(stopped, step).outcome == "requeue"
@@ -137,11 +137,12 @@ def test_a_stop_in_or_between_phases_changes_nothing(folder: Path, stops: tuple[
 def test_layouts_and_other_ranks_train_the_same(folder: Path, layout: dict[str, Any], tied: bool) -> None:
     """One rank to the middle of the frozen phase, two ranks from there: the run of one, but for rounding."""
     model = resolve(folder).identity.model.model_copy(update={"tie_word_embeddings": tied})
-    alone = in_two_phases(folder, "alone", model=model)
+    changes = {"model": model, "every_steps": BORDER}
+    alone = in_two_phases(folder, "alone", **changes)
     train(alone)
-    changed = in_two_phases(folder, "changed", model=model)
+    changed = in_two_phases(folder, "changed", **changes)
     train(changed, BORDER - 1)
-    more = in_two_phases(folder, "changed", model=model, micro_batch=1, **layout)
+    more = in_two_phases(folder, "changed", **changes, **layout)
     assert run_ranks(train_on_rank, 2, more, None) == ["finished", "finished"]
     assert plain(more, BORDER)["trained"] == [[0, list(ENDS)]]
     for step in (BORDER, STEPS):

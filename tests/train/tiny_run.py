@@ -70,7 +70,7 @@ def resolve(
     context: int = 1,
     tensor: int = 1,
     pipeline: int = 1,
-    micro_batch: int = 2,
+    micro_batch: int = 4,
     **changes: Any,
 ) -> Resolved:
     """The same run for any layout, of one phase; `changes` are to a section, the phase or the rates, by key.

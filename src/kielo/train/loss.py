@@ -225,9 +225,13 @@ def _chunk(
     return loss, _gradient(log_probabilities_cv.exp_(), slopes_c, targets_c1, weights_c, logits_cv)
 
 
-@cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, backend=chosen_backend())
+    return _compiled_by(function, chosen_backend())
+
+
+@cache
+def _compiled_by(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    return torch.compile(function, backend=backend)
 
 
 def _chunk_over_ranks(
