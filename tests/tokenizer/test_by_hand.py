@@ -539,6 +539,7 @@ def test_an_extended_vocabulary_by_hand(tmp_path):
     with pytest.raises(KieloError, match="no training text to learn new tokens from"):
         extend(old, [], 9)
     assert extend(old, ["a"], 9).get_vocab_size() == 7
+    assert [extend(old, ["dd"] * times, 9).get_vocab_size() for times in (1, 2)] == [7, 8]
     assert decode(old, [[6, 3]]) == ["abc"]
 
 
