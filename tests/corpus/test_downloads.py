@@ -197,7 +197,13 @@ def test_a_package_of_debian_by_hand(tmp_path, monkeypatch):
 def test_apt_is_told_to_write_nowhere_else(tmp_path, monkeypatch):
     """Of the machine's settings those of `Acquire` alone stay; the rest is line by line."""
     dump = 'Acquire::http::Proxy "p";\nAPT::Update::Post-Invoke "x";\nAcquire::Languages "et";\n'
-    monkeypatch.setattr(download.subprocess, "run", lambda *command, **keys: SimpleNamespace(stdout=dump))
+    asked = []
+
+    def run(command, **keys):
+        asked.append((command, keys))
+        return SimpleNamespace(stdout=dump)
+
+    monkeypatch.setattr(download.subprocess, "run", run)
     path = download._write_apt_configuration(tmp_path / "w")
     assert path == tmp_path / "w" / "apt.conf" and path.read_text().splitlines() == [
         'Acquire::http::Proxy "p";', 'Acquire::Languages "et";', "#clear Acquire::Languages;",
@@ -209,6 +215,7 @@ def test_apt_is_told_to_write_nowhere_else(tmp_path, monkeypatch):
     assert (tmp_path / "w" / "state/lists/partial").is_dir() and (tmp_path / "w" / "status").is_file()
     assert (tmp_path / "w" / "cache/archives/partial").is_dir()
     assert download._write_apt_configuration(tmp_path / "w") == path
+    assert asked[0] == (["apt-config", "dump"], {"capture_output": True, "text": True, "timeout": 60})
 
 
 def test_errors_of_programs_on_one_line():

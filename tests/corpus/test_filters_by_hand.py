@@ -320,6 +320,7 @@ def test_wrapped_text_at_the_borders(tmp_path):
     assert advice([60, 60, 7, 0] * 10) is not None and advice([60, 7, 0] * 19) is None
     assert advice([60] * 2000 + [0]) is None and advice([60] * 1999 + [0]) is not None
     assert advice([*usual, (1 << 20) + 1]) is not None and advice([(1 << 20) + 1, *usual]) is None
+    assert advice([*usual, (1 << 20) + 1, 5]) is not None and advice([*usual, 1 << 20, 5]) is None
     assert wrapping_advice(raw_source(tmp_path, "b.html")) is None
 
 
@@ -352,6 +353,15 @@ def test_files_of_documents(tmp_path, monkeypatch):
     assert [[one["id"] for one in read_documents(path)] for path in files] == [["s/0", "s/1"], ["s/2", "t/3"]]
     (first, *_) = read_documents(files[0])
     assert first == {"id": "s/0", "text": "sõna 0\nab", "source": "s", "metadata": {"k": 0}}
+    monkeypatch.undo()
+    for one in merged:
+        one.line_bytes = [1 << 28]  # of 512 MiB a file
+    assert len(list(WriteDocuments(tmp_path / "large").run(iter(merged[:3])))) == 3
+    found = [list(read_documents(path)) for path in sorted((tmp_path / "large").iterdir())]
+    assert [[one["id"] for one in file] for file in found] == [["s/0", "s/1"], ["s/2"]]
+    merged[1].line_bytes = [(1 << 28) - 1]
+    list(WriteDocuments(tmp_path / "less").run(iter(merged[:3])))
+    assert len(list((tmp_path / "less").iterdir())) == 1
     assert list(WriteDocuments(tmp_path / "none").run(iter([]))) == [] and not (tmp_path / "none").exists()
 
     def failing():

@@ -207,6 +207,10 @@ def test_what_is_changed_for_the_start_of_a_worker_comes_back(monkeypatch):
     assert os.environ["OMP_NUM_THREADS"] == "7" and "OPENBLAS_NUM_THREADS" not in os.environ
     assert (main.__file__, main.__spec__) == ("script.py", "spec")
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    monkeypatch.delitem(main.__dict__, "__file__")  # as in an interactive session
+    with worker_processes._without_main_file():
+        assert main.__spec__ is None
+    assert "__file__" not in main.__dict__ and main.__spec__ == "spec"
     monkeypatch.undo()
     assert {name: main.__dict__.get(name, ...) for name in before} == before
 

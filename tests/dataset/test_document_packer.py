@@ -164,6 +164,12 @@ def test_every_so_many_documents_are_decoded(
         assert (packed.checked, packed.exact) == (len(chosen), len(chosen) - 1)
 
 
+def test_every_64th_document_is_decoded(folder: Path) -> None:
+    documents = [{"id": f"a/{n}", "source": "a", "text": "lumi", "metadata": {}} for n in range(65)]
+    packer = load_packer(recipe(), folder)
+    assert [packer(batch(documents, first)).checked for first in (0, 1, 64, 65)] == [2, 1, 2, 1]
+
+
 def test_documents_are_numbered_by_their_lines() -> None:
     lines = DocumentBatch(Path("x.jsonl"), 7, [b'{"id": 1}', b"no JSON"])
     with pytest.raises(KieloError, match="x.jsonl, line 9"):

@@ -10,7 +10,7 @@ import xxhash
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from kielo.artifact.documents import write_documents
-from kielo.artifact.manifest import write_stage
+from kielo.artifact.manifest import hash_file, write_stage
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer import facts, measure, ready_check, stage_inputs, train, unigram
@@ -410,6 +410,40 @@ def test_files_that_are_saved(tmp_path):
                      "mask_token": "[MASK]"}  # fmt: skip
 
 
+def test_what_a_vocabulary_follows_from_is_in_its_manifest(corpus, tmp_path):
+    """Settings that were made, marks of chats, roles of encoders, hashes of files; the same ones change
+    nothing, and later keys at their defaults are left out.
+    """
+    shares = {"heldout_share": 0.2}
+    chats = {"name": "d", "path": "d.jsonl", "kind": "instructions"}
+
+    def section(*sources, **sections):
+        asked = recipe(*SOURCES, *sources, dataset=shares, **sections)
+        made = train_tokenizer(asked, corpus, tmp_path / "tokenizer")
+        written = (tmp_path / "tokenizer" / "manifest.json").stat().st_mtime_ns
+        assert train_tokenizer(asked, corpus, tmp_path / "tokenizer") == made
+        assert (tmp_path / "tokenizer" / "manifest.json").stat().st_mtime_ns == written
+        return made
+
+    own = {"vocab_size": 300}
+    plain = section(tokenizer=own)
+    assert list(plain.inputs) == ["corpus"] and plain.section["heldout_share"] == 0.2
+    assert (
+        not {"extend", "unchanged_sources", "model", "temperature", "reserved_tokens"} & plain.section.keys()
+    )
+    later = section(tokenizer=own | {"temperature": 2.0, "reserved_tokens": ["<r>"]}).section
+    assert later == plain.section | {"temperature": 2.0, "reserved_tokens": ["<r>"]}
+    assert section(chats, tokenizer=own).section == plain.section | {
+        "chat_tokens": ["<|im_start|>", "<|im_end|>"]
+    }
+    encoder = section(tokenizer=own, train={"objective": "masked_tokens"})
+    assert encoder.section == plain.section | {"encoder_tokens": train.ENCODER_TOKENS}
+    ready = by_hand(tmp_path / "ready", *"abc0123456789.Ġ")
+    of_ready = section(tokenizer={"path": str(ready)})
+    hashes = {name: hash_file(ready / name) for name in ("tokenizer.json", "tokenizer_config.json")}
+    assert of_ready.inputs == plain.inputs | hashes and of_ready.counts["largest_id"] == 15
+
+
 @pytest.mark.parametrize("model", ["bpe", "unigram"])
 def test_vocabularies_at_their_smallest(model):
     """The bytes and the control tokens fit exactly; one less is refused with what they are."""
@@ -505,6 +539,7 @@ def test_an_extended_vocabulary_by_hand(tmp_path):
     with pytest.raises(KieloError, match="no training text to learn new tokens from"):
         extend(old, [], 9)
     assert extend(old, ["a"], 9).get_vocab_size() == 7
+    assert [extend(old, ["dd"] * times, 9).get_vocab_size() for times in (1, 2)] == [7, 8]
     assert decode(old, [[6, 3]]) == ["abc"]
 
 
