@@ -161,8 +161,8 @@ def test_hours_of_a_job(on) -> None:
     assert [request(of, on, hours=hours)[4] for hours in (None, 24, 0.001)] == [24, 24, 0.001]
     for hours in (24.5, 0, -1, math.inf, math.nan):
         assert refusal(of, on, hours=hours) == (
-            f"--hours {hours:g}: normal of here gives at most 24 hours a job; the run goes on in the next job "
-            "of the chain (--jobs)"
+            f"--hours {hours:g}: normal of here gives at most 24 hours a job; the run goes on in the next "
+            "job of the chain (--jobs)"
         )
     loose = site(max_wall_hours=None)
     assert request(loose, on, hours=1000)[4] == 1000

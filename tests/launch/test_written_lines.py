@@ -79,7 +79,8 @@ def test_a_plain_job_of_slurm(here) -> None:
 
 FULL = {
     "partitions": [{"name": "usual", "qos": "normal"}], "devices": "--gpus=4",
-    "options": ["--mem=1G", "--gres=a"], "account": "p.*", "architecture": "aarch64", "setup": ["module load a", "module load b"],
+    "options": ["--mem=1G", "--gres=a"], "account": "p.*",
+    "architecture": "aarch64", "setup": ["module load a", "module load b"],
     "container": ["singularity", "exec"], "image": "/images/a,b.sif", "cpu_bind": "mask_cpu:0x1,0x2",
     "host_suffix": "-ib", "node_folder": "${TMPDIR:-/tmp}", "network_log": "a|b",
     "stripe": "lfs setstripe -c 4", "storage": "a disk", "squash": ["-a"],
@@ -97,8 +98,9 @@ def test_a_job_of_slurm_with_all_that_a_card_may_say(here) -> None:
         "#!/bin/bash -l", *ABOUT, "# Ask for nodes.", "# partitions: of partitions", "# devices: of devices",
         "# options: of options", "# account: of account", "#",
         "#SBATCH --job-name=mine", "#SBATCH --partition=usual", "#SBATCH --qos=normal",
-        "#SBATCH --account=p1", "#SBATCH --nodes=5", "#SBATCH --gpus=4", "#SBATCH --exclusive", "#SBATCH --ntasks-per-node=4",
-        "#SBATCH --cpus-per-task=7", "#SBATCH --mem=1G", "#SBATCH --gres=a", "#SBATCH --time=02:03:04",
+        "#SBATCH --account=p1", "#SBATCH --nodes=5", "#SBATCH --gpus=4", "#SBATCH --exclusive",
+        "#SBATCH --ntasks-per-node=4", "#SBATCH --cpus-per-task=7",
+        "#SBATCH --mem=1G", "#SBATCH --gres=a", "#SBATCH --time=02:03:04",
         "#SBATCH --signal=USR1@300", "#SBATCH --requeue", "#SBATCH --open-mode=append",
         "#SBATCH --dependency=singleton", "#SBATCH --output=/jobs/0001/logs/job_%j.log", "",
         *settings(here, SPARES="2", TORCHRUN="yes", PREFLIGHT="yes")[:14],
