@@ -125,6 +125,18 @@ def test_the_mark_of_a_folder_aside_is_on_the_disk_before_its_content(order, tmp
     stage.close()
 
 
+def test_the_names_of_finished_files_are_on_the_disk_before_their_folder_has_its_name(
+    order, tmp_path
+) -> None:
+    """Whoever wrote them: `publish` asks no more than that the files themselves are on the disk."""
+    stage = StageFolder(tmp_path / "stage", "trial", "1")
+    stage.begin()
+    (stage.new / "a").write_text("a")
+    brought(stage.new / "a")
+    stage.publish()
+    assert order.complaints(tmp_path / "stage") == [] and (tmp_path / "stage" / "a").read_text() == "a"
+
+
 def test_old_content_goes_back_to_its_place_durably(order, tmp_path) -> None:
     """After a kill between the two names of an exchange."""
     folder, aside = tmp_path / "stage", tmp_path / ".stage.kielo"

@@ -1,5 +1,6 @@
 """A checkpoint that has its name is on the disk, and so is the name: saves, averages, copies in memory."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from kielo.checkpoint import node_memory
 from kielo.checkpoint.average import average
 from kielo.checkpoint.checkpointer import Checkpointer
-from kielo.checkpoint.publish import point_newest
+from kielo.checkpoint.publish import point_newest, publish
 from tests.disk_order import DiskOrder
 
 
@@ -38,6 +39,19 @@ def test_a_save(order, tmp_path) -> None:
     before = order.events.count(f"fsync {tmp_path}")
     point_newest(tmp_path / "step_00000100")
     assert order.events.count(f"fsync {tmp_path}") == before + 1
+
+
+def test_a_folder_that_takes_the_name_of_a_step(order, tmp_path) -> None:
+    """`publish` asks no more than that the files are on the disk, and leaves nothing to the next call."""
+    partial, final = tmp_path / "step_00000001.0.partial", tmp_path / "step_00000001"
+    for text in ("one", "two"):
+        partial.mkdir()
+        with open(partial / "a", "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        publish(partial, final)
+        assert order.complaints(final) == [] and (final / "a").read_text() == text
 
 
 def test_an_average(order, tmp_path) -> None:

@@ -217,7 +217,7 @@ def test_the_status_of_the_newest_launch(here, monkeypatch) -> None:
     (folder / "chain" / "stopped").write_text("finished\n\nlast\n")
     (run / "launch" / "left_out_nodes").write_text("b 1 x\na 2 y\nb 3 z\n")
     (run / "train").mkdir()
-    rows = [TrainingStep(step=step, loss=1.0, tokens_per_second=1.0, seconds=1.0) for step in (1, 2)]
+    rows = [TrainingStep(step=step, loss=1.0, tokens_per_second=1.0, seconds=1.0) for step in (1, 2, 3)]
     (run / "train" / "metrics.jsonl").write_text("".join(row.model_dump_json() + "\n" for row in rows))
     found = status(run)
     assert (found.ids, found.attempts, found.stopped) == (
@@ -225,7 +225,7 @@ def test_the_status_of_the_newest_launch(here, monkeypatch) -> None:
         [Attempt("11", 3, 1000)],
         "finished\nlast",
     )
-    assert (found.left_out, found.last_step.step, seen[1:]) == (["a", "b"], 2, [("slurm", ["1", "2"])])
+    assert (found.left_out, found.last_step.step, seen[1:]) == (["a", "b"], 3, [("slurm", ["1", "2"])])
     (folder / "launch.json").unlink()
     with pytest.raises(KieloError, match="0002: has no launch.json; launch the run again"):
         status(run)
@@ -323,6 +323,8 @@ def test_a_persons_own_files_are_listed(here) -> None:
         corpus=ALL["corpus"],
     )
     assert own_files(local) == ["a.txt", "b", str(here / "tokenizer"), f"{here}/weights"]
+    vectors = {"weights": "hf:org/one", "transplant": "focus", "transplant_vectors": "v.vec"}
+    assert own_files(recipe(model=vectors)) == ["a.txt", "v.vec"]
     assert own_files(recipe(model={"weights": "hf:org/one"}, tokenizer={"path": "hf:org/one"})) == ["a.txt"]
 
 
