@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
+from pydantic import ValidationError
 
 from kielo.artifact import block_digests, chronicle, documents, manifest, token_shards
 from kielo.artifact.alerts import ALERTS_NAME, append_alert
@@ -42,9 +43,18 @@ from kielo.artifact.checkpoint_inspection import (
     state_after_verification,
 )
 from kielo.artifact.checkpoint_manifest import read_checkpoint_manifest, write_checkpoint_manifest
-from kielo.artifact.documents import other_encoding, split_lines
+from kielo.artifact.documents import ZSTD_READ_BYTES, other_encoding, split_lines
 from kielo.artifact.documents import read_lines as read_text_lines
 from kielo.artifact.manifest import check_sizes, hash_json, is_current, read_manifest, write_stage
+from kielo.artifact.masked_scores import (
+    Accuracy,
+    FilledMask,
+    Filling,
+    MaskedScores,
+    PairAccuracy,
+    PartOfSpeechScores,
+    PseudoBitsPerByte,
+)
 from kielo.artifact.metrics import (
     Fp8GradientProbe,
     HeldOutLoss,
@@ -61,8 +71,11 @@ from kielo.artifact.metrics import (
     write_row,
 )
 from kielo.artifact.own_text import is_own_text, marked, refuse_other_json, refuse_other_text
+from kielo.artifact.parity import ROUNDING_FACTOR, Losses, Parity, loss_limits
 from kielo.artifact.run_format import migrated_identity, migrated_run
 from kielo.artifact.token_file import EndsIndex, MegatronIndex
+from kielo.artifact.token_file_formats import describe
+from kielo.artifact.token_set import MOST_OPEN_FILES
 from kielo.artifact.token_shards import TokenShard, TokenShardWriter
 from kielo.artifact.whole_checkpoints import list_checkpoints
 from kielo.recipe.errors import KieloError
@@ -204,7 +217,8 @@ def test_a_checkpoint_is_described(tmp_path) -> None:
         {"part": "optimiser", "dtype": "BOOL", "tensors": 1, "elements": 7, "bytes": 7},
         {"part": "optimiser", "dtype": "F8_E4M3", "tensors": 1, "elements": 6, "bytes": 6},
     ]
-    assert {key: told[key] for key in ("state", "step", "tokens", "samples", "loss", "save_id", "recipe")} == {
+    shown = ("state", "step", "tokens", "samples", "loss", "save_id", "recipe")
+    assert {key: told[key] for key in shown} == {
         "state": "complete", "step": 1, "tokens": 10, "samples": None, "loss": 2.5, "save_id": "0" * 16,
         "recipe": None,
     }  # fmt: skip
@@ -606,3 +620,82 @@ def test_the_bytes_of_a_shard(tmp_path, monkeypatch) -> None:
     with pytest.raises(KieloError, match="describes 10 bytes .5 tokens of 2 bytes., the data has 9"):
         TokenShard(tmp_path / "s")
     assert TokenShard(tmp_path / "s", may_be_cut=True).num_tokens == 5
+
+
+def test_sizes_that_files_are_made_of() -> None:
+    """Blocks of checksums are part of the format of checkpoints; the others decide what is read again."""
+    assert (block_digests.BLOCK_BYTES, manifest.HASHED_BYTES) == (67_108_864, 1_048_576)
+    assert (token_shards.UINT16_VOCAB_SIZES, MOST_OPEN_FILES, ZSTD_READ_BYTES) == (65_500, 256, 512)
+
+
+def test_limits_of_parity() -> None:
+    """The tolerance, or a multiple of rounding where that is more; in words with rounding's last step."""
+    assert ROUNDING_FACTOR == 10 and loss_limits(1e-5, [0.0, 1e-6, 1e-3]) == [1e-5, 1e-5, 1e-2]
+    losses = Losses(ours=[1.0], theirs=[1.0], relative_differences=[0.0])
+    told = Parity.model_construct(tolerance=1e-5, losses=losses)
+    assert told.limit_in_words() == "tolerance 1e-05"
+    rounding = losses.model_copy(update={"rounding_differences": [1e-7, 2e-7]})
+    assert Parity.model_construct(tolerance=1e-5, losses=rounding).limit_in_words() == (
+        f"tolerance 1e-05, or {ROUNDING_FACTOR} times what rounding alone makes: transformers parts from "
+        f"itself by "
+        "up to 2.0e-07"
+    )
+
+
+def test_scores_of_hidden_tokens_are_of_something() -> None:
+    """Counts from 1; baselines that were measured; fillings as people read them."""
+    assert Accuracy(model=0.4, unigram=0.1, bigram=0.2).baselines() == {"unigram": 0.1, "bigram": 0.2}
+    filled = FilledMask(before="a ", after=" c", truth=None, fillings=[
+        Filling(text="b", probability=0.256), Filling(text="d", probability=0.004),
+    ])  # fmt: skip
+    assert (filled.sentence(), filled.likeliest()) == ("a ____ c", "b 26 %, d 0 %")
+    pairs = {"pairs": 1, "token": 0.5, "within_word": 0.5}
+    bits = {"token": 1.0, "within_word": 1.0, "perplexity": 2.0, "texts": 1, "tokens": 1, "bytes": 1}
+    tags = {
+        "accuracy": 0.5, "baseline": 0.5, "words": 1, "training_words": 1, "tags": 2,
+        "layer": 1, "pieces": "mean",
+    }  # fmt: skip
+    scores = {
+        "model": "x", "accuracy": Accuracy(model=0.4, unigram=0.1, bigram=0.2), "loss": 1.0,
+        "hidden_tokens": 1, "sequences": 1, "sequence_length": 16, "masking": "span", "masking_rate": 0.15,
+        "seed": 1,
+    }  # fmt: skip
+    for kind, values, counts in (
+        (PairAccuracy, pairs, ("pairs",)), (PseudoBitsPerByte, bits, ("texts", "tokens", "bytes")),
+        (PartOfSpeechScores, tags, ("words", "training_words")),
+        (MaskedScores, scores, ("hidden_tokens", "sequences")),
+    ):  # fmt: skip
+        kind(**values)
+        for count in counts:
+            with pytest.raises(ValidationError, match=count):
+                kind(**values | {count: 0})
+
+
+def test_indexes_of_others_that_cannot_be_read(tmp_path) -> None:
+    """Another version, a type that is no whole number, half a header; each is named."""
+    (tmp_path / "s.bin").write_bytes(bytes(4))
+
+    def written(version: int, code: int, cut: int = 0) -> None:
+        content = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", version, code, 1, 2)
+        content += struct.pack("<iqqq", 2, 0, 0, 1)
+        (tmp_path / "s.idx").write_bytes(content[: len(content) - cut])
+
+    written(1, 8)
+    assert describe(tmp_path / "s.bin", 2).tokens == 2 and TokenShard(tmp_path / "s").num_tokens == 2
+    for version, code in ((2, 8), (0, 8), (1, 9), (1, 6), (1, 7)):
+        written(version, code)
+        for read in (lambda: describe(tmp_path / "s.bin", 2), lambda: TokenShard(tmp_path / "s")):
+            with pytest.raises(
+                KieloError, match=f"s.idx: version {version}, dtype code {code}; version 1 with"
+            ):
+                read()
+    written(1, 8, cut=1)
+    for read in (lambda: describe(tmp_path / "s.bin", 2), lambda: TokenShard(tmp_path / "s")):
+        with pytest.raises(
+            KieloError, match="s.idx: 61 bytes, but its header promises 62; the file is cut short"
+        ):
+            read()
+    (tmp_path / "s.idx").write_bytes(b"MMIDIDX\0\0" + bytes(24))
+    for read in (lambda: describe(tmp_path / "s.bin", 2), lambda: TokenShard(tmp_path / "s")):
+        with pytest.raises(KieloError, match="not a Megatron index"):
+            read()
