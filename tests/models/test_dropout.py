@@ -11,8 +11,9 @@ import torch
 
 from kielo.dataset.batches import Batch, with_dropout_keys
 from kielo.models import families
+from kielo.models.blocks import dropout
 from kielo.models.blocks.decoder import init_weights
-from kielo.models.blocks.dropout import ATTENTION, MLP, Noise, NoiseMaker, drop
+from kielo.models.blocks.dropout import ATTENTION, MLP, Noise, NoiseMaker, drop, drop_weights
 from tests.models.tiny_configs import LENGTH as TINY_LENGTH
 from tests.models.tiny_configs import TINY, VOCABULARY
 
@@ -108,6 +109,20 @@ def test_elements_are_dropped_by_the_hash(monkeypatch: pytest.MonkeyPatch) -> No
             signed = bits - 2**32 if bits >= 2**31 else bits
             stays = signed >= round(RATE * 2**32) - 2**31
             assert found[sample, row, column].item() == pytest.approx(1 / (1 - RATE) if stays else 0.0)
+
+
+def test_the_first_bits_that_stay_are_those_of_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bits are counted from -2^31: a quarter of them are below -2^30."""
+    maker = NoiseMaker(1, 4)
+    maker.rate = maker.weight_rate = 0.25
+    noise = maker(keys(range(2)), None, 8)
+    for bits, stays in ((-(2**30), 1 / 0.75), (-(2**30) - 1, 0.0)):
+        monkeypatch.setattr(
+            dropout, "_scrambled", lambda given, key, bits=bits: torch.full_like(given, bits)
+        )  # fmt: skip
+        assert drop(torch.ones(2, 8, 3), noise, 1).flatten().tolist() == pytest.approx([stays] * 48)
+        weights = drop_weights(torch.ones(2, 4, 8, 8), noise.weights.of_layer(0))
+        assert weights.flatten().tolist() == pytest.approx([stays] * 512)
 
 
 def test_noise_is_made_of_what_is_asked_for() -> None:

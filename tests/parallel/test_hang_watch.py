@@ -161,6 +161,19 @@ def test_beats_come_more_seldom_from_more_ranks():
     assert (last.number, last.still_seconds, last.silent_seconds, last.stall_seconds) == (4, *[math.inf] * 3)
 
 
+@pytest.mark.parametrize(("still", "told_after"), [(6.0, None), (6.01, 6.001)])
+def test_a_pause_is_told_where_its_limit_is_below_that_of_a_hang(still, told_after):
+    """And once it is passed, not only reached: 6 s here."""
+    watch, beats = HangWatch(1, 0.5), [replace(USUAL, still_seconds=still, silent_seconds=100.0)]
+    watch.look(beats, 0.5)
+    for _ in range(6):
+        watch.look(beats, 1.0)
+        assert watch.stall(beats) is None
+    watch.look(beats, 0.001)
+    stall = watch.stall(beats)
+    assert (None if stall is None else stall.seconds) == (told_after and pytest.approx(told_after))
+
+
 def test_a_job_with_a_rank_that_sends_no_more_is_not_judged():
     assert watched(beating([USUAL, Beat.last(1)], 200)) is None
 
