@@ -343,7 +343,7 @@ def train_until_told(resolved: Any, signs: Path) -> str:
 
 
 def wait_for(path: Path) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240  # torch may be imported first
     while not path.exists() and time.monotonic() < until:
         time.sleep(0.02)
     assert path.exists()

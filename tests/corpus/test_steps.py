@@ -5,12 +5,14 @@ import unicodedata
 from types import SimpleNamespace
 
 import pytest
+import xxhash
 
 from kielo.corpus.document_filters import DocumentLanguage, DocumentLength
 from kielo.corpus.duplicates import DocumentDuplicates, LineDuplicates
 from kielo.corpus.language_identification import THRESHOLDS
 from kielo.corpus.line_filters import LineLanguage, LineLength, ScriptFilter
 from kielo.corpus.normalise import Normalise, normalise_line
+from kielo.corpus.pairs import LayOutPairs
 from kielo.corpus.settings import effective_settings
 from kielo.corpus.split_document import split_document
 from kielo.recipe.cards import language
@@ -138,6 +140,23 @@ def test_lengths_and_duplicates():
         ["a", "b"],
         ["b", "a"],
     ]
+
+
+def test_xxhash_is_given_bytes(monkeypatch):
+    """From version 4 on it takes no text."""
+    hashed = []
+
+    def digest(data: bytes, seed: int = 0) -> int:
+        hashed.append(memoryview(data).tobytes())
+        return len(hashed)
+
+    monkeypatch.setattr(xxhash, "xxh3_64_intdigest", digest)
+    pair = _document()
+    pair.set_sides(("õ", "y"))
+    _run(LineDuplicates(), _document("õ"))
+    _run(DocumentDuplicates(), _document("õ", "b"))
+    _run(LayOutPairs(["{source} {target}"], 0.0, ["et", "en"]), pair)
+    assert [one.decode() for one in hashed] == ["õ", "õ\nb", "õ\0y"]
 
 
 def test_words_are_split_once_and_follow_their_lines():

@@ -57,6 +57,6 @@ def test_no_rank_is_left_behind(killed, fault_times):
     assert template == again
     fault_times.note("planted")
     os.kill(launcher.pid if killed == "the launcher" else template, signal.SIGKILL)
-    out, _ = launcher.communicate(timeout=20)
+    out, _ = launcher.communicate(timeout=60)
     fault_times.note("found")
     assert out == ""

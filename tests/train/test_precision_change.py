@@ -2,7 +2,6 @@
 and one to fp8 that does harm is taken back.
 """
 
-import json
 import math
 import weakref
 from pathlib import Path
@@ -30,6 +29,7 @@ from kielo.train import build, precision_change
 from kielo.train.precision import change_before
 from kielo.train.precision_change import check_watched_change, next_check
 from kielo.train.run import train
+from tests.alerts import alerts
 from tests.train.tiny_run import resolve, write_tokens
 
 STEPS = 16
@@ -161,7 +161,7 @@ def test_harm_is_taken_back(folder: Path, pretended: Any, stop_at: int | None) -
     )
     plain = read_plain(checkpoint(watched, STEPS))
     assert (plain["precisions"], plain["refused_changes"], plain["watch"]) == ([[1, "bf16"]], [9], None)
-    alert = json.loads((watched / "alerts.jsonl").read_text(encoding="utf-8"))
+    (alert,) = alerts(watched)
     assert alert["step"] == 8 and "fp8 from step 9 on made the loss rise by" in alert["message"]
     rows = read_metrics(watched / "metrics.jsonl")
     assert [row.step for row in of_kind(rows, TrainingStep)] == list(range(1, STEPS + 1))  # none twice
@@ -180,7 +180,7 @@ def test_what_does_no_harm_stays(folder: Path, pretended: Any) -> None:
     )
     (kept,) = of_kind(read_metrics(watched / "metrics.jsonl"), PrecisionVerdict)
     assert kept.outcome == "kept" and kept.step == 14 and abs(kept.loss_rise) < 0.3
-    assert not (watched / "alerts.jsonl").exists()
+    assert alerts(watched) == []
 
 
 @pytest.mark.full

@@ -1,6 +1,5 @@
 """A rank whose own work takes longer than the others' is named, with its cost; noise is nobody's."""
 
-import json
 import os
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import nn
 from kielo.train import slow_ranks as slow_ranks_module
 from kielo.train.run import train
 from kielo.train.slow_ranks import SAMPLES, LayerTimes, SlowRank, SpeedWatch, described, slow_ranks
+from tests.alerts import alerts
 from tests.fault_times import FaultTimes
 from tests.ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
@@ -217,5 +217,5 @@ def test_a_slow_rank_is_named_within_fifty_steps(tmp_path: Path, fault_times: Fa
     resolved = resolve(tmp_path, shard=4, total_steps=52)
     ends = run_ranks(train_with_a_slow_rank, 4, resolved, 2, fault_times, timeout_seconds=400)
     assert set(ends) == {"finished"}
-    (line,) = (tmp_path / "train" / "alerts.jsonl").read_text(encoding="utf-8").splitlines()
-    assert json.loads(line)["step"] <= 50 and json.loads(line)["message"].startswith("rank 2 (")
+    (alert,) = alerts(tmp_path / "train")
+    assert alert["step"] <= 50 and alert["message"].startswith("rank 2 (")

@@ -35,6 +35,7 @@ from kielo.train.spikes import (
     steps_to_pass_over,
     usual_value,
 )
+from tests.alerts import alerts
 from tests.ranks import run_ranks
 from tests.train.tiny_run import LENGTH, VOCABULARY, resolve
 
@@ -330,12 +331,6 @@ def last_checkpoint(train_folder: Path) -> Path:
     return train_folder / "checkpoints" / f"step_{STEPS:08d}"
 
 
-def alerts(train_folder: Path) -> list[str]:
-    path = train_folder / "alerts.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [json.loads(line)["message"] for line in lines]
-
-
 def assert_same_end(one: Path, other: Path) -> None:
     tensors = [read_tensors(last_checkpoint(folder)) for folder in (one, other)]
     assert tensors[0].keys() == tensors[1].keys()
@@ -366,7 +361,7 @@ def test_a_poisoned_shard_is_passed_over(poisoned: Path) -> None:
         (27, "went back", 20),
         (31, "went back", 20),
     ]
-    first, second = alerts(run)
+    first, second = (alert["message"] for alert in alerts(run))
     assert "went back to step 20, and steps 26 to 30 are passed over" in first
     assert "steps 30 to 32 are passed over" in second
     assert_same_end(run, run_in(poisoned, "by_hand", skip_steps=((26, 32),)))
@@ -374,9 +369,9 @@ def test_a_poisoned_shard_is_passed_over(poisoned: Path) -> None:
 
 def test_told_only_where_asked_or_without_a_checkpoint_from_before(poisoned: Path) -> None:
     told = run_in(poisoned, "told", spikes=spikes_with(response="tell"), max_steps=31)
-    assert "it lasts, and training goes on, as train.spikes.response" in alerts(told)[0]
+    assert "it lasts, and training goes on, as train.spikes.response" in alerts(told)[0]["message"]
     early = run_in(poisoned, "early", every_steps=100, max_steps=31)
-    assert "as there is no checkpoint from before it" in alerts(early)[0]
+    assert "as there is no checkpoint from before it" in alerts(early)[0]["message"]
     assert read_plain(early / "checkpoints" / "step_00000031")["spikes"] == []
 
 
