@@ -1,4 +1,4 @@
-"""What all tests share: surroundings of their own, a collector with little to look through, times of a fault."""
+"""What all tests share: surroundings of their own, a small heap to collect, and times of a planted fault."""
 
 import gc
 import os

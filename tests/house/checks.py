@@ -130,8 +130,11 @@ def private_names_used(tests: Path, package: Path) -> list[str]:
     """
     private = {name for _, tree in parsed(package) for name in _private_names(tree)}
     found = []
-    for path, tree in parsed(tests):
-        for node in ast.walk(tree):
+    for path in sorted(tests.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if private.isdisjoint(re.findall(r"\b_\w+", text)):
+            continue  # most files: to parse them would take seconds
+        for node in ast.walk(ast.parse(text, str(path))):
             found += [
                 f"{path.relative_to(tests)}:{node.lineno}: {name}"
                 for name in _outside_names(node)
@@ -170,7 +173,6 @@ def _is_of_self(node: ast.Attribute) -> bool:
     return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
 
 
-@cache
 def attributes_read(package: Path, leaving_out: tuple[str, ...]) -> dict[str, set[str]]:
     """Finds for each attribute that some file reads (`x.y.sequence_length`) the names that it is read of.
 
@@ -178,14 +180,22 @@ def attributes_read(package: Path, leaving_out: tuple[str, ...]) -> dict[str, se
     (`section = recipe.corpus`) and for its annotation (`def f(corpus: Corpus)`), in lower case.
     """
     read: dict[str, set[str]] = {}
-    for path, tree in parsed(package):
-        if str(path.relative_to(package)) in leaving_out:
-            continue
-        stands_for = _stands_for(tree)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-                owner = _last_name(node.value)
-                read.setdefault(node.attr, set()).update({owner} | stands_for.get(owner, set()))
+    for path in sorted(package.rglob("*.py")):
+        if str(path.relative_to(package)) not in leaving_out:
+            for name, owners in _attributes_of(path.read_text(encoding="utf-8")).items():
+                read.setdefault(name, set()).update(owners)
+    return read
+
+
+@cache
+def _attributes_of(text: str) -> dict[str, set[str]]:
+    """Of one file's text: several tests ask about the same files, and one about a copy with a change."""
+    tree, read = ast.parse(text), {}
+    stands_for = _stands_for(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            owner = _last_name(node.value)
+            read.setdefault(node.attr, set()).update({owner} | stands_for.get(owner, set()))
     return read
 
 

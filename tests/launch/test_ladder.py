@@ -103,7 +103,7 @@ def test_a_rung_that_fails_or_hangs_does_not_stop_the_others(tmp_path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "job.sh").write_text(body + "\n")
         rungs.append(shlex.quote(str(tmp_path / name)))
-    settings = f"WORKING_FOLDER='{tmp_path}'; RUNGS=({' '.join(rungs)}); LIMITS=(100 3 100)"
+    settings = f"WORKING_FOLDER='{tmp_path}'; RUNGS=({' '.join(rungs)}); LIMITS=(100 1 100)"
     told = subprocess.run(
         ["bash", "-c", f"{settings}\n. '{SCRIPTS / 'ladder.sh'}'"],
         capture_output=True,
