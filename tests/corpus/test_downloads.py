@@ -187,11 +187,14 @@ def test_a_package_of_debian_by_hand(tmp_path, monkeypatch):
             fetch_debian_package(PACKAGE, tmp_path / word)
 
     def late(command, **keys):
+        if command[0] == "apt-config":
+            return SimpleNamespace(stdout="")
         raise subprocess.TimeoutExpired(command, 300)
 
     monkeypatch.setattr(download.subprocess, "run", late)
-    with pytest.raises(FetchProblem, match="apt-get update: no answer in 300 s"):
-        download._run(["apt-get", "update"], tmp_path, {})
+    failing.clear()
+    with pytest.raises(FetchProblem, match="apt-get -qq update: no answer in 300 s"):
+        fetch_debian_package(PACKAGE, tmp_path / "late")
 
 
 def test_apt_is_told_to_write_nowhere_else(tmp_path, monkeypatch):
@@ -204,7 +207,7 @@ def test_apt_is_told_to_write_nowhere_else(tmp_path, monkeypatch):
         return SimpleNamespace(stdout=dump)
 
     monkeypatch.setattr(download.subprocess, "run", run)
-    path = download._write_apt_configuration(tmp_path / "w")
+    path = download.write_apt_configuration(tmp_path / "w")
     assert path == tmp_path / "w" / "apt.conf" and path.read_text().splitlines() == [
         'Acquire::http::Proxy "p";', 'Acquire::Languages "et";', "#clear Acquire::Languages;",
         'Dir::Etc::parts "/dev/null";', 'Dir::Etc::main "/dev/null";', f'Dir::State "{tmp_path}/w/state";',
@@ -214,12 +217,12 @@ def test_apt_is_told_to_write_nowhere_else(tmp_path, monkeypatch):
     ]  # fmt: skip
     assert (tmp_path / "w" / "state/lists/partial").is_dir() and (tmp_path / "w" / "status").is_file()
     assert (tmp_path / "w" / "cache/archives/partial").is_dir()
-    assert download._write_apt_configuration(tmp_path / "w") == path
+    assert download.write_apt_configuration(tmp_path / "w") == path
     assert asked[0] == (["apt-config", "dump"], {"capture_output": True, "text": True, "timeout": 60})
 
 
 def test_errors_of_programs_on_one_line():
-    last = download._last_errors
+    last = download.last_errors
     assert last("a\n\n E: b\nc\nE: d\n") == "E: b E: d" and last("a\n b \n\nc\nd\n") == "a b c"
     assert last("x" * 600) == "x" * 500 and last("") == last("\n ") == "failed without saying why"
 
@@ -353,7 +356,9 @@ def test_each_way_is_tried_and_what_failed_is_noted(tmp_path, monkeypatch):
     with pytest.raises(KieloError, match="corpus.sources, help"):
         fetched("d", brought)
     root, manifest = fetch_text(PACKAGE, brought, said.append)
-    assert root == text_folder(brought, "help", fetch._wanted(PACKAGE)) and manifest.counts["problems"] == []
+    wanted = {"debian_package": "help-et", "huggingface_dataset": "o/wiki", "huggingface_subset": None}
+    wanted["max_documents"] = 5
+    assert root == text_folder(brought, "help", wanted) and manifest.counts["problems"] == []
     assert is_fetched(PACKAGE, raw, brought) and not is_fetched(PACKAGE, raw, None)
     assert not is_fetched(changed, raw, brought) and is_fetched(PACKAGE, tmp_path / "a", None)
     taken = fetched("d", brought)

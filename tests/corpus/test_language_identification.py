@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import fasttext
 import pytest
 
 from kielo.corpus.document_filters import document_filters
@@ -77,15 +78,16 @@ def test_the_first_4000_characters_are_read_and_short_texts_once(spoken):
     assert [len(text) for text in spoken.asked] == [199, 200, 201, 201, 4000, 4000, 4000, 4000]
 
 
-def test_fasttext_reads_a_line_and_capitals_as_small_letters():
+def test_fasttext_reads_a_line_and_capitals_as_small_letters(monkeypatch):
     """The ten best, without their prefix, and none above 1."""
-    asked, lid = [], Lid176.__new__(Lid176)
+    asked = []
 
     def predict(text, k):
         asked.append((text, k))
         return ("__label__et", "__label__fi"), (1.0000125, 0.25)
 
-    lid._model = SimpleNamespace(predict=predict)
+    monkeypatch.setattr(fasttext, "load_model", lambda path: SimpleNamespace(predict=predict))
+    lid = Lid176()
     for text in ("TERE\nMAAILM", "Tere MAAILM", "tere"):
         assert lid.probabilities(text) == {"et": 1.0, "fi": 0.25}
     assert asked == [("tere maailm", 10), ("Tere MAAILM", 10), ("tere", 10)]

@@ -139,7 +139,7 @@ def test_rows_at_a_time(tmp_path):
             self.metadata = self
             self.num_row_groups, self.row_group = len(groups), groups.__getitem__
 
-    rows = raw_formats._batch_rows
+    rows = raw_formats.batch_rows
     assert rows(File()) == 1024 and rows(File(Group(10, 0))) == 1024
     assert rows(File(Group(2**20, 1))) == 64 and rows(File(Group(2**26, 64), Group(2**26, 128))) == 64
     assert rows(File(Group(2**16, 1))) == 1024 and rows(File(Group(2**17, 1))) == 512

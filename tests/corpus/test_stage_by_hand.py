@@ -1,7 +1,6 @@
 """The corpus stage around its steps: bad shares, messages, settings and the order of steps, by hand."""
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -42,10 +41,10 @@ def read_of(bad: int, records: int, damaged: int = 0, size: int = 1000) -> dict:
 def test_so_many_bad_records_are_passed_over(share, bad, records, is_taken):
     """That share of a source's records, rounded down; one of ten or more unless none may be; never all."""
     if is_taken:
-        assert corpus_run._refuse_bad_sources([read_of(bad, records)], share) is None
+        assert corpus_run.refuse_bad_sources([read_of(bad, records)], share) is None
         return
     with pytest.raises(KieloError) as refusal:
-        corpus_run._refuse_bad_sources([read_of(0, 9), read_of(bad, records)], share)
+        corpus_run.refuse_bad_sources([read_of(0, 9), read_of(bad, records)], share)
     assert f"corpus.sources, a: {bad:,} of {records:,} records that cannot be read" in str(refusal.value)
     assert f"max_bad_share = {share:g} allows" in str(refusal.value)
     assert str(refusal.value).endswith("The first:\n  a.txt, line 1: x\n  a.txt, line 2: y")
@@ -53,11 +52,11 @@ def test_so_many_bad_records_are_passed_over(share, bad, records, is_taken):
 
 def test_damaged_files_count_with_their_bytes():
     """Up to the share of the source's bytes."""
-    assert corpus_run._refuse_bad_sources([read_of(1, 100, 10)], 0.01) is None
+    assert corpus_run.refuse_bad_sources([read_of(1, 100, 10)], 0.01) is None
     told = "1 of 100 records .*1.00%., with damaged files of 11 of 1,000 bytes. .* allows 1 and"
     with pytest.raises(KieloError, match=told):
-        corpus_run._refuse_bad_sources([read_of(1, 100, 11)], 0.01)
-    assert corpus_run._bad_records(read_of(1, 3)) == "a: 1 of 3 records that cannot be read (33.33%)"
+        corpus_run.refuse_bad_sources([read_of(1, 100, 11)], 0.01)
+    assert corpus_run.bad_records_in_words(read_of(1, 3)) == "a: 1 of 3 records that cannot be read (33.33%)"
 
 
 def run(folder: Path, *sources: dict, **corpus):
@@ -115,8 +114,9 @@ def test_what_a_run_says_and_counts(tmp_path, capsys):
     assert run(tmp_path, a, page) == made and capsys.readouterr().err == ""
     with pytest.raises(KieloError, match="allows 0"):
         run(tmp_path, a, page, max_bad_share=0)
-    speak = corpus_run._speaker(False)
-    assert speak("x") is None and capsys.readouterr().err == "" and sys.stderr
+    asked = Recipe(name="t", language="et", corpus=Corpus(sources=[page], workers=1))
+    assert run_corpus(asked, tmp_path / "silent", tmp_path / "raw", progress=False)
+    assert capsys.readouterr().err == ""
 
 
 def test_much_that_is_lost_of_wrapped_text_is_told(tmp_path, capsys):
@@ -142,14 +142,14 @@ def test_a_file_that_changes_meanwhile_and_an_empty_one(tmp_path, monkeypatch):
     stamps = {"now": ((3, 7),)}
     monkeypatch.setattr(corpus_run, "file_stamps", lambda root, files: stamps["now"])
     labels = {"source_documents/a": 2, "source_bytes/a": 5}
-    (described,) = corpus_run._describe_read((raw,), labels)
+    (described,) = corpus_run.describe_read((raw,), labels)
     assert (described["documents_in"], described["bytes_in"], described["file_bytes"]) == (2, 5, 3)
     with pytest.raises(KieloError, match=r"corpus.sources, a: no document in o \(1 files\)"):
-        corpus_run._describe_read((raw,), {})
+        corpus_run.describe_read((raw,), {})
     for now in ((4, 7), (3, 8)):
         stamps["now"] = (now,)
         with pytest.raises(KieloError, match="a.txt: changed while the corpus was read"):
-            corpus_run._describe_read((raw,), labels)
+            corpus_run.describe_read((raw,), labels)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ class Process:
 
 
 class Team:
-    """Stands for `_start`: each worker is a thread that runs `_serve`. killed, joined: those that were."""
+    """Stands for `start_worker`: each worker is a thread that runs `serve`. killed, joined: which were."""
 
     def __init__(self):
         self.started, self.killed, self.joined = [], [], []
@@ -47,7 +47,7 @@ class Team:
         pipe, worker_end = worker_processes.multiprocessing.Pipe()
         self.started.append(name)
         process = Process(self, name)
-        serve = worker_processes._serve
+        serve = worker_processes.serve
         threading.Thread(target=serve, args=(make, worker_end, name), daemon=True).start()
         return Worker(name, process, pipe)
 
@@ -55,8 +55,8 @@ class Team:
 @pytest.fixture
 def team(monkeypatch):
     made = Team()
-    monkeypatch.setattr(worker_processes, "_start", made.start)
-    monkeypatch.setattr(worker_processes, "_end_with_parent", lambda: None)
+    monkeypatch.setattr(worker_processes, "start_worker", made.start)
+    monkeypatch.setattr(worker_processes, "end_with_parent", lambda: None)
     return made
 
 
@@ -158,7 +158,7 @@ def test_a_worker_without_memory_is_named(team, workers):
 def test_batches_of_a_worker_that_was_killed_are_given_out_again(team, monkeypatch, tries):
     """So many times; then it is named, by what ended it."""
     deaths = {"left": tries - 1}
-    serve = worker_processes._serve
+    serve = worker_processes.serve
 
     def dying(make, pipe, name):
         if deaths["left"] <= 0:
@@ -168,7 +168,7 @@ def test_batches_of_a_worker_that_was_killed_are_given_out_again(team, monkeypat
             deaths["left"] -= 1
             pipe.close()
 
-    monkeypatch.setattr(worker_processes, "_serve", dying)
+    monkeypatch.setattr(worker_processes, "serve", dying)
     assert list(results_in_order(lambda: doubled, [5], 2, "pack", tries)) == [10]
     assert len(team.started) == 2 + tries - 1 and len(set(team.started)) == 2
     deaths["left"] = 99
@@ -178,7 +178,7 @@ def test_batches_of_a_worker_that_was_killed_are_given_out_again(team, monkeypat
 
 
 def test_what_ended_a_worker_in_words():
-    ending = worker_processes._ending
+    ending = worker_processes.ending
     assert ending(-9).startswith("was killed by SIGKILL, mostly by the kernel")
     assert ending(-15) == "was ended by SIGTERM; the same command makes what is missing"
     for code in (0, 1, None):
@@ -195,9 +195,9 @@ def test_what_is_changed_for_the_start_of_a_worker_comes_back(monkeypatch):
     monkeypatch.setitem(main.__dict__, "__spec__", "spec")
     with (
         pytest.raises(KeyError),
-        worker_processes._environment(WORKER_ENVIRONMENT),
-        worker_processes._without_main_file(),
-        worker_processes._without_interrupts(),
+        worker_processes.environment_of_worker(WORKER_ENVIRONMENT),
+        worker_processes.without_main_file(),
+        worker_processes.without_interrupts(),
     ):
         assert {name: os.environ[name] for name in WORKER_ENVIRONMENT} == WORKER_ENVIRONMENT
         assert WORKER_ENVIRONMENT["OMP_NUM_THREADS"] == "1"
@@ -208,7 +208,7 @@ def test_what_is_changed_for_the_start_of_a_worker_comes_back(monkeypatch):
     assert (main.__file__, main.__spec__) == ("script.py", "spec")
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     monkeypatch.delitem(main.__dict__, "__file__")  # as in an interactive session
-    with worker_processes._without_main_file():
+    with worker_processes.without_main_file():
         assert main.__spec__ is None
     assert "__file__" not in main.__dict__ and main.__spec__ == "spec"
     monkeypatch.undo()

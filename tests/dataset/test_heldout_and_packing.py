@@ -14,7 +14,7 @@ from kielo.dataset.batches import NOT_COUNTED
 from kielo.dataset.heldout_sets import HeldoutSet, heldout_sets, set_file
 from kielo.dataset.pack_sequences import pack_source
 from kielo.dataset.packed_sequences import PackingRow, packing_rows
-from kielo.dataset.query import _read_ids, documents_of_step
+from kielo.dataset.query import documents_of_step, read_ids
 from kielo.recipe.errors import KieloError
 from tests.dataset.test_batches import phase, recipe, write_tokens
 
@@ -100,7 +100,7 @@ def joined(met: dict, heldout: int, sources: tuple, sets: tuple = ()) -> dict:
 def test_packing_without_text_is_refused_by_hand(caplog):
     """A source without training text, nothing held out; and a warning of sources without a set."""
     asked, place = recipe(0.01), Path("RUN/corpus")
-    assert pack._check(asked, joined({"a": 3, "b": 2}, 1, ("a", "b"), ("a", "b@et")), place) is None
+    assert pack.check_joined(asked, joined({"a": 3, "b": 2}, 1, ("a", "b"), ("a", "b@et")), place) is None
     assert not caplog.records
     for found, words in (
         (joined({"a": 3, "b": 2}, 1, ("a",)), "source 'b' has no training text: 2 of its documents are in"),
@@ -108,7 +108,7 @@ def test_packing_without_text_is_refused_by_hand(caplog):
         (joined({"x": 1, "a": 1, "b": 1}, 1, ("a", "b")), "source 'x' has no training text: 1 of"),
     ):
         with pytest.raises(KieloError, match=words):
-            pack._check(asked, found, place)
+            pack.check_joined(asked, found, place)
     for total, share, advised in (
         (100, 0.01, "0.05"),
         (1000, 0.01, "0.02"),
@@ -119,14 +119,14 @@ def test_packing_without_text_is_refused_by_hand(caplog):
             f"heldout_share = {share:g} holds out none of the {total} documents .*raise it, to {advised} for"
         )
         with pytest.raises(KieloError, match=told):
-            pack._check(recipe(share), joined({"a": total - 1, "b": 1}, 0, ("a", "b")), place)
+            pack.check_joined(recipe(share), joined({"a": total - 1, "b": 1}, 0, ("a", "b")), place)
     with caplog.at_level(logging.WARNING):
-        pack._check(asked, joined({"a": 3, "b": 2}, 1, ("a", "b"), ("a",)), place)
+        pack.check_joined(asked, joined({"a": 3, "b": 2}, 1, ("a", "b"), ("a",)), place)
     assert caplog.messages == [
         "RUN/corpus: dataset.heldout_share = 0.01 holds out no document of b, whose loss will not be shown"
     ]
     caplog.clear()
-    pack._check(recipe(0.01, ("a",)), joined({"a": 3}, 1, ("a",)), place)
+    pack.check_joined(recipe(0.01, ("a",)), joined({"a": 3}, 1, ("a",)), place)
     assert not caplog.records
 
 
@@ -147,11 +147,11 @@ def test_documents_of_a_step_by_hand(tmp_path):
     assert found == [(sequence, *row) for sequence in order for row in by_sequence[sequence]]
     assert [row["sample"] for row in rows] == [order.index(row["sequence"]) for row in rows]
     assert {(row["source"], row["epoch"]) for row in rows} == {("a", 0)}
-    assert _read_ids(folder, "a", {0, 2}) == {0: "x y", 2: "c"}
+    assert read_ids(folder, "a", {0, 2}) == {0: "x y", 2: "c"}
     with pytest.raises(KieloError, match="a.ids.txt: 1 of the 2 documents asked for; it is cut short"):
-        _read_ids(folder, "a", {1, 3})
+        read_ids(folder, "a", {1, 3})
     with pytest.raises(KieloError, match="b.ids.txt: no such file; it lists the documents of b"):
-        _read_ids(folder, "b", {1})
+        read_ids(folder, "b", {1})
     plain = write_tokens(tmp_path / "plain", {"a": documents})
     (plain / "a.ids.txt").write_text("x\nb\nc\n")
     assert all("with_loss" not in row for row in documents_of_step(plain, 7, of, 4, 0, 1, str))

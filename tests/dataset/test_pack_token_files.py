@@ -185,7 +185,7 @@ def test_blocks_that_are_looked_at() -> None:
     """Small files, and those of small sets up to a size, whole; of others 64 blocks from end to end."""
 
     def starts(tokens: int, is_whole: bool) -> list[int]:
-        return list(token_file_check._block_starts(tokens, is_whole))
+        return list(token_file_check.block_starts(tokens, is_whole))
 
     assert (token_file_check.WHOLE_FILE_TOKENS, token_file_check.WHOLE_SET_TOKENS) == (2**26, 2**34)
     assert starts(2**16 * 64, False) == starts(2**22, True) == list(range(0, 2**22, 2**16))
@@ -241,7 +241,7 @@ def test_documents_that_are_looked_at(tmp_path: Path) -> None:
     write_shard(tmp_path / "data" / "a", rows)
     file = describe(tmp_path / "data" / "a.bin", 2)
     stream = TokenSet(tmp_path / "data", [file], file.tokens, 0)
-    found = [row.tolist() for row in token_file_check._sampled_documents(stream)]
+    found = [row.tolist() for row in token_file_check.sampled_documents(stream)]
     starts = np.cumsum([0, *map(len, rows)]).tolist()
     expected = [next(n for n, at in enumerate(starts) if at >= file.tokens * of // 64) for of in range(64)]
     assert found == [rows[number] for number in expected]
@@ -250,7 +250,7 @@ def test_documents_that_are_looked_at(tmp_path: Path) -> None:
         write_shard(tmp_path / "data" / "a", [row, [8, 0]])
         file = describe(tmp_path / "data" / "a.bin", 2)
         stream = TokenSet(tmp_path / "data", [file], file.tokens, 0)
-        assert [one.tolist() for one in token_file_check._sampled_documents(stream)] == [shown, [8, 0]]
+        assert [one.tolist() for one in token_file_check.sampled_documents(stream)] == [shown, [8, 0]]
 
 
 def test_a_manifest_beside_the_files_tells_their_tokenizer(run: Path, rows: Rows, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -186,34 +185,39 @@ def test_batches_of_a_file(tmp_path, monkeypatch):
         (2 * size + 1, [3, 2]),
     ):  # fmt: skip
         monkeypatch.setattr(token_parts, "BATCH_BYTES", limit)
-        batches = list(token_parts._batches(tmp_path / "a.jsonl.zst"))
+        batches = list(token_parts.document_batches(tmp_path / "a.jsonl.zst"))
         assert [len(batch.lines) for batch in batches] == groups
         assert [batch.first for batch in batches] == [sum(groups[:n]) for n in range(len(groups))]
         assert [batch.is_last for batch in batches] == [False] * (len(groups) - 1) + [True]
         assert [line for batch in batches for line in batch.lines] == lines
     write_documents(tmp_path / "b.jsonl.zst", [])
-    (only,) = token_parts._batches(tmp_path / "b.jsonl.zst")
+    (only,) = token_parts.document_batches(tmp_path / "b.jsonl.zst")
     assert (only.lines, only.first, only.is_last) == ([], 0, True)
 
 
 def test_small_texts_are_packed_in_this_process(run, tmp_path, monkeypatch):
     """Below 8 MiB one worker, from there on those of the recipe; batches of a mebibyte, given out twice."""
     monkeypatch.undo()
-    asked, folders = with_workers(3), (run / "corpus", run / "tokenizer", tmp_path / "tokens")
-    given = []
-    monkeypatch.setattr(token_parts, "results_in_order", lambda *keys: given.append(keys[2:]) or iter([]))
-    for size in ((8 << 20) - 1, 8 << 20, None):
-        parts = token_parts.TokenParts(asked, *folders, {})
-        counts = {} if size is None else {"bytes_kept": size}
-        parts._corpus = SimpleNamespace(counts=counts)
-        parts._packed([])
+    asked, given = with_workers(3), []
+
+    def results(make, batches, *keys):
+        given.append(keys)
+        return (one for one in ())
+
+    monkeypatch.setattr(token_parts, "results_in_order", results)
+    for number, size in enumerate(((8 << 20) - 1, 8 << 20, None)):
+        with write_stage(tmp_path / "corpus", "corpus", 1, {}, {}) as stage:
+            write_documents(stage.folder / "documents" / "00000.jsonl.zst", [])
+            stage.counts.update({} if size is None else {"bytes_kept": size})
+        folders = tmp_path / "corpus", run / "tokenizer", tmp_path / f"tokens{number}"
+        token_parts.TokenParts(asked, *folders, {}).make(300, False)
     assert given == [(1, "pack", 2), (3, "pack", 2), (1, "pack", 2)]
     rows = [{"id": str(n), "text": "a" * (1 << 19)} for n in range(3)]
     write_documents(tmp_path / "a.jsonl.zst", rows)
-    assert [len(batch.lines) for batch in token_parts._batches(tmp_path / "a.jsonl.zst")] == [2, 1]
+    assert [len(batch.lines) for batch in token_parts.document_batches(tmp_path / "a.jsonl.zst")] == [2, 1]
     rows[1]["text"] = "a" * ((1 << 19) - 100)
     write_documents(tmp_path / "a.jsonl.zst", rows)
-    assert [len(batch.lines) for batch in token_parts._batches(tmp_path / "a.jsonl.zst")] == [3]
+    assert [len(batch.lines) for batch in token_parts.document_batches(tmp_path / "a.jsonl.zst")] == [3]
 
 
 def test_parts_are_joined_by_hand(tmp_path):

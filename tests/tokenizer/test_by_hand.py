@@ -363,8 +363,8 @@ def test_the_sample_that_is_learned_from(corpus, settings, rates):
     """Document by document, by its place in the split and its language's rate; of the sources asked for."""
     asked = recipe(*SOURCES, tokenizer={"vocab_size": 300} | settings, dataset={"heldout_share": 0.2})
     sample = TrainingSample(asked, corpus, {"a", "b", "c"})
-    assert sample._rates() == pytest.approx(rates, rel=1e-3)
-    assert list(sample) == list(sample) == expected_sample(corpus, sample._rates(), 0.2)
+    assert sample.rates() == pytest.approx(rates, rel=1e-3)
+    assert list(sample) == list(sample) == expected_sample(corpus, sample.rates(), 0.2)
     own = {"b": rates["b"]}
     assert list(TrainingSample(asked, corpus, {"b"})) == expected_sample(corpus, own, 0.2)
     assert len(expected_sample(corpus, rates, 0.2)) > 20
@@ -546,11 +546,17 @@ def test_an_extended_vocabulary_by_hand(tmp_path):
 def test_characters_that_pieces_are_made_of():
     """The most frequent up to 99.95 % of the text, in their order; a text is cut at others."""
     texts = ["a" * 1000 + "b" * 1000, "c" * 999 + "d"]
-    assert unigram._covered(texts, 9) == ["a", "b", "c"]  # d is 1 of 3,000, and 2,999 are over 99.95 %
-    assert unigram._covered([*texts, "d"], 9) == ["a", "b", "c", "d"]
-    assert unigram._covered(texts, 2) == ["a", "b"] and unigram._covered([], 3) == []
-    assert unigram._covered(["ba"], 9) == ["a", "b"] and unigram._covered(["a" * 1999 + "b"], 9) == ["a"]
-    assert list(unigram._parts(["abxyab", "ab", "x", "xa]y"], set("ab"))) == ["ab", "ab", "ab", "a"]
+    assert unigram.covered_characters(texts, 9) == [
+        "a",
+        "b",
+        "c",
+    ]  # d is 1 of 3,000, and 2,999 are over 99.95 %
+    assert unigram.covered_characters([*texts, "d"], 9) == ["a", "b", "c", "d"]
+    assert unigram.covered_characters(texts, 2) == ["a", "b"] and unigram.covered_characters([], 3) == []
+    assert unigram.covered_characters(["ba"], 9) == ["a", "b"] and unigram.covered_characters(
+        ["a" * 1999 + "b"], 9
+    ) == ["a"]
+    assert list(unigram.covered_parts(["abxyab", "ab", "x", "xa]y"], set("ab"))) == ["ab", "ab", "ab", "a"]
 
 
 def test_rows_in_words():

@@ -17,9 +17,9 @@ from kielo.tokenizer.chat_template import (
     TURN_BEGINS,
     TURN_ENDS,
     ChatTemplate,
-    _Disguise,
-    _Rendered,
-    _without,
+    Disguise,
+    Rendered,
+    without_disguise,
 )
 from kielo.tokenizer.jinja_template import compile_template
 from kielo.tokenizer.load import decode, load_tokenizer
@@ -208,19 +208,19 @@ def test_ends_of_answers_by_hand():
         (["", "cd", ""], [(0, 3)]), (["ab"], []), (["ab", "", "x<E>"], [(2, 2)]),
         (["a", "b", "", "c", "d"], [(1, 2), (2, 3)]),
     ):  # fmt: skip
-        assert list(_Rendered("", pieces).answers(mark)) == answers
+        assert list(Rendered("", pieces).answers(mark)) == answers
 
 
 def test_disguises_by_hand(monkeypatch):
     """Whole names anywhere, and parts of a name at either end, also of what is only a part of one."""
     numbers = iter(range(99))
     monkeypatch.setattr("kielo.tokenizer.chat_template.token_hex", lambda size: f"({next(numbers)})")
-    disguise = _Disguise(["<|end|>", "<|e"])
+    disguise = Disguise(["<|end|>", "<|e"])
 
     def put_on(content: str) -> tuple[str, list[str]]:
         words = {}
         made = disguise.put_on(content, words)
-        assert _without(words, made) == content
+        assert without_disguise(words, made) == content
         for number, word in enumerate(words):
             made = made.replace(word, f"[{number}]")
         return made, list(words.values())

@@ -208,7 +208,7 @@ def test_rules_by_hand():
         ([split | {"pattern": {"Regex": "x"}}, by_bytes], None),
         ([split | {"pattern": {"Regex": list(ENDS_LINES)[1]}}, by_bytes], (True, False, False)),
     ):  # fmt: skip
-        assert piece_cache._rule_of(parts) == rule, parts
+        assert piece_cache.rule_of(parts) == rule, parts
     token = {"content": "ab", "normalized": False} | dict.fromkeys(["lstrip", "rstrip", "single_word"], False)
     for change, is_normalised, is_within in (
         ({}, True, True), ({"content": "  "}, True, True), ({"content": "a b"}, False, False),
@@ -216,29 +216,36 @@ def test_rules_by_hand():
         ({"single_word": True}, False, False),
         ({"normalized": True}, True, False), ({"normalized": True}, False, True),
     ):  # fmt: skip
-        assert piece_cache._is_within_pieces(token | change, is_normalised) is is_within, change
+        assert piece_cache.is_within_pieces(token | change, is_normalised) is is_within, change
 
 
 def test_what_is_kept_is_counted(tmp_path, monkeypatch):
     """Pieces of up to 64 characters, with their bytes; all are forgotten when they are over the limit, and
     first pieces are others where they may have other ids.
     """
-    cache = PieceCache(made(tmp_path / "whole", *KINDS["bpe, pattern 0"]))
-    short, long = "a" * 64, "b" * 65
+
+    def size(tokenizer, *pieces: str) -> int:
+        rows = [np.array(row, np.int32).tobytes() for row in encode(tokenizer, pieces)]
+        return sum(sys.getsizeof(piece) + sys.getsizeof(row) + 200 for piece, row in zip(pieces, rows))
+
+    tokenizer = made(tmp_path / "whole", *KINDS["bpe, pattern 0"])
+    cache, short, long = PieceCache(tokenizer), "a" * 64, "b" * 65
     assert [one.num_words for one in cache.encode([f"{short} {short}", long, ""])] == [2, 1, 0]
-    size = sum(sys.getsizeof(piece) + sys.getsizeof(cache._ids[piece]) + 200 for piece in cache._ids)
-    # With its space the second one is longer.
-    assert set(cache._ids) == {short, ""} and cache.num_bytes == size
-    monkeypatch.setattr(piece_cache, "MOST_BYTES", size)
+    kept = size(tokenizer, short, "")  # with its space the second one is longer
+    assert cache.num_bytes == kept
+    monkeypatch.setattr(piece_cache, "MOST_BYTES", kept)
     cache.encode([short])
-    assert cache.num_bytes == size
-    monkeypatch.setattr(piece_cache, "MOST_BYTES", size - 1)
+    assert cache.num_bytes == kept
+    monkeypatch.setattr(piece_cache, "MOST_BYTES", kept - 1)
     cache.encode([short])
-    assert cache.num_bytes == 0 and not cache._ids and not cache._words
-    assert cache.encode(["ab"])[0].ids.dtype == np.int32
-    first = PieceCache(made(tmp_path / "first", *KINDS["unigram, first"]))
-    first.encode(["jõgi jõgi"])
-    assert set(first._ids) == {("jõgi",), " jõgi"} and first.cut_rule.first_differs
+    assert cache.num_bytes == 0 and cache.encode(["ab"])[0].ids.dtype == np.int32
+    monkeypatch.undo()
+    tokenizer = made(tmp_path / "first", *KINDS["unigram, first"])
+    first = PieceCache(tokenizer)
+    for text, number in (("jõgi jõgi", 2), ("jõgi", 2), ("x jõgi", 3)):
+        first.encode([text])
+        pieces = ["jõgi", " jõgi", "x"][:number]
+        assert first.cut_rule.first_differs and first.num_bytes == size(tokenizer, *pieces)
 
 
 def test_added_tokens_with_a_sign_after_a_letter(tmp_path):
