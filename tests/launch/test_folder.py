@@ -397,3 +397,25 @@ def test_pack_jobs_beside_others_are_written_once(here) -> None:
     assert read_json(folder, Launch) is None
     write_json(folder, launch_of(plan(site())))
     assert read_json(folder, Launch).nodes == 3
+
+
+@pytest.mark.parametrize(("first", "skipped"), [(1, ()), (11, ((1, 10),)), (12, ((1, 11),))])
+def test_the_recipe_of_a_rung(first, skipped, monkeypatch) -> None:
+    """The steps of the phase with most tokens, each logged; earlier ones are skipped, and nothing is kept."""
+    small = SimpleNamespace(first_step=1, last_step=first - 1, steps=first - 1, tokens_per_step=10)
+    main = SimpleNamespace(first_step=first, last_step=40, steps=41 - first, tokens_per_step=10)
+    resolved = SimpleNamespace(identity=SimpleNamespace(phases=[small, main]))
+    monkeypatch.setattr(ladders, "resolved_of_plan", lambda plan: resolved)
+    of = recipe(train={"precision": "bf16", "tensorboard": True, "wandb": "project"})
+    made_of = ladders.rung_recipe(plan(site(), recipe=of), None, Path("/rung"))
+    train = made_of.train
+    assert (made_of.folder, train.log_every_steps, train.heldout_every_steps) == ("/rung", 1, 41)
+    assert (train.tensorboard, train.wandb, train.skip_steps) == (False, "", skipped)
+    assert (train.precision, train.precision_changes) == ("bf16", ())
+    main.steps = 10
+    ladders.rung_recipe(plan(site(), recipe=of), None, Path("/rung"))
+    main.steps, small.steps = 9, 0
+    with pytest.raises(
+        KieloError, match="the run has 9 steps of 10 tokens, and a ladder takes 10; .* more train"
+    ):
+        ladders.rung_recipe(plan(site(), recipe=of), None, Path("/rung"))

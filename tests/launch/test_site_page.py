@@ -12,7 +12,15 @@ from kielo.launch import ladder as ladders
 from kielo.launch import ladder_folder
 from kielo.launch.forecast import planned_run
 from kielo.launch.ladder_folder import read_ladder, waiting_job
-from kielo.launch.site import known_of, made_site, plan_site, site_page, site_script, source_of_kielo
+from kielo.launch.site import (
+    known_of,
+    made_site,
+    plan_site,
+    site_page,
+    site_script,
+    source_of_kielo,
+    write_new_card,
+)
 from kielo.recipe.cards import Reference
 from kielo.recipe.errors import KieloError
 from kielo.resolve.torch_versions import NEWEST
@@ -311,3 +319,23 @@ def test_what_the_planner_refuses_is_told_with_what_would_work(monkeypatch) -> N
     assert (chosen, why, refused, planned.nodes) == (None, "no speeds", [24], (3,))
     with pytest.raises(KieloError, match="^no speeds; what would work: a card$"):
         planned_run(recipe(), 3, "dp1")
+
+
+def test_a_new_card_replaces_nothing_and_has_a_name_that_a_file_can_have(here) -> None:
+    """A file of that name stays, and so does a shipped card's name."""
+    assert write_new_card("my_site-1.x") == Path("my_site-1.x.toml")
+    text = (here / "my_site-1.x.toml").read_text()
+    assert 'name = "my_site-1.x"' in text and "@NAME@" not in text
+    (here / "mine.toml").write_text("mine")
+    (here / "linked.toml").symlink_to("gone")
+    for name, said in (
+        ("mine", "mine.toml: is there already; move it away or choose another name"),
+        ("linked", "linked.toml: is there already; move it away or choose another name"),
+        ("lumi_g", "--new lumi_g: has a card already; kielo site lumi_g shows it. Choose another name"),
+        *((wrong, f"--new {wrong}: give a name of letters, digits and _ . - such as my_site")
+          for wrong in ("", "-a", "a-", "a/b", "a b", "a.toml")),
+    ):  # fmt: skip
+        with pytest.raises(KieloError) as refused:
+            write_new_card(name)
+        assert str(refused.value) == said
+    assert (here / "mine.toml").read_text() == "mine" and len(list(here.iterdir())) == 3
