@@ -91,10 +91,10 @@ def test_windows_without_documents() -> None:
 
 
 def test_documents_with_and_without_windows() -> None:
-    """Those of one sequence of two; of an encoder, one of them with a negative number."""
+    """Those of one sequence of two; of an encoder, one of them with a negative number (0 is none)."""
     for is_causal, numbers, all_of_it, in_window in (
         (True, [0, 0, 1, 1, 1], DOCUMENTS, DOCUMENTS_IN_BAND_OF_2),
-        (False, [-1, -1, 2, 2, 2], DOCUMENTS_TO_BOTH_SIDES, DOCUMENTS_TO_BOTH_SIDES_OF_2),
+        (False, [-1, -1, 0, 0, 0], DOCUMENTS_TO_BOTH_SIDES, DOCUMENTS_TO_BOTH_SIDES_OF_2),
     ):
         documents = torch.tensor([[7] * 5, numbers])
         masks = MaskMaker((None, 2, 5), is_causal=is_causal)(documents, None, 5, CPU)

@@ -50,6 +50,7 @@ def test_a_rank_is_slow_if_its_fastest_sample_is_slower_than_the_slowest_usual_o
     assert slow_ranks(of_four) == []
     of_four = [[2.2, 1.0, 2.0, 4.0], [9.0, 1.0, 2.0, 2.21]]
     assert slow_ranks(of_four) == [SlowRank(3, (4.0 + 2.21) / 2, 2.0)]
+    assert slow_ranks([[2.0, 2.0, 2.0, 2.9], [3.0, 3.0, 3.0, 2.9]]) == []
     assert slow_ranks([[1.0, 5.0, 9.0]]) == [SlowRank(2, 9.0, 5.0)]
     assert slow_ranks([[1.0, 5.0]]) == [SlowRank(1, 5.0, 1.0)]
     assert slow_ranks([[3.0], [3.0]]) == []
