@@ -72,8 +72,8 @@ def run_ranks(
 
 @cache
 def _forking() -> ForkServerContext:
-    """Returns the context of the server once that has imported all: on a slow disk or beside much other work it
-    takes a minute, which is none of a rank's.
+    """Returns the context of the server once that has imported all: on a slow disk or beside much other work
+    it takes a minute, which is none of a rank's.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)

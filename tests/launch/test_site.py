@@ -5,6 +5,7 @@ The script runs against stubs: a container program, mksquashfs and a Python that
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -71,7 +72,7 @@ class Site:
     def run(self, **environment: str) -> subprocess.CompletedProcess:
         """Runs site.sh."""
         variables = {"PATH": f"{self.stubs}:/usr/bin:/bin", "NOTES": str(self.notes), "HOME": "/nowhere"}
-        real = {"REAL_PYTHON": sys.executable, "PYTHONPATH": str(ROOT / "src")}
+        real = {"REAL_PYTHON": sys.executable, "PYTHONPATH": os.environ["PYTHONPATH"]}
         return subprocess.run(
             ["bash", self.folder / "site.sh"], env=variables | real | environment, timeout=200,
             capture_output=True, text=True, stdin=subprocess.DEVNULL,
