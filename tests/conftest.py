@@ -1,10 +1,15 @@
 """The fixture that all tests may use: the times of a planted fault."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from tests.fault_times import FaultTimes
+
+# This process and all that it starts ask no name server: torch looks up the name of each peer of a rank, for
+# its messages, and waits 5 s for a server that does not answer at once.
+os.environ["RES_OPTIONS"] = "attempts:0"
 
 
 @pytest.fixture
