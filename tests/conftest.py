@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 HOME = tempfile.mkdtemp(prefix="kielo_home_")
 surroundings.make_own(os.environ, HOME)
 surroundings.decode_alike()
+# This process and all that it starts ask no name server: torch looks up the name of each peer of a rank, for
+# its messages, and waits 5 s for a server that does not answer at once.
+os.environ["RES_OPTIONS"] = "attempts:0"
 
 
 def pytest_unconfigure() -> None:

@@ -91,9 +91,6 @@ def _torchrun_variables(rank: int, num_ranks: int, port: int) -> dict[str, str]:
         "WORLD_SIZE": str(num_ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        # No name is asked for outside of this machine: torch looks up that of each peer, for messages, and a
-        # name server that does not answer is waited for 5 s.
-        "RES_OPTIONS": "attempts:0",
     }
 
 
