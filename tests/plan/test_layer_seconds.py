@@ -146,8 +146,8 @@ def test_attention_takes_what_its_kernel_computes(row, rate, seconds):
     assert layer_seconds(workload(SMALL | row), rates(**rate)).attention == pytest.approx(seconds)
 
 
-# Elements of a token in 2 bytes: of two norms 4 and of two additions 6 for each column; of heads twice 8 + 2 × 4
-# columns; of the activation 3 × 16.
+# Elements of a token in 2 bytes: of two norms 4 and of two additions 6 for each column; of heads twice
+# 8 + 2 × 4 columns; of the activation 3 × 16.
 MOVED = 2 * (8 * (4 + 6) + 2 * 16 + 48)
 
 
@@ -260,7 +260,8 @@ def test_a_ring_has_the_links_of_its_nodes(row, neighbours, group, bandwidth):
         ({"experts": 4, "experts_each": 3, "expert_layers": 1}, 4), ({"experts": 1, "expert_layers": 1}, 8),
         ({"experts": 4, "experts_each": 3, "expert_layers": 1, "shared_ffn": 8}, 8),
         ({"experts": 4, "experts_each": 3, "expert_layers": 0.5, "shared_ffn": 8}, 8),
-        ({"experts": 4, "experts_each": 3, "expert_layers": 1, "tensor": 2, "data": 2, "expert_ranks": 2}, 16),
+        ({"experts": 4, "experts_each": 3, "expert_layers": 1, "tensor": 2, "data": 2, "expert_ranks": 2},
+         16),
         ({"experts": 4, "experts_each": 3, "expert_layers": 1, "tensor": 2, "data": 2, "expert_ranks": 4}, 4),
     ],
 )  # fmt: skip
@@ -291,7 +292,8 @@ def test_messages_within_a_layer_take_their_bytes_and_begin():
     )
     routed = SMALL | {"experts": 16, "experts_each": 3, "expert_layers": 0.5, "data": 16}
     expert = workload(
-        routed, routed | {"expert_ranks": 4}, routed | {"expert_ranks": 16}, routed | {"expert_ranks": 4, "layers_again": 1},
+        routed, routed | {"expert_ranks": 4}, routed | {"expert_ranks": 16},
+        routed | {"expert_ranks": 4, "layers_again": 1},
         routed | {"expert_ranks": 4, "tensor": 4, "node_devices": 8},
         routed | {"expert_ranks": 4, "tensor": 8, "node_devices": 8},
     )  # fmt: skip
