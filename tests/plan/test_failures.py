@@ -162,7 +162,8 @@ def test_a_worked_example_of_what_failures_cost() -> None:
 @pytest.mark.parametrize(
     ("axes", "devices", "number"),
     [
-        ({}, 1, 1), ({"shard": 8}, 8, 1), ({"shard": 4, "tensor": 2}, 8, 3), ({"shard": 2, "context": 2}, 4, 3),
+        ({}, 1, 1), ({"shard": 8}, 8, 1), ({"shard": 4, "tensor": 2}, 8, 3),
+        ({"shard": 2, "context": 2}, 4, 3),
         ({"shard": 2, "context": 2, "tensor": 2}, 8, 5), ({"shard": 1, "context": 2, "tensor": 2}, 4, 3),
         ({"shard": 1, "pipeline": 2}, 2, 3), ({"shard": 1, "pipeline": 4, "tensor": 2}, 8, 5),
         ({"shard": 1, "replicate": 3, "tensor": 2}, 6, 3),

@@ -217,12 +217,14 @@ def test_the_optimisers_part_is_bytes_through_memory():
     whole = 4 * LAYER + ENDS
     dense, experts = 4 * 1024 * (4 * 1024 + 8) + ENDS, 4 * 8 * 2 * 1024 * 1024 / 4
     expected = [
-        ({"zero": 0, **shards}, 46 * whole), ({**shards}, 46 * whole / 8), ({"zero": 3, **shards}, 46 * whole / 8),
+        ({"zero": 0, **shards}, 46 * whole), ({**shards}, 46 * whole / 8),
+        ({"zero": 3, **shards}, 46 * whole / 8),
         (own, 46 * whole), (narrow, 70 * whole), (narrow | {"compute_bytes": 0}, 46 * whole),
         (own | {"is_lamb": 1}, 258 * whole), (narrow | {"is_lamb": 1}, 258 * whole),
         (own | {"frozen": 0.25}, 46 * (3 * LAYER + ENDS)), ({"tied": 1}, 46 * (4 * LAYER + ENDS / 2)),
         ({"tensor": 2}, 46 * whole / 2), ({"pipeline": 2}, 46 * (2 * LAYER + ENDS / 2)),
-        (mixture | shards, 46 * (dense / 8 + experts / 2)), (mixture | shards | {"zero": 0}, 46 * (dense + experts)),
+        (mixture | shards, 46 * (dense / 8 + experts / 2)),
+        (mixture | shards | {"zero": 0}, 46 * (dense + experts)),
     ]  # fmt: skip
     work = workload(*(change for change, _ in expected))
     moved = step_seconds(work, fitted()[0]).optimiser * work.memory_bandwidth * fitted()[0].of(work).memory
@@ -279,7 +281,8 @@ def test_processors_begin_a_collective_for_each_layer():
     assert once == pytest.approx([0, 2 * 4 * hop, 0, 0]) and each == pytest.approx([0, 0, 0, 3 * 4 * hop])
     others = workload(
         shape | {"engine": 0}, shape | {"zero": 0}, shape | {"data": 32}, shape | {"data": 4},
-        shape | {"data": 4, "context": 2}, shape | {"data": 8, "context": 2, "shard": 16, "layers": 8, "pipeline": 2},
+        shape | {"data": 4, "context": 2},
+        shape | {"data": 8, "context": 2, "shard": 16, "layers": 8, "pipeline": 2},
     )  # fmt: skip
     once = ring_steps_seconds(others, fitted()[0].of(others))[0]
     assert once == pytest.approx([0, *[2 * 4 * rates.hop_seconds * n for n in (7, 7, 3, 7, 15)]])
@@ -346,7 +349,7 @@ def test_hidden_traffic_is_what_a_step_does_not_wait_for():
     [(1.0, 2**-0.25), (10.0, (1 + 1e-4) ** -0.25), (0.1, 0.1 * (1 + 1e-4) ** -0.25)],
 )
 def test_of_traffic_as_long_as_the_work_beside_it_five_sixths_are_hidden(share, hidden):
-    """Both begin and end apart: 2^(-1/4) of it; of much shorter traffic nearly all, of longer the work's time.
+    """Both begin and end apart: 2^(-1/4) of it; of shorter traffic nearly all, of longer the work's time.
     What is hidden costs its share too.
     """
     base = fitted()[0].values | {name: np.zeros(1) for name in ("latency_seconds", "hop_seconds")}

@@ -7,7 +7,8 @@ from kielo.recipe.cards import accelerator
 from kielo.recipe.errors import KieloError
 from tests.plan.workloads import workload
 
-# Queries 8 wide, keys 4; an MLP of 16 in half of the layers, and in the others experts of 6 and a shared one of 4.
+# Queries 8 wide, keys 4; an MLP of 16 in half of the layers, and in the others experts of 6 and a shared one
+# of 4.
 SMALL = {
     "hidden": 8, "heads": 4, "kv_heads": 2, "head_dim": 2, "ffn": 16, "mlp_matrices": 3, "vocabulary": 64,
     "layers": 7, "sequence": 16, "micro_batch": 2, "micro_batches": 3,
@@ -18,7 +19,11 @@ PROJECTIONS, DENSE = 2 * 8 * (8 + 4), 3 * 8 * 16
 
 def test_weights_of_a_layer_are_counted_by_hand():
     """Of a dense one, with low-rank projections, and with experts: all, and those that a token uses."""
-    dense, low, routed = workload(SMALL), workload(SMALL | {"projection_share": 0.5}), workload(SMALL | EXPERTS)
+    dense, low, routed = (
+        workload(SMALL),
+        workload(SMALL | {"projection_share": 0.5}),
+        workload(SMALL | EXPERTS),
+    )
     assert dense.layer_parameters == dense.active_layer_parameters == PROJECTIONS + DENSE
     assert low.layer_parameters == PROJECTIONS / 2 + DENSE
     shared = PROJECTIONS + DENSE / 2 + 3 * 8 * 4 / 2 + 8 * 4 / 2  # with the router
@@ -37,7 +42,8 @@ def test_ranks_share_what_there_is():
     assert work.devices == 210 and work.tokens_per_step == 2 * 3 * 7 * 16 and work.tokens == 2 * 16 / 5
     assert work.layer_parameters_of_rank == (PROJECTIONS + DENSE) / 2
     rows = [
-        {"tensor": 2, "data": 4, "expert_ranks": 4, "shard": 4}, {"tensor": 2, "data": 2, "expert_ranks": 4, "shard": 2},
+        {"tensor": 2, "data": 4, "expert_ranks": 4, "shard": 4},
+        {"tensor": 2, "data": 2, "expert_ranks": 4, "shard": 2},
         {"tensor": 2, "data": 2, "context": 2, "expert_ranks": 4, "shard": 4},
         {"tensor": 2, "data": 16, "expert_ranks": 2, "shard": 8}, {"data": 1, "expert_ranks": 1},
     ]  # fmt: skip
@@ -74,8 +80,8 @@ def test_a_machines_columns_are_its_cards():
                 "memory_bandwidth_tb_per_second": 3.0, "power_share": 0.5}
     )  # fmt: skip
     assert machine_columns(card, 8e9, 4, "bf16") == {
-        "architecture": 2, "peak": 100e12, "peak_recipe": 100e12, "power_share": 0.5, "memory_bandwidth": 3e12,
-        "node_bandwidth": 10e9, "network_bandwidth": 2e9, "node_devices": 4,
+        "architecture": 2, "peak": 100e12, "peak_recipe": 100e12, "power_share": 0.5,
+        "memory_bandwidth": 3e12, "node_bandwidth": 10e9, "network_bandwidth": 2e9, "node_devices": 4,
     }  # fmt: skip
     assert machine_columns(card, 0.0, 4, "bf16")["network_bandwidth"] == 10e9
 

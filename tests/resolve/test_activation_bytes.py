@@ -27,7 +27,8 @@ def model(model_type: str = "llama", **changes: Any) -> Model:
 
 
 # Of a token and layer in bf16: two norms' inputs 2 × 2 × 8 = 32, two inputs of matrices 32, of attention
-# queries, keys, values and result 2 × (8 + 4 + 4 + 8) = 48, a sum in fp32 of each head 16, and of the MLP gate,
+# queries, keys, values and result 2 × (8 + 4 + 4 + 8) = 48, a sum in fp32 of each head 16, and of the MLP
+# gate,
 # up and product 2 × 3 × 20 = 120: 248.
 # (layout, whether matrices are in FP8) → bytes kept, and bytes added while a layer is made again
 OF_A_LLAMA: dict[str, tuple[dict[str, Any], bool, float, float]] = {
@@ -107,9 +108,7 @@ def test_a_llamas_layer_keeps_what_is_added_up_by_hand(name):
         ("ltg_bert", {"position_bucket_size": 4}, "activations", 432 - 40, 40),
     ],
 )
-def test_layers_of_other_families_keep_what_is_added_up_by_hand(
-    model_type, changes, recompute, kept, again
-):
+def test_layers_of_other_families_keep_what_is_added_up_by_hand(model_type, changes, recompute, kept, again):
     found = layer_bytes(model(model_type, **changes), Layout(recompute=recompute), 2)
     assert found == pytest.approx((kept, again))
 
@@ -184,7 +183,8 @@ OF_V = {
          {"first_layers": 2, "last_layers": 0, "first_passes": 6 + 4 + 1, "last_passes": 6 + 1,
           "first_parameters": 2 * MATRICES + TABLE, "last_parameters": TABLE}),
         # passes whose weights wait count 1.4
-        ({"pipeline": 3, "pipeline_layers": (1, 0, 1, 1, 0, 0), "pipeline_schedule": "interleaved_zero_bubble"},
+        ({"pipeline": 3, "pipeline_layers": (1, 0, 1, 1, 0, 0),
+          "pipeline_schedule": "interleaved_zero_bubble"},
          False,
          {"first_layers": 2, "last_layers": 1, "first_passes": 3 + 2 + 1, "last_passes": 3 + 1 + 2 * 1.4,
           "first_parameters": 2 * MATRICES + TABLE, "last_parameters": MATRICES + TABLE}),

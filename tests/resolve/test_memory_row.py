@@ -20,8 +20,8 @@ MODEL = complete(
 STEP = StepSize(128, 3, 5)
 LAYOUT = Layout(shard=4, replicate=2)
 ROW = {
-    "hidden": 64, "ffn": 160, "mlp_matrices": 3, "vocabulary": 104, "sequence": 128, "tensor": 1, "pipeline": 1,
-    "chunks": 1, "context": 1, "shard": 4, "zero": 1, "sequence_parallel": 0, "micro_batch": 3,
+    "hidden": 64, "ffn": 160, "mlp_matrices": 3, "vocabulary": 104, "sequence": 128, "tensor": 1,
+    "pipeline": 1, "chunks": 1, "context": 1, "shard": 4, "zero": 1, "sequence_parallel": 0, "micro_batch": 3,
     "micro_batches": 5, "splits_backward": 0, "optimiser_bytes": 8, "is_lamb": 0, "tied": 0,
     "head_in_recipe": 0, "reduce_bytes": 4, "frozen": 0,
 }  # fmt: skip
