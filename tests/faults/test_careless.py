@@ -17,124 +17,190 @@ from tests.faults.trial import belongings, kielo, refused, start, went_well
 
 ON_LUMI = ["tiny.toml", "--cluster", "lumi_g", "--set", "train.precision=bf16"]
 REFUSED = {
-    "show: no such recipe": (["show", "nobody"], "nobody"),
-    "show: a folder": (["show", "run/corpus"], "recipe.toml"),
-    "show: a text": (["show", "text.txt"], "text.txt"),
-    "recipes: a path": (["recipes", "--copy", "../tiny"], "tiny"),
-    "run: no ranks": (["run", "tiny.toml", "--ranks", "-1"], "--ranks"),
-    "run: ranks in words": (["run", "tiny.toml", "--ranks", "two"], "--ranks"),
-    "run: an unknown stage": (["run", "tiny.toml", "--only", "bake"], "bake"),
-    "run: from after to": (["run", "tiny.toml", "--from", "export", "--to", "pack"], "export"),
-    "run: only and to": (["run", "tiny.toml", "--only", "pack", "--to", "pack"], "--only"),
-    "run: a source that is gone":
-        (["run", "tiny.toml", "--set", "corpus.sources=gone.txt", "--set", "folder=new"], "gone.txt"),
-    "run: a pattern that fits nothing":
-        (["run", "tiny.toml", "--set", "corpus.sources=*.nope", "--set", "folder=new"], "*.nope"),
-    "train: before pack": (["train", "tiny.toml", "--set", "folder=new"], "new/tokens"),
-    "train: no ranks": (["train", "tiny.toml", "--ranks", "0"], "--ranks"),
-    "train: more ranks than sequences":
-        (["train", "tiny.toml", "--ranks", "16", "--set", "train.tokens=2561"], "16 data-parallel ranks"),
-    "train: a profile of nothing": (["train", "tiny.toml", "--profile", "0"], "--profile"),
-    "plan: nothing": (["plan"], "a recipe"),
-    "plan: no nodes": (["plan", *ON_LUMI, "--nodes", "0"], "--nodes"),
-    "plan: nodes in words": (["plan", *ON_LUMI, "--nodes", "many"], "--nodes"),
-    "plan: nodes backwards": (["plan", *ON_LUMI, "--nodes", "8..2"], "--nodes"),
-    "plan: more nodes than there are": (["plan", *ON_LUMI, "--nodes", "10000000"], "--nodes"),
-    "plan: too many dots": (["plan", *ON_LUMI, "--nodes", "1..2..3"], "--nodes"),
-    "plan: an empty list of nodes": (["plan", *ON_LUMI, "--nodes", ","], "--nodes"),
-    "plan: an unknown cluster": (["plan", "tiny.toml", "--cluster", "nowhere"], "nowhere"),
-    "plan: a cluster that is a path": (["plan", "tiny.toml", "--cluster", "../../x"], "cluster"),
-    "plan: a cluster with a quote": (["plan", "tiny.toml", "--cluster", 'x"y'], "cluster"),
-    "plan: an unknown layout": (["plan", "explain", *ON_LUMI, "xx9", "--nodes", "1"], "xx9"),
-    "plan: layouts of nothing": (["plan", "compare", *ON_LUMI, ",", "--nodes", "1"], "layout"),
-    "plan: no ranks": (["plan", "resolve", "tiny.toml", "--ranks", "0"], "--ranks"),
-    "plan: negative ranks": (["plan", "resolve", "tiny.toml", "--ranks", "-4"], "--ranks"),
+    "show: no such recipe": (["show", "nobody"], "nobody", "no such recipe file"),
+    "show: a folder": (["show", "run/corpus"], "recipe.toml", "a folder without recipe.toml"),
+    "show: a text": (["show", "text.txt"], "text.txt", "not valid TOML"),
+    "recipes: a path": (["recipes", "--copy", "../tiny"], "tiny", "no shipped recipe is called"),
+    "run: no ranks": (["run", "tiny.toml", "--ranks", "-1"], "--ranks", "give 1 or more"),
+    "run: ranks in words": (["run", "tiny.toml", "--ranks", "two"], "--ranks", "give a whole number"),
+    "run: an unknown stage": (["run", "tiny.toml", "--only", "bake"], "bake", "invalid choice: 'bake'"),
+    "run: from after to":
+        (["run", "tiny.toml", "--from", "export", "--to", "pack"], "export", "comes after --to pack"),
+    "run: only and to":
+        (["run", "tiny.toml", "--only", "pack", "--to", "pack"], "--only", "does not go with --from or --to"),
+    "run: a source that is gone": (
+        ["run", "tiny.toml", "--set", "corpus.sources=gone.txt", "--set", "folder=new"],
+        "gone.txt", "no such file or folder",
+    ),
+    "run: a pattern that fits nothing": (
+        ["run", "tiny.toml", "--set", "corpus.sources=*.nope", "--set", "folder=new"],
+        "*.nope", "no file fits it as a pattern",
+    ),
+    "train: before pack":
+        (["train", "tiny.toml", "--set", "folder=new"], "new/tokens", "the pack stage is not finished"),
+    "train: no ranks": (["train", "tiny.toml", "--ranks", "0"], "--ranks", "give 1 or more"),
+    "train: more ranks than sequences": (
+        ["train", "tiny.toml", "--ranks", "16", "--set", "train.tokens=2561"],
+        "16 data-parallel ranks", "is 8 sequences of",
+    ),
+    "train: a profile of nothing":
+        (["train", "tiny.toml", "--profile", "0"], "--profile", "give 1 step or more"),
+    "plan: nothing": (["plan"], "a recipe", "of what?"),
+    "plan: no nodes": (["plan", *ON_LUMI, "--nodes", "0"], "--nodes", "has 1 to 2978 nodes"),
+    "plan: nodes in words": (["plan", *ON_LUMI, "--nodes", "many"], "--nodes", "not understood; what"),
+    "plan: nodes backwards": (["plan", *ON_LUMI, "--nodes", "8..2"], "--nodes", "begin with the smaller"),
+    "plan: more nodes than there are":
+        (["plan", *ON_LUMI, "--nodes", "10000000"], "--nodes", "has 1 to 2978 nodes"),
+    "plan: too many dots": (["plan", *ON_LUMI, "--nodes", "1..2..3"], "--nodes", "not understood; what"),
+    "plan: an empty list of nodes": (["plan", *ON_LUMI, "--nodes", ","], "--nodes", "not understood; what"),
+    "plan: an unknown cluster": (["plan", "tiny.toml", "--cluster", "nowhere"], "nowhere", "has no card"),
+    "plan: a cluster that is a path":
+        (["plan", "tiny.toml", "--cluster", "../../x"], "cluster", "has no card"),
+    "plan: a cluster with a quote": (["plan", "tiny.toml", "--cluster", 'x"y'], "cluster", "has no card"),
+    "plan: an unknown layout":
+        (["plan", "explain", *ON_LUMI, "xx9", "--nodes", "1"], "xx9", "is not a term of a layout's name"),
+    "plan: layouts of nothing":
+        (["plan", "compare", *ON_LUMI, ",", "--nodes", "1"], "layout", "has no term of"),
+    "plan: no ranks": (["plan", "resolve", "tiny.toml", "--ranks", "0"], "--ranks", "give 1 to 1,000,000"),
+    "plan: negative ranks":
+        (["plan", "resolve", "tiny.toml", "--ranks", "-4"], "--ranks", "give 1 to 1,000,000"),
     "plan: a billion billion ranks":
-        (["plan", "resolve", "tiny.toml", "--ranks", "1000000000000000000"], "rank"),
-    "plan: ranks without resolve": (["plan", "tiny.toml", "--ranks", "2"], "--ranks"),
-    "plan: top of none": (["plan", *ON_LUMI, "--nodes", "1", "--top", "-3"], "--top"),
-    "plan: negative hours": (["plan", "tiny.toml", "--wall-hours", "-1"], "--wall-hours"),
-    "plan: no hours": (["plan", "tiny.toml", "--wall-hours", "0"], "--wall-hours"),
-    "plan: hours that are none": (["plan", "tiny.toml", "--wall-hours", "nan"], "--wall-hours"),
-    "plan: a machine that is gone": (["plan", "tiny.toml", "--machine", "gone.toml"], "gone.toml"),
-    "plan: a machine that is a recipe": (["plan", "tiny.toml", "--machine", "tiny.toml"], "tiny.toml"),
-    "plan: measured on nothing": (["plan", "calibrate", "gone.jsonl", "--to", "card.toml"], "gone.jsonl"),
-    "plan: measured on a text": (["plan", "calibrate", "text.txt", "--to", "card.toml"], "text.txt"),
-    "plan: measured without a place": (["plan", "calibrate", "text.txt"], "--to"),
-    "rehearse: no nodes": (["rehearse", "tiny.toml", "--nodes", "0"], "--nodes"),
-    "rehearse: no ranks": (["rehearse", "tiny.toml", "--ranks", "0"], "--ranks"),
-    "rehearse: negative ranks": (["rehearse", "tiny.toml", "--ranks", "-2"], "--ranks"),
-    "rehearse: a rank beyond": (["rehearse", "tiny.toml", "--ranks", "2", "--rank", "2"], "rank 2"),
-    "rehearse: a negative rank": (["rehearse", "tiny.toml", "--ranks", "2", "--rank", "-1"], "rank -1"),
-    "rehearse: a stage beyond": (["rehearse", "tiny.toml", "--stage", "3"], "--stage"),
-    "data: step 0": (["data", "tiny.toml", "--step", "0"], "--step"),
-    "data: a step beyond": (["data", "tiny.toml", "--step", "21"], "--step"),
-    "data: a step of 31 digits": (["data", "tiny.toml", "--step", "1" + 30 * "0"], "--step"),
-    "data: a step in words": (["data", "tiny.toml", "--step", "last"], "--step"),
+        (["plan", "resolve", "tiny.toml", "--ranks", "1000000000000000000"], "rank", "give 1 to 1,000,000"),
+    "plan: ranks without resolve":
+        (["plan", "tiny.toml", "--ranks", "2"], "--ranks", "unrecognized arguments:"),
+    "plan: top of none":
+        (["plan", *ON_LUMI, "--nodes", "1", "--top", "-3"], "--top", "give 1 layout or more"),
+    "plan: negative hours":
+        (["plan", "tiny.toml", "--wall-hours", "-1"], "--wall-hours", "give a number above 0"),
+    "plan: no hours": (["plan", "tiny.toml", "--wall-hours", "0"], "--wall-hours", "give a number above 0"),
+    "plan: hours that are none":
+        (["plan", "tiny.toml", "--wall-hours", "nan"], "--wall-hours", "give a number above 0"),
+    "plan: a machine that is gone":
+        (["plan", "tiny.toml", "--machine", "gone.toml"], "gone.toml", "cannot be read (No such file"),
+    "plan: a machine that is a recipe":
+        (["plan", "tiny.toml", "--machine", "tiny.toml"], "tiny.toml", "not the card of a machine"),
+    "plan: measured on nothing":
+        (["plan", "calibrate", "gone.jsonl", "--to", "card.toml"], "gone.jsonl", "no such file"),
+    "plan: measured on a text": (
+        ["plan", "calibrate", "text.txt", "--to", "card.toml"],
+        "text.txt", "the shape of this run is not known",
+    ),
+    "plan: measured without a place": (["plan", "calibrate", "text.txt"], "--to", "arguments are required"),
+    "rehearse: no nodes": (["rehearse", "tiny.toml", "--nodes", "0"], "--nodes", "has 1 to 1 nodes"),
+    "rehearse: no ranks": (["rehearse", "tiny.toml", "--ranks", "0"], "--ranks", "give 1 to 1,000,000"),
+    "rehearse: negative ranks":
+        (["rehearse", "tiny.toml", "--ranks", "-2"], "--ranks", "give 1 to 1,000,000"),
+    "rehearse: a rank beyond":
+        (["rehearse", "tiny.toml", "--ranks", "2", "--rank", "2"], "rank 2", "the job has ranks 0 to 1"),
+    "rehearse: a negative rank":
+        (["rehearse", "tiny.toml", "--ranks", "2", "--rank", "-1"], "rank -1", "the job has ranks 0 to 1"),
+    "rehearse: a stage beyond":
+        (["rehearse", "tiny.toml", "--stage", "3"], "--stage", "the layout has stages 0 to 0"),
+    "data: step 0": (["data", "tiny.toml", "--step", "0"], "--step", "the run has steps 1 to 20"),
+    "data: a step beyond": (["data", "tiny.toml", "--step", "21"], "--step", "the run has steps 1 to 20"),
+    "data: a step of 31 digits":
+        (["data", "tiny.toml", "--step", "1" + 30 * "0"], "--step", "the run has steps 1 to 20"),
+    "data: a step in words": (["data", "tiny.toml", "--step", "last"], "--step", "give a whole number"),
     "tokenizer: an empty text":
-        (["tokenizer", "measure", "run/tokenizer", "--text", "empty.txt"], "empty.txt"),
-    "tokenizer: bytes that are no text":
-        (["tokenizer", "measure", "run/tokenizer", "--text", "bytes.txt"], "bytes.txt"),
-    "tokenizer: a folder as text": (["tokenizer", "measure", "run/tokenizer", "--text", "run"], "--text"),
-    "tokenizer: a run folder": (["tokenizer", "measure", "run", "--text", "text.txt"], "run"),
-    "tokenizer: a file": (["tokenizer", "measure", "text.txt", "--text", "text.txt"], "text.txt"),
-    "checkpoint list: a workplace": (["checkpoint", "list", "."], "run folder"),
-    "checkpoint list: nowhere": (["checkpoint", "list", "gone"], "gone"),
-    "checkpoint list: a file": (["checkpoint", "list", "text.txt"], "text.txt"),
-    "checkpoint show: the tokens": (["checkpoint", "show", "run/tokens"], "run/tokens"),
-    "checkpoint verify: the tokenizer": (["checkpoint", "verify", "run/tokenizer"], "run/tokenizer"),
-    "checkpoint average: one":
-        (["checkpoint", "average", "run/train/checkpoints/step_00000020", "--to", "mean"], "two"),
-    "checkpoint average: a run": (["checkpoint", "average", "run", "run", "--to", "mean"], "run"),
+        (["tokenizer", "measure", "run/tokenizer", "--text", "empty.txt"], "empty.txt", "no text in it"),
+    "tokenizer: bytes that are no text": (
+        ["tokenizer", "measure", "run/tokenizer", "--text", "bytes.txt"],
+        "bytes.txt", "byte 128 is not UTF-8",
+    ),
+    "tokenizer: a folder as text":
+        (["tokenizer", "measure", "run/tokenizer", "--text", "run"], "--text", "no such file"),
+    "tokenizer: a run folder":
+        (["tokenizer", "measure", "run", "--text", "text.txt"], "run", "is a run folder"),
+    "tokenizer: a file": (
+        ["tokenizer", "measure", "text.txt", "--text", "text.txt"],
+        "text.txt", "tokenizer.json: no such file",
+    ),
+    "checkpoint list: a workplace": (["checkpoint", "list", "."], "run folder", "no checkpoints there"),
+    "checkpoint list: nowhere": (["checkpoint", "list", "gone"], "gone", "no checkpoints there"),
+    "checkpoint list: a file": (["checkpoint", "list", "text.txt"], "text.txt", "no checkpoints there"),
+    "checkpoint show: the tokens":
+        (["checkpoint", "show", "run/tokens"], "run/tokens", "neither a checkpoint nor a run folder"),
+    "checkpoint verify: the tokenizer":
+        (["checkpoint", "verify", "run/tokenizer"], "run/tokenizer", "neither a checkpoint nor a run folder"),
+    "checkpoint average: one": (
+        ["checkpoint", "average", "run/train/checkpoints/step_00000020", "--to", "mean"],
+        "two", "needs at least two checkpoints",
+    ),
+    "checkpoint average: a run":
+        (["checkpoint", "average", "run", "run", "--to", "mean"], "run", "not the folder of a checkpoint"),
     "checkpoint average: into the run's own": (
         ["checkpoint", "average", "run/train/checkpoints/step_00000015",
-            "run/train/checkpoints/step_00000020",
-         "--to", "run/train/checkpoints/step_00000020"], "step_00000020"),
+         "run/train/checkpoints/step_00000020",
+         "--to", "run/train/checkpoints/step_00000020"],
+        "step_00000020", "exists already",
+    ),
     "checkpoint average: one twice": (
         ["checkpoint", "average", "run/train/checkpoints/step_00000015",
-            "run/train/checkpoints/step_00000015", "--to", "mean"],
-        "given twice"),
+         "run/train/checkpoints/step_00000015",
+         "--to", "mean"],
+        "given twice", "would count twice",
+    ),
     "checkpoint average: into here": (
         ["checkpoint", "average", "run/train/checkpoints/step_00000015",
-            "run/train/checkpoints/step_00000020", "--to", "."],
-        "--to"),
-    "export: a recipe": (["export", "tiny.toml", "--to", "out"], "tiny.toml"),
-    "export: the tokens": (["export", "run/tokens", "--to", "out"], "run/tokens"),
-    "export: into itself":
-        (["export", "run", "--to", "run/train/checkpoints/step_00000020"], "step_00000020"),
-    "export: into the tokenizer": (["export", "run", "--to", "run/tokenizer"], "run/tokenizer"),
-    "export: into here": (["export", "run", "--to", "."], "--to"),
-    "export: onto a file": (["export", "run", "--to", "text.txt"], "text.txt"),
-    "export: below a file": (["export", "run", "--to", "text.txt/out"], "text.txt"),
-    "export: files of nothing": (["export", "run", "--to", "out", "--max-shard-gb", "0"], "--max-shard-gb"),
-    "export: files of no number":
-        (["export", "run", "--to", "out", "--max-shard-gb", "nan"], "--max-shard-gb"),
-    "export: infinite files": (["export", "run", "--to", "out", "--max-shard-gb", "inf"], "--max-shard-gb"),
-    "export: an unknown dtype": (["export", "run", "--to", "out", "--dtype", "int8"], "--dtype"),
-    "export: no tokenizer there": (["export", "run", "--to", "out", "--tokenizer", "gone"], "gone"),
-    "evaluate: nowhere": (["evaluate", "gone", "tiny.toml"], "gone"),
-    "evaluate: the tokens": (["evaluate", "run/tokens", "tiny.toml"], "run/tokens"),
-    "evaluate: a workplace": (["evaluate", ".", "tiny.toml"], "."),
-    "verify parity: before training":
-        (["verify", "parity", "tiny.toml", "--set", "folder=new"], "resolved.toml"),
-    "verify parity: no steps": (["verify", "parity", "tiny.toml", "--steps", "0"], "--steps"),
-    "verify parity: negative steps": (["verify", "parity", "tiny.toml", "--steps", "-1"], "--steps"),
-    "verify layouts: no steps": (["verify", "layouts", "tiny.toml", "--steps", "0"], "--steps"),
-    "verify round-trip: nowhere": (["verify", "round-trip", "gone"], "gone"),
-    "verify round-trip: the tokens": (["verify", "round-trip", "run/tokens"], "run/tokens"),
-    "an unknown verb": (["fly"], "fly"),
-    "an unknown option": (["show", "tiny.toml", "--fast"], "--fast"),
+         "run/train/checkpoints/step_00000020",
+         "--to", "."],
+        "--to", "the name of a folder to make",
+    ),
+    "export: a recipe": (["export", "tiny.toml", "--to", "out"], "tiny.toml", "neither a checkpoint"),
+    "export: the tokens": (["export", "run/tokens", "--to", "out"], "run/tokens", "neither a checkpoint"),
+    "export: into itself": (
+        ["export", "run", "--to", "run/train/checkpoints/step_00000020"],
+        "step_00000020", "of a checkpoint stage, which",
+    ),
+    "export: into the tokenizer":
+        (["export", "run", "--to", "run/tokenizer"], "run/tokenizer", "of a tokenizer stage, which"),
+    "export: into here": (["export", "run", "--to", "."], "--to", "the name of a folder to make"),
+    "export: onto a file":
+        (["export", "run", "--to", "text.txt"], "text.txt", "a file, where the export stage makes a folder"),
+    "export: below a file": (["export", "run", "--to", "text.txt/out"], "text.txt", "Not a directory"),
+    "export: files of nothing":
+        (["export", "run", "--to", "out", "--max-shard-gb", "0"], "--max-shard-gb", "give a number above 0"),
+    "export: files of no number": (
+        ["export", "run", "--to", "out", "--max-shard-gb", "nan"],
+        "--max-shard-gb", "give a number above 0",
+    ),
+    "export: infinite files": (
+        ["export", "run", "--to", "out", "--max-shard-gb", "inf"],
+        "--max-shard-gb", "give a number above 0",
+    ),
+    "export: an unknown dtype":
+        (["export", "run", "--to", "out", "--dtype", "int8"], "--dtype", "invalid choice: 'int8'"),
+    "export: no tokenizer there":
+        (["export", "run", "--to", "out", "--tokenizer", "gone"], "gone", "there is no tokenizer.json in"),
+    "evaluate: nowhere": (["evaluate", "gone", "tiny.toml"], "gone", "no such folder"),
+    "evaluate: the tokens": (["evaluate", "run/tokens", "tiny.toml"], "run/tokens", "neither a checkpoint"),
+    "evaluate: a workplace": (["evaluate", ".", "tiny.toml"], ".", "neither a checkpoint"),
+    "verify parity: before training": (
+        ["verify", "parity", "tiny.toml", "--set", "folder=new"],
+        "resolved.toml", "has no resolved.toml yet",
+    ),
+    "verify parity: no steps":
+        (["verify", "parity", "tiny.toml", "--steps", "0"], "--steps", "give 1 or more"),
+    "verify parity: negative steps":
+        (["verify", "parity", "tiny.toml", "--steps", "-1"], "--steps", "give 1 or more"),
+    "verify layouts: no steps":
+        (["verify", "layouts", "tiny.toml", "--steps", "0"], "--steps", "give 1 or more"),
+    "verify round-trip: nowhere": (["verify", "round-trip", "gone"], "gone", "no such folder"),
+    "verify round-trip: the tokens":
+        (["verify", "round-trip", "run/tokens"], "run/tokens", "no config.json there"),
+    "an unknown verb": (["fly"], "fly", "invalid choice: 'fly'"),
+    "an unknown option": (["show", "tiny.toml", "--fast"], "--fast", "unrecognized arguments:"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_refused(here, trained, what):
     """One message that names the mistake; no file was made, changed or lost."""
-    arguments, named = REFUSED[what]
+    arguments, named, reason = REFUSED[what]
     (trained / "empty.txt").write_bytes(b"")
     (trained / "bytes.txt").write_bytes(bytes(range(256)))
     before = belongings(trained)
-    refused(here(trained, *arguments), named)
+    refused(here(trained, *arguments), reason, named)
     assert belongings(trained) == before
 
 
@@ -207,7 +273,9 @@ def test_a_run_called_from_another_folder(here, trained):
     """
     elsewhere = trained / "elsewhere"
     elsewhere.mkdir()
-    refused(here(elsewhere, "data", "../tiny.toml", "--step", "1"), "run/tokens")
+    refused(
+        here(elsewhere, "data", "../tiny.toml", "--step", "1"), "the pack stage is not finished", "run/tokens"
+    )
     assert not any(elsewhere.iterdir())
 
 
@@ -230,7 +298,7 @@ def test_an_edited_resolved_toml(here, trained, what):
     EDITS[what](path)
     outcome = here(trained, "run", "tiny.toml", "--only", "train")
     if what in ("a text", "nothing"):  # may be a person's
-        refused(outcome, "resolved.toml", "move it away")
+        refused(outcome, "is there already, and Kielo did not write it", "resolved.toml", "move it away")
         path.unlink()
         outcome = here(trained, "run", "tiny.toml", "--only", "train")
     went_well(outcome)
@@ -257,7 +325,7 @@ def test_a_recipe_edited_after_training(here, trained, key):
     if key == "train.precision":
         went_well(outcome)
     else:
-        refused(outcome, "what is trained changed", "o back to the old values")
+        refused(outcome, "of what is trained changed", "o back to the old values")
     assert belongings(trained / "run" / "train" / "checkpoints") == before
 
 
@@ -286,33 +354,35 @@ def test_surroundings(trained, what):
     )
 
 
+NOT_SET, NO_NUMBER = "is not set, although others of its launcher are", "must be a whole number, not"
+NO_SUCH_RANK = "ranks count from 0, so there is none"
 MEETING = {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
 LAUNCHERS = {
-    "a rank in words": ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK"),
-    "a rank beyond": ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK"),
-    "a negative rank": ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK"),
-    "no world": ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE"),
-    "an empty world": ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE"),
-    "no local rank": ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": ""}, "LOCAL_RANK"),
-    "no address": ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": ""}, "MASTER_ADDR"),
-    "a port in words": ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "http"}, "MASTER_PORT"),
+    "a rank in words": ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK", NO_NUMBER),
+    "a rank beyond": ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK", NO_SUCH_RANK),
+    "a negative rank": ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK", NO_NUMBER),
+    "no world": ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE", NO_SUCH_RANK),
+    "an empty world": ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE", NOT_SET),
+    "no local rank": ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": ""}, "LOCAL_RANK", NOT_SET),
+    "no address": ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": ""}, "MASTER_ADDR", NOT_SET),
+    "a port in words": ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "http"}, "MASTER_PORT", NO_NUMBER),
     "a task beyond": (
         {"SLURM_PROCID": "4", "SLURM_STEP_NODELIST": "n1", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "1",
             "SLURM_LOCALID": "0"},
-        "SLURM_PROCID"),
-    "half of a step": ({"SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "n1"}, "SLURM_JOB_ID"),
+        "SLURM_PROCID", NO_SUCH_RANK),
+    "half of a step": ({"SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "n1"}, "SLURM_JOB_ID", NOT_SET),
     "a job in words":
-        ({"SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "n1", "SLURM_JOB_ID": "x"}, "SLURM_JOB_ID"),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "n1", "SLURM_JOB_ID": "x"}, "SLURM_JOB_ID", NO_NUMBER),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", LAUNCHERS)
 def test_a_launcher_that_tells_nonsense(here, packed, monkeypatch, what):
     """Variables that make no world: refused with the variable's name at once, before anything is trained."""
-    variables, named = LAUNCHERS[what]
+    variables, named, reason = LAUNCHERS[what]
     for key, value in (MEETING | variables).items():
         monkeypatch.setenv(key, value)
-    refused(here(packed, "train", "tiny.toml"), named)
+    refused(here(packed, "train", "tiny.toml"), reason, named)
     assert not (packed / "run" / "train" / "checkpoints").exists()
 
 

@@ -88,7 +88,13 @@ def test_training_does_not_begin_anew_over_damaged_checkpoints(trained, here, da
     before = kept(trained)
     for _ in range(2):
         message = refused(
-            here(trained, *TRAIN), "step_00000015", "step_00000020", name, "backup", "another folder"
+            here(trained, *TRAIN),
+            "training does not start again over them",
+            "step_00000015",
+            "step_00000020",
+            name,
+            "backup",
+            "another folder",
         )
         assert "[" not in message and kept(trained) == before
 
@@ -148,14 +154,24 @@ def test_training_does_not_begin_anew_where_checkpoints_went_missing(
         (trained / "run" / "train" / paper).unlink()
     before = belongings(trained / "run" / "train")
     for _ in range(2):
-        refused(here(trained, *TRAIN), "checkpoints", "backup", "another folder")
+        refused(
+            here(trained, *TRAIN),
+            "holds no checkpoint to go on from, but training had saved there",
+            "checkpoints",
+            "backup",
+            "another folder",
+        )
         assert belongings(trained / "run" / "train") == before
 
 
 def test_moving_the_folder_away_begins_anew(trained, here):
     """The way out that the refusal proposes works."""
     _only_the_link(checkpoints(trained))
-    refused(here(trained, *TRAIN), str(Path("run") / "train"))
+    refused(
+        here(trained, *TRAIN),
+        "holds no checkpoint to go on from, but training had saved there",
+        str(Path("run") / "train"),
+    )
     (trained / "run" / "train").rename(trained / "before")
     went_well(here(trained, *TRAIN))
     assert steps(trained)[0] == 1 and "step_00000020" in names(trained)
@@ -239,7 +255,12 @@ def test_training_renames_nothing_that_it_cannot_read(trained, here, number: int
     before = kept(trained)
     with failing(number, f"step_00000020/{name}"):
         refused(
-            here(trained, *TRAIN), "step_00000020", "unreadable", name, errno.errorcode[number], "try again"
+            here(trained, *TRAIN),
+            "is unreadable: ",
+            "step_00000020",
+            name,
+            errno.errorcode[number],
+            "try again",
         )
     assert kept(trained) == before
     assert "going on after step 20" in went_well(here(trained, *TRAIN)).out
@@ -250,7 +271,12 @@ def test_a_folder_that_cannot_be_listed_is_not_empty(trained, here, number: int)
     unfinished(trained)
     before = kept(trained)
     with failing(number, "train/checkpoints"):
-        refused(here(trained, *TRAIN), "checkpoints", errno.errorcode[number], "try again")
+        refused(
+            here(trained, *TRAIN),
+            "try again when the file system is back",
+            "checkpoints",
+            errno.errorcode[number],
+        )
     assert kept(trained) == before
 
 
@@ -276,8 +302,8 @@ def test_a_checkpoint_of_another_version_is_refused(
     before = kept(trained)
     refused(
         here(trained, *TRAIN),
+        "is of another version: manifest.json is of",
         "step_00000020",
-        "another version",
         f"version {version}",
         "kielo 9.9",
         "go on with",
@@ -305,7 +331,12 @@ def test_readers_do_not_take_an_older_one_instead(trained, here, verb: tuple[str
     """Export and evaluation of a run refuse, and change nothing, where the newest may well be whole."""
     with faulty_newest(trained, fault, RANK_FILE):
         before = names(trained)
-        refused(here(trained, *verb), "step_00000020", "another version" if fault == "version" else fault)
+        refused(
+            here(trained, *verb),
+            "is of another version" if fault == "version" else "is unreadable",
+            "step_00000020",
+            "another version" if fault == "version" else fault,
+        )
     assert (
         names(trained) == before
         and not (trained / "hf").exists()
@@ -445,7 +476,7 @@ def test_a_spoilt_update_costs_no_good_checkpoint(packed, here, spoilt_update, m
         spoilt_update(12, 1e30)
         sets = ("--set", f"checkpoint.every_steps={every_steps}")
         message = refused(
-            here(packed, *TRAIN, *sets), "step 15", "not finite 3 steps in a row", "newest checkpoint"
+            here(packed, *TRAIN, *sets), "not finite 3 steps in a row", "step 15", "newest checkpoint"
         )
     good = max(step for step in range(every_steps, 12, every_steps))
     assert good in saved_steps(packed) and max(saved_steps(packed)) <= 12
@@ -463,7 +494,8 @@ def test_a_spoilt_update_costs_no_good_checkpoint(packed, here, spoilt_update, m
 def test_weights_that_are_not_finite_are_not_published(packed, here, spoilt_update, step: int, value: float):
     """A save inside the run reports it and the run ends by its next steps; at the last save the run fails."""
     spoilt_update(step, value)
-    message = refused(here(packed, *TRAIN), "not finite")
+    told = "not finite 3 steps in a row" if step == 10 else "holds values that are not finite"
+    message = refused(here(packed, *TRAIN), told)
     alerts = (packed / "run" / "train" / "alerts.jsonl").read_text()
     assert f"step_{step:08d} was not saved" in alerts and "model/" in alerts
     assert (
@@ -525,7 +557,11 @@ def test_bad_steps_are_no_reason_to_save_or_prune(
 
 
 def test_a_recipe_that_keeps_one_checkpoint_is_refused(packed, here):
-    refused(here(packed, *TRAIN, "--set", "checkpoint.keep_newest=1"), "checkpoint.keep_newest")
+    refused(
+        here(packed, *TRAIN, "--set", "checkpoint.keep_newest=1"),
+        "a number greater than or equal to 2",
+        "checkpoint.keep_newest",
+    )
 
 
 def test_by_default_every_tenth_checkpoint_stays(packed, here):

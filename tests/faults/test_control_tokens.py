@@ -412,18 +412,20 @@ def test_a_run_with_a_ready_tokenizer_keeps_documents_apart(form, cleaned, tmp_p
     assert (shard.read(0, shard.num_tokens) == number).sum() == counts["documents"]
 
 
+CONFIG = "tokenizer_config.json"
+ORDINARY, NO_TOKEN = "is an ordinary character of texts", "does not fit; expected the text of one token"
 ODD = {
     "the end of text stands for unknown characters": (
-        lambda: _no_alphabet(), {"eos_token": "</s>"}, "'</s>'",
+        lambda: _no_alphabet(), {"eos_token": "</s>"}, "writes its control token", "'</s>'",
     ),
-    "the end of text is a character": (byte_level(), {"eos_token": "a"}, "'a'"),
-    "the end of text is a byte": (sentence_piece(LLAMA2), {"eos_token": "<0x0A>"}, "<0x0A>"),
-    "no such end of text": (byte_level(), {"eos_token": "<eos>"}, "<eos>"),
-    "an end of text that is a number": (byte_level([END]), {"eos_token": 3}, "tokenizer_config.json"),
+    "the end of text is a character": (byte_level(), {"eos_token": "a"}, ORDINARY, "'a'"),
+    "the end of text is a byte": (sentence_piece(LLAMA2), {"eos_token": "<0x0A>"}, ORDINARY, "<0x0A>"),
+    "no such end of text": (byte_level(), {"eos_token": "<eos>"}, "has no token '<eos>' to end", "<eos>"),
+    "an end of text that is a number": (byte_level([END]), {"eos_token": 3}, NO_TOKEN, CONFIG),
     "an end of text without its content":
-        (byte_level([END]), {"eos_token": {"special": True}}, "tokenizer_config.json"),
-    "an end of text that is a list": (byte_level([END]), {"eos_token": [END]}, "tokenizer_config.json"),
-    "a configuration that is a list": (byte_level([END]), [END], "tokenizer_config.json"),
+        (byte_level([END]), {"eos_token": {"special": True}}, NO_TOKEN, CONFIG),
+    "an end of text that is a list": (byte_level([END]), {"eos_token": [END]}, NO_TOKEN, CONFIG),
+    "a configuration that is a list": (byte_level([END]), [END], "not a JSON object, but a list", CONFIG),
 }  # fmt: skip
 
 
@@ -437,13 +439,14 @@ def _no_alphabet() -> Tokenizer:
 @pytest.mark.parametrize("case", ODD)
 def test_a_tokenizer_that_cannot_tell_text_from_control_is_refused(case, packed, here):
     """The verb refuses it in one message with the token or the file; the tokens of before stay."""
-    make, config, named = ODD[case]
+    make, config, reason, named = ODD[case]
     Form(make, (), config).write(packed / "ready")
     before = belongings(packed / "run" / "tokens")
     refused(
         here(
             packed, "run", "tiny.toml", "--set", "tokenizer.path=ready", "--from", "tokenizer", "--to", "pack"
         ),
+        reason,
         named,
     )
     assert belongings(packed / "run" / "tokens") == before

@@ -120,7 +120,12 @@ def test_one_bad_line_is_passed_over_and_two_are_refused(here, workplace, case):
     before = belongings(workplace / "run" / "corpus")
     path.write_bytes(b"\n".join([*good[:20], bad, *good[20:], bad]))
     refused(
-        _run(here, workplace, limit, source=name), "2 of 42", "corpus.max_bad_share", f"{name}, line 21", told
+        _run(here, workplace, limit, source=name),
+        "records that cannot be read",
+        "2 of 42",
+        "corpus.max_bad_share",
+        f"{name}, line 21",
+        told,
     )
     assert belongings(workplace / "run" / "corpus") == before
     went_well(_run(here, workplace, limit, "corpus.max_bad_share=0.05", source=name))
@@ -129,14 +134,22 @@ def test_one_bad_line_is_passed_over_and_two_are_refused(here, workplace, case):
 def test_a_share_of_zero_allows_none_also_afterwards(here, workplace):
     """A finished corpus with a bad record is refused once none may be, though nothing else changed."""
     (workplace / "a.txt").write_bytes(b"\xf5\n" + TEXT)
-    refused(_run(here, workplace, "corpus.max_bad_share=0", source="a.txt"), "a.txt, line 1", "allows 0")
+    refused(
+        _run(here, workplace, "corpus.max_bad_share=0", source="a.txt"),
+        "bad_share = 0 allows 0",
+        "a.txt, line 1",
+    )
     went_well(_run(here, workplace, source="a.txt"))
-    refused(_run(here, workplace, "corpus.max_bad_share=0", source="a.txt"), "a.txt, line 1", "allows 0")
+    refused(
+        _run(here, workplace, "corpus.max_bad_share=0", source="a.txt"),
+        "bad_share = 0 allows 0",
+        "a.txt, line 1",
+    )
 
 
 def test_a_bad_record_of_few_is_refused(here, workplace):
     (workplace / "a.txt").write_bytes(TEXT[: TEXT.index(b"\n") + 1] * 3 + b"\xf5\n")
-    refused(_run(here, workplace, source="a.txt"), "1 of 4", "a.txt, line 4")
+    refused(_run(here, workplace, source="a.txt"), "1 of 4 records that cannot be read", "a.txt, line 4")
     _nothing_made(workplace)
 
 
@@ -252,7 +265,7 @@ BAD_FILES = {
 def test_a_file_that_cannot_be_read_is_refused(here, workplace, case):
     name, content, told = BAD_FILES[case]
     (workplace / name).write_bytes(content)
-    refused(_run(here, workplace, source=name), name, told)
+    refused(_run(here, workplace, source=name), told, name)
     _nothing_made(workplace)
 
 
@@ -262,7 +275,7 @@ def test_a_damaged_file_of_many_is_passed_over_with_what_came_before_the_damage(
     folder.mkdir()
     (folder / "bad.txt.gz").write_bytes(gzip.compress(TEXT)[:-9])
     (folder / "good.txt").write_bytes(TEXT)
-    refused(_run(here, workplace, source="many"), "bad.txt.gz: cut short", "damaged files of")
+    refused(_run(here, workplace, source="many"), "with damaged files of", "bad.txt.gz: cut short")
     outcome = went_well(_run(here, workplace, "corpus.max_bad_share=0.9", source="many"))
     assert "bad.txt.gz: cut short" in outcome.err
     assert {document["text"] for document in _kept(workplace)} == set(LINES)
@@ -288,7 +301,7 @@ def test_what_is_no_file_is_refused(here, workplace, name, kind):
     else:
         (workplace / name).symlink_to("nowhere")
     told = "neither a file nor a folder" if kind == "pipe" else "a link that leads nowhere"
-    refused(_run(here, workplace, source=name.partition("/")[0]), "a.txt", told)
+    refused(_run(here, workplace, source=name.partition("/")[0]), told, "a.txt")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -298,14 +311,14 @@ def test_no_permission_is_refused(here, workplace, name):
     (workplace / "many").mkdir()
     (workplace / "many" / "a.txt").write_bytes(TEXT)
     (workplace / name).chmod(0)
-    refused(_run(here, workplace, source=".,"), name)
+    refused(_run(here, workplace, source=".,"), "Permission denied", name)
     (workplace / name).chmod(stat.S_IRWXU)
 
 
 def test_a_name_that_is_not_utf8_is_refused(here, workplace):
     (workplace / "many").mkdir()
     (workplace / "many" / os.fsdecode(b"h\xf5bu.txt")).write_bytes(TEXT)
-    refused(_run(here, workplace, source="many"), r"h\xf5bu.txt", "not UTF-8")
+    refused(_run(here, workplace, source="many"), "a file name that is not UTF-8", r"h\xf5bu.txt")
 
 
 @pytest.mark.parametrize(
@@ -351,7 +364,10 @@ def test_a_file_that_does_not_stay_is_refused(here, workplace, monkeypatch, name
         return sources
 
     monkeypatch.setattr(corpus_run, "fetch_sources", fetch_and_change)
-    refused(_run(here, workplace, source=name), name)
+    told = "though it was there at the start" if change == "vanishes" else "changed while the corpus was read"
+    if change == "becomes a folder" and name != "a.parquet":
+        told = "cannot be read (Is a directory)"
+    refused(_run(here, workplace, source=name), told, name)
     _nothing_made(workplace)
 
 
@@ -378,14 +394,16 @@ def test_names_that_mean_more_than_a_name_are_refused(here, workplace, key, valu
     table = ", ".join(f"{key} = {json.dumps(value)}" for key, value in ({key: value} | place).items())
     recipe = (workplace / "tiny.toml").read_text().replace('sources = "text.txt"', f"sources = [{{{table}}}]")
     (workplace / "tiny.toml").write_text(recipe)
-    refused(_run(here, workplace), f"corpus.sources[0].{key}")
+    refused(_run(here, workplace), "does not fit; what would work", f"corpus.sources[0].{key}")
 
 
 @pytest.mark.parametrize(
     "value", ["max_bad_share=2", "max_bad_share=-1", "max_bad_share=nan", "max_document_bytes=0", "workers=0"]
 )
 def test_limits_out_of_bounds_are_refused(here, workplace, value):
-    refused(_run(here, workplace, f"corpus.{value}"), value.partition("=")[0])
+    refused(
+        _run(here, workplace, f"corpus.{value}"), "does not fit; what would work", value.partition("=")[0]
+    )
 
 
 def test_the_order_of_sources_decides_which_duplicate_stays(here, workplace):
@@ -478,6 +496,7 @@ def test_bad_input_with_two_workers_is_refused(workplace, attempt):
     (workplace / "text.txt").write_bytes(b"hea\nhalb \xf5\n" * 20)
     refused(
         kielo(workplace, "run", "tiny.toml", "--only", "corpus", "--set", "corpus.workers=2"),
+        "20 of 40 records that cannot be read",
         "text.txt, line 2",
     )
     _nothing_made(workplace)

@@ -109,8 +109,17 @@ def test_a_reader_names_the_damaged_file(here, finished, name, words, damage):
     """Each reader names the file, also where it is whole JSON of another shape than was written."""
     damage(finished / "run" / name)
     before = belongings(finished / "run")
+    told = "not as Kielo writes it"
+    if name.endswith("manifest.json"):
+        told = "not a readable manifest of Kielo's"
+    elif name.startswith("tokens"):
+        told = "of the 8 documents asked for; it is cut short" if "ids" in name else "and the stage wrote 622"
+    elif name == "tokenizer/tokenizer.json":
+        told = "not a readable tokenizer"
     verbs, dashes, options = words.partition(" --")
-    refused(here(finished, *verbs.split(), "tiny.toml", *f"{dashes}{options}".split()), READERS[name, words])
+    refused(
+        here(finished, *verbs.split(), "tiny.toml", *f"{dashes}{options}".split()), told, READERS[name, words]
+    )
     assert belongings(finished / "run") == before
 
 
@@ -139,7 +148,16 @@ def test_a_damaged_checkpoint_is_named(here, trained, name, damage, verb):
     elif verb == "show" and outcome.code == 0:
         assert "damaged: " in outcome.out
     else:
-        refused(outcome, "step_00000020")
+        told = "is damaged: "
+        if name == "index.json":
+            told = (
+                "is not a checkpoint: index.json is missing" if damage is gone else "not a checkpoint index"
+            )
+            if verb == "export" and damage is gone:
+                told = "neither a checkpoint (no index.json there)"
+        elif name == "manifest.json" and verb == "export":
+            told = "no manifest.json, so this" if damage is gone else "not a readable manifest of Kielo's"
+        refused(outcome, told, "step_00000020")
     assert belongings(trained) == before
 
 
@@ -155,21 +173,61 @@ def test_the_newest_checkpoint_is_passed_over_and_said(here, trained, damage):
 
 
 INDEX_EDITS = {
-    "another version": lambda index: index.update(version=999),
-    "no version": lambda index: index.pop("version"),
-    "a file outside": lambda index: _first_chunk(index).update(file="../../../../text.txt"),
-    "an absolute file": lambda index: _first_chunk(index).update(file="/etc/passwd"),
-    "a negative offset": lambda index: _first_chunk(index).update(offset=[-1, 0]),
-    "a shape of billions": lambda index: _first(index).update(shape=[10**9, 10**9]),
-    "a shape of words": lambda index: _first(index).update(shape=["many"]),
-    "another dtype": lambda index: _first(index).update(dtype="OBJECT"),
-    "no tensors": lambda index: index.update(tensors={}),
-    "tensors as a list": lambda index: index.update(tensors=[]),
-    "an alias of nothing": lambda index: index.update(aliases={"model/x": "model/nobody"}),
-    "another step": lambda index: index.update(step=7),
-    "no identity": lambda index: index["plain"].pop("identity"),
-    "a model of code": lambda index: index["plain"]["identity"]["model"].update(
-        model_type="__import__('os')"
+    "another version": (
+        "is of another version",
+        lambda index: index.update(version=999),
+    ),
+    "no version": (
+        "not a checkpoint index",
+        lambda index: index.pop("version"),
+    ),
+    "a file outside": (
+        "is not listed in manifest.json",
+        lambda index: _first_chunk(index).update(file="../../../../text.txt"),
+    ),
+    "an absolute file": (
+        "is not listed in manifest.json",
+        lambda index: _first_chunk(index).update(file="/etc/passwd"),
+    ),
+    "a negative offset": (
+        "bytes long instead of",
+        lambda index: _first_chunk(index).update(offset=[-1, 0]),
+    ),
+    "a shape of billions": (
+        "do not make up its shape",
+        lambda index: _first(index).update(shape=[10**9, 10**9]),
+    ),
+    "a shape of words": (
+        "do not make up its shape",
+        lambda index: _first(index).update(shape=["many"]),
+    ),
+    "another dtype": (
+        "is not what was written",
+        lambda index: _first(index).update(dtype="OBJECT"),
+    ),
+    "no tensors": (
+        "does not hold model/embed.weight",
+        lambda index: index.update(tensors={}),
+    ),
+    "tensors as a list": (
+        "not a checkpoint index",
+        lambda index: index.update(tensors=[]),
+    ),
+    "an alias of nothing": (
+        "is tied to model/nobody, which is not there",
+        lambda index: index.update(aliases={"model/x": "model/nobody"}),
+    ),
+    "another step": (
+        "bytes long instead of",
+        lambda index: index.update(step=7),
+    ),
+    "no identity": (
+        "does not say of which model it is",
+        lambda index: index["plain"].pop("identity"),
+    ),
+    "a model of code": (
+        "is none that this kielo knows",
+        lambda index: index["plain"]["identity"]["model"].update(model_type="__import__('os')"),
     ),
 }
 
@@ -189,9 +247,10 @@ def test_an_edited_index_is_not_believed(here, trained, what):
     """
     path = trained / "run" / "train" / "checkpoints" / "step_00000020" / "index.json"
     index = json.loads(path.read_text())
-    INDEX_EDITS[what](index)
+    told, change = INDEX_EDITS[what]
+    change(index)
     path.write_text(json.dumps(index))
-    refused(here(trained, "export", path.parent, "--to", "out"), "step_00000020")
+    refused(here(trained, "export", path.parent, "--to", "out"), told, "step_00000020")
     assert not (trained / "out").exists()
 
 
@@ -201,7 +260,11 @@ def test_another_runs_checkpoint_under_this_runs_name(here, trained):
     """
     checkpoints = trained / "run" / "train" / "checkpoints"
     shutil.copytree(checkpoints / "step_00000020", checkpoints / "step_00000040")
-    refused(here(trained, "export", checkpoints / "step_00000040", "--to", "out"), "another checkpoint", "20")
+    refused(
+        here(trained, "export", checkpoints / "step_00000040", "--to", "out"),
+        "is the manifest of another checkpoint",
+        "20",
+    )
     exported = went_well(here(trained, "export", "run", "--to", "out"))
     assert "step_00000040 is damaged" in exported.told
 
@@ -244,8 +307,12 @@ def test_weights_that_are_a_pickle_of_code(here, finished):
     for name in ("model.safetensors", "model.safetensors.index.json"):
         (folder / name).unlink()
     (folder / "pytorch_model.bin").write_bytes(b"cposix\nsystem\n(S'touch " + str(owned).encode() + b"'\ntR.")
-    refused(here(finished, "verify", "round-trip", "run/hf"), "pytorch_model.bin")
-    refused(here(finished, "evaluate", "run/hf", "tiny.toml"), "hf")
+    refused(here(finished, "verify", "round-trip", "run/hf"), "not a zip: cut short", "pytorch_model.bin")
+    refused(
+        here(finished, "evaluate", "run/hf", "tiny.toml"),
+        "not a causal language model that transformers can load",
+        "hf",
+    )
     assert not owned.exists()
 
 

@@ -64,7 +64,13 @@ def test_a_persons_folder_under_a_stages_name_is_refused(finished, here, stage):
     (folder / "deep").mkdir(parents=True)
     (folder / "deep" / "mine.txt").write_text("the only copy")
     before = belongings(finished)
-    refused(here(finished, *only(stage)), STAGES[stage], "deep", "Move it away")
+    refused(
+        here(finished, *only(stage)),
+        "stage did not write or which was changed since",
+        STAGES[stage],
+        "deep",
+        "Move it away",
+    )
     assert belongings(finished) == before
 
 
@@ -74,7 +80,12 @@ def test_a_persons_file_in_a_stages_folder_is_refused(finished, here, stage):
     make_stale(folder)
     (folder / "mine.txt").write_text("the only copy")
     before = belongings(finished)
-    refused(here(finished, *only(stage)), STAGES[stage], "mine.txt")
+    refused(
+        here(finished, *only(stage)),
+        "stage did not write or which was changed since",
+        STAGES[stage],
+        "mine.txt",
+    )
     assert belongings(finished) == before
     (folder / "mine.txt").rename(finished / "mine.txt")
     went_well(here(finished, *only(stage)))
@@ -100,7 +111,9 @@ def test_a_folder_aside_that_is_not_ours_is_refused(finished, here, stage):
     mine.mkdir(parents=True)
     (mine / "mine.txt").write_text("the only copy")
     before = belongings(finished)
-    refused(here(finished, *only(stage)), f".{folder.name}.kielo")
+    refused(
+        here(finished, *only(stage)), "was not made by Kielo, which would work there", f".{folder.name}.kielo"
+    )
     assert belongings(finished) == before
 
 
@@ -125,7 +138,9 @@ def test_a_manifest_of_another_program_is_not_ours(workplace, here, text):
     mine.mkdir(parents=True)
     (mine / "manifest.json").write_text(text)
     (mine / "mine.txt").write_text("the only copy")
-    message = refused(here(workplace, "run", "tiny.toml", "--to", "corpus"), "corpus")
+    message = refused(
+        here(workplace, "run", "tiny.toml", "--to", "corpus"), "not a readable manifest of Kielo's", "corpus"
+    )
     assert "delete" not in message and (mine / "mine.txt").read_text() == "the only copy"
 
 
@@ -134,7 +149,12 @@ def test_another_stages_folder_is_not_replaced(finished, here):
     folder = in_place_of(finished, "pack")
     shutil.copytree(finished / "run" / "corpus", folder)
     before = belongings(finished)
-    refused(here(finished, *only("pack")), "tokens", "corpus")
+    refused(
+        here(finished, *only("pack")),
+        "manifest.json of a corpus stage, which Kielo's tokens stage",
+        "tokens",
+        "corpus",
+    )
     assert belongings(finished) == before
 
 
@@ -160,7 +180,7 @@ def test_text_in_a_folder_that_a_stage_replaces(workplace, here, pattern):
         "--to",
         "corpus",
     )
-    refused(outcome, "corpus.sources", folder.name)
+    refused(outcome, "a folder of this run that Kielo writes and replaces", "corpus.sources", folder.name)
     assert belongings(workplace) == before
 
 
@@ -174,6 +194,7 @@ def test_text_behind_a_link_to_a_folder_that_a_stage_replaces(workplace, here, p
     source = pattern.replace("corpus", "mine")
     refused(
         here(workplace, "run", "tiny.toml", "--set", f"corpus.sources={source}", "--to", "corpus"),
+        "a folder of this run that Kielo writes and replaces",
         "mine",
         "run/corpus",
     )
@@ -183,7 +204,7 @@ def test_text_behind_a_link_to_a_folder_that_a_stage_replaces(workplace, here, p
 def test_a_source_that_holds_the_run_is_refused_at_once(workplace, here):
     """Else the second run would read what the first one wrote."""
     outcome = here(workplace, "run", "tiny.toml", "--set", "corpus.sources=.", "--to", "corpus")
-    refused(outcome, "corpus.sources", "run")
+    refused(outcome, "holds the run's own folder run", "corpus.sources", "run")
     assert not (workplace / "run").exists() or not any((workplace / "run").iterdir())
 
 
@@ -191,6 +212,7 @@ def test_a_pattern_that_finds_the_runs_own_files_is_refused(packed, here):
     before = belongings(packed)
     refused(
         here(packed, "run", "tiny.toml", "--set", "corpus.sources=**/*.jsonl.zst", "--to", "corpus"),
+        "is in run/corpus, which Kielo writes and replaces",
         "corpus.sources",
         "run/",
     )
@@ -227,17 +249,18 @@ def test_a_tokenizer_in_the_folder_of_the_tokenizer_stage(packed, here):
     before = belongings(packed)
     refused(
         here(packed, "run", "tiny.toml", "--set", "folder=.", "--set", "tokenizer.path=tokenizer"),
+        "a folder of this run that Kielo writes and replaces",
         "tokenizer.path",
     )
     assert belongings(packed) == before
 
 
 def test_weights_in_the_folder_of_the_export(finished, here):
+    shutil.copytree(finished / "run" / "hf", finished / "given")
     before = belongings(finished)
-    outcome = here(
-        finished, "train", "tiny.toml", "--set", "model.weights=hf:run/hf", "--set", "train.tokens=5120"
-    )
-    refused(outcome, "model.weights", "run/hf")
+    sets = ("model.weights=hf:run/hf", "tokenizer.path=given", "train.tokens=5120")
+    outcome = here(finished, "train", "tiny.toml", *(word for one in sets for word in ("--set", one)))
+    refused(outcome, "a folder of this run that Kielo writes and replaces", "model.weights", "run/hf")
     assert belongings(finished) == before
 
 
@@ -253,7 +276,17 @@ def test_export_leaves_a_persons_folders_beside_it_alone(trained, here, aside):
     assert [path.name for path in mine.iterdir()] == ["mine.txt"]
 
 
-@pytest.mark.parametrize("kind", ("folder", "file", "dangling link", "link to a file", "other export", "."))
+TAKEN = {
+    "folder": "stage did not write or which was changed since",
+    "file": "a file, where the export stage makes a folder",
+    "dangling link": "a symbolic link to gone, where there is no folder",
+    "link to a file": "a symbolic link to text.txt, where there is no folder",
+    "other export": "exists already and is not this export",
+    ".": "give the name of a folder to make",
+}
+
+
+@pytest.mark.parametrize("kind", TAKEN)
 def test_export_to_a_place_that_is_taken(trained, here, kind):
     to = trained / "model"
     if kind == "folder":
@@ -270,7 +303,8 @@ def test_export_to_a_place_that_is_taken(trained, here, kind):
     before = belongings(trained)
     refused(
         here(trained, "export", "run", "--to", "." if kind == "." else "model"),
-        "" if kind == "." else "model",
+        TAKEN[kind],
+        "--to ." if kind == "." else "model",
     )
     assert belongings(trained) == before
 
@@ -301,7 +335,11 @@ def test_average_to_a_place_that_is_taken(trained, here, kind):
         to.symlink_to("gone")
     before = belongings(trained)
     steps = sorted((trained / "run" / "train" / "checkpoints").glob("step_*"))
-    refused(here(trained, "checkpoint", "average", *steps, "--to", "mean"), "mean")
+    refused(
+        here(trained, "checkpoint", "average", *steps, "--to", "mean"),
+        "exists already; name a new folder",
+        "mean",
+    )
     assert belongings(trained) == before
 
 
@@ -325,7 +363,11 @@ def test_round_trip_keeps_nothing_over_what_is_there(finished, here, kind):
     if kind == "dangling link":
         keep.symlink_to("gone")
     before = belongings(finished)
-    refused(here(finished, "verify", "round-trip", "run/hf", "--keep", "keep"), "keep")
+    refused(
+        here(finished, "verify", "round-trip", "run/hf", "--keep", "keep"),
+        "exists already; name a new folder",
+        "keep",
+    )
     assert belongings(finished) == before
 
 
@@ -334,7 +376,11 @@ def test_a_copied_recipe_replaces_nothing(workplace, here, kind):
     target = workplace / "demo_estonian.toml"
     target.write_text("mine") if kind == "file" else target.symlink_to("gone.toml")
     before = belongings(workplace)
-    refused(here(workplace, "recipes", "--copy", "demo_estonian"), "demo_estonian.toml")
+    refused(
+        here(workplace, "recipes", "--copy", "demo_estonian"),
+        "exists already; move it away first",
+        "demo_estonian.toml",
+    )
     assert belongings(workplace) == before
 
 
@@ -348,14 +394,14 @@ def test_a_machines_card_replaces_only_one_of_ours(trained, here, is_ours):
     card = trained / "card.toml"
     if not is_ours:
         card.write_text("[mine]\n")
-        refused(here(trained, *measure), "card.toml")
+        refused(here(trained, *measure), "is there already, and Kielo did not write it", "card.toml")
         assert card.read_text() == "[mine]\n"
         return
     went_well(here(trained, *measure))
     went_well(here(trained, *measure))
     card.write_text(card.read_text().replace("\n", "\n# as I know it\n", 1))
     changed = card.read_text()
-    refused(here(trained, *measure), "card.toml")
+    refused(here(trained, *measure), "is there already, and Kielo did not write it", "card.toml")
     assert card.read_text() == changed
 
 
@@ -376,7 +422,7 @@ def test_a_plot_replaces_only_one_of_ours(workplace, here):
     picture = workplace / "pictures" / "compared.svg"
     assert picture.read_text().startswith("<?xml")
     picture.write_text("<svg>mine</svg>\n")
-    refused(here(workplace, *plot), "compared.svg")
+    refused(here(workplace, *plot), "is there already, and Kielo did not write it", "compared.svg")
     assert picture.read_text() == "<svg>mine</svg>\n"
 
 
@@ -388,7 +434,9 @@ def test_a_plot_replaces_only_one_of_ours(workplace, here):
 def test_the_report_replaces_no_file_of_a_person(finished, here, name, text):
     (finished / "run" / name).write_text(text)
     before = belongings(finished)
-    refused(here(finished, *only("report")), name, "move it away")
+    refused(
+        here(finished, *only("report")), "is there already, and Kielo did not write it", name, "move it away"
+    )
     assert belongings(finished) == before
 
 
@@ -399,21 +447,31 @@ def test_a_model_card_that_a_person_changed_stays(finished, here):
     outcome = went_well(here(finished, *only("report")))
     assert card.read_text() == changed and "README.md was changed by hand" in outcome.told
     make_stale(finished / "run" / "hf")
-    refused(here(finished, *only("export")), "README.md")
+    refused(here(finished, *only("export")), "stage did not write or which was changed since", "README.md")
     assert card.read_text() == changed
 
 
 def test_a_plan_replaces_no_file_of_a_person(packed, here):
     (packed / "run" / "resolved.toml").write_text("[mine]\n")
-    refused(here(packed, "plan", "resolve", "tiny.toml"), "resolved.toml")
-    refused(here(packed, "train", "tiny.toml"), "resolved.toml")
+    refused(
+        here(packed, "plan", "resolve", "tiny.toml"),
+        "is there already, and Kielo did not write it",
+        "resolved.toml",
+    )
+    refused(
+        here(packed, "train", "tiny.toml"), "is there already, and Kielo did not write it", "resolved.toml"
+    )
     assert (packed / "run" / "resolved.toml").read_text() == "[mine]\n"
 
 
 def test_a_certificate_of_layouts_replaces_no_file_of_a_person(packed, here):
     (packed / "run" / "layouts").mkdir()
     (packed / "run" / "layouts" / "layouts.json").write_text('{"mine": 1}')
-    refused(here(packed, "verify", "layouts", "tiny.toml", "--case", "shard2"), "layouts.json")
+    refused(
+        here(packed, "verify", "layouts", "tiny.toml", "--case", "shard2"),
+        "is there already, and Kielo did not write it",
+        "layouts.json",
+    )
     assert (packed / "run" / "layouts" / "layouts.json").read_text() == '{"mine": 1}'
 
 
@@ -445,8 +503,11 @@ def test_a_stage_folder_that_is_a_link_stays_one(finished, here, stage):
 def test_a_link_that_leads_to_no_folder(finished, here, stage, kind):
     folder = in_place_of(finished, stage)
     folder.symlink_to({"dangling": "/gone/for/good", "file": "../tiny.toml", "itself": folder.name}[kind])
+    told = (
+        "Too many levels of symbolic links" if kind == "itself" else "where there is no folder; is its disk"
+    )
     before = belongings(finished)
-    refused(here(finished, *only(stage)), f"run/{folder.name}", "link")
+    refused(here(finished, *only(stage)), told, f"run/{folder.name}")
     assert belongings(finished) == before
 
 
@@ -478,8 +539,9 @@ def test_a_run_folder_that_is_no_folder(workplace, here, verb, kind):
         folder = "text.txt/run"
     else:
         (workplace / "run").symlink_to("/gone/for/good" if kind == "dangling" else "run")
+    told = "is a file; move it away" if "file" in kind else "which is not there; is its disk mounted?"
     before = belongings(workplace)
-    refused(here(workplace, *verb, "--set", f"folder={folder}"), "folder = ", folder)
+    refused(here(workplace, *verb, "--set", f"folder={folder}"), told, "folder = ", folder)
     assert belongings(workplace) == before
 
 
@@ -504,7 +566,10 @@ def test_a_file_larger_than_allowed(finished, here, stage):
     before = belongings(folder)
     with files_up_to(1000):
         outcome = here(finished, *only(stage), "--set", "evaluate.sample_tokens=200")
-    refused(outcome, STAGES[stage])
+    told = (
+        "was not written: File too large" if stage != "export" else "the export was not finished: disk full"
+    )
+    refused(outcome, told, STAGES[stage])
     assert belongings(folder) == before
     went_well(here(finished, *only(stage)))
 
@@ -526,7 +591,11 @@ def test_a_disk_that_refuses_the_new_folder(finished, here, monkeypatch, stage, 
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "mkdir", refusing)
-        message = refused(here(finished, *only(stage)), STAGES[stage])
+        message = refused(
+            here(finished, *only(stage)),
+            "was not written" if stage != "export" else "was not finished",
+            STAGES[stage],
+        )
     assert os.strerror(number) in message or "disk full" in message
     assert belongings(folder) == before
 
@@ -546,7 +615,7 @@ def test_a_disk_that_fails_when_the_folder_takes_its_name(finished, here, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", failing)
-        refused(here(finished, *only(stage)), STAGES[stage], os.strerror(errno.EIO))
+        refused(here(finished, *only(stage)), os.strerror(errno.EIO), STAGES[stage])
     assert belongings(folder) == before
     went_well(here(finished, *only(stage)))
 
@@ -580,7 +649,7 @@ def test_a_disk_that_is_full(finished, stage):
     )
     # Parts of the tokens are written first.
     place = "small/stage.parts/00000" if stage == "pack" else f"run/{STAGES[stage]}"
-    refused(mounted(finished, fill, *only(stage)), place, "free some space")
+    refused(mounted(finished, fill, *only(stage)), "No space left on device", place, "free some space")
     assert belongings(finished / "kept") == before
 
 
@@ -590,7 +659,7 @@ def test_a_disk_that_is_read_only(finished, stage):
         make_stale(finished / "run" / STAGES[stage])
     before = belongings(finished / "run")
     outcome = mounted(finished, "mount --bind run run && mount -o remount,bind,ro run", *only(stage))
-    refused(outcome, "run", "ead-only file system")
+    refused(outcome, "ead-only file system", "run")
     assert belongings(finished / "run") == before
 
 
@@ -600,7 +669,7 @@ def test_a_stage_folder_that_is_a_mount_is_refused_before_the_work(finished, sta
     make_stale(finished / "run" / STAGES[stage])
     folder = f"run/{STAGES[stage]}"
     mount = f"cp -r {folder} copy && mount -t tmpfs tmpfs {folder} && cp -r copy/. {folder}"
-    refused(mounted(finished, mount, *only(stage)), folder, "root of a file system")
+    refused(mounted(finished, mount, *only(stage)), "the root of a file system", folder)
 
 
 def test_a_run_folder_that_vanishes_during_a_stage(workplace, here, monkeypatch):
@@ -613,7 +682,11 @@ def test_a_run_folder_that_vanishes_during_a_stage(workplace, here, monkeypatch)
         shutil.rmtree(workplace / "run")
 
     monkeypatch.setattr(run, "write_json", vanishing)
-    refused(here(workplace, "run", "tiny.toml", "--to", "corpus"), "run/corpus", "No such file")
+    refused(
+        here(workplace, "run", "tiny.toml", "--to", "corpus"),
+        "was not written: No such file or directory",
+        "run/corpus",
+    )
 
 
 def test_a_manifest_that_cannot_be_read(packed, here):
@@ -621,4 +694,4 @@ def test_a_manifest_that_cannot_be_read(packed, here):
     manifest = packed / "run" / "corpus" / "manifest.json"
     manifest.unlink()
     manifest.mkdir()
-    refused(here(packed, *only("corpus")), "manifest.json")
+    refused(here(packed, *only("corpus")), "cannot be read (Is a directory)", "manifest.json")

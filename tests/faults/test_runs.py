@@ -82,7 +82,7 @@ def test_another_tokenizer_than_the_tokens_is_refused(trained, here, verb, chang
     """Put in place of the run's own, whatever its size: no verb uses it, and nothing is written."""
     change(trained / "run" / "tokenizer")
     before = belongings(trained)
-    refused(here(trained, *verb), "run/tokenizer")
+    refused(here(trained, *verb), "is not the tokenizer that made", "run/tokenizer")
     assert belongings(trained) == before
 
 
@@ -94,7 +94,12 @@ def test_another_tokenizer_than_the_tokens_is_refused(trained, here, verb, chang
 def test_a_tokenizer_of_which_nothing_is_known_is_refused(trained, here, verb):
     """Files without the stage's manifest; an export compares the files themselves."""
     (trained / "run" / "tokenizer" / "manifest.json").unlink()
-    refused(here(trained, *verb), "run/tokenizer", "manifest.json")
+    refused(
+        here(trained, *verb),
+        "there is one without manifest.json, which could tell",
+        "run/tokenizer",
+        "manifest.json",
+    )
     went_well(here(trained, *EXPORT_NEWEST))
 
 
@@ -102,7 +107,12 @@ def test_a_finished_run_does_not_take_another_tokenizer(finished, here):
     """`kielo run` on a finished run: refused, and the export that there is stays."""
     made_of_another_text(finished / "run" / "tokenizer")
     before = results(finished)
-    refused(here(finished, "run", "tiny.toml"), "tokenizer", "step_00000020")
+    refused(
+        here(finished, "run", "tiny.toml"),
+        "would be made again (changed since it was made",
+        "tokenizer",
+        "step_00000020",
+    )
     assert results(finished) == before
 
 
@@ -130,7 +140,7 @@ def test_a_tokenizer_given_by_hand_is_the_tokens_own(trained, here, monkeypatch,
         monkeypatch.setattr(checkpoint_index, "read_plain", lambda path: whole(path) | {"tokenizer_hash": ""})
     outcome = here(trained, *EXPORT_NEWEST, "--tokenizer", given)
     if callable(change):
-        refused(outcome, str(given), "the run's own")
+        refused(outcome, "is not the tokenizer that made", str(given), "the run's own")
         assert not (trained / "mine").exists()
     else:
         went_well(outcome)
@@ -146,7 +156,12 @@ def test_an_export_away_from_its_run_knows_the_tokenizer(trained, here):
     shutil.rmtree(trained / "run")
     went_well(here(trained, "export", alone, "--to", "mine", "--tokenizer", given))
     swap_two_tokens(given)
-    refused(here(trained, "export", alone, "--to", "other", "--tokenizer", given), "given", "tokenizer")
+    refused(
+        here(trained, "export", alone, "--to", "other", "--tokenizer", given),
+        "is not the tokenizer that made",
+        "given",
+        "tokenizer",
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,7 +171,7 @@ def test_other_tokens_than_the_checkpoints_are_refused(trained, here, verb):
     """The tokens folder of another run in place of this one's, with the tokenizer that belongs to it."""
     manifest = trained / "run" / "tokens" / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 7}))
-    refused(here(trained, *verb), "other tokens")
+    refused(here(trained, *verb), "are other tokens")
 
 
 # --- what a run trains on stays
@@ -206,7 +221,13 @@ def test_the_text_of_a_run_in_progress_is_not_replaced(trained, here, change):
     if apply:
         apply(workplace)
     before = results(workplace / "run")
-    refused(here(workplace, "run", "tiny.toml", *arguments), "step_00000015", "--from train", "--set name=")
+    refused(
+        here(workplace, "run", "tiny.toml", *arguments),
+        "which was trained on it. Nothing was changed",
+        "step_00000015",
+        "--from train",
+        "--set name=",
+    )
     assert results(workplace / "run") == before
     if apply:
         went_well(here(workplace, "run", "tiny.toml", "--from", "train", "--to", "train"))
@@ -252,7 +273,7 @@ def flip_a_bit(path: Path, keeps_times: bool = False) -> None:
 def test_altered_tokens_are_not_trained_on(packed, here, name, keeps_times):
     """The checksum in the manifest is compared at first use, and no step is taken."""
     flip_a_bit(packed / "run" / "tokens" / name, keeps_times)
-    refused(here(packed, "train", "tiny.toml"), name, "altered")
+    refused(here(packed, "train", "tiny.toml"), "its checksum differs from", name, "altered")
     assert not (packed / "run" / "train" / "checkpoints").exists()
 
 
@@ -262,7 +283,7 @@ def test_tokens_altered_between_two_attempts_are_not_trained_on(trained, here, k
     workplace = half_trained(trained)
     flip_a_bit(workplace / "run" / "tokens" / "text.bin", keeps_times)
     before = belongings(workplace / "run" / "train" / "checkpoints")
-    refused(here(workplace, "train", "tiny.toml"), "text.bin", "altered")
+    refused(here(workplace, "train", "tiny.toml"), "its checksum differs from", "text.bin", "altered")
     assert belongings(workplace / "run" / "train" / "checkpoints") == before
 
 
@@ -338,18 +359,20 @@ def test_tokens_of_another_size_are_refused(trained, here, verb, change):
     """Every verb that reads them refuses before anything is computed with them."""
     workplace = half_trained(trained)
     change(workplace / "run" / "tokens")
-    refused(here(workplace, *verb), "run/tokens/text")
+    refused(here(workplace, *verb), ", and the stage wrote", "run/tokens/text")
 
 
 def test_held_out_tokens_of_another_size_are_refused(trained, here):
     os.truncate(half_trained(trained) / "run" / "tokens" / "heldout.bin", 10)
-    refused(here(trained, "train", "tiny.toml"), "heldout.bin")
+    refused(here(trained, "train", "tiny.toml"), "it has 10 bytes, and the stage wrote", "heldout.bin")
 
 
 def test_held_out_text_of_another_size_is_refused(trained, here):
     """`kielo evaluate` scores on the documents of the pack stage and no others."""
     os.truncate(trained / "run" / "tokens" / "heldout.jsonl.zst", 100)
-    refused(here(trained, "evaluate", "tiny.toml"), "heldout.jsonl.zst")
+    refused(
+        here(trained, "evaluate", "tiny.toml"), "it has 100 bytes, and the stage wrote", "heldout.jsonl.zst"
+    )
 
 
 # --- one job at a time
@@ -567,18 +590,18 @@ def test_again_makes_a_stage_after_training_anew(finished, here, stage):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "reason", "named"),
     [
-        (["--again", "train"], "--again"),
-        (["--again", "report"], "--again"),
-        (["--again", "corpse"], "--again"),
-        (["--again", "corpus", "--from", "train"], "--again corpus"),
+        (["--again", "train"], "invalid choice: 'train'", "--again"),
+        (["--again", "report"], "invalid choice: 'report'", "--again"),
+        (["--again", "corpse"], "invalid choice: 'corpse'", "--again"),
+        (["--again", "corpus", "--from", "train"], "is not among those to run", "--again corpus"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_again_of_a_stage_that_is_not_meant(packed, here, arguments, named):
+def test_again_of_a_stage_that_is_not_meant(packed, here, arguments, reason, named):
     before = belongings(packed)
-    refused(here(packed, "run", "tiny.toml", *arguments), named)
+    refused(here(packed, "run", "tiny.toml", *arguments), reason, named)
     assert belongings(packed) == before
 
 
@@ -601,7 +624,7 @@ OTHERWISE = {
 def test_a_recipe_that_would_have_made_another_text_does_not_train(packed, here, key):
     """`kielo train` alone: the key and both values are named; nothing was trained on held-out text."""
     refused(
-        here(packed, "train", "tiny.toml", "--set", f"{key}={OTHERWISE[key]}"), key, "was packed by a recipe"
+        here(packed, "train", "tiny.toml", "--set", f"{key}={OTHERWISE[key]}"), "was packed by a recipe", key
     )
     assert not (packed / "run" / "train").exists()
 
@@ -615,6 +638,7 @@ def test_other_verbs_ask_the_recipe_too(trained, here, verb):
     before = belongings(trained)
     refused(
         here(trained, *verb, "--set", "dataset.heldout_share=0.3"),
+        "was packed by a recipe with other values",
         "dataset.heldout_share: was 0.2, is now 0.3",
     )
     assert belongings(trained) == before
@@ -635,7 +659,7 @@ def test_a_corpus_made_anew_after_packing_is_noticed(packed, here, verb):
             "corpus.min_document_characters=200",
         )
     )
-    refused(here(packed, *verb), "run/corpus", "was made again", "--to pack")
+    refused(here(packed, *verb), "was made again after", "run/corpus", "--to pack")
     shutil.rmtree(packed / "run" / "corpus")
     went_well(here(packed, *verb))
 
@@ -644,13 +668,13 @@ def test_a_corpus_made_anew_after_packing_is_noticed(packed, here, verb):
 # -------------------------------------------------------------------------------------------
 
 REFUSALS = {
-    "identity": (["--set", "train.learning_rate=0.5"], "learning_rate"),
-    "name": (["--set", "name=other"], "name"),
-    "seed": (["--set", "seed=9"], "seed"),
-    "layout": (["--set", "layout.tensor=4"], "layout.tensor"),
-    "steps": (["--set", "train.tokens=5120"], "phases.1.steps"),
-    "skipped steps": (["--set", "train.skip_steps=[[2,3]]"], "skip_steps"),
-    "profile": (["--profile", "0"], "--profile"),
+    "identity": (["--set", "train.learning_rate=0.5"], "peak: was 0.001, is now 0.5", "learning_rate"),
+    "name": (["--set", "name=other"], "name: was 'tiny', is now 'other'", "run/train"),
+    "seed": (["--set", "seed=9"], "seed: was 1, is now 9", "run/train"),
+    "layout": (["--set", "layout.tensor=4"], "does not make up 1 ranks", "layout.tensor"),
+    "steps": (["--set", "train.tokens=5120"], "phases.1.steps: was 20, is now 40", "run/train"),
+    "skipped steps": (["--set", "train.skip_steps=[[2,3]]"], "with other steps skipped", "skip_steps"),
+    "profile": (["--profile", "0"], "give 1 step or more", "--profile"),
 }
 
 
@@ -662,8 +686,8 @@ def test_a_refused_command_changes_no_run(trained, here, make, refusal):
     """Outcome, plan, manifest and checkpoints are byte for byte what they were."""
     workplace = make(trained)
     before = belongings(workplace)
-    arguments, named = REFUSALS[refusal]
-    refused(here(workplace, "train", "tiny.toml", *arguments), named)
+    arguments, reason, named = REFUSALS[refusal]
+    refused(here(workplace, "train", "tiny.toml", *arguments), reason, named)
     assert belongings(workplace) == before
 
 
@@ -671,5 +695,5 @@ def test_ranks_that_are_refused_change_no_run(trained):
     """Two of them, by torchrun; the message is the parent's own last word."""
     before = belongings(trained)
     outcome = kielo(trained, "train", "tiny.toml", "--ranks", "2", "--set", "seed=9")
-    refused(outcome, "training failed", "seed: was 1, is now 9")
+    refused(outcome, "holds a run of something else", "training failed", "seed: was 1, is now 9")
     assert belongings(trained) == before

@@ -481,7 +481,7 @@ def test_a_folder_in_place_of_the_metrics_is_named(trained, here):
     metrics = cut_back(trained)
     metrics.unlink()
     metrics.mkdir()
-    refused(here(trained, "train", "tiny.toml"), "metrics.jsonl")
+    refused(here(trained, "train", "tiny.toml"), "a folder is where a file is needed", "metrics.jsonl")
 
 
 ODD_JSON = {
@@ -502,7 +502,7 @@ def test_a_report_names_a_file_that_is_not_as_it_was_written(name, content, fini
     path, text = finished / "run" / name, ODD_JSON[content]
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     page = (finished / "run" / "report.html").read_bytes()
-    refused(here(finished, "run", "tiny.toml", "--only", "report"), path.name)
+    refused(here(finished, "run", "tiny.toml", "--only", "report"), "not as Kielo writes it", path.name)
     assert (finished / "run" / "report.html").read_bytes() == page
 
 
@@ -514,14 +514,19 @@ def test_a_report_of_a_manifest_with_other_counts(stage, finished, here):
         json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"counts": [1]}), encoding="utf-8"
     )
     outcome = here(finished, "run", "tiny.toml", "--only", "report")
-    assert outcome.code == 0 or refused(outcome, "run")
+    assert outcome.code == 0 or refused(outcome, "a file of a stage there is not as Kielo writes it", "run")
     assert "Traceback" not in outcome.told
 
 
 def test_a_summary_that_somebody_broke_is_written_anew(finished, here):
     """Once it was moved away: it may be a person's."""
     (finished / "run" / "summary.json").write_text("[", encoding="utf-8")
-    refused(here(finished, "run", "tiny.toml", "--only", "report"), "summary.json", "move it away")
+    refused(
+        here(finished, "run", "tiny.toml", "--only", "report"),
+        "is there already, and Kielo did not write it",
+        "summary.json",
+        "move it away",
+    )
     (finished / "run" / "summary.json").rename(finished / "mine.json")
     went_well(here(finished, "run", "tiny.toml", "--only", "report"))
     assert json.loads((finished / "run" / "summary.json").read_text(encoding="utf-8"))["bits_per_byte"]
@@ -536,8 +541,15 @@ def test_an_odd_resolved_run_is_named_and_training_writes_it_again(content, trai
     """
     path = trained / "run" / "resolved.toml"
     path.write_bytes(content)
-    refused(here(trained, "verify", "parity", "tiny.toml"), "resolved.toml")
-    refused(here(trained, "train", "tiny.toml"), "resolved.toml", "move it away")
+    is_toml = content in (b"", b"identity = 3", b"[identity]\nname = 1")
+    told = "is not of format version 0" if is_toml else "not valid TOML"
+    refused(here(trained, "verify", "parity", "tiny.toml"), told, "resolved.toml")
+    refused(
+        here(trained, "train", "tiny.toml"),
+        "is there already, and Kielo did not write it",
+        "resolved.toml",
+        "move it away",
+    )
     path.rename(trained / "mine.toml")
     went_well(here(trained, "train", "tiny.toml"))
     assert b"learning_rates" in path.read_bytes()
@@ -564,17 +576,21 @@ def test_a_model_that_cannot_be_read_is_named(kind, finished, here):
     for name, text in MODELS[kind].items():
         (bad / name).write_text(text, encoding="utf-8")
     before = belongings(bad)
-    refused(here(finished, "evaluate", "bad_model", "tiny.toml"), "bad_model")
+    refused(
+        here(finished, "evaluate", "bad_model", "tiny.toml"),
+        "not a causal language model that transformers can load",
+        "bad_model",
+    )
     assert belongings(bad) == before
 
 
 @pytest.mark.parametrize("step", ["0", "-1", "21", "99999999999999999999"])
 def test_a_step_that_the_run_does_not_have(step, packed, here):
-    refused(here(packed, "data", "tiny.toml", f"--step={step}"), step, "1 to 20")
+    refused(here(packed, "data", "tiny.toml", f"--step={step}"), "the run has steps 1 to 20", step)
 
 
 def test_the_documents_of_a_step_before_there_are_any(workplace, here):
-    refused(here(workplace, "data", "tiny.toml", "--step", "1"), "run")
+    refused(here(workplace, "data", "tiny.toml", "--step", "1"), "the pack stage is not finished", "run")
 
 
 # --- Errors
@@ -591,24 +607,35 @@ class DistBackendError(RuntimeError):
 
 EXPECTED = {
     "a full disk": (OSError(errno.ENOSPC, "No space left on device", "run/tokens.bin"),
-        ["run/tokens.bin", "free some space"]),
+        ["No space left on device; free some space", "run/tokens.bin"]),
     "a write to a full disk":
-        (OSError(errno.ENOSPC, "No space left on device"), ["No space left", "free some space"]),
-    "a quota": (OSError(errno.EDQUOT, "Disk quota exceeded", "a"), ["quota"]),
-    "a file size limit": (OSError(errno.EFBIG, "File too large", "a.bin"), ["a.bin", "ulimit -f"]),
+        (OSError(errno.ENOSPC, "No space left on device"),
+        ["No space left on device; free some space", "a file or device"]),
+    "a quota": (OSError(errno.EDQUOT, "Disk quota exceeded", "a"), ["your quota is used up", "a: "]),
+    "a file size limit": (OSError(errno.EFBIG, "File too large", "a.bin"),
+        ["a file may not be that large here", "a.bin", "ulimit -f"]),
     "no permission":
-        (PermissionError(errno.EACCES, "Permission denied", "run"), ["run", "Permission denied"]),
-    "a disk that can only be read": (OSError(errno.EROFS, "Read-only file system", "run"), ["run", "folder"]),
+        (PermissionError(errno.EACCES, "Permission denied", "run"),
+        ["Permission denied; see who may read", "run"]),
+    "a disk that can only be read": (OSError(errno.EROFS, "Read-only file system", "run"),
+        ["the disk can only be read", "run", "folder"]),
     "a folder that vanished":
-        (FileNotFoundError(errno.ENOENT, "No such file or directory", "a", None, "b"), ["a → b", "moved"]),
-    "a file that is a folder": (IsADirectoryError(errno.EISDIR, "Is a directory", "x.json"), ["x.json"]),
-    "a folder that is a file": (NotADirectoryError(errno.ENOTDIR, "Not a directory", "run/x"), ["run/x"]),
-    "links in a ring": (OSError(errno.ELOOP, "Too many levels of symbolic links", "x"), ["x", "itself"]),
-    "too many files": (OSError(errno.EMFILE, "Too many open files", "x"), ["ulimit -n"]),
-    "a stale handle": (OSError(errno.ESTALE, "Stale file handle", "x"), ["x", "try again"]),
-    "a failing disk": (OSError(errno.EIO, "Input/output error", "x"), ["x", "dmesg"]),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "a", None, "b"),
+        ["was it moved or removed?", "a → b"]),
+    "a file that is a folder": (IsADirectoryError(errno.EISDIR, "Is a directory", "x.json"),
+        ["a folder is where a file is needed", "x.json"]),
+    "a folder that is a file": (NotADirectoryError(errno.ENOTDIR, "Not a directory", "run/x"),
+        ["a file is where a folder is needed", "run/x"]),
+    "links in a ring": (OSError(errno.ELOOP, "Too many levels of symbolic links", "x"),
+        ["a link there leads to itself", "x: "]),
+    "too many files": (OSError(errno.EMFILE, "Too many open files", "x"),
+        ["too many files are open: raise", "ulimit -n"]),
+    "a stale handle": (OSError(errno.ESTALE, "Stale file handle", "x"),
+        ["the file system lost the file", "x: ", "try again"]),
+    "a failing disk": (OSError(errno.EIO, "Input/output error", "x"),
+        ["the disk or its network failed", "x: ", "dmesg"]),
     "an error without advice": (OSError(errno.ETXTBSY, "Text file busy", "x"), ["x: Text file busy"]),
-    "memory": (MemoryError(), ["out of memory"]),
+    "memory": (MemoryError(), ["out of memory (of the processor)"]),
     "memory of a processor": (
         RuntimeError(
             "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried"
@@ -616,11 +643,13 @@ EXPECTED = {
         ["out of memory", "you tried"],
     ),
     "memory of a GPU": (OutOfMemoryError("CUDA out of memory. Tried 2 GiB"), ["out of memory", "2 GiB"]),
-    "depth": (RecursionError("maximum recursion depth exceeded"), ["nested too deeply"]),
-    "bytes": (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), ["invalid start byte"]),
-    "JSON": (json.JSONDecodeError("Expecting value", "x", 0), ["Expecting value"]),
+    "depth": (RecursionError("maximum recursion depth exceeded"), ["a file is nested too deeply"]),
+    "bytes": (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        ["a file is not what it should be", "invalid start byte"]),
+    "JSON": (json.JSONDecodeError("Expecting value", "x", 0),
+        ["a file is not what it should be", "Expecting value"]),
     "lost ranks": (DistBackendError("connection reset"), ["the ranks lost each other", "connection reset"]),
-    "a package": (ModuleNotFoundError("no torch", name="torch.nn"), ["needs torch", "pip install"]),
+    "a package": (ModuleNotFoundError("no torch", name="torch.nn"), ["this verb needs torch", "pip install"]),
 }  # fmt: skip
 
 
@@ -634,10 +663,10 @@ def planted(error: BaseException, monkeypatch) -> None:
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_an_error_of_an_expected_kind_is_a_sentence(kind, workplace, here, monkeypatch):
     """One place for all verbs; nothing is written."""
-    error, named = EXPECTED[kind]
+    error, (reason, *named) = EXPECTED[kind]
     planted(error, monkeypatch)
     before = belongings(workplace)
-    refused(here(workplace, "show", "tiny.toml"), *named)
+    refused(here(workplace, "show", "tiny.toml"), reason, *named)
     assert belongings(workplace) == before
 
 
@@ -648,7 +677,9 @@ def test_an_error_of_an_expected_kind_is_a_sentence(kind, workplace, here, monke
 def test_an_unexpected_error_leaves_its_traceback_in_a_file(error, workplace, here, monkeypatch):
     """The file is in the current folder; the message names it and says what to do with it."""
     planted(error, monkeypatch)
-    message = refused(here(workplace, "show", "tiny.toml"), type(error).__name__, "report it")
+    message = refused(
+        here(workplace, "show", "tiny.toml"), "a fault of Kielo's own", type(error).__name__, "report it"
+    )
     (log,) = workplace.glob("kielo-error-*.log")
     assert log.name in message
     text = log.read_text(encoding="utf-8")
@@ -659,7 +690,10 @@ def test_where_nothing_can_be_written_the_temporary_folder_is_used(workplace, he
     planted(ZeroDivisionError("x"), monkeypatch)
     monkeypatch.setattr(Path, "cwd", lambda: Path("/proc"))
     monkeypatch.setattr("kielo.cli.failure.gettempdir", lambda: str(tmp_path))
-    assert str(tmp_path) in refused(here(workplace, "show", "tiny.toml"))
+    assert str(tmp_path) in refused(
+        here(workplace, "show", "tiny.toml"),
+        "a fault of Kielo's own (ZeroDivisionError: x); its traceback is in",
+    )
     assert len(list(tmp_path.glob("kielo-error-*.log"))) == 1
 
 
@@ -668,7 +702,7 @@ def test_a_folder_that_is_gone_is_no_second_error(workplace, here, monkeypatch):
     planted(ZeroDivisionError("x"), monkeypatch)
     monkeypatch.setattr(Path, "cwd", lambda: Path("/proc"))
     monkeypatch.setattr("kielo.cli.failure.gettempdir", lambda: "/proc")
-    refused(here(workplace, "show", "tiny.toml"), "KIELO_TRACEBACK=1")
+    refused(here(workplace, "show", "tiny.toml"), "no traceback could be written", "KIELO_TRACEBACK=1")
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("x"), OSError(errno.ENOSPC, "full", "x")])
@@ -684,7 +718,7 @@ def test_a_switch_shows_the_traceback(error, workplace, here, monkeypatch):
 def test_a_rank_says_which_it_is(workplace, here, monkeypatch):
     planted(DistBackendError("reset"), monkeypatch)
     monkeypatch.setenv("RANK", "3")
-    refused(here(workplace, "show", "tiny.toml"), "rank 3: the ranks lost each other")
+    refused(here(workplace, "show", "tiny.toml"), "the ranks lost each other")
 
 
 def test_an_interrupt_between_stages_is_130(workplace, here, monkeypatch):

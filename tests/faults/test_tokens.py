@@ -93,27 +93,31 @@ def _nothing(data: Path, documents: Documents) -> None:
 
 
 @pytest.mark.parametrize(
-    ("write", "named"),
+    ("write", "reason", "named"),
     [
-        (_beyond, ("b.bin", "325", "0 to 319", "tokenizer.path")),
-        (_negative, ("-7", "0 to 319", "tokenizer.path")),
-        (_cut_index, ("b.idx", "cut short", "copy it again")),
-        (_past_the_data, ("b.", "index", "500,000,000", "copy both again")),
-        (_odd_data, ("b.bin", "no whole number of ids of 2 bytes")),
-        (_without_ends, ("0 of", "end-of-text", "--append-eod")),
-        (_flat_without_ends, ("none of", "end-of-text", "tokenizer.path")),
-        (_wider, ("web", "every", "tokens_dtype")),
-        (_foreign_index, ("b.ds.index", "does not match", "copy both")),
-        (_nothing, ("web", "data", "no token file there", "PREFIX.bin")),
+        (_beyond, "has ids 0 to 325, and the tokenizer has", ("b.bin", "325", "0 to 319", "tokenizer.path")),
+        (_negative, "has ids -7 to 319, and the tokenizer has", ("-7", "0 to 319", "tokenizer.path")),
+        (_cut_index, "but its header promises 622", ("b.idx", "cut short", "copy it again")),
+        (
+            _past_the_data,
+            "the index is not that file's, or damaged",
+            ("b.", "index", "500,000,000", "copy both again"),
+        ),
+        (_odd_data, "are no whole number of ids of 2 bytes", ("b.bin",)),
+        (_without_ends, "0 of 29 documents looked at end with 0", ("0 of", "end-of-text", "--append-eod")),
+        (_flat_without_ends, "none of 4,238 tokens looked at", ("end-of-text", "tokenizer.path")),
+        (_wider, "as if every few words were a document", ("web", "every", "tokens_dtype")),
+        (_foreign_index, "does not match b.ds: its last document ends", ("b.ds.index", "copy both")),
+        (_nothing, "no token file there", ("web", "data", "PREFIX.bin")),
     ],
 )
 def test_files_that_cannot_be_trained_on(
-    packed: Path, here, write: Callable[[Path, Documents], None], named: tuple[str, ...]
+    packed: Path, here, write: Callable[[Path, Documents], None], reason: str, named: tuple[str, ...]
 ) -> None:
     """Whatever stage comes to it first; the files stay as they are, and no tokens folder is there."""
     write(_ready(packed), _documents(packed))
     before = belongings(packed / "data")
-    refused(here(packed, "run", "ready.toml", "--to", "pack"), *named)
+    refused(here(packed, "run", "ready.toml", "--to", "pack"), reason, *named)
     assert belongings(packed / "data") == before and not (packed / "ready" / "tokens").exists()
 
 
@@ -126,7 +130,12 @@ def test_shards_of_another_tokenizer(packed: Path, here, change) -> None:
         went_well(here(packed, "run", "ready.toml", "--to", "pack"))
         return
     change(packed / "other")
-    message = refused(here(packed, "run", "ready.toml", "--to", "pack"), "tokenizer.path", "manifest.json")
+    message = refused(
+        here(packed, "run", "ready.toml", "--to", "pack"),
+        "these tokens were made with tokenizer",
+        "tokenizer.path",
+        "manifest.json",
+    )
     assert str(packed / "run" / "tokenizer") in message
 
 
@@ -135,7 +144,12 @@ def test_shards_of_another_tokenizer_without_a_manifest(packed: Path, here) -> N
     write_megatron(_ready(packed) / "b", _documents(packed))
     reversed_ids = [[VOCABULARY - token if token else 0 for token in row] for row in _documents(packed)]
     write_megatron(packed / "data" / "b", reversed_ids)
-    refused(here(packed, "run", "ready.toml", "--to", "pack"), "web", "for their text", "tokenizer.path")
+    refused(
+        here(packed, "run", "ready.toml", "--to", "pack"),
+        "that the tokenizer writes for their text",
+        "web",
+        "tokenizer.path",
+    )
 
 
 def test_files_that_changed_since_packing(packed: Path, here) -> None:
@@ -147,23 +161,33 @@ def test_files_that_changed_since_packing(packed: Path, here) -> None:
     for content in (whole[:-2], whole[:-4] + b"\x05\x00\x05\x00"):
         (data / "b.bin").write_bytes(content)
         for verb in (["train", "ready.toml"], ["data", "ready.toml", "--step", "2"]):
-            refused(here(packed, *verb), "b.bin", "changed since the pack stage", "web")
+            refused(here(packed, *verb), "changed since the pack stage", "b.bin", "web")
     (data / "b.bin").unlink()
-    refused(here(packed, "train", "ready.toml"), "b.bin", "cannot be read")
+    refused(here(packed, "train", "ready.toml"), "cannot be read (No such file", "b.bin")
 
 
 @pytest.mark.parametrize(
-    ("source", "tokenizer", "named"),
+    ("source", "tokenizer", "reason", "named"),
     [
-        ('tokens = "data"', "", ("tokenizer.path", "web")),
-        ('tokens = "data", path = "text.txt"', "run/tokenizer", ("tokens", "raw text")),
-        ('tokens = "data", max_documents = 5', "run/tokenizer", ("max_documents",)),
-        ('path = "text.txt", tokens_dtype = "uint32"', "run/tokenizer", ("tokens_dtype",)),
+        ('tokens = "data"', "", "tokens are ids of one tokenizer", ("tokenizer.path", "web")),
+        ('tokens = "data", path = "text.txt"', "run/tokenizer", "give either tokens or raw text", ()),
+        (
+            'tokens = "data", max_documents = 5',
+            "run/tokenizer",
+            "tokens are read as they are",
+            ("max_documents",),
+        ),
+        (
+            'path = "text.txt", tokens_dtype = "uint32"',
+            "run/tokenizer",
+            "is of ready token files",
+            ("tokens_dtype",),
+        ),
     ],
 )
-def test_a_recipe_that_cannot_be_meant(packed: Path, here, source, tokenizer, named) -> None:
+def test_a_recipe_that_cannot_be_meant(packed: Path, here, source, tokenizer, reason, named) -> None:
     _ready(packed, source, tokenizer)
-    refused(here(packed, "run", "ready.toml", "--to", "pack"), *named)
+    refused(here(packed, "run", "ready.toml", "--to", "pack"), reason, *named)
 
 
 def test_raw_text_beside_ready_tokens(packed: Path, here) -> None:

@@ -92,10 +92,11 @@ def went_well(outcome: Outcome, code: int = 0) -> Outcome:
     return outcome
 
 
-def refused(outcome: Outcome, *named: str) -> str:
-    """The verb ended with 1 or 2 and one message, which names all of `named` and is no traceback;
-    returns the message.
+def refused(outcome: Outcome, reason: str, *named: str) -> str:
+    """The verb ended with 1 or 2 and one message, which says `reason`, a phrase of it, names all of `named`
+    and is no traceback; returns the message.
     """
+    assert " " in reason, f"{reason!r} may be the name of something, and is no reason"
     assert "Traceback (most recent call last)" not in outcome.told, outcome.told
     assert outcome.code in (1, 2), f"exit code {outcome.code}\n{outcome.told}"
     of_ours = re.compile(r"^kielo: " if outcome.code == 1 else r"^kielo[a-z ]*: ", re.MULTILINE)
@@ -103,6 +104,7 @@ def refused(outcome: Outcome, *named: str) -> str:
     assert begins, f"no message of ours on stderr:\n{outcome.told}"
     message = outcome.err[begins[-1] :]
     assert message.count("\n") <= MAX_MESSAGE_LINES, message
+    assert reason in message, f"{reason!r} is not the reason in: {message}"
     for word in named:
         assert word in message, f"{word!r} is not named in: {message}"
     return message

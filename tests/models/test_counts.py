@@ -15,7 +15,7 @@ GROUPED = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2
 
 
 def model(model_type: str, **changes: Any) -> Model:
-    """Three layers of 8 columns and four heads, an MLP of 20 (a bloom's 32), 100 tokens and 64 positions."""
+    """Three layers of 8 columns and four heads, an MLP of 20 (of a bloom 32), 100 tokens, 64 positions."""
     shape = {
         "hidden_size": 8, "num_attention_heads": 4, "num_hidden_layers": 3, "vocab_size": 100,
         "intermediate_size": 32 if model_type == "bloom" else 20, "vocab_multiple": 1,
@@ -50,6 +50,7 @@ def test_parameters_are_those_of_the_shapes(model_type, bias, tied):
     assert count.parameters_without_embedding(config) == sum(shapes.values())
 
 
+FULL = ("full_attention",)
 # Of a llama's layer: 2 × 8 × (8 + 4) and 3 × 8 × 20 weights, and two norms; then a norm and the head.
 LLAMA = 3 * (192 + 480 + 16) + 8 + 800
 
@@ -62,9 +63,8 @@ LLAMA = 3 * (192 + 480 + 16) + 8 + 800
         ("llama", {"sliding_window": 16}, 16, 6 * LLAMA + 3 * 6 * 8 * 16),
         # of a window of 4 in 16 tokens 4 - 4² / 32 = 3.5 keys, twice 6 × 8 each
         ("llama", {"sliding_window": 4}, 16, 6 * LLAMA + 3 * 12 * 8 * 3.5),
-        ("llama",
-         {"sliding_window": 4, "layer_types": ("full_attention", "sliding_attention", "full_attention")},
-         16, 6 * LLAMA + 12 * 8 * (2 * 8 + 3.5)),
+        ("llama", {"sliding_window": 4, "layer_types": ("full_attention", "sliding_attention") + FULL}, 16,
+         6 * LLAMA + 12 * 8 * (2 * 8 + 3.5)),
         ("llama", {"sliding_window": 99}, 16, 6 * LLAMA + 3 * 6 * 8 * 16),
         ("llama", {"head_dim": 4}, 16, 6 * (LLAMA + 3 * 192) + 3 * 6 * 16 * 16),
         # an encoder sees all 16, and has terms for 2 × 4 - 1 relative positions
@@ -105,7 +105,7 @@ COMPLAINTS: dict[str, tuple[str, dict[str, Any], str]] = {
         "model.layer_types has 2 entries for model.num_hidden_layers = 3",
     ),
     "window": (
-        "llama", {"layer_types": ("full_attention", "full_attention", "sliding_attention")},
+        "llama", {"layer_types": FULL + FULL + ("sliding_attention",)},
         "model.layer_types has sliding_attention, but model.sliding_window is not set",
     ),
     "another family's": ("llama", {"rotary_pct": 0.5}, "model.rotary_pct = 0.5 is not for a llama model"),
@@ -115,13 +115,13 @@ COMPLAINTS: dict[str, tuple[str, dict[str, Any], str]] = {
         "model.num_key_value_heads = 2: a gpt2 model has as many as model.num_attention_heads = 4",
     ),
     "whole heads": (
-        "gpt2", {"head_dim": 4},
-        "model.head_dim = 4: a gpt2 model's 4 heads are model.hidden_size = 8 wide together"
+        "gpt2", {"head_dim": 4}, "model.head_dim = 4: a gpt2 model's 4 heads are model.hidden_size = 8 wide "
+        "together"
     ),
     "no windows": ("gpt2", {"sliding_window": 4}, "model.sliding_window is set: a gpt2 model has no windows"),
     "no types": (
-        "gpt2", {"layer_types": ("full_attention",) * 3},
-        "model.layer_types is set: a gpt2 model has no windows"
+        "gpt2", {"layer_types": ("full_attention",) * 3}, "model.layer_types is set: a gpt2 model has no "
+        "windows"
     ),
     "bloom's width": (
         "bloom", {"intermediate_size": 31},
@@ -141,8 +141,8 @@ COMPLAINTS: dict[str, tuple[str, dict[str, Any], str]] = {
         "model.rotary_pct = 0.75 of model.head_dim = 4 is 3 numbers; rotary positions need pairs",
     ),
     "gemma's heads": (
-        "gemma2", {"hidden_size": 10},
-        "model.hidden_size = 10 is no multiple of model.num_attention_heads = 4"
+        "gemma2", {"hidden_size": 10}, "model.hidden_size = 10 is no multiple of model.num_attention_heads = "
+        "4"
     ),
     "gemma's scalar": (
         "gemma2", {"query_pre_attn_scalar": 2.5}, "model.query_pre_attn_scalar = 2.5 is not a whole number"
@@ -158,7 +158,8 @@ COMPLAINTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "few positions": (
         "ltg_bert", {"position_bucket_size": 8, "max_position_embeddings": 5},
         "model.max_position_embeddings = 5 is no more than half of model.position_bucket_size = 8, and 1; "
-        "what would work: position_bucket_size = 2, or longer sequences",
+        "what "
+        "would work: position_bucket_size = 2, or longer sequences",
     ),
     "few positions of many": (
         "ltg_bert", {"position_bucket_size": 32, "max_position_embeddings": 17},
@@ -168,7 +169,8 @@ COMPLAINTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "bert's function": (
         "ltg_bert", {"hidden_act": "gelu"},
         "model.hidden_act = 'gelu': an ltg_bert has gelu_new or gelu_fast or gelu_pytorch_tanh, which are "
-        "the same",
+        "the "
+        "same",
     ),
 }  # fmt: skip
 

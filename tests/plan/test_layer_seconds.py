@@ -146,8 +146,9 @@ def test_attention_takes_what_its_kernel_computes(row, rate, seconds):
     assert layer_seconds(workload(SMALL | row), rates(**rate)).attention == pytest.approx(seconds)
 
 
-# Elements of a token in 2 bytes: of two norms 4 and of two additions 6 for each column; of heads twice
-# 8 + 2 × 4 columns; of the activation 3 × 16.
+# Elements of a token in 2 bytes: of two norms 4 and of two additions 6 for each column; of heads twice 8 + 2
+# × 4
+# columns; of the activation 3 × 16.
 MOVED = 2 * (8 * (4 + 6) + 2 * 16 + 48)
 
 
@@ -253,16 +254,18 @@ def test_a_ring_has_the_links_of_its_nodes(row, neighbours, group, bandwidth):
     assert found == pytest.approx(bandwidth)
 
 
+ROUTED = {"experts": 4, "experts_each": 3, "expert_layers": 1}
+
+
 @pytest.mark.parametrize(
     ("row", "halves"),
     [
         ({}, 8), ({"layers_again": 1}, 12), ({"sequence_parallel": 1}, 10), ({"layers_again": 0.5}, 10),
-        ({"experts": 4, "experts_each": 3, "expert_layers": 1}, 4), ({"experts": 1, "expert_layers": 1}, 8),
-        ({"experts": 4, "experts_each": 3, "expert_layers": 1, "shared_ffn": 8}, 8),
-        ({"experts": 4, "experts_each": 3, "expert_layers": 0.5, "shared_ffn": 8}, 8),
-        ({"experts": 4, "experts_each": 3, "expert_layers": 1, "tensor": 2, "data": 2, "expert_ranks": 2},
-         16),
-        ({"experts": 4, "experts_each": 3, "expert_layers": 1, "tensor": 2, "data": 2, "expert_ranks": 4}, 4),
+        (ROUTED, 4), ({"experts": 1, "expert_layers": 1}, 8),
+        (ROUTED | {"shared_ffn": 8}, 8),
+        (ROUTED | {"expert_layers": 0.5, "shared_ffn": 8}, 8),
+        (ROUTED | {"tensor": 2, "data": 2, "expert_ranks": 2}, 16),
+        (ROUTED | {"tensor": 2, "data": 2, "expert_ranks": 4}, 4),
     ],
 )  # fmt: skip
 def test_halves_of_all_reduces_are_counted(row, halves):

@@ -349,8 +349,8 @@ def test_hidden_traffic_is_what_a_step_does_not_wait_for():
     [(1.0, 2**-0.25), (10.0, (1 + 1e-4) ** -0.25), (0.1, 0.1 * (1 + 1e-4) ** -0.25)],
 )
 def test_of_traffic_as_long_as_the_work_beside_it_five_sixths_are_hidden(share, hidden):
-    """Both begin and end apart: 2^(-1/4) of it; of much shorter traffic nearly all, of longer the work's
-    time. What is hidden costs its share too.
+    """Both begin and end apart: 2^(-1/4) of it; of shorter traffic nearly all, of longer the work's time.
+    What is hidden costs its share too.
     """
     base = fitted()[0].values | {name: np.zeros(1) for name in ("latency_seconds", "hop_seconds")}
     work = workload({"data": 8, "shard": 8, "zero": 3, "micro_batches": 1})
@@ -380,7 +380,7 @@ def test_a_card_is_read_as_it_was_written(tmp_path):
     )
     assert figures == {"lower": -0.1, "upper": 0.2}
     path.write_text(path.read_text().replace("[tile]", "[tiles]"))
-    with pytest.raises(KieloError, match="tile"):
+    with pytest.raises(KieloError, match="no tile; `benchmarks/planner.py --fit` writes the whole card"):
         read_card(path)
 
 

@@ -19,8 +19,11 @@ PROJECTIONS, DENSE = 2 * 8 * (8 + 4), 3 * 8 * 16
 
 def test_weights_of_a_layer_are_counted_by_hand():
     """Of a dense one, with low-rank projections, and with experts: all, and those that a token uses."""
-    dense, low = workload(SMALL), workload(SMALL | {"projection_share": 0.5})
-    routed = workload(SMALL | EXPERTS)
+    dense, low, routed = (
+        workload(SMALL),
+        workload(SMALL | {"projection_share": 0.5}),
+        workload(SMALL | EXPERTS),
+    )
     assert dense.layer_parameters == dense.active_layer_parameters == PROJECTIONS + DENSE
     assert low.layer_parameters == PROJECTIONS / 2 + DENSE
     shared = PROJECTIONS + DENSE / 2 + 3 * 8 * 4 / 2 + 8 * 4 / 2  # with the router

@@ -28,7 +28,8 @@ def model(model_type: str = "llama", **changes: Any) -> Model:
 
 # Of a token and layer in bf16: two norms' inputs 2 × 2 × 8 = 32, two inputs of matrices 32, of attention
 # queries, keys, values and result 2 × (8 + 4 + 4 + 8) = 48, a sum in fp32 of each head 16, and of the MLP
-# gate, up and product 2 × 3 × 20 = 120: 248.
+# gate,
+# up and product 2 × 3 × 20 = 120: 248.
 # (layout, whether matrices are in FP8) → bytes kept, and bytes added while a layer is made again
 OF_A_LLAMA: dict[str, tuple[dict[str, Any], bool, float, float]] = {
     "all is kept": ({}, False, 248, 0),
@@ -183,7 +184,8 @@ OF_V = {
           "first_parameters": 2 * MATRICES + TABLE, "last_parameters": TABLE}),
         # passes whose weights wait count 1.4
         ({"pipeline": 3, "pipeline_layers": (1, 0, 1, 1, 0, 0),
-          "pipeline_schedule": "interleaved_zero_bubble"}, False,
+          "pipeline_schedule": "interleaved_zero_bubble"},
+         False,
          {"first_layers": 2, "last_layers": 1, "first_passes": 3 + 2 + 1, "last_passes": 3 + 1 + 2 * 1.4,
           "first_parameters": 2 * MATRICES + TABLE, "last_parameters": MATRICES + TABLE}),
     ],

@@ -29,8 +29,10 @@ def test_whole_steps_that_read_no_source_too_often():
     assert budget({"fi": 2049, "en": 513}, "dataset.mixture={fi=1,en=1}") == 2 * 1024
     # 2 of 8 are en's: 2 × 2 × 8 / 2
     assert budget({"fi": 2049, "en": 513}, "dataset.mixture={fi=6,en=2}") == 4 * 1024
-    once = "dataset.source_max_epochs={en=1}"
-    assert budget({"fi": 2049, "en": 513}, "dataset.mixture={fi=6,en=2}", once) == 2048
+    assert (
+        budget({"fi": 2049, "en": 513}, "dataset.mixture={fi=6,en=2}", "dataset.source_max_epochs={en=1}")
+        == 2048
+    )
     # an empty source takes no part
     assert budget({"fi": 1025, "en": 1}) == 2 * 1024
     assert with_budget(recipe("train.tokens=77824"), Text({}, 0, "", 0, 0)).train.tokens == 77_824
@@ -70,8 +72,8 @@ def test_bytes_that_cannot_be_so_many_tokens_are_refused():
         check_text_suffices(enough, 1023, "a.txt")
     assert str(caught.value) == (
         "train.tokens = 1,024, but a.txt has 1,023 bytes, which are at most 511 tokens, and "
-        "dataset.max_epochs = 2; what would work: leave train.tokens out, so that it follows from the text, "
-        "or give more text"
+        "dataset.max_epochs "
+        "= 2; what would work: leave train.tokens out, so that it follows from the text, or give more text"
     )
     check_text_suffices(recipe("train.tokens=1024", "dataset.source_max_epochs={fi=4}"), 512, "a.txt")
     with pytest.raises(KieloError, match="train.tokens = 20,480, but a.txt has 9 bytes"):

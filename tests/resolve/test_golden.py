@@ -102,7 +102,7 @@ def test_tables_that_no_version_wrote_are_refused(tmp_path):
         "[identity]\n[placement]\npipeline = 'two'\n",
     ):
         path.write_text(text)
-        with pytest.raises(KieloError, match="resolved.toml"):
+        with pytest.raises(KieloError, match="resolved.toml: is not of format version 0"):
             read(path)
     with pytest.raises(KieloError, match="index.json: describes no run"):
         read_identity(3, "index.json")

@@ -112,17 +112,22 @@ def test_dropped_weights_are_counted():
     [
         ({"tensor": 3, "context": 2}, 4096, [
             "layout.tensor = 3 does not divide model.num_key_value_heads = 4; what would work: layout.tensor "
-            "of 1, 2, or model.num_key_value_heads = 6",
+            "of "
+            "1, 2, or model.num_key_value_heads = 6",
             "layout.tensor = 3 does not divide model.intermediate_size = 5632; what would work: "
-            "layout.tensor of 1, 2, or model.intermediate_size = 5634",
+            "layout.tensor "
+            "of 1, 2, or model.intermediate_size = 5634",
             "dataset.sequence_length = 4096 is split over layout.tensor × layout.context = 6 ranks and does "
-            "not divide; what would work: 4092 or 4098",
+            "not "
+            "divide; what would work: 4092 or 4098",
         ]),
         ({"tensor": 8}, 4096, [
             "layout.tensor = 8 does not divide model.num_attention_heads = 12; what would work: "
-            "layout.tensor of 1, 2, 4, or model.num_attention_heads = 16",
+            "layout.tensor "
+            "of 1, 2, 4, or model.num_attention_heads = 16",
             "layout.tensor = 8 does not divide model.num_key_value_heads = 4; what would work: layout.tensor "
-            "of 1, 2, 4, or model.num_key_value_heads = 8",
+            "of "
+            "1, 2, 4, or model.num_key_value_heads = 8",
         ]),
         ({"tensor": 2, "context": 2}, 2, [
             "dataset.sequence_length = 2 is split over layout.tensor × layout.context = 4 ranks and does not "
@@ -135,17 +140,20 @@ def test_dropped_weights_are_counted():
         ({"tensor": 2, "tensor_overlap": "none", "sequence_parallel": False}, 5, []),
         ({"context": 4}, 4100, [
             "dataset.sequence_length = 4100 does not split into 2 × layout.context = 8 equal blocks; what "
-            "would work: sequence_length 4096 or 4104, or layout.context 1 or 2",
+            "would "
+            "work: sequence_length 4096 or 4104, or layout.context 1 or 2",
         ]),
         ({"context": 2}, 4100, []),
         ({"context": 2}, 5, [
             "dataset.sequence_length = 5 does not split into 2 × layout.context = 4 equal blocks; what would "
-            "work: sequence_length 4 or 8, or layout.context 1",
+            "work: "
+            "sequence_length 4 or 8, or layout.context 1",
         ]),
         ({"context": 8, "context_attention": "ulysses", "tensor": 2}, 4096, [
             'layout.context = 8 with layout.context_attention = "ulysses" splits the 6 heads and 2 key-value '
             "heads of each tensor rank, which must both be multiples of it; what would work: layout.context "
-            '1 or 2, or context_attention = "all_gather"',
+            "1 "
+            'or 2, or context_attention = "all_gather"',
         ]),
     ],
 )  # fmt: skip

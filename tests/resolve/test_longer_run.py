@@ -63,7 +63,7 @@ def test_a_step_goes_on_where_both_runs_are_level():
 
 
 def test_every_refusal_says_its_own_way():
-    """In the decay, of another warm-up, with an earlier decay, of fading masks, of one without level."""
+    """In the decay, of another warm-up, an earlier decay, fading masks, and a schedule without level."""
     short, long = run(), run(20)
     assert way_to_go_on(short, run(20, schedule="cosine"), 4).startswith('only train.schedule = "wsd" has')
     assert way_to_go_on(run(schedule="cosine"), long, 4).startswith('only train.schedule = "wsd" has')

@@ -129,8 +129,8 @@ BY_HAND: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "loss, V of a split backward pass, frozen in half": (
         {"pipeline": 2, "chunks": 2, "zero": 2, "splits_backward": 1, "first_passes": 4, "micro_batches": 8,
          "frozen": 0.5},
-        (4 * ALL, 8 * (ALL - 1050), 4 * (ALL - 1050) + 2 * (525 + TABLE), BF16,
-         2 * KEPT + ENDS + SHARE, LOSS),
+        (4 * ALL, 8 * (ALL - 1050), 4 * (ALL - 1050) + 2 * (525 + TABLE), BF16, 2 * KEPT + ENDS + SHARE,
+         LOSS),
     ),
     # In a backward pass, while a layer's MLP has gradients and the head's are not yet added up.
     "backward, one micro-batch": (

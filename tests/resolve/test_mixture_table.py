@@ -10,9 +10,11 @@ import pytest
 from kielo.artifact.manifest import write_stage
 from kielo.cli.main import main
 from kielo.recipe.errors import KieloError
+from kielo.recipe.phases import full_phases
 from kielo.recipe.read import read_recipe
-from kielo.resolve.mixture import weights_by_tokens
+from kielo.resolve.mixture import num_sequences, repeated_too_often, weights_by_tokens
 from kielo.resolve.mixture_table import effective_tokens, mixture_table
+from kielo.resolve.phases import plan_phases
 from kielo.resolve.resolve import resolve
 from kielo.resolve.text import Text
 
@@ -178,16 +180,16 @@ def test_a_worked_example_of_the_whole_table(tmp_path: Path) -> None:
     assert en.epochs == pytest.approx(80 / 4.25 / 79 + 128 / 79)
     worth = 1 + 15.387756 * (1 - math.exp(-(en.epochs - 1) / 15.387756))
     assert en.effective_tokens == round(20_001 * worth)
-    assert code.effective_tokens == round(5001 * code.epochs)
-    assert table.tokens == 14_456 + 4819 + 1205 + 40_960
+    assert (
+        code.effective_tokens == round(5001 * code.epochs) and table.tokens == 14_456 + 4819 + 1205 + 40_960
+    )
     assert (en.amount.bytes, en.amount.documents, en.amount.words) == (80_004, 200, 10_000)
 
 
 def test_the_verb_prints_80_columns_and_exits_1_on_refusals(tmp_path: Path, capsys, monkeypatch) -> None:
     """The table fits, JSON has the same figures, and what training would refuse is the exit code."""
-    monkeypatch.chdir(tmp_path)
-    finish_pack(Path("run"))
-    words = ["plan", "data", "own_text", "--set", "folder=run"]
+    finish_pack(tmp_path)
+    words = ["plan", "data", "own_text", "--set", f"folder={tmp_path}"]
     for one in OWN:
         words += ["--set", one]
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -199,3 +201,36 @@ def test_the_verb_prints_80_columns_and_exits_1_on_refusals(tmp_path: Path, caps
     assert [row["source"] for row in json.loads(capsys.readouterr().out)["sources"]] == list(TOKENS)
     assert main([*words, "--set", "train.tokens=2000000"]) == 1
     assert "training would refuse" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sequences"), [(0, 0), (1, 0), (2, 1), (257, 1), (258, 2), (513, 2), (514, 3)]
+)
+def test_a_stream_has_a_sequence_for_each_length_of_targets(tokens: int, sequences: int) -> None:
+    """The first token is no target, and the last sequence may be padded."""
+    assert num_sequences(tokens, 256) == sequences
+
+
+def test_a_source_may_be_read_as_often_as_is_allowed_and_a_quota_more() -> None:
+    """At the border; and the refusal has numbers that work: tokens, epochs and weight."""
+    recipe = own_text("dataset.mixture={fi=3,en=1}", "train.tokens=20480", "dataset.max_epochs=2")
+    asked = full_phases(recipe)
+
+    def told(fi_sequences: float, *sets: str) -> list[str]:
+        changed = own_text("dataset.mixture={fi=3,en=1}", "train.tokens=20480", "dataset.max_epochs=2", *sets)
+        tokens = {"fi": int(256 * fi_sequences), "en": 256 * 100}
+        phases = plan_phases(asked, [{"fi": 3.0, "en": 1.0}], None, 1, lambda name, length: tokens[name])
+        return list(repeated_too_often(changed, asked, phases, lambda name, length: tokens[name]))
+
+    # 60 of 80 sequences are fi's; of a source of n sequences it may read 2 n + 1
+    assert told(30) == [] and told(29.5) == []
+    assert told(29) == [
+        "train.tokens = 20480 would read the source fi 2.07 times, more than dataset.max_epochs = 2; what "
+        "would "
+        "work: train.tokens of at most 18432, max_epochs of 3, mixture.fi of at most 2.636, or more text"
+    ]
+    own = told(29, "dataset.max_epochs=9", "dataset.source_max_epochs={fi=1.5}")
+    assert own[0].startswith(
+        "train.tokens = 20480 would read the source fi 2.07 times, more than dataset.source"
+    )
+    assert "source_max_epochs.fi of 3, mixture.fi of at most 1.191, or" in own[0]

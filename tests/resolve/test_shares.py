@@ -94,8 +94,9 @@ def test_the_share_that_is_empty_is_of_the_steps_work():
             for number, many, sequences in steps
         )
         identity = resolved.identity.model_copy(update={"phases": phases})
-        changes = {"layout": layout, "phases": (placed,) * len(phases)}
-        placement = resolved.placement.model_copy(update=changes)
+        placement = resolved.placement.model_copy(
+            update={"layout": layout, "phases": (placed,) * len(phases)}
+        )
         return uneven_steps(resolved.model_copy(update={"identity": identity, "placement": placement}))
 
     last = (

@@ -170,13 +170,16 @@ def test_refusals_of_stages_begin_at_their_borders():
         (complaint,) = stage_complaints(few, layout)
         assert complaint == (
             f"model.num_hidden_layers = {layers - 1} are too few for {2 * stages} stages (layout.pipeline = "
-            f"2 × {stages} stages a rank), of which only the last may have none; what would work: at most "
-            f"{layers} stages"
+            "2 × "
+            f"{stages} stages a rank), of which only the last may have none; what would work: at most "
+            f"{layers} "
+            "stages"
         )
     (one,) = stage_complaints(MODEL, Layout(pipeline=2, pipeline_stages_per_rank=3))
     assert one == (
         "layout.pipeline_schedule = '1f1b' has 1 stage on each rank, and layout.pipeline_stages_per_rank = "
-        "3; what would work: 1, or interleaved_1f1b"
+        "3; "
+        "what would work: 1, or interleaved_1f1b"
     )
     (two,) = stage_complaints(MODEL, Layout(pipeline=2, pipeline_schedule="zbv", pipeline_stages_per_rank=3))
     assert two.startswith("layout.pipeline_schedule = 'zbv' has 2 stages on each rank, and")
@@ -195,10 +198,12 @@ def test_refusals_of_stages_begin_at_their_borders():
 def test_numbers_of_micro_batches_that_would_work_are_the_nearest():
     assert micro_batch_complaint("1f1b", 3, 4, 4) == (
         "1f1b needs at least as many micro-batches a step as stages, and there are 3 for 4; what would work: "
-        "4 micro-batches a step, by a smaller train.micro_batch_sequences or more tokens a step"
+        "4 "
+        "micro-batches a step, by a smaller train.micro_batch_sequences or more tokens a step"
     )
     assert micro_batch_complaint("1f1b", 4, 4, 4) is None
     assert micro_batch_complaint("interleaved_1f1b", 11, 4, 8) == (
         "interleaved_1f1b takes its micro-batches in equal rounds over layout.pipeline = 4 ranks, and 11 do "
-        "not make them; what would work: 10 or 12 micro-batches a step"
+        "not "
+        "make them; what would work: 10 or 12 micro-batches a step"
     )
