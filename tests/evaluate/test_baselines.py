@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kielo.evaluate import baselines
-from kielo.evaluate.baselines import BORDER, ByteNgram, _discounts, byte_stream, unigram_bits, xz_bits
+from kielo.evaluate.baselines import BORDER, ByteNgram, byte_stream, unigram_bits, xz_bits
 from kielo.recipe.errors import KieloError
 
 SENTENCES = [
@@ -69,21 +69,28 @@ def test_unigram_counts_unseen_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "expected"),
+    ("counts", "discounts"),
     [
         # n1 … n4 = 4, 2, 1, 1: n1 / (n1 + 2 n2) = 1/2
-        ([1, 1, 1, 1, 2, 2, 3, 4], [0, 0.5, 1.25, 1.0]),
-        ([1, 1, 1, 1, 2, 2, 3, 5, 9], [0, 0.5, 1.25, 3.0]),
-        ([1, 2, 2, 3, 3, 3], [0, 0.2, 1.1, 3.0]),  # 1/5; 1 - 4/5, 2 - 9/10, 3
-        ([1, 2, 3, 4, 4, 4], [0, 1 / 3, 1.0, 0.1]),  # 3 - 4 is too little
-        ([1, 1, 2], [0, 0.5, 0.5, 0.5]),  # none of 3
-        ([1, 3, 3], [0, 0.5, 0.5, 0.5]),
-        ([2, 3, 4], [0, 0.5, 0.5, 0.5]),
+        ([1, 1, 1, 1, 2, 2, 3, 4], [0.5, 1.25, 1.0]),
+        ([1, 1, 1, 1, 2, 2, 3, 5, 9], [0.5, 1.25, 3.0]),
+        ([1, 2, 2, 3, 3, 3], [0.2, 1.1, 3.0]),  # 1/5; 1 - 4/5, 2 - 9/10, 3
+        ([1, 2, 3, 4, 4, 4], [1 / 3, 1.0, 0.1]),  # 3 - 4 is too little
+        ([1, 1, 2], [0.5, 0.5, 0.5]),  # none of 3
+        ([1, 3, 3], [0.5, 0.5, 0.5]),
     ],
 )
-def test_discounts_are_those_of_the_paper(counts: list[int], expected: list[float]) -> None:
-    """1 - 2Y n2/n1, 2 - 3Y n3/n2, 3 - 4Y n4/n3 with Y = n1 / (n1 + 2 n2), by hand."""
-    assert _discounts(np.array(counts)).tolist() == pytest.approx(expected)
+def test_discounts_are_those_of_the_paper(counts: list[int], discounts: list[float]) -> None:
+    """1 - 2Y n2/n1, 2 - 3Y n3/n2, 3 - 4Y n4/n3 with Y = n1 / (n1 + 2 n2), by hand, of bytes that occur so
+    often; the border before the text is the first of those that occur once. What is taken away is spread.
+    """
+    training = b"".join(bytes([65 + number]) * count for number, count in enumerate(counts[1:]))
+    taken = [discounts[min(count, 3) - 1] for count in counts]
+    found = ByteNgram(training, 1).probabilities(b"")
+    spread = sum(taken) / 256
+    for number, (count, off) in enumerate(zip(counts[1:], taken[1:], strict=True)):
+        assert found[65 + number] == pytest.approx((count - off + spread) / sum(counts))
+    assert found[1] == pytest.approx(spread / sum(counts))
 
 
 def plain_ngram(training: bytes, order: int, context: bytes, byte: int) -> float:

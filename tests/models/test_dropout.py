@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import torch
 
 from kielo.dataset.batches import Batch, with_dropout_keys
 from kielo.models import families
-from kielo.models.blocks import dropout
 from kielo.models.blocks.decoder import init_weights
 from kielo.models.blocks.dropout import ATTENTION, MLP, Noise, NoiseMaker, drop, drop_weights
 from tests.models.tiny_configs import LENGTH as TINY_LENGTH
@@ -78,18 +78,20 @@ def test_parts_are_those_of_the_whole() -> None:
     assert torch.equal(found, whole[3:8:2, columns[16:]])
 
 
-def test_elements_are_dropped_by_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+def hashed(bits: int, key: int) -> int:
+    """The hash, by integers of Python."""
+    bits = (((bits ^ (bits >> 16)) * 0x85EBCA6B) ^ key) % 2**32
+    bits = ((bits ^ (bits >> 13)) * 0xC2B2AE35) % 2**32
+    return bits ^ (bits >> 16)
+
+
+def test_elements_are_dropped_by_the_hash() -> None:
     """Place, sequence, position and column of 60 elements, by integers of Python; each place has its keys."""
     maker = NoiseMaker(LAYERS, 4)
     maker.rate = RATE
     positions = torch.tensor([0, 3, 100, 127])
     noise = maker(keys(range(2)), positions, 4)
     assert noise.keys_bp2.shape == (2, 2 + 2 * LAYERS, 2) and noise.positions_s.tolist() == positions.tolist()
-
-    def scrambled(bits: int, key: int) -> int:
-        bits = (((bits ^ (bits >> 16)) * 0x85EBCA6B) ^ key) % 2**32
-        bits = ((bits ^ (bits >> 13)) * 0xC2B2AE35) % 2**32
-        return bits ^ (bits >> 16)
 
     places = {0: noise.of_embedding, 7: noise.of_head}
     for layer in range(LAYERS):
@@ -104,25 +106,45 @@ def test_elements_are_dropped_by_the_hash(monkeypatch: pytest.MonkeyPatch) -> No
             sample, row, column = (int(generator.integers(size)) for size in found.shape)
             one, other = keys(range(sample, sample + 1))[0].numpy().view(np.uint32).tolist()
             both = [(part + (place + 1) * 0x9E3779B9) % 2**32 for part in (one, other)]
-            one, other = (scrambled(both[i], both[1 - i]) for i in (0, 1))
-            bits = scrambled((int(positions[row]) * WIDTH + column) ^ one, other)
+            one, other = (hashed(both[i], both[1 - i]) for i in (0, 1))
+            bits = hashed((int(positions[row]) * WIDTH + column) ^ one, other)
             signed = bits - 2**32 if bits >= 2**31 else bits
             stays = signed >= round(RATE * 2**32) - 2**31
             assert found[sample, row, column].item() == pytest.approx(1 / (1 - RATE) if stays else 0.0)
 
 
-def test_the_first_bits_that_stay_are_those_of_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bits are counted from -2^31: a quarter of them are below -2^30."""
-    maker = NoiseMaker(1, 4)
-    maker.rate = maker.weight_rate = 0.25
-    noise = maker(keys(range(2)), None, 8)
-    for bits, stays in ((-(2**30), 1 / 0.75), (-(2**30) - 1, 0.0)):
-        monkeypatch.setattr(
-            dropout, "_scrambled", lambda given, key, bits=bits: torch.full_like(given, bits)
-        )  # fmt: skip
-        assert drop(torch.ones(2, 8, 3), noise, 1).flatten().tolist() == pytest.approx([stays] * 48)
-        weights = drop_weights(torch.ones(2, 4, 8, 8), noise.weights.of_layer(0))
-        assert weights.flatten().tolist() == pytest.approx([stays] * 512)
+def test_an_element_is_dropped_if_its_bits_are_below_the_rate() -> None:
+    """Not if they are the rate: a rate that is made of one element's bits keeps it, the next one drops it. So
+    it is with a weight of attention.
+    """
+    maker = NoiseMaker(LAYERS, 4)
+
+    def noise(rate: float) -> Noise:
+        maker.rate = maker.weight_rate = rate
+        return maker(keys(range(1)), None, 8)
+
+    def bits(stays: Callable[[float], bool]) -> int:
+        """The largest rate that keeps it, in 2^-32, by halves."""
+        low, high = 0, 2**32 - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if stays(middle / 2**32) else (low, middle - 1)
+        return low
+
+    one, other = (part % 2**32 for part in keys(range(1))[0].tolist())
+    x = torch.ones(1, 8, WIDTH)
+    element = bits(lambda rate: bool(drop(x, noise(rate), 0)[0, 3, 5] != 0))
+    both = [(part + 0x9E3779B9) % 2**32 for part in (one, other)]
+    keys_of_place = [hashed(both[i], both[1 - i]) for i in (0, 1)]
+    by_hand = hashed((3 * WIDTH + 5) ^ keys_of_place[0], keys_of_place[1])
+    assert element == (by_hand + 2**31) % 2**32
+
+    weights = torch.ones(1, 4, 8, 8)
+    weight = bits(lambda rate: bool(drop_weights(weights, noise(rate).weights.of_layer(0))[0, 2, 3, 5] != 0))
+    for number in (2 + 2 * LAYERS, 2):
+        both = [(part + (number + 1) * 0x9E3779B9) % 2**32 for part in (one, other)]
+        one, other = (hashed(both[i], both[1 - i]) for i in (0, 1))
+    assert weight == (hashed((3 * 8 + 5) ^ one, other) + 2**31) % 2**32
 
 
 def test_noise_is_made_of_what_is_asked_for() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kielo.parallel import communicator, open_files
-from kielo.parallel.communicator import Startup, who_is_missing
+from kielo.parallel.communicator import NoCommunicator, Startup, raise_communicator, who_is_missing
 from kielo.parallel.open_files import allow_open_files, open_files_needed
 from kielo.recipe.errors import KieloError
 
@@ -27,8 +27,11 @@ class Store:
         self.values[key] = self.values.get(key, 0) + number
         return self.values[key]
 
-    def set(self, key: str, value: str) -> None:
-        self.values[key] = value.encode()
+    def set(self, key: str, value: str | bytes) -> None:
+        self.values[key] = value.encode() if isinstance(value, str) else value
+
+    def clone(self) -> "Store":
+        return self
 
     def get(self, key: str) -> bytes:
         return self.values[key]
@@ -60,11 +63,12 @@ def test_missing_ranks_are_named_to_all_by_the_first_that_asks(arrived, text, mo
     assert who_is_missing("tensor", ALL, store) == text and store.questions == questions + 1
 
 
-def test_few_questions_find_a_rank_among_many() -> None:
-    """One, and two for each half that lacks some: 1 + 2 × 10 for one of 1024."""
+def test_few_questions_find_a_rank_among_many(monkeypatch) -> None:
+    """One, and two for each half that lacks some: 1 + 2 × 10 for one of 1024; one more waits for the text."""
+    monkeypatch.setattr(communicator, "nodes_of_ranks", lambda ranks: [])
     store = Store(*(rank for rank in range(1024) if rank != 700))
-    assert communicator._missing("tensor", range(1024), store) == [700] and store.questions == 21
-    assert communicator._missing("tensor", range(1024), Store()) == list(range(1024))
+    told = who_is_missing("tensor", range(1024), store)
+    assert told.startswith("rank 700 did not arrive, 1023 of 1024 did") and store.questions == 21 + 1
 
 
 def test_nodes_are_named_and_no_more_than_32_of_anything(monkeypatch) -> None:
@@ -86,7 +90,6 @@ def test_a_store_that_is_gone_is_told() -> None:
     assert who_is_missing("tensor", ALL, store).startswith(
         "the store on rank 0 is gone, so rank 0 ended first"
     )
-    assert communicator._hosts_missing("tensor", ALL, store) == []
 
 
 def test_a_group_waits_longer_than_its_start() -> None:
@@ -94,12 +97,25 @@ def test_a_group_waits_longer_than_its_start() -> None:
     assert limit == timedelta(seconds=90, minutes=30)
 
 
-def test_the_first_allreduce_must_count_all_ranks(monkeypatch) -> None:
+@pytest.mark.parametrize("size", (2, 3, 4))
+def test_the_first_allreduce_must_count_all_ranks(size: int, monkeypatch) -> None:
+    """It counts three here."""
     monkeypatch.setattr(communicator, "dist", SimpleNamespace(all_reduce=lambda count, group: count.add_(2)))
-    communicator._warm("group", 3, torch.device("cpu"))
-    for size in (2, 4):
-        with pytest.raises(RuntimeError, match=f"first all-reduce counted 3 ranks instead of {size}"):
-            communicator._warm("group", size, torch.device("cpu"))
+    monkeypatch.setattr(communicator, "nodes_of_ranks", lambda ranks: [])
+    monkeypatch.setattr(communicator, "hosts_of_ranks", lambda ranks: [f"nid{rank}" for rank in ranks])
+    for rank, hosts in ((0, ("nid1",)), (2, ())):
+        startup = Startup(rank, Store(0, *range(2, 9)), torch.device("cpu"), 30.0)
+        if size == 3:
+            assert raise_communicator(startup, "tensor", range(size), lambda: "group") == "group"
+            continue
+        with pytest.raises(NoCommunicator) as caught:
+            raise_communicator(startup, "tensor", range(size), lambda: "group")
+        said = f"communicator 'tensor' failed (its first all-reduce counted 3 ranks instead of {size})"
+        assert (
+            str(caught.value).startswith(f"rank {rank}: {said}: rank 1 did not arrive")
+            and caught.value.hosts == hosts
+        )
+        assert startup.store.values[f"arrived/tensor/{rank}"] == b"1"
 
 
 @pytest.mark.parametrize(

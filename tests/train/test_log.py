@@ -3,8 +3,10 @@
 import io
 import json
 import resource
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,7 +27,7 @@ from kielo.artifact.metrics import (
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import TrainPlacement
 from kielo.train import meter as meter_module
-from kielo.train.log import Log, MetricsFile, PlainLines, ProgressBar, TensorBoard, _scalars, describe
+from kielo.train.log import Log, MetricsFile, PlainLines, ProgressBar, TensorBoard, Wandb, describe
 from kielo.train.manifest import usual_tokens_per_second, wall_seconds
 from kielo.train.meter import Meter
 
@@ -257,18 +259,34 @@ def test_each_kind_of_row_in_words(row: Row, line: str) -> None:
     assert stream.getvalue() == f"going on after step 6 of 20\nstep {row.step}/20  {line}\n"
 
 
-def test_scalars_are_what_is_a_number_in_each_row_of_its_kind() -> None:
+def test_scalars_are_what_is_a_number_in_each_row_of_its_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Held-out sets by language, then by name; a language that is not known is "other"."""
-    assert dict(_scalars(TrainingStep(**STEP | {"mfu": None, "skipped": 0}))) == {
-        "train/tokens": 896, "train/phase": 1, "train/loss": 3.12344, "train/gradient_norm": 0.844,
-        "train/learning_rate": 9.12e-4, "train/tokens_per_second": 12_345.6,
-        "train/tflops_per_second": 0.1144, "train/skipped": 0,
-    }  # fmt: skip
-    assert dict(_scalars(HeldOutLoss(step=7, heldout_loss=3.0, heldout_sets=SETS))) == {
-        "heldout/loss": 3.0, "heldout_loss/fi/news": 2.0, "heldout_bits_per_byte/fi/news": 1.3984,
-        "heldout_bits_per_byte/fi-en/mixed": 1.44, "heldout_loss/other/code": 1.5,
-    }  # fmt: skip
-    assert dict(_scalars(ROWS[11][0])) == {"train/highest_loss": 7.25, "train/usual_loss": 2.5}
+    found: list[dict[str, float]] = []
+    run = SimpleNamespace(define_metric=lambda *_, **__: None, log=found.append)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: run))
+    sink = Wandb("project", "name", tmp_path)
+    sink.start(0)
+    for row in (
+        TrainingStep(**STEP | {"mfu": None, "skipped": 0}),
+        HeldOutLoss(step=7, heldout_loss=3.0, heldout_sets=SETS),
+        ROWS[11][0],
+    ):
+        sink.write(row)
+    assert found == [
+        {
+            "step": 7, "train/tokens": 896, "train/phase": 1, "train/loss": 3.12344,
+            "train/gradient_norm": 0.844, "train/learning_rate": 9.12e-4,
+            "train/tokens_per_second": 12_345.6, "train/tflops_per_second": 0.1144, "train/skipped": 0,
+        },
+        {
+            "step": 7, "heldout/loss": 3.0, "heldout_loss/fi/news": 2.0,
+            "heldout_bits_per_byte/fi/news": 1.3984, "heldout_bits_per_byte/fi-en/mixed": 1.44,
+            "heldout_loss/other/code": 1.5,
+        },
+        {"step": 9, "train/highest_loss": 7.25, "train/usual_loss": 2.5},
+    ]  # fmt: skip
 
 
 def test_the_first_the_last_and_every_nth_step_are_logged() -> None:

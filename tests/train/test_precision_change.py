@@ -4,6 +4,7 @@ and one to fp8 that does harm is taken back.
 
 import math
 import weakref
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -250,54 +251,81 @@ def test_fp8_itself_comes_and_goes(folder: Path) -> None:
 
 
 class Changing:
-    """A run after `step`, whose change to FP8 at step 101 is watched; `done`: what is written and told."""
+    """A run after `step`, whose change to FP8 at step 101 is watched; `done`: what happens, in its order."""
 
-    def __init__(self, step: int, rows: list[tuple[float, float]], **rises: float):
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, step: int, rows: list[tuple[float, float]],
+        saved: int | None = 100, watch_steps: int = 25, **settings: Any,
+    ):  # fmt: skip
         self.done: list[Any] = []
-        watch = {"first_step": 101, "loss": 2.0, "gradient_norm": 1.0}
+        note = self.done.append
         self.state = SimpleNamespace(
-            step=step, tokens=10 * step, refused_changes=[],
-            watch=watch | {"loss_rise": -1.0, "gradient_norm_rise": -1.0} | rises,
+            step=step, tokens=10 * step, refused_changes=[7], precisions=[[1, "bf16"], [101, "fp8"]],
+            watch={
+                "first_step": 101, "loss": 2.0, "gradient_norm": 1.0, "loss_rise": -1.0,
+                "gradient_norm_rise": -1.0,
+            },
         )  # fmt: skip
         self.guard = SimpleNamespace(last=lambda steps: rows[-steps:])
-        self.current = SimpleNamespace(precision="fp8")
-        self.log = SimpleNamespace(write=self.done.append)
+        self.current = SimpleNamespace(precision="fp8", trainable=())
+        self.log = SimpleNamespace(write=note, go_back=lambda step: note(("log", step)))
+        self.meter = SimpleNamespace(paused=nullcontext, go_back=lambda tokens: note(("meter", tokens)))
+        self.alert = lambda step, message: note((step, message))
+        self.checkpoints = SimpleNamespace(
+            settle=lambda: note("settle"), newest_step=saved, save=lambda loss: note(("save", loss)),
+            go_back_to=lambda step: note(("go back to", step)) or step == saved, note_trainable=str,
+        )  # fmt: skip
+        train_settings = SimpleNamespace(
+            fp8=Fp8(watch_steps=watch_steps, **settings), precision="bf16", precision_changes=((101, "fp8"),)
+        )
+        self.resolved = SimpleNamespace(identity=SimpleNamespace(
+            train=train_settings, phases=[SimpleNamespace(trainable=())], phase_index=lambda step: 0,
+        ))  # fmt: skip
+        monkeypatch.setattr(precision_change, "compute_in", self.compute_in)
+        monkeypatch.setattr(precision_change, "restore", self.restore)
 
-    def checked(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> "Changing":
-        identity = SimpleNamespace(train=SimpleNamespace(fp8=Fp8(watch_steps=25, **settings)))
-        monkeypatch.setattr(precision_change, "_take_back", lambda *_: self.done.append("taken back"))
-        check_watched_change(self, SimpleNamespace(identity=identity))
+    def compute_in(self, run: Any, resolved: Any, precision: str) -> None:
+        self.current.precision = precision
+        self.done.append(precision)
+
+    def restore(self, run: Any) -> None:
+        self.done.append("restore")
+        if ("go back to", 100) in self.done and self.checkpoints.newest_step == 100:
+            self.state.step, self.state.tokens = 100, 1000
+
+    def check(self) -> "Changing":
+        check_watched_change(self, self.resolved)
         return self
 
 
 SAME = [(2.0, 1.0)] * 10
 
 
-def test_a_change_is_judged_every_ten_steps_and_at_the_end_of_the_watch() -> None:
+def test_a_change_is_judged_every_ten_steps_and_at_the_end_of_the_watch(monkeypatch) -> None:
     """The last look may be sooner; without a watch there is none."""
-    next_steps = {step: next_check(Changing(step, SAME), Fp8(watch_steps=25)) for step in range(100, 126)}
-    assert next_steps == {
-        step: 110 if step < 110 else 120 if step < 120 else 125 for step in range(100, 126)
-    }  # fmt: skip
-    unwatched = Changing(105, SAME)
-    unwatched.state.watch = None
-    assert next_check(unwatched, Fp8()) == math.inf
+    run, found = Changing(monkeypatch, 100, SAME), {}
+    for run.state.step in range(100, 126):
+        found[run.state.step] = next_check(run, Fp8(watch_steps=25))
+    assert found == {step: 110 if step < 110 else 120 if step < 120 else 125 for step in range(100, 126)}
+    run.state.watch = None
+    assert next_check(run, Fp8()) == math.inf
+    assert run.check().done == []
 
 
 def test_the_mean_of_ten_steps_is_compared_with_that_before_the_change(monkeypatch) -> None:
     """By hand: a loss of 2.04 is 2 % more than 2, a norm of 2 100 % more than 1; the largest rise stays."""
     rows = [(9.0, 9.0), (2.0, 1.0), *[(2.04, 2.0)] * 9]
-    run = Changing(110, rows).checked(monkeypatch)
+    run = Changing(monkeypatch, 110, rows).check()
     assert run.state.watch["loss_rise"] == pytest.approx(0.018)
     assert run.state.watch["gradient_norm_rise"] == pytest.approx(0.9) and run.done == []
-    run = Changing(120, SAME, loss_rise=0.015, gradient_norm_rise=0.5).checked(monkeypatch)
+    run = Changing(monkeypatch, 120, SAME)
+    run.state.watch |= {"loss_rise": 0.015, "gradient_norm_rise": 0.5}
+    run.check()
     assert (run.state.watch["loss_rise"], run.state.watch["gradient_norm_rise"]) == (0.015, 0.5)
-    between = Changing(111, [(9.0, 9.0)]).checked(monkeypatch)
+    between = Changing(monkeypatch, 111, [(9.0, 9.0)]).check()
     assert between.done == [] and between.state.watch["loss_rise"] == -1.0
-    short = Changing(105, [(9.0, 9.0)] * 5 + [(2.02, 1.5)] * 5)
-    monkeypatch.setattr(precision_change, "_take_back", pytest.fail)
-    settings = SimpleNamespace(train=SimpleNamespace(fp8=Fp8(watch_steps=5)))
-    check_watched_change(short, SimpleNamespace(identity=settings))
+    rows = [(9.0, 9.0)] * 5 + [(2.02, 1.5)] * 5
+    short = Changing(monkeypatch, 105, rows, watch_steps=5).check()
     assert short.done[0].loss_rise == pytest.approx(0.01) and short.state.watch is None
 
 
@@ -316,9 +344,9 @@ def test_the_mean_of_ten_steps_is_compared_with_that_before_the_change(monkeypat
 @pytest.mark.parametrize("step", (110, 125))
 def test_a_change_is_taken_back_or_kept(monkeypatch, row, settings, is_harmful, step) -> None:
     """Taken back at any look, kept at the last one; then the watch is over."""
-    run = Changing(step, [row] * 10).checked(monkeypatch, **settings)
+    run = Changing(monkeypatch, step, [row] * 10, **settings).check()
     if is_harmful:
-        assert run.done == ["taken back"]
+        assert run.current.precision == "bf16" and run.state.watch is None
     elif step == 110:
         assert run.done == [] and run.state.watch is not None
     else:
@@ -329,17 +357,34 @@ def test_a_change_is_taken_back_or_kept(monkeypatch, row, settings, is_harmful, 
         assert kept.gradient_norm_rise == pytest.approx(row[1] - 1)
 
 
-def test_a_watch_begins_with_the_means_of_the_sound_steps_before() -> None:
+@pytest.mark.parametrize(("saved", "step"), [(100, 100), (None, 110), (110, 110)])
+def test_what_is_taken_back_is_told_and_not_tried_again(monkeypatch, saved: int | None, step: int) -> None:
+    """From the checkpoint at the change, or from here where that is gone, which is saved unless it was."""
+    run = Changing(monkeypatch, 110, [(2.5, 1.0)] * 10, saved).check()
+    saves = {100: [], None: ["settle", ("save", 2.5), "settle"], 110: ["settle"]}[saved]
+    *done, verdict, alert = run.done
+    assert done == [("go back to", 100), *saves, "bf16", "restore", ("meter", 10 * step), ("log", step)]
+    assert (verdict.outcome, verdict.step, verdict.tokens) == ("taken back", step, 10 * step)
+    assert (verdict.precision, verdict.precision_from, verdict.loss_rise) == ("fp8", 101, 0.25)
+    assert alert[0] == step and f"goes on in bf16 after step {step}." in alert[1]
+    assert "fp8 from step 101 on made the loss rise by 25.0% and the gradient norm by 0%" in alert[1]
+    assert run.state.refused_changes == [7, 101] and run.state.watch is None
+
+
+def test_a_watch_begins_with_the_means_of_the_sound_steps_before(monkeypatch) -> None:
     """Steps that were not finite, or whose norm is 0, do not count; without any other there is no watch."""
     rows = [(9.0, 9.0), (1.0, 2.0), (math.nan, 1.0), (1.0, 0.0), (3.0, math.inf), (3.0, 6.0)]
-    run = Changing(100, rows)
-    run.state.watch = None
-    precision_change._begin_watch(run, Fp8(watch_steps=5))
-    assert run.state.watch == {
-        "first_step": 101, "loss": 2.0, "gradient_norm": 4.0, "loss_rise": -1.0, "gradient_norm_rise": -1.0,
-    }  # fmt: skip
-    for rows, precision in (([(math.nan, 1.0)], "fp8"), (SAME, "bf16")):
-        run = Changing(100, rows)
-        run.state.watch, run.current.precision = None, precision
-        precision_change._begin_watch(run, Fp8(watch_steps=5))
-        assert run.state.watch is None
+    for given, watch in (
+        (rows, {"first_step": 101, "loss": 2.0, "gradient_norm": 4.0, "loss_rise": -1.0,
+                "gradient_norm_rise": -1.0}),
+        ([(math.nan, 1.0)], None),
+    ):  # fmt: skip
+        run = Changing(monkeypatch, 100, given, watch_steps=5)
+        run.current.precision, run.state.precisions = "bf16", [[1, "bf16"]]
+        precision_change.settle_precision(run, run.resolved)
+        assert run.state.watch == watch and run.state.precisions == [[1, "bf16"], [101, "fp8"]]
+        assert run.done[:3] == ["settle", "fp8", "restore"]
+        assert (run.done[3].step, run.done[3].precision) == (100, "fp8")
+        run.done.clear()
+        precision_change.settle_precision(run, run.resolved)
+        assert run.done == []

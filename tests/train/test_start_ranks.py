@@ -83,9 +83,11 @@ def leaving(folder: Path, *given: Any, said: str = "", checkpoint: str = ""):
         if given:
             write(folder, *given)
         ranks.refusal.write_text(said)
-        if checkpoint:
-            (folder / "checkpoints" / checkpoint).mkdir(parents=True)
-            (folder / "checkpoints" / checkpoint / "manifest.json").touch()
+        if checkpoint:  # with one before it, and one after it that is not whole
+            for name in ("step_00000002", checkpoint, "step_00000006"):
+                (folder / "checkpoints" / name).mkdir(parents=True)
+                if name <= checkpoint:
+                    (folder / "checkpoints" / name / "manifest.json").touch()
 
     return leave
 
@@ -118,15 +120,6 @@ def test_ranks_that_were_killed_are_started_again_and_it_is_said(folder: Path, c
     assert capsys.readouterr().err == "".join(f"kielo: {message}\n" for _, message in told)
     assert Ranks.made.done == [("start", True), ("wait", 17)] * 4 + ["close"]
     assert Ranks.made.given == (["-m", "kielo", "train", "tiny.toml", "--profile"], 2, 75)
-
-
-def test_the_newest_checkpoint_is_one_that_is_whole(folder: Path) -> None:
-    for name in ("step_00000002", "step_00000004", "step_00000006"):
-        (folder / "checkpoints" / name).mkdir(parents=True)
-    assert module._newest_checkpoint(folder) == ""
-    for name in ("step_00000002", "step_00000004"):
-        (folder / "checkpoints" / name / "manifest.json").touch()
-    assert module._newest_checkpoint(folder) == "step_00000004"
 
 
 @pytest.mark.parametrize(
@@ -222,10 +215,13 @@ def test_signals_are_passed_on_once_and_a_second_press_ends_the_ranks(folder: Pa
 
 def test_ranks_on_gpus_import_for_themselves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Libraries of GPUs do not work in a process that was forked; on CPUs torch is imported once for all."""
-    for present, modules in (("nvidia0", ()), ("kfd", ()), ("dxg", ()), ("null", module._MODULES)):
+    for present in ("nvidia0", "kfd", "dxg", "null"):
         monkeypatch.setattr(
             module, "Path", lambda *parts, present=present: Path(*parts) if parts[0] != "/dev" else
             SimpleNamespace(exists=lambda: parts[1] == present)
         )  # fmt: skip
         started((leaving(folder, "finished"), None))
-        assert Ranks.made.modules == modules and ("kielo.train.run" in modules) == (present == "null")
+        if present == "null":
+            assert {"kielo.train.run", "torch.distributed.fsdp"} < set(Ranks.made.modules)
+        else:
+            assert Ranks.made.modules == ()

@@ -95,15 +95,15 @@ def test_the_run_goes_back_to_before_the_comparison() -> None:
 
 
 def test_a_rank_that_is_found_twice_ends_the_run_and_another_does_not() -> None:
-    watch = check(3, Checkpoints())
+    checkpoints = Checkpoints()
+    watch = check(3, checkpoints)
     assert watch.must_go_back(3, replicas(NORM), False)
     assert watch.must_go_back(6, replicas(replace(NORM, ranks=(0, 1))), False)
     assert watch.must_go_back(9, replicas(replace(NORM, ranks=(3,))), False)
     for ranks in ((2,), (1, 4), (3,)):
-        checkpoints = watch._checkpoints.asked.copy()
         with pytest.raises(KieloError, match=r"^step 12: replicas differ: .*it is not the first time"):
             watch.must_go_back(12, replicas(replace(NORM, ranks=ranks)), False)
-        assert watch._checkpoints.asked == checkpoints
+        assert checkpoints.asked == [3, 6, 9]
 
 
 EPISODE = Episode(
