@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 PART ?= 1
+# Processes of the test suite. Each takes whole files, so that what a file shares is made once.
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 MINUTES ?= 5
 # What runs on the GPU: the peers' environment, else Kielo's own, else (a machine that can install nothing) the python there.
 GPU_PYTHON ?= $(firstword $(wildcard $(PEERS)/bin/python $(BIN)/python) $(PYTHON))
@@ -15,21 +18,24 @@ unexport PYTHONDONTWRITEBYTECODE
 TORCH_210 ?= .torch/2.10
 TORCH_211 ?= .torch/2.11
 
-.PHONY: help demo test test-faults test-full test-slurm test-slurm-short test-torches soak lint bench-peers bench-gpu clean
+.PHONY: help demo test test-faults test-full test-slurm test-slurm-short test-torches mutants soak lint bench-peers bench-gpu clean
 
 help:
-	@echo "make demo       real Estonian text to a verified, publishable model (about 10 minutes on 2 cores)"
-	@echo "make test       the test suite"
-	@echo "make test-faults  odd inputs, faults and careless uses: nothing is lost, nothing is silent (of long sweeps a part)"
-	@echo "make test-full  all of them: test, test-faults, and the cases marked full (every layout, large rehearsals, whole sweeps)"
-	@echo "make test-slurm  chains of jobs on a real Slurm of four nodes on this machine (root; apt-get install slurm-wlm munge),"
-	@echo "                and on a Grid Engine (gridengine-master gridengine-exec gridengine-client openmpi-bin)"
-	@echo "make test-slurm-short  the part of it that .ci/run runs: Slurm, 3 minutes"
-	@echo "make test-torches  what depends on torch, with 2.10, 2.11 and the pinned version (downloads 11 GB)"
-	@echo "make soak MINUTES=5  8 ranks, a random fault every minute, and the end of an undisturbed run"
-	@echo "make lint       ruff and the stairs of imports"
-	@echo "make bench-peers           the engines that benchmarks/step.py compares with, in an environment of their own"
-	@echo "make bench-gpu PART=1|2|3|4  every bar that needs a GPU, in parts of at most 9 minutes"
+	@echo "Times are of two quiet cores, after the install (2 minutes on the first call)."
+	@echo "make demo              @DEMO@  real Estonian text to a verified, publishable model"
+	@echo "make test              @TEST@  the test suite, in WORKERS=$(WORKERS) processes"
+	@echo "make test-faults       @FAULTS@  odd inputs, faults and careless uses: nothing is lost, nothing is silent"
+	@echo "make test-full         @FULL@  test, test-faults, and the cases marked full (each layout, whole sweeps)"
+	@echo "make mutants           @MUTANTS@  changes the source in small ways and counts how many a test notices"
+	@echo "make lint              @LINT@  ruff and the stairs of imports"
+	@echo "make soak MINUTES=5    @SOAK@  8 ranks, a random fault each minute, and the end of an undisturbed run"
+	@echo "make test-slurm-short  @SHORT@  jobs on a real Slurm of four nodes here (root; apt-get install slurm-wlm munge)"
+	@echo "make test-slurm        @SLURM@  all of them, and a Grid Engine (gridengine-master gridengine-exec"
+	@echo "                               gridengine-client openmpi-bin)"
+	@echo "make test-torches      @TORCHES@  what depends on torch, with 2.10, 2.11 and the pinned version (downloads 11 GB)"
+	@echo "make bench-peers       @PEERS@  installs the engines that benchmarks/step.py compares with"
+	@echo "make bench-gpu PART=1  @GPU@  each bar that needs a GPU, in parts 1, 2, 3 and 4"
+	@echo "make clean             removes the virtual environments, runs and builds"
 
 $(VENV)/.train: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Kielo needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12") if sys.version_info < (3, 11) else 0'
@@ -45,10 +51,10 @@ demo: $(VENV)/.train
 	$(BIN)/python -m kielo run demo_estonian $(DEMO_OPTIONS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -m 'not full and not faults' --timeout 300 $(PYTEST_OPTIONS)
+	$(PYTEST) -m 'not full and not faults' --timeout 300 $(PYTEST_OPTIONS)
 
 test-faults: $(VENV)/.test
-	$(BIN)/python -m pytest -m 'faults and not full' --timeout 300 $(PYTEST_OPTIONS)
+	$(PYTEST) -m 'faults and not full' --timeout 300 $(PYTEST_OPTIONS)
 
 test-full: $(VENV)/.test
 	$(BIN)/python benchmarks/full_tests.py
@@ -69,6 +75,9 @@ test-slurm-short: $(VENV)/.test
 # The versions run side by side, as many at once as there are cores.
 test-torches: $(VENV)/.test $(TORCH_210) $(TORCH_211)
 	$(BIN)/python benchmarks/torches.py $(abspath $(TORCH_210)) $(abspath $(TORCH_211)) ''
+
+mutants: $(VENV)/.test
+	$(BIN)/python benchmarks/mutants.py $(MUTANTS_OPTIONS)
 
 soak: $(VENV)/.train
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) $(SOAK_OPTIONS)

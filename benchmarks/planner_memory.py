@@ -104,7 +104,7 @@ def main() -> None:
     torch.set_num_threads(1)
     started = time.monotonic()
     rows = [
-        _row(f"{ranks} ranks, {many} micro-batches: {more}", _small(ranks, many, more))
+        _row(f"{ranks} ranks, {many} micro-batches: {more}", small(ranks, many, more))
         for ranks, many, more in CASES
     ]
     if options.long:
@@ -176,7 +176,7 @@ def _row(name: str, resolved: Resolved) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _small(ranks: int, micro_batches: int, overrides: str) -> Resolved:
+def small(ranks: int, micro_batches: int, overrides: str) -> Resolved:
     said = _SMALL | _said(overrides)
     split = (
         int(said.get("layout.tensor", 1))

@@ -14,7 +14,8 @@ SHOWN_FOLDER = "/scratch/project_462000000/kielo"
 
 def page() -> str:
     """Returns job.sh of `kielo launch poro_34b`, as if it were launched in `SHOWN_FOLDER`."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    # A path without characters that bash wants in quotes, whatever TMPDIR is.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, contextlib.chdir(folder):
         with contextlib.redirect_stdout(io.StringIO()):
             assert main(["launch", "poro_34b", *FLAGS]) == 0
         text = Path("runs/poro_34b/launch/0001/job.sh").read_text(encoding="utf-8")

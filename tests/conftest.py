@@ -1,12 +1,32 @@
-"""What all tests share: a collector that has little to look through, and the times of a planted fault."""
+"""What all tests share: surroundings of their own, a small heap to collect, and times of a planted fault."""
 
 import gc
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from kielo.train.garbage import Garbage
+from tests import surroundings
 from tests.fault_times import FaultTimes
+
+if TYPE_CHECKING:
+    from kielo.train.garbage import Garbage
+
+# Before a test imports anything. Each worker of pytest-xdist has a home of its own.
+HOME = tempfile.mkdtemp(prefix="kielo_home_")
+surroundings.make_own(os.environ, HOME)
+surroundings.decode_alike()
+# This process and all that it starts ask no name server: torch looks up the name of each peer of a rank, for
+# its messages, and waits 5 s for a server that does not answer at once.
+os.environ["RES_OPTIONS"] = "attempts:0"
+
+
+def pytest_unconfigure() -> None:
+    """Of this process alone: those that were forked from it end without."""
+    shutil.rmtree(HOME, ignore_errors=True)
 
 
 def pytest_collection_finish() -> None:
@@ -15,17 +35,19 @@ def pytest_collection_finish() -> None:
     Else every training in a test's own process looks through 700,000 objects when it begins: 0.4 s. The real
     beginning and end are held by tests/train/test_garbage.py, in a process of its own, and by all ranks.
     """
+    from kielo.train.garbage import Garbage
+
     gc.collect()
     gc.freeze()
     Garbage.begin, Garbage.end = _begin, _end
 
 
-def _begin(garbage: Garbage) -> None:
+def _begin(garbage: "Garbage") -> None:
     gc.collect()
     gc.disable()
 
 
-def _end(garbage: Garbage) -> None:
+def _end(garbage: "Garbage") -> None:
     gc.enable()
 
 

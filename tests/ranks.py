@@ -9,13 +9,17 @@ import gc
 import multiprocessing
 import os
 import pickle
-import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import cache
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from typing import Any
+
+from kielo.parallel.fork_server import listen_at_a_short_path
+from kielo.parallel.local_ranks import free_port
 
 _PRELOAD = [
     "torch",
@@ -44,8 +48,7 @@ def run_ranks(
     Raises RuntimeError with every failed rank's traceback, its lines prefixed by the rank, or naming the
     ranks that were still running after `timeout_seconds` (their stacks are on stderr).
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
+    context = _forking()
     port = free_port()
     # Plain pickle: torch's own between processes passes file descriptors, which die with their process.
     parcel = pickle.dumps((fn, args))
@@ -67,11 +70,18 @@ def run_ranks(
     return _results(outcomes, num_ranks, timeout_seconds)
 
 
-def free_port() -> int:
-    """A TCP port that nobody listens on just now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+@cache
+def _forking() -> ForkServerContext:
+    """Returns the context of the server once that has imported all: on a slow disk or beside much other work
+    it takes a minute, which is none of a rank's.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    listen_at_a_short_path()
+    first = context.Process(target=int)
+    first.start()
+    first.join()
+    return context
 
 
 def _torchrun_variables(rank: int, num_ranks: int, port: int) -> dict[str, str]:

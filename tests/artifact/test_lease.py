@@ -2,18 +2,20 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from kielo.artifact.lease import HANDED_DOWN, Lease, held
+from kielo.artifact.lease import HANDED_DOWN, Holder, Lease, held
 from kielo.recipe.errors import KieloError
 from kielo.train import build
 from kielo.train.run import train
@@ -195,6 +197,137 @@ def test_a_holder_that_was_only_frozen_notices_before_it_publishes(tmp_path):
         taker.check()  # given back: it vouches for nothing more
 
 
+@pytest.fixture
+def before_creation(monkeypatch):
+    """before_creation(action): runs `action` once, after a taker's look and before it makes its own lease."""
+
+    def do(action) -> None:
+        real, waiting = os.open, [action]
+
+        def create(path, flags, *more):
+            if flags & os.O_EXCL and waiting:
+                waiting.pop()()
+            return real(path, flags, *more)
+
+        monkeypatch.setattr(os, "open", create)
+
+    return do
+
+
+def dead_holder(folder: Path, number: int = 1) -> Path:
+    """A lease of this machine whose process is none any more."""
+    with Lease.take(folder, 3600).beating() as lease:
+        content = json.loads(lease.path.read_text())
+    path = folder / f"lease.{number:08d}.json"
+    path.write_text(json.dumps(content | {"process_started": content["process_started"] - 1}))
+    return path
+
+
+def test_a_taker_that_slept_finds_a_later_holder(tmp_path, before_creation):
+    """Others took the dead lease over and went on to the next number: its own is taken back."""
+    live = Lease.take(tmp_path / "other", 3600).path.read_text()
+    dead_holder(tmp_path)
+    before_creation(lambda: (tmp_path / "lease.00000003.json").write_text(live))
+    with pytest.raises(KieloError, match="another job works in this folder"):
+        Lease.take(tmp_path, 3600)
+    assert leases(tmp_path) == ["lease.00000001.json", "lease.00000003.json"]
+
+
+def test_a_taker_that_slept_finds_the_dead_lease_changed(tmp_path, before_creation):
+    """Others have come and gone, and one of them holds the first number now: there are not two holders."""
+    live = Lease.take(tmp_path / "other", 3600).path.read_text()
+    dead = dead_holder(tmp_path)
+    before_creation(lambda: dead.write_text(live))
+    with pytest.raises(KieloError, match="another job works in this folder"):
+        Lease.take(tmp_path, 3600)
+    assert leases(tmp_path) == ["lease.00000001.json"]
+
+
+def test_a_taker_that_slept_finds_nobody(tmp_path, before_creation):
+    """All others are gone: it begins at number 1, as any other taker would now."""
+    dead = dead_holder(tmp_path)
+    before_creation(dead.unlink)
+    lease = Lease.take(tmp_path, 3600)
+    assert leases(tmp_path) == [lease.path.name] == ["lease.00000001.json"]
+
+
+def test_all_earlier_leases_go_when_a_dead_one_is_taken_over(tmp_path):
+    for number in (1, 2, 5):
+        dead_holder(tmp_path, number)
+    assert Lease.take(tmp_path, 3600).path.name == "lease.00000006.json"
+    assert leases(tmp_path) == ["lease.00000006.json"]
+
+
+@pytest.mark.parametrize("look", [1, 15, None])
+def test_a_holder_elsewhere_is_looked_at_fifteen_times(look, tmp_path, monkeypatch, caplog):
+    """Five looks for each of three beats: a beat before the last look refuses; without one it is dead."""
+    path, sleeps = foreign_holder(tmp_path), []
+
+    def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        if len(sleeps) == look:
+            os.utime(path, (1, 1))
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    if look is None:
+        assert Lease.take(tmp_path, 10.0).path.name == "lease.00000008.json"
+        assert "nid001234 (Slurm job 77), since 2026-11-21T12:00:00+00:00 gave no sign of life for 30 s" in (
+            caplog.text
+        )
+    else:
+        with pytest.raises(KieloError, match=r"process 1 on nid001234 .*stop it \(scancel 77\)"):
+            Lease.take(tmp_path, 10.0)
+    assert sleeps == [2.0] * (look or 15)
+
+
+def test_a_lease_that_is_released_while_it_is_looked_at_is_free(tmp_path, monkeypatch):
+    path = foreign_holder(tmp_path)
+    monkeypatch.setattr(time, "sleep", lambda seconds: path.unlink())
+    assert Lease.take(tmp_path, 10.0).path.name == "lease.00000001.json"
+
+
+def test_a_lease_of_an_earlier_version_keeps_others_out(tmp_path):
+    """It was in RUN/train: a live one refuses, a dead one goes."""
+    (tmp_path / "train").mkdir()
+    dead = dead_holder(tmp_path / "train")
+    assert Lease.take(tmp_path, 3600).path.name == "lease.00000001.json" and not dead.exists()
+    (tmp_path / "lease.00000001.json").unlink()
+    live = Lease.take(tmp_path / "train", 3600)
+    with pytest.raises(KieloError, match="another job works in this folder"):
+        Lease.take(tmp_path, 3600)
+    assert live.path.exists() and leases(tmp_path) == []
+
+
+def test_a_holder_says_who_it_is(tmp_path, monkeypatch):
+    """With its Slurm job where it has one."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    for job, told in ((None, ""), ("4711", " (Slurm job 4711)")):
+        if job:
+            monkeypatch.setenv("SLURM_JOB_ID", job)
+        holder = Holder(**json.loads(Lease.take(tmp_path / str(job), 3600).path.read_text()))
+        assert (
+            str(holder) == f"process {os.getpid()} on {socket.gethostname()}{told}, since {holder.started_at}"
+        )
+        assert holder.is_here() and holder.is_running()
+        for change in ({"host": "other"}, {"machine": "other"}):
+            assert not replace(holder, **change).is_here()
+        assert not replace(holder, process_started=1).is_running()
+        assert not replace(holder, pid=2**22 + 1).is_running()  # Linux' largest is 2^22
+
+
+def test_a_token_is_worth_the_newest_lease_of_its_folder_alone(tmp_path):
+    lease = Lease.take(tmp_path, 3600)
+    found = Lease.with_token(tmp_path, lease.token)
+    assert found.path == lease.path and found.token == lease.token
+    found.check()
+    assert Lease.with_token(tmp_path, "other") is None and Lease.with_token(tmp_path / "gone", "x") is None
+    foreign_holder(tmp_path)
+    assert Lease.with_token(tmp_path, lease.token) is None
+    with pytest.raises(KieloError, match="lease.00000001.json is no longer this job's: it was removed"):
+        os.unlink(lease.path)
+        lease.check()
+
+
 def train_until_told(resolved: Any, signs: Path) -> str:
     """The first job: waits before its second step until the second job was refused."""
     original = build.Feed.take
@@ -210,7 +343,7 @@ def train_until_told(resolved: Any, signs: Path) -> str:
 
 
 def wait_for(path: Path) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240  # torch may be imported first
     while not path.exists() and time.monotonic() < until:
         time.sleep(0.02)
     assert path.exists()

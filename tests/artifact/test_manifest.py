@@ -6,10 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from kielo.artifact.documents import DocumentWriter
 from kielo.artifact.manifest import (
     check_sizes,
     differences,
@@ -22,7 +20,6 @@ from kielo.artifact.manifest import (
 )
 from kielo.artifact.own_text import marked
 from kielo.artifact.stage_folder import StageFolder
-from kielo.artifact.token_shards import TokenShardWriter
 from kielo.artifact.trained_text import refuse_to_replace
 from kielo.recipe.errors import KieloError
 
@@ -261,32 +258,3 @@ def test_what_cannot_be_a_stage_folder_is_refused(tmp_path):
         with pytest.raises(KieloError, match=f"{folder}: .*{told}"):
             _write(tmp_path / folder)
     assert sorted(tmp_path.iterdir()) == before and (tmp_path / "file").read_text() == "mine"
-
-
-def test_all_is_on_the_disk_before_the_manifest_and_the_name(tmp_path, monkeypatch):
-    """Order of the calls: files and folders, the manifest, its folder, the name,
-    the folder that holds the name.
-    """
-    done = []
-    fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: done.append(os.readlink(f"/proc/self/fd/{fd}")) or fsync(fd))
-    monkeypatch.setattr(os, "replace", lambda source, to: replace(source, to) or done.append(f"name {to}"))
-    with write_stage(tmp_path / "runs" / "stage", "trial", 1, {}, {}) as stage:
-        (stage.folder / "deep").mkdir()
-        (stage.folder / "deep" / "a.txt").write_text("written by another program")
-        with DocumentWriter(stage.folder / "b.jsonl.zst") as documents:
-            documents.add({"text": "b"})
-        with TokenShardWriter(stage.folder / "c", 10) as shard:
-            shard.add(np.array([1]))
-        new = str(stage.folder)
-    manifest = done.index(f"name {new}/manifest.json")
-    name = done.index(f"name {tmp_path}/runs/stage")
-    files = read_manifest(tmp_path / "runs" / "stage").files
-    assert set(files) == {"deep/a.txt", "b.jsonl.zst", "c.bin", "c.idx"}
-    for file in (*files, "deep"):
-        assert f"{new}/{file}" in done[:manifest], file
-    assert new in done[manifest:name] and str(tmp_path / "runs") in done[name:]
-    assert str(tmp_path) in done[:manifest], "the new folder above has its name on the disk too"
-    for file in ("b.jsonl.zst", "c.bin", "c.idx"):
-        named = done.index(f"name {new}/{file}")
-        assert any(f".{file}." in entry for entry in done[:named]) and done[named + 1] == new

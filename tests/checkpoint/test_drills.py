@@ -118,7 +118,7 @@ def survivors(folder: Path, *steps: int) -> int:
     return step
 
 
-@pytest.mark.parametrize(("step", "points"), [(300, 50), (200, 20)])
+@pytest.mark.parametrize(("step", "points"), [(300, 40), (200, 12)])
 def test_a_kill_anywhere_in_a_save_leaves_a_whole_checkpoint(tmp_path, step, points):
     """A kill at any call of a save restores the old step or the new one, also for a step that exists."""
     save(tmp_path / "before", 100, 200)
@@ -147,7 +147,7 @@ def save_together_and_die(folder: Path, victim: int, at: int) -> None:
     checkpointer.settle()
 
 
-@pytest.mark.parametrize(("victim", "at"), [(0, 1), (0, 12), (0, 22), (1, 0), (1, 6), (1, 13)])
+@pytest.mark.parametrize(("victim", "at"), [(0, 1), (0, 12), (0, 22), (1, 0), (1, 13)])
 def test_a_rank_killed_in_a_save_of_two_leaves_a_whole_checkpoint(tmp_path, victim, at):
     """The other rank ends with an error and publishes no half; earlier checkpoints stay whole."""
     save(tmp_path, 100, 200)

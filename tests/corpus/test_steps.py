@@ -5,12 +5,14 @@ import unicodedata
 from types import SimpleNamespace
 
 import pytest
+import xxhash
 
 from kielo.corpus.document_filters import DocumentLanguage, DocumentLength
 from kielo.corpus.duplicates import DocumentDuplicates, LineDuplicates
 from kielo.corpus.language_identification import THRESHOLDS
 from kielo.corpus.line_filters import LineLanguage, LineLength, ScriptFilter
 from kielo.corpus.normalise import Normalise, normalise_line
+from kielo.corpus.pairs import LayOutPairs
 from kielo.corpus.settings import effective_settings
 from kielo.corpus.split_document import split_document
 from kielo.recipe.cards import language
@@ -48,6 +50,29 @@ def test_script_by_share_of_letters():
     card = language("ja")
     japanese = ScriptFilter(card.unicode_scripts, card.letters, 0.01)
     assert _run(japanese, _document("GPUで学習する", "Привет"))[0] == [["GPUで学習する"]]
+
+
+def _own_script(line, scripts, letters="", share=0.0):
+    return _run(ScriptFilter(scripts, letters, share), _document(line))[0] == [[line]]
+
+
+def test_script_at_the_borders():
+    """ASCII letters are own in Latin alone; a share that is just reached stays; a card's letters are own in
+    either case; marks and letters of all scripts are own; an unknown script is named.
+    """
+    assert _own_script("Hello, world", ["Latin"]) and not _own_script("Hello, world", ["Cyrillic"])
+    assert _own_script("Привет 12", ["Cyrillic"]) and not _own_script("Привет 12", ["Latin"])
+    assert _own_script("12 — 34", ["Cyrillic"])
+    assert _own_script("õõõя", ["Latin"], share=0.25) and not _own_script("õõõя", ["Latin"], share=0.2499)
+    assert not _own_script("õõяõõя", ["Latin"], share=0.25) and not _own_script("õя", ["Latin"])
+    assert _own_script("õõõя 1234", ["Latin"], share=0.25) and not _own_script(
+        "õõя 1234", ["Latin"], share=0.25
+    )
+    for letters in ("я]", "Я]"):
+        assert _own_script("õ яЯ", ["Latin"], letters) and not _own_script("õ яЯж", ["Latin"], letters)
+    assert _own_script("õ \u02bc e\u0301\u0483", ["Latin"])  # of Common, and marks of Inherited
+    with pytest.raises(KieloError, match="script Latin, Klingon has a name that Unicode does not know"):
+        ScriptFilter(["Latin", "Klingon"], "", 0.1).start()
 
 
 @pytest.mark.parametrize("identifier", ["py3langid", "lid176"])
@@ -115,6 +140,23 @@ def test_lengths_and_duplicates():
         ["a", "b"],
         ["b", "a"],
     ]
+
+
+def test_xxhash_is_given_bytes(monkeypatch):
+    """From version 4 on it takes no text."""
+    hashed = []
+
+    def digest(data: bytes, seed: int = 0) -> int:
+        hashed.append(memoryview(data).tobytes())
+        return len(hashed)
+
+    monkeypatch.setattr(xxhash, "xxh3_64_intdigest", digest)
+    pair = _document()
+    pair.set_sides(("õ", "y"))
+    _run(LineDuplicates(), _document("õ"))
+    _run(DocumentDuplicates(), _document("õ", "b"))
+    _run(LayOutPairs(["{source} {target}"], 0.0, ["et", "en"]), pair)
+    assert [one.decode() for one in hashed] == ["õ", "õ\nb", "õ\0y"]
 
 
 def test_words_are_split_once_and_follow_their_lines():

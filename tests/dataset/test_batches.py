@@ -10,7 +10,17 @@ import pytest
 from kielo.artifact.documents import read_documents, write_documents
 from kielo.artifact.manifest import read_manifest, write_stage
 from kielo.artifact.token_shards import TokenShard, TokenShardWriter
-from kielo.dataset.batches import NOT_COUNTED, Batches, document_numbers
+from kielo.dataset.batches import (
+    NOT_COUNTED,
+    Batch,
+    Batches,
+    causal_documents,
+    document_numbers,
+    filled_up,
+    open_shard,
+    shard_batch,
+    with_dropout_keys,
+)
 from kielo.dataset.heldout_sets import heldout_sets
 from kielo.dataset.pack import is_heldout, pack
 from kielo.dataset.query import documents_of_step
@@ -18,6 +28,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import decode, load_tokenizer
 from kielo.tokenizer.train import train_tokenizer
+from tests.dataset.test_order import plain_key, plain_scramble
 
 LENGTH, PER_STEP = 16, 24  # 24 sequences are shared by 1, 2, 3 and 8 ranks
 
@@ -323,6 +334,118 @@ def test_steps_are_what_reading_row_by_row_gives(tmp_path, vocabularies):
                 assert batch.documents is None if not mask else batch.documents.tolist() == numbers
                 assert batch.inputs.flags.c_contiguous and batch.labels.flags.c_contiguous
     assert max(source.order.epochs_at(30 + 37 * 12).values()) > 2
+
+
+def write_tokens(folder: Path, sources: dict[str, list[list[int]]], masks: dict | None = None) -> Path:
+    """Writes a tokens folder with these documents of each source, and masks of those that have any."""
+    masks = masks or {}
+    with write_stage(folder / "tokens", "tokens", 1, {}, {}) as stage:
+        for name, documents in sources.items():
+            with TokenShardWriter(stage.folder / name, 300, name in masks) as writer:
+                for number, row in enumerate(documents):
+                    writer.add(np.array(row), np.array(masks[name][number]) if name in masks else None)
+        stage.counts.update({"sources": dict.fromkeys(sources, {}), "heldout": {"documents": 0}})
+    return folder / "tokens"
+
+
+@pytest.mark.parametrize("tokens, sequences, last", [(32, 2, 15), (33, 2, 16), (34, 3, 1), (2, 1, 1)])
+def test_an_epoch_has_no_sequence_without_a_label(tmp_path, tokens, sequences, last):
+    """Of so many tokens all but the first are labels: one sequence less where they fill the last one."""
+    folder = write_tokens(tmp_path, {"a": [list(range(1, tokens)), [0]]})
+    source = Batches(folder, 7, phase(mixture={"a": 1.0}), LENGTH, 0, False)
+    assert source.order.sources[0].num_tokens == tokens - 1
+    located = source.order.locate(np.arange(sequences + 1))
+    assert located.epoch.tolist() == [0] * sequences + [1]
+    counted = (source.read(np.arange(sequences)).labels != NOT_COUNTED).sum(axis=1)
+    assert sorted(counted) == sorted([16] * (sequences - 1) + [last])
+    where = located.sequence[:sequences].tolist().index(sequences - 1)
+    assert source.ranges(located)[where] == [((sequences - 1) * LENGTH, last)]
+
+
+def test_a_batch_by_hand(tmp_path):
+    """Five documents in sequences of 4: every token, label, document number and what the mask leaves out."""
+    rows = [[5, 6, 0], [], [7, 0], [8, 9, 10, 0], [11, 0]]
+    flags = [[1, 0, 1], [], [0, 1], [1, 1, 0, 1], [1, 1]]
+    shard = TokenShard(write_tokens(tmp_path, {"a": rows}, {"a": flags}) / "a")
+    batch = shard_batch(shard, np.array([0, 2, 1]), 4, mask_documents=True)
+    none = NOT_COUNTED
+    assert batch.samples.tolist() == [0, 2, 1] and batch.unreadable == () and batch.dropout_keys is None
+    assert batch.inputs.tolist() == [[5, 6, 0, 7], [0, 11, 0, 0], [0, 8, 9, 10]]
+    # Token 7 follows end-of-text and its flag is 0; so is that of 6 and 10.
+    assert batch.labels.tolist() == [[none, 0, none, 0], [11, 0, none, none], [8, 9, none, 0]]
+    # The document without tokens begins where 7 does, and what fills up is no part of the last document.
+    assert batch.documents.tolist() == [[0, 0, 0, 2], [0, 1, 2, 2], [0, 1, 1, 1]]
+    assert batch.documents.dtype == np.int32
+    assert shard_batch(shard, np.array([1]), 4).documents is None
+    assert document_numbers(shard, 0, 11).tolist() == [0, 0, 0, 2, 2, 3, 3, 3, 3, 4, 4]
+    assert document_numbers(shard, 2, 2).tolist() == [0, 2] and document_numbers(shard, 9, 2).tolist() == [
+        4,
+        4,
+    ]
+
+
+def test_a_step_is_filled_up_and_gets_its_keys():
+    """Rows of end-of-text without labels up to the number asked for; keys of samples, two numbers each."""
+    rows, labels = np.array([[1, 2], [3, 4]]), np.array([[2, 3], [4, NOT_COUNTED]])
+    batch = Batch(rows, labels, np.array([[0, 1], [0, 0]], np.int32), np.array([6, 2**40]))
+    assert filled_up(batch, 2, 9) is batch and filled_up(batch, 1, 9) is batch
+    filled = filled_up(with_dropout_keys(batch, 5), 4, 9)
+    assert filled.inputs.tolist() == [[1, 2], [3, 4], [9, 9], [9, 9]]
+    assert filled.labels.tolist() == [[2, 3], [4, -100], [-100, -100], [-100, -100]]
+    assert filled.documents.tolist() == [[0, 1], [0, 0], [0, 0], [0, 0]]
+    assert filled.samples.tolist() == [6, 2**40]
+    keys = [plain_scramble((plain_key(5, "dropout") + n * 0x9E3779B97F4A7C15) % 2**64) for n in (6, 2**40)]
+    halves = [[key % 2**32, key >> 32] for key in keys] + [[0, 0], [0, 0]]
+    assert (filled.dropout_keys.astype(np.int64) % 2**32).tolist() == halves
+    assert filled.dropout_keys.dtype == np.int32
+    assert filled_up(Batch(rows, labels, None, np.arange(2)), 3, 9).documents is None
+    assert causal_documents(np.array([0, 1, 5])).tolist() == [-1, -2, -6]
+
+
+def test_samples_of_ranks_and_what_no_step_or_rank_is(run):
+    """A phase of steps 3 and 4 from sample 50 on, 5 sequences each: those of ranks, and the borders."""
+    of = phase(first_step=3, last_step=4, first_sample=50, order_first_sample=40, sequences_per_step=5)
+    source = Batches(run / "tokens", 7, of, LENGTH, 0, False)
+    assert source.samples(3).tolist() == [50, 51, 52, 53, 54]
+    assert [source.samples(4, rank, 3).tolist() for rank in range(3)] == [[55, 58], [56, 59], [57]]
+    assert source.samples(4, 6, 7).tolist() == [] and source.samples(4, 4, 7).tolist() == [59]
+    assert source.step(4, 6, 7).inputs.shape == (0, LENGTH)
+    for step, rank, ranks in ((2, 0, 1), (5, 0, 1), (3, -1, 2), (3, 2, 2)):
+        with pytest.raises(ValueError, match=f"step {step} of rank {rank} of {ranks}: .* steps 3 to 4"):
+            source.samples(step, rank, ranks)
+
+
+def test_cut_shards_are_refused_unless_they_may_be_cut(tmp_path):
+    """Tokens and masks that are shorter, and tokens that are gone; an index is whole in either case, and so
+    is a mask there. What is left of them is read.
+    """
+    rows, flags = [[1, 2, 3, 0]] * 30, [[1, 0, 1, 1]] * 30
+    folder = write_tokens(tmp_path, {"a": rows}, {"a": flags})
+    assert isinstance(open_shard(folder, "a"), TokenShard)
+    of = phase(mixture={"a": 1.0})
+    whole = {name: (folder / name).read_bytes() for name in ("a.bin", "a.idx", "a.loss_mask")}
+    for name, content in whole.items():
+        for left in (content[:-8], None):
+            (folder / name).unlink() if left is None else (folder / name).write_bytes(left)
+            with pytest.raises(KieloError, match=name):
+                open_shard(folder, "a")
+            with pytest.raises(KieloError, match=name):
+                Batches(folder, 7, of, LENGTH, 0, False)
+            if name == "a.bin" or (name == "a.loss_mask" and left):
+                shard = open_shard(folder, "a", may_be_cut=True)
+                assert shard.num_tokens == 120 and Batches(folder, 7, of, LENGTH, 0, False, True).shards
+                with pytest.raises(OSError):
+                    shard.read(116, 4) if name == "a.bin" else shard.loss_mask[116:120]
+                if left:
+                    assert shard.read(0, 4).tolist() == [1, 2, 3, 0] and shard.loss_mask[:4].sum() == 3
+            else:
+                with pytest.raises(KieloError, match=name):
+                    open_shard(folder, "a", may_be_cut=True)
+        (folder / name).write_bytes(content)
+    (folder / "a.bin").write_bytes(whole["a.bin"] + b"\0\0")
+    for may_be_cut in (False, True):  # longer is not cut: other tokens
+        with pytest.raises(KieloError, match="a.bin"):
+            open_shard(folder, "a", may_be_cut)
 
 
 def test_mistakes_are_named(run, tmp_path):

@@ -1,5 +1,6 @@
 """Promises of best-fit packed documents, against packing them one by one."""
 
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -153,6 +154,40 @@ def test_inputs_labels_and_documents_are_those_of_the_pieces(tokens, length):
             assert batch.inputs[row].tolist() == inputs + [END] * missing
             assert batch.labels[row].tolist() == labels + [NOT_COUNTED] * missing
             assert batch.documents[row].tolist() == documents + [len(pieces)] * missing
+
+
+def test_each_label_follows_the_mask_of_its_own_token(tmp_path):
+    """Random flags, so that a token's and its neighbour's differ: at joins, inside pieces and at cuts."""
+    chance = np.random.default_rng(4)
+    rows = [[*range(number * 20 + 1, number * 20 + size), END] for number, size in
+            enumerate(chance.integers(1, 20, 300).tolist())]  # fmt: skip
+    flags = [chance.integers(0, 2, len(row)).tolist() for row in rows]
+    with write_stage(tmp_path / "tokens", "tokens", 1, {}, {}) as stage:
+        with TokenShardWriter(stage.folder / "a", 70_000, has_loss_mask=True) as writer:
+            for row, own in zip(rows, flags):
+                writer.add(np.array(row), np.array(own))
+        stage.counts.update({"sources": {"a": {}}, "heldout": {"documents": 0}})
+    recipe = Recipe(
+        name="tiny", language="et", corpus={"sources": ["a.txt"]},
+        dataset={"packing": "best_fit", "sequence_length": 8}, train={"tokens": 10**4},
+    )  # fmt: skip
+    pack_sequences(recipe, tmp_path / "tokens")
+    source = batches(tmp_path / "tokens", 8, {"a": 1.0})
+    stream, carries = [token for row in rows for token in row], [flag for own in flags for flag in own]
+    begins = {sum(map(len, rows[:number])) for number in range(len(rows))}
+    samples = np.arange(source.order.sources[0].num_tokens // 8)
+    batch, joins = source.read(samples), Counter()
+    for labels, pieces in zip(batch.labels.tolist(), source.ranges(source.order.locate(samples))):
+        expected = []
+        for (start, count), following in zip(pieces, [*pieces[1:], (None, 0)]):
+            places = [*range(start + 1, start + count), start + count]
+            if places[-1] in begins or places[-1] == len(stream):
+                places[-1] = following[0] if following[0] in begins else None
+                if places[-1] is not None:
+                    joins[carries[places[-1]], carries[places[-1] + 1]] += 1
+            expected += [stream[at] if at is not None and carries[at] else NOT_COUNTED for at in places]
+        assert labels == expected + [NOT_COUNTED] * (8 - len(expected))
+    assert min(joins[first, second] for first in (0, 1) for second in (0, 1)) > 3
 
 
 def test_an_epoch_counts_every_token_inside_a_document_once(tokens):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from kielo.artifact.documents import read_documents
 from kielo.artifact.manifest import read_manifest
 from kielo.artifact.token_shards import TokenShard
 from kielo.dataset.evaluation_texts import pack_evaluation_texts
@@ -12,9 +13,10 @@ from kielo.dataset.pack import pack
 from kielo.evaluate.texts import documents_of_sets
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
-from kielo.tokenizer.load import decode, load_tokenizer
+from kielo.tokenizer.load import decode, encode, load_tokenizer
 from kielo.tokenizer.train import train_tokenizer
 from tests.dataset.test_batches import make_documents, recipe, write_corpus
+from tests.ready_tokens import rows_of
 
 
 def with_texts(*texts: dict):
@@ -73,3 +75,35 @@ def test_bad_texts_are_refused_by_name(tmp_path):
     assert not (tmp_path / EVALUATION_TEXTS).exists()
     with pytest.raises(KieloError, match="evaluate.texts: 'a' names another text or a source too"):
         read_recipe("own_text", ["corpus.sources=a.txt", "evaluate.texts=[{name='a', path='b.txt'}]"])
+
+
+def test_a_folder_of_texts_is_packed_file_by_file(tmp_path):
+    """Files of known formats in their order, below folders too; empty documents are none; counts by hand."""
+    write_corpus(tmp_path / "corpus", make_documents(40))
+    train_tokenizer(recipe(), tmp_path / "corpus", tmp_path / "tokenizer")
+    (tmp_path / "texts" / "deep").mkdir(parents=True)
+    for name, content in (
+        ("b.txt", "jõgi voolas\n"), ("a.jsonl", '{"text": ""}\n{"text": "lumi sulas", "id": "x"}\n'),
+        ("deep/c.txt", "kevad tuli\n"), ("notes.pdf", "no"), (".hidden.txt", "no\n"),
+    ):  # fmt: skip
+        (tmp_path / "texts" / name).write_text(content)
+    folder = tmp_path / EVALUATION_TEXTS
+    asked = with_texts({"name": "outside", "path": str(tmp_path / "texts")})
+    pack_evaluation_texts(asked, tmp_path / "tokenizer", folder)
+    texts = ["lumi sulas", "jõgi voolas", "kevad tuli"]
+    rows = [[*row, 0] for row in encode(load_tokenizer(tmp_path / "tokenizer"), texts)]
+    assert rows_of(TokenShard(folder / "outside")) == rows
+    assert read_manifest(folder).counts["texts"] == {
+        "outside": {
+            "tokens": sum(map(len, rows)), "documents": 3, "bytes": 10 + 12 + 10, "languages": ["et"],
+        }
+    }  # fmt: skip
+    written = list(read_documents(folder / "outside.jsonl.zst"))
+    ids = ["x", "outside/b.txt:1", "outside/deep/c.txt:1"]
+    assert [one["id"] for one in written] == ids and [one["text"] for one in written] == texts
+    assert all(one["source"] == "outside" and one["metadata"] == {} for one in written)
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "a.pdf").write_text("no")
+    other = with_texts({"name": "x", "path": str(tmp_path / "others")})
+    with pytest.raises(KieloError, match=r"x: .*others: no file of a known format; read are \.txt"):
+        pack_evaluation_texts(other, tmp_path / "tokenizer", folder)

@@ -1,6 +1,7 @@
 """Masked tokens: the same for any number of ranks, in the shares asked for, never a control token."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from kielo.recipe.errors import KieloError
 from kielo.tokenizer.load import decode, load_tokenizer, role_id
 from kielo.tokenizer.train import train_tokenizer
 from tests.dataset.test_batches import LENGTH, make_documents, phase, recipe, write_corpus
+from tests.dataset.test_order import plain_key, plain_scramble
 
 VOCABULARY = 290
 SEED, KINDS = 5, ("subword", "whole_word", "span")
@@ -208,3 +210,108 @@ def test_the_share_of_causal_sequences_is_the_one_asked_for(run: Path) -> None:
     share, deviation = (made.documents[:, 0] < 0).mean(), (1 / 16 * 15 / 16 / 20_000) ** 0.5
     assert share == pytest.approx(1 / 16, abs=4 * deviation)
     assert Masking(SEED, "span", vocabulary).training_batch(batch, 0.3).documents is None
+
+
+# A vocabulary by hand: 0 to 2 are control tokens, 3 to 9 ordinary but for 8, an id without a token. Odd ids
+# go on with the word of the token before them.
+BY_HAND = MaskingVocabulary(
+    mask_id=1,
+    is_control=np.arange(10) < 3,
+    ordinary_ids=np.array([3, 4, 5, 6, 7, 9]),
+    pieces=SimpleNamespace(go_on=lambda tokens: tokens[:, 1:] % 2 == 1),
+)
+ROWS = [[2, 3, 4, 5, 5, 6, 7, 9, 4, 3, 6, 2], [4, 4, 5, 7, 6, 6, 9, 3, 3, 3, 3, 2], [2] * 12]
+
+
+def plain_draw(sample: int, stream: int, place: int) -> float:
+    """The number in [0, 1) of a place of a stream of a sample, in plain integers."""
+    golden = 0x9E3779B97F4A7C15
+    key = plain_scramble((plain_key(SEED, "masking") + sample * golden) % 2**64)
+    return (plain_scramble((key + ((stream << 32) + place) * golden) % 2**64) >> 11) / 2**53
+
+
+def plain_length(draw: float) -> int:
+    """The span's length whose share of the distribution covers the draw: geometric of 0.2, modulo 11."""
+    shares = [0.2 * 0.8**n for n in range(11)]  # of 1, 2, …, 11, and of 12, … the same again, by a factor
+    total = sum(shares)
+    shares = [(shares[0] + shares[10]) / total, *(share / total for share in shares[1:10])]
+    return next((n for n in range(1, 10) if draw < sum(shares[:n])), 10)
+
+
+def plain_hidden(kind, row, labels, sample, rate, causal) -> tuple[list[int], list[int]]:
+    """One sequence hidden token by token, as the module's description says."""
+    spans, ends = [], plain_length(plain_draw(sample, 0, 1))
+    for at, token in enumerate(row):
+        if at == 0:
+            spans.append(0)
+        elif kind == "subword":
+            spans.append(at)
+        elif kind == "whole_word":
+            spans.append(spans[-1] + (token % 2 == 0))
+        else:
+            spans.append(spans[-1] + (at == ends))
+            ends += plain_length(plain_draw(sample, 0, spans[-1] + 1)) if at == ends else 0
+    may = [
+        token > 2 and (at == 0 or labels[at - 1] != NOT_COUNTED) and not (causal and at == 0)
+        for at, token in enumerate(row)
+    ]
+    draws = [plain_draw(sample, 1, span + 1) for span in spans]
+    least = min((draw for draw, allowed in zip(draws, may) if allowed), default=1)
+    inputs, hidden = list(row), [NOT_COUNTED] * len(row)
+    for at, token in enumerate(row):
+        if may[at] and (draws[at] < rate or draws[at] == least):
+            action, hidden[at] = plain_draw(sample, 2, spans[at] + 1), token
+            inputs[at] = 1
+            if action < 0.1:
+                inputs[at] = [3, 4, 5, 6, 7, 9][int(plain_draw(sample, 3, at + 1) * 6)]
+            elif action >= 0.9:
+                inputs[at] = token
+    return inputs, hidden
+
+
+@pytest.mark.parametrize("causal", [0.0, 0.4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_hidden_tokens_are_those_of_the_description(kind: str, causal: float) -> None:
+    """Token by token what a script with plain integers hides, of sixty sequences at three rates; with causal
+    sequences also which they are, and the labels before the hidden tokens.
+    """
+    inputs, samples = np.array(ROWS * 20), np.arange(1000, 1060)
+    labels = np.pad(inputs[:, 1:], ((0, 0), (0, 1)), constant_values=NOT_COUNTED)
+    labels[:, 4:6] = NOT_COUNTED
+    batch, masking = Batch(inputs, labels, None, samples), Masking(SEED, kind, BY_HAND, causal)
+    for rate in (1e-9, 0.3, 0.9):
+        made, hidden = masking.training_batch(batch, rate), masking.hide(batch, rate)
+        for row, sample in enumerate(samples.tolist()):
+            expected = plain_hidden(kind, inputs[row].tolist(), labels[row].tolist(), sample, rate, causal)
+            assert (hidden.inputs[row].tolist(), hidden.labels[row].tolist()) == expected
+            if causal and plain_draw(sample, 4, 1) < causal:
+                assert made.inputs[row].tolist() == inputs[row].tolist()
+                assert made.labels[row].tolist() == labels[row].tolist()
+                assert made.documents[row].tolist() == [-1] * 12
+            elif causal:
+                assert made.inputs[row].tolist() == expected[0]
+                assert made.labels[row].tolist() == [*expected[1][1:], NOT_COUNTED]
+                assert made.documents[row].tolist() == [0] * 12
+            else:
+                assert made.labels[row].tolist() == expected[1] and made.documents is None
+    numbered = Batch(inputs, labels, np.full(inputs.shape, 3, np.int32), samples)
+    documents = masking.training_batch(numbered, 0.3).documents
+    assert set(np.unique(documents)) == ({-4, 3} if causal else {3})
+
+
+def test_lengths_of_spans_at_their_borders() -> None:
+    """Just below and at each border of the distribution, which a plain sum gives."""
+    shares = [0.2 * 0.8**n for n in range(11)]
+    borders = (np.cumsum([shares[0] + shares[10], *shares[1:9]]) / sum(shares)).tolist()
+    below, at = (span_lengths(np.array(borders) + by).tolist() for by in (-1e-12, 1e-12))
+    assert below == list(range(1, 10)) and at == list(range(2, 11))
+    assert span_lengths(np.array([0.0, 1 - 2**-53])).tolist() == [1, 10]
+
+
+def test_random_tokens_are_no_control_tokens_and_no_gaps(run: Path) -> None:
+    """What may be drawn in place of a hidden token: all tokens but the five of encoders."""
+    found = masking_vocabulary(run / "tokenizer", "span")
+    assert found.mask_id == 4 and np.flatnonzero(found.is_control).tolist() == [0, 1, 2, 3, 4]
+    assert found.ordinary_ids.tolist() == list(range(5, VOCABULARY)) and found.pieces is None
+    assert len(found.is_control) == VOCABULARY
+    assert masking_vocabulary(run / "tokenizer", "whole_word").pieces is not None

@@ -1,10 +1,12 @@
 """Promises of the data order, as properties over seeds, sizes, mixtures and phases."""
 
 import tracemalloc
+from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+import xxhash
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kielo.dataset.mixture import (
@@ -17,7 +19,7 @@ from kielo.dataset.mixture import (
     share_out_blocks,
 )
 from kielo.dataset.order import Order, OrderSource, Phase
-from kielo.dataset.permutation import permute
+from kielo.dataset.permutation import LARGEST_SIZE, key_from, permute
 
 FEW = settings(max_examples=40, deadline=None)
 FEWER = settings(max_examples=15, deadline=None)  # a mixture of several sources takes some 50 ms to build
@@ -28,6 +30,73 @@ seeds = st.integers(0, 2**63)
 def make_order(seed, tokens, weights, length=4, longest=4, first_sample=0, offsets=None, number=1):
     sources = [OrderSource(f"s{i}", n, w) for i, (n, w) in enumerate(zip(tokens, weights))]
     return Order(seed, Phase(number, first_sample, length, longest, offsets or {}), sources)
+
+
+def plain_scramble(value):
+    """SplitMix64's finaliser (Steele et al. 2014) on one number."""
+    value ^= value >> 30
+    value = value * 0xBF58476D1CE4E5B9 % 2**64
+    value ^= value >> 27
+    value = value * 0x94D049BB133111EB % 2**64
+    return value ^ value >> 31
+
+
+def plain_permute(index, size, key):
+    """The Feistel network of permutation.py on one number, round by round, until it is inside."""
+    bits = max(2, (size - 1).bit_length())
+    right_bits = bits // 2
+    while True:
+        halves = [index >> right_bits, index & (1 << right_bits) - 1]
+        for number in range(6):
+            to = number % 2  # the left half first
+            golden = 0x9E3779B97F4A7C15 * (number + 1)
+            mixed = (halves[1 - to] * 0xBF58476D1CE4E5B9 + key + golden) % 2**64
+            mixed = (mixed ^ mixed >> 32) * 0xBF58476D1CE4E5B9 % 2**64 >> 32
+            halves[to] ^= mixed & (1 << (right_bits if to else bits - right_bits)) - 1
+        index = halves[0] << right_bits | halves[1]
+        if index < size:
+            return index
+
+
+def plain_key(*parts):
+    return xxhash.xxh3_64_intdigest("\x1f".join(map(str, parts)).encode())
+
+
+def plain_sequence(seed, name, epoch, place, whole_blocks, per_block=1):
+    """The sequence at a place of an epoch: its text block is permuted, unless it is the stream's tail."""
+    block, within = divmod(place, per_block)
+    if block < whole_blocks:
+        key = plain_scramble((plain_key("text", seed, name) + epoch * 0x9E3779B97F4A7C15) % 2**64)
+        block = plain_permute(block, whole_blocks, key)
+    return block * per_block + within
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 9, 37, 1000, 2**20 + 1, 2**33, LARGEST_SIZE])
+def test_the_permutation_is_the_published_network(size):
+    """Number by number what a network of plain integers gives, at each key: it is fixed for ever."""
+    index = sorted(
+        {0, 1, size // 3, size // 2, size - 1} & set(range(size)) if size < 99 else {0, 7, size - 1}
+    )
+    for key in (0, 1, 2**64 - 1, key_from("text", 7, "s0")):
+        assert permute(np.array(index), size, key).tolist() == [plain_permute(i, size, key) for i in index]
+
+
+def test_permutations_of_several_sizes_and_keys_at_once_and_what_is_refused():
+    """Each element has its own size and key; none, and numbers outside, by the smallest border."""
+    index, size, key = [0, 4, 8, 63], [1, 5, 9, 64], [3, 2**63, 5, 9]
+    expected = [plain_permute(*one) for one in zip(index, size, key)]
+    assert permute(np.array(index), np.array(size), np.array(key, np.uint64)).tolist() == expected
+    assert permute(3, 8, 1).tolist() == [plain_permute(3, 8, 1)]
+    assert permute(np.array([], int), 8, 1).tolist() == []
+    for wrong, of in (([-1], 8), ([8], 8), ([0, 9, 1], 9)):
+        with pytest.raises(ValueError, match=r"outside 0\.\.size-1"):
+            permute(np.array(wrong), of, 1)
+    with pytest.raises(ValueError, match=r"size 4503599627370497 is above 2\^52"):
+        permute(np.array([0]), LARGEST_SIZE + 1, 1)
+
+
+def test_keys_are_those_of_their_parts():
+    assert key_from("text", 7, "s0") == plain_key("text", 7, "s0") != key_from("text", 7, "s", 0)
 
 
 @FEW
@@ -70,6 +139,57 @@ def test_an_epoch_reads_every_sequence_once(seed, epoch, tokens, sequences_per_b
     assert np.array_equal(np.sort(located.sequence), np.arange(count))
 
 
+@pytest.mark.parametrize("tokens", [4, 31, 32, 33, 40])
+def test_every_whole_block_is_shuffled_and_the_tail_comes_last(tokens):
+    """Sequences of four epochs, one by one, with the last block whole, cut short, and one token longer."""
+    order = make_order(7, [tokens], [1.0], length=4, longest=8)
+    count = -(-tokens // 4)
+    located = order.locate(np.arange(4 * count))
+    places = [divmod(sample, count) for sample in range(4 * count)]
+    assert located.epoch.tolist() == [epoch for epoch, _ in places]
+    assert located.sequence.tolist() == [plain_sequence(7, "s0", *at, tokens // 8, 2) for at in places]
+    if tokens == 32:
+        assert {one for (_, place), one in zip(places, located.sequence.tolist()) if place == 6} != {6}
+
+
+def test_a_phase_in_the_middle_by_hand():
+    """Sample by sample: source, epoch, sequence and seen tokens of a phase that begins within blocks, and the
+    offsets of the next phase after each sample; a source that this phase leaves out keeps its own.
+
+    s0 has 10 tokens (sequences of 4, 4 and 2), two epochs and 3 tokens of them drawn; s1 has 26, of which 6.
+    """
+    before = {"s0": 23, "s1": 6, "gone": 9}
+    order = make_order(7, [10, 26], [2, 1], 4, 8, first_sample=5, offsets=before, number=3)
+    located = order.locate(np.arange(5, 11))
+    assert located.source.tolist() == [0, 1, 0, 0, 1, 0]
+    assert located.epoch.tolist() == [2, 0, 2, 2, 0, 3]
+    s1 = [plain_sequence(7, "s1", 0, place, 3, 2) for place in (1, 2)]
+    assert located.sequence.tolist() == [0, s1[0], 1, 2, s1[1], 0]
+    assert located.seen_tokens.tolist() == [3, 2, 0, 0, 0, 0]
+    offsets = [(23, 6), (24, 6), (24, 8), (28, 8), (30, 8), (30, 12), (34, 12)]
+    for sample, (s0, s1) in enumerate(offsets, 5):
+        assert order.offsets_at(sample) == {"s0": s0, "s1": s1, "gone": 9}
+    assert order.offsets_at(5) is not before and order.epochs_at(8) == {"s0": 2.8, "s1": 8 / 26}
+    assert make_order(7, [10, 26], [2, 1]).epochs_at(0) == {"s0": 0, "s1": 0}
+    assert make_order(7, [10], [1], offsets={"gone": 9}).offsets_at(2) == {"s0": 8, "gone": 9}
+    assert order.locate(7).sequence.tolist() == [1] and order.locate(np.array([], int)).source.tolist() == []
+
+
+def test_sources_that_no_order_can_have():
+    """By the smallest border: no source, no token, more than 2^52 tokens, one name twice, odd lengths."""
+    assert make_order(1, [1], [1]).locate(0).sequence.tolist() == [0]
+    assert make_order(1, [LARGEST_SIZE], [1]).locate(0).epoch.tolist() == [0]
+    for tokens in ([], [0], [LARGEST_SIZE + 1], [5, 0]):
+        with pytest.raises(ValueError, match="between 1 and 2\\^52 tokens"):
+            make_order(1, tokens, [1] * len(tokens))
+    with pytest.raises(ValueError, match="two sources have one name"):
+        Order(1, Phase(1, 0, 4, 4), [OrderSource("a", 5, 1), OrderSource("a", 6, 1)])
+    for length, longest in ((0, 4), (-4, 4), (3, 4), (8, 4)):
+        with pytest.raises(ValueError, match="must divide the longest"):
+            make_order(1, [100], [1], length, longest)
+    assert make_order(1, [100], [1], first_sample=10).locate(10).sequence.shape == (1,)
+
+
 def test_epochs_and_sources_are_shuffled_differently():
     """Another epoch, seed or source gives another order of the text."""
     order = make_order(1, [4000, 4000], [1, 1])
@@ -110,6 +230,90 @@ def test_shares_of_tens_of_sources_and_of_typed_weights():
     assert Mixture([1, 1, 1], "every_sample", 0).quotas.tolist() == [1, 1, 1]
     thirds = Mixture([2, 1], "every_sample", 0).locate(np.arange(9, 15))
     assert [part.tolist() for part in thirds] == [[0, 1, 0, 0, 1, 0], [6, 3, 7, 8, 4, 9]]
+
+
+def plain_assignment(quotas):
+    """Tijdeman's schedule in fractions: of the sources far enough behind that which must be next."""
+    period, bound = sum(quotas), Fraction(1, 2 * len(quotas) - 2)
+    had, schedule = [0] * len(quotas), []
+
+    def behind(source, sample):
+        return Fraction(sample * quotas[source], period) - had[source]
+
+    for sample in range(1, period + 1):
+        released = [source for source in range(len(quotas)) if behind(source, sample) >= bound]
+        # The first sample before which the source would be too far behind.
+        due = {
+            source: next(n for n in range(sample, 2 * period + 1) if behind(source, n) > 1 - bound)
+            for source in released
+        }
+        chosen = min(released, key=lambda source: (due[source], source))
+        schedule.append(chosen)
+        had[chosen] += 1
+    return schedule
+
+
+@pytest.mark.parametrize(
+    "quotas", [(1, 1), (3, 2, 1), (7, 1), (5, 3, 3, 1), (2, 9, 4), (1, 1, 1, 1, 1), (13, 6, 6, 5, 1, 1)]
+)
+def test_the_schedule_is_tijdemans(quotas):
+    """Sample by sample what the rule in fractions gives."""
+    assert chairman_assignment(quotas).tolist() == plain_assignment(quotas)
+
+
+def test_a_schedule_of_one_source():
+    assert chairman_assignment((3,)).tolist() == [0, 0, 0]
+
+
+def test_a_period_is_the_common_denominator_up_to_its_bound():
+    """At 2^18 it is that, above it 2^18, with shares by largest remainders; turns go on from period to
+    period, and what was taken is counted over both.
+    """
+    at, above = (Mixture([1, n - 1], "every_sample", 0) for n in (LARGEST_PERIOD, LARGEST_PERIOD + 1))
+    assert at.period_samples == above.period_samples == LARGEST_PERIOD == 262_144
+    assert at.quotas.tolist() == above.quotas.tolist() == [1, LARGEST_PERIOD - 1]
+    assert Mixture([1, LARGEST_PERIOD - 2], "every_sample", 0).period_samples == LARGEST_PERIOD - 1
+    small = Mixture([3, 2, 1], "every_sample", 0)
+    assert small.quotas.tolist() == [3, 2, 1]
+    schedule = plain_assignment((3, 2, 1)) * 3
+    source, turn = small.locate(np.arange(18))
+    assert source.tolist() == schedule and source.dtype == np.int64
+    assert turn.tolist() == [schedule[:n].count(one) for n, one in enumerate(schedule)]
+    for number in range(18):
+        assert small.taken(number) == [schedule[:number].count(one) for one in range(3)]
+
+
+def test_the_order_of_earlier_runs_is_the_published_shuffle():
+    """blocks_of_256: block by block the places of plain integers, sorted by their noise."""
+    key = 2**64 - 300  # the noise of later places wraps around
+    mixture = Mixture([3, 1, 1e-9], "blocks_of_256", key)
+    assert mixture.period_samples == LARGEST_PERIOD and mixture.quotas.tolist() == [196_607, 65_536, 1]
+    counts = share_out_blocks(mixture.quotas, BLOCKS_PER_PERIOD)
+    source, _ = mixture.locate(np.arange(3 * BLOCK_SAMPLES))
+    for block in range(3):
+        ordered = [one for one in range(3) for _ in range(counts[block, one])]
+        places = range(block * BLOCK_SAMPLES, (block + 1) * BLOCK_SAMPLES)
+        noise = [plain_scramble((place + key) % 2**64) for place in places]
+        shuffled = [ordered[at] for at in sorted(range(BLOCK_SAMPLES), key=noise.__getitem__)]
+        assert source[block * BLOCK_SAMPLES : (block + 1) * BLOCK_SAMPLES].tolist() == shuffled
+    alone = Mixture([5.0], "blocks_of_256", 3)
+    assert alone.period_samples == 1 and [part.tolist() for part in alone.locate(np.arange(3))] == [
+        [0, 0, 0], [0, 1, 2]
+    ]  # fmt: skip
+
+
+def test_blocks_by_hand():
+    """Each source's floor is due, and the nearest deadline takes the room that is left, the earlier of two.
+
+    Of quotas 3, 2 and 1, after one of three blocks 1, 2/3 and 1/3 are due: the second's next one by block 2,
+    the third's by block 3. After two, 2, 4/3 and 2/3: both by block 3.
+    """
+    assert share_out_blocks(np.array([3, 2, 1]), 3).tolist() == [[1, 1, 0], [1, 1, 0], [1, 0, 1]]
+    assert share_out_blocks(np.array([1, 2, 3]), 3).tolist() == [[0, 1, 1], [1, 0, 1], [0, 1, 1]]
+    assert share_out_blocks(np.array([4, 2]), 2).tolist() == [[2, 1], [2, 1]]
+    assert share_out_blocks(np.array([5]), 1).tolist() == [[5]]
+    with pytest.raises(ValueError, match="7 samples do not fill 2 blocks"):
+        share_out_blocks(np.array([4, 3]), 2)
 
 
 @FEWER
@@ -155,6 +359,12 @@ def test_largest_remainders():
     assert share_out([41.6, 26.6, 31.8], 10).tolist() == [4, 3, 3]
     assert share_out([1, 1, 1], 256).tolist() == [86, 85, 85]
     assert share_out([1e12, 1.0], 256).tolist() == [255, 1]
+    assert share_out([1e12, 2e12, 1.0, 1.0], 4).tolist() == [1, 1, 1, 1]  # as many as samples
+    assert share_out([1, 3], 2).tolist() == [1, 1] and share_out([3, 1, 3, 1], 4).tolist() == [1, 1, 1, 1]
+    assert share_out([1, 1, 6], 9).tolist() == [1, 1, 7] and share_out([7], 3).tolist() == [3]
+    for weights, total in (([], 3), ([1, 0], 3), ([1, -1e-9], 3), ([1, 1, 1], 2)):
+        with pytest.raises(ValueError, match=f"{len(weights)} weights, .*, for {total} samples"):
+            share_out(weights, total)
 
 
 @FEWER
@@ -181,6 +391,7 @@ def test_no_sample_twice_and_none_left_out(seed, sizes, first):
     tokens=st.lists(st.integers(30, 400), min_size=1, max_size=3),
     phases=st.lists(st.tuples(st.sampled_from([2, 3, 4, 6, 12]), st.integers(0, 90)), min_size=2, max_size=4),
 )
+@example(seed=1, tokens=[30, 31, 37], phases=[(4, 5), (6, 0), (2, 1), (12, 2)])  # sources that get no sample
 def test_phases_neither_repeat_nor_drop_text(seed, tokens, phases):
     """Lengths and mixtures change at any sample; each token is still trained on once in an epoch before any
     is again."""

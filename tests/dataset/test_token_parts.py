@@ -3,18 +3,21 @@
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from kielo.artifact.documents import write_documents
+from kielo.artifact.documents import read_documents, read_lines, write_documents
 from kielo.artifact.manifest import read_manifest, write_stage
+from kielo.artifact.token_shards import TokenShard
 from kielo.dataset import token_parts
-from kielo.dataset.document_packer import load_packer
-from kielo.dataset.pack import pack, pack_share
+from kielo.dataset.document_packer import PackedDocuments, ShardRows, load_packer
+from kielo.dataset.pack import pack, pack_progress, pack_share
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.train import train_tokenizer
 from tests.dataset.killed_packer import killed_once
 from tests.dataset.test_batches import make_documents, recipe
+from tests.ready_tokens import rows_of
 
 NUM_FILES = 4
 
@@ -131,3 +134,126 @@ def test_a_refused_packing_leaves_no_parts(run, tmp_path):
     with pytest.raises(KieloError, match="holds out none of the 300 documents"):
         pack(nothing, run / "corpus", run / "tokenizer", tmp_path / "tokens")
     assert not list(tmp_path.iterdir())
+
+
+def test_progress_is_counted_by_parts(run, tmp_path):
+    """None, those of a share, all, and the joined shards; a folder of something else is refused at once."""
+    folders = run / "corpus", run / "tokenizer", tmp_path / "tokens"
+    asked = with_workers(1)
+    assert pack_progress(asked, *folders) == (0, NUM_FILES, False)
+    pack_share(asked, *folders, (2, 3))
+    assert pack_progress(asked, *folders) == (1, NUM_FILES, False)
+    pack_share(asked, *folders, (1, 1))
+    assert pack_progress(asked, *folders) == (NUM_FILES, NUM_FILES, False)
+    assert pack_progress(with_workers(1, 0.4), *folders) == (0, NUM_FILES, False)
+    pack(asked, *folders)
+    assert pack_progress(asked, *folders) == (NUM_FILES, NUM_FILES, True)
+    assert (
+        pack_share(asked, *folders, (1, 3)) == 0 and pack_share(with_workers(1, 0.4), *folders, (1, 3)) == 2
+    )
+
+
+@pytest.mark.parametrize("is_trained_on", [True, False])
+def test_what_may_not_be_replaced_is_refused_before_packing(run, tmp_path, monkeypatch, is_trained_on):
+    """Tokens that a checkpoint was trained on, and a folder of another stage: no part is made."""
+    folders = run / "corpus", run / "tokenizer", tmp_path / "tokens"
+    if is_trained_on:
+        pack(with_workers(1), *folders)
+        (tmp_path / "train" / "checkpoints" / "step_0000000001").mkdir(parents=True)
+    else:
+        with write_stage(tmp_path / "tokens", "corpus", 1, {}, {}):
+            pass
+    monkeypatch.setattr(token_parts, "load_packer", partial(refusing, {"00000.jsonl.zst"}))
+    other, told = with_workers(1, 0.4), "holds step_" if is_trained_on else "tokens"
+    for call in (partial(pack, other), partial(pack_progress, other)):
+        with pytest.raises(KieloError, match=told):
+            call(*folders)
+    with pytest.raises(KieloError, match=told):
+        pack_share(other, *folders, (1, 1))
+    if is_trained_on:
+        assert pack(with_workers(1), *folders) and pack_progress(with_workers(1), *folders).is_joined
+
+
+def test_batches_of_a_file(tmp_path, monkeypatch):
+    """So many bytes and the document that reaches them, numbered from the file's first; one at least."""
+    rows = [{"id": str(n), "text": "abc"} for n in range(5)]
+    write_documents(tmp_path / "a.jsonl.zst", rows)
+    lines = [line for _, line in read_lines(tmp_path / "a.jsonl.zst")]
+    (size,) = {len(line) for line in lines}
+    for limit, groups in (
+        (5 * size + 1, [5]), (size, [1] * 5), (size + 1, [2, 2, 1]), (2 * size, [2, 2, 1]),
+        (2 * size + 1, [3, 2]),
+    ):  # fmt: skip
+        monkeypatch.setattr(token_parts, "BATCH_BYTES", limit)
+        batches = list(token_parts.document_batches(tmp_path / "a.jsonl.zst"))
+        assert [len(batch.lines) for batch in batches] == groups
+        assert [batch.first for batch in batches] == [sum(groups[:n]) for n in range(len(groups))]
+        assert [batch.is_last for batch in batches] == [False] * (len(groups) - 1) + [True]
+        assert [line for batch in batches for line in batch.lines] == lines
+    write_documents(tmp_path / "b.jsonl.zst", [])
+    (only,) = token_parts.document_batches(tmp_path / "b.jsonl.zst")
+    assert (only.lines, only.first, only.is_last) == ([], 0, True)
+
+
+def test_small_texts_are_packed_in_this_process(run, tmp_path, monkeypatch):
+    """Below 8 MiB one worker, from there on those of the recipe; batches of a mebibyte, given out twice."""
+    monkeypatch.undo()
+    asked, given = with_workers(3), []
+
+    def results(make, batches, *keys):
+        given.append(keys)
+        return (one for one in ())
+
+    monkeypatch.setattr(token_parts, "results_in_order", results)
+    for number, size in enumerate(((8 << 20) - 1, 8 << 20, None)):
+        with write_stage(tmp_path / "corpus", "corpus", 1, {}, {}) as stage:
+            write_documents(stage.folder / "documents" / "00000.jsonl.zst", [])
+            stage.counts.update({} if size is None else {"bytes_kept": size})
+        folders = tmp_path / "corpus", run / "tokenizer", tmp_path / f"tokens{number}"
+        token_parts.TokenParts(asked, *folders, {}).make(300, False)
+    assert given == [(1, "pack", 2), (3, "pack", 2), (1, "pack", 2)]
+    rows = [{"id": str(n), "text": "a" * (1 << 19)} for n in range(3)]
+    write_documents(tmp_path / "a.jsonl.zst", rows)
+    assert [len(batch.lines) for batch in token_parts.document_batches(tmp_path / "a.jsonl.zst")] == [2, 1]
+    rows[1]["text"] = "a" * ((1 << 19) - 100)
+    write_documents(tmp_path / "a.jsonl.zst", rows)
+    assert [len(batch.lines) for batch in token_parts.document_batches(tmp_path / "a.jsonl.zst")] == [3]
+
+
+def test_parts_are_joined_by_hand(tmp_path):
+    """Shards, ids, held-out lines and counts of two parts, of which the second lacks a source."""
+    counts = []
+    for number, documents in enumerate(({"a": 1, "b": 2}, {"a": 3})):
+        (tmp_path / str(number)).mkdir()
+        with token_parts.TokenPartWriter(tmp_path / str(number), 300, has_loss_mask=False) as part:
+            for name, token in documents.items():
+                rows = ShardRows(
+                    "sources", name, name, None, [np.array([token, 0])], [2], [f"{name}/{number}"]
+                )
+                rows.counts.update(tokens=2, documents=1, bytes=token, words=1)
+                held = ShardRows("heldout", "heldout", "heldout", None, [np.array([9])], [1], [f"h/{token}"])
+                held.counts.update(tokens=1, documents=1, bytes=7, words=0)
+                packed = PackedDocuments(
+                    shards={name: rows, "heldout": held}, heldout=[b'{"id": %d}\n' % token]
+                )
+                packed.met.update({name: 2, "c": 1})
+                packed.checked, packed.exact = 3, 2
+                part.add(packed)
+            counts.append(part.counts())
+    assert counts[1] == {
+        "sources": {"a": {"file": "a", "tokens": 2, "documents": 1, "bytes": 3, "words": 1}},
+        "heldout": {"heldout": {"file": "heldout", "tokens": 1, "documents": 1, "bytes": 7, "words": 0}},
+        "heldout_sets": {}, "met": {"a": 2, "c": 1}, "round_trip": {"checked": 3, "exact": 2},
+    }  # fmt: skip
+    (tmp_path / "joined").mkdir()
+    joined = token_parts.join_parts([tmp_path / "0", tmp_path / "1"], counts, tmp_path / "joined")
+    assert joined["sources"] == {
+        "a": {"file": "a", "tokens": 4, "documents": 2, "bytes": 4, "words": 2},
+        "b": {"file": "b", "tokens": 2, "documents": 1, "bytes": 2, "words": 1},
+    }
+    assert joined["heldout"]["heldout"]["bytes"] == 21 and joined["met"] == {"a": 4, "b": 2, "c": 3}
+    assert joined["round_trip"] == {"checked": 9, "exact": 6} and joined["heldout_sets"] == {}
+    assert rows_of(TokenShard(tmp_path / "joined" / "a")) == [[1, 0], [3, 0]]
+    assert rows_of(TokenShard(tmp_path / "joined" / "heldout")) == [[9], [9], [9]]
+    assert (tmp_path / "joined" / "a.ids.txt").read_text() == "a/0\na/1\n"
+    assert [one["id"] for one in read_documents(tmp_path / "joined" / "heldout.jsonl.zst")] == [1, 2, 3]

@@ -116,7 +116,7 @@ def environment(world: Path) -> dict[str, str]:
             (names / name).chmod(0o755)
     return os.environ | {
         "PATH": f"{names}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT / "src"),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH")))),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
     }

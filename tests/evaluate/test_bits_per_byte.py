@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from kielo.evaluate.bits_per_byte import bits_per_byte, counted_bytes, token_stream_bits, windows
+from kielo.evaluate import bits_per_byte as module
+from kielo.evaluate.bits_per_byte import Window, bits_per_byte, counted_bytes, token_stream_bits, windows
 from kielo.evaluate.contender import Contender
-from kielo.evaluate.generate import default_prompts, generate
-from kielo.tokenizer.load import TextTokenizer
+from kielo.evaluate.generate import default_prompts, generate, opening, pick
+from kielo.recipe.errors import KieloError
+from kielo.tokenizer.load import TextTokenizer, encode
 
 VOCAB = 300  # 257 tokens, the rest pads the embedding
 
@@ -106,3 +108,68 @@ def test_prompts_are_openings_of_heldout_documents() -> None:
     prompts = default_prompts(["lühike", *texts])
     assert prompts == [f"Pealkiri {number} see on päris" for number in (1, 4, 7)]
     assert default_prompts(["tere"]) == ["tere"] * 3
+
+
+def test_windows_by_hand() -> None:
+    """Ten tokens in windows of four: the first counts all, each later one as many as it advances."""
+    assert list(windows(10, 4, 2)) == [Window(0, 0), Window(2, 2), Window(4, 2), Window(6, 2)]
+    assert list(windows(10, 4, 3)) == [Window(0, 0), Window(3, 1), Window(6, 1)]
+    assert list(windows(9, 4, 4)) == [Window(0, 0), Window(4, 0), Window(5, 3)]
+    assert list(windows(3, 4, 2)) == [Window(0, 0)] and list(windows(0, 4, 2)) == []
+    for stride in (0, 5):
+        with pytest.raises(KieloError, match=f"stride is {stride}; it must be between 1 and the sequence"):
+            list(windows(10, 4, stride))
+
+
+@pytest.mark.parametrize("most", [1, 32, 40])
+def test_only_tokens_that_count_have_bits(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many windows are scored at once, by tokens or by logits."""
+    monkeypatch.setattr(module, "MOST_TOKENS_PER_FORWARD", most)
+    monkeypatch.setattr(module, "MOST_LOGITS_PER_FORWARD", most * VOCAB)
+    tokens = np.random.default_rng(1).integers(0, VOCAB, 50)
+    is_counted = np.arange(50) % 3 == 1
+    stream = torch.tensor([0, *tokens])
+    nats = -torch.log_softmax(bigram(stream[:-1], None), dim=-1)[torch.arange(50), stream[1:]].double()
+    expected = nats[torch.from_numpy(is_counted)].sum().item() / np.log(2)
+    assert token_stream_bits(contender(bigram), tokens, 5, is_counted) == pytest.approx(expected, rel=1e-5)
+
+
+def test_one_token_is_drawn_by_its_probability() -> None:
+    """Of the likeliest two, at half the temperature: 1 / (1 + e^-2) for a logit that is 1 higher."""
+    logits, generator = torch.tensor([0.0, 2.0, 1.0, -9.0]), torch.Generator().manual_seed(3)
+    drawn = [pick(logits, 0.5, 2, generator) for _ in range(2000)]
+    assert set(drawn) == {1, 2} and abs(drawn.count(1) / 2000 - 1 / (1 + np.exp(-2))) < 0.03
+    assert {pick(logits, 9.0, 99, generator) for _ in range(500)} == {0, 1, 2, 3}
+    assert [pick(logits, 0, 4, generator), pick(logits, 5.0, 1, generator)] == [1, 1]
+
+
+def test_a_continuation_sees_one_sequence_and_has_as_many_tokens_as_are_asked_for() -> None:
+    """The model is given the start, the prompt and what it wrote, the last tokens that fit."""
+    seen: list[list[int]] = []
+
+    def counting(tokens_bs: torch.Tensor, _: torch.Tensor | None) -> torch.Tensor:
+        seen.append(tokens_bs[0].tolist())
+        logits = torch.zeros(*tokens_bs.shape, VOCAB)
+        logits[..., :-1, 7] = logits[..., -1, tokens_bs[0, -1] + 1] = 9.0
+        return logits
+
+    model = contender(counting, sequence_length=4)
+    first = encode(model.tokenizer, ["A"])[0][0]
+    text = generate(model, "A", 4, 0.0, 50, seed=1)
+    assert text == "BCDE"
+    assert seen == [
+        [0, first],
+        [0, first, first + 1],
+        [0, first, first + 1, first + 2],
+        [first, first + 1, first + 2, first + 3],
+    ]
+
+
+def test_an_opening_is_five_words_of_80_characters_at_most() -> None:
+    assert opening("one  two\nthree four five six") == "one two three four five"
+    assert opening("ab " + 400 * "x") == "ab " + 77 * "x"
+    assert opening(79 * "x" + " yz") == 79 * "x" and opening(" \n") == ""
+    assert default_prompts(["", "a b", "a b", "c"], 2) == ["a b", "c"]
+    assert default_prompts([" "], 2) == ["", ""]
+    long, short = "long " * 33, "short " * 26  # 165 and 156 characters: beyond 160 a document is long enough
+    assert default_prompts([short, long], 1) == ["long long long long long"]

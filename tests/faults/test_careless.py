@@ -363,12 +363,18 @@ def test_a_folder_that_is_gone(tmp_path):
 
 @pytest.mark.parametrize("mask", [0o077, 0o777])
 def test_a_strict_umask(here, packed, mask):
-    """Files are written with the owner's rights alone; root and owner can go on from them."""
+    """Files are written with the owner's rights alone; root and owner can go on from them. Without any rights
+    only root can: for others it is a refusal.
+    """
     before = os.umask(mask)
     try:
-        went_well(here(packed, "plan", "resolve", "tiny.toml"))
+        outcome = here(packed, "plan", "resolve", "tiny.toml")
     finally:
         os.umask(before)
+    if mask & 0o700 and os.geteuid():
+        refused(outcome, "resolved.toml", "Permission denied")
+        return
+    went_well(outcome)
     assert (packed / "run" / "resolved.toml").stat().st_mode & 0o077 == 0
 
 

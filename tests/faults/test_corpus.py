@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import select
+import shutil
 import signal
 import stat
 import subprocess
@@ -400,6 +401,7 @@ def test_the_order_of_sources_decides_which_duplicate_stays(here, workplace):
     assert [document["source"] for document in _kept(workplace)].count("first") == 1
 
 
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="makes a package of Debian")
 def test_a_package_with_links_gives_only_its_own_files(here, workplace, monkeypatch):
     """A link in a Debian package that leads to a page of the machine is not followed.
     apt-get is a stand-in.
@@ -423,7 +425,7 @@ def test_a_package_with_links_gives_only_its_own_files(here, workplace, monkeypa
     apt = workplace / "bin" / "apt-get"
     apt.write_text(
         '#!/bin/sh\n[ "$2" = update ] && exit\n'
-        f'[ "$*" = "-qq download -- help" ] && cp {workplace}/help_1_all.deb .\n'
+        f'[ "$*" = "-qq download -- help" ] && cp "{workplace}/help_1_all.deb" .\n'
     )
     apt.chmod(0o755)
     monkeypatch.setenv("PATH", f"{workplace / 'bin'}:{os.environ['PATH']}")

@@ -21,6 +21,7 @@ from kielo.cli import look
 from kielo.cli.main import main
 from kielo.parallel.local_ranks import Ranks
 from kielo.train.start_ranks import read_outcome
+from tests.alerts import alerts
 from tests.faults.trial import Outcome, belongings, refused, rest_marked_full, start, went_well
 
 LAST = "step_00000020"
@@ -34,12 +35,6 @@ def weights(run: Path, step: str = LAST) -> dict[str, torch.Tensor]:
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def alerts(run: Path) -> list[dict]:
-    return [
-        json.loads(line) for line in (run / "train" / "alerts.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
 
 
 # --- Output
@@ -131,7 +126,7 @@ def test_training_goes_on_without_its_terminal(kind, packed, _trained, monkeypat
     stream = request.getfixturevalue(kind)
     assert with_output(stream, monkeypatch, packed, ["train", "tiny.toml"]) == 0
     assert same(weights(packed / "run"), weights(_trained / "run"))
-    (alert,) = alerts(packed / "run")
+    (alert,) = alerts(packed / "run" / "train")
     assert "the terminal takes no more output" in alert["message"]
 
 
@@ -159,7 +154,7 @@ def test_two_ranks_go_on_without_their_terminal(kind, packed, request):
         ).returncode
         == 0
     )
-    assert weights(packed / "run") and len(alerts(packed / "run")) == 1
+    assert weights(packed / "run") and len(alerts(packed / "run" / "train")) == 1
 
 
 def test_a_run_whose_first_line_nobody_reads_still_trains(packed, monkeypatch, left_pipe):
@@ -176,7 +171,7 @@ def test_a_bar_on_a_terminal_that_was_closed(packed, monkeypatch):
         os.close(master)
         monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
         assert with_output(stream, monkeypatch, packed, ["train", "tiny.toml"]) == 0
-    assert weights(packed / "run") and len(alerts(packed / "run")) == 1
+    assert weights(packed / "run") and len(alerts(packed / "run" / "train")) == 1
 
 
 def test_alerts_that_cannot_be_written_end_nothing(packed, monkeypatch, full):

@@ -1,6 +1,7 @@
 """A knob is declared once: what a recipe says goes into `resolved.toml` without an edit in resolve/."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -99,8 +100,11 @@ def test_a_new_knob_needs_no_edit_in_resolve(tmp_path):
     ]
     found = subprocess.run(
         [sys.executable, "-c", SCRIPT, *sets, "train.planted_knob=9"],
-        capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"},
+    )
     assert found.returncode == 0, found.stderr
     resolved = json.loads(found.stdout)
     for number, (part, table) in enumerate(PLACES.values()):

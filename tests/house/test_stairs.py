@@ -19,7 +19,7 @@ LINT = (
 
 
 def lint(source_folder: Path) -> subprocess.CompletedProcess:
-    environment = os.environ | {"PYTHONPATH": str(source_folder)}
+    environment = os.environ | {"PYTHONPATH": f"{source_folder}:{os.environ['PYTHONPATH']}"}
     return subprocess.run(
         [sys.executable, "-c", LINT, str(CONTRACTS)],
         cwd=source_folder,

@@ -58,7 +58,7 @@ class Chain:
     def job(self, training: str, number: str = JOBS[0]) -> int:
         """Returns the exit code of a job whose step that trains is `training`."""
         attempt = self.stubs / "attempt"
-        attempt.write_text(training.replace("{run}", str(self.run)) + "\n")
+        attempt.write_text(f"run='{self.run}'\n" + training.replace("{run}", '"$run"') + "\n")
         environment = os.environ | {
             "PATH": f"{self.stubs}:{os.environ['PATH']}",
             "SLURM_JOB_ID": number,
@@ -227,7 +227,7 @@ def with_clock(chain: Chain) -> Path:
     clock, script = chain.stubs / "clock", (chain.folder / "job.sh").read_text()
     clock.write_text("0")
     assert script.count('"$SECONDS"') == 1
-    (chain.folder / "job.sh").write_text(script.replace('"$SECONDS"', f'"$(cat {clock})"'))
+    (chain.folder / "job.sh").write_text(script.replace('"$SECONDS"', f'"$(cat "{clock}")"'))
     return clock
 
 
@@ -236,7 +236,7 @@ def test_a_job_of_pbs_asks_its_ranks_to_stop_by_itself(chain_of_pbs: Chain, reas
     """Its scheduler sends no warning: the script takes the time, and looks whether the chain was ended."""
     chain = chain_of_pbs
     clock = with_clock(chain)
-    first = f"echo 10000000 > {clock}" if reason == "time" else f"touch {chain.folder}/chain/stopped"
+    first = f"echo 10000000 > '{clock}'" if reason == "time" else f"touch '{chain.folder}/chain/stopped'"
     assert chain.job(IS_ASKED.replace("{first}", first)) == 0
     assert (chain.run / "was_asked").exists()
     assert chain.attempts[-1].split("\t")[5] == "requeue"

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shlex
 import subprocess
 import tomllib
 from pathlib import Path
@@ -101,10 +102,13 @@ def test_a_rung_that_fails_or_hangs_does_not_stop_the_others(tmp_path) -> None:
     for name, body in {"fails": "exit 1", "hangs": "sleep 300", "works": "touch measured"}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "job.sh").write_text(body + "\n")
-        rungs.append(str(tmp_path / name))
-    settings = f"WORKING_FOLDER={tmp_path}; RUNGS=({' '.join(rungs)}); LIMITS=(100 1 100)"
+        rungs.append(shlex.quote(str(tmp_path / name)))
+    settings = f"WORKING_FOLDER='{tmp_path}'; RUNGS=({' '.join(rungs)}); LIMITS=(100 1 100)"
     told = subprocess.run(
-        ["bash", "-c", f"{settings}\n. {SCRIPTS / 'ladder.sh'}"], capture_output=True, text=True, timeout=150
+        ["bash", "-c", f"{settings}\n. '{SCRIPTS / 'ladder.sh'}'"],
+        capture_output=True,
+        text=True,
+        timeout=150,
     )
     assert (tmp_path / "measured").exists() and told.returncode == 1
     assert "2 of 3 rungs failed" in told.stdout
@@ -214,7 +218,7 @@ def test_a_ladder_with_real_steps(tmp_path, monkeypatch, capsys) -> None:
         (stubs / name).write_text(f"#!/bin/bash\n{text}\n")
         (stubs / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(stubs), prepend=":")
-    (tmp_path / ".bash_profile").write_text(f"PATH={stubs}:$PATH\n")  # of the rungs, which are login shells
+    (tmp_path / ".bash_profile").write_text(f"PATH='{stubs}':$PATH\n")  # of the rungs, which are login shells
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here.toml").write_text(CARD)

@@ -102,7 +102,7 @@ def test_an_array_and_a_job_after_it_are_submitted(site, written, tmp_path, monk
     """Their ids are noted; of one share there is only the job that makes all and joins."""
     answer, asked = ASKED[site]
     folder, command = written[site], "sbatch" if site == "lumi_g" else "qsub"
-    stub(tmp_path / "stubs", command, f"#!/bin/bash\necho \"$@\" >> {tmp_path}/told\necho '{answer}'\n")
+    stub(tmp_path / "stubs", command, f"#!/bin/bash\necho \"$@\" >> '{tmp_path}/told'\necho '{answer}'\n")
     monkeypatch.setenv("PATH", str(tmp_path / "stubs"), prepend=":")
     (folder / "chain/jobs").unlink(missing_ok=True)
     subprocess.run(["bash", folder / "submit.sh"], check=True, capture_output=True)
@@ -117,7 +117,7 @@ def test_an_array_and_a_job_after_it_are_submitted(site, written, tmp_path, monk
 
 def test_each_job_knows_its_share(written, tmp_path, monkeypatch) -> None:
     """By the index of each scheduler; without an array, and by Grid Engine's word for that, it has none."""
-    text = (written["tsubame4"] / "job.sh").read_text().replace('exec "${CONTAINER[@]}" bash', "echo")
+    text = (written["tsubame4"] / "job.sh").read_text().replace('exec "${CONTAINER[@]}" bash', "printf '%s|'")
     for variable, value, share in [
         ("SLURM_ARRAY_TASK_ID", "2", "2/3"), ("PBS_ARRAY_INDEX", "3", "3/3"), ("SGE_TASK_ID", "1", "1/3"),
         ("SGE_TASK_ID", "undefined", ""), ("OTHER", "1", ""),
@@ -128,7 +128,7 @@ def test_each_job_knows_its_share(written, tmp_path, monkeypatch) -> None:
             capture_output=True,
             text=True,
         )
-        assert told.stdout.splitlines()[-1].split("pack.sh ")[1].split()[1:] == share.split(), told
+        assert told.stdout.splitlines()[-1].split("|")[1:] == [str(written["tsubame4"]), share, ""], told
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ OPTIONS = {
     "-l": rf"select=\d+(:{CHUNK})?(\+\d+(:{CHUNK})?)*|walltime=\d+(:[0-5]\d){{0,2}}|place=[a-z:]+",
     "-r": r"[yn]",
     "-j": r"oe|eo|n",
-    "-o": r"([\w.-]+:)?/\S+",
+    "-o": r'([\w.-]+:)?(/[^\s"]+|"/[^"]+")',  # quotes as in a shell: POSIX, qsub, Script Preservation
 }
 # What the server sets for a job: its number and the server, the file of nodes, the number of starts.
 GIVEN = {"PBS_JOBID", "PBS_NODEFILE", "PBS_RUNCOUNT"}

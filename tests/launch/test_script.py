@@ -5,6 +5,7 @@ The rows are those that runs on clusters learnt from failures; each has what mus
 
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from kielo.launch.job_plan import Wishes, plan_jobs
 from kielo.launch.pack_jobs import plan_pack_jobs
-from kielo.launch.script import SCRIPTS, ladder_script, pack_script, submit_pack_script
+from kielo.launch.script import SCRIPTS, job_script, ladder_script, pack_script, submit_pack_script
 from kielo.recipe.read import read_recipe
 from tests.house.checks import ROOT
 from tests.launch.conftest import LAUNCHED
@@ -231,9 +232,20 @@ def test_settings_reach_bash_as_they_are(launched):
         for first in (48, 56, 16, 24, 0, 8, 32, 40)  # GCD 0 to 7: 7 of a group's 8 cores
     )
     assert told.stdout.split("|")[:6] == ["64", masks, str(folder.parents[1]), "singularity", "exec", "6"]
-    environment = f'. {folder}/environment.sh; printf "%s|" "$NCCL_NET" "$OMP_NUM_THREADS" "${{KIELO[@]}}"'
+    environment = f'. "{folder}/environment.sh"; printf "%s|" "$NCCL_NET" "$OMP_NUM_THREADS" "${{KIELO[@]}}"'
     told = subprocess.run(["bash", "-c", environment], capture_output=True, text=True, check=True)
     assert told.stdout.split("|")[:-1] == ["AWS Libfabric", "7", "python", "-m", "kielo"]
+
+
+@pytest.mark.parametrize(
+    ("site", "account"), [("lumi_g", "project_462000000"), ("abci3", "gaa00000"), ("tsubame4", "tga-group")]
+)
+def test_a_log_below_a_folder_with_blanks_is_one_word_of_the_request(site, account):
+    """Schedulers read their lines as a shell reads its words."""
+    recipe = read_recipe("poro_34b").recipe.model_copy(update={"cluster": site})
+    job = job_script(plan_jobs(recipe, Wishes(nodes=16, account=account)), Path("/a folder/of mine"))
+    (line,) = [line for line in job.splitlines() if line.startswith("#") and "/a folder" in line]
+    assert shlex.split(line)[-1].removeprefix("--output=").startswith("/a folder/of mine/logs/")
 
 
 def test_the_shown_script_is_current():

@@ -5,6 +5,7 @@ The script runs against stubs: a container program, mksquashfs and a Python that
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 from kielo.artifact.own_text import HASH_COMMENT, marked
 from kielo.cli.main import main
+from kielo.launch.bash import assign, quoted
 from kielo.launch.site import plan_site, site_page, site_script
 from kielo.recipe import cards
 from tests.house.checks import ROOT
@@ -70,7 +72,7 @@ class Site:
     def run(self, **environment: str) -> subprocess.CompletedProcess:
         """Runs site.sh."""
         variables = {"PATH": f"{self.stubs}:/usr/bin:/bin", "NOTES": str(self.notes), "HOME": "/nowhere"}
-        real = {"REAL_PYTHON": sys.executable, "PYTHONPATH": str(ROOT / "src")}
+        real = {"REAL_PYTHON": sys.executable, "PYTHONPATH": os.environ["PYTHONPATH"]}
         return subprocess.run(
             ["bash", self.folder / "site.sh"], env=variables | real | environment, timeout=200,
             capture_output=True, text=True, stdin=subprocess.DEVNULL,
@@ -104,7 +106,7 @@ def test_jobs_start_in_what_the_script_made(tmp_path, monkeypatch) -> None:
     flags = ["--cluster", "lumi_g", "--nodes", "64", "--account", "project_1", "--dry-run"]
     assert main(["launch", "poro_34b", *flags, "--site", str(site.folder)]) == 0
     job = (tmp_path / "runs/poro_34b/launch/0001/job.sh").read_text()
-    assert f"{site.folder},{squash}:/user-software:image-src=/' {image})" in job
+    assert f"{site.folder},{squash}:/user-software:image-src=/' {quoted(str(image))})" in job
     environment = (tmp_path / "runs/poro_34b/launch/0001/environment.sh").read_text()
     assert "VENV=/user-software\n" in environment and f'-{site.folder}/caches/huggingface}}"' in environment
     # Beside runs/ it is found without the flag; another image or environment is taken in its place.
@@ -116,7 +118,7 @@ def test_jobs_start_in_what_the_script_made(tmp_path, monkeypatch) -> None:
         (path / "environment.sh").read_text()
         for path in sorted((tmp_path / "runs/poro_34b/launch").iterdir())
     ]
-    assert "VENV=/user-software\n" in texts[1] and f"VENV={tmp_path}/mine\n" in texts[2]
+    assert "VENV=/user-software\n" in texts[1] and assign("VENV", f"{tmp_path}/mine") in texts[2].splitlines()
 
 
 def test_without_an_image_the_environment_is_a_folder_with_torch(tmp_path) -> None:

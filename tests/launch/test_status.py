@@ -35,7 +35,7 @@ def run(launched, tmp_path, monkeypatch) -> Path:
     (folder / "launch" / "left_out_nodes").write_text("nid1 2026-11-20 why\n")
     commands = tmp_path / "commands"
     commands.mkdir()
-    for name, script in (("squeue", SQUEUE), ("scancel", f'#!/bin/bash\necho "$@" >> {tmp_path}/told\n')):
+    for name, script in (("squeue", SQUEUE), ("scancel", f'#!/bin/bash\necho "$@" >> "{tmp_path}/told"\n')):
         (commands / name).write_text(script)
         (commands / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(commands), prepend=":")
@@ -112,7 +112,7 @@ def test_a_second_launch_of_a_run_whose_jobs_wait_is_refused(launched, tmp_path,
 
 def test_cancel_of_a_scheduler_without_a_signal_for_jobs(tmp_path, monkeypatch) -> None:
     """Grid Engine's qdel ends jobs at once, so only those that wait are told; with --now all are."""
-    (tmp_path / "qdel").write_text(f'#!/bin/bash\necho "$@" >> {tmp_path}/told\n')
+    (tmp_path / "qdel").write_text(f'#!/bin/bash\necho "$@" >> "{tmp_path}/told"\n')
     (tmp_path / "qdel").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     found = {"1": "r", "2": "hqw", "3": "Eqw"}

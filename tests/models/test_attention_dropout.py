@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kielo.models import families
+from kielo.models.blocks import blocked_attention
 from kielo.models.blocks.attention import InnerAttention, MaskMaker
 from kielo.models.blocks.decoder import init_weights
 from kielo.models.blocks.dropout import NoiseMaker, WeightNoise, drop_weights
@@ -124,6 +125,16 @@ def test_both_paths_drop_the_weights_of_a_plain_softmax(window: int | None) -> N
     torch.testing.assert_close(blocks[0], expected, atol=2e-6, rtol=0)
     plain = with_dropout(make_masks.dense(numbers, LENGTH, cpu)[window], None)
     assert (plain[0] - dense[0]).abs().max() > 0.1
+
+
+def test_blocks_have_about_so_many_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries whose scores with all keys, of all heads and sequences, fit; one at the least, none twice."""
+    q, k = torch.empty(2, 3, 7, 4), torch.empty(2, 3, 5, 4)
+    for scores, sizes in ((1, [1] * 7), (89, [2, 2, 2, 1]), (90, [3, 3, 1]), (210, [7]), (2**24, [7])):
+        monkeypatch.setattr(blocked_attention, "_BLOCK_SCORES", scores)
+        blocks = list(blocked_attention._blocks(q, k))
+        assert [block.stop - block.start for block in blocks] == sizes
+        assert [number for block in blocks for number in range(block.start, block.stop)] == list(range(7))
 
 
 def test_a_query_that_loses_all_weights_gives_zeros() -> None:

@@ -11,8 +11,9 @@ import torch
 
 from kielo.dataset.batches import Batch, with_dropout_keys
 from kielo.models import families
+from kielo.models.blocks import dropout
 from kielo.models.blocks.decoder import init_weights
-from kielo.models.blocks.dropout import Noise, NoiseMaker, drop
+from kielo.models.blocks.dropout import ATTENTION, MLP, Noise, NoiseMaker, drop, drop_weights
 from tests.models.tiny_configs import LENGTH as TINY_LENGTH
 from tests.models.tiny_configs import TINY, VOCABULARY
 
@@ -75,6 +76,76 @@ def test_parts_are_those_of_the_whole() -> None:
     part = maker(keys(range(3, 8, 2)), columns, len(columns))
     found = drop(torch.ones(3, 16, WIDTH), part, 1) * (1 - RATE)
     assert torch.equal(found, whole[3:8:2, columns[16:]])
+
+
+def test_elements_are_dropped_by_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Place, sequence, position and column of 60 elements, by integers of Python; each place has its keys."""
+    maker = NoiseMaker(LAYERS, 4)
+    maker.rate = RATE
+    positions = torch.tensor([0, 3, 100, 127])
+    noise = maker(keys(range(2)), positions, 4)
+    assert noise.keys_bp2.shape == (2, 2 + 2 * LAYERS, 2) and noise.positions_s.tolist() == positions.tolist()
+
+    def scrambled(bits: int, key: int) -> int:
+        bits = (((bits ^ (bits >> 16)) * 0x85EBCA6B) ^ key) % 2**32
+        bits = ((bits ^ (bits >> 13)) * 0xC2B2AE35) % 2**32
+        return bits ^ (bits >> 16)
+
+    places = {0: noise.of_embedding, 7: noise.of_head}
+    for layer in range(LAYERS):
+        for place in (ATTENTION, MLP):
+            places[1 + 2 * layer + place] = lambda x, layer=layer, place=place: drop(
+                x, noise.of_layer(layer), place
+            )
+    generator = np.random.default_rng(1)
+    for place in range(2 + 2 * LAYERS):
+        found = places[place](torch.ones(2, 4, WIDTH))
+        for _ in range(8):
+            sample, row, column = (int(generator.integers(size)) for size in found.shape)
+            one, other = keys(range(sample, sample + 1))[0].numpy().view(np.uint32).tolist()
+            both = [(part + (place + 1) * 0x9E3779B9) % 2**32 for part in (one, other)]
+            one, other = (scrambled(both[i], both[1 - i]) for i in (0, 1))
+            bits = scrambled((int(positions[row]) * WIDTH + column) ^ one, other)
+            signed = bits - 2**32 if bits >= 2**31 else bits
+            stays = signed >= round(RATE * 2**32) - 2**31
+            assert found[sample, row, column].item() == pytest.approx(1 / (1 - RATE) if stays else 0.0)
+
+
+def test_the_first_bits_that_stay_are_those_of_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bits are counted from -2^31: a quarter of them are below -2^30."""
+    maker = NoiseMaker(1, 4)
+    maker.rate = maker.weight_rate = 0.25
+    noise = maker(keys(range(2)), None, 8)
+    for bits, stays in ((-(2**30), 1 / 0.75), (-(2**30) - 1, 0.0)):
+        monkeypatch.setattr(
+            dropout, "_scrambled", lambda given, key, bits=bits: torch.full_like(given, bits)
+        )  # fmt: skip
+        assert drop(torch.ones(2, 8, 3), noise, 1).flatten().tolist() == pytest.approx([stays] * 48)
+        weights = drop_weights(torch.ones(2, 4, 8, 8), noise.weights.of_layer(0))
+        assert weights.flatten().tolist() == pytest.approx([stays] * 512)
+
+
+def test_noise_is_made_of_what_is_asked_for() -> None:
+    """None without keys or rates; the weights' keys are those of their layer, after those of all places."""
+    maker, given = NoiseMaker(LAYERS, 4), keys(range(2))
+    assert maker(given, None, 8) is None
+    maker.weight_rate = 0.2
+    assert maker(None, None, 8) is None
+    noise = maker(given, None, 8)
+    assert (noise.rate, noise.weights.rate) == (0.0, 0.2)
+    assert noise.positions_s.tolist() == noise.weights.positions_q.tolist() == list(range(8))
+    assert noise.positions_s.dtype == noise.weights.positions_q.dtype == torch.int32
+    x = torch.ones(2, 8, WIDTH)
+    assert drop(x, noise, 0) is x and drop(x, None, 0) is x
+    assert noise.weights.keys_blh2.shape == (2, LAYERS, 4, 2)
+    for layer in range(LAYERS):
+        of_layer = noise.of_layer(layer)
+        assert torch.equal(of_layer.weights.keys_blh2, noise.weights.keys_blh2[:, layer : layer + 1])
+        assert torch.equal(of_layer.keys_bp2, noise.keys_bp2[:, 1 + 2 * layer : 3 + 2 * layer])
+    maker.weight_rate, maker.rate = 0.0, RATE
+    assert maker(given, None, 8).weights is None and maker(given, None, 8).of_layer(1).weights is None
+    all_keys = maker(given, None, 8).keys_bp2.flatten(0, 1).tolist()
+    assert len({tuple(pair) for pair in all_keys}) == 2 * (2 + 2 * LAYERS)
 
 
 LTG_BERT = {

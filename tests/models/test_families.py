@@ -1,6 +1,7 @@
 """Reading published config.json files, in both spellings, and refusing what cannot be done."""
 
 import json
+import math
 import subprocess
 import sys
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from transformers import AutoConfig
 
 from kielo.models import families
+from kielo.models.hugging_face_config import normalise_rope
 from kielo.models.llama import count
 from kielo.models.parameter_shapes import parameter_shapes
 from kielo.recipe.errors import KieloError
@@ -415,3 +417,55 @@ def test_the_parts_of_a_layer_are_those_of_its_parameters(model_type):
     if model_type in IN_TRANSFORMERS:  # others have norms without weights
         norms = [name for name in weights if name.endswith("norm") and not name.startswith("attention.")]
         assert parts.norms == len(norms) and parts.norms_inputs == ("attention_norm" in weights)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "change", "width"),
+    [
+        *((name, {}, 40) for name in ("llama", "mistral", "qwen2")),
+        *((name, {"head_dim": None}, 40) for name in ("llama", "mistral", "qwen2")),
+        *((name, {"head_dim": 24}, 24) for name in ("llama", "mistral", "qwen2", "qwen3")),
+        ("qwen3", {}, 128),
+    ],
+)  # fmt: skip
+def test_the_width_of_heads_is_given_or_the_familys(
+    tmp_path, model_type: str, change: dict, width: int
+) -> None:
+    """A Qwen 3's is 128 where it is left out, whatever the hidden size; others divide that by their heads."""
+    config = {
+        "model_type": model_type,
+        "hidden_size": 320,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    }
+    assert read(tmp_path, config | change).head_dim == width
+    with pytest.raises(KieloError, match="head_dim = null does not fit"):
+        read(tmp_path, config | {"model_type": "qwen3", "head_dim": None})
+
+
+FACTOR = 0.1 * math.log(4) + 1
+
+
+@pytest.mark.parametrize(
+    ("given", "changed"),
+    [
+        ({}, {}),
+        ({"beta_fast": 0, "beta_slow": None}, {}),  # as if they were not given
+        ({"beta_fast": 16, "beta_slow": 2}, {"beta_fast": 16, "beta_slow": 2}),
+        ({"factor": 0.5}, {"factor": 0.5, "attention_factor": 1.0}),
+        ({"attention_factor": 1.5}, {"attention_factor": 1.5}),
+        ({"mscale": 2.0}, {}),
+        ({"mscale": 2.0, "mscale_all_dim": 1.0}, {"attention_factor": (0.2 * math.log(4) + 1) / FACTOR}),
+        ({"original_max_position_embeddings": 512}, {"original_max_position_embeddings": 512}),
+    ],
+)
+def test_missing_numbers_of_yarn_are_those_of_the_paper(given: dict, changed: dict) -> None:
+    """0.1 ln(factor) + 1 for attention, 32 and 1 for the betas, and the length that the model has."""
+    scaling = {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048,
+        "attention_factor": FACTOR, "beta_fast": 32, "beta_slow": 1,
+    }  # fmt: skip
+    asked = {"type": "yarn", "factor": 4.0, "truncate": True} | given
+    base, found = normalise_rope(5e5, asked, 2048)
+    assert base == 5e5 and found == {key: pytest.approx(value) if isinstance(value, float) else value
+                                     for key, value in (scaling | changed).items()}  # fmt: skip

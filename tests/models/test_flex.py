@@ -64,13 +64,23 @@ DOCUMENTS = pytest.mark.parametrize("is_masked", [False, True], ids=["one text",
 @CASES
 @WINDOWS
 @DOCUMENTS
-@pytest.mark.parametrize(("groups", "head_dim"), [(4, 16), (2, 16), (1, 8)])
-def test_outputs_are_the_dense_ones(
+def test_outputs_are_the_dense_ones(scores: str, window: int | None, is_masked: bool) -> None:
+    """Within 2e-6 for all kinds of scores, with and without window and documents; plain causal attention gets
+    no blocks at all.
+    """
+    assert_outputs_are_the_dense_ones(scores, window, is_masked, 4, 16)
+
+
+@CASES
+@pytest.mark.parametrize(("groups", "head_dim"), [(2, 16), (1, 8)])
+def test_outputs_of_shared_key_heads_are_the_dense_ones(scores: str, groups: int, head_dim: int) -> None:
+    """Within 2e-6, of small heads too."""
+    assert_outputs_are_the_dense_ones(scores, WINDOW, True, groups, head_dim)
+
+
+def assert_outputs_are_the_dense_ones(
     scores: str, window: int | None, is_masked: bool, groups: int, head_dim: int
 ) -> None:
-    """Within 2e-6 for all kinds of scores, with and without window, documents, shared key heads and small
-    heads; plain causal attention gets no blocks at all.
-    """
     make_masks, inner = parts(scores, window)
     numbers, cpu = documents() if is_masked else None, torch.device("cpu")
     *inputs, _ = projections(groups, head_dim)

@@ -10,6 +10,7 @@ from kielo.recipe.sections import Model
 
 SIZES = {"100M": 32_000, "350M": 32_000, "1B": 65_536, "3B": 131_072, "8B": 131_072, "34B": 128_000,
          "70B": 131_072}  # fmt: skip
+FEW = ["100M", "1B", "70B"]  # heads of 64 numbers, the first that splits over 8 ranks, and the largest
 
 
 def test_every_family_has_proportions() -> None:
@@ -17,9 +18,13 @@ def test_every_family_has_proportions() -> None:
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_the_count_is_near_the_asked_size(model_type: str) -> None:
+@pytest.mark.parametrize(
+    "sizes", [FEW, pytest.param([size for size in SIZES if size not in FEW], marks=pytest.mark.full)], ids=str
+)
+def test_the_count_is_near_the_asked_size(model_type: str, sizes: list[str]) -> None:
     """Within 2 % from 100M to 70B; the family's checks pass; matrices split over 8 tensor ranks from 1B."""
-    for size, vocab_size in SIZES.items():
+    for size in sizes:
+        vocab_size = SIZES[size]
         asked = Model(model_type=model_type, params=size, vocab_size=vocab_size)
         model = families.complete(with_shape(asked), 2048)
         families.module(model_type, "count").check(model)

@@ -2,8 +2,11 @@
 values, gradients, documents, and equal work.
 """
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kielo.models.blocks.alibi import Alibi
 from kielo.models.blocks.attention import InnerAttention, MaskMaker
+from kielo.models.blocks.dropout import NoiseMaker
+from kielo.parallel import context_parallel
 from kielo.parallel.context_parallel import (
     apply_context_parallel,
     context_positions,
@@ -147,6 +152,78 @@ def test_compiled_attention_has_the_gradients_of_uncompiled() -> None:
     """torch 2.11 gave the exchange of Ulysses a gradient of 0, without an error."""
     for differences in run_ranks(compare_compiled, 2):
         assert max(differences.values()) <= 2e-6, differences
+
+
+class Threads:
+    """Ranks that are threads of this process, in place of gloo: each exchange waits for all of them."""
+
+    def __init__(self, number: int):
+        self.number, self.rank = number, threading.local()
+        self.barrier, self.given = threading.Barrier(number, timeout=30), [None] * number
+
+    def get_world_size(self, group: object) -> int:
+        return self.number
+
+    def get_rank(self, group: object) -> int:
+        return self.rank.number
+
+    def all_gather(self, part: Tensor, group: object) -> Tensor:
+        self.given[self.rank.number] = part
+        self.barrier.wait()
+        found = torch.stack(self.given)
+        self.barrier.wait()
+        return found
+
+    def all_to_all(self, slices: Tensor, group: object) -> Tensor:
+        return self.all_gather(slices, group)[:, self.rank.number]
+
+    def run(self, of_rank: Callable[[int], Any]) -> list[Any]:
+        def numbered(rank: int) -> Any:
+            self.rank.number = rank
+            return of_rank(rank)
+
+        with ThreadPoolExecutor(self.number) as pool:
+            return list(pool.map(numbered, range(self.number)))
+
+
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_an_encoders_ranks_drop_the_weights_of_one_process(
+    form: str, masked: bool, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks: output and gradients are one process's within 2e-6, to both sides, with dropped weights."""
+    ranks, tensors = Threads(2), projections(HEADS)
+    numbers = documents() - 1 if masked else None  # of which one in each sequence is causal
+    monkeypatch.setattr(context_parallel, "dist", ranks)
+    monkeypatch.setattr(context_parallel, "_all_gather", ranks.all_gather)
+    monkeypatch.setattr(context_parallel, "_all_to_all", ranks.all_to_all)
+    maker, keys = NoiseMaker(1, HEADS), torch.tensor([[11, 12], [21, 22]], dtype=torch.int32)
+    maker.weight_rate = 0.3
+
+    def attended(inner, masks, part: list[Tensor], documents_bs, positions: Tensor) -> list[Tensor]:
+        q, k, v = (tensor.detach().clone().requires_grad_() for tensor in part[:3])
+        noise = maker(keys, positions, LENGTH).of_layer(0).weights
+        mask = masks(documents_bs, positions, len(positions), positions.device)[window]
+        out = inner(q, k, v, mask, noise)
+        out.backward(part[3])
+        return [out.detach(), q.grad, k.grad, v.grad]
+
+    whole_masks = MaskMaker((window,), is_causal=False)
+    whole = attended(InnerAttention(), whole_masks, tensors, numbers, torch.arange(LENGTH))
+
+    def of_rank(rank: int) -> float:
+        positions = context_positions(LENGTH, 2, rank)
+        mask_maker, inner = context_parallel._FORMS[form]
+        part = [tensor[:, :, positions] for tensor in tensors]
+        of_part = None if numbers is None else numbers[:, positions]
+        masks = mask_maker(None, whole_masks)
+        split = attended(inner(None, InnerAttention()), masks, part, of_part, positions)
+        return max((a - b[:, :, positions]).abs().max().item() for a, b in zip(split, whole))
+
+    assert max(ranks.run(of_rank)) < 2e-6
+    plain = InnerAttention()(*tensors[:3], whole_masks.dense(numbers, LENGTH, torch.device("cpu"))[window])
+    assert (plain - whole[0]).abs().max() > 0.1
 
 
 class LargestBooleans(TorchDispatchMode):

@@ -10,7 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from kielo.parallel.hang_watch import Beat, HangWatch, describe, describe_stall, silent_seconds
+from kielo.parallel.hang_watch import (
+    Beat,
+    Hang,
+    HangWatch,
+    beat_seconds,
+    describe,
+    describe_stall,
+    silent_seconds,
+    stall_limit,
+)
 from kielo.parallel.layer_marks import marked_layers
 from kielo.parallel.progress import STEPS, Progress, stuck_seconds
 
@@ -104,6 +113,86 @@ def test_collectives_that_do_not_match_are_named_with_both_lines():
     beats = [USUAL, replace(USUAL, at="my_loss.py:3 in loss"), USUAL]
     message = describe(watched(beating(beats, 62)), beats, {}, {})
     assert "ranks 0, 2 at kielo/train/loop.py:20 in fit; rank 1 at my_loss.py:3 in loss" in message
+
+
+def test_what_is_not_known_is_not_in_the_message():
+    """Places, states, and even the beats; of more than eight ranks their number is told."""
+    beats = [replace(USUAL, at=f"line {rank}") for rank in range(10)]
+    hang = Hang((1,), True, 3.4, "without a heartbeat")
+    ending = (
+        ". Start again from the newest checkpoint; where it comes again on the same node, leave that node out"
+    )
+    stands = "the job hangs, 3 s without a heartbeat"
+    assert describe(hang, [], {}, {}) == f"{stands}. The cause: rank 1{ending}"
+    assert describe(hang, [], {1: "nid7"}, {1: "it has ended"}) == (
+        f"{stands}. The cause: rank 1 on nid7 (it has ended){ending}"
+    )
+    assert describe(hang, beats[:2], {}, {1: "it has ended"}) == (
+        f"{stands} after step 7, during steps. The cause: rank 1 (it has ended) at line 1; rank 0 waits at "
+        f"line 0{ending}"
+    )
+    nine = replace(hang, ranks=tuple(range(1, 10)))
+    told = describe(nine, beats, {}, {})
+    assert (
+        "rank 7 at line 7, rank 8 at line 8, 1 more; rank 0 waits at line 0" in told and "rank 9" not in told
+    )
+    assert "rank 8 at line 8; ranks 0, 9 wait, the first at line 0" in describe(
+        replace(hang, ranks=tuple(range(1, 9))), beats, {}, {}
+    )
+    told = describe(hang, beats, {}, {})
+    assert "; ranks 0, 2, 3, 4, 5, 6, 7, 8 and 1 more wait, the first at line 0" in told
+    assert "and" not in describe(hang, beats[:9], {}, {}).partition("; ")[2].partition(" wait")[0]
+
+
+def test_a_network_that_lost_a_message_is_likely_where_all_ranks_wait_at_one_line():
+    told = describe(Hang((), False, 3.0, "without progress"), [USUAL] * 2, {}, {})
+    assert told == (
+        "the job hangs, 3 s without progress: all ranks wait for each other: ranks 0, 1 at "
+        "kielo/train/loop.py:20 in fit. A network that lost a message is the likely cause: start again"
+    )
+
+
+def test_beats_come_more_seldom_from_more_ranks():
+    """A thousand of all ranks in a second; a pause is worth a line after five beats at the least."""
+    assert [beat_seconds(ranks) for ranks in (1, 500, 501, 6000)] == [0.5, 0.5, 0.501, 6.0]
+    assert [stall_limit(0.5, seconds) for seconds in (1.0, 2.5, 3.0)] == [2.5, 2.5, 3.0]
+    assert Beat.read(USUAL.text()) == USUAL
+    last = Beat.last(4)
+    assert (last.number, last.still_seconds, last.silent_seconds, last.stall_seconds) == (4, *[math.inf] * 3)
+
+
+@pytest.mark.parametrize(("still", "told_after"), [(6.0, None), (6.01, 6.001)])
+def test_a_pause_is_told_where_its_limit_is_below_that_of_a_hang(still, told_after):
+    """And once it is passed, not only reached: 6 s here."""
+    watch, beats = HangWatch(1, 0.5), [replace(USUAL, still_seconds=still, silent_seconds=100.0)]
+    watch.look(beats, 0.5)
+    for _ in range(6):
+        watch.look(beats, 1.0)
+        assert watch.stall(beats) is None
+    watch.look(beats, 0.001)
+    stall = watch.stall(beats)
+    assert (None if stall is None else stall.seconds) == (told_after and pytest.approx(told_after))
+
+
+def test_a_job_with_a_rank_that_sends_no_more_is_not_judged():
+    assert watched(beating([USUAL, Beat.last(1)], 200)) is None
+
+
+def test_limits_are_passed_and_not_only_reached():
+    """A pause of two beats at most is counted at a look; silence of four beats is not yet that of a frozen
+    rank, and the cause is then looked for among those that beat.
+    """
+    watch = HangWatch(2, 0.5)
+    two = [replace(USUAL, still_seconds=3.0, silent_seconds=9.0)] * 2
+    watch.look(two, 0.5)
+    assert [watch.look(two, 5.0) for _ in range(3)] == [None] * 3  # 3 s
+    assert watch.look(two, 0.001).seconds == pytest.approx(3.001)
+    watch = HangWatch(2, 0.5)
+    two = [replace(USUAL, still_seconds=1.9, silent_seconds=9.0)] * 2
+    watch.look(two, 0.5)
+    found = [watch.look([two[0], replace(two[1], number=look)], 0.5) for look in range(2, 8)]
+    assert found[:3] == [None] * 3
+    assert [(hang.is_silent, hang.ranks) for hang in found[3:]] == [(False, ()), (True, (0,)), (True, (0,))]
 
 
 # Four ranks stand still: their beats, which are silent, after how many seconds the cause is named, the cause.

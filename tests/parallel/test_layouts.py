@@ -132,11 +132,8 @@ def difference(ours: dict, theirs: dict) -> float:
 @pytest.mark.parametrize(
     ("sizes", "tied", "micro_batches"),
     [
-        ({}, True, 1),
         ({}, False, 4),
-        ({"shard": 2}, True, 2),
         ({"shard": 4}, False, 2),
-        ({"shard": 4}, True, 1),
         ({"shard": 2, "zero": 3}, True, 2),
         ({"replicate": 2}, False, 2),
         ({"replicate": 2, "shard": 2}, True, 2),

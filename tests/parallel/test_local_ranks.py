@@ -1,13 +1,15 @@
 """Ranks of this machine are started again from the same process, and none outlives what started it."""
 
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 
 import pytest
 
-from kielo.parallel.local_ranks import Failure, Ranks
+from kielo.parallel.local_ranks import Failure, Ranks, free_port
 
 # Rank 1 ends as its attempt says; rank 0 would go on for ever.
 SCRIPT = """
@@ -23,6 +25,18 @@ ranks = Ranks(["-c", "import os, time; os.write(1, b'%d\\n' % os.getppid()); tim
 ranks.start()
 ranks.wait(1)
 """
+
+
+def test_a_port_for_a_meeting_is_free_and_none_that_the_kernel_gives_away(monkeypatch):
+    """Another program that asks for any port cannot get it in the seconds until the ranks meet."""
+    mine, spare, *others = {free_port() for _ in range(20)}
+    assert len(others) > 10 and 20_000 <= min(mine, spare, *others) <= max(mine, spare, *others) < 32_768
+    drawn = iter([mine, spare])
+    monkeypatch.setattr(random.SystemRandom, "choice", lambda self, ports: next(drawn))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", mine))
+        listener.listen()
+        assert free_port() == spare
 
 
 def test_ranks_that_failed_are_started_again():
@@ -43,6 +57,6 @@ def test_no_rank_is_left_behind(killed, fault_times):
     assert template == again
     fault_times.note("planted")
     os.kill(launcher.pid if killed == "the launcher" else template, signal.SIGKILL)
-    out, _ = launcher.communicate(timeout=20)
+    out, _ = launcher.communicate(timeout=60)
     fault_times.note("found")
     assert out == ""

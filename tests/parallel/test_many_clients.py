@@ -12,11 +12,12 @@ import pytest
 import torch.distributed as dist
 
 from kielo.parallel.communicator import who_is_missing
+from kielo.parallel.local_ranks import free_port
 from kielo.parallel.once_a_node import once_a_node
 from kielo.parallel.rendezvous import Rendezvous
 from kielo.parallel.world import connect
 from kielo.recipe.errors import KieloError
-from tests.ranks import free_port, run_ranks
+from tests.ranks import run_ranks
 
 CLIENTS, PROCESSES, RANKS_PER_NODE = 4096, 4, 8
 LIMIT_SECONDS = 300.0

@@ -1,14 +1,18 @@
 """Receive buffers of a pipeline: those of messages under way, in any schedule; gradients of one process."""
 
 import weakref
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from kielo.parallel import pipeline_stage
 from kielo.parallel.mesh import build_mesh
 from kielo.parallel.pipeline_schedule import ScheduleOptions, make_schedule
+from kielo.parallel.pipeline_stage import LeanStage, ScatteringStage
 from kielo.parallel.world import start_world
 from kielo.resolve.stages import SCHEDULES, stages_of_rank
 from kielo.resolve.torch_versions import schedule_complaint
@@ -110,3 +114,93 @@ def test_a_rank_holds_buffers_of_messages_under_way_and_trains_as_one_process(ra
         if name != "gpipe":  # which has all its forward passes under way
             most = RANKS + 1 if each == 1 else 2 * RANKS * each
             assert found["most"] <= most < found["receives"]
+
+
+def test_a_scattering_stage_reduces_after_each_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FSDP2 is told before each pass if it is the last; a pass that torch splits is refused."""
+    done: list[Any] = []
+    monkeypatch.setattr(pipeline_stage, "set_last_micro_batch", lambda *given: done.append(given))
+    monkeypatch.setattr(pipeline_stage, "stage_backward", lambda *given: done.append(given) or ("gradient",))
+    stage = ScatteringStage.__new__(ScatteringStage)
+    stage.submod = "module"
+    given = {"stage_output": "out", "output_grads": "of out", "input_values": "in"}
+    for last in (False, True):
+        assert stage.backward_maybe_with_nosync("full", given, last_backward=last) == (("gradient",), None)
+        assert done == [("module", last), ("out", "of out", "in")]
+        done.clear()
+    stage.backward_maybe_with_nosync("full", given)
+    assert done[0] == ("module", False)
+    for kind in ("input", "weight"):
+        with pytest.raises(ValueError, match=f"of type '{kind}' cannot be reduced by itself"):
+            stage.backward_maybe_with_nosync(kind, given)
+
+
+def test_buffers_have_memory_only_between_receive_and_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the micro-batch in question, on the stage's device; those of the first stage's inputs have none."""
+    torch_stage = LeanStage.__mro__[1]
+    seen: list[Any] = []
+
+    def noted(name: str) -> Any:
+        return lambda self, *given, **options: seen.append((name, where(self))) or name
+
+    def where(stage: LeanStage) -> tuple[list[str], list[str]]:
+        both = (stage.args_recv_info, stage.grad_recv_info)
+        buffers = [[receive.buffer for receives in of.values() for receive in receives] for of in both]
+        first, second = [[one.device.type for one in of if one is not None] for of in buffers]
+        return first, second
+
+    names = ("get_fwd_recv_ops", "get_bwd_recv_ops", "_retrieve_recv_activations", "_retrieve_recv_grads")
+    for name in names:
+        monkeypatch.setattr(torch_stage, name, noted(name), raising=False)
+    stage = LeanStage.__new__(LeanStage)
+    stage.device = torch.device("cpu")
+
+    def receives() -> dict[int, tuple[SimpleNamespace, ...]]:
+        buffers = (torch.empty(3, 2, device="meta", requires_grad=True), None)
+        return {
+            number: tuple(SimpleNamespace(buffer=buffer) for buffer in buffers) for number in range(2)
+        }  # fmt: skip
+
+    stage.args_recv_info, stage.grad_recv_info = receives(), receives()
+    there, nowhere = (["meta", "cpu"], ["meta", "meta"])
+    assert stage.get_fwd_recv_ops(1) == names[0] and seen.pop() == (names[0], (there, nowhere))
+    buffer = stage.args_recv_info[1][0].buffer
+    assert buffer.requires_grad and buffer.shape == (3, 2)
+    stage.get_fwd_recv_ops(1)
+    assert stage.args_recv_info[1][0].buffer is buffer  # it is there already
+    seen.clear()
+    assert stage._retrieve_recv_activations(1) == names[2] and seen.pop() == (names[2], (there, nowhere))
+    assert where(stage) == (nowhere, nowhere) and stage.args_recv_info[1][0].buffer.requires_grad
+    assert stage.get_bwd_recv_ops(1) == names[1] and seen.pop() == (names[1], (nowhere, there))
+    assert stage._retrieve_recv_grads(1) == names[3] and seen.pop() == (names[3], (nowhere, there))
+    assert where(stage) == (nowhere, nowhere)
+    assert stage.get_bwd_recv_ops(7) == names[1]  # the last stage has no gradients to receive
+    with stage._on_meta():
+        assert stage.device.type == "meta"
+    assert stage.device.type == "cpu"
+
+
+def test_a_loss_keeps_its_graph_no_longer_than_its_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But where the weights' half of it is still to come, and where it is a view, which stays."""
+    torch_stage, given = LeanStage.__mro__[1], []
+    monkeypatch.setattr(
+        torch_stage, "backward_one_chunk", lambda self, chunk, **options: given.append((chunk, options))
+    )
+    monkeypatch.setattr(
+        torch_stage,
+        "get_fwd_send_ops",
+        lambda self, chunk: [SimpleNamespace(tensor=torch.ones(2, requires_grad=True) * chunk)],
+    )
+    stage = LeanStage.__new__(LeanStage)
+
+    def loss() -> torch.Tensor:
+        return torch.ones(2, requires_grad=True) * 2
+
+    for made, is_full, keeps in ((loss(), True, False), (loss(), False, True), (loss()[0], True, True)):
+        stage.backward_one_chunk(3, loss=made, full_backward=is_full, last_backward=True)
+        assert (made.grad_fn is not None) == keeps
+        assert given.pop() == (3, {"loss": made, "full_backward": is_full, "last_backward": True})
+    stage.backward_one_chunk(4)
+    assert given.pop() == (4, {"loss": None, "full_backward": True})
+    (send,) = stage.get_fwd_send_ops(5)
+    assert send.tensor.tolist() == [5.0, 5.0] and not send.tensor.requires_grad

@@ -10,13 +10,14 @@ import pytest
 import torch.distributed as dist
 
 from kielo.parallel.communicator import warm_messages, who_is_missing
+from kielo.parallel.local_ranks import free_port
 from kielo.parallel.mesh import AXES, build_mesh
 from kielo.parallel.open_files import allow_open_files
 from kielo.parallel.rendezvous import Rendezvous, find_rendezvous, first_host, hosts, nodes_of_ranks
 from kielo.parallel.world import make_host_group, start_world
 from kielo.recipe.errors import KieloError
 from tests.fault_times import FaultTimes
-from tests.ranks import free_port, run_ranks
+from tests.ranks import run_ranks
 
 SLURM = {
     "SLURM_JOB_ID": "1234567",

@@ -15,6 +15,7 @@ from kielo.plan.failures import (
     Rate,
     Save,
     Steps,
+    communicators,
     daly_seconds,
     effective_share,
     expect,
@@ -28,6 +29,7 @@ from kielo.plan.planned_layout import PlannedLayout
 from kielo.plan.search import search
 from kielo.recipe.cards import cluster
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Layout
 from tests.plan.test_search import ESTONIAN, run_of
 
 
@@ -107,6 +109,73 @@ def test_dalys_interval_is_the_best_one(stop: float) -> None:
         assert abs(young_seconds(stop, mean) / best - 1) > 0.1
 
 
+def test_intervals_and_shares_are_those_of_the_papers_formulas() -> None:
+    """Young's √(2 C M); Daly's equation 37 below C = 2 M, and M from there on; and his model of lost time."""
+    assert young_seconds(2, 100) == 20
+    assert daly_seconds(2, 100) == pytest.approx(20 * (1 + 0.1 / 3 + 0.01 / 9) - 2)
+    assert daly_seconds(199, 100) == pytest.approx(
+        math.sqrt(2 * 199 * 100) * (1 + math.sqrt(0.995) / 3 + 0.995 / 9) - 199
+    )
+    assert daly_seconds(200, 100) == daly_seconds(300, 100) == 100
+    # a failure triples the time, and half of the segments of 69.3 s have none
+    down, segment = 100 * math.log(3), 100 * math.log(2)
+    assert effective_share(segment - 4, Save(4, down - 60), 100, 60) == pytest.approx((segment - 4) / 300)
+
+
+def test_a_worked_example_of_what_failures_cost() -> None:
+    """256 devices: every part of a restart, and every figure of the answer."""
+    layout = Layout(replicate=2, pipeline=2, shard=4, context=2, tensor=8)
+    rate, save = Rate(0.5, "test", silent_share=0.2), Save(3, 40)
+    found = expect(rate, layout, save, Steps(8, 4, 50, 20), 25, 86_400)
+    mean = 1000 * 86_400 / 0.5 / 256
+    # the world, five axes, shards with contexts, and messages to both neighbours
+    parts = {
+        "processes": 30, "store": 32 * 256 / 5000, "communicators": 2 * (1 + 5 + 1 + 2),
+        "checkpoint read": 25, "code compiled": 30,
+    }  # fmt: skip
+    ending = 0.5 + 5 * 256 / 5000  # a beat, and five operations of the store for each rank
+    assert found.frozen_seconds == pytest.approx(sum(parts.values()) + 15 + ending + 3)
+    assert found.stuck_seconds == pytest.approx(sum(parts.values()) + 20 + ending)
+    noticed = 0.8 * 10 + 0.2 * (20 + ending)
+    assert found.down == pytest.approx({"noticed, and all ranks ended": noticed} | parts)
+    assert found.down_seconds == pytest.approx(noticed + sum(parts.values()))
+    assert (found.rate, found.mean_seconds, found.own_seconds) == (rate, mean, 400)
+    assert (found.young_seconds, found.daly_seconds) == (young_seconds(3, mean), daly_seconds(3, mean))
+    assert found.best_steps == round(daly_seconds(3, mean) / 8) == 251
+    assert found.effective_share == effective_share(400, save, mean, found.down_seconds)
+    assert found.best_share == effective_share(251 * 8, save, mean, found.down_seconds)
+    assert (found.job_seconds, found.spare_nodes) == (86_400, 1)  # 0.128 failures: none is 88 % likely
+    # a save that takes longer than Daly's interval is begun when the one before is safe; a step is the least
+    assert expect(rate, layout, Save(3, 9000), Steps(8, 4, 50, 20), 25, 1).best_steps == 9000 / 8
+    assert expect(rate, layout, save, Steps(1e5, 4, 50, 20), 25, 1).best_steps == 1
+    # copies: a restart writes one first, but after the loss of several nodes it reads a save
+    copies = Copies(5, Save(1, 10))
+    copying = expect(rate, layout, save, Steps(8, 4, 50, 20), 25, 86_400, copies)
+    assert copying.down == pytest.approx(found.down | {"copy written to the disk": 40})
+    copied = effective_share(40, copies.cost, mean, found.down_seconds + 40)
+    several = 35 / 419
+    assert copying.effective_share == pytest.approx(
+        1 / ((1 - several) / copied + several / found.effective_share)
+    )
+
+
+@pytest.mark.parametrize(
+    ("axes", "devices", "number"),
+    [
+        ({}, 1, 1), ({"shard": 8}, 8, 1), ({"shard": 4, "tensor": 2}, 8, 3), ({"shard": 2, "context": 2}, 4, 3),
+        ({"shard": 2, "context": 2, "tensor": 2}, 8, 5), ({"shard": 1, "context": 2, "tensor": 2}, 4, 3),
+        ({"shard": 1, "pipeline": 2}, 2, 3), ({"shard": 1, "pipeline": 4, "tensor": 2}, 8, 5),
+        ({"shard": 1, "replicate": 3, "tensor": 2}, 6, 3),
+    ],
+)  # fmt: skip
+def test_communicators_are_counted_by_axis(axes: dict[str, int], devices: int, number: int) -> None:
+    """The world; axes that are smaller than it; shards with contexts; and messages of a pipeline."""
+    assert communicators(Layout(**axes), devices) == number
+    restart = restart_seconds(Layout(**axes, compile=False), devices, 7)
+    assert restart["code compiled"] == 0 and restart["checkpoint read"] == 7
+    assert restart_seconds(Layout(**axes, compile=True), devices, 7)["code compiled"] == 30
+
+
 def test_rates_and_where_they_are_from() -> None:
     """Llama 3's 419 failures of 16,384 devices in 54 days are one in 49.5 hours on 1,024."""
     rate = rate_of("", cluster("lumi_g"))
@@ -116,6 +185,8 @@ def test_rates_and_where_they_are_from() -> None:
     own = cluster("lumi_g").model_copy(update={"failures_per_1000_device_days": 2.0})
     assert rate_of("", own).per_1000_device_days == 2.0
     assert rate_of("llama3", own) == rate
+    assert rate.silent_share == 0.1 and rate.per_1000_device_days == 1000 * 419 / 16384 / 54
+    assert rate_of("0.5", own).silent_share == 0.1
     for odd in ("often", "0", "-1", "nan", "inf"):
         with pytest.raises(KieloError, match=r"what would work: llama3, .* 0\.5 "):
             rate_of(odd, own)
@@ -125,6 +196,8 @@ def test_spare_nodes_are_enough_for_95_of_100_jobs() -> None:
     drawn = np.random.default_rng(2).poisson(0.97, 100_000)
     assert np.mean(drawn <= spares(0.97)) > 0.95 > np.mean(drawn <= spares(0.97) - 1)
     assert spares(0.01) == 0
+    # of a mean of 1: 0.368, 0.736, 0.920, 0.981
+    assert spares(1) == 3
 
 
 @pytest.fixture(scope="module")

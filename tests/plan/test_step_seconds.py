@@ -9,16 +9,19 @@ from planner_ranking import agreeing_pairs, expected_tau, regret
 
 from kielo.models.families import complete, module
 from kielo.plan.collective_seconds import (
+    context_layer_seconds,
     data_seconds,
     expert_layer_seconds,
+    ring_bandwidth,
+    ring_steps_seconds,
     stage_seconds,
     tensor_layer_seconds,
 )
-from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, read_card
-from kielo.plan.layer_seconds import matrix_flops
+from kielo.plan.efficiency import ARCHITECTURES, CONSTANTS, Efficiency, card_text, fitted, read_card
+from kielo.plan.layer_seconds import head_seconds, layer_seconds, matrix_flops
 from kielo.plan.least_squares import Members, Stop, fit_drawn_to_priors
 from kielo.plan.prediction_interval import interval
-from kielo.plan.step_seconds import step_seconds
+from kielo.plan.step_seconds import hidden_data_seconds, step_seconds
 from kielo.plan.workload import Workload, machine_columns
 from kielo.plan.workload_row import workload_row
 from kielo.recipe.cards import accelerator, cluster
@@ -197,6 +200,163 @@ def test_layouts_do_what_they_are_known_for():
     assert 1.25 < full / none < 1.4
     few, many = seconds({"data": 8, "micro_batches": 64}, {"data": 512, "micro_batches": 64}).total
     assert few < many < 1.2 * few
+
+
+LAYER = 1024 * (2 * (1024 + 1024) + 2 * 4096)  # weights of `workload`'s layer
+ENDS = 2 * 32_000 * 1024  # of its embedding and head
+
+
+def test_the_optimisers_part_is_bytes_through_memory():
+    """46 a parameter, 24 more for moments in bf16, 212 more by LAMB: of a rank's share, less what is frozen,
+    and of experts by their own replicas.
+    """
+    own = {"compute_bytes": 2, "reduce_bytes": 4, "gathered_bytes": 2, "optimiser_bytes": 8}
+    narrow = own | {"optimiser_bytes": 4}
+    shards, mixture = {"data": 8, "shard": 8}, {"experts": 8, "experts_each": 2, "expert_ffn": 1024, "ffn": 0}
+    mixture |= {"expert_layers": 1, "expert_ranks": 4}
+    whole = 4 * LAYER + ENDS
+    dense, experts = 4 * 1024 * (4 * 1024 + 8) + ENDS, 4 * 8 * 2 * 1024 * 1024 / 4
+    expected = [
+        ({"zero": 0, **shards}, 46 * whole), ({**shards}, 46 * whole / 8), ({"zero": 3, **shards}, 46 * whole / 8),
+        (own, 46 * whole), (narrow, 70 * whole), (narrow | {"compute_bytes": 0}, 46 * whole),
+        (own | {"is_lamb": 1}, 258 * whole), (narrow | {"is_lamb": 1}, 258 * whole),
+        (own | {"frozen": 0.25}, 46 * (3 * LAYER + ENDS)), ({"tied": 1}, 46 * (4 * LAYER + ENDS / 2)),
+        ({"tensor": 2}, 46 * whole / 2), ({"pipeline": 2}, 46 * (2 * LAYER + ENDS / 2)),
+        (mixture | shards, 46 * (dense / 8 + experts / 2)), (mixture | shards | {"zero": 0}, 46 * (dense + experts)),
+    ]  # fmt: skip
+    work = workload(*(change for change, _ in expected))
+    moved = step_seconds(work, fitted()[0]).optimiser * work.memory_bandwidth * fitted()[0].of(work).memory
+    assert moved == pytest.approx([count for _, count in expected])
+
+
+def test_data_parallel_traffic_of_kielo_is_counted_by_the_byte():
+    """Of 7/8: a parameter is gathered in bf16, a layer's in 8 bits where FP8 is gathered; a gradient is
+    scattered in fp32 or bf16, and none of what is frozen. Degree 3: as fitted, three of both for each
+    micro-batch. Copies of the shards sum theirs over the network.
+    """
+    own = {"compute_bytes": 2, "gathered_bytes": 2, "reduce_bytes": 4, "data": 8, "shard": 8}
+    eight, frozen, narrow = {"gathered_bytes": 1}, {"frozen": 0.5}, {"reduce_bytes": 2}
+    layers, whole = 4 * LAYER, 4 * LAYER + ENDS
+    rows = [
+        (1, {}, 6 * whole, 0), (1, eight, 6 * whole - layers, 0), (1, frozen, 6 * whole - 2 * layers, 0),
+        (1, eight | frozen | narrow, 4 * whole - 2 * layers, 0),
+        (2, {}, 2 * whole, 4 * whole), (2, eight | frozen, 2 * whole - layers, 4 * whole - 2 * layers),
+        (3, {}, 0, 6 * whole), (3, eight, 0, 6 * whole - 2 * layers), (3, frozen, 0, 6 * whole - layers),
+        (3, narrow, 0, 5 * whole),
+    ]  # fmt: skip
+    work = workload(*(own | {"zero": zero} | change for zero, change, *_ in rows))
+    rates = fitted()[0].of(work)
+    rates.latency_seconds, rates.gather = 0.0, 1.0
+    bandwidth = 7 / 8 / ring_bandwidth(work, rates, work.data, work.data)
+    once, each = data_seconds(work, rates)
+    assert once == pytest.approx([row[2] for row in rows] * bandwidth)
+    assert each == pytest.approx([row[3] for row in rows] * bandwidth)
+    copies = workload(*(own | {"zero": 3, "data": 32} | change for change in ({}, frozen, narrow)))
+    rates = fitted()[0].of(copies)
+    rates.latency_seconds = 0.0
+    # four copies of an eighth: 2 × 3/4 of 2 bytes, all but half of the layers' gradients, or in bf16
+    sums = 2 * 3 / 4 * 2 / 8 * np.array([whole, whole - layers / 2, whole / 2])
+    once = data_seconds(copies, rates)[0]
+    assert once == pytest.approx(sums / (copies.network_bandwidth * rates.network))
+
+
+def test_processors_begin_a_collective_for_each_layer():
+    """Two of log2 n latencies for each layer of a rank and the rest, and at degree 3 three for each layer and
+    micro-batch; devices count the steps of their rings in their place.
+    """
+    shape = {"data": 8, "shard": 8, "engine": 2}
+    cpu = ARCHITECTURES.index("cpu")
+    rows = [shape | {"zero": zero, "architecture": place} for zero in (1, 3) for place in (cpu, 2)]
+    work = workload(*rows)
+    rates = fitted()[0].of(work)
+    rates.latency_seconds = 0.0
+    bare = data_seconds(work, rates)
+    rates.latency_seconds = 1.0
+    once, each = (late - soon for late, soon in zip(data_seconds(work, rates), bare))
+    assert once == pytest.approx([3 * 2 * 5, 3, 3 * 2, 3]) and each == pytest.approx([0, 0, 3 * 3 * 4, 0])
+    once, each = ring_steps_seconds(work, rates)
+    hop = rates.hop_seconds * 7
+    assert once == pytest.approx([0, 2 * 4 * hop, 0, 0]) and each == pytest.approx([0, 0, 0, 3 * 4 * hop])
+    others = workload(
+        shape | {"engine": 0}, shape | {"zero": 0}, shape | {"data": 32}, shape | {"data": 4},
+        shape | {"data": 4, "context": 2}, shape | {"data": 8, "context": 2, "shard": 16, "layers": 8, "pipeline": 2},
+    )  # fmt: skip
+    once = ring_steps_seconds(others, fitted()[0].of(others))[0]
+    assert once == pytest.approx([0, *[2 * 4 * rates.hop_seconds * n for n in (7, 7, 3, 7, 15)]])
+
+
+def test_a_step_is_made_of_the_seconds_of_its_layers():
+    """By hand from those of one layer and the head: a stage's layers, what the head adds to equal stages or
+    in a layer's place, the bubble, and the hops between stages.
+    """
+    rows = [
+        {"layers": 8}, {"layers": 8, "pipeline": 4}, {"layers": 8, "pipeline": 4, "chunks": 2},
+        {"layers": 7, "pipeline": 4, "vocabulary": 500_000}, {"layers": 7, "pipeline": 4},
+        {"layers": 8, "pipeline": 4, "splits_backward": 1}, {"layers": 7, "pipeline": 2, "chunks": 2},
+        {"layers": 3, "pipeline": 1, "chunks": 1, "tensor": 2, "context": 2},
+    ]  # fmt: skip
+    work = workload(*({"micro_batches": 16} | row for row in rows))
+    rates, step = fitted()[0].of(work), step_seconds(work, fitted()[0])
+    layer, head, hop = layer_seconds(work, rates), head_seconds(work, rates), stage_seconds(work, rates)
+    tensor, context = tensor_layer_seconds(work, rates), context_layer_seconds(work, rates)
+    each = np.hypot(layer.matrix + layer.attention + layer.elementwise + tensor + context, layer.launch)
+    of_rank = np.array([8, 2, 2, 2, 2, 2, 4, 3])
+    assert step.matrix == pytest.approx(16 * of_rank * layer.matrix)
+    assert step.attention == pytest.approx(16 * of_rank * layer.attention)
+    assert step.elementwise == pytest.approx(16 * of_rank * layer.elementwise)
+    assert step.tensor_traffic == pytest.approx(16 * of_rank * tensor)
+    assert step.context_traffic == pytest.approx(16 * of_rank * context)
+    device = step.matrix + step.attention + step.elementwise + step.tensor_traffic + step.context_traffic
+    assert step.launch + device == pytest.approx(16 * of_rank * each)
+    in_place = np.maximum(0, head - each * work.chunks)  # seven layers leave room for it
+    extra = np.where([True, True, True, False, False, True, False, True], head, in_place)
+    assert step.head == pytest.approx(16 * extra)
+    assert in_place[3] > 0 == in_place[4]
+    # ranks have the mean to do; what the heaviest does beyond it is no waiting
+    waits = work.layers * each + head - of_rank * each - extra
+    alone = np.array([0, 1, 1 / 2, 1, 1, 1 / 3, 1 / 2, 0])
+    wait = np.maximum(0, waits) * alone
+    assert step.bubble == pytest.approx(wait) and step.bubble[1] > 0
+    passes = 2 * hop * (16 * work.chunks * rates.pipeline_exposed + work.pipeline - 1)
+    assert step.pipeline_traffic == pytest.approx(passes) and passes[0] == 0 < passes[1]
+    assert step.fixed == pytest.approx(rates.step_seconds)
+    busy = 16 * (of_rank * each + extra) + wait
+    late = np.sqrt(2 * np.log([1, 4, 4, 4, 4, 4, 2, 4]))
+    assert step.slowest == pytest.approx(busy * rates.jitter * late)
+
+
+def test_hidden_traffic_is_what_a_step_does_not_wait_for():
+    """With nothing to hide behind, none; with much work, all of it, at the price of the overlap."""
+    work = workload({"data": 8, "shard": 8, "engine": 2}, {"data": 8, "shard": 8, "zero": 3, "engine": 2})
+    for share in (1e-9, 1e6):
+        values = fitted()[0].values | {"data_hidden": np.full(4, share), "gather_hidden": np.full(1, share)}
+        efficiency = Efficiency(values)
+        rates, step = efficiency.of(work), step_seconds(work, efficiency)
+        once, each = data_seconds(work, rates)
+        first, more = ring_steps_seconds(work, rates)
+        traffic, steps = once + 8 * each, first + 8 * more
+        costs = 1.0 if share < 1 else rates.overlap_cost
+        assert step.data_traffic == pytest.approx(traffic * costs + steps, rel=1e-4)
+        hidden = hidden_data_seconds(work, efficiency, step.data_traffic)
+        assert hidden == pytest.approx(traffic if share > 1 else [0, 0], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("share", "hidden"),
+    [(1.0, 2**-0.25), (10.0, (1 + 1e-4) ** -0.25), (0.1, 0.1 * (1 + 1e-4) ** -0.25)],
+)
+def test_of_traffic_as_long_as_the_work_beside_it_five_sixths_are_hidden(share, hidden):
+    """Both begin and end apart: 2^(-1/4) of it; of much shorter traffic nearly all, of longer the work's time.
+    What is hidden costs its share too.
+    """
+    base = fitted()[0].values | {name: np.zeros(1) for name in ("latency_seconds", "hop_seconds")}
+    work = workload({"data": 8, "shard": 8, "zero": 3, "micro_batches": 1})
+    rates = Efficiency(base).of(work)
+    once, traffic = data_seconds(work, rates)
+    heaviest = 4 * layer_seconds(work, rates).total(0.0) + head_seconds(work, rates)
+    values = base | {"gather_hidden": share * traffic / heaviest, "overlap_cost": np.full(1, 0.25)}
+    waited = step_seconds(work, Efficiency(values)).data_traffic
+    assert once == 0 and waited == pytest.approx(traffic * (1 - hidden + 0.25 * hidden))
 
 
 def test_ten_thousand_layouts_are_one_call():

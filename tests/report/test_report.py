@@ -23,14 +23,6 @@ from tests.report import synthetic_run
 from tests.report.synthetic_run import HOSTILE, RECIPE, STAGES
 
 
-@pytest.fixture(scope="module")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run with space")
-    synthetic_run.write_run(folder)
-    assert write_report(folder, RECIPE, STAGES) == folder / "report.html"
-    return folder
-
-
 class Page(HTMLParser):
     """Texts, tags with their attributes, and whether every element was closed in turn."""
 

@@ -105,3 +105,91 @@ def test_dropped_weights_are_counted():
     assert one == 2 * 2 * 8 * 32 + 3 * 4 * 8 and model.num_attention_heads == 8
     assert attention_dropout_bytes(model, Layout(tensor=2), "bf16") == one / 2
     assert attention_dropout_bytes(model, Layout(recompute="full"), "bf16") == 0
+
+
+@pytest.mark.parametrize(
+    ("layout", "length", "expected"),
+    [
+        ({"tensor": 3, "context": 2}, 4096, [
+            "layout.tensor = 3 does not divide model.num_key_value_heads = 4; what would work: layout.tensor of "
+            "1, 2, or model.num_key_value_heads = 6",
+            "layout.tensor = 3 does not divide model.intermediate_size = 5632; what would work: layout.tensor "
+            "of 1, 2, or model.intermediate_size = 5634",
+            "dataset.sequence_length = 4096 is split over layout.tensor × layout.context = 6 ranks and does not "
+            "divide; what would work: 4092 or 4098",
+        ]),
+        ({"tensor": 8}, 4096, [
+            "layout.tensor = 8 does not divide model.num_attention_heads = 12; what would work: layout.tensor "
+            "of 1, 2, 4, or model.num_attention_heads = 16",
+            "layout.tensor = 8 does not divide model.num_key_value_heads = 4; what would work: layout.tensor of "
+            "1, 2, 4, or model.num_key_value_heads = 8",
+        ]),
+        ({"tensor": 2, "context": 2}, 2, [
+            "dataset.sequence_length = 2 is split over layout.tensor × layout.context = 4 ranks and does not "
+            "divide; what would work: 4",
+            "dataset.sequence_length = 2 does not split into 2 × layout.context = 4 equal blocks; what would "
+            "work: sequence_length 4, or layout.context 1",
+        ]),
+        ({"tensor": 2, "sequence_parallel": False}, 5, []),
+        ({"tensor": 1, "tensor_overlap": "chunked", "sequence_parallel": False}, 5, []),
+        ({"tensor": 2, "tensor_overlap": "none", "sequence_parallel": False}, 5, []),
+        ({"context": 4}, 4100, [
+            "dataset.sequence_length = 4100 does not split into 2 × layout.context = 8 equal blocks; what would "
+            "work: sequence_length 4096 or 4104, or layout.context 1 or 2",
+        ]),
+        ({"context": 2}, 4100, []),
+        ({"context": 2}, 5, [
+            "dataset.sequence_length = 5 does not split into 2 × layout.context = 4 equal blocks; what would work: "
+            "sequence_length 4 or 8, or layout.context 1",
+        ]),
+        ({"context": 8, "context_attention": "ulysses", "tensor": 2}, 4096, [
+            'layout.context = 8 with layout.context_attention = "ulysses" splits the 6 heads and 2 key-value '
+            "heads of each tensor rank, which must both be multiples of it; what would work: layout.context 1 "
+            'or 2, or context_attention = "all_gather"',
+        ]),
+    ],
+)  # fmt: skip
+def test_complaints_have_every_number_that_would_work(layout, length, expected):
+    """The whole answer: no complaint more, no number more and none less."""
+    assert layout_complaints(MODEL, length, Layout(**layout)) == expected
+
+
+def test_advice_begins_at_its_borders():
+    """1,280 columns a tensor rank are enough for an MI250X, 64 for matrix units; and one rank is no split."""
+    wide = MODEL.model_copy(update={"hidden_size": 2560})
+    (only,) = speed_advice(wide, Layout(tensor=2), "mi250x_gcd")
+    assert only == "model.hidden_size = 2560: MI250X is fastest at multiples of 1,024"
+    assert speed_advice(MODEL, Layout(tensor=32), "h100_sxm") == []
+    (tiles,) = speed_advice(MODEL, Layout(tensor=64), "h100_sxm")
+    assert tiles.startswith("model.hidden_size = 2048 over layout.tensor = 64 is no multiple of 64 a rank")
+    small = MODEL.model_copy(update={"hidden_size": 1024})
+    assert speed_advice(small, Layout(tensor=1), "mi250x_gcd") == []
+    odd = MODEL.model_copy(update={"hidden_size": 100})
+    assert speed_advice(odd, Layout(tensor=1, tensor_overlap="chunked"), "h100_sxm", has_fp8=True) == []
+    assert speed_advice(MODEL, Layout(tensor=2), "h100_sxm", has_fp8=True) == []
+    split = Layout(pipeline=2, pipeline_schedule="zbv", compile=True)
+    (slow,) = speed_advice(MODEL, split, "h100_sxm")
+    assert slow.startswith("layout.compile = true with a schedule that splits the backward computes each")
+    assert speed_advice(MODEL, split.model_copy(update={"compile": False}), "h100_sxm") == []
+    assert speed_advice(MODEL, Layout(compile=True), "h100_sxm") == []
+
+
+def test_attention_needs_a_compiler_for_what_it_is_asked():
+    """Each reason alone, and none: a window that is no shorter than the sequences hides nothing."""
+    rest = "on a GPU: attention is then compiled, whatever layout.compile says; no compiler"
+    sizes = {"vocab_size": 64, "num_key_value_heads": 8, "head_dim": 32, "max_position_embeddings": 64}
+
+    def answer(masks_documents=False, missing="no compiler", **keys):
+        return attention_complaint(Model(**sizes | keys), 64, masks_documents, 0.0, missing)
+
+    assert answer() is None and answer(masks_documents=True, missing=None) is None
+    assert answer(masks_documents=True) == f"dataset.mask_documents = true {rest}"
+    assert answer(sliding_window=63) == f"model.sliding_window = 63 {rest}"
+    assert answer(sliding_window=64) is None
+    full = ("full_attention",) * 6
+    assert answer(sliding_window=8, layer_types=full) is None
+    assert answer(sliding_window=8, layer_types=(*full[1:], "sliding_attention")) is not None
+    assert answer(model_type="bloom") == f"model.model_type = 'bloom' (ALiBi) {rest}"
+    assert answer(model_type="ltg_bert") == f"model.model_type = 'ltg_bert' (relative positions) {rest}"
+    both = answer(True, model_type="gemma2", attn_logit_softcapping=50.0)
+    assert both == f"dataset.mask_documents = true and model.attn_logit_softcapping = 50.0 {rest}"

@@ -103,10 +103,90 @@ def test_before_packing_it_estimates_or_names_what_is_missing(tmp_path: Path) ->
         mixture_table(demo, tmp_path / "nothing")
 
 
+def test_raw_files_are_sized_by_hand(tmp_path: Path) -> None:
+    """Compressed ones hold three times as much; of a folder all files count, at any depth; of a pattern its
+    files; and a fetched source's folder. A path without a file is named.
+    """
+    sizes = {"a.txt": 4000, "b/c.jsonl": 1000, "b/d/e.txt.gz": 100, "b/d/f.zst": 10, "b/g.parquet": 1}
+    for name, size in sizes.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * size)
+
+    def tokens(path: str) -> int:
+        recipe = read_recipe("own_text", [f"corpus.sources={path}", "train.tokens_per_step=256"]).recipe
+        recipe = recipe.model_copy(
+            update={"dataset": recipe.dataset.model_copy(update={"heldout_share": 0.5, "max_epochs": 1000})}
+        )
+        table = mixture_table(recipe, tmp_path / "run")
+        assert table.is_estimate and table.origin == "raw files, nothing cleaned, at 4 bytes a token"
+        (row,) = table.sources
+        assert row.amount.documents is None and row.amount.tokens_per_word is None
+        assert row.amount.bytes == pytest.approx(4 * row.amount.tokens, abs=2)
+        return row.amount.tokens
+
+    assert tokens(f"{tmp_path}/a.txt") == 4000 / 2 / 4
+    assert tokens(f"{tmp_path}/b") == round((1000 + 3 * 100 + 3 * 10 + 3 * 1) / 2 / 4)
+    assert tokens(f"{tmp_path}/b/**/*.gz") == round(300 / 2 / 4)
+    with pytest.raises(KieloError, match="nothing.txt: no such file or folder, so there is nothing to"):
+        tokens(f"{tmp_path}/nothing.txt")
+    demo = read_recipe("demo_estonian", ["train.tokens=1000000"]).recipe
+    fetched = tmp_path / "run" / "raw" / demo.corpus.sources[0].name / "deep"
+    fetched.mkdir(parents=True)
+    (fetched / "page.txt").write_bytes(b"x" * 4_000_000)
+    share = 1 - demo.dataset.heldout_share
+    assert mixture_table(demo, tmp_path / "run").sources[0].amount.tokens == round(10**6 * share)
+
+
+def test_clean_text_is_estimated_as_its_tokenizer_was_measured(tmp_path: Path) -> None:
+    """Four bytes a token before there is one, and its own number after; documents less those held out."""
+    recipe = own_text("dataset.heldout_share=0.25", "train.tokens=20480", "dataset.max_epochs=99")
+    with write_stage(tmp_path / "corpus", "corpus", 1, {}, {}) as stage:
+        stage.counts["sources"] = [
+            {"name": name, "bytes_kept": 40_000, "documents_kept": 100} for name in ("fi", "en", "code")
+        ]
+    table = mixture_table(recipe, tmp_path)
+    assert table.origin.endswith("at 4 bytes a token") and table.is_estimate
+    amounts = [row.amount for row in table.sources]
+    assert [(one.tokens, one.bytes, one.documents) for one in amounts] == 3 * [(7500, 30_000, 75)]
+    with write_stage(tmp_path / "tokenizer", "tokenizer", 1, {}, {}) as stage:
+        stage.counts["bytes_per_token"] = 3.0
+    table = mixture_table(recipe, tmp_path)
+    assert "at the 3.00 bytes a token that" in table.origin and table.sources[0].amount.tokens == 10_000
+
+
+def test_a_worked_example_of_the_whole_table(tmp_path: Path) -> None:
+    """Two phases of weights that are given: every row, its share, tokens and epochs, and what it is worth."""
+    finish_pack(tmp_path)
+    mixture = "mixture={fi=3,en=1,code=0.25}"
+    phases = f"phases=[{{tokens=20480, {mixture}}}, {{tokens=40960, mixture={{fi=1,en=4}}}}]"
+    table = mixture_table(own_text(phases, f"folder={tmp_path}", "dataset.max_epochs=4"), tmp_path)
+    assert table.origin == f"packed tokens of {tmp_path / 'tokens'}" and not table.packing
+    rows = {(row.phase, row.source): row for row in table.phases}
+    # (share, sequences of the 8 a step, tokens, sequences drawn of those that a source has)
+    expected = {
+        (1, "fi"): (3 / 4.25, 14_456, 80 * 3 / 4.25 / 313), (1, "en"): (1 / 4.25, 4819, 80 / 4.25 / 79),
+        (1, "code"): (0.25 / 4.25, 1205, 80 * 0.25 / 4.25 / 20),
+        (2, "fi"): (0.2, 8192, 32 / 313), (2, "en"): (0.8, 32_768, 128 / 79),
+    }  # fmt: skip
+    assert list(rows) == list(expected)
+    for place, (share, tokens, epochs) in expected.items():
+        row = rows[place]
+        assert (row.share, row.sequences_per_step) == pytest.approx((share, 8 * share))
+        assert row.tokens == tokens and row.epochs == pytest.approx(epochs)
+    fi, en, code = table.sources
+    assert (fi.source, fi.read_tokens, fi.allowed_epochs) == ("fi", 14_456 + 8192, 4)
+    assert en.epochs == pytest.approx(80 / 4.25 / 79 + 128 / 79)
+    worth = 1 + 15.387756 * (1 - math.exp(-(en.epochs - 1) / 15.387756))
+    assert en.effective_tokens == round(20_001 * worth)
+    assert code.effective_tokens == round(5001 * code.epochs) and table.tokens == 14_456 + 4819 + 1205 + 40_960
+    assert (en.amount.bytes, en.amount.documents, en.amount.words) == (80_004, 200, 10_000)
+
+
 def test_the_verb_prints_80_columns_and_exits_1_on_refusals(tmp_path: Path, capsys, monkeypatch) -> None:
     """The table fits, JSON has the same figures, and what training would refuse is the exit code."""
-    finish_pack(tmp_path)
-    words = ["plan", "data", "own_text", "--set", f"folder={tmp_path}"]
+    monkeypatch.chdir(tmp_path)
+    finish_pack(Path("run"))
+    words = ["plan", "data", "own_text", "--set", "folder=run"]
     for one in OWN:
         words += ["--set", one]
     monkeypatch.setenv("FORCE_COLOR", "1")

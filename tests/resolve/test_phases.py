@@ -2,14 +2,24 @@
 and every complaint with what would work.
 """
 
+from fractions import Fraction
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kielo.recipe.errors import KieloError
+from kielo.recipe.phases import full_phases
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import BatchRamp
-from kielo.resolve.phases import first_difference, merged, ramp_steps
+from kielo.resolve.phases import (
+    epochs,
+    first_difference,
+    merged,
+    plan_learning_rates,
+    plan_phases,
+    ramp_steps,
+)
 from kielo.resolve.resolve import resolve
 from tests.resolve.test_resolve import finish_pack, finish_tokenizer, recipe, refusal
 
@@ -167,3 +177,84 @@ def test_complaints_of_the_plan_name_the_phase(tmp_path) -> None:
     )
     resolved = resolve(recipe(train={"skip_steps": [(7, 9), (3, 5), (6, 6)]}), tmp_path, 1, "cpu")
     assert resolved.identity.train.skip_steps == ((3, 9),)
+
+
+def numbers(*phases: str, ramp: BatchRamp | None = None, tokens: dict[str, int] | None = None):
+    """The phases of a recipe with sequences of 64, read from 300 and 100 sequences of text."""
+    text = ", ".join(phases)
+    asked = full_phases(read_recipe("own_text", [
+        "corpus.sources=a.txt,b.txt", "dataset.sequence_length=64", "train.tokens_per_step=1536",
+        f"phases=[{text}]",
+    ]).recipe)  # fmt: skip
+    tokens = tokens or {"a": 64 * 300, "b": 64 * 100}
+    mixtures = [phase.mixture or {"a": 3.0, "b": 1.0} for phase in asked]
+    return asked, plan_phases(asked, mixtures, ramp, 7, lambda name, length: tokens[name])
+
+
+def test_phases_follow_each_other_in_steps_and_samples() -> None:
+    """A ramp's sizes are entries of the first phase; a later phase begins where the text of the one before
+    ended; and tokens that do not fill a step are left out.
+    """
+    ramp = BatchRamp(first_tokens_per_step=512, step_tokens=512, tokens=2048)
+    second = "{tokens=3000, sequence_length=32, tokens_per_step=960, mixture={b=1}, trainable=['embed']}"
+    asked, phases = numbers("{tokens=6144}", second, ramp=ramp)
+    keys = ("number", "first_step", "steps", "first_sample", "sequence_length", "sequences_per_step",
+            "tokens_per_step", "order_first_sample")  # fmt: skip
+    assert [tuple(getattr(phase, key) for key in keys) for phase in phases] == [
+        (1, 1, 2, 0, 64, 8, 512, 0), (1, 3, 1, 16, 64, 16, 1024, 0), (1, 4, 2, 32, 64, 24, 1536, 0),
+        (2, 6, 3, 80, 32, 30, 960, 80),
+    ]  # fmt: skip
+    assert [phase.offsets for phase in phases[:3]] == [{}, {}, {}]
+    # 80 sequences of 64 tokens, three of four from a
+    assert phases[3].offsets == {"a": 60 * 64, "b": 20 * 64}
+    assert phases[3].mixture == {"b": 1} and phases[3].trainable == ("embed",) and not phases[0].trainable
+    assert [phase.last_step for phase in phases] == [2, 3, 5, 8]
+    assert numbers("{tokens=1536}")[1][0].steps == 1 and numbers("{tokens=3071}")[1][0].steps == 1
+    # a ramp that takes nearly all tokens leaves no full step
+    whole = BatchRamp(first_tokens_per_step=512, step_tokens=512, tokens=2048)
+    assert [(one.tokens_per_step, one.steps) for one in numbers("{tokens=3583}", ramp=whole)[1]] == [
+        (512, 2), (1024, 1),
+    ]  # fmt: skip
+
+
+def test_packed_documents_begin_a_new_epoch_where_the_length_changes() -> None:
+    """Of as many epochs as were begun, each as long as the new length makes it; else text goes on."""
+    packed = 'packing="best_fit"'
+    tokens = {"a": {64: 640, 32: 672}, "b": {64: 6400, 32: 6464}}
+
+    def offsets(length: int, first: int):
+        asked = full_phases(read_recipe("own_text", [
+            "corpus.sources=a.txt,b.txt", "dataset.sequence_length=64", "train.tokens_per_step=1536",
+            f"dataset.{packed}", f"phases=[{{tokens={first}}}, {{tokens=3072, sequence_length={length}}}]",
+        ]).recipe)  # fmt: skip
+        mixtures = [{"a": 1.0, "b": 1.0}] * 2
+        return plan_phases(asked, mixtures, None, 7, lambda name, long: tokens[name][long])[1].offsets
+
+    # 12 sequences of each: a has ten in an epoch, so that two are begun; b one of a hundred
+    assert offsets(64, 1536) == {"a": 12 * 64, "b": 12 * 64}
+    assert offsets(32, 1536) == {"a": 2 * 672, "b": 6464}
+
+
+def test_learning_rates_are_segments_of_whole_steps() -> None:
+    """Warm-up and decay are multiples of what divides all steps; a segment ends where the next begins."""
+    rates = "learning_rate=1e-3, final_learning_rate_ratio=0.25, schedule='wsd'"
+    third = f"{{tokens=15360, {rates}, warmup_share=0.1, decay_share=0.25}}"
+    first = "{tokens=15360, learning_rate=1e-2, warmup_share=0.24, schedule='cosine'}"
+    asked, phases = numbers(first, "{tokens=7680, tokens_per_step=1024}", third)
+    one, two = plan_learning_rates(asked, phases)
+    assert (one.first_token, one.tokens, one.peak, one.schedule) == (0, 15_360 + 7168, 0.01, "cosine")
+    assert (one.warmup_tokens, one.decay_tokens) == (11 * 512, 22_528 - 11 * 512)  # 0.24 × 44 units of 512
+    assert (two.first_token, two.tokens, two.peak, two.final) == (22_528, 15_360, 0.001, 0.00025)
+    assert (two.warmup_tokens, two.decay_tokens) == (1536, 2 * 1536)  # 0.25 × 10 steps, to even
+
+
+def test_epochs_are_counted_in_sequences() -> None:
+    """The last sequence of a source is padded; each phase may read one more of each by whole quotas."""
+    _, phases = numbers("{tokens=6144}", "{tokens=3072, mixture={a=1}}", tokens={"a": 64 * 9 + 1, "b": 64})
+    found = epochs(phases, lambda name, length: {"a": 64 * 9 + 1, "b": 64}[name])
+    assert found == {
+        "a": (Fraction(96 * 3, 4 * 10) + Fraction(48, 10), Fraction(2, 10)), "b": (Fraction(24), Fraction(1)),
+    }  # fmt: skip
+    ramp = BatchRamp(first_tokens_per_step=512, step_tokens=512, tokens=2048)
+    _, ramped = numbers("{tokens=6144}", ramp=ramp)
+    assert epochs(ramped, lambda name, length: 640)["b"] == (Fraction(80, 4 * 10), Fraction(1, 10))

@@ -159,3 +159,50 @@ def test_micro_batches_are_refused_where_torch_would(name):
             ]
             assert named and micro_batches not in named
             assert all(micro_batch_complaint(name, number, ranks, stages) is None for number in named)
+
+
+def test_refusals_of_stages_begin_at_their_borders():
+    """A rank of an interleaved schedule may have two stages or more; a layer for all stages but the last."""
+    for stages, layers in ((2, 3), (3, 5)):
+        layout = Layout(**INTERLEAVED, pipeline_stages_per_rank=stages)
+        few = MODEL.model_copy(update={"num_hidden_layers": layers - 1})
+        assert list(stage_complaints(MODEL.model_copy(update={"num_hidden_layers": layers}), layout)) == []
+        (complaint,) = stage_complaints(few, layout)
+        assert complaint == (
+            f"model.num_hidden_layers = {layers - 1} are too few for {2 * stages} stages (layout.pipeline = 2 × "
+            f"{stages} stages a rank), of which only the last may have none; what would work: at most {layers} "
+            "stages"
+        )
+    (one,) = stage_complaints(MODEL, Layout(pipeline=2, pipeline_stages_per_rank=3))
+    assert one == (
+        "layout.pipeline_schedule = '1f1b' has 1 stage on each rank, and layout.pipeline_stages_per_rank = 3; "
+        "what would work: 1, or interleaved_1f1b"
+    )
+    (two,) = stage_complaints(
+        MODEL, Layout(pipeline=2, pipeline_schedule="zbv", pipeline_stages_per_rank=3)
+    )
+    assert two.startswith("layout.pipeline_schedule = 'zbv' has 2 stages on each rank, and")
+    for again in ("norms", "activations", "norms+activations"):
+        assert not list(
+            stage_complaints(MODEL, Layout(pipeline=2, pipeline_schedule="zbv", recompute=again))
+        )
+    assert list(
+        stage_complaints(MODEL, Layout(pipeline=2, pipeline_schedule="zbv", recompute="attention+norms"))
+    )
+    with pytest.raises(ValueError, match="3 layers do not make 0 stages"):
+        split_by_cost(3, 0, 1.0, 0.0)
+    assert split_by_cost(0, 1, 1.0, 0.0) == (0,) and split_by_cost(1, 2, 1.0, 5.0) == (1, 0)
+    # of equal splits the last stage has fewer layers
+    assert split_by_cost(5, 2, 1.0, 1.0) == (3, 2) and split_by_cost(4, 2, 1.0, 1.0) == (3, 1)
+
+
+def test_numbers_of_micro_batches_that_would_work_are_the_nearest():
+    assert micro_batch_complaint("1f1b", 3, 4, 4) == (
+        "1f1b needs at least as many micro-batches a step as stages, and there are 3 for 4; what would work: 4 "
+        "micro-batches a step, by a smaller train.micro_batch_sequences or more tokens a step"
+    )
+    assert micro_batch_complaint("1f1b", 4, 4, 4) is None
+    assert micro_batch_complaint("interleaved_1f1b", 11, 4, 8) == (
+        "interleaved_1f1b takes its micro-batches in equal rounds over layout.pipeline = 4 ranks, and 11 do not "
+        "make them; what would work: 10 or 12 micro-batches a step"
+    )

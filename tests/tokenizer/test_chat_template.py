@@ -4,6 +4,7 @@ The tokenizers are small, with the parts, flags and templates of published ones.
 """
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer
 
 from kielo.recipe.errors import KieloError
-from kielo.tokenizer.chat_template import DEFAULT_TEMPLATE, TURN_BEGINS, TURN_ENDS, ChatTemplate
+from kielo.tokenizer.chat_template import (
+    DEFAULT_TEMPLATE,
+    TURN_BEGINS,
+    TURN_ENDS,
+    ChatTemplate,
+    Disguise,
+    Rendered,
+    without_disguise,
+)
+from kielo.tokenizer.jinja_template import compile_template
 from kielo.tokenizer.load import decode, load_tokenizer
 
 END = "<|endoftext|>"
@@ -169,3 +179,53 @@ def test_a_file_goes_before_the_configuration(tmp_path):
     (tmp_path / "t" / "chat_template.jinja").write_text("{{ messages[1].content }}", encoding="utf-8")
     (laid_out,) = ChatTemplate(load_tokenizer(tmp_path / "t")).lay_out([("here", CHAT[:2])])
     assert laid_out.text == "Märgid."
+
+
+def test_templates_are_rendered_as_hugging_face_does():
+    """Blocks leave no line ends or indents, loops may be left, JSON keeps its letters and its order."""
+    template = "{% for x in y %}\n  {% if x == 3 %}{% break %}{% endif %}\n{{ x }}|"
+    assert (
+        compile_template(template + "{% generation %}!{% endgeneration %}{% endfor %}")(y=[1, 2, 3, 4])
+        == "1|!2|!"
+    )
+    assert compile_template("{{ x | tojson }}")(x={"õ": 1, "a": "b"}) == '{"õ": 1, "a": "b"}'
+    for wrong, words in (
+        ("a\n{% if %}", "line 2 of the chat template: Expected"),
+        ("{{ raise_exception('No tool') }}", "^No tool$"),
+        ("{{ 1 / 0 }}", "^ZeroDivisionError: division by zero$"),
+        ("{{ ''.__class__.__mro__ }}{{ x.append(1) }}", "unsafe"),
+    ):  # fmt: skip
+        with pytest.raises(KieloError, match=words):
+            compile_template(wrong)(x=[])
+
+
+def test_ends_of_answers_by_hand():
+    """White space and a mark after an answer end its turn; at the end of a conversation end-of-text does."""
+    mark = re.compile(r"\s*(?:<E>)")
+    for pieces, answers in (
+        (["ab", "cd", "<E>", "e", " <E>\n"], [(2, 7), (7, 12)]),
+        (["ab", "cd", "\n x", "e", " \n"], [(2, 6), (7, 11)]),
+        (["", "cd", ""], [(0, 3)]), (["ab"], []), (["ab", "", "x<E>"], [(2, 2)]),
+        (["a", "b", "", "c", "d"], [(1, 2), (2, 3)]),
+    ):  # fmt: skip
+        assert list(Rendered("", pieces).answers(mark)) == answers
+
+
+def test_disguises_by_hand(monkeypatch):
+    """Whole names anywhere, and parts of a name at either end, also of what is only a part of one."""
+    numbers = iter(range(99))
+    monkeypatch.setattr("kielo.tokenizer.chat_template.token_hex", lambda size: f"({next(numbers)})")
+    disguise = Disguise(["<|end|>", "<|e"])
+
+    def put_on(content: str) -> tuple[str, list[str]]:
+        words = {}
+        made = disguise.put_on(content, words)
+        assert without_disguise(words, made) == content
+        for number, word in enumerate(words):
+            made = made.replace(word, f"[{number}]")
+        return made, list(words.values())
+
+    assert put_on("abc") == ("abc", []) and put_on(" \n") == (" \n", [])
+    assert put_on("a<|end|>b<|ex") == ("a[0]b[1]x", ["<|end|>", "<|e"])
+    assert put_on(" end ") == (" [0] ", ["end"]) and put_on("d|>x<|") == ("[0]x[1]", ["d|>", "<|"])
+    assert put_on(">abc<") == ("[0]abc[1]", [">", "<"]) and put_on("a d") == ("a d", [])

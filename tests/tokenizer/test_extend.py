@@ -1,6 +1,7 @@
 """Extended vocabularies: old ids stay, new tokens only join old ones, and text that is kept is as before."""
 
 import json
+import shutil
 from collections import Counter
 from functools import cache
 from itertools import pairwise
@@ -208,7 +209,10 @@ def recipe(**tokenizer) -> Recipe:
 
 def test_the_stage_extends(old, tmp_path):
     """A recipe's stage: a source stays as it was; transformers reads the folder with the same ids."""
-    asked = recipe(extend=str(old.folder), vocab_size=340, unchanged_sources=["english"])
+    ready = shutil.copytree(old.folder, tmp_path / "ready")
+    config = json.loads((ready / "tokenizer_config.json").read_text()) | {"tokenizer_class": "LlamaTokenizer"}
+    (ready / "tokenizer_config.json").write_text(json.dumps(config))
+    asked = recipe(extend=str(ready), vocab_size=340, unchanged_sources=["english"])
     made = train_tokenizer(asked, corpus_of(tmp_path), tmp_path / "tokenizer")
     assert made.section["unchanged_sources"] == ["english"] and made.counts["largest_id"] == 339
     assert train_tokenizer(asked, tmp_path / "corpus", tmp_path / "tokenizer") == made
@@ -218,6 +222,8 @@ def test_the_stage_extends(old, tmp_path):
     theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
     assert [theirs(text)["input_ids"] for text in NEW[:5]] == encode(new, NEW[:5])
     assert theirs.eos_token_id == 0
+    written = json.loads((tmp_path / "tokenizer" / "tokenizer_config.json").read_text())
+    assert written == config | {"tokenizer_class": "PreTrainedTokenizerFast"}
 
 
 def test_mistakes_are_named(old, tmp_path):

@@ -188,6 +188,66 @@ def test_others_are_encoded_whole(tmp_path):
             assert [one.ids.tolist() for one in cache.encode(OLD[:3])] == encode(other, OLD[:3])
 
 
+def test_rules_by_hand():
+    """Each pre-tokeniser that is known, and one change of it after another."""
+    pattern = next(iter(ENDS_LINES))
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    by_bytes = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    spaces = {"type": "Metaspace", "prepend_scheme": "first", "split": True}
+    gpt_2 = by_bytes | {"use_regex": True}
+    for parts, rule in (
+        ([split, by_bytes], (True, True, False)), ([gpt_2], (True, False, False)), ([], None),
+        ([by_bytes], None),
+        ([gpt_2 | {"add_prefix_space": True}], (False, False, True)), ([spaces], (False, False, True)),
+        ([spaces | {"prepend_scheme": "never"}], (False, False, False)), ([spaces | {"split": False}], None),
+        ([spaces, spaces], None), ([split, spaces], None), ([split, split, by_bytes], None), ([split], None),
+        ([split, gpt_2], None), ([split, by_bytes | {"add_prefix_space": True}], None),
+        ([spaces, by_bytes], None), ([split | {"behavior": "Removed"}, by_bytes], None),
+        ([split | {"invert": True}, by_bytes], None),
+        ([split | {"pattern": {"String": "x"}}, by_bytes], None),
+        ([split | {"pattern": {"Regex": "x"}}, by_bytes], None),
+        ([split | {"pattern": {"Regex": list(ENDS_LINES)[1]}}, by_bytes], (True, False, False)),
+    ):  # fmt: skip
+        assert piece_cache.rule_of(parts) == rule, parts
+    token = {"content": "ab", "normalized": False} | dict.fromkeys(["lstrip", "rstrip", "single_word"], False)
+    for change, is_normalised, is_within in (
+        ({}, True, True), ({"content": "  "}, True, True), ({"content": "a b"}, False, False),
+        ({"lstrip": True}, False, False), ({"rstrip": True}, False, False),
+        ({"single_word": True}, False, False),
+        ({"normalized": True}, True, False), ({"normalized": True}, False, True),
+    ):  # fmt: skip
+        assert piece_cache.is_within_pieces(token | change, is_normalised) is is_within, change
+
+
+def test_what_is_kept_is_counted(tmp_path, monkeypatch):
+    """Pieces of up to 64 characters, with their bytes; all are forgotten when they are over the limit, and
+    first pieces are others where they may have other ids.
+    """
+
+    def size(tokenizer, *pieces: str) -> int:
+        rows = [np.array(row, np.int32).tobytes() for row in encode(tokenizer, pieces)]
+        return sum(sys.getsizeof(piece) + sys.getsizeof(row) + 200 for piece, row in zip(pieces, rows))
+
+    tokenizer = made(tmp_path / "whole", *KINDS["bpe, pattern 0"])
+    cache, short, long = PieceCache(tokenizer), "a" * 64, "b" * 65
+    assert [one.num_words for one in cache.encode([f"{short} {short}", long, ""])] == [2, 1, 0]
+    kept = size(tokenizer, short, "")  # with its space the second one is longer
+    assert cache.num_bytes == kept
+    monkeypatch.setattr(piece_cache, "MOST_BYTES", kept)
+    cache.encode([short])
+    assert cache.num_bytes == kept
+    monkeypatch.setattr(piece_cache, "MOST_BYTES", kept - 1)
+    cache.encode([short])
+    assert cache.num_bytes == 0 and cache.encode(["ab"])[0].ids.dtype == np.int32
+    monkeypatch.undo()
+    tokenizer = made(tmp_path / "first", *KINDS["unigram, first"])
+    first = PieceCache(tokenizer)
+    for text, number in (("jõgi jõgi", 2), ("jõgi", 2), ("x jõgi", 3)):
+        first.encode([text])
+        pieces = ["jõgi", " jõgi", "x"][:number]
+        assert first.cut_rule.first_differs and first.num_bytes == size(tokenizer, *pieces)
+
+
 def test_added_tokens_with_a_sign_after_a_letter(tmp_path):
     """They lie over a cut, so texts are cut at spaces and lines alone. Other ones change nothing."""
     for number, (added, at_signs) in enumerate([(["x."], False), ([".x", "..", "x"], True)]):

@@ -1,6 +1,5 @@
 """A step that is not finite names the ranks that saw it before any sum over ranks."""
 
-import json
 import math
 import os
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from kielo.train import local_finite
 from kielo.train.local_finite import LocalFinite, described
 from kielo.train.run import train
+from tests.alerts import alerts
 from tests.fault_times import FaultTimes
 from tests.ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
@@ -111,7 +111,7 @@ def test_a_gradient_of_one_rank(
         train_with_a_bad_gradient, ranks, resolved, faulty_ranks, fault_times, timeout_seconds=300
     )
     assert set(ends) == {"finished"}
-    (line,) = (tmp_path / "train" / "alerts.jsonl").read_text(encoding="utf-8").splitlines()
-    message = json.loads(line)["message"]
+    (alert,) = alerts(tmp_path / "train")
+    message = alert["message"]
     found = {rank for rank in range(resolved.placement.world_size) if f"rank {rank} (" in message}
     assert found == named and "gradients" in message

@@ -9,11 +9,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from kielo.artifact.metrics import HeldOutLoss, TrainingStep, read_metrics
+from kielo.artifact.metrics import (
+    Fp8GradientProbe,
+    HeldOutLoss,
+    HeldOutScore,
+    LeftOutSequence,
+    PassedOver,
+    PrecisionChange,
+    PrecisionVerdict,
+    Row,
+    Spike,
+    TrainingStep,
+    read_metrics,
+)
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import TrainPlacement
 from kielo.train import meter as meter_module
-from kielo.train.log import Log, MetricsFile, PlainLines, ProgressBar, TensorBoard
+from kielo.train.log import Log, MetricsFile, PlainLines, ProgressBar, TensorBoard, _scalars, describe
 from kielo.train.manifest import usual_tokens_per_second, wall_seconds
 from kielo.train.meter import Meter
 
@@ -169,3 +181,96 @@ def test_the_manifest_counts_attempts_apart() -> None:
     ]
     assert usual_tokens_per_second(rows) == 102
     assert wall_seconds(rows) == 12.0
+
+
+STEP = {
+    "step": 7, "tokens": 896, "samples": 56, "phase": 1, "loss": 3.12344, "gradient_norm": 0.844,
+    "learning_rate": 9.12e-4, "tokens_per_second": 12_345.6, "tflops_per_second": 0.1144, "seconds": 9.0,
+    "seconds_left": 180.0,
+}  # fmt: skip
+SPEED = "loss 3.1234  norm 0.84  lr 9.12e-04  12,346 tokens/s"
+SETS = {
+    "news": HeldOutScore(loss=2.0, bits_per_byte=1.3984, languages=["fi"]),
+    "mixed": HeldOutScore(loss=None, bits_per_byte=1.44, languages=["fi", "en"]),
+    "code": HeldOutScore(loss=1.5),
+}
+ROWS: list[tuple[Row, str]] = [
+    (TrainingStep(**STEP), f"{SPEED}  0.114 TFLOP/s  left 3 min"),
+    (
+        TrainingStep(**STEP | {"planned_tokens_per_second": 20_000.0, "mfu": 0.4321, "skipped": 2}),
+        f"{SPEED} (20,000 planned)  0.114 TFLOP/s  MFU 43.2%  skipped 2  left 3 min",
+    ),
+    *(
+        (TrainingStep(**STEP | {"seconds_left": seconds}), f"{SPEED}  0.114 TFLOP/s  left {left}")
+        for seconds, left in (
+            (59.4, "59 s"), (60.0, "1 min"), (7199.0, "120 min"), (7200.0, "2.0 h"), (9000.0, "2.5 h")
+        )
+    ),
+    (HeldOutLoss(step=7, heldout_loss=3.12), "held-out loss 3.1200"),
+    (
+        HeldOutLoss(step=7, heldout_loss=3.12, heldout_bits_per_byte=1.4124, heldout_sets=SETS),
+        "held-out loss 3.1200  1.412 bits per byte (news 1.398, mixed 1.440)",
+    ),
+    (
+        PassedOver(step=9, passed_over_from=7, passed_over_for="spike"),
+        "passed over from step 7, after a spike",
+    ),
+    (PassedOver(step=9, passed_over_from=7), "passed over from step 7, as train.skip_steps says"),
+    (
+        Spike(
+            step=9, spike_from=5, spike_to=8, outcome="went back", highest_loss=7.25, usual_loss=2.5,
+            highest_loss_step=6,
+        ),
+        "spike of steps 5 to 8 went back: loss up to 7.2500, usual 2.5000",
+    ),
+    (
+        LeftOutSequence(step=9, left_out_sample=12, source="news", reason="news.bin: is gone"),
+        "sample 12 of news left out: news.bin: is gone",
+    ),
+    (
+        Fp8GradientProbe(step=9, fp8_gradient_cosine=0.998765),
+        "gradients in fp8 and in bf16: cosine 0.99877",
+    ),
+    (
+        PrecisionVerdict(
+            step=9, precision="fp8", precision_from=5, outcome="kept", loss_rise=-0.01234,
+            gradient_norm_rise=0.5,
+        ),
+        "fp8 since step 5 kept: loss -1.23%, gradient norm +50.0% at most",
+    ),
+    (PrecisionChange(step=9, precision="fp8"), "from here on in fp8"),
+]  # fmt: skip
+
+
+IDS = [f"{number} {type(row).__name__}" for number, (row, _) in enumerate(ROWS)]
+
+
+@pytest.mark.parametrize(("row", "line"), ROWS, ids=IDS)
+def test_each_kind_of_row_in_words(row: Row, line: str) -> None:
+    stream = io.StringIO()
+    lines = PlainLines(20, stream)
+    lines.start(0)
+    assert stream.getvalue() == ""
+    lines.start(6)
+    lines.write(row)
+    assert describe(row) == line
+    assert stream.getvalue() == f"going on after step 6 of 20\nstep {row.step}/20  {line}\n"
+
+
+def test_scalars_are_what_is_a_number_in_each_row_of_its_kind() -> None:
+    """Held-out sets by language, then by name; a language that is not known is "other"."""
+    assert dict(_scalars(TrainingStep(**STEP | {"mfu": None, "skipped": 0}))) == {
+        "train/tokens": 896, "train/phase": 1, "train/loss": 3.12344, "train/gradient_norm": 0.844,
+        "train/learning_rate": 9.12e-4, "train/tokens_per_second": 12_345.6,
+        "train/tflops_per_second": 0.1144, "train/skipped": 0,
+    }  # fmt: skip
+    assert dict(_scalars(HeldOutLoss(step=7, heldout_loss=3.0, heldout_sets=SETS))) == {
+        "heldout/loss": 3.0, "heldout_loss/fi/news": 2.0, "heldout_bits_per_byte/fi/news": 1.3984,
+        "heldout_bits_per_byte/fi-en/mixed": 1.44, "heldout_loss/other/code": 1.5,
+    }  # fmt: skip
+    assert dict(_scalars(ROWS[11][0])) == {"train/highest_loss": 7.25, "train/usual_loss": 2.5}
+
+
+def test_the_first_the_last_and_every_nth_step_are_logged() -> None:
+    log = Log(TrainPlacement(log_every_steps=4), 10, [])
+    assert [step for step in range(1, 11) if log.due(step)] == [1, 4, 8, 10]

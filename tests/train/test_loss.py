@@ -111,6 +111,20 @@ def test_a_bias_of_the_head_is_added_to_the_logits(softcap: float | None) -> Non
     assert torch.autograd.grad(frozen, bias)[0].abs().max() > 1e-3
 
 
+def test_a_bias_gradient_of_bf16_is_summed_in_fp32() -> None:
+    """Four equal logits, 517 tokens of one label in each of four chunks: a chunk sums to 129.25 and -387.75,
+    which bf16 would round, and those of all chunks exactly 0.
+    """
+    hidden, weight = torch.zeros(4 * 517, 2).bfloat16(), torch.ones(4, 2).bfloat16()
+    bias = torch.zeros(4).bfloat16().requires_grad_()
+    labels, one = torch.arange(4).repeat_interleave(517), torch.tensor(1.0)
+    loss = chunked_loss(hidden, weight, labels, one, LossOptions(0.0, 517), bias)
+    assert torch.autograd.grad(loss, bias)[0].tolist() == [0.0] * 4
+    loss = chunked_loss(hidden[:517], weight, labels[:517], one, LossOptions(0.0, 517), bias)
+    (gradient,) = torch.autograd.grad(loss, bias)
+    assert gradient.dtype == torch.bfloat16 and gradient.tolist() == [-388.0, 129.0, 129.0, 129.0]
+
+
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 

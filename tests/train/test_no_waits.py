@@ -8,7 +8,7 @@ are let pass.
 import math
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import kielo
 from kielo.resolve.software import BACKEND_VARIABLE
 from kielo.train import delayed_reader, run
 from kielo.train.parts import PhaseParts, Run
@@ -28,6 +29,7 @@ from tests.ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
 aten = torch.ops.aten
+KIELO = Path(kielo.__file__).parent
 # Their result, or its size, must be known to the host.
 WAITING_OPERATORS = {
     aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.equal, aten.nonzero, aten.nonzero_static,
@@ -47,6 +49,11 @@ ONLY_ON_A_CPU = {("gradient_clipping.py", "clip_gradients")}
 ON_THE_HOST = ("torch/distributed/device_mesh.py", "torch/distributed/_mesh_layout.py")
 
 
+def of_kielo(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Those in Kielo's own files, wherever the checkout and its .venv lie."""
+    return [frame for frame in frames if Path(frame.filename).is_relative_to(KIELO)]
+
+
 class Watch:
     """Notes what would wait, unless it is allowed to just now."""
 
@@ -57,7 +64,7 @@ class Watch:
         if self.is_allowed:
             return
         frames = traceback.extract_stack()
-        ours = [frame for frame in frames if "/kielo/" in frame.filename] or frames
+        ours = of_kielo(frames) or frames
         place = Path(ours[-1].filename).name, ours[-1].name
         if place not in ONLY_ON_A_CPU and not any(frame.filename.endswith(ON_THE_HOST) for frame in frames):
             self.found.add(f"{name} in {place[0]}, {place[1]}: {ours[-1].line}")
@@ -201,6 +208,13 @@ def test_the_watch_sees_what_waits():
         with watch.allowing():
             numbers.tolist()
     assert not watch.found
+
+
+def test_a_checkout_named_kielo_makes_no_frame_ours():
+    """torch's frames lie below `kielo/.venv` there; those of the package are Kielo's."""
+    files = [run.__file__, str(KIELO.parents[1] / "kielo" / ".venv" / "lib" / "torch" / "nn.py"), __file__]
+    frames = [traceback.FrameSummary(file, 1, "f") for file in files]
+    assert of_kielo(frames) == frames[:1]
 
 
 class OnGpu(Watch):

@@ -2,9 +2,10 @@
 and one to fp8 that does harm is taken back.
 """
 
-import json
+import math
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,9 +25,11 @@ from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.parallel import parallelise
 from kielo.recipe.sections import Fp8
 from kielo.resolve.software import BACKEND_VARIABLE
-from kielo.train import build
+from kielo.train import build, precision_change
 from kielo.train.precision import change_before
+from kielo.train.precision_change import check_watched_change, next_check
 from kielo.train.run import train
+from tests.alerts import alerts
 from tests.train.tiny_run import resolve, write_tokens
 
 STEPS = 16
@@ -158,7 +161,7 @@ def test_harm_is_taken_back(folder: Path, pretended: Any, stop_at: int | None) -
     )
     plain = read_plain(checkpoint(watched, STEPS))
     assert (plain["precisions"], plain["refused_changes"], plain["watch"]) == ([[1, "bf16"]], [9], None)
-    alert = json.loads((watched / "alerts.jsonl").read_text(encoding="utf-8"))
+    (alert,) = alerts(watched)
     assert alert["step"] == 8 and "fp8 from step 9 on made the loss rise by" in alert["message"]
     rows = read_metrics(watched / "metrics.jsonl")
     assert [row.step for row in of_kind(rows, TrainingStep)] == list(range(1, STEPS + 1))  # none twice
@@ -177,7 +180,7 @@ def test_what_does_no_harm_stays(folder: Path, pretended: Any) -> None:
     )
     (kept,) = of_kind(read_metrics(watched / "metrics.jsonl"), PrecisionVerdict)
     assert kept.outcome == "kept" and kept.step == 14 and abs(kept.loss_rise) < 0.3
-    assert not (watched / "alerts.jsonl").exists()
+    assert alerts(watched) == []
 
 
 @pytest.mark.full
@@ -244,3 +247,99 @@ def test_fp8_itself_comes_and_goes(folder: Path) -> None:
     # cent off.
     assert all(0.9 < cosine < 0.9999 for cosine in cosines.values())
     assert read_tensors(checkpoint(trained, 20))["optimiser/embed.weight/exp_avg"].dtype == torch.bfloat16
+
+
+class Changing:
+    """A run after `step`, whose change to FP8 at step 101 is watched; `done`: what is written and told."""
+
+    def __init__(self, step: int, rows: list[tuple[float, float]], **rises: float):
+        self.done: list[Any] = []
+        watch = {"first_step": 101, "loss": 2.0, "gradient_norm": 1.0}
+        self.state = SimpleNamespace(
+            step=step, tokens=10 * step, refused_changes=[],
+            watch=watch | {"loss_rise": -1.0, "gradient_norm_rise": -1.0} | rises,
+        )  # fmt: skip
+        self.guard = SimpleNamespace(last=lambda steps: rows[-steps:])
+        self.current = SimpleNamespace(precision="fp8")
+        self.log = SimpleNamespace(write=self.done.append)
+
+    def checked(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> "Changing":
+        identity = SimpleNamespace(train=SimpleNamespace(fp8=Fp8(watch_steps=25, **settings)))
+        monkeypatch.setattr(precision_change, "_take_back", lambda *_: self.done.append("taken back"))
+        check_watched_change(self, SimpleNamespace(identity=identity))
+        return self
+
+
+SAME = [(2.0, 1.0)] * 10
+
+
+def test_a_change_is_judged_every_ten_steps_and_at_the_end_of_the_watch() -> None:
+    """The last look may be sooner; without a watch there is none."""
+    next_steps = {step: next_check(Changing(step, SAME), Fp8(watch_steps=25)) for step in range(100, 126)}
+    assert next_steps == {
+        step: 110 if step < 110 else 120 if step < 120 else 125 for step in range(100, 126)
+    }  # fmt: skip
+    unwatched = Changing(105, SAME)
+    unwatched.state.watch = None
+    assert next_check(unwatched, Fp8()) == math.inf
+
+
+def test_the_mean_of_ten_steps_is_compared_with_that_before_the_change(monkeypatch) -> None:
+    """By hand: a loss of 2.04 is 2 % more than 2, a norm of 2 100 % more than 1; the largest rise stays."""
+    rows = [(9.0, 9.0), (2.0, 1.0), *[(2.04, 2.0)] * 9]
+    run = Changing(110, rows).checked(monkeypatch)
+    assert run.state.watch["loss_rise"] == pytest.approx(0.018)
+    assert run.state.watch["gradient_norm_rise"] == pytest.approx(0.9) and run.done == []
+    run = Changing(120, SAME, loss_rise=0.015, gradient_norm_rise=0.5).checked(monkeypatch)
+    assert (run.state.watch["loss_rise"], run.state.watch["gradient_norm_rise"]) == (0.015, 0.5)
+    between = Changing(111, [(9.0, 9.0)]).checked(monkeypatch)
+    assert between.done == [] and between.state.watch["loss_rise"] == -1.0
+    short = Changing(105, [(9.0, 9.0)] * 5 + [(2.02, 1.5)] * 5)
+    monkeypatch.setattr(precision_change, "_take_back", pytest.fail)
+    settings = SimpleNamespace(train=SimpleNamespace(fp8=Fp8(watch_steps=5)))
+    check_watched_change(short, SimpleNamespace(identity=settings))
+    assert short.done[0].loss_rise == pytest.approx(0.01) and short.state.watch is None
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "is_harmful"),
+    [
+        ((2.0, 1.0), {}, False),
+        ((2.5, 1.0), {"max_loss_rise": 0.25}, False),  # as much as is allowed
+        ((2.5, 1.0), {"max_loss_rise": 0.249}, True),
+        ((2.0, 2.0), {}, False),
+        ((2.0, 2.01), {}, True),
+        ((math.nan, 1.0), {}, True),
+        ((2.0, math.nan), {}, True),
+    ],
+)
+@pytest.mark.parametrize("step", (110, 125))
+def test_a_change_is_taken_back_or_kept(monkeypatch, row, settings, is_harmful, step) -> None:
+    """Taken back at any look, kept at the last one; then the watch is over."""
+    run = Changing(step, [row] * 10).checked(monkeypatch, **settings)
+    if is_harmful:
+        assert run.done == ["taken back"]
+    elif step == 110:
+        assert run.done == [] and run.state.watch is not None
+    else:
+        (kept,) = run.done
+        assert (kept.outcome, kept.step, kept.tokens, kept.precision_from) == ("kept", 125, 1250, 101)
+        assert kept.precision == "fp8" and run.state.watch is None
+        assert kept.loss_rise == pytest.approx(row[0] / 2 - 1)
+        assert kept.gradient_norm_rise == pytest.approx(row[1] - 1)
+
+
+def test_a_watch_begins_with_the_means_of_the_sound_steps_before() -> None:
+    """Steps that were not finite, or whose norm is 0, do not count; without any other there is no watch."""
+    rows = [(9.0, 9.0), (1.0, 2.0), (math.nan, 1.0), (1.0, 0.0), (3.0, math.inf), (3.0, 6.0)]
+    run = Changing(100, rows)
+    run.state.watch = None
+    precision_change._begin_watch(run, Fp8(watch_steps=5))
+    assert run.state.watch == {
+        "first_step": 101, "loss": 2.0, "gradient_norm": 4.0, "loss_rise": -1.0, "gradient_norm_rise": -1.0,
+    }  # fmt: skip
+    for rows, precision in (([(math.nan, 1.0)], "fp8"), (SAME, "bf16")):
+        run = Changing(100, rows)
+        run.state.watch, run.current.precision = None, precision
+        precision_change._begin_watch(run, Fp8(watch_steps=5))
+        assert run.state.watch is None

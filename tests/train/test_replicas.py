@@ -2,7 +2,6 @@
 run ends with the weights of an undisturbed one.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from kielo.parallel.materialise import local
 from kielo.parallel.replicas import Difference, Holders, blamed, checksum
 from kielo.train import loop
 from kielo.train.run import train
+from tests.alerts import alerts
 from tests.fault_times import FaultTimes
 from tests.ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
@@ -140,9 +140,9 @@ def run_with_a_flip(folder: Path, flip: Flip, times: FaultTimes, **layout: int) 
     ranks = resolved.placement.world_size
     ends = run_ranks(train_with_a_flip, ranks, resolved, flip, times, timeout_seconds=300)
     assert set(ends) == {"finished"}
-    (line,) = (folder / "train" / "alerts.jsonl").read_text(encoding="utf-8").splitlines()
-    assert json.loads(line)["step"] == 9
-    return json.loads(line)["message"]
+    (alert,) = alerts(folder / "train")
+    assert alert["step"] == 9
+    return alert["message"]
 
 
 def same_end(one: Path, other: Path) -> bool:
@@ -224,4 +224,4 @@ def test_undisturbed_runs_have_equal_replicas(tmp_path: Path, layout: dict[str, 
     write_tokens(tmp_path / "tokens")
     resolved = resolve(tmp_path, compare_replicas_every_steps=1, **layout)
     run_ranks(train, resolved.placement.world_size, resolved, timeout_seconds=300)
-    assert not (tmp_path / "train" / "alerts.jsonl").exists()
+    assert alerts(tmp_path / "train") == []

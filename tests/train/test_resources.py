@@ -122,6 +122,44 @@ def test_memory_that_grows_fast_stops_the_run_while_there_is_time_to_save(monkey
     assert left[0] == 80
 
 
+def test_what_is_said_of_memory(monkeypatch):
+    """Taken, and grown since the first look; 10 % left are no alert, 9.9 % are; the reserve stops nobody."""
+    monkeypatch.setattr(resources.socket, "gethostname", lambda: "nid1")
+    watched = Watched(monkeypatch)
+    for available in (130, 100):
+        watched.look(600, available)
+        assert watched.alerts == []
+    for available in (99, 31, 30):
+        watched.look(600, available)
+    taken = "host memory of nid1: 90% of 0.0 GB (the node) are taken, 0.00 GB more than after this attempt's"
+    assert len(watched.alerts) == 1 and watched.causes == []
+    assert watched.alerts[0] == f"{taken} first step. When none is left, the kernel ends the run"
+    watched.look(600, 29)
+    assert watched.alerts[1].endswith(". The run saves and stops before the kernel ends it")
+    assert watched.alerts[1] == watched.causes[0] + ". The run saves and stops before the kernel ends it"
+
+
+def test_memory_that_was_taken_from_the_start_stops_nobody(monkeypatch):
+    """A run that has grown by no more than the reserve, 30 of 1000, would have no more after a new start."""
+    watched = Watched(monkeypatch)
+    for available in (59, 29):
+        watched.look(600, available)
+    assert watched.causes == []
+    watched.look(600, 28)
+    assert len(watched.causes) == 1
+
+
+@pytest.mark.parametrize(("seconds", "stops"), [(19.0, False), (20.0, True), (60.0, True), (61.0, False)])
+def test_growth_is_measured_over_20_to_60_seconds(monkeypatch, seconds, stops):
+    """From 90 to 60 of 1000 bytes: at that pace no byte is left after 38 to 120 s; 2 min are for a save."""
+    watched = Watched(monkeypatch)
+    watched.look(0, 90)
+    watched.look(seconds, 60 if seconds < 60 else 59)
+    assert bool(watched.causes) == stops
+    watched.look(1, 95)  # memory that comes back gives all the time
+    assert len(watched.causes) == stops
+
+
 def test_a_look_is_taken_every_few_seconds_and_by_one_rank(monkeypatch):
     watched = Watched(monkeypatch, shortage=lambda: looks.append(1))
     looks: list[int] = []

@@ -86,3 +86,33 @@ def test_a_later_segment_warms_up_from_where_the_one_before_ended() -> None:
     )
     assert rate(110) == pytest.approx(0.1)
     assert [rate(110 + tokens) for tokens in (1, 5, 50, 80)] == pytest.approx([0.1 + 0.4 / 5, 0.5, 0.0, 0.0])
+
+
+def test_each_segment_has_its_own_rates_up_to_its_last_token() -> None:
+    """Three segments by hand: the second keeps its peak and the third begins there, not at the second's final
+    rate; a segment's last token is its own, and the next one's first is not.
+    """
+    rate = rates(
+        segment("linear", tokens=20, warmup_tokens=0),
+        segment("wsd", first_token=20, tokens=30, peak=3.0, final=0.5, warmup_tokens=10, decay_tokens=0),
+        segment("linear", first_token=50, tokens=20, peak=2.0, final=0.0, warmup_tokens=4),
+        segment("linear", first_token=70, tokens=10, peak=5.0, final=1.0, warmup_tokens=0),
+    )
+    by_hand = {
+        0: 1.0, 10: 0.55, 20: 0.1,
+        21: 0.1 + 2.9 / 10, 25: 0.1 + 2.9 / 2, 30: 3.0, 40: 3.0, 50: 3.0,
+        51: 2.75, 53: 2.25, 54: 2.0, 62: 1.0, 70: 0.0,
+        71: 4.6, 75: 3.0, 80: 1.0, 81: 1.0,
+    }  # fmt: skip
+    assert {tokens: rate(tokens) for tokens in by_hand} == pytest.approx(by_hand)
+
+
+def test_steps_of_other_sizes_are_counted_in_what_they_have_in_common() -> None:
+    """Tokens of 6 and 4: the unit is 2, and a step's end between two units has the rate of the lower."""
+    identity = SimpleNamespace(
+        learning_rates=[segment("linear", tokens=120, warmup_tokens=12, decay_tokens=0)],
+        phases=[SimpleNamespace(tokens_per_step=size) for size in (6, 4)],
+    )
+    rate = learning_rate(identity)
+    assert [rate(tokens) for tokens in (6, 10, 11, 12)] == pytest.approx([0.5, 5 / 6, 5 / 6, 1.0])
+    assert rate(66) == pytest.approx(0.55) and rate(67) == rate(66) != rate(68)

@@ -1,9 +1,9 @@
 """A rank whose own work takes longer than the others' is named, with its cost; noise is nobody's."""
 
-import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from kielo.train import slow_ranks as slow_ranks_module
 from kielo.train.run import train
-from kielo.train.slow_ranks import SAMPLES, LayerTimes, SlowRank, described, slow_ranks
+from kielo.train.slow_ranks import SAMPLES, LayerTimes, SlowRank, SpeedWatch, described, slow_ranks
+from tests.alerts import alerts
 from tests.fault_times import FaultTimes
 from tests.ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
@@ -40,6 +42,127 @@ def test_what_is_told() -> None:
     told = described(SlowRank(3, 0.016, 0.01), "nid7")
     assert "rank 3 (nid7) is slow: 16 ms a layer, where the median rank takes 10 ms" in told
     assert "may lose 38% of its speed" in told  # 1 - 10 / 16
+
+
+def test_a_rank_is_slow_if_its_fastest_sample_is_slower_than_the_slowest_usual_one() -> None:
+    """By a tenth, not more; usual is the lower one of two, and the second of three and four."""
+    of_four = [[8.0, 1.0, 2.0, 4.0], [1.0, 8.0, 2.2, 2.0]]
+    assert slow_ranks(of_four) == []
+    of_four = [[2.2, 1.0, 2.0, 4.0], [9.0, 1.0, 2.0, 2.21]]
+    assert slow_ranks(of_four) == [SlowRank(3, (4.0 + 2.21) / 2, 2.0)]
+    assert slow_ranks([[2.0, 2.0, 2.0, 2.9], [3.0, 3.0, 3.0, 2.9]]) == []
+    assert slow_ranks([[1.0, 5.0, 9.0]]) == [SlowRank(2, 9.0, 5.0)]
+    assert slow_ranks([[1.0, 5.0]]) == [SlowRank(1, 5.0, 1.0)]
+    assert slow_ranks([[3.0], [3.0]]) == []
+
+
+class Ranks:
+    """Four ranks of which this is rank 1; `seconds`: what an all-reduce finds for the others."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int = 4):
+        self.others = torch.tensor([1.0, 0.0, 1.0, 1.0][:size])
+        self.reduced = 0
+        monkeypatch.setattr(slow_ranks_module, "dist", SimpleNamespace(
+            get_world_size=lambda: size, get_rank=lambda: 1, all_reduce=self.all_reduce,
+        ))  # fmt: skip
+        hosts = SimpleNamespace(gather=lambda host: [f"nid{rank}" for rank in range(size)])
+        monkeypatch.setattr(slow_ranks_module, "Agreement", lambda: hosts)
+
+    def all_reduce(self, numbers: torch.Tensor) -> None:
+        self.reduced += 1
+        numbers += self.others
+
+
+class Layers:
+    """Layers of which a sample takes `own` seconds."""
+
+    def __init__(self) -> None:
+        self.were_started, self.own, self.done = False, 1.0, []
+
+    def start(self) -> None:
+        self.were_started = True
+        self.done.append("start")
+
+    def stop(self) -> None:
+        self.done.append("stop")
+
+    def seconds(self) -> float:
+        return self.own
+
+
+def test_samples_are_shared_every_five_steps_and_a_slow_rank_is_told_once(monkeypatch) -> None:
+    """The sample of step 5 is shared in step 10; eight of them name a rank; it is told again after it was
+    as fast as the others.
+    """
+    ranks, layers, alerts = Ranks(monkeypatch), Layers(), []
+    watch = SpeedWatch(torch.device("cpu"), lambda *alert: alerts.append(alert))
+    begun: list[int] = []
+    layers.own = 2.0
+    for step in range(1, 51):
+        watch.begin(step, layers)
+        if layers.done == ["start"]:
+            begun.append(step)
+        assert layers.done in ([], ["start"])
+        watch.end(layers)
+        assert layers.done[-1] == "stop"
+        layers.done.clear()
+        assert (len(alerts) == 1) == (step >= 45)
+    assert begun == [5, 10, 15, 20, 25, 30, 35, 40, 45, 50] and ranks.reduced == 9
+    ((step, message),) = alerts
+    assert step == 45 and message == described(SlowRank(1, 2.0, 1.0), "nid1")
+    layers.own = 1.0
+    watch.begin(55, layers)
+    layers.own = 2.0
+    for step in range(60, 100, 5):
+        assert len(alerts) == 1
+        watch.begin(step, layers)
+    assert [step for step, _ in alerts] == [45, 95]
+    ranks.others = torch.tensor([1.0, 0.0, 1.0, 3.0])
+    for step in range(100, 140, 5):
+        watch.begin(step, layers)
+    assert [step for step, _ in alerts] == [45, 95, 135]
+    both = (SlowRank(1, 2.0, 1.0), SlowRank(3, 3.0, 1.0))
+    assert alerts[-1][1] == "; ".join(described(one, f"nid{one.rank}") for one in both)
+
+
+def test_one_rank_is_not_measured(monkeypatch) -> None:
+    Ranks(monkeypatch, 1)
+    layers = Layers()
+    SpeedWatch(torch.device("cpu"), pytest.fail).begin(5, layers)
+    assert not layers.were_started
+
+
+def test_the_seconds_are_the_mean_over_the_measured_layers(monkeypatch) -> None:
+    """Of the newest sample, with gradients, and of so many calls; a layer of a pipeline's part counts too."""
+    now = [0.0]
+
+    class Layer(nn.Module):
+        def __init__(self, seconds: float) -> None:
+            super().__init__()
+            self.seconds = seconds
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            now[0] += self.seconds
+            return x
+
+    monkeypatch.setattr(slow_ranks_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(slow_ranks_module, "_MOST_CALLS", 5)
+    parts = [SimpleNamespace(layers={"0": Layer(1.0)}), SimpleNamespace(layers={"1": Layer(4.0)})]
+    layers = [next(iter(part.layers.values())) for part in parts]
+    times = LayerTimes(SimpleNamespace(parts=parts), torch.device("cpu"))
+    assert not times.were_started and times.seconds() == 0.0
+    for _ in range(2):
+        times.start()
+        assert times.were_started and times.seconds() == 0.0
+        with torch.no_grad():
+            layers[1](torch.ones(1))
+        for layer in (layers[0], layers[0], layers[1]):
+            layer(torch.ones(1))
+        assert times.seconds() == 2.0
+        for _ in range(9):
+            layers[1](torch.ones(1))
+        assert times.seconds() == (1 + 1 + 3 * 4) / 5
+        times.stop()
 
 
 class Sleeper(nn.Module):
@@ -95,5 +218,5 @@ def test_a_slow_rank_is_named_within_fifty_steps(tmp_path: Path, fault_times: Fa
     resolved = resolve(tmp_path, shard=4, total_steps=52)
     ends = run_ranks(train_with_a_slow_rank, 4, resolved, 2, fault_times, timeout_seconds=400)
     assert set(ends) == {"finished"}
-    (line,) = (tmp_path / "train" / "alerts.jsonl").read_text(encoding="utf-8").splitlines()
-    assert json.loads(line)["step"] <= 50 and json.loads(line)["message"].startswith("rank 2 (")
+    (alert,) = alerts(tmp_path / "train")
+    assert alert["step"] <= 50 and alert["message"].startswith("rank 2 (")

@@ -3,7 +3,9 @@ it, and the run ends as one that never read the text of these steps.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,19 @@ from kielo.recipe import sections
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import TrainIdentity
 from kielo.train import build
+from kielo.train import spikes as spike_module
 from kielo.train.run import train
 from kielo.train.schedule import learning_rate
-from kielo.train.spikes import Spikes, Verdict, steps_to_pass_over
+from kielo.train.spikes import (
+    Episode,
+    Spikes,
+    Verdict,
+    is_high,
+    is_norm_too_large,
+    steps_to_pass_over,
+    usual_value,
+)
+from tests.alerts import alerts
 from tests.ranks import run_ranks
 from tests.train.tiny_run import LENGTH, VOCABULARY, resolve
 
@@ -111,6 +123,140 @@ def test_a_resumed_watch_says_the_same(stop: int) -> None:
     assert [verdict for verdict in verdicts if verdict] == whole and whole[0].kind == "harmful"
 
 
+USUAL, HIGH, HIGHER = (2.0, 1.0), (3.0, 1.0), (4.0, 1.5)
+STRONG = (2.0, 2.5)  # a norm that is more than twice the usual one
+BAD = (math.nan, 1.0)
+
+
+def on_eight_usual_steps(rows: list[tuple[float, float]], **settings: Any) -> list[Verdict]:
+    """The verdicts on rows from step 9 on, after eight steps without any noise."""
+    return watched([USUAL] * 8 + rows, **{"window_steps": 8, "wait_steps": 20} | settings)
+
+
+def episode(last_step: int, worst: tuple[int, float, float], steps: tuple[int, int, int, int]) -> Episode:
+    """One from step 9 on. worst: step, loss, norm; steps: high, high by their loss, calm, not finite."""
+    return Episode(9, last_step, 2.0, 1.0, *worst, *steps)
+
+
+def test_five_usual_steps_in_a_row_end_a_spike() -> None:
+    """Of at least three steps; the first of two equal losses is the worst."""
+    (verdict,) = on_eight_usual_steps([HIGH, HIGHER, HIGHER, *[USUAL] * 5])
+    assert verdict == Verdict("passed", 16, episode(11, (10, 4.0, 1.5), (3, 3, 5, 0)))
+    assert on_eight_usual_steps([HIGH, HIGHER, HIGHER, *[USUAL] * 4]) == []
+    assert on_eight_usual_steps([HIGH, HIGHER, *[USUAL] * 6]) == []
+    (verdict,) = on_eight_usual_steps([HIGH, HIGHER, *[USUAL] * 4, STRONG, *[USUAL] * 5])
+    assert verdict == Verdict("passed", 20, episode(15, (10, 4.0, 1.5), (3, 2, 5, 0)))
+
+
+def test_a_rise_of_two_per_cent_or_a_norm_of_twice_the_usual_is_the_least_that_stands_out() -> None:
+    for row, stands_out in (((2.039, 1.0), False), ((2.041, 1.0), True), ((2.0, 1.99), False),
+                            ((2.0, 2.01), True)):  # fmt: skip
+        assert bool(on_eight_usual_steps([row] * 3 + [USUAL] * 5)) == stands_out, row
+
+
+def test_a_spike_is_harmful_if_half_of_the_wait_has_a_high_loss() -> None:
+    """By then, not earlier. With fewer than half only the norm is told, and two high steps are nothing."""
+    half = [HIGH, HIGH, HIGH, USUAL, USUAL, USUAL]
+    (verdict,) = on_eight_usual_steps(half, wait_steps=6)
+    assert verdict == Verdict("harmful", 14, episode(11, (9, 3.0, 1.0), (3, 3, 3, 0)))
+    (verdict,) = on_eight_usual_steps([*half, USUAL], wait_steps=7)
+    assert verdict == Verdict("norm", 15, episode(11, (9, 3.0, 1.0), (3, 3, 4, 0)))
+    assert on_eight_usual_steps([HIGH, HIGH, *[USUAL] * 4], wait_steps=6) == []
+    (verdict,) = on_eight_usual_steps([STRONG] * 6, wait_steps=6)
+    assert verdict == Verdict("norm", 14, episode(14, (9, 2.0, 2.5), (6, 0, 0, 0)))
+
+
+def test_steps_that_are_not_finite_are_harmful_if_too_many_follow_on_each_other() -> None:
+    """Three, as `train.max_skipped_steps_in_a_row` says; a sound one begins the count again."""
+    (verdict,) = on_eight_usual_steps([BAD, (1.0, math.inf), BAD])
+    assert verdict == Verdict("harmful", 11, episode(11, (9, math.inf, 1.0), (3, 3, 0, 3)))
+    assert on_eight_usual_steps([BAD, BAD, USUAL, BAD, BAD]) == []
+
+
+def test_only_usual_steps_move_the_usual_value() -> None:
+    """The past is the window's, with the calm steps of a spike; it fills with whatever comes first."""
+    spikes = Spikes(CPU, TrainIdentity(spikes=sections.Spikes(window_steps=8)))
+    rows = [(9.0, 7.0), *[USUAL] * 7, (2.01, 1.0), HIGH, (2.02, 1.0)]
+    for step, (loss, norm) in enumerate(rows, start=1):
+        spikes.look(step, torch.tensor(loss, dtype=torch.float64), torch.tensor(norm))
+    past = spikes.plain_state()["past"]
+    assert past == [pytest.approx(row) for row in [*[USUAL] * 6, (2.01, 1.0), (2.02, 1.0)]]
+    assert spikes.episode.calm_steps == 1
+    spikes.accept()
+    assert spikes.plain_state() == {"phase": 0, "past": [], "episode": None, "waiting": []}
+
+
+def test_what_stands_out() -> None:
+    """By hand: above the median by more than the threshold's deviations and by more than the least rise."""
+    level, up = np.full(5, 2.0), math.nextafter
+    assert not is_high(2.04, level, 6.0, 0.02) and is_high(up(2.04, 3), level, 6.0, 0.02)
+    assert not is_high(-1.97, -level, 6.0, 0.02) and is_high(-1.95, -level, 6.0, 0.02)
+    noisy = np.array([1.0, 2.0, 3.0, 2.0, math.nan])  # deviation 1.4826 / 2
+    assert not is_high(3.48, noisy, 2.0, 0.02) and is_high(3.49, noisy, 2.0, 0.02)
+    assert not is_high(math.inf, np.array([math.inf, math.nan]), 6.0, 0.02)
+    assert not is_norm_too_large(2.0, [1.0] * 5, 6.0) and is_norm_too_large(2.01, [1.0] * 5, 6.0)
+    logs = np.exp([0.0, 1.0, 2.0, 1.0])  # 1 + 2 × 0.7413
+    assert not is_norm_too_large(math.exp(2.48), logs, 2.0) and is_norm_too_large(math.exp(2.49), logs, 2.0)
+    assert not is_norm_too_large(0.0, [0.0] * 5, 6.0) and is_norm_too_large(2.1e-30, [0.0] * 5, 6.0)
+    assert usual_value(np.array([3.0, math.nan, 1.0, 7.0, math.inf])) == 3.0
+    assert math.isnan(usual_value(np.array([math.nan])))
+
+
+def test_the_step_before_a_spike_is_passed_over_too() -> None:
+    spike = episode(12, (9, 3.0, 1.0), (3, 3, 0, 0))
+    assert [steps_to_pass_over(replace(spike, first_step=first)) for first in (9, 2, 1)] == [
+        (8, 12),
+        (1, 12),
+        (1, 12),
+    ]
+
+
+class OneStepLate:
+    """Reads as a GPU does: the numbers of the step before."""
+
+    steps_behind = 1
+
+    def __init__(self, device: torch.device):
+        self.queue: list[list[float]] = []
+
+    def read(self, numbers: torch.Tensor) -> list[float] | None:
+        self.queue.append(numbers.tolist())
+        return self.queue.pop(0) if len(self.queue) > 1 else None
+
+    def unread(self) -> list[list[float]]:
+        return list(self.queue)
+
+
+def test_a_watch_that_reads_a_step_late_resumes_with_what_it_has_not_read(monkeypatch) -> None:
+    """Stopped after any step, in a spike and at a new phase: the same verdicts, each with the same step."""
+    monkeypatch.setattr(spike_module, "DelayedReader", OneStepLate)
+    train_settings = TrainIdentity(spikes=sections.Spikes(window_steps=8, wait_steps=6))
+    rows = [*[USUAL] * 9, HIGH, BAD, HIGHER, USUAL, *[HIGH] * 4, *[(5.0, 1.0)] * 9, *[(7.0, 2.5)] * 7]
+
+    def verdicts(stop: int | None) -> list[tuple[int, Verdict]]:
+        spikes, found = Spikes(CPU, train_settings), []
+        for step, (loss, norm) in enumerate(rows, start=1):
+            spikes.use(1 if step < 18 else 2)
+            verdict = spikes.look(step, torch.tensor(loss), torch.tensor(norm))
+            if verdict is not None:
+                found.append((step, verdict))
+            if step == stop:
+                state = json.loads(json.dumps(spikes.plain_state(), allow_nan=False))
+                assert [row[:2] for row in state["waiting"]] == [[step, 1 if step < 18 else 2]]
+                spikes = Spikes(CPU, train_settings)
+                spikes.look(99, torch.tensor(99.0), torch.tensor(99.0))  # which the state replaces
+                spikes.restore(state)
+        return found
+
+    whole = verdicts(None)
+    assert [(step, verdict.step, verdict.kind) for step, verdict in whole] == [
+        *((step, step - 1, "harmful") for step in (16, 17, 18)),
+        *((step, step - 1, "harmful") for step in (33,)),
+    ]
+    for stop in range(1, len(rows)):
+        assert verdicts(stop) == whole, stop
+
+
 STEPS, POISONED = 40, range(27, 33)
 SETTINGS = {"window_steps": 12, "wait_steps": 4}
 PASSED_OVER = [[26, 32]]
@@ -185,12 +331,6 @@ def last_checkpoint(train_folder: Path) -> Path:
     return train_folder / "checkpoints" / f"step_{STEPS:08d}"
 
 
-def alerts(train_folder: Path) -> list[str]:
-    path = train_folder / "alerts.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [json.loads(line)["message"] for line in lines]
-
-
 def assert_same_end(one: Path, other: Path) -> None:
     tensors = [read_tensors(last_checkpoint(folder)) for folder in (one, other)]
     assert tensors[0].keys() == tensors[1].keys()
@@ -221,7 +361,7 @@ def test_a_poisoned_shard_is_passed_over(poisoned: Path) -> None:
         (27, "went back", 20),
         (31, "went back", 20),
     ]
-    first, second = alerts(run)
+    first, second = (alert["message"] for alert in alerts(run))
     assert "went back to step 20, and steps 26 to 30 are passed over" in first
     assert "steps 30 to 32 are passed over" in second
     assert_same_end(run, run_in(poisoned, "by_hand", skip_steps=((26, 32),)))
@@ -229,9 +369,9 @@ def test_a_poisoned_shard_is_passed_over(poisoned: Path) -> None:
 
 def test_told_only_where_asked_or_without_a_checkpoint_from_before(poisoned: Path) -> None:
     told = run_in(poisoned, "told", spikes=spikes_with(response="tell"), max_steps=31)
-    assert "it lasts, and training goes on, as train.spikes.response" in alerts(told)[0]
+    assert "it lasts, and training goes on, as train.spikes.response" in alerts(told)[0]["message"]
     early = run_in(poisoned, "early", every_steps=100, max_steps=31)
-    assert "as there is no checkpoint from before it" in alerts(early)[0]
+    assert "as there is no checkpoint from before it" in alerts(early)[0]["message"]
     assert read_plain(early / "checkpoints" / "step_00000031")["spikes"] == []
 
 

@@ -31,6 +31,7 @@ from kielo.resolve.resolved import Resolved
 from kielo.train.feed import Feed
 from kielo.train.manifest import is_finished
 from kielo.train.run import train
+from tests.alerts import alerts
 from tests.fault_times import FaultTimes, and_watch
 from tests.ranks import run_ranks
 from tests.train.tiny_run import LENGTH, SEQUENCES, resolve, write_tokens
@@ -184,15 +185,10 @@ def test_a_step_that_is_not_finite_is_skipped_by_all(tmp_path: Path) -> None:
     assert samples_of_steps(results)[4] == list(range(3 * SEQUENCES, 4 * SEQUENCES)), (
         "a skipped step's data are behind us"
     )
-    told = alerts(folder)
+    told = alerts(folder / "train")
     assert [alert["step"] for alert in told] == [3, 5, 6]
     for alert, rank in zip(told, ranks_of_spoilt_text(resolved, (3, 5, 6))):
         assert f"first seen by rank {rank} (" in alert["message"] and alert["message"].endswith(": its loss")
-
-
-def alerts(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "train" / "alerts.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
 
 
 def ranks_of_spoilt_text(resolved: Resolved, steps: Iterable[int]) -> list[int]:
@@ -222,7 +218,7 @@ def test_a_stop_among_bad_steps_saves_and_removes_nothing(tmp_path: Path) -> Non
     assert [row["step"] for row in list_checkpoints(checkpoints)] == [13, 10, 5]
     plain = read_plain(checkpoints / "step_00000013")
     assert plain["guard"]["in_a_row"] == 2 and plain["trouble"] == {"sound_step": 10, "unsound_step": 13}
-    alert = alerts(folder)[-1]
+    alert = alerts(folder / "train")[-1]
     assert alert["step"] == 13 and "last 2 steps were not finite" in alert["message"]
     assert train(resolved, max_steps=15).outcome == "requeue"
     assert [row["step"] for row in list_checkpoints(checkpoints)] == [15, 13, 10]
@@ -340,10 +336,9 @@ def test_a_checkpoint_that_cannot_be_saved_stops_no_training(
     resolved = resolve(folder, total_steps=8, every_steps=2)
     with pytest.raises(KieloError, match="step_00000008 was not saved .*disk full"):
         train(resolved)
-    alerts = [json.loads(line) for line in (folder / "train" / "alerts.jsonl").read_text().splitlines()]
-    assert [alert["step"] for alert in alerts] == [4, 8] and "step_00000004 was not saved" in alerts[0][
-        "message"
-    ]
+    told = alerts(folder / "train")
+    assert [alert["step"] for alert in told] == [4, 8]
+    assert "step_00000004 was not saved" in told[0]["message"]
     assert json.loads((folder / "train" / "outcome.json").read_text())["outcome"] == "failed"
     rows = list_checkpoints(folder / "train" / "checkpoints", checksums=True)
     assert [(row["step"], row["state"]) for row in rows] == [(6, "verified"), (2, "verified")]

@@ -3,6 +3,7 @@
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from kielo.artifact.checkpoint_folder import step_folders
 from kielo.parallel.world import leave_together, start_world
 from kielo.recipe.errors import KieloError
+from kielo.train import triggers as triggers_module
 from kielo.train.run import train
 from kielo.train.triggers import Triggers
 from tests.ranks import run_ranks
@@ -30,6 +32,21 @@ def test_each_touch_of_save_is_answered_once(tmp_path: Path) -> None:
     assert [triggers.look(), triggers.look()] == [(True, False), (True, False)]
     with pytest.raises(KieloError, match="triggers/stop: asks this run to stay stopped; remove that file"):
         triggers.refuse_start()
+
+
+def test_files_are_looked_at_every_five_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first step on; what was asked for in between is answered at the next look."""
+    now = [100.0]
+    monkeypatch.setattr(triggers_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    triggers = Triggers(tmp_path)
+    (tmp_path / "triggers").mkdir()
+    (tmp_path / "triggers" / "stop").touch()
+    (tmp_path / "triggers" / "save").touch()
+    found = []
+    for seconds in (0.0, 4.9, 0.1, 4.0):
+        now[0] += seconds
+        found.append(triggers.look())
+    assert found == [(True, True), (False, False), (True, False), (False, False)]
 
 
 def test_a_run_saves_and_stops_when_files_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

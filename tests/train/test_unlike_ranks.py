@@ -2,10 +2,16 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+
+from kielo.artifact.manifest import hash_json
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved
+from kielo.train import unlike_ranks
 from kielo.train.run import train
+from kielo.train.unlike_ranks import refuse_unlike_ranks
 from tests.ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
@@ -32,3 +38,42 @@ def test_ranks_that_chose_unlike_precisions_are_refused_by_name(tmp_path: Path) 
     assert told[0].count("\n  - ") == 2 and "--set train.precision=fp32" in told[0]
     assert not (tmp_path / "train").exists() and not (tmp_path / "resolved.toml").exists()
     assert run_ranks(on_rank_of_its_own, 2, resolve(tmp_path, shard=2), like) == ["requeue"] * 2
+
+
+def test_eight_keys_are_named_with_the_first_rank_of_each_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order of the first rank's keys, those that it lacks last; equal ranks send only a hash."""
+    write_tokens(tmp_path / "tokens")
+    resolved = resolve(tmp_path)
+    own: dict = {}
+    monkeypatch.setattr(unlike_ranks, "flat", lambda content: own)
+
+    def refused(*everyone: dict) -> str:
+        own.clear()
+        own.update(everyone[0])
+        answers = iter([[hash_json(one) for one in everyone], list(everyone)])
+        given = []
+        ranks = SimpleNamespace(gather=lambda value: given.append(value) or next(answers))
+        try:
+            refuse_unlike_ranks(resolved, ranks)
+        except KieloError as error:
+            assert given == [hash_json(own), own]
+            return str(error)
+        assert given == [hash_json(own)]
+        return ""
+
+    assert refused({"a": 1}, {"a": 1}, {"a": 1}) == ""
+    ways = "What would work: the same recipe and run folder on all nodes, or nodes of one kind. Nothing was"
+    assert refused({"a": 1, "b": 2}, {"a": 3, "b": 2}, {"a": 1, "b": 2, "c": 0}, {"a": 3, "b": 2}) == (
+        "the ranks would not train the same:\n"
+        "  - a: 1 on rank 0 and 1 more, 3 on rank 1 and 1 more\n"
+        f"  - c: None on rank 0 and 2 more, 0 on rank 2\n{ways} changed"
+    )
+    eight = {f"key{number}": 1 for number in range(8)}
+    told = refused(eight, dict.fromkeys(eight, 2))
+    assert told.count("\n  - key") == 8 and "more" not in told
+    ten = eight | {"x": 1, "train.precision": "bf16"}
+    told = refused(ten, dict.fromkeys(ten, 2))
+    assert told.count("\n  - key") == 8 and "\n  - and 2 keys more\n" in told
+    assert "What would work: --set train.precision=bf16, where the recipe names none; the same" in told

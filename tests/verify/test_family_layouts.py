@@ -17,12 +17,13 @@ from kielo.recipe.sections import Model, Recipe
 from kielo.verify.layouts import BARS, verify_layouts
 from kielo.verify.layouts_cases import Case, all_cases
 from kielo.verify.layouts_rank import compare
-from kielo.verify.layouts_subject import Outcome, subject, train_plainly
+from kielo.verify.layouts_subject import Outcome, Sizes, subject, train_plainly
 from kielo.verify.layouts_table import verdict
 from tests.models.tiny_configs import TINY
 from tests.ranks import run_ranks
 
 STEPS = 2  # the second shows what the first one's weights became
+SHALLOW = Sizes(layers=2)  # one of each kind, with and without a window; stages need four to cut a V
 
 # Families that transformers has no class for, with both ways to cut relative positions into heads.
 REMOTE = {
@@ -81,15 +82,19 @@ def cases_of(number: int, is_first: bool, is_remote: bool) -> list[Case]:
 def cases_by_variant(is_few: bool) -> dict[str, list[Case]]:
     """The cases of each variant that `make test` runs (is_few), or all others.
 
-    The few are one of each axis for the first of each kind, and one in turn for every other variant.
+    The few are tensor, which takes a word for each weight of a family, and another axis in turn for the first
+    of each kind, and one in turn for every other variant. Llama has all of `tests/verify/test_layouts.py`.
     """
     found, turns = {}, itertools.count()
     for number, variant in enumerate(VARIANTS):
         is_first = variant in families.FAMILIES
         cases = cases_of(number, is_first, variant in REMOTE)
         by_axis = {next(iter(case.layout)): case for case in cases[:: 1 if number % 2 else -1]}
-        few = list(by_axis.values())
-        few = few if is_first else [few[next(turns) % len(few)]]
+        if is_first:
+            others = [case for axis, case in by_axis.items() if axis != "tensor"]
+            few = [by_axis["tensor"], others[next(turns) % len(others)]]
+        else:
+            few = [list(by_axis.values())[next(turns) % len(by_axis)]]
         found[variant] = few if is_few else [case for case in cases if case not in few]
     return found
 
@@ -100,15 +105,16 @@ def on_rank(recipes: dict[str, Recipe], cases: dict[str, list[Case]]) -> Found:
     world, meshes = start_world(60, "cpu"), dict[tuple[int, ...], Mesh]()
     found: Found = {}
     for variant, recipe in recipes.items():
-        truths: dict[bool, Outcome] = {}
+        truths: dict[tuple[bool, Sizes], Outcome] = {}
         found[variant] = {}
         for case in cases[variant]:
             try:
-                of = subject(recipe, case.switches)
-                if of.mask_documents not in truths:
-                    truths[of.mask_documents] = train_plainly(of, STEPS)
-                truth = truths[of.mask_documents]
-                found[variant][case.name] = compare(recipe, case, STEPS, world, meshes, truth)
+                sizes = Sizes() if "pipeline" in case.layout else SHALLOW
+                of = subject(recipe, case.switches, sizes)
+                key = of.mask_documents, sizes
+                if key not in truths:
+                    truths[key] = train_plainly(of, STEPS)
+                found[variant][case.name] = compare(recipe, case, STEPS, world, meshes, truths[key], sizes)
             except Exception as error:
                 raise RuntimeError(f"{variant}: {case.name}") from error
     return found

@@ -53,7 +53,7 @@ TWO_RANKS = {
     ),
 }
 _NO_ZBV = schedule_complaint("zbv", torch.__version__)
-STEPS = 6
+STEPS = 4
 FOUR_RANKS = {
     "tensor x pipeline": (
         "layout.tensor=2",

@@ -64,19 +64,18 @@ class Transplant:
         weights = [self.row_map.weights.get(str(box[0].start + row)) for row in range(len(of_box))]
         sizes = [1 if weight else max(1, len(old)) for old, weight in zip(of_box, weights)]
         counts = torch.tensor(sizes, dtype=torch.float32, device=shard.device)
-        finite = self._add(shard, _parts(of_box, weights), box, source)
+        self._add(shard, _parts(of_box, weights), box, source)
         filled = shard[: len(of_box)]
         filled /= counts.view(-1, *[1] * (shard.dim() - 1))
-        return finite and is_finite(shard)
+        return is_finite(shard)  # a sum with a value that is not finite is none either
 
-    def _add(self, shard: Tensor, parts: "Parts", box: Box, source: "Source") -> bool:
+    def _add(self, shard: Tensor, parts: "Parts", box: Box, source: "Source") -> None:
         """Adds the old rows of each new one to the shard, in ascending order of the old ids."""
         olds, rows = parts.olds, parts.rows
-        most, wanted, finite = _rows_of_block(shard), np.unique(olds), True
+        most, wanted = _rows_of_block(shard), np.unique(olds)
         for begin in range(0, len(wanted), most):
             in_block = wanted[begin : begin + most]
             block = source.read(in_block, box[1:], shard.device)
-            finite = finite and is_finite(block)
             first, last = np.searchsorted(olds, [in_block[0], in_block[-1] + 1])
             places = np.searchsorted(in_block, olds[first:last])
             for some in _without_repetition(rows[first:last], most):
@@ -86,7 +85,6 @@ class Transplant:
                     weights = torch.from_numpy(parts.weights[first:last][some]).to(shard.device)
                     added *= weights.view(-1, *[1] * (added.dim() - 1))
                 shard[to] += added
-        return finite
 
 
 @dataclass(frozen=True)

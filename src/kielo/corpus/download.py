@@ -32,16 +32,16 @@ def fetch_debian_package(source: Source, folder: Path) -> str:
     if missing := [program for program in ("apt-get", "apt-config", "dpkg-deb") if not shutil.which(program)]:
         raise FetchProblem(f"{missing[0]} is missing (not a Debian or Ubuntu machine?)")
     workplace = (folder / "apt").resolve()
-    environment = os.environ | {"APT_CONFIG": str(_write_apt_configuration(workplace)), "LC_ALL": "C"}
+    environment = os.environ | {"APT_CONFIG": str(write_apt_configuration(workplace)), "LC_ALL": "C"}
     # An update that misses one of several servers fails, but may have brought the list that is needed.
     update = _run(["apt-get", "-qq", "update"], workplace, environment)
     download = _run(["apt-get", "-qq", "download", "--", source.debian_package], workplace, environment)
     packages = sorted(workplace.glob("*.deb"))
     if download.returncode or not packages:
-        raise FetchProblem(_last_errors(download.stderr + update.stderr))
+        raise FetchProblem(last_errors(download.stderr + update.stderr))
     unpacked = _run(["dpkg-deb", "-x", packages[0].name, "tree"], workplace, environment)
     if unpacked.returncode:
-        raise FetchProblem(_last_errors(unpacked.stderr))
+        raise FetchProblem(last_errors(unpacked.stderr))
     for path in sorted((workplace / "tree").rglob("*")):
         if (
             path.is_file()
@@ -93,14 +93,14 @@ def fetch_huggingface_dataset(source: Source, folder: Path, aside: Path) -> str:
     except FetchProblem:
         raise
     except Exception as problem:  # the hub's client raises errors of several libraries, all of them temporary
-        raise FetchProblem(_last_errors(f"{type(problem).__name__}: {problem}")) from None
+        raise FetchProblem(last_errors(f"{type(problem).__name__}: {problem}")) from None
     for file in fetched:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (aside / file).rename(folder / file)
     return f"Hugging Face dataset {dataset} {subset or ''} revision {information.sha}".replace("  ", " ")
 
 
-def _write_apt_configuration(workplace: Path) -> Path:
+def write_apt_configuration(workplace: Path) -> Path:
     """Write an apt configuration that keeps servers, keys and proxies and writes only to `workplace`.
 
     Only its `Acquire` settings are kept: its hooks clean or refresh things that belong to the machine.
@@ -147,7 +147,7 @@ def _run(command: list[str], workplace: Path, environment: dict[str, str]) -> su
         raise FetchProblem(f"{' '.join(command)}: no answer in {APT_SECONDS} s") from None
 
 
-def _last_errors(output: str) -> str:
+def last_errors(output: str) -> str:
     """Returns the errors of a program on one line: those that it marks as errors, if it does."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("E:")] or lines

@@ -26,7 +26,7 @@ class DocumentDuplicates(DocumentFilter):
         text = "\n".join(document.lines)
         if turns := document.metadata.get(TURNS):  # the same words in other roles are another conversation
             text += f"\0{turns}"
-        return None if _is_new(xxhash.xxh3_64_intdigest(text), self.seen) else SEEN
+        return None if _is_new(xxhash.xxh3_64_intdigest(text.encode()), self.seen) else SEEN
 
 
 class LineDuplicates(LineFilter):
@@ -38,7 +38,8 @@ class LineDuplicates(LineFilter):
 
     def judge(self, document: SplitDocument) -> list[str | None]:
         return [
-            None if _is_new(xxhash.xxh3_64_intdigest(line), self.seen) else SEEN for line in document.lines
+            None if _is_new(xxhash.xxh3_64_intdigest(line.encode()), self.seen) else SEEN
+            for line in document.lines
         ]
 
 

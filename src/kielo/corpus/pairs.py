@@ -79,7 +79,7 @@ class LayOutPairs(CorpusStep):
         self.languages = tuple(languages)
 
     def work(self, document: SplitDocument) -> bool:
-        drawn = xxhash.xxh3_64_intdigest("\0".join(document.sides), seed=DRAW)
+        drawn = xxhash.xxh3_64_intdigest("\0".join(document.sides).encode(), seed=DRAW)
         template = self.templates[drawn % len(self.templates)]
         pairs = list(zip(document.sides, self.languages, strict=True))
         if (drawn >> 32) < self.reverse_share * 2**32:

@@ -172,7 +172,7 @@ def _parquet_records(path: Path, source: RawSource) -> Iterator[Record]:
             _check_column(path, file.schema_arrow, name, has_text)
         wanted = [*needed, *(name for name in source.facts if name in columns)]
         number = 0
-        for batch in file.iter_batches(_batch_rows(file), columns=wanted):
+        for batch in file.iter_batches(batch_rows(file), columns=wanted):
             for row in range(batch.num_rows):
                 number += 1
                 yield Record(path, number, {name: batch.column(name)[row] for name in wanted})
@@ -184,7 +184,7 @@ def _parquet_records(path: Path, source: RawSource) -> Iterator[Record]:
         ) from None
 
 
-def _batch_rows(file: Any) -> int:
+def batch_rows(file: Any) -> int:
     """Returns the number of rows of about PARQUET_BATCH_BYTES, by the group with the largest rows."""
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     largest = max((group.total_byte_size / max(group.num_rows, 1) for group in groups), default=0)

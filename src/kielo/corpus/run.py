@@ -60,7 +60,7 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
     inputs = {source.name: source.fingerprint for source in sources}
     if is_current(folder, KIND, VERSION, inputs, section):
         manifest = read_manifest(folder)
-        _refuse_bad_sources(manifest.counts["sources"], recipe.corpus.max_bad_share)
+        refuse_bad_sources(manifest.counts["sources"], recipe.corpus.max_bad_share)
         return manifest
     refuse_to_replace(folder, KIND, VERSION, inputs, section)
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
@@ -82,8 +82,8 @@ def _clean(
     say(f"cleaning {sum(len(source.files) for source in sources):,} files with {corpus.workers} workers")
     steps = first_pass(sources, recipe, cleaned)
     tallies = run_pipeline(steps, corpus.workers)
-    read = _describe_read(sources, tallies[0])
-    _refuse_bad_sources(read, corpus.max_bad_share)
+    read = describe_read(sources, tallies[0])
+    refuse_bad_sources(read, corpus.max_bad_share)
     final_steps = second_pass(corpus, cleaned, folder / "documents")
     steps, tallies = steps + final_steps, tallies + run_pipeline(final_steps, 1)
     shutil.rmtree(cleaned)
@@ -92,14 +92,14 @@ def _clean(
         if source["bytes_kept"] < MUCH_IS_LEFT * source["bytes_in"] and (advice := wrapping_advice(raw)):
             say(f"{raw.name}: {source['bytes_kept'] / source['bytes_in']:.0%} of the text is kept. {advice}")
         if source["bad_records"]:
-            say(f"passed over {_bad_records(source)}; the first: {source['bad_examples'][0]}")
+            say(f"passed over {bad_records_in_words(source)}; the first: {source['bad_examples'][0]}")
     say(
         f"kept {counts['documents_kept']:,} of {counts['documents_in']:,} documents, "
         f"{counts['bytes_kept'] / 1e6:.2f} of {counts['bytes_in'] / 1e6:.2f} MB"
     )
 
 
-def _describe_read(sources: tuple[RawSource, ...], labels: dict[str, int]) -> list[dict[str, Any]]:
+def describe_read(sources: tuple[RawSource, ...], labels: dict[str, int]) -> list[dict[str, Any]]:
     """Describes what was read of each source. KieloError for one that was empty, or changed meanwhile."""
     read, examples = by_source(labels), bad_examples(labels)
     described = []
@@ -133,7 +133,7 @@ def _describe_read(sources: tuple[RawSource, ...], labels: dict[str, int]) -> li
     return described
 
 
-def _refuse_bad_sources(described: Sequence[dict[str, Any]], max_bad_share: float) -> None:
+def refuse_bad_sources(described: Sequence[dict[str, Any]], max_bad_share: float) -> None:
     """Raises KieloError for a source with too many bad records or too large a share of damaged files.
 
     How much a damaged file would have held is not known, so it counts with all its bytes.
@@ -144,13 +144,13 @@ def _refuse_bad_sources(described: Sequence[dict[str, Any]], max_bad_share: floa
         allowed = min(max(math.floor(max_bad_share * records), one), records - 1)
         if bad > allowed or source["damaged_file_bytes"] > max_bad_share * source["file_bytes"]:
             raise KieloError(
-                f"corpus.sources, {_bad_records(source)}. corpus.max_bad_share = {max_bad_share:g} allows "
-                f"{allowed} and damaged files of that share of the bytes; correct the text, or set more. The "
-                "first:\n  " + "\n  ".join(source["bad_examples"])
+                f"corpus.sources, {bad_records_in_words(source)}. corpus.max_bad_share = {max_bad_share:g} "
+                f"allows {allowed} and damaged files of that share of the bytes; correct the text, or set "
+                "more. The first:\n  " + "\n  ".join(source["bad_examples"])
             )
 
 
-def _bad_records(source: dict[str, Any]) -> str:
+def bad_records_in_words(source: dict[str, Any]) -> str:
     bad, records = source["bad_records"], source["documents_in"]
     text = f"{source['name']}: {bad:,} of {records:,} records that cannot be read ({bad / records:.2%})"
     if size := source["damaged_file_bytes"]:

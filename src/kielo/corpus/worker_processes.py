@@ -57,7 +57,7 @@ class Worker:
             content = self.pipe.recv()
         except (EOFError, OSError):  # OSError: in the middle of the answer
             self.process.join(END_SECONDS)
-            raise WorkerEnded(f"{self.name} {_ending(self.process.exitcode)}") from None
+            raise WorkerEnded(f"{self.name} {ending(self.process.exitcode)}") from None
         if isinstance(content, BaseException):
             raise content
         return content
@@ -98,7 +98,7 @@ def results_in_order(
     try:
         if following is not None:
             for name in names:
-                team.append(_start(name, make))
+                team.append(start_worker(name, make))
         idle, turn = deque(team), 0
         results: dict[int, Any] = {}
         while following is not None or at_work or results:
@@ -121,7 +121,7 @@ def results_in_order(
                     if not task.tries_left:
                         raise
                     worker.end()
-                    team[team.index(worker)] = another = _start(worker.name, make)
+                    team[team.index(worker)] = another = start_worker(worker.name, make)
                     _give(another, task, at_work)
     finally:
         for worker in team:
@@ -135,20 +135,20 @@ def _give(worker: Worker, task: _Task, at_work: dict[Worker, _Task]) -> None:
     worker.send(task.batch)
 
 
-def _start(name: str, make: Callable[[], Work]) -> Worker:
+def start_worker(name: str, make: Callable[[], Work]) -> Worker:
     # Spawned: a fork server would stay for as long as this process does.
     context = multiprocessing.get_context("spawn")
     pipe, worker_end = context.Pipe()
     # With our copy of the worker's end closed, the pipe closes when the worker ends, however it does.
-    with worker_end, _environment(WORKER_ENVIRONMENT), _without_main_file(), _without_interrupts():
-        process = context.Process(target=_serve, args=(make, worker_end, name), name=name, daemon=True)
+    with worker_end, environment_of_worker(WORKER_ENVIRONMENT), without_main_file(), without_interrupts():
+        process = context.Process(target=serve, args=(make, worker_end, name), name=name, daemon=True)
         process.start()
     return Worker(name, process, pipe)
 
 
-def _serve(make: Callable[[], Work], pipe: Connection, name: str) -> None:
+def serve(make: Callable[[], Work], pipe: Connection, name: str) -> None:
     """Run one worker: send for each batch the result, or the exception."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     with suppress(ConnectionError, EOFError):  # kielo has ended: nobody reads it, and the files may be gone
         try:
             work = make()
@@ -171,7 +171,7 @@ def _done(work: Work, batch: Any, name: str) -> Any:
         raise KieloError(f"{name}: out of memory; {LESS_MEMORY}") from None
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     wait([multiprocessing.parent_process().sentinel])
     os._exit(1)
 
@@ -187,7 +187,7 @@ def _as_sent(problem: Exception, name: str) -> Exception:
     return problem
 
 
-def _ending(exit_code: int | None) -> str:
+def ending(exit_code: int | None) -> str:
     if exit_code == -signal.SIGKILL:
         return f"was killed by SIGKILL, mostly by the kernel because memory ran out; {LESS_MEMORY}"
     if exit_code is not None and exit_code < 0:
@@ -196,7 +196,7 @@ def _ending(exit_code: int | None) -> str:
 
 
 @contextmanager
-def _without_main_file() -> Iterator[None]:
+def without_main_file() -> Iterator[None]:
     """Keep the workers from importing the caller's main file again.
 
     A spawned process does so to find what was defined there. Nothing of ours is, and a script without
@@ -213,7 +213,7 @@ def _without_main_file() -> Iterator[None]:
 
 
 @contextmanager
-def _without_interrupts() -> Iterator[None]:
+def without_interrupts() -> Iterator[None]:
     """Start processes that never get Ctrl-C, which a terminal sends to all; this process ends them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -223,7 +223,7 @@ def _without_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
+def environment_of_worker(values: dict[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -76,7 +76,7 @@ def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Pa
         joined = join_parts(parts, counts, stage.folder)
         if has_corpus:
             try:
-                _check(recipe, joined, corpus_folder)
+                check_joined(recipe, joined, corpus_folder)
             except KieloError:
                 remove_parts(folder)  # those of another recipe will be others
                 raise
@@ -180,7 +180,7 @@ def _heldout_of_token_files(
     return ready, part.counts()
 
 
-def _check(recipe: Recipe, joined: Mapping[str, Any], corpus_folder: Path) -> None:
+def check_joined(recipe: Recipe, joined: Mapping[str, Any], corpus_folder: Path) -> None:
     """Raises KieloError for a source without training text, and where nothing is held out."""
     met, sources = joined["met"], joined[SOURCES]
     named = [source.name for source in recipe.corpus.of_raw_text.sources]

@@ -52,8 +52,7 @@ def documents_of_step(
             if isinstance(document, int):
                 wanted.setdefault(source, set()).add(document)
     ids = {
-        source: _read_ids(batches.folder, batches.names[source], numbers)
-        for source, numbers in wanted.items()
+        source: read_ids(batches.folder, batches.names[source], numbers) for source, numbers in wanted.items()
     }
     for row in rows:
         if isinstance(row["document"], int):
@@ -69,7 +68,7 @@ def document_ids(batches: Batches, source: int, ranges: Iterable[tuple[int, int]
     """
     found = [document for of in ranges for document, _, _ in _parts(batches.shards[source], *of)]
     numbers = {document for document in found if isinstance(document, int)}
-    ids = _read_ids(batches.folder, batches.names[source], numbers) if numbers else {}
+    ids = read_ids(batches.folder, batches.names[source], numbers) if numbers else {}
     return list(dict.fromkeys(ids[one] if isinstance(one, int) else one for one in found))
 
 
@@ -94,7 +93,7 @@ def _parts(shard: Shard, start: int, count: int) -> Iterator[tuple[int | str, in
         start += tokens
 
 
-def _read_ids(folder: Path, source: str, numbers: set[int]) -> dict[int, str]:
+def read_ids(folder: Path, source: str, numbers: set[int]) -> dict[int, str]:
     """Reads the ids of the documents with these numbers; the file, which may be large, is streamed."""
     path, last = folder / f"{source}.ids.txt", max(numbers)
     found: dict[int, str] = {}

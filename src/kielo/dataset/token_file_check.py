@@ -47,7 +47,7 @@ def check_token_files(
         check_index(found.folder / file.name, file)
         _check_ids(found.folder, file, size, is_whole)
     _check_end_occurs(name, found, stream, end)
-    rows = _sampled_documents(stream)
+    rows = sampled_documents(stream)
     _check_ends(name, found, rows, end)
     return _check_text(name, found, [row[row != end] for row in rows], tokenizer)
 
@@ -66,7 +66,7 @@ def _check_manifests(name: str, found: FoundFiles, tokenizer_hash: str) -> None:
 
 def _check_ids(folder: Path, file: TokenFile, vocab_size: int, is_whole: bool) -> None:
     ids = open_file(folder, file, 0).tokens
-    for start in _block_starts(file.tokens, is_whole):
+    for start in block_starts(file.tokens, is_whole):
         block = ids[start : start + BLOCK_TOKENS]
         wrong = np.flatnonzero((block < 0) | (block >= vocab_size))
         if len(wrong):
@@ -78,7 +78,7 @@ def _check_ids(folder: Path, file: TokenFile, vocab_size: int, is_whole: bool) -
             )
 
 
-def _block_starts(tokens: int, is_whole: bool) -> Iterator[int]:
+def block_starts(tokens: int, is_whole: bool) -> Iterator[int]:
     if is_whole and tokens <= WHOLE_FILE_TOKENS or tokens <= BLOCKS * BLOCK_TOKENS:
         yield from range(0, tokens, BLOCK_TOKENS)
     else:
@@ -90,7 +90,7 @@ def _check_end_occurs(name: str, found: FoundFiles, stream: TokenSet, end: int) 
     """Files without an index have documents only where end-of-text is: looked for first, in a sample."""
     if all(file.documents is not None for file in found.files):
         return
-    starts = _block_starts(stream.num_tokens, is_whole=False)
+    starts = block_starts(stream.num_tokens, is_whole=False)
     blocks = [stream.read(start, min(BLOCK_TOKENS, stream.num_tokens - start)) for start in starts]
     ends, looked_at = sum(int((block == end).sum()) for block in blocks), sum(map(len, blocks))
     if ends > looked_at * MOST_ENDS:
@@ -108,7 +108,7 @@ def _check_end_occurs(name: str, found: FoundFiles, stream: TokenSet, end: int) 
         )
 
 
-def _sampled_documents(stream: TokenSet) -> list[np.ndarray]:
+def sampled_documents(stream: TokenSet) -> list[np.ndarray]:
     """Returns the beginnings and ends of documents at even distances, each a row of ids."""
     rows, before = [], -1
     for number in range(DOCUMENTS):
@@ -125,7 +125,7 @@ def _sampled_documents(stream: TokenSet) -> list[np.ndarray]:
 def _check_ends(name: str, found: FoundFiles, rows: list[np.ndarray], end: int) -> None:
     last = Counter(int(row[-1]) for row in rows)
     if last[end] < LEAST_ENDS * len(rows):
-        other, times = last.most_common(1)[0]
+        ((other, times),) = (last - Counter({end: last[end]})).most_common(1)
         raise KieloError(
             f"corpus.sources, {name}: {found.folder}: {last[end]} of {len(rows)} documents looked at end "
             f"with {end}, the tokenizer's end-of-text, and {times} with {other}; what would work: "

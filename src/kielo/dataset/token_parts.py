@@ -189,7 +189,7 @@ class TokenParts:
         is_small = self._corpus.counts.get("bytes_kept", 0) < LEAST_BYTES_FOR_WORKERS
         workers = 1 if is_small else self._recipe.corpus.workers
         make = partial(load_packer, self._recipe, self._tokenizer_folder)
-        batches = chain.from_iterable(map(_batches, files))
+        batches = chain.from_iterable(map(document_batches, files))
         return results_in_order(make, batches, workers, "pack", TRIES)
 
 
@@ -246,7 +246,7 @@ def add_counts(total: dict[str, Any], more: Mapping[str, Any]) -> None:
         total[key] = value if isinstance(value, str) else total.get(key, 0) + value
 
 
-def _batches(file: Path) -> Iterator[DocumentBatch]:
+def document_batches(file: Path) -> Iterator[DocumentBatch]:
     """Yields the documents of a file in batches, one at least."""
     first, lines, size = 0, list[bytes](), 0
     for _, line in read_lines(file):

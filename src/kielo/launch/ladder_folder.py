@@ -98,7 +98,7 @@ def _ladder(recipe: Recipe, ladder: Sequence[NodesPlan], folder: Path) -> Ladder
         tokens_per_step=main.tokens_per_step,
         sequence_length=main.sequence_length,
         rungs=sorted(rungs.values(), key=lambda rung: rung.nodes),
-        references=_references(job.site, parameters),
+        references=references(job.site, parameters),
         kielo_version=__version__,
         written_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -124,7 +124,7 @@ def _rung(rung: RungPlan, name: str) -> Rung:
     )
 
 
-def _references(site: Cluster, parameters: int) -> list[ReferenceSpeed]:
+def references(site: Cluster, parameters: int) -> list[ReferenceSpeed]:
     """Returns the card's references of models of about this size."""
     return [
         ReferenceSpeed(

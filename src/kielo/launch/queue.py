@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kielo.recipe.errors import KieloError
 
-_LIMIT_SECONDS = 60
+LIMIT_SECONDS = 60
 # Scheduler → the command that lists jobs, and those that end one: asked to save first, and at once.
 _LIST = {
     # %F: of each job of an array the id of the array, which --parsable told
@@ -61,6 +61,6 @@ def _is_waiting(state: str) -> bool:
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_SECONDS)
+        return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
-        raise KieloError(f"{command[0]} did not answer within {_LIMIT_SECONDS} s; try again") from None
+        raise KieloError(f"{command[0]} did not answer within {LIMIT_SECONDS} s; try again") from None

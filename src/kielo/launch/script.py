@@ -144,20 +144,25 @@ def _request(plan: JobPlan, folder: Path, packs: bool = False) -> list[str]:
             f"--account={account}" * bool(account), f"--nodes={nodes}", of_site.devices, "--exclusive",
             f"--ntasks-per-node={tasks}", f"--cpus-per-task={cores}", *of_site.options, f"--time={time}",
             f"--signal=USR1@{plan.grace_seconds}" * (not packs), "--requeue", "--open-mode=append",
-            "--dependency=singleton" * (not packs), f"--output={folder}/logs/job_%j.log",
+            "--dependency=singleton" * (not packs), f"--output={_path(f'{folder}/logs/job_%j.log')}",
         ]  # fmt: skip
         return [f"#SBATCH {option}" for option in options if option]
     if plan.site.scheduler == "pbs":
         options = [
             f"-N {name}", f"-q {queue.name}", f"-P {account}" * bool(account), f"-l select={nodes}",
-            f"-l walltime={time}", *of_site.options, "-r y", "-j oe", f"-o {folder}/logs/",
+            f"-l walltime={time}", *of_site.options, "-r y", "-j oe", f"-o {_path(f'{folder}/logs/')}",
         ]  # fmt: skip
         return [f"#PBS {option}" for option in options if option]
     options = [
         f"-N {name}", f"-l {queue.name}={nodes}", f"-l h_rt={time}", *of_site.options, "-r y", "-j y",
-        "-S /bin/bash", f"-o {folder}/logs/",
+        "-S /bin/bash", f"-o {_path(f'{folder}/logs/')}",
     ]  # fmt: skip
     return [f"#$ {option}" for option in options]
+
+
+def _path(path: str) -> str:
+    """Returns the path for a line that a scheduler reads, in quotes if it has blanks."""
+    return f'"{path}"' if len(path.split()) > 1 else path
 
 
 def _container(plan: JobPlan) -> list[str]:

@@ -169,7 +169,8 @@ def _named(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], states:
     for rank in hang.ranks[:_MOST_NAMED]:
         state = f" ({states[rank]})" if rank in states else ""
         at = f" at {beats[rank].at}" if beats else ""
-        named.append(f"rank {rank}" + f" on {places[rank]}" * (rank in places) + state + at)
+        place = f" on {places[rank]}" if rank in places else ""
+        named.append(f"rank {rank}{place}{state}{at}")
     if len(hang.ranks) > _MOST_NAMED:
         named.append(f"{len(hang.ranks) - _MOST_NAMED} more")
     others = [rank for rank in range(len(beats)) if rank not in hang.ranks]

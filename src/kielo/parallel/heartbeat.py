@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 HUNG = EXIT_CODES["hung"]
 _ANSWER_SECONDS = 5.0  # of the store, at the end
 _ENDING_SECONDS = 15.0  # until all ranks have written theirs
+_LONGEST_END_SECONDS = 4 * _ENDING_SECONDS  # more than the waits of `_end_together`, one after the other
 _MOST_CHARACTERS = 2000  # of an error, in the store
 _NO_HANG = "none"
 _TORCH = os.path.dirname(torch.__file__)
@@ -75,6 +76,7 @@ class Heartbeat:
         self._stall: Hang | None = None  # of which this rank has told
         self._first: RankProcess | None = None  # rank 0, which may serve the store
         self._number = 0
+        self._found: Hang | None = None  # the hang by which this rank ends together with the others
         self._over = threading.Event()
         self._threads = [
             threading.Thread(target=target, name="heartbeat", daemon=True)
@@ -90,7 +92,7 @@ class Heartbeat:
         self._groups = tuple(groups)
 
     def __enter__(self) -> "Heartbeat":
-        self._stacks = tempfile.TemporaryFile("w+", prefix="kielo_stacks_")
+        self._stacks = tempfile.TemporaryFile("w+", encoding="utf-8", prefix="kielo_stacks_")
         if threading.current_thread() is threading.main_thread():
             faulthandler.register(signal.SIGUSR2, self._stacks)
         self._store = self._world.store.clone()
@@ -136,6 +138,7 @@ class Heartbeat:
                 raise
             looked_at, self._number = now, self._number + 1
             if hang is not None and not self._over.is_set():
+                self._found = hang
                 self._end(hang, self._store)
 
     def _is_over(self) -> bool:
@@ -152,7 +155,8 @@ class Heartbeat:
     def _guard(self) -> None:
         """Ends this process where the store, which rank 0 may serve, does not answer for too long.
 
-        One rank names rank 0 before that, where such a pause is not usual.
+        One rank names rank 0 before that, where such a pause is not usual. Ranks that end together send no
+        more heartbeats, and have longer: slow files are no reason to name another cause.
         """
         looked_at, number, unanswered, is_told = time.monotonic(), 0, 0.0, False
         while not self._over.wait(self._seconds):
@@ -163,6 +167,10 @@ class Heartbeat:
                 is_told = False
             unanswered = 0.0 if is_answered else unanswered + min(now - looked_at, 2 * self._seconds)
             looked_at, limit = now, self._progress.limits()[1]
+            if self._found is not None:
+                if unanswered > _LONGEST_END_SECONDS:
+                    self._end(self._found, None)
+                continue
             if unanswered > limit and not self._over.is_set():
                 why = f"without an answer of its store (the limit is {limit:.3g} s)"
                 self._end(Hang((0,), True, unanswered, why), None)

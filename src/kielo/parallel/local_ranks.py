@@ -7,6 +7,7 @@ are forked from a process that has done so (`rank_template.py`). Without torch.
 
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -20,6 +21,8 @@ from dataclasses import dataclass
 _LOOK_SECONDS = 0.05
 # When a rank has failed, the others notice it by themselves, if their communication says so, and end.
 _NOTICE_SECONDS = 5.0
+# Below 32768, where Linux begins with the ports that it chooses itself.
+_PORTS, _PORT_TRIES = range(20_000, 32_768), 20
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Ranks:
             "WORLD_SIZE": str(self._number),
             "LOCAL_WORLD_SIZE": str(self._number),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_free_port()),
+            "MASTER_PORT": str(free_port()),
             "TORCHELASTIC_RESTART_COUNT": str(self._attempt),
         }
         ranks = [everyone | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(self._number)]
@@ -155,8 +158,16 @@ def _sooner(until: float | None, seconds: float) -> float:
     return min(until or float("inf"), time.monotonic() + seconds)
 
 
-def _free_port() -> int:
-    """Returns a TCP port that nobody listens on just now."""
+def free_port() -> int:
+    """Returns a TCP port that nobody listens on just now.
+
+    Seconds pass until the ranks meet there, so it is none that the kernel gives to other programs by itself.
+    """
+    for _ in range(_PORT_TRIES):
+        port = random.SystemRandom().choice(_PORTS)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]

@@ -61,7 +61,9 @@ class RankProcess:
         while not text and time.monotonic() < until:
             time.sleep(0.1)
             with suppress(OSError):
-                text = Path(f"/proc/{self.pid}/fd/{self.stacks_file}").read_text(errors="replace")
+                text = Path(f"/proc/{self.pid}/fd/{self.stacks_file}").read_text(
+                    encoding="utf-8", errors="replace"
+                )
         if not text and shutil.which("py-spy"):
             command = ["py-spy", "dump", "--nonblocking", "--pid", str(self.pid)]
             with suppress(OSError, subprocess.SubprocessError):

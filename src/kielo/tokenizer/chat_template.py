@@ -62,7 +62,7 @@ class ChatTemplate:
         self._hidden_ids = [number for number, name in control.items() if name in self._hidden]
         self._marks, self._hidden_marks = _any_of(self._hidden), _any_of(self._hidden.values())
         self._turn_end = re.compile(rf"\s*(?:{self._hidden_marks.pattern})")
-        self._disguise = _Disguise(list(self._hidden))
+        self._disguise = Disguise(list(self._hidden))
         self._sign = token_hex(16)
         self._signs = re.compile(rf"({self._sign}-\d+;)")
         self._render, self._roles = _compiled(self._folder), _special_tokens(self._folder)
@@ -81,7 +81,7 @@ class ChatTemplate:
             for (place, _), one, encoding in zip(conversations, rendered, encodings, strict=True)
         ]
 
-    def _rendered(self, place: str, messages: Sequence[Message]) -> "_Rendered":
+    def _rendered(self, place: str, messages: Sequence[Message]) -> "Rendered":
         words: dict[str, str] = {}
         messages = [one | {"content": self._disguise.put_on(one["content"], words)} for one in messages]
         text = self._of_template(place, messages)
@@ -94,8 +94,8 @@ class ChatTemplate:
                 "its tokens cannot be told from the others; what would work: a template that does, in its "
                 f"{CHAT_TEMPLATE_FILE}"
             )
-        final = [_without(words, self._marks.sub(self._hide, piece)) for piece in pieces]
-        return _Rendered(_without(words, text), final)
+        final = [without_disguise(words, self._marks.sub(self._hide, piece)) for piece in pieces]
+        return Rendered(without_disguise(words, text), final)
 
     def _pieces(self, place: str, messages: Sequence[Message], is_stripped: bool) -> list[str]:
         """Returns the template's text cut at the answers: what is none, an answer, what is none, …
@@ -125,7 +125,7 @@ class ChatTemplate:
         except KieloError as problem:
             raise KieloError(f"{place}: the chat template of {self._folder} fails: {problem}") from None
 
-    def _laid_out(self, place: str, one: "_Rendered", encoding: Encoding) -> LaidOut:
+    def _laid_out(self, place: str, one: "Rendered", encoding: Encoding) -> LaidOut:
         marks = len(self._hidden_marks.findall(one.text))
         if np.isin(encoding.ids, self._hidden_ids).sum() != marks:
             raise KieloError(
@@ -141,7 +141,7 @@ class ChatTemplate:
 
 
 @dataclass(frozen=True)
-class _Rendered:
+class Rendered:
     """A rendered conversation. spelled: the template's text; pieces: in turns what is no answer, and an
     answer, with hidden names for the marks.
     """
@@ -172,7 +172,7 @@ class _Rendered:
             start = end + len(after)
 
 
-class _Disguise:
+class Disguise:
     """Puts random words in place of what messages spell of control tokens: whole names, and at the ends of a
     message parts of one, so that a template cannot join them to a mark.
     """
@@ -204,7 +204,7 @@ class _Disguise:
         return before + core + after
 
 
-def _without(words: dict[str, str], text: str) -> str:
+def without_disguise(words: dict[str, str], text: str) -> str:
     """Returns a text with what the random words stand for."""
     for word, spelled in words.items():
         text = text.replace(word, spelled)

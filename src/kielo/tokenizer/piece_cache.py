@@ -183,17 +183,17 @@ def cut_rule(tokenizer: TextTokenizer) -> CutRule | None:
     added = [token for token in content["added_tokens"] if token["content"] not in hidden]
     is_known = (
         all(part["type"] in _NORMALISERS for part in normalisers)
-        and all(_is_within_pieces(token, bool(normalisers)) for token in added)
+        and all(is_within_pieces(token, bool(normalisers)) for token in added)
         and model["type"] in _MODELS
         and not model.get("dropout")
     )
-    rule = _rule_of(_parts(content["pre_tokenizer"], "pretokenizers")) if is_known else None
+    rule = rule_of(_parts(content["pre_tokenizer"], "pretokenizers")) if is_known else None
     if rule and any(len(cut(token["content"], at_signs=True, at_lines=False)) > 1 for token in added):
         return rule._replace(at_signs=False)
     return rule
 
 
-def _rule_of(pre_tokenisers: Sequence[Mapping[str, Any]]) -> CutRule | None:
+def rule_of(pre_tokenisers: Sequence[Mapping[str, Any]]) -> CutRule | None:
     *before, last = pre_tokenisers or [{"type": ""}]
     if last["type"] == "Metaspace" and not before:
         return CutRule(False, False, last["prepend_scheme"] != "never") if last["split"] else None
@@ -211,7 +211,7 @@ def _rule_of(pre_tokenisers: Sequence[Mapping[str, Any]]) -> CutRule | None:
     return CutRule(True, ENDS_LINES[pattern], False)
 
 
-def _is_within_pieces(token: Mapping[str, Any], is_normalised: bool) -> bool:
+def is_within_pieces(token: Mapping[str, Any], is_normalised: bool) -> bool:
     """Returns True for an added token that is either all white space or has none, and looks at no other."""
     content = token["content"]
     has_space = any(character.isspace() for character in content)

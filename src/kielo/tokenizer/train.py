@@ -292,7 +292,7 @@ class TrainingSample:
 
     def __iter__(self) -> Iterator[str]:
         share = self.recipe.dataset.heldout_share
-        rates = self._rates()
+        rates = self.rates()
         for document in read_documents(self.corpus_folder / "documents"):
             if document["source"] not in self.sources:
                 continue
@@ -302,7 +302,7 @@ class TrainingSample:
                 for _ in range(int(whole) + (place < share + (1 - share) * rest)):
                     yield document["text"]
 
-    def _rates(self) -> dict[str, float]:
+    def rates(self) -> dict[str, float]:
         """Returns source → how often a document of it is in the sample, on average."""
         counts, settings = read_manifest(self.corpus_folder).counts, self.recipe.tokenizer
         kept_bytes = counts.get("bytes_kept", 0)

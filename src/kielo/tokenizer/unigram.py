@@ -34,7 +34,7 @@ def unigram_tokenizer(texts: Iterable[str], vocab_size: int, control_tokens: Col
     order, so the scores of two runs differ a little, and with equal pieces a word's may be others.
     """
     room = vocab_size - len(control_tokens) - len(ALPHABET)
-    covered = _covered(texts, most=max(1, room // 2))
+    covered = covered_characters(texts, most=max(1, room // 2))
     pieces = _learned(texts, covered, room + sum(map(str.isascii, covered))) if room else []
     scores = {"".join(ALPHABET[byte] for byte in piece.encode()): score for piece, score in pieces}
     lowest = min(scores.values(), default=0.0) - _BYTE_PENALTY
@@ -50,7 +50,7 @@ def unigram_tokenizer(texts: Iterable[str], vocab_size: int, control_tokens: Col
     return tokenizer
 
 
-def _covered(texts: Iterable[str], most: int) -> list[str]:
+def covered_characters(texts: Iterable[str], most: int) -> list[str]:
     """Returns the most frequent characters that make up `CHARACTER_COVERAGE` of the texts, at most `most`."""
     counted: Counter[str] = Counter()
     for text in texts:
@@ -71,11 +71,11 @@ def _learned(texts: Iterable[str], covered: list[str], number: int) -> list[Piec
     trainer = trainers.UnigramTrainer(
         vocab_size=number, special_tokens=[], max_piece_length=_LONGEST_PIECE, show_progress=False
     )
-    tokenizer.train_from_iterator(_parts(texts, set(covered)), trainer)
+    tokenizer.train_from_iterator(covered_parts(texts, set(covered)), trainer)
     return [(piece, score) for piece, score in json.loads(tokenizer.to_str())["model"]["vocab"]]
 
 
-def _parts(texts: Iterable[str], covered: set[str]) -> Iterator[str]:
+def covered_parts(texts: Iterable[str], covered: set[str]) -> Iterator[str]:
     """Yields the texts, cut at characters that are not covered."""
     for text in texts:
         if rare := set(text) - covered:

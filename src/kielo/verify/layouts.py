@@ -22,6 +22,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from kielo.artifact.manifest import installed_versions, write_json_atomically
 from kielo.artifact.own_text import refuse_other_json
+from kielo.parallel.fork_server import listen_at_a_short_path
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.resolve.software import installed_torch
@@ -146,6 +147,7 @@ def _launch(num_ranks: int, scratch: Path, function: Callable[..., None], *argum
     """
     # torch is imported once, in the server that all ranks are forked from.
     multiprocessing.set_forkserver_preload(_PRELOADED)
+    listen_at_a_short_path()
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

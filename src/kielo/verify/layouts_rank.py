@@ -46,6 +46,7 @@ from kielo.train.precision import settle_matrix_products
 from kielo.verify.layouts_cases import AXES, Case
 from kielo.verify.layouts_subject import (
     Outcome,
+    Sizes,
     Subject,
     first_value,
     freeze,
@@ -110,19 +111,25 @@ def run_cases(
 
 
 def compare(
-    recipe: Recipe, case: Case, steps: int, world: World, meshes: dict[tuple[int, ...], Mesh], truth: Outcome
+    recipe: Recipe,
+    case: Case,
+    steps: int,
+    world: World,
+    meshes: dict[tuple[int, ...], Mesh],
+    truth: Outcome,
+    sizes: Sizes = Sizes(),  # noqa: B008
 ) -> dict[str, dict[str, Any]]:
     """Trains a case and returns its largest `differences` from `truth` over all ranks, the same on each.
 
-    meshes: those made so far, by the sizes of their axes; a new one is added.
+    meshes: those made so far, by the sizes of their axes; a new one is added. sizes: those of `truth`.
     """
-    of = subject(recipe, case.switches)
+    of = subject(recipe, case.switches, sizes)
     layout = _layout(of, case)
-    sizes = tuple(getattr(layout, axis) for axis in AXES)
-    if sizes not in meshes:
-        meshes[sizes] = build_mesh(world, layout)
+    degrees = tuple(getattr(layout, axis) for axis in AXES)
+    if degrees not in meshes:
+        meshes[degrees] = build_mesh(world, layout)
     settle_matrix_products(case.precision)
-    outcome = train_laid_out(of, case, steps, world, meshes[sizes])
+    outcome = train_laid_out(of, case, steps, world, meshes[degrees])
     _check_that_all_is_held(set(outcome), set(truth))
     return _worst_of_all_ranks(differences(outcome, truth))
 
