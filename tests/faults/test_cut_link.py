@@ -94,7 +94,7 @@ def test_both_sides_of_a_cut_link_stop(nodes, packed, fault_times):
     With the link back, the same command goes on from the newest checkpoint.
     """
     with ranks_in(nodes, packed) as ranks:
-        told = until_step(ranks[0], 7)
+        told = until_step(ranks[0], 12)  # the save of step 10 has begun, so that of step 5 is whole
         fault_times.note("planted")
         assert ip("-n", nodes[1], "link", "set", "kielo1", "down"), told
         folder = packed / "run" / "train"

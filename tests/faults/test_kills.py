@@ -222,7 +222,7 @@ def test_a_run_goes_on_after_another_identity_was_refused(undisturbed, in_progre
 
 
 PLACEMENTS = {
-    "micro_batch": 4, "loss_chunk_tokens": 7, "log_every_steps": 1, "heldout_every_steps": 3,
+    "micro_batch": 2, "loss_chunk_tokens": 7, "log_every_steps": 1, "heldout_every_steps": 3,
     "every_steps": 2,
     "keep_newest": 3, "keep_every_steps": 5, "recompute": "full",
 }  # fmt: skip

@@ -105,7 +105,7 @@ def test_a_gradient_of_one_rank(
 ) -> None:
     """In a pipeline the stages below get it too, of the same column. No checkpoint holds what it spoilt."""
     write_tokens(tmp_path / "tokens")
-    resolved = resolve(tmp_path, **layout)
+    resolved = resolve(tmp_path, micro_batch=2, **layout)
     ranks = resolved.placement.world_size
     ends = run_ranks(
         train_with_a_bad_gradient, ranks, resolved, faulty_ranks, fault_times, timeout_seconds=300

@@ -214,7 +214,7 @@ def test_a_rank_that_is_wrong_again_ends_the_run(tmp_path: Path, fault_times: Fa
 @pytest.mark.parametrize(
     "layout",
     [
-        {"pipeline": 2, "pipeline_layers": (1, 1), "replicate": 2},
+        {"pipeline": 2, "pipeline_layers": (1, 1), "replicate": 2, "micro_batch": 2},
         {"replicate": 2, "shard": 2},
         {"tensor": 2, "shard": 2},
     ],
