@@ -1,5 +1,6 @@
 """site.md and site.sh of sites made by hand, whole; a ladder's layouts; what the planner refuses."""
 
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -161,7 +162,7 @@ def test_the_settings_of_site_sh(here) -> None:
         "CONTAINER=(singularity exec)", "IMAGE='/images/a,b.sif'", "BUILD_FROM=", "SQUASH=(-a)",
         "MOUNT=/user-software", "DRIVER_CUDA=12.2",
         "# These may be set differently: NAME=VALUE bash site.sh",
-        f"KIELO=${{KIELO:-{source_of_kielo()}}} # its folder, or where pip finds it",
+        f"KIELO=${{KIELO:-{shlex.quote(str(source_of_kielo()))}}} # its folder, or where pip finds it",
         "TORCH=${TORCH:-2.9} # where the site brings none",
         f"WHEELS=${{WHEELS:-{here}/w}} # a folder that `pip download` filled", "", "# setup: of setup",
         "module load a", "module load b",

@@ -3,6 +3,7 @@
 On shipped cards: test_script.py. A line that one site must have is absent on the next, which must not.
 """
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -217,7 +218,7 @@ def commands(python: str, venv: str = "", flags: str = "") -> list[str]:
 
 def test_the_environment_of_a_plain_site() -> None:
     """Ranks start in the Python of the launch; nothing is said of networks, folders or the hub."""
-    assert environment_script(plan(site())).splitlines() == [*PLAIN, *commands(sys.executable)]
+    assert environment_script(plan(site())).splitlines() == [*PLAIN, *commands(shlex.quote(sys.executable))]
 
 
 OFFLINE = [

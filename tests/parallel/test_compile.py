@@ -97,6 +97,10 @@ def assert_trained_alike(
         assert (other.grad - one.grad).norm() <= GRADIENT * one.grad.norm() + 1e-7, name
 
 
+@pytest.mark.skipif(
+    " " in torch.__file__,
+    reason="torch's compiler for CPUs cannot link below a path with a space; .ci/run has a link without one",
+)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_machine_code_gives_the_numbers_of_the_uncompiled_layers(variant: str, tmp_path) -> None:
     """Every variant: loss and gradients within 1e-5 of themselves, with walls between documents."""

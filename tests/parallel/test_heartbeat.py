@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+import kielo
 from kielo.parallel import heartbeat
 from kielo.parallel import progress as progress_module
 from kielo.parallel.hang_watch import Beat, Hang
@@ -452,13 +453,14 @@ def test_the_line_of_a_rank_is_the_innermost_outside_of_libraries(make: Callable
         return outer
 
     in_torch, in_python = os.path.dirname(torch.__file__), os.path.dirname(os.__file__)
-    inside = f"{in_python}/site-packages/kielo/train/loop.py"
+    ours = f"{os.path.dirname(kielo.__file__)}/train/loop.py"
     cases = {
         ("/home/me/run/mine.py", f"{in_torch}/nn.py", f"{in_python}/threading.py", "<frozen>"):
             ("me/run/mine.py:10 in f1", False),
-        ("/a/b.py", inside, f"{in_torch}/nn.py"): ("kielo/train/loop.py:20 in f2", False),
+        ("/a/b.py", ours, f"{in_torch}/nn.py"): ("kielo/train/loop.py:20 in f2", False),
         ("/a/b/c.py", f"{in_torch}/distributed/c10d.py"): ("a/b/c.py:10 in f1", True),
         (f"{in_torch}/nn.py",): ("an unknown line", False),
+        (f"{in_python}/kielo/.venv/mine.py",): ("an unknown line", False),
         (): ("an unknown line", False),
     }  # fmt: skip
     rank = make(1, 2, Store([BEAT] * 2))

@@ -53,6 +53,7 @@ _NO_HANG = "none"
 _TORCH = os.path.dirname(torch.__file__)
 _DISTRIBUTED = os.path.join(_TORCH, "distributed")
 _PYTHON = os.path.dirname(os.__file__)
+_KIELO = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class Heartbeat:
@@ -347,7 +348,7 @@ def _line_of(frame: FrameType | None) -> str:
     """Returns the innermost line outside of torch and of Python's library, as `file:line in function`."""
     while frame is not None:
         file = frame.f_code.co_filename
-        is_library = file.startswith((_TORCH, _PYTHON, "<")) and f"{os.sep}kielo{os.sep}" not in file
+        is_library = file.startswith((_TORCH, _PYTHON, "<")) and not file.startswith(_KIELO)
         if not is_library:
             shown = os.sep.join(file.split(os.sep)[-3:])
             return f"{shown}:{frame.f_lineno} in {frame.f_code.co_name}"
