@@ -1,6 +1,7 @@
 """The pipeline's clock: closed forms against simulation and against the fractions that papers state."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 
@@ -108,3 +109,79 @@ def test_long_steps_repeat_themselves():
     """A thousand micro-batches cost what their repeating part says."""
     given = StageSeconds.equal(4, 1.0)
     assert simulated_seconds("1f1b", given, 4, 1000) == pytest.approx((1000 + 3) * 3)
+
+
+GROWING = StageSeconds((1.0, 2.0, 3.0, 4.0), (2.0, 4.0, 6.0, 8.0), (1.0, 2.0, 3.0, 4.0), 0.5)  # 4 n in all
+NO_HOPS = replace(GROWING, hop=0.0)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "given", "ranks", "micro_batches", "seconds"),
+    [
+        # forward 3, backward 9; three more of the slowest, 2 + 6; a hop each way
+        ("gpipe", StageSeconds((1.0, 2.0), (2.0, 4.0), (1.0, 2.0), 0.5), 2, 4, 3 + 9 + 3 * (2 + 6) + 1),
+        # 4 of the last rank's 8, and the first's 4 once; hops of every second micro-batch are waited for
+        ("1f1b", StageSeconds((1.0, 2.0), (2.0, 4.0), (1.0, 2.0), 0.5), 2, 4, 4 * 8 + 4 + 1 * (1 + 3 / 2)),
+        ("1f1b", StageSeconds((2.0, 1.0), (4.0, 2.0), (2.0, 1.0), 0.5), 2, 4, 4 * 8 + 4 + 1 * (1 + 3 / 2)),
+        # the first rank has 4 + 12 and waits for stage 3, the last has 8 + 16 and waits for stage 0
+        ("interleaved_1f1b", GROWING, 2, 4, 4 * 24 + 4 + 2),
+        ("interleaved_1f1b", StageSeconds.equal(4, 1.0), 2, 4, 4 * 6 + 3),
+        # fewer micro-batches than ranks: one after another
+        ("interleaved_1f1b", GROWING, 2, 1, 40 + 3),
+        ("interleaved_1f1b", StageSeconds((1.0,) * 6, (1.0,) * 6, (2.0,) * 6, 0.5), 3, 2, 24 + 4 + 5),
+        # the way forward, and the way back less the work on weights that waits
+        ("interleaved_zero_bubble", NO_HOPS, 2, 4, 4 * 24 + 1 + (2 - 1)),
+        ("interleaved_zero_bubble", StageSeconds((1.0,) * 4, (1.0,) * 4, (3.0,) * 4, 0.0), 2, 4, 4 * 10 + 1),
+        ("interleaved_zero_bubble", GROWING, 2, 4, 4 * 24 + 1 + (2 - 1) + 2 * 0.5),
+        ("zbv", NO_HOPS, 2, 4, 4 * 20 + 1),
+        # 1.4 hops more for each micro-batch and doubling of the ranks
+        ("zbv", GROWING, 2, 4, 4 * 20 + 1 + (2 + 1.4 * 4) * 0.5),
+    ],
+)
+def test_closed_forms_of_unequal_stages_are_added_up_by_hand(schedule, given, ranks, micro_batches, seconds):
+    assert closed_form_seconds(schedule, given, ranks, micro_batches) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "micro_batches", "rank", "order"),
+    [
+        ("gpipe", 1, 2, 0, "F00 F01 B00 B01"),
+        ("1f1b", 1, 3, 0, "F00 F01 B00 F02 B01 B02"), ("1f1b", 1, 3, 1, "F10 B10 F11 B11 F12 B12"),
+        ("interleaved_1f1b", 2, 4, 0,
+         "F00 F01 F20 F21 F02 B20 F03 B21 F22 B00 F23 B01 B22 B23 B02 B03"),
+        ("interleaved_1f1b", 2, 4, 1,
+         "F10 F11 F30 B30 F31 B31 F12 B10 F13 B11 F32 B32 F33 B33 B12 B13"),
+        ("interleaved_zero_bubble", 2, 2, 0, "F00 F01 F20 F21 B20 W20 B21 W21 B00 W00 B01 W01"),
+        ("interleaved_zero_bubble", 2, 2, 1, "F10 F11 F30 B30 F31 B31 W30 B10 W31 B11 W10 W11"),
+        ("zbv", 2, 1, 0, "F00 F30 B30 W30 B00 W00"), ("zbv", 2, 1, 1, "F10 F20 B20 B10 W20 W10"),
+    ],
+)  # fmt: skip
+def test_two_ranks_work_in_the_orders_of_the_papers(schedule, chunks, micro_batches, rank, order):
+    """Each task as kind, stage and micro-batch: forward, backward (of inputs), weights."""
+    spans = timeline(schedule, stages(2, chunks), 2, micro_batches)
+    letter = {"forward": "F", "backward": "B", "weights": "W"}
+    found = [f"{letter[s.kind]}{s.stage}{s.micro_batch}" for s in spans if s.rank == rank]
+    assert " ".join(found) == order
+
+
+def test_a_timeline_has_the_seconds_of_its_tasks():
+    """1F1B on two ranks by hand: a hop between ranks, and a backward pass with its weights."""
+    given = StageSeconds((1.0, 2.0), (2.0, 4.0), (1.0, 2.0), 0.5)
+    spans = {(s.kind, s.stage, s.micro_batch): (s.start, s.end) for s in timeline("1f1b", given, 2, 2)}
+    assert spans == {
+        ("forward", 0, 0): (0, 1), ("forward", 0, 1): (1, 2), ("forward", 1, 0): (1.5, 3.5),
+        ("backward", 1, 0): (3.5, 9.5), ("forward", 1, 1): (9.5, 11.5), ("backward", 0, 0): (10, 13),
+        ("backward", 1, 1): (11.5, 17.5), ("backward", 0, 1): (18, 21),
+    }  # fmt: skip
+    assert simulated_seconds("1f1b", given, 2, 2) == 21
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
+@pytest.mark.parametrize("micro_batches", [97, 130])
+def test_a_long_step_takes_what_its_whole_timeline_takes(schedule, chunks, micro_batches):
+    """Its repeating part is simulated once, of unequal stages, with a rest of a round; of a V within 1 %."""
+    given = stages(3, chunks, hop=0.02, heavy_last=1.2)
+    whole = max(span.end for span in timeline(schedule, given, 3, micro_batches))
+    assert simulated_seconds(schedule, given, 3, micro_batches) == pytest.approx(
+        whole, rel=0.01 if schedule in ("zbv", "dualpipev") else 1e-9
+    )

@@ -72,8 +72,24 @@ def test_a_recipes_own_tokens_are_refused_where_they_read_the_text_too_often():
     recipe = read_recipe("estonian_llama31_70b").recipe
     (why,) = advise(1e22, 2_000_000_000, 4, recipe).complaints
     assert "5.00 times" in why and "at most 8,000,000,000 tokens" in why and "max_epochs = 5" in why
+    (why,) = advise(1e22, 2_400_000_000, 4, recipe).complaints
+    assert "4.17 times" in why and "at most 9,600,000,000 tokens" in why and "max_epochs = 5" in why
     assert not advise(1e22, 2_500_000_000, 4, recipe).complaints
     assert not advise(1e22, 2_000_000_000, 5, recipe).complaints
+
+
+def test_sentences_say_what_a_tenth_of_the_budget_and_ten_texts_would_change():
+    """The differences of loss between the best choices of each; and the share that a recipe takes."""
+    recipe = read_recipe("estonian_llama31_70b").recipe
+    advice = advise(1e23, 1_000_000_000, 100, recipe)
+    best, tenth, more = (best_repeated(*of) for of in ((1e23, 1e9), (1e22, 1e9), (1e23, 1e10)))
+    assert best.epochs > 16
+    said = " ".join(advice.sentences)
+    assert f"would cost {tenth.loss - best.loss:.3f} of loss" in said
+    assert f"ten times the text would gain {best.loss - more.loss:.3f}." in said
+    mine = next(row.choice for row in advice.rows if row.what == "the recipe")
+    assert mine.tokens == 10_000_000_000
+    assert f"The recipe takes {mine.flops / 1e23:.0%} of this budget." in said
 
 
 def test_device_hours_are_flops_at_the_usual_share_of_peak(capsys):

@@ -2,6 +2,7 @@
 and its clock is the simulated one.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 
 from kielo.models.families import complete
 from kielo.plan.choose_layout import named
-from kielo.plan.cost import START_SECONDS, cost, resolved_of, with_layout
+from kielo.plan.cost import START_SECONDS, cost, longest_pause_seconds, resolved_of, with_layout
 from kielo.plan.expected_speed import with_expectation
+from kielo.plan.failures import Copies, Save, Steps, expect, published_rates
 from kielo.plan.layout_name import matches
 from kielo.plan.pipeline_simulation import closed_form_seconds, simulated_seconds
 from kielo.plan.planned_layout import plan_layouts
@@ -205,6 +207,83 @@ def test_cost_adds_up() -> None:
     assert short.jobs > whole.jobs and short.wall_seconds > whole.wall_seconds
     with pytest.raises(KieloError, match="--wall-hours"):
         cost(planned, wall_hours=0.1)
+
+
+def test_a_worked_example_of_what_a_run_costs() -> None:
+    """Every figure of 64 LUMI nodes by hand: bytes over ranks and the file system, held-out text of one
+    source and of two, skipped steps, and jobs.
+    """
+    sets = ["checkpoint.every_steps=500", "checkpoint.memory_every_steps=0", "train.heldout_every_steps=1000"]
+    run = run_of(ESTONIAN, *sets)
+    layout = run.recipe.layout.model_copy(update={"shard": 16, "tensor": 8, "pipeline": 4})
+    planned = plan_layouts(run, [(layout, 64, 1)])[0]
+    site = run.site.model_copy(update={"file_system_gb_per_second": 100.0, "max_wall_hours": 8})
+
+    def costs(site=site, wall_hours=None, **train):
+        recipe = run.recipe.model_copy(update={"train": run.recipe.train.model_copy(update=train)})
+        return cost(replace(planned, run=replace(run, recipe=recipe, site=site)), wall_hours)
+
+    found, resolved = costs(), resolved_of(planned)
+    steps, parameters = resolved.identity.total_steps, resolved.placement.parameters
+    assert found.checkpoint_bytes == 12 * parameters and found.checkpoints == steps // 500
+    assert found.stop_seconds == pytest.approx(0.2 + 12 * parameters / 512 / 1e9)
+    assert found.checkpoint_seconds == pytest.approx(12 * parameters / 50e9)  # half of 100 GB/s
+    slow = costs(site.model_copy(update={"file_system_gb_per_second": None})).checkpoint_seconds
+    assert slow == pytest.approx(12 * parameters / 512 / 1e9)
+    sources = len({name for phase in resolved.identity.phases for name in phase.mixture})
+    sets_of_text = 1 + sources * (sources > 1)
+    tokens = sets_of_text * resolved.identity.train.heldout_sequences * 4096 * (steps // 1000)
+    assert found.heldout_seconds == pytest.approx(tokens / planned.tokens_per_second / 3)
+    assert found.training_seconds == pytest.approx(steps * planned.step_seconds)
+    work = found.training_seconds + found.heldout_seconds + found.checkpoints * found.stop_seconds
+    jobs = math.ceil(work / (8 * 3600 - 600 - found.checkpoint_seconds))
+    assert found.jobs == jobs > 1
+    assert found.wall_seconds == pytest.approx(work + jobs * (600 + found.checkpoint_seconds))
+    assert found.device_hours == pytest.approx(found.wall_seconds * 512 / 3600)
+    assert found.days == found.wall_seconds / 86_400 and found.failures is None
+    assert costs(optimiser_state="bf16", adam_beta2=0.99).checkpoint_bytes == 8 * parameters
+    skipped = costs(skip_steps=((11, 20), (31, 31)))
+    assert skipped.training_seconds == pytest.approx((steps - 11) * planned.step_seconds)
+    # without a limit one job; and the shortest job has a start, a step and a save
+    assert costs(site.model_copy(update={"max_wall_hours": None})).jobs == 1
+    least = (600 + found.checkpoint_seconds + planned.step_seconds) / 3600
+    costs(wall_hours=least * 1.001)
+    with pytest.raises(KieloError) as caught:
+        costs(wall_hours=least * 0.999)
+    advised = math.ceil(least * 10) / 10
+    assert f"600 s to start, a step of {planned.step_seconds:.0f} s and" in str(caught.value)
+    assert str(caught.value).endswith(f"what would work: --wall-hours {advised:g} or more")
+
+
+def test_copies_in_memory_cost_their_passes_and_their_way() -> None:
+    """On several nodes three passes of a rank, and a tenth of the network; on one node a pass; none that are
+    rarer than saves.
+    """
+    sets = ["checkpoint.every_steps=500", "checkpoint.memory_every_steps=50"]
+    run = run_of(ESTONIAN, *sets)
+    layout = run.recipe.layout.model_copy(update={"shard": 16, "tensor": 8, "pipeline": 4})
+    planned = plan_layouts(run, [(layout, 64, 1)])[0]
+    plain = replace(planned, run=run_of(ESTONIAN, sets[0], "checkpoint.memory_every_steps=0"))
+    whole, without = cost(planned), cost(plain)
+    network = run.site.network_gbit_per_second_per_node * 1e9 / 8
+    traffic = without.checkpoint_bytes / 64 / network
+    more = (without.steps // 50 - without.checkpoints) * (without.stop_seconds + traffic)
+    assert whole.wall_seconds - without.wall_seconds == pytest.approx(more)
+    rate = published_rates()["llama3"]
+    saved = 3 * without.checkpoint_bytes / 512 / 1e9 + traffic / 0.1
+    steps = Steps(planned.step_seconds, longest_pause_seconds(planned), 500, 20.0)
+    save = Save(without.stop_seconds, without.checkpoint_seconds)
+    copies = Copies(50, Save(without.stop_seconds + traffic, saved))
+    job = run.site.max_wall_hours * 3600
+    assert cost(planned, rate=rate).failures == expect(
+        rate, planned.layout, save, steps, without.checkpoint_seconds, job, copies
+    )
+    rare = run_of(ESTONIAN, sets[0], "checkpoint.memory_every_steps=500")
+    assert cost(replace(planned, run=rare)).wall_seconds == without.wall_seconds
+    beside = {"bubble", "data_traffic", "optimiser", "fixed", "slowest"}
+    layers = sum(seconds for part, seconds in planned.seconds.items() if part not in beside)
+    waited = sum(planned.seconds[part] for part in beside)
+    assert longest_pause_seconds(planned) == pytest.approx(waited + layers / planned.micro_batches)
 
 
 def test_cost_of_phases_is_the_sum_of_its_phases() -> None:

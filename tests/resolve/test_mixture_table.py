@@ -216,21 +216,23 @@ def test_a_source_may_be_read_as_often_as_is_allowed_and_a_quota_more() -> None:
     recipe = own_text("dataset.mixture={fi=3,en=1}", "train.tokens=20480", "dataset.max_epochs=2")
     asked = full_phases(recipe)
 
-    def told(fi_sequences: float, *sets: str) -> list[str]:
+    def told(fi_sequences: int, *sets: str, of_80: float = 60) -> list[str]:
         changed = own_text("dataset.mixture={fi=3,en=1}", "train.tokens=20480", "dataset.max_epochs=2", *sets)
-        tokens = {"fi": int(256 * fi_sequences), "en": 256 * 100}
-        phases = plan_phases(asked, [{"fi": 3.0, "en": 1.0}], None, 1, lambda name, length: tokens[name])
+        tokens = {"fi": 256 * fi_sequences, "en": 256 * 100}
+        phases = plan_phases(
+            asked, [{"fi": of_80, "en": 80 - of_80}], None, 1, lambda name, length: tokens[name]
+        )
         return list(repeated_too_often(changed, asked, phases, lambda name, length: tokens[name]))
 
     # 60 of 80 sequences are fi's; of a source of n sequences it may read 2 n + 1
-    assert told(30) == [] and told(29.5) == []
+    assert told(30) == [] and told(30, of_80=61) == [] and len(told(30, of_80=61.5)) == 1
     assert told(29) == [
         "train.tokens = 20480 would read the source fi 2.07 times, more than dataset.max_epochs = 2; what "
         "would "
-        "work: train.tokens of at most 18432, max_epochs of 3, mixture.fi of at most 2.636, or more text"
+        "work: train.tokens of at most 18432, max_epochs of 3, mixture.fi of at most 52.72, or more text"
     ]
     own = told(29, "dataset.max_epochs=9", "dataset.source_max_epochs={fi=1.5}")
     assert own[0].startswith(
         "train.tokens = 20480 would read the source fi 2.07 times, more than dataset.source"
     )
-    assert "source_max_epochs.fi of 3, mixture.fi of at most 1.191, or" in own[0]
+    assert "source_max_epochs.fi of 3, mixture.fi of at most 23.83, or" in own[0]
