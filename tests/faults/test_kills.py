@@ -169,13 +169,10 @@ def test_stopped_at_a_border(undisturbed, tmp_path, step):
 
 def test_stopped_at_every_step(undisturbed, tmp_path):
     """Twenty attempts of one step each."""
-    run_ranks(one_by_one, 1, undisturbed, tmp_path / "train")
-    ends_like(undisturbed, tmp_path / "train")
-
-
-def one_by_one(folder: Path, train_folder: Path) -> None:
+    torch.set_num_threads(1)  # as in a rank
     for step in range(1, STEPS + 1):
-        go_on(folder, train_folder, step)
+        go_on(undisturbed, tmp_path / "train", step)
+    ends_like(undisturbed, tmp_path / "train")
 
 
 def changed(folder: Path, train_folder: Path, changes: dict) -> str:
@@ -270,22 +267,30 @@ def children(process: int) -> list[int]:
     return [int(number) for number in text.split()]
 
 
+TWO_RANKS = ["train", "tiny.toml", "--ranks", "2", "--set", "train.log_every_steps=1"]
+
+
+@pytest.fixture(scope="module")
+def of_two_ranks(_packed, tmp_path_factory) -> Path:
+    """The training folder of a run of two ranks that was left alone."""
+    workplace = tmp_path_factory.mktemp("two_ranks") / "workplace"
+    shutil.copytree(_packed, workplace, symlinks=True)
+    went_well(kielo(workplace, *TWO_RANKS))
+    return workplace / "run/train"
+
+
 @pytest.mark.parametrize(
     ("victim", "by"),
     [(0, signal.SIGKILL), pytest.param(1, signal.SIGKILL, marks=pytest.mark.full), (1, signal.SIGSTOP)],
     ids=["rank 0", "rank 1", "rank 1, frozen"],
 )
-def test_a_rank_that_is_killed_is_started_again(victim, by, packed, fault_times):
+def test_a_rank_that_is_killed_is_started_again(victim, by, packed, of_two_ranks, fault_times):
     """`kielo train --ranks 2` goes on by itself, and ends with the bits of a run that was left alone.
 
     A rank that is frozen is named by its heartbeats, and killed.
     """
-    other = packed.parent / "other"
-    shutil.copytree(packed, other)
-    command = ["train", "tiny.toml", "--ranks", "2", "--set", "train.log_every_steps=1"]
-    if by == signal.SIGSTOP:
-        command += ["--set", "train.hang_seconds=3"]
-    process = start(packed, *command)
+    hang = ["--set", "train.hang_seconds=3"] if by == signal.SIGSTOP else []
+    process = start(packed, *TWO_RANKS, *hang)
     steps, told = [], []
 
     def read_messages() -> None:
@@ -312,9 +317,9 @@ def test_a_rank_that_is_killed_is_started_again(victim, by, packed, fault_times)
     named = f"rank {victim} ended with SIGKILL" if by == signal.SIGKILL else f"The cause: rank {victim} on"
     assert named in told, told
     assert re.search("started again from (step_00000005|the start)", told), told
-    went_well(kielo(other, *command))
     whole, ours = (
-        read_tensors(folder / "run/train/checkpoints" / f"step_{STEPS:08d}") for folder in (other, packed)
+        read_tensors(folder / "checkpoints" / f"step_{STEPS:08d}")
+        for folder in (of_two_ranks, packed / "run/train")
     )
     for tensor in whole:
         assert torch.equal(whole[tensor], ours[tensor]), tensor
