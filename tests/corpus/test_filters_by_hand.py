@@ -255,7 +255,7 @@ def test_the_layout_follows_from_the_sides():
     ways = set()
     for number in range(40):
         sides = (f"en {number}", f"õ {number}\nb")
-        drawn = xxhash.xxh3_64_intdigest("\0".join(sides), seed=18)
+        drawn = xxhash.xxh3_64_intdigest("\0".join(sides).encode(), seed=18)
         which, is_reversed = drawn % 3, (drawn >> 32) < 0.3 * 2**32
         ways.add((which, is_reversed))
         (one, other), (first, second) = sides, ("English", "Estonian")

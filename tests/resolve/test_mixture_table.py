@@ -188,8 +188,9 @@ def test_a_worked_example_of_the_whole_table(tmp_path: Path) -> None:
 
 def test_the_verb_prints_80_columns_and_exits_1_on_refusals(tmp_path: Path, capsys, monkeypatch) -> None:
     """The table fits, JSON has the same figures, and what training would refuse is the exit code."""
-    finish_pack(tmp_path)
-    words = ["plan", "data", "own_text", "--set", f"folder={tmp_path}"]
+    monkeypatch.chdir(tmp_path)
+    finish_pack(Path("run"))
+    words = ["plan", "data", "own_text", "--set", "folder=run"]
     for one in OWN:
         words += ["--set", one]
     monkeypatch.setenv("FORCE_COLOR", "1")
