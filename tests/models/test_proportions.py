@@ -10,7 +10,7 @@ from kielo.recipe.sections import Model
 
 SIZES = {"100M": 32_000, "350M": 32_000, "1B": 65_536, "3B": 131_072, "8B": 131_072, "34B": 128_000,
          "70B": 131_072}  # fmt: skip
-FEW = ["100M", "1B", "70B"]  # heads of 64 numbers, the first that splits over 8 ranks, and the largest
+FEW = ["100M", "1B", "8B"]  # heads of 64 numbers, the first that splits over 8 ranks, and of many kinds
 
 
 def test_every_family_has_proportions() -> None:

@@ -5,6 +5,7 @@ and never waited for without end.
 import os
 from pathlib import Path
 
+from kielo.parallel import world as room
 from kielo.parallel.once_a_node import once_a_node
 from kielo.parallel.rendezvous import Rendezvous, find_rendezvous
 from kielo.parallel.world import meet
@@ -13,6 +14,7 @@ from tests.ranks import run_ranks
 
 
 def fetch_on_rank(folder: Path) -> str:
+    room.LINGER_SECONDS = 1.0
     rank = int(os.environ["RANK"])
     os.environ["LOCAL_RANK"] = str(rank % 2)  # two nodes of two ranks
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
+from kielo.parallel import world as room
 from kielo.parallel.communicator import warm_messages, who_is_missing
 from kielo.parallel.local_ranks import free_port
 from kielo.parallel.mesh import AXES, build_mesh
@@ -99,6 +100,7 @@ def test_slurm_variables_start_a_world():
 
 
 def world_without(absent: int, times: FaultTimes):
+    room.LINGER_SECONDS = 1.5
     times.note("planted")
     if int(os.environ["RANK"]) == absent:
         return "absent"

@@ -44,7 +44,6 @@ FEW = [
     "context2-all_gather-recompute_attention",
     "tensor2-bf16",
     "shard2-tensor2-zero3-recompute_full-micro2-untied",
-    "context2-tensor2-ulysses-micro2-documents",
     "pipeline2-gpipe-micro4-untied",
     "pipeline2-dualpipev-micro4-frozen",
     "pipeline2-1f1b-layers4_0-micro4",

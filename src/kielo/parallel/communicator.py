@@ -18,7 +18,7 @@ import torch.distributed as dist
 from kielo.parallel.rendezvous import hosts_of_ranks, nodes_of_ranks
 from kielo.recipe.errors import KieloError
 
-_ANSWER_SECONDS = 3.0  # rank 0, which serves the store, stays as long (world.linger)
+_ANSWER_SECONDS = 3.0  # rank 0, which serves the store, stays as long (world.LINGER_SECONDS)
 
 
 class NoCommunicator(KieloError):

@@ -44,6 +44,7 @@ class World:
         return Startup(self.rank, self.store, self.device, self.timeout_seconds)
 
 
+LINGER_SECONDS = 3.0  # that rank 0 stays after a start that failed
 _LAZY_GLOO = "TORCH_GLOO_LAZY_INIT"
 _world: World | None = None  # ended by end_world; one a process, like torch's default process group
 _meeting: tuple[Rendezvous, dist.Store] | None = None  # the store in which the ranks of an attempt meet
@@ -206,4 +207,4 @@ def connect(place: Rendezvous, timeout_seconds: float) -> dist.Store:
 def linger(place: Rendezvous) -> None:
     """Keeps rank 0, which serves the store, alive until the other ranks' time limits have passed too."""
     if place.rank == 0 and place.size > 1 and not place.store_is_running:
-        time.sleep(3)
+        time.sleep(LINGER_SECONDS)
