@@ -21,21 +21,20 @@ TORCH_211 ?= .torch/2.11
 .PHONY: help demo test test-faults test-full test-slurm test-slurm-short test-torches mutants soak lint bench-peers bench-gpu clean
 
 help:
-	@echo "Times are of two quiet cores, after the install (2 minutes on the first call)."
-	@echo "make demo              @DEMO@  real Estonian text to a verified, publishable model"
-	@echo "make test              @TEST@  the test suite, in WORKERS=$(WORKERS) processes"
-	@echo "make test-faults       @FAULTS@  odd inputs, faults and careless uses: nothing is lost, nothing is silent"
-	@echo "make test-full         @FULL@  test, test-faults, and the cases marked full (each layout, whole sweeps)"
-	@echo "make mutants           @MUTANTS@  changes the source in small ways and counts how many a test notices"
-	@echo "make lint              @LINT@  ruff and the stairs of imports"
-	@echo "make soak MINUTES=5    @SOAK@  8 ranks, a random fault each minute, and the end of an undisturbed run"
-	@echo "make test-slurm-short  @SHORT@  jobs on a real Slurm of four nodes here (root; apt-get install slurm-wlm munge)"
-	@echo "make test-slurm        @SLURM@  all of them, and a Grid Engine (gridengine-master gridengine-exec"
-	@echo "                               gridengine-client openmpi-bin)"
-	@echo "make test-torches      @TORCHES@  what depends on torch, with 2.10, 2.11 and the pinned version (downloads 11 GB)"
-	@echo "make bench-peers       @PEERS@  installs the engines that benchmarks/step.py compares with"
-	@echo "make bench-gpu PART=1  @GPU@  each bar that needs a GPU, in parts 1, 2, 3 and 4"
-	@echo "make clean             removes the virtual environments, runs and builds"
+	@echo "Times are of two quiet cores, after the install (2 minutes at the first call; a GPU for bench-gpu)."
+	@echo "make demo                4 min  real Estonian text to a verified, publishable model"
+	@echo "make test                7 min  the test suite, in WORKERS=$(WORKERS) processes"
+	@echo "make test-faults         4 min  odd inputs, faults and careless uses: nothing is lost, nothing is silent"
+	@echo "make test-full          1 hour  test, test-faults, and the cases marked full (each layout, whole sweeps)"
+	@echo "make mutants            1 hour  changes the source in small ways and counts how many changes a test notices"
+	@echo "make lint                 20 s  ruff and the stairs of imports"
+	@echo "make soak MINUTES=5      8 min  8 ranks, a random fault each minute, and the end of an undisturbed run"
+	@echo "make test-slurm-short    3 min  jobs on a real Slurm of four nodes here (root; apt-get install slurm-wlm munge)"
+	@echo "make test-slurm          8 min  all of them, and a Grid Engine (gridengine-master gridengine-exec gridengine-client openmpi-bin)"
+	@echo "make test-torches       15 min  what depends on torch, with 2.10, 2.11 and the pinned version (downloads 11 GB)"
+	@echo "make bench-peers         5 min  installs the engines that benchmarks/step.py compares with"
+	@echo "make bench-gpu PART=1    9 min  each bar that needs a GPU, in parts 1, 2, 3 and 4"
+	@echo "make clean                      removes the virtual environments, runs and builds"
 
 $(VENV)/.train: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Kielo needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12") if sys.version_info < (3, 11) else 0'

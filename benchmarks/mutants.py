@@ -46,7 +46,7 @@ _IMPORTED = (
 # Tests of one change take this long at most, by their seconds without a change. If they do not end in three
 # times that, the change counts as noticed: a loop does not end.
 _MOST_SECONDS = 90.0
-_CONTROLS = 10
+_CONTROLS = 20
 
 _PROBE = """
 import os
@@ -92,10 +92,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mutants") as temporary:
         known = [] if options.no_known else known_mutants()
         drawn = _drawn(options)
-        controls = [replace(mutant, new=mutant.old) for mutant in drawn[:_CONTROLS]]
         tests = _tests_by_place(Path(temporary), drawn, options.tests) if drawn else []
-        jobs = [(mutant, [mutant.test]) for mutant in known]
-        jobs += list(zip([*drawn, *controls], [*tests, *tests[:_CONTROLS]], strict=True))
+        jobs = [(mutant, [mutant.test]) for mutant in known] + list(zip(drawn, tests, strict=True))
+        for mutant, chosen in jobs[:: max(1, len(jobs) // _CONTROLS)]:
+            jobs.append((replace(mutant, new=mutant.old), chosen))
         verdicts = _try_all(Path(temporary), jobs, options.workers)
     parts = {
         "known": verdicts[: len(known)],
