@@ -78,7 +78,7 @@ def pytest_runtest_protocol(item):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one change. by: the test that failed, "time" if they did not end, None if all passed."""
+    """The outcome of one change. by: the test that failed, "time" if the tests did not end, else None."""
 
     mutant: Mutant
     by: str | None
@@ -210,15 +210,16 @@ def _tests_by_place(temporary: Path, mutants: list[Mutant], paths: list[str]) ->
         *paths,
     ]
     ended = subprocess.run(command, cwd=copy, env=_environment(copy), text=True, stdout=subprocess.PIPE)
-    if ended.returncode > 1:  # 1: tests failed, some of which read the source
-        raise RuntimeError(
-            f"the suite did not run with probes (pytest's status {ended.returncode}):\n{ended.stdout}"
-        )
     seconds = {}
-    for case in ElementTree.parse(report).iter("testcase"):
+    for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
         if not any(case.find(kind) is not None for kind in ("failure", "error", "skipped")):
             name = f"{case.get('classname').replace('.', '/')}.py::{case.get('name')}"
             seconds[name] = float(case.get("time"))
+    # Status 1: tests failed, some of which read the source; or workers collected different tests and ran none.
+    if ended.returncode > 1 or not seconds:
+        raise RuntimeError(
+            f"the suite did not run with probes (pytest's status {ended.returncode}):\n{ended.stdout}"
+        )
     found: list[set[str]] = [set() for _ in mutants]
     for path in hits.glob("hits_*"):
         for line in path.read_text(encoding="utf-8").splitlines():
