@@ -215,7 +215,7 @@ def _tests_by_place(temporary: Path, mutants: list[Mutant], paths: list[str]) ->
         if not any(case.find(kind) is not None for kind in ("failure", "error", "skipped")):
             name = f"{case.get('classname').replace('.', '/')}.py::{case.get('name')}"
             seconds[name] = float(case.get("time"))
-    # Status 1: tests failed, some of which read the source; or workers collected different tests and ran none.
+    # Status 1: tests failed (some read the source), or workers collected different tests and ran none.
     if ended.returncode > 1 or not seconds:
         raise RuntimeError(
             f"the suite did not run with probes (pytest's status {ended.returncode}):\n{ended.stdout}"
