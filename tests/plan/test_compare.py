@@ -22,7 +22,7 @@ from tests.plan.hand_made import planned, run
 
 
 def fast() -> PlannedLayout:
-    """10 s: no bubble, and 0.75 s less for products, at the price of 0.2 s of traffic less its other gains."""
+    """10 s: no bubble and 0.75 s less for products, for 0.2 s more of data traffic."""
     changes = {"matrix": 5.25, "bubble": 0.0, "data_traffic": 0.8, "elementwise": 0.63, "optimiser": 0.1}
     return planned(seconds=changes, bytes_={"weights": 3e9, "logits": 0.25e9}, pipeline=2, shard=6)
 
@@ -37,8 +37,9 @@ def test_the_table_of_two_layouts():
         ("norms and activations, s", "0.80", "0.63"), ("kernel launches, s", "0.02", "0.02"),
         ("output head and loss, s", "0.50", "0.50"), ("pipeline bubble, s", "1.25", "0.00"),
         ("tensor traffic, s", "0.90", "0.90"), ("pipeline traffic, s", "0.30", "0.30"),
-        ("data traffic, s", "0.60", "0.80"), ("optimiser, s", "0.13", "0.10"), ("fixed costs, s", "0.10", "0.10"),
-        ("slowest device, s", "0.40", "0.40"), ("step, s", "12.00", "10.00"),
+        ("data traffic, s", "0.60", "0.80"), ("optimiser, s", "0.13", "0.10"),
+        ("fixed costs, s", "0.10", "0.10"), ("slowest device, s", "0.40", "0.40"),
+        ("step, s", "12.00", "10.00"),
         ("80% interval, s", "11.00–14.50", "11.00–14.50"), ("tokens/s", "8,192", "9,830"),
         ("TFLOP/s a device", "0.3", "0.4"), ("MFU", "31.2%", "37.4%"), ("weights, GB", "4.0", "3.0"),
         ("gradients, GB", "4.5", "4.5"), ("optimiser state, GB", "8.0", "8.0"),
@@ -75,6 +76,8 @@ def test_verdicts():
         "tp2-pp4-dp3-mb2-zero1-1f1b on 6 nodes (120.0 of 107.4 GB of host memory a node) and "
         "tp2-pp4-dp3-mb2-zero1-1f1b on 7 nodes (50.0 of 48.0 GB) do not fit."
     )
+    third = replace(slow, seconds={"matrix": 40.0})  # is not spoken of
+    assert verdict([third, slow, quick]) == verdict([slow, quick])
     # a second reason of less than half is left out, and so are small losses: 0.005 of 9.25 s is 0.046
     small = replace(slow, seconds=slow.seconds | {"bubble": 0.0, "matrix": 5.4, "fixed": 0.145})
     assert ", mostly by pipeline bubble (−1.25 s a step)." in verdict([slow, small])
@@ -109,8 +112,8 @@ def test_a_layout_against_another():
     slow, quick = planned(), fast()
     assert against(quick, slow) == (
         "Against tp2-pp4-dp3-mb2-zero1-1f1b it is 20.0% faster (10.00 s instead of 12.00 s): better in "
-        "pipeline bubble (−1.25 s), matrix products (−0.75 s), norms and activations (−0.17 s); worse in data "
-        "traffic (+0.20 s); the rest −0.03 s. It takes 0.8 GB less."
+        "pipeline bubble (−1.25 s), matrix products (−0.75 s), norms and activations (−0.17 s); worse in "
+        "data traffic (+0.20 s); the rest −0.03 s. It takes 0.8 GB less."
     )
     assert against(slow, replace(quick, bytes={"weights": 50e9})) == (
         "Against tp2-pp2-dp6-mb2-zero1-1f1b it is 16.7% slower (12.00 s instead of 10.00 s): better in data "
@@ -153,8 +156,8 @@ def test_what_does_not_fit_is_said():
 
 
 def test_the_fastest_of_each_axes_stay():
-    one, two, three = planned(), planned(zero=3), planned(context=2)
-    assert different_axes([two, one, three, fast()]) == [two, three, fast()]
+    one, two, three, four = planned(), planned(zero=3), planned(context=2), fast()
+    assert [id(found) for found in different_axes([two, one, three, four])] == [id(two), id(three), id(four)]
 
 
 def test_numbers_have_the_steps_fourth_figure():

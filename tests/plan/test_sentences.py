@@ -31,9 +31,9 @@ def other(monkeypatch) -> PlannedLayout:
 
 
 def test_a_layout_is_explained():
-    """12 s for 48 sequences of 2,048. A token has 6 FLOPs for each of 135.5 million weights with norms, and 6 ×
-    1,024 × 2,048 for attention in each of 8 layers; devices reach 0.8 × 0.5 of their peak, by the root of a quarter
-    of the power. A save holds 12 of 16 bytes: 48 GB of four devices.
+    """12 s for 48 sequences of 2,048. A token has 6 FLOPs for each of 135.5 million weights with norms, and
+    6 × 1,024 × 2,048 for attention in each of 8 layers; devices reach 0.8 × 0.5 of their peak, by the root of
+    a quarter of the power. A save holds 12 of 16 bytes: 48 GB of four devices.
     """
     stages = StageSeconds.equal(4, 0.1)
     assert why(replace(planned(), stages=stages)) == [
