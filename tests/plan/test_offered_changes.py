@@ -9,10 +9,14 @@ from kielo.plan import overlap_offer as offers
 from kielo.plan import remedies as of_memory
 from kielo.plan.overlap_offer import overlap_offer
 from kielo.plan.planned_layout import PlannedLayout
-from kielo.plan.remedies import Remedy, in_words, remedies
+from kielo.plan.remedies import Remedy, in_words, memory_warning, remedies
 from kielo.plan.run_to_plan import RunToPlan
+from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Layout
+from kielo.resolve.resolve import resolve
+from kielo.resolve.text import imagined_text
 from tests.plan.hand_made import planned, run
+from tests.plan.test_remedies import TOO_LARGE
 
 TRIED: list[list[tuple[Layout, int, int]]] = []
 
@@ -159,6 +163,14 @@ def test_a_step_must_have_a_sequence_for_each_rank(monkeypatch):
         train = {"tokens": 2048 * tokens * 10, "tokens_per_step": 2048 * tokens}
         remedies(replace(wide, run=run(train=train), tokens_per_step=2048 * tokens))
         assert [changed[1] for changed in TRIED[-2] if changed[1] != 4] == nodes
+
+
+def test_the_warning_is_of_the_runs_own_nodes_and_micro_batch(monkeypatch):
+    """128 ranks on nodes of eight."""
+    monkeypatch.setattr(of_memory, "in_words", lambda one: f"{one.nodes} nodes, {one.name}")
+    recipe = read_recipe("estonian_llama31_70b", TOO_LARGE).recipe
+    resolved = resolve(recipe, "", 128, "cuda", "mi250x_gcd", text=imagined_text(recipe))
+    assert memory_warning(resolved, recipe).endswith(" usable GB; 16 nodes, tp8-pp4-dp4-mb4-zero1-1f1b")
 
 
 @pytest.mark.parametrize(("step", "said"), [(11.93, "0.6%"), (11.95, None), (12.5, None), (9.0, "25.0%")])

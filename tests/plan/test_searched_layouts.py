@@ -82,6 +82,29 @@ def test_every_layout_is_looked_at_once(nodes):
         assert search(small(), [nodes]).looked_at == len(expected)
 
 
+def test_several_numbers_of_nodes_are_looked_at_as_each_alone():
+    """Pipelines of any of them are tried on those that they divide."""
+    found = search(
+        small(), [1, 3], lambda layout, size: layout.tensor == 4 and layout.zero == 1 and size == 2
+    )
+    names = {
+        nodes: {one.name for layouts in found.refused[nodes].values() for one in layouts}
+        | {one.name for one in found.ranked[nodes]} for nodes in (1, 3)
+    }  # fmt: skip
+    alone = {nodes: {name for name in every_layout(4 * nodes) if "tp4-" in name} for nodes in (1, 3)}
+    wanted = {nodes: {name for name in of if "mb2-zero1" in name} for nodes, of in alone.items()}
+    assert found.looked_at == sum(map(len, wanted.values()))
+    assert all(some <= wanted[nodes] for nodes, some in names.items())
+
+
+def test_of_wide_nodes_the_next_power_of_two_is_refused():
+    of = small()
+    wide = replace(of, site=of.site.model_copy(update={"devices_per_node": 12}))
+    reasons = search(wide, [1], lambda layout, size: False).impossible
+    (why,) = [why for why in reasons if why.startswith("tensor ranks beyond the 12 devices of a node")]
+    assert [one.name for one in reasons[why]] == ["tp16-mb1-zero1"]
+
+
 def test_a_layout_has_the_recipes_own_settings():
     """Of keys that are not searched."""
     names = names_looked_at(small(layout={"compile": False, "context_attention": "ulysses"}), 1)
