@@ -111,7 +111,7 @@ def test_an_expectation_is_of_the_same_devices():
 
 
 def test_shares_of_a_layout_are_rounded_up():
-    """Of 8 sequences three ranks have three at most: two micro-batches of two; a pipeline of four needs four."""
+    """Of 8 sequences three ranks have three at most: two micro-batches of two; four stages need four."""
     phase = run_of("norwegian_7b").phase
     phase = replace(phase, tokens_per_step=8 * phase.sequence_length)
     found = shares_of(Layout(shard=3), 2, phase)

@@ -45,10 +45,10 @@ def every_layout(devices: int) -> Iterator[str]:
             if left:
                 continue
             # rounded up, two stages may lack a layer
-            even = [each for each in (2, 3, 4, 5) if 8 >= each * pipeline - 1 and -8 % (each * pipeline) <= 2]
+            even = [each for each in (2, 3, 4, 5) if each * pipeline - 1 <= 8 and -8 % (each * pipeline) <= 2]
             rounds = [("interleaved_1f1b", each) for each in even]
             for schedule, each in [*SCHEDULES, *rounds] if pipeline > 1 else [("1f1b", 1)]:
-                if pipeline > 1 and 8 < each * pipeline - 1:
+                if pipeline > 1 and each * pipeline - 1 > 8:
                     continue
                 splits = pipeline > 1 and schedule in ("interleaved_zero_bubble", "zbv", "dualpipev")
                 for recompute, every in AGAIN[:2] if splits else AGAIN:
