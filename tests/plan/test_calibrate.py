@@ -98,7 +98,7 @@ def _write_rows(
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 9', encoding="utf-8")
 
 
-def _machine(changes: Mapping[str, float], name: str = "cpu") -> Machine:
+def machine_of(changes: Mapping[str, float], name: str = "cpu") -> Machine:
     """A machine whose figures are those that the fit starts from, times `changes`."""
     card = accelerator(name)
     values = {key: prior.start * changes.get(key, 1.0) for key, prior in priors_of(card).items()}
@@ -120,7 +120,7 @@ CPU = {
 
 def test_one_run_tells_other_shapes_and_layouts(tmp_path):
     """Within 3 %, though the log has noise of 3 % a step, slow first steps and other rows."""
-    truth = _machine(CPU)
+    truth = machine_of(CPU)
     found = measure([_run(tmp_path / "own", truth, _resolved(tmp_path), noise=0.03)])
     assert 0.8 < found.accelerator.peak_tflops["fp32"] / truth.accelerator.peak_tflops["fp32"] < 1.25
     assert set(found.accelerator.peak_tflops) == {"fp32"}
@@ -131,7 +131,7 @@ def test_one_run_tells_other_shapes_and_layouts(tmp_path):
 
 
 def test_own_rows_are_told(tmp_path):
-    truth = _machine(CPU)
+    truth = machine_of(CPU)
     path = _run(tmp_path / "own", truth, _resolved(tmp_path))
     shapes = compare(measure([path]), path)
     assert [(shape.sequence_length, shape.micro_batch, shape.micro_batches) for shape in shapes] == [
@@ -142,7 +142,7 @@ def test_own_rows_are_told(tmp_path):
 
 def test_a_gpu_keeps_its_peaks(tmp_path):
     """The figures of its runs go into the constants of its architecture and of Kielo's engine, no others."""
-    truth = _machine({"matrix_engine": 0.9, "layer_seconds": 1.3, "elementwise": 1.2}, "h100_80")
+    truth = machine_of({"matrix_engine": 0.9, "layer_seconds": 1.3, "elementwise": 1.2}, "h100_80")
     shapes = [(2048, 1, 1, 12), (2048, 4, 2, 12), (8192, 1, 1, 12), (512, 1, 8, 12)]
     big = {
         "model.hidden_size": 4096, "model.intermediate_size": 11008, "model.num_attention_heads": 32,
@@ -162,7 +162,7 @@ def test_a_gpu_keeps_its_peaks(tmp_path):
 
 def test_a_machine_is_written_and_read(tmp_path):
     path = tmp_path / "my_machine.toml"
-    machine = measure([_run(tmp_path / "own", _machine(CPU), _resolved(tmp_path))])
+    machine = measure([_run(tmp_path / "own", machine_of(CPU), _resolved(tmp_path))])
     write_machine(machine, path)
     read = read_machine(path)
     assert (read.accelerator, read.precision, read.ranks, read.runs) == (
@@ -179,7 +179,7 @@ def test_a_machine_is_written_and_read(tmp_path):
 
 def test_rows_every_ten_steps_are_enough(tmp_path):
     phases = [(256, 1, 1, 60), (256, 1, 4, 60)]
-    truth = _machine(CPU)
+    truth = machine_of(CPU)
     path = _run(tmp_path / "own", truth, _resolved(tmp_path, phases), every=10)
     seconds = [shape.planned_seconds for shape in compare(truth, path)]
     assert [shape.measured_seconds for shape in compare(measure([path]), path)] == pytest.approx(seconds)
@@ -187,7 +187,7 @@ def test_rows_every_ten_steps_are_enough(tmp_path):
 
 def test_only_the_newest_attempt_counts(tmp_path):
     """The newest attempt's layout is the one in resolved.toml; an attempt's seconds begin anew."""
-    truth = _machine(CPU)
+    truth = machine_of(CPU)
     resolved = _resolved(tmp_path, [(256, 1, 1, 20), (256, 1, 4, 20)])
     path = _run(tmp_path / "own", truth, resolved)
     lines = path.read_text().splitlines()[:-1]
@@ -210,32 +210,32 @@ def test_no_file(tmp_path):
 
 
 def test_no_plan_beside_it(tmp_path):
-    path = _run(tmp_path / "own", _machine({}), _resolved(tmp_path))
+    path = _run(tmp_path / "own", machine_of({}), _resolved(tmp_path))
     (tmp_path / "own" / "resolved.toml").unlink()
     with pytest.raises(KieloError, match="neither .*resolved.toml nor"):
         measure([path])
 
 
 def test_no_training_rows(tmp_path):
-    path = _run(tmp_path / "own", _machine({}), _resolved(tmp_path))
+    path = _run(tmp_path / "own", machine_of({}), _resolved(tmp_path))
     path.write_text('{"step": 5, "tokens": 0, "heldout_loss": 3.0}\n')
     with pytest.raises(KieloError, match="no row of a training step"):
         measure([path])
 
 
 def test_too_few_rows(tmp_path):
-    path = _run(tmp_path / "own", _machine({}), _resolved(tmp_path), every=10)
+    path = _run(tmp_path / "own", machine_of({}), _resolved(tmp_path), every=10)
     with pytest.raises(KieloError, match=r"3 rows after its first 2 steps.*log_every_steps=1"):
         measure([path])
 
 
 def test_other_devices(tmp_path):
     """Runs on other devices are refused; on a processor, other numbers of ranks are other devices too."""
-    two = _run(tmp_path / "two", _machine({}), _resolved(tmp_path))
-    one = _run(tmp_path / "one", _machine({}), _resolved(tmp_path, ranks=1))
+    two = _run(tmp_path / "two", machine_of({}), _resolved(tmp_path))
+    one = _run(tmp_path / "one", machine_of({}), _resolved(tmp_path, ranks=1))
     gpu = _run(
         tmp_path / "gpu",
-        _machine({}, "h100_80"),
+        machine_of({}, "h100_80"),
         _resolved(tmp_path, gpu="h100_80", **{"train.precision": "bf16"}),
     )
     with pytest.raises(KieloError, match="is of 1 ranks on a processor in fp32, .* of 2 ranks"):
@@ -247,14 +247,14 @@ def test_other_devices(tmp_path):
 
 
 def test_a_plan_of_other_ranks_than_the_rows(tmp_path):
-    path = _run(tmp_path / "own", _machine({}), _resolved(tmp_path))
+    path = _run(tmp_path / "own", machine_of({}), _resolved(tmp_path))
     write(_resolved(tmp_path, ranks=1), tmp_path / "own" / "resolved.toml")
     with pytest.raises(KieloError, match="rows are of 2 ranks, its resolved.toml of 1"):
         measure([path])
 
 
 def test_a_gpu_without_a_card(tmp_path):
-    path = _run(tmp_path / "own", _machine({}), _resolved(tmp_path))
+    path = _run(tmp_path / "own", machine_of({}), _resolved(tmp_path))
     plan = tmp_path / "own" / "resolved.toml"
     plan.write_text(plan.read_text().replace('device = "cpu"', 'device = "cuda"').replace(
         'accelerator = "cpu"', 'accelerator = "unknown"'

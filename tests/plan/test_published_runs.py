@@ -67,6 +67,17 @@ def _figures(found, place=()):
         yield from _figures(value, (*place, key))
 
 
+def test_the_shipped_constants_are_where_the_fit_ends(scored):
+    """A round that begins there, drawn to the same priors, moves none by 0.3 %; the runs tell least of what
+    is exposed between stages.
+    """
+    work, seconds, families = planner.columns([run for run in scored if planner.is_fitted(run)])
+    found = planner_fit.fit(work, seconds, families, fitted()[0], rounds=1)
+    for name, values in fitted()[0].values.items():
+        bar = 0.02 if name == "pipeline_exposed" else 0.003
+        assert found.values[name] == pytest.approx(values, rel=bar), name
+
+
 @pytest.mark.full
 def test_families_left_out_are_within_the_bars(scored):
     """Each family by constants fitted without it: median ≤ 5 %, 90th percentile ≤ 10 %. The fit of all ends
