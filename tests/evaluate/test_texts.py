@@ -159,9 +159,8 @@ def test_tokens_are_counted_in_even_parts(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def recipe(*sources: dict[str, str]) -> Recipe:
-    return Recipe.model_validate(
-        {"name": "tiny", "language": "et", "corpus": {"sources": list(sources)}, "dataset": {"heldout_share": 0.2}}
-    )  # fmt: skip
+    sections = {"corpus": {"sources": list(sources)}, "dataset": {"heldout_share": 0.2}}
+    return Recipe.model_validate({"name": "tiny", "language": "et"} | sections)
 
 
 READY = [{"name": name, "tokens": f"{name}.ds"} for name in ("a", "b")]
