@@ -173,3 +173,24 @@ def test_an_opening_is_five_words_of_80_characters_at_most() -> None:
     assert default_prompts([" "], 2) == ["", ""]
     long, short = "long " * 33, "short " * 26  # 165 and 156 characters: beyond 160 a document is long enough
     assert default_prompts([short, long], 1) == ["long long long long long"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "logits", "at_once"),
+    [(1, 10**9, [1] * 12), (63, 10**9, [1, 3, 3, 3, 2]), (10**9, 3 * 16 * VOCAB, [1, 3, 3, 3, 2]),
+     (10**9, 16 * VOCAB - 1, [1] * 12), (10**9, 10**9, [1, 11])],
+)  # fmt: skip
+def test_as_many_windows_are_scored_at_once_as_memory_has_room_for(
+    tokens: int, logits: int, at_once: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 16 tokens, the first one alone; a window is never too large."""
+    monkeypatch.setattr(module, "MOST_TOKENS_PER_FORWARD", tokens)
+    monkeypatch.setattr(module, "MOST_LOGITS_PER_FORWARD", logits)
+    seen: list[int] = []
+
+    def counting(tokens_bs: torch.Tensor, documents: torch.Tensor | None) -> torch.Tensor:
+        seen.append(len(tokens_bs))
+        return bigram(tokens_bs, documents)
+
+    token_stream_bits(contender(counting), np.zeros(16 + 11 * 8, np.int64))
+    assert seen == at_once

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kielo.models.decoder_count import LayerParts
 from kielo.models.families import complete, module
 from kielo.models.parameter_shapes import parameter_shapes
 from kielo.recipe.errors import KieloError
@@ -196,3 +197,33 @@ def test_every_family_passes_and_two_complaints_are_both_told():
     both = model("llama").model_copy(update={"head_dim": 3, "vocab_size": None})
     with pytest.raises(KieloError, match="vocab_size is not set; model.head_dim = 3 is odd"):
         module("llama", "count").check(both)
+
+
+def parts(mlp_matrices: int, norms: int = 2, **others: Any) -> LayerParts:
+    """All of a layer's parts, those that a Llama has not in `others`."""
+    usual = {
+        "norms_inputs": True, "has_head_norms": False, "is_rotary": True, "has_groups": True,
+        "has_alibi": False, "has_mlp_norm": False, "relative_rows": 0, "mlp_ratio": None,
+    }  # fmt: skip
+    return LayerParts(mlp_matrices=mlp_matrices, norms=norms, **usual | others)
+
+
+PARTS = {
+    **dict.fromkeys(("llama", "mistral", "qwen2"), parts(3)),
+    "qwen3": parts(3, has_head_norms=True),
+    **dict.fromkeys(("olmo2", "olmo3"), parts(3, has_head_norms=True, norms_inputs=False)),
+    "gemma2": parts(3, 4),
+    "gemma3_text": parts(3, 4, has_head_norms=True),
+    **dict.fromkeys(("gpt2", "opt"), parts(2, is_rotary=False, has_groups=False)),
+    "gpt_neox": parts(2, has_groups=False),
+    "bloom": parts(2, is_rotary=False, has_groups=False, has_alibi=True, mlp_ratio=4),
+    "ltg_bert": parts(3, 3, is_rotary=False, has_groups=False, has_mlp_norm=True, relative_rows=27),
+    "modernbert": parts(3, has_groups=False),
+}
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_layer_has_its_familys_parts(model_type: str) -> None:
+    """An LTG-BERT of 14 buckets has 2 × 14 - 1 relative positions."""
+    config = model(model_type, position_bucket_size=14)
+    assert module(model_type, "count").layer_parts(config) == PARTS[model_type]

@@ -191,7 +191,7 @@ def test_old_files_of_fused_families_are_read(tmp_path, published: dict, paramet
         0.25 if published is GPT_NEOX_20B else 1.0
     )
     assert read(tmp_path, BLOOM_176B | {"seq_length": 4096}).max_position_embeddings == 4096
-    with pytest.raises(KieloError, match="apply_residual_connection_post_layernorm"):
+    with pytest.raises(KieloError, match=r"does not do: apply_residual_connection_post_layernorm = True"):
         read(tmp_path, BLOOM_176B | {"apply_residual_connection_post_layernorm": True})
 
 
@@ -381,6 +381,33 @@ def test_refusals_name_file_and_key(tmp_path, change: dict, named: str) -> None:
     with pytest.raises(KieloError, match=named) as error:
         read(tmp_path, LLAMA_3_1_8B | change)
     assert "config.json" in str(error.value)
+
+
+def test_a_file_that_is_no_config_is_told(tmp_path) -> None:
+    """Each with the path of the file, and the families that there are."""
+    known = ", ".join(families.FAMILIES)
+    path = tmp_path / "config.json"
+    for content, told in (
+        (None, "cannot be read (No such file or directory); expected a Hugging Face config.json"),
+        ("[]", "holds a list, and not the keys and values of a model"),
+        ("{}", f"model_type = None is not a family here; known: {known}"),
+        ('{"model_type": ["llama"]}', f"model_type = ['llama'] is not a family here; known: {known}"),
+        ('{"model_type": "mamba"}', f"model_type = 'mamba' is not a family here; known: {known}"),
+        ('{"architectures": ["MyBert"]}', f"model_type = None is not a family here; known: {known}"),
+        ('{"model_type": "llama", "head_dim": 7}', "model.head_dim = 7 is odd; rotary positions need pairs"),
+    ):
+        if content is not None:
+            path.write_text(content)
+        with pytest.raises(KieloError) as caught:
+            families.read_hf_config(path)
+        assert str(caught.value) == f"{path}: {told}"
+    for content in ("{", "nothing"):
+        path.write_text(content)
+        with pytest.raises(KieloError, match=r"config\.json: not valid JSON \(Expecting"):
+            families.read_hf_config(tmp_path)
+    with pytest.raises(KieloError) as caught:
+        families.module("mamba", "count")
+    assert str(caught.value) == f"model.model_type = 'mamba' is not a family here; known: {known}"
 
 
 def test_tables_need_no_torch() -> None:

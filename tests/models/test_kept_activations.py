@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from kielo.models.blocks.mlp import ACTIVATIONS, GatedActivation
+from kielo.models.blocks.mlp import ACTIVATIONS, Activation, GatedActivation
 from kielo.models.blocks.norm import RMSNorm
 
 # Sums over 48 numbers in another order, one division more or less: some units of fp32's last place (6e-8).
@@ -97,3 +97,24 @@ def test_compiled_blocks_have_the_same_gradients(block):
         found.append(torch.autograd.grad(function(*inputs), inputs, gradient))
     for mine, theirs in zip(*found):
         assert (mine - theirs).abs().max() <= TOLERANCE * theirs.abs().max()
+
+
+@pytest.mark.parametrize("is_zero_centred", [False, True])
+def test_a_frozen_part_of_a_norm_has_no_gradient(is_zero_centred: bool) -> None:
+    """The other part has the one that it has with it."""
+    torch.manual_seed(1)
+    norm, x = RMSNorm(WIDTH, 1e-5, is_zero_centred), torch.randn(ROWS, WIDTH)
+    gradient = torch.randn(ROWS, WIDTH)
+    found = {}
+    for frozen in ("nothing", "weight", "x"):
+        norm.weight.grad, given = None, x.clone().requires_grad_(frozen != "x")
+        norm.weight.requires_grad_(frozen != "weight")
+        norm(given).backward(gradient)
+        found[frozen] = given.grad, norm.weight.grad
+    assert found["weight"][1] is None and found["x"][0] is None
+    assert torch.equal(found["weight"][0], found["nothing"][0])
+    assert torch.equal(found["x"][1], found["nothing"][1])
+
+
+def test_relu_alone_keeps_its_result() -> None:
+    assert [name for name in ACTIVATIONS if Activation(name).keeps_result] == ["relu"]

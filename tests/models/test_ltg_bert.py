@@ -257,3 +257,19 @@ def test_longer_sequences_than_the_table_are_refused(tmp_path) -> None:
     model, _ = random_model(tmp_path, "concatenated")
     with pytest.raises(KieloError, match="max_position_embeddings = 16"):
         model(torch.zeros(1, 17, dtype=torch.int64))
+
+
+def test_a_key_left_out_is_the_base_models(tmp_path) -> None:
+    """As in the published code; sizes that differ between models are needed, and told together."""
+    needed = {"vocab_size": 90, "intermediate_size": 50, "layer_norm_eps": 1e-3}
+    given = {"architectures": ["LtgbertForMaskedLM"]}
+    model = read(tmp_path, given | needed)
+    assert (model.hidden_size, model.num_hidden_layers, model.num_attention_heads) == (768, 12, 12)
+    assert (model.num_key_value_heads, model.head_dim) == (12, 64)
+    assert (model.max_position_embeddings, model.position_bucket_size) == (512, 32)
+    assert (model.vocab_size, model.intermediate_size, model.layer_norm_epsilon) == (90, 50, 1e-3)
+    assert (model.tie_word_embeddings, model.attention_bias, model.mlp_bias) == (True, True, False)
+    with pytest.raises(KieloError, match="json: lacks vocab_size; lacks intermediate_size; lacks layer_norm"):
+        read(tmp_path, given)
+    with pytest.raises(KieloError, match=r"hidden_act = 'silu' \(known: 'gelu_new'\)"):
+        read(tmp_path, given | needed | {"hidden_act": "silu"})

@@ -2,7 +2,7 @@
 
 import torch
 
-from kielo.models.piece import Piece, by_stored_name, stored_shape
+from kielo.models.piece import Piece, by_stored_name, fused_by_head, stored_shape
 
 HEADS, HEAD_DIM, HIDDEN = 3, 4, 12
 
@@ -46,3 +46,31 @@ def test_the_pieces_of_a_tensor_make_up_its_shape():
     shapes = dict.fromkeys("qkv", (HIDDEN, HIDDEN)) | {"embed": (8, 2)}
     assert stored_shape(grouped["c_attn"], shapes) == (HIDDEN, 3 * HIDDEN)
     assert stored_shape(grouped["wte"], shapes) == (5, 2)
+
+
+def test_boxes_by_hand() -> None:
+    """Heads of 3 rows, 12 rows apart, from row 6 on; what lies beyond the file's rows is left out."""
+    piece = Piece("a", first_row=6, block_rows=3, stride_rows=12, rows=8)
+    columns = slice(1, 5)
+    assert list(piece.boxes((slice(2, 11), columns))) == [
+        ((slice(2, 3), columns), (slice(8, 9), columns)),
+        ((slice(3, 6), columns), (slice(18, 21), columns)),
+        ((slice(6, 8), columns), (slice(30, 32), columns)),
+    ]
+    assert not list(piece.boxes((slice(2, 11), slice(5, 5))))
+    assert not list(piece.boxes((slice(8, 11), columns))) and not list(piece.boxes((slice(2, 2), columns)))
+    turned = Piece("a", first_row=6, transposed=True)
+    assert list(turned.boxes((slice(2, 4), columns))) == [((slice(2, 4), columns), (columns, slice(8, 10)))]
+    assert list(Piece("a").boxes(())) == [((), ())]
+    assert fused_by_head("a", 5) == {
+        "q": Piece("a", 0, 5, 15), "k": Piece("a", 5, 5, 15), "v": Piece("a", 10, 5, 15),
+    }  # fmt: skip
+
+
+def test_stored_shapes_by_hand() -> None:
+    """Rows are added up, those of padding left out; a number has no rows."""
+    pieces = {"q": Piece("a"), "k": Piece("a", 4, rows=3)}
+    assert stored_shape(pieces, {"q": (4, 7), "k": (9, 7)}) == (7, 7)
+    assert stored_shape(pieces, {"q": (4,), "k": (9,)}) == (7,)
+    assert stored_shape({"s": Piece("a")}, {"s": ()}) == ()
+    assert list(by_stored_name({"b": Piece("x"), "a": Piece("y"), "c": Piece("x")})) == ["x", "y"]

@@ -61,9 +61,8 @@ def token_stream_bits(
     stream = torch.from_numpy(np.concatenate([[contender.start_id], tokens])).to(torch.int64)
     weights = torch.ones(len(tokens)) if counted is None else torch.from_numpy(counted).float()
     stride = max(1, length // 2) if stride is None else min(stride, length)
-    nats = 0.0
+    nats, rows = 0.0, 1  # until the number of logits is known
     for first, group in groupby(windows(len(tokens), length, stride), key=lambda window: window.first):
-        rows = max(1, MOST_TOKENS_PER_FORWARD // length)
         while batch := list(islice(group, rows)):
             spans = torch.stack([stream[window.start : window.start + length + 1] for window in batch])
             spans = spans.to(contender.device)
@@ -74,7 +73,8 @@ def token_stream_bits(
             )
             counts = torch.stack([weights[one.start + first : one.start + length] for one in batch])
             nats += (losses.double() * counts.flatten().to(losses.device)).sum().item()
-            rows = max(1, min(rows, MOST_LOGITS_PER_FORWARD // (length * logits.shape[-1])))
+            most_tokens = min(MOST_TOKENS_PER_FORWARD, MOST_LOGITS_PER_FORWARD // logits.shape[-1])
+            rows = max(1, most_tokens // length)
     return nats / np.log(2)
 
 

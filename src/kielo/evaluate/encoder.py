@@ -58,7 +58,7 @@ class Encoder:
         """Returns as much of a text as is one sequence, up to the end of a word where it has spaces."""
         text = text[: 16 * self.most_tokens].strip()
         while (num_tokens := len(self.encode([text])[0])) > self.most_tokens:
-            shorter = text[: min(len(text) - 1, len(text) * self.most_tokens // num_tokens)]
+            shorter = text[: len(text) * self.most_tokens // num_tokens]
             text = shorter.rpartition(" ")[0].rstrip() or shorter
         return text
 

@@ -86,10 +86,10 @@ def with_shape(model: Model) -> Model:
     wanted = model.params
     assert wanted is not None and model.vocab_size is not None
     usual = PROPORTIONS[model.model_type]
-    layers, hidden = _usual(usual.anchors, wanted)
+    layers, hidden = usual_shape(usual.anchors, wanted)
     candidates = [
-        (_distance(shape, wanted, layers, hidden, usual), shape)
-        for shape in _shapes(model, usual, layers, hidden)
+        (distance(shape, wanted, layers, hidden, usual), shape)
+        for shape in shapes_around(model, usual, layers, hidden)
     ]
     _, best = min(candidates, key=lambda candidate: candidate[0])
     error = count(best) / wanted - 1
@@ -108,7 +108,7 @@ def count(model: Model) -> int:
     return module(model.model_type, "count").parameters(full)
 
 
-def _usual(anchors: tuple[tuple[float, int, int], ...], wanted: int) -> tuple[float, float]:
+def usual_shape(anchors: tuple[tuple[float, int, int], ...], wanted: int) -> tuple[float, float]:
     """Returns (layers, hidden_size), interpolated; beyond the anchors depth and width grow alike."""
     sizes = [size for size, _, _ in anchors]
     index = min(max(bisect_left(sizes, wanted), 1), len(anchors) - 1)
@@ -121,7 +121,7 @@ def _usual(anchors: tuple[tuple[float, int, int], ...], wanted: int) -> tuple[fl
     return few * (many / few) ** share, narrow * (wide / narrow) ** share
 
 
-def _shapes(model: Model, usual: Proportions, layers: float, hidden: float) -> Iterator[Model]:
+def shapes_around(model: Model, usual: Proportions, layers: float, hidden: float) -> Iterator[Model]:
     """Yields shapes around the usual one; from a billion parameters on they split over 8 tensor ranks."""
     for kind in _heads(usual, model.params or 0, hidden):
         for depth in range(max(1, int(layers * 0.7)), math.ceil(layers * 1.4) + 1):
@@ -185,7 +185,7 @@ def _tying(model: Model, hidden: int) -> dict[str, bool]:
     return {"tie_word_embeddings": True} if is_large else {}
 
 
-def _distance(shape: Model, wanted: int, layers: float, hidden: float, usual: Proportions) -> float:
+def distance(shape: Model, wanted: int, layers: float, hidden: float, usual: Proportions) -> float:
     """Returns how far a shape is from the size and from the usual proportions."""
     error = abs(math.log(count(shape) / wanted))
     is_narrow_head = shape.hidden_size >= 2500 and shape.head_dim == 64
