@@ -187,8 +187,8 @@ def test_an_outcome_of_an_earlier_attempt_is_not_theirs(folder: Path) -> None:
 def test_an_error_beside_the_ranks_ends_them(folder: Path) -> None:
     """And the signals are given back."""
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
-    with pytest.raises(KieloError, match="planted"):
-        started((leaving(folder), KieloError("planted")))
+    with pytest.raises(KieloError, match="the node has no memory left"):
+        started((leaving(folder), KieloError("the node has no memory left")))
     assert Ranks.made.done[-1] == "kill"
     assert handlers == [
         signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
