@@ -2,6 +2,7 @@
 
 import io
 import logging
+import os
 import re
 import resource
 from pathlib import Path
@@ -58,7 +59,7 @@ def test_rows_go_back_with_the_run(tmp_path: Path) -> None:
     log.close()
 
 
-def test_lines_that_are_no_rows_are_moved_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_that_are_no_rows_are_moved_aside(tmp_path: Path, caplog, monkeypatch) -> None:
     """Behind those of an earlier time; what is left are the rows."""
     path, aside = tmp_path / "metrics.jsonl", tmp_path / "metrics.jsonl.odd"
     metrics = MetricsFile(path, no_alert)
@@ -68,9 +69,17 @@ def test_lines_that_are_no_rows_are_moved_aside(tmp_path: Path, caplog: pytest.L
     good = path.read_bytes()
     path.write_bytes(b"a note\n" + good + b"another\n")
     aside.write_bytes(b"old\n")
+    fsync, on_disk = os.fsync, []
+
+    def noted(file: int) -> None:
+        on_disk.append(os.fstat(file).st_size)
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", noted)
     with caplog.at_level(logging.WARNING):
         metrics.start(5)
     metrics.close()
+    assert on_disk[0] == len(b"old\na note\nanother\n")  # before the lines are taken from the first file
     assert path.read_bytes() == good and aside.read_bytes() == b"old\na note\nanother\n"
     (told,) = [record.getMessage() for record in caplog.records]
     assert told.startswith(f"{path}: ") and told.endswith("; moved to metrics.jsonl.odd")

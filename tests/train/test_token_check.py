@@ -226,3 +226,18 @@ def test_leaving_early_stops_the_reading(folder: Path, monkeypatch: pytest.Monke
     with TokenCheck(resolve(folder), Alone()) as tokens:
         assert tokens.finish() == [] and not stopped[0].is_set()
     assert stopped[0].is_set()
+
+
+def test_sources_that_are_read_in_place_are_compared_before_the_first_step(folder: Path, monkeypatch) -> None:
+    """Where damage may be left out later; a run that has trained goes on."""
+    opened: list[str] = []
+    file = folder / "tokens" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["counts"]["sources"]["news"]["folder"] = "elsewhere"
+    file.write_text(json.dumps(manifest))
+    monkeypatch.setattr(token_check, "open_shard", lambda where, name: opened.append(name))
+    for most, expected in ((0, []), (5, ["news"])):
+        opened.clear()
+        assert checked(resolve(folder, max_left_out_sequences=most), Alone()) == [] and opened == expected
+    opened.clear()
+    assert checked(trained(folder), Alone()) == [] and opened == []
