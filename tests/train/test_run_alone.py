@@ -196,6 +196,14 @@ def test_the_parts_of_a_run(
         noting(name)
     alerts: list[str] = []
     looping.append(lambda run, phase: run.alert(7, "an alert"))
+
+    def look(run: Run, phase: PhaseParts) -> None:
+        lap = run.meter.lap(128)
+        assert lap["tflops_per_second"] == lap["mfu"] == pytest.approx(lap["tokens_per_second"] * 1000 / 1e12)
+        run.spike_watch.spikes.look(1, torch.tensor(2.0), torch.tensor(1.0))
+        assert run.step_row.phase == run.spike_watch.spikes.plain_state()["phase"] == 1
+
+    looping.append(look)
     looping.append(lambda run, phase: alerts.append((tmp_path / "train" / "alerts.jsonl").read_text()))
     with pytest.raises(Reached):
         train(
