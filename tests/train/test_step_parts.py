@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,12 +11,13 @@ import torch
 from torch import nn
 
 from kielo.artifact.metrics import Fp8GradientProbe
-from kielo.train import fp8_probe
+from kielo.train import fp8_probe, next_token
 from kielo.train.determinism import determinism
-from kielo.train.feed import StepBatch
+from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.forward_backward import PlainForwardBackward
 from kielo.train.fp8_probe import Fp8Probe
-from kielo.train.next_token import pick_counted
+from kielo.train.loss import LossOptions
+from kielo.train.next_token import NextToken, pick_counted, tensor_axis
 from kielo.train.precision import change_before, next_precision, settle_matrix_products
 from kielo.train.state import State
 
@@ -182,3 +184,42 @@ def test_a_steps_loss_is_divided_by_the_labels_of_all_ranks(monkeypatch, counted
     assert loss.item() == pytest.approx(2 * 3.0 * 6.5 / divisor) and told == [False, False, True]
     assert step.own_loss.item() == pytest.approx(3.0 * 6.5 / divisor)
     assert weight.grad.item() == pytest.approx(6.5 / divisor)
+
+
+class Headed:
+    """A model whose hidden states are its inputs."""
+
+    config = SimpleNamespace(vocab_size=67, final_logit_softcapping=30.0)
+    head = SimpleNamespace(weight="weight", bias="bias")
+
+    def __init__(self) -> None:
+        self.given: tuple = ()
+
+    def __call__(self, *given: object) -> object:
+        self.given = given
+        return given[0]
+
+
+def test_the_loss_is_asked_for_as_the_layout_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one rank of the vocabulary and on several; which labels count is asked of masked tokens alone."""
+    asked: list[tuple] = []
+    monkeypatch.setattr(next_token, "chunked_loss", lambda *given: asked.append(given) or "loss")
+    monkeypatch.setattr(next_token, "gather_sequence", lambda *given: given)
+    monkeypatch.setattr(next_token, "pick_counted", lambda *given: (given, "picked"))
+    axis = SimpleNamespace(get_group=lambda: "group", size=lambda: 2)
+    piece, model = MicroBatch("inputs", "labels", "documents", "keys", "positions", 3), Headed()
+    assert NextToken(0.5, 24)(model, piece, "divisor") == "loss"
+    assert model.given == ("inputs", "documents", "positions", "keys")
+    assert asked.pop() == (
+        "inputs", "weight", "labels", "divisor", LossOptions(0.5, 24, vocab_size=67, softcap=30.0), "bias",
+    )  # fmt: skip
+    model.fp8_head = "settings"
+    NextToken(0.25, 9, axis, True, True, True, True)(model, piece, "divisor")
+    options = LossOptions(0.25, 9, "group", 67, 30.0, True, True, "settings")
+    hidden = ("inputs", axis, True), "labels", 3
+    assert asked.pop() == (hidden, "weight", "picked", "divisor", options, "bias")
+    NextToken(0.25, 9, axis, picks_counted=True)(model, replace(piece, counted=None), "divisor")
+    assert asked.pop()[0] == ("inputs", axis, False)
+    for size, found in ((1, None), (2, axis)):
+        axis.size = lambda size=size: size
+        assert tensor_axis(SimpleNamespace(of_parameters={"tensor": axis}.get)) is found
