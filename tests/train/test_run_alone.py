@@ -1,7 +1,7 @@
 """A run of one process up to its loop, which a test replaces: what is built, noted, and said of a hang."""
 
+import gc
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from kielo.artifact.attempts import read_attempts
 from kielo.artifact.outcome import REFUSAL_FILE, Outcome
 from kielo.artifact.stage_json import read_json
 from kielo.dataset.batches import Batches
@@ -16,7 +17,6 @@ from kielo.parallel.hang_watch import silent_seconds
 from kielo.recipe.errors import KieloError
 from kielo.train import build
 from kielo.train import run as run_module
-from kielo.train.garbage import Garbage
 from kielo.train.parts import PhaseParts, Run
 from kielo.train.run import measure, train
 from tests.train.tiny_run import resolve, write_tokens
@@ -201,9 +201,15 @@ def test_the_parts_of_a_run(
         lap = run.meter.lap(128)
         assert lap["tflops_per_second"] == lap["mfu"] == pytest.approx(lap["tokens_per_second"] * 1000 / 1e12)
         run.spike_watch.spikes.look(1, torch.tensor(2.0), torch.tensor(1.0))
+        assert not gc.isenabled()  # it has its time between steps
+        assert not (tmp_path / "train" / "outcome.json").exists() and (tmp_path / "resolved.toml").exists()
+        (begun,) = read_attempts(tmp_path / "train")
+        assert (begun.from_step, begun.ranks) == (0, 1)
         assert run.step_row.phase == run.spike_watch.spikes.plain_state()["phase"] == 1
 
     looping.append(look)
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "outcome.json").write_text("of an attempt before")
     looping.append(lambda run, phase: alerts.append((tmp_path / "train" / "alerts.jsonl").read_text()))
     with pytest.raises(Reached):
         train(
@@ -221,4 +227,4 @@ def test_the_parts_of_a_run(
     assert built["HeldOut"][0][5:] == (9, 20) and len(built["HeldOut"][0][0]) == 1
     assert built["HeldOut"][0][0][0].has_bits
     assert "an alert" in alerts[0] and (tmp_path / "train" / "tensorboard").exists() == has_board
-    assert isinstance(Garbage(1), Garbage) and os.path.exists(tmp_path / "train" / "metrics.jsonl")
+    assert gc.isenabled() and (tmp_path / "train" / "metrics.jsonl").exists()
