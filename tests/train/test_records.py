@@ -252,3 +252,10 @@ def test_a_plan_before_that_cannot_be_read_has_no_changes(resolved: Resolved, tm
     (tmp_path / "resolved.toml").write_text("= no TOML")
     note_beginning(resolved, 3, ["nid1"])
     assert read_attempts(tmp_path / "train")[1].changes == []
+
+
+def test_attempts_that_cannot_be_written_are_a_warning(resolved: Resolved, tmp_path: Path, caplog) -> None:
+    (tmp_path / "train" / "attempts.jsonl").mkdir()
+    note_beginning(resolved, 0, ["nid1"])
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith(f"{tmp_path}: the chronicle is not up to date: ")
