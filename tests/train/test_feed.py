@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kielo.artifact.file_array import FileArray
-from kielo.dataset.batches import NOT_COUNTED, Batch
+from kielo.dataset.batches import NOT_COUNTED, Batch, Unreadable
 from kielo.recipe.errors import KieloError
 from kielo.train.feed import Care, Feed, cut
 
@@ -161,3 +161,32 @@ def test_cutting_copies_nothing_but_chosen_columns():
         assert (
             piece.labels_bs.is_contiguous() and piece.labels_bs.shape[1] == 2 and piece.documents_bs is None
         )
+
+
+def test_a_step_is_read_again_without_what_another_rank_could_not_read():
+    """Sequences 202 and 204 of step 2; what this rank itself could not read was empty at once."""
+    asked: list[tuple] = []
+    unreadable = Unreadable(202, "books", ((0, 5),), (), "gone")
+
+    def read(step: int, *left_out: frozenset[int]) -> Batch:
+        asked.append((step, *left_out))
+        found = read_step(step)
+        if left_out:
+            found.labels[4] = NOT_COUNTED
+        return replace(found, unreadable=(unreadable,) if step == 2 else ())
+
+    def agree(step: int, of_rank: tuple[Unreadable, ...]) -> frozenset[int]:
+        assert [one.sample for one in of_rank] == ([202] if step == 2 else [])
+        return frozenset(left_out if step == 2 else ())
+
+    care = Care(agree, lambda: read, lambda: 60.0, lambda *alert: None)
+    for left_out in ({202}, {202, 999}, {202, 204}):
+        asked.clear()
+        feed = Feed(read, 4, 2, CPU, care=care)
+        feed.take(1)
+        found = feed.take(2)
+        feed.close()
+        is_again = 204 in left_out
+        assert asked == [(1,), (2,), *[(2, frozenset(left_out))] * is_again]
+        assert bool((found.micro_batches[1].labels_bs[0] == NOT_COUNTED).all()) == is_again
+        assert found.micro_batches[1].counted == int((found.micro_batches[1].labels_bs != NOT_COUNTED).sum())

@@ -148,3 +148,13 @@ def _in_folder(folder: Path, name: str, **changes: Any) -> Any:
     if not (folder / name / "tokens").exists():
         (folder / name / "tokens").symlink_to(folder / "tokens")
     return resolve(folder / name, **changes)
+
+
+def test_a_matrix_without_a_gradient_stays() -> None:
+    """Its update has no length either, and a ratio of nothing is none."""
+    model = nn.Linear(3, 2, bias=False)
+    before = model.weight.detach().clone()
+    optimiser = build_optimiser(model, TrainIdentity(**LAMB, weight_decay=0.0))
+    model.weight.grad = torch.zeros(2, 3)
+    optimiser.step(0.5)
+    assert torch.equal(model.weight.detach(), before) and optimiser.updates == 1

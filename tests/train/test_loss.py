@@ -327,7 +327,9 @@ def parallel_corners():
         (3 * loss).backward()
     stray = labels.clone()
     stray[0, 0] = 48
-    with pytest.raises(ValueError, match="Shard"):
+    with pytest.raises(
+        ValueError, match=r"the loss over 2 rank\(s\) of the tensor axis takes Shard\(0\) on a"
+    ):
         chunked_loss(
             hidden,
             laid_out.detach().redistribute(placements=[Replicate()]),

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from kielo.parallel.world import start_world
 from kielo.recipe.sections import TrainIdentity
+from kielo.resolve.state_bytes import WIDENED_BYTES
 from kielo.train import optimiser as module
 from kielo.train.optimiser import MOMENTS, Optimiser, build_optimiser
 from tests.ranks import run_ranks
@@ -230,3 +231,30 @@ def _sharded_steps() -> tuple[list[list], int]:
         for moment in optimiser.moments().values()
     )
     return [tensor.float().tolist() for tensor in state_of(network, optimiser)], optimiser.updates
+
+
+def test_updates_are_those_of_the_run_whenever_a_parameter_began() -> None:
+    """A parameter that was unfrozen after four updates has seen three of seven; gradients go after a step."""
+    network = model()
+    optimiser = build_optimiser(network, FP32)
+    optimiser.resume(7, {"0.weight": 4})
+    assert optimiser.updates == 7
+    seen = {name: optimiser.algorithm.state[p]["step"].item() for name, p in optimiser.parameters.items()}
+    assert seen == {"0.weight": 3.0, "0.bias": 7.0, "1.weight": 7.0, "1.bias": 7.0}
+    set_gradients(network, 0)
+    optimiser.step(0.1)
+    optimiser.zero_grad()
+    assert optimiser.updates == 8 and all(parameter.grad is None for parameter in network.parameters())
+    network[1].requires_grad_(False)
+    network[0].bias.requires_grad_(False)
+    alone = build_optimiser(network, FP32)
+    alone.resume(5, {"0.weight": 2})
+    assert alone.updates == 5
+    nothing = build_optimiser(nn.Linear(2, 2).requires_grad_(False), FP32)
+    nothing.step(0.1, torch.tensor(1.0))
+    assert nothing.updates == 0 and nothing.moments() == {}
+
+
+def test_so_many_elements_are_widened_at_a_time() -> None:
+    """Two moments of four bytes each fill what the planner reserves."""
+    assert module.WIDENED_ELEMENTS * 2 * 4 == WIDENED_BYTES

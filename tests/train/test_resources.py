@@ -179,11 +179,14 @@ def test_a_disk_without_room_for_the_next_save_is_told_again_only_after_it_had_r
 
 def test_shared_memory_that_is_nearly_full_is_told(monkeypatch):
     class Full:
-        f_bavail, f_blocks, f_frsize = 4, 100, 4096
+        f_bavail, f_blocks, f_frsize = 5, 100, 4096
 
     watched = Watched(monkeypatch)
     watched.look(5, 900)
     monkeypatch.setattr(resources.os, "statvfs", lambda folder: Full)
+    watched.look(5, 900)
+    assert watched.alerts == []  # a twentieth is free
+    Full.f_bavail = 4
     watched.look(5, 900)
     assert len(watched.alerts) == 1
     assert watched.alerts[0].startswith("/dev/shm") and "16,384 bytes are free" in watched.alerts[0]

@@ -1,5 +1,6 @@
 """Ranks of one machine: how often they are started, what is said then, and whose outcome is returned."""
 
+import io
 import json
 import os
 import signal
@@ -187,8 +188,8 @@ def test_an_outcome_of_an_earlier_attempt_is_not_theirs(folder: Path) -> None:
 def test_an_error_beside_the_ranks_ends_them(folder: Path) -> None:
     """And the signals are given back."""
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
-    with pytest.raises(KieloError, match="planted"):
-        started((leaving(folder), KieloError("planted")))
+    with pytest.raises(KieloError, match="the node has no memory left"):
+        started((leaving(folder), KieloError("the node has no memory left")))
     assert Ranks.made.done[-1] == "kill"
     assert handlers == [
         signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -225,3 +226,21 @@ def test_ranks_on_gpus_import_for_themselves(folder: Path, monkeypatch: pytest.M
             assert {"kielo.train.run", "torch.distributed.fsdp"} < set(Ranks.made.modules)
         else:
             assert Ranks.made.modules == ()
+
+
+def test_ranks_are_started_again_three_times_without_a_new_checkpoint(folder: Path, monkeypatch) -> None:
+    """What is said is on the screen at once; a step that nobody knows is 0 in the alerts."""
+    screen = io.StringIO()
+    flushed: list[str] = []
+    screen.flush = lambda: flushed.append(screen.getvalue())
+    monkeypatch.setattr("sys.stderr", screen)
+    killed = [(leaving(folder, "failed", step, f"at {step}"), KILLED) for step in (3, 4, 5, 6)]
+    outcome = started(*killed)
+    assert outcome.message == (
+        "at 6; the ranks are not started again: 4 attempts in a row made no new checkpoint"
+    )  # fmt: skip
+    assert [step for step, _ in alerts(folder)] == [3, 4, 5]
+    assert [text.count("\n") for text in flushed] == [1, 2, 3]
+    (folder / Outcome.FILE_NAME).unlink()
+    assert started((leaving(folder), KILLED), (leaving(folder, "finished"), None)).outcome == "finished"
+    assert [step for step, _ in alerts(folder)] == [3, 4, 5, 0]

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -77,3 +78,26 @@ def test_eight_keys_are_named_with_the_first_rank_of_each_value(
     told = refused(ten, dict.fromkeys(ten, 2))
     assert told.count("\n  - key") == 8 and "\n  - and 2 keys more\n" in told
     assert "What would work: --set train.precision=bf16, where the recipe names none; the same" in told
+
+
+def test_what_a_rank_alone_has_may_differ(tmp_path: Path) -> None:
+    """Where its files are, its device, whether layers are compiled, and the speed that is planned for it."""
+    write_tokens(tmp_path / "tokens")
+    resolved = resolve(tmp_path)
+
+    def sent(**changes: Any) -> str:
+        (phase,) = resolved.placement.phases
+        phases = (phase.model_copy(update=changes.pop("phase", {})),)
+        layout = resolved.placement.layout.model_copy(update=changes.pop("layout", {}))
+        placement = resolved.placement.model_copy(update={"phases": phases, "layout": layout} | changes)
+        found: list[str] = []
+        ranks = SimpleNamespace(gather=lambda value: found.append(value) or [value])
+        refuse_unlike_ranks(Resolved(identity=resolved.identity, placement=placement), ranks)
+        return found[0]
+
+    same = sent()
+    for name in ("tokens_folder", "tokenizer_folder", "train_folder", "device", "accelerator"):
+        assert sent(**{name: "other"}) == same, name
+    assert sent(peak_tflops={"fp32": 9.0}) == sent(layout={"compile": True}) == same
+    assert sent(phase={"planned_tokens_per_second": 5.0}) == same
+    assert len({same, sent(world_size=2), sent(layout={"zero": 2}), sent(phase={"flops_per_token": 7})}) == 4
