@@ -16,6 +16,12 @@ from tests.report.synthetic_run import RECIPE, STAGES
 from tests.report.test_whole_page import Text
 
 
+@pytest.fixture(autouse=True)
+def without_figures(monkeypatch) -> None:
+    """Figures take most of a page's time; test_whole_page.py has them on it."""
+    monkeypatch.setattr(page, "FIGURES", ())
+
+
 @pytest.fixture
 def gathered(run_folder) -> dict[str, Any]:
     return gather(run_folder, RECIPE, STAGES)
