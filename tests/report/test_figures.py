@@ -226,6 +226,8 @@ def test_how_the_curves_of_parity_look(drawn) -> None:
     assert words(below) == [("tolerance 1e-05", (3, 1e-5), (12, 0), DROPPED)]
     assert {(one.get_va(), one.get_annotation_clip()) for one in below.texts} == {("center", False)}
     legend = above.get_legend()
+    anchor = legend.get_bbox_to_anchor().transformed(above.transAxes.inverted())
+    assert (anchor.x0, anchor.y0) == (pytest.approx(0, abs=1e-9), pytest.approx(1))
     assert not legend.get_frame_on() and [line.get_color() for line in legend.get_lines()] == [OURS, INK]
     assert_grid(above)
     assert_axes_of_steps(below)

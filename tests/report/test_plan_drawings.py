@@ -78,6 +78,10 @@ def test_speeds_over_nodes() -> None:
     speed, share, _ = figure.axes
     assert size(figure) == (11, 4.95)  # 3.9, and 0.21 for each of four numbers of nodes and a title
     assert speed.get_gridspec().get_height_ratios() == [3.9, pytest.approx(1.05)]
+    places = [axes.get_subplotspec() for axes in figure.axes]
+    places = [(list(place.rowspan), list(place.colspan)) for place in places]
+    assert places == [([0], [0]), ([0], [1]), ([1], [0, 1])]
+    assert speed.xaxis.label.get_size() == 10 and not speed.xaxis.label.get_parse_math()
     first, fixed, second, grown = speed.lines
     ideal = (QUIET, 1, "--", "None", None)
     assert look(first) == look(second) == ideal and first._dash_pattern == second._dash_pattern == (0, [4, 3])

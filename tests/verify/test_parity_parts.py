@@ -12,10 +12,9 @@ from torch import nn
 
 from kielo.artifact.parity import FirstDifference, GradientNorms, Losses, Parity, Settings
 from kielo.train.feed import MicroBatch
-from kielo.verify.certificate import ParityOptions
 from kielo.verify.hugging_face_batch import hugging_face_batch
 from kielo.verify.parity_table import in_words, print_parity, verdict
-from kielo.verify.settings import base_of, optimiser_settings, rope_settings
+from kielo.verify.settings import base_of, differing, optimiser_settings, rope_settings
 from kielo.verify.trace import Trace, first_difference, largest_difference, relative_difference, trace_forward
 
 LEAST = torch.finfo(torch.float32).min
@@ -205,6 +204,13 @@ def test_settings_of_an_optimiser() -> None:
     assert optimiser_settings(other, weights)["optimiser"] == "AdamW, amsgrad"
 
 
+def test_settings_of_other_kinds_differ() -> None:
+    """A table, a list and a number are never the same; of tables each entry counts."""
+    ours = {"a": {"x": 1}, "b": [1], "c": {"x": 1, "y": 2}, "d": 1.0}
+    assert differing(ours, {"a": 3, "b": 1, "c": {"x": 1, "y": 3}, "d": "1"}) == ["a", "b", "c", "d"]
+    assert differing(ours, ours | {"a": [1]}) == ["a"] and differing(ours, ours) == []
+
+
 def test_settings_of_rope_tables() -> None:
     """Of full layers and of windowed ones, from the second position's angles."""
 
@@ -335,15 +341,3 @@ def test_what_is_wrong_is_red() -> None:
 )  # fmt: skip
 def test_a_setting_in_words(value: Any, said: str) -> None:
     assert in_words(value) == said
-
-
-def test_usual_options_of_parity() -> None:
-    """20 steps of 4 sequences of 128 tokens, and losses within 1e-5."""
-    usual = ParityOptions()
-    assert (usual.steps, usual.sequences_per_step, usual.sequence_length, usual.tolerance) == (
-        20,
-        4,
-        128,
-        1e-5,
-    )
-    assert usual.hugging_face_overrides == {}

@@ -10,7 +10,7 @@ import torch
 
 from kielo.artifact.manifest import read_manifest, write_stage
 from kielo.artifact.parity import Parity
-from kielo.artifact.stage_json import write_json
+from kielo.artifact.stage_json import read_stage_json, write_json
 from kielo.verify import parity
 from kielo.verify.certificate import ParityOptions, asked, current_certificate
 from kielo.verify.parity import verify_parity
@@ -28,7 +28,7 @@ class Side:
         usual: dict[str, Any] = {
             "losses": [4.0, 3.0, 2.0], "norms": [2.0, 3.0, 4.0], "clipped": [2.0, 2.998, 3.0],
             "weights": {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([1.0])}, "updated": {},
-            "grads": {"a": torch.tensor([0.6, 0.8]), "b": torch.tensor([0.0])}, "named": {"lr": 0.5},
+            "grads": {"a": torch.tensor([1.2, 1.6]), "b": torch.tensor([0.0])}, "named": {"lr": 0.5},
             "middle": torch.tensor([3.0, 4.0]), "logits": torch.tensor([1.0, 2.0]),
         }  # fmt: skip
         self.of = SimpleNamespace(**(usual | changes))
@@ -118,6 +118,7 @@ def test_equal_sides_pass(compare, tmp_path: Path) -> None:
     assert read_manifest(tmp_path / "verify_0").counts == {
         "steps": 3, "passed": True, "max_relative_loss_difference": 0.0,
     }  # fmt: skip
+    assert read_stage_json(tmp_path / "verify_0", Parity) == found
     for side in compare.sides:
         assert [batch.step for batch in side.taken] == [1, 2, 3]
         shapes = [[tuple(one.inputs_bs.shape) for one in batch.micro_batches] for batch in side.taken]
@@ -149,7 +150,7 @@ def test_a_setting_that_differs_is_named(compare) -> None:
 @pytest.mark.parametrize(("off", "passes"), [(0.9e-3, True), (1.1e-3, False)])
 def test_a_gradient_may_be_off_by_a_thousandth(compare, off: float, passes: bool) -> None:
     """One that is truly zero is compared with a thousandth of the largest one's norm."""
-    found = compare({"grads": {"a": torch.tensor([0.6, 0.8]), "b": torch.tensor([off * 1e-3])}})
+    found = compare({"grads": {"a": torch.tensor([1.2, 1.6]), "b": torch.tensor([off * 2e-3])}})
     assert found.gradient_max_relative_difference == pytest.approx(off, rel=1e-3)
     assert found.passed is passes
     assert passes or (found.first_difference.gradient, found.first_difference.step) == ("b", None)
@@ -180,7 +181,7 @@ def test_rounding_is_measured_where_only_later_losses_part(compare) -> None:
         ({"named": {"lr": 0.25}}, {"settings": ["lr"], "step": 2}),
         ({"weights": {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([1.0 + 1e-6])}},
          {"weight": "b", "step": 2}),
-        ({"grads": {"a": torch.tensor([0.6, 0.9]), "b": torch.tensor([0.0])}}, {"gradient": "a", "step": 2}),
+        ({"grads": {"a": torch.tensor([1.2, 1.8]), "b": torch.tensor([0.0])}}, {"gradient": "a", "step": 2}),
         ({"middle": torch.tensor([3.0, 4.1])},
          {"layer": "x", "where": "before y", "step": 2}),
     ],
@@ -202,9 +203,10 @@ def test_the_weight_that_an_update_moves_most_is_one_with_a_gradient(compare) ->
     far = {"losses": [4.0, 3.5, 2.0], "updated": {"a": torch.tensor([3.0, 4.5]), "b": torch.tensor([9.0])}}
     found = compare(far, rounding=[0.0] * 3)
     assert found.first_difference.update == "a"
-    gradients = {"a": torch.tensor([0.6, 0.8]), "b": torch.tensor([1.5e-6])}
-    found = compare(far | {"grads": gradients}, {"grads": gradients}, rounding=[0.0] * 3)
-    assert found.first_difference.update == "b"
+    for size, moved in ((1.5e-6, "a"), (3e-6, "b")):  # a millionth of the largest norm, 2, is none
+        gradients = {"a": torch.tensor([1.2, 1.6]), "b": torch.tensor([size])}
+        found = compare(far | {"grads": gradients}, {"grads": gradients}, rounding=[0.0] * 3)
+        assert found.first_difference.update == moved
 
 
 def test_a_loss_that_is_not_a_number_fails(compare) -> None:
@@ -231,3 +233,15 @@ def test_a_certificate_that_passed_is_not_made_again(compare, run_folder: Path, 
     assert verify_parity(resolved, folder, None, OPTIONS) == passed and len(compare.made) == 2
     inputs, section = asked(resolved, None, ParityOptions(sequence_length=99))
     assert inputs == {"tokens": resolved.identity.tokens_hash} and section["sequence_length"] == 16
+
+
+def test_usual_options_of_parity() -> None:
+    """20 steps of 4 sequences of 128 tokens, and losses within 1e-5."""
+    usual = ParityOptions()
+    assert (usual.steps, usual.sequences_per_step, usual.sequence_length, usual.tolerance) == (
+        20,
+        4,
+        128,
+        1e-5,
+    )
+    assert usual.hugging_face_overrides == {}
