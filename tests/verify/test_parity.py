@@ -218,6 +218,6 @@ def test_hugging_face_weights_load_alike(run_folder: Path, tmp_path: Path) -> No
 
 def test_unknown_override_is_refused(run_folder: Path, tmp_path: Path) -> None:
     """A misspelt override would check nothing: it is refused by name, and nothing is left behind."""
-    with pytest.raises(KieloError, match="rope_tehta"):
+    with pytest.raises(KieloError, match="'rope_tehta' is no key of a llama config"):
         check(resolve(run_folder), tmp_path / "verify", steps=1, hugging_face_overrides={"rope_tehta": 1.0})
     assert not list(tmp_path.iterdir())

@@ -218,14 +218,12 @@ FIGURES = (  # in the order of each section
 
 
 def _by_step(rows: Sequence[FunnelRow]) -> list[FunnelRow]:
-    """Adds up the funnel's rows, one for each reason, to one row for each step."""
+    """Adds up the bytes of the funnel's rows, one for each reason, to one row for each step."""
     steps: dict[str, FunnelRow] = {}
     for row in rows:
         before = steps.get(row.name)
-        dropped = {"documents": row.documents, "bytes": row.bytes}
-        if before is not None:
-            dropped = {"documents": before.documents + row.documents, "bytes": before.bytes + row.bytes}
-        steps[row.name] = row.model_copy(update=dropped)
+        dropped = row.bytes if before is None else before.bytes + row.bytes
+        steps[row.name] = row.model_copy(update={"bytes": dropped})
     return list(steps.values())
 
 

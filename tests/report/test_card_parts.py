@@ -1,0 +1,182 @@
+"""Parts of the model card, from recipes and scores of a few words: what is said, and what is not."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kielo.artifact.own_text import is_own_text
+from kielo.artifact.scores import BitsPerByte
+from kielo.recipe.sections import Recipe
+from kielo.report import model_card
+from kielo.report.gather import gather
+from kielo.report.model_card import write_model_card
+from tests.report.synthetic_run import RECIPE, STAGES
+from tests.report.test_encoder_report import SCORES as MASKED
+
+NOTHING: dict[str, Any] = {
+    "kielo_version": "9.8", "overview": None, "row_map": None, "scores": None, "masked_scores": None,
+    "parity": None, "corpus": None, "training": None, "export": None,
+}  # fmt: skip
+
+
+def recipe(sources: list[dict[str, Any]] | None = None, **train: Any) -> Recipe:
+    changed = RECIPE.model_copy(update={"train": RECIPE.train.model_copy(update=train)})
+    if sources is None:
+        return changed
+    return Recipe.model_validate(changed.model_dump() | {"corpus": {"sources": sources}})
+
+
+def card(**found: Any) -> str:
+    return model_card.render(NOTHING | {"recipe": RECIPE} | found)
+
+
+def part(title: str, text: str) -> str:
+    """Returns what stands below a title, up to the next one."""
+    return text.partition(f"## {title}\n\n")[2].partition("\n\n## ")[0]
+
+
+def overview(model_type: str) -> SimpleNamespace:
+    return SimpleNamespace(model=SimpleNamespace(model_type=model_type), rows=lambda: [("a", "b_c")])
+
+
+@pytest.mark.parametrize(
+    ("train", "kind", "tag"),
+    [
+        ({}, "causal", "text-generation"), ({"objective": "masked_tokens"}, "masked", "fill-mask"),
+        ({"objective": "masked_tokens", "causal_share": 0.3}, "masked and causal", "fill-mask"),
+    ],
+)  # fmt: skip
+def test_the_kind_of_model(train: dict[str, Any], kind: str, tag: str) -> None:
+    """Only of the two uses at once the card says how its outputs are shifted."""
+    text = card(recipe=recipe(**train))
+    assert f"\n\nA {kind} language model for the language `no`, made with Kielo 9.8.\n\n" in text
+    assert f"\npipeline_tag: {tag}\ntags:\n- kielo\n---\n\n# demo" in text
+    assert ("is about the next token, as GPT-BERT's" in text) is (kind == "masked and causal")
+    assert text.startswith('---\nlicense: "mpl-2.0"\nlanguage:\n- "no"\nlibrary_name: transformers\npipeline')
+
+
+@pytest.mark.parametrize(
+    ("share", "model_type", "words"),
+    [
+        (0.0, "modernbert", 'pipeline("fill-mask", model=folder)'),
+        (0.3, "modernbert", "logits[0, place - 1].topk(5)"), (0.0, "ltg_bert", "trust_remote_code=True)"),
+        (0.3, "ltg_bert", "trust_remote_code=True)"), (0.0, None, "trust_remote_code=True)"),
+    ],
+)  # fmt: skip
+def test_how_an_encoder_is_loaded(share: float, model_type: str | None, words: str) -> None:
+    """By transformers' own class where it has one; of the two uses, from the position before."""
+    found = None if model_type is None else overview(model_type)
+    text = card(recipe=recipe(objective="masked_tokens", causal_share=share), overview=found)
+    every = ('pipeline("fill-mask", model=folder)', "logits[0, place - 1].topk(5)", "trust_remote_code=True)")
+    assert [one for one in every if one in text] == [words]
+
+
+def test_a_decoder_is_loaded_with_the_first_prompt(run_folder: Path) -> None:
+    text = part("How to load it", card())
+    assert 'inputs = tokenizer("", return_tensors="pt")' in text
+    scores = gather(run_folder, RECIPE, STAGES)["scores"]
+    samples = [scores.samples[0].model_copy(update={"prompt": 'õ "x"'}), *scores.samples[1:]]
+    text = card(scores=scores.model_copy(update={"samples": samples}))
+    assert 'inputs = tokenizer("õ \\"x\\"", return_tensors="pt")' in text
+
+
+def test_a_table_of_hidden_tokens() -> None:
+    text = card(masked_scores=MASKED, recipe=recipe(objective="masked_tokens"))
+    assert part("Hidden tokens", text).split("\n\n") == [
+        "3,000 tokens of held-out text were hidden, 15 % by subword; more is better. The baselines were "
+        "given the same training text.",
+        "| | predicted |\n|---|--:|\n| **this model** | 41.5 % |\n| token unigram | 4.0 % |\n"
+        "| token bigram | 17.1 % |\n| token bigrams of both neighbours | 42.0 % |",
+        "Each token in turn hidden, the model needs 0.987 bits per byte of held-out text; with the later "
+        "tokens of its word hidden too, 1.234.",
+        "Of 4 minimal pairs of pairs.tsv it finds the good sentence likelier in 75.0 %, and in 50.0 % with "
+        "the later tokens of a word hidden too.",
+        "A linear classifier of its frozen states (layer 3) finds the part of speech of 93.1 % of 1,234 "
+        "words; the most frequent tag of each word is right in 87.6 %.",
+    ]
+    assert part("Limits", text).startswith("The model predicts hidden tokens; it has not been taught a task,")
+
+
+def test_without_results_only_what_is_known_is_said() -> None:
+    """No table of bits without baselines, no parity without a certificate."""
+    text = card()
+    titles = [line for line in text.split("\n") if line.startswith("## ")]
+    assert titles == ["## How to load it", "## Training text", "## Limits"]
+    assert part("Training text", text) == (
+        "- Source: Debian package libreoffice-help-et\n- Licence of the text: MPL-2.0 (LibreOffice help)"
+    )
+    assert part("Limits", text).startswith("The model continues text; it has not been taught to follow")
+    scores = SimpleNamespace(bits_per_byte=BitsPerByte(model=1.0), samples=[])
+    assert "Held-out" not in card(scores=scores)
+
+
+@pytest.mark.parametrize(("passed", "said"), [(True, "Passed: this"), (False, "Not passed: this")])
+def test_parity_on_the_card(run_folder: Path, passed: bool, said: str) -> None:
+    found = gather(run_folder, RECIPE, STAGES)["parity"].model_copy(update={"passed": passed})
+    assert part("Parity", card(parity=found)).startswith(said)
+
+
+def test_the_training_on_the_card() -> None:
+    """The last logged step, with its tokens where they are known."""
+    steps = [SimpleNamespace(step=10, tokens=1000), SimpleNamespace(step=1234, tokens=5678)]
+    corpus = {"bytes_kept": 1500, "documents_kept": 1300, "bytes_in": 2_000_000, "documents_in": 4100}
+    text = part("Training text", card(corpus=corpus, training={"steps": steps}))
+    assert text.split("\n")[2:] == [
+        "- After cleaning: 1.50 kB in 1,300 documents, of 2.00 MB in 4,100",
+        "- Training: 1,234 optimiser steps, 5,678 tokens",
+    ]
+    steps[-1].tokens = None
+    assert card(training={"steps": steps}).count("- Training: 1,234 optimiser steps\n") == 1
+    assert "- Training" not in card(training={"steps": []})
+
+
+def test_sources_are_named_without_paths() -> None:
+    """Each origin of a source, in the order in which they are tried; text from the hub for certain."""
+    hub = {"huggingface_dataset": "o/wiki", "huggingface_subset": "et"}
+    sources = [
+        {"name": "a", "debian_package": "help-et", "huggingface_dataset": "o/help"},
+        hub | {"name": "b"}, {"name": "c", "path": "/secret/d/e_f.txt", "licence": "CC*"},
+        {"name": "g", "path": "/secret/talk.jsonl", "kind": "instructions", "loss": "answers"},
+        {"name": "h", "path": "/secret/talk2.jsonl", "kind": "instructions", "loss": "all"},
+        hub | {"name": "i"},
+    ]  # fmt: skip
+    text = card(recipe=recipe(sources))
+    assert [line for line in text.split("\n") if line.startswith("- Source")] == [
+        "- Source: Debian package help-et, or where that is missing Hugging Face dataset o/help",
+        "- Source: Hugging Face dataset o/wiki (et)", "- Source: local text c; licence: CC\\*",
+        "- Source: local text g: conversations, trained on their answers alone",
+        "- Source: local text h: conversations", "- Source: Hugging Face dataset o/wiki (et)",
+    ]  # fmt: skip
+    assert '\ndatasets:\n- "o/wiki"\ntags:' in text and "/secret" not in text
+    assert "chat template" in text and "apply_chat_template(chat, add_generation_prompt=True" in text
+    assert part("Limits", text).startswith("The model has learned from conversations;")
+    assert "datasets:" not in card() and "chat template" not in card()
+
+
+def test_several_languages() -> None:
+    sources = [
+        {"name": "a", "path": "/x", "language": ["no", "fi"]},
+        {"name": "b", "path": "/y", "language": "sv"},
+    ]
+    text = card(recipe=recipe(sources))
+    assert "for the languages `no`, `fi`, `sv`, made" in text
+    assert '\nlanguage:\n- "no"\n- "fi"\n- "sv"\n' in text
+
+
+def test_what_begins_markup_is_escaped() -> None:
+    strange = RECIPE.model_copy(update={"name": "a\\`*_[]<>|b", "description": ""})
+    text = card(recipe=strange, overview=overview("llama"))
+    assert "\n\n# a\\\\\\`\\*\\_\\[\\]\\<\\>\\|b\n\nA causal" in text and "| a | b\\_c |" in text
+
+
+def test_a_card_that_a_person_changed_stays(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    found = NOTHING | {"recipe": RECIPE, "export": str(tmp_path)}
+    assert write_model_card(found | {"export": None}) is None and not list(tmp_path.iterdir())
+    path = tmp_path / "README.md"
+    for _ in range(2):  # its own card is replaced
+        assert write_model_card(found) == path and is_own_text(path)
+    path.write_text("mine", encoding="utf-8")
+    assert write_model_card(found) is None and path.read_text() == "mine"
+    assert capsys.readouterr().err == f"report: {path} was changed by hand and stays as it is\n"

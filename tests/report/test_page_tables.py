@@ -1,0 +1,190 @@
+"""Tables of the page and their markup, from small results made by hand."""
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kielo.artifact.chronicle import chronicle
+from kielo.artifact.nearest_tokens import NearestTokens
+from kielo.artifact.row_map import RowMap
+from kielo.report import page
+from kielo.report.gather import gather
+from tests.report.made_page import NOTHING, section, words
+from tests.report.synthetic_run import RECIPE, STAGES
+from tests.report.test_whole_page import Text
+
+
+@pytest.fixture(autouse=True)
+def without_figures(monkeypatch) -> None:
+    """Figures take most of a page's time; test_whole_page.py has them on it."""
+    monkeypatch.setattr(page, "FIGURES", ())
+
+
+@pytest.fixture
+def gathered(run_folder) -> dict[str, Any]:
+    return gather(run_folder, RECIPE, STAGES)
+
+
+def test_tables_of_the_chronicle(tmp_path) -> None:
+    """All of their columns are text."""
+    tables = [SimpleNamespace(title="A & B", header=("one", "two"), rows=[("x", "y")])]
+    assert section("chronicle", NOTHING | {"chronicle": tables}) == (
+        '<h3>A &amp; B</h3>\n<div class="scroll"><table class="pairs"><thead><tr>'
+        '<th class="text" scope="col">one</th><th class="text" scope="col">two</th></tr></thead><tbody>'
+        '<tr><td class="text">x</td><td class="text">y</td></tr></tbody></table></div>'
+    )
+    assert chronicle(tmp_path) == []
+
+
+def test_what_could_not_be_read_is_shown(gathered) -> None:
+    funnel = gathered["funnel"].model_copy(
+        update={
+            "sources": [
+                SimpleNamespace(name="a", bad_examples=["line 3: no JSON"]),
+                SimpleNamespace(name="b", bad_examples=[]),
+            ]
+        }
+    )
+    shown = '<summary>The first records that could not be read</summary><div class="scroll"><table'
+    html = section("corpus", gathered | {"funnel": funnel})
+    assert (
+        shown in html and '<td class="text">a</td><td class="text">line 3: no JSON</td></tr></tbody>' in html
+    )
+    assert shown not in section("corpus", gathered)
+
+
+def test_the_table_of_the_funnel_has_texts_and_numbers(gathered) -> None:
+    """A step's name and what it left stand in its first row only."""
+    html = section("corpus", gathered)
+    rows = re.findall(r"<tr>((?:<td.*?</td>)+)</tr>", html)
+    cells = [re.findall(r'<td class="(\w+)">(.*?)</td>', row) for row in rows]
+    kinds = ["text", "text", "number", "number", "number", "number"]
+    assert [kind for kind, _ in cells[3]] == kinds
+    assert [text for _, text in cells[3]][2:] == ["0", "0 B", "", ""] and cells[3][0][1] == ""
+
+
+def test_words_of_the_tokenizer(gathered) -> None:
+    """Tokens with loss where some are masked, documents that nobody counted, text of a folder of tokens."""
+    tokens = {
+        "sources": {
+            "a": {"tokens": 5000, "tokens_with_loss": 1200, "documents": 7, "bytes": 23_000},
+            "b": {"tokens": 1100, "documents": None, "bytes": 4_400, "folder": "x"},
+        },
+        "heldout": {"tokens": 30, "documents": 2, "bytes": 120},
+    }
+    packing = [
+        SimpleNamespace(
+            source="a", sequence_length=2048, sequences=31_000, cut=0.0123, cut_in_one_stream=0.4567,
+            filling=0.98765,
+        )
+    ]  # fmt: skip
+    measured = gathered["tokenizer"].model_copy(
+        update={"exact_round_trip_share": 0.9994, "vocabulary_used_share": 1.0, "vocabulary_size": 4097}
+    )
+    found = {"tokenizer": measured, "tokens": tokens, "packing": packing}
+    lines = words("tokenizer", NOTHING | found)
+    assert lines[:3] == ["Measured on held-out documents", "Vocabulary", "4,097"]
+    at = lines.index("Texts that come back exactly")
+    assert lines[at + 1 : at + 4] == ["99.9 %", "Vocabulary in use", "100 %"]
+    assert lines[lines.index("Packed source") :] == [
+        "Packed source", "Tokens", "With loss", "Documents", "Text",
+        "a", "5,000", "1,200", "7", "23.0 kB", "b", "1,100", "1,100", "unknown", "about 4.40 kB",
+        "held-out", "30", "30", "2", "120 B",
+        "Best-fit packed", "Sequence", "Sequences", "Documents cut", "In one stream", "Filling",
+        "a", "2,048", "31,000", "1.23%", "45.67%", "98.765%",
+    ]  # fmt: skip
+    del tokens["sources"]["a"]["tokens_with_loss"]
+    lines = words("tokenizer", NOTHING | found | {"packing": []})
+    assert lines[lines.index("Packed source") :][:8] == [
+        "Packed source", "Tokens", "Documents", "Text", "a", "5,000", "7", "23.0 kB",
+    ]  # fmt: skip
+
+
+def test_words_of_a_transplant() -> None:
+    made = RowMap(
+        method="focus", old_tokenizer="", old_vocabulary_size=9,
+        rows=[[1], [2], [3, 4], [5, 6, 7], [1, 2, 3, 4], [], [], []],
+        control_tokens={"<|b|>": "</s>", "<|a|>": "<s>"}, weights={"3": [0.1, 0.2, 0.7]},
+    )  # fmt: skip
+    near = [{"token": "x", "cosine": 0.834}, {"token": "y", "cosine": 0.25}]
+    tokens = [{"token": "uus", "made_of": "u + us", "nearest": near}]
+    found = NOTHING | {
+        "row_map": made,
+        "nearest_tokens": NearestTokens.model_validate({"tokens": tokens}),
+    }
+    html = section("transplant", found)
+    assert Text(html).lines == [
+        "Rows of the new vocabulary", "Tokens", "Share",
+        "Those of a token of the same text, byte or role", "2", "25.0%",
+        "Made of 3.0 old rows, on average (1 weighted by similarity)", "3", "37.5%", "Random", "3", "37.5%",
+        "Control token", "Begins as", "<|a|>", "<s>", "<|b|>", "</s>",
+        "New token", "Made of", "Nearest old tokens, with cosines of the embedding's rows",
+        "uus", "u + us", "x 0.83, y 0.25",
+    ]  # fmt: skip
+    assert '<td class="text">&lt;s&gt;</td>' in html and '<td class="text">x 0.83, y 0.25</td>' in html
+    bare = made.model_copy(update={"weights": {}, "control_tokens": {}, "rows": []})
+    for nearest in (None, NearestTokens(tokens=[])):
+        lines = words("transplant", found | {"row_map": bare, "nearest_tokens": nearest})
+        assert lines[3:] == [
+            "Those of a token of the same text, byte or role", "0", "0.0%",
+            "Made of 0.0 old rows, on average", "0", "0.0%", "Random", "0", "0.0%",
+        ]  # fmt: skip
+
+
+def test_stages_with_and_without_a_time() -> None:
+    rows = [
+        {"name": "train", "state": "done", "seconds": 75.0},
+        {"name": "export", "state": "not finished", "seconds": None},
+    ]
+    found = NOTHING | {"stage_rows": rows, "versions": {"torch": "2.13"}}
+    html = section("stages", found)
+    assert Text(html).lines[3:] == [
+        "train", "done", "1 min 15 s", "export", "not finished",
+        "Package", "Version", "kielo", "9.8", "torch", "2.13",
+    ]  # fmt: skip
+    assert '<td class="text">done</td><td class="number">1 min 15 s</td>' in html
+    assert '<td class="number"></td>' in html
+
+
+SETTINGS = {  # value → its text
+    "float": (1234567.8, "1.23457e+06"), "int": (7, "7"), "word": ("word", "word"), "nothing": (None, "–"),
+    "empty": ([], "none"), "bool": (True, "True"), "six": ([1, 2, 3, 4, 5, 6], "1, 2, 3, 4, 5, 6"),
+    "seven": ((1, 2, 3, 4, 5, 6, 7), "1, 2, 3, …, 6, 7"), "nested": ([[1, 2], 0.5], "1, 2, 0.5"),
+    "four": ({"a_b": 1, "c": 2, "d": 2, "e": 2}, "A b: 1; C: 2; D: 2; E: 2"),
+    "five": ({"a": 1, "b": 2, "c": 2, "d": 2, "e": 2.5},
+             "1 for 1 tensors; 2 for 3 tensors; 2.5 for 1 tensors"),
+    "mixed": ({"a": 1, "b": 2, "c": 2, "d": 2, "e": "x"}, "A: 1; B: 2; C: 2; D: 2; E: x"),
+    "left out": ({"a": None, "b": [], "c": "", "d": 0.25}, "D: 0.25"),
+}  # fmt: skip
+
+
+def test_settings_as_text(gathered) -> None:
+    """Long lists by their ends, many numbers counted; a setting that differs is marked."""
+    ours = {f"one_{name}": value for name, (value, _) in SETTINGS.items()} | {"b": 1}
+    settings = gathered["parity"].settings.model_copy(
+        update={"ours": ours, "theirs": {"b": 2, "c": 3}, "differing": ["b"]}
+    )
+    found = NOTHING | {"parity": gathered["parity"].model_copy(update={"settings": settings})}
+    html = section("parity", found).partition("Settings side by side")[2]
+    rows = [[f"One {name}", said, "–"] for name, (_, said) in SETTINGS.items()]
+    rows = [["Effective setting", "Kielo", "transformers"], *rows, ["B", "1", "2"], ["C", "–", "3"]]
+    assert Text(html).lines == [cell for row in rows for cell in row]
+    cells = '<td class="text">B</td><td class="text">1</td><td class="text">2</td></tr>'
+    assert f"<tr class=differs>{cells}" in html and html.count("class=differs") == 1
+
+
+def test_a_table_is_written_so() -> None:
+    """The first column is text and the others numbers, if nothing else is said."""
+    assert page.html_table(("a", "<b>", "c"), [("1", 2, "&"), ("x", "y", "z")], marked=[1]) == (
+        '<div class="scroll"><table class="wide"><thead><tr><th class="text" scope="col">a</th>'
+        '<th class="number" scope="col">&lt;b&gt;</th><th class="number" scope="col">c</th></tr></thead>'
+        '<tbody><tr><td class="text">1</td><td class="number">2</td><td class="number">&amp;</td></tr>'
+        '<tr class=differs><td class="text">x</td><td class="number">y</td><td class="number">z</td></tr>'
+        "</tbody></table></div>"
+    )
+    with pytest.raises(ValueError, match="zip"):
+        page.html_table(("a", "b"), [("only one",)])
+    with pytest.raises(ValueError, match="zip"):
+        page.html_table(("a", "b"), [("one", "two", "three")])

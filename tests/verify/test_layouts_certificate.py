@@ -1,0 +1,165 @@
+"""The certificate of layouts from results of ranks that are written by hand; no rank is started."""
+
+import json
+import math
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from kielo.recipe.errors import KieloError
+from kielo.recipe.read import read_recipe
+from kielo.recipe.sections import Recipe
+from kielo.verify import layouts
+from kielo.verify.layouts import BARS, verify_layouts
+from kielo.verify.layouts_rank import make_references, run_cases
+
+AT_THE_BARS = {
+    "loss": (1e-5, "step 2"),
+    "norm": (1e-5, "step 1"),
+    "gradient": (2e-5, "a"),
+    "weight": (2e-5, "b"),
+}
+
+
+def row(name: str, **values: tuple[float, str]) -> dict[str, Any]:
+    numbers = {what: {"value": value, "at": at} for what, (value, at) in (AT_THE_BARS | values).items()}
+    return {"name": name, "compile_backend": "eager"} | numbers
+
+
+class Failed(ChildFailedError):
+    def __init__(self, rank: int, message: Any):
+        Exception.__init__(self, "failed")
+        self.first = rank, SimpleNamespace(message=message)
+
+    def get_first_failure(self) -> Any:
+        return self.first
+
+
+class Launcher:
+    """Stands for torch's launcher. results: case → its row, or how its ranks fail."""
+
+    def __init__(self, results: dict[str, Any]):
+        self.results, self.launched, self.configs = results, [], []
+
+    def __call__(self, config: Any, function: Any) -> Any:
+        self.configs.append(config)
+
+        def run(recipe: Recipe, cases: list, steps: int, folder: Any, *rest: Any) -> None:
+            signal.signal(signal.SIGTERM, lambda *_: None)  # as torch's leaves one behind
+            names = [case.name for case in cases]
+            self.launched.append((function, config.nproc_per_node, names, steps, *rest[1:]))
+            for name in names if rest else ():
+                found = self.results[name]
+                if isinstance(found, Exception):
+                    raise found
+                with open(rest[0], "a", encoding="utf-8") as file:
+                    file.write(json.dumps(found) + "\n")
+
+        return run
+
+
+@pytest.fixture
+def launch(monkeypatch, tmp_path):
+    """Returns a function that verifies the cases of these results, in the folder."""
+
+    def verify(results: dict[str, Any], *sets: str, **options: Any) -> tuple[dict[str, Any], Launcher]:
+        launcher = Launcher(results)
+        monkeypatch.setattr(layouts, "elastic_launch", launcher)
+        monkeypatch.setattr(layouts, "listen_at_a_short_path", lambda: None)
+        recipe = read_recipe("demo_estonian", list(sets)).recipe
+        return verify_layouts(recipe, tmp_path, list(results), **options), launcher
+
+    return verify
+
+
+def passed(certificate: dict[str, Any]) -> dict[str, bool | None]:
+    return {entry["name"]: entry["passed"] for entry in certificate["cases"]}
+
+
+def test_an_entry_by_hand(launch, tmp_path) -> None:
+    """Settings of the case, or those of the recipe; numbers at the bars pass."""
+    names = ("tensor2-z_loss", "tensor2-compiled-micro4")
+    sets = ("train.z_loss=3e-4", "dataset.mask_documents=true", "model.tie_word_embeddings=false")
+    certificate, _ = launch({name: row(name) for name in names}, *sets)
+    assert json.loads((tmp_path / "layouts.json").read_text()) == certificate
+    numbers = {
+        "max_relative_loss_difference": 1e-5, "max_relative_norm_difference": 1e-5,
+        "worst_gradient": {"name": "a", "relative_l2": 2e-5},
+        "worst_weight": {"name": "b", "relative_l2": 2e-5}, "passed": True, "error": None,
+    }  # fmt: skip
+    usual = {"ranks": 2, "tied": False, "documents": True, "causal_sequences": False, "precision": "fp32"}
+    assert certificate["cases"] == [
+        {"name": names[0], "layout": {"tensor": 2}, "compile_backend": None, "z_loss": 1e-3,
+         "micro_batches": 1} | usual | numbers,
+        {"name": names[1], "layout": {"tensor": 2, "compile": True}, "compile_backend": "eager",
+         "z_loss": 3e-4, "micro_batches": 4} | usual | numbers,
+    ]  # fmt: skip
+    rest = {key: value for key, value in certificate.items() if key not in ("cases", "versions")}
+    bars = {"loss": 1e-5, "norm": 1e-5, "gradient": 2e-5, "weight": 2e-5}
+    assert rest == {
+        "passed": True, "all_cases": False, "bars": bars, "steps": 10, "mutation": None, "left_out": {},
+    }  # fmt: skip
+    assert bars == BARS and "torch" in certificate["versions"]
+
+
+@pytest.mark.parametrize(
+    ("what", "value", "kept"),
+    [("loss", 1.1e-5, 1.1e-5), ("norm", 1.1e-5, 1.1e-5), ("gradient", 2.1e-5, 2.1e-5),
+     ("weight", 2.1e-5, 2.1e-5), ("loss", math.inf, None), ("weight", math.inf, None)],
+)  # fmt: skip
+def test_a_number_above_its_bar(launch, what: str, value: float, kept: float | None) -> None:
+    """One number of one case is enough; infinite ones are null, which JSON has."""
+    name = "shard2"
+    certificate, _ = launch({"replicate2": row("replicate2"), name: row(name, **{what: (value, "x")})})
+    assert passed(certificate) == {"replicate2": True, name: False} and certificate["passed"] is False
+    entry = certificate["cases"][1]
+    found = {
+        "loss": entry["max_relative_loss_difference"], "norm": entry["max_relative_norm_difference"],
+        "gradient": entry["worst_gradient"]["relative_l2"], "weight": entry["worst_weight"]["relative_l2"],
+    }  # fmt: skip
+    assert found[what] == kept and entry["error"] is None
+
+
+def test_bf16_has_no_bar(launch) -> None:
+    far = row("tensor2-bf16", loss=(0.5, "step 1"))
+    certificate, _ = launch({"tensor2-bf16": far})
+    assert passed(certificate) == {"tensor2-bf16": None} and certificate["passed"] is True
+
+
+def test_ranks_are_started_again_after_a_case_that_raises(launch, capsys) -> None:
+    """Cases of one number of ranks share a start; what a rank said is noted, in either of torch's forms."""
+    results = {
+        "one_rank-micro4": row("one_rank-micro4"), "replicate2": row("replicate2"),
+        "shard2": Failed(3, {"message": "it broke"}), "tensor2": row("tensor2"),
+        "tensor2-bf16": Failed(1, "signal 9"),
+    }  # fmt: skip
+    handler = signal.getsignal(signal.SIGTERM)
+    certificate, launcher = launch(results, steps=1, mutation="some.function")
+    assert signal.getsignal(signal.SIGTERM) is handler
+    one, two = ["one_rank-micro4"], ["replicate2", "shard2", "tensor2", "tensor2-bf16"]
+    assert launcher.launched == [
+        (make_references, 1, [*one, *two], 1), (run_cases, 1, one, 1, "some.function"),
+        (run_cases, 2, two, 1, "some.function"), (run_cases, 2, two[2:], 1, "some.function"),
+    ]  # fmt: skip
+    assert [entry["error"] for entry in certificate["cases"]] == [
+        None, None, "rank 3: it broke", None, "rank 1: signal 9",
+    ]  # fmt: skip
+    assert passed(certificate) == dict(zip([*one, *two], (True, True, False, True, False)))
+    assert certificate["passed"] is False and certificate["mutation"] == "some.function"
+    entry = certificate["cases"][2]
+    assert entry["max_relative_loss_difference"] is None and entry["worst_weight"]["relative_l2"] is None
+    assert capsys.readouterr().err == (
+        "layouts: 5 cases; first the reference, on one process\nlayouts: shard2: rank 3: it broke\n"
+        "layouts: tensor2-bf16: rank 1: signal 9\n"
+    )
+    config = launcher.configs[2]
+    assert (config.min_nodes, config.max_nodes, config.max_restarts) == (1, 1, 0)
+    assert (config.start_method, config.rdzv_endpoint) == ("forkserver", "localhost:0")
+
+
+def test_no_step_shows_nothing(launch) -> None:
+    with pytest.raises(KieloError, match="0 steps show nothing; give 1 or more"):
+        launch({"shard2": row("shard2")}, steps=0)

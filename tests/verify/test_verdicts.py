@@ -1,0 +1,133 @@
+"""Verdicts and tables of the round trip and of position heads, and the order of a preflight, by hand."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kielo.artifact.preflight import CheckReport, Complaint, Preflight
+from kielo.artifact.stage_json import read_json
+from kielo.checkpoint.agreement import Agreement
+from kielo.verify import position_heads, round_trip
+from kielo.verify.preflight import run
+from kielo.verify.preflight.job import Check, Finding, Job, name_of_this_node
+from kielo.verify.preflight.run import run_checks
+
+
+def tensor(dtype: str, size: int, sha256: str = "0123456789abcdef0123") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": [3, 5], "bytes": size, "sha256": sha256}
+
+
+TENSORS = {"a": tensor("F32", 1200), "b": tensor("BF16", 600), "c": tensor("BF16", 40_000)}
+
+
+def test_a_round_trip_in_words() -> None:
+    """A row for each dtype; the first tensor that differs, as it is on both sides."""
+    result = {"passed": True, "tensors": TENSORS, "differences": {}, "source": "/some/folder"}
+    titles, rows = round_trip.table(result)
+    assert titles == ["dtype", "tensors", "bytes", "different"]
+    assert rows == [("BF16", 2, "40,600", 0), ("F32", 1, "1,200", 0)]
+    assert round_trip.verdict(result) == (
+        "Round trip holds: name, dtype, shape and bytes of all 3 tensors are those of /some/folder."
+    )
+    result |= {"passed": False, "differences": {"c": None, "b": tensor("F32", 1), "new": tensor("I8", 1)}}
+    assert round_trip.table(result)[1] == [("BF16", 2, "40,600", 2), ("F32", 1, "1,200", 0)]
+    assert round_trip.verdict(result) == (
+        "NO round trip: 3 of 3 tensors differ; first c: BF16 [3, 5] sha256 0123456789abcdef… in the source, "
+        "missing in the export."
+    )
+    result["differences"] = {"new": tensor("I8", 1)}
+    assert round_trip.verdict(result) == (
+        "NO round trip: 1 of 3 tensors differ; first new: missing in the source, I8 [3, 5] sha256 "
+        "0123456789abcdef… in the export."
+    )
+
+
+def test_position_heads_in_words() -> None:
+    """The other way is named where it has the lower loss, with the key of the file that says so."""
+    result = {"taken": "x", "losses": {"x": 2.0, "y": 2.5}, "passed": True, "source": "/some"}
+    said = "position_heads = 'x', which Kielo takes for these files, has the lower loss."
+    assert position_heads.verdict(result) == said
+    result |= {"losses": {"x": 2.5, "y": 2.0}, "passed": False}
+    assert position_heads.verdict(result) == (
+        "Kielo takes position_heads = 'x' for these files, and 'y' has the lower loss; what would work: "
+        '"position_heads": "y" in /some/config.json'
+    )
+
+
+class Stub:
+    """A check of one rank, which notes when it measures."""
+
+    def __init__(self, name: str, findings: list[Finding] | None = None, error: Exception | None = None):
+        self.check = Check(name, self.measure, lambda found, job: findings or [], self.summarise)
+        self.times, self.error = 0, error
+
+    def measure(self, job: Job) -> str:
+        self.times += 1
+        if self.error is not None:
+            raise self.error
+        return "measured"
+
+    def summarise(self, found: Any, job: Job) -> str:
+        return f"{found[0]} once"
+
+
+def checked(folder: Path, *stubs: Stub, nodes: tuple[str, ...] = ("n0",)) -> tuple[bool, Preflight]:
+    world = SimpleNamespace(rank=0, size=len(nodes))
+    job = Job(None, None, None, world, None, Agreement(), nodes, folder)
+    has_passed = run_checks(job, [stub.check for stub in stubs])
+    return has_passed, read_json(folder, Preflight)
+
+
+def test_checks_run_in_order_and_their_findings_are_kept(tmp_path: Path, monkeypatch) -> None:
+    """Refusals come first; a warning refuses nobody. Seconds are by a clock that counts in whole ones."""
+    ticks = iter([10.0, 20.0, 21.5, 30.0, 32.25, 50.0])
+    monkeypatch.setattr(run.time, "monotonic", lambda: next(ticks))
+    warned, refused = (
+        Stub("a", [Finding(0, "odd", False)]),
+        Stub("b", [Finding(0, "broken"), Finding(None, "x")]),
+    )
+    has_passed, found = checked(tmp_path, warned, refused)
+    assert has_passed is found.passed is False and found.bad_nodes == ["n0"]
+    assert [(one.check, one.rank, one.node, one.message, one.is_refusal) for one in found.complaints] == [
+        ("b", 0, "n0", "broken", True), ("b", None, None, "x", True), ("a", 0, "n0", "odd", False),
+    ]  # fmt: skip
+    assert found.checks == [
+        CheckReport(name="a", summary="measured once", seconds=1.5, found=["measured"]),
+        CheckReport(name="b", summary="measured once", seconds=2.25, found=["measured"]),
+    ]
+    assert (found.ranks, found.seconds) == (1, 40.0)
+    assert found.nodes[0].content() == {"name": "n0", "ranks": [0], "passed": False}
+    assert (tmp_path / "bad_nodes.txt").read_text() == "n0\n"
+
+
+def test_a_job_with_warnings_alone_passes(tmp_path: Path) -> None:
+    has_passed, found = checked(tmp_path, Stub("a", [Finding(0, "odd", False)]))
+    assert has_passed is found.passed is True and found.bad_nodes == [] and found.nodes[0].passed
+    assert (tmp_path / "bad_nodes.txt").read_text() == ""
+    assert checked(tmp_path)[0] is True
+
+
+@pytest.mark.parametrize(
+    ("error", "said"), [(ValueError("one\ntwo"), "ValueError: one"), (KeyError("k"), "KeyError: 'k'")]
+)
+def test_nothing_runs_after_a_check_that_raised(tmp_path: Path, error: Exception, said: str) -> None:
+    """The ranks are out of step; its rank is refused with the first line of the error."""
+    broken, after = Stub("a", error=error), Stub("b")
+    has_passed, found = checked(tmp_path, broken, after)
+    assert not has_passed and (broken.times, after.times) == (1, 0)
+    complaint = Complaint(
+        check="a", rank=0, node="n0", message=f"the check ended with an error: {said}", is_refusal=True
+    )
+    assert found.complaints == [complaint] and found.checks[0].summary == "ended with an error"
+    assert found.checks[0].found == [None]
+    assert found.checks[1] == CheckReport(name="b", summary="not run", seconds=0.0, found=[])
+
+
+def test_the_scheduler_s_name_of_a_node(monkeypatch) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "nid7")
+    assert name_of_this_node() == "nid7"
+    monkeypatch.setenv("SLURMD_NODENAME", "")
+    assert name_of_this_node() == os.uname().nodename
