@@ -158,6 +158,8 @@ def test_short_notes(monkeypatch) -> None:
     assert told({3: SLOW, 5: slower}, (FAST, other)) == [
         "The recipe's own layout is slower than the fastest by 50% on 3 nodes, 20% on 5 nodes."
     ]
+    lines = tables.short_notes(RUN, [SLOW, other], {3: FAST, 5: other}, "{layout}")
+    assert lines[0] == "The recipe's own layout is faster than those that were looked at on 3 nodes."
     assert told({3: "no", 6: FAST}) == [
         "The recipe's own layout cannot run on 3 nodes: no", "No layout fits on 6 nodes."
     ]  # fmt: skip
@@ -207,6 +209,8 @@ def test_notes_of_the_wide_output(monkeypatch) -> None:
         "no queue, no failures. MFU is of model FLOPs at 200 TFLOP/s. `kielo plan explain` says why "
         "'dp12-mb2-zero1' is so fast; `kielo rehearse` measures the bytes.",
     ]
+    (line,) = tables.notes(RUN, [SLOW], [a_cost()], {3: FAST}, Found(ranked={3: [SLOW]}))[:1]
+    assert line.endswith("18,432 tokens/s, 40.0 of 60.0 GB")
     endless = a_run(max_wall_hours=None)
     endless.card.memory_source = ""
     (line,) = tables.notes(endless, [FAST], [a_cost(failures=failures())], {3: "no"}, found)[1:]
