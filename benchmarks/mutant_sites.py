@@ -30,6 +30,17 @@ _EXTREMES = {
 }
 
 
+# In a class, for each of its fields that may change; the one before is called from it. The word super itself
+# is not allowed in a NamedTuple.
+_READ = """
+def __getattribute__(self, name, before=locals().get("__getattribute__")):
+    if name in {names!r}:
+        {call}
+    above = getattr(__import__("builtins"), "super")({owner}, self).__getattribute__
+    return before(self, name) if before else above(name)
+"""
+
+
 @dataclass(frozen=True)
 class Mutant:
     """One change of one file.
@@ -153,7 +164,8 @@ def add_probes(package: Path, mutants: list[Mutant], call: Callable[[int], str])
     """Writes a call before the statement of each mutant, made of its number in the list.
 
     A name that is set outside of functions is used elsewhere: its probes stand at the beginning of each
-    function of the package that reads the name. Comments are lost.
+    function of the package that reads the name. That of a class is also read by tests: its class gets a
+    method that notes who reads it. Comments are lost.
     """
     trees = {path: ast.parse(path.read_bytes()) for path in sorted(package.rglob("*.py"))}
     for number, mutant in enumerate(mutants):
@@ -165,6 +177,9 @@ def add_probes(package: Path, mutants: list[Mutant], call: Callable[[int], str])
             body.insert(body.index(statement), probe)
             continue
         names = _names_outside(tree, mutant.line)
+        if (owner := _class_around(tree, mutant.line)) is not None:
+            method = _READ.format(names=names, call=call(number), owner=owner.name)
+            owner.body.append(ast.parse(method).body[0])
         for other in trees.values():
             for function in ast.walk(other):
                 if isinstance(function, ast.FunctionDef) and names & _names_read(function):
@@ -187,6 +202,12 @@ def _statement(tree: ast.Module, mutant: Mutant) -> tuple[list[Statement], State
                     if getattr(statement, "lineno", mutant.line + 1) <= mutant.line <= statement.end_lineno:
                         found = body, statement
     return found
+
+
+def _class_around(tree: ast.Module, line: int) -> ast.ClassDef | None:
+    """Returns the class of whose body, outside of its functions, the line is."""
+    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    return next((node for node in classes if node.lineno <= line <= node.end_lineno), None)
 
 
 def _names_outside(tree: ast.Module, line: int) -> set[str]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kielo.recipe.amounts import parse_amount, short_amount
+from kielo.recipe.amounts import parse_amount, parse_device_hours, short_amount
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,26 @@ def test_what_is_no_amount_is_refused(text) -> None:
 @pytest.mark.parametrize("number", [3 * 10**9, 350 * 10**6, 1_240_000_000, 17, 2 * 10**12])
 def test_a_short_amount_is_read_back(number) -> None:
     assert parse_amount(short_amount(number)) == number
+
+
+def test_an_amount_has_18_digits_before_the_point_at_most() -> None:
+    assert parse_amount("9" * 18) == 10**18 - 1
+    with pytest.raises(ValueError, match=r"a number below 2\*\*63, such as 3B"):
+        parse_amount("1" + "0" * 18)
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"),
+    [("20000h", 20_000), ("1.5M GPU-hours", 1_500_000), (" 7 device hour ", 7), ("3k h", 3_000),
+     ("2_000gpuhours", 2_000), ("60B", None), ("h", None), ("20000 hours", None)],
+)  # fmt: skip
+def test_device_hours(text, hours) -> None:
+    assert parse_device_hours(text) == hours
+
+
+def test_a_short_amount_keeps_two_digits_after_the_point() -> None:
+    written = {
+        0: "0", 999: "999", 1000: "1K", 1234: "1.23K", 999_999: "1000K", 10**6: "1M", 1_236_000: "1.24M",
+        10**9: "1B", 2_500_000_000: "2.5B", 10**12: "1T", 10**13: "10T",
+    }  # fmt: skip
+    assert {number: short_amount(number) for number in written} == written

@@ -213,3 +213,133 @@ def test_shipped_recipes_are_toml_files():
     for name, path in shipped_recipes().items():
         given = tomllib.loads(path.read_text(encoding="utf-8"))["name"]
         assert given.removesuffix("_{language}") == name
+
+
+SHAPE = "[model]\nhidden_size = 64\nnum_attention_heads = 4\nhead_dim = 8\nvocab_multiple = 32\n"
+
+
+def test_a_size_and_a_shape_take_each_others_place(tmp_path, small):
+    """The nearer of both holds: --set over a file, a file over the one that it extends."""
+    small.write_text(SMALL + SHAPE, encoding="utf-8")
+    sized = read_recipe(small, ["model.params=3B"])
+    model = sized.recipe.model
+    assert (model.params, model.vocab_multiple) == (3 * 10**9, 32)
+    assert not model.model_fields_set & {"hidden_size", "num_attention_heads", "head_dim"}
+    assert sized.origins["model.hidden_size"] == "default" and sized.origins["model.params"] == "--set"
+    assert sized.origins["model.vocab_multiple"] == str(small)
+    child = tmp_path / "child.toml"
+    child.write_text('extends = "small.toml"\nname = "child"\nmodel.params = "2B"\n', encoding="utf-8")
+    assert read_recipe(child).recipe.model.params == 2 * 10**9
+    shaped = read_recipe(child, ["model.head_dim=16"])
+    assert (shaped.recipe.model.params, shaped.recipe.model.head_dim) == (None, 16)
+    for both in (["model.params=3B", "model.head_dim=16"], ["model.head_dim=16", "model.params=3B"]):
+        assert message(small, both) == (
+            "--set: model.params = 3B makes the shape, and model.head_dim is given too; leave out one or "
+            "the other"
+        )
+    small.write_text("model = 5\n" + SMALL, encoding="utf-8")
+    assert "model = 5 does not fit" in message(small, ["train.tokens=2B"])
+
+
+def test_settings_that_cannot_be_made(small):
+    told = {
+        "train": "--set train: give section.key=value, e.g. --set train.tokens=1000000",
+        "=5": "--set =5: give section.key=value, e.g. --set train.tokens=1000000",
+        "train..x=5": "--set train..x=5: give section.key=value, e.g. --set train.tokens=1000000",
+        "name.first=5": "--set name.first=5: name holds a value, so there is no name.first to set",
+        "“name”=x": "--set “name”=x: “ ” are letters to a shell; type \" or '",
+        "name=\udcff": "--set 'name=\\udcff': is not UTF-8; type it on a terminal with a UTF-8 locale",
+    }
+    assert {text: message(small, [text]) for text in told} == told
+
+
+def test_values_of_settings(small):
+    """A second one of the same key holds; text that goes on with another key stays text."""
+    recipe = read_recipe(small, ["seed = 3", "seed=4", "description=1\nx = 2", "folder=[1]"]).recipe
+    assert (recipe.seed, recipe.description, recipe.folder) == (4, "1\nx = 2", "[1]")
+    mixed = read_recipe(small, ["corpus.sources=[{path='b.txt'}]", "dataset.mixture={b = 2.0}"])
+    assert mixed.recipe.dataset.mixture == {"b": 2.0} and mixed.origins["dataset.mixture"] == "--set"
+
+
+def test_files_that_cannot_be_read(tmp_path, monkeypatch):
+    """What each is taken for, and what would work; a mark of Windows' editors is passed over."""
+    monkeypatch.chdir(tmp_path)
+    files = {"a.toml": "x\xe4".encode("latin-1"), "b.toml": "x = 1".encode("utf-16"), "c.txt": b"Kord\n",
+             "d.TSV.gz": b"Kord\n", "e.toml": b"x = \n", "f.md": b"Kord\n"}  # fmt: skip
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    assert message("a.toml") == (
+        "a.toml: byte 1 is not UTF-8, as TOML files are; what would work: iconv -f LATIN1 -t UTF-8 a.toml > "
+        "converted.toml"
+    )
+    assert "iconv -f UTF-16 -t UTF-8 b.toml" in message("b.toml")
+    for name in ("c.txt", "d.TSV.gz"):
+        assert message(name).endswith(
+            f"; a recipe names its text: kielo run own_text --set corpus.sources={name}"
+        )
+    for name in ("e.toml", "f.md"):
+        assert message(name).endswith("; what would work: a line for each key = value, with text in quotes")
+    (tmp_path / "g.toml").write_bytes(b"\xef\xbb\xbf" + SMALL.encode())
+    assert read_recipe("g.toml").recipe.name == "small"
+    (tmp_path / "h.toml").write_text('language = "et"\nlanguages = ["et"]\n')
+    assert message("h.toml") == "h.toml: has both language and languages; give one of them"
+    (tmp_path / "i.toml").write_text('extends = ""\n')
+    assert message("i.toml") == "i.toml: extends = '' does not fit; give one path or shipped name"
+    (tmp_path / "j.toml").write_text("extends = 5\n")
+    assert message("j.toml") == "j.toml: extends = 5 does not fit; give one path or shipped name"
+
+
+def test_folders_for_recipes(tmp_path, monkeypatch):
+    """A run's folder is its recipe, wherever it was moved; one inside of it is not."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run" / "hf").mkdir(parents=True)
+    (tmp_path / "run" / "recipe.toml").write_text('folder = "elsewhere"\n' + SMALL, encoding="utf-8")
+    read = read_recipe("run")
+    assert read.recipe.folder == "run" and read.origins["folder"] == "run/recipe.toml"
+    assert message("run/hf") == (
+        "run/hf: a folder without recipe.toml, which `kielo run` writes into its run folder; did you mean "
+        "run?"
+    )
+    assert message("hf:o/n").endswith("what would work: a recipe with --set model.weights=hf:o/n")
+    assert message("zzqx.toml").startswith(
+        "zzqx.toml: no such recipe file, and none of that name is shipped ("
+    )
+    assert message("zzqx.toml").endswith(")") and message("demo_eston.toml").endswith(
+        "; did you mean demo_estonian?"
+    )
+
+
+def test_a_run_folder_is_none_of_its_inputs(tmp_path, monkeypatch, small):
+    """Text, a tokenizer and weights may not lie where a stage replaces; a link needs its end, and no file."""
+    monkeypatch.chdir(tmp_path)
+
+    def refusal(*sets: str) -> str | None:
+        try:
+            run_folder(read_recipe(small, ["dataset.mixture={}", "folder=r", *sets]).recipe)
+        except KieloError as error:
+            return str(error)
+        return None
+
+    assert refusal() is None and refusal("corpus.sources=r/raw/a.txt") is None
+    for place in ("r/corpus/a.txt", "./r/hf/x/a.txt", "r/tokens/*.txt", f"{tmp_path}/r/verify/a.txt"):
+        said = refusal(f"corpus.sources={place}")
+        assert (
+            said is not None and said.startswith(f"corpus.sources, a = '{place}': is in r/") or "*" in place
+        )
+        assert said is not None and said.endswith("another `folder`; nothing was changed")
+    assert refusal("corpus.sources=r/train/a.txt") is None
+    (tmp_path / "r" / "tokenizer").mkdir(parents=True)
+    (tmp_path / "r" / "tokenizer" / "tokenizer.json").write_text("{}")
+    assert refusal("tokenizer.path=r/tokenizer").startswith(
+        "tokenizer.path = 'r/tokenizer': is in r/tokenizer, a "
+    )
+    assert refusal("model.weights=hf:r/hf", "tokenizer.path=hf:o/n").startswith(
+        "model.weights = 'hf:r/hf': is in r/hf"
+    )
+    (tmp_path / "gone").symlink_to("nowhere")
+    (tmp_path / "file").write_text("")
+    assert refusal("folder=gone/x").startswith(
+        "folder = 'gone/x': gone is a symbolic link to nowhere, which is not"
+    )
+    assert refusal("folder=file/x").startswith("folder = 'file/x': file is a file; move it away")
+    assert refusal("folder=r/new/deep") is None

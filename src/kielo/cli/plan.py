@@ -397,9 +397,7 @@ def _nodes(text: str | None, site: "Cluster") -> list[int]:
                 raise KieloError(
                     f"--nodes {text}: begin with the smaller number; what would work: {last}..{first}"
                 )
-            numbers = [first * 2**power for power in range(20) if first >= 1 and first * 2**power < last] + [
-                last
-            ]
+            numbers = [first * 2**power for power in range(20) if first * 2**power < last] + [last]
         else:
             numbers = sorted({int(part) for part in text.split(",")})
     except ValueError:
@@ -418,11 +416,11 @@ def _nodes(text: str | None, site: "Cluster") -> list[int]:
 
 
 def _plot_scaling(folder: str, run: "RunToPlan", nodes: list[int], found: "Found") -> str:
+    if len(nodes) < 2:
+        raise KieloError("--plot draws scaling over several numbers of nodes: give --nodes 4..256")
     from kielo.plan.scaling import strong_and_weak
     from kielo.report.plan_figures import scaling_svg
 
-    if len(nodes) < 2:
-        raise KieloError("--plot draws scaling over several numbers of nodes: give --nodes 4..256")
     path = _new_file(folder, f"scaling_{run.recipe.name}_{run.site.name}.svg")
     scaling_svg(*strong_and_weak(run, nodes, found), path)
     return str(path)

@@ -147,7 +147,7 @@ def notes(
         best = found.ranked[nodes][0] if found.ranked[nodes] else None
         behind = (
             f", {1 - planned.tokens_per_second / best.tokens_per_second:.0%} slower than the best"
-            if best
+            if best and planned.tokens_per_second <= best.tokens_per_second
             else ""
         )
         need = planned.need
@@ -195,6 +195,8 @@ def short_notes(
             lines.append(f"* the recipe's own layout. {verdict([best, planned])}")
         elif not planned.fits:
             lines.append(f"The recipe's own layout does not fit{on}.")
+        elif planned.tokens_per_second > best.tokens_per_second:
+            lines.append(f"The recipe's own layout is faster than those that were looked at{on}.")
         else:
             slower.append(f"{1 - planned.tokens_per_second / best.tokens_per_second:.0%}{on}")
     if slower:

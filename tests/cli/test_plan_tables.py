@@ -1,0 +1,349 @@
+"""Tables and sentences of `kielo plan`, of two layouts with numbers that are easy to count with."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kielo.cli import plan_tables as tables
+from kielo.cli.plan_failures import failure_notes, failure_rows
+from kielo.plan.cost import Cost
+from kielo.plan.failures import Failures, Rate
+from kielo.plan.planned_layout import PlannedLayout
+from kielo.plan.search import Choice, Found
+from kielo.recipe.sections import Layout
+
+SITE = SimpleNamespace(
+    name="hall", billing_unit="node-hours", billed_per_node_hour=0.5, devices_per_node=4, max_wall_hours=36.0,
+    max_nodes_per_job=7,
+)  # fmt: skip
+
+
+def a_run(**site: Any) -> Any:
+    return SimpleNamespace(
+        site=SimpleNamespace(**(vars(SITE) | site)), card=SimpleNamespace(name="gpu", memory_source="its "
+        "page"),
+        usable_bytes=60e9, usable_host_bytes=400e9, peak_tflops=200.0, precision="bf16",
+        host_bytes_per_node=lambda bytes_, offload: 30e9, flops_per_token=lambda length: 8e12,
+        recipe=SimpleNamespace(checkpoint=SimpleNamespace(every_steps=250, memory_every_steps=0),
+        name="mine"),
+    )  # fmt: skip
+
+
+def a_layout(
+    run: Any, nodes: int = 3, seconds: float = 2.0, gigabytes: float = 40.0, **axes: Any
+) -> PlannedLayout:
+    layout = Layout(**({"tensor": 1, "pipeline": 1, "shard": 4 * nodes} | axes))
+    parts = {"matrix": 0.75 * seconds, "bubble": 0.25 * seconds, "tensor_traffic": 0.0}
+    return PlannedLayout(
+        run, layout, nodes, 4 * nodes, 512, 2, 3, 512 * 6 * 4 * nodes, parts, 0.9 * seconds, 1.2 * seconds,
+        {"weights": 0.25e9 * gigabytes, "logits": 0.75e9 * gigabytes}, 0.125,
+    )  # fmt: skip
+
+
+def a_cost(days: float = 3.0, device_hours: float = 2400.0, **more: Any) -> Cost:
+    return Cost(1000, 2e5, 3e3, 1.5, 4, 70e9, 21.0, 5, days * 86400, device_hours, **more)
+
+
+RUN = a_run()
+FAST, SLOW = a_layout(RUN), a_layout(RUN, seconds=4.0, gigabytes=50.0, shard=6, replicate=2)
+
+
+def test_the_layouts_have_these_names() -> None:
+    """As docs/layout_names.md reads them; all figures of this file are of these two."""
+    assert (FAST.name, SLOW.name) == ("dp12-mb2-zero1", "dp12-hsdp6-mb2-zero1")
+    assert FAST.tokens_per_second == 36_864 / 2 and SLOW.tokens_per_second == 36_864 / 4
+
+
+def test_rows_of_the_best() -> None:
+    """A node-hour is four device-hours, and costs half a unit; the recipe's own is marked, and once there."""
+    listed = [(FAST, a_cost()), (SLOW, a_cost(days=1234.56, device_hours=4800.0))]
+    titles, rows = tables.best_rows(RUN, listed, (FAST, a_cost()))
+    assert titles == ("nodes", "tokens/s", "GB", "days", "device-hours", "node-hours", "layout")
+    assert rows == [
+        (3, "18,432", "40.0", "3.0", "2,400", "300", "dp12-mb2-zero1 *"),
+        (3, "9,216", "50.0", "1,234.6", "4,800", "600", "dp12-hsdp6-mb2-zero1"),
+    ]
+    free = a_run(billing_unit="", billed_per_node_hour=None)
+    titles, rows = tables.best_rows(free, [(a_layout(free), a_cost())], None)
+    assert titles == ("nodes", "tokens/s", "GB", "days", "device-hours", "layout")
+    assert rows == [(3, "18,432", "40.0", "3.0", "2,400", "dp12-mb2-zero1")]
+    assert tables.billed_hours(RUN, 2400) == 300 and tables.billed_hours(free, 2400) is None
+
+
+def test_a_long_name_goes_on_in_the_next_line() -> None:
+    """A term goes on there, so that 24 columns hold each line."""
+    long = a_layout(RUN, tensor=2, pipeline=3, shard=2, recompute="full", recompute_every_layers=2)
+    ((*_, shown),) = tables.best_rows(RUN, [(long, a_cost())], None)[1]
+    assert shown.replace("\n", "") == long.name and max(map(len, shown.split("\n"))) <= 24
+    assert all(line.endswith("-") for line in shown.split("\n")[:-1])
+    # With a blank after each -, as a person who breaks a line counts: 23 columns, and 25 with the mark.
+    assert [row[-1] for row in tables.best_rows(RUN, [(FAST, a_cost())], (SLOW, a_cost()))[1]] == [
+        "dp12-mb2-zero1", "dp12-hsdp6-mb2-zero1\n*",
+    ]  # fmt: skip
+    assert tables.best_rows(RUN, [(SLOW, a_cost())], None)[1][0][-1] == "dp12-hsdp6-mb2-zero1"
+
+
+def test_rows_of_the_ranking() -> None:
+    titles, rows = tables.ranking_rows([FAST, SLOW], [a_cost(), a_cost(days=4, device_hours=3200.0)])
+    assert titles == (
+        "nodes", "layout", "tokens/s", "s a step", "80% interval", "TFLOP/s a device", "MFU", "GB a device",
+        "bubble", "device hours", "days", "jobs", "checkpoint",
+    )  # fmt: skip
+    # 18,432 tokens/s × 8 TFLOP / 12 devices; of 200 TFLOP/s
+    assert rows == [
+        (3, "dp12-mb2-zero1", "18,432", "2", "1.8–2.4", "12288.0", "6144.0%", "40.0", "25.0%", "2,400",
+         "3.0", 5,
+         "70 GB in 21 s"),
+        (3, "dp12-hsdp6-mb2-zero1", "9,216", "4", "3.6–4.8", "6144.0", "3072.0%", "50.0", "25.0%", "3,200",
+         "4.0", 5,
+         "70 GB in 21 s"),
+    ]  # fmt: skip
+    titles, rows = tables.part_rows([FAST, SLOW])
+    assert titles == ("nodes", "layout", "matrix products", "pipeline bubble", "data traffic hidden")
+    assert rows == [
+        (3, "dp12-mb2-zero1", "1.5", "0.5", "0.125"), (3, "dp12-hsdp6-mb2-zero1", "3", "1", "0.125"),
+    ]  # fmt: skip
+
+
+ONE = Choice(Layout(tensor=2, pipeline=3), 4, 1, 2)
+NONE = Choice(Layout(tensor=2, pipeline=3, context=5), 1, 1, 2)
+FOUND = Found(
+    ranked={3: [FAST]}, refused={3: {"too large": [ONE], "too small": [ONE, ONE, ONE, ONE]}},
+    impossible={"heads": [NONE, NONE]}, looked_at=1234,
+)  # fmt: skip
+
+
+def test_rows_of_what_is_not_listed() -> None:
+    """The reason with most layouts first; a layout that is never possible is named by its axes."""
+    assert tables.name(NONE) == "tp2-pp3-cp5" and tables.name(ONE) == ONE.name != "tp2-pp3"
+    assert tables.name(Choice(Layout(), 1, 1, 2)) == Choice(Layout(), 1, 1, 2).name
+    assert tables.refusal_rows(FOUND, False) == (
+        ("nodes", "layouts", "not listed, for example", "why not"),
+        [("any", 2, "tp2-pp3-cp5", "heads"), (3, 4, ONE.name, "too small"), (3, 1, ONE.name, "too large")],
+    )
+    titles, rows = tables.refusal_rows(FOUND, True)
+    assert titles == ("nodes", "layouts", "not listed", "why not")
+    assert rows == [("any", 1, "tp2-pp3-cp5", "heads")] * 2 + [(3, 1, ONE.name, "too small")] * 4 + [
+        (3, 1, ONE.name, "too large")
+    ]
+
+
+def test_short_notes(monkeypatch) -> None:
+    """How the recipe's own layout compares, on one number of nodes and on several."""
+    monkeypatch.setattr(tables, "verdict", lambda several: f"{several[0].name} before {several[1].name}.")
+    more = (
+        "More: --wide; `kielo plan explain r dp12-mb2-zero1 --nodes 3` explains a layout and prints it for "
+        "the "
+        "recipe."
+    )
+
+    def told(own: dict, listed: tuple = (FAST,)) -> list[str]:
+        lines = tables.short_notes(RUN, list(listed), own, "kielo plan explain r {layout}")
+        assert lines[-1] == more
+        return lines[:-1]
+
+    assert told({3: FAST}) == ["The recipe's own layout (*) is the fastest."]
+    assert told({3: SLOW}) == [
+        "* the recipe's own layout. dp12-mb2-zero1 before dp12-hsdp6-mb2-zero1.",
+    ]  # fmt: skip
+    assert told({3: "too few heads"}) == ["The recipe's own layout cannot run: too few heads"]
+    assert told({5: FAST}) == ["No layout fits."]
+    other = a_layout(RUN, nodes=5, seconds=1.0)
+    assert told({3: FAST, 5: other}, (FAST, other)) == [
+        "The recipe's own layout is the fastest on 3 nodes.", "The recipe's own layout is the fastest on 5 "
+        "nodes.",
+    ]  # fmt: skip
+    slower = a_layout(RUN, nodes=5, seconds=1.25, shard=10, replicate=2)
+    assert told({3: SLOW, 5: slower}, (FAST, other)) == [
+        "The recipe's own layout is slower than the fastest by 50% on 3 nodes, 20% on 5 nodes."
+    ]
+    lines = tables.short_notes(RUN, [SLOW, other], {3: FAST, 5: other}, "{layout}")
+    assert lines[0] == "The recipe's own layout is faster than those that were looked at on 3 nodes."
+    assert told({3: "no", 6: FAST}) == [
+        "The recipe's own layout cannot run on 3 nodes: no", "No layout fits on 6 nodes."
+    ]  # fmt: skip
+    assert told({3: FAST, 7: "no"}, (FAST,))[1:] == ["No layout fits on 7 nodes."]
+    assert told({3: FAST, 8: "no"}, (FAST,))[2:] == [
+        "hall lets a job have 7 nodes in its usual queue; more need an agreement with the site."
+    ]
+
+
+def test_short_notes_of_what_does_not_fit(monkeypatch) -> None:
+    monkeypatch.setattr(tables, "in_words", lambda planned: "what would: less")
+    large = a_layout(RUN, nodes=5, gigabytes=60.5, shard=10, replicate=2)
+    best = a_layout(RUN, nodes=5)
+    lines = tables.short_notes(RUN, [FAST, best], {3: FAST, 5: large}, "{layout}")
+    assert lines[1:3] == [
+        "The recipe's own layout does not fit on 5 nodes.",
+        "On 5 nodes the recipe's own layout needs 60.5 GB on rank 0 (as every rank), of 60.0 usable; what "
+        "would: "
+        "less.",
+    ]
+    uneven = PlannedLayout(
+        **(vars(best) | {"tokens_per_step": 35_328})
+    )  # 69 sequences on 20 ranks, 6 of each
+    said = [
+        line
+        for line in tables.short_notes(RUN, [uneven, uneven], {5: uneven}, "{layout}")
+        if "counts" in line
+    ]
+    assert said == [f"{uneven.name} on 5 nodes: {uneven.shares}; its speed counts them."]
+
+
+def test_notes_of_the_wide_output(monkeypatch) -> None:
+    monkeypatch.setattr(tables, "in_words", lambda planned: "what would: less")
+    large = a_layout(RUN, nodes=5, gigabytes=61.0, shard=10, replicate=2)
+    found = Found(ranked={3: [FAST], 5: []})
+    lines = tables.notes(RUN, [FAST], [a_cost()], {3: SLOW, 4: "no heads", 5: large}, found)
+    assert lines[:4] == [
+        "3 nodes, the recipe's own layout: dp12-hsdp6-mb2-zero1, 9,216 tokens/s, 50.0 of 60.0 GB, 50% "
+        "slower than the "
+        "best",
+        "4 nodes, the recipe's own layout: no heads",
+        f"5 nodes, the recipe's own layout: {large.name}, 30,720 tokens/s, does not fit, 61.0 of 60.0 GB",
+        "60.0 GB a device are usable (its page). 'dp12-mb2-zero1' takes 30.0 of 400.0 GB of host memory a "
+        "node. "
+        "Hours are of jobs of at most 36 hours, 10 minutes to start each, a save every 250 steps and "
+        "held-out text; "
+        "no queue, no failures. MFU is of model FLOPs at 200 TFLOP/s. `kielo plan explain` says why "
+        "'dp12-mb2-zero1' is so fast; `kielo rehearse` measures the bytes.",
+    ]
+    (line,) = tables.notes(RUN, [SLOW], [a_cost()], {3: FAST}, Found(ranked={3: [SLOW]}))[:1]
+    assert line.endswith("18,432 tokens/s, 40.0 of 60.0 GB")
+    endless = a_run(max_wall_hours=None)
+    endless.card.memory_source = ""
+    (line,) = tables.notes(endless, [FAST], [a_cost(failures=failures())], {3: "no"}, found)[1:]
+    assert line.startswith("60.0 GB a device are usable. 'dp12") and ". Hours are of 10 minutes to" in line
+    assert "held-out text; no queue. MFU" in line
+
+
+def test_costs_of_all_languages() -> None:
+    """Each language costs as much; the layout that is named twice is told once."""
+    costs = [(FAST, a_cost()), (SLOW, a_cost(days=4, device_hours=3200.0)), (FAST, a_cost())]
+    of_all = tables.of_all_languages(["et", "fi", "sv"], costs)
+    assert of_all == {
+        "codes": ["et", "fi", "sv"], "planned": "et",
+        "layouts": [
+            {"name": "dp12-mb2-zero1", "nodes": 3, "hours_each": 72.0, "days_in_a_row": 9.0,
+             "device_hours": 7200.0, "billed_hours": 900.0},
+            {"name": "dp12-hsdp6-mb2-zero1", "nodes": 3, "hours_each": 96.0, "days_in_a_row": 12.0,
+             "device_hours": 9600.0, "billed_hours": 1200.0},
+        ],
+    }  # fmt: skip
+    assert tables.languages_rows(RUN, of_all) == (
+        ("nodes", "hours each", "days in a row", "device-hours", "node-hours", "layout"),
+        [(3, "72.0", "9.0", "7,200", "900", "dp12-mb2-zero1"), (3, "96.0", "12.0", "9,600", "1,200",
+         "dp12-hsdp6-mb2-zero1")],
+    )  # fmt: skip
+
+
+def test_json_of_a_layout() -> None:
+    said = tables.planned_json(FAST, a_cost())
+    layout, cost = said.pop("layout"), said.pop("cost")
+    assert layout["shard"] == 12 and layout["zero"] == 1
+    assert said.pop("tflops_per_device") == pytest.approx(12288) and said.pop("mfu") == pytest.approx(61.44)
+    assert said == {
+        "name": "dp12-mb2-zero1", "nodes": 3, "devices": 12, "micro_batch_sequences": 2,
+        "micro_batches_per_step": 3, "sequence_length": 512, "tokens_per_step": 36_864, "fits": True,
+        "bytes": {"weights": 10e9, "logits": 30e9}, "peak_bytes": 40e9, "usable_bytes": 60e9,
+        "host_bytes_per_node": 30e9, "usable_host_bytes_per_node": 400e9,
+        "seconds": {"matrix": 1.5, "bubble": 0.5, "tensor_traffic": 0.0}, "hidden_data_seconds": 0.125,
+        "step_seconds": 2.0, "interval_seconds": [1.8, 2.4], "tokens_per_second": 18_432.0,
+    }  # fmt: skip
+    assert cost == {
+        "steps": 1000, "training_seconds": 2e5, "heldout_seconds": 3e3, "stop_seconds": 1.5, "checkpoints": 4,
+        "checkpoint_bytes": 70e9, "checkpoint_seconds": 21.0, "jobs": 5, "wall_seconds": 259_200.0,
+        "device_hours": 2400.0, "failures": None, "days": 3.0, "billed_hours": 300.0,
+    }  # fmt: skip
+    told = tables.planned_json(FAST, a_cost(failures=failures()))["cost"]["failures"]
+    assert (
+        told["rate"] == {"per_1000_device_days": 0.25, "source": "a page", "silent_share": 0.2}
+        and told["spare_nodes"] == 2
+    )
+
+
+def test_json_of_the_plan(monkeypatch) -> None:
+    """Three names of refused layouts for a reason, unless all are asked for."""
+    run = a_run()
+    run.model, run.phases = None, ()
+    monkeypatch.setattr(
+        tables, "overview_of_phases", lambda *_: SimpleNamespace(figures=lambda: {"steps": 5})
+    )
+    said = tables.plan_json(run, FOUND, [FAST], [a_cost()], {3: SLOW, 4: "no"}, False)
+    assert [(said[key]) for key in ("recipe", "cluster", "looked_at", "run", "billing_unit")] == [
+        "mine", "hall", 1234, {"steps": 5}, "node-hours"
+    ]  # fmt: skip
+    assert [one["name"] for one in said["layouts"]] == ["dp12-mb2-zero1"]
+    assert said["own"] == {
+        3: {"name": "dp12-hsdp6-mb2-zero1", "tokens_per_second": 9216.0, "step_seconds": 4.0,
+            "peak_bytes": 50e9,
+            "fits": True},
+        4: "no",
+    }  # fmt: skip
+    assert said["not_listed"]["any"] == [{"why": "heads", "layouts": 2, "names": ["tp2-pp3-cp5"] * 2}]
+    assert said["not_listed"][3][1] == {"why": "too small", "layouts": 4, "names": [ONE.name] * 3}
+    said = tables.plan_json(run, FOUND, [FAST], [a_cost()], {}, True)
+    assert said["not_listed"][3][1]["names"] == [ONE.name] * 4
+
+
+def test_a_layout_as_lines_of_a_recipe() -> None:
+    chosen = a_layout(RUN, tensor=2, shard=2, sequence_parallel=False, recompute="full")
+    assert tables.layout_toml(chosen) == (
+        '[layout]\ntensor = 2\nsequence_parallel = false\nrecompute = "full"\n\n[train]\n'
+        "micro_batch_sequences = 2"
+    )
+
+
+def failures(**more: Any) -> Failures:
+    values = {
+        "rate": Rate(0.25, "a "
+        "page", 0.2), "mean_seconds": 48 * 3600.0, "down": {"found": 30.0, "start": 90.0, "x": 0.4},
+        "frozen_seconds": 150.0, "stuck_seconds": 170.0, "own_seconds": 7200.0, "young_seconds": 2500.0,
+        "daly_seconds": 2400.0, "best_steps": 80, "effective_share": 0.875, "best_share": 0.9375,
+        "job_seconds": 49 * 3600.0, "spare_nodes": 2,
+    }  # fmt: skip
+    return Failures(**(values | more))
+
+
+def test_what_failures_cost() -> None:
+    """Of the fastest layout on each number of nodes; hours up to two days."""
+    other = a_layout(RUN, nodes=5)
+    costs = [a_cost(failures=failures()), a_cost(failures=failures(best_steps=1)), a_cost(), a_cost(
+        failures=failures(mean_seconds=72 * 3600.0, best_steps=1234, spare_nodes=3)
+    )]  # fmt: skip
+    listed = [FAST, SLOW, a_layout(RUN, nodes=4), other]
+    assert failure_rows(listed, costs) == (
+        ("nodes", "failure in", "down", "save every", "effective", "as it saves", "spares"),
+        [
+            (3, "48.0 h", "120 s", "80 steps", "93.8%", "87.5%", 2),
+            (5, "3.0 days", "120 s", "1,234 steps", "93.8%", "87.5%", 3),
+        ],
+    )
+    assert failure_notes(RUN, [FAST], [a_cost(failures=failures())]) == [
+        "Failures: 0.25 of a device in 1,000 days (a page). effective: time spent on steps that are kept, "
+        "with a "
+        "save so often; as it saves: as the recipe does. spares: nodes with which 95 % of jobs of 2.0 days "
+        "can "
+        "replace all that failed.",
+        "On 12 devices training goes on 120 s after a failure, 150 s where a node or process only falls "
+        "silent, "
+        "170 s where a rank is stuck and alive, in the same job. In seconds: found 30, start 90. Steps of "
+        "3,621 s "
+        "are lost, half of the time between two saves and the 21 s that writing takes.",
+        "A save stops training for 1.5 s, so the best time between two is 2,500 s by Young and 2,400 s by "
+        "Daly.",
+        "checkpoint.every_steps = 250 is a save every 2.0 h, with 87.5% of the time effective; what would "
+        "work: "
+        "checkpoint.every_steps = 80, with 93.8%.",
+    ]
+    copying = a_run()
+    copying.recipe.checkpoint.memory_every_steps = 30
+    good = failures(best_share=0.8799, own_seconds=7201.0)
+    lines = failure_notes(copying, [FAST, other], [a_cost(), a_cost(failures=good)])
+    assert len(lines) == 4 and lines[3] == (
+        "checkpoint.memory_every_steps = 30: a failure of one node costs the steps since the last copy in "
+        "memory, "
+        "30 s in the mean besides writing; one of several nodes costs those since the last save."
+    )
+    assert lines[1].startswith("On 20 devices ")
