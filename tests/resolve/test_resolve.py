@@ -423,3 +423,62 @@ def test_unfinished_or_empty_stages_are_named(run_folder, tmp_path):
     finish_pack(tmp_path / "tokens", {"a": 64 * 300, "b": 1}, heldout=65)
     assert resolve(recipe(), tmp_path, 1, "cpu").identity.phases[0].mixture == {"a": 64 * 300}
     assert math.isclose(resolve(recipe(), tmp_path, 1, "cpu").identity.train.heldout_sequences, 1)
+
+
+def test_a_pipeline_may_have_a_quarter_of_empty_micro_batches(run_folder):
+    """Four stages need four: with three sequences one is empty, and with two there would be half."""
+    layout = {"pipeline": 4, "pipeline_schedule": "1f1b"}
+
+    def of(sequences: int) -> Recipe:
+        train = {"tokens_per_step": 64 * sequences, "tokens": 640 * sequences, "micro_batch_sequences": 1}
+        return recipe(layout=layout, model={"num_hidden_layers": 4}, train=train)
+
+    (placed,) = resolve(of(3), run_folder, 4, "cpu").placement.phases
+    assert (placed.micro_batch_sequences, placed.micro_batches_per_step) == (1, 4)
+    assert refusal(of(2), run_folder, 4, "cpu").startswith(
+        "1f1b needs at least as many micro-batches a step as stages, and there are 2 for 4; what would work:"
+    )
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks", "told"),
+    [
+        ({"tensor": 2, "shard": 3}, 8,
+         "layout.shard = 3 × layout.tensor = 2 does not make up 8 ranks; what would work: 6 ranks, or a "
+         "multiple with layout.shard = 0; or layout.shard = 0 with layout.replicate one of 1, 2, 4"),
+        ({"replicate": 3, "tensor": 2}, 4,
+         "layout.replicate = 3 × layout.tensor = 2 does not make up 4 ranks; what would work: 6 ranks, or a "
+         "multiple with layout.shard = 0; or layout.shard = 0 with layout.replicate one of 1, 2"),
+        ({"tensor": 2, "context": 2}, 6,
+         "layout.context = 2 × layout.tensor = 2 does not make up 6 ranks; what would work: 4 ranks, or a "
+         "multiple with layout.shard = 0"),
+        ({"shard": 1}, 2,
+         "the layout does not make up 2 ranks; what would work: 1 ranks, or a multiple with layout.shard = "
+         "0; or layout.shard = 0 with layout.replicate one of 1, 2"),
+    ],
+)  # fmt: skip
+def test_axes_that_do_not_make_up_the_ranks_come_with_those_that_would(run_folder, layout, ranks, told):
+    """Alone, and the whole sentence."""
+    assert refusal(recipe(layout=layout), run_folder, ranks, "cpu") == told
+
+
+def test_a_run_has_from_one_to_a_million_ranks(run_folder):
+    for number in (0, 1_000_001, -1):
+        assert refusal(recipe(), run_folder, number, "cpu") == f"--ranks {number}: give 1 to 1,000,000"
+    assert "data-parallel ranks" in refusal(recipe(), run_folder, 1_000_000, "cpu")
+
+
+def test_steps_are_refused_with_the_sizes_on_both_sides(run_folder):
+    """Whole sequences, one or more on each rank: at 23 sequences of 24 ranks, and at 20.3 of five."""
+    short = recipe(train={"tokens_per_step": 64 * 23, "tokens": 64 * 230})
+    assert refusal(short, run_folder, 24, "cpu") == (
+        "train.tokens_per_step = 1472 is 23 sequences of dataset.sequence_length = 64, for 24 data-parallel "
+        "ranks, and each takes whole sequences, one or more; what would work: tokens_per_step 1536, or at "
+        "most 23 data-parallel ranks"
+    )
+    odd = recipe(train={"tokens_per_step": 1300, "tokens": 13_000})
+    assert refusal(odd, run_folder, 20, "cpu").endswith("what would work: tokens_per_step 1280 or 1344")
+    assert refusal(odd, run_folder, 21, "cpu").endswith(
+        "what would work: tokens_per_step 1344, or at most 20 data-parallel ranks"
+    )
+    assert resolve(recipe(), run_folder, 24, "cpu").placement.phases[0].micro_batches_per_step == 1

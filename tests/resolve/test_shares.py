@@ -44,6 +44,7 @@ def test_what_an_uneven_step_takes_is_said():
     many = str(Shares(1024, 96, 1, 11))
     assert many.startswith("96 data-parallel ranks: 11 sequences on 64 of them and 10 on the others; 3.0%")
     assert str(Shares(1024, 4, 2, 128)) == ""
+    assert str(Shares(7, 2, 4, 1)) == "2 data-parallel ranks: 4, 3 sequences; 12.5% of the work is empty"
 
 
 @pytest.mark.parametrize(
