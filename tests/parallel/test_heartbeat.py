@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -96,6 +97,8 @@ class Rank:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, rank: int, size: int, store: Store):
         self.store, self.now, self.here, self.turns, self.each = store, 100.0, True, 0, lambda seconds: None
         self.targets: list[Callable[[], None]] = []
+        self.slept: list[float] = []
+        self.pace: float | None = None  # of a sleep, whatever is asked for
         ident = threading.main_thread().ident
         self.frame = SimpleNamespace(
             f_code=SimpleNamespace(co_filename="/home/me/run/mine.py", co_name="step"),
@@ -181,7 +184,8 @@ class Rank:
         return self.now > self.until
 
     def sleep(self, seconds: float) -> None:
-        self.now += seconds
+        self.slept.append(seconds)
+        self.now += self.pace or seconds
 
     def kill(self, pid: int, number: int) -> None:
         assert number == signal.SIGKILL
@@ -298,6 +302,12 @@ def test_ranks_that_do_not_come_are_waited_for_15_s(make: Callable[..., Rank]) -
     rank = make(0, 4, Store([BEAT] * 4, NO_CAUSE))
     rank.beat(3)
     assert rank.now == pytest.approx(100.0 + 15 + 15 + 1, abs=0.3)
+    assert set(rank.slept) == {0.1, 0.05}
+    assert [rank.store.values[f"hang/{key}"] for key in ("written", "told", "ended", "left")] == [1, 1, 1, 1]
+    rank = make(0, 4, Store([BEAT] * 4, NO_CAUSE))
+    rank.pace = 1.0  # so that the clock comes to each limit, and not beyond
+    rank.beat(3)
+    assert rank.now == 100.0 + 15 + 15 + 1
     for number in (1, 3):
         rank = make(number, 4, Store([BEAT] * 4, NO_CAUSE))
         rank.beat(3)
@@ -468,3 +478,19 @@ def test_the_line_of_a_rank_is_the_innermost_outside_of_libraries(make: Callable
         rank.frame = frame(*files)
         rank.beat()
         assert (rank.store.sent.at, rank.store.sent.is_inside) == (line, is_inside)
+
+
+@pytest.mark.parametrize("error", (None, ValueError("x" * 3000)))
+def test_the_end_of_a_rank_is_left_in_the_store(error: Exception | None, tmp_path: Path) -> None:
+    """That it sends no more beats; or why it failed, in 2,000 characters at most. Its process is there."""
+    store, progress = torch.distributed.HashStore(), Progress(3.0, 2.0, 50.0, 6.0)
+    world = SimpleNamespace(rank=1, size=4, store=store)
+    with suppress(ValueError), Heartbeat(world, progress, tmp_path, lambda *_: None):
+        assert json.loads(store.get("process/1"))["pid"] == os.getpid() and store.get("hang") == b"none"
+        if error is not None:
+            raise error
+    if error is None:
+        assert Beat.read(store.get("beat/1")) == Beat.last(1) and not store.check(["failed/1"])
+    else:
+        assert store.get("failed/1").decode() == "ValueError: " + "x" * 1988
+        assert not store.check(["beat/1"])

@@ -1,9 +1,15 @@
 """Ranks on the axes of a mesh, counted by hand, by one rank of a world that does nothing."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 
+from kielo.parallel import mesh as mesh_module
+from kielo.parallel.communicator import Startup
 from kielo.parallel.mesh import (
     alike_communicators,
     build_mesh,
@@ -101,3 +107,30 @@ def test_a_layout_that_does_not_fit_the_world_is_refused(sizes: dict[str, int], 
         pytest.raises(KieloError, match=reason),
     ):
         build_mesh(world, Layout(**sizes))
+
+
+def test_communicators_of_several_ranks_are_started_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each group with all its rows, in the order of the axes, and messages of a pipeline after that."""
+    started: list[tuple[str, ...]] = []
+    rows: list[list[int]] = []
+
+    def raise_it(startup: Startup, name: str, ranks: list[int], make: Callable[[], Any]) -> Any:
+        started.append((name, *ranks))
+        return make()
+
+    def warm(startup: Startup, name: str, ranks: list[int], group: Any) -> None:
+        started.append((f"messages of {name}", *ranks))
+
+    monkeypatch.setattr(mesh_module, "raise_communicator", raise_it)
+    monkeypatch.setattr(mesh_module, "warm_messages", warm)
+    with fake_world(5, 8, has_pipeline=False) as world:
+        new_group = dist.new_group
+        monkeypatch.setattr(dist, "new_group", lambda row, **keys: rows.append(row) or new_group(row, **keys))
+        real = replace(world, is_rehearsed=False, timeout_seconds=30.0)
+        build_mesh(real, Layout(pipeline=2, shard=4))
+        assert started == [("pipeline", 1, 5), ("shard", 4, 5, 6, 7), ("messages of pipeline", 1, 5)]
+        assert rows == [[0, 4], [1, 5], [2, 6], [3, 7], [5], [0, 1, 2, 3], [4, 5, 6, 7]]
+        started.clear()
+        build_mesh(real, Layout(shard=2, replicate=2, context=2))
+        names = ["replicate", "shard", "context", "shard"]  # and shard × context for weights
+        assert [name for name, *_ in started] == names and started[3] == ("shard", 4, 5, 6, 7)

@@ -96,6 +96,12 @@ def test_rank_0_leaves_last_but_does_not_wait_for_ever(enter, clock, rank, size,
     assert store.left == (0 if size == 1 else 1 + others)
 
 
+def test_a_world_is_real_and_does_not_show_its_store() -> None:
+    world = World(1, 3, 0, CPU, 30.0, Store())
+    assert not world.is_rehearsed and "store" not in repr(world)
+    assert world == World(1, 3, 0, CPU, 30.0, Store()) and world != World(2, 3, 0, CPU, 30.0, Store())
+
+
 def test_a_store_that_is_gone_does_not_hold_anybody_up(enter, clock) -> None:
     enter(0, 3, Store(is_gone=True))
     end_world(4.0)

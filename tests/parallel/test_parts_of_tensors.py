@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from kielo.parallel import replicas, split_norm
+from kielo.parallel import gradient_clipping, replicas, split_norm
 from kielo.parallel.materialise import local, local_slices, materialise
 from kielo.parallel.mesh import Mesh, build_mesh
-from kielo.parallel.replicas import Replicas, axes_with_replicas, replicated_axes
+from kielo.parallel.replicas import Difference, Holders, Replicas, axes_with_replicas, replicated_axes
 from kielo.parallel.sum_over_parts import sum_over_parts
 from kielo.parallel.tensor_collectives import TensorAxis
 from kielo.recipe.sections import Layout
@@ -97,6 +97,15 @@ def test_parameters_are_filled_once_and_buffers_set() -> None:
     assert materialise(model, torch.device("cpu"), None).resets == ["cpu", "cpu"]
 
 
+def test_parameters_of_an_offloaded_model_are_on_the_processor() -> None:
+    """Its buffers are on the device in any case."""
+    for is_offloaded, place in ((True, "cpu"), (False, "meta")):
+        with torch.device("meta"):
+            model = Two()
+        materialise(model, torch.device("meta"), None, is_offloaded)
+        assert model.first.device.type == place and model.resets == ["meta"]
+
+
 @pytest.mark.parametrize(
     ("mesh", "counted"),
     [
@@ -176,3 +185,44 @@ def test_chunks_of_a_checksum_are_32_mib() -> None:
     """Of int64; and no more than a tensor's elements are counted."""
     assert replicas.CHUNK_ELEMENTS * 8 == 32 * 2**20
     assert replicas.checksum(torch.tensor([3, 5, 7], dtype=torch.int32)).item() == 3 * 1 + 5 * 3 + 7 * 5
+
+
+def test_the_square_of_a_part_counts_once(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 12 ranks two hold each part of what is split over shards and tensor ranks, four of shards alone."""
+    monkeypatch.setattr(gradient_clipping, "sum_over", lambda total, axes: total)
+    axes = ("replicate", "shard", "tensor")
+    for placements, copies in (
+        ([Replicate(), Shard(0), Shard(1)], 2), ([Replicate(), Shard(0), Replicate()], 4),
+        ([Shard(0), Shard(0), Shard(1)], 1), (None, 12),
+    ):  # fmt: skip
+        model = nn.Module()
+        ones = torch.ones(3, 4)
+        model.weight = nn.Parameter(ones if placements is None else part(mesh, axes, placements, 3, 4))
+        model.weight.grad = 2 * model.weight.detach()
+        norm = gradient_clipping.gradient_norm(model, mesh).item()
+        assert norm == pytest.approx((3 * 4 * 2**2 / copies) ** 0.5)
+
+
+def test_ranks_that_differ_are_named_with_their_tensor(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank tells who should hold the same, and its checksum: ones are 16 times the bits of 1.0."""
+    axes = ("replicate", "shard", "tensor")
+    split = part(mesh, axes, [Replicate(), Shard(0), Shard(1)], 2, 2)
+    whole = part(mesh, axes, [Replicate(), Shard(0), Replicate()], 2, 2)
+    bits = 0x3F800000 * (1 + 3 + 5 + 7)
+    told: list[Any] = []
+
+    def all_reduce(tensor: torch.Tensor, op: Any = None, group: Any = None) -> None:
+        tensor[-1] += op is not None  # another rank has another number
+
+    def gather(everyone: list[Any], mine: list[Any]) -> None:
+        told.extend(mine)
+        everyone[7] = mine
+        everyone[1] = [(holders, bits + (holders.name == "whole")) for holders, _ in mine[:2]]
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    assert Replicas({"split": split, "whole": whole}, mesh).differences() == [Difference("whole", (1, 7))]
+    assert told == [
+        (Holders("replicate", (1, 7), "split"), bits), (Holders("replicate", (1, 7), "whole"), bits),
+        (Holders("tensor", (6, 7), "whole"), bits),
+    ]  # fmt: skip

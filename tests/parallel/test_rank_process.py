@@ -19,14 +19,19 @@ RANK = RankProcess("nid7", 12, 5)
 @pytest.fixture
 def system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """/proc in a folder, a clock, and what was asked. on_sleep is called at each sleep; here: programs."""
-    found = SimpleNamespace(root=tmp_path, now=100.0, done=[], on_sleep=lambda: None, here=[], answer="")
+    found = SimpleNamespace(
+        root=tmp_path, now=100.0, slept=[], done=[], on_sleep=lambda: None, here=[], answer=""
+    )
 
     def sleep(seconds: float) -> None:
         found.now += seconds
+        found.slept.append(seconds)
         found.on_sleep()
 
     def run(command: list[str], **options: Any) -> Any:
-        found.done.append((*command, options["timeout"]))
+        assert options.pop("capture_output") and options.pop("text")
+        found.done.append((*command, options.pop("timeout")))
+        assert not options
         return SimpleNamespace(stdout=found.answer)
 
     for name, module in {
@@ -62,7 +67,8 @@ def test_a_silent_process_is_woken_for_its_stacks(system: Any) -> None:
     """Asked again each tenth of a second; py-spy is not asked where they come."""
     file, system.here = system.root / "proc/12/fd/5", ["py-spy"]
     system.on_sleep = lambda: file.write_text("Thread 1" if system.now > 102.0 else "")
-    assert RANK.stacks() == "Thread 1" and 102.0 < system.now < 102.2
+    assert RANK.stacks() == "Thread 1" and system.slept == [0.1] * len(system.slept)
+    assert len(system.slept) in (20, 21)  # two seconds
     assert system.done == [(12, signal.SIGUSR2), (12, signal.SIGCONT)]
 
 

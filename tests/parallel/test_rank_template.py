@@ -40,6 +40,10 @@ class System:
                 SIG_BLOCK="block", SIG_UNBLOCK="unblock", SIGTERM=signal.SIGTERM, SIGKILL=signal.SIGKILL,
                 signal=self.handle, pthread_sigmask=lambda how, numbers: self.done.append((how, *numbers)),
             ),
+            "sys": SimpleNamespace(
+                stdout=SimpleNamespace(flush=lambda: self.done.append("out")),
+                stderr=SimpleNamespace(flush=lambda: self.done.append("err")),
+            ),
             "select": SimpleNamespace(select=self.select),
             "time": SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep),
             "ctypes": SimpleNamespace(CDLL=lambda _: SimpleNamespace(prctl=self.prctl)),
@@ -85,7 +89,7 @@ def lines(*messages: dict[str, Any]) -> bytes:
 
 
 START = {"start": [{"RANK": "0"}, {"RANK": "1"}, {"RANK": "2"}], "arguments": ["-m", "kielo"]}
-A_FORK = [("block", *OURS), ("unblock", *OURS)]
+A_FORK = ["out", "err", ("block", *OURS), ("unblock", *OURS)]
 
 
 def test_ends_of_ranks_are_reported_and_signals_passed_on(make: Callable[..., System]) -> None:
@@ -126,8 +130,8 @@ def test_a_forked_rank_has_its_variables_and_the_handlers_from_before(make: Call
         assert system.handlers[number](number, None) is None  # the template ignores them
     assert system.template.serve() == ["-m", "kielo"]
     assert system.done == [
-        *A_FORK, ("block", *OURS), ("prctl", 1, signal.SIGKILL), ("close", CONTROL), ("close", REPORT),
-        ("unblock", *OURS),
+        *A_FORK, "out", "err", ("block", *OURS), ("prctl", 1, signal.SIGKILL), ("close", CONTROL),
+        ("close", REPORT), ("unblock", *OURS),
     ]  # fmt: skip
     assert system.handlers == {number: f"before {number.name}" for number in OURS}
     assert system.environ == {"HOME": "/home/me", "RANK": "1"}

@@ -22,9 +22,9 @@ class Template:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ends: dict[int, bytes], code: int = 0):
         self.ends, self.code, self.now, self.told, self.begun = ends, code, 1000, [], []
-        self.is_killed, self.has_ended = False, False
+        self.is_killed, self.has_ended, self.waits, self.closed = False, False, 0, []
         files = SimpleNamespace(
-            pipe=iter([(3, 4), (5, 6), (13, 14), (15, 16)]).__next__, close=lambda file: None,
+            pipe=iter([(3, 4), (5, 6), (13, 14), (15, 16)]).__next__, close=self.closed.append,
             write=self.write, read=lambda file, size: self.ends.pop(self.now), environ={"HOME": "/home/me"},
             cpu_count=lambda: 9,
         )  # fmt: skip
@@ -45,6 +45,7 @@ class Template:
         return self.code if self.has_ended else None
 
     def wait(self) -> int:
+        self.waits += 1
         return self.code
 
     def kill(self) -> None:
@@ -104,6 +105,17 @@ def test_ranks_get_torchruns_variables_and_their_share_of_the_cores(make: Callab
     template.has_ended = True
     ranks.start(is_quiet=True)  # from a new one
     assert len(template.begun) == 2 and template.begun[1][1]["stdout"] == 2
+
+
+@pytest.mark.parametrize(
+    ("cores", "number", "threads"), [(9, 20, "1"), (None, 2, "1"), (9, 9, "1"), (8, 3, "2")]
+)
+def test_a_rank_has_a_thread_at_the_least(make, monkeypatch, cores, number: int, threads: str) -> None:
+    """Also where the number of cores is not known."""
+    template = make({})
+    monkeypatch.setattr(local_ranks.os, "cpu_count", lambda: cores)
+    started(number)
+    assert template.begun[0][1]["env"]["OMP_NUM_THREADS"] == threads
 
 
 def test_the_others_have_five_seconds_after_a_failure(make: Callable[..., Template]) -> None:
@@ -166,7 +178,8 @@ def test_a_template_is_killed_or_waited_for_once(make: Callable[..., Template]) 
     template = make({})
     ranks = started()
     ranks.kill()
-    assert template.is_killed
+    assert template.is_killed and template.waits == 1
+    assert template.closed == [3, 6, 4, 5]  # its own ends at the start, ours now
     template.is_killed = False
     ranks.kill()
     ranks.close()

@@ -114,5 +114,6 @@ def test_amounts_read_like_text() -> None:
         34_216_534_016: "34.2 billion", 10**10: "10 billion", 9_440_000: "9.44 million", 512: "512",
         10**9: "1 billion", 999_900_000: "999.9 million", 9_994_000_000: "9.99 billion",
         1_234_567_890_123: "1,235 billion", 10**12: "1,000 billion", 10**6: "1 million", 999_999: "999,999",
+        10_500_000: "10.5 million", 1_000_600_000_000: "1,001 billion",
     }  # fmt: skip
     assert {number: amount(number) for number in amounts} == amounts

@@ -258,3 +258,17 @@ def test_epochs_are_counted_in_sequences() -> None:
     ramp = BatchRamp(first_tokens_per_step=512, step_tokens=512, tokens=2048)
     _, ramped = numbers("{tokens=6144}", ramp=ramp)
     assert epochs(ramped, lambda name, length: 640)["b"] == (Fraction(80, 4 * 10), Fraction(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "full", "levels"),
+    [
+        (1025, 1024, [(512, 3)]), (1024, 1024, [(512, 2)]),  # the third step begins below 1,025
+        (600, 2048, [(512, 1), (1536, 1)]),  # shares end at 200, 400 and 600; the first step passes two
+        (3072, 2048, [(512, 2), (1024, 1), (1536, 1)]),
+    ],
+)  # fmt: skip
+def test_a_ramps_steps_by_hand(tokens: int, full: int, levels: list[tuple[int, int]]) -> None:
+    """A size whose share is over has no step, and is not there."""
+    ramp = BatchRamp(first_tokens_per_step=512, step_tokens=512, tokens=tokens)
+    assert ramp_steps(ramp, full) == levels

@@ -117,6 +117,7 @@ def test_every_derived_number(run_folder):
 
 @pytest.mark.parametrize(("every_steps", "asked", "expected"), [
     (500, None, 5000), (3, None, 30), (2, None, 24), (1, None, 24), (10, 0, 0), (10, 30, 30),
+    (2**62, None, 2**63 - 1),
 ])  # fmt: skip
 def test_every_tenth_checkpoint_is_kept_and_at_most_ten(run_folder, every_steps, asked, expected):
     """A run of 240 steps keeps these. A number that is asked for stands, and so does 0."""
@@ -438,6 +439,15 @@ def test_a_pipeline_may_have_a_quarter_of_empty_micro_batches(run_folder):
     assert refusal(of(2), run_folder, 4, "cpu").startswith(
         "1f1b needs at least as many micro-batches a step as stages, and there are 2 for 4; what would work:"
     )
+    assert "there are 2 for 4" in refusal(of(4), run_folder, 8, "cpu")  # each of two data-parallel ranks
+    assert resolve(of(6), run_folder, 8, "cpu").placement.phases[0].micro_batches_per_step == 4
+
+
+def test_a_model_that_its_family_cannot_have_is_refused(run_folder):
+    with pytest.raises(
+        KieloError, match="num_attention_heads = 4 is no multiple of model.num_key_value_heads"
+    ):
+        resolve(recipe(model={"num_key_value_heads": 3}), run_folder, 1, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -452,6 +462,9 @@ def test_a_pipeline_may_have_a_quarter_of_empty_micro_batches(run_folder):
         ({"tensor": 2, "context": 2}, 6,
          "layout.context = 2 × layout.tensor = 2 does not make up 6 ranks; what would work: 4 ranks, or a "
          "multiple with layout.shard = 0"),
+        ({"tensor": 4}, 2,
+         "layout.tensor = 4 does not make up 2 ranks; what would work: 4 ranks, or a multiple with "
+         "layout.shard = 0"),
         ({"shard": 1}, 2,
          "the layout does not make up 2 ranks; what would work: 1 ranks, or a multiple with layout.shard = "
          "0; or layout.shard = 0 with layout.replicate one of 1, 2"),
@@ -459,7 +472,10 @@ def test_a_pipeline_may_have_a_quarter_of_empty_micro_batches(run_folder):
 )  # fmt: skip
 def test_axes_that_do_not_make_up_the_ranks_come_with_those_that_would(run_folder, layout, ranks, told):
     """Alone, and the whole sentence."""
-    assert refusal(recipe(layout=layout), run_folder, ranks, "cpu") == told
+    inner = layout.get("tensor", 1) * layout.get("context", 1)
+    tokens = 64 * max(1, ranks // inner)  # a sequence for each rank that sees other samples
+    train = {"tokens_per_step": tokens, "tokens": 10 * tokens}
+    assert refusal(recipe(layout=layout, train=train), run_folder, ranks, "cpu") == told
 
 
 def test_a_run_has_from_one_to_a_million_ranks(run_folder):
@@ -482,3 +498,18 @@ def test_steps_are_refused_with_the_sizes_on_both_sides(run_folder):
         "what would work: tokens_per_step 1344, or at most 20 data-parallel ranks"
     )
     assert resolve(recipe(), run_folder, 24, "cpu").placement.phases[0].micro_batches_per_step == 1
+
+
+def test_fp8_takes_16_of_a_ranks_own_tokens(run_folder):
+    """Two context ranks have 24 of 48 tokens each, and 32 of 64."""
+    train = {"precision": "fp8", "fp8": {"emulate": True}, "micro_batch_sequences": 1}
+
+    def of(length: int) -> Recipe:
+        sizes = {"tokens_per_step": 4 * length, "tokens": 40 * length}
+        return recipe(layout={"context": 2}, dataset={"sequence_length": length}, train=train | sizes)
+
+    assert refusal(of(48), run_folder, 2, "cpu") == (
+        "dataset.sequence_length = 48 makes micro-batches of 24 tokens on a rank, and FP8 multiplies 16 at a "
+        "time; what would work: a sequence_length in multiples of 32"
+    )
+    assert resolve(of(64), run_folder, 2, "cpu").identity.train.precision == "fp8"
