@@ -308,6 +308,12 @@ def test_ranks_that_do_not_come_are_waited_for_15_s(make: Callable[..., Rank]) -
     rank.pace = 1.0  # so that the clock comes to each limit, and not beyond
     rank.beat(3)
     assert rank.now == 100.0 + 15 + 15 + 1
+    for hang, others, seconds in ((NO_CAUSE, 2, 31), (NO_CAUSE, 3, 0), (STUCK, 1, 31), (STUCK, 2, 0)):
+        there = {f"hang/{key}": others for key in ("written", "ended", "left")}
+        rank = make(0, 4, Store([BEAT] * 4, hang, **there))  # of a hang with a frozen rank three end
+        rank.pace = 1.0
+        rank.beat(3)
+        assert rank.now == 100.0 + seconds
     for number in (1, 3):
         rank = make(number, 4, Store([BEAT] * 4, NO_CAUSE))
         rank.beat(3)
@@ -389,6 +395,19 @@ def test_whatever_fails_at_the_end_the_process_ends(make: Callable[..., Rank]) -
     del rank.store.values["process/1"]
     rank.beat(3)
     assert rank.store.done == ["own stacks", "end"]
+
+
+def test_a_rank_beats_before_rank_0_has_told_its_process(make: Callable[..., Rank]) -> None:
+    """Who serves the store is asked for once it is known."""
+    rank = make(3, 4, Store([BEAT] * 4))
+    told = rank.store.values.pop("process/0")
+    rank.beat(2)
+    assert rank.store.sent.number == 2
+    rank.store.values["process/0"] = told
+    rank.beat()
+    del rank.store.values["process/0"]
+    rank.beat()
+    assert rank.store.sent.number == 4 and rank.store.done == []
 
 
 def test_what_a_rank_sends(make: Callable[..., Rank]) -> None:
@@ -494,3 +513,26 @@ def test_the_end_of_a_rank_is_left_in_the_store(error: Exception | None, tmp_pat
     else:
         assert store.get("failed/1").decode() == "ValueError: " + "x" * 1988
         assert not store.check(["beat/1"])
+
+
+def test_a_signal_writes_the_stacks_of_a_rank_while_it_is_watched(monkeypatch, tmp_path: Path) -> None:
+    """Into the file that its process names; a thread other than the main one takes no signal."""
+    done: list[Any] = []
+    handler = SimpleNamespace(register=lambda *given: done.append(given), unregister=done.append)
+    monkeypatch.setattr(heartbeat, "faulthandler", handler)
+    store = torch.distributed.HashStore()
+    world = SimpleNamespace(rank=0, size=2, store=store)
+
+    def enter() -> None:
+        with Heartbeat(world, Progress(3.0, 2.0, 50.0, 6.0), tmp_path, lambda *_: None):
+            done.append("inside")
+
+    enter()
+    (number, file), *rest = done
+    assert number == signal.SIGUSR2 and rest == ["inside", signal.SIGUSR2]
+    assert json.loads(store.get("process/0"))["stacks_file"] > 2 and file.closed
+    done.clear()
+    other = threading.Thread(target=enter)
+    other.start()
+    other.join()
+    assert done[0] == "inside"

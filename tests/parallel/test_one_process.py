@@ -96,10 +96,27 @@ def test_rank_0_leaves_last_but_does_not_wait_for_ever(enter, clock, rank, size,
     assert store.left == (0 if size == 1 else 1 + others)
 
 
+def test_the_group_of_all_ranks_meets_in_the_worlds_store(enter, monkeypatch) -> None:
+    """Its limit is longer than that of its start."""
+    asked: list[Any] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *backend, **where: asked.append((*backend, where)))
+    store = Store()
+    *_, make = enter(2, 3, store)
+    assert make() is dist.group.WORLD
+    limit = timedelta(seconds=30, minutes=30)
+    assert asked == [("gloo", {"store": store, "rank": 2, "world_size": 3, "timeout": limit})]
+
+
 def test_a_world_is_real_and_does_not_show_its_store() -> None:
     world = World(1, 3, 0, CPU, 30.0, Store())
     assert not world.is_rehearsed and "store" not in repr(world)
     assert world == World(1, 3, 0, CPU, 30.0, Store()) and world != World(2, 3, 0, CPU, 30.0, Store())
+
+
+def test_rank_0_waits_ten_seconds_where_nothing_is_said(enter, clock) -> None:
+    enter(0, 2, Store())
+    end_world()
+    assert clock.now - 100.0 == pytest.approx(10.0, abs=0.0101)
 
 
 def test_a_store_that_is_gone_does_not_hold_anybody_up(enter, clock) -> None:
@@ -201,7 +218,7 @@ def test_a_rank_alone_needs_no_port_and_one_that_finds_nobody_says_where(monkeyp
 def test_ranks_of_an_attempt_meet_once(monkeypatch) -> None:
     """Another attempt has keys of its own in the same store."""
     store = dist.HashStore()
-    monkeypatch.setattr(room, "connect", lambda place, seconds: store)
+    monkeypatch.setattr(room, "connect", lambda *asked: store if asked[1] == 3.0 else None)
     first = meet(FAR, 3.0)
     assert meet(FAR, 3.0) is first
     first.set("here", "1")

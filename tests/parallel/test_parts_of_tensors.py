@@ -98,7 +98,10 @@ def test_parameters_are_filled_once_and_buffers_set() -> None:
 
 
 def test_parameters_of_an_offloaded_model_are_on_the_processor() -> None:
-    """Its buffers are on the device in any case."""
+    """Its buffers are on the device in any case; usually all is."""
+    with torch.device("meta"):
+        usual = Two()
+    assert materialise(usual, torch.device("meta"), None).first.device.type == "meta"
     for is_offloaded, place in ((True, "cpu"), (False, "meta")):
         with torch.device("meta"):
             model = Two()
@@ -131,6 +134,7 @@ def test_of_ranks_with_the_same_part_the_first_counts(mesh: Mesh, counted, monke
     assert [len(ranks) for ranks in asked] == [2, 3, 2]  # the last axis first, each once
     first, last = values[0] * counted[0] + 300, values[2] * counted[1] + 300
     assert torch.equal(torch.stack(sums), torch.stack([first, values[1], last]))
+    assert torch.equal(sum_over_parts(values[:1], [split])[0], first)
 
 
 def test_replicas_are_compared_along_the_axes_that_copy(mesh: Mesh, monkeypatch) -> None:
