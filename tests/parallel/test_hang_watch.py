@@ -190,6 +190,11 @@ def test_the_longest_limits_and_pauses_of_all_ranks_count() -> None:
         assert [stall is not None for _, stall in looks] == 6 * [False] + [True]  # later than 2.75 s
         assert looks[6][1].ranks == (1,) and looks[6][1].is_silent
         assert describe_stall(looks[6][1], beats, {}).endswith(". The ranks end if it lasts 3 s")
+        watch = HangWatch(2, 0.5)  # one is silent for the last 1.5 s of the 3 s
+        rounds = [*beating(beats, 4), *([replace(beats[0], number=9 + more), beats[1]] for more in range(3))]
+        rounds[4:] = [[one, rounds[3][1]] for one, _ in rounds[4:]]
+        looks = [(watch.look(each, 0.5), watch.stall(each)) for each in rounds]
+        assert looks[6][1].ranks == () and not looks[6][1].is_silent
         short = [replace(beat, silent_seconds=min(beat.silent_seconds, 1.5)) for beat in beats]
         watch = HangWatch(2, 0.5)
         found = [watch.look(each, 0.5) for each in beating(short, 5, silent=(0,))]

@@ -267,7 +267,7 @@ def test_a_late_answer_of_the_store_is_told_before_it_ends_the_rank(
                 rank.turns = 0
 
         rank.each = (lambda seconds: None) if hang else answer
-        assert rank.guard_for(8.0) is None
+        assert rank.guard_for(11.0) is None
         told = [record.getMessage() for record in caplog.records]
         caplog.clear()
         if hang:
@@ -277,6 +277,7 @@ def test_a_late_answer_of_the_store_is_told_before_it_ends_the_rank(
             "the store has not answered for 3.5 s; rank 0 on nid0 (process 1000) may serve it. The ranks end "
             "if it lasts 10 s",
             "the store answers after 5.5 s",
+            told[0],  # it is late once more
         ]
 
 
@@ -370,6 +371,8 @@ def test_rank_0_is_named_where_its_store_is_silent(make: Callable[..., Rank]) ->
         rank.beat()
         assert rank.guard_for(20.0) == 11.0
         told[number] = rank.store.done
+        assert (rank.stacks / "rank_00000.txt").exists() == (number in (1, 2))
+        (rank.stacks / "rank_00000.txt").unlink(missing_ok=True)
         if number == 2:
             assert "The cause: rank 0 on nid0 (process 1000) (it was stopped)" in rank.message
     assert told == {
@@ -377,6 +380,14 @@ def test_rank_0_is_named_where_its_store_is_silent(make: Callable[..., Rank]) ->
         2: ["own stacks", "tell", "stacks of 1000", "kill 1000", "end"],
         3: ["own stacks", "end"],
     }
+
+
+def test_a_store_that_is_silent_to_rank_0_itself_is_no_reason_for_its_stacks(
+    make: Callable[..., Rank],
+) -> None:
+    """Others name it, and write them."""
+    rank = make(0, 4, Store([BEAT] * 4))
+    assert rank.guard_for(20.0) == 10.5 and rank.store.done == ["end"]
 
 
 def test_rank_0_is_named_where_its_process_is_not_known_or_not_here(make: Callable[..., Rank]) -> None:

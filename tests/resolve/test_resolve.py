@@ -513,3 +513,17 @@ def test_fp8_takes_16_of_a_ranks_own_tokens(run_folder):
         "time; what would work: a sequence_length in multiples of 32"
     )
     assert resolve(of(64), run_folder, 2, "cpu").identity.train.precision == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "is_refused"), [("zbv", False), ("interleaved_zero_bubble", False), ("1f1b", True)]
+)
+def test_a_split_backward_sends_gradients_once(run_folder, schedule, is_refused):
+    """So that replicas may reduce in bf16 what is scattered only at the end of a step."""
+    layout = {"pipeline": 2, "pipeline_schedule": schedule, "replicate": 2, "zero": 2}
+    train = {"gradient_reduce_dtype": "bf16", "micro_batch_sequences": 3}
+    asked = recipe(layout=layout, model={"num_hidden_layers": 4}, train=train)
+    if is_refused:
+        assert refusal(asked, run_folder, 4, "cpu").startswith('train.gradient_reduce_dtype = "bf16" with')
+    else:
+        assert resolve(asked, run_folder, 4, "cpu").placement.phases[0].micro_batches_per_step == 4

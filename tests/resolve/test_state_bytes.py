@@ -71,6 +71,14 @@ def test_a_ranks_state_is_counted_by_hand(layout, rank, tied, expected):
     assert found.total == expected.parameters + expected.gradients + expected.optimiser
 
 
+def test_norms_over_all_heads_are_split_as_the_heads_are():
+    """An OLMo 2's of queries and keys; its two others lie whole on both tensor ranks."""
+    olmo = model(model_type="olmo2", num_key_value_heads=4)
+    layer = (4 * 64 + 3 * 160) // 2 + 2 * 8 + 2 * 8 // 2
+    half = 3 * layer + TABLE + NORM
+    assert state_bytes(olmo, Layout(shard=1, tensor=2), 1) == fp32(half, half, half, 3 * 11 + 3)
+
+
 def test_moments_in_bf16_and_frozen_modules_take_less():
     """Half of the moments; and neither gradients nor moments of what is not trained."""
     whole = model()
