@@ -21,6 +21,9 @@ def changed(**keys) -> Model:
 def test_a_model_that_fits_has_no_complaints():
     kept = ("layers.0", "layers.*.attention", "layers.3.mlp.down", "*.gate")
     assert fp8_complaints(MODEL, Layout(tensor=4), Fp8(kept_in_bf16=kept)) == []
+    assert fp8_complaints(MODEL, Layout(tensor=4), Fp8(head=True)) == []  # 8,000 rows a rank
+    odd = changed(vocab_size=100, vocab_multiple=4)
+    assert fp8_complaints(odd, Layout(tensor=4), Fp8(head=True, emulate=True)) == []
 
 
 @pytest.mark.parametrize(

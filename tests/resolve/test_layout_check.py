@@ -80,6 +80,12 @@ def test_overlap_of_tensor_collectives_needs_sequence_parallelism_and_is_not_for
     assert layout_complaints(MODEL, 4096, chunked) == []
     (complaint,) = layout_complaints(MODEL, 4096, chunked.model_copy(update={"sequence_parallel": False}))
     assert "layout.sequence_parallel = true" in complaint
+    two = Layout(tensor=2, tensor_overlap="chunked", sequence_parallel=False)
+    assert layout_complaints(MODEL, 4096, two) == [
+        "layout.tensor_overlap = 'chunked' cuts along the sequence, which layout.sequence_parallel = false "
+        "leaves whole on each tensor rank; what would work: layout.sequence_parallel = true, or "
+        'layout.tensor_overlap = "none"'
+    ]
     assert speed_advice(MODEL, chunked, "h100_sxm") == []
     assert "tensor_overlap" in speed_advice(MODEL, chunked, "h100_sxm", has_fp8=True)[0]
 

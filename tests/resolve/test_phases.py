@@ -210,6 +210,8 @@ def test_phases_follow_each_other_in_steps_and_samples() -> None:
     assert phases[3].mixture == {"b": 1} and phases[3].trainable == ("embed",) and not phases[0].trainable
     assert [phase.last_step for phase in phases] == [2, 3, 5, 8]
     assert numbers("{tokens=1536}")[1][0].steps == 1 and numbers("{tokens=3071}")[1][0].steps == 1
+    one_more = numbers("{tokens=3584}", ramp=ramp)[1]
+    assert [(one.tokens_per_step, one.steps) for one in one_more] == [(512, 2), (1024, 1), (1536, 1)]
     # a ramp that takes nearly all tokens leaves no full step
     whole = BatchRamp(first_tokens_per_step=512, step_tokens=512, tokens=2048)
     assert [(one.tokens_per_step, one.steps) for one in numbers("{tokens=3583}", ramp=whole)[1]] == [

@@ -516,14 +516,23 @@ def test_fp8_takes_16_of_a_ranks_own_tokens(run_folder):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "is_refused"), [("zbv", False), ("interleaved_zero_bubble", False), ("1f1b", True)]
+    ("schedule", "pipeline", "is_refused"),
+    [("zbv", 2, False), ("interleaved_zero_bubble", 2, False), ("1f1b", 2, True), ("zbv", 1, True)],
 )
-def test_a_split_backward_sends_gradients_once(run_folder, schedule, is_refused):
+def test_a_split_backward_sends_gradients_once(run_folder, schedule, pipeline, is_refused):
     """So that replicas may reduce in bf16 what is scattered only at the end of a step."""
-    layout = {"pipeline": 2, "pipeline_schedule": schedule, "replicate": 2, "zero": 2}
+    layout = {"pipeline": pipeline, "pipeline_schedule": schedule, "replicate": 2, "zero": 2}
     train = {"gradient_reduce_dtype": "bf16", "micro_batch_sequences": 3}
     asked = recipe(layout=layout, model={"num_hidden_layers": 4}, train=train)
     if is_refused:
         assert refusal(asked, run_folder, 4, "cpu").startswith('train.gradient_reduce_dtype = "bf16" with')
     else:
         assert resolve(asked, run_folder, 4, "cpu").placement.phases[0].micro_batches_per_step == 4
+
+
+def test_micro_batches_of_a_ramp_are_no_larger_than_those_after_it(run_folder):
+    """Nine sequences are three of three; eight before them are four of two, not two of four."""
+    ramp = {"first_tokens_per_step": 64 * 8, "step_tokens": 64, "tokens": 64 * 8}
+    sizes = {"tokens_per_step": 64 * 9, "tokens": 64 * 98, "batch_ramp": ramp, "micro_batch_sequences": None}
+    placed = resolve(recipe(train=sizes), run_folder, 1, "cpu").placement.phases
+    assert [(one.micro_batch_sequences, one.micro_batches_per_step) for one in placed] == [(2, 4), (3, 3)]

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolve import consent, flat
@@ -50,6 +51,12 @@ def test_a_range_ends_where_something_changes(step, also, phase, last, is_skippe
     """The phase, the precision, or whether steps are taken: changes at steps 2 and 6; step 5 is skipped."""
     identity = run(precision_changes=((2, "fp32"), (6, "bf16")), skip_steps=((5, 5),))
     assert identity.next_steps(step, also) == StepRange(phase, last, is_skipped)
+
+
+def test_numbers_of_a_run_do_not_change() -> None:
+    for part in (run().phases[0], run().learning_rates[0], golden_resolved("tiny").placement):
+        with pytest.raises(ValidationError, match="Instance is frozen"):
+            part.tokens = 7
 
 
 def test_a_file_of_another_hand_is_not_written_over(tmp_path: Path) -> None:
