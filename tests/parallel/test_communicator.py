@@ -84,6 +84,7 @@ def test_nodes_are_named_and_no_more_than_32_of_anything(monkeypatch) -> None:
         told.startswith("ranks 0, 1, ") and ", 31 and 2 more did not arrive, 0 of 34 did (they are on" in told
     )
     assert "nid31 and 2 more); look at" in told
+    assert ", 31 and 1 more did not arrive, 0 of 33" in who_is_missing("tensor", range(33), Store())
     told = who_is_missing("tensor", range(32), Store())
     assert ", 31 did not arrive, 0 of 32 did" in told and "more" not in told
 

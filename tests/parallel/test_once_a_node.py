@@ -116,3 +116,10 @@ def test_a_rank_before_the_last_has_no_verdict() -> None:
     assert str(caught.value) == (
         "rank 1: waited 0.01 s for one rank of each node to act, and not all have come to an end"
     )
+
+
+def test_the_second_of_two_ranks_leaves_it_to_the_first() -> None:
+    place, store, done = Rendezvous(1, 2, 1), dist.HashStore(), []
+    dist.PrefixStore("once_a_node/act", store).add("settled", 1)
+    once_a_node("act", lambda: done.append("acted"), place, store, 5.0)
+    assert done == []
