@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from kielo.parallel import communicator, open_files
-from kielo.parallel.communicator import NoCommunicator, Startup, raise_communicator, who_is_missing
+from kielo.parallel.communicator import (
+    NoCommunicator,
+    Startup,
+    raise_communicator,
+    warm_messages,
+    who_is_missing,
+)
 from kielo.parallel.open_files import allow_open_files, open_files_needed
 from kielo.recipe.errors import KieloError
 
@@ -78,6 +84,7 @@ def test_nodes_are_named_and_no_more_than_32_of_anything(monkeypatch) -> None:
         told.startswith("ranks 0, 1, ") and ", 31 and 2 more did not arrive, 0 of 34 did (they are on" in told
     )
     assert "nid31 and 2 more); look at" in told
+    assert ", 31 and 1 more did not arrive, 0 of 33" in who_is_missing("tensor", range(33), Store())
     told = who_is_missing("tensor", range(32), Store())
     assert ", 31 did not arrive, 0 of 32 did" in told and "more" not in told
 
@@ -157,3 +164,29 @@ def test_the_limit_of_files_is_raised_as_far_as_is_allowed(limits, raised, monke
         return
     allow_open_files(place)
     assert done == ([] if raised is None else [(7, raised)])
+
+
+@pytest.mark.parametrize(
+    ("size", "mine", "messages"),
+    [
+        (2, 0, [("send", 1), ("recv", 1)]), (2, 1, [("recv", 0), ("send", 0)]), (1, 0, []),
+        (3, 2, [("recv", 1), ("send", 1), ("recv", 0), ("send", 0)]),
+        (4, 1, [("recv", 0), ("send", 0), ("send", 2), ("recv", 2)]),
+        (4, 0, [("send", 1), ("recv", 1), ("send", 3), ("recv", 3)]),
+        (5, 3, [("recv", 2), ("send", 2), ("send", 4), ("recv", 4)]),
+        (5, 4, [("recv", 3), ("send", 3), ("recv", 0), ("send", 0)]),
+    ],
+)  # fmt: skip
+def test_neighbours_and_both_ends_send_to_each_other(size: int, mine: int, messages, monkeypatch) -> None:
+    """Even pairs, odd pairs, then the ends; the lower rank of a pair sends first."""
+    done, store = [], Store()
+    sends = {
+        "send": lambda message, group, group_dst: done.append(("send", group_dst)),
+        "recv": lambda message, group, group_src: done.append(("recv", group_src)),
+    }
+    monkeypatch.setattr(communicator, "dist", SimpleNamespace(**sends))
+    startup = Startup(10 + mine, store, torch.device("cpu"), 30.0)
+    warm_messages(startup, "pipeline", range(10, 10 + size), None)
+    assert done == messages
+    pairs = [tuple(sorted((mine, other))) for other in dict.fromkeys(other for _, other in messages)]
+    assert list(store.values) == [f"arrived/pipeline {low}-{high}/{10 + mine}" for low, high in pairs]

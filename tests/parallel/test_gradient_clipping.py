@@ -59,3 +59,12 @@ def test_what_several_ranks_hold_counts_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(gradient_clipping, "sum_over", lambda total, axes: asked.append(axes) or total * 4)
     assert gradient_norm(model([3.0], [4.0]), mesh(8, pipeline=2)).item() == pytest.approx(5.0)
     assert [axis.size() for axis in asked[0]] == [2, 4]
+
+
+def test_small_gradients_are_scaled_as_torch_scales_them() -> None:
+    """Where what is added to the norm counts: 1 / (5 + 1), in millionths."""
+    made, theirs = (model([3e-6, 0.0], [-4e-6]) for _ in range(2))
+    clip_gradients(made, mesh(), 1e-6)
+    torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1e-6)
+    assert gradients(made) == [pytest.approx(row, rel=1e-6) for row in gradients(theirs)]
+    assert gradients(made)[0][0] == pytest.approx(0.5e-6, rel=1e-5)

@@ -174,6 +174,33 @@ def test_a_pause_is_told_where_its_limit_is_below_that_of_a_hang(still, told_aft
     assert (None if stall is None else stall.seconds) == (told_after and pytest.approx(told_after))
 
 
+def test_the_longest_limits_and_pauses_of_all_ranks_count() -> None:
+    """Each of another rank: silence up to 9 s, standing still up to 3 s, and a usual pause of 2.5 s."""
+    assert Beat.last(4) == Beat(4, 0, "", 0, {}, "", False, *[math.inf] * 3, 0.0)
+    first = replace(USUAL, still_seconds=2.0, silent_seconds=9.0, stall_seconds=1.0, p99_seconds=0.25)
+    other = replace(USUAL, still_seconds=3.0, silent_seconds=1.0, stall_seconds=2.75, p99_seconds=2.5)
+    for beats in ([first, other], [other, first]):
+        watch = HangWatch(2, 0.5)
+        found = [watch.look(each, 0.5) for each in beating(beats, 8)]
+        assert found[:7] == [None] * 7 and found[7].reason == (
+            "without progress (the limit is 3 s; steps usually pause for 2.5 s at most)"
+        )
+        watch = HangWatch(2, 0.5)
+        looks = [(watch.look(each, 0.5), watch.stall(each)) for each in beating(beats, 7, silent=(1,))]
+        assert [stall is not None for _, stall in looks] == 6 * [False] + [True]  # later than 2.75 s
+        assert looks[6][1].ranks == (1,) and looks[6][1].is_silent
+        assert describe_stall(looks[6][1], beats, {}).endswith(". The ranks end if it lasts 3 s")
+        watch = HangWatch(2, 0.5)  # one is silent for the last 1.5 s of the 3 s
+        rounds = [*beating(beats, 4), *([replace(beats[0], number=9 + more), beats[1]] for more in range(3))]
+        rounds[4:] = [[one, rounds[3][1]] for one, _ in rounds[4:]]
+        looks = [(watch.look(each, 0.5), watch.stall(each)) for each in rounds]
+        assert looks[6][1].ranks == () and not looks[6][1].is_silent
+        short = [replace(beat, silent_seconds=min(beat.silent_seconds, 1.5)) for beat in beats]
+        watch = HangWatch(2, 0.5)
+        found = [watch.look(each, 0.5) for each in beating(short, 5, silent=(0,))]
+        assert [hang is not None for hang in found] == 4 * [False] + [True] and found[4].ranks == (0,)
+
+
 def test_a_job_with_a_rank_that_sends_no_more_is_not_judged():
     assert watched(beating([USUAL, Beat.last(1)], 200)) is None
 

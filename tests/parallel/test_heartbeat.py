@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -96,6 +97,8 @@ class Rank:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, rank: int, size: int, store: Store):
         self.store, self.now, self.here, self.turns, self.each = store, 100.0, True, 0, lambda seconds: None
         self.targets: list[Callable[[], None]] = []
+        self.slept: list[float] = []
+        self.pace: float | None = None  # of a sleep, whatever is asked for
         ident = threading.main_thread().ident
         self.frame = SimpleNamespace(
             f_code=SimpleNamespace(co_filename="/home/me/run/mine.py", co_name="step"),
@@ -181,7 +184,8 @@ class Rank:
         return self.now > self.until
 
     def sleep(self, seconds: float) -> None:
-        self.now += seconds
+        self.slept.append(seconds)
+        self.now += self.pace or seconds
 
     def kill(self, pid: int, number: int) -> None:
         assert number == signal.SIGKILL
@@ -263,7 +267,7 @@ def test_a_late_answer_of_the_store_is_told_before_it_ends_the_rank(
                 rank.turns = 0
 
         rank.each = (lambda seconds: None) if hang else answer
-        assert rank.guard_for(8.0) is None
+        assert rank.guard_for(11.0) is None
         told = [record.getMessage() for record in caplog.records]
         caplog.clear()
         if hang:
@@ -273,6 +277,7 @@ def test_a_late_answer_of_the_store_is_told_before_it_ends_the_rank(
             "the store has not answered for 3.5 s; rank 0 on nid0 (process 1000) may serve it. The ranks end "
             "if it lasts 10 s",
             "the store answers after 5.5 s",
+            told[0],  # it is late once more
         ]
 
 
@@ -298,6 +303,18 @@ def test_ranks_that_do_not_come_are_waited_for_15_s(make: Callable[..., Rank]) -
     rank = make(0, 4, Store([BEAT] * 4, NO_CAUSE))
     rank.beat(3)
     assert rank.now == pytest.approx(100.0 + 15 + 15 + 1, abs=0.3)
+    assert set(rank.slept) == {0.1, 0.05}
+    assert [rank.store.values[f"hang/{key}"] for key in ("written", "told", "ended", "left")] == [1, 1, 1, 1]
+    rank = make(0, 4, Store([BEAT] * 4, NO_CAUSE))
+    rank.pace = 1.0  # so that the clock comes to each limit, and not beyond
+    rank.beat(3)
+    assert rank.now == 100.0 + 15 + 15 + 1
+    for hang, others, seconds in ((NO_CAUSE, 2, 31), (NO_CAUSE, 3, 0), (STUCK, 1, 31), (STUCK, 2, 0)):
+        there = {f"hang/{key}": others for key in ("written", "ended", "left")}
+        rank = make(0, 4, Store([BEAT] * 4, hang, **there))  # of a hang with a frozen rank three end
+        rank.pace = 1.0
+        rank.beat(3)
+        assert rank.now == 100.0 + seconds
     for number in (1, 3):
         rank = make(number, 4, Store([BEAT] * 4, NO_CAUSE))
         rank.beat(3)
@@ -354,6 +371,8 @@ def test_rank_0_is_named_where_its_store_is_silent(make: Callable[..., Rank]) ->
         rank.beat()
         assert rank.guard_for(20.0) == 11.0
         told[number] = rank.store.done
+        assert (rank.stacks / "rank_00000.txt").exists() == (number in (1, 2))
+        (rank.stacks / "rank_00000.txt").unlink(missing_ok=True)
         if number == 2:
             assert "The cause: rank 0 on nid0 (process 1000) (it was stopped)" in rank.message
     assert told == {
@@ -361,6 +380,14 @@ def test_rank_0_is_named_where_its_store_is_silent(make: Callable[..., Rank]) ->
         2: ["own stacks", "tell", "stacks of 1000", "kill 1000", "end"],
         3: ["own stacks", "end"],
     }
+
+
+def test_a_store_that_is_silent_to_rank_0_itself_is_no_reason_for_its_stacks(
+    make: Callable[..., Rank],
+) -> None:
+    """Others name it, and write them."""
+    rank = make(0, 4, Store([BEAT] * 4))
+    assert rank.guard_for(20.0) == 10.5 and rank.store.done == ["end"]
 
 
 def test_rank_0_is_named_where_its_process_is_not_known_or_not_here(make: Callable[..., Rank]) -> None:
@@ -379,6 +406,19 @@ def test_whatever_fails_at_the_end_the_process_ends(make: Callable[..., Rank]) -
     del rank.store.values["process/1"]
     rank.beat(3)
     assert rank.store.done == ["own stacks", "end"]
+
+
+def test_a_rank_beats_before_rank_0_has_told_its_process(make: Callable[..., Rank]) -> None:
+    """Who serves the store is asked for once it is known."""
+    rank = make(3, 4, Store([BEAT] * 4))
+    told = rank.store.values.pop("process/0")
+    rank.beat(2)
+    assert rank.store.sent.number == 2
+    rank.store.values["process/0"] = told
+    rank.beat()
+    del rank.store.values["process/0"]
+    rank.beat()
+    assert rank.store.sent.number == 4 and rank.store.done == []
 
 
 def test_what_a_rank_sends(make: Callable[..., Rank]) -> None:
@@ -468,3 +508,42 @@ def test_the_line_of_a_rank_is_the_innermost_outside_of_libraries(make: Callable
         rank.frame = frame(*files)
         rank.beat()
         assert (rank.store.sent.at, rank.store.sent.is_inside) == (line, is_inside)
+
+
+@pytest.mark.parametrize("error", (None, ValueError("x" * 3000)))
+def test_the_end_of_a_rank_is_left_in_the_store(error: Exception | None, tmp_path: Path) -> None:
+    """That it sends no more beats; or why it failed, in 2,000 characters at most. Its process is there."""
+    store, progress = torch.distributed.HashStore(), Progress(3.0, 2.0, 50.0, 6.0)
+    world = SimpleNamespace(rank=1, size=4, store=store)
+    with suppress(ValueError), Heartbeat(world, progress, tmp_path, lambda *_: None):
+        assert json.loads(store.get("process/1"))["pid"] == os.getpid() and store.get("hang") == b"none"
+        if error is not None:
+            raise error
+    if error is None:
+        assert Beat.read(store.get("beat/1")) == Beat.last(1) and not store.check(["failed/1"])
+    else:
+        assert store.get("failed/1").decode() == "ValueError: " + "x" * 1988
+        assert not store.check(["beat/1"])
+
+
+def test_a_signal_writes_the_stacks_of_a_rank_while_it_is_watched(monkeypatch, tmp_path: Path) -> None:
+    """Into the file that its process names; a thread other than the main one takes no signal."""
+    done: list[Any] = []
+    handler = SimpleNamespace(register=lambda *given: done.append(given), unregister=done.append)
+    monkeypatch.setattr(heartbeat, "faulthandler", handler)
+    store = torch.distributed.HashStore()
+    world = SimpleNamespace(rank=0, size=2, store=store)
+
+    def enter() -> None:
+        with Heartbeat(world, Progress(3.0, 2.0, 50.0, 6.0), tmp_path, lambda *_: None):
+            done.append("inside")
+
+    enter()
+    (number, file), *rest = done
+    assert number == signal.SIGUSR2 and rest == ["inside", signal.SIGUSR2]
+    assert json.loads(store.get("process/0"))["stacks_file"] > 2 and file.closed
+    done.clear()
+    other = threading.Thread(target=enter)
+    other.start()
+    other.join()
+    assert done[0] == "inside"

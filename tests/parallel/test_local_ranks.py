@@ -31,12 +31,14 @@ def test_a_port_for_a_meeting_is_free_and_none_that_the_kernel_gives_away(monkey
     """Another program that asks for any port cannot get it in the seconds until the ranks meet."""
     mine, spare, *others = {free_port() for _ in range(20)}
     assert len(others) > 10 and 20_000 <= min(mine, spare, *others) <= max(mine, spare, *others) < 32_768
-    drawn = iter([mine, spare])
-    monkeypatch.setattr(random.SystemRandom, "choice", lambda self, ports: next(drawn))
+    drawn, asked = iter([mine, spare]), []
+    monkeypatch.setattr(random.SystemRandom, "choice", lambda self, ports: asked.append(ports) or next(drawn))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", mine))
         listener.listen()
-        assert free_port() == spare
+        assert free_port() == spare and asked == 2 * [range(20_000, 32_768)]
+        drawn = iter(20 * [mine])
+        assert free_port() not in (0, mine) and len(asked) == 22  # then one of the kernel's
 
 
 def test_ranks_that_failed_are_started_again():

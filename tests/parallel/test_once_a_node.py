@@ -4,7 +4,12 @@ and never waited for without end.
 
 import os
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch.distributed as dist
+
+from kielo.parallel import once_a_node as module
 from kielo.parallel import world as room
 from kielo.parallel.once_a_node import once_a_node
 from kielo.parallel.rendezvous import Rendezvous, find_rendezvous
@@ -63,3 +68,58 @@ def test_one_process_asks_nobody() -> None:
     place = Rendezvous(0, 1, 0)
     once_a_node("act", lambda: done.append(1), place, meet(place, 0), 0)
     assert done == [1]
+
+
+def fail() -> None:
+    raise ValueError("odd")
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "action", "complaint", "told", "acts"),
+    [
+        (0, list, None, None, True), (1, fail, None, None, False),
+        (0, fail, None, "ValueError: odd", True), (1, list, "no network", "no network", False),
+        (0, fail, "no network", "no network", True),
+    ],
+)  # fmt: skip
+def test_the_last_of_three_ranks_gives_the_verdict(
+    local_rank: int, action: Any, complaint: str | None, told: str | None, acts: bool, monkeypatch
+) -> None:
+    """The first complaint is that of all; a rank that complains stays for the others."""
+    place, store, done = Rendezvous(2, 3, local_rank), dist.HashStore(), []
+    monkeypatch.setattr(module, "linger", done.append)
+    ours = dist.PrefixStore("once_a_node/find weights", store)
+    ours.add("settled", 2)
+    if complaint:
+        ours.set("complaint", complaint)
+
+    def act() -> None:
+        done.append("acted")
+        action()
+
+    if told is None:
+        once_a_node("find weights", act, place, store, 5.0)
+    else:
+        with pytest.raises(KieloError) as caught:
+            once_a_node("find weights", act, place, store, 5.0)
+        assert str(caught.value) == told
+    assert done == ["acted"] * acts + [place] * (told is not None)
+    assert ours.get("verdict").decode() == (told or "")
+
+
+def test_a_rank_before_the_last_has_no_verdict() -> None:
+    """It waits in vain, and says for what."""
+    place, store = Rendezvous(1, 3, 1), dist.HashStore()
+    dist.PrefixStore("once_a_node/act", store).add("settled", 1)
+    with pytest.raises(KieloError) as caught:
+        once_a_node("act", list, place, store, 0.01)
+    assert str(caught.value) == (
+        "rank 1: waited 0.01 s for one rank of each node to act, and not all have come to an end"
+    )
+
+
+def test_the_second_of_two_ranks_leaves_it_to_the_first() -> None:
+    place, store, done = Rendezvous(1, 2, 1), dist.HashStore(), []
+    dist.PrefixStore("once_a_node/act", store).add("settled", 1)
+    once_a_node("act", lambda: done.append("acted"), place, store, 5.0)
+    assert done == []

@@ -8,6 +8,8 @@ from kielo.models.blocks.joint_projection import JointProjection
 from kielo.models.blocks.mlp import PlainMLP
 from kielo.models.llama.model import Llama
 from kielo.parallel.projection import AccumulatingProjection, apply_projection
+from kielo.parallel.recompute import apply_recompute
+from kielo.recipe.sections import Layout
 from tests.parallel.test_layouts import config
 from tests.parallel.test_recompute import OperatorCounter
 
@@ -106,3 +108,18 @@ def test_a_block_with_a_matrix_of_another_class_stays_as_it_is():
         "layers.1.attention.project",
         "layers.1.mlp.project",
     ]
+
+
+def test_a_layer_that_is_made_again_keeps_its_gathered_inputs():
+    """Every second one here; and not where it keeps the products themselves."""
+    for layout, kept in (
+        ({"recompute": "full", "recompute_every_layers": 2}, ["0"]),
+        ({"recompute": "norms"}, []),
+    ):
+        model = Llama(config(tied=False))
+        apply_projection(model)
+        apply_recompute(model, Layout(**layout))
+        keeping = [name for name in replaced(model) if model.get_submodule(name).keeps_whole]
+        assert keeping == [
+            f"layers.{layer}.{block}.project" for layer in kept for block in ("attention", "mlp")
+        ]

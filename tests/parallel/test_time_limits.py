@@ -136,6 +136,15 @@ def test_the_limit_of_long_work_is_three_times_the_longest_of_its_kind(clock: Cl
     assert progress.p99_seconds == 0.25
 
 
+def test_short_work_has_short_limits_afterwards(clock: Clock) -> None:
+    """Three times a quarter of a second; one that took longer before is remembered."""
+    progress = Progress(floor_seconds=0.1, silent_seconds=2.0, first_seconds=50.0, later_seconds=0.5)
+    for seconds, still in ((0.25, 50.0), (0.125, 0.75), (0.25, 0.75)):
+        with progress.during("a save"):
+            assert progress.limits()[0] == still
+            clock.now += seconds
+
+
 def test_silence_in_long_work_is_allowed_for_no_longer_than_standing_still(clock: Clock) -> None:
     progress = Progress(floor_seconds=8.0, silent_seconds=2.0, first_seconds=5.0, later_seconds=6.0)
     assert progress.limits() == (5.0, 5.0)

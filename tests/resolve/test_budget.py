@@ -35,6 +35,8 @@ def test_whole_steps_that_read_no_source_too_often():
     )
     # an empty source takes no part
     assert budget({"fi": 1025, "en": 1}) == 2 * 1024
+    assert budget({"fi": 1025, "en": 1}, "dataset.mixture={fi=1,en=1}") == 2 * 1024
+    assert budget({"fi": 1025, "en": 0}, "dataset.mixture={fi=1,en=1}") == 2 * 1024
     assert with_budget(recipe("train.tokens=77824"), Text({}, 0, "", 0, 0)).train.tokens == 77_824
 
 

@@ -21,6 +21,9 @@ def changed(**keys) -> Model:
 def test_a_model_that_fits_has_no_complaints():
     kept = ("layers.0", "layers.*.attention", "layers.3.mlp.down", "*.gate")
     assert fp8_complaints(MODEL, Layout(tensor=4), Fp8(kept_in_bf16=kept)) == []
+    assert fp8_complaints(MODEL, Layout(tensor=4), Fp8(head=True)) == []  # 8,000 rows a rank
+    odd = changed(vocab_size=100, vocab_multiple=4)
+    assert fp8_complaints(odd, Layout(tensor=4), Fp8(head=True, emulate=True)) == []
 
 
 @pytest.mark.parametrize(
@@ -45,6 +48,29 @@ def test_a_model_that_fits_has_no_complaints():
 def test_what_does_not_fit_is_named_with_what_would(model, layout, fp8, named):
     complaints = fp8_complaints(model, layout, fp8)
     assert len(complaints) == 1 and all(words in complaints[0] for words in named), complaints
+
+
+def test_the_whole_answer_to_sizes_that_fp8_does_not_multiply():
+    """Numbers of tensor ranks that divide a width into multiples of 16, and the nearest sizes."""
+    rest = (
+        "FP8 kernels multiply sizes in multiples of 16; what would work: {}; or leave such matrices out by "
+        "train.fp8.kept_in_bf16"
+    )
+    (heads,) = fp8_complaints(changed(head_dim=36), Layout(tensor=4), Fp8())
+    assert heads == (
+        "model.num_key_value_heads × model.head_dim = 4 × 36 over layout.tensor = 4 is 36 a rank: "
+        + rest.format("layout.tensor of 1 or 3, or model.head_dim of 32 or 48")
+    )
+    (mlp,) = fp8_complaints(changed(intermediate_size=96), Layout(tensor=4), Fp8())
+    assert mlp == (
+        "model.intermediate_size = 96 over layout.tensor = 4 is 24 a rank: "
+        + rest.format("layout.tensor of 1 or 2 or 3, or model.intermediate_size of 64 or 128")
+    )
+    (small,) = fp8_complaints(changed(intermediate_size=8), Layout(), Fp8())
+    assert small == (
+        "model.intermediate_size = 8 over layout.tensor = 1 is 8 a rank: "
+        + rest.format("model.intermediate_size of 16")
+    )
 
 
 @pytest.mark.parametrize(

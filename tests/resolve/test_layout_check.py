@@ -80,6 +80,12 @@ def test_overlap_of_tensor_collectives_needs_sequence_parallelism_and_is_not_for
     assert layout_complaints(MODEL, 4096, chunked) == []
     (complaint,) = layout_complaints(MODEL, 4096, chunked.model_copy(update={"sequence_parallel": False}))
     assert "layout.sequence_parallel = true" in complaint
+    two = Layout(tensor=2, tensor_overlap="chunked", sequence_parallel=False)
+    assert layout_complaints(MODEL, 4096, two) == [
+        "layout.tensor_overlap = 'chunked' cuts along the sequence, which layout.sequence_parallel = false "
+        "leaves whole on each tensor rank; what would work: layout.sequence_parallel = true, or "
+        'layout.tensor_overlap = "none"'
+    ]
     assert speed_advice(MODEL, chunked, "h100_sxm") == []
     assert "tensor_overlap" in speed_advice(MODEL, chunked, "h100_sxm", has_fp8=True)[0]
 
@@ -143,6 +149,10 @@ def test_dropped_weights_are_counted():
             "would "
             "work: sequence_length 4096 or 4104, or layout.context 1 or 2",
         ]),
+        ({"context": 4}, 4098, [
+            "dataset.sequence_length = 4098 does not split into 2 × layout.context = 8 equal blocks; what "
+            "would work: sequence_length 4096 or 4104, or layout.context 1 or 3",
+        ]),
         ({"context": 2}, 4100, []),
         ({"context": 2}, 5, [
             "dataset.sequence_length = 5 does not split into 2 × layout.context = 4 equal blocks; what would "
@@ -175,6 +185,11 @@ def test_advice_begins_at_its_borders():
     odd = MODEL.model_copy(update={"hidden_size": 100})
     assert speed_advice(odd, Layout(tensor=1, tensor_overlap="chunked"), "h100_sxm", has_fp8=True) == []
     assert speed_advice(MODEL, Layout(tensor=2), "h100_sxm", has_fp8=True) == []
+    two = Layout(tensor=2, tensor_overlap="chunked")
+    (overlap,) = speed_advice(MODEL, two, "h100_sxm", has_fp8=True)
+    assert overlap.startswith("layout.tensor_overlap = 'chunked' is for matrices in bf16 and fp32: those in")
+    (tiles,) = speed_advice(odd.model_copy(update={"hidden_size": 192}), Layout(tensor=2), "h100_sxm")
+    assert tiles.startswith("model.hidden_size = 192 over layout.tensor = 2 is no multiple of 64 a rank")
     split = Layout(pipeline=2, pipeline_schedule="zbv", compile=True)
     (slow,) = speed_advice(MODEL, split, "h100_sxm")
     assert slow.startswith("layout.compile = true with a schedule that splits the backward computes each")

@@ -23,3 +23,10 @@ def test_a_chunks_logits_take_their_share_of_memory(asked, card, vocabulary, ten
     model = Model(vocab_size=vocabulary)
     found = loss_chunk_tokens(asked, model, Layout(tensor=tensor), card and accelerator(card))
     assert found == tokens
+
+
+@pytest.mark.parametrize(("memory_bytes", "tokens"), [(2**37, 8192), (2**37 - 2**20, 4096), (2**38, 16_384)])
+def test_a_share_is_a_128th(memory_bytes, tokens):
+    """2^37 / 128 bytes are 8,192 tokens × 65,536 logits × 2 bytes, and no more."""
+    card = accelerator("h200").model_copy(update={"memory_bytes": memory_bytes})
+    assert loss_chunk_tokens(None, Model(vocab_size=65_536), Layout(), card) == tokens

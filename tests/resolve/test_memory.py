@@ -170,6 +170,11 @@ BY_HAND: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
         gpipe(kept_bytes=100, again_bytes=60),
         (4 * FIRST, 8 * FIRST, 4 * FIRST + 2 * MLP, 2 * FIRST, KEPT / 3 + 2 * SHARE + TOKENS * 60, 0),
     ),
+    "second backward of GPipe, ZeRO 3": (
+        gpipe(kept_bytes=10, again_bytes=60, zero=3, shard=2),
+        (2 * FIRST, 4 * FIRST, 2 * FIRST + 4 * TABLE + 2 * MLP, 2 * TABLE + 4 * LAYER,
+         3 * TOKENS * 10 + 2 * SHARE + TOKENS * 60, 0),
+    ),
     "second backward of a V with as many passes as there are": (
         {"pipeline": 2, "chunks": 2, "zero": 2, "splits_backward": 1, "first_passes": 4},
         (4 * ALL, 8 * ALL, 4 * ALL + 2 * (1050 + TABLE) + MADE, BF16, 1.5 * KEPT + ENDS + SHARE + AGAIN, 0),

@@ -115,7 +115,7 @@ def test_rows_become_columns_and_may_leave_out_what_has_a_default():
     assert list(columns.take(np.array([False, True])).context) == [2]
     bare = {key: value for key, value in row().items() if key not in ("frozen", "is_lamb")}
     assert list(MemoryColumns.of([bare]).frozen) == [0]
-    with pytest.raises(KeyError, match="hidden"):
+    with pytest.raises(KeyError, match="^'hidden'$"):
         MemoryColumns.of([{key: value for key, value in row().items() if key != "hidden"}])
 
 

@@ -44,7 +44,8 @@ def peak(one: RankOfRun, size: int, sequences: int) -> float:
 
 
 @pytest.mark.parametrize(("card", "layout", "sequences", "expected"), [
-    ("cpu", {}, 24, 4), ("cpu", {}, 9, 3), ("cpu", {"pipeline": 4}, 12, 3), ("cpu", {"pipeline": 2}, 1, 1),
+    ("cpu", {}, 24, 4), ("cpu", {}, 9, 3), ("cpu", {}, 25, 1),
+    ("cpu", {"pipeline": 4}, 12, 3), ("cpu", {"pipeline": 2}, 1, 1),
     ("h200", {}, 24, 3), ("h200", {}, 7, 1), ("h200", {"recompute": "full"}, 24, 12),
     ("h200", {"recompute": "full"}, 1024, 16), ("h200", {"recompute": "full", "context": 2}, 1024, 32),
     ("mi250x_gcd", {}, 24, 1), ("mi250x_gcd", {"recompute": "full"}, 24, 1),

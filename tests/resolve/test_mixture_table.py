@@ -38,6 +38,8 @@ def finish_pack(run_folder: Path) -> None:
 def test_temperature_makes_shares_more_even() -> None:
     """Shares are tokens^(1/T), normalised: XLM-R's α = 0.3 by hand; and 1 is by tokens, exactly."""
     assert weights_by_tokens(TOKENS, 1) == {name: float(n) for name, n in TOKENS.items()}
+    assert weights_by_tokens({"fi": 12_345_678_901}, 1) == {"fi": 12_345_678_901.0}
+    assert weights_by_tokens({"fi": 90_000, "en": 2}, 2) == {"fi": 300.0, "en": 1.41421356}
     weights = weights_by_tokens(TOKENS, 1 / 0.3)
     assert weights["fi"] / weights["code"] == pytest.approx((80_001 / 5_001) ** 0.3, rel=1e-8)
     text = Text(TOKENS, 10**5, "hash", 4096, 0)

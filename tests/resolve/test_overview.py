@@ -4,8 +4,9 @@ import pytest
 
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
+from kielo.recipe.sections import Model
 from kielo.resolve.budget import check_text_suffices
-from kielo.resolve.overview import amount, overview_of_recipe, overview_of_run
+from kielo.resolve.overview import Overview, amount, overview_of_recipe, overview_of_run
 from kielo.resolve.resolve import resolve
 from kielo.resolve.text import Text, imagined_text
 
@@ -75,6 +76,44 @@ def test_a_budget_that_the_text_cannot_give_is_refused_before_the_text_is_packed
         check_text_suffices(recipe, 3_000_000, "runs/x/corpus")
 
 
+def test_rows_and_figures_of_a_run() -> None:
+    """The whole text of each; epochs and ready tokens only where they are known."""
+    model = Model(
+        model_type="llama", hidden_size=2048, intermediate_size=5632, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, vocab_size=32_000,
+    )  # fmt: skip
+    whole = Overview(
+        model, 9_440_000, 1_234_567_890, ((2048, 256), (4096, 512)), ("0.1 to 0.01, wsd", "0.2, held"),
+        3.456e15, {"fi": 1.5, "en": 0.254}, {"fi": 12_000_000, "en": 512},
+    )  # fmt: skip
+    assert whole.rows() == [
+        ("model", "llama, 9.44 million parameters"),
+        ("shape", "3 layers of 2,048, 4 heads (2 of keys), MLP 5,632, 32,000 tokens in the vocabulary"),
+        ("training",
+         "1.23 billion tokens; steps of 2,048, sequences of 256; steps of 4,096, sequences of 512"),
+        ("epochs", "1.50 of fi, 0.25 of en"),
+        ("learning rate", "0.1 to 0.01, wsd; then 0.2, held"),
+        ("compute", "3.5e+15 model FLOPs"),
+        ("ready tokens", "12 million of fi, 512 of en"),
+    ]  # fmt: skip
+    assert whole.figures() == {
+        "model_type": "llama", "parameters": 9_440_000, "tokens": 1_234_567_890, "model_flops": 3.456e15,
+        "epochs": {"fi": 1.5, "en": 0.254},
+    }  # fmt: skip
+    same_heads = model.model_copy(update={"num_key_value_heads": 4})
+    bare = Overview(same_heads, 9_440_000, None, ((2048, 256),), ("0.2, held",), None)
+    assert [name for name, _ in bare.rows()] == ["model", "shape", "training", "learning rate"]
+    assert dict(bare.rows())["training"] == (
+        "as many tokens as the text gives; steps of 2,048, sequences of 256"
+    )
+    assert ", 4 heads, MLP" in dict(bare.rows())["shape"] and bare.figures()["epochs"] is None
+
+
 def test_amounts_read_like_text() -> None:
-    amounts = {34_216_534_016: "34.2 billion", 10**10: "10 billion", 9_440_000: "9.44 million", 512: "512"}
+    amounts = {
+        34_216_534_016: "34.2 billion", 10**10: "10 billion", 9_440_000: "9.44 million", 512: "512",
+        10**9: "1 billion", 999_900_000: "999.9 million", 9_994_000_000: "9.99 billion",
+        1_234_567_890_123: "1,235 billion", 10**12: "1,000 billion", 10**6: "1 million", 999_999: "999,999",
+        10_500_000: "10.5 million", 1_000_600_000_000: "1,001 billion",
+    }  # fmt: skip
     assert {number: amount(number) for number in amounts} == amounts

@@ -210,6 +210,8 @@ def test_phases_follow_each_other_in_steps_and_samples() -> None:
     assert phases[3].mixture == {"b": 1} and phases[3].trainable == ("embed",) and not phases[0].trainable
     assert [phase.last_step for phase in phases] == [2, 3, 5, 8]
     assert numbers("{tokens=1536}")[1][0].steps == 1 and numbers("{tokens=3071}")[1][0].steps == 1
+    one_more = numbers("{tokens=3584}", ramp=ramp)[1]
+    assert [(one.tokens_per_step, one.steps) for one in one_more] == [(512, 2), (1024, 1), (1536, 1)]
     # a ramp that takes nearly all tokens leaves no full step
     whole = BatchRamp(first_tokens_per_step=512, step_tokens=512, tokens=2048)
     assert [(one.tokens_per_step, one.steps) for one in numbers("{tokens=3583}", ramp=whole)[1]] == [
@@ -258,3 +260,17 @@ def test_epochs_are_counted_in_sequences() -> None:
     ramp = BatchRamp(first_tokens_per_step=512, step_tokens=512, tokens=2048)
     _, ramped = numbers("{tokens=6144}", ramp=ramp)
     assert epochs(ramped, lambda name, length: 640)["b"] == (Fraction(80, 4 * 10), Fraction(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "full", "levels"),
+    [
+        (1025, 1024, [(512, 3)]), (1024, 1024, [(512, 2)]),  # the third step begins below 1,025
+        (600, 2048, [(512, 1), (1536, 1)]),  # shares end at 200, 400 and 600; the first step passes two
+        (3072, 2048, [(512, 2), (1024, 1), (1536, 1)]),
+    ],
+)  # fmt: skip
+def test_a_ramps_steps_by_hand(tokens: int, full: int, levels: list[tuple[int, int]]) -> None:
+    """A size whose share is over has no step, and is not there."""
+    ramp = BatchRamp(first_tokens_per_step=512, step_tokens=512, tokens=tokens)
+    assert ramp_steps(ramp, full) == levels

@@ -52,3 +52,16 @@ def test_a_run_goes_on_in_the_precision_in_which_it_began(tmp_path) -> None:
     (tmp_path / "train" / "checkpoints" / "step_00000100").mkdir(parents=True)
     assert chosen_precision(recipe, "cpu", False, tmp_path) == ("bf16", "the run began in it")
     assert resolved("cpu", PLAIN, tmp_path).identity.train.precision == "bf16"
+
+
+def test_compiling_is_worth_it_from_a_hundred_trillion_flops_on(tmp_path) -> None:
+    """Six a parameter and token: a step less and a step more than that."""
+    step = 2048
+    parameters = resolved("cpu", WITH_AMX, tmp_path).placement.parameters
+    tokens = int(1e14 / (6 * parameters)) // step * step
+    compiles = [
+        resolved("cpu", WITH_AMX, tmp_path, f"train.tokens_per_step={step}", tokens=number)
+        for number in (tokens, tokens + step)
+    ]
+    assert [run.identity.total_tokens for run in compiles] == [tokens, tokens + step]
+    assert [run.placement.layout.compile for run in compiles] == [False, True]

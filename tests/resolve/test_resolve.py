@@ -117,6 +117,7 @@ def test_every_derived_number(run_folder):
 
 @pytest.mark.parametrize(("every_steps", "asked", "expected"), [
     (500, None, 5000), (3, None, 30), (2, None, 24), (1, None, 24), (10, 0, 0), (10, 30, 30),
+    (2**62, None, 2**63 - 1),
 ])  # fmt: skip
 def test_every_tenth_checkpoint_is_kept_and_at_most_ten(run_folder, every_steps, asked, expected):
     """A run of 240 steps keeps these. A number that is asked for stands, and so does 0."""
@@ -423,3 +424,115 @@ def test_unfinished_or_empty_stages_are_named(run_folder, tmp_path):
     finish_pack(tmp_path / "tokens", {"a": 64 * 300, "b": 1}, heldout=65)
     assert resolve(recipe(), tmp_path, 1, "cpu").identity.phases[0].mixture == {"a": 64 * 300}
     assert math.isclose(resolve(recipe(), tmp_path, 1, "cpu").identity.train.heldout_sequences, 1)
+
+
+def test_a_pipeline_may_have_a_quarter_of_empty_micro_batches(run_folder):
+    """Four stages need four: with three sequences one is empty, and with two there would be half."""
+    layout = {"pipeline": 4, "pipeline_schedule": "1f1b"}
+
+    def of(sequences: int) -> Recipe:
+        train = {"tokens_per_step": 64 * sequences, "tokens": 640 * sequences, "micro_batch_sequences": 1}
+        return recipe(layout=layout, model={"num_hidden_layers": 4}, train=train)
+
+    (placed,) = resolve(of(3), run_folder, 4, "cpu").placement.phases
+    assert (placed.micro_batch_sequences, placed.micro_batches_per_step) == (1, 4)
+    assert refusal(of(2), run_folder, 4, "cpu").startswith(
+        "1f1b needs at least as many micro-batches a step as stages, and there are 2 for 4; what would work:"
+    )
+    assert "there are 2 for 4" in refusal(of(4), run_folder, 8, "cpu")  # each of two data-parallel ranks
+    assert resolve(of(6), run_folder, 8, "cpu").placement.phases[0].micro_batches_per_step == 4
+
+
+def test_a_model_that_its_family_cannot_have_is_refused(run_folder):
+    with pytest.raises(
+        KieloError, match="num_attention_heads = 4 is no multiple of model.num_key_value_heads"
+    ):
+        resolve(recipe(model={"num_key_value_heads": 3}), run_folder, 1, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks", "told"),
+    [
+        ({"tensor": 2, "shard": 3}, 8,
+         "layout.shard = 3 × layout.tensor = 2 does not make up 8 ranks; what would work: 6 ranks, or a "
+         "multiple with layout.shard = 0; or layout.shard = 0 with layout.replicate one of 1, 2, 4"),
+        ({"replicate": 3, "tensor": 2}, 4,
+         "layout.replicate = 3 × layout.tensor = 2 does not make up 4 ranks; what would work: 6 ranks, or a "
+         "multiple with layout.shard = 0; or layout.shard = 0 with layout.replicate one of 1, 2"),
+        ({"tensor": 2, "context": 2}, 6,
+         "layout.context = 2 × layout.tensor = 2 does not make up 6 ranks; what would work: 4 ranks, or a "
+         "multiple with layout.shard = 0"),
+        ({"tensor": 4}, 2,
+         "layout.tensor = 4 does not make up 2 ranks; what would work: 4 ranks, or a multiple with "
+         "layout.shard = 0"),
+        ({"shard": 1}, 2,
+         "the layout does not make up 2 ranks; what would work: 1 ranks, or a multiple with layout.shard = "
+         "0; or layout.shard = 0 with layout.replicate one of 1, 2"),
+    ],
+)  # fmt: skip
+def test_axes_that_do_not_make_up_the_ranks_come_with_those_that_would(run_folder, layout, ranks, told):
+    """Alone, and the whole sentence."""
+    inner = layout.get("tensor", 1) * layout.get("context", 1)
+    tokens = 64 * max(1, ranks // inner)  # a sequence for each rank that sees other samples
+    train = {"tokens_per_step": tokens, "tokens": 10 * tokens}
+    assert refusal(recipe(layout=layout, train=train), run_folder, ranks, "cpu") == told
+
+
+def test_a_run_has_from_one_to_a_million_ranks(run_folder):
+    for number in (0, 1_000_001, -1):
+        assert refusal(recipe(), run_folder, number, "cpu") == f"--ranks {number}: give 1 to 1,000,000"
+    assert "data-parallel ranks" in refusal(recipe(), run_folder, 1_000_000, "cpu")
+
+
+def test_steps_are_refused_with_the_sizes_on_both_sides(run_folder):
+    """Whole sequences, one or more on each rank: at 23 sequences of 24 ranks, and at 20.3 of five."""
+    short = recipe(train={"tokens_per_step": 64 * 23, "tokens": 64 * 230})
+    assert refusal(short, run_folder, 24, "cpu") == (
+        "train.tokens_per_step = 1472 is 23 sequences of dataset.sequence_length = 64, for 24 data-parallel "
+        "ranks, and each takes whole sequences, one or more; what would work: tokens_per_step 1536, or at "
+        "most 23 data-parallel ranks"
+    )
+    odd = recipe(train={"tokens_per_step": 1300, "tokens": 13_000})
+    assert refusal(odd, run_folder, 20, "cpu").endswith("what would work: tokens_per_step 1280 or 1344")
+    assert refusal(odd, run_folder, 21, "cpu").endswith(
+        "what would work: tokens_per_step 1344, or at most 20 data-parallel ranks"
+    )
+    assert resolve(recipe(), run_folder, 24, "cpu").placement.phases[0].micro_batches_per_step == 1
+
+
+def test_fp8_takes_16_of_a_ranks_own_tokens(run_folder):
+    """Two context ranks have 24 of 48 tokens each, and 32 of 64."""
+    train = {"precision": "fp8", "fp8": {"emulate": True}, "micro_batch_sequences": 1}
+
+    def of(length: int) -> Recipe:
+        sizes = {"tokens_per_step": 4 * length, "tokens": 40 * length}
+        return recipe(layout={"context": 2}, dataset={"sequence_length": length}, train=train | sizes)
+
+    assert refusal(of(48), run_folder, 2, "cpu") == (
+        "dataset.sequence_length = 48 makes micro-batches of 24 tokens on a rank, and FP8 multiplies 16 at a "
+        "time; what would work: a sequence_length in multiples of 32"
+    )
+    assert resolve(of(64), run_folder, 2, "cpu").identity.train.precision == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "pipeline", "is_refused"),
+    [("zbv", 2, False), ("interleaved_zero_bubble", 2, False), ("1f1b", 2, True), ("zbv", 1, True)],
+)
+def test_a_split_backward_sends_gradients_once(run_folder, schedule, pipeline, is_refused):
+    """So that replicas may reduce in bf16 what is scattered only at the end of a step."""
+    layout = {"pipeline": pipeline, "pipeline_schedule": schedule, "replicate": 2, "zero": 2}
+    train = {"gradient_reduce_dtype": "bf16", "micro_batch_sequences": 3}
+    asked = recipe(layout=layout, model={"num_hidden_layers": 4}, train=train)
+    if is_refused:
+        assert refusal(asked, run_folder, 4, "cpu").startswith('train.gradient_reduce_dtype = "bf16" with')
+    else:
+        assert resolve(asked, run_folder, 4, "cpu").placement.phases[0].micro_batches_per_step == 4
+
+
+def test_micro_batches_of_a_ramp_are_no_larger_than_those_after_it(run_folder):
+    """Nine sequences are three of three; eight before them are four of two, not two of four."""
+    ramp = {"first_tokens_per_step": 64 * 8, "step_tokens": 64, "tokens": 64 * 8}
+    sizes = {"tokens_per_step": 64 * 9, "tokens": 64 * 98, "batch_ramp": ramp, "micro_batch_sequences": None}
+    placed = resolve(recipe(train=sizes), run_folder, 1, "cpu").placement.phases
+    assert [(one.micro_batch_sequences, one.micro_batches_per_step) for one in placed] == [(2, 4), (3, 3)]

@@ -44,6 +44,7 @@ def test_what_an_uneven_step_takes_is_said():
     many = str(Shares(1024, 96, 1, 11))
     assert many.startswith("96 data-parallel ranks: 11 sequences on 64 of them and 10 on the others; 3.0%")
     assert str(Shares(1024, 4, 2, 128)) == ""
+    assert str(Shares(7, 2, 4, 1)) == "2 data-parallel ranks: 4, 3 sequences; 12.5% of the work is empty"
 
 
 @pytest.mark.parametrize(
@@ -108,3 +109,29 @@ def test_the_share_that_is_empty_is_of_the_steps_work():
     ramp = f"in the steps of the batch ramp, {(2 * 6 + 4 * 3) / (6 * 12):.1%} of the work is empty sequences"
     assert said((1, 2, 6), (1, 4, 9), (1, 5, 12)) == [ramp]
     assert said((1, 2, 6), (1, 4, 9), (1, 5, 9)) == [last, ramp] and said((1, 2, 12), (1, 5, 12)) == []
+
+
+def test_work_of_a_ramp_is_by_the_micro_batches_of_each_size():
+    """On six ranks, two sequences at once: 12 rows with 6 empty in two steps, 24 with 4 empty in four."""
+    resolved = golden_resolved("tiny")
+    (phase, *_), (placed, *_) = resolved.identity.phases, resolved.placement.phases
+    sizes = [(2, 6, 1), (4, 20, 2), (5, 24, 2)]
+    phases = tuple(
+        phase.model_copy(update={"number": 1, "steps": steps, "sequences_per_step": sequences})
+        for steps, sequences, _ in sizes
+    )
+    places = tuple(
+        placed.model_copy(update={"micro_batch_sequences": 2, "micro_batches_per_step": number})
+        for *_, number in sizes
+    )
+    layout = resolved.placement.layout.model_copy(update={"shard": 3, "replicate": 2})
+    changed = resolved.model_copy(
+        update={
+            "identity": resolved.identity.model_copy(update={"phases": phases}),
+            "placement": resolved.placement.model_copy(update={"layout": layout, "phases": places}),
+        }
+    )
+    share = (2 * 6 + 4 * 4) / (2 * 12 + 4 * 24)
+    assert uneven_steps(changed) == [
+        f"in the steps of the batch ramp, {share:.1%} of the work is empty sequences"
+    ]

@@ -30,6 +30,9 @@ def fp32(elements: int, trained: int, stepped: int, parameters: int) -> StateByt
 # Rows over three ranks, rounded up: 34 of 100, 3 of 8, 2 of 4, 7 of 20; the last has 32, 2, 0 and 6.
 SHARD = 2 * 34 * 8 + 3 + 3 * (3 * 8 + 2 * 8 + 2 * 8 + 3 * 8 + 7 * 8 + 7 * 8 + 3 * 20 + 3 + 3)
 LAST_SHARD = 2 * 32 * 8 + 2 + 3 * (2 * 8 + 0 + 0 + 2 * 8 + 6 * 8 + 6 * 8 + 2 * 20 + 2 + 2)
+# Of two tensor ranks first: 17 of 50 rows of a table, 2 of 4 of queries, 1 of 2 of keys, 4 of 10 of the MLP,
+# and of those that are split by columns 3 of 8 rows.
+BOTH = 2 * 17 * 8 + 3 + 3 * (2 * 8 + 2 * 8 + 3 * 4 + 2 * 4 * 8 + 3 * 10 + 3 + 3)
 # Two tensor ranks split all but norms.
 HALF = 3 * ((LAYER - 16) // 2 + 16) + TABLE + NORM
 STAGES = {"pipeline": 2, "pipeline_layers": (2, 1), "shard": 1}
@@ -45,6 +48,7 @@ STAGES = {"pipeline": 2, "pipeline_layers": (2, 1), "shard": 1}
         ({"shard": 1, "context": 3}, 2, False, fp32(SHARD, SHARD, LAST_SHARD, NUMBER)),
         ({"shard": 3, "replicate": 2}, 5, False, fp32(SHARD, SHARD, LAST_SHARD, NUMBER)),
         ({"shard": 1, "tensor": 2}, 1, False, fp32(HALF, HALF, HALF, NUMBER)),
+        ({"shard": 3, "tensor": 2}, 1, False, fp32(BOTH, BOTH, BOTH, NUMBER)),
         (STAGES, 0, False, fp32(2 * LAYER + TABLE, 2 * LAYER + TABLE, 2 * LAYER + TABLE, 19)),
         (STAGES, 1, False, fp32(*[LAYER + NORM + TABLE] * 3, 11)),
         (STAGES, 0, True, fp32(2 * LAYER + TABLE, 2 * LAYER + TABLE, 2 * LAYER + TABLE, 19)),
@@ -65,6 +69,14 @@ def test_a_ranks_state_is_counted_by_hand(layout, rank, tied, expected):
     found = state_bytes(model(tie_word_embeddings=tied), Layout(**layout), rank)
     assert found == expected
     assert found.total == expected.parameters + expected.gradients + expected.optimiser
+
+
+def test_norms_over_all_heads_are_split_as_the_heads_are():
+    """An OLMo 2's of queries and keys; its two others lie whole on both tensor ranks."""
+    olmo = model(model_type="olmo2", num_key_value_heads=4)
+    layer = (4 * 64 + 3 * 160) // 2 + 2 * 8 + 2 * 8 // 2
+    half = 3 * layer + TABLE + NORM
+    assert state_bytes(olmo, Layout(shard=1, tensor=2), 1) == fp32(half, half, half, 3 * 11 + 3)
 
 
 def test_moments_in_bf16_and_frozen_modules_take_less():

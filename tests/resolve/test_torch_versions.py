@@ -48,6 +48,12 @@ def test_a_version_that_was_not_tried_counts_as_the_one_before_it():
     ]  # fmt: skip
 
 
+def test_a_schedule_of_one_stage_is_none():
+    """Without a pipeline nothing is asked of torch."""
+    assert complaints("2.10", pipeline=1, pipeline_schedule="zbv") == []
+    assert speed_advice(MODEL, Layout(pipeline=1, pipeline_schedule="zbv", compile=True), "h200") == []
+
+
 def test_compiled_layers_under_a_split_backward_are_advised_against():
     (advice,) = speed_advice(MODEL, Layout(**V, compile=True), "h200")
     assert "backward twice" in advice and "layout.compile = false" in advice

@@ -102,7 +102,7 @@ class Progress:
     def p99_seconds(self) -> float:
         """The 99th percentile of the steps' longest pauses (nearest rank); 0 before the first."""
         seconds = sorted(self._pauses)  # a copy, as the other thread may add to it
-        return seconds[min(len(seconds) - 1, int(0.99 * len(seconds)))] if seconds else 0.0
+        return seconds[int(0.99 * len(seconds))] if seconds else 0.0
 
     @property
     def stall_seconds(self) -> float:

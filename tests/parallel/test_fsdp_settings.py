@@ -1,0 +1,114 @@
+"""What FSDP2 is told: of each layer and the root once, and before each micro-batch by the ZeRO degree."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
+
+from kielo.parallel import fsdp
+from kielo.parallel.fsdp import COMPUTE_DTYPES, apply_fsdp, forward_only, set_last_micro_batch
+from kielo.parallel.mesh import build_mesh
+from kielo.recipe.sections import Layout
+from kielo.verify.fake_world import fake_world
+
+
+class Told(nn.Module):
+    """A module that FSDP2 has wrapped, and notes what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("set_") or name == "reshard":
+            return lambda *given, **options: self.told.append((name, *given, *options.items()))
+        return super().__getattr__(name)
+
+
+class Model(Told):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({"0": Told(), "1": Told()})
+
+
+@pytest.fixture
+def wrapped(monkeypatch: pytest.MonkeyPatch) -> list[tuple[nn.Module, dict[str, Any]]]:
+    """What is wrapped, with its options."""
+    calls: list[tuple[nn.Module, dict[str, Any]]] = []
+    monkeypatch.setattr(fsdp, "FSDPModule", Told)
+    monkeypatch.setattr(fsdp, "fully_shard", lambda module, **options: calls.append((module, options)))
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("zero", "is_last", "sync", "all_reduce", "reshard", "of_root"),
+    [
+        (1, False, False, False, False, False), (2, False, True, False, False, False),
+        (3, False, True, False, True, False), (1, True, True, True, True, True),
+        (2, True, True, True, True, True), (3, True, True, True, True, True),
+    ],
+)  # fmt: skip
+def test_what_waits_for_the_last_micro_batch(zero, is_last, sync, all_reduce, reshard, of_root) -> None:
+    """At degree 1 all; at 2 whole parameters and the sum across replicas; at 3 that sum, and the root's."""
+    model = Model()
+    model.zero = zero
+    set_last_micro_batch(model, is_last)
+    assert model.told == [
+        ("set_requires_gradient_sync", sync), ("set_requires_all_reduce", all_reduce),
+        ("set_is_last_backward", is_last), ("set_reshard_after_backward", reshard),
+        ("set_reshard_after_backward", of_root, ("recurse", False)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ranks", "offloads", "precision"),
+    [
+        ({"shard": 3, "zero": 3}, (3,), False, "bf16"),
+        ({"shard": 3, "replicate": 2, "zero": 2}, (2, 3), False, "fp32"),
+        ({"shard": 3, "zero": 1, "cpu_offload": True}, (3,), True, "fp8"),
+    ],
+)  # fmt: skip
+def test_layers_and_the_root_are_wrapped_alike(sizes, ranks, offloads, precision, wrapped) -> None:
+    """Only layers give up their parameters after the forward, at degree 3; gradients are summed in fp32."""
+    layout, model = Layout(**sizes), Model()
+    size = 1
+    for number in ranks:
+        size *= number
+    with fake_world(1, size, has_pipeline=False) as world:
+        apply_fsdp(model, build_mesh(world, layout), layout, precision)
+        assert [module for module, _ in wrapped] == [*model.layers.values(), model]
+        gives_up = [options["reshard_after_forward"] for _, options in wrapped]
+        assert gives_up == [layout.zero == 3, layout.zero == 3, False] and model.zero == layout.zero
+        for _, options in wrapped:
+            assert tuple(options["mesh"].shape) == ranks
+            assert options["mp_policy"].param_dtype == COMPUTE_DTYPES[precision]
+            assert options["mp_policy"].reduce_dtype == torch.float32
+            policy = options["offload_policy"]
+            assert type(policy) is (CPUOffloadPolicy if offloads else OffloadPolicy)
+            assert not (offloads and policy.pin_memory)  # a processor pins none
+    told = [("set_gradient_divide_factor", 1.0), ("set_force_sum_reduction_for_comms", True)]
+    assert [module.told for module, _ in wrapped] == 3 * [told]
+
+
+def test_one_rank_divides_nothing_and_bf16_has_a_reduction_of_its_own(wrapped) -> None:
+    for size in (1, 2):
+        wrapped.clear()
+        model, layout = Model(), Layout(shard=size)
+        with fake_world(0, size, has_pipeline=False) as world:
+            apply_fsdp(model, build_mesh(world, layout), layout, "fp32", "bf16")
+        names = [name for name, *_ in model.told]
+        assert names == ["set_gradient_divide_factor", "set_force_sum_reduction_for_comms",
+                         "set_custom_reduce_scatter"][: 3 * (size > 1)]  # fmt: skip
+
+
+@pytest.mark.parametrize("was_training", [True, False])
+def test_an_evaluation_leaves_the_model_sharded_and_as_it_was(was_training: bool, wrapped) -> None:
+    """Also where it fails."""
+    model = Model().train(was_training)
+    with pytest.raises(ValueError, match="odd"), forward_only(model):
+        assert not model.training and not torch.is_grad_enabled() and model.told == []
+        raise ValueError("odd")
+    assert model.training == was_training and torch.is_grad_enabled()
+    assert [module.told for module in (model, *model.layers.values())] == 3 * [[("reshard",)]]

@@ -1,0 +1,123 @@
+"""The software of a machine: what torch.compile lacks, Intel's AMX, and decay rates that bf16 can follow."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kielo.recipe.cards import cluster
+from kielo.recipe.sections import Layout
+from kielo.resolve import software
+from kielo.resolve.optimiser_check import optimiser_complaints
+from kielo.resolve.ranks import coordinates, rank_of_stage
+from kielo.resolve.software import BACKEND_VARIABLE, Software, installed, missing_compiler, planned
+from kielo.resolve.tensor_overlap import chunks_of
+from kielo.resolve.torch_versions import NEWEST
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """A machine whose programs, variables and files a test sets; it has Python's headers."""
+    found = SimpleNamespace(
+        programs={"gcc", "g++"}, variables={}, root=tmp_path, headers=tmp_path / "include"
+    )
+    found.headers.mkdir()
+    (found.headers / "Python.h").touch()
+    finder = SimpleNamespace(which=lambda name: name if name in found.programs else None)
+    monkeypatch.setattr(software, "shutil", finder)
+    monkeypatch.setattr(software, "os", SimpleNamespace(environ=found.variables))
+    monkeypatch.setattr(software, "sysconfig", SimpleNamespace(get_path=lambda name: str(found.headers)))
+    return found
+
+
+NO_GCC = (
+    "this machine has no compiler (gcc), and torch.compile needs it; what would work: install it (Debian and "
+    "Ubuntu: apt-get install gcc)"
+)
+
+
+@pytest.mark.parametrize(
+    ("device", "programs", "variables", "missing"),
+    [
+        ("cuda", {"gcc"}, {}, None), ("cuda", {"clang"}, {}, None), ("cuda", {"g++"}, {}, NO_GCC),
+        ("cuda", {"icc"}, {"CC": "icc -O2"}, None), ("cuda", {"gcc"}, {"CC": "none"}, None),
+        ("cuda", set(), {"CC": ""}, NO_GCC),
+        ("cpu", {"g++"}, {}, None), ("cpu", {"gcc", "clang"}, {}, NO_GCC.replace("gcc", "g++")),
+        ("cpu", {"icpc"}, {"CXX": "icpc -O2"}, None),
+        ("cpu", {"g++"}, {"CXX": "none"}, NO_GCC.replace("gcc", "g++")),
+        ("cuda", set(), {BACKEND_VARIABLE: "aot_eager"}, None),
+        ("cuda", set(), {BACKEND_VARIABLE: "inductor"}, NO_GCC),
+    ],
+)  # fmt: skip
+def test_a_compiler_is_looked_for_by_device(machine: Any, device, programs, variables, missing) -> None:
+    """A C compiler for GPUs, a C++ compiler for processors; one that a variable names, and its options."""
+    machine.programs = programs
+    machine.variables.update(variables)
+    assert missing_compiler(device) == missing
+
+
+def test_headers_of_python_are_needed(machine: Any) -> None:
+    (machine.headers / "Python.h").unlink()
+    told = missing_compiler("cpu")
+    assert told.startswith("this machine has no Python.h, and") and "apt-get install python3-dev)" in told
+
+
+@pytest.mark.parametrize(
+    ("flags", "has_amx"),
+    [("flags : fma amx_bf16 amx_int8", True), ("flags : fma amx_bf16x", False), (None, False)],
+)
+def test_amx_is_among_the_flags_of_a_processor(machine: Any, monkeypatch, flags, has_amx) -> None:
+    """Not where Linux lists none."""
+    if flags is not None:
+        (machine.root / "proc").mkdir()
+        (machine.root / "proc/cpuinfo").write_text(flags)
+    monkeypatch.setattr(
+        software, "Path", lambda *parts: machine.root.joinpath(*parts[:-1], parts[-1].lstrip("/"))
+    )
+    monkeypatch.setattr(software, "version", lambda name: f"2.11 of {name}")
+    assert installed("cuda") == Software("2.11 of torch", None, has_amx)
+
+
+def test_a_plan_is_for_the_clusters_torch() -> None:
+    site = cluster("lumi_g")
+    assert planned(site.model_copy(update={"torch": "2.10"})) == Software("2.10", None, False)
+    assert planned(site.model_copy(update={"torch": None})) == Software(NEWEST)
+
+
+@pytest.mark.parametrize(
+    ("state", "first", "second", "named"),
+    [
+        ("bf16", 0.9, 0.95, []), ("bf16", 0.996, 0.996, []), ("fp32", 0.9999, 0.9999, []),
+        ("bf16", 1 - 2.0**-8, 0.95, ["beta1"]), ("bf16", 0.9, 0.999, ["beta2"]),
+        ("bf16", 0.997, 0.998, ["beta1", "beta2"]),
+    ],
+)  # fmt: skip
+def test_moments_in_bf16_follow_rates_that_change_them(state, first, second, named) -> None:
+    """A change by a 256th of a value is undone by rounding to nearest; by more it is not."""
+    train = SimpleNamespace(optimiser_state=state, adam_beta1=first, adam_beta2=second)
+    found = list(optimiser_complaints(train))
+    assert [complaint[: len("train.adam_beta1")] for complaint in found] == [
+        f"train.adam_{key}" for key in named
+    ]
+    if second == 0.999:
+        assert found == [
+            'train.adam_beta2 = 0.999 with train.optimiser_state = "bf16": a step would change a moment by '
+            "0.001 of itself, which rounding to bf16 takes back (up to 0.0039); what would work: "
+            'train.adam_beta2 of at most 0.99, or train.optimiser_state = "fp32"'
+        ]
+
+
+def test_ranks_differ_first_in_the_last_axis() -> None:
+    """Of 2 stages, 3 replicas, 4 shards, 1 context rank and 5 tensor ranks."""
+    layout = Layout(pipeline=2, replicate=3, shard=4, context=1, tensor=5)
+    rank = ((1 * 3 + 2) * 4 + 1) * 5 + 3
+    by_hand = {"pipeline": 1, "replicate": 2, "shard": 1, "context": 0, "tensor": 3, "expert": 0}
+    assert coordinates(layout, rank) == by_hand and rank_of_stage(layout, 1) == 60
+
+
+def test_chunks_are_for_tensor_ranks_that_overlap() -> None:
+    """Two where it is asked for; one rank has nothing to send."""
+    asked = [{"tensor": 4, "tensor_overlap": "chunked"}, {"tensor": 2, "tensor_overlap": "chunked"}]
+    others = [{"tensor": 1, "tensor_overlap": "chunked"}, {"tensor": 4, "tensor_overlap": "none"}]
+    assert [chunks_of(Layout(**layout)) for layout in asked + others] == [2, 2, 1, 1]
