@@ -1,5 +1,6 @@
 """Documents read back as written, and damage is named by file and line."""
 
+import codecs
 import gzip
 import tracemalloc
 
@@ -8,7 +9,15 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kielo.artifact.documents import read_documents, read_lines, split_lines, write_documents
+from kielo.artifact.documents import (
+    READ_BYTES,
+    ZSTD_READ_BYTES,
+    other_encoding,
+    read_documents,
+    read_lines,
+    split_lines,
+    write_documents,
+)
 from kielo.recipe.errors import KieloError
 
 
@@ -103,3 +112,33 @@ def test_failed_writing_leaves_nothing(tmp_path):
     with pytest.raises(ZeroDivisionError):
         write_documents(tmp_path / "a.jsonl.zst", documents())
     assert not list(tmp_path.iterdir())
+
+
+def test_lines_up_to_a_limit(tmp_path) -> None:
+    """A line of so many bytes is read, one more is None, in one block or in several; a mark is no text."""
+    for blocks in (
+        [b"abcd\nabcde\nabcd"],
+        [b"ab", b"cd\nabc", b"de\na", b"bcd"],
+        [b"abcd\nabcd", b"e\nabcd"],
+    ):
+        assert list(split_lines(blocks, 4)) == [b"abcd", None, b"abcd"]
+    assert list(split_lines([b"a\n\nabcde"], 4)) == [b"a", b"", None] and list(split_lines([b""])) == []
+    path = tmp_path / "a.txt"
+    path.write_bytes(codecs.BOM_UTF8 + b"one\r\n\ntwo")
+    assert list(read_lines(path)) == [(1, b"one"), (2, b""), (3, b"two")]
+    path.write_text("one", encoding="utf-16")
+    with pytest.raises(
+        KieloError, match="a.txt: UTF-16LE text, and UTF-8 is expected; .* -f UTF-16LE -t UTF-8"
+    ):
+        list(read_lines(path))
+    assert (READ_BYTES, ZSTD_READ_BYTES) == (262_144, 512)
+
+
+@pytest.mark.parametrize("name", ["UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE"])
+def test_an_encoding_is_known_by_its_mark_and_by_its_zero_bytes(name) -> None:
+    text = "Kord elas kuningas"
+    mark = getattr(codecs, f"BOM_{name.replace('-', '').replace('LE', '_LE').replace('BE', '_BE')}")
+    assert other_encoding(text.encode(name)) == name and other_encoding(mark + "õ".encode(name)) == name
+    assert other_encoding(text.encode()) is None and other_encoding(b"\0\0") is None
+    half = b"a\0a\0" * 2 + b"aaaa" * 2  # as many zeros as letters in their place say nothing
+    assert other_encoding(half) is None and other_encoding(half + b"a\0a\0") == "UTF-16LE"

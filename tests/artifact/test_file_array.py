@@ -34,9 +34,9 @@ def test_a_file_that_is_cut_while_it_is_open_raises(tmp_path):
         array[48:52]
     assert array[:2].tolist() == [0, 1]
     path.unlink()
-    with pytest.raises(OSError, match="cut"):  # the open file
+    with pytest.raises(OSError, match="ends at byte 240: it was cut"):  # the open file
         array[60:61]
-    with pytest.raises(FileNotFoundError, match="numbers.bin"):
+    with pytest.raises(FileNotFoundError, match="No such file or directory: .*numbers.bin"):
         array[60:61]
     path.write_bytes(np.arange(100, dtype="<i4").tobytes())
     assert array[60:61].tolist() == [60] and file_being_read(None) is None

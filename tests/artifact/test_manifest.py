@@ -7,12 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+import xxhash
 
+from kielo.artifact import manifest
 from kielo.artifact.manifest import (
     check_sizes,
     differences,
     expire,
     hash_file,
+    hash_json,
     hash_manifest,
     is_current,
     read_manifest,
@@ -132,7 +135,10 @@ def test_rewriting_replaces_and_a_torn_manifest_is_named(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["deep", "manifest.json"]
     assert [path.name for path in tmp_path.iterdir()] == ["stage"]
     (folder / "manifest.json").write_text('{"kind": "tri')
-    with pytest.raises(KieloError, match="manifest.json"):
+    with pytest.raises(
+        KieloError,
+        match=r"manifest\.json: not a readable manifest of Kielo's \(JSONDecodeError.*move .*stage away",
+    ):
         read_manifest(folder)
 
 
@@ -158,7 +164,7 @@ def test_what_the_stage_did_not_write_is_never_replaced(tmp_path):
     ):
         pass
     (folder / "manifest.json").unlink()
-    with pytest.raises(KieloError, match="deep"):
+    with pytest.raises(KieloError, match="stage: holds deep, which Kielo's trial stage did not write"):
         _write(folder, "third")
     assert [path.name for path in tmp_path.iterdir()] == ["stage"]
 
@@ -167,7 +173,10 @@ def test_a_file_that_appears_during_the_work_is_not_lost(tmp_path):
     """The stage looks again, before the exchange, for what a person put into the folder while it worked."""
     folder = tmp_path / "stage"
     _write(folder, "old")
-    with pytest.raises(KieloError, match="notes"), write_stage(folder, "trial", 1, {}, {}):
+    with (
+        pytest.raises(KieloError, match="stage: holds notes, which Kielo's trial stage did not write"),
+        write_stage(folder, "trial", 1, {}, {}),
+    ):
         (folder / "notes").write_text("mine")
     assert (folder / "notes").read_text() == "mine" and (folder / "deep" / "a.txt").read_text() == "old"
 
@@ -258,3 +267,30 @@ def test_what_cannot_be_a_stage_folder_is_refused(tmp_path):
         with pytest.raises(KieloError, match=f"{folder}: .*{told}"):
             _write(tmp_path / folder)
     assert sorted(tmp_path.iterdir()) == before and (tmp_path / "file").read_text() == "mine"
+
+
+def test_small_files_of_a_stage_are_hashed_and_large_ones_are_not(tmp_path, monkeypatch) -> None:
+    """At the border and above it; a changed size counts for both, and a file not listed is refused."""
+    assert manifest.HASHED_BYTES == 1024 * 1024
+    monkeypatch.setattr(manifest, "HASHED_BYTES", 4)
+    for content, other, is_noticed in (
+        (b"abcd", b"abcx", True),
+        (b"abcde", b"abcdx", False),
+        (b"abcde", b"abcd", True),
+    ):
+        folder = tmp_path / f"{content.decode()}{other.decode()}"
+        with write_stage(folder, "trial", 1, {}, {}) as stage:
+            (stage.folder / "a").write_bytes(content)
+        (folder / "a").write_bytes(other)
+        assert is_current(folder, "trial", 1, {}, {}) is not is_noticed
+    listed = read_manifest(folder)
+    with pytest.raises(KieloError, match="a: it has 4 bytes, and the stage wrote 5; put the file back"):
+        check_sizes(folder, listed, ["a"])
+    with pytest.raises(KieloError, match="b: is not listed in manifest.json"):
+        check_sizes(folder, listed, ["b"])
+    (folder / "a").unlink()
+    with pytest.raises(KieloError, match="a: it is missing, and the stage wrote 5"):
+        check_sizes(folder, listed, ["a"])
+    assert hash_json({"b": [1, "é"], "a": None}) == xxhash.xxh3_128_hexdigest(
+        '{"a":null,"b":[1,"é"]}'.encode()
+    )

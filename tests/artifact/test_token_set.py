@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kielo.artifact.token_set import TokenSet
+from kielo.artifact.token_set import MOST_OPEN_FILES, TokenSet
 from kielo.artifact.token_shards import TokenShard, TokenShardWriter
 from kielo.artifact.token_sources import find_token_files
 from tests.ready_tokens import WRITERS
@@ -67,6 +67,7 @@ def test_a_token_leads_back_to_its_file_and_document(tmp_path, kind):
 
 def test_few_files_are_open_at_one_time(tmp_path, monkeypatch):
     """Reading many files keeps to the limit, and a file that was closed is opened again."""
+    assert MOST_OPEN_FILES == 256
     monkeypatch.setattr("kielo.artifact.token_set.MOST_OPEN_FILES", 1)
     documents = _documents(30)
     theirs = _set(tmp_path, "ds", documents)
