@@ -159,3 +159,64 @@ def test_the_bytes_of_a_shard(tmp_path, monkeypatch) -> None:
     with pytest.raises(KieloError, match="describes 10 bytes .5 tokens of 2 bytes., the data has 9"):
         TokenShard(tmp_path / "s")
     assert TokenShard(tmp_path / "s", may_be_cut=True).num_tokens == 5
+
+
+def index_of(documents: list[int], lengths: tuple[int, ...] = (2, 1)) -> bytes:
+    """An index of uint16 tokens whose documents begin at these sequences."""
+    ends = np.cumsum(lengths) - np.array(lengths)
+    return (
+        struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, len(lengths), len(documents))
+        + np.array(lengths, "<i4").tobytes() + (2 * ends).astype("<i8").tobytes()
+        + np.array(documents, "<i8").tobytes()
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("documents", [[], [1, 2], [0, 1], [0, 2, 1, 2], [0, 3]])
+def test_documents_that_do_not_cover_the_sequences_are_refused(documents, tmp_path):
+    """They begin at the first, end with the last and never go back; empty ones are documents too."""
+    (tmp_path / "a.bin").write_bytes(bytes(6))
+    (tmp_path / "a.idx").write_bytes(index_of([0, 1, 1, 2]))
+    assert TokenShard(tmp_path / "a").document_offsets.tolist() == [0, 2, 2, 3]
+    (tmp_path / "a.idx").write_bytes(index_of(documents))
+    with pytest.raises(KieloError, match=r"a\.idx: damaged \(its documents do not cover its 2 sequences\)"):
+        TokenShard(tmp_path / "a")
+
+
+def test_rows_of_a_shard_share_a_token(tmp_path):
+    _write(tmp_path / "a", documents=[[5, 6, 7], [8, 9], [4, 3, 2]])
+    shard = TokenShard(tmp_path / "a")
+    assert shard.sequences(np.array([1, 0]), 3).tolist() == [[8, 9, 4, 3], [5, 6, 7, 8]]
+    assert shard.loss_mask is None and shard.num_whole_sequences(9) == 0
+    assert [len(TokenShard(tmp_path / "a").read(start, 0)) for start in (0, 8)] == [0, 0]
+    which, tokens = shard.borders(np.array([0, 1, 3, 2]), np.array([8, 2, 3, 4]))
+    assert (which.tolist(), tokens.tolist()) == ([0, 0, 2, 3, 3], [3, 5, 5, 3, 5])
+
+
+def test_what_may_be_missing_of_a_shard(tmp_path):
+    """The tokens, where they may be cut; never the index."""
+    with TokenShardWriter(tmp_path / "a", 300, has_loss_mask=True) as writer:
+        writer.add(np.array([1, 2, 3]), np.array([True, False, True]))
+    (tmp_path / "a.loss_mask").write_bytes(b"\1")
+    shard = TokenShard(tmp_path / "a", may_be_cut=True)
+    assert shard.loss_mask[:1].tolist() == [1] and len(shard.loss_mask) == 3
+    (tmp_path / "a.loss_mask").unlink()
+    (tmp_path / "a.bin").unlink()
+    assert TokenShard(tmp_path / "a", may_be_cut=True).num_tokens == 3
+    with pytest.raises(KieloError, match=r"a\.bin: no such file; a token shard is a pair"):
+        TokenShard(tmp_path / "a")
+    (tmp_path / "a.idx").unlink()
+    with pytest.raises(KieloError, match=r"a\.idx: no such file; a token shard is a pair"):
+        TokenShard(tmp_path / "a", may_be_cut=True)
+
+
+def test_a_mask_of_another_length_is_refused_and_nothing_is_left(tmp_path):
+    """No data, no mask and no index; without flags every token carries loss."""
+    with (
+        pytest.raises(ValueError, match=r"2 tokens and a loss mask of shape \(3,\)"),
+        TokenShardWriter(tmp_path / "a", 300, has_loss_mask=True) as writer,
+    ):
+        writer.add(np.array([7, 8]), np.array([True, False, True]))
+    assert not list(tmp_path.iterdir())
+    with TokenShardWriter(tmp_path / "a", 300) as writer:
+        writer.add(np.array([7, 8]), np.array([True, False, True]))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "a.idx"]
