@@ -1,20 +1,26 @@
 """A checkpoint is found, described and listed as a person counts it."""
 
+import json
+from importlib import metadata
+
 import pytest
 
-from kielo.artifact.checkpoint_faults import fault_of_reading
+from kielo.artifact import checkpoint_inspection
+from kielo.artifact.checkpoint_faults import FaultyCheckpoint, fault_of_reading
 from kielo.artifact.checkpoint_inspection import (
     checkpoints_folder,
     describe_checkpoint,
     describe_tensors,
     find_checkpoints,
+    find_faults,
     newest_whole,
     refuse_no_checkpoint,
     state_after_verification,
 )
-from kielo.artifact.whole_checkpoints import list_checkpoints
+from kielo.artifact.whole_checkpoints import list_checkpoints, newest_checkpoint, newest_complete
 from kielo.recipe.errors import KieloError
 from tests.artifact.small_checkpoint import checkpoint
+from tests.bar import bars_of
 
 
 def test_a_checkpoint_is_described(tmp_path) -> None:
@@ -71,4 +77,94 @@ def test_a_checkpoint_is_described(tmp_path) -> None:
     assert state_after_verification([]) == "verified"
     assert state_after_verification([unreadable, damaged]).startswith(
         "damaged: a is missing; b: broken (EIO)"
+    )
+
+
+def test_all_faults_are_found_with_a_bar_of_bytes(tmp_path, monkeypatch) -> None:
+    """One for each file of each checkpoint; one without a manifest has that fault, and adds no bytes."""
+    bars = bars_of(monkeypatch, checkpoint_inspection)
+    paths = [checkpoint(tmp_path / f"step_0000000{step}", step) for step in (1, 2, 3)]
+    sizes = {path: sum(file.stat().st_size for file in path.iterdir() if "manifest" not in file.name)
+             for path in paths}  # fmt: skip
+    (paths[1] / "rank_00000.safetensors").write_bytes(b"short")
+    (paths[1] / "index.json").unlink()
+    (paths[2] / "manifest.json").unlink()
+    found = find_faults(paths)
+    assert {path: [str(fault) for fault in faults] for path, faults in found.items()} == {
+        paths[0]: [],
+        paths[1]: [
+            "damaged: index.json is missing",
+            "damaged: rank_00000.safetensors is 5 bytes long instead of "
+            f"{(paths[0] / 'rank_00000.safetensors').stat().st_size}",
+        ],
+        paths[2]: ["damaged: manifest.json is missing: the save did not finish"],
+    }
+    (bar,) = bars
+    assert (
+        bar.options["total"] == sum(bar.updates) == sizes[paths[0]] + sizes[paths[1]]
+        and len(bar.updates) == 4
+    )
+
+
+def test_a_damaged_checkpoint_is_known_by_its_name(tmp_path) -> None:
+    """Also without an index; a link to one is called by the name that it leads to; a file is none."""
+    (tmp_path / "step_00000004").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "newest").symlink_to("step_00000004")
+    assert find_checkpoints(tmp_path / "step_00000004") == [tmp_path / "step_00000004"]
+    assert find_checkpoints(tmp_path / "newest") == [tmp_path.resolve() / "step_00000004"]
+    (tmp_path / "step_00000005").touch()
+    for name in ("other", "step_00000005", "gone"):
+        with pytest.raises(KieloError, match=f"{name}: not the folder of a checkpoint"):
+            refuse_no_checkpoint(tmp_path / name)
+
+
+def test_the_newest_whole_checkpoint_of_a_run(tmp_path) -> None:
+    """Newer damaged ones are told; one that cannot be read or is of another version is not passed over."""
+    folder = tmp_path / "train" / "checkpoints"
+    none = f"^{folder} holds no whole checkpoint; run the train stage first$"
+    with pytest.raises(KieloError, match=none):
+        newest_checkpoint(tmp_path)
+    first, second, third = (checkpoint(folder / f"step_0000000{step}", step) for step in (1, 2, 3))
+    warnings: list[str] = []
+    assert newest_checkpoint(tmp_path, warnings.append) == third and warnings == []
+    for path in (third, second):
+        (path / "index.json").unlink()
+    told = [f"checkpoint {path} is damaged: index.json is missing" for path in (third, second)]
+    assert newest_complete(folder) == (first, told)
+    assert newest_checkpoint(tmp_path) == first == newest_checkpoint(tmp_path, warnings.append)
+    assert warnings == told
+    content = json.loads((third / "manifest.json").read_text())
+    (third / "manifest.json").write_text(json.dumps(content | {"version": 9, "xxh3_128": "other"}))
+    with pytest.raises(
+        FaultyCheckpoint, match="step_00000003 is of another version: manifest.json is of version 9, wr"
+    ):
+        newest_checkpoint(tmp_path)
+    (third / "manifest.json").unlink()
+    (first / "index.json").unlink()
+    with pytest.raises(
+        KieloError, match=r"holds no whole checkpoint \(checkpoint .*3 is damaged: .*; checkpoint .*2 is"
+    ):
+        newest_checkpoint(tmp_path, warnings.append)
+    assert list_checkpoints(folder)[0] == {
+        "name": "step_00000003", "step": 3, "tokens": None, "loss": None, "written_at": None,
+        "bytes": (third / "rank_00000.safetensors").stat().st_size,
+        "state": "damaged: manifest.json is missing: the save did not finish",
+    }  # fmt: skip
+
+
+def test_the_facts_of_a_checkpoint(tmp_path) -> None:
+    """Its identity and average, who wrote it, and a fault of the index itself."""
+    identity = {"format_version": 2, "name": "murre", "model": {"x": 1}}
+    path = checkpoint(tmp_path / "step_00000001", samples=6, identity=identity, averaged_from=[2])
+    told = describe_checkpoint(path)
+    assert (told["checkpoint"], told["recipe"], told["model"]) == (str(path), "murre", {"x": 1})
+    assert (told["averaged_from"], told["samples"]) == ([2], 6)
+    assert (
+        told["written_at"].endswith("+00:00") and told["written_by"] == f"kielo {metadata.version('kielo')}"
+    )
+    index = path / "index.json"
+    index.write_bytes(index.read_bytes().replace(b'"step": 1', b'"step": 8'))
+    assert describe_checkpoint(path)["state"].startswith(
+        "damaged: index.json is not what was written: block 0 ("
     )
