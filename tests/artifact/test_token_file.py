@@ -43,6 +43,8 @@ def test_documents_without_an_index_begin_after_end_of_text(tmp_path) -> None:
             assert found.dtype == np.int64
     names = [file.document_name(token) for token in range(8)]
     assert names == [f"token {at}" for at in (0, 0, 2, 2, 2, 5, 6, 6)]
+    names = [opened(tmp_path / "g", [0, 0, 4]).document_name(token) for token in range(3)]
+    assert names == ["token 0", "token 1", "token 2"]
 
 
 def test_documents_with_an_index_are_numbered(tmp_path) -> None:

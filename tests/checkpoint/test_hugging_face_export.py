@@ -14,9 +14,11 @@ from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.export_stage import ExportOptions, tokenizer_files
 from kielo.checkpoint.hugging_face_export import export
 from kielo.checkpoint.tensor_table import read_table
+from kielo.models import families
 from kielo.models.llama.model import Llama
 from kielo.models.llama.names import to_hugging_face
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Model
 from tests.bar import bars_of
 from tests.checkpoint.layouts import config
 
@@ -137,3 +139,40 @@ def test_an_empty_folder_is_no_other_export(tmp_path, checkpoint) -> None:
     with pytest.raises(KieloError, match="tokenizer: no tokenizer.json there to export with the model"):
         tokenizer_files(tmp_path / "tokenizer")
     assert tokenizer_files(None) == []
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "code"),
+    [
+        ("modernbert", "", ""),
+        ("ltg_bert", ", trust_remote_code=True", "`configuration_ltgbert.py`, `modeling_ltgbert.py`"),
+    ],
+)
+def test_the_readme_of_an_encoder(model_type, options, code, tmp_path) -> None:
+    """It fills masks; classes that transformers lacks are told by their files."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = families.complete(Model(model_type=model_type, vocab_size=97, **sizes), 32)
+    made = families.build_model(model).state_dict()
+    tensors = {f"model/{name}": torch.zeros_like(value) for name, value in made.items()}
+    checkpointer = Checkpointer(tmp_path / "run")
+    checkpointer.save(7, tensors, {})
+    folder = export(checkpointer.settle(), tmp_path / "hf", model, None)
+    card = CARD.replace("text-generation", "fill-mask").replace("A causal language", "A masked language")
+    card = card.replace("CausalLM", "MaskedLM").replace("(llama", f"({model_type}")
+    card = card.replace('dtype="auto")', f'dtype="auto"{options})')
+    if code:
+        card += (
+            f"\nThe classes that `config.json` names are not a part of transformers: copy {code} from a "
+            "published model of this family into this folder.\n"
+        )
+    values = {
+        "title": "A masked language model",
+        "dtype": "float32",
+        "origin": "step 7",
+        "version": __version__,
+    }
+    text = (folder / "README.md").read_text()
+    assert (
+        text.startswith(card.format(**values)) and text.removeprefix(card.format(**values)).count("\n") == 1
+    )
+    assert not (folder / "generation_config.json").exists()

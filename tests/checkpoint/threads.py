@@ -90,8 +90,6 @@ def run_threads(
     monkeypatch: pytest.MonkeyPatch, modules: list[ModuleType], size: int, action: Callable[[Group], Any]
 ) -> list[Any]:
     """Returns what `action` returned on each rank, or the error that it raised there."""
-    for module in modules:
-        monkeypatch.setattr(module, "dist", DIST)
     world = World(size)
 
     def of_rank(rank: int) -> Any:
@@ -100,5 +98,7 @@ def run_threads(
         except Exception as error:
             return error
 
-    with ThreadPoolExecutor(size) as threads:
+    with monkeypatch.context() as patch, ThreadPoolExecutor(size) as threads:
+        for module in modules:
+            patch.setattr(module, "dist", DIST)
         return list(threads.map(of_rank, range(size)))
