@@ -13,6 +13,7 @@ from kielo.artifact.chronicle import (
     as_markdown,
     attempts_of,
     chronicle,
+    effective_seconds,
     write_chronicle,
 )
 from kielo.artifact.metrics import (
@@ -186,3 +187,46 @@ def test_seconds_of_an_attempt(seconds, told, tmp_path) -> None:
     assert values["in attempts"] == f"{told} (0.0% of them effective)" and values["between attempts"] == "0 s"
     (attempt,) = attempts_of(tmp_path)
     assert (attempt.seconds, attempt.last_step, attempt.lost_steps) == (seconds, 9, 0)
+
+
+def test_times_and_steps_of_three_attempts(tmp_path) -> None:
+    """One without a word, one that took no step, one that ends; steps passed over take no time."""
+    append(tmp_path, begun(0, from_step=4, ranks=3, versions={"a": "1", "b": "2"}))
+    append(tmp_path, begun(9, from_step=6, ranks=3, seen_step=9, seen_at="2026-11-23T10:05:00+00:00",
+                           versions={"b": "3", "c": "4"}))  # fmt: skip
+    append(tmp_path, End(ended_at="2026-11-23T10:10:00+00:00", outcome="hung", step=6, message="rank 2"))
+    append(tmp_path, End(ended_at="2026-11-23T10:12:00+00:00", outcome="failed", step=5, message=""))
+    append(tmp_path, begun(20, from_step=2000, ranks=3, versions={"b": "3", "c": "4"}))
+    append(tmp_path, End(ended_at="2026-11-23T10:21:30+00:00", outcome="finished", step=None, message="all"))
+    rows = [
+        TrainingStep(step=5, tokens=500, loss=1.0, tokens_per_second=10.0, seconds=1.0),
+        TrainingStep(step=6, tokens=600, loss=1.0, tokens_per_second=0.0, seconds=1.0),
+        PassedOver(step=7, tokens=900, passed_over_from=7),
+        TrainingStep(step=8, tokens=1000, loss=1.0, tokens_per_second=4.0, seconds=1.0),
+        TrainingStep(step=9, loss=1.0, tokens_per_second=4.0, seconds=1.0),
+        TrainingStep(step=9, tokens=990, loss=1.0, tokens_per_second=4.0, seconds=1.0),
+    ]
+    assert effective_seconds(rows) == 500 / 10 + 100 / 4
+    (tmp_path / "metrics.jsonl").write_text("".join(map(write_row, rows)))
+    for time in ("10:00:00", "10:09:00", "10:09:01"):
+        text = {"time": f"2026-11-23T{time}+00:00", "step": 3, "message": f"alert of {time}"}
+        with open(tmp_path / ALERTS_NAME, "a") as file:
+            file.write(json.dumps(text) + "\n")
+    tables = {table.title: table for table in chronicle(tmp_path)}
+    assert tables["Time"].rows == [
+        ("attempts", "3"), ("steps taken again", "3"), ("on steps that were kept", "75 s"),
+        ("in attempts", "10 min (13.2% of them effective)"), ("between attempts", "12 min"),
+    ]  # fmt: skip
+    assert tables["Attempts"].rows == [
+        ("1", "2026-11-23 10:00:00", "last seen 2026-11-23 10:05:00", "5 – 9", "3", "3", "a",
+         "without a word: killed, or its node was lost; the last alert: alert of 10:09:00"),
+        ("2", "2026-11-23 10:09:00", "2026-11-23 10:12:00", "none", "0", "3", "a", "failed"),
+        ("3", "2026-11-23 10:20:00", "2026-11-23 10:21:30", "2,001 –", "0", "3", "a", "finished: all"),
+    ]  # fmt: skip
+    assert tables["Changes"].rows == [
+        ("2", "version of a", "1", ""), ("2", "version of b", "2", "3"), ("2", "version of c", "", "4"),
+    ]  # fmt: skip
+    assert len(tables["Alerts"].rows) == 3 and tables["Alerts"].header == ("time (UTC)", "step", "message")
+    assert tables["Attempts"].header == (
+        "attempt", "began (UTC)", "ended", "steps", "taken again", "ranks", "hosts", "how it ended",
+    )  # fmt: skip

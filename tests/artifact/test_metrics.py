@@ -124,3 +124,19 @@ def test_rows_of_a_log(tmp_path) -> None:
     odd = [(number, b"") for number in range(1, 12)]
     assert describe_odd(odd[:10]) == "10 lines are no row of a run (number 1, 2, 3, 4, 5, 6, 7, 8, 9, 10)"
     assert describe_odd(odd) == "11 lines are no row of a run (number 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, …)"
+
+
+def test_rows_and_lines_that_are_none_are_told_in_numbers(tmp_path, caplog) -> None:
+    """Nothing is told of a file of rows alone; a nested number that is not finite is null too."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "x": 2}\n')
+    assert [row.step for row in read_metrics(path)] == [1] and caplog.text == ""
+    path.write_text('mine\n{"step": 1, "x": 2}\n\nyours\n')
+    assert [row.step for row in read_metrics(path)] == [1]
+    assert caplog.messages == [f"{path}: 2 lines are no row of a run (number 1, 4); passed over"]
+    row = HeldOutLoss(
+        step=2, heldout_loss=1.5, heldout_sets={"a": {"loss": float("nan")}, "b": {"loss": 2.5}}
+    )
+    assert write_row(row) == (
+        '{"step": 2, "heldout_loss": 1.5, "heldout_sets": {"a": {"loss": null}, "b": {"loss": 2.5}}}\n'
+    )
