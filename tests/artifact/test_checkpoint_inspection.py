@@ -100,10 +100,11 @@ def test_all_faults_are_found_with_a_bar_of_bytes(tmp_path, monkeypatch) -> None
         paths[2]: ["damaged: manifest.json is missing: the save did not finish"],
     }
     (bar,) = bars
-    assert (
-        bar.options["total"] == sum(bar.updates) == sizes[paths[0]] + sizes[paths[1]]
-        and len(bar.updates) == 4
-    )
+    total = sizes[paths[0]] + sizes[paths[1]]
+    assert sum(bar.updates) == total and len(bar.updates) == 4
+    assert bar.options == {
+        "total": total, "unit": "B", "unit_scale": True, "desc": "verifying", "disable": None,
+    }  # fmt: skip
 
 
 def test_a_damaged_checkpoint_is_known_by_its_name(tmp_path) -> None:

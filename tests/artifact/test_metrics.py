@@ -1,10 +1,12 @@
 """Each kind of row of metrics.jsonl is told apart, read and written back to the same bytes."""
 
 import pytest
+from pydantic import ValidationError
 
 from kielo.artifact.metrics import (
     Fp8GradientProbe,
     HeldOutLoss,
+    HeldOutScore,
     LeftOutSequence,
     PassedOver,
     PrecisionChange,
@@ -140,3 +142,13 @@ def test_rows_and_lines_that_are_none_are_told_in_numbers(tmp_path, caplog) -> N
     assert write_row(row) == (
         '{"step": 2, "heldout_loss": 1.5, "heldout_sets": {"a": {"loss": null}, "b": {"loss": 2.5}}}\n'
     )
+
+
+def test_rows_are_never_changed() -> None:
+    """Nor are values bent to their type."""
+    row, score = PrecisionChange(step=1, precision="bf16"), HeldOutScore(loss=1.0)
+    for one, key in ((row, "step"), (score, "loss")):
+        with pytest.raises(ValidationError, match="Instance is frozen"):
+            setattr(one, key, 2)
+        with pytest.raises(ValidationError, match="Input should be a valid"):
+            type(one).model_validate(one.model_dump() | {key: "2"})

@@ -215,8 +215,10 @@ def test_the_room_of_an_average(tmp_path, monkeypatch):
             average(sources, tmp_path / "to")
     disk(needed, 4)
     average(sources, tmp_path / "to")
-    ((total, updates),) = [(bar.options["total"], bar.updates) for bar in bars]
-    assert total == 48 and updates == [48]
+    (bar,) = bars
+    assert bar.updates == [48] and bar.options == {
+        "total": 48, "unit": "B", "unit_scale": True, "desc": "averaging", "disable": None,
+    }  # fmt: skip
 
 
 def test_wide_tensors_come_first_in_the_file(tmp_path):

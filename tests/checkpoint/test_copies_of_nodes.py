@@ -130,14 +130,14 @@ def test_an_older_copy_and_half_a_copy_are_not_used(nodes) -> None:
 
 def test_a_copy_that_may_not_be_published_stays(nodes) -> None:
     """And is told once; nothing of it is left on the disk."""
-    nodes.write(2, 1)
+    nodes.write(3, 1)
     before = nodes.files()
     nodes.refusal = KieloError("no more")
-    assert nodes.restart(2, 1) == [None] * 2 and nodes.files() == before
+    assert nodes.restart(3, 1) == [None] * 3 and nodes.files() == before
     assert nodes.alerts == [(110, "the copy of step 110 in the nodes' memory could not be used: no more")]
     assert sorted(path.name for path in nodes.folder.iterdir()) == ["newest", "step_00000100"]
     nodes.refusal = None
-    assert nodes.restart(2, 1) == [nodes.folder / "step_00000110"] * 2
+    assert nodes.restart(3, 1) == [nodes.folder / "step_00000110"] * 3
 
 
 def test_a_copy_that_fails_on_one_node_is_told_and_the_one_before_stays(nodes, monkeypatch) -> None:
@@ -160,6 +160,7 @@ def test_a_copy_that_fails_on_one_node_is_told_and_the_one_before_stays(nodes, m
     assert nodes.alerts[1:] == [
         (130, "step 130 was not copied to the nodes' memory: [Errno 5] broken on rank 1")
     ]
+    assert list(nodes.memory.glob("kielo_*/*/*/*.partial")) == []
     monkeypatch.undo()
     assert {name: len(files) for name, files in before.items()} == {"node_00000": 4, "node_00001": 4}
 
