@@ -1,14 +1,18 @@
 """Room for the next save, as it is asked for while nothing is saved."""
 
 import os
+import re
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 
+from kielo.artifact.checkpoint_index import read_index
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.saving import room_needed
+from kielo.recipe.errors import KieloError
 
 TENSORS = {"model/a": torch.ones(2, 3), "model/b": torch.ones(5).bfloat16()}
 
@@ -51,3 +55,24 @@ def test_room_for_the_next_save(tmp_path, monkeypatch) -> None:
         may_go_on.set()
         checkpointer.settle()
         assert checkpointer.shortage().startswith("disk full")
+
+
+def test_a_save_is_refused_before_it_is_written(tmp_path, monkeypatch) -> None:
+    """By one byte; the state as JSON counts too, here 8 bytes. A save id has sixteen figures of base 16."""
+    checkpointer = Checkpointer(tmp_path / "run")
+    checkpointer.reserve(TENSORS)
+    num_bytes, num_files = room_needed(checkpointer.planner.whole, 8)
+    enough = num_bytes + num_files * 4096
+    for free_bytes in (enough - 1, enough):
+        disk = SimpleNamespace(f_bavail=free_bytes, f_frsize=1, f_files=0, f_favail=0)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "statvfs", lambda path, disk=disk: disk)
+            checkpointer.save(1, TENSORS, {"x": 1})
+            if free_bytes < enough:
+                told = f"was not saved .*: disk full: it needs about {enough:,} bytes, {free_bytes:,} are"
+                with pytest.raises(KieloError, match=told):
+                    checkpointer.settle()
+                assert list((tmp_path / "run").iterdir()) == []
+            else:
+                assert checkpointer.settle() == tmp_path / "run" / "step_00000001"
+    assert re.fullmatch("[0-9a-f]{16}", read_index(tmp_path / "run" / "step_00000001").save_id)
