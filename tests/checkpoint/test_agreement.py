@@ -94,3 +94,17 @@ def test_one_process_alone() -> None:
         ranks.on_all(lambda: failing(OSError(errno.EIO, "broken")))
     with pytest.raises(ZeroDivisionError):
         ranks.on_first(lambda: 1 / 0)
+
+
+def test_two_ranks_agree_as_three_do(monkeypatch) -> None:
+    """One other rank is enough to be asked and told."""
+
+    def on_two(action: Callable[[Agreement], Any]) -> list[Any]:
+        return run_threads(monkeypatch, [agreement], 2, lambda group: action(Agreement(group)))
+
+    assert on_two(lambda ranks: ranks.gather(ranks.rank)) == [[0, 1]] * 2
+    assert on_two(lambda ranks: ranks.on_first(lambda: f"by {ranks.rank}")) == ["by 0"] * 2
+    assert on_two(lambda ranks: ranks.distribute(5 + ranks.rank, lambda found: found[::-1])) == [6, 5]
+    told = {f"why (rank 1 on {socket.gethostname()})"}
+    complaints = [None, "why"]
+    assert {str(one) for one in on_two(lambda ranks: ranks.refuse_together(complaints[ranks.rank]))} == told
