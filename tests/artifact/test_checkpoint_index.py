@@ -78,3 +78,18 @@ def test_wrong_sizes_of_lines_are_refused(tmp_path, lines):
     path.write_bytes(json.dumps(json.loads(head + b"}") | {"lines": lines}).encode()[:-1] + newline + rest)
     with pytest.raises(KieloError, match=r"index.json: not a checkpoint index"):
         read_index(tmp_path, None)
+
+
+def test_an_index_whose_tensors_are_not_whole(tmp_path) -> None:
+    """Chunks that make up no shape, and a name that is tied to nothing."""
+    good = TensorEntry("F32", (2, 3), (Chunk((0, 0), (2, 3), "f", "k"),))
+    for shape in ((2, 2), (3, 3)):
+        bad = TensorEntry("F32", (2, 3), (Chunk((0, 0), shape, "f", "k"),))
+        write_index(tmp_path, CheckpointIndex("0", 1, {}), {"a": entry_json(bad)})
+        with pytest.raises(KieloError, match=r"the chunks of a do not make up its shape \[2, 3\]"):
+            read_index(tmp_path)
+    write_index(tmp_path, CheckpointIndex("0", 1, {}, {"b": "c"}), {"a": entry_json(good)})
+    with pytest.raises(KieloError, match="b is tied to c, which is not there"):
+        read_index(tmp_path)
+    write_index(tmp_path, CheckpointIndex("0", 1, {}, {"b": "a"}), {"a": entry_json(good)})
+    assert read_index(tmp_path, ["b"]).entry("b") == good and read_index(tmp_path, []).unread == ("a",)

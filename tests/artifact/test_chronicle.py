@@ -7,8 +7,25 @@ import pytest
 
 from kielo.artifact.alerts import ALERTS_NAME
 from kielo.artifact.attempts import ATTEMPTS_NAME, Beginning, Change, End, append, read_attempts
-from kielo.artifact.chronicle import CHRONICLE_NAME, Table, attempts_of, chronicle, write_chronicle
-from kielo.artifact.metrics import METRICS_NAME
+from kielo.artifact.chronicle import (
+    CHRONICLE_NAME,
+    Table,
+    as_markdown,
+    attempts_of,
+    chronicle,
+    effective_seconds,
+    write_chronicle,
+)
+from kielo.artifact.metrics import (
+    METRICS_NAME,
+    LeftOutSequence,
+    PassedOver,
+    PrecisionChange,
+    PrecisionVerdict,
+    Spike,
+    TrainingStep,
+    write_row,
+)
 from kielo.recipe.errors import KieloError
 
 
@@ -99,3 +116,117 @@ def test_half_a_line_of_a_killed_attempt_costs_no_other(folder: Path) -> None:
     assert len(read_attempts(folder)) == 6 and len(attempts_of(folder)) == 4
     assert attempts_of(folder)[-1].begin.from_step == 30
     assert chronicle(folder.parent / "nowhere") == []
+
+
+def begun(minute: int, **more) -> Beginning:
+    values = {
+        "began_at": f"2026-11-23T10:{minute:02d}:00+00:00", "from_step": 0, "ranks": 1200, "hosts": ["a"],
+        "versions": {}, "seen_step": None, "seen_at": None, "changes": [],
+    }  # fmt: skip
+    return Beginning.model_validate(values | more)
+
+
+def test_a_whole_chronicle(tmp_path) -> None:
+    """One attempt that runs: nine hosts, each kind of event, text cut at 400 characters, the last alerts."""
+    hosts = [f"n{number}" for number in range(9)]
+    append(tmp_path, begun(0, from_step=1000, hosts=[*hosts, "n0"]))
+    rows = [
+        PassedOver(step=1010, passed_over_from=1005, passed_over_for="spike", tokens=100),
+        Spike(step=1011, spike_from=1008, spike_to=1009, outcome="told", highest_loss=3.14159, usual_loss=2.0,
+              highest_loss_step=1008),
+        Spike(step=1012, spike_from=1, spike_to=2, outcome="passed", highest_loss=None, usual_loss=2.0,
+              highest_loss_step=1),
+        LeftOutSequence(step=1013, left_out_sample=1234, source="a", documents=["x", "y"], reason="cut"),
+        LeftOutSequence(step=1014, left_out_sample=5, source="b", reason="gone"),
+        PrecisionVerdict(step=1015, precision="fp8", precision_from=1001, outcome="kept", loss_rise=None,
+                         gradient_norm_rise=None),
+        PrecisionChange(step=1016, precision="bf16"),
+        TrainingStep(step=1017, tokens=400, loss=1.0, tokens_per_second=2.0, seconds=1.0),
+    ]  # fmt: skip
+    (tmp_path / "metrics.jsonl").write_text("".join(map(write_row, rows)))
+    times = ["2026-11-23T10:00:01+00:00"] * 201
+    alerts = [{"time": time, "step": number, "message": f"m{number}"} for number, time in enumerate(times)]
+    (tmp_path / ALERTS_NAME).write_text("".join(json.dumps(alert) + "\n" for alert in alerts))
+    tables = chronicle(tmp_path)
+    assert [table.title for table in tables] == [
+        "Time", "Attempts", "Spikes, and what was passed over or left out", "Alerts, the last 200 of 201",
+    ]  # fmt: skip
+    lines = [("attempts", "1"), ("steps taken again", "0"), ("on steps that were kept", "2 min")]  # 150 s
+    assert tables[0].rows == lines
+    assert tables[1].rows == [(
+        "1", "2026-11-23 10:00:00", "", "1,001 –", "0", "1,200", "n0, n1, n2, n3, n4, n5, n6, n7 and 1 more",
+        "it runs, or ended without a word",
+    )]  # fmt: skip
+    assert tables[2].rows == [
+        ("1,010", "steps 1,005 to 1,010 passed over: spike"),
+        ("1,011", "spike in steps 1,008 to 1,009: told (loss 3.142, usual 2)"),
+        ("1,012", "spike in steps 1 to 2: passed"),
+        ("1,013", "sample 1,234 of a left out: cut; documents x, y"),
+        ("1,014", "sample 5 of b left out: gone"),
+        ("1,015", "change to fp8 after step 1,000: kept"), ("1,016", "bf16 from the next step on"),
+    ]  # fmt: skip
+    assert len(tables[3].rows) == 200 and tables[3].rows[0] == ("2026-11-23 10:00:01", "1", "m1")
+    page = as_markdown([Table("a|b", ("h", "v"), [("x" * 400, "y" * 401), ("a\nb", "<&[1]#")])], "r")
+    assert page == (
+        f"# Chronicle of r\n\n## a\\|b\n\n| h | v |\n| --- | --- |\n| {'x' * 400} | {'y' * 399}… |\n"
+        "| a b | &lt;&amp;\\[1\\]\\# |\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(119, "119 s"), (120, "2 min"), (7199, "120 min"), (7200, "2.0 h"), (9000, "2.5 h")],
+)
+def test_seconds_of_an_attempt(seconds, told, tmp_path) -> None:
+    """Until its end, or until it was last seen; between attempts is what is left."""
+    append(tmp_path, begun(0))
+    hours, rest = divmod(seconds, 3600)
+    ended = f"2026-11-23T{10 + hours}:{rest // 60:02d}:{rest % 60:02d}+00:00"
+    append(tmp_path, End(ended_at=ended, outcome="requeue", step=9, message=""))
+    values = dict(chronicle(tmp_path)[0].rows)
+    assert values["in attempts"] == f"{told} (0.0% of them effective)" and values["between attempts"] == "0 s"
+    (attempt,) = attempts_of(tmp_path)
+    assert (attempt.seconds, attempt.last_step, attempt.lost_steps) == (seconds, 9, 0)
+
+
+def test_times_and_steps_of_three_attempts(tmp_path) -> None:
+    """One without a word, one that took no step, one that ends; steps passed over take no time."""
+    append(tmp_path, begun(0, from_step=4, ranks=3, versions={"a": "1", "b": "2"}))
+    append(tmp_path, begun(9, from_step=6, ranks=3, seen_step=9, seen_at="2026-11-23T10:05:00+00:00",
+                           versions={"b": "3", "c": "4"}))  # fmt: skip
+    append(tmp_path, End(ended_at="2026-11-23T10:10:00+00:00", outcome="hung", step=6, message="rank 2"))
+    append(tmp_path, End(ended_at="2026-11-23T10:12:00+00:00", outcome="failed", step=5, message=""))
+    append(tmp_path, begun(20, from_step=2000, ranks=3, versions={"b": "3", "c": "4"}))
+    append(tmp_path, End(ended_at="2026-11-23T10:21:30+00:00", outcome="finished", step=None, message="all"))
+    rows = [
+        TrainingStep(step=5, tokens=500, loss=1.0, tokens_per_second=10.0, seconds=1.0),
+        TrainingStep(step=6, tokens=600, loss=1.0, tokens_per_second=0.0, seconds=1.0),
+        PassedOver(step=7, tokens=900, passed_over_from=7),
+        TrainingStep(step=8, tokens=1000, loss=1.0, tokens_per_second=4.0, seconds=1.0),
+        TrainingStep(step=9, loss=1.0, tokens_per_second=4.0, seconds=1.0),
+        TrainingStep(step=9, tokens=990, loss=1.0, tokens_per_second=4.0, seconds=1.0),
+    ]
+    assert effective_seconds(rows) == 500 / 10 + 100 / 4
+    (tmp_path / "metrics.jsonl").write_text("".join(map(write_row, rows)))
+    for time in ("10:00:00", "10:09:00", "10:09:01"):
+        text = {"time": f"2026-11-23T{time}+00:00", "step": 3, "message": f"alert of {time}"}
+        with open(tmp_path / ALERTS_NAME, "a") as file:
+            file.write(json.dumps(text) + "\n")
+    tables = {table.title: table for table in chronicle(tmp_path)}
+    assert tables["Time"].rows == [
+        ("attempts", "3"), ("steps taken again", "3"), ("on steps that were kept", "75 s"),
+        ("in attempts", "10 min (13.2% of them effective)"), ("between attempts", "12 min"),
+    ]  # fmt: skip
+    assert tables["Attempts"].rows == [
+        ("1", "2026-11-23 10:00:00", "last seen 2026-11-23 10:05:00", "5 – 9", "3", "3", "a",
+         "without a word: killed, or its node was lost; the last alert: alert of 10:09:00"),
+        ("2", "2026-11-23 10:09:00", "2026-11-23 10:12:00", "none", "0", "3", "a", "failed"),
+        ("3", "2026-11-23 10:20:00", "2026-11-23 10:21:30", "2,001 –", "0", "3", "a", "finished: all"),
+    ]  # fmt: skip
+    assert tables["Changes"].rows == [
+        ("2", "version of a", "1", ""), ("2", "version of b", "2", "3"), ("2", "version of c", "", "4"),
+    ]  # fmt: skip
+    assert len(tables["Alerts"].rows) == 3 and tables["Alerts"].header == ("time (UTC)", "step", "message")
+    assert tables["Attempts"].header == (
+        "attempt", "began (UTC)", "ended", "steps", "taken again", "ranks", "hosts", "how it ended",
+    )  # fmt: skip

@@ -1,5 +1,6 @@
 """Documents read back as written, and damage is named by file and line."""
 
+import codecs
 import gzip
 import tracemalloc
 
@@ -8,7 +9,19 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kielo.artifact.documents import read_documents, read_lines, split_lines, write_documents
+from kielo.artifact.documents import (
+    COMPRESSION_LEVEL,
+    READ_BYTES,
+    ZSTD_READ_BYTES,
+    DocumentWriter,
+    decode_text,
+    document_files,
+    other_encoding,
+    read_documents,
+    read_lines,
+    split_lines,
+    write_documents,
+)
 from kielo.recipe.errors import KieloError
 
 
@@ -103,3 +116,89 @@ def test_failed_writing_leaves_nothing(tmp_path):
     with pytest.raises(ZeroDivisionError):
         write_documents(tmp_path / "a.jsonl.zst", documents())
     assert not list(tmp_path.iterdir())
+
+
+def test_lines_up_to_a_limit(tmp_path) -> None:
+    """A line of so many bytes is read, one more is None, in one block or in several; a mark is no text."""
+    for blocks in (
+        [b"abcd\nabcde\nabcd"],
+        [b"ab", b"cd\nabc", b"de\na", b"bcd"],
+        [b"abcd\nabcd", b"e\nabcd"],
+    ):
+        assert list(split_lines(blocks, 4)) == [b"abcd", None, b"abcd"]
+    assert list(split_lines([b"a\n\nabcde"], 4)) == [b"a", b"", None] and list(split_lines([b""])) == []
+    path = tmp_path / "a.txt"
+    path.write_bytes(codecs.BOM_UTF8 + b"one\r\n\ntwo")
+    assert list(read_lines(path)) == [(1, b"one"), (2, b""), (3, b"two")]
+    path.write_text("one", encoding="utf-16")
+    with pytest.raises(
+        KieloError, match="a.txt: UTF-16LE text, and UTF-8 is expected; .* -f UTF-16LE -t UTF-8"
+    ):
+        list(read_lines(path))
+    assert (READ_BYTES, ZSTD_READ_BYTES) == (262_144, 512)
+
+
+@pytest.mark.parametrize("name", ["UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE"])
+def test_an_encoding_is_known_by_its_mark_and_by_its_zero_bytes(name) -> None:
+    text = "Kord elas kuningas"
+    mark = getattr(codecs, f"BOM_{name.replace('-', '').replace('LE', '_LE').replace('BE', '_BE')}")
+    assert other_encoding(text.encode(name)) == name and other_encoding(mark + "õ".encode(name)) == name
+    assert other_encoding(text.encode()) is None and other_encoding(b"\0\0") is None
+    half = b"a\0a\0" * 2 + b"aaaa" * 2  # as many zeros as letters in their place say nothing
+    assert other_encoding(half) is None and other_encoding(half + b"a\0a\0") == "UTF-16LE"
+
+
+def test_a_compressed_file_that_is_empty_is_cut_short(tmp_path):
+    """With its size; a plain one has no line."""
+    for name in ("a.zst", "a.gz"):
+        (tmp_path / name).touch()
+        with pytest.raises(
+            KieloError, match=rf"{name}: cut short \(the compressed stream ends in the middle, at 0 bytes\)"
+        ):
+            list(read_lines(tmp_path / name))
+    (tmp_path / "a").touch()
+    assert list(read_lines(tmp_path / "a")) == []
+    (tmp_path / "A.GZ").write_bytes(gzip.compress(b"one\n\ntwo"))
+    assert list(read_lines(tmp_path / "A.GZ", 2)) == [(1, None), (2, b""), (3, None)]
+
+
+def test_files_of_documents(tmp_path):
+    """By name, of one suffix; a file stands for itself, and nothing else will do."""
+    for name in ("b.jsonl.zst", "a.jsonl.zst", "c.jsonl", "d.zst"):
+        (tmp_path / name).touch()
+    assert document_files(tmp_path) == [tmp_path / "a.jsonl.zst", tmp_path / "b.jsonl.zst"]
+    assert document_files(tmp_path / "c.jsonl") == [tmp_path / "c.jsonl"]
+    with pytest.raises(
+        KieloError, match="gone: no such file or folder of documents; run the corpus stage first"
+    ):
+        document_files(tmp_path / "gone")
+
+
+def test_the_bytes_of_a_file_of_documents(tmp_path):
+    """One document a line, in a frame with a checksum; lines that are JSON already go in as they are."""
+    with DocumentWriter(tmp_path / "a.jsonl.zst") as writer:
+        writer.add({"id": "õ", "n": 1})
+        writer.add_lines(b'{"id": "b"}\n')
+    content = (tmp_path / "a.jsonl.zst").read_bytes()
+    assert zstandard.get_frame_parameters(content).has_checksum and COMPRESSION_LEVEL == 6
+    assert zstandard.ZstdDecompressor().decompressobj().decompress(content) == (
+        '{"id":"õ","n":1}\n{"id": "b"}\n'.encode()
+    )
+    assert decode_text(tmp_path, 1, "õ".encode()) == "õ"
+    with pytest.raises(
+        KieloError, match=r", line 7: invalid UTF-8 \(byte 0xff at position 2 of the line\); conv"
+    ):
+        decode_text(tmp_path, 7, b"ab\xff")
+
+
+def test_text_of_another_encoding_is_looked_for_at_the_beginning(tmp_path):
+    """In the first 4,096 bytes that are there."""
+    half = "Kord elas kuningas. " * 103
+    text = half[:2048].encode("utf-16-le")  # 4,096 bytes
+    for before, is_refused in ((b"", True), (b"x" * 4096, False)):
+        (tmp_path / "a.txt").write_bytes(before + text)
+        if is_refused:
+            with pytest.raises(KieloError, match="UTF-16LE text, and UTF-8 is expected"):
+                list(read_lines(tmp_path / "a.txt"))
+        else:
+            assert len(list(read_lines(tmp_path / "a.txt"))) == 1

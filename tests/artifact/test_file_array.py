@@ -1,6 +1,7 @@
 """A row of numbers in a file: its numbers, and an error, not a signal, where the file does not give them."""
 
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -34,9 +35,26 @@ def test_a_file_that_is_cut_while_it_is_open_raises(tmp_path):
         array[48:52]
     assert array[:2].tolist() == [0, 1]
     path.unlink()
-    with pytest.raises(OSError, match="cut"):  # the open file
+    with pytest.raises(OSError, match="ends at byte 240: it was cut"):  # the open file
         array[60:61]
-    with pytest.raises(FileNotFoundError, match="numbers.bin"):
+    with pytest.raises(FileNotFoundError, match="No such file or directory: .*numbers.bin"):
         array[60:61]
     path.write_bytes(np.arange(100, dtype="<i4").tobytes())
     assert array[60:61].tolist() == [60] and file_being_read(None) is None
+
+
+def test_the_file_that_a_thread_waits_for_is_known(tmp_path, monkeypatch):
+    """While it reads, also where that fails; of another thread nothing."""
+    path, seen, original = tmp_path / "numbers.bin", [], os.preadv
+    path.write_bytes(np.arange(10, dtype="<i4").tobytes())
+
+    def preadv(*arguments):
+        seen.append((file_being_read(threading.get_ident()), file_being_read(-1), file_being_read(None)))
+        return original(*arguments)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    array = FileArray(path, "<i4", 11)
+    assert array[2:4].tolist() == [2, 3]
+    with pytest.raises(OSError, match="ends at byte 40: it was cut"):
+        array[9:11]
+    assert seen == [(path, None, None)] * 3 and file_being_read(threading.get_ident()) is None

@@ -3,19 +3,28 @@
 import errno
 import json
 import os
+import platform
+import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import xxhash
 
+from kielo.artifact import manifest
 from kielo.artifact.manifest import (
     check_sizes,
     differences,
     expire,
     hash_file,
+    hash_json,
     hash_manifest,
     is_current,
     read_manifest,
+    refuse_foreign,
+    rewrite_counts,
     write_stage,
 )
 from kielo.artifact.own_text import marked
@@ -132,7 +141,10 @@ def test_rewriting_replaces_and_a_torn_manifest_is_named(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["deep", "manifest.json"]
     assert [path.name for path in tmp_path.iterdir()] == ["stage"]
     (folder / "manifest.json").write_text('{"kind": "tri')
-    with pytest.raises(KieloError, match="manifest.json"):
+    with pytest.raises(
+        KieloError,
+        match=r"manifest\.json: not a readable manifest of Kielo's \(JSONDecodeError.*move .*stage away",
+    ):
         read_manifest(folder)
 
 
@@ -158,7 +170,7 @@ def test_what_the_stage_did_not_write_is_never_replaced(tmp_path):
     ):
         pass
     (folder / "manifest.json").unlink()
-    with pytest.raises(KieloError, match="deep"):
+    with pytest.raises(KieloError, match="stage: holds deep, which Kielo's trial stage did not write"):
         _write(folder, "third")
     assert [path.name for path in tmp_path.iterdir()] == ["stage"]
 
@@ -167,7 +179,10 @@ def test_a_file_that_appears_during_the_work_is_not_lost(tmp_path):
     """The stage looks again, before the exchange, for what a person put into the folder while it worked."""
     folder = tmp_path / "stage"
     _write(folder, "old")
-    with pytest.raises(KieloError, match="notes"), write_stage(folder, "trial", 1, {}, {}):
+    with (
+        pytest.raises(KieloError, match="stage: holds notes, which Kielo's trial stage did not write"),
+        write_stage(folder, "trial", 1, {}, {}),
+    ):
         (folder / "notes").write_text("mine")
     assert (folder / "notes").read_text() == "mine" and (folder / "deep" / "a.txt").read_text() == "old"
 
@@ -258,3 +273,96 @@ def test_what_cannot_be_a_stage_folder_is_refused(tmp_path):
         with pytest.raises(KieloError, match=f"{folder}: .*{told}"):
             _write(tmp_path / folder)
     assert sorted(tmp_path.iterdir()) == before and (tmp_path / "file").read_text() == "mine"
+
+
+def test_small_files_of_a_stage_are_hashed_and_large_ones_are_not(tmp_path, monkeypatch) -> None:
+    """At the border and above it; a changed size counts for both, and a file not listed is refused."""
+    assert manifest.HASHED_BYTES == 1024 * 1024
+    monkeypatch.setattr(manifest, "HASHED_BYTES", 4)
+    for content, other, is_noticed in (
+        (b"abcd", b"abcx", True),
+        (b"abcde", b"abcdx", False),
+        (b"abcde", b"abcd", True),
+    ):
+        folder = tmp_path / f"{content.decode()}{other.decode()}"
+        with write_stage(folder, "trial", 1, {}, {}) as stage:
+            (stage.folder / "a").write_bytes(content)
+        (folder / "a").write_bytes(other)
+        assert is_current(folder, "trial", 1, {}, {}) is not is_noticed
+    listed = read_manifest(folder)
+    with pytest.raises(KieloError, match="a: it has 4 bytes, and the stage wrote 5; put the file back"):
+        check_sizes(folder, listed, ["a"])
+    with pytest.raises(KieloError, match="b: is not listed in manifest.json"):
+        check_sizes(folder, listed, ["b"])
+    (folder / "a").unlink()
+    with pytest.raises(KieloError, match="a: it is missing, and the stage wrote 5"):
+        check_sizes(folder, listed, ["a"])
+    assert hash_json({"b": [1, "é"], "a": None}) == xxhash.xxh3_128_hexdigest(
+        '{"a":null,"b":[1,"é"]}'.encode()
+    )
+
+
+def test_the_whole_manifest_of_a_stage(tmp_path, monkeypatch) -> None:
+    """As JSON with a line's end; seconds to the thousandth, a date to the second, versions once asked for."""
+    monkeypatch.setattr(manifest, "time", SimpleNamespace(monotonic=iter([5.0, 8.25049]).__next__))
+    folder = tmp_path / "a" / "stage"
+    with write_stage(folder, "trial", 7, {"raw": "0a"}, {"name": "é", "sizes": (1, 2)}) as stage:
+        (stage.folder / "b").write_bytes(b"")
+        (stage.folder / "a" / "c").mkdir(parents=True)
+        (stage.folder / "a" / "c" / "d").write_bytes(b"12")
+        stage.counts["n"] = (3,)
+    text = (folder / "manifest.json").read_text()
+    content = json.loads(text)
+    assert text == json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", content.pop("written_at"))
+    versions = content.pop("versions")
+    assert versions["python"] == platform.python_version() and "kielo" in versions
+    assert versions["numpy"] == np.__version__
+    digests = {data: xxhash.xxh3_128_hexdigest(data) for data in (b"", b"12")}
+    assert content == {
+        "kind": "trial", "version": 7, "inputs": {"raw": "0a"}, "section": {"name": "é", "sizes": [1, 2]},
+        "counts": {"n": [3]}, "wall_seconds": 3.25,
+        "files": {
+            "a/c/d": {"bytes": 2, "xxh3_128": digests[b"12"]}, "b": {"bytes": 0, "xxh3_128": digests[b""]},
+        },
+    }  # fmt: skip
+    assert list(content["files"]) == ["a/c/d", "b"]
+    rewrite_counts(folder, {"n": 4})
+    assert read_manifest(folder).counts == {"n": 4}
+    rewrite_counts(tmp_path / "none", {})
+    expire(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(
+        KieloError, match=r"none: no manifest\.json, so this stage is not finished; run it first"
+    ):
+        hash_manifest(tmp_path / "none")
+
+
+def test_a_stage_of_another_migration_is_current(tmp_path) -> None:
+    """The section of its manifest is read as this version stores it."""
+    folder = tmp_path / "stage"
+    with write_stage(folder, "trial", 1, {}, {"old": 3}):
+        pass
+    renamed = lambda section: {"new": section["old"]}  # noqa: E731
+    assert is_current(folder, "trial", 1, {}, {"new": 3}, renamed)
+    assert differences(folder, "trial", 1, {}, {"new": 4}, renamed) == ["new (was 3, is 4)"]
+    assert differences(folder, "trial", 1, {}, {"new": 3}) == ["old (was 3, is None)", "new (was None, is 3)"]
+
+
+def test_a_link_in_a_stage_is_not_kielos(tmp_path) -> None:
+    """Of a folder or a file; a manifest that is a folder cannot be read."""
+    folder = tmp_path / "stage"
+    (tmp_path / "elsewhere").mkdir()
+    _write(folder)
+    for target in ("elsewhere", "gone"):
+        (folder / "deep" / "link").symlink_to(tmp_path / target)
+        with pytest.raises(
+            KieloError, match="stage: holds deep/link, which Kielo's trial stage did not write or"
+        ):
+            refuse_foreign(folder, "trial")
+        (folder / "deep" / "link").unlink()
+    refuse_foreign(folder, "trial")
+    (tmp_path / "other" / "manifest.json").mkdir(parents=True)
+    with pytest.raises(KieloError, match=r"other/manifest\.json: cannot be read \(Is a directory\)"):
+        read_manifest(tmp_path / "other")
+    assert read_manifest(tmp_path / "gone") is None

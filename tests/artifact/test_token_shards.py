@@ -1,8 +1,11 @@
 """Token shards are Megatron's: theirs read by us, ours by them, and a pair that does not match is refused."""
 
+import struct
+
 import numpy as np
 import pytest
 
+from kielo.artifact import token_shards
 from kielo.artifact.join_files import join_token_shards
 from kielo.artifact.token_shards import TokenShard, TokenShardWriter
 from kielo.recipe.errors import KieloError
@@ -112,3 +115,108 @@ def test_token_outside_the_vocabulary_is_refused_and_nothing_is_left(tmp_path):
     with pytest.raises(KieloError, match="outside the vocabulary of 100"):
         _write(tmp_path / "a", 100, [[1], [70_000]])
     assert not list(tmp_path.iterdir())
+
+
+def test_the_bytes_of_a_shard(tmp_path, monkeypatch) -> None:
+    """Megatron's index, version 1, by hand; documents in blocks; ids of two bytes below 65,500."""
+    assert token_shards.UINT16_VOCAB_SIZES == 65_500
+    monkeypatch.setattr(token_shards, "BLOCK_DOCUMENTS", 2)
+    with TokenShardWriter(tmp_path / "s", 65_499, has_loss_mask=True) as shard:
+        shard.add_documents(np.array([5, 6, 7, 65_498]), np.array([3, 0, 1]), np.array([1, 0, 1, 0], bool))
+        shard.add(np.array([9]))
+    assert (tmp_path / "s.bin").read_bytes() == struct.pack("<5H", 5, 6, 7, 65_498, 9)
+    assert (tmp_path / "s.loss_mask").read_bytes() == bytes([1, 0, 1, 0, 1])
+    assert (tmp_path / "s.idx").read_bytes() == (
+        b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 4, 5) + struct.pack("<4i", 3, 0, 1, 1)
+        + struct.pack("<4q", 0, 6, 6, 8) + struct.pack("<5q", 0, 1, 2, 3, 4)
+    )  # fmt: skip
+    found = TokenShard(tmp_path / "s")
+    assert (found.num_tokens, found.num_documents, found.document_offsets.tolist()) == (5, 4, [0, 3, 3, 4, 5])
+    assert [found.num_whole_sequences(length) for length in (1, 2, 3, 4, 5)] == [4, 2, 1, 1, 0]
+    assert [[first.tolist(), last.tolist()] for first, last in found.document_blocks()] == [
+        [[0, 3], [3, 3]], [[3, 4], [4, 5]],
+    ]  # fmt: skip
+    assert found.read(1, 4).tolist() == [6, 7, 65_498, 9] and found.loss_mask[1:3].tolist() == [0, 1]
+    for start, count in ((-1, 1), (0, 6), (0, -1), (5, 1)):
+        with pytest.raises(IndexError, match=f"tokens {start}..{start + count} of 5"):
+            found.read(start, count)
+    which, tokens = found.borders(np.array([0, 2, 3]), np.array([3, 3, 1]))
+    assert (which.tolist(), tokens.tolist()) == ([1, 1, 1], [3, 3, 4])
+    with TokenShardWriter(tmp_path / "t", 65_500) as shard:
+        shard.add(np.array([65_499]))
+        for wrong in ([1, 65_500], [-1, 2]):
+            with pytest.raises(
+                KieloError, match=rf"document 2 has token ids {min(wrong)}\.\.{max(wrong)}, outside"
+            ):
+                shard.add_documents(np.array([3, *wrong, 4]), np.array([1, 2, 1]))
+        with pytest.raises(ValueError, match="one row of token ids"):
+            shard.add(np.zeros((1, 2), int))
+    assert TokenShard(tmp_path / "t").dtype == np.int32 and not (tmp_path / "t.loss_mask").exists()
+    (tmp_path / "s.loss_mask").write_bytes(bytes(4))
+    with pytest.raises(KieloError, match="s.loss_mask: 4 bytes for the 5 tokens of s.bin"):
+        TokenShard(tmp_path / "s")
+    (tmp_path / "s.bin").write_bytes(bytes(9))
+    with pytest.raises(KieloError, match="describes 10 bytes .5 tokens of 2 bytes., the data has 9"):
+        TokenShard(tmp_path / "s")
+    assert TokenShard(tmp_path / "s", may_be_cut=True).num_tokens == 5
+
+
+def index_of(documents: list[int], lengths: tuple[int, ...] = (2, 1)) -> bytes:
+    """An index of uint16 tokens whose documents begin at these sequences."""
+    ends = np.cumsum(lengths) - np.array(lengths)
+    return (
+        struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, len(lengths), len(documents))
+        + np.array(lengths, "<i4").tobytes() + (2 * ends).astype("<i8").tobytes()
+        + np.array(documents, "<i8").tobytes()
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("documents", [[], [1, 2], [0, 1], [0, 2, 1, 2], [0, 3]])
+def test_documents_that_do_not_cover_the_sequences_are_refused(documents, tmp_path):
+    """They begin at the first, end with the last and never go back; empty ones are documents too."""
+    (tmp_path / "a.bin").write_bytes(bytes(6))
+    (tmp_path / "a.idx").write_bytes(index_of([0, 1, 1, 2]))
+    assert TokenShard(tmp_path / "a").document_offsets.tolist() == [0, 2, 2, 3]
+    (tmp_path / "a.idx").write_bytes(index_of(documents))
+    with pytest.raises(KieloError, match=r"a\.idx: damaged \(its documents do not cover its 2 sequences\)"):
+        TokenShard(tmp_path / "a")
+
+
+def test_rows_of_a_shard_share_a_token(tmp_path):
+    _write(tmp_path / "a", documents=[[5, 6, 7], [8, 9], [4, 3, 2]])
+    shard = TokenShard(tmp_path / "a")
+    assert shard.sequences(np.array([1, 0]), 3).tolist() == [[8, 9, 4, 3], [5, 6, 7, 8]]
+    assert shard.loss_mask is None and shard.num_whole_sequences(9) == 0
+    assert [len(TokenShard(tmp_path / "a").read(start, 0)) for start in (0, 8)] == [0, 0]
+    which, tokens = shard.borders(np.array([0, 1, 3, 2]), np.array([8, 2, 3, 4]))
+    assert (which.tolist(), tokens.tolist()) == ([0, 0, 2, 3, 3], [3, 5, 5, 3, 5])
+
+
+def test_what_may_be_missing_of_a_shard(tmp_path):
+    """The tokens, where they may be cut; never the index."""
+    with TokenShardWriter(tmp_path / "a", 300, has_loss_mask=True) as writer:
+        writer.add(np.array([1, 2, 3]), np.array([True, False, True]))
+    (tmp_path / "a.loss_mask").write_bytes(b"\1")
+    shard = TokenShard(tmp_path / "a", may_be_cut=True)
+    assert shard.loss_mask[:1].tolist() == [1] and len(shard.loss_mask) == 3
+    (tmp_path / "a.loss_mask").unlink()
+    (tmp_path / "a.bin").unlink()
+    assert TokenShard(tmp_path / "a", may_be_cut=True).num_tokens == 3
+    with pytest.raises(KieloError, match=r"a\.bin: no such file; a token shard is a pair"):
+        TokenShard(tmp_path / "a")
+    (tmp_path / "a.idx").unlink()
+    with pytest.raises(KieloError, match=r"a\.idx: no such file; a token shard is a pair"):
+        TokenShard(tmp_path / "a", may_be_cut=True)
+
+
+def test_a_mask_of_another_length_is_refused_and_nothing_is_left(tmp_path):
+    """No data, no mask and no index; without flags every token carries loss."""
+    with (
+        pytest.raises(ValueError, match=r"2 tokens and a loss mask of shape \(3,\)"),
+        TokenShardWriter(tmp_path / "a", 300, has_loss_mask=True) as writer,
+    ):
+        writer.add(np.array([7, 8]), np.array([True, False, True]))
+    assert not list(tmp_path.iterdir())
+    with TokenShardWriter(tmp_path / "a", 300) as writer:
+        writer.add(np.array([7, 8]), np.array([True, False, True]))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "a.idx"]

@@ -2,13 +2,21 @@
 
 import os
 import struct
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from kielo.artifact.token_file_formats import check_index
-from kielo.artifact.token_sources import check_unchanged, find_token_files
+from kielo.artifact.token_sources import (
+    TokenFileSet,
+    check_unchanged,
+    find_token_files,
+    find_token_sources,
+    is_cut,
+)
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Source
 from tests.ready_tokens import write_ds, write_megatron, write_npy
 
 DOCUMENTS = [[5, 6, 0], [7, 0], [8, 9, 10, 0]]
@@ -102,3 +110,76 @@ def test_changed_files_are_refused_and_copies_are_not(shard):
     data.unlink()
     with pytest.raises(KieloError, match=r"a\.bin: cannot be read \(No such file"):
         check_unchanged("web", found.folder, found.files, found.mtimes_ns)
+
+
+def test_files_of_a_place(tmp_path, monkeypatch):
+    """By pattern, through folders, from home; hidden files and others are left out; in the order of names."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, ids in (("deep/b", [1]), ("a", [2, 3]), (".c", [4]), ("deep/er/d", [5, 6, 7])):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        np.array(ids, "<u2").tofile(tmp_path / f"{name}.npy")
+    (tmp_path / "e.txt").touch()
+    for place, names in (
+        (str(tmp_path), ["a.npy", "deep/b.npy", "deep/er/d.npy"]), ("~/deep", ["b.npy", "er/d.npy"]),
+        (f"{tmp_path}/**/*.npy", ["a.npy", "deep/b.npy", "deep/er/d.npy"]), ("~/deep/er/d.npy", ["d.npy"]),
+        ("~/*", ["a.npy", "deep/b.npy", "deep/er/d.npy"]), ("~/.c.npy", [".c.npy"]),
+    ):  # fmt: skip
+        found = find_token_files("web", place, 2)
+        assert [file.name for file in found.files] == names, place
+        paths = [found.folder / name for name in names]
+        assert found.mtimes_ns == tuple(path.stat().st_mtime_ns for path in paths)
+    for gone in ("~/e.txt", "~/gone.idx/x"):
+        with pytest.raises(
+            KieloError, match="no token file there; what would work: PREFIX.bin with PREFIX.idx"
+        ):
+            find_token_files("web", gone, 2)
+    with pytest.raises(
+        KieloError, match=r"^corpus\.sources, web: .*gone\.npy: cannot be read \(No such file or"
+    ):
+        find_token_files("web", "~/gone.npy", 2)
+
+
+def test_the_same_files_elsewhere_are_the_same_text(tmp_path):
+    """Their names and content count, not the folder or the time; tokens are those of all files."""
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        for name, ids in (("a", [1, 2]), ("b", [3])):
+            np.array(ids, "<u2").tofile(tmp_path / folder / f"{name}.npy")
+    first, second = (find_token_files("web", str(tmp_path / folder), 2) for folder in ("x", "y"))
+    assert first.identity == second.identity and first.folder != second.folder
+    assert TokenFileSet(files=first.files, training_tokens=2).tokens == 3
+    np.array([1, 4], "<u2").tofile(tmp_path / "y" / "a.npy")
+    assert find_token_files("web", str(tmp_path / "y"), 2).identity != first.identity
+
+
+@pytest.mark.parametrize(
+    ("dtype", "vocab_size", "width"),
+    [("uint16", 99_999, 2), ("uint32", 5, 4), (None, 65_536, 2), (None, 65_537, 4), (None, 65_535, 2)],
+)
+def test_the_width_of_ids(dtype, vocab_size, width, tmp_path):
+    """As the recipe says, or as the vocabulary needs: below 65,537 tokens two bytes."""
+    (tmp_path / "a.npy").write_bytes(bytes(12))
+    source = Source(name="web", tokens=str(tmp_path), tokens_dtype=dtype)
+    recipe = SimpleNamespace(corpus=SimpleNamespace(token_sources=[source]))
+    found = find_token_sources(recipe, vocab_size)
+    assert list(found) == ["web"] and found["web"].files[0].tokens == 12 // width
+
+
+def test_files_that_may_be_cut(shard):
+    """Missing or shorter ones are passed over where they may be; longer ones never."""
+    found = find_token_files("web", str(shard), 2)
+    data = shard.with_name("a.bin")
+    whole = data.read_bytes()
+    arguments = ("web", found.folder, found.files, found.mtimes_ns)
+    for content in (whole[:-2], None):
+        data.write_bytes(content) if content else data.unlink()
+        assert is_cut(data, len(whole))
+        check_unchanged(*arguments, may_be_cut=True)
+    data.write_bytes(whole)
+    assert not is_cut(data, len(whole)) and not is_cut(data, len(whole) - 1) and is_cut(data, len(whole) + 1)
+    check_unchanged(*arguments, may_be_cut=True)
+    data.write_bytes(whole + b"12")
+    with pytest.raises(
+        KieloError, match=r"a\.bin: changed .* \(20 bytes, described were 18\); source web is read in"
+    ):
+        check_unchanged(*arguments, may_be_cut=True)

@@ -1,7 +1,9 @@
 """Averaged weights are the mean, whole or not there at all, and a checkpoint that every reader takes."""
 
 import errno
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,13 +12,16 @@ from kielo.artifact.checkpoint_folder import step_folder_name
 from kielo.artifact.checkpoint_index import read_index, read_plain
 from kielo.artifact.run_format import FORMAT_VERSION, with_version
 from kielo.artifact.whole_checkpoints import check_checkpoint
+from kielo.checkpoint import average as average_module
 from kielo.checkpoint import export_tensors
 from kielo.checkpoint.average import average
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.checkpoint.safetensors_stream import SafetensorsStream
+from kielo.checkpoint.tensor_table import read_table
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import as_stored_now
+from tests.bar import bars_of
 from tests.checkpoint.layouts import config, model_on_ranks, values
 from tests.ranks import run_ranks
 from tests.resolve.golden_runs import GOLDEN
@@ -148,3 +153,92 @@ def test_the_sum_is_wider_than_the_weights(tmp_path):
     ]
     found = read_tensors(average(sources, tmp_path / "to"))["model/a"][0, 0].item()
     assert found == torch.tensor((1 + 3 * 2.0**-24) / 4).item() != 0.25
+
+
+def test_why_checkpoints_are_not_of_one_run(tmp_path):
+    """Whole sentences; a table in the place of a value is another identity too."""
+    one = save(tmp_path / "run", 1, small(1.0))
+    of_run = "only checkpoints of one run are averaged"
+    wider = {"model/b": torch.zeros(1), "model/a": torch.zeros(4, 3).bfloat16()}
+    for other, told in (
+        (
+            save(
+                tmp_path / "a", 2, small(2.0), learning_rate={"first": 1.0}, model={"hidden_size": 16, "x": 2}
+            ),
+            f"is of another run than {one} (the identity differs in learning_rate, model.x); {of_run}",
+        ),
+        (
+            save(tmp_path / "b", 2, small(2.0), model=5),
+            f"is of another run than {one} (the identity differs in model); {of_run}",
+        ),
+        (
+            save(tmp_path / "c", 2, wider),
+            f"other names, shapes, dtypes or ties than in {one}: model/a, model/b; {of_run}",
+        ),
+    ):
+        # they are compared in the order of their paths
+        first, second = sorted([one, other])
+        expected = f"{second}: {told.replace(str(one), str(first))}"
+        with pytest.raises(KieloError) as caught:
+            average([one, other], tmp_path / "to")
+        assert str(caught.value) == expected
+    alone = [save(tmp_path / "d", step, {"optimiser/a": torch.zeros(2)}) for step in (1, 2)]
+    with pytest.raises(KieloError, match=f"^{alone[0]}: holds no model tensors$"):
+        average(alone, tmp_path / "to")
+    with pytest.raises(KieloError, match="^an average needs at least two checkpoints$"):
+        average([one], tmp_path / "to")
+    whole = {"model/n": torch.arange(3), "model/a": torch.ones(2), "model/on": torch.tensor([True])}
+    counts = [save(tmp_path / "e", step, whole) for step in (1, 2)]
+    with pytest.raises(
+        KieloError, match=r"whole numbers and switches have no useful mean: model/n, model/on$"
+    ):
+        average(counts, tmp_path / "to")
+    assert not (tmp_path / "to").exists()
+
+
+def test_the_room_of_an_average(tmp_path, monkeypatch):
+    """48 bytes of weights, 1,024 of a tensor's description and four files, each with a block's end."""
+    sources = [save(tmp_path / "run", step, small(float(step))) for step in (1, 2)]
+    bars = bars_of(monkeypatch, average_module)
+
+    def disk(free_bytes: int, free_files: int) -> None:
+        found = SimpleNamespace(f_bavail=free_bytes, f_frsize=1, f_files=99, f_favail=free_files)
+        monkeypatch.setattr(os, "statvfs", lambda path: found)
+
+    needed = 48 + 1024 + 4 * 4096
+    for free_bytes, free_files, told in (
+        (needed - 1, 4, "disk full: it needs about 17,456 bytes, 17,455 are free"),
+        (needed, 3, "too few inodes: it needs 4, 3 are free"),
+    ):
+        disk(free_bytes, free_files)
+        with pytest.raises(KieloError, match=f"checkpoint to was not saved in .*: {told}"):
+            average(sources, tmp_path / "to")
+    disk(needed, 4)
+    average(sources, tmp_path / "to")
+    (bar,) = bars
+    assert bar.updates == [48] and bar.options == {
+        "total": 48, "unit": "B", "unit_scale": True, "desc": "averaging", "disable": None,
+    }  # fmt: skip
+
+
+def test_wide_tensors_come_first_in_the_file(tmp_path):
+    """So that each begins aligned; the index and the newest's names stay."""
+    tensors = {
+        "model/half": torch.ones(3).bfloat16(),
+        "model/wide": torch.ones(2).double(),
+        "model/b": torch.ones(5),
+    }
+    sources = [
+        save(tmp_path / "run", step, {name: value * step for name, value in tensors.items()})
+        for step in (2, 10)
+    ]
+    to = average(sources[::-1], tmp_path / "to")
+    assert [name.partition("@")[0] for name in read_table(to / "rank_00000.safetensors")] == [
+        "model/wide", "model/b", "model/half",
+    ]  # fmt: skip
+    assert {name: value.tolist() for name, value in read_tensors(to).items()} == {
+        "model/half": [6.0] * 3, "model/wide": [6.0] * 2, "model/b": [6.0] * 5,
+    }  # fmt: skip
+    index = read_index(to)
+    assert index.step == 10 and list(index.tensors) == list(tensors)
+    assert check_checkpoint(to) is None

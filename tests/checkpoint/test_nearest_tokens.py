@@ -47,6 +47,10 @@ def test_neighbours_are_those_of_the_whole_matrices(tmp_path, vocabularies, monk
     monkeypatch.setattr(module, "BLOCK_BYTES", 7 * 16 * 4)
     num_old = vocabularies.row_map.old_vocabulary_size
     whole = write_model(tmp_path, num_old + 6)[:num_old]  # rows of no token are nobody's neighbours
+    empty = torch.empty
+    monkeypatch.setattr(
+        torch, "empty", lambda *size, **options: empty(*size, **options).fill_(2)
+    )  # no cosine
     found = nearest_tokens(tmp_path, vocabularies).tokens
     ids = example_ids(vocabularies.row_map, 50)
     old_names, new_names = TokenNames(vocabularies.old), TokenNames(vocabularies.new)
@@ -60,6 +64,13 @@ def test_neighbours_are_those_of_the_whole_matrices(tmp_path, vocabularies, monk
         assert [near.token for near in one.nearest] == [old_names(int(number)) for number in nearest]
         assert [near.cosine for near in one.nearest] == pytest.approx(cosines[nearest], abs=1e-6)
         assert one.nearest_in_words().startswith(f"{one.nearest[0].token} {cosines.max():.2f}, ")
+    monkeypatch.setattr(module, "BLOCK_BYTES", 16 * 4 - 1)  # less than a row: one at a time
+    again = nearest_tokens(tmp_path, vocabularies, number=7).tokens
+    few = [new_names(new_id) for new_id in example_ids(vocabularies.row_map, 7)]
+    assert [one.token for one in again] == few and len(few) == 7
+    nearest = {one.token: [near.token for near in one.nearest] for one in found}
+    for one in again:
+        assert nearest.get(one.token, one) in ([near.token for near in one.nearest], one)
 
 
 def test_weights_of_fewer_tokens_are_refused(tmp_path, vocabularies):

@@ -80,7 +80,7 @@ def _parse(data: bytes, path: Path, kind: type[File], advice: str = "") -> File:
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         wrong = f"{where}: {first['msg']}" if where else first["msg"]
         raise KieloError(f"{path}: not as Kielo writes it ({wrong}){advice}") from None

@@ -269,7 +269,7 @@ def _width_of_metadata(path: str) -> int | None:
     """Returns the bytes of an id that "TOKENIZER|4", the first line of the metadata, tells."""
     try:
         with open(path, "rb", buffering=0) as file:
-            first = (file.read(FINGERPRINT_BYTES) or b"").split(b"\n", 1)[0]
+            first = (file.read(FINGERPRINT_BYTES) or b"").partition(b"\n")[0]
     except OSError:
         return None
     width = first.rpartition(b"|")[2]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from kielo.checkpoint.slow_links import Arrival
 
-_PIECE_BYTES = 64 * 2**20
+PIECE_BYTES = 64 * 2**20
 
 SizedFile = tuple[Path, int]  # a file and its bytes
 
@@ -58,9 +58,9 @@ def exchange_files(
 def _pieces(files: Sequence[SizedFile]) -> list[tuple[Path, int, int]]:
     """Returns (file, first byte, bytes) of each piece, in the order in which they are sent."""
     return [
-        (path, begin, min(_PIECE_BYTES, num_bytes - begin))
+        (path, begin, min(PIECE_BYTES, num_bytes - begin))
         for path, num_bytes in files
-        for begin in range(0, num_bytes, _PIECE_BYTES)
+        for begin in range(0, num_bytes, PIECE_BYTES)
     ]
 
 

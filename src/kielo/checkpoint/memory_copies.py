@@ -53,7 +53,8 @@ class MemoryCopies:
         self._on_alert, self._permit = on_alert, permit
         numbers, hosts = map(list, zip(*ranks.gather((local_rank, socket.gethostname()))))
         self._ranks_a_node = max(numbers) + 1
-        if numbers != [rank % self._ranks_a_node for rank in range(ranks.size)]:
+        expected = [rank % self._ranks_a_node for rank in range(ranks.size)]
+        if numbers != expected or ranks.size % self._ranks_a_node:
             raise KieloError(
                 "checkpoint.memory_every_steps needs as many ranks on each node as on the others, numbered "
                 "node by node; start the ranks so, or set it to 0"
