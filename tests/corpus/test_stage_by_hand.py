@@ -36,6 +36,9 @@ def read_of(bad: int, records: int, damaged: int = 0, size: int = 1000) -> dict:
         (0, 0, 1, True),
         (0, 1, 1000, False), (1e-9, 1, 10, True), (0.5, 4, 9, True), (0.5, 5, 9, False), (1, 8, 9, True),
         (1, 9, 9, False), (1, 1, 1, False), (0.01, 0, 3, True),
+        # Binary products a little below and above the whole number: 28.999…, 7.000…1.
+        (0.29, 28, 100, True), (0.29, 29, 100, True), (0.29, 30, 100, False), (0.07, 7, 100, True),
+        (0.07, 8, 100, False), (0.57, 57, 100, True), (0.57, 58, 100, False),
     ],
 )  # fmt: skip
 def test_so_many_bad_records_are_passed_over(share, bad, records, is_taken):
@@ -56,6 +59,9 @@ def test_damaged_files_count_with_their_bytes():
     told = "1 of 100 records .*1.00%., with damaged files of 11 of 1,000 bytes. .* allows 1 and"
     with pytest.raises(KieloError, match=told):
         corpus_run.refuse_bad_sources([read_of(1, 100, 11)], 0.01)
+    assert corpus_run.refuse_bad_sources([read_of(1, 100, 29, 100)], 0.29) is None
+    with pytest.raises(KieloError, match="damaged files of 30 of 100 bytes. .* allows 29 and"):
+        corpus_run.refuse_bad_sources([read_of(1, 100, 30, 100)], 0.29)
     assert corpus_run.bad_records_in_words(read_of(1, 3)) == "a: 1 of 3 records that cannot be read (33.33%)"
 
 
@@ -196,7 +202,7 @@ def test_a_source_of_which_nothing_is_left_gets_its_own_advice(tmp_path, source,
 def test_a_folder_of_something_else_is_not_replaced(tmp_path):
     with write_stage(tmp_path / "corpus", "tokens", 1, {}, {}):
         pass
-    with pytest.raises(KieloError, match="corpus"):
+    with pytest.raises(KieloError, match="corpus: holds .* Kielo's corpus stage did not write"):
         run(tmp_path, {"path": write(tmp_path / "a.txt", ESTONIAN)})
 
 
