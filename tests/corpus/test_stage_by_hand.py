@@ -101,6 +101,7 @@ def test_what_a_run_says_and_counts(tmp_path, capsys):
     assert found[0]["bad_examples"][0].startswith("a.txt, line 15: invalid UTF-8 (byte 0xf5")
     found[0]["bad_examples"] = described[0]["bad_examples"]
     assert found == described
+    assert (made.kind, made.version) == ("corpus", 2)  # another number would clean all text again
     words = sum(len(line.replace("(", "").split()) - 3 for line in lines) + 2  # less the three numbers
     assert {key: made.counts[key] for key in made.counts if key != "sources"} == {
         "bytes_in": size - 2 + 13, "documents_in": 16, "bytes_kept": kept + 13, "documents_kept": 13,

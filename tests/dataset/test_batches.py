@@ -122,6 +122,8 @@ def test_nothing_is_done_twice(run):
     """The same corpus, tokenizer and recipe leave a finished folder as it is; another held-out share does
     not."""
     before = (run / "tokens" / "manifest.json").stat().st_mtime_ns
+    made = read_manifest(run / "tokens")
+    assert (made.kind, made.version) == ("tokens", 1)  # another number would pack all runs again
     pack(recipe(), run / "corpus", run / "tokenizer", run / "tokens")
     assert (run / "tokens" / "manifest.json").stat().st_mtime_ns == before
     pack(recipe(0.4), run / "corpus", run / "tokenizer", run / "other tokens")
@@ -428,7 +430,9 @@ def test_cut_shards_are_refused_unless_they_may_be_cut(tmp_path):
         for left in (content[:-8], None):
             (folder / name).unlink() if left is None else (folder / name).write_bytes(left)
             wrote = f"and the stage wrote {len(content):,}"
-            told = f"{name}: it is missing, {wrote}" if left is None else f"it has {len(left):,} bytes, {wrote}"
+            told = (
+                f"{name}: it is missing, {wrote}" if left is None else f"it has {len(left):,} bytes, {wrote}"
+            )
             with pytest.raises(KieloError, match=told):
                 open_shard(folder, "a")
             with pytest.raises(KieloError, match=told):

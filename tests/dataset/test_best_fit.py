@@ -1,5 +1,7 @@
 """Promises of best-fit packed documents, against packing them one by one."""
 
+import io
+import shutil
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,7 +83,8 @@ def tokens(tmp_path_factory) -> Path:
         dataset={"packing": "best_fit", "sequence_length": LENGTHS[0]},
         phases=[{"tokens": 10**4}, {"tokens": 10**4, "sequence_length": LENGTHS[1]}],
     )  # fmt: skip
-    assert pack_sequences(recipe, folder / "tokens") and pack_sequences(recipe, folder / "tokens") is None
+    made = pack_sequences(recipe, folder / "tokens")
+    assert (made.kind, made.version) == ("packing", 1) and pack_sequences(recipe, folder / "tokens") is None
     return folder / "tokens"
 
 
@@ -269,6 +272,13 @@ def test_what_is_not_packed_is_named(tokens, tmp_path):
         stage.counts.update({"sources": {"a": {}}})
     with pytest.raises(KieloError, match="has no packed sequences"):
         batches(tmp_path / "tokens", mixture={"a": 1.0})
+    copied = shutil.copytree(tokens.parent, tmp_path / "a copy") / "packing" / f"a.{LENGTHS[0]}.table.npy"
+    pickled, size = io.BytesIO(), copied.stat().st_size
+    np.save(pickled, np.array([None]))
+    copied.write_bytes(pickled.getvalue().ljust(size, b"\0"))
+    assert copied.stat().st_size == size
+    with pytest.raises(ValueError, match="Object arrays cannot be loaded when allow_pickle=False"):
+        batches(tmp_path / "a copy" / "tokens")
     (tmp_path / "packing").symlink_to(tokens.parent / "packing")
     with pytest.raises(KieloError, match="was packed from other tokens"):
         batches(tmp_path / "tokens", mixture={"a": 1.0})

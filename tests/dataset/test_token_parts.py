@@ -101,6 +101,8 @@ def test_a_killed_command_goes_on(run, tmp_path, monkeypatch):
     parts = token_parts.parts_folder(tmp_path / "tokens")
     assert [path.name for path in sorted(parts.iterdir())] == ["00000", "00001"]
     assert not (tmp_path / "tokens").exists()
+    part = read_manifest(parts / "00000")
+    assert (part.kind, part.version, part.section["file"]) == ("token part", 1, "00000.jsonl.zst")
     monkeypatch.setattr(token_parts, "load_packer", partial(refusing, {"00000.jsonl.zst", "00001.jsonl.zst"}))
     pack(with_workers(1), *folders)
     check_like(run, tmp_path / "tokens")
@@ -172,6 +174,36 @@ def test_what_may_not_be_replaced_is_refused_before_packing(run, tmp_path, monke
         pack_share(other, *folders, (1, 1))
     if is_trained_on:
         assert pack(with_workers(1), *folders) and pack_progress(with_workers(1), *folders).is_joined
+
+
+def test_the_bar_counts_documents(run, tmp_path, monkeypatch):
+    """Those of finished parts at once and others batch by batch; a share does not know how many it has."""
+    bars = []
+
+    class Bar:
+        def __init__(self, **keys):
+            self.keys, self.steps = keys, []
+            bars.append(self)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *problem):
+            return None
+
+        def update(self, number):
+            self.steps.append(number)
+
+    monkeypatch.setattr(token_parts, "tqdm", Bar)
+    folders = run / "corpus", run / "tokenizer", tmp_path / "tokens"
+    pack_share(with_workers(1), *folders, (2, 3))
+    pack(with_workers(1), *folders)
+    share, whole = bars
+    assert (share.keys["total"], sum(share.steps)) == (None, 80) and len(share.steps) > 1
+    assert (whole.keys["total"], sum(whole.steps)) == (300, 300) and whole.steps[0] == 80
+    assert max(whole.steps[1:]) < 60
+    kept = {"desc": "packing", "unit": " documents", "disable": None}
+    assert share.keys.items() >= kept.items() and whole.keys.items() >= kept.items()
 
 
 def test_batches_of_a_file(tmp_path, monkeypatch):

@@ -381,6 +381,12 @@ def test_texts_to_measure_on(corpus, monkeypatch):
         monkeypatch.setattr(train, "MEASURED_BYTES", limit)
         assert texts_to_measure(of[0.3], corpus) == ("held-out documents", held[:number])
         assert texts_to_measure(of[1e-9], corpus) == ("training documents", texts[:number])
+    monkeypatch.undo()  # two megabytes
+    large = [{"text": f"{n}" * 500_000} for n in range(6)]
+    monkeypatch.setattr(train, "read_documents", lambda folder: iter(large))
+    for share, told, number in ((1e-9, "training documents", 4), (0.49, "held-out documents", None)):
+        found, texts = texts_to_measure(recipe(*SOURCES, dataset={"heldout_share": share}), corpus)
+        assert found == told and len(texts) == (number or sum(is_heldout(one["text"], 0.49) for one in large))
     assert place_by_hash("a") == xxhash.xxh3_64_intdigest(b"a") / 2**64
 
 
@@ -428,6 +434,7 @@ def test_what_a_vocabulary_follows_from_is_in_its_manifest(corpus, tmp_path):
     own = {"vocab_size": 300}
     plain = section(tokenizer=own)
     assert list(plain.inputs) == ["corpus"] and plain.section["heldout_share"] == 0.2
+    assert (plain.kind, plain.version) == ("tokenizer", 1)  # another number would train all of them again
     assert (
         not {"extend", "unchanged_sources", "model", "temperature", "reserved_tokens"} & plain.section.keys()
     )

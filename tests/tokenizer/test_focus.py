@@ -121,6 +121,9 @@ def test_files_that_hold_no_vectors_are_refused(tmp_path, vocabularies):
     assert "NaN" in complaint("1 2\nm nan 0.2\n")
     with pytest.raises(KieloError, match="no such file"):
         make_row_map(old, new, "focus", tmp_path / "gone.vec")
+    np.savez(tmp_path / "b.npz", vectors=np.array([None]))  # nothing is unpickled
+    with pytest.raises(KieloError, match="the array `vectors` cannot be read .Object arrays cannot be"):
+        make_row_map(old, new, "focus", tmp_path / "b.npz")
     np.savez(tmp_path / "b.npz", vectors=np.ones((5, 3)))
     with pytest.raises(KieloError, match="a row of floating-point numbers for each of the 286 ids"):
         make_row_map(old, new, "focus", tmp_path / "b.npz")
