@@ -58,6 +58,9 @@ def test_files_of_a_folder_and_of_a_pattern(tmp_path):
     ):
         one = found(tmp_path, path=str(text / pattern))
         assert one.root == str(root) and one.files[: len(files)] == files, pattern
+    write(tmp_path / "other", "e.txt", "x/y/e.txt")
+    deep = found(tmp_path, path=str(tmp_path / "other" / "**" / "e.txt"))
+    assert deep.files == ("other/e.txt", "other/x/y/e.txt")
     single = found(tmp_path, path=str(text / "a.txt"), max_documents=3, documents="files", clean=False)
     assert (single.root, single.files) == (str(text), ("a.txt",))
     assert (single.max_documents, single.documents, single.is_cleaned) == (3, "files", False)
@@ -175,6 +178,7 @@ def test_a_package_of_debian_by_hand(tmp_path, monkeypatch):
     assert fetched[0] == ["apt-get", "-qq", "download", "--", "help-et"]
     assert update[1]["cwd"] == tmp_path / "apt" and update[1]["env"]["LC_ALL"] == "C"
     assert update[1]["timeout"] == 300 and update[1]["stdin"] == subprocess.DEVNULL
+    assert update[1]["capture_output"] is True and update[1]["text"] is True
     failing.add("update")  # one of several servers may be missing
     assert fetch_debian_package(PACKAGE, tmp_path / "b") == "Debian package help-et 1:2.0-1"
     for word, told in (
@@ -282,6 +286,8 @@ def test_a_dataset_of_the_hub_by_hand(tmp_path, monkeypatch):
     origin, asked = fetched(Hub(a_jsonl="x", b_jsonl_gz="y", c_jsonl_zst="z", d_csv="no"), max_documents=1)
     assert asked == ["a.jsonl", "b.jsonl.gz", "c.jsonl.zst"]  # whose rows are not known
     assert origin == "Hugging Face dataset o/wiki revision abc"
+    origin, asked = fetched(Hub(et__deep__a_jsonl="x", et__deep__b_jsonl="y"), huggingface_subset="et")
+    assert asked == ["et/deep/a.jsonl", "et/deep/b.jsonl"]
     for hub, words in (
         (Hub(**{".._x_jsonl": "x"}), "outside of the folder"),
         (Hub(a_csv="x"), "no data files in subset None; there are none"),

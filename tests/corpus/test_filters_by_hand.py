@@ -103,6 +103,20 @@ def test_a_document_filter_counts_what_it_drops():
     }  # fmt: skip
 
 
+def test_a_step_that_runs_again_counts_anew():
+    """What a run has handed over is not handed over by the next one."""
+    step = DropMarked()
+    for times in (1, 2, 3):
+        assert len(list(step.run(iter([document("a\nb:x")])))) == 1
+        expected = {
+            "lines/b": times,
+            "bytes/b": 4 * times,
+            "documents_left/": times,
+            "bytes_left/": 2 * times,
+        }
+        assert counted(step).items() >= expected.items()
+
+
 def test_normal_form_is_counted():
     """Bytes less than before, and documents of which nothing is left."""
     left, counts = run(Normalise(), document(" a\t b \n\n\u200bõ"), document("\n"), document("a"))
@@ -336,6 +350,8 @@ def test_files_of_documents(tmp_path, monkeypatch):
         "00000.jsonl.zst", "00001.jsonl.zst"
     ]  # fmt: skip
     merged = list(MergeCleaned(tmp_path / "cleaned").run())
+    assert len(list(WriteCleaned(tmp_path / "alone").run(iter(documents)))) == 2
+    assert [path.name for path in (tmp_path / "alone").iterdir()] == ["00000.jsonl.zst"]
     assert [(one.id, one.place, one.metadata) for one in merged] == [
         ("s/0", (0, 0), {"k": 0}), ("s/1", (0, 1), {"k": 1}), ("s/2", (0, 2), {"k": 2}),
         ("t/3", (0, 3), {"k": 3}),

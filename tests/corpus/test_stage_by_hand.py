@@ -149,6 +149,8 @@ def test_a_file_that_changes_meanwhile_and_an_empty_one(tmp_path, monkeypatch):
     stamps = {"now": ((3, 7),)}
     monkeypatch.setattr(corpus_run, "file_stamps", lambda root, files: stamps["now"])
     labels = {"source_documents/a": 2, "source_bytes/a": 5}
+    (described,) = corpus_run.describe_read((raw,), {"source_documents/a": 4})
+    assert (described["bytes_in"], described["bad_records"], described["damaged_file_bytes"]) == (0, 0, 0)
     (described,) = corpus_run.describe_read((raw,), labels)
     assert (described["documents_in"], described["bytes_in"], described["file_bytes"]) == (2, 5, 3)
     with pytest.raises(KieloError, match=r"corpus.sources, a: no document in o \(1 files\)"):
@@ -205,6 +207,18 @@ def test_a_folder_of_something_else_is_not_replaced(tmp_path):
         pass
     with pytest.raises(KieloError, match="corpus: holds .* Kielo's corpus stage did not write"):
         run(tmp_path, {"path": write(tmp_path / "a.txt", ESTONIAN)})
+    assert not (tmp_path / "raw").exists()  # before anything is fetched or hashed
+
+
+def test_text_without_words_and_text_that_is_trained_on(tmp_path):
+    """Numbers are no words; what a checkpoint was trained on is not cleaned again."""
+    source = {"path": write(tmp_path / "a.txt", ["12 34", "5"]), "clean": False}
+    made = run(tmp_path, source)
+    assert (made.counts["words_kept"], made.counts["documents_kept"], made.counts["bytes_kept"]) == (0, 2, 8)
+    (tmp_path / "train" / "checkpoints" / "step_0000000001").mkdir(parents=True)
+    assert run(tmp_path, source) == made
+    with pytest.raises(KieloError, match="would be made again .* holds step_0000000001, which was trained"):
+        run(tmp_path, source | {"max_documents": 1})
 
 
 # --- Settings and steps ---

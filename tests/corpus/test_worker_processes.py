@@ -40,11 +40,12 @@ class Team:
     """Stands for `start_worker`: each worker is a thread that runs `serve`. killed, joined: which were."""
 
     def __init__(self):
-        self.started, self.killed, self.joined = [], [], []
+        self.started, self.killed, self.joined, self.pipes = [], [], [], []
 
     def start(self, name, make):
         pipe, worker_end = worker_processes.multiprocessing.Pipe()
         self.started.append(name)
+        self.pipes.append(pipe)
         process = Process(self, name)
         serve = worker_processes.serve
         threading.Thread(target=serve, args=(make, worker_end, name), daemon=True).start()
@@ -86,6 +87,7 @@ def test_results_are_in_the_order_of_the_batches(team, workers):
     assert len(made) == workers
     names = [f"pack worker {number} of {workers}" for number in range(workers)] if workers > 1 else []
     assert team.started == names and team.killed == 2 * names and team.joined == names
+    assert all(pipe.closed for pipe in team.pipes)
     team.started.clear()
     assert list(results_in_order(make, [], workers, "pack")) == [] and team.started == []
 
@@ -173,7 +175,11 @@ def test_batches_of_a_worker_that_was_killed_are_given_out_again(team, monkeypat
     deaths["left"] = 99
     with pytest.raises(WorkerEnded, match="pack worker . of 2 was killed by SIGKILL"):
         list(results_in_order(lambda: doubled, [5], 2, "pack", tries))
-    assert deaths["left"] == 99 - tries
+    assert deaths["left"] == 99 - tries and all(pipe.closed for pipe in team.pipes)
+    if tries == 1:
+        with pytest.raises(WorkerEnded):  # once, if nothing else is said
+            list(results_in_order(lambda: doubled, [5], 2, "pack"))
+        assert deaths["left"] == 97
 
 
 def test_an_answer_is_waited_for_no_longer_than_a_worker_ends():

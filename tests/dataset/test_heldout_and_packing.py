@@ -47,6 +47,13 @@ def test_counts_of_packed_sequences_by_hand(tmp_path):
     )
 
 
+def test_shares_of_one_document_in_one_token():
+    """The smallest numbers that there are."""
+    ones = dict.fromkeys(["sequences", "documents", "cut_documents", "cut_in_one_stream", "filling"], 1)
+    made = SimpleNamespace(counts={"sources": {"a": {"1": ones}}})
+    assert packing_rows(made) == [PackingRow("a", 1, 1, 1.0, 1.0, 1.0)]
+
+
 def test_pieces_of_long_sequences_are_sorted_by_all_of_their_length(tmp_path):
     """In two bytes 65,600 would be 64, and stand before 100."""
     with TokenShardWriter(tmp_path / "a", 300) as writer:

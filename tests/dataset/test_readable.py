@@ -8,9 +8,10 @@ import pytest
 from kielo.artifact.manifest import write_stage
 from kielo.artifact.stage_json import write_json
 from kielo.artifact.token_sources import TokenFiles, TokenFileSet, find_token_files
-from kielo.dataset.batches import NOT_COUNTED, Batch, Batches, Unreadable
+from kielo.dataset.batches import NOT_COUNTED, Batch, Batches, Unreadable, open_shard
 from kielo.dataset.query import document_ids, documents_of_step
 from kielo.dataset.readable import read_sequences, without_sequences
+from kielo.recipe.errors import KieloError
 from tests.dataset.test_batches import phase, write_tokens
 
 # Five sequences of 4 tokens, of which the third has an id beyond 59.
@@ -143,6 +144,11 @@ def test_documents_of_files_that_are_read_in_place(tmp_path):
         write_json(stage.folder, TokenFiles(end_of_text_id=0, sources={"own": of}))
         place = {"folder": str(found.folder), "mtimes_ns": list(found.mtimes_ns)}
         stage.counts.update(sources={"own": place, "packed": {}}, heldout={"documents": 0})
+    for file_bytes in (b"\1\0\2\0" * 4, stream.tobytes()):  # another file, and it again
+        (tmp_path / "theirs" / "flat.npy").write_bytes(file_bytes)
+        if file_bytes != stream.tobytes():
+            with pytest.raises(KieloError, match="flat.npy: changed since the pack stage described it"):
+                open_shard(tmp_path / "tokens", "own")
     of = phase(mixture={"own": 1.0, "packed": 1.0}, sequence_length=5, sequences_per_step=4)
     rows = documents_of_step(tmp_path / "tokens", 7, of, 5, 0, 1, lambda ids: " ".join(map(str, ids)))
     shown = ("source", "document", "tokens", "with_loss", "text")

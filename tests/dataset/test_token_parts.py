@@ -1,5 +1,6 @@
 """Packing by parts: the same bytes for any number of workers and machines, and after any kill."""
 
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -136,6 +137,33 @@ def test_a_refused_packing_leaves_no_parts(run, tmp_path):
     with pytest.raises(KieloError, match="holds out none of the 300 documents"):
         pack(nothing, run / "corpus", run / "tokenizer", tmp_path / "tokens")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_command_that_is_ended_at_once_leaves_no_folder(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(token_parts, "load_packer", partial(refusing, {"00000.jsonl.zst"}))
+    with pytest.raises(KeyboardInterrupt):
+        pack(with_workers(1), run / "corpus", run / "tokenizer", tmp_path / "tokens")
+    assert not list(tmp_path.iterdir())
+
+
+def test_parts_that_a_kill_left_are_removed(run, tmp_path):
+    """Those whose files are half gone too; but none with a file of somebody else."""
+    folders = run / "corpus", run / "tokenizer", tmp_path / "tokens"
+    pack_share(with_workers(1), *folders, (1, 1))
+    parts = token_parts.parts_folder(tmp_path / "tokens")
+    shutil.copytree(parts, tmp_path / "kept")
+    pack(with_workers(1), *folders)
+    assert not parts.exists()
+    shutil.copytree(tmp_path / "kept", parts)
+    (parts / "00000" / "a.bin").unlink()
+    (parts / "00001" / "heldout.jsonl.zst").unlink()
+    pack(with_workers(1), *folders)  # the shards are current
+    assert not parts.exists()
+    shutil.copytree(tmp_path / "kept", parts)
+    (parts / "00002" / "notes.txt").write_text("mine")
+    with pytest.raises(KieloError, match="00002: holds notes.txt, which Kielo's token part stage did not"):
+        pack(with_workers(1), *folders)
+    assert (parts / "00002" / "notes.txt").read_text() == "mine"
 
 
 def test_progress_is_counted_by_parts(run, tmp_path):
@@ -277,6 +305,8 @@ def test_parts_are_joined_by_hand(tmp_path):
         "heldout": {"heldout": {"file": "heldout", "tokens": 1, "documents": 1, "bytes": 7, "words": 0}},
         "heldout_sets": {}, "met": {"a": 2, "c": 1}, "round_trip": {"checked": 3, "exact": 2},
     }  # fmt: skip
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        token_parts.join_parts([tmp_path / "0", tmp_path / "1"], counts[:1], tmp_path / "none")
     (tmp_path / "joined").mkdir()
     joined = token_parts.join_parts([tmp_path / "0", tmp_path / "1"], counts, tmp_path / "joined")
     assert joined["sources"] == {

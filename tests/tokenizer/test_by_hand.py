@@ -31,7 +31,7 @@ from kielo.tokenizer.load import (
     special_token,
     vocabulary_size,
 )
-from kielo.tokenizer.row_map import RowMap, example_ids, row_in_words, row_map_in_words
+from kielo.tokenizer.row_map import RowMap, example_ids, make_row_map, row_in_words, row_map_in_words
 from kielo.tokenizer.spelling import ALPHABET
 from kielo.tokenizer.train import (
     TrainingSample,
@@ -412,8 +412,43 @@ def test_files_that_are_saved(tmp_path):
         assert json.loads((folder / "tokenizer_config.json").read_text()) == same | tokens | more
         assert json.loads((folder / "special_tokens_map.json").read_text()) == tokens
         assert (folder / "tokenizer.json").read_text() == learnt.to_str(pretty=True)
+    train.save(learnt, tmp_path / "deep" / "er")
+    assert load_tokenizer(tmp_path / "deep" / "er").whole.to_str() == learnt.to_str()
     assert roles == {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
                      "mask_token": "[MASK]"}  # fmt: skip
+
+
+def test_byte_pairs_are_learned_in_silence(monkeypatch):
+    """Nothing is shown of it; the settings of the recipe and the bytes are the trainer's."""
+    asked, trainer = [], train.trainers.BpeTrainer
+    monkeypatch.setattr(train.trainers, "BpeTrainer", lambda **keys: asked.append(keys) or trainer(**keys))
+    made = train_on(["ab ab"], recipe(tokenizer={"vocab_size": 258, "min_frequency": 2}))
+    assert made.get_vocab_size() == 258 and made.token_to_id("ab") == 257
+    alphabet = sorted(ALPHABET.values())
+    assert asked == [
+        {"vocab_size": 258, "min_frequency": 2, "special_tokens": [END], "initial_alphabet": alphabet,
+         "show_progress": False}
+    ]  # fmt: skip
+
+
+def test_words_that_were_added_beside_the_model(tmp_path):
+    """They have ids after its vocabulary, are counted, stay text, and are no part of a new token."""
+    folder = by_hand(tmp_path, *"abc", "Ġ")
+    whole = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    whole.add_tokens(["bbb", "z"])
+    (folder / "tokenizer.json").write_text(whole.to_str())
+    tokenizer = load_tokenizer(folder)
+    assert vocabulary_size(tokenizer) == 7 and encode(tokenizer, ["abbbz"]) == [[1, 5, 6]]
+    found = measure.measure(tokenizer, ["abbbz"])
+    assert (found["vocabulary_size"], found["vocabulary_used_share"]) == (7, 3 / 7)
+    assert found["single_byte_token_share"] == 2 / 3  # a and z
+    assert word_pieces(tokenizer).begins_inside.tolist() == [False, True, True, True, False, False, False]
+    made = extend(tokenizer, ["ac ac z"] * 3, 9)
+    assert {token: number for token, number in made.get_vocab().items() if number > 3} == {
+        "Ġ": 4, "bbb": 5, "z": 6, "ac": 7, "Ġac": 8
+    }  # fmt: skip
+    rows = make_row_map(tokenizer, tokenizer, "mean").rows
+    assert rows == [[number] for number in range(7)]
 
 
 def test_what_a_vocabulary_follows_from_is_in_its_manifest(corpus, tmp_path):

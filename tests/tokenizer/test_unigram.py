@@ -154,10 +154,15 @@ def test_bytes_and_pieces_of_a_unigram_vocabulary(monkeypatch):
     assert scores["<e>"] == scores[ALPHABET[0xF5]] == min(scores.values())
     learned = [score for score in scores.values() if score != scores["<e>"]]
     assert min(learned) - scores["<e>"] == pytest.approx(10)
+    assert json.loads(made.to_str())["model"]["byte_fallback"] is False
     (keys,) = asked
     assert (keys["max_piece_length"], keys["show_progress"], keys["special_tokens"]) == (16, False, [])
     # 23 pieces beside the bytes, and half as many letters, which are bytes too: all but the õ.
     assert keys["vocab_size"] == 23 + len(" aegijkmors")
+    unigram.unigram_tokenizer(["abab", "abc"], 260, ["<e>"])
+    assert asked[1]["vocab_size"] == 3 + len("a")
+    smallest = unigram.unigram_tokenizer(["abab"], 257, ["<e>"])  # nothing is learned
+    assert {score for _, score in json.loads(smallest.to_str())["model"]["vocab"]} == {-10}
 
 
 @pytest.mark.parametrize("size", [261, 262, 266])
