@@ -1,12 +1,13 @@
 """Filters and steps at the borders of their settings, with all their counts."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import xxhash
 
 from kielo.artifact.documents import read_documents
-from kielo.corpus import document_files
+from kielo.corpus import document_files, pairs
 from kielo.corpus.code_filters import (
     AlphanumericShare,
     GeneratedMarks,
@@ -283,6 +284,17 @@ def test_the_layout_follows_from_the_sides():
     for share, expected in ((0, "a=b"), (1, "b=a")):
         step = LayOutPairs(["{source}={target}"], share, ["x", "y"])
         assert run(step, document(sides=("a", "b")))[0] == [expected]
+
+
+def test_the_direction_at_its_border(monkeypatch):
+    """Of the upper half of a hash, 2^31 values are below a share of a half."""
+    for upper, expected in ((2**31 - 1, "b=a"), (2**31, "a=b"), (0, "b=a"), (2**32 - 1, "a=b")):
+        hashes = SimpleNamespace(xxh3_64_intdigest=lambda content, seed, upper=upper: (upper << 32) + 6)
+        monkeypatch.setattr(pairs, "xxhash", hashes)
+        step = LayOutPairs(["{source}={target}"], 0.5, ["x", "y"])
+        assert run(step, document(sides=("a", "b")))[0] == [expected]
+    with pytest.raises(ValueError, match="argument 2 is longer"):
+        run(LayOutPairs(["{source}"], 0.5, ["x", "y", "z"]), document(sides=("a", "b")))
 
 
 # --- Pages, wrapped text, and files of documents ---

@@ -118,6 +118,15 @@ def test_rows_of_a_table(tmp_path, monkeypatch):
         (only,) = records(source(tmp_path, "a.parquet", text_fields=fields), 99)
         assert only.number == 0 and only.problem.reason == "file damaged or not of its format"
         assert words in str(only.problem)
+    with pytest.raises(KieloError, match="gone.parquet: cannot be read .*No such file.* tries again"):
+        list(records(source(tmp_path, "gone.parquet"), 99))
+
+    def without_memory(*arguments, **keys):
+        raise pyarrow.ArrowMemoryError("malloc")
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError, match="malloc"):  # no fault of the file
+        patch.setattr(pyarrow.parquet, "ParquetFile", without_memory)
+        list(records(source(tmp_path, "a.parquet"), 99))
     for kind in ("dictionary", "large_string"):
         column = pyarrow.array(["a", "b"]).dictionary_encode() if kind == "dictionary" else pyarrow.array(
             ["a", "b"], pyarrow.large_string())  # fmt: skip

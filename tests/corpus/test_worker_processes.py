@@ -282,6 +282,10 @@ def test_what_is_changed_for_the_start_of_a_worker_comes_back(monkeypatch):
     with worker_processes.without_main_file():
         assert main.__spec__ is None
     assert "__file__" not in main.__dict__ and main.__spec__ == "spec"
+    monkeypatch.delitem(main.__dict__, "__spec__")
+    with worker_processes.without_main_file():
+        assert main.__spec__ is None
+    assert "__spec__" not in main.__dict__
     monkeypatch.undo()
     assert {name: main.__dict__.get(name, ...) for name in before} == before
 

@@ -264,6 +264,10 @@ def test_documents_that_are_looked_at(tmp_path: Path) -> None:
     starts = np.cumsum([0, *map(len, rows)]).tolist()
     expected = [next(n for n, at in enumerate(starts) if at >= file.tokens * of // 64) for of in range(64)]
     assert found == [rows[number] for number in expected]
+    write_shard(tmp_path / "data" / "a", [[7] * 200 + [0]])  # where no other document begins
+    file = describe(tmp_path / "data" / "a.bin", 2)
+    stream = TokenSet(tmp_path / "data", [file], file.tokens, 0)
+    assert [row.tolist() for row in token_file_check.sampled_documents(stream)] == [[7] * 200 + [0]]
     long = [5] * 2047 + [6] + [7] * 900 + [0]
     for row, shown in ((long, [5] * 2047 + [0]), ([5] * 2047 + [0], [5] * 2047 + [0])):
         write_shard(tmp_path / "data" / "a", [row, [8, 0]])

@@ -100,6 +100,35 @@ def test_ids_outside_by_their_borders(tmp_path, inputs, labels, largest):
     assert found.inputs.tolist() == found.labels.tolist() == [[0, 0, 0, 0]] * 2
 
 
+@pytest.mark.parametrize(
+    "error, reason",
+    [
+        (OSError("a.bin: ends at byte 7"), "a.bin: ends at byte 7"),
+        (KieloError("a.idx: damaged"), "a.idx: damaged"),
+        (
+            PermissionError(13, "Permission denied", "a.bin"),
+            "a.bin: Permission denied; see who may read and write there",
+        ),
+    ],
+)
+def test_what_a_file_says_is_the_reason(tmp_path, monkeypatch, error, reason):
+    """In words, where there are any for such an error; other errors are not held back."""
+    batches = opened(tmp_path)
+    read = batches.read
+
+    def failing(samples: np.ndarray) -> Batch:
+        if 3 in samples:
+            raise error
+        return read(samples)
+
+    monkeypatch.setattr(batches, "read", failing)
+    (one,) = read_sequences(batches, SAMPLES, 71).unreadable
+    assert (one.sample, one.source, one.reason) == (3, "a", reason)
+    error = ValueError("odd")
+    with pytest.raises(ValueError, match="odd"):
+        read_sequences(batches, SAMPLES, 71)
+
+
 def test_documents_are_named_as_far_as_they_are_known(tmp_path):
     """Without the list of ids there are none; ranges of a stream name each document once, in their order."""
     batches = opened(tmp_path)

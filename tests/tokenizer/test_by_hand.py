@@ -614,6 +614,10 @@ def test_rows_in_words():
     )
     name = "t{}".format
     assert row_in_words(made, 2, name) == "t3 + t4 + t5" and row_in_words(made, 0, name) == "t5"
+    four = made.model_copy(update={"weights": {"2": [0.5, 0.3, 0.2]}, "rows": [[], [], [3, 4, 5], [6] * 4]})
+    assert row_in_words(four, 2, name) == "0.50 t3 + 0.30 t4 + 0.20 t5"
+    four.weights["3"] = [0.25] * 4
+    assert row_in_words(four, 3, name) == " + ".join(["0.25 t6"] * 4)
     assert row_in_words(made, 5, name) == "0.40 t2 + 0.25 t5 + 0.20 t3 + 0.10 t1 and 1 more"
     assert [example_ids(made, number) for number in (0, 1, 2, 3, 9)] == [
         [],
