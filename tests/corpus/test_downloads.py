@@ -123,14 +123,16 @@ def test_contents_are_read_again_when_a_file_changes(tmp_path, monkeypatch):
     first = found(tmp_path, path=str(text)).fingerprint
     assert hashed == ["a.txt", "b.txt"]
     assert first == hash_json({name: real(text / name) for name in ("a.txt", "b.txt")})
+    cache = tmp_path / "run" / "raw" / ".kielo-hashes.json"
+    written = cache.stat()
     assert found(tmp_path, path=str(text)).fingerprint == first and len(hashed) == 2
+    assert (cache.stat().st_ino, cache.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
     status = (text / "a.txt").stat()
     os.utime(text / "a.txt", ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     assert found(tmp_path, path=str(text)).fingerprint == first and hashed[2:] == ["a.txt"]
     (text / "c.txt").write_text("text of b.txt\n")
     (text / "c.txt").replace(text / "b.txt")
     assert found(tmp_path, path=str(text)).fingerprint == first and hashed[3:] == ["b.txt"]
-    cache = tmp_path / "run" / "raw" / ".kielo-hashes.json"
     assert len(json.loads(cache.read_text())) == 4
     for content in ("[]", "{"):
         cache.write_text(content)

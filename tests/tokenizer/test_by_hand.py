@@ -370,6 +370,26 @@ def test_the_sample_that_is_learned_from(corpus, settings, rates):
     assert len(expected_sample(corpus, rates, 0.2)) > 20
 
 
+def test_a_document_at_the_border_of_the_split(corpus):
+    """One whose place is the share itself is trained on, and one just below is held out."""
+    texts = [f"a {n:017d}." for n in range(30)]
+    text = min((one for one in texts if place_by_hash(one) > 0.1), key=place_by_hash)
+    place = place_by_hash(text)
+    above = float(np.nextafter(place, 1))
+    assert not is_heldout(text, place) and is_heldout(text, above) and not is_heldout(text, 0)
+    for share, is_there in ((place, True), (above, False)):
+        asked = recipe(*SOURCES, tokenizer={"vocab_size": 300}, dataset={"heldout_share": share})
+        assert (text in list(TrainingSample(asked, corpus, {"a"}))) is is_there
+
+
+def test_all_of_a_text_of_unknown_size_is_learned_from(tmp_path):
+    """Its manifest does not say how many bytes there are."""
+    with write_stage(tmp_path / "corpus", "corpus", 1, {}, {}):
+        pass
+    asked = recipe(*SOURCES, tokenizer={"vocab_size": 300, "max_sample_bytes": 700})
+    assert TrainingSample(asked, tmp_path / "corpus", {"a"}).rates() == {"a": 1.0, "b": 1.0, "c": 1.0}
+
+
 def test_texts_to_measure_on(corpus, monkeypatch):
     """Held-out ones up to the limit and over it by one; training ones where nothing is held out."""
     texts = [f"{name} {n:017d}." for name, number in (("a", 30), ("b", 10), ("c", 30)) for n in range(number)]

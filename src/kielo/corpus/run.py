@@ -227,6 +227,6 @@ def _speaker(progress: bool) -> Callable[[str], None]:
 
     def say(line: str) -> None:
         if progress:
-            print(f"corpus: {line}", file=sys.stderr, flush=True)
+            print(f"corpus: {line}", file=sys.stderr)
 
     return say
