@@ -58,6 +58,9 @@ def test_files_of_a_folder_and_of_a_pattern(tmp_path):
     ):
         one = found(tmp_path, path=str(text / pattern))
         assert one.root == str(root) and one.files[: len(files)] == files, pattern
+    write(tmp_path / "other", "e.txt", "x/y/e.txt")
+    deep = found(tmp_path, path=str(tmp_path / "other" / "**" / "e.txt"))
+    assert deep.files == ("other/e.txt", "other/x/y/e.txt")
     single = found(tmp_path, path=str(text / "a.txt"), max_documents=3, documents="files", clean=False)
     assert (single.root, single.files) == (str(text), ("a.txt",))
     assert (single.max_documents, single.documents, single.is_cleaned) == (3, "files", False)
@@ -120,14 +123,16 @@ def test_contents_are_read_again_when_a_file_changes(tmp_path, monkeypatch):
     first = found(tmp_path, path=str(text)).fingerprint
     assert hashed == ["a.txt", "b.txt"]
     assert first == hash_json({name: real(text / name) for name in ("a.txt", "b.txt")})
+    cache = tmp_path / "run" / "raw" / ".kielo-hashes.json"
+    written = cache.stat()
     assert found(tmp_path, path=str(text)).fingerprint == first and len(hashed) == 2
+    assert (cache.stat().st_ino, cache.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
     status = (text / "a.txt").stat()
     os.utime(text / "a.txt", ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     assert found(tmp_path, path=str(text)).fingerprint == first and hashed[2:] == ["a.txt"]
     (text / "c.txt").write_text("text of b.txt\n")
     (text / "c.txt").replace(text / "b.txt")
     assert found(tmp_path, path=str(text)).fingerprint == first and hashed[3:] == ["b.txt"]
-    cache = tmp_path / "run" / "raw" / ".kielo-hashes.json"
     assert len(json.loads(cache.read_text())) == 4
     for content in ("[]", "{"):
         cache.write_text(content)
@@ -175,6 +180,7 @@ def test_a_package_of_debian_by_hand(tmp_path, monkeypatch):
     assert fetched[0] == ["apt-get", "-qq", "download", "--", "help-et"]
     assert update[1]["cwd"] == tmp_path / "apt" and update[1]["env"]["LC_ALL"] == "C"
     assert update[1]["timeout"] == 300 and update[1]["stdin"] == subprocess.DEVNULL
+    assert update[1]["capture_output"] is True and update[1]["text"] is True
     failing.add("update")  # one of several servers may be missing
     assert fetch_debian_package(PACKAGE, tmp_path / "b") == "Debian package help-et 1:2.0-1"
     for word, told in (
@@ -282,6 +288,8 @@ def test_a_dataset_of_the_hub_by_hand(tmp_path, monkeypatch):
     origin, asked = fetched(Hub(a_jsonl="x", b_jsonl_gz="y", c_jsonl_zst="z", d_csv="no"), max_documents=1)
     assert asked == ["a.jsonl", "b.jsonl.gz", "c.jsonl.zst"]  # whose rows are not known
     assert origin == "Hugging Face dataset o/wiki revision abc"
+    origin, asked = fetched(Hub(et__deep__a_jsonl="x", et__deep__b_jsonl="y"), huggingface_subset="et")
+    assert asked == ["et/deep/a.jsonl", "et/deep/b.jsonl"]
     for hub, words in (
         (Hub(**{".._x_jsonl": "x"}), "outside of the folder"),
         (Hub(a_csv="x"), "no data files in subset None; there are none"),
@@ -329,7 +337,9 @@ def test_each_way_is_tried_and_what_failed_is_noted(tmp_path, monkeypatch):
         str(tmp_path / "a/help"),
     )
     assert said == ["help: fetching Debian package help-et"]
-    assert read_manifest(tmp_path / "a/help").counts == {"origin": "package of help", "problems": []}
+    brought = read_manifest(tmp_path / "a/help")
+    assert brought.counts == {"origin": "package of help", "problems": []}
+    assert (brought.kind, brought.version) == ("raw", 1)  # another number would fetch all of it again
     assert fetched("a") == one and said == ["help: fetched before"]
     ways["package"] = ("notes.pdf", None)
     other = fetched("b")

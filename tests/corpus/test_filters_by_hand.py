@@ -1,12 +1,13 @@
 """Filters and steps at the borders of their settings, with all their counts."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import xxhash
 
 from kielo.artifact.documents import read_documents
-from kielo.corpus import document_files
+from kielo.corpus import document_files, pairs
 from kielo.corpus.code_filters import (
     AlphanumericShare,
     GeneratedMarks,
@@ -101,6 +102,20 @@ def test_a_document_filter_counts_what_it_drops():
     assert run(LineLength(3), document("abc\nab\n"))[1] == {
         "lines/under 3 characters": 2, "bytes/under 3 characters": 4, "documents_left/": 1, "bytes_left/": 4
     }  # fmt: skip
+
+
+def test_a_step_that_runs_again_counts_anew():
+    """What a run has handed over is not handed over by the next one."""
+    step = DropMarked()
+    for times in (1, 2, 3):
+        assert len(list(step.run(iter([document("a\nb:x")])))) == 1
+        expected = {
+            "lines/b": times,
+            "bytes/b": 4 * times,
+            "documents_left/": times,
+            "bytes_left/": 2 * times,
+        }
+        assert counted(step).items() >= expected.items()
 
 
 def test_normal_form_is_counted():
@@ -271,6 +286,17 @@ def test_the_layout_follows_from_the_sides():
         assert run(step, document(sides=("a", "b")))[0] == [expected]
 
 
+def test_the_direction_at_its_border(monkeypatch):
+    """Of the upper half of a hash, 2^31 values are below a share of a half."""
+    for upper, expected in ((2**31 - 1, "b=a"), (2**31, "a=b"), (0, "b=a"), (2**32 - 1, "a=b")):
+        hashes = SimpleNamespace(xxh3_64_intdigest=lambda content, seed, upper=upper: (upper << 32) + 6)
+        monkeypatch.setattr(pairs, "xxhash", hashes)
+        step = LayOutPairs(["{source}={target}"], 0.5, ["x", "y"])
+        assert run(step, document(sides=("a", "b")))[0] == [expected]
+    with pytest.raises(ValueError, match="argument 2 is longer"):
+        run(LayOutPairs(["{source}"], 0.5, ["x", "y", "z"]), document(sides=("a", "b")))
+
+
 # --- Pages, wrapped text, and files of documents ---
 
 
@@ -336,6 +362,8 @@ def test_files_of_documents(tmp_path, monkeypatch):
         "00000.jsonl.zst", "00001.jsonl.zst"
     ]  # fmt: skip
     merged = list(MergeCleaned(tmp_path / "cleaned").run())
+    assert len(list(WriteCleaned(tmp_path / "alone").run(iter(documents)))) == 2
+    assert [path.name for path in (tmp_path / "alone").iterdir()] == ["00000.jsonl.zst"]
     assert [(one.id, one.place, one.metadata) for one in merged] == [
         ("s/0", (0, 0), {"k": 0}), ("s/1", (0, 1), {"k": 1}), ("s/2", (0, 2), {"k": 2}),
         ("t/3", (0, 3), {"k": 3}),

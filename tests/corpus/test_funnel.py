@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from kielo.artifact.funnel import FunnelRow
 from kielo.corpus.funnel import build_funnel, by_source, empty_message, threshold_table
 from kielo.corpus.step import labels_of
@@ -56,6 +58,9 @@ def test_the_table_of_thresholds_adds_up_the_steps():
     third = threshold_table([step("document language")], [{"bytes_identified/": 3, "bytes_at/0.9": 1}])
     assert third == {"documents": {"0.5": 0.0, "0.65": 0.0, "0.8": 0.0, "0.9": 0.3333, "0.95": 0.0}}
     assert threshold_table([step("read")], [lines]) == {}
+    for table in (threshold_table, build_funnel):
+        with pytest.raises(ValueError, match="argument 2 is shorter"):
+            table(steps, counts[:3])
 
 
 def test_counts_of_sources():

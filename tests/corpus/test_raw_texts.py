@@ -118,6 +118,15 @@ def test_rows_of_a_table(tmp_path, monkeypatch):
         (only,) = records(source(tmp_path, "a.parquet", text_fields=fields), 99)
         assert only.number == 0 and only.problem.reason == "file damaged or not of its format"
         assert words in str(only.problem)
+    with pytest.raises(KieloError, match="gone.parquet: cannot be read .*No such file.* tries again"):
+        list(records(source(tmp_path, "gone.parquet"), 99))
+
+    def without_memory(*arguments, **keys):
+        raise pyarrow.ArrowMemoryError("malloc")
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError, match="malloc"):  # no fault of the file
+        patch.setattr(pyarrow.parquet, "ParquetFile", without_memory)
+        list(records(source(tmp_path, "a.parquet"), 99))
     for kind in ("dictionary", "large_string"):
         column = pyarrow.array(["a", "b"]).dictionary_encode() if kind == "dictionary" else pyarrow.array(
             ["a", "b"], pyarrow.large_string())  # fmt: skip
@@ -141,6 +150,7 @@ def test_rows_at_a_time(tmp_path):
 
     rows = raw_formats.batch_rows
     assert rows(File()) == 1024 and rows(File(Group(10, 0))) == 1024
+    assert rows(File(Group(2**26, 0))) == 1 and rows(File(Group(2**25, 0))) == 2
     assert rows(File(Group(2**20, 1))) == 64 and rows(File(Group(2**26, 64), Group(2**26, 128))) == 64
     assert rows(File(Group(2**16, 1))) == 1024 and rows(File(Group(2**17, 1))) == 512
     assert rows(File(Group(2**27, 1))) == 1 and rows(File(Group(3 * 2**24, 1))) == 1
@@ -288,6 +298,9 @@ def test_a_reader_takes_its_share_and_shows_the_first_bad_records(tmp_path):
     assert len(examples) == 5 and all(
         text.startswith(f"a.txt, line {2 * n + 2}: ") for n, text in enumerate(examples)
     )
+    alone = list(ReadSources(both, 99).run())  # one worker has all of them
+    assert [one.id for one in alone] == [one.id for one in shares[0][0]]
+    assert len(list(ReadSources((source(tmp_path, "a.txt"),), 99).run(None, 1, 3))) == 3  # of 1, 4, … 19
     (tmp_path / "c.parquet").write_bytes(b"PAR1" * 200)
     reader = ReadSources((source(tmp_path, "c.parquet", name="c"),), 99)
     assert list(reader.run()) == []

@@ -36,6 +36,9 @@ def read_of(bad: int, records: int, damaged: int = 0, size: int = 1000) -> dict:
         (0, 0, 1, True),
         (0, 1, 1000, False), (1e-9, 1, 10, True), (0.5, 4, 9, True), (0.5, 5, 9, False), (1, 8, 9, True),
         (1, 9, 9, False), (1, 1, 1, False), (0.01, 0, 3, True),
+        # Binary products a little below and above the whole number: 28.999…, 7.000…1.
+        (0.29, 28, 100, True), (0.29, 29, 100, True), (0.29, 30, 100, False), (0.07, 7, 100, True),
+        (0.07, 8, 100, False), (0.57, 57, 100, True), (0.57, 58, 100, False),
     ],
 )  # fmt: skip
 def test_so_many_bad_records_are_passed_over(share, bad, records, is_taken):
@@ -56,6 +59,9 @@ def test_damaged_files_count_with_their_bytes():
     told = "1 of 100 records .*1.00%., with damaged files of 11 of 1,000 bytes. .* allows 1 and"
     with pytest.raises(KieloError, match=told):
         corpus_run.refuse_bad_sources([read_of(1, 100, 11)], 0.01)
+    assert corpus_run.refuse_bad_sources([read_of(1, 100, 29, 100)], 0.29) is None
+    with pytest.raises(KieloError, match="damaged files of 30 of 100 bytes. .* allows 29 and"):
+        corpus_run.refuse_bad_sources([read_of(1, 100, 30, 100)], 0.29)
     assert corpus_run.bad_records_in_words(read_of(1, 3)) == "a: 1 of 3 records that cannot be read (33.33%)"
 
 
@@ -95,6 +101,7 @@ def test_what_a_run_says_and_counts(tmp_path, capsys):
     assert found[0]["bad_examples"][0].startswith("a.txt, line 15: invalid UTF-8 (byte 0xf5")
     found[0]["bad_examples"] = described[0]["bad_examples"]
     assert found == described
+    assert (made.kind, made.version) == ("corpus", 2)  # another number would clean all text again
     words = sum(len(line.replace("(", "").split()) - 3 for line in lines) + 2  # less the three numbers
     assert {key: made.counts[key] for key in made.counts if key != "sources"} == {
         "bytes_in": size - 2 + 13, "documents_in": 16, "bytes_kept": kept + 13, "documents_kept": 13,
@@ -142,6 +149,8 @@ def test_a_file_that_changes_meanwhile_and_an_empty_one(tmp_path, monkeypatch):
     stamps = {"now": ((3, 7),)}
     monkeypatch.setattr(corpus_run, "file_stamps", lambda root, files: stamps["now"])
     labels = {"source_documents/a": 2, "source_bytes/a": 5}
+    (described,) = corpus_run.describe_read((raw,), {"source_documents/a": 4})
+    assert (described["bytes_in"], described["bad_records"], described["damaged_file_bytes"]) == (0, 0, 0)
     (described,) = corpus_run.describe_read((raw,), labels)
     assert (described["documents_in"], described["bytes_in"], described["file_bytes"]) == (2, 5, 3)
     with pytest.raises(KieloError, match=r"corpus.sources, a: no document in o \(1 files\)"):
@@ -196,8 +205,20 @@ def test_a_source_of_which_nothing_is_left_gets_its_own_advice(tmp_path, source,
 def test_a_folder_of_something_else_is_not_replaced(tmp_path):
     with write_stage(tmp_path / "corpus", "tokens", 1, {}, {}):
         pass
-    with pytest.raises(KieloError, match="corpus"):
+    with pytest.raises(KieloError, match="corpus: holds .* Kielo's corpus stage did not write"):
         run(tmp_path, {"path": write(tmp_path / "a.txt", ESTONIAN)})
+    assert not (tmp_path / "raw").exists()  # before anything is fetched or hashed
+
+
+def test_text_without_words_and_text_that_is_trained_on(tmp_path):
+    """Numbers are no words; what a checkpoint was trained on is not cleaned again."""
+    source = {"path": write(tmp_path / "a.txt", ["12 34", "5"]), "clean": False}
+    made = run(tmp_path, source)
+    assert (made.counts["words_kept"], made.counts["documents_kept"], made.counts["bytes_kept"]) == (0, 2, 8)
+    (tmp_path / "train" / "checkpoints" / "step_0000000001").mkdir(parents=True)
+    assert run(tmp_path, source) == made
+    with pytest.raises(KieloError, match="would be made again .* holds step_0000000001, which was trained"):
+        run(tmp_path, source | {"max_documents": 1})
 
 
 # --- Settings and steps ---

@@ -13,7 +13,6 @@ import pytest
 from kielo.corpus import worker_processes
 from kielo.corpus.executor import run_pipeline
 from kielo.corpus.worker_processes import (
-    RESULTS_AHEAD,
     WORKER_ENVIRONMENT,
     Worker,
     WorkerEnded,
@@ -41,11 +40,12 @@ class Team:
     """Stands for `start_worker`: each worker is a thread that runs `serve`. killed, joined: which were."""
 
     def __init__(self):
-        self.started, self.killed, self.joined = [], [], []
+        self.started, self.killed, self.joined, self.pipes = [], [], [], []
 
     def start(self, name, make):
         pipe, worker_end = worker_processes.multiprocessing.Pipe()
         self.started.append(name)
+        self.pipes.append(pipe)
         process = Process(self, name)
         serve = worker_processes.serve
         threading.Thread(target=serve, args=(make, worker_end, name), daemon=True).start()
@@ -87,12 +87,13 @@ def test_results_are_in_the_order_of_the_batches(team, workers):
     assert len(made) == workers
     names = [f"pack worker {number} of {workers}" for number in range(workers)] if workers > 1 else []
     assert team.started == names and team.killed == 2 * names and team.joined == names
+    assert all(pipe.closed for pipe in team.pipes)
     team.started.clear()
     assert list(results_in_order(make, [], workers, "pack")) == [] and team.started == []
 
 
 def test_so_many_batches_are_taken_ahead_and_no_more(team):
-    """While the first result is not taken: RESULTS_AHEAD for each worker, and one that waits."""
+    """While the first result is not taken: four for each worker, and one that waits."""
     taken = []
 
     def batches():
@@ -104,7 +105,7 @@ def test_so_many_batches_are_taken_ahead_and_no_more(team):
     assert next(results) == 0
     for turn in range(1, 20):
         assert next(results) == 2 * turn
-        assert len(taken) <= turn + 2 * RESULTS_AHEAD + 1
+        assert len(taken) <= turn + 2 * 4 + 1
     slow = threading.Event()
 
     def make():
@@ -113,7 +114,7 @@ def test_so_many_batches_are_taken_ahead_and_no_more(team):
     taken.clear()
     others = results_in_order(make, batches(), 2, "pack")
     threading.Timer(0.1, slow.set).start()
-    assert next(others) == 0 and len(taken) == 2 * RESULTS_AHEAD + 1
+    assert next(others) == 0 and len(taken) == 2 * 4 + 1
     others.close()
     assert list(results_in_order(lambda: doubled, range(3), 5, "pack")) == [0, 2, 4]
 
@@ -174,7 +175,77 @@ def test_batches_of_a_worker_that_was_killed_are_given_out_again(team, monkeypat
     deaths["left"] = 99
     with pytest.raises(WorkerEnded, match="pack worker . of 2 was killed by SIGKILL"):
         list(results_in_order(lambda: doubled, [5], 2, "pack", tries))
-    assert deaths["left"] == 99 - tries
+    assert deaths["left"] == 99 - tries and all(pipe.closed for pipe in team.pipes)
+    if tries == 1:
+        with pytest.raises(WorkerEnded):  # once, if nothing else is said
+            list(results_in_order(lambda: doubled, [5], 2, "pack"))
+        assert deaths["left"] == 97
+
+
+def test_an_answer_is_waited_for_no_longer_than_a_worker_ends():
+    """Ten seconds after its pipe has closed."""
+    pipe, worker_end = worker_processes.multiprocessing.Pipe()
+    worker_end.close()
+    limits = []
+    process = SimpleNamespace(join=limits.append, exitcode=3)
+    with pytest.raises(WorkerEnded, match="^w ended without an answer .exit code 3.; its own message"):
+        Worker("w", process, pipe).receive()
+    assert limits == [10]
+
+
+def test_how_a_worker_is_started(monkeypatch):
+    """Spawned, as a daemon, with one thread and without Ctrl-C; its end of the pipe is closed here."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    seen = {}
+
+    class Spawned:
+        def __init__(self, target, args, name, daemon):
+            seen.update(target=target, args=args, name=name, daemon=daemon)
+
+        def start(self):
+            seen.update(
+                threads=os.environ["OMP_NUM_THREADS"],
+                main=sys.modules["__main__"].__spec__,
+                blocked=signal.pthread_sigmask(signal.SIG_BLOCK, []),
+                is_closed=seen["args"][1].closed,
+            )
+
+    pipes = worker_processes.multiprocessing.Pipe()
+    contexts = {"spawn": SimpleNamespace(Pipe=lambda: pipes, Process=Spawned)}
+    monkeypatch.setattr(worker_processes.multiprocessing, "get_context", contexts.__getitem__)
+    worker = worker_processes.start_worker("pack worker 1 of 2", doubled)
+    assert (worker.name, worker.pipe) == ("pack worker 1 of 2", pipes[0])
+    assert isinstance(worker.process, Spawned)
+    assert (seen["target"], seen["name"], seen["daemon"]) == (worker_processes.serve, worker.name, True)
+    assert seen["args"] == (doubled, pipes[1], "pack worker 1 of 2")
+    assert (seen["threads"], seen["main"], seen["is_closed"]) == ("1", None, False)
+    assert signal.SIGINT in seen["blocked"]
+    assert pipes[1].closed and not pipes[0].closed and os.environ["OMP_NUM_THREADS"] == "7"
+
+
+def test_a_worker_ends_with_its_parent(monkeypatch):
+    """A thread of its own, which does not hold the process, waits for the parent; then the worker exits."""
+    watched = threading.Event()
+    threads = []
+
+    def watch():
+        threads.append(threading.current_thread())
+        watched.set()
+
+    end_with_parent = worker_processes.end_with_parent
+    monkeypatch.setattr(worker_processes, "end_with_parent", watch)
+    pipe, worker_end = worker_processes.multiprocessing.Pipe()
+    pipe.close()
+    worker_processes.serve(lambda: doubled, worker_end, "w")
+    assert watched.wait(5) and threads[0].daemon and threads[0] is not threading.current_thread()
+    done = []
+    monkeypatch.setattr(
+        worker_processes.multiprocessing, "parent_process", lambda: SimpleNamespace(sentinel=7)
+    )
+    monkeypatch.setattr(worker_processes, "wait", lambda sentinels: done.append(sentinels))
+    monkeypatch.setattr(worker_processes.os, "_exit", done.append)
+    end_with_parent()
+    assert done == [[7], 1]
 
 
 def test_what_ended_a_worker_in_words():
@@ -211,6 +282,10 @@ def test_what_is_changed_for_the_start_of_a_worker_comes_back(monkeypatch):
     with worker_processes.without_main_file():
         assert main.__spec__ is None
     assert "__file__" not in main.__dict__ and main.__spec__ == "spec"
+    monkeypatch.delitem(main.__dict__, "__spec__")
+    with worker_processes.without_main_file():
+        assert main.__spec__ is None
+    assert "__spec__" not in main.__dict__
     monkeypatch.undo()
     assert {name: main.__dict__.get(name, ...) for name in before} == before
 

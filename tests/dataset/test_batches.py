@@ -122,6 +122,8 @@ def test_nothing_is_done_twice(run):
     """The same corpus, tokenizer and recipe leave a finished folder as it is; another held-out share does
     not."""
     before = (run / "tokens" / "manifest.json").stat().st_mtime_ns
+    made = read_manifest(run / "tokens")
+    assert (made.kind, made.version) == ("tokens", 1)  # another number would pack all runs again
     pack(recipe(), run / "corpus", run / "tokenizer", run / "tokens")
     assert (run / "tokens" / "manifest.json").stat().st_mtime_ns == before
     pack(recipe(0.4), run / "corpus", run / "tokenizer", run / "other tokens")
@@ -427,9 +429,13 @@ def test_cut_shards_are_refused_unless_they_may_be_cut(tmp_path):
     for name, content in whole.items():
         for left in (content[:-8], None):
             (folder / name).unlink() if left is None else (folder / name).write_bytes(left)
-            with pytest.raises(KieloError, match=name):
+            wrote = f"and the stage wrote {len(content):,}"
+            told = (
+                f"{name}: it is missing, {wrote}" if left is None else f"it has {len(left):,} bytes, {wrote}"
+            )
+            with pytest.raises(KieloError, match=told):
                 open_shard(folder, "a")
-            with pytest.raises(KieloError, match=name):
+            with pytest.raises(KieloError, match=told):
                 Batches(folder, 7, of, LENGTH, 0, False)
             if name == "a.bin" or (name == "a.loss_mask" and left):
                 shard = open_shard(folder, "a", may_be_cut=True)
@@ -439,12 +445,12 @@ def test_cut_shards_are_refused_unless_they_may_be_cut(tmp_path):
                 if left:
                     assert shard.read(0, 4).tolist() == [1, 2, 3, 0] and shard.loss_mask[:4].sum() == 3
             else:
-                with pytest.raises(KieloError, match=name):
+                with pytest.raises(KieloError, match=told):
                     open_shard(folder, "a", may_be_cut=True)
         (folder / name).write_bytes(content)
     (folder / "a.bin").write_bytes(whole["a.bin"] + b"\0\0")
     for may_be_cut in (False, True):  # longer is not cut: other tokens
-        with pytest.raises(KieloError, match="a.bin"):
+        with pytest.raises(KieloError, match=r"a\.bin: it has 242 bytes, and the stage wrote 240"):
             open_shard(folder, "a", may_be_cut)
 
 

@@ -1,5 +1,7 @@
 """Promises of best-fit packed documents, against packing them one by one."""
 
+import io
+import shutil
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +18,11 @@ from kielo.artifact.token_shards import TokenShard, TokenShardWriter
 from kielo.dataset.batches import NOT_COUNTED, Batches
 from kielo.dataset.best_fit import best_fit_decreasing
 from kielo.dataset.pack_sequences import pack_sequences, pack_source
-from kielo.dataset.packed_sequences import file_names, packing_manifest, packing_rows
+from kielo.dataset.packed_sequences import PackedSequences, file_names, packing_manifest, packing_rows
 from kielo.dataset.query import documents_of_step
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
+from tests.dataset.test_order import plain_key, plain_permute, plain_scramble
 
 END, PER_STEP, LENGTHS = 0, 12, (16, 48)
 SIZES = {"a": [0, 1, 2, 5, 9, 15, 16, 17, 31, 32, 40, 100], "b": [3, 4, 7]}  # of documents, drawn from
@@ -81,7 +84,8 @@ def tokens(tmp_path_factory) -> Path:
         dataset={"packing": "best_fit", "sequence_length": LENGTHS[0]},
         phases=[{"tokens": 10**4}, {"tokens": 10**4, "sequence_length": LENGTHS[1]}],
     )  # fmt: skip
-    assert pack_sequences(recipe, folder / "tokens") and pack_sequences(recipe, folder / "tokens") is None
+    made = pack_sequences(recipe, folder / "tokens")
+    assert (made.kind, made.version) == ("packing", 1) and pack_sequences(recipe, folder / "tokens") is None
     return folder / "tokens"
 
 
@@ -190,6 +194,48 @@ def test_each_label_follows_the_mask_of_its_own_token(tmp_path):
     assert min(joins[first, second] for first in (0, 1) for second in (0, 1)) > 3
 
 
+def plain_pieces(tokens: Path, length: int, sequence: int, epoch: int) -> list[tuple[int, int, bool, bool]]:
+    """(first token, tokens, begins, ends) of the pieces of one sequence, with plain integers and seed 7."""
+    table, entries = (np.load(tokens.parent / "packing" / name).tolist() for name in file_names("a", length))
+    sizes = np.diff(TokenShard(tokens / "a").document_offsets).tolist()
+    of_length = Counter(size % length for size in sizes)
+    of_length[length] = sum(size // length for size in sizes)
+    begin = max(first for first, *_ in table if first <= sequence)
+
+    def keyed(name: str, number: int) -> int:
+        key = plain_key(name, 7, "a", length)
+        for one in (number, epoch):
+            key = plain_scramble((key + one * 0x9E3779B97F4A7C15) % 2**64)
+        return key
+
+    found = []
+    for first, size, times, piece in table:
+        for number in range(times) if first == begin else ():
+            slot = piece + (sequence - begin) * times + number
+            at = plain_permute(slot, of_length[size], keyed("pieces", size))
+            entry = entries[sum(of_length[one] for one in range(1, size)) + at]
+            found.append((entry // 4, size, bool(entry & 2), bool(entry & 1)))
+    places = keyed("places", sequence)
+    order = sorted(range(len(found)), key=lambda place: plain_scramble((places + place) % 2**64))
+    return [found[place] for place in order]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_pieces_are_where_a_run_will_look_for_them_again(tokens, length):
+    """Sequences of three epochs, one by one: the shuffles are fixed for ever, as runs go on by them."""
+    packed = PackedSequences(tokens, "a", length, 7)
+    every = np.arange(0, packed.num_sequences, 5)
+    sequences, epochs = np.repeat(every, 3), np.tile(np.array([0, 1, 5]), len(every))
+    found = packed.pieces(sequences, epochs)
+    for row, (sequence, epoch) in enumerate(zip(sequences.tolist(), epochs.tolist())):
+        mine = found.row == row
+        values = (found.start, found.count, found.begins, found.ends)
+        shown = list(zip(*(value[mine].tolist() for value in values)))
+        assert shown == plain_pieces(tokens, length, sequence, epoch)
+        columns = np.cumsum([0, *found.count[mine]])[:-1]
+        assert found.column[mine].tolist() == columns.tolist()
+
+
 def test_an_epoch_counts_every_token_inside_a_document_once(tokens):
     """Every token but the first of each document is a label once; some of those are too, and none twice."""
     source, shard = batches(tokens, mixture={"a": 1.0}), TokenShard(tokens / "a")
@@ -269,6 +315,19 @@ def test_what_is_not_packed_is_named(tokens, tmp_path):
         stage.counts.update({"sources": {"a": {}}})
     with pytest.raises(KieloError, match="has no packed sequences"):
         batches(tmp_path / "tokens", mixture={"a": 1.0})
+    copied = shutil.copytree(tokens.parent, tmp_path / "a copy") / "packing" / f"a.{LENGTHS[0]}.table.npy"
+    pickled, size = io.BytesIO(), copied.stat().st_size
+    np.save(pickled, np.array([None]))
+    copied.write_bytes(pickled.getvalue().ljust(size, b"\0"))
+    assert copied.stat().st_size == size
+    with pytest.raises(ValueError, match="Object arrays cannot be loaded when allow_pickle=False"):
+        batches(tmp_path / "a copy" / "tokens")
+    for part in ("table", "pieces"):
+        copied.write_bytes((tokens.parent / "packing" / copied.name).read_bytes())
+        changed = copied.with_name(copied.name.replace("table", part))
+        changed.write_bytes(changed.read_bytes()[:-8])
+        with pytest.raises(KieloError, match=rf"a\.16\.{part}\.npy: it has .* bytes, and the stage wrote"):
+            batches(tmp_path / "a copy" / "tokens")
     (tmp_path / "packing").symlink_to(tokens.parent / "packing")
     with pytest.raises(KieloError, match="was packed from other tokens"):
         batches(tmp_path / "tokens", mixture={"a": 1.0})

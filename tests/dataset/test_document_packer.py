@@ -187,6 +187,7 @@ def test_documents_that_are_held_out_anyway(folder: Path) -> None:
     assert [part.tolist() for part in rows.tokens] == [[5, 6, 7, 0]] and rows.carries_loss is None
     assert rows.counts == {"tokens": 4, "documents": 1, "bytes": len(text.encode()), "words": 4}
     assert packed.shards.keys() == {"heldout", "heldout.a"} and not packed.met and packed.checked == 0
+    assert packed.is_last is False and packed.exact == 0
     with pytest.raises(ValueError):
         packer.held_out([document], [])
 

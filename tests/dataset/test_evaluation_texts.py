@@ -48,7 +48,9 @@ def test_texts_from_outside_are_sets_of_the_run(tmp_path):
     assert int((court.batch(16, 100).labels >= 0).sum()) == shard.num_tokens - 1
     found = {one.name: written for one, written in documents_of_sets(tmp_path / "tokens")}
     assert [document["text"] for document in found["court"]] == documents
-    written = read_manifest(folder).written_at, (folder / "court.bin").stat().st_ino
+    made = read_manifest(folder)
+    assert (made.kind, made.version) == ("evaluation texts", 1)
+    written = made.written_at, (folder / "court.bin").stat().st_ino
     pack_evaluation_texts(asked, tmp_path / "tokenizer", folder)
     assert (read_manifest(folder).written_at, (folder / "court.bin").stat().st_ino) == written
     path.write_text(json.dumps({"text": "kevad tuli"}) + "\n")

@@ -47,6 +47,24 @@ def test_counts_of_packed_sequences_by_hand(tmp_path):
     )
 
 
+def test_shares_of_one_document_in_one_token():
+    """The smallest numbers that there are."""
+    ones = dict.fromkeys(["sequences", "documents", "cut_documents", "cut_in_one_stream", "filling"], 1)
+    made = SimpleNamespace(counts={"sources": {"a": {"1": ones}}})
+    assert packing_rows(made) == [PackingRow("a", 1, 1, 1.0, 1.0, 1.0)]
+
+
+def test_pieces_of_long_sequences_are_sorted_by_all_of_their_length(tmp_path):
+    """In two bytes 65,600 would be 64, and stand before 100."""
+    with TokenShardWriter(tmp_path / "a", 300) as writer:
+        for size in (65_600, 100, 70_000, 66_000):
+            writer.add(np.ones(size, np.int64))
+    counts = pack_source(TokenShard(tmp_path / "a"), 70_000, tmp_path, "a")
+    assert (counts["sequences"], counts["cut_documents"], counts["filling"]) == (3, 0, 8_300)
+    firsts = [65_600, 0, 65_600 + 100 + 70_000, 65_600 + 100]  # by length: 100, 65,600, 66,000, 70,000
+    assert np.load(tmp_path / "a.70000.pieces.npy").tolist() == [4 * first + 3 for first in firsts]
+
+
 def test_a_heldout_batch_by_hand(tmp_path):
     """Evenly spaced sequences of the set, all of them where there are no more; one token alone is none."""
     rows = [[*range(1, 20), 0]]

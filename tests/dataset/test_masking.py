@@ -166,6 +166,7 @@ def test_a_sequence_always_has_a_label(run: Path) -> None:
 def test_the_rate_goes_from_the_first_to_the_last_step() -> None:
     assert [masking_rate(0.3, 0.15, step, 101) for step in (1, 51, 101)] == pytest.approx([0.3, 0.225, 0.15])
     assert masking_rate(0.3, 0.15, 1, 1) == 0.3
+    assert [masking_rate(0.3, 0.15, step, 2) for step in (1, 2)] == pytest.approx([0.3, 0.15])
 
 
 def test_a_tokenizer_without_a_mask_token_is_refused(tmp_path: Path) -> None:

@@ -196,6 +196,25 @@ def test_blocks_that_are_looked_at() -> None:
         assert found == [(tokens - 2**16) * number // 63 for number in range(64)]
 
 
+def test_files_of_a_set_are_read_whole_up_to_a_size(
+    run: Path, rows: Rows, tmp_path: Path, monkeypatch
+) -> None:
+    """Of more tokens than that blocks alone are looked at, and what is between them is not seen."""
+    for name, value in (("BLOCK_TOKENS", 16), ("BLOCKS", 2), ("WHOLE_SET_TOKENS", sum(map(len, rows)))):
+        monkeypatch.setattr(token_file_check, name, value)
+    changed = [list(row) for row in rows]
+    changed[30][1] = 399
+    with pytest.raises(KieloError, match="is 399, and the tokenizer has ids 0 to"):
+        check(run, tmp_path / "data", changed)
+    seen = []
+    monkeypatch.setattr(
+        token_file_check, "block_starts", lambda tokens, is_whole: seen.append(is_whole) or []
+    )
+    check(run, tmp_path / "more", rows)
+    check(run, tmp_path / "more", [*rows, [0]])
+    assert seen == [True, False]
+
+
 def test_shares_of_ends_at_their_borders(run: Path, rows: Rows, tmp_path: Path) -> None:
     """Nine of ten documents end with end-of-text; fewer are refused with what the others end with. Of flat
     tokens a quarter may be end-of-text, and one must be.
@@ -245,6 +264,10 @@ def test_documents_that_are_looked_at(tmp_path: Path) -> None:
     starts = np.cumsum([0, *map(len, rows)]).tolist()
     expected = [next(n for n, at in enumerate(starts) if at >= file.tokens * of // 64) for of in range(64)]
     assert found == [rows[number] for number in expected]
+    write_shard(tmp_path / "data" / "a", [[7] * 200 + [0]])  # where no other document begins
+    file = describe(tmp_path / "data" / "a.bin", 2)
+    stream = TokenSet(tmp_path / "data", [file], file.tokens, 0)
+    assert [row.tolist() for row in token_file_check.sampled_documents(stream)] == [[7] * 200 + [0]]
     long = [5] * 2047 + [6] + [7] * 900 + [0]
     for row, shown in ((long, [5] * 2047 + [0]), ([5] * 2047 + [0], [5] * 2047 + [0])):
         write_shard(tmp_path / "data" / "a", [row, [8, 0]])

@@ -1,5 +1,6 @@
 """Packing by parts: the same bytes for any number of workers and machines, and after any kill."""
 
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -101,6 +102,8 @@ def test_a_killed_command_goes_on(run, tmp_path, monkeypatch):
     parts = token_parts.parts_folder(tmp_path / "tokens")
     assert [path.name for path in sorted(parts.iterdir())] == ["00000", "00001"]
     assert not (tmp_path / "tokens").exists()
+    part = read_manifest(parts / "00000")
+    assert (part.kind, part.version, part.section["file"]) == ("token part", 1, "00000.jsonl.zst")
     monkeypatch.setattr(token_parts, "load_packer", partial(refusing, {"00000.jsonl.zst", "00001.jsonl.zst"}))
     pack(with_workers(1), *folders)
     check_like(run, tmp_path / "tokens")
@@ -134,6 +137,33 @@ def test_a_refused_packing_leaves_no_parts(run, tmp_path):
     with pytest.raises(KieloError, match="holds out none of the 300 documents"):
         pack(nothing, run / "corpus", run / "tokenizer", tmp_path / "tokens")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_command_that_is_ended_at_once_leaves_no_folder(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(token_parts, "load_packer", partial(refusing, {"00000.jsonl.zst"}))
+    with pytest.raises(KeyboardInterrupt):
+        pack(with_workers(1), run / "corpus", run / "tokenizer", tmp_path / "tokens")
+    assert not list(tmp_path.iterdir())
+
+
+def test_parts_that_a_kill_left_are_removed(run, tmp_path):
+    """Those whose files are half gone too; but none with a file of somebody else."""
+    folders = run / "corpus", run / "tokenizer", tmp_path / "tokens"
+    pack_share(with_workers(1), *folders, (1, 1))
+    parts = token_parts.parts_folder(tmp_path / "tokens")
+    shutil.copytree(parts, tmp_path / "kept")
+    pack(with_workers(1), *folders)
+    assert not parts.exists()
+    shutil.copytree(tmp_path / "kept", parts)
+    (parts / "00000" / "a.bin").unlink()
+    (parts / "00001" / "heldout.jsonl.zst").unlink()
+    pack(with_workers(1), *folders)  # the shards are current
+    assert not parts.exists()
+    shutil.copytree(tmp_path / "kept", parts)
+    (parts / "00002" / "notes.txt").write_text("mine")
+    with pytest.raises(KieloError, match="00002: holds notes.txt, which Kielo's token part stage did not"):
+        pack(with_workers(1), *folders)
+    assert (parts / "00002" / "notes.txt").read_text() == "mine"
 
 
 def test_progress_is_counted_by_parts(run, tmp_path):
@@ -172,6 +202,36 @@ def test_what_may_not_be_replaced_is_refused_before_packing(run, tmp_path, monke
         pack_share(other, *folders, (1, 1))
     if is_trained_on:
         assert pack(with_workers(1), *folders) and pack_progress(with_workers(1), *folders).is_joined
+
+
+def test_the_bar_counts_documents(run, tmp_path, monkeypatch):
+    """Those of finished parts at once and others batch by batch; a share does not know how many it has."""
+    bars = []
+
+    class Bar:
+        def __init__(self, **keys):
+            self.keys, self.steps = keys, []
+            bars.append(self)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *problem):
+            return None
+
+        def update(self, number):
+            self.steps.append(number)
+
+    monkeypatch.setattr(token_parts, "tqdm", Bar)
+    folders = run / "corpus", run / "tokenizer", tmp_path / "tokens"
+    pack_share(with_workers(1), *folders, (2, 3))
+    pack(with_workers(1), *folders)
+    share, whole = bars
+    assert (share.keys["total"], sum(share.steps)) == (None, 80) and len(share.steps) > 1
+    assert (whole.keys["total"], sum(whole.steps)) == (300, 300) and whole.steps[0] == 80
+    assert max(whole.steps[1:]) < 60
+    kept = {"desc": "packing", "unit": " documents", "disable": None}
+    assert share.keys.items() >= kept.items() and whole.keys.items() >= kept.items()
 
 
 def test_batches_of_a_file(tmp_path, monkeypatch):
@@ -245,6 +305,8 @@ def test_parts_are_joined_by_hand(tmp_path):
         "heldout": {"heldout": {"file": "heldout", "tokens": 1, "documents": 1, "bytes": 7, "words": 0}},
         "heldout_sets": {}, "met": {"a": 2, "c": 1}, "round_trip": {"checked": 3, "exact": 2},
     }  # fmt: skip
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        token_parts.join_parts([tmp_path / "0", tmp_path / "1"], counts[:1], tmp_path / "none")
     (tmp_path / "joined").mkdir()
     joined = token_parts.join_parts([tmp_path / "0", tmp_path / "1"], counts, tmp_path / "joined")
     assert joined["sources"] == {

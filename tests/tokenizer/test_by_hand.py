@@ -31,7 +31,7 @@ from kielo.tokenizer.load import (
     special_token,
     vocabulary_size,
 )
-from kielo.tokenizer.row_map import RowMap, example_ids, row_in_words, row_map_in_words
+from kielo.tokenizer.row_map import RowMap, example_ids, make_row_map, row_in_words, row_map_in_words
 from kielo.tokenizer.spelling import ALPHABET
 from kielo.tokenizer.train import (
     TrainingSample,
@@ -370,6 +370,26 @@ def test_the_sample_that_is_learned_from(corpus, settings, rates):
     assert len(expected_sample(corpus, rates, 0.2)) > 20
 
 
+def test_a_document_at_the_border_of_the_split(corpus):
+    """One whose place is the share itself is trained on, and one just below is held out."""
+    texts = [f"a {n:017d}." for n in range(30)]
+    text = min((one for one in texts if place_by_hash(one) > 0.1), key=place_by_hash)
+    place = place_by_hash(text)
+    above = float(np.nextafter(place, 1))
+    assert not is_heldout(text, place) and is_heldout(text, above) and not is_heldout(text, 0)
+    for share, is_there in ((place, True), (above, False)):
+        asked = recipe(*SOURCES, tokenizer={"vocab_size": 300}, dataset={"heldout_share": share})
+        assert (text in list(TrainingSample(asked, corpus, {"a"}))) is is_there
+
+
+def test_all_of_a_text_of_unknown_size_is_learned_from(tmp_path):
+    """Its manifest does not say how many bytes there are."""
+    with write_stage(tmp_path / "corpus", "corpus", 1, {}, {}):
+        pass
+    asked = recipe(*SOURCES, tokenizer={"vocab_size": 300, "max_sample_bytes": 700})
+    assert TrainingSample(asked, tmp_path / "corpus", {"a"}).rates() == {"a": 1.0, "b": 1.0, "c": 1.0}
+
+
 def test_texts_to_measure_on(corpus, monkeypatch):
     """Held-out ones up to the limit and over it by one; training ones where nothing is held out."""
     texts = [f"{name} {n:017d}." for name, number in (("a", 30), ("b", 10), ("c", 30)) for n in range(number)]
@@ -381,6 +401,12 @@ def test_texts_to_measure_on(corpus, monkeypatch):
         monkeypatch.setattr(train, "MEASURED_BYTES", limit)
         assert texts_to_measure(of[0.3], corpus) == ("held-out documents", held[:number])
         assert texts_to_measure(of[1e-9], corpus) == ("training documents", texts[:number])
+    monkeypatch.undo()  # two megabytes
+    large = [{"text": f"{n}" * 500_000} for n in range(6)]
+    monkeypatch.setattr(train, "read_documents", lambda folder: iter(large))
+    for share, told, number in ((1e-9, "training documents", 4), (0.49, "held-out documents", None)):
+        found, texts = texts_to_measure(recipe(*SOURCES, dataset={"heldout_share": share}), corpus)
+        assert found == told and len(texts) == (number or sum(is_heldout(one["text"], 0.49) for one in large))
     assert place_by_hash("a") == xxhash.xxh3_64_intdigest(b"a") / 2**64
 
 
@@ -406,8 +432,43 @@ def test_files_that_are_saved(tmp_path):
         assert json.loads((folder / "tokenizer_config.json").read_text()) == same | tokens | more
         assert json.loads((folder / "special_tokens_map.json").read_text()) == tokens
         assert (folder / "tokenizer.json").read_text() == learnt.to_str(pretty=True)
+    train.save(learnt, tmp_path / "deep" / "er")
+    assert load_tokenizer(tmp_path / "deep" / "er").whole.to_str() == learnt.to_str()
     assert roles == {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
                      "mask_token": "[MASK]"}  # fmt: skip
+
+
+def test_byte_pairs_are_learned_in_silence(monkeypatch):
+    """Nothing is shown of it; the settings of the recipe and the bytes are the trainer's."""
+    asked, trainer = [], train.trainers.BpeTrainer
+    monkeypatch.setattr(train.trainers, "BpeTrainer", lambda **keys: asked.append(keys) or trainer(**keys))
+    made = train_on(["ab ab"], recipe(tokenizer={"vocab_size": 258, "min_frequency": 2}))
+    assert made.get_vocab_size() == 258 and made.token_to_id("ab") == 257
+    alphabet = sorted(ALPHABET.values())
+    assert asked == [
+        {"vocab_size": 258, "min_frequency": 2, "special_tokens": [END], "initial_alphabet": alphabet,
+         "show_progress": False}
+    ]  # fmt: skip
+
+
+def test_words_that_were_added_beside_the_model(tmp_path):
+    """They have ids after its vocabulary, are counted, stay text, and are no part of a new token."""
+    folder = by_hand(tmp_path, *"abc", "Ġ")
+    whole = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    whole.add_tokens(["bbb", "z"])
+    (folder / "tokenizer.json").write_text(whole.to_str())
+    tokenizer = load_tokenizer(folder)
+    assert vocabulary_size(tokenizer) == 7 and encode(tokenizer, ["abbbz"]) == [[1, 5, 6]]
+    found = measure.measure(tokenizer, ["abbbz"])
+    assert (found["vocabulary_size"], found["vocabulary_used_share"]) == (7, 3 / 7)
+    assert found["single_byte_token_share"] == 2 / 3  # a and z
+    assert word_pieces(tokenizer).begins_inside.tolist() == [False, True, True, True, False, False, False]
+    made = extend(tokenizer, ["ac ac z"] * 3, 9)
+    assert {token: number for token, number in made.get_vocab().items() if number > 3} == {
+        "Ġ": 4, "bbb": 5, "z": 6, "ac": 7, "Ġac": 8
+    }  # fmt: skip
+    rows = make_row_map(tokenizer, tokenizer, "mean").rows
+    assert rows == [[number] for number in range(7)]
 
 
 def test_what_a_vocabulary_follows_from_is_in_its_manifest(corpus, tmp_path):
@@ -428,6 +489,7 @@ def test_what_a_vocabulary_follows_from_is_in_its_manifest(corpus, tmp_path):
     own = {"vocab_size": 300}
     plain = section(tokenizer=own)
     assert list(plain.inputs) == ["corpus"] and plain.section["heldout_share"] == 0.2
+    assert (plain.kind, plain.version) == ("tokenizer", 1)  # another number would train all of them again
     assert (
         not {"extend", "unchanged_sources", "model", "temperature", "reserved_tokens"} & plain.section.keys()
     )
@@ -572,6 +634,10 @@ def test_rows_in_words():
     )
     name = "t{}".format
     assert row_in_words(made, 2, name) == "t3 + t4 + t5" and row_in_words(made, 0, name) == "t5"
+    four = made.model_copy(update={"weights": {"2": [0.5, 0.3, 0.2]}, "rows": [[], [], [3, 4, 5], [6] * 4]})
+    assert row_in_words(four, 2, name) == "0.50 t3 + 0.30 t4 + 0.20 t5"
+    four.weights["3"] = [0.25] * 4
+    assert row_in_words(four, 3, name) == " + ".join(["0.25 t6"] * 4)
     assert row_in_words(made, 5, name) == "0.40 t2 + 0.25 t5 + 0.20 t3 + 0.10 t1 and 1 more"
     assert [example_ids(made, number) for number in (0, 1, 2, 3, 9)] == [
         [],

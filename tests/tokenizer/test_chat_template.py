@@ -209,6 +209,8 @@ def test_ends_of_answers_by_hand():
         (["a", "b", "", "c", "d"], [(1, 2), (2, 3)]),
     ):  # fmt: skip
         assert list(Rendered("", pieces).answers(mark)) == answers
+    with pytest.raises(ValueError, match="argument 2 is shorter"):  # nothing follows the answer
+        list(Rendered("", ["a", "b"]).answers(mark))
 
 
 def test_disguises_by_hand(monkeypatch):

@@ -11,6 +11,7 @@ from kielo.tokenizer.load import TextTokenizer, load_tokenizer
 from kielo.tokenizer.row_map import example_ids, make_row_map, row_in_words, row_map_in_words
 from kielo.tokenizer.similar_tokens import sparsemax
 from kielo.tokenizer.token_names import TokenNames
+from kielo.tokenizer.token_vectors import read_token_vectors
 from kielo.tokenizer.train import save, train_on
 from tests.tokenizer.test_row_map import NEW, OLD
 
@@ -119,8 +120,16 @@ def test_files_that_hold_no_vectors_are_refused(tmp_path, vocabularies):
     assert "not UTF-8" in complaint(b"1 2\n\xff\xfe 0.1 0.2\n")
     assert "no token of" in complaint("1 2\nzzzz 0.1 0.2\n")
     assert "NaN" in complaint("1 2\nm nan 0.2\n")
+    assert "line 2 is not a token and 1 numbers" in complaint("1 1\nm x\n")
+    assert "line 1 is '1 0'" in complaint("1 0\nm\n") and "no token of" in complaint("0 3\n")
+    path.write_text("1 1\nm -0.5\n")
+    found = read_token_vectors(path, new)
+    assert found.shape == (286, 1) and found[found != 0].tolist() == [-0.5]
     with pytest.raises(KieloError, match="no such file"):
         make_row_map(old, new, "focus", tmp_path / "gone.vec")
+    np.savez(tmp_path / "b.npz", vectors=np.array([None]))  # nothing is unpickled
+    with pytest.raises(KieloError, match="the array `vectors` cannot be read .Object arrays cannot be"):
+        make_row_map(old, new, "focus", tmp_path / "b.npz")
     np.savez(tmp_path / "b.npz", vectors=np.ones((5, 3)))
     with pytest.raises(KieloError, match="a row of floating-point numbers for each of the 286 ids"):
         make_row_map(old, new, "focus", tmp_path / "b.npz")

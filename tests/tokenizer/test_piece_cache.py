@@ -240,6 +240,11 @@ def test_what_is_kept_is_counted(tmp_path, monkeypatch):
     cache.encode([short])
     assert cache.num_bytes == 0 and cache.encode(["ab"])[0].ids.dtype == np.int32
     monkeypatch.undo()
+    for excess, kept in ((0, 128 << 20), (1, 0)):
+        cache.encode(["ab"])
+        cache.num_bytes = (128 << 20) + excess
+        cache.encode(["ab"])  # which is known
+        assert cache.num_bytes == kept
     tokenizer = made(tmp_path / "first", *KINDS["unigram, first"])
     first = PieceCache(tokenizer)
     for text, number in (("jõgi jõgi", 2), ("jõgi", 2), ("x jõgi", 3)):

@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import assume, given, settings
@@ -15,6 +16,7 @@ from kielo.artifact.manifest import write_stage
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Recipe
+from kielo.tokenizer import unigram
 from kielo.tokenizer.extend import extend
 from kielo.tokenizer.heldout import is_heldout
 from kielo.tokenizer.load import decode, encode, load_tokenizer, vocabulary_size
@@ -138,6 +140,29 @@ def test_unigram_writes_the_likeliest_pieces(folders):
 def test_the_vocabulary_has_the_size_that_was_asked_for(tokenizer):
     """Control tokens and bytes among them."""
     assert vocabulary_size(tokenizer) == tokenizer.whole.get_vocab_size() == 600
+
+
+def test_bytes_and_pieces_of_a_unigram_vocabulary(monkeypatch):
+    """A byte that no text has is 10 less likely than the rarest piece; pieces have 16 characters at most, as
+    SentencePiece's, and nothing is shown of the learning.
+    """
+    asked, trainer = [], unigram.trainers.UnigramTrainer
+    named = SimpleNamespace(UnigramTrainer=lambda **keys: asked.append(keys) or trainer(**keys))
+    monkeypatch.setattr(unigram, "trainers", named)
+    made = unigram.unigram_tokenizer(["maja jõgi maja", "koer majas"] * 9, 280, ["<e>"])
+    scores = dict(json.loads(made.to_str())["model"]["vocab"])
+    assert scores["<e>"] == scores[ALPHABET[0xF5]] == min(scores.values())
+    learned = [score for score in scores.values() if score != scores["<e>"]]
+    assert min(learned) - scores["<e>"] == pytest.approx(10)
+    assert json.loads(made.to_str())["model"]["byte_fallback"] is False
+    (keys,) = asked
+    assert (keys["max_piece_length"], keys["show_progress"], keys["special_tokens"]) == (16, False, [])
+    # 23 pieces beside the bytes, and half as many letters, which are bytes too: all but the õ.
+    assert keys["vocab_size"] == 23 + len(" aegijkmors")
+    unigram.unigram_tokenizer(["abab", "abc"], 260, ["<e>"])
+    assert asked[1]["vocab_size"] == 3 + len("a")
+    smallest = unigram.unigram_tokenizer(["abab"], 257, ["<e>"])  # nothing is learned
+    assert {score for _, score in json.loads(smallest.to_str())["model"]["vocab"]} == {-10}
 
 
 @pytest.mark.parametrize("size", [261, 262, 266])

@@ -9,6 +9,7 @@ import math
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -136,13 +137,15 @@ def describe_read(sources: tuple[RawSource, ...], labels: dict[str, int]) -> lis
 def refuse_bad_sources(described: Sequence[dict[str, Any]], max_bad_share: float) -> None:
     """Raises KieloError for a source with too many bad records or too large a share of damaged files.
 
-    How much a damaged file would have held is not known, so it counts with all its bytes.
+    How much a damaged file would have held is not known, so it counts with all its bytes. The share is the
+    decimal number that a person typed: in binary 0.29 · 100 is less than 29.
     """
+    share = Fraction(repr(max_bad_share))
     for source in described:
         records, bad = source["documents_in"], source["bad_records"]
-        one = 1 if max_bad_share and records >= RECORDS_FOR_ONE_BAD else 0
-        allowed = min(max(math.floor(max_bad_share * records), one), records - 1)
-        if bad > allowed or source["damaged_file_bytes"] > max_bad_share * source["file_bytes"]:
+        one = 1 if share and records >= RECORDS_FOR_ONE_BAD else 0
+        allowed = min(max(math.floor(share * records), one), records - 1)
+        if bad > allowed or source["damaged_file_bytes"] > share * source["file_bytes"]:
             raise KieloError(
                 f"corpus.sources, {bad_records_in_words(source)}. corpus.max_bad_share = {max_bad_share:g} "
                 f"allows {allowed} and damaged files of that share of the bytes; correct the text, or set "
@@ -224,6 +227,6 @@ def _speaker(progress: bool) -> Callable[[str], None]:
 
     def say(line: str) -> None:
         if progress:
-            print(f"corpus: {line}", file=sys.stderr, flush=True)
+            print(f"corpus: {line}", file=sys.stderr)
 
     return say
