@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from contenders.contender import Contender, PlainLoop, Work, learning_rate, on_device, settle
-from kielo.models.llama.names import hf_config
+from kielo.models.families import hf_config
 
 
 def build(work: Work) -> Contender:

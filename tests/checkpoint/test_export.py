@@ -235,8 +235,9 @@ def test_fused_transposed_and_padded_weights_lie_where_the_file_wants_them(
     tmp_path, monkeypatch, block_bytes
 ):
     """Blocks of any size give the joined whole tensors; cut out again they are the parameters."""
-    family = SimpleNamespace(to_hugging_face=lambda _: MADE_UP, hf_config=lambda *_, **__: {})
+    family = SimpleNamespace(to_hugging_face=lambda _: MADE_UP)
     monkeypatch.setattr(families, "module", lambda *_: family)
+    monkeypatch.setattr(families, "hf_config", lambda *_, **__: {})
     monkeypatch.setattr(export_tensors, "BLOCK_BYTES", block_bytes)
     generator = torch.Generator().manual_seed(1)
     ours = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}

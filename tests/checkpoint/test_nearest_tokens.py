@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from kielo.checkpoint import nearest_tokens as module
 from kielo.checkpoint.nearest_tokens import Vocabularies, nearest_tokens
-from kielo.models.llama.names import hf_config
+from kielo.models.families import hf_config
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import load_tokenizer

@@ -17,8 +17,8 @@ from kielo.checkpoint import hugging_face_import, transplant
 from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.checkpoint.tensor_file import ReadBuffers
 from kielo.checkpoint.transplant import Transplant
+from kielo.models.families import hf_config
 from kielo.models.llama.model import Llama
-from kielo.models.llama.names import hf_config
 from tests.checkpoint.layouts import config, values
 
 BLOCK = 32 * 1024

@@ -62,7 +62,7 @@ def write_weights(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
         name: torch.ones_like(value) for name, value in tensors.items() if name.endswith("norm.weight")
     }
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(names.hf_config(model)))
+    (folder / "config.json").write_text(json.dumps(families.hf_config(model)))
     save_file({name: value.to(dtype) for name, value in tensors.items()}, folder / "model.safetensors")
     return folder
 

@@ -83,7 +83,10 @@ print(read("resolved.toml").model_dump_json())
 
 
 def test_a_new_knob_needs_no_edit_in_resolve(tmp_path):
-    """A field planted in each class of sections.py, and nowhere else, is resolved, written and read."""
+    """A field planted in each class of sections.py, and nowhere else, is resolved, written and read.
+
+    A key of [model] is also in the table that says which models have it.
+    """
     house = tmp_path / "kielo"
     shutil.copytree(PACKAGE, house, ignore=shutil.ignore_patterns("__pycache__"))
     path = house / "recipe" / "sections.py"
@@ -93,6 +96,12 @@ def test_a_new_knob_needs_no_edit_in_resolve(tmp_path):
         first = rest.index(f"    {next(iter(getattr(sections, section).__annotations__))}: ")
         text = head + declaration + rest[:first] + "    planted_knob: int = 3\n" + rest[first:]
     path.write_text(text, encoding="utf-8")
+    table = house / "models" / "config_keys.py"
+    text = table.read_text(encoding="utf-8")
+    assert text.count("_OF_THE_RECIPE = (") == 1
+    table.write_text(
+        text.replace("_OF_THE_RECIPE = (", '_OF_THE_RECIPE = ("planted_knob", '), encoding="utf-8"
+    )
     sets = [
         f"{table}.planted_knob={number}"
         for number, (_, table) in enumerate(PLACES.values())

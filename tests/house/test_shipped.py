@@ -6,8 +6,7 @@ import tomllib
 
 import pytest
 
-from kielo.models.families import complete
-from kielo.models.llama.names import hf_config
+from kielo.models.families import complete, hf_config
 from kielo.recipe import cards
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases

@@ -20,7 +20,7 @@ RATE, LAYERS = 0.3, 3
 ENCODERS = {
     "ltg_bert": {"position_bucket_size": 8},
     "ltg_bert, interleaved": {"position_bucket_size": 8, "position_heads": "interleaved"},
-    "modernbert": {"sliding_window": 4},
+    "modernbert": {"sliding_window": 4, "initializer_range": 0.2},
 }
 
 
@@ -136,7 +136,7 @@ def test_a_query_that_loses_all_weights_gives_zeros() -> None:
 def tiny(name: str) -> torch.nn.Module:
     asked = Model(
         model_type=name.partition(",")[0], hidden_size=32, intermediate_size=40, num_hidden_layers=2,
-        num_attention_heads=4, max_position_embeddings=16, vocab_size=50, initializer_range=0.2,
+        num_attention_heads=4, max_position_embeddings=16, vocab_size=50,
         **ENCODERS[name],
     )  # fmt: skip
     model = families.build_model(families.complete(asked, 16))

@@ -99,8 +99,7 @@ def test_an_exported_config_is_read_back_alike(models, tmp_path) -> None:
     the same too.
     """
     ours, theirs = models
-    names = families.module(ours.config.model_type, "names")
-    written = names.hf_config(ours.config, eos_token_id=0)
+    written = families.hf_config(ours.config, eos_token_id=0)
     config = AutoConfig.for_model(**written)
     assert type(config) is type(theirs.config) and written["architectures"] == [type(theirs).__name__]
     config.save_pretrained(tmp_path)

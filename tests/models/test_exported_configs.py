@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kielo.models.families import complete, module, read_hf_config
+from kielo.models.families import check, complete, hf_config, read_hf_config
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import Model
@@ -26,9 +26,9 @@ _GEMMA = _GROUPED | _ROPE | _PLAIN | {
 }  # fmt: skip
 _OLMO = _LLAMA | {"attention_bias": True, "tie_word_embeddings": True}
 _WINDOWS = {"sliding_window": 9, "layer_types": KINDS}
-_BASE = {"rms_norm_eps": 1e-3, "layer_norm_epsilon": 1e-3, "initializer_range": 0.3, **_ROPE, **_GROUPED}
-_WHOLE = {key: value for key, value in _BASE.items() if key not in ("num_key_value_heads", "head_dim")}
-_ROPELESS = {key: value for key, value in _WHOLE.items() if key not in _ROPE}
+_BASE = {"rms_norm_eps": 1e-3, "initializer_range": 0.3, **_ROPE, **_GROUPED}
+_ROPELESS = {"layer_norm_epsilon": 1e-3, "initializer_range": 0.3, **_SHAPE}
+_WHOLE = _ROPELESS | _ROPE
 
 # The keys that are given (model_type first), and all that is written for them.
 EXPORTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -111,10 +111,11 @@ EXPORTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | _TOKENS,
     ),
     "ltg_bert": (
-        {**_ROPELESS, "position_bucket_size": 14, "position_heads": "interleaved"},
+        _SHAPE | {"layer_norm_epsilon": 1e-3, "position_bucket_size": 14, "position_heads": "interleaved"},
         _SHAPE | _TOKENS | {
             "architectures": ["NorbertForMaskedLM"], "position_bucket_size": 14, "layer_norm_eps": 1e-3,
             "position_heads": "interleaved", "attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0,
+            "cls_token_id": 3, "sep_token_id": 4,
             "auto_map": {
                 "AutoConfig": "configuration_norbert.NorbertConfig",
                 "AutoModel": "modeling_norbert.NorbertModel",
@@ -143,15 +144,15 @@ def test_an_export_has_all_keys(model_type: str) -> None:
     """Every value is another one than the family's usual one, where there is a choice."""
     given, expected = EXPORTS[model_type]
     model = complete(Model(model_type=model_type, **given), 80)
-    module(model_type, "count").check(model)
-    assert module(model_type, "names").hf_config(model, 3, 4, 5, "bfloat16") == expected
+    check(model)
+    assert hf_config(model, 3, 4, 5, "bfloat16") == expected
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_an_export_of_a_plain_model_has_no_tokens_and_is_fp32(model_type: str) -> None:
     """A window that no layer has is as long as the longest text where transformers wants one."""
     model = complete(Model(model_type=model_type, vocab_size=97, num_hidden_layers=3, hidden_size=176), 80)
-    written = module(model_type, "names").hf_config(model)
+    written = hf_config(model)
     tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "torch_dtype": "float32"}
     assert {key: written[key] for key in tokens} == tokens
     if model_type in ("olmo3", "gemma2", "gemma3_text"):
@@ -159,14 +160,15 @@ def test_an_export_of_a_plain_model_has_no_tokens_and_is_fp32(model_type: str) -
         assert written["layer_types"] == ["full_attention"] * 3
     if model_type == "modernbert":
         assert (written["local_attention"], written["global_attn_every_n_layers"]) == (128, 3)
-        written = module(model_type, "names").hf_config(model, eos_token_id=[7, 8])
+        written = hf_config(model, eos_token_id=[7, 8])
         assert (written["eos_token_id"], written["sep_token_id"]) == ([7, 8], 7)
 
 
 DECODERS = ("silu", False, False, False)
 LEFT_OUT = {
     # activation, tied head, biases of attention, biases of the MLP
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "olmo2", "olmo3"), DECODERS),
+    **dict.fromkeys(("llama", "mistral", "qwen3", "olmo2", "olmo3"), DECODERS),
+    "qwen2": ("silu", False, True, False),
     "gemma2": ("gelu_pytorch_tanh", True, False, False),
     "gemma3_text": ("gelu_pytorch_tanh", True, False, False),
     "gpt2": ("gelu_new", True, True, True),

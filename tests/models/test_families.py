@@ -10,9 +10,9 @@ import pytest
 from transformers import AutoConfig
 
 from kielo.models import families
-from kielo.models.hugging_face_config import normalise_rope
 from kielo.models.llama import count
 from kielo.models.parameter_shapes import parameter_shapes
+from kielo.models.rope_scaling import normalise_rope
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
 
@@ -239,19 +239,24 @@ _SHAPES = {
 }  # fmt: skip
 
 
+# Keys that these families refuse, because they have no such shapes.
+_WITHOUT_GROUPS = {"gpt2", "opt", "gpt_neox", "bloom", "modernbert"}
+_WITHOUT_WINDOWS = _WITHOUT_GROUPS | {"llama", "olmo2"}
+
+
 def values_of(model_type: str) -> dict[str, Any]:
-    """`_FULL`, without a scaling of RoPE where the family has none."""
-    gone = {"rope_scaling"} if model_type == "modernbert" else set()
+    """`_FULL` without the keys that the family refuses."""
+    gone = {"num_key_value_heads", "head_dim"} if model_type in _WITHOUT_GROUPS else set()
+    gone |= {"sliding_window"} if model_type in _WITHOUT_WINDOWS else set()
+    gone |= {"rope_scaling"} if model_type == "modernbert" else set()
     return {key: value for key, value in _FULL.items() if key not in gone}
 
 
 def keys_read(model_type: str) -> list[str]:
-    """Every key of `_FULL` that the family looks at, and further ones that it knows."""
+    """Every key of `_FULL` that the family looks at."""
     config = KeysRead({"model_type": model_type} | values_of(model_type))
-    families.module(model_type, "names").from_hugging_face(config, "config.json")
-    return sorted(
-        config.looked_at - {"model_type", "architectures", "quantization_config", "rope_parameters"}
-    )
+    families.model_of_config(model_type, config, "config.json")
+    return sorted(config.looked_at & _FULL.keys())
 
 
 @pytest.mark.parametrize("model_type", IN_TRANSFORMERS)
@@ -357,7 +362,7 @@ def test_keys_of_another_family_are_refused() -> None:
     ):  # fmt: skip
         model = families.complete(Model(model_type=model_type, vocab_size=9, **{key: value}), 16)
         with pytest.raises(KieloError, match=f"model.{key}"):
-            families.module(model_type, "count").check(model)
+            families.check(model)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kielo.models.blocks.init import seeded_normal
-from kielo.models.families import complete, module
+from kielo.models.families import complete, family_defaults, module
 from kielo.models.parameter_shapes import parameter_shapes
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import Model
@@ -58,7 +58,7 @@ def test_each_parameter_begins_by_its_familys_rule(model_type: str) -> None:
         num_hidden_layers=LAYERS, intermediate_size=4 * HIDDEN, tie_word_embeddings=None, vocab_multiple=8,
     )  # fmt: skip
     config = complete(asked, 40)
-    if module(model_type, "names").DEFAULTS["tie_word_embeddings"] and not FAMILIES[model_type].is_encoder:
+    if family_defaults(model_type)["tie_word_embeddings"] and not FAMILIES[model_type].is_encoder:
         config = config.model_copy(update={"tie_word_embeddings": False})
     initial_value, shapes = module(model_type, "model").initial_value, parameter_shapes(config)
     assert shapes["embed.weight"] == (104, HIDDEN) and len(shapes) > 20

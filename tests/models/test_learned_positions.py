@@ -53,7 +53,7 @@ def test_a_sequence_longer_than_the_table_is_refused(variant: str, tmp_path) -> 
         ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights"),
         ("gpt2", {"activation_function": "tanh"}, "activation_function"),
         ("gpt2", {"n_embd": None, "hidden_size": None}, "n_embd"),
-        ("opt", OPT_350M, "do_layer_norm_before.*word_embed_proj_dim"),
+        ("opt", OPT_350M, "word_embed_proj_dim.*do_layer_norm_before"),
         ("opt", {"layerdrop": 0.1}, "layerdrop"),
         ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine"),
     ],

@@ -5,10 +5,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kielo.models.blocks.decoder import init_weights
-from kielo.models.families import read_hf_config
+from kielo.models.families import hf_config, read_hf_config
 from kielo.models.llama import count
 from kielo.models.llama.model import Llama
-from kielo.models.llama.names import hf_config, to_hugging_face
+from kielo.models.llama.names import to_hugging_face
 from kielo.recipe.sections import Model
 
 LLAMA3_ROPE = {

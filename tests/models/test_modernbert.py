@@ -12,7 +12,7 @@ from kielo.checkpoint.hugging_face_export import export
 from kielo.dataset.batches import causal_documents
 from kielo.models import families
 from kielo.models.blocks.decoder import init_weights
-from kielo.models.modernbert import count, names
+from kielo.models.modernbert import count
 from kielo.models.parameter_shapes import parameter_shapes
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
@@ -77,7 +77,7 @@ def test_flops_count_the_pairs_that_see_each_other(tmp_path, sliding_window: int
 def test_the_recipe_has_usual_windows() -> None:
     """Without keys of its own: a window of 65 tokens, and all of the text in every third layer."""
     model = families.complete(Model(model_type="modernbert", num_hidden_layers=5, vocab_size=64), 128)
-    count.check(model)
+    families.check(model)
     kinds = [layer.kind for layer in families.build_model(model).layers.values()]
     assert [kind == "full_attention" for kind in kinds] == [True, False, False, True, False]
     assert model.sliding_window == 65 and model.hidden_act == "gelu" and not model.attention_bias
@@ -123,7 +123,7 @@ def test_packed_documents_are_apart_as_in_transformers(tmp_path, variant: str, h
                 "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
             }},
-            "scaling of RoPE",
+            "rope_scaling of type linear",
         ),
         ({"num_attention_heads": 7}, "hidden_size 768"),
     ],
@@ -138,9 +138,9 @@ def test_refusals_name_file_and_key(tmp_path, change: dict, named: str) -> None:
 def test_an_irregular_order_of_layers_is_written_as_a_list_alone(tmp_path) -> None:
     """transformers 4's number of layers is there only where it means the same."""
     regular = read(tmp_path, BASE)
-    assert names.hf_config(regular)["global_attn_every_n_layers"] == 3
+    assert families.hf_config(regular)["global_attn_every_n_layers"] == 3
     kinds = ("sliding_attention", *regular.layer_types[1:])
-    written = names.hf_config(regular.model_copy(update={"layer_types": kinds}))
+    written = families.hf_config(regular.model_copy(update={"layer_types": kinds}))
     assert "global_attn_every_n_layers" not in written and written["layer_types"] == list(kinds)
     assert read(tmp_path, written).layer_types == kinds
 

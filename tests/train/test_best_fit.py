@@ -10,7 +10,7 @@ from kielo.artifact.metrics import TrainingStep, of_kind, read_metrics
 from kielo.artifact.token_shards import TokenShard
 from kielo.dataset.batches import Batches
 from kielo.dataset.pack_sequences import pack_sequences
-from kielo.models.llama.names import hf_config
+from kielo.models.families import hf_config
 from kielo.recipe.sections import Recipe
 from kielo.train.run import train
 from tests.train.tiny_run import LENGTH, resolve, write_tokens

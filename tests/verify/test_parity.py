@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from kielo.artifact.manifest import read_manifest
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.dataset.batches import Batches
+from kielo.models.families import hf_config
 from kielo.models.llama.model import Llama, initial_value
-from kielo.models.llama.names import hf_config
 from kielo.recipe.errors import KieloError
 from kielo.verify.kielo_side import KieloSide
 from kielo.verify.parity import ParityOptions, verify_parity

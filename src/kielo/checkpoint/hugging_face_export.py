@@ -83,7 +83,7 @@ def _write(wanted: WantedExport) -> None:
     tensors = file_tensors(index, model, options.dtype)
     stored_dtype = str(_usual_dtype(tensors)).removeprefix("torch.")
     tokens = _special_token_ids(wanted.tokenizer_folder)
-    config = names.hf_config(model, **tokens, dtype=stored_dtype)
+    config = families.hf_config(model, **tokens, dtype=stored_dtype)
     shards = _shards(tensors, options.max_shard_bytes)
     stage.begin()
     try:
@@ -219,7 +219,7 @@ def _readme(index: CheckpointIndex, model: Model, dtype: str, has_tokenizer: boo
 
 def _remote_code(model: Model) -> list[str]:
     """Returns the modules of remote code that the config.json of an export names."""
-    named = families.module(model.model_type, "names").hf_config(model)["auto_map"].values()
+    named = families.hf_config(model)["auto_map"].values()
     return sorted({name.partition(".")[0] for name in named})
 
 

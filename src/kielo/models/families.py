@@ -6,11 +6,13 @@ out: one of the family's four files as a module, or a complete `recipe.sections.
 
 import importlib
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from kielo.models.hugging_face_config import normalise_rope
+from kielo.models import config_keys
+from kielo.models.rope_scaling import normalise_rope
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import Model
@@ -41,8 +43,51 @@ def _by_class(config: dict[str, Any]) -> str | None:
 
 
 def build_model(config: Model) -> Any:
-    """Builds the family's nn.Module for a complete `config`, on the default device. Imports torch."""
+    """Build the family's nn.Module for a complete `config`, on the default device. Imports torch.
+
+    Raise KieloError for a config that does not fit.
+    """
+    check(config)
     return getattr(module(config.model_type, "model"), FAMILIES[config.model_type].class_name)(config)
+
+
+def config_entries(model_type: str) -> tuple[config_keys.Entry, ...]:
+    """Return the family's table of the keys of config.json and [model]."""
+    return module(model_type, "names").KEYS[model_type]
+
+
+def family_defaults(model_type: str) -> dict[str, Any]:
+    """Return the values of keys of [model] whose default is the family's."""
+    return config_keys.defaults(config_entries(model_type))
+
+
+def check(model: Model) -> None:
+    """Raise KieloError naming every key of a complete model that is missing, unfit or not the family's."""
+    needed = ("vocab_size", "num_key_value_heads", "head_dim", "max_position_embeddings")
+    complaints = [f"model.{key} is not set" for key in needed if getattr(model, key) is None]
+    complaints += model_complaints(model)
+    if complaints:
+        raise KieloError("; ".join(complaints))
+
+
+def model_complaints(model: Model) -> Iterator[str]:
+    """Yield why a complete model is none of its family; what is not set yet is taken to fit."""
+    parts = module(model.model_type, "count").layer_parts(model)
+    if parts.is_rotary and model.head_dim and model.head_dim % 2:
+        yield f"model.head_dim = {model.head_dim} is odd; rotary positions need pairs"
+    if model.num_key_value_heads and model.num_attention_heads % model.num_key_value_heads:
+        yield (
+            f"model.num_attention_heads = {model.num_attention_heads} is no multiple of "
+            f"model.num_key_value_heads = {model.num_key_value_heads}"
+        )
+    if model.layer_types is not None and len(model.layer_types) != model.num_hidden_layers:
+        yield (
+            f"model.layer_types has {len(model.layer_types)} entries for model.num_hidden_layers = "
+            f"{model.num_hidden_layers}"
+        )
+    if "sliding_attention" in (model.layer_types or ()) and model.sliding_window is None:
+        yield "model.layer_types has sliding_attention, but model.sliding_window is not set"
+    yield from config_keys.complaints(config_entries(model.model_type), model)
 
 
 def complete(model: Model, max_position_embeddings: int) -> Model:
@@ -50,7 +95,7 @@ def complete(model: Model, max_position_embeddings: int) -> Model:
 
     vocab_size is left to the caller. Raises KieloError for a model.rope_scaling that does not fit.
     """
-    defaults = module(model.model_type, "names").DEFAULTS
+    defaults = family_defaults(model.model_type)
     base, scaling = normalise_rope(model.rope_theta, model.rope_scaling, max_position_embeddings)
     derived: dict[str, Any] = {
         "max_position_embeddings": max_position_embeddings,
@@ -66,9 +111,26 @@ def complete(model: Model, max_position_embeddings: int) -> Model:
 def read_hf_config(path: str | Path) -> Model:
     """Reads a complete `Model` from a Hugging Face `config.json`, in the spelling of transformers 4 or 5.
 
-    `path` is the file or the folder that holds it. Keys that do not change the maths are ignored; a key whose
+    `path` is the file or the folder that holds it. Keys that do not change the maths are ignored. A key whose
     value asks for something Kielo does not do is refused by name.
     """
+    model_type, config, where = _config_json(path)
+    model = model_of_config(model_type, config, where)
+    try:
+        check(model)
+    except KieloError as error:
+        raise KieloError(f"{where}: {error}") from None
+    return model
+
+
+def keys_passed_over(path: str | Path) -> list[str]:
+    """Return the keys of a config.json that this family has nowhere, here and in transformers."""
+    model_type, config, where = _config_json(path)
+    return config_keys.read_config(config_entries(model_type), config, model_type, where)[1]
+
+
+def _config_json(path: str | Path) -> tuple[str, dict[str, Any], str]:
+    """Return a config.json's model_type, its content, and the file's path."""
     path = Path(path)
     path = path / "config.json" if path.is_dir() else path
     try:
@@ -88,9 +150,32 @@ def read_hf_config(path: str | Path) -> Model:
         )
     if model_type in _REFUSED:
         raise KieloError(f"{path}: a model of model_type = {model_type!r} {_REFUSED[model_type]}")
-    model = module(model_type, "names").from_hugging_face(config, str(path))
-    try:
-        module(model_type, "count").check(model)
-    except KieloError as error:
-        raise KieloError(f"{path}: {error}") from None
-    return model
+    return model_type, config, str(path)
+
+
+def model_of_config(model_type: str, config: Mapping[str, Any], where: str) -> Model:
+    """Return the complete model of the config.json at `where`. Raise KieloError with every complaint."""
+    return config_keys.read_config(config_entries(model_type), config, model_type, where)[0]
+
+
+def hf_config(
+    model: Model,
+    bos_token_id: int | None = None,
+    eos_token_id: int | list[int] | None = None,
+    pad_token_id: int | None = None,
+    dtype: str = "float32",
+) -> dict[str, Any]:
+    """Return the config.json of an export. dtype: the type of the stored weights.
+
+    RoPE and the dtype are in transformers 4's spelling, which transformers 4 and 5 both read.
+    """
+    family = FAMILIES[model.model_type]
+    written = {"model_type": model.model_type} if family.in_transformers else {}
+    written |= config_keys.write_config(config_entries(model.model_type), model)
+    written |= {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
+    if family.is_encoder:
+        last = eos_token_id[0] if isinstance(eos_token_id, list) else eos_token_id
+        written |= {"cls_token_id": bos_token_id, "sep_token_id": last}
+    else:
+        written["use_cache"] = True
+    return written | {"torch_dtype": dtype}

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kielo.models.families import complete, module
+from kielo.models.families import complete, family_defaults, module
 from kielo.recipe.amounts import short_amount
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
@@ -176,10 +176,7 @@ def _mlp_widths(usual: Proportions, hidden: int) -> list[int]:
 
 def _tying(model: Model, hidden: int) -> dict[str, bool]:
     """Ties the head of a small model to its embedding, where the recipe and the family leave that open."""
-    if (
-        model.tie_word_embeddings is not None
-        or module(model.model_type, "names").DEFAULTS["tie_word_embeddings"]
-    ):
+    if model.tie_word_embeddings is not None or family_defaults(model.model_type)["tie_word_embeddings"]:
         return {}
     is_large = model.vocab_size * hidden > _MOST_IN_HEAD * (model.params or 0)
     return {"tie_word_embeddings": True} if is_large else {}

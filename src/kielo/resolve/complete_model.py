@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kielo.artifact.weights_folder import pinned, resolve_weights, weights_here
-from kielo.models.families import complete, read_hf_config
+from kielo.models.families import complete, keys_passed_over, read_hf_config
 from kielo.models.proportions import with_shape
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase
@@ -98,10 +98,17 @@ def size_of_ready_tokenizer(tokenizer: Tokenizer) -> int | None:
 
 
 def overridden_in_words(model: Model) -> str:
-    """Returns a sentence on the keys that are not in force, with both values; "" for none."""
+    """Return a sentence on the keys of [model] and config.json that are not in force; "" for none."""
     found = model_of_weights_here(model)
     keys = [
         f"model.{key} = {getattr(model, key)}" + (f" ({getattr(found, key)} there)" if found else "")
         for key in overridden_by_weights(model)
     ]
-    return f"not in force, as config.json of {model.weights} replaces it: {', '.join(keys)}" if keys else ""
+    said = [f"not in force, as config.json of {model.weights} replaces it: {', '.join(keys)}"] if keys else []
+    folder = model.weights and weights_here(model.weights)
+    if passed_over := keys_passed_over(folder) if folder else []:
+        said.append(
+            f"keys of config.json that {found.model_type} models have neither here nor in transformers, "
+            f"passed over: {', '.join(passed_over)}"
+        )
+    return "; ".join(said)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kielo.dataset.provenance import check_recipe
-from kielo.models.families import module
+from kielo.models.families import check, module
 from kielo.recipe.cards import Accelerator, accelerator_of_device, accelerators, cluster
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.errors import KieloError
@@ -125,7 +125,7 @@ def resolve(
     if complaints:
         complaints = list(dict.fromkeys(complaints))  # phases may have the same
         raise KieloError(complaints[0] if len(complaints) == 1 else _listed(recipe, complaints))
-    module(model.model_type, "count").check(model)
+    check(model)
     identity = _identity(recipe, model, steps, text.tokens_hash, heldout)
     return Resolved(
         identity=identity, placement=_placement(recipe, identity, layout, machine, steps, text, run_folder)

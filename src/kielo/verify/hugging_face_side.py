@@ -195,12 +195,11 @@ def _overridden(identity: Identity, overrides: dict[str, Any]) -> Identity:
 
 def _model(identity: Identity, reads_own_files: bool, overrides: dict[str, Any]) -> PreTrainedModel:
     """Builds transformers' model with plain attention ("eager"), the only form that covers every family."""
-    names = families.module(identity.model.model_type, "names")
     if reads_own_files:
         folder = resolve_weights(identity.model.weights)
         config = AutoConfig.from_pretrained(folder)
     else:
-        config = AutoConfig.for_model(**names.hf_config(identity.model))
+        config = AutoConfig.for_model(**families.hf_config(identity.model))
     for key, value in overrides.items():
         _override(config, key, value)
     if reads_own_files:

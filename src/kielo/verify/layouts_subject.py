@@ -17,6 +17,7 @@ from kielo.artifact.weights_folder import resolve_weights
 from kielo.dataset.batches import NOT_COUNTED, causal_documents
 from kielo.models import families
 from kielo.models.blocks.init import seeded_normal
+from kielo.models.config_keys import keys_of_model
 from kielo.models.piece import Box
 from kielo.recipe.sections import Model, Recipe, TrainIdentity
 from kielo.train.optimiser import is_decayed
@@ -86,7 +87,7 @@ def subject(recipe: Recipe, switches: Mapping[str, Any], sizes: Sizes = Sizes())
     if model.weights is not None:
         model = families.read_hf_config(resolve_weights(model.weights))
     model = _tiny(model, switches.get("tied", model.tie_word_embeddings), sizes)
-    families.module(model.model_type, "count").check(model)
+    families.check(model)
     train = TrainIdentity(
         objective=recipe.train.objective,
         weight_decay=0.1,
@@ -130,7 +131,9 @@ def _tiny(model: Model, tied: bool | None, of: Sizes) -> Model:
         sizes["layer_types"] = tuple(kinds[number % len(kinds)] for number in range(of.layers))
     if model.query_pre_attn_scalar is not None:
         sizes["query_pre_attn_scalar"] = 12.0  # another number than head_dim
-    return families.complete(model.model_copy(update=sizes), of.length)
+    known = {"weights", "vocab_multiple", *keys_of_model(families.config_entries(model.model_type))}
+    fitting = {key: value for key, value in sizes.items() if key in known}
+    return families.complete(model.model_copy(update=fitting), of.length)
 
 
 def step_arrays(of: Subject, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:

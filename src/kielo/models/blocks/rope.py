@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kielo.models.hugging_face_config import normalise_rope
+from kielo.models.rope_scaling import normalise_rope
 from kielo.recipe.errors import KieloError
 
 

@@ -1,7 +1,5 @@
 """Parameters and FLOPs of a BLOOM (also FinGPT and Poro-34B), from its `[model]` section; torch-free."""
 
-from collections.abc import Iterable
-
 from kielo.models import decoder_count
 from kielo.models.decoder_count import (
     LayerParts,
@@ -12,26 +10,6 @@ from kielo.models.decoder_count import (
 from kielo.recipe.sections import Model
 
 TANH_GELUS = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
-
-
-def check(config: Model) -> None:
-    """Raises KieloError naming every key that is missing or does not fit the others."""
-    decoder_count.check(config, layer_parts(config), others=_complaints(config))
-
-
-def _complaints(config: Model) -> Iterable[str]:
-    yield from decoder_count.only_all_heads(config)
-    yield from decoder_count.only(config, attention_bias=True, mlp_bias=True)
-    if config.intermediate_size != 4 * config.hidden_size:
-        yield (
-            f"model.intermediate_size = {config.intermediate_size}: in a bloom it is four times "
-            f"model.hidden_size, {4 * config.hidden_size}"
-        )
-    if config.hidden_act not in (None, *TANH_GELUS):
-        yield (
-            f"model.hidden_act = {config.hidden_act!r}: a bloom has {' or '.join(TANH_GELUS)}, which are the "
-            "same"
-        )
 
 
 def layer_parts(config: Model) -> LayerParts:

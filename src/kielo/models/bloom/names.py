@@ -4,19 +4,15 @@ Dropout, which is 0 in published files, is not done and its keys are ignored. Di
 config has none: max_position_embeddings is `seq_length`, the length of training, where a file has it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kielo.models.hugging_face_config import ConfigReader
+from kielo.models.bloom.count import TANH_GELUS
+from kielo.models.config_keys import Entry, Key, NoWindows, Unread, WholeHeads, fixed, only, switch
+from kielo.models.config_reader import LAYERS, NUMBER, SIZE, ConfigReader
 from kielo.models.piece import Piece, fused_by_head
 from kielo.recipe.sections import Model
 
-DEFAULTS: dict[str, Any] = {
-    "hidden_act": "gelu_new",
-    "tie_word_embeddings": True,
-    "attention_bias": True,
-    "mlp_bias": True,
-}
 IGNORED = ()
 BASE_MODEL_PREFIX = "transformer."
 
@@ -53,61 +49,40 @@ def to_hugging_face(config: Model) -> dict[str, Piece]:
     return pieces
 
 
-def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
-    """Makes a complete `Model` from the content of the `config.json` at `where`."""
-    read = ConfigReader(config, where)
-    read.only("architectures", ["BloomForCausalLM"])
-    read.only("apply_residual_connection_post_layernorm", False)
-    hidden, heads = (
-        read.size("n_embed", "hidden_size", default=64),
-        read.size("n_head", "num_attention_heads", default=8),
+class _FourTimes(Unread):
+    """intermediate_size, which config.json lacks: it is four times hidden_size."""
+
+    ours = ("intermediate_size",)
+
+    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {"intermediate_size": 4 * values["hidden_size"]}
+
+    def complaints(self, model: Model) -> Iterable[str]:
+        if model.intermediate_size != 4 * model.hidden_size:
+            yield (
+                f"model.intermediate_size = {model.intermediate_size}: in a bloom it is four times "
+                f"model.hidden_size, {4 * model.hidden_size}"
+            )
+
+
+KEYS: dict[str, tuple[Entry, ...]] = {
+    "bloom": (
+        only("architectures", ["BloomForCausalLM"], is_written=True),
+        Key("vocab_size", kind=SIZE, default=250_880),
+        Key("hidden_size", "hidden_size", "n_embed", kind=SIZE, default=64),
+        _FourTimes(),
+        Key("num_hidden_layers", "n_layer", "num_hidden_layers", kind=LAYERS, default=2),
+        Key("num_attention_heads", "n_head", "num_attention_heads", kind=SIZE, default=8),
+        WholeHeads(),
+        NoWindows(),
+        Key("max_position_embeddings", "seq_length", kind=SIZE, default=_TRAINED_LENGTH),
+        Key("layer_norm_epsilon", kind=NUMBER, default=1e-5),
+        fixed("hidden_act", *TANH_GELUS),
+        switch("tie_word_embeddings", True),
+        fixed("attention_bias", True),
+        fixed("mlp_bias", True),
+        only("apply_residual_connection_post_layernorm", False, is_written=True),
+        Key("initializer_range", kind=NUMBER, default=0.02),
+        Unread("slow_but_exact", attention_dropout=0.0, hidden_dropout=0.0),
     )
-    values = {
-        "model_type": "bloom",
-        "hidden_size": hidden,
-        "vocab_size": read.size("vocab_size", default=250_880),
-        "intermediate_size": 4 * hidden,
-        "num_hidden_layers": read.layers("n_layer", "num_hidden_layers", default=2),
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "head_dim": read.head_dim(hidden, heads),
-        "max_position_embeddings": read.size("seq_length", default=_TRAINED_LENGTH),
-        "layer_norm_epsilon": read.number("layer_norm_epsilon", default=1e-5),
-        "tie_word_embeddings": read.switch("tie_word_embeddings", default=True),
-        "attention_bias": True,
-        "mlp_bias": True,
-        "hidden_act": "gelu_new",
-        "initializer_range": read.number("initializer_range", default=0.02),
-    }
-    read.done()
-    return Model(**values)
-
-
-def hf_config(
-    config: Model,
-    bos_token_id: int | None = None,
-    eos_token_id: int | list[int] | None = None,
-    pad_token_id: int | None = None,
-    dtype: str = "float32",
-) -> dict[str, Any]:
-    """Makes the `config.json` of an export. dtype: that of the stored weights."""
-    return {
-        "architectures": ["BloomForCausalLM"],
-        "model_type": "bloom",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "n_layer": config.num_hidden_layers,
-        "n_head": config.num_attention_heads,
-        "seq_length": config.max_position_embeddings,
-        "layer_norm_epsilon": config.layer_norm_epsilon,
-        "apply_residual_connection_post_layernorm": False,
-        "tie_word_embeddings": bool(config.tie_word_embeddings),
-        "attention_dropout": 0.0,
-        "hidden_dropout": 0.0,
-        "initializer_range": config.initializer_range,
-        "bos_token_id": bos_token_id,
-        "eos_token_id": eos_token_id,
-        "pad_token_id": pad_token_id,
-        "torch_dtype": dtype,
-        "use_cache": True,
-    }
+}

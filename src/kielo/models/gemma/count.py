@@ -1,7 +1,5 @@
 """Parameters and FLOPs of a Gemma 2 or 3, by arithmetic on its `[model]` section; torch-free."""
 
-from collections.abc import Iterable
-
 from kielo.models import decoder_count
 from kielo.models.decoder_count import (
     LayerParts,
@@ -10,25 +8,6 @@ from kielo.models.decoder_count import (
     gated_mlp_parameters,
 )
 from kielo.recipe.sections import Model
-
-
-def check(config: Model) -> None:
-    """Raises KieloError naming every key that is missing or does not fit the others."""
-    own = "rope_local_base_freq" if config.model_type == "gemma3_text" else "attn_logit_softcapping"
-    reads = ("query_pre_attn_scalar", "final_logit_softcapping", own)
-    decoder_count.check(config, layer_parts(config), reads, _complaints(config))
-
-
-def _complaints(config: Model) -> Iterable[str]:
-    """Yields complaints; the last two are limits of transformers, which could not read the export."""
-    yield from decoder_count.only(config, hidden_act="gelu_pytorch_tanh", mlp_bias=False)
-    if config.hidden_size % config.num_attention_heads:
-        yield (
-            f"model.hidden_size = {config.hidden_size} is no multiple of model.num_attention_heads = "
-            f"{config.num_attention_heads}"
-        )
-    if config.query_pre_attn_scalar is not None and config.query_pre_attn_scalar % 1:
-        yield f"model.query_pre_attn_scalar = {config.query_pre_attn_scalar} is not a whole number"
 
 
 def has_head_norms(config: Model) -> bool:

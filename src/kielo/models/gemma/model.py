@@ -22,7 +22,7 @@ from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import RMSNorm
 from kielo.models.blocks.rope import RotaryEmbedding
 from kielo.models.decoder_count import layer_types
-from kielo.models.gemma.count import check, has_head_norms
+from kielo.models.gemma.count import has_head_norms
 from kielo.models.piece import Box
 from kielo.recipe.sections import Model
 
@@ -60,7 +60,6 @@ class Layer(nn.Module):
 
 class Gemma(Decoder):
     def __init__(self, config: Model) -> None:
-        check(config)
         head_dim, positions = config.head_dim, config.max_position_embeddings
         rope = RotaryEmbedding(config.rope_theta, head_dim, config.rope_scaling, positions)
         local_rope = None

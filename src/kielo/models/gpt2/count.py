@@ -5,17 +5,9 @@ from kielo.models.decoder_count import (
     LayerParts,
     attention_parameters,
     embedding_parameters,
-    only,
-    only_all_heads,
     plain_mlp_parameters,
 )
 from kielo.recipe.sections import Model
-
-
-def check(config: Model) -> None:
-    """Raises KieloError naming every key that is missing or does not fit the others."""
-    fixed = only(config, attention_bias=True, mlp_bias=True, rope_scaling=None)
-    decoder_count.check(config, layer_parts(config), others=[*only_all_heads(config), *fixed])
 
 
 def layer_parts(config: Model) -> LayerParts:

@@ -19,7 +19,6 @@ from kielo.models.blocks.dropout import ATTENTION, MLP, Noise, drop
 from kielo.models.blocks.init import constant, seeded_normal
 from kielo.models.blocks.mlp import PlainMLP
 from kielo.models.blocks.norm import LayerNorm
-from kielo.models.gpt2.count import check
 from kielo.models.piece import Box
 from kielo.recipe.sections import Model
 
@@ -44,7 +43,6 @@ class Layer(nn.Module):
 
 class GPT2(Decoder):
     def __init__(self, config: Model) -> None:
-        check(config)
         norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         options = DecoderOptions(learned_positions=config.max_position_embeddings)
         super().__init__(config, partial(Layer, config), norm, {Layer.kind: LayerKind()}, options)

@@ -3,19 +3,11 @@
 Dropout is a part of training, not of the model: a config's value is ignored, and exports say 0.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
-from kielo.models.hugging_face_config import ConfigReader
+from kielo.models.config_keys import Choice, Entry, Key, NoWindows, Unread, WholeHeads, fixed, only, switch
+from kielo.models.config_reader import LAYERS, NUMBER, SIZE
 from kielo.models.piece import Piece
 from kielo.recipe.sections import Model
 
-DEFAULTS: dict[str, Any] = {
-    "hidden_act": "gelu_new",
-    "tie_word_embeddings": True,
-    "attention_bias": True,
-    "mlp_bias": True,
-}
 # Causal masks that older transformers saved among the weights.
 IGNORED = (r"\.attn\.(masked_)?bias$",)
 BASE_MODEL_PREFIX = "transformer."
@@ -59,65 +51,32 @@ def to_hugging_face(config: Model) -> dict[str, Piece]:
     return pieces
 
 
-def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
-    """Makes a complete `Model` from the content of the `config.json` at `where`."""
-    read = ConfigReader(config, where)
-    read.only("architectures", ["GPT2LMHeadModel"])
-    read.only("scale_attn_weights", True)
-    for key in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"):
-        read.only(key, False)
-    hidden, heads = (
-        read.size("n_embd", "hidden_size", default=768),
-        read.size("n_head", "num_attention_heads", default=12),
+KEYS: dict[str, tuple[Entry, ...]] = {
+    "gpt2": (
+        only("architectures", ["GPT2LMHeadModel"], is_written=True),
+        Key("vocab_size", kind=SIZE, default=50_257),
+        Key("hidden_size", "n_embd", "hidden_size", kind=SIZE, default=768),
+        Key(
+            "intermediate_size", "n_inner", kind=SIZE,
+            default=lambda values: 4 * values["hidden_size"], null=lambda values: 4 * values["hidden_size"],
+        ),
+        Key("num_hidden_layers", "n_layer", "num_hidden_layers", kind=LAYERS, default=12),
+        Key("num_attention_heads", "n_head", "num_attention_heads", kind=SIZE, default=12),
+        WholeHeads(),
+        NoWindows(),
+        Key("max_position_embeddings", "n_positions", "max_position_embeddings", kind=SIZE, default=1024),
+        Key("layer_norm_epsilon", kind=NUMBER, default=1e-5),
+        Choice(*_ACTIVATIONS, ours="hidden_act", theirs="activation_function"),
+        switch("tie_word_embeddings", True),
+        fixed("attention_bias", True),
+        fixed("mlp_bias", True),
+        only("scale_attn_weights", True),
+        only("scale_attn_by_inverse_layer_idx", False),
+        only("reorder_and_upcast_attn", False),
+        Key("initializer_range", kind=NUMBER, default=0.02),
+        Unread(
+            "n_ctx", "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
+            "summary_first_dropout", "task_specific_params", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        ),
     )
-    values = {
-        "model_type": "gpt2",
-        "hidden_size": hidden,
-        "vocab_size": read.size("vocab_size", default=50_257),
-        "intermediate_size": read.size("n_inner", default=4 * hidden, null=4 * hidden),
-        "num_hidden_layers": read.layers("n_layer", "num_hidden_layers", default=12),
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "head_dim": read.head_dim(hidden, heads),
-        "max_position_embeddings": read.size("n_positions", "max_position_embeddings", default=1024),
-        "layer_norm_epsilon": read.number("layer_norm_epsilon", default=1e-5),
-        "tie_word_embeddings": read.switch("tie_word_embeddings", default=True),
-        "attention_bias": True,
-        "mlp_bias": True,
-        "hidden_act": read.only("activation_function", *_ACTIVATIONS),
-        "initializer_range": read.number("initializer_range", default=0.02),
-    }
-    read.done()
-    return Model(**values)
-
-
-def hf_config(
-    config: Model,
-    bos_token_id: int | None = None,
-    eos_token_id: int | list[int] | None = None,
-    pad_token_id: int | None = None,
-    dtype: str = "float32",
-) -> dict[str, Any]:
-    """Makes the `config.json` of an export. dtype: that of the stored weights."""
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "vocab_size": config.vocab_size,
-        "n_embd": config.hidden_size,
-        "n_inner": config.intermediate_size,
-        "n_layer": config.num_hidden_layers,
-        "n_head": config.num_attention_heads,
-        "n_positions": config.max_position_embeddings,
-        "activation_function": config.hidden_act,
-        "layer_norm_epsilon": config.layer_norm_epsilon,
-        "tie_word_embeddings": bool(config.tie_word_embeddings),
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-        "initializer_range": config.initializer_range,
-        "bos_token_id": bos_token_id,
-        "eos_token_id": eos_token_id,
-        "pad_token_id": pad_token_id,
-        "torch_dtype": dtype,
-        "use_cache": True,
-    }
+}  # fmt: skip

@@ -1,7 +1,5 @@
 """Parameters and FLOPs of a GPT-NeoX (and Pythia), by arithmetic on its `[model]` section; torch-free."""
 
-from collections.abc import Iterable
-
 from kielo.models import decoder_count
 from kielo.models.decoder_count import (
     LayerParts,
@@ -10,22 +8,6 @@ from kielo.models.decoder_count import (
     plain_mlp_parameters,
 )
 from kielo.recipe.sections import Model
-
-
-def check(config: Model) -> None:
-    """Raises KieloError naming every key that is missing or does not fit the others."""
-    reads = ("rotary_pct", "use_parallel_residual")
-    decoder_count.check(config, layer_parts(config), reads, _complaints(config))
-
-
-def _complaints(config: Model) -> Iterable[str]:
-    yield from decoder_count.only_all_heads(config)
-    yield from decoder_count.only(config, mlp_bias=True)
-    if config.head_dim and (rotary_size(config) < 2 or rotary_size(config) % 2):
-        yield (
-            f"model.rotary_pct = {config.rotary_pct} of model.head_dim = {config.head_dim} is "
-            f"{rotary_size(config)} numbers; rotary positions need pairs"
-        )
 
 
 def rotary_size(config: Model) -> int:

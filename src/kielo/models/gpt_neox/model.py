@@ -18,7 +18,7 @@ from kielo.models.blocks.init import constant, seeded_normal
 from kielo.models.blocks.mlp import PlainMLP
 from kielo.models.blocks.norm import LayerNorm
 from kielo.models.blocks.rope import RotaryEmbedding
-from kielo.models.gpt_neox.count import check, rotary_size
+from kielo.models.gpt_neox.count import rotary_size
 from kielo.models.piece import Box
 from kielo.recipe.sections import Model
 
@@ -48,7 +48,6 @@ class Layer(nn.Module):
 
 class GPTNeoX(Decoder):
     def __init__(self, config: Model) -> None:
-        check(config)
         rope = RotaryEmbedding(
             config.rope_theta, rotary_size(config), config.rope_scaling, config.max_position_embeddings
         )

@@ -9,14 +9,8 @@ from kielo.models.decoder_count import (
     attention_parameters,
     embedding_parameters,
     gated_mlp_parameters,
-    only,
 )
 from kielo.recipe.sections import Model
-
-
-def check(config: Model) -> None:
-    """Raises KieloError naming every key that is missing or does not fit the others."""
-    decoder_count.check(config, layer_parts(config), others=only(config, hidden_act="silu"))
 
 
 def has_head_norms(config: Model) -> bool:
@@ -26,8 +20,7 @@ def has_head_norms(config: Model) -> bool:
 
 def attention_biases(config: Model) -> tuple[bool, bool]:
     """Returns (bias of queries, keys and values?, of the output?): Qwen2 has the first without the second."""
-    is_qwen2 = config.model_type == "qwen2"
-    return bool(config.attention_bias) or is_qwen2, bool(config.attention_bias) and not is_qwen2
+    return bool(config.attention_bias), bool(config.attention_bias) and config.model_type != "qwen2"
 
 
 def layer_parts(config: Model) -> LayerParts:

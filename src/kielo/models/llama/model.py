@@ -22,7 +22,7 @@ from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import RMSNorm
 from kielo.models.blocks.rope import RotaryEmbedding
 from kielo.models.decoder_count import layer_types
-from kielo.models.llama.count import attention_biases, check, has_head_norms
+from kielo.models.llama.count import attention_biases, has_head_norms
 from kielo.models.piece import Box
 from kielo.recipe.sections import Model
 
@@ -57,7 +57,6 @@ class Layer(nn.Module):
 
 class Llama(Decoder):
     def __init__(self, config: Model) -> None:
-        check(config)
         rope = RotaryEmbedding(
             config.rope_theta, config.head_dim, config.rope_scaling, config.max_position_embeddings
         )

@@ -1,20 +1,16 @@
 """Llama, Mistral, Qwen2 and Qwen3 in Hugging Face's form: names and `config.json` in and out; torch-free."""
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
+from kielo.models.config_keys import Entry, HeadWidth, Key, NoWindows, Rope, Windows, fixed, only, switch
+from kielo.models.config_reader import LAYER_KINDS, LAYERS, NUMBER, SIZE, SWITCH, WHOLE, ConfigReader
 from kielo.models.decoder_count import layer_types
-from kielo.models.hugging_face_config import DEFAULT_ROPE_THETA, ConfigReader, normalise_rope
 from kielo.models.llama.count import attention_biases, has_head_norms
 from kielo.models.piece import Piece
 from kielo.recipe.sections import Model
 
-DEFAULTS: dict[str, Any] = {
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "mlp_bias": False,
-}
 # Buffers that older transformers saved among the weights; they are computed here.
 IGNORED = (r"\.rotary_emb\.inv_freq$",)
 BASE_MODEL_PREFIX = "model."
@@ -24,13 +20,6 @@ _ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
-}
-# What transformers' configs take for a key that a config.json leaves out.
-_LEFT_OUT: dict[str, dict[str, Any]] = {
-    "llama": {"positions": 2048, "vocab_size": 32_000, "intermediate_size": 11_008, "key_heads": None},
-    "mistral": {"positions": 131_072, "vocab_size": 32_000, "intermediate_size": 14_336, "key_heads": 8},
-    "qwen2": {"positions": 32_768, "vocab_size": 151_936, "intermediate_size": 22_016, "key_heads": 32},
-    "qwen3": {"positions": 32_768, "vocab_size": 151_936, "intermediate_size": 22_016, "key_heads": 32},
 }
 _LAYER_MODULES = {
     "attention_norm": "input_layernorm",
@@ -68,110 +57,84 @@ def to_hugging_face(config: Model) -> dict[str, Piece]:
     return {ours: Piece(theirs, rows=rows.get(ours)) for ours, theirs in names.items()}
 
 
-def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
-    """Makes a complete `Model` from the content of the `config.json` at `where`."""
-    read = ConfigReader(config, where)
-    model_type = config["model_type"]
-    left_out = _LEFT_OUT[model_type]
-    read.only("architectures", [_ARCHITECTURES[model_type]])
-    read.only("attention_dropout", 0.0)
-    read.only("hidden_act", "silu")
-    hidden = read.size("hidden_size", default=4096)
-    heads, layers = read.size("num_attention_heads", default=32), read.layers("num_hidden_layers", default=32)
-    # A Qwen 3's heads have a width of their own.
-    head_dim = {"default": 128} if model_type == "qwen3" else {"default": None, "null": None}
-    positions = read.size("max_position_embeddings", default=left_out["positions"])
-    values = {
-        "model_type": model_type,
-        "hidden_size": hidden,
-        "vocab_size": read.size("vocab_size", default=left_out["vocab_size"]),
-        "intermediate_size": read.size("intermediate_size", default=left_out["intermediate_size"]),
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": read.size(
-            "num_key_value_heads", default=left_out["key_heads"] or heads, null=heads
-        ),
-        "head_dim": read.size("head_dim", **head_dim) or read.head_dim(hidden, heads),
-        "max_position_embeddings": positions,
-        "rms_norm_eps": read.number("rms_norm_eps", default=1e-6),
-        "tie_word_embeddings": read.switch("tie_word_embeddings", default=False),
-        # transformers lacks these keys for the other families; Qwen 2 always has biases.
-        "attention_bias": model_type in ("llama", "qwen3") and read.switch("attention_bias", default=False),
-        "mlp_bias": model_type == "llama" and read.switch("mlp_bias", default=False),
-        "hidden_act": "silu",
-        "initializer_range": read.number("initializer_range", default=0.02),
-    } | _windows(read, model_type, layers)
-    values["rope_theta"], values["rope_scaling"] = read.rope(DEFAULT_ROPE_THETA, positions)
-    return Model(**values)
-
-
-def _windows(read: ConfigReader, model_type: str, layers: int) -> dict[str, Any]:
-    """Reads the windows: Mistral's is every layer's, or none if null; Qwen's starts at max_window_layers."""
-    if model_type == "llama":
-        return {}
-    window = read.size("sliding_window", default=4096, null=None)
-    if model_type == "mistral":
-        return {"sliding_window": window}
-    if not read.switch("use_sliding_window", default=False):
-        window = None
-    first = read.whole("max_window_layers", default=28)
-    full = layers if window is None else min(first, layers)
-    kinds = read.layer_types(["full_attention"] * full + ["sliding_attention"] * (layers - full))
-    if window is None and "sliding_attention" in kinds:
-        read.complain(
-            "layer_types has sliding_attention, but use_sliding_window or sliding_window does not allow any"
-        )
-    return {} if window is None else {"sliding_window": window, "layer_types": kinds}
-
-
-def hf_config(
-    config: Model,
-    bos_token_id: int | None = None,
-    eos_token_id: int | list[int] | None = None,
-    pad_token_id: int | None = None,
-    dtype: str = "float32",
-) -> dict[str, Any]:
-    """Makes the `config.json` of an export. dtype: that of the stored weights.
-
-    RoPE and the dtype are in transformers 4's spelling, which transformers 4 and 5 both read.
-    """
-    rope_theta, rope_scaling = normalise_rope(
-        config.rope_theta, config.rope_scaling, config.max_position_embeddings
+def _entries(model_type: str) -> tuple[Entry, ...]:
+    vocab_size, positions, inside, key_heads = {
+        "llama": (32_000, 2048, 11_008, None),
+        "mistral": (32_000, 131_072, 14_336, 8),
+        "qwen2": (151_936, 32_768, 22_016, 32),
+        "qwen3": (151_936, 32_768, 22_016, 32),
+    }[model_type]
+    heads = itemgetter("num_attention_heads")
+    return (
+        only("architectures", [_ARCHITECTURES[model_type]], is_written=True),
+        Key("vocab_size", kind=SIZE, default=vocab_size),
+        Key("hidden_size", kind=SIZE, default=4096),
+        Key("intermediate_size", kind=SIZE, default=inside),
+        Key("num_hidden_layers", kind=LAYERS, default=32),
+        Key("num_attention_heads", kind=SIZE, default=32),
+        Key("num_key_value_heads", kind=SIZE, default=key_heads or heads, null=heads),
+        # A Qwen 3's heads have a width of their own.
+        HeadWidth(default=128) if model_type == "qwen3" else HeadWidth(),
+        Key("max_position_embeddings", kind=SIZE, default=positions),
+        fixed("hidden_act", "silu", theirs="hidden_act"),
+        Key("rms_norm_eps", kind=NUMBER, default=1e-6),
+        Rope(),
+        switch("tie_word_embeddings", False),
+        # transformers lacks these keys for the other families. Qwen 2 always has biases of q, k and v.
+        switch("attention_bias", False)
+        if model_type in ("llama", "qwen3")
+        else fixed("attention_bias", model_type == "qwen2"),
+        switch("mlp_bias", False) if model_type == "llama" else fixed("mlp_bias", False),
+        {"llama": NoWindows(), "mistral": _OneWindow()}.get(model_type) or _QwenWindows(),
+        only("attention_dropout", 0.0, is_written=True),
+        Key("initializer_range", kind=NUMBER, default=0.02),
     )
-    written = {
-        "architectures": [_ARCHITECTURES[config.model_type]],
-        "model_type": config.model_type,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_position_embeddings,
-        "hidden_act": "silu",
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": rope_theta,
-        "rope_scaling": rope_scaling,
-        "tie_word_embeddings": bool(config.tie_word_embeddings),
-        "attention_dropout": 0.0,
-        "initializer_range": config.initializer_range,
-        "bos_token_id": bos_token_id,
-        "eos_token_id": eos_token_id,
-        "pad_token_id": pad_token_id,
-        "torch_dtype": dtype,
-        "use_cache": True,
-    }
-    if config.model_type in ("llama", "qwen3"):
-        written["attention_bias"] = bool(config.attention_bias)
-    if config.model_type == "llama":
-        written["mlp_bias"] = bool(config.mlp_bias)
-    if config.model_type == "mistral":
-        written["sliding_window"] = config.sliding_window
-    if config.model_type.startswith("qwen"):
-        written |= {
-            "use_sliding_window": config.sliding_window is not None,
-            "sliding_window": config.sliding_window,
+
+
+class _OneWindow(NoWindows):
+    """Mistral's window, of every layer, or none if it is null."""
+
+    ours = ("sliding_window",)
+
+    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+        window = reader.value(("sliding_window",), SIZE, 4096, None)
+        kind = LAYER_KINDS[window is not None]
+        if set(reader.get("layer_types") or (kind,)) != {kind}:
+            reader.complain(
+                "layer_types has other kinds of layers than sliding_window, which transformers passes over"
+            )
+        return {"sliding_window": window}
+
+    def write(self, model: Model) -> dict[str, Any]:
+        return {"sliding_window": model.sliding_window}
+
+
+class _QwenWindows(Windows):
+    """A window of some layers, by default of those from max_window_layers on."""
+
+    def __init__(self) -> None:
+        super().__init__(full_every=1)
+
+    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+        window = reader.value(("sliding_window",), SIZE, 4096, None)
+        if not reader.value(("use_sliding_window",), SWITCH, False):
+            window = None
+        first, layers = reader.value(("max_window_layers",), WHOLE, 28), values["num_hidden_layers"]
+        full = layers if window is None else min(first, layers)
+        kinds = reader.layer_types([LAYER_KINDS[number >= full] for number in range(layers)])
+        if window is None and "sliding_attention" in kinds:
+            reader.complain(
+                "layer_types has sliding_attention, but use_sliding_window or sliding_window does not allow "
+                "any"
+            )
+        return {} if window is None else {"sliding_window": window, "layer_types": kinds}
+
+    def write(self, model: Model) -> dict[str, Any]:
+        return {
+            "use_sliding_window": model.sliding_window is not None,
+            "sliding_window": model.sliding_window,
+            "layer_types": list(layer_types(model)),
         }
-        written["layer_types"] = list(layer_types(config))
-    return written
+
+
+KEYS = {model_type: _entries(model_type) for model_type in _ARCHITECTURES}

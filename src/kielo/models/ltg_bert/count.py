@@ -1,46 +1,16 @@
 """Parameters and FLOPs of an LTG-BERT, by arithmetic on its `[model]` section; torch-free."""
 
-from collections.abc import Iterable
-
-from kielo.models import decoder_count
 from kielo.models.decoder_count import (
     LayerParts,
     attention_parameters,
     embedding_parameters,
     gated_mlp_parameters,
-    only,
-    only_all_heads,
 )
 from kielo.recipe.sections import Model
 
 # Parameters that each pipeline stage needs.
 OF_ALL_STAGES = ("relative_table.weight", "relative_norm.weight", "relative_norm.bias")
 TANH_GELUS = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
-
-
-def check(config: Model) -> None:
-    """Raises KieloError naming every key that is missing or does not fit the others."""
-    reads = ("position_bucket_size", "position_heads")
-    decoder_count.check(config, layer_parts(config), reads, _complaints(config))
-
-
-def _complaints(config: Model) -> Iterable[str]:
-    yield from only_all_heads(config)
-    yield from only(config, attention_bias=True, mlp_bias=False, rope_scaling=None, tie_word_embeddings=True)
-    if config.hidden_act not in (None, *TANH_GELUS):
-        yield (
-            f"model.hidden_act = {config.hidden_act!r}: an ltg_bert has {' or '.join(TANH_GELUS)}, which are "
-            "the same"
-        )
-    bucket, positions = config.position_bucket_size, config.max_position_embeddings
-    if bucket % 2:
-        yield f"model.position_bucket_size = {bucket} is odd; half of it are distances with rows of their own"
-    if positions is not None and positions <= bucket // 2 + 1:
-        yield (
-            f"model.max_position_embeddings = {positions} is no more than half of model.position_bucket_size "
-            f"= {bucket}, and 1; what would work: position_bucket_size = {max(2, (positions - 2) // 2 * 2)}, "
-            "or longer sequences"
-        )
 
 
 def layer_parts(config: Model) -> LayerParts:

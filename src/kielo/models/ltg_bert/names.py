@@ -8,19 +8,15 @@ and 0.1: layer_norm_eps is taken as it stands, because the published code comput
 ignored. Exports say what was trained with.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kielo.models.hugging_face_config import ConfigReader
+from kielo.models.config_keys import Entry, Key, NoWindows, Unread, WholeHeads, fixed, only
+from kielo.models.config_reader import LAYERS, NUMBER, SIZE, ConfigReader
+from kielo.models.ltg_bert.count import TANH_GELUS
 from kielo.models.piece import Piece
 from kielo.recipe.sections import Model
 
-DEFAULTS: dict[str, Any] = {
-    "hidden_act": "gelu_new",
-    "tie_word_embeddings": True,
-    "attention_bias": True,
-    "mlp_bias": False,
-}
 # Rows of distances, which are computed here.
 IGNORED = (r"\.attention\.position_indices$",)
 BASE_MODEL_PREFIX = ""
@@ -37,6 +33,13 @@ _CLASSES = {"concatenated": "Ltgbert", "interleaved": "Norbert"}
 # Repositories whose classes are named Ltgbert* too, and whose positions are interleaved.
 _INTERLEAVED = ("ltg/bnc-bert", "ltg/norbert3")
 _OWN_KEY = "position_heads"
+_TASKS = (
+    "MaskedLM",
+    "SequenceClassification",
+    "TokenClassification",
+    "QuestionAnswering",
+    "MultipleChoice",
+)
 
 
 def to_hugging_face(config: Model) -> dict[str, Piece]:
@@ -70,80 +73,67 @@ def to_hugging_face(config: Model) -> dict[str, Piece]:
     return pieces
 
 
-def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
-    """Makes a complete `Model` from the content of the `config.json` at `where`."""
-    read = ConfigReader(config, where)
-    read.only("hidden_act", "gelu_new")
-    read.only("architectures", *([f"{name}ForMaskedLM"] for name in _CLASSES.values()))
-    for key in ("vocab_size", "intermediate_size", "layer_norm_eps"):  # they differ between models
-        if key not in config:
-            read.complain(f"lacks {key}")
-    hidden, heads = (
-        read.size("hidden_size", default=768),
-        read.size("num_attention_heads", default=12),
+class _PositionHeads(Unread):
+    """How positions are cut into heads, which also chooses the classes of the remote code."""
+
+    ours = (_OWN_KEY,)
+
+    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+        named = str((reader.get("architectures"), reader.get("auto_map")))
+        from_oslo = str(reader.get("_name_or_path")).startswith(_INTERLEAVED)
+        usual = "interleaved" if _CLASSES["interleaved"] in named or from_oslo else "concatenated"
+        reader.only("architectures", [[f"{name}ForMaskedLM"] for name in _CLASSES.values()])
+        return {_OWN_KEY: reader.only(_OWN_KEY, (usual, *_CLASSES))}
+
+    def write(self, model: Model) -> dict[str, Any]:
+        name = _CLASSES[model.position_heads]
+        code = name.lower()
+        automatic = {"AutoModel": "Model"} | {f"AutoModelFor{task}": f"For{task}" for task in _TASKS}
+        return {
+            "architectures": [f"{name}ForMaskedLM"],
+            "auto_map": {"AutoConfig": f"configuration_{code}.{name}Config"}
+            | {key: f"modeling_{code}.{name}{kind}" for key, kind in automatic.items()},
+            _OWN_KEY: model.position_heads,
+        }
+
+
+class _Buckets(Key):
+    """The number of buckets of distances: an even number, of which longer sequences need more than half."""
+
+    def complaints(self, model: Model) -> Iterable[str]:
+        bucket, positions = model.position_bucket_size, model.max_position_embeddings
+        if bucket % 2:
+            yield (
+                f"model.position_bucket_size = {bucket} is odd; half of it are distances with rows of their "
+                "own"
+            )
+        if positions is not None and positions <= bucket // 2 + 1:
+            yield (
+                f"model.max_position_embeddings = {positions} is no more than half of "
+                f"model.position_bucket_size = {bucket}, and 1; what would work: position_bucket_size = "
+                f"{max(2, (positions - 2) // 2 * 2)}, or longer sequences"
+            )
+
+
+KEYS: dict[str, tuple[Entry, ...]] = {
+    "ltg_bert": (
+        _PositionHeads(),
+        # Three keys that differ between models are required.
+        Key("vocab_size", kind=SIZE, default=None),
+        Key("hidden_size", kind=SIZE, default=768),
+        Key("intermediate_size", kind=SIZE, default=None),
+        Key("num_hidden_layers", kind=LAYERS, default=12),
+        Key("num_attention_heads", kind=SIZE, default=12),
+        WholeHeads(),
+        NoWindows(),
+        Key("max_position_embeddings", kind=SIZE, default=512),
+        _Buckets("position_bucket_size", kind=SIZE, default=32),
+        Key("layer_norm_epsilon", "layer_norm_eps", kind=NUMBER, default=None),
+        fixed("hidden_act", *TANH_GELUS),
+        only("hidden_act", "gelu_new"),
+        fixed("tie_word_embeddings", True),
+        fixed("attention_bias", True),
+        fixed("mlp_bias", False),
+        Unread("output_all_encoded_layers", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
     )
-    values = {
-        "model_type": "ltg_bert",
-        "hidden_size": hidden,
-        "vocab_size": read.size("vocab_size", default=1),
-        "intermediate_size": read.size("intermediate_size", default=1),
-        "num_hidden_layers": read.layers("num_hidden_layers", default=12),
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "head_dim": read.head_dim(hidden, heads),
-        "max_position_embeddings": read.size("max_position_embeddings", default=512),
-        "layer_norm_epsilon": read.number("layer_norm_eps", default=1.0),
-        "position_bucket_size": read.size("position_bucket_size", default=32),
-        "position_heads": read.only(_OWN_KEY, _usual_heads(config), *_CLASSES),
-        "tie_word_embeddings": True,
-        "attention_bias": True,
-        "mlp_bias": False,
-        "hidden_act": "gelu_new",
-    }
-    read.done()
-    return Model(**values)
-
-
-def _usual_heads(config: Mapping[str, Any]) -> str:
-    named = str((config.get("architectures"), config.get("auto_map")))
-    from_oslo = str(config.get("_name_or_path")).startswith(_INTERLEAVED)
-    return "interleaved" if _CLASSES["interleaved"] in named or from_oslo else "concatenated"
-
-
-def hf_config(
-    config: Model,
-    bos_token_id: int | None = None,
-    eos_token_id: int | list[int] | None = None,
-    pad_token_id: int | None = None,
-    dtype: str = "float32",
-) -> dict[str, Any]:
-    """Makes the `config.json` of an export. dtype: that of the stored weights."""
-    name = _CLASSES[config.position_heads]
-    code = name.lower()
-    automatic = {"AutoModel": "Model"} | {
-        f"AutoModelFor{task}": f"For{task}"
-        for task in (
-            "MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering",
-            "MultipleChoice",
-        )
-    }  # fmt: skip
-    return {
-        "architectures": [f"{name}ForMaskedLM"],
-        "auto_map": {"AutoConfig": f"configuration_{code}.{name}Config"}
-        | {key: f"modeling_{code}.{name}{kind}" for key, kind in automatic.items()},
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "max_position_embeddings": config.max_position_embeddings,
-        "position_bucket_size": config.position_bucket_size,
-        _OWN_KEY: config.position_heads,
-        "layer_norm_eps": config.layer_norm_epsilon,
-        "attention_probs_dropout_prob": 0.0,
-        "hidden_dropout_prob": 0.0,
-        "bos_token_id": bos_token_id,
-        "eos_token_id": eos_token_id,
-        "pad_token_id": pad_token_id,
-        "torch_dtype": dtype,
-    }
+}

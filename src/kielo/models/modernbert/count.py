@@ -1,8 +1,5 @@
 """Parameters and FLOPs of a ModernBERT, by arithmetic on its `[model]` section; torch-free."""
 
-from collections.abc import Iterable
-
-from kielo.models import decoder_count
 from kielo.models.decoder_count import (
     LayerParts,
     attention_parameters,
@@ -12,16 +9,6 @@ from kielo.models.decoder_count import (
 from kielo.recipe.sections import Model
 
 FULL_EVERY = 3  # layers, from the first one on
-
-
-def check(config: Model) -> None:
-    """Raises KieloError naming every key that is missing or does not fit the others."""
-    decoder_count.check(config, layer_parts(config), ("rope_local_base_freq",), _complaints(config))
-
-
-def _complaints(config: Model) -> Iterable[str]:
-    yield from decoder_count.only_whole_heads(config)
-    yield from decoder_count.only(config, rope_scaling=None, tie_word_embeddings=True)
 
 
 def layer_parts(config: Model) -> LayerParts:

@@ -20,7 +20,7 @@ from kielo.models.blocks.init import constant, seeded_normal
 from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import LayerNorm
 from kielo.models.blocks.rope import RotaryEmbedding
-from kielo.models.modernbert.count import check, layer_types
+from kielo.models.modernbert.count import layer_types
 from kielo.models.piece import Box
 from kielo.recipe.sections import Model
 
@@ -65,7 +65,6 @@ class Transform(nn.Module):
 
 class ModernBert(Decoder):
     def __init__(self, config: Model) -> None:
-        check(config)
         head_dim, positions = config.head_dim, config.max_position_embeddings
         kinds = {
             "full_attention": LayerKind(),

@@ -1,7 +1,5 @@
 """Parameters and FLOPs of an OLMo 2 or 3, by arithmetic on its `[model]` section; torch-free."""
 
-from collections.abc import Iterable
-
 from kielo.models import decoder_count
 from kielo.models.decoder_count import (
     LayerParts,
@@ -10,19 +8,6 @@ from kielo.models.decoder_count import (
     gated_mlp_parameters,
 )
 from kielo.recipe.sections import Model
-
-
-def check(config: Model) -> None:
-    """Raises KieloError naming every key that is missing or does not fit the others."""
-    decoder_count.check(config, layer_parts(config), others=_complaints(config))
-
-
-def _complaints(config: Model) -> Iterable[str]:
-    yield from decoder_count.only(config, hidden_act="silu", mlp_bias=False)
-    if config.model_type == "olmo2":
-        for key in ("sliding_window", "layer_types"):
-            if getattr(config, key) is not None:
-                yield f"model.{key} is set: an olmo2 model has no windows, an olmo3 model has"
 
 
 def layer_parts(config: Model) -> LayerParts:

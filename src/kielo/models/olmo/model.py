@@ -20,7 +20,6 @@ from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import RMSNorm
 from kielo.models.blocks.rope import RotaryEmbedding
 from kielo.models.decoder_count import layer_types
-from kielo.models.olmo.count import check
 from kielo.models.piece import Box
 from kielo.recipe.sections import Model
 
@@ -53,7 +52,6 @@ class Layer(nn.Module):
 
 class Olmo(Decoder):
     def __init__(self, config: Model) -> None:
-        check(config)
         rope, local_rope = (
             RotaryEmbedding(config.rope_theta, config.head_dim, scaling, config.max_position_embeddings)
             for scaling in (config.rope_scaling, None)

@@ -12,14 +12,13 @@ from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
 from kielo.models.blocks.norm import LayerNorm
 from kielo.models.gpt2 import model as gpt2
 from kielo.models.gpt2.model import Layer
-from kielo.models.opt.count import FIRST_POSITION, check
+from kielo.models.opt.count import FIRST_POSITION
 from kielo.models.piece import Box
 from kielo.recipe.sections import Model
 
 
 class OPT(Decoder):
     def __init__(self, config: Model) -> None:
-        check(config)
         norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         options = DecoderOptions(
             learned_positions=FIRST_POSITION + config.max_position_embeddings, first_position=FIRST_POSITION

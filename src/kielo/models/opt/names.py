@@ -3,20 +3,15 @@
 Dropout is a part of training, not of the model: a config's value is ignored, and exports say 0.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kielo.models.hugging_face_config import ConfigReader
+from kielo.models.config_keys import Choice, Entry, Key, NoWindows, Unread, WholeHeads, fixed, only, switch
+from kielo.models.config_reader import LAYERS, NUMBER, SIZE, SWITCH, ConfigReader
 from kielo.models.opt.count import EPSILON
 from kielo.models.piece import Piece
 from kielo.recipe.sections import Model
 
-DEFAULTS: dict[str, Any] = {
-    "hidden_act": "relu",
-    "tie_word_embeddings": True,
-    "attention_bias": True,
-    "mlp_bias": True,
-}
 # A version number that fairseq's converter left among the weights.
 IGNORED = (r"decoder\.version$",)
 BASE_MODEL_PREFIX = "model."
@@ -53,71 +48,60 @@ def to_hugging_face(config: Model) -> dict[str, Piece]:
     return {ours: Piece(theirs, rows=rows.get(ours)) for ours, theirs in names.items()}
 
 
-def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
-    """Makes a complete `Model` from the content of the `config.json` at `where`.
+class _Biases(Key):
+    """enable_bias, of attention and MLP alike."""
 
-    OPT-350m is refused by two keys: unlike the other published sizes it norms after each block and has an
-    embedding of another width.
-    """
-    read = ConfigReader(config, where)
-    read.only("architectures", ["OPTForCausalLM"])
-    read.only("do_layer_norm_before", True)
-    read.only("_remove_final_layer_norm", False)
-    read.only("layer_norm_elementwise_affine", True)
-    read.only("layerdrop", 0.0)
-    hidden, heads = read.size("hidden_size", default=768), read.size("num_attention_heads", default=12)
-    read.only("word_embed_proj_dim", hidden)
-    bias = read.switch("enable_bias", default=True)
-    values = {
-        "model_type": "opt",
-        "hidden_size": hidden,
-        "vocab_size": read.size("vocab_size", default=50_272),
-        "intermediate_size": read.size("ffn_dim", default=3072),
-        "num_hidden_layers": read.layers("num_hidden_layers", default=12),
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "head_dim": read.head_dim(hidden, heads),
-        "max_position_embeddings": read.size("max_position_embeddings", default=2048),
-        "layer_norm_epsilon": EPSILON,
-        "tie_word_embeddings": read.switch("tie_word_embeddings", default=True),
-        "attention_bias": bias,
-        "mlp_bias": bias,
-        "hidden_act": read.only("activation_function", *_ACTIVATIONS),
-        "initializer_range": read.number("init_std", default=0.02),
-    }
-    read.done()
-    return Model(**values)
+    def __init__(self) -> None:
+        super().__init__("attention_bias", "enable_bias", kind=SWITCH, default=True, is_family_default=True)
+        self.ours = ("attention_bias", "mlp_bias")
+
+    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+        found = super().read(reader, values)
+        return found | {"mlp_bias": found["attention_bias"]}
+
+    def defaults(self) -> dict[str, Any]:
+        return dict.fromkeys(self.ours, True)
+
+    def complaints(self, model: Model) -> Iterable[str]:
+        if model.mlp_bias not in (None, model.attention_bias):
+            yield (
+                f"model.mlp_bias = {model.mlp_bias!r}: an opt model has biases in attention and MLP, or in "
+                f"neither (model.attention_bias = {model.attention_bias!r})"
+            )
 
 
-def hf_config(
-    config: Model,
-    bos_token_id: int | None = None,
-    eos_token_id: int | list[int] | None = None,
-    pad_token_id: int | None = None,
-    dtype: str = "float32",
-) -> dict[str, Any]:
-    """Makes the `config.json` of an export. dtype: that of the stored weights."""
-    return {
-        "architectures": ["OPTForCausalLM"],
-        "model_type": "opt",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "word_embed_proj_dim": config.hidden_size,
-        "ffn_dim": config.intermediate_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "max_position_embeddings": config.max_position_embeddings,
-        "do_layer_norm_before": True,
-        "activation_function": config.hidden_act,
-        "enable_bias": bool(config.attention_bias),
-        "tie_word_embeddings": bool(config.tie_word_embeddings),
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
-        "layerdrop": 0.0,
-        "init_std": config.initializer_range,
-        "bos_token_id": bos_token_id,
-        "eos_token_id": eos_token_id,
-        "pad_token_id": pad_token_id,
-        "torch_dtype": dtype,
-        "use_cache": True,
-    }
+class _EmbeddingWidth(Unread):
+    """word_embed_proj_dim. OPT-350m is refused by it: its embedding has another width."""
+
+    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+        reader.only("word_embed_proj_dim", (values["hidden_size"],))
+        return {}
+
+    def write(self, model: Model) -> dict[str, Any]:
+        return {"word_embed_proj_dim": model.hidden_size}
+
+
+KEYS: dict[str, tuple[Entry, ...]] = {
+    "opt": (
+        only("architectures", ["OPTForCausalLM"], is_written=True),
+        Key("vocab_size", kind=SIZE, default=50_272),
+        Key("hidden_size", kind=SIZE, default=768),
+        _EmbeddingWidth(),
+        Key("intermediate_size", "ffn_dim", kind=SIZE, default=3072),
+        Key("num_hidden_layers", kind=LAYERS, default=12),
+        Key("num_attention_heads", kind=SIZE, default=12),
+        WholeHeads(),
+        NoWindows(),
+        Key("max_position_embeddings", kind=SIZE, default=2048),
+        fixed("layer_norm_epsilon", EPSILON),
+        Choice(*_ACTIVATIONS, ours="hidden_act", theirs="activation_function"),
+        switch("tie_word_embeddings", True),
+        _Biases(),
+        only("do_layer_norm_before", True, is_written=True),  # False in OPT-350m
+        only("_remove_final_layer_norm", False),
+        only("layer_norm_elementwise_affine", True),
+        only("layerdrop", 0.0, is_written=True),
+        Key("initializer_range", "init_std", kind=NUMBER, default=0.02),
+        Unread(dropout=0.0, attention_dropout=0.0),
+    )
+}

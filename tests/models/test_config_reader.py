@@ -5,55 +5,53 @@ from typing import Any
 
 import pytest
 
-from kielo.models.hugging_face_config import ConfigReader, normalise_rope
+from kielo.models.config_keys import NoWindows, Rope, RopeByKind, WholeHeads, Windows, read_config
+from kielo.models.config_reader import LAYERS, NUMBER, SIZE, SWITCH, WHOLE, ConfigReader, Kind
+from kielo.models.rope_scaling import normalise_rope
 from kielo.recipe.errors import KieloError
 
 LARGEST = 2**24
 KINDS = "a list of 3 of full_attention or sliding_attention, one for each layer"
-SIZE = "a whole number from 1 to 16,777,216"
+SIZE_IN_WORDS = "a whole number from 1 to 16,777,216"
 THREE = ["full_attention", "sliding_attention", "full_attention"]
 
 
 def said(reader: ConfigReader) -> str | None:
-    """All complaints, None where there is none."""
-    try:
-        reader.done()
-    except KieloError as error:
-        return str(error)
-    return None
+    """Return all complaints, None if there are none."""
+    return "; ".join(dict.fromkeys(reader.complaints)) or None
 
 
 @pytest.mark.parametrize(
-    ("method", "good", "bad", "expected"),
+    ("kind", "good", "bad", "expected"),
     [
-        ("size", [1, 7, LARGEST], [0, -1, LARGEST + 1, 7.0, True, "7", [7]], SIZE),
-        ("layers", [1, 10_000], [0, 10_001, 3.0, False], "a whole number from 1 to 10,000"),
-        ("whole", [0, 1, 10**9], [-1, 2.0, True], "a whole number"),
-        ("number", [1e-9, 1, 0.5, 1e300], [0, 0.0, -1, math.inf, math.nan, True, "1"], "a number above 0"),
-        ("switch", [True, False], [0, 1, "true"], "true or false"),
+        (SIZE, [1, 7, LARGEST], [0, -1, LARGEST + 1, 7.0, True, "7", [7]], SIZE_IN_WORDS),
+        (LAYERS, [1, 10_000], [0, 10_001, 3.0, False], "a whole number from 1 to 10,000"),
+        (WHOLE, [0, 1, 10**9], [-1, 2.0, True], "a whole number"),
+        (NUMBER, [1e-9, 1, 0.5, 1e300], [0, 0.0, -1, math.inf, math.nan, True, "1"], "a number above 0"),
+        (SWITCH, [True, False], [0, 1, "true"], "true or false"),
     ],
 )
 def test_a_value_of_another_kind_is_told_and_the_default_is_taken(
-    method: str, good: list[Any], bad: list[Any], expected: str
+    kind: Kind, good: list[Any], bad: list[Any], expected: str
 ) -> None:
     """So that reading goes on; a key that is left out is the default without a complaint."""
     for value in good:
-        reader = ConfigReader({"key": value}, "c.json")
-        assert getattr(reader, method)("key", default=77) is value and said(reader) is None
+        reader = ConfigReader({"key": value})
+        assert reader.value(("key",), kind, 77) is value and said(reader) is None
     for value in [*bad, None]:
-        reader = ConfigReader({"key": value}, "c.json")
-        assert getattr(reader, method)("key", default=77) == 77
+        reader = ConfigReader({"key": value})
+        assert reader.value(("key",), kind, 77) == 77
         given = "null" if value is None else repr(value)
-        assert said(reader) == f"c.json: key = {given} does not fit; expected {expected}"
-    reader = ConfigReader({"other": 3}, "c.json")
-    assert getattr(reader, method)("key", default=77) == 77 and said(reader) is None
+        assert said(reader) == f"key = {given} does not fit; expected {expected}"
+    reader = ConfigReader({"other": 3})
+    assert reader.value(("key",), kind, 77) == 77 and said(reader) is None
 
 
 def test_null_means_what_the_family_says() -> None:
-    reader = ConfigReader({"a": None, "b": 5}, "c.json")
-    assert reader.size("a", default=3, null=9) == 9 and reader.number("a", default=3, null=None) is None
-    assert reader.size("b", default=3, null=9) == 5 and reader.size("c", default=3, null=9) == 3
-    assert said(reader) is None
+    reader = ConfigReader({"a": None, "b": 5})
+    assert reader.value(("a",), SIZE, 3, 9) == 9 and reader.value(("a",), NUMBER, 3, None) is None
+    assert reader.value(("b",), SIZE, 3, 9) == 5 and reader.value(("c",), SIZE, 3, 9) == 3
+    assert said(reader) is None and reader.keys_read == {"a", "b", "c"}
 
 
 @pytest.mark.parametrize(
@@ -67,21 +65,21 @@ def test_null_means_what_the_family_says() -> None:
     ids=["long", "longest", "60 characters", "61 characters"],
 )
 def test_a_damaged_value_is_shown_in_short(value: Any, shown: str) -> None:
-    reader = ConfigReader({"key": value}, "c.json")
-    reader.number("key", default=1.0)
-    assert said(reader) == f"c.json: key = {shown} does not fit; expected a number above 0"
+    reader = ConfigReader({"key": value})
+    reader.value(("key",), NUMBER, 1.0)
+    assert said(reader) == f"key = {shown} does not fit; expected a number above 0"
 
 
 def test_two_names_of_one_key_must_not_differ() -> None:
     """Null is no value beside another one; the first name is the one that is told."""
-    reader = ConfigReader({"a": 3, "b": 4, "c": None, "d": 4, "e": None}, "c.json")
-    assert reader.size("a", "b", default=1) == 3
-    assert said(reader) == "c.json: a = 3 and b = 4 mean the same and differ"
-    reader = ConfigReader({"a": 3, "b": 4, "c": None, "d": 4, "e": None}, "c.json")
-    assert reader.size("c", "b", "d", default=1) == 4 == reader.size("x", "b", default=1)
+    reader = ConfigReader({"a": 3, "b": 4, "c": None, "d": 4, "e": None})
+    assert reader.value(("a", "b"), SIZE, 1) == 3
+    assert said(reader) == "a = 3 and b = 4 mean the same and differ"
+    reader = ConfigReader({"a": 3, "b": 4, "c": None, "d": 4, "e": None})
+    assert reader.value(("c", "b", "d"), SIZE, 1) == 4 == reader.value(("x", "b"), SIZE, 1)
     assert said(reader) is None
-    assert reader.size("c", "e", default=2) == 2
-    assert said(reader) == f"c.json: c = null does not fit; expected {SIZE}"
+    assert reader.value(("c", "e"), SIZE, 2) == 2
+    assert said(reader) == f"c = null does not fit; expected {SIZE_IN_WORDS}"
 
 
 @pytest.mark.parametrize(
@@ -102,9 +100,9 @@ def test_only_what_is_known_is_taken(
     config: dict[str, Any], known: tuple[Any, ...], found: Any, complaint: str | None
 ) -> None:
     """The first is that of a key that is left out; 0 is no false."""
-    reader = ConfigReader(config, "c.json")
-    assert reader.only("key", *known) == found
-    assert said(reader) == (complaint and f"c.json: asks for what Kielo does not do: {complaint}")
+    reader = ConfigReader(config)
+    assert reader.only("key", known) == found
+    assert said(reader) == (complaint and f"asks for what Kielo does not do: {complaint}")
 
 
 @pytest.mark.parametrize(
@@ -121,46 +119,68 @@ def test_only_what_is_known_is_taken(
 def test_layer_types_have_a_known_kind_for_each_layer(
     value: Any, found: tuple[str, ...], complaint: str | None
 ) -> None:
-    reader = ConfigReader({"layer_types": value}, "c.json")
+    reader = ConfigReader({"layer_types": value})
     assert reader.layer_types(["full_attention"] * 3) == found
-    assert said(reader) == (complaint and f"c.json: layer_types = {complaint}")
+    assert said(reader) == (complaint and f"layer_types = {complaint}")
 
 
 def test_every_third_layer_has_no_window() -> None:
-    """From the third on; a window of null is refused only where a layer has one."""
+    """From the third on; a window of null is refused only if a layer has one."""
     kinds = ("sliding_attention", "sliding_attention", "full_attention") * 2
-    assert ConfigReader({}, "c.json").windows(5, 3) == {"layer_types": kinds[:5], "sliding_window": 4096}
+    five, three = {"num_hidden_layers": 5}, {"num_hidden_layers": 3}
+    assert Windows(3).read(ConfigReader({}), five) == {"layer_types": kinds[:5], "sliding_window": 4096}
     given = {"sliding_window": 7, "layer_types": THREE}
-    assert ConfigReader(given, "c.json").windows(3, 2) == given | {"layer_types": tuple(THREE)}
-    reader = ConfigReader({"sliding_window": None}, "c.json")
-    assert reader.windows(1, 1) == {"layer_types": ("full_attention",)} and said(reader) is None
-    reader.windows(2, 3)
-    assert said(reader) == "c.json: layer_types has sliding_attention, but sliding_window is null"
+    assert Windows(2).read(ConfigReader(given), three) == given | {"layer_types": tuple(THREE)}
+    pattern = Windows(2, "pattern").read(ConfigReader({"pattern": 3}), five)
+    assert pattern["layer_types"] == kinds[:5]
+    reader = ConfigReader({"sliding_window": None})
+    assert Windows(1).read(reader, three) == {"layer_types": ("full_attention",) * 3} and said(reader) is None
+    Windows(3).read(reader, three)
+    assert said(reader) == "layer_types has sliding_attention, but sliding_window is null"
+    reader = ConfigReader({"sliding_window": 9, "layer_types": THREE})
+    assert NoWindows().read(reader, three) == {}
+    assert said(reader) == (
+        "asks for what Kielo does not do: sliding_window = 9 (known: None); layer_types has "
+        "sliding_attention, which models of this type do not have"
+    )
 
 
 def test_the_width_of_a_head_is_rounded_down_and_told() -> None:
-    reader = ConfigReader({}, "c.json")
-    assert reader.head_dim(20, 4) == 5 and said(reader) is None
-    assert reader.head_dim(23, 4) == 5
-    assert reader.head_dim(3, 4) == reader.head_dim(3, 4) == 1
-    reader.complain("lacks x")
+    reader = ConfigReader({"num_key_value_heads": 1})
+    for hidden, width in ((20, 5), (23, 5), (3, 1)):
+        found = WholeHeads().read(reader, {"hidden_size": hidden, "num_attention_heads": 4})
+        assert found == {"num_key_value_heads": 4, "head_dim": width}
     assert said(reader) == (
-        "c.json: hidden_size 23 is no multiple of the 4 attention heads; hidden_size 3 is no multiple of the "
-        "4 attention heads; lacks x"
+        "hidden_size 23 is no multiple of the 4 attention heads; hidden_size 3 is no multiple of the "
+        "4 attention heads"
     )
+    reader = ConfigReader({"head_dim": 6})
+    WholeHeads().read(reader, {"hidden_size": 20, "num_attention_heads": 4})
+    assert said(reader) == "asks for what Kielo does not do: head_dim = 6 (known: 5)"
 
 
-def test_quantised_weights_are_refused_with_all_else() -> None:
-    reader = ConfigReader({"quantization_config": {"bits": 4}, "a": 0}, "c.json")
-    reader.size("a", default=1)
-    assert said(reader) == (
-        f"c.json: a = 0 does not fit; expected {SIZE}; asks for what Kielo does not do: quantization_config "
-        "(weights must be bf16, fp16 or fp32)"
-    )
-    assert said(ConfigReader({"quantization_config": None}, "c.json")) is None
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        ({"quantization_config": {"bits": 4}},
+         "quantization_config (weights must be bf16, fp16 or fp32)"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder = True (known: False)"),
+        ({"add_cross_attention": True}, "add_cross_attention = True (known: False)"),
+        ({"pruned_heads": {"0": [1]}}, "pruned_heads = {'0': [1]} (known: {})"),
+    ],
+)  # fmt: skip
+def test_what_no_family_does_is_refused_with_all_else(config: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(KieloError) as caught:
+        read_config((NoWindows(),), config | {"sliding_window": 9}, "llama", "c.json")
+    said = str(caught.value)
+    assert said.startswith("c.json: asks for what Kielo does not do: ")
+    assert complaint in said and "sliding_window = 9 (known: None)" in said
 
 
 LINEAR = {"rope_type": "linear", "factor": 2.0}
+
+
+POSITIONS = {"max_position_embeddings": 16}
 
 
 def test_one_rope_is_read_from_either_place() -> None:
@@ -174,17 +194,21 @@ def test_one_rope_is_read_from_either_place() -> None:
         ({"rope_scaling": LINEAR, "rope_parameters": {"rope_theta": 9}}, (300.0, LINEAR)),
         ({"partial_rotary_factor": 1.0}, (300.0, None)),
     ):
-        assert ConfigReader(config, "c.json").rope(300, 16) == found
-    with pytest.raises(KieloError) as caught:
-        ConfigReader({"partial_rotary_factor": 0.5, "rope_theta": -1}, "c.json").rope(300.0, 16)
-    assert str(caught.value) == (
-        "c.json: asks for what Kielo does not do: partial_rotary_factor = 0.5 (known: 1.0); rope_theta = -1 "
-        "does not fit; expected a number above 0"
+        reader = ConfigReader(config)
+        read = Rope(default=300).read(reader, POSITIONS)
+        assert tuple(read.values()) == found and said(reader) is None
+    reader = ConfigReader({"partial_rotary_factor": 0.5, "rope_theta": -1})
+    Rope().read(reader, POSITIONS)
+    assert said(reader) == (
+        "rope_theta = -1 does not fit; expected a number above 0; asks for what Kielo does not do: "
+        "partial_rotary_factor = 0.5 (known: 1.0)"
     )
 
 
 def ropes(config: dict[str, Any], default: float | None = 3e5, windowed: float | None = 2e3) -> Any:
-    return ConfigReader(config, "c.json").ropes("theta", default, "local_theta", windowed, 16)
+    reader = ConfigReader(config)
+    found = RopeByKind(("theta", default), ("local_theta", windowed)).read(reader, POSITIONS)
+    return said(reader) or tuple(found.values())
 
 
 PLAIN = {"rope_type": "default", "rope_theta": 5.0}
@@ -196,11 +220,8 @@ def test_two_ropes_are_read_in_both_spellings() -> None:
     both = {"full_attention": LINEAR | {"rope_theta": 9}, "sliding_attention": PLAIN}
     assert ropes({"theta": 11, "rope_parameters": both}) == (9.0, LINEAR, 5.0)
     for config, default, windowed in (({"local_theta": 7.0}, None, 2e3), ({"theta": 7.0}, 3e5, None)):
-        with pytest.raises(KieloError) as caught:
-            ropes(config, default, windowed)
-        assert str(caught.value) == (
-            "c.json: lacks theta, for which versions of transformers take different values"
-        )
+        lacking = "lacks theta, for which versions of transformers take different values"
+        assert ropes(config, default, windowed) == lacking
     assert ropes({"theta": 7.0, "local_theta": 8.0}, None, None) == (7.0, None, 8.0)
 
 
@@ -219,9 +240,27 @@ def test_two_ropes_are_read_in_both_spellings() -> None:
     ],
 )
 def test_kinds_of_layers_lack_nothing(rope_parameters: Any, complaint: str) -> None:
-    with pytest.raises(KieloError) as caught:
-        ropes({"rope_parameters": rope_parameters})
-    assert str(caught.value) == f"c.json: rope_parameters{'' if complaint[0] == '.' else ' '}{complaint}"
+    given = ropes({"rope_parameters": rope_parameters})
+    assert given == f"rope_parameters{'' if complaint[0] == '.' else ' '}{complaint}"
+
+
+# Of a model that was trained with 8 positions and has 16.
+TRAINED = {"original_max_position_embeddings": 8}
+
+
+def test_the_trained_length_may_stand_beside_the_scaling() -> None:
+    """transformers 5 takes the outer value before the inner one, and transformers 4 the inner value."""
+    for config in (TRAINED | {"rope_scaling": LLAMA3}, {"rope_scaling": LLAMA3 | TRAINED}):
+        reader = ConfigReader(config)
+        assert Rope().read(reader, POSITIONS)["rope_scaling"] == LLAMA3 | TRAINED and said(reader) is None
+    reader = ConfigReader(TRAINED | {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 4}})
+    Rope().read(reader, POSITIONS)
+    assert said(reader) == (
+        "original_max_position_embeddings = 8 and 4 in rope_scaling mean the same and differ"
+    )
+    reader = ConfigReader({"rope_parameters": {"full_attention": PLAIN, "sliding_attention": PLAIN}})
+    Rope().read(reader, POSITIONS)
+    assert "a table for each kind of layer (full_attention, sliding_attention)" in said(reader)
 
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -1,0 +1,459 @@
+"""The keys of a Hugging Face `config.json`, as each family declares them in its `names.py`; torch-free.
+
+A family's `KEYS` is a table of entries. An entry says which keys of `config.json` and of `[model]` belong
+together, their values, and the value of a key that is left out. The import, the export and the refusals all
+follow from the table: `read_config`, `write_config`, `defaults` and `complaints`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from kielo.models.config_reader import (
+    LAYER_KINDS,
+    NO_NULL,
+    NUMBER,
+    SHARE,
+    SIZE,
+    SWITCH,
+    ConfigReader,
+    Kind,
+)
+from kielo.models.decoder_count import layer_types
+from kielo.models.rope_scaling import DEFAULT_ROPE_THETA, normalise_rope, short
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Model
+
+# Keys of [model] that no config.json has.
+_OF_THE_RECIPE = ("model_type", "params", "vocab_multiple", "weights", "transplant", "transplant_vectors")
+
+
+class Entry(Protocol):
+    """Keys of config.json and keys of [model] that belong together. ours: the keys of [model]."""
+
+    @property
+    def ours(self) -> tuple[str, ...]: ...
+
+    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values of [model]. values: what the entries above have read."""
+
+    def write(self, model: Model) -> dict[str, Any]:
+        """Return keys and values of config.json for a complete model."""
+
+    def defaults(self) -> dict[str, Any]:
+        """Return the family's values of keys of [model] whose default is the family's."""
+
+    def complaints(self, model: Model) -> Iterable[str]:
+        """Yield why [model] has values that this family or its config.json cannot have."""
+
+
+class _Quiet:
+    """An entry that has no keys of [model], writes nothing and refuses nothing."""
+
+    ours: tuple[str, ...] = ()
+
+    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {}
+
+    def write(self, model: Model) -> dict[str, Any]:
+        return {}
+
+    def defaults(self) -> dict[str, Any]:
+        return {}
+
+    def complaints(self, model: Model) -> Iterable[str]:
+        return ()
+
+
+class Key(_Quiet):
+    """One key of [model] under one key of config.json.
+
+    theirs: names in config.json, of which the first is written. default: the value of transformers if the key
+    is missing, None if the key is required. null: the meaning of null, if it is allowed. default and null may
+    be functions of the values read before.
+    is_family_default: does `default` also hold for a [model] section without the key?
+    """
+
+    def __init__(
+        self,
+        ours: str,
+        *theirs: str,
+        kind: Kind,
+        default: Any,
+        null: Any = NO_NULL,
+        is_family_default: bool = False,
+    ):
+        self.ours, self._key, self._theirs, self._kind = (ours,), ours, theirs or (ours,), kind
+        self._default, self._null, self._is_family_default = default, null, is_family_default
+
+    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+        default, null = (given(values) if callable(given) else given for given in (self._default, self._null))
+        value = reader.value(self._theirs, self._kind, default, null)
+        if value is None and null is NO_NULL:
+            reader.complain(f"lacks {self._theirs[0]}")
+            value = 1
+        return {self._key: value}
+
+    def write(self, model: Model) -> dict[str, Any]:
+        value = getattr(model, self._key)
+        return {self._theirs[0]: bool(value) if self._kind is SWITCH else value}
+
+    def defaults(self) -> dict[str, Any]:
+        return {self._key: self._default} if self._is_family_default else {}
+
+
+def switch(name: str, default: bool, *theirs: str) -> Key:
+    """Return the entry of a switch, whose default is the family's in [model] too."""
+    return Key(name, *theirs, kind=SWITCH, default=default, is_family_default=True)
+
+
+class Choice(_Quiet):
+    """A key of which Kielo does a few values; the first is the default, also for null and in [model].
+
+    ours, theirs: None if [model] or config.json has no such key. is_written: does the export have the key?
+    """
+
+    def __init__(self, *known: Any, ours: str | None, theirs: str | None, is_written: bool = True):
+        self.ours = () if ours is None else (ours,)
+        self._known, self._ours, self._theirs, self._is_written = known, ours, theirs, is_written
+
+    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+        value = self._known[0] if self._theirs is None else reader.only(self._theirs, self._known)
+        return {} if self._ours is None else {self._ours: value}
+
+    def write(self, model: Model) -> dict[str, Any]:
+        if self._theirs is None or not self._is_written:
+            return {}
+        value = None if self._ours is None else getattr(model, self._ours)
+        return {self._theirs: self._known[0] if value is None else value}
+
+    def defaults(self) -> dict[str, Any]:
+        return {} if self._ours is None or self._known[0] is None else {self._ours: self._known[0]}
+
+    def complaints(self, model: Model) -> Iterable[str]:
+        if self._ours is not None and getattr(model, self._ours) not in (None, *self._known):
+            yield (
+                f"model.{self._ours} = {getattr(model, self._ours)!r}: {model.model_type} models have "
+                f"{' or '.join(map(repr, self._known))}"
+            )
+
+
+def only(theirs: str, *known: Any, is_written: bool = False) -> Choice:
+    """Return the entry of a key of config.json that [model] lacks, because Kielo does only these values."""
+    return Choice(*known, ours=None, theirs=theirs, is_written=is_written)
+
+
+def fixed(ours: str, *known: Any, theirs: str | None = None, is_written: bool = True) -> Choice:
+    """Return the entry of a key of [model] that has only these values in this family."""
+    return Choice(*known, ours=ours, theirs=theirs, is_written=is_written)
+
+
+class Unread(_Quiet):
+    """Keys of config.json that do not change a model's logits in use; exports have `written`."""
+
+    def __init__(self, *theirs: str, **written: Any):
+        self._theirs, self._written = theirs, written
+
+    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+        for name in (*self._theirs, *self._written):
+            reader.get(name)
+        return {}
+
+    def write(self, model: Model) -> dict[str, Any]:
+        return dict(self._written)
+
+
+class HeadWidth(_Quiet):
+    """The width of a head: config.json's head_dim, or hidden_size / heads. default: as for `Key`."""
+
+    ours = ("head_dim",)
+
+    def __init__(self, **default: Any):
+        self._default = default
+
+    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+        default = self._default or {"default": None, "null": None}
+        width = reader.value(("head_dim",), SIZE, **default)
+        return {"head_dim": width or _derived_width(reader, values)}
+
+    def write(self, model: Model) -> dict[str, Any]:
+        return {"head_dim": model.head_dim}
+
+
+class WholeHeads(_Quiet):
+    """Heads without groups that fill hidden_size. config.json has no keys for other shapes."""
+
+    ours = ("num_key_value_heads", "head_dim")
+
+    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+        heads, width = values["num_attention_heads"], _derived_width(reader, values)
+        reader.get("num_key_value_heads")  # transformers does not
+        reader.only("head_dim", (width,))  # transformers' RoPE reads it in these families too
+        return {"num_key_value_heads": heads, "head_dim": width}
+
+    def complaints(self, model: Model) -> Iterable[str]:
+        heads, family = model.num_attention_heads, model.model_type
+        if model.num_key_value_heads not in (None, heads):
+            yield (
+                f"model.num_key_value_heads = {model.num_key_value_heads}: a {family} model has as many as "
+                f"model.num_attention_heads = {heads}"
+            )
+        if model.head_dim is not None and model.head_dim * heads != model.hidden_size:
+            yield (
+                f"model.head_dim = {model.head_dim}: a {family} model's {heads} heads are model.hidden_size "
+                f"= {model.hidden_size} wide together"
+            )
+
+
+def _derived_width(reader: ConfigReader, values: Mapping[str, Any]) -> int:
+    hidden, heads = values["hidden_size"], values["num_attention_heads"]
+    if hidden % heads:
+        reader.complain(f"hidden_size {hidden} is no multiple of the {heads} attention heads")
+    return max(1, hidden // heads)
+
+
+class NoWindows(_Quiet):
+    """Every layer attends to the whole sequence."""
+
+    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+        reader.only("sliding_window", (None,))
+        if "sliding_attention" in (reader.get("layer_types") or ()):
+            reader.complain("layer_types has sliding_attention, which models of this type do not have")
+        return {}
+
+
+class Windows(_Quiet):
+    """layer_types and sliding_window; by default every `full_every`-th layer has no window.
+
+    pattern: keys of config.json that replace full_every.
+    """
+
+    ours = ("sliding_window", "layer_types")
+
+    def __init__(self, full_every: int, *pattern: str):
+        self._full_every, self._pattern = full_every, pattern
+
+    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+        every = reader.value(self._pattern, SIZE, self._full_every)
+        count = values["num_hidden_layers"]
+        usual = [LAYER_KINDS[number % every != 0] for number in range(1, count + 1)]
+        window, kinds = reader.value(("sliding_window",), SIZE, 4096, None), reader.layer_types(usual)
+        if "sliding_attention" not in kinds:
+            return {"layer_types": kinds}
+        if window is None:
+            reader.complain("layer_types has sliding_attention, but sliding_window is null")
+        return {"layer_types": kinds, "sliding_window": window}
+
+    def write(self, model: Model) -> dict[str, Any]:
+        # transformers makes the windowed mask even if no layer uses it.
+        window = model.sliding_window or model.max_position_embeddings
+        return {"layer_types": list(layer_types(model)), "sliding_window": window}
+
+
+class Rope(_Quiet):
+    """RoPE's base and scaling, the same in all layers.
+
+    Exports have transformers 4's spelling, which transformers 4 and 5 both read.
+    theta: its key and default in config.json. rotary_pct: default of the key of that name, for families that
+    rotate a share of each head.
+    """
+
+    def __init__(
+        self, theta: str = "rope_theta", default: float = DEFAULT_ROPE_THETA, rotary_pct: float | None = None
+    ):
+        self._theta, self._default, self._rotary_pct = theta, default, rotary_pct
+        self.ours = ("rope_theta", "rope_scaling", *(() if rotary_pct is None else ("rotary_pct",)))
+
+    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+        theta = reader.value((self._theta,), NUMBER, self._default)
+        older, newer = reader.get("rope_scaling"), reader.get("rope_parameters")
+        scaling = older or newer  # in the order of transformers
+        share = self._share(reader, scaling)
+        scaling = _with_trained_length(reader, scaling)
+        base, scaling = _normalised(reader, theta, scaling, values, share)
+        found = {"rope_theta": base, "rope_scaling": scaling}
+        return found if self._rotary_pct is None else found | {"rotary_pct": share}
+
+    def _share(self, reader: ConfigReader, scaling: Any) -> float:
+        if self._rotary_pct is None:
+            reader.only("partial_rotary_factor", (1.0,))
+            return 1.0
+        share = reader.value(("rotary_pct",), SHARE, self._rotary_pct)
+        inside = scaling.get("partial_rotary_factor") if isinstance(scaling, Mapping) else None
+        if inside is not None and not SHARE.fits(inside):
+            reader.complain(
+                f"partial_rotary_factor = {short(inside)} does not fit; expected {SHARE.expected}"
+            )
+        return share if inside is None else inside
+
+    def write(self, model: Model) -> dict[str, Any]:
+        base, scaling = normalise_rope(model.rope_theta, model.rope_scaling, model.max_position_embeddings)
+        share = {} if self._rotary_pct is None else {"rotary_pct": model.rotary_pct}
+        return {self._theta: base, "rope_scaling": scaling, **share}
+
+
+class RopeByKind(_Quiet):
+    """RoPE with a base of its own in windowed layers, or one base and a scaling of full layers only.
+
+    transformers 5 writes `rope_parameters` with a table for each kind of layer. transformers 4 writes the
+    `rope_scaling` of full layers, and a key for each base: (name, default), a default of None if versions of
+    transformers take different values. A scaling of windowed layers is refused.
+    """
+
+    def __init__(
+        self,
+        theta: tuple[str, float | None],
+        windowed: tuple[str, float | None],
+        has_scaling: bool = True,
+        writes_both: bool = False,
+    ):
+        self._theta, self._windowed = theta, windowed
+        self._has_scaling, self._writes_both = has_scaling, writes_both
+        self._is_one_base = theta == windowed
+        self.ours = ("rope_theta",)
+        self.ours += ("rope_scaling",) if has_scaling else ()
+        self.ours += () if self._is_one_base else ("rope_local_base_freq",)
+
+    def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+        reader.only("partial_rotary_factor", (1.0,))
+        by_kind, older = reader.get("rope_parameters"), reader.get("rope_scaling")
+        theta, windowed_theta = (
+            reader.value((name,), NUMBER, default) for name, default in (self._theta, self._windowed)
+        )
+        windowed_scaling = None
+        if by_kind is None:
+            if theta is None or windowed_theta is None:
+                name = self._theta[0]
+                reader.complain(f"lacks {name}, for which versions of transformers take different values")
+                return {}
+            base, scaling = _normalised(reader, theta, _with_trained_length(reader, older), values)
+            windowed_base = windowed_theta
+        elif missing := _missing_bases(by_kind):
+            reader.complain(f"rope_parameters lacks {', '.join(missing)}")
+            return {}
+        else:
+            if older:
+                reader.complain("rope_scaling and rope_parameters mean the same; expected one of them")
+            base, scaling = _normalised(reader, None, by_kind["full_attention"], values)
+            windowed_base, windowed_scaling = _normalised(reader, None, by_kind["sliding_attention"], values)
+        if windowed_scaling is not None:
+            reader.complain("rope_parameters.sliding_attention has a scaling, which is not supported")
+        if scaling is not None and not self._has_scaling:
+            reader.complain(f"asks for what Kielo does not do: rope_scaling of type {scaling['rope_type']}")
+        found = {"rope_theta": base, "rope_scaling": scaling}
+        if not self._is_one_base:
+            return found | {"rope_local_base_freq": windowed_base}
+        if base != windowed_base:
+            reader.complain(
+                f"rope_parameters has a rope_theta of {base:g} for full and {windowed_base:g} for sliding "
+                "attention; only one for both is supported"
+            )
+        return found
+
+    def write(self, model: Model) -> dict[str, Any]:
+        base, scaling = normalise_rope(model.rope_theta, model.rope_scaling, model.max_position_embeddings)
+        written: dict[str, Any] = {self._theta[0]: base}
+        if not self._is_one_base:
+            written[self._windowed[0]] = model.rope_local_base_freq
+        if self._has_scaling:
+            written["rope_scaling"] = scaling
+        if self._writes_both:
+            plain = {"rope_type": "default", "rope_theta": base}
+            written["rope_parameters"] = {
+                "full_attention": plain | (scaling or {}),
+                "sliding_attention": plain,
+            }
+        return written
+
+
+def _missing_bases(by_kind: Any) -> list[str]:
+    tables = by_kind if isinstance(by_kind, Mapping) else {}
+    return [
+        f"{kind}.rope_theta"
+        for kind in LAYER_KINDS
+        if not isinstance(tables.get(kind), Mapping) or tables[kind].get("rope_theta") is None
+    ]
+
+
+def _with_trained_length(reader: ConfigReader, scaling: Any) -> Any:
+    """Add the length that the model was trained with, which files may have beside the scaling.
+
+    transformers 5 prefers the outer value and transformers 4 the inner value: unequal values are refused.
+    """
+    key = "original_max_position_embeddings"
+    outer = reader.get(key)
+    if outer is None or not isinstance(scaling, Mapping):
+        return scaling
+    if scaling.get(key) not in (None, outer):
+        reader.complain(
+            f"{key} = {short(outer)} and {short(scaling[key])} in rope_scaling mean the same and differ"
+        )
+    return {**scaling, key: outer}
+
+
+def _normalised(
+    reader: ConfigReader, theta: float | None, scaling: Any, values: Mapping[str, Any], share: float = 1.0
+) -> tuple[float, dict[str, Any] | None]:
+    try:
+        return normalise_rope(theta, scaling, values["max_position_embeddings"], "", share)
+    except KieloError as error:
+        reader.complain(str(error))
+        return DEFAULT_ROPE_THETA, None
+
+
+# Keys that all families treat alike. The first are no part of the maths: exports have their own.
+COMMON: tuple[Entry, ...] = (
+    Unread(
+        "model_type", "bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id", "dtype",
+        "torch_dtype", "use_cache", "auto_map", "transformers_version", "_name_or_path", "id2label",
+        "label2id", "_attn_implementation_autoset", "problem_type", "return_dict", "output_attentions",
+        "output_hidden_states", "chunk_size_feed_forward", "pretraining_tp", "is_decoder",
+        "classifier_dropout", "tokenizer_class",
+    ),
+    only("is_encoder_decoder", False),
+    only("add_cross_attention", False),
+    only("pruned_heads", {}),
+)  # fmt: skip
+
+
+def read_config(
+    entries: Iterable[Entry], config: Mapping[str, Any], model_type: str, where: str
+) -> tuple[Model, list[str]]:
+    """Return the complete model of a config, and the keys that no entry knows.
+
+    Raise KieloError with every complaint, after the name of the file.
+    """
+    reader, values = ConfigReader(config), {"model_type": model_type}
+    for entry in (*COMMON, *entries):
+        values |= entry.read(reader, values)
+    if reader.get("quantization_config"):
+        reader.complain(
+            "asks for what Kielo does not do: quantization_config (weights must be bf16, fp16 or fp32)"
+        )
+    if reader.complaints:
+        raise KieloError(f"{where}: " + "; ".join(dict.fromkeys(reader.complaints)))
+    return Model(**values), sorted(set(config) - reader.keys_read)
+
+
+def write_config(entries: Iterable[Entry], model: Model) -> dict[str, Any]:
+    """Return the config.json of a complete model, without tokens and dtype."""
+    return {key: value for entry in entries for key, value in entry.write(model).items()}
+
+
+def defaults(entries: Iterable[Entry]) -> dict[str, Any]:
+    """Return the family's values of keys of [model] that are unset."""
+    return {key: value for entry in entries for key, value in entry.defaults().items()}
+
+
+def keys_of_model(entries: Iterable[Entry]) -> set[str]:
+    """Return the keys of [model] that the family has."""
+    return {key for entry in entries for key in entry.ours}
+
+
+def complaints(entries: Sequence[Entry], model: Model) -> Iterator[str]:
+    """Yield why a [model] section has values that this family or its config.json cannot have."""
+    known = {*_OF_THE_RECIPE, *keys_of_model(entries)}
+    for key, field in type(model).model_fields.items():
+        if key not in known and getattr(model, key) != field.default:
+            yield f"model.{key} = {getattr(model, key)!r}: {model.model_type} models do not have it"
+    for entry in entries:
+        yield from entry.complaints(model)
