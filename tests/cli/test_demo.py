@@ -12,7 +12,9 @@ def test_the_demo_beats_its_baselines_and_equals_hugging_face(tmp_path):
     """`kielo run demo_estonian`: fewer bits per byte than unigram, xz and 6-gram;
     losses within 1e-5 of Hugging Face's.
     """
-    process = kielo("run", "demo_estonian", "--json", "--set", f"folder={tmp_path / 'demo'}", threads=2)
+    process = kielo(
+        "run", "demo_estonian", "--json", "--set", f"folder={tmp_path / 'demo'}", threads=2, is_online=True
+    )
     stdout, stderr = process.communicate(timeout=1800)
     assert process.returncode == 0, stderr
     summary = json.loads(stdout)
@@ -28,7 +30,15 @@ def test_the_demo_of_an_encoder_beats_its_baselines(tmp_path):
     """`kielo run demo_estonian_bert`: of a hundred hidden tokens it predicts over 20 more than the bigram,
     over 30 more than the unigram, and over 1 more than bigrams of both neighbours.
     """
-    process = kielo("run", "demo_estonian_bert", "--json", "--set", f"folder={tmp_path / 'demo'}", threads=2)
+    process = kielo(
+        "run",
+        "demo_estonian_bert",
+        "--json",
+        "--set",
+        f"folder={tmp_path / 'demo'}",
+        threads=2,
+        is_online=True,
+    )
     stdout, stderr = process.communicate(timeout=1800)
     assert process.returncode == 0, stderr
     accuracy = json.loads(stdout)["masked_tokens"]

@@ -73,9 +73,11 @@ def write_recipe(folder: Path, name: str = "tiny") -> Path:
     return path
 
 
-def kielo(*arguments: str | Path, threads: int = 1) -> subprocess.Popen:
-    """`kielo` as people start it, in a process of its own."""
+def kielo(*arguments: str | Path, threads: int = 1, is_online: bool = False) -> subprocess.Popen:
+    """Start `kielo` as people do, in a process of its own. is_online: names of servers are looked up."""
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    if is_online:
+        environment.pop("RES_OPTIONS", None)  # tests/conftest.py turns lookups off
     return subprocess.Popen(
         [sys.executable, "-m", "kielo", *map(str, arguments)],
         env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
