@@ -214,7 +214,11 @@ ODD_FAMILIES: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("rope_parameters", {"model_type": "olmo3", "rope_parameters": "x"}, "lacks full_attention.rope_theta"),
     ("rotary_pct", {"model_type": "gpt_neox", "rotary_pct": 1.5}, NO_FIT),
-    ("rotary_pct", {"model_type": "gpt_neox", "rope_parameters": {"partial_rotary_factor": "half"}}, NO_FIT),
+    (
+        "partial_rotary_factor",
+        {"model_type": "gpt_neox", "rope_parameters": {"partial_rotary_factor": "half"}},
+        NO_FIT,
+    ),
     (
         "hidden_size",
         {"model_type": "llama", "hidden_size": 15, "num_attention_heads": 2},
