@@ -47,7 +47,7 @@ def rewritten(folder: Path, **changes: object) -> str:
 
 
 def test_manifests_of_something_else(tmp_path) -> None:
-    """Of another kind, without an index, of another version, or none."""
+    """Refuse a manifest of another kind or version, one without an index, and a missing one."""
     altered = (
         "damaged: manifest.json is not what was written (its own checksum differs), so the files beside it "
         "cannot be checked"

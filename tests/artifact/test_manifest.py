@@ -303,7 +303,7 @@ def test_small_files_of_a_stage_are_hashed_and_large_ones_are_not(tmp_path, monk
 
 
 def test_the_whole_manifest_of_a_stage(tmp_path, monkeypatch) -> None:
-    """As JSON with a line's end; seconds to the thousandth, a date to the second, versions once asked for."""
+    """Write JSON with a line's end, thousandths of seconds, a date to the second, and versions if asked."""
     monkeypatch.setattr(manifest, "time", SimpleNamespace(monotonic=iter([5.0, 8.25049]).__next__))
     folder = tmp_path / "a" / "stage"
     with write_stage(folder, "trial", 7, {"raw": "0a"}, {"name": "é", "sizes": (1, 2)}) as stage:
@@ -350,7 +350,7 @@ def test_a_stage_of_another_migration_is_current(tmp_path) -> None:
 
 
 def test_a_link_in_a_stage_is_not_kielos(tmp_path) -> None:
-    """Of a folder or a file; a manifest that is a folder cannot be read."""
+    """Read the manifest of a folder or of a file; refuse a manifest that is a folder."""
     folder = tmp_path / "stage"
     (tmp_path / "elsewhere").mkdir()
     _write(folder)

@@ -153,7 +153,7 @@ def test_an_index_that_goes_backwards_is_refused_when_it_is_used(tmp_path):
 
 
 def test_the_file_that_was_not_read_for_longest_is_closed(by_hand, tmp_path, monkeypatch):
-    """Of at most two open files."""
+    """Keep at most two files open."""
     opened = []
 
     def opening(folder, file, end):

@@ -157,7 +157,7 @@ def test_the_same_files_elsewhere_are_the_same_text(tmp_path):
     [("uint16", 99_999, 2), ("uint32", 5, 4), (None, 65_536, 2), (None, 65_537, 4), (None, 65_535, 2)],
 )
 def test_the_width_of_ids(dtype, vocab_size, width, tmp_path):
-    """As the recipe says, or as the vocabulary needs: below 65,537 tokens two bytes."""
+    """Take the width that the recipe says, else two bytes for up to 65,536 tokens."""
     (tmp_path / "a.npy").write_bytes(bytes(12))
     source = Source(name="web", tokens=str(tmp_path), tokens_dtype=dtype)
     recipe = SimpleNamespace(corpus=SimpleNamespace(token_sources=[source]))

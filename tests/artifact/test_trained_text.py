@@ -35,7 +35,7 @@ def test_what_counts_as_trained(tmp_path) -> None:
 
 
 def test_the_first_four_differences_are_named(tmp_path) -> None:
-    """Of damage alone it is told how to mend it."""
+    """Say how to mend damage, if there is nothing else."""
     folder, checkpoints = tmp_path / "tokens", tmp_path / "train" / "checkpoints"
     stage(folder, "a", "b", **dict.fromkeys("abcde", "1"))
     (checkpoints / "step_00000007").mkdir(parents=True)

@@ -16,7 +16,7 @@ from kielo.recipe.errors import KieloError
 
 @pytest.fixture
 def calls(monkeypatch) -> list[tuple[Any, ...]]:
-    """What the parts were called with that read weights and tokenizers."""
+    """Record the arguments of the parts that read weights and tokenizers."""
     found: list[tuple[Any, ...]] = []
 
     def loading(

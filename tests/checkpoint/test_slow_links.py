@@ -47,7 +47,7 @@ def test_the_link_to_the_first_node_is_from_the_last() -> None:
 
 
 def test_a_link_is_slow_from_twice_the_usual_time_on() -> None:
-    """Of three links the second is usual, of four the lower of two; the fastest copy counts."""
+    """Take the second of three links as usual, the lower middle one of four, by its fastest copy."""
     assert (COPIES, LEAST_BYTES) == (3, 8_388_608)
     assert slow_links([[1.0, 2.0, 4.0], [2.0, 1.0, 4.0]]) == [SlowLink(2, 4.0, 2.0)]
     assert slow_links([[1.0, 2.0, 4.0], [2.0, 1.0, 3.9]]) == []

@@ -73,7 +73,7 @@ def test_a_box_of_any_view_by_any_buffer(shape, strides, part, buffer_bytes, tmp
 
 
 def test_rows_are_divided_by_the_buffer(calls, tmp_path) -> None:
-    """As many whole rows as fit; of longer rows as many columns; a column less where nothing else fits."""
+    """Read as many whole rows as fit, or as many columns of longer rows."""
     path, stored = tmp_path / "f", StoredTensor("F32", (5, 10), 20, (10, 1))
     numbers(path, 50)
     for buffer_bytes, sizes in (
@@ -87,7 +87,7 @@ def test_rows_are_divided_by_the_buffer(calls, tmp_path) -> None:
 
 
 def test_tensors_share_a_buffer_at_multiples_of_64_bytes(calls, tmp_path) -> None:
-    """Of 40 bytes two fit 104 and 128, of 64 bytes two fit 128; in the order of the file."""
+    """Read two pieces of 40 bytes within 104 and 128, and two of 64 within 128, in the file's order."""
     path = tmp_path / "f"
     numbers(path, 100)
     for items, buffer_bytes, sizes in (
@@ -138,7 +138,7 @@ def test_a_call_has_at_most_1024_parts(calls, tmp_path) -> None:
 
 
 def test_the_kernel_is_asked_for_what_lies_between_rows(monkeypatch, tmp_path) -> None:
-    """Of gaps from 8,193 to 131,072 bytes, by as many; the file is read from its beginning to its end."""
+    """Skip gaps of 8,193 to 131,072 bytes; read the file from its beginning to its end."""
     path, asked = tmp_path / "f", []
     monkeypatch.setattr(os, "posix_fadvise", lambda descriptor, *what: asked.append(what))
     path.touch()

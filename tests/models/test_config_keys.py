@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kielo.models import families
 from kielo.models.config_keys import read_config
@@ -139,3 +140,70 @@ def test_keys_that_nobody_reads_are_shown(tmp_path) -> None:
         "keys of config.json that qwen2 models have neither here nor in transformers, passed over: my_note, "
         "unsloth_version"
     )
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0}
+TRAINED = "original_max_position_embeddings"
+
+
+def frequencies(given: dict[str, Any]) -> Any:
+    """Return the frequencies of transformers' RoPE for full layers."""
+    config = AutoConfig.for_model(**json.loads(json.dumps(given)))
+    kind = "full_attention" if given["model_type"] in TWO_KINDS else None
+    return ROPE_INIT_FUNCTIONS[given["rope_scaling"]["rope_type"]](config, "cpu", layer_type=kind)[0]
+
+
+@pytest.mark.parametrize("scaling", [LLAMA3, YARN], ids=["llama3", "yarn"])
+@pytest.mark.parametrize("model_type", ["llama", "olmo2", "olmo3", "gemma3_text"])
+def test_the_trained_length_beside_the_scaling(tmp_path, model_type: str, scaling: dict) -> None:
+    """transformers reads it there in families with one RoPE. In the others it does not: refused."""
+    plain = {"model_type": model_type, "rope_theta": 5e5, "max_position_embeddings": 64}
+    beside = plain | {"rope_scaling": scaling, TRAINED: 8}
+    inside = {length: plain | {"rope_scaling": scaling | {TRAINED: length}} for length in (8, 64)}
+    assert not frequencies(inside[8]).equal(frequencies(inside[64]))
+    assert frequencies(beside).equal(frequencies(inside[64 if model_type in TWO_KINDS else 8]))
+    (tmp_path / "inside.json").write_text(json.dumps(inside[8]), encoding="utf-8")
+    (tmp_path / "config.json").write_text(json.dumps(beside), encoding="utf-8")
+    if model_type in TWO_KINDS:
+        assert families.read_hf_config(tmp_path / "inside.json").rope_scaling[TRAINED] == 8
+        with pytest.raises(KieloError, match=f"{TRAINED} = 8 stands beside rope_scaling"):
+            families.read_hf_config(tmp_path)
+    else:
+        assert families.read_hf_config(tmp_path) == families.read_hf_config(tmp_path / "inside.json")
+
+
+@pytest.mark.parametrize("model_type", IN_TRANSFORMERS)
+def test_a_mask_of_the_other_kind_is_refused(tmp_path, model_type: str) -> None:
+    """transformers 5 makes its masks by `is_causal`, which no config class declares."""
+    is_encoder = FAMILIES[model_type].is_encoder
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(written_by_transformers(model_type, rope_theta=5e5, is_causal=not is_encoder)))
+    assert families.read_hf_config(path).model_type == model_type
+    path.write_text(json.dumps(written_by_transformers(model_type, rope_theta=5e5, is_causal=is_encoder)))
+    with pytest.raises(KieloError, match=f"is_causal = {is_encoder}"):
+        families.read_hf_config(path)
+
+
+@pytest.mark.parametrize("model_type", IN_TRANSFORMERS)
+@pytest.mark.parametrize("value", [5, "x", [[1]], {"a": 1}], ids=str)
+def test_damaged_values_are_refused_and_never_a_traceback(tmp_path, model_type: str, value: Any) -> None:
+    """Every key of transformers' config class and some of other families, with a value that fits no key."""
+    others = (
+        "layer_types",
+        "sliding_window",
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+        "head_dim",
+        TRAINED,
+    )
+    for key in {*written_by_transformers(model_type), *others}:
+        if key in ("model_type", "transformers_version"):
+            continue
+        given = written_by_transformers(model_type, **{key: value})
+        (tmp_path / "config.json").write_text(json.dumps(given), encoding="utf-8")
+        try:
+            families.read_hf_config(tmp_path)
+        except KieloError as error:
+            assert "config.json: " in str(error)

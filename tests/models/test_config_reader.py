@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kielo.models.config_keys import NoWindows, Rope, RopeByKind, WholeHeads, Windows, read_config
+from kielo.models.config_keys import Key, NoWindows, Rope, RopeByKind, WholeHeads, Windows, read_config
 from kielo.models.config_reader import LAYERS, NUMBER, SIZE, SWITCH, WHOLE, ConfigReader, Kind
 from kielo.models.rope_scaling import normalise_rope
 from kielo.recipe.errors import KieloError
@@ -170,8 +170,9 @@ def test_the_width_of_a_head_is_rounded_down_and_told() -> None:
     ],
 )  # fmt: skip
 def test_what_no_family_does_is_refused_with_all_else(config: dict[str, Any], complaint: str) -> None:
+    layers = Key("num_hidden_layers", kind=LAYERS, default=3)
     with pytest.raises(KieloError) as caught:
-        read_config((NoWindows(),), config | {"sliding_window": 9}, "llama", "c.json")
+        read_config((layers, NoWindows()), config | {"sliding_window": 9}, "llama", "c.json")
     said = str(caught.value)
     assert said.startswith("c.json: asks for what Kielo does not do: ")
     assert complaint in said and "sliding_window = 9 (known: None)" in said

@@ -21,6 +21,7 @@ from kielo.models.config_reader import (
 from kielo.models.decoder_count import layer_types
 from kielo.models.rope_scaling import DEFAULT_ROPE_THETA, normalise_rope, short
 from kielo.recipe.errors import KieloError
+from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import Model
 
 # Keys of [model] that no config.json has.
@@ -216,7 +217,7 @@ class NoWindows(_Quiet):
 
     def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
         reader.only("sliding_window", (None,))
-        if "sliding_attention" in (reader.get("layer_types") or ()):
+        if "sliding_attention" in reader.layer_types(LAYER_KINDS[:1] * values["num_hidden_layers"]):
             reader.complain("layer_types has sliding_attention, which models of this type do not have")
         return {}
 
@@ -325,7 +326,8 @@ class RopeByKind(_Quiet):
                 name = self._theta[0]
                 reader.complain(f"lacks {name}, for which versions of transformers take different values")
                 return {}
-            base, scaling = _normalised(reader, theta, _with_trained_length(reader, older), values)
+            _refuse_trained_length_beside(reader, older, values)
+            base, scaling = _normalised(reader, theta, older, values)
             windowed_base = windowed_theta
         elif missing := _missing_bases(by_kind):
             reader.complain(f"rope_parameters lacks {', '.join(missing)}")
@@ -390,6 +392,19 @@ def _with_trained_length(reader: ConfigReader, scaling: Any) -> Any:
     return {**scaling, key: outer}
 
 
+def _refuse_trained_length_beside(reader: ConfigReader, scaling: Any, values: Mapping[str, Any]) -> None:
+    """Complain of a trained length beside the scaling, which transformers does not read in these families."""
+    key = "original_max_position_embeddings"
+    outer = reader.get(key)
+    if not isinstance(scaling, Mapping) or scaling.get(key) is not None:
+        return
+    if outer not in (None, values["max_position_embeddings"]):
+        reader.complain(
+            f"{key} = {short(outer)} stands beside rope_scaling, where transformers does not read it for "
+            "models of this type; it belongs inside"
+        )
+
+
 def _normalised(
     reader: ConfigReader, theta: float | None, scaling: Any, values: Mapping[str, Any], share: float = 1.0
 ) -> tuple[float, dict[str, Any] | None]:
@@ -425,6 +440,8 @@ def read_config(
     reader, values = ConfigReader(config), {"model_type": model_type}
     for entry in (*COMMON, *entries):
         values |= entry.read(reader, values)
+    # transformers 5 makes its masks by this key, which no family's class declares.
+    reader.only("is_causal", (not FAMILIES[model_type].is_encoder,))
     if reader.get("quantization_config"):
         reader.complain(
             "asks for what Kielo does not do: quantization_config (weights must be bf16, fp16 or fp32)"

@@ -11,7 +11,7 @@ NO_NULL = object()
 
 
 class Kind(NamedTuple):
-    """What a value must be: a test, and the words for an error."""
+    """Describe what a value must be: a test, and the words for an error."""
 
     fits: Callable[[Any], bool]
     expected: str

@@ -98,8 +98,8 @@ class _OneWindow(NoWindows):
 
     def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
         window = reader.value(("sliding_window",), SIZE, 4096, None)
-        kind = LAYER_KINDS[window is not None]
-        if set(reader.get("layer_types") or (kind,)) != {kind}:
+        usual = (LAYER_KINDS[window is not None],) * values["num_hidden_layers"]
+        if reader.layer_types(usual) != usual:
             reader.complain(
                 "layer_types has other kinds of layers than sliding_window, which transformers passes over"
             )
