@@ -38,7 +38,7 @@ from kielo.parallel.tensor_parallel import apply_tensor_parallel
 from kielo.parallel.world import start_world
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Fp8, Layout, Model, TrainIdentity
-from kielo.resolve.fp8_check import layer_matrices
+from kielo.resolve.fp8_matrices import layer_matrices
 from kielo.train.loss import LossOptions, chunked_loss
 from kielo.train.optimiser import build_optimiser
 from tests.ranks import run_ranks

@@ -17,6 +17,8 @@ from kielo.resolve.complete_model import (
     overridden_in_words,
     size_of_ready_tokenizer,
 )
+from kielo.resolve.rules import MODEL_RULES, Case, Machine, complaints
+from kielo.resolve.text import Text
 from tests.resolve.test_resolve import finish_tokenizer, recipe
 
 CONFIG = {
@@ -33,19 +35,21 @@ def weights(tmp_path: Path) -> str:
 
 def completed(vocabulary: int, *lengths: int, **model: Any) -> tuple[Model, list[str]]:
     """The model for a tokenizer of so many tokens and phases of these lengths, and what is complained of."""
-    one, complaints = recipe(model=model), []
-    phases = [replace(full_phases(one)[0], sequence_length=length) for length in lengths]
-    return complete_model(one, phases, vocabulary, complaints), complaints
+    one = recipe(model=model)
+    phases = tuple(replace(full_phases(one)[0], sequence_length=length) for length in lengths)
+    made = complete_model(one, phases, vocabulary)
+    text = Text({}, 0, "", vocabulary, 0)
+    return made, complaints(Case(one, made, Machine(), phases, text), MODEL_RULES)
 
 
 def test_sizes_that_do_not_fit_are_refused_and_those_that_just_do_are_not() -> None:
     """As many tokens as the tokenizer has, and as many positions as the longest phase."""
-    found, complaints = completed(300, 32, 64, 16)
-    assert (found.vocab_size, found.max_position_embeddings) == (300, 64) and not complaints
-    found, complaints = completed(300, 32, 64, vocab_size=300, max_position_embeddings=64)
-    assert (found.vocab_size, found.max_position_embeddings) == (300, 64) and not complaints
-    found, complaints = completed(300, 32, 64, vocab_size=299, max_position_embeddings=63)
-    assert complaints == [
+    found, said = completed(300, 32, 64, 16)
+    assert (found.vocab_size, found.max_position_embeddings) == (300, 64) and not said
+    found, said = completed(300, 32, 64, vocab_size=300, max_position_embeddings=64)
+    assert (found.vocab_size, found.max_position_embeddings) == (300, 64) and not said
+    found, said = completed(300, 32, 64, vocab_size=299, max_position_embeddings=63)
+    assert said == [
         "model.vocab_size = 299 is less than the tokenizer's 300 tokens; what would work: 300 or more, or "
         "the tokenizer that belongs to model.weights",
         "dataset.sequence_length = 64 is more than model.max_position_embeddings = 63; what would work: a "

@@ -12,10 +12,11 @@ from kielo.cli.main import main
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases
 from kielo.recipe.read import read_recipe
-from kielo.resolve.mixture import num_sequences, repeated_too_often, weights_by_tokens
+from kielo.resolve.mixture import num_sequences, weights_by_tokens
 from kielo.resolve.mixture_table import effective_tokens, mixture_table
 from kielo.resolve.phases import plan_phases
 from kielo.resolve.resolve import resolve
+from kielo.resolve.rules import Case, Machine, Steps, complaints, repeats_of_sources
 from kielo.resolve.text import Text
 
 OWN = ["corpus.sources=fi.txt,en.txt,code.txt", "train.tokens_per_step=2048", "dataset.sequence_length=256"]
@@ -225,7 +226,9 @@ def test_a_source_may_be_read_as_often_as_is_allowed_and_a_quota_more() -> None:
         phases = plan_phases(
             asked, [{"fi": of_80, "en": 80 - of_80}], None, 1, lambda name, length: tokens[name]
         )
-        return list(repeated_too_often(changed, asked, phases, lambda name, length: tokens[name]))
+        text = Text(tokens, 0, "hash", 0, 0, packed_sequences={256: {"fi": fi_sequences, "en": 100}})
+        case = Case(changed, changed.model, Machine(), asked, text, Steps(phases))
+        return complaints(case, [repeats_of_sources])
 
     # 60 of 80 sequences are fi's; of a source of n sequences it may read 2 n + 1
     assert told(30) == [] and told(30, of_80=61) == [] and len(told(30, of_80=61.5)) == 1

@@ -12,7 +12,6 @@ from torch.distributed.pipelining import schedules as torch_schedules
 
 from kielo.parallel.pipeline_schedule import TORCH_CLASSES
 from kielo.recipe.sections import Layout, Model
-from kielo.resolve.layout_check import layout_complaints
 from kielo.resolve.stages import (
     SCHEDULES,
     layer_numbers,
@@ -21,9 +20,9 @@ from kielo.resolve.stages import (
     num_stages,
     rank_of_each_stage,
     split_by_cost,
-    stage_complaints,
     stages_of_rank,
 )
+from tests.resolve.rule_cases import layout_complaints
 
 MODEL = Model(
     hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8,
@@ -113,7 +112,6 @@ def test_what_cannot_run_is_refused_with_what_can(refused, named, works):
     (complaint,) = layout_complaints(MODEL, 1024, Layout(**refused))
     assert named in complaint
     assert layout_complaints(MODEL, 1024, Layout(**(refused | works))) == []
-    assert list(stage_complaints(MODEL, Layout(**(refused | works)))) == []
 
 
 def torch_takes(name: str, micro_batches: int, ranks: int) -> bool:
@@ -166,8 +164,8 @@ def test_refusals_of_stages_begin_at_their_borders():
     for stages, layers in ((2, 3), (3, 5)):
         layout = Layout(**INTERLEAVED, pipeline_stages_per_rank=stages)
         few = MODEL.model_copy(update={"num_hidden_layers": layers - 1})
-        assert list(stage_complaints(MODEL.model_copy(update={"num_hidden_layers": layers}), layout)) == []
-        (complaint,) = stage_complaints(few, layout)
+        assert layout_complaints(MODEL.model_copy(update={"num_hidden_layers": layers}), 1024, layout) == []
+        (complaint,) = layout_complaints(few, 1024, layout)
         assert complaint == (
             f"model.num_hidden_layers = {layers - 1} are too few for {2 * stages} stages (layout.pipeline = "
             "2 × "
@@ -175,18 +173,24 @@ def test_refusals_of_stages_begin_at_their_borders():
             f"{layers} "
             "stages"
         )
-    (one,) = stage_complaints(MODEL, Layout(pipeline=2, pipeline_stages_per_rank=3))
+    (one,) = layout_complaints(MODEL, 1024, Layout(pipeline=2, pipeline_stages_per_rank=3))
     assert one == (
         "layout.pipeline_schedule = '1f1b' has 1 stage on each rank, and layout.pipeline_stages_per_rank = "
         "3; "
         "what would work: 1, or interleaved_1f1b"
     )
-    (two,) = stage_complaints(MODEL, Layout(pipeline=2, pipeline_schedule="zbv", pipeline_stages_per_rank=3))
+    (two,) = layout_complaints(
+        MODEL, 1024, Layout(pipeline=2, pipeline_schedule="zbv", pipeline_stages_per_rank=3)
+    )
     assert two.startswith("layout.pipeline_schedule = 'zbv' has 2 stages on each rank, and")
     for again in ("norms", "activations", "norms+activations"):
-        assert not list(stage_complaints(MODEL, Layout(pipeline=2, pipeline_schedule="zbv", recompute=again)))
+        assert not layout_complaints(
+            MODEL, 1024, Layout(pipeline=2, pipeline_schedule="zbv", recompute=again)
+        )
     assert list(
-        stage_complaints(MODEL, Layout(pipeline=2, pipeline_schedule="zbv", recompute="attention+norms"))
+        layout_complaints(
+            MODEL, 1024, Layout(pipeline=2, pipeline_schedule="zbv", recompute="attention+norms")
+        )
     )
     with pytest.raises(ValueError, match="3 layers do not make 0 stages"):
         split_by_cost(3, 0, 1.0, 0.0)

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from kielo.recipe.sections import Layout, Model
-from kielo.resolve.layout_check import layout_complaints, speed_advice
+from kielo.resolve.speed_advice import speed_advice
 from kielo.resolve.torch_versions import TRIED, as_tried, table
+from tests.resolve.rule_cases import layout_complaints
 
 MODEL = Model(
     hidden_size=2048, intermediate_size=5632, num_attention_heads=16, num_key_value_heads=4, head_dim=128,

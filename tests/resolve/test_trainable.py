@@ -1,5 +1,6 @@
 """Which parameters a phase trains, counted by hand for a model of 8 columns; tests/train trains some."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,13 +9,14 @@ from kielo.models.families import complete
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase, full_phases
 from kielo.recipe.sections import Layout, Model
+from kielo.resolve.resolve import refuse_before_text
+from kielo.resolve.rules import MODEL_RULES, complaints
 from kielo.resolve.trainable import (
-    check_trainable,
     flops_per_token,
     frozen_share,
-    trainable_complaints,
     trains,
 )
+from tests.resolve.rule_cases import case_of
 from tests.resolve.test_resolve import recipe
 
 SHAPE = {
@@ -85,15 +87,13 @@ def test_either_name_of_a_tied_table_means_both() -> None:
     ],
 )  # fmt: skip
 def test_patterns_that_cannot_be_trained_come_with_those_that_can(tied, trainable, pipeline, told) -> None:
-    found = trainable_complaints(
-        model(tie_word_embeddings=tied), Layout(pipeline=pipeline), [phase(*trainable)]
-    )
-    assert list(found) == told
+    case = case_of(model(tie_word_embeddings=tied), Layout(pipeline=pipeline))
+    assert complaints(replace(case, phases=(phase(*trainable),)), MODEL_RULES) == told
 
 
 def test_a_recipe_is_asked_before_there_is_a_text() -> None:
     """Unless its model is that of weights that are not here."""
-    check_trainable(recipe(train={"trainable": ["layers.1"]}))
-    check_trainable(recipe(train={"trainable": ["tail"]}, model={"weights": "hf:org/model_of_nobody"}))
+    refuse_before_text(recipe(train={"trainable": ["layers.1"]}))
+    refuse_before_text(recipe(train={"trainable": ["tail"]}, model={"weights": "hf:org/model_of_nobody"}))
     with pytest.raises(KieloError, match='"tail" names no parameter of the model'):
-        check_trainable(recipe(train={"trainable": ["tail"]}))
+        refuse_before_text(recipe(train={"trainable": ["tail"]}))

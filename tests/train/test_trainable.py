@@ -10,15 +10,14 @@ from kielo.artifact.checkpoint_index import read_plain
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.models.parameter_shapes import parameter_shapes
 from kielo.recipe.errors import KieloError
-from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import Layout, Model, Recipe
+from kielo.resolve.resolve import refuse_before_text
 from kielo.resolve.resolved import Resolved
+from kielo.resolve.rules import MODEL_RULES, Case, Machine, complaints
 from kielo.resolve.state_bytes import state_bytes
 from kielo.resolve.trainable import (
-    check_trainable,
     flops_per_token,
     frozen_share,
-    trainable_complaints,
     trains,
 )
 from kielo.train import build
@@ -183,7 +182,8 @@ def test_names_that_match_nothing_are_refused() -> None:
         name="t", language="et", corpus={"sources": ["a"]}, train={"trainable": ["embed", "hed"]},
         phases=[{"tokens": 1}, {"tokens": 1, "trainable": ["layers.*.mlp", "layers.7"]}],
     )  # fmt: skip
-    said = list(trainable_complaints(small(), Layout(pipeline=3), full_phases(recipe)))
+    case = Case.of(recipe, small(), Machine()).with_layout(Layout(pipeline=3))
+    said = complaints(case, MODEL_RULES)
     assert [sentence.partition(" names no")[0] for sentence in said[:2]] == [
         'train.trainable: "hed"', 'phases.2.trainable: "layers.7"',
     ]  # fmt: skip
@@ -191,12 +191,12 @@ def test_names_that_match_nothing_are_refused() -> None:
     assert len(said) == 3 and "phases.2.trainable" in said[2] and "layout.pipeline = 1" in said[2]
     given = recipe.model_copy(update={"model": small()})
     with pytest.raises(KieloError, match='train.trainable: "hed" .*phases.2.trainable: "layers.7"'):
-        check_trainable(given)
-    check_trainable(
+        refuse_before_text(given)
+    refuse_before_text(
         given.model_copy(update={"phases": (), "train": recipe.train.model_copy(update={"trainable": ()})})
     )
     away = small().model_copy(update={"weights": "hf:OWNER/NOT_HERE"})
-    check_trainable(recipe.model_copy(update={"model": away}))  # known when they are fetched
+    refuse_before_text(recipe.model_copy(update={"model": away}))  # known when they are fetched
     assert trains(small(tied=True), ("head",), "embed.weight") and not trains(
         small(), ("head",), "embed.weight"
     )

@@ -17,7 +17,6 @@ from kielo.parallel.pipeline_parallel import Stages
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Layout, Recipe
-from kielo.resolve.layout_check import layout_complaints
 from kielo.resolve.stages import SCHEDULES
 from kielo.train.feed import StepBatch
 from kielo.train.forward_backward import PlainForwardBackward
@@ -26,6 +25,7 @@ from kielo.verify.layouts import verify_layouts
 from kielo.verify.layouts_cases import AXES, INNER_AXES, Case, all_cases, cases_that_run
 from kielo.verify.layouts_subject import LENGTH, subject
 from kielo.verify.layouts_table import left_out_line, misses, table, verdict
+from tests.resolve.rule_cases import layout_complaints
 
 # A handful that touches every axis, ZeRO degree and recompute policy, tied (as the recipe is) and untied, on
 # up to 4 ranks; `test_the_verb` has one rank, and make test-full the rest.

@@ -110,9 +110,19 @@ def _overview_rows(read: Read) -> list[tuple[str, str]]:
             rows.append(("weights", replaced))
         if weights is not None and weights_here(weights) is None:
             return [("model", f"that of {weights}, which `kielo train` fetches"), *rows]
-        return [*overview_of_recipe(recipe).rows(), *_uneven_rows(recipe), *rows]
+        return [*overview_of_recipe(recipe).rows(), *_refused_rows(recipe), *_uneven_rows(recipe), *rows]
     except KieloError as error:
-        return [("model", f"not complete: {error}"), *rows]
+        return [("model", f"not possible: {error}"), *rows]
+
+
+def _refused_rows(recipe: Recipe) -> list[tuple[str, str]]:
+    """Return why the layout cannot run, on any number of ranks; nothing if it can."""
+    from kielo.resolve.resolve import case_before_text
+    from kielo.resolve.rules import LAYOUT_RULES, complaints
+
+    return [
+        ("layout", f"not possible: {said}") for said in complaints(case_before_text(recipe), LAYOUT_RULES)
+    ]
 
 
 def _uneven_rows(recipe: Recipe) -> list[tuple[str, str]]:

@@ -313,10 +313,10 @@ def resolve(options: argparse.Namespace) -> int:
     from kielo.plan.run_to_plan import RunToPlan
     from kielo.recipe.cards import accelerator, cluster
     from kielo.recipe.read import read_recipe, run_folder
-    from kielo.resolve.layout_check import speed_advice
     from kielo.resolve.resolve import resolve
     from kielo.resolve.resolved import write
     from kielo.resolve.shares import uneven_steps
+    from kielo.resolve.speed_advice import speed_advice
 
     given = {"cluster": options.cluster, "machine": options.machine}
     sets = [*options.sets, *(f'{key}="{value}"' for key, value in given.items() if value)]

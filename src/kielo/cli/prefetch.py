@@ -36,6 +36,7 @@ def prefetch_flags(parser: argparse.ArgumentParser) -> None:
 def prefetch(options: argparse.Namespace) -> None:
     from kielo.artifact.prefetched import VARIABLE
     from kielo.launch.prefetch import own_files, prefetch
+    from kielo.resolve.resolve import refuse_before_text
 
     if options.wheels is not None and not re.fullmatch(r"3\.\d{1,2}", options.wheels):
         raise KieloError(f"--wheels {options.wheels}: give a version of Python, such as 3.12")
@@ -45,6 +46,7 @@ def prefetch(options: argparse.Namespace) -> None:
                 f"{name} is set, so nothing is downloaded; what would work: env -u {name} kielo prefetch"
             )
     recipe = read_recipe(options.recipe, options.sets).recipe
+    refuse_before_text(recipe)
     folder = Path(options.to).absolute()
     with keep_stdout_for_json(options.json):
         brought = prefetch(

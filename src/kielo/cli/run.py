@@ -261,9 +261,10 @@ def _corpus(invocation: Invocation) -> None:
 def _check_before(invocation: Invocation, chosen: tuple[str, ...]) -> None:
     """Make the run that this one follows, and refuse before the stages that take long what cannot work.
 
-    That are files which are not there, and modules to train that the model lacks.
+    That are files which are not there, and every number of the recipe that does not fit its model, or the
+    ranks that will train here.
     """
-    from kielo.resolve.trainable import check_trainable
+    from kielo.resolve.resolve import refuse_before_text
     from kielo.tokenizer.stage_inputs import check_inputs, check_vectors
 
     recipe, has_tokenizer = invocation.recipe, "tokenizer" in chosen
@@ -274,7 +275,24 @@ def _check_before(invocation: Invocation, chosen: tuple[str, ...]) -> None:
     if has_tokenizer:
         check_inputs(recipe)
     if "train" in chosen:
-        check_trainable(recipe)
+        refuse_before_text(recipe, *_trains_here(invocation))
+    elif STAGES.index(chosen[0]) < STAGES.index("train"):
+        refuse_before_text(recipe)
+
+
+def _trains_here(invocation: Invocation) -> tuple[Any, ...]:
+    """Return the ranks, device and software of the training; nothing if it ended before.
+
+    Only torch knows the devices. A run that has nothing to do does not wait for its import.
+    """
+    if read_manifest(invocation.folder / "train") is not None:
+        return ()
+    import torch
+
+    from kielo.resolve.software import installed
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return invocation.ranks, device, installed(device)
 
 
 def _check_budget(invocation: Invocation) -> None:

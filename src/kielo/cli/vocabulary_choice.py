@@ -69,13 +69,11 @@ def _recipe_and_model(options: argparse.Namespace, kept: "TextTokenizer") -> tup
         sets += [f"dataset.sequence_length={length}", f"train.tokens_per_step={step}"]
         recipe = read_recipe(None, sets, STAND_INS).recipe
     else:
-        recipe, complaints = read_recipe(options.model, sets, STAND_INS).recipe, []
+        recipe = read_recipe(options.model, sets, STAND_INS).recipe
         if recipe.model.weights:
             model = read_hf_config(resolve_weights(recipe.model.weights))
         else:
-            model = complete_model(recipe, full_phases(recipe), recipe.model.vocab_size or size, complaints)
-        if complaints:
-            raise KieloError(f"--model {options.model}: {'; '.join(complaints)}")
+            model = complete_model(recipe, full_phases(recipe), recipe.model.vocab_size or size)
     check_rows(model, kept, size)
     return recipe, model
 

@@ -17,6 +17,7 @@ from kielo.recipe.cards import cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 from kielo.recipe.sections import Recipe
+from kielo.resolve.resolve import refuse_before_text
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class PackStatus:
 def plan_pack_jobs(recipe: Recipe, wishes: Wishes) -> JobPlan:
     """Checks the wishes against the recipe's cluster; each job has one whole node, with a worker a core."""
     site, of_site, partition, _, hours = check_request(recipe, wishes)
+    refuse_before_text(recipe)
     corpus = recipe.corpus
     if "workers" not in corpus.model_fields_set:
         corpus = corpus.model_copy(update={"workers": site.cpu_cores_per_node})

@@ -31,7 +31,7 @@ from kielo.parallel.materialise import local
 from kielo.parallel.mesh import Mesh
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Fp8
-from kielo.resolve.fp8_check import is_kept
+from kielo.resolve.fp8_matrices import is_kept
 
 _FIRST_CAPABILITY = (8, 9)  # Ada and Hopper; torch multiplies scaled rows there too since 2.7
 _AMD_ARCHITECTURES = ("gfx94", "gfx95", "gfx12")  # MI300, MI350, RDNA 4

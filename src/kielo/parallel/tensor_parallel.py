@@ -41,7 +41,7 @@ def apply_tensor_parallel(model: nn.Module, mesh: Mesh, layout: Layout) -> None:
 
     Inputs stay whole token ids. The hidden states that come out are split along the sequence, or whole on
     every rank without sequence parallelism; `head.weight` holds this rank's rows of the vocabulary.
-    Sizes were checked by `resolve/layout_check.py`.
+    Sizes were checked by `resolve/rules.py`.
     """
     if layout.tensor == 1:
         return

@@ -24,16 +24,15 @@ from kielo.plan.precision import steps_by_precision
 from kielo.plan.prediction_interval import SHARE
 from kielo.plan.step_seconds import optimiser_bytes
 from kielo.plan.workload import Workload
-from kielo.resolve.fp8_check import fp8_share, is_gathered_in_fp8
+from kielo.resolve.fp8_matrices import fp8_share, is_gathered_in_fp8
 from kielo.resolve.memory_row import StepSize
+from kielo.resolve.rules import LAYOUT_RULES, complaints
 from kielo.resolve.stages import (
     SCHEDULES,
     micro_batch_complaint,
     num_stages,
-    stage_complaints,
     stages_of_rank,
 )
-from kielo.resolve.torch_versions import torch_complaints
 
 _MATRIX_WORK = ("matrix", "head")
 _INTERLEAVED = (2, 3, 4, 5, 6, 8)  # stages a rank
@@ -295,9 +294,7 @@ def _other_schedules(facts: _Facts, divisor: int) -> Iterator[str]:
     for schedule, each in tried:
         changes = {"pipeline_schedule": schedule, "pipeline_stages_per_rank": each, "pipeline_layers": None}
         changed = layout.model_copy(update=changes)
-        if any(stage_complaints(facts.run.model, changed)) or torch_complaints(
-            changed, facts.run.torch_version
-        ):
+        if complaints(facts.run.case.with_layout(changed), LAYOUT_RULES):
             continue
         if (
             micro_batch_complaint(schedule, planned.micro_batches, layout.pipeline, num_stages(changed))

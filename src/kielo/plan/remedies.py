@@ -13,8 +13,8 @@ from kielo.plan.planned_layout import PlannedLayout, plan_layouts
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import RECOMPUTED_PARTS, Layout, Recipe
-from kielo.resolve.layout_check import layout_complaints
 from kielo.resolve.resolved import Resolved
+from kielo.resolve.rules import LAYOUT_RULES, complaints
 from kielo.resolve.stages import SCHEDULES
 
 _MOST = 3
@@ -157,10 +157,8 @@ def _changed(planned: PlannedLayout, changes: Mapping[str, Any]) -> tuple[Layout
     layout = layout.model_copy(update={"shard": shard})
     changed = replace(planned, layout=layout, micro_batch=size)
     sequences = run.phase.tokens_per_step // run.phase.sequence_length
-    complaints = layout_complaints(
-        run.model, run.phase.sequence_length, layout, torch_version=run.torch_version
-    )
-    if complaints or sequences < changed.shares.data_ranks or layout.pipeline > run.model.num_hidden_layers:
+    refused = complaints(run.case.with_layout(layout), LAYOUT_RULES)
+    if refused or sequences < changed.shares.data_ranks or layout.pipeline > run.model.num_hidden_layers:
         return None
     return layout, nodes, size
 

@@ -17,14 +17,13 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase, full_phases
 from kielo.recipe.sections import Layout, Model, Precision, Recipe
 from kielo.resolve.budget import check_budget, with_budget_of_ready_tokens
-from kielo.resolve.complete_model import complete_model
 from kielo.resolve.fits import usable_bytes
-from kielo.resolve.fp8_check import without_fp8
 from kielo.resolve.memory_row import StepSize, TrainOptions
 from kielo.resolve.precision import usual_precision, with_precision
+from kielo.resolve.resolve import case_before_text
+from kielo.resolve.rules import Case, Machine, device_has_fp8, refuse
 from kielo.resolve.software import planned
 from kielo.resolve.state_bytes import Bytes, host_bytes
-from kielo.resolve.text import imagined_text
 from kielo.resolve.trainable import flops_per_token
 
 
@@ -67,9 +66,8 @@ class RunToPlan:
         has_amx = card.device == "cpu" and "fp32" not in card.peak_tflops
         recipe = with_precision(recipe, usual_precision(card.device, has_amx)[0])
         precision = precision or main_precision(recipe)
-        complaint = without_fp8(card) if precision == "fp8" else None
-        if complaint:
-            raise KieloError(complaint)
+        if precision == "fp8":
+            refuse(recipe, list(device_has_fp8(card)))
         between = "bf16" if precision == "fp8" else precision
         peak = card.peak_tflops.get(between)
         if peak is None or card.memory_bandwidth_tb_per_second is None:
@@ -87,11 +85,7 @@ class RunToPlan:
         """Returns the run before there is text or a tokenizer: with the vocabulary size of the recipe."""
         recipe = with_budget_of_ready_tokens(recipe)
         check_budget(recipe)
-        complaints: list[str] = []
-        model = complete_model(recipe, full_phases(recipe), imagined_text(recipe).vocabulary_size, complaints)
-        if complaints:
-            raise KieloError("; ".join(complaints))
-        return RunToPlan.of(recipe, model)
+        return RunToPlan.of(recipe, case_before_text(recipe).model)
 
     @cached_property
     def phases(self) -> tuple[FullPhase, ...]:
@@ -130,9 +124,10 @@ class RunToPlan:
             return self.site.devices_per_node * (copies + sum(parts.values()))
         return self.site.devices_per_node * host_bytes(*held, is_offloaded, is_copied)
 
-    @property
-    def torch_version(self) -> str:
-        return planned(self.site).torch
+    @cached_property
+    def case(self) -> Case:
+        """What rules on layouts are asked of."""
+        return Case.of(self.recipe, self.model, Machine(software=planned(self.site)))
 
     @property
     def peak_tflops(self) -> float:

@@ -17,9 +17,9 @@ from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
 from kielo.recipe.sections import Layout
-from kielo.resolve.layout_check import layout_complaints
 from kielo.resolve.memory import memory_bytes
 from kielo.resolve.memory_row import StepSize
+from kielo.resolve.rules import LAYOUT_RULES, complaints
 from kielo.resolve.shares import (
     IN_ROUNDS,
     MOST_FILLED,
@@ -28,7 +28,6 @@ from kielo.resolve.shares import (
     preferred_size,
 )
 from kielo.resolve.stages import SCHEDULES
-from kielo.resolve.torch_versions import torch_complaints
 
 Column = np.ndarray
 _MICRO_BATCHES = (1, 2, 4, 8)
@@ -303,12 +302,7 @@ def _layouts(run: RunToPlan, devices: Sequence[int], found: Found) -> Iterator[L
     for layout in _axes(run, devices, found):
         splits = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
         for again, every in _WITH_SPLIT_BACKWARD if splits else _RECOMPUTATION:
-            one = layout.model_copy(update=usual | {"recompute": again, "recompute_every_layers": every})
-            complaints = torch_complaints(one, run.torch_version)
-            for complaint in complaints:
-                found.impossible.setdefault(complaint, []).append(Choice(one, 1, 1, 1))
-            if not complaints:
-                yield one
+            yield layout.model_copy(update=usual | {"recompute": again, "recompute_every_layers": every})
 
 
 def _axes(run: RunToPlan, devices: Sequence[int], found: Found) -> Iterator[Layout]:
@@ -347,12 +341,10 @@ def _schedules(run: RunToPlan, layout: Layout, found: Found) -> Iterator[Layout]
         ]
     for choice in choices:
         one = layout.model_copy(update=choice)
-        complaints = layout_complaints(
-            run.model, run.phase.sequence_length, one, run.phase.key("sequence_length"), run.torch_version
-        )
-        for complaint in complaints[:1]:
+        refused = complaints(run.case.with_layout(one), LAYOUT_RULES)
+        for complaint in refused[:1]:
             found.impossible.setdefault(complaint, []).append(Choice(one, 1, 1, 1))
-        if not complaints:
+        if not refused:
             yield one
 
 

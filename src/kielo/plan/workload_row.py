@@ -8,7 +8,7 @@ from kielo.plan.workload import ATTENTION_KERNELS, RECIPES, machine_columns
 from kielo.recipe.cards import Accelerator, Cluster
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import Layout, Model
-from kielo.resolve.fp8_check import fp8_share
+from kielo.resolve.fp8_matrices import fp8_share
 from kielo.resolve.memory_row import StepSize, TrainOptions, memory_row
 from kielo.resolve.tensor_overlap import chunks_of
 

@@ -18,31 +18,16 @@ KEPT_BESIDE_WEIGHTS = (
 )  # all other keys of [model] are those of config.json
 
 
-def complete_model(
-    recipe: Recipe, asked: Sequence[FullPhase], tokenizer_vocab_size: int, complaints: list[str]
-) -> Model:
-    """Returns the model section with every derived key set, from config.json where it has weights.
+def complete_model(recipe: Recipe, asked: Sequence[FullPhase], tokenizer_vocab_size: int) -> Model:
+    """Return the model section with every derived key set, from config.json if it has weights.
 
-    Adds what does not fit to `complaints`.
+    Whether the vocabulary and the sequences fit the model is asked by `rules.py`.
     """
-    model, longest = recipe.model, max(asked, key=lambda phase: phase.sequence_length)
-    length = longest.sequence_length
+    model, length = recipe.model, max(phase.sequence_length for phase in asked)
     if model.weights is not None:
         model = _model_of_weights(model)
-    vocab_size = model.vocab_size or tokenizer_vocab_size
-    if vocab_size < tokenizer_vocab_size:
-        complaints.append(
-            f"model.vocab_size = {vocab_size} is less than the tokenizer's {tokenizer_vocab_size} tokens; "
-            f"what would work: {tokenizer_vocab_size} or more, or the tokenizer that belongs to "
-            "model.weights"
-        )
     positions = model.max_position_embeddings or length
-    if positions < length:
-        complaints.append(
-            f"{longest.key('sequence_length')} = {length} is more than model.max_position_embeddings = "
-            f"{positions}; what would work: a sequence_length of at most {positions}"
-        )
-    model = model.model_copy(update={"vocab_size": vocab_size})
+    model = model.model_copy(update={"vocab_size": model.vocab_size or tokenizer_vocab_size})
     if model.params is not None:
         model = with_shape(model.model_copy(update={"max_position_embeddings": positions}))
     return complete(model, positions)

@@ -12,7 +12,7 @@ import numpy as np
 from kielo.recipe.cards import Accelerator
 from kielo.recipe.sections import Fp8, Layout, Model, OptimiserName, Precision, ReduceDtype, Train
 from kielo.resolve.activation_bytes import attention_dropout_bytes, dropout_bytes, layer_parts, memory_columns
-from kielo.resolve.fp8_check import fp8_share, is_gathered_in_fp8
+from kielo.resolve.fp8_matrices import fp8_share, is_gathered_in_fp8
 from kielo.resolve.loss_chunk import loss_chunk_tokens
 from kielo.resolve.stages import SCHEDULES
 from kielo.resolve.state_bytes import STATE_BYTES

@@ -8,7 +8,7 @@ r = 15.39 was fitted to runs of up to 8.7 billion parameters.
 
 import glob
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kielo.artifact.manifest import Manifest, read_manifest
@@ -18,9 +18,10 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import Recipe, Source
 from kielo.resolve.budget import with_budget
-from kielo.resolve.mixture import allowed_epochs, mixture_of, repeated_too_often
+from kielo.resolve.mixture import allowed_epochs, mixture_of
 from kielo.resolve.phases import epochs, plan_phases
 from kielo.resolve.resolved import Phase
+from kielo.resolve.rules import Case, Machine, Steps, complaints, mixture_has_text, repeats_of_sources
 from kielo.resolve.text import Text, packed_sequences, ready_tokens, sequences_by_length
 
 WORTH_OF_REPEATS = 15.387756  # r above, as the authors' code has it
@@ -102,19 +103,18 @@ def mixture_table(recipe: Recipe, run_folder: Path) -> MixtureTable:
     by_length = sequences_by_length(packing) if packing else {}
     text = Text(tokens, 0, origin, 0, 0, packed_sequences=by_length)
     recipe = with_budget(recipe, text)
-    complaints: list[str] = []
     asked = full_phases(recipe)
-    folder = run_folder / "tokens"
-    mixtures = [mixture_of(phase, tokens, recipe.dataset.temperature, folder, complaints) for phase in asked]
-    if complaints:
-        raise KieloError("; ".join(complaints))
+    case = Case(recipe, recipe.model, Machine(), asked, text, tokens_folder=run_folder / "tokens")
+    if found := complaints(case, [mixture_has_text]):
+        raise KieloError("; ".join(found))
+    mixtures = [mixture_of(phase, tokens, recipe.dataset.temperature) for phase in asked]
     phases = plan_phases(asked, mixtures, recipe.train.batch_ramp, recipe.seed, text.epoch_tokens)
-    complaints += repeated_too_often(recipe, asked, phases, text.epoch_tokens)
+    too_often = complaints(replace(case, steps=Steps(phases)), [repeats_of_sources])
     phase_rows = [row for number in range(1, len(asked) + 1) for row in _phase_rows(phases, number, text)]
     rows = tuple(_source_row(recipe, name, amount, phase_rows) for name, amount in amounts.items())
     total = sum(row.read_tokens for row in rows)
     packed = tuple(packing_rows(packing)) if packing else ()
-    return MixtureTable(origin, is_estimate, total, rows, tuple(phase_rows), packed, tuple(complaints))
+    return MixtureTable(origin, is_estimate, total, rows, tuple(phase_rows), packed, tuple(too_often))
 
 
 def _packing(recipe: Recipe, tokens_folder: Path) -> Manifest | None:

@@ -7,13 +7,13 @@ from typing import Any
 from kielo.models.families import module
 from kielo.recipe.errors import KieloError
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
-from kielo.recipe.phases import FullPhase, full_phases
+from kielo.recipe.phases import FullPhase
 from kielo.recipe.sections import Model, Recipe
 from kielo.resolve.budget import has_budget, with_budget_of_ready_tokens
-from kielo.resolve.complete_model import complete_model
 from kielo.resolve.phases import epochs
+from kielo.resolve.resolve import case_before_text
 from kielo.resolve.resolved import Identity
-from kielo.resolve.text import Text, imagined_text, ready_tokens
+from kielo.resolve.text import Text, ready_tokens
 from kielo.resolve.trainable import flops_per_token
 
 
@@ -78,13 +78,9 @@ class Overview:
 
 def overview_of_recipe(recipe: Recipe) -> Overview:
     """Returns the facts before there is text. Raises KieloError for a model that is not complete."""
-    complaints: list[str] = []
     recipe = with_budget_of_ready_tokens(recipe)
-    phases = full_phases(recipe)
-    model = complete_model(recipe, phases, imagined_text(recipe).vocabulary_size, complaints)
-    if complaints:
-        raise KieloError("; ".join(complaints))
-    overview = overview_of_phases(model, phases)
+    case = case_before_text(recipe)
+    overview = overview_of_phases(case.model, case.phases)
     overview = replace(overview, ready_tokens=_ready_tokens(recipe))
     return overview if has_budget(recipe) else replace(overview, tokens=None, flops=None)
 

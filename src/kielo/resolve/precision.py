@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from kielo.artifact.checkpoint_folder import step_folders
-from kielo.recipe.sections import Precision, Recipe
+from kielo.recipe.sections import Precision, Recipe, Train
 from kielo.resolve.resolved import read
 
 RESOLVED_NAME = "resolved.toml"
@@ -30,6 +30,11 @@ def chosen_precision(recipe: Recipe, device: str, has_amx: bool, run_folder: Pat
     if begun is not None:
         return begun, "the run began in it"
     return usual_precision(device, has_amx)
+
+
+def precisions(train: Train) -> list[Precision]:
+    """Return the precisions that the run computes in, in the order of its steps."""
+    return list(dict.fromkeys([train.precision, *(precision for _, precision in train.precision_changes)]))
 
 
 def with_precision(recipe: Recipe, precision: Precision) -> Recipe:

@@ -21,3 +21,9 @@ def coordinates(layout: Layout, rank: int) -> dict[str, int]:
 def rank_of_stage(layout: Layout, pipeline_rank: int) -> int:
     """Returns the first rank of a pipeline rank: the one with 0 on all other axes."""
     return pipeline_rank * math.prod(getattr(layout, axis) for axis in AXES if axis != "pipeline")
+
+
+def lengths_that_split(sequence_length: int, ranks: int) -> list[int]:
+    """Return the nearest lengths, below and above, that split into two equal blocks for each context rank."""
+    below = sequence_length // (2 * ranks) * 2 * ranks
+    return [length for length in (below, below + 2 * ranks) if length]

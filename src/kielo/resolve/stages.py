@@ -5,7 +5,7 @@ are on ranks in a loop (rank r has r, r + p, …: Narayanan et al. 2021, arXiv:2
 r and 2p - 1 - r: Qi et al. 2023, arXiv:2401.10241), so that a V's first and last stage share a rank.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kielo.models.families import module
@@ -39,7 +39,7 @@ def num_stages(layout: Layout) -> int:
 def layers_of_stages(model: Model, sequence_length: int, layout: Layout) -> tuple[int, ...]:
     """Returns the number of layers of each stage, as the recipe lists them or by cost.
 
-    `stage_complaints` must have passed the layout.
+    The rules must have passed the layout.
     """
     if layout.pipeline == 1:
         return (model.num_hidden_layers,)
@@ -49,56 +49,6 @@ def layers_of_stages(model: Model, sequence_length: int, layout: Layout) -> tupl
     head = 6 * model.vocab_size * model.hidden_size
     layer = (count.flops_per_token(model, sequence_length) - head) / model.num_hidden_layers
     return split_by_cost(model.num_hidden_layers, num_stages(layout), layer, head)
-
-
-def stage_complaints(model: Model, layout: Layout) -> Iterator[str]:
-    """Yields what of the pipeline axis cannot run with any number of micro-batches."""
-    if layout.pipeline == 1:
-        if layout.pipeline_layers is not None or layout.pipeline_stages_per_rank is not None:
-            yield (
-                "layout.pipeline_layers and layout.pipeline_stages_per_rank are for layout.pipeline of 2 or "
-                "more"
-            )
-        return
-    schedule, stages = layout.pipeline_schedule, num_stages(layout)
-    usual, is_v, splits_backward = SCHEDULES[schedule]
-    given = layout.pipeline_stages_per_rank or usual
-    if (usual == 1 or is_v) and given != usual:
-        yield (
-            f"layout.pipeline_schedule = {schedule!r} has {usual} stage{'s' * (usual > 1)} on each rank, and "
-            f"layout.pipeline_stages_per_rank = {given}; what would work: {usual}, or interleaved_1f1b"
-        )
-    if usual > 1 and given < 2:
-        yield f"layout.pipeline_schedule = {schedule!r} needs layout.pipeline_stages_per_rank of 2 or more"
-    if splits_backward and layout.zero == 3:
-        yield (
-            f"layout.pipeline_schedule = {schedule!r} with layout.zero = 3 gives wrong gradients without an "
-            "error in torch 2.13; what would work: layout.zero = 1 or 2, or a schedule of 1f1b, "
-            "interleaved_1f1b or gpipe"
-        )
-    if splits_backward and layout.recomputed - {"norms", "activations"}:
-        yield (
-            f"layout.pipeline_schedule = {schedule!r} takes the backward pass apart, which recomputation "
-            f"(layout.recompute = {layout.recompute!r}) does not allow; what would work: "
-            'layout.recompute = "none" or "norms+activations", or interleaved_1f1b'
-        )
-    layers = layout.pipeline_layers
-    total = model.num_hidden_layers
-    is_enough = total >= stages - 1
-    if not is_enough:
-        yield (
-            f"model.num_hidden_layers = {total} are too few for {stages} stages (layout.pipeline = "
-            f"{layout.pipeline} × {given} stages a rank), of which only the last may have none; what would "
-            f"work: at most {total + 1} stages"
-        )
-    elif layers is not None and (
-        len(layers) != stages or sum(layers) != total or min(layers[:-1]) < 1 or layers[-1] < 0
-    ):
-        yield (
-            f"layout.pipeline_layers = {list(layers)}: {stages} stages need as many numbers, which make up "
-            f"model.num_hidden_layers = {total}, and only the last may be 0; what would work: "
-            f"{list(split_by_cost(total, stages, 1.0, 0.0))}, or leave the key out"
-        )
 
 
 def stages_of_rank(schedule: str, ranks: int, rank: int, stages_per_rank: int) -> tuple[int, ...]:

@@ -57,12 +57,6 @@ def schedule_complaint(schedule: str, version: str) -> str | None:
     return None if limit is None else _complaint(limit, version)
 
 
-def torch_complaints(layout: Layout, version: str) -> list[str]:
-    """Returns what of `layout` torch `version` does not run, and what would work."""
-    complaint = schedule_complaint(layout.pipeline_schedule, version) if layout.pipeline > 1 else None
-    return [] if complaint is None else [complaint]
-
-
 def compile_advice(layout: Layout) -> str | None:
     """Returns why compiled layers are slow in `layout`; None if they are not."""
     if layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward:

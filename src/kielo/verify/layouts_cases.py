@@ -12,9 +12,8 @@ from typing import Any
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import Layout
-from kielo.resolve.encoder_check import encoder_complaints
 from kielo.resolve.stages import SCHEDULES
-from kielo.resolve.torch_versions import torch_complaints
+from kielo.resolve.torch_versions import schedule_complaint
 
 INNER_AXES = ("replicate", "shard", "context", "tensor")
 AXES = ("pipeline", *INNER_AXES)
@@ -121,15 +120,23 @@ def cases_that_run(
     runs: list[Case] = []
     left_out: dict[str, list[str]] = {}
     for case in cases:
-        complaints = torch_complaints(case.section, version)
-        complaints += encoder_complaints(model_type, case.section)
-        if FAMILIES[model_type].is_encoder and case.switches.get("tied") is False:
-            complaints.append(f"the head of model.model_type = {model_type!r} is always tied")
-        if complaints:
-            left_out.setdefault(complaints[0], []).append(case.name)
-        else:
+        why = _why_not(case, version, model_type)
+        if why is None:
             runs.append(case)
+        else:
+            left_out.setdefault(why, []).append(case.name)
     return runs, left_out
+
+
+def _why_not(case: Case, version: str, model_type: str) -> str | None:
+    layout, family = case.section, FAMILIES[model_type]
+    if layout.pipeline > 1 and (said := schedule_complaint(layout.pipeline_schedule, version)):
+        return said
+    if layout.context > 1 and family.has_relative_positions:
+        return f"the relative positions of model.model_type = {model_type!r} need whole sequences on a rank"
+    if family.is_encoder and case.switches.get("tied") is False:
+        return f"the head of model.model_type = {model_type!r} is always tied"
+    return None
 
 
 def _one_axis() -> list[Case]:

@@ -164,7 +164,7 @@ class InnerAttention(nn.Module):
         """Returns [b, h, s, k]. heads: the slice of this rank's heads that these are, None for all.
 
         noise: drops attention's weights, None for no dropout; of this rank's heads. Only encoders have it
-        (`resolve/encoder_check.py`), whose attention is plain.
+        (`resolve/rules.py`), whose attention is plain.
         """
         if noise is not None and heads is not None:
             noise = noise.of_heads(heads)

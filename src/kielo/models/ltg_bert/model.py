@@ -91,7 +91,7 @@ class LtgBert(Decoder):
         documents_bs: the number of each token's document; attention then stays inside documents, and in those
         with negative numbers each token sees only itself and those before it (GPT-BERT, Charpentier and
         Samuel 2024, arXiv:2410.24159). positions_s: of whole sequences, for a rank holds no part of one
-        (`resolve/encoder_check.py`). dropout_keys_b2: as of `Decoder`.
+        (`resolve/rules.py`). dropout_keys_b2: as of `Decoder`.
         """
         length = tokens_bs.shape[1] if positions_s is None else positions_s.numel()
         mask = self.make_masks(documents_bs, length, tokens_bs.device)

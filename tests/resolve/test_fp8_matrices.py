@@ -4,7 +4,8 @@ import pytest
 
 from kielo.models import families
 from kielo.recipe.sections import Fp8, Layout, Model
-from kielo.resolve.fp8_check import fp8_complaints, is_kept, layer_matrices
+from kielo.resolve.fp8_matrices import is_kept, layer_matrices
+from tests.resolve.rule_cases import fp8_complaints
 
 MODEL = Model(
     hidden_size=2048, intermediate_size=5632, num_hidden_layers=4, num_attention_heads=16,

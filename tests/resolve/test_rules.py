@@ -1,19 +1,21 @@
-"""Layouts that cannot run are refused before anything starts;
-what a machine likes is said and never blocks.
-"""
+"""The rules: what cannot run is refused before anything starts; what a machine likes never blocks."""
 
 import pytest
 
+from kielo.models.families import complete
 from kielo.recipe.sections import Layout, Model
 from kielo.resolve.activation_bytes import attention_dropout_bytes
-from kielo.resolve.attention_check import attention_complaint
-from kielo.resolve.encoder_check import dropout_complaints
-from kielo.resolve.layout_check import layout_complaints, speed_advice
+from kielo.resolve.speed_advice import speed_advice
+from tests.resolve.rule_cases import attention_complaints, layout_complaints, model_complaints
 
 MODEL = Model(
     hidden_size=2048, intermediate_size=5632, num_attention_heads=12, num_key_value_heads=4, head_dim=128,
     vocab_size=32001, max_position_embeddings=4096,
 )  # fmt: skip
+
+
+def completed(model_type: str, **keys) -> Model:
+    return complete(Model(model_type=model_type, vocab_size=64, **keys), 1024)
 
 
 @pytest.mark.parametrize(
@@ -92,13 +94,17 @@ def test_overlap_of_tensor_collectives_needs_sequence_parallelism_and_is_not_for
 
 def test_only_encoders_drop_weights_of_attention():
     """A decoder's refusal names the key and what there is; on a GPU without a compiler an encoder's does."""
-    (complaint,) = dropout_complaints("llama", 0.1)
+    dropped, masked = {"attention_dropout": 0.1}, {"objective": "masked_tokens"}
+    (complaint,) = model_complaints(completed("llama"), train=dropped)
     assert "train.attention_dropout = 0.1" in complaint and "train.hidden_dropout = 0.1" in complaint
-    assert not [*dropout_complaints("llama", 0.0), *dropout_complaints("modernbert", 0.1)]
+    assert model_complaints(completed("llama")) == []
+    assert model_complaints(completed("modernbert"), train=dropped | masked) == []
     sizes = {"vocab_size": 64, "num_key_value_heads": 8, "head_dim": 32, "max_position_embeddings": 64}
     model = Model(model_type="modernbert", sliding_window=65, **sizes)
-    assert attention_complaint(model, 64, False, 0.0, "no compiler") is None
-    assert "train.attention_dropout = 0.1" in attention_complaint(model, 64, False, 0.1, "no compiler")
+    assert attention_complaints(model, 64, False, 0.0, "no compiler") == []
+    (asked,) = attention_complaints(model, 64, False, 0.1, "no compiler")
+    assert "train.attention_dropout = 0.1" in asked
+    assert attention_complaints(model, 64, False, 0.1, "no compiler", device="cpu") == []
 
 
 def test_dropped_weights_are_counted():
@@ -203,7 +209,8 @@ def test_attention_needs_a_compiler_for_what_it_is_asked():
     sizes = {"vocab_size": 64, "num_key_value_heads": 8, "head_dim": 32, "max_position_embeddings": 64}
 
     def answer(masks_documents=False, missing="no compiler", **keys):
-        return attention_complaint(Model(**sizes | keys), 64, masks_documents, 0.0, missing)
+        found = attention_complaints(Model(**sizes | keys), 64, masks_documents, 0.0, missing)
+        return "; ".join(found) or None
 
     assert answer() is None and answer(masks_documents=True, missing=None) is None
     assert answer(masks_documents=True) == f"dataset.mask_documents = true {rest}"
@@ -216,3 +223,70 @@ def test_attention_needs_a_compiler_for_what_it_is_asked():
     assert answer(model_type="ltg_bert") == f"model.model_type = 'ltg_bert' (relative positions) {rest}"
     both = answer(True, model_type="gemma2", attn_logit_softcapping=50.0)
     assert both == f"dataset.mask_documents = true and model.attn_logit_softcapping = 50.0 {rest}"
+
+
+MASKED = {"objective": "masked_tokens"}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "train", "named"),
+    [
+        ("ltg_bert", {}, 'train.objective = "masked_tokens"'),
+        ("llama", MASKED, "model.model_type = ltg_bert"),
+        ("llama", {"causal_share": 0.5}, "or train.causal_share = 0"),
+    ],
+)
+def test_an_objective_that_cannot_be_is_refused(model_type: str, train: dict, named: str) -> None:
+    (complaint,) = model_complaints(completed(model_type), train=train)
+    assert named in complaint
+
+
+@pytest.mark.parametrize("model_type", ["ltg_bert", "modernbert"])
+def test_every_encoder_may_be_a_hybrid(model_type: str) -> None:
+    assert model_complaints(completed(model_type), train=MASKED | {"causal_share": 0.1}) == []
+
+
+@pytest.mark.parametrize(
+    ("context", "tensor", "form", "length", "words"),
+    [
+        (1, 1, "ulysses", 15, []),
+        (4, 1, "all_gather", 64, []),
+        (2, 2, "ulysses", 64, []),
+        (4, 1, "all_gather", 60, ["sequence_length 56 or 64, or layout.context 1 or 2"]),
+        (4, 2, "ulysses", 64, ['layout.context 1 or 2, or context_attention = "all_gather"']),
+        (8, 1, "ulysses", 8, ["sequence_length 16", "4 key-value heads", "layout.context 1 or 2 or 4,"]),
+    ],
+)
+def test_what_cannot_split_is_refused_with_numbers_that_would(
+    context: int, tensor: int, form: str, length: int, words: list[str]
+) -> None:
+    """Divisible sequence and heads pass; otherwise each complaint names the sizes that would work."""
+    model = Model(num_attention_heads=8, num_key_value_heads=4, vocab_size=64)
+    layout = Layout(context=context, tensor=tensor, context_attention=form, sequence_parallel=False)
+    complaints = "; ".join(layout_complaints(model, length, layout))
+    assert bool(complaints) == bool(words)
+    for part in words:
+        assert part in complaints
+
+
+@pytest.mark.parametrize(
+    ("state", "first", "second", "named"),
+    [
+        ("bf16", 0.9, 0.95, []), ("bf16", 0.996, 0.996, []), ("fp32", 0.9999, 0.9999, []),
+        ("bf16", 1 - 2.0**-8, 0.95, ["beta1"]), ("bf16", 0.9, 0.999, ["beta2"]),
+        ("bf16", 0.997, 0.998, ["beta1", "beta2"]), ("bf16", 0.9, 0.99, []),
+    ],
+)  # fmt: skip
+def test_moments_in_bf16_follow_rates_that_change_them(state, first, second, named) -> None:
+    """A change by a 256th of a value is undone by rounding to nearest; by more it is not."""
+    train = {"optimiser_state": state, "adam_beta1": first, "adam_beta2": second}
+    found = model_complaints(completed("llama"), train=train)
+    assert [complaint[: len("train.adam_beta1")] for complaint in found] == [
+        f"train.adam_{key}" for key in named
+    ]
+    if second == 0.999:
+        assert found == [
+            'train.adam_beta2 = 0.999 with train.optimiser_state = "bf16": a step would change a moment by '
+            "0.001 of itself, which rounding to bf16 takes back (up to 0.0039); what would work: "
+            'train.adam_beta2 of at most 0.99, or train.optimiser_state = "fp32"'
+        ]

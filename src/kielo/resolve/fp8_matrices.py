@@ -1,0 +1,49 @@
+"""The matrices that a run multiplies in FP8: arithmetic, torch-free. Rules on them are in `rules.py`."""
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from math import prod
+
+from kielo.models import families
+from kielo.models.parameter_shapes import parameter_shapes
+from kielo.models.tensor_parallel_styles import style_of
+from kielo.recipe.sections import Fp8, Model
+
+MULTIPLE = 16  # both dims of a weight, on each rank: torch._scaled_mm takes no others
+_MATRIX_STYLES = ("column", "row")
+
+
+def layer_matrices(model: Model) -> list[str]:
+    """Returns the names of all modules in the layers of the whole model that are one matrix."""
+    plan = families.module(model.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
+    weights = families.module(model.model_type, "names").to_hugging_face(model)
+    modules = (
+        name.removesuffix(".weight")
+        for name in weights
+        if name.startswith("layers.") and name.endswith(".weight")
+    )
+    return [name for name in modules if style_of(plan, name) in _MATRIX_STYLES]
+
+
+def is_kept(module_name: str, patterns: Iterable[str]) -> bool:
+    """Returns True if a shell pattern (`*` takes dots too) matches the module's name or one around it."""
+    parts = module_name.split(".")
+    around = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in around)
+
+
+def is_gathered_in_fp8(fp8: Fp8, device: str) -> bool:
+    """Returns True if weights are gathered in 8 bits; on a processor FP8 is only emulated."""
+    return fp8.gathered_in_fp8 and fp8.scaling == "tensorwise" and device == "cuda"
+
+
+def fp8_share(model: Model, fp8: Fp8) -> float:
+    """Returns the share of the layers' matrices in FP8, by weights, for a complete `model`.
+
+    Modules that `kept_in_bf16` names stay in bf16.
+    """
+    shapes = parameter_shapes(model)
+    sizes = {name: prod(shapes[f"{name}.weight"]) for name in layer_matrices(model)}
+    return sum(size for name, size in sizes.items() if not is_kept(name, fp8.kept_in_bf16)) / sum(
+        sizes.values()
+    )

@@ -1,0 +1,685 @@
+"""The rules that refuse a recipe for its model, machine or text: `Case` → complaints. Torch-free.
+
+Rules that need the recipe alone are in `recipe/check.py`. A rule yields one complaint for each thing to put
+right, with numbers that would work. `resolve` asks all rules; a plan and `kielo run` ask those whose facts
+are known before the first stage. Arithmetic that other rooms need of a rule stands beside its formula
+(`stages.py`, `torch_versions.py`, `fp8_matrices.py`).
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+
+from kielo.models.families import model_complaints, module
+from kielo.models.parameter_shapes import parameter_shapes
+from kielo.recipe.cards import Accelerator
+from kielo.recipe.errors import KieloError
+from kielo.recipe.model_types import FAMILIES
+from kielo.recipe.phases import FullPhase, full_phases
+from kielo.recipe.sections import Layout, Model, Recipe
+from kielo.resolve.fp8_matrices import MULTIPLE, is_kept, layer_matrices
+from kielo.resolve.mixture import allowed_epochs, num_sequences, sources_with_text
+from kielo.resolve.phases import epochs
+from kielo.resolve.precision import precisions
+from kielo.resolve.ranks import lengths_that_split
+from kielo.resolve.resolved import Phase
+from kielo.resolve.shares import MOST_FILLED
+from kielo.resolve.software import Software
+from kielo.resolve.stages import SCHEDULES, micro_batch_complaint, num_stages, split_by_cost
+from kielo.resolve.text import Text
+from kielo.resolve.torch_versions import NEWEST, schedule_complaint
+from kielo.resolve.trainable import trains
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine that trains. None for what is not known: rules that need it have no complaint then."""
+
+    world_size: int | None = None
+    device: str | None = None
+    card: Accelerator | None = None
+    software: Software = Software(NEWEST)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a run in numbers.
+
+    micro_batches: (sequences, number of them in a step) on one rank, of each of `phases`. data_ranks: ranks
+    that share a step.
+    """
+
+    phases: tuple[Phase, ...]
+    micro_batches: tuple[tuple[int, int], ...] = ()
+    data_ranks: int = 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """What rules are asked of. `model` is complete. text, steps: None before they are known."""
+
+    recipe: Recipe
+    model: Model
+    machine: Machine
+    phases: tuple[FullPhase, ...]
+    text: Text | None = None
+    steps: Steps | None = None
+    tokens_folder: Path = Path("tokens")
+
+    @staticmethod
+    def of(recipe: Recipe, model: Model, machine: Machine = Machine(), text: Text | None = None) -> "Case":
+        return Case(recipe, model, machine, full_phases(recipe), text)
+
+    @property
+    def layout(self) -> Layout:
+        """The layout as the recipe has it: shard may be 0, for all ranks that are left."""
+        return self.recipe.layout
+
+    def with_layout(self, layout: Layout) -> "Case":
+        return replace(self, recipe=self.recipe.model_copy(update={"layout": layout}))
+
+
+Complaints = Iterator[str]
+Rule = Callable[[Case], Complaints]
+
+
+def complaints(case: Case, rules: Iterable[Rule]) -> list[str]:
+    """Return the complaints of `rules`, each once: several phases may have the same."""
+    return list(dict.fromkeys(said for rule in rules for said in rule(case)))
+
+
+def refuse(recipe: Recipe, found: Sequence[str]) -> None:
+    """Raise KieloError with all complaints, if there are any."""
+    if len(found) == 1:
+        raise KieloError(found[0])
+    if found:
+        lines = "\n".join(f"  - {complaint}" for complaint in found)
+        raise KieloError(f"{len(found)} things to put right in {recipe.name}:\n{lines}")
+
+
+# The model
+
+
+def _is_of_its_family(case: Case) -> Complaints:
+    yield from model_complaints(case.model)
+
+
+def _holds_the_vocabulary(case: Case) -> Complaints:
+    size, needed = case.model.vocab_size, case.text.vocabulary_size if case.text else 0
+    if size is not None and size < needed:
+        yield (
+            f"model.vocab_size = {size} is less than the tokenizer's {needed} tokens; what would work: "
+            f"{needed} or more, or the tokenizer that belongs to model.weights"
+        )
+
+
+def _has_positions(case: Case) -> Complaints:
+    longest = max(case.phases, key=lambda phase: phase.sequence_length)
+    length, positions = longest.sequence_length, case.model.max_position_embeddings
+    if positions < length:
+        yield (
+            f"{longest.key('sequence_length')} = {length} is more than model.max_position_embeddings = "
+            f"{positions}; what would work: a sequence_length of at most {positions}"
+        )
+
+
+def _objective(case: Case) -> Complaints:
+    """Encoders see the tokens after each token."""
+    model_type, train = case.model.model_type, case.recipe.train
+    family, objective = FAMILIES[model_type], train.objective
+    if family.is_encoder and objective == "next_token":
+        yield (
+            f"model.model_type = {model_type!r} is an encoder, which sees the next token that it would learn "
+            'to predict; what would work: train.objective = "masked_tokens"'
+        )
+    if not family.is_encoder and objective == "masked_tokens":
+        encoders = ", ".join(name for name, one in FAMILIES.items() if one.is_encoder)
+        yield (
+            f'train.objective = "masked_tokens" is for encoders, and model.model_type = {model_type!r} sees '
+            f"only the tokens before each; what would work: model.model_type = {encoders}"
+        )
+    if train.causal_share and objective == "next_token":
+        yield (
+            f"train.causal_share = {train.causal_share:g} is for a model that predicts hidden tokens too; "
+            'what would work: train.objective = "masked_tokens", or train.causal_share = 0'
+        )
+
+
+def _attention_dropout(case: Case) -> Complaints:
+    model_type, share = case.model.model_type, case.recipe.train.attention_dropout
+    if share and not FAMILIES[model_type].is_encoder:
+        yield (
+            f"train.attention_dropout = {share}: model.model_type = {model_type!r} is a decoder, and only "
+            "encoders' attention drops weights; what would work: train.attention_dropout = 0 and "
+            f"train.hidden_dropout = {share}"
+        )
+
+
+# With bf16's 8 significant bits, rounding to nearest undoes a change of up to this share of a value.
+_LOST_SHARE = 2.0**-8
+
+
+def _moments_in_bf16(case: Case) -> Complaints:
+    """A moment forgets 1 - β of itself a step.
+
+    If that is no more than rounding to nearest takes back, exp_avg_sq keeps the largest gradient that it ever
+    saw, and the parameter's steps stay small for good.
+    """
+    train = case.recipe.train
+    if train.optimiser_state != "bf16":
+        return
+    for key in ("adam_beta1", "adam_beta2"):
+        beta = getattr(train, key)
+        if 1 - beta <= _LOST_SHARE:
+            yield (
+                f'train.{key} = {beta:g} with train.optimiser_state = "bf16": a step would change a moment '
+                f"by {1 - beta:.2g} of itself, which rounding to bf16 takes back (up to {_LOST_SHARE:.2g}); "
+                f'what would work: train.{key} of at most 0.99, or train.optimiser_state = "fp32"'
+            )
+
+
+def _trained_modules(case: Case) -> Complaints:
+    """Patterns that match no parameter, and what a pipeline cannot train."""
+    model, layout = case.model, case.layout
+    names = list(parameter_shapes(model)) if any(phase.trainable for phase in case.phases) else []
+    for phase in case.phases:
+        key = phase.key("trainable")
+        for pattern in phase.trainable:
+            if not any(trains(model, [pattern], name) for name in names):
+                first = list(dict.fromkeys(name.split(".")[0] for name in names))
+                tied = ["head"] if model.tie_word_embeddings else []
+                yield (
+                    f'{key}: "{pattern}" names no parameter of the model; what would work: '
+                    f"{', '.join(first + tied)}, or a module such as layers.0 or layers.*.mlp"
+                )
+        if layout.pipeline > 1 and not trains(model, phase.trainable, "embed.weight"):
+            yield (
+                f"{key} = {list(phase.trainable)} leaves the embedding frozen, and with layout.pipeline = "
+                f"{layout.pipeline} every stage hands a gradient to the one before it; what would work: "
+                f"{key.rpartition('.')[2]} with embed, or layout.pipeline = 1"
+            )
+
+
+# The layout
+
+
+def _axes_make_up_the_ranks(case: Case) -> Complaints:
+    layout, ranks = case.layout, case.machine.world_size
+    if ranks is None:
+        return
+    others = layout.pipeline * layout.replicate * layout.context * layout.tensor
+    if ranks % others == 0 and layout.shard in (0, ranks // others):
+        return
+    sizes = {axis: getattr(layout, axis) for axis in ("pipeline", "replicate", "shard", "context", "tensor")}
+    asked = " × ".join(f"layout.{axis} = {size}" for axis, size in sizes.items() if size > 1) or "the layout"
+    inner = layout.pipeline * layout.context * layout.tensor
+    divisors = [str(number) for number in range(1, ranks + 1) if ranks % (number * inner) == 0]
+    ways = [f"{others * (layout.shard or 1)} ranks, or a multiple with layout.shard = 0"]
+    if divisors:
+        ways.append(f"layout.shard = 0 with layout.replicate one of {', '.join(divisors)}")
+    yield f"{asked} does not make up {ranks} ranks; what would work: {'; or '.join(ways)}"
+
+
+def _relative_positions(case: Case) -> Complaints:
+    """They are computed for whole sequences, of which the longest that were published have 512 tokens."""
+    model_type, context = case.model.model_type, case.layout.context
+    if context > 1 and FAMILIES[model_type].has_relative_positions:
+        yield (
+            f"layout.context = {context}: model.model_type = {model_type!r} has relative positions, for "
+            "which a rank needs whole sequences; what would work: layout.context = 1"
+        )
+
+
+def _tensor_axis(case: Case) -> Complaints:
+    model, ranks = case.model, case.layout.tensor
+    split = {}  # what → (its size, what else would divide)
+    for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        size = getattr(model, key)
+        split[f"model.{key} = {size}"] = (size, f"model.{key} = {-(-size // ranks) * ranks}")
+    rows = (
+        f"the vocabulary's {model.vocab_rows} rows (model.vocab_size = {model.vocab_size} up to a multiple "
+        f"of model.vocab_multiple = {model.vocab_multiple})"
+    )
+    # Padding changes no result, so it is what grows.
+    split[rows] = (model.vocab_rows, f"model.vocab_multiple = {math.lcm(model.vocab_multiple, ranks)}")
+    shared = math.gcd(*(size for size, _ in split.values()))
+    common = [str(number) for number in range(1, min(ranks, shared) + 1) if shared % number == 0]
+    for what, (size, larger) in split.items():
+        if size % ranks:
+            yield (
+                f"layout.tensor = {ranks} does not divide {what}; what would work: "
+                f"layout.tensor of {', '.join(common)}, or {larger}"
+            )
+
+
+def _torch_runs_the_schedule(case: Case) -> Complaints:
+    if case.layout.pipeline > 1:
+        said = schedule_complaint(case.layout.pipeline_schedule, case.machine.software.torch)
+        yield from [said] if said else []
+
+
+def _sequence_over_tensor_ranks(case: Case) -> Complaints:
+    layout = case.layout
+    parts = layout.tensor * layout.context
+    for phase in case.phases:
+        length = phase.sequence_length
+        if layout.tensor > 1 and layout.sequence_parallel and length % parts:
+            below = length // parts * parts
+            lengths = " or ".join(str(number) for number in (below, below + parts) if number)
+            yield (
+                f"{phase.key('sequence_length')} = {length} is split over layout.tensor × layout.context = "
+                f"{parts} ranks and does not divide; what would work: {lengths}"
+            )
+    if layout.tensor_overlap != "none" and layout.tensor > 1 and not layout.sequence_parallel:
+        yield (
+            f"layout.tensor_overlap = {layout.tensor_overlap!r} cuts along the sequence, which "
+            "layout.sequence_parallel = false leaves whole on each tensor rank; what would work: "
+            'layout.sequence_parallel = true, or layout.tensor_overlap = "none"'
+        )
+
+
+def _context_axis(case: Case) -> Complaints:
+    model, layout = case.model, case.layout
+    ranks = layout.context
+    if ranks == 1:
+        return
+    for phase in case.phases:
+        length = phase.sequence_length
+        if length % (2 * ranks):
+            sizes = [
+                size for size in range(1, min(ranks, length + 1)) if size == 1 or length % (2 * size) == 0
+            ]
+            yield (
+                f"{phase.key('sequence_length')} = {length} does not split into 2 × layout.context = "
+                f"{2 * ranks} equal blocks; what would work: sequence_length "
+                f"{_listed(lengths_that_split(length, ranks))}, or layout.context {_listed(sizes)}"
+            )
+    if layout.context_attention == "ulysses":
+        # `_tensor_axis` says if layout.tensor does not divide the heads; here it must not divide by zero.
+        heads = max(1, model.num_attention_heads // layout.tensor)
+        kv_heads = max(1, (model.num_key_value_heads or model.num_attention_heads) // layout.tensor)
+        common = math.gcd(heads, kv_heads)
+        if common % ranks:
+            sizes = [size for size in range(1, common + 1) if common % size == 0]
+            yield (
+                f'layout.context = {ranks} with layout.context_attention = "ulysses" splits the {heads} '
+                f"heads and {kv_heads} key-value heads of each tensor rank, which must both be multiples of "
+                f'it; what would work: layout.context {_listed(sizes)}, or context_attention = "all_gather"'
+            )
+
+
+def _pipeline_axis(case: Case) -> Complaints:
+    """What of the pipeline cannot run with any number of micro-batches."""
+    layout, total = case.layout, case.model.num_hidden_layers
+    if layout.pipeline == 1:
+        if layout.pipeline_layers is not None or layout.pipeline_stages_per_rank is not None:
+            yield (
+                "layout.pipeline_layers and layout.pipeline_stages_per_rank are for layout.pipeline of 2 or "
+                "more"
+            )
+        return
+    schedule, stages = layout.pipeline_schedule, num_stages(layout)
+    usual, is_v, splits_backward = SCHEDULES[schedule]
+    given = layout.pipeline_stages_per_rank or usual
+    if (usual == 1 or is_v) and given != usual:
+        yield (
+            f"layout.pipeline_schedule = {schedule!r} has {usual} stage{'s' * (usual > 1)} on each rank, and "
+            f"layout.pipeline_stages_per_rank = {given}; what would work: {usual}, or interleaved_1f1b"
+        )
+    if usual > 1 and given < 2:
+        yield f"layout.pipeline_schedule = {schedule!r} needs layout.pipeline_stages_per_rank of 2 or more"
+    if splits_backward and layout.zero == 3:
+        yield (
+            f"layout.pipeline_schedule = {schedule!r} with layout.zero = 3 gives wrong gradients without an "
+            "error in torch 2.13; what would work: layout.zero = 1 or 2, or a schedule of 1f1b, "
+            "interleaved_1f1b or gpipe"
+        )
+    if splits_backward and layout.recomputed - {"norms", "activations"}:
+        yield (
+            f"layout.pipeline_schedule = {schedule!r} takes the backward pass apart, which recomputation "
+            f"(layout.recompute = {layout.recompute!r}) does not allow; what would work: "
+            'layout.recompute = "none" or "norms+activations", or interleaved_1f1b'
+        )
+    layers = layout.pipeline_layers
+    if total < stages - 1:
+        yield (
+            f"model.num_hidden_layers = {total} are too few for {stages} stages (layout.pipeline = "
+            f"{layout.pipeline} × {given} stages a rank), of which only the last may have none; what would "
+            f"work: at most {total + 1} stages"
+        )
+    elif layers is not None and (
+        len(layers) != stages or sum(layers) != total or min(layers[:-1]) < 1 or layers[-1] < 0
+    ):
+        yield (
+            f"layout.pipeline_layers = {list(layers)}: {stages} stages need as many numbers, which make up "
+            f"model.num_hidden_layers = {total}, and only the last may be 0; what would work: "
+            f"{list(split_by_cost(total, stages, 1.0, 0.0))}, or leave the key out"
+        )
+
+
+# The device
+
+
+def _attention_is_compiled(case: Case) -> Complaints:
+    """Without a compiler a GPU's FlexAttention keeps all scores, sequence_length² of each head.
+
+    Masks of documents or windows, ALiBi, relative positions, capped scores and dropout of weights need it.
+    """
+    missing = case.machine.software.missing_compiler
+    if missing is None or case.machine.device != "cuda":
+        return
+    model, recipe = case.model, case.recipe
+    parts, dropout = module(model.model_type, "count").layer_parts(model), recipe.train.attention_dropout
+    for phase in case.phases:
+        windows = model.sliding_window is not None and model.sliding_window < phase.sequence_length
+        reasons = {
+            "dataset.mask_documents = true": recipe.dataset.mask_documents,
+            f"train.attention_dropout = {dropout}": dropout,
+            f"model.sliding_window = {model.sliding_window}": windows
+            and "sliding_attention" in (model.layer_types or ["sliding_attention"]),
+            f"model.attn_logit_softcapping = {model.attn_logit_softcapping}": model.attn_logit_softcapping,
+            f"model.model_type = {model.model_type!r} (ALiBi)": parts.has_alibi,
+            f"model.model_type = {model.model_type!r} (relative positions)": parts.relative_rows > 0,
+        }
+        if asked := " and ".join(reason for reason, applies in reasons.items() if applies):
+            yield f"{asked} on a GPU: attention is then compiled, whatever layout.compile says; {missing}"
+
+
+def _fp8_matrices(case: Case) -> Complaints:
+    """Settings that do not fit the model, and sizes that FP8 kernels cannot multiply; emulation can."""
+    model, layout, fp8 = case.model, case.layout, case.recipe.train.fp8
+    if "fp8" not in precisions(case.recipe.train):
+        return
+    if FAMILIES[model.model_type].has_relative_positions:
+        yield (
+            f'train.precision = "fp8": model.model_type = {model.model_type!r} multiplies its matrices with '
+            "relative positions, whose number is odd, and FP8 kernels do not; what would work: "
+            'train.precision = "bf16"'
+        )
+        return
+    matrices = layer_matrices(model)
+    for pattern in fp8.kept_in_bf16:
+        if not any(is_kept(name, [pattern]) for name in matrices):
+            layers = len({name.split(".")[1] for name in matrices})
+            kinds = dict.fromkeys(name.split(".", 2)[2] for name in matrices)
+            yield (
+                f'train.fp8.kept_in_bf16: "{pattern}" names no matrix of the layers; what would work: '
+                f'"layers.0" to "layers.{layers - 1}", with "*" for any number, alone or with '
+                f"{_listed(f'.{kind}' for kind in kinds)}"
+            )
+    in_fp8 = [name for name in matrices if not is_kept(name, fp8.kept_in_bf16)]
+    if not in_fp8:
+        yield (
+            f"train.fp8.kept_in_bf16 = {list(fp8.kept_in_bf16)} leaves no matrix in FP8; what would work: "
+            'fewer patterns, or train.precision = "bf16"'
+        )
+    if fp8.emulate:
+        return
+    yield from _fp8_sizes(model, layout.tensor, {name.rpartition(".")[2] for name in in_fp8})
+    if fp8.head and model.vocab_rows // layout.tensor % MULTIPLE:
+        yield (
+            f"train.fp8.head: {model.vocab_rows} rows of the vocabulary over layout.tensor = "
+            f"{layout.tensor} are no multiple of {MULTIPLE} a rank, and FP8 kernels multiply no other sizes; "
+            f"what would work: model.vocab_multiple = {MULTIPLE * layout.tensor}, or train.fp8.head = false"
+        )
+
+
+# What is called so → what its width on a tensor rank is a product of, and what divides it.
+_HEAD_WIDTHS = {
+    "q": "num_attention_heads", "o": "num_attention_heads",
+    "k": "num_key_value_heads", "v": "num_key_value_heads",
+}  # fmt: skip
+_KEEP_IN_BF16 = "; or leave such matrices out by train.fp8.kept_in_bf16"
+
+
+def _fp8_sizes(model: Model, tensor: int, kinds: set[str]) -> Complaints:
+    """kinds: the last parts of the names of the matrices in FP8."""
+    if model.hidden_size % MULTIPLE:
+        yield (
+            f"model.hidden_size = {model.hidden_size}: FP8 kernels multiply sizes in multiples of "
+            f"{MULTIPLE}; what would work: model.hidden_size of "
+            f"{_listed(_neighbours(model.hidden_size, MULTIPLE))}{_KEEP_IN_BF16}"
+        )
+    for key in dict.fromkeys(_HEAD_WIDTHS[kind] for kind in sorted(kinds & _HEAD_WIDTHS.keys())):
+        heads = getattr(model, key)
+        yield from _fp8_width(
+            f"model.{key} × model.head_dim = {heads} × {model.head_dim}",
+            heads * model.head_dim, tensor,
+            f"model.head_dim of {_listed(_neighbours(model.head_dim, MULTIPLE))}",
+        )  # fmt: skip
+    if kinds - _HEAD_WIDTHS.keys():
+        size = model.intermediate_size
+        larger = f"model.intermediate_size of {_listed(_neighbours(size, MULTIPLE * tensor))}"
+        yield from _fp8_width(f"model.intermediate_size = {size}", size, tensor, larger)
+
+
+def _fp8_width(what: str, width: int, tensor: int, larger: str) -> Complaints:
+    if width % tensor or width // tensor % MULTIPLE == 0:
+        return
+    ranks = [number for number in range(1, tensor) if width % number == 0 and width // number % MULTIPLE == 0]
+    fewer = f"layout.tensor of {_listed(ranks)}, or " if ranks else ""
+    yield (
+        f"{what} over layout.tensor = {tensor} is {width // tensor} a rank: FP8 kernels multiply sizes in "
+        f"multiples of {MULTIPLE}; what would work: {fewer}{larger}{_KEEP_IN_BF16}"
+    )
+
+
+def _device_has_fp8(case: Case) -> Complaints:
+    train, machine = case.recipe.train, case.machine
+    is_real = machine.device == "cuda" and machine.card is not None and not train.fp8.emulate
+    if is_real and "fp8" in precisions(train):
+        yield from device_has_fp8(machine.card)
+
+
+def device_has_fp8(card: Accelerator) -> Complaints:
+    """Yield the complaint about a device that multiplies nothing in 8 bits."""
+    if not card.peak_tflops.get("fp8"):
+        yield (
+            f'train.precision = "fp8" on {card.name}: its card has no fp8 peak, so its products would gain '
+            'nothing; what would work: train.precision = "bf16", or devices that have FP8 (NVIDIA from H100 '
+            "on, AMD from MI300X on)"
+        )
+
+
+# The text
+
+
+def mixture_has_text(case: Case) -> Complaints:
+    for phase in case.phases:
+        filled = sources_with_text(case.text.tokens, phase.sequence_length)
+        if not filled:
+            yield f"{case.tokens_folder}: no source has any text left to train on"
+        for name in phase.mixture:
+            if name not in filled:
+                yield (
+                    f"{phase.key('mixture')}.{name}: {case.tokens_folder} has no such text; the sources are "
+                    f"{', '.join(filled)}"
+                )
+
+
+def repeats_of_sources(case: Case) -> Complaints:
+    """Sources that are read more often than the recipe allows (Muennighoff et al. 2023, arXiv:2305.16264)."""
+    recipe, asked = case.recipe, case.phases
+    tokens = sum(phase.tokens for phase in asked)
+    for name, (read, grace) in epochs(case.steps.phases, case.text.epoch_tokens).items():
+        allowed = allowed_epochs(recipe, name)
+        if read <= Fraction(allowed) + grace:
+            continue
+        limit = "dataset.max_epochs"
+        if name in recipe.dataset.source_max_epochs:
+            limit = f"dataset.source_max_epochs.{name}"
+        what, fewer = f"the phases' tokens = {tokens}", f"fewer tokens in a phase with {name} in its mixture"
+        weight = f"a smaller weight of {name} in the mixture"
+        if len(asked) == 1:
+            key, size = asked[0].key("tokens"), asked[0].tokens_per_step
+            what, fewer = (
+                f"{key} = {tokens}",
+                f"{key} of at most {int(tokens * allowed / read) // size * size}",
+            )
+            weight = _smaller_weight(case.steps.phases[0].mixture, name, allowed / float(read)) or weight
+        yield (
+            f"{what} would read the source {name} {float(read):.2f} times, more than {limit} = "
+            f"{allowed:g}; what would work: {fewer}, {limit.partition('.')[2]} of {math.ceil(read)}, "
+            f"{weight}, or more text"
+        )
+
+
+def _smaller_weight(mixture: Mapping[str, float], name: str, factor: float) -> str:
+    """Return the weight of `name` that makes its share `factor` times as large; "" for a source alone."""
+    others = sum(weight for source, weight in mixture.items() if source != name)
+    if not others:
+        return ""
+    share = factor * mixture[name] / (others + mixture[name])
+    weight = others * share / (1 - share)
+    digits = 3 - math.floor(math.log10(weight))  # four digits, rounded down
+    return f"mixture.{name} of at most {math.floor(weight * 10**digits) / 10**digits:.6g}"
+
+
+def _heldout_text(case: Case) -> Complaints:
+    if num_sequences(case.text.heldout_tokens, case.steps.phases[0].sequence_length) == 0:
+        yield (
+            f"{case.tokens_folder}: no held-out text; what would work: a larger dataset.heldout_share "
+            f"than {case.recipe.dataset.heldout_share}, or more text"
+        )
+
+
+# The steps
+
+
+def _precision_changes(case: Case) -> Complaints:
+    last_step = case.steps.phases[-1].last_step
+    steps = [step for step, _ in case.recipe.train.precision_changes]
+    for step in sorted(set(steps)):
+        if step > last_step:
+            yield f"train.precision_changes: step {step} is beyond the run's last step, {last_step}"
+        if steps.count(step) > 1:
+            yield (
+                f"train.precision_changes: step {step} is there {steps.count(step)} times; each may be there "
+                "once"
+            )
+
+
+def _tokens_in_fp8(case: Case) -> Complaints:
+    """The gradient of a weight is a product over a micro-batch's tokens; FP8 units take 16 at a time."""
+    context = case.layout.context
+    if "fp8" not in precisions(case.recipe.train):
+        return
+    for phase, (sequences, _) in zip(case.steps.phases, case.steps.micro_batches):
+        tokens = sequences * phase.sequence_length // context
+        if tokens % 16:
+            key = case.phases[phase.number - 1].key("sequence_length")
+            yield (
+                f"{key} = {phase.sequence_length} makes micro-batches of {tokens} tokens on a rank, and FP8 "
+                f"multiplies 16 at a time; what would work: a sequence_length in multiples of {16 * context}"
+            )
+
+
+def _reduction_in_bf16(case: Case) -> Complaints:
+    """FSDP2 sums the gradients of micro-batches in the reduction's buffer, before those of replicas."""
+    layout, has_several = case.layout, any(number > 1 for _, number in case.steps.micro_batches)
+    is_late = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
+    is_scattered_often = layout.zero > 1 and not is_late and has_several
+    if case.recipe.train.gradient_reduce_dtype == "bf16" and layout.replicate > 1 and is_scattered_often:
+        yield (
+            f'train.gradient_reduce_dtype = "bf16" with layout.replicate = {layout.replicate} and '
+            f"layout.zero = {layout.zero} would add up the gradients of micro-batches in bf16; "
+            'what would work: layout.zero = 1, layout.replicate = 1, or train.gradient_reduce_dtype = "fp32"'
+        )
+
+
+def _ranks_share_the_steps(case: Case) -> Complaints:
+    """Each rank takes whole sequences, one or more. The small steps of a batch ramp may have fewer."""
+    data_ranks = case.steps.data_ranks
+    for phase in _full_steps(case.steps.phases):
+        of, length, sequences = case.phases[phase.number - 1], phase.sequence_length, phase.sequences_per_step
+        if not of.tokens_per_step % length and sequences >= data_ranks:
+            continue
+        key, tokens = of.key("tokens_per_step"), of.tokens_per_step
+        below = tokens // length * length
+        sizes = [size for size in (below, below + length) if size >= length * data_ranks]
+        would_work = " or ".join(str(size) for size in sizes or [length * data_ranks])
+        fewer = f", or at most {sequences} data-parallel ranks" if sequences < data_ranks else ""
+        yield (
+            f"{key} = {tokens} is {tokens / length:g} sequences of {of.key('sequence_length')} = {length}, "
+            f"for {data_ranks} data-parallel ranks, and each takes whole sequences, one or more; what would "
+            f"work: {key.rpartition('.')[2]} {would_work}{fewer}"
+        )
+
+
+def _pipeline_is_filled(case: Case) -> Complaints:
+    """Full steps that a schedule cannot run, unless a few empty micro-batches help."""
+    layout, steps = case.layout, case.steps
+    if layout.pipeline == 1:
+        return
+    for phase in _full_steps(steps.phases):
+        size, number = steps.micro_batches[steps.phases.index(phase)]
+        there_are = math.ceil(math.ceil(phase.sequences_per_step / steps.data_ranks) / size)
+        if number - there_are > MOST_FILLED * number:
+            said = micro_batch_complaint(
+                layout.pipeline_schedule, there_are, layout.pipeline, num_stages(layout)
+            )
+            yield from [said] if said else []
+
+
+def _full_steps(phases: Sequence[Phase]) -> Iterator[Phase]:
+    """Yield the phases without the small steps of a batch ramp."""
+    for phase, following in zip(phases, [*phases[1:], None]):
+        if following is None or following.number != phase.number:
+            yield phase
+
+
+def _skipped_steps(case: Case) -> Complaints:
+    total_steps = case.steps.phases[-1].last_step
+    for first, last in case.recipe.train.skip_steps:
+        if last > total_steps:
+            yield (
+                f"train.skip_steps: [{first}, {last}] goes beyond the run's last step; what would work: "
+                f"steps up to {total_steps}"
+            )
+
+
+def _neighbours(size: int, multiple: int) -> list[int]:
+    below = size // multiple * multiple
+    return [number for number in (below, below + multiple) if number]
+
+
+def _listed(choices: Iterable[object]) -> str:
+    return " or ".join(map(str, choices))
+
+
+MODEL_RULES: tuple[Rule, ...] = (
+    _is_of_its_family,
+    _holds_the_vocabulary,
+    _has_positions,
+    _objective,
+    _attention_dropout,
+    _moments_in_bf16,
+    _trained_modules,
+)
+LAYOUT_RULES: tuple[Rule, ...] = (
+    _relative_positions,
+    _tensor_axis,
+    _torch_runs_the_schedule,
+    _sequence_over_tensor_ranks,
+    _context_axis,
+    _pipeline_axis,
+)
+MACHINE_RULES: tuple[Rule, ...] = (
+    _axes_make_up_the_ranks,
+    _attention_is_compiled,
+    _fp8_matrices,
+    _device_has_fp8,
+)
+STEP_RULES: tuple[Rule, ...] = (
+    mixture_has_text,
+    repeats_of_sources,
+    _precision_changes,
+    _tokens_in_fp8,
+    _reduction_in_bf16,
+    _ranks_share_the_steps,
+    _pipeline_is_filled,
+    _skipped_steps,
+    _heldout_text,
+)
