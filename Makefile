@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
+BORDER := .border
 PART ?= 1
 # Processes of the test suite. Each takes whole files, so that what a file shares is made once.
 WORKERS ?= 2
@@ -18,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TORCH_210 ?= .torch/2.10
 TORCH_211 ?= .torch/2.11
 
-.PHONY: help demo test test-faults test-full test-slurm test-slurm-short test-torches mutants soak lint bench-peers bench-gpu clean
+.PHONY: help demo test test-faults test-full test-slurm test-slurm-short test-torches test-border border-peers mutants soak lint bench-peers bench-gpu clean
 
 help:
 	@echo "Times are of two quiet cores, after the install (2 minutes at the first call; a GPU for bench-gpu)."
@@ -32,6 +33,7 @@ help:
 	@echo "make test-slurm-short    3 min  jobs on a real Slurm of four nodes here (root; apt-get install slurm-wlm munge)"
 	@echo "make test-slurm          8 min  all of them, and a Grid Engine (gridengine-master gridengine-exec gridengine-client openmpi-bin)"
 	@echo "make test-torches       15 min  what depends on torch, with 2.10, 2.11 and the pinned version (downloads 11 GB)"
+	@echo "make test-border         5 min  what Kielo exports, in transformers 4, lm-eval, TRL, CTranslate2, sentence-transformers"
 	@echo "make bench-peers         5 min  installs the engines that benchmarks/step.py compares with"
 	@echo "make bench-gpu PART=1    9 min  each bar that needs a GPU, in parts 1, 2, 3 and 4"
 	@echo "make clean                      removes the virtual environments, runs and builds"
@@ -95,8 +97,22 @@ $(PEERS)/.peers: pyproject.toml constraints.txt
 
 bench-peers: $(PEERS)/.peers
 
+# Other people's programs, on the torch and the transformers of $(VENV), and an older transformers beside it.
+$(BORDER)/.peers: $(VENV)/.test
+	$(BIN)/python -m pip install -q --target $(BORDER)/transformers4 --no-deps transformers==4.57.6 huggingface_hub==0.36.0 tokenizers==0.22.1
+	$(BIN)/python -m venv $(BORDER)/programs
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(BORDER)/programs/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/kielo.pth"
+	$(BORDER)/programs/bin/python -m pip install -q -c constraints.txt ctranslate2 lm-eval sentence-transformers trl
+	touch $@
+
+border-peers: $(BORDER)/.peers
+
+# A program that is missing is an error here.
+test-border: $(BORDER)/.peers
+	KIELO_TEST_BORDER=$(BORDER) $(PYTEST) tests/border --timeout 600 $(PYTEST_OPTIONS)
+
 bench-gpu:
 	$(GPU_PYTHON) benchmarks/gpu.py --part $(PART) $(BENCH_OPTIONS)
 
 clean:
-	rm -rf $(VENV) $(PEERS) .torch runs build dist src/*.egg-info
+	rm -rf $(VENV) $(PEERS) $(BORDER) .torch runs build dist src/*.egg-info

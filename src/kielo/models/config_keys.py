@@ -326,6 +326,12 @@ class RopeByKind(_Quiet):
                 name = self._theta[0]
                 reader.complain(f"lacks {name}, for which versions of transformers take different values")
                 return {}
+            if isinstance(older, Mapping) and older.get("type") not in (None, older.get("rope_type")):
+                # transformers 4 reads `type` here, and transformers 5 reads no scaling then.
+                reader.complain(
+                    f"rope_scaling.type = {short(older['type'])} is read by some versions of transformers "
+                    "only. Fix: name it rope_type"
+                )
             _refuse_trained_length_beside(reader, older, values)
             base, scaling = _normalised(reader, theta, older, values)
             windowed_base = windowed_theta

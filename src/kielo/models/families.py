@@ -23,6 +23,9 @@ _REFUSED = {
     "(such as Gemma 3 270M and 1B)",
 }
 
+# Keys under which models of several parts keep the text model's own config.
+_NESTED = ("text_config", "llm_config", "language_config")
+
 
 def module(model_type: str, part: Literal["count", "tensor_parallel_plan", "names", "model"]) -> ModuleType:
     """Imports one of a family's four files; only `model` imports torch. KieloError for an unknown family."""
@@ -150,6 +153,11 @@ def _config_json(path: str | Path) -> tuple[str, dict[str, Any], str]:
         )
     if model_type in _REFUSED:
         raise KieloError(f"{path}: a model of model_type = {model_type!r} {_REFUSED[model_type]}")
+    if nested := [key for key in _NESTED if isinstance(config.get(key), dict)]:
+        raise KieloError(
+            f"{path}: {nested[0]} has the keys of the text model, which are read at the top level only. "
+            f"Fix: a folder with the content of {nested[0]} as its config.json"
+        )
     return model_type, config, str(path)
 
 
