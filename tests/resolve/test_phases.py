@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kielo.recipe.errors import KieloError
-from kielo.recipe.phases import full_phases
+from kielo.recipe.phases import full_phases, ramp_steps
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import BatchRamp
 from kielo.resolve.phases import (
@@ -18,7 +18,6 @@ from kielo.resolve.phases import (
     merged,
     plan_learning_rates,
     plan_phases,
-    ramp_steps,
 )
 from kielo.resolve.resolve import resolve
 from tests.resolve.test_resolve import finish_pack, finish_tokenizer, recipe, refusal
@@ -217,6 +216,26 @@ def test_phases_follow_each_other_in_steps_and_samples() -> None:
     assert [(one.tokens_per_step, one.steps) for one in numbers("{tokens=3583}", ramp=whole)[1]] == [
         (512, 2), (1024, 1),
     ]  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 8), st.data())
+def test_a_phase_with_a_ramp_trains_at_most_its_tokens(first: int, growth: int, sizes: int, data) -> None:
+    """Step for step Megatron's sizes, as far as the phase's tokens reach, and no step more."""
+    full = first + growth * sizes
+    total = data.draw(st.integers(full, 40 * full))
+    ramp_sequences = data.draw(st.integers(1, total - 1))
+    ramp = BatchRamp(first_tokens_per_step=first * 64, step_tokens=growth * 64, tokens=ramp_sequences * 64)
+    (asked,) = full_phases(read_recipe("own_text", [
+        "corpus.sources=a.txt", "dataset.sequence_length=64", f"train.tokens_per_step={full * 64}",
+        f"train.tokens={total * 64}",
+    ]).recipe)  # fmt: skip
+    phases = plan_phases([asked], [{"a": 1.0}], ramp, 7, lambda name, length: 64 * 10**6)
+    ours = [one.sequences_per_step for one in phases for _ in range(one.steps)]
+    theirs, done = [], 0
+    while (size := min(full, first + done * sizes // ramp_sequences * growth)) + done <= total:
+        theirs, done = [*theirs, size], done + size
+    assert ours == theirs and sum(ours) <= total
 
 
 def test_packed_documents_begin_a_new_epoch_where_the_length_changes() -> None:

@@ -12,31 +12,12 @@ from fractions import Fraction
 from kielo.dataset.order import Order, OrderSource
 from kielo.dataset.order import Phase as OrderPhase
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
-from kielo.recipe.phases import FullPhase
+from kielo.recipe.phases import FullPhase, steps_of_phase
 from kielo.recipe.sections import BatchRamp
 from kielo.resolve.resolved import LearningRateSegment, Phase
 
 # (source, sequence length) → the tokens that an epoch of it has to predict (`Text.epoch_tokens`)
 EpochTokens = Callable[[str, int], int]
-
-
-def ramp_steps(ramp: BatchRamp, tokens_per_step: int) -> list[tuple[int, int]]:
-    """Returns (tokens per step, number of such steps) of a batch ramp, in order, below `tokens_per_step`.
-
-    Megatron-LM's rule (`RampupBatchsizeNumMicroBatchesCalculator`): ramp.tokens are shared out evenly over
-    the sizes below the full one, and a step has the size in whose share the tokens before it end. A size
-    whose share is overshot by the steps before it has none.
-    """
-    sizes = range(ramp.first_tokens_per_step, tokens_per_step, ramp.step_tokens)
-    levels, done = [], 0
-    for number, size in enumerate(sizes, start=1):
-        # The smallest n with done + n * size at or beyond the end of the share, ramp.tokens * number /
-        # len(sizes).
-        steps = -((done * len(sizes) - ramp.tokens * number) // (len(sizes) * size))
-        if steps > 0:
-            levels.append((size, steps))
-            done += steps * size
-    return levels
 
 
 def plan_phases(
@@ -57,7 +38,7 @@ def plan_phases(
     longest = max(phase.sequence_length for phase in asked)
     for phase, mixture in zip(asked, mixtures, strict=True):
         order_first_sample = sample
-        for tokens_per_step, steps in _steps(phase, ramp if phase.number == 1 else None):
+        for tokens_per_step, steps in steps_of_phase(phase, ramp if phase.number == 1 else None):
             sequences = max(1, tokens_per_step // phase.sequence_length)
             phases.append(Phase(
                 number=phase.number, first_step=step, steps=steps, first_sample=sample,
@@ -142,13 +123,3 @@ def first_difference(
     borders = [{border for first, last in some for border in (first, last + 1)} for some in (ranges, others)]
     different = [step for step in borders[0] ^ borders[1] if step <= last_step]
     return min(different, default=None)
-
-
-def _steps(phase: FullPhase, ramp: BatchRamp | None) -> list[tuple[int, int]]:
-    levels = ramp_steps(ramp, phase.tokens_per_step) if ramp else []
-    full_steps = (phase.tokens - sum(size * steps for size, steps in levels)) // phase.tokens_per_step
-    return (
-        [*levels, (phase.tokens_per_step, full_steps)]
-        if full_steps > 0
-        else levels or [(phase.tokens_per_step, 1)]
-    )

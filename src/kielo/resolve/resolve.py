@@ -15,7 +15,7 @@ from kielo.models.families import check, module
 from kielo.recipe.cards import Accelerator, accelerator_of_device, accelerators, cluster
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.errors import KieloError
-from kielo.recipe.phases import FullPhase, full_phases
+from kielo.recipe.phases import FullPhase, full_phases, skip_complaints
 from kielo.recipe.sections import (
     Checkpoint,
     DatasetIdentity,
@@ -168,7 +168,7 @@ def _step_complaints(recipe: Recipe, steps: _Steps, data_ranks: int) -> Iterator
     if recipe.layout.pipeline > 1:
         yield from _unfilled(recipe.layout, steps, data_ranks)
     yield from repeated_too_often(recipe, steps.asked, steps.phases, steps.epoch_tokens)
-    yield from _skipped_beyond(recipe.train.skip_steps, steps.phases[-1].last_step)
+    yield from skip_complaints(recipe.train.skip_steps, steps.phases[-1].last_step)
     yield from optimiser_complaints(recipe.train)
 
 
@@ -361,15 +361,6 @@ def _micro_batches(phase: Phase, asked: FullPhase, rank: RankOfRun) -> tuple[int
         if sequences != most:
             size = micro_batch(rank, length, sequences, at_most=size)
     return size, int(micro_batches_needed(rank.layout, sequences, size))
-
-
-def _skipped_beyond(skip_steps: Sequence[tuple[int, int]], total_steps: int) -> Iterator[str]:
-    for first, last in skip_steps:
-        if last > total_steps:
-            yield (
-                f"train.skip_steps: [{first}, {last}] goes beyond the run's last step; what would work: "
-                f"steps up to {total_steps}"
-            )
 
 
 def _compiles(layout: Layout, machine: _Machine, identity: Identity) -> bool:
