@@ -256,6 +256,33 @@ def test_packed_documents_begin_a_new_epoch_where_the_length_changes() -> None:
     assert offsets(32, 1536) == {"a": 2 * 672, "b": 6464}
 
 
+@pytest.mark.parametrize(
+    ("others", "offset"),
+    [
+        ((), 12 * 64),
+        ((("32", "b"),), 12 * 64),
+        ((("32", "b"), ("16", "b")), 12 * 64),
+        ((("64", "b"), ("32", "b")), 12 * 64),
+        ((("32", "ab"),), 4 * 640),  # 24 of 21 in an epoch of 32: two more are begun
+        ((("32", "ab"), ("64", "b")), 4 * 640),
+    ],
+)
+def test_a_source_goes_on_where_no_phase_of_another_length_read_it(others: tuple, offset: int) -> None:
+    """Its first 12 sequences are of two epochs of ten. Phases of other lengths come before it is read again;
+    where they read it, it goes on with a new epoch, else in the middle of its own.
+    """
+    lengths = ["64", *(length for length, _ in others), "64"]
+    phases = ", ".join(f"{{tokens=1536, sequence_length={length}}}" for length in lengths)
+    asked = full_phases(read_recipe("own_text", [
+        "corpus.sources=a.txt,b.txt", "dataset.sequence_length=64", "train.tokens_per_step=1536",
+        'dataset.packing="best_fit"', f"phases=[{phases}]",
+    ]).recipe)  # fmt: skip
+    mixtures = [dict.fromkeys(names, 1.0) for names in ("ab", *(names for _, names in others), "ab")]
+    tokens = {"a": {64: 640, 32: 672, 16: 688}, "b": {64: 6400, 32: 6464, 16: 6480}}
+    found = plan_phases(asked, mixtures, None, 7, lambda name, length: tokens[name][length])
+    assert found[-1].offsets["a"] == offset
+
+
 def test_learning_rates_are_segments_of_whole_steps() -> None:
     """Warm-up and decay are multiples of what divides all steps; a segment ends where the next begins."""
     rates = "learning_rate=1e-3, final_learning_rate_ratio=0.25, schedule='wsd'"

@@ -30,11 +30,12 @@ def plan_phases(
     """Computes the phases. mixtures: of each of `asked`.
 
     Tokens of a phase that do not fill a step are not trained. Mixtures may be empty where the recipe will be
-    refused; offsets are then left out. Best-fit packed documents are packed anew where the length changes,
-    and each source goes on with its next epoch there.
+    refused; offsets are then left out. Best-fit packed documents are packed anew where the length changes: a
+    source that is read at another length than before goes on with its next epoch there.
     """
     phases: list[Phase] = []
     step, sample, offsets = 1, 0, {}
+    read: dict[str, tuple[int, int]] = {}  # source → (length at which it was read last, tokens drawn by then)
     longest = max(phase.sequence_length for phase in asked)
     for phase, mixture in zip(asked, mixtures, strict=True):
         order_first_sample = sample
@@ -57,14 +58,24 @@ def plan_phases(
                 phase.number, order_first_sample, length, length if is_packed else longest, offsets,
                 phase.mixture_order,
             )  # fmt: skip
-            offsets = Order(seed, order, sources).offsets_at(sample)
+            drawn = Order(seed, order, sources).offsets_at(sample)
+            read |= {name: (length, drawn[name]) for name in drawn if drawn[name] != offsets.get(name)}
             next_length = asked[phase.number].sequence_length
-            if is_packed and next_length != length:
-                offsets = {
-                    name: -(-drawn // epoch_tokens(name, length)) * epoch_tokens(name, next_length)
-                    for name, drawn in offsets.items()
-                }
+            offsets = {
+                name: _at_length(next_length, name, *of, epoch_tokens) if is_packed else of[1]
+                for name, of in read.items()
+            }
     return tuple(phases)
+
+
+def _at_length(next_length: int, name: str, length: int, drawn: int, epoch_tokens: EpochTokens) -> int:
+    """Returns the offset of a source, read up to `drawn` tokens at `length`, in sequences of `next_length`.
+
+    At another length that is the end of the epoch.
+    """
+    if next_length == length:
+        return drawn
+    return -(-drawn // epoch_tokens(name, length)) * epoch_tokens(name, next_length)
 
 
 def plan_learning_rates(
