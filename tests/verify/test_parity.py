@@ -221,3 +221,24 @@ def test_unknown_override_is_refused(run_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(KieloError, match="'rope_tehta' is no key of a llama config"):
         check(resolve(run_folder), tmp_path / "verify", steps=1, hugging_face_overrides={"rope_tehta": 1.0})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "first"),
+    [
+        (
+            {"attention_bias": True},
+            {"attention_bias": False},
+            r"layers\.0\.self_attn\.k_proj\.bias and 7 more",
+        ),
+        ({"mlp_bias": True}, {"mlp_bias": False}, r"layers\.0\.mlp\.down_proj\.bias and 5 more"),
+        ({}, {"num_hidden_layers": 1}, r"layers\.1\.input_layernorm\.weight and 8 more"),
+    ],
+)
+def test_tensors_that_transformers_model_lacks_are_named(
+    run_folder: Path, tmp_path: Path, ours: dict[str, Any], theirs: dict[str, Any], first: str
+) -> None:
+    """Neither an end without words nor a comparison without them."""
+    resolved = with_model(resolve(run_folder), **ours)
+    with pytest.raises(KieloError, match=rf"{first}, and transformers' LlamaForCausalLM .* has not"):
+        check(resolved, tmp_path / "verify", steps=1, hugging_face_overrides=theirs)
