@@ -116,6 +116,24 @@ def test_other_families_agree(run_folder: Path, tmp_path: Path, variant: str) ->
     assert ("RoPE base" in settings) == (variant in ("gemma2", "gpt_neox"))
 
 
+@pytest.mark.parametrize("variant", ["gpt2", "opt"])
+def test_learned_positions_begin_anew_in_each_document(
+    run_folder: Path, tmp_path: Path, variant: str
+) -> None:
+    """As transformers has them in documents that are given alone; those of earlier runs go on."""
+    ours, _ = pair(TINY[variant], tmp_path / "hf")
+    resolved = with_model(
+        resolve(run_folder), **ours.config.model_dump() | {"weights": f"hf:{tmp_path / 'hf'}"}
+    )
+    for restart in (True, None):
+        dataset = resolved.identity.dataset.model_copy(update={"restart_positions": restart})
+        identity = resolved.identity.model_copy(update={"dataset": dataset})
+        side = resolved.model_copy(update={"identity": identity})
+        certificate, printed = check(side, tmp_path / f"verify_{restart}", steps=3, sequences_per_step=8)
+        assert certificate.passed, printed
+        assert certificate.logits_max_difference <= 1e-5
+
+
 @pytest.mark.parametrize(
     ("variant", "overrides", "setting", "layer"),
     [

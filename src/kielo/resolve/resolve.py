@@ -30,6 +30,7 @@ from kielo.recipe.sections import (
 from kielo.resolve.attention_check import attention_complaint
 from kielo.resolve.budget import with_budget
 from kielo.resolve.complete_model import complete_model
+from kielo.resolve.document_positions import position_complaints, with_positions
 from kielo.resolve.encoder_check import dropout_complaints, objective_complaints
 from kielo.resolve.fp8_check import fp8_complaints, without_fp8
 from kielo.resolve.layout_check import layout_complaints
@@ -108,6 +109,7 @@ def resolve(
     layout = _with_axes(recipe.layout, world_size, complaints)
     model = complete_model(recipe, full_phases(recipe), text.vocabulary_size, complaints)
     complaints += objective_complaints(model.model_type, recipe.train)
+    complaints += position_complaints(recipe.dataset, model.model_type)
     complaints += dropout_complaints(model.model_type, recipe.train.attention_dropout)
     complaints += _layout_complaints(model, recipe, machine)
     complaints += trainable_complaints(model, recipe.layout, full_phases(recipe))
@@ -183,7 +185,7 @@ def _identity(recipe: Recipe, model: Model, steps: _Steps, tokens_hash: str, hel
     return Identity(
         **dict(recipe.part(RecipeIdentity)),
         model=model,
-        dataset=recipe.dataset.part(DatasetIdentity),
+        dataset=with_positions(recipe.dataset.part(DatasetIdentity), model),
         train=train.model_copy(update=in_order),
         tokens_hash=tokens_hash,
         phases=steps.phases,
@@ -280,6 +282,11 @@ def consent(old: Identity, new: Resolved, step: int = 0) -> None:
             lines += (
                 "\n    (the order of the samples follows dataset.mixture_order; a run that an earlier Kielo "
                 "began goes on with --set dataset.mixture_order=blocks_of_256)"
+            )
+        if "dataset.restart_positions" in changed:
+            lines += (
+                "\n    (a run whose learned positions continue through documents goes on with --set "
+                "dataset.restart_positions=false)"
             )
         raise KieloError(
             f"{new.placement.train_folder}: holds a run of something else; {len(changed)} keys of what is "

@@ -59,7 +59,7 @@ class HuggingFaceSide:
         identity = _overridden(identity, overrides)
         self._pieces = families.module(identity.model.model_type, "names").to_hugging_face(identity.model)
         parts = families.module(identity.model.model_type, "count").layer_parts(identity.model)
-        self._has_alibi = parts.has_alibi
+        self._takes_documents_alone = parts.has_alibi or bool(identity.dataset.restart_positions)
         self._shapes = {name: weight.shape for name, weight in weights.items()}
         self._max_gradient_norm = identity.train.max_gradient_norm
         self._z_loss = identity.train.z_loss
@@ -146,7 +146,7 @@ class HuggingFaceSide:
         return total
 
     def _converted(self, micro_batch: MicroBatch) -> HuggingFaceBatch:
-        return hugging_face_batch(micro_batch, self._unwrapped(), self._has_alibi)
+        return hugging_face_batch(micro_batch, self._unwrapped(), self._takes_documents_alone)
 
     def update(self) -> dict[str, float]:
         rate = self._optimiser.param_groups[0]["lr"]

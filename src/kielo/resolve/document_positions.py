@@ -1,0 +1,35 @@
+"""Whether learned positions begin anew in each document: what a recipe asks for → what the identity says."""
+
+from collections.abc import Iterator
+
+from kielo.models.families import module
+from kielo.recipe.sections import DatasetIdentity, Model
+
+
+def learns_positions(model_type: str) -> bool:
+    """Returns True for families with an embedding of positions."""
+    return "position_table" in module(model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
+
+
+def with_positions(dataset: DatasetIdentity, model: Model) -> DatasetIdentity:
+    """Returns the section with restart_positions filled in: true, or None where positions do not begin anew.
+
+    Identities that were stored before this key existed have None: their positions continue.
+    """
+    applies = dataset.mask_documents and learns_positions(model.model_type)
+    restarts = True if applies and dataset.restart_positions is not False else None
+    return dataset.model_copy(update={"restart_positions": restarts})
+
+
+def position_complaints(dataset: DatasetIdentity, model_type: str) -> Iterator[str]:
+    """Yields why dataset.restart_positions has no effect."""
+    if dataset.restart_positions is None:
+        return
+    asked = f"dataset.restart_positions = {str(dataset.restart_positions).lower()}"
+    if not dataset.mask_documents:
+        yield f"{asked} needs dataset.mask_documents = true. Fix: set that, or leave this key out"
+    if not learns_positions(model_type):
+        yield (
+            f"{asked} has no effect: {model_type} models know distances between tokens and no learned "
+            "positions. Fix: leave it out"
+        )
