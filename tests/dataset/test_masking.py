@@ -6,13 +6,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kielo.artifact.manifest import read_manifest
-from kielo.artifact.token_shards import TokenShard
+from kielo.artifact.manifest import read_manifest, write_stage
+from kielo.artifact.token_shards import TokenShard, TokenShardWriter
 from kielo.dataset.batches import NOT_COUNTED, Batch, Batches
+from kielo.dataset.heldout_sets import heldout_sets
 from kielo.dataset.masking import Masking, MaskingVocabulary, masking_rate, masking_vocabulary, span_lengths
 from kielo.dataset.pack import pack
+from kielo.dataset.pack_sequences import pack_sequences
 from kielo.dataset.provenance import check_recipe
+from kielo.dataset.readable import read_sequences
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import decode, load_tokenizer, role_id
 from kielo.tokenizer.train import train_tokenizer
 from tests.dataset.test_batches import LENGTH, make_documents, phase, recipe, write_corpus
@@ -298,6 +302,78 @@ def test_hidden_tokens_are_those_of_the_description(kind: str, causal: float) ->
     numbered = Batch(inputs, labels, np.full(inputs.shape, 3, np.int32), samples)
     documents = masking.training_batch(numbered, 0.3).documents
     assert set(np.unique(documents)) == ({-4, 3} if causal else {3})
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory) -> tuple[Path, set[int], list[int]]:
+    """Returns a run folder whose token ids are all different, the ids that carry loss, and all ids in order.
+
+    A third of the tokens carries loss, in runs of up to six; documents have 1 to 40 tokens.
+    """
+    folder, chance = tmp_path_factory.mktemp("answers"), np.random.default_rng(11)
+    flags = np.repeat(chance.random(800) < 1 / 3, chance.integers(1, 7, 800))
+    lengths = chance.integers(1, 41, 200)
+    lengths = lengths[np.cumsum(lengths) <= len(flags)]
+    flags, ids = flags[: lengths.sum()], np.arange(10, 10 + lengths.sum())
+    with write_stage(folder / "tokens", "tokens", 1, {}, {}) as stage:
+        for name in ("a", "heldout"):
+            with TokenShardWriter(stage.folder / name, 70_000, has_loss_mask=True) as writer:
+                writer.add_documents(ids, lengths, flags)
+        counts = {"tokens": len(ids), "documents": len(lengths)}
+        stage.counts.update({"sources": {"a": {}}, "heldout": counts})
+    packed = Recipe(
+        name="tiny", language="et", corpus={"sources": ["a.txt"]},
+        dataset={"packing": "best_fit", "sequence_length": LENGTH}, train={"tokens": 10**4},
+    )  # fmt: skip
+    pack_sequences(packed, folder / "tokens")
+    return folder, set(ids[flags].tolist()), ids.tolist()
+
+
+WITHOUT_WORDS = MaskingVocabulary(1, np.arange(70_000) < 3, np.arange(3, 10))
+
+
+def read_answers(answers: Path, way: str) -> Batch:
+    """All sequences of the text, in one of the ways in which a batch of it is made."""
+    tokens = answers / "tokens"
+    if way == "heldout":
+        return heldout_sets(tokens)[0].batch(LENGTH, 10**6)
+    packing = "best_fit" if way == "best_fit" else "one_stream"
+    made = Batches(tokens, SEED, phase(mixture={"a": 1.0}, packing=packing), LENGTH, 0, False)
+    samples = np.arange(-(-made.order.sources[0].num_tokens // LENGTH))
+    if way != "one_by_one":
+        return made.read(samples)
+    # The last ids have no rows, so that the sequences are read each by itself, and the last left out.
+    return read_sequences(made, samples, made.shards[0].num_tokens - LENGTH)
+
+
+@pytest.mark.parametrize("way", ["one_stream", "best_fit", "heldout", "one_by_one"])
+@pytest.mark.parametrize("kind", ["subword", "span"])
+def test_hidden_are_only_tokens_that_carry_loss(answers, kind: str, way: str) -> None:
+    """The first token of a sequence too. In a stream, at rate 1, it is each of them that is an input."""
+    folder, with_loss, ids = answers
+    batch = read_answers(folder, way)
+    whole = Masking(SEED, kind, WITHOUT_WORDS).hide(batch, 1.0)
+    hidden = set(whole.labels[whole.labels != NOT_COUNTED].tolist())
+    assert hidden <= with_loss
+    first = set(batch.inputs[:, 0].tolist())
+    assert len(first & with_loss) > 10 < len(first - with_loss)
+    if way in ("one_stream", "heldout"):
+        assert hidden == with_loss & set(ids[:-1])
+    assert hidden & first == first & with_loss if way != "one_by_one" else hidden & first
+
+
+def test_a_first_token_that_an_earlier_phase_has_had_is_not_hidden(answers) -> None:
+    """A phase that begins inside of a sequence hides none of the tokens before that place."""
+    (folder, with_loss, _), cut, led = answers, LENGTH // 2 + 1, 0
+    later = phase(number=2, mixture={"a": 1.0}, offsets={"a": LENGTH // 2})
+    for seed in range(12):  # of the order: other sequences are the first
+        batch = Batches(folder / "tokens", seed, later, LENGTH, 0, False).read(np.arange(3))
+        labels = Masking(SEED, "subword", WITHOUT_WORDS).hide(batch, 1.0).labels
+        assert (labels[0, :cut] == NOT_COUNTED).all()
+        rest = {*batch.inputs[0, cut:].tolist(), *batch.inputs[1:].ravel().tolist()}
+        assert set(labels[labels != NOT_COUNTED].tolist()) == rest & with_loss
+        led += int(batch.inputs[0, 0]) in with_loss
+    assert led
 
 
 def test_lengths_of_spans_at_their_borders() -> None:

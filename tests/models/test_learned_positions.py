@@ -10,6 +10,7 @@ from kielo.models import families
 from kielo.models.blocks.decoder import init_weights
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
+from tests.models.equality import mean_loss, our_logits, pair, their_gradients
 from tests.models.tiny_configs import LENGTH, TINY, VOCABULARY
 
 # The published config.json of facebook/opt-350m, where it differs in its maths.
@@ -23,10 +24,32 @@ def read(folder, variant: str, **change: object) -> Model:
 
 
 @pytest.mark.parametrize("variant", ["gpt2", "opt"])
-def test_positions_go_on_through_documents(variant: str, tmp_path) -> None:
-    """A document inside a sequence is read at its place there, not from position 0 anew."""
+def test_a_document_in_a_sequence_is_what_transformers_makes_of_it_alone(variant: str, tmp_path) -> None:
+    """Logits of each document, and gradients of all of them, the table of positions' too."""
+    ours, theirs = pair(TINY[variant], tmp_path)
+    tokens = torch.randint(0, VOCABULARY, (3, LENGTH), generator=torch.Generator().manual_seed(1))
+    borders = [[0, 1, 10, LENGTH], [0, LENGTH], [0, 3, 4, LENGTH - 1, LENGTH]]
+    documents = torch.stack(
+        [(torch.arange(LENGTH)[:, None] >= torch.tensor(row[1:])).sum(1) for row in borders]
+    )
+    packed = our_logits(ours, tokens, documents.int())
+    alone = [
+        torch.cat([theirs(input_ids=row[None, a:b]).logits[0] for a, b in zip(of_row, of_row[1:])])
+        for row, of_row in zip(tokens, borders)
+    ]
+    torch.testing.assert_close(packed, torch.stack(alone), atol=2e-5, rtol=0)
+    for logits in (packed, torch.stack(alone)):
+        mean_loss(logits, tokens.roll(-1, 1)).backward()
+    for name, gradient in their_gradients(ours, theirs).items():
+        torch.testing.assert_close(ours.get_parameter(name).grad, gradient, atol=2e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("variant", ["gpt2", "opt"])
+def test_positions_of_earlier_runs_go_on_through_documents(variant: str, tmp_path) -> None:
+    """A document inside a sequence is read at its place there, and so is all text without documents."""
     model = families.build_model(read(tmp_path, variant, initializer_range=0.1, init_std=0.1))
     init_weights(model, seed=1)
+    model.restarts_positions = False
     tokens = torch.randint(0, VOCABULARY, (2, LENGTH))
     documents = (torch.arange(LENGTH) >= 10).int().expand(2, -1)
     with torch.no_grad():

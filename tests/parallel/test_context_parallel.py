@@ -85,6 +85,27 @@ def laid(form: str, ranks: int, scores: str = "plain") -> nn.Module:
     return split
 
 
+def places_on_rank(form: str, ranks: int) -> tuple[int, list[list[int]]]:
+    """(rank, the places in their documents of the tokens that the rank holds)."""
+    world = start_world(60, "cpu")
+    positions = context_positions(LENGTH, ranks, world.rank)
+    return world.rank, laid(form, ranks).make_masks.places(documents()[:, positions], positions).tolist()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_places_in_documents_count_through_the_ranks(form: str) -> None:
+    """By a plain count of tokens since a document's first one, which another rank may hold."""
+    plain = []
+    for row in documents().tolist():
+        counted = [0]
+        for before, here in zip(row, row[1:]):
+            counted.append(counted[-1] + 1 if here == before else 0)
+        plain.append(counted)
+    for rank, places in run_ranks(places_on_rank, 2, form, 2):
+        columns = context_positions(LENGTH, 2, rank).tolist()
+        assert places == [[row[column] for column in columns] for row in plain]
+
+
 def worst_difference(
     form: str, ranks: int, positions: Tensor, told: Tensor, masked: bool, kv_heads: int, scores: str = "plain"
 ) -> float:

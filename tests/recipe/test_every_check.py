@@ -315,6 +315,15 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         {"train": {"skip_steps": [[3, 4], [9, 8]]}}, "train.skip_steps",
         "train.skip_steps: [9, 8] ends before it begins; what would work: [8, 9]",
     ),
+    "every step passed over": (
+        {"train": {"skip_steps": [[3, 500], [1, 1], [2, 9]]}}, "train.skip_steps train.tokens",
+        "train.skip_steps: passes over all 488 steps of the run, so that nothing is trained; what would "
+        "work: ranges that leave a step",
+    ),
+    "steps after the last": (
+        {"train": {"skip_steps": [[2, 489]]}}, "train.skip_steps train.tokens",
+        "train.skip_steps: [2, 489] goes beyond the run's last step; what would work: steps up to 488",
+    ),
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kielo.recipe.errors import KieloError
-from kielo.recipe.phases import full_phases
+from kielo.recipe.phases import full_phases, ramp_steps
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import BatchRamp
 from kielo.resolve.phases import (
@@ -18,7 +18,6 @@ from kielo.resolve.phases import (
     merged,
     plan_learning_rates,
     plan_phases,
-    ramp_steps,
 )
 from kielo.resolve.resolve import resolve
 from tests.resolve.test_resolve import finish_pack, finish_tokenizer, recipe, refusal
@@ -219,6 +218,26 @@ def test_phases_follow_each_other_in_steps_and_samples() -> None:
     ]  # fmt: skip
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 8), st.data())
+def test_a_phase_with_a_ramp_trains_at_most_its_tokens(first: int, growth: int, sizes: int, data) -> None:
+    """Step for step Megatron's sizes, as far as the phase's tokens reach, and no step more."""
+    full = first + growth * sizes
+    total = data.draw(st.integers(full, 40 * full))
+    ramp_sequences = data.draw(st.integers(1, total - 1))
+    ramp = BatchRamp(first_tokens_per_step=first * 64, step_tokens=growth * 64, tokens=ramp_sequences * 64)
+    (asked,) = full_phases(read_recipe("own_text", [
+        "corpus.sources=a.txt", "dataset.sequence_length=64", f"train.tokens_per_step={full * 64}",
+        f"train.tokens={total * 64}",
+    ]).recipe)  # fmt: skip
+    phases = plan_phases([asked], [{"a": 1.0}], ramp, 7, lambda name, length: 64 * 10**6)
+    ours = [one.sequences_per_step for one in phases for _ in range(one.steps)]
+    theirs, done = [], 0
+    while (size := min(full, first + done * sizes // ramp_sequences * growth)) + done <= total:
+        theirs, done = [*theirs, size], done + size
+    assert ours == theirs and sum(ours) <= total
+
+
 def test_packed_documents_begin_a_new_epoch_where_the_length_changes() -> None:
     """Of as many epochs as were begun, each as long as the new length makes it; else text goes on."""
     packed = 'packing="best_fit"'
@@ -235,6 +254,33 @@ def test_packed_documents_begin_a_new_epoch_where_the_length_changes() -> None:
     # 12 sequences of each: a has ten in an epoch, so that two are begun; b one of a hundred
     assert offsets(64, 1536) == {"a": 12 * 64, "b": 12 * 64}
     assert offsets(32, 1536) == {"a": 2 * 672, "b": 6464}
+
+
+@pytest.mark.parametrize(
+    ("others", "offset"),
+    [
+        ((), 12 * 64),
+        ((("32", "b"),), 12 * 64),
+        ((("32", "b"), ("16", "b")), 12 * 64),
+        ((("64", "b"), ("32", "b")), 12 * 64),
+        ((("32", "ab"),), 4 * 640),  # 24 of 21 in an epoch of 32: two more are begun
+        ((("32", "ab"), ("64", "b")), 4 * 640),
+    ],
+)
+def test_a_source_goes_on_where_no_phase_of_another_length_read_it(others: tuple, offset: int) -> None:
+    """Its first 12 sequences are of two epochs of ten. Phases of other lengths come before it is read again;
+    where they read it, it goes on with a new epoch, else in the middle of its own.
+    """
+    lengths = ["64", *(length for length, _ in others), "64"]
+    phases = ", ".join(f"{{tokens=1536, sequence_length={length}}}" for length in lengths)
+    asked = full_phases(read_recipe("own_text", [
+        "corpus.sources=a.txt,b.txt", "dataset.sequence_length=64", "train.tokens_per_step=1536",
+        'dataset.packing="best_fit"', f"phases=[{phases}]",
+    ]).recipe)  # fmt: skip
+    mixtures = [dict.fromkeys(names, 1.0) for names in ("ab", *(names for _, names in others), "ab")]
+    tokens = {"a": {64: 640, 32: 672, 16: 688}, "b": {64: 6400, 32: 6464, 16: 6480}}
+    found = plan_phases(asked, mixtures, None, 7, lambda name, length: tokens[name][length])
+    assert found[-1].offsets["a"] == offset
 
 
 def test_learning_rates_are_segments_of_whole_steps() -> None:

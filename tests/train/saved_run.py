@@ -99,7 +99,7 @@ class Saved:
         self.checkpointer = Checkpointer(Path(resolved.placement.train_folder), plain)
         self.done, self.state = self.checkpointer.done, State()
         self.guard = SimpleNamespace(
-            bad_in_a_row=0, skipped=0, restored=None,
+            bad_in_a_row=0, skipped=0, restored=None, last=lambda steps: [(2.5, 1.0)],
             plain_state=lambda: {"in_a_row": self.guard.bad_in_a_row, "skipped": self.guard.skipped},
             restore=lambda state: setattr(self.guard, "restored", state),
         )  # fmt: skip

@@ -36,6 +36,20 @@ def test_a_step_is_left_out_if_its_loss_or_its_norm_is_not_finite() -> None:
     assert (watch.bad_in_a_row, watch.skipped, watch.steps_behind) == (1, 3, 0)
 
 
+def test_steps_without_a_label_are_counted_and_not_remembered() -> None:
+    """Such a step is sound; a loss of 0 with a gradient, as after an overflow, is a step with labels."""
+    watch = guard()
+    assert take(watch, (2.0, 1.0), (0.0, 0.0), (0.0, 0.5), (0.0, 0.0)) == [(0.0, False)] * 4
+    assert (watch.without_labels, watch.skipped) == (2, 0)
+    assert watch.last(4) == [(2.0, 1.0), (0.0, 0.5)] and watch.last(1) == []
+    later = guard()
+    later.restore(json.loads(json.dumps(watch.plain_state())))
+    take(later, (0.0, 0.0))
+    assert later.without_labels == 3 and later.last(9) == [(2.0, 1.0), (0.0, 0.5)]
+    later.restore({"in_a_row": 0, "skipped": 1})  # of a version that did not count them
+    assert (later.without_labels, later.skipped) == (0, 1)
+
+
 def test_a_run_ends_with_as_many_bad_steps_in_a_row_as_are_allowed() -> None:
     """Not with one fewer. The first of them is named, from step 1 on, to the caller too."""
     watch, named = guard(most=3), []
@@ -123,4 +137,4 @@ def test_the_state_of_a_version_without_a_ring_is_taken() -> None:
     take(watch, (1.0, 1.0))
     watch.restore({"in_a_row": 2, "skipped": 5})
     assert (watch.bad_in_a_row, watch.skipped, watch.last(4)) == (2, 5, [])
-    assert watch.plain_state() == {"in_a_row": 2, "skipped": 5, "last": []}
+    assert watch.plain_state() == {"in_a_row": 2, "skipped": 5, "without_labels": 0, "last": []}

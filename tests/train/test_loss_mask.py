@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from kielo.artifact.checkpoint_folder import step_folders
+from kielo.artifact.checkpoint_index import read_plain
 from kielo.artifact.manifest import write_stage
 from kielo.artifact.metrics import HeldOutLoss, TrainingStep, of_kind, read_metrics
 from kielo.artifact.token_shards import TokenShardWriter
 from kielo.dataset.batches import NOT_COUNTED, Batches
+from kielo.train.log import describe
 from kielo.train.run import train
 from kielo.verify.parity import ParityOptions, verify_parity
 from tests.ranks import run_ranks
@@ -67,13 +70,37 @@ def test_loss_and_gradients_are_hugging_faces(tmp_path: Path) -> None:
     assert min(map(min, counted)) == 0 and 0 < np.sum(counted) < 8 * SEQUENCES * LENGTH * 2 / 3
 
 
-def test_a_step_without_a_counted_token_is_no_nan(tmp_path: Path) -> None:
-    """Its loss is 0 and the weights stay finite; the next steps go on."""
+def test_a_step_without_a_counted_token_has_no_loss(tmp_path: Path) -> None:
+    """It is logged and saved without one, and counted; weights stay finite, and the run ends.
+
+    So is held-out text of which no token counts.
+    """
     write_chats(tmp_path / "tokens", share=0)
     resolved = resolve(tmp_path, total_steps=2, mixture={"books": 1.0})
     train(resolved)
+    rows = read_metrics(tmp_path / "train" / "metrics.jsonl")
+    steps, heldout = of_kind(rows, TrainingStep), of_kind(rows, HeldOutLoss)
+    assert [(row.loss, row.gradient_norm, row.skipped, row.without_labels) for row in steps] == [
+        (None, 0.0, 0, 1), (None, 0.0, 0, 2),
+    ]  # fmt: skip
+    assert all(row.has_no_label for row in steps)
+    assert [(row.heldout_loss, row.heldout_bits_per_byte) for row in heldout] == [(None, None)]
+    (saved,) = step_folders(tmp_path / "train" / "checkpoints")
+    assert read_plain(saved)["loss"] is None
+    assert describe(steps[1]).startswith("no label counts  norm 0.00")
+    assert describe(heldout[0]) == "held-out text: no label counts"
+
+
+def test_steps_with_and_without_counted_tokens_are_told_apart(tmp_path: Path) -> None:
+    """Those whose labels all have a mask of 0 have no loss, the others have one."""
+    write_chats(tmp_path / "tokens", share=0.02)
+    resolved = resolve(tmp_path, total_steps=12, mixture={"books": 1.0})
+    train(resolved)
     rows = of_kind(read_metrics(tmp_path / "train" / "metrics.jsonl"), TrainingStep)
-    assert [row.loss for row in rows] == [0.0, 0.0] and all(row.skipped == 0 for row in rows)
+    batches = Batches(tmp_path / "tokens", 3, resolved.identity.phases[0], LENGTH, 0, True)
+    counted = [int((batches.step(step, 0, 1).labels != NOT_COUNTED).sum()) for step in range(1, 13)]
+    assert [row.loss is None for row in rows] == [number == 0 for number in counted]
+    assert rows[-1].without_labels == counted.count(0) and 0 < counted.count(0) < 12
 
 
 @pytest.mark.full

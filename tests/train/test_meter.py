@@ -77,10 +77,11 @@ def test_a_row_has_the_numbers_of_its_step(now: list[float]) -> None:
     state = SimpleNamespace(step=7, tokens=280, samples=14)
     meter = Meter(1, 1000, CPU)
     now[0] += 28.0
-    make_row = StepRow(meter, SimpleNamespace(skipped=3))
+    make_row = StepRow(meter, SimpleNamespace(skipped=3, without_labels=1))
     make_row.phase = 2
     row = make_row(state, torch.tensor(1.5), torch.tensor(0.25), 1e-3)
     assert (row.step, row.tokens, row.samples, row.phase, row.skipped) == (7, 280, 14, 2, 3)
+    assert row.without_labels == 1
     assert (row.loss, row.gradient_norm, row.learning_rate, row.tokens_per_second) == (1.5, 0.25, 1e-3, 10.0)
     assert passed_over_row(state, 2, 5, "spike") == PassedOver(
         step=7, tokens=280, samples=14, phase=2, passed_over_from=5, passed_over_for="spike"

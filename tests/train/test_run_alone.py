@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from kielo.artifact.attempts import read_attempts
+from kielo.artifact.manifest import read_manifest
+from kielo.artifact.metrics import METRICS_NAME, HeldOutLoss, of_kind, read_metrics
 from kielo.artifact.outcome import REFUSAL_FILE, Outcome
 from kielo.artifact.stage_json import read_json
 from kielo.dataset.batches import Batches
@@ -55,6 +57,16 @@ def test_steps_to_measure_begin_after_those_that_are_skipped(
     left = 20 - (last - asked)
     with pytest.raises(KieloError, match=rf"--measure {left + 1}: the run has {left} steps to take"):
         measure(resolved, left + 1)
+
+
+def test_a_run_that_ends_with_skipped_steps_scores_its_last_weights(tmp_path: Path) -> None:
+    """The steps passed over change no weight, so the score is that of the last step that was trained."""
+    write_tokens(tmp_path / "tokens")
+    outcome = train(resolve(tmp_path, skip_steps=((17, 20),), heldout_every_steps=16))
+    rows = of_kind(read_metrics(tmp_path / "train" / METRICS_NAME), HeldOutLoss)
+    assert (outcome.outcome, outcome.step, [row.step for row in rows]) == ("finished", 20, [16, 20])
+    assert rows[1].heldout_loss == rows[0].heldout_loss
+    assert read_manifest(tmp_path / "train").counts["heldout_loss"] == rows[0].heldout_loss
 
 
 class Heart:

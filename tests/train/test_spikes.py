@@ -84,6 +84,19 @@ def test_a_spike_that_passes_is_told_and_one_that_lasts_is_harmful() -> None:
     assert abs(verdict.episode.usual_loss - np.median(rows[172:300, 0])) < 1e-6
 
 
+def test_steps_without_a_label_are_none_of_the_usual_ones() -> None:
+    """Of every three steps two have no label: the verdicts are those of the other steps alone."""
+    rows = natural(0, 400)
+    rows[:, 1] = 0.3
+    rows[300:312, 0] += 3
+    thinned = np.zeros((3 * len(rows), 2))
+    thinned[::3] = rows
+    (alone,), (verdict,) = watched(rows.tolist()), watched(thinned.tolist(), wait_steps=90)
+    assert (verdict.kind, verdict.episode.first_step, verdict.episode.last_step) == ("passed", 901, 934)
+    assert verdict.episode.usual_loss == alone.episode.usual_loss
+    assert verdict.episode.high_steps == alone.episode.high_steps == 12
+
+
 def test_a_norm_alone_leads_nowhere_back() -> None:
     rows = natural(1, 400)
     rows[300:, 1] *= 30

@@ -116,6 +116,24 @@ def test_other_families_agree(run_folder: Path, tmp_path: Path, variant: str) ->
     assert ("RoPE base" in settings) == (variant in ("gemma2", "gpt_neox"))
 
 
+@pytest.mark.parametrize("variant", ["gpt2", "opt"])
+def test_learned_positions_begin_anew_in_each_document(
+    run_folder: Path, tmp_path: Path, variant: str
+) -> None:
+    """As transformers has them in documents that are given alone; those of earlier runs go on."""
+    ours, _ = pair(TINY[variant], tmp_path / "hf")
+    resolved = with_model(
+        resolve(run_folder), **ours.config.model_dump() | {"weights": f"hf:{tmp_path / 'hf'}"}
+    )
+    for restart in (True, None):
+        dataset = resolved.identity.dataset.model_copy(update={"restart_positions": restart})
+        identity = resolved.identity.model_copy(update={"dataset": dataset})
+        side = resolved.model_copy(update={"identity": identity})
+        certificate, printed = check(side, tmp_path / f"verify_{restart}", steps=3, sequences_per_step=8)
+        assert certificate.passed, printed
+        assert certificate.logits_max_difference <= 1e-5
+
+
 @pytest.mark.parametrize(
     ("variant", "overrides", "setting", "layer"),
     [
@@ -221,3 +239,24 @@ def test_unknown_override_is_refused(run_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(KieloError, match="'rope_tehta' is no key of a llama config"):
         check(resolve(run_folder), tmp_path / "verify", steps=1, hugging_face_overrides={"rope_tehta": 1.0})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "first"),
+    [
+        (
+            {"attention_bias": True},
+            {"attention_bias": False},
+            r"layers\.0\.self_attn\.k_proj\.bias and 7 more",
+        ),
+        ({"mlp_bias": True}, {"mlp_bias": False}, r"layers\.0\.mlp\.down_proj\.bias and 5 more"),
+        ({}, {"num_hidden_layers": 1}, r"layers\.1\.input_layernorm\.weight and 8 more"),
+    ],
+)
+def test_tensors_that_transformers_model_lacks_are_named(
+    run_folder: Path, tmp_path: Path, ours: dict[str, Any], theirs: dict[str, Any], first: str
+) -> None:
+    """Neither an end without words nor a comparison without them."""
+    resolved = with_model(resolve(run_folder), **ours)
+    with pytest.raises(KieloError, match=rf"{first}, and transformers' LlamaForCausalLM .* has not"):
+        check(resolved, tmp_path / "verify", steps=1, hugging_face_overrides=theirs)

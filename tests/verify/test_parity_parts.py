@@ -49,7 +49,7 @@ def mask(sees: list[str]) -> torch.Tensor:
 
 
 def test_a_batch_without_documents_has_no_mask() -> None:
-    batch = hugging_face_batch(micro_batch(None), Positioned(), has_alibi=True)
+    batch = hugging_face_batch(micro_batch(None), Positioned(), takes_documents_alone=True)
     assert batch.arguments.keys() == {"input_ids", "position_ids"} and batch.sequences == 2
     assert batch.arguments["position_ids"].tolist() == [[0, 1, 2, 3, 4]] and batch.is_token is None
     assert torch.equal(batch.labels, batch.arguments["input_ids"] + 10)
@@ -83,12 +83,15 @@ def test_windowed_layers_have_a_mask_of_their_own() -> None:
 
 def test_with_alibi_each_document_is_a_row() -> None:
     """Padded at its end with its first token, whose labels do not count; outputs go back to their places."""
-    batch = hugging_face_batch(micro_batch(DOCUMENTS), Positioned(), has_alibi=True)
+    batch = hugging_face_batch(micro_batch(DOCUMENTS), Positioned(), takes_documents_alone=True)
     assert batch.arguments["input_ids"].tolist() == [[0, 1, 0, 0], [2, 3, 4, 2], [5, 6, 7, 8], [9, 9, 9, 9]]
     assert batch.labels.tolist() == [
         [10, 11, -100, -100], [12, 13, 14, -100], [15, 16, 17, 18], [19, -100, -100, -100],
     ]  # fmt: skip
-    assert batch.arguments.keys() == {"input_ids"}
+    assert batch.arguments.keys() == {"input_ids", "position_ids"}
+    assert batch.arguments["position_ids"].tolist() == [[0, 1, 2, 3]] * 4
+    without = hugging_face_batch(micro_batch(DOCUMENTS), Plain(), takes_documents_alone=True)
+    assert without.arguments.keys() == {"input_ids"}
     assert batch.as_given(batch.arguments["input_ids"]).tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     states = batch.arguments["input_ids"][..., None] * torch.tensor([1, 10, 100])
     assert batch.as_given(states).shape == (2, 5, 3) and batch.as_given(states)[1, 4].tolist() == [9, 90, 900]

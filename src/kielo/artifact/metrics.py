@@ -37,7 +37,10 @@ class TrainingStep(Row):
     phase: int | None = None
     """The phase's number in the recipe, from 1."""
     loss: float | None
-    """Loss of this step in nats per counted token, over all ranks, the z-loss included; null: not finite."""
+    """Loss of this step in nats per counted token, over all ranks, the z-loss included.
+
+    null: not finite; with a gradient norm of 0: no label of the step counts.
+    """
     gradient_norm: float | None = None
     """L2 norm of the gradient over all ranks, before clipping; null: not finite."""
     learning_rate: float | None = None
@@ -56,6 +59,13 @@ class TrainingStep(Row):
     """Seconds of training that are left at this speed."""
     skipped: int | None = None
     """Steps since step 1 whose update was left out because it was not finite."""
+    without_labels: int | None = None
+    """Steps since step 1 in which no label counted."""
+
+    @property
+    def has_no_label(self) -> bool:
+        """Returns True if no label of the step counts."""
+        return self.loss is None and self.gradient_norm == 0
 
 
 class HeldOutScore(BaseModel):
@@ -64,7 +74,7 @@ class HeldOutScore(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, use_attribute_docstrings=True)
 
     loss: float | None
-    """Loss in nats per counted token, without z-loss; null: not finite."""
+    """Loss in nats a counted token, without z-loss; null: not finite, or no token counts."""
     bits_per_byte: float | None = None
     """Bits per byte of the text, by the tokens a byte of the whole set; null: not finite, or not known."""
     languages: list[str] = []
@@ -77,7 +87,7 @@ class HeldOutLoss(Row):
     tokens: int | None = None
     """Tokens since step 1."""
     heldout_loss: float | None
-    """Loss on held-out text in nats per counted token, without z-loss; null: not finite."""
+    """Loss on held-out text in nats a counted token, without z-loss; null: not finite, or no token counts."""
     heldout_bits_per_byte: float | None = None
     """Bits per byte of that text; null: not finite, or the folder of tokens does not say its bytes."""
     heldout_sets: dict[str, HeldOutScore] | None = None

@@ -129,7 +129,8 @@ def _rows(found: "Status") -> list[tuple[str, str]]:
     ]
     if last is not None:
         of_all = f" of {found.total_steps:,}" if found.total_steps else ""
-        loss = "not finite" if last.loss is None else f"{last.loss:.4f}"
+        without = "none, as no label counts" if last.has_no_label else "not finite"
+        loss = without if last.loss is None else f"{last.loss:.4f}"
         rows.append(("step", f"{last.step:,}{of_all}, loss {loss}"))
         planned = last.planned_tokens_per_second or (forecast and forecast.tokens_per_second)
         beside = f"; planned {planned:,.0f}, so {last.tokens_per_second / planned:.0%}" if planned else ""

@@ -52,7 +52,8 @@ class Batch:
     number inside its sequence (0, 1, …), or None; for an encoder `causal_documents` of these numbers, where a
     token sees only those before it. samples: int64 [n], global sample numbers. dropout_keys: int32 [n, 2],
     what the dropout of each sequence follows from, or None. unreadable: of these sequences, those that are
-    empty because they could not be read.
+    empty because they could not be read. first_counts: bool [n], whether the first token of each sequence,
+    which no label of it is, carries loss; None: all of them do.
     """
 
     inputs: np.ndarray
@@ -61,6 +62,7 @@ class Batch:
     samples: np.ndarray
     dropout_keys: np.ndarray | None = None
     unreadable: tuple[Unreadable, ...] = ()
+    first_counts: np.ndarray | None = None
 
 
 class PhaseSteps(Protocol):
@@ -264,9 +266,10 @@ class _StreamReader:
                 _mark_borders(documents, shard, rows, sequence[rows] * self._length, counts[rows])
         # The tokens are narrow until here: gathering moves a quarter of the bytes, one pass widens them.
         inputs, labels = tokens[:, :-1].astype(np.int64), tokens[:, 1:].astype(np.int64)
+        first_counts = located.seen_tokens == 0
         for number in self._masked:
             rows = np.flatnonzero(source == number)
-            self._leave_out(labels, number, rows, sequence[rows] * self._length + 1)
+            self._leave_out(labels, first_counts, number, rows, sequence[rows] * self._length)
         for row in np.flatnonzero(counts < self._length):
             inputs[row, counts[row] :], labels[row, counts[row] :] = self._end, NOT_COUNTED
             if documents is not None:
@@ -275,7 +278,7 @@ class _StreamReader:
             np.cumsum(documents, axis=1, out=documents)
         for row in np.flatnonzero(located.seen_tokens):  # at most one of each source, at a phase's start
             labels[row, : located.seen_tokens[row]] = NOT_COUNTED
-        return Batch(inputs, labels, documents, samples)
+        return Batch(inputs, labels, documents, samples, first_counts=first_counts)
 
     def ranges(self, located: Located) -> list[list[tuple[int, int]]]:
         starts = (located.sequence * self._length).tolist()
@@ -296,12 +299,23 @@ class _StreamReader:
             tokens[row, : len(rest)] = rest
             counts[row] = len(rest) - 1  # the last token has no next one: it is a label only
 
-    def _leave_out(self, labels: np.ndarray, number: int, rows: np.ndarray, first_token: np.ndarray) -> None:
-        """Takes tokens without loss out of rows of `labels` [n, s]; first_token: of each row's labels."""
+    def _leave_out(
+        self,
+        labels: np.ndarray,
+        first_counts: np.ndarray,
+        number: int,
+        rows: np.ndarray,
+        first_token: np.ndarray,
+    ) -> None:
+        """Takes tokens without loss out of rows of `labels` [n, s] and `first_counts` [n].
+
+        first_token: of each row's inputs.
+        """
         mask = self._shards[number].loss_mask
         for row, first in zip(rows, first_token):
-            without = np.flatnonzero(mask[first : first + self._length] == 0)
-            labels[row, without] = NOT_COUNTED
+            is_without = mask[first : first + self._length + 1] == 0
+            labels[row, np.flatnonzero(is_without[1:])] = NOT_COUNTED
+            first_counts[row] &= not is_without[0]
 
 
 def _mark_borders(
@@ -341,6 +355,7 @@ class _PackedReader:
         shape = (len(samples), self._length)
         inputs, labels = np.full(shape, self._end, np.int64), np.full(shape, NOT_COUNTED, np.int64)
         documents = np.zeros(shape, np.int32) if self._mask_documents else None
+        first_counts = np.ones(len(samples), bool)
         for rows, shard, pieces in self._pieces(located):
             row = rows[pieces.row]
             _copy_pieces(inputs, labels, shard, row, pieces)
@@ -350,13 +365,15 @@ class _PackedReader:
             if shard.loss_mask is not None:
                 without = shard.loss_mask[pieces.start[joins]] == 0
                 labels[at[without], column[without] - 1] = NOT_COUNTED
+                leads = pieces.column == 0
+                first_counts[row[leads]] = shard.loss_mask[pieces.start[leads]] != 0
             if documents is not None:
                 ends = pieces.column + pieces.count  # where the next piece or the filling begins
                 inside = ends < self._length
                 documents[row[inside], ends[inside]] = 1
         if documents is not None:
             np.cumsum(documents, axis=1, out=documents)
-        return Batch(inputs, labels, documents, samples)
+        return Batch(inputs, labels, documents, samples, first_counts=first_counts)
 
     def ranges(self, located: Located) -> list[list[tuple[int, int]]]:
         found: list[list[tuple[int, int]]] = [[] for _ in located.source]

@@ -108,12 +108,15 @@ class Masking:
         """Returns the batch with tokens hidden; labels are the hidden tokens, and -100 elsewhere.
 
         batch: inputs and next-token labels [n, s], of which a token whose label does not count is never
-        hidden; samples [n]. rate: share of the spans. At least one span of a sequence is hidden. With causal
-        sequences the first token is never hidden: no position before it could predict it.
+        hidden, nor a first token without loss; samples [n]. rate: share of the spans. At least one span of a
+        sequence is hidden. With causal sequences the first token is never hidden: no position before it could
+        predict it.
         """
         tokens, vocabulary = batch.inputs, self._vocabulary
         may_hide = ~vocabulary.is_control[tokens]
         may_hide[:, 1:] &= batch.labels[:, :-1] != NOT_COUNTED
+        if batch.first_counts is not None:
+            may_hide[:, 0] &= batch.first_counts
         if self._causal_share:
             may_hide[:, 0] = False
         keys = keys_of_epochs(self._key, batch.samples)

@@ -33,6 +33,7 @@ def read_sequences(batches: Batches, samples: np.ndarray, vocab_rows: int) -> Ba
         np.concatenate([row.documents for row in rows]) if batches.mask_documents else None,
         samples,
         unreadable=tuple(one for row in rows for one in row.unreadable),
+        first_counts=np.concatenate([row.first_counts for row in rows]),
     )
 
 
@@ -71,7 +72,8 @@ def _read_one(batches: Batches, sample: np.ndarray, vocab_rows: int) -> Batch:
         int(sample[0]), batches.names[source], tuple(map(tuple, ranges)), tuple(documents), reason
     )
     numbers = np.zeros(shape, np.int32) if batches.mask_documents else None
-    return Batch(np.zeros(shape, np.int64), np.zeros(shape, np.int64), numbers, sample, unreadable=(found,))
+    zeros = np.zeros(shape, np.int64)
+    return Batch(zeros, zeros, numbers, sample, unreadable=(found,), first_counts=np.ones(1, bool))
 
 
 def _is_outside(batch: Batch, vocab_rows: int) -> bool:

@@ -71,6 +71,10 @@ class ContextMaskMaker(MaskMaker):
         """Gathers document numbers: this rank's part [b, s/c] → [b, s] in the order of the sequence."""
         return in_sequence_order(_all_gather(documents_bs, self.group), dim=1)
 
+    def places(self, documents_bs: Tensor, positions_s: Tensor | None) -> Tensor:
+        """Returns the places of this rank's tokens in their documents, which begin on any rank: [b, s/c]."""
+        return super().places(self.whole_documents(documents_bs), None)[:, positions_s]
+
     def check_positions(self, positions_s: Tensor | None) -> None:
         """Raises ValueError unless positions are `context_positions`; others would silently be wrong.
 

@@ -13,7 +13,7 @@ from kielo.recipe.complaints import Complaint, did_you_mean
 from kielo.recipe.languages_of_sources import languages_of
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.model_types import FAMILIES
-from kielo.recipe.phases import full_phases
+from kielo.recipe.phases import full_phases, skip_complaints, steps_of_run
 from kielo.recipe.sections import SHAPE_KEYS, Model, Recipe, Source
 
 _BYTES_AND_END_OF_TEXT = 257  # a byte-level vocabulary begins with the 256 bytes and one special token
@@ -434,3 +434,7 @@ def _skip_steps(recipe: Recipe) -> Found:
                 f"train.skip_steps: [{first}, {last}] ends before it begins; what would work: [{last}, "
                 f"{first}]",
             )
+            return
+    if recipe.train.skip_steps and not any(_batch_ramp(recipe)) and (total_steps := steps_of_run(recipe)):
+        for message in skip_complaints(recipe.train.skip_steps, total_steps):
+            yield ("train.skip_steps", full_phases(recipe)[-1].key("tokens")), message

@@ -1,10 +1,10 @@
 """The phases of a recipe, completed from [train] and [dataset]: `Recipe` → `FullPhase`s."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kielo.recipe.sections import MixtureOrder, Packing, Phase, Recipe
+from kielo.recipe.sections import BatchRamp, MixtureOrder, Packing, Phase, Recipe
 
 # of the keys that a phase shares; all others: train
 _SECTION = {"sequence_length": "dataset", "mixture": "dataset"}
@@ -72,6 +72,72 @@ def full_phases(recipe: Recipe) -> tuple[FullPhase, ...]:
 def longest_sequence_length(recipe: Recipe) -> int:
     """Returns the longest length: text is shuffled in blocks of it, and the model has positions for it."""
     return max(phase.sequence_length for phase in full_phases(recipe))
+
+
+def ramp_steps(ramp: BatchRamp, tokens_per_step: int) -> list[tuple[int, int]]:
+    """Returns (tokens per step, number of such steps) of a batch ramp, in order, below `tokens_per_step`.
+
+    Megatron-LM's rule (`RampupBatchsizeNumMicroBatchesCalculator`): ramp.tokens are shared out evenly over
+    the sizes below the full one, and a step has the size in whose share the tokens before it end. A size
+    whose share is overshot by the steps before it has none.
+    """
+    sizes = range(ramp.first_tokens_per_step, tokens_per_step, ramp.step_tokens)
+    levels, done = [], 0
+    for number, size in enumerate(sizes, start=1):
+        # The smallest n with done + n * size at or beyond the end of the share, ramp.tokens * number /
+        # len(sizes).
+        steps = -((done * len(sizes) - ramp.tokens * number) // (len(sizes) * size))
+        if steps > 0:
+            levels.append((size, steps))
+            done += steps * size
+    return levels
+
+
+def steps_of_phase(phase: FullPhase, ramp: BatchRamp | None) -> list[tuple[int, int]]:
+    """Returns (tokens per step, number of such steps) of a phase, in order, that of the ramp first.
+
+    They are at most the phase's tokens: a ramp's last step may pass the ramp's end, but not the phase's. A
+    phase of fewer tokens than a step, which recipes cannot have, has one step.
+    """
+    found, left = [], phase.tokens
+    levels = ramp_steps(ramp, phase.tokens_per_step) if ramp else []
+    for size, most in [*levels, (phase.tokens_per_step, left)]:
+        if steps := min(most, left // size):
+            found.append((size, steps))
+            left -= size * steps
+    return found or [(phase.tokens_per_step, 1)]
+
+
+def steps_of_run(recipe: Recipe) -> int | None:
+    """Returns the number of steps; None while they follow from the text."""
+    if recipe.train.tokens is None and not recipe.phases:
+        return None
+    ramp = recipe.train.batch_ramp
+    return sum(
+        steps
+        for phase in full_phases(recipe)
+        for _, steps in steps_of_phase(phase, ramp if phase.number == 1 else None)
+    )
+
+
+def skip_complaints(skip_steps: Sequence[tuple[int, int]], total_steps: int) -> Iterator[str]:
+    """Yields why a run of so many steps cannot skip these: none is left, or a range ends after the last."""
+    first_left = 1
+    for first, last in sorted(skip_steps):
+        if first <= first_left:
+            first_left = max(first_left, last + 1)
+    if first_left > total_steps:
+        yield (
+            f"train.skip_steps: passes over all {total_steps} steps of the run, so that nothing is trained; "
+            "what would work: ranges that leave a step"
+        )
+        return
+    for first, last in skip_steps:
+        if last > total_steps:
+            yield (
+                f"train.skip_steps: [{first}, {last}] goes beyond the run's last step; what would work: "
+                f"steps up to {total_steps}"
+            )
 
 
 def _full(recipe: Recipe, number: int, phase: Phase) -> FullPhase:

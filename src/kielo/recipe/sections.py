@@ -366,6 +366,12 @@ class DatasetIdentity(Section):
     """Keys of [dataset] that are copied into the identity."""
 
     mask_documents: bool = Field(False, description="attention does not cross document borders")
+    restart_positions: bool | None = Field(
+        None,
+        description="learned positions (gpt2, opt) begin at 0 in each document, as if it were alone. "
+        "Default: true. Only with mask_documents. false continues a run that was begun before this key "
+        "existed",
+    )
 
 
 class Dataset(DatasetIdentity):

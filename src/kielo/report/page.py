@@ -282,6 +282,8 @@ def _training(gathered: dict[str, Any]) -> str:
         sentence += f", {100 * last.mfu:.1f} % of the accelerator's peak"
     if last.skipped:
         sentence += f"; steps skipped because they were not finite: {last.skipped}"
+    if last.without_labels:
+        sentence += f"; steps in which no label counted: {last.without_labels}"
     for reason, words in (("skip_steps", "as the recipe asks"), ("spike", "after spikes of the loss")):
         rows = [row for row in training["passed_over"] if row.passed_over_for == reason]
         if rows:

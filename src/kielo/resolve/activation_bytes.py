@@ -6,6 +6,7 @@ They are counted tensor by tensor from the code of `models/blocks`; `memory.memo
 from kielo.models.decoder_count import LayerParts
 from kielo.models.families import module
 from kielo.recipe.sections import Layout, Model, Precision
+from kielo.resolve.document_positions import learns_positions
 from kielo.resolve.loss_chunk import LEAST_CHUNK_TOKENS
 from kielo.resolve.stages import SCHEDULES, layers_of_stages, stages_of_rank
 
@@ -203,7 +204,7 @@ def _layer_elements(model: Model, layout: Layout) -> float:
 
 def _position_elements(model: Model) -> float:
     """Counts the elements of learned positions, which every tensor rank of the first stage holds whole."""
-    if "position_table" not in module(model.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN:
+    if not learns_positions(model.model_type):
         return 0.0
     first = getattr(module(model.model_type, "count"), "FIRST_POSITION", 0)
     return (first + model.max_position_embeddings) * model.hidden_size

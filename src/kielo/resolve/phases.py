@@ -12,31 +12,12 @@ from fractions import Fraction
 from kielo.dataset.order import Order, OrderSource
 from kielo.dataset.order import Phase as OrderPhase
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
-from kielo.recipe.phases import FullPhase
+from kielo.recipe.phases import FullPhase, steps_of_phase
 from kielo.recipe.sections import BatchRamp
 from kielo.resolve.resolved import LearningRateSegment, Phase
 
 # (source, sequence length) → the tokens that an epoch of it has to predict (`Text.epoch_tokens`)
 EpochTokens = Callable[[str, int], int]
-
-
-def ramp_steps(ramp: BatchRamp, tokens_per_step: int) -> list[tuple[int, int]]:
-    """Returns (tokens per step, number of such steps) of a batch ramp, in order, below `tokens_per_step`.
-
-    Megatron-LM's rule (`RampupBatchsizeNumMicroBatchesCalculator`): ramp.tokens are shared out evenly over
-    the sizes below the full one, and a step has the size in whose share the tokens before it end. A size
-    whose share is overshot by the steps before it has none.
-    """
-    sizes = range(ramp.first_tokens_per_step, tokens_per_step, ramp.step_tokens)
-    levels, done = [], 0
-    for number, size in enumerate(sizes, start=1):
-        # The smallest n with done + n * size at or beyond the end of the share, ramp.tokens * number /
-        # len(sizes).
-        steps = -((done * len(sizes) - ramp.tokens * number) // (len(sizes) * size))
-        if steps > 0:
-            levels.append((size, steps))
-            done += steps * size
-    return levels
 
 
 def plan_phases(
@@ -49,15 +30,16 @@ def plan_phases(
     """Computes the phases. mixtures: of each of `asked`.
 
     Tokens of a phase that do not fill a step are not trained. Mixtures may be empty where the recipe will be
-    refused; offsets are then left out. Best-fit packed documents are packed anew where the length changes,
-    and each source goes on with its next epoch there.
+    refused; offsets are then left out. Best-fit packed documents are packed anew where the length changes: a
+    source that is read at another length than before goes on with its next epoch there.
     """
     phases: list[Phase] = []
     step, sample, offsets = 1, 0, {}
+    read: dict[str, tuple[int, int]] = {}  # source → (length at which it was read last, tokens drawn by then)
     longest = max(phase.sequence_length for phase in asked)
     for phase, mixture in zip(asked, mixtures, strict=True):
         order_first_sample = sample
-        for tokens_per_step, steps in _steps(phase, ramp if phase.number == 1 else None):
+        for tokens_per_step, steps in steps_of_phase(phase, ramp if phase.number == 1 else None):
             sequences = max(1, tokens_per_step // phase.sequence_length)
             phases.append(Phase(
                 number=phase.number, first_step=step, steps=steps, first_sample=sample,
@@ -76,14 +58,24 @@ def plan_phases(
                 phase.number, order_first_sample, length, length if is_packed else longest, offsets,
                 phase.mixture_order,
             )  # fmt: skip
-            offsets = Order(seed, order, sources).offsets_at(sample)
+            drawn = Order(seed, order, sources).offsets_at(sample)
+            read |= {name: (length, drawn[name]) for name in drawn if drawn[name] != offsets.get(name)}
             next_length = asked[phase.number].sequence_length
-            if is_packed and next_length != length:
-                offsets = {
-                    name: -(-drawn // epoch_tokens(name, length)) * epoch_tokens(name, next_length)
-                    for name, drawn in offsets.items()
-                }
+            offsets = {
+                name: _at_length(next_length, name, *of, epoch_tokens) if is_packed else of[1]
+                for name, of in read.items()
+            }
     return tuple(phases)
+
+
+def _at_length(next_length: int, name: str, length: int, drawn: int, epoch_tokens: EpochTokens) -> int:
+    """Returns the offset of a source, read up to `drawn` tokens at `length`, in sequences of `next_length`.
+
+    At another length that is the end of the epoch.
+    """
+    if next_length == length:
+        return drawn
+    return -(-drawn // epoch_tokens(name, length)) * epoch_tokens(name, next_length)
 
 
 def plan_learning_rates(
@@ -142,13 +134,3 @@ def first_difference(
     borders = [{border for first, last in some for border in (first, last + 1)} for some in (ranges, others)]
     different = [step for step in borders[0] ^ borders[1] if step <= last_step]
     return min(different, default=None)
-
-
-def _steps(phase: FullPhase, ramp: BatchRamp | None) -> list[tuple[int, int]]:
-    levels = ramp_steps(ramp, phase.tokens_per_step) if ramp else []
-    full_steps = (phase.tokens - sum(size * steps for size, steps in levels)) // phase.tokens_per_step
-    return (
-        [*levels, (phase.tokens_per_step, full_steps)]
-        if full_steps > 0
-        else levels or [(phase.tokens_per_step, 1)]
-    )

@@ -29,6 +29,7 @@ from kielo.recipe.sections import (
 )
 from kielo.resolve.budget import has_budget, with_budget
 from kielo.resolve.complete_model import complete_model
+from kielo.resolve.document_positions import with_positions
 from kielo.resolve.longer_run import goes_on_level, is_longer, way_to_go_on
 from kielo.resolve.loss_chunk import loss_chunk_tokens
 from kielo.resolve.memory_row import TrainOptions
@@ -163,7 +164,7 @@ def _identity(
     return Identity(
         **dict(recipe.part(RecipeIdentity)),
         model=model,
-        dataset=recipe.dataset.part(DatasetIdentity),
+        dataset=with_positions(recipe.dataset.part(DatasetIdentity), model),
         train=train.model_copy(update=in_order),
         tokens_hash=tokens_hash,
         phases=steps.phases,
@@ -260,6 +261,11 @@ def consent(old: Identity, new: Resolved, step: int = 0) -> None:
             lines += (
                 "\n    (the order of the samples follows dataset.mixture_order; a run that an earlier Kielo "
                 "began goes on with --set dataset.mixture_order=blocks_of_256)"
+            )
+        if "dataset.restart_positions" in changed:
+            lines += (
+                "\n    (a run whose learned positions continue through documents goes on with --set "
+                "dataset.restart_positions=false)"
             )
         raise KieloError(
             f"{new.placement.train_folder}: holds a run of something else; {len(changed)} keys of what is "

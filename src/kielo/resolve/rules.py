@@ -17,8 +17,9 @@ from kielo.models.parameter_shapes import parameter_shapes
 from kielo.recipe.cards import Accelerator
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
-from kielo.recipe.phases import FullPhase, full_phases
+from kielo.recipe.phases import FullPhase, full_phases, skip_complaints
 from kielo.recipe.sections import Layout, Model, Recipe
+from kielo.resolve.document_positions import learns_positions
 from kielo.resolve.fp8_matrices import MULTIPLE, is_kept, layer_matrices
 from kielo.resolve.mixture import allowed_epochs, num_sequences, sources_with_text
 from kielo.resolve.phases import epochs
@@ -154,6 +155,21 @@ def _attention_dropout(case: Case) -> Complaints:
             f"train.attention_dropout = {share}: model.model_type = {model_type!r} is a decoder, and only "
             "encoders' attention drops weights; what would work: train.attention_dropout = 0 and "
             f"train.hidden_dropout = {share}"
+        )
+
+
+def _restarted_positions(case: Case) -> Complaints:
+    """Why dataset.restart_positions has no effect."""
+    dataset, model_type = case.recipe.dataset, case.model.model_type
+    if dataset.restart_positions is None:
+        return
+    asked = f"dataset.restart_positions = {str(dataset.restart_positions).lower()}"
+    if not dataset.mask_documents:
+        yield f"{asked} needs dataset.mask_documents = true. Fix: set that, or leave this key out"
+    if not learns_positions(model_type):
+        yield (
+            f"{asked} has no effect: {model_type} models know distances between tokens and no learned "
+            "positions. Fix: leave it out"
         )
 
 
@@ -631,13 +647,7 @@ def _full_steps(phases: Sequence[Phase]) -> Iterator[Phase]:
 
 
 def _skipped_steps(case: Case) -> Complaints:
-    total_steps = case.steps.phases[-1].last_step
-    for first, last in case.recipe.train.skip_steps:
-        if last > total_steps:
-            yield (
-                f"train.skip_steps: [{first}, {last}] goes beyond the run's last step; what would work: "
-                f"steps up to {total_steps}"
-            )
+    yield from skip_complaints(case.recipe.train.skip_steps, case.steps.phases[-1].last_step)
 
 
 def _neighbours(size: int, multiple: int) -> list[int]:
@@ -654,6 +664,7 @@ MODEL_RULES: tuple[Rule, ...] = (
     _holds_the_vocabulary,
     _has_positions,
     _objective,
+    _restarted_positions,
     _attention_dropout,
     _moments_in_bf16,
     _trained_modules,

@@ -272,6 +272,7 @@ def laid_out(
     """
     with torch.device("meta"):
         model = families.build_model(identity.model)
+    model.restarts_positions = bool(identity.dataset.restart_positions)
     model.make_noise.rate = identity.train.hidden_dropout
     model.make_noise.weight_rate = identity.train.attention_dropout
     for name, parameter in model.named_parameters():

@@ -21,7 +21,7 @@ def refuse_unsound_end(run: Run) -> None:
     """
     refuse_unsound_weights(run.current.model, run.device)
     loss = run.current.heldout.loss_at(run.state)
-    if not math.isfinite(loss):
+    if loss is not None and not math.isfinite(loss):
         raise KieloError(
             f"step {run.state.step}, the last: the held-out loss is {loss}, so the run is not "
             f"finished{_WAY_BACK}"

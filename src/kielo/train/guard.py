@@ -7,6 +7,7 @@ change of precision, the losses and norms of the last steps.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,15 @@ from torch import Tensor
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import TrainIdentity
 from kielo.train.delayed_reader import DelayedReader
+
+
+def has_no_label(loss: Any, gradient_norm: Any) -> Any:
+    """Returns True for a step in which no label counted: it has neither loss nor gradient.
+
+    A model that predicts each label with certainty has some of both, which is above 0 in fp32. loss,
+    gradient_norm: floats, or scalars on the device.
+    """
+    return (loss == 0) & (gradient_norm == 0)
 
 
 class Guard:
@@ -27,7 +37,8 @@ class Guard:
         # a ring of (loss, norm)
         self._remembered = torch.full((train.fp8.watch_steps, 2), math.nan, device=device)
         self._steps = 0  # checked in all; the ring holds the last of them
-        self._counts = torch.zeros(2, dtype=torch.int64, device=device)  # bad in a row up to now, bad in all
+        # bad in a row up to now, bad in all, without a label in all
+        self._counts = torch.zeros(3, dtype=torch.int64, device=device)
         self._late = DelayedReader(device)
         self._read: list[float] | None = None
 
@@ -39,6 +50,7 @@ class Guard:
         bad = ~(torch.isfinite(loss) & torch.isfinite(gradient_norm))
         self._counts[0] = (self._counts[0] + 1) * bad
         self._counts[1] += bad
+        self._counts[2] += has_no_label(loss, gradient_norm)
         self._remembered[self._steps % len(self._remembered)] = torch.stack(
             (loss.float(), gradient_norm.float())
         )
@@ -82,24 +94,32 @@ class Guard:
         """The number of steps skipped since step 1. Waits for the device."""
         return int(self._counts[1].item())
 
+    @property
+    def without_labels(self) -> int:
+        """The number of steps since step 1 in which no label counted. Waits for the device."""
+        return int(self._counts[2].item())
+
     def last(self, steps: int) -> list[tuple[float, float]]:
-        """Returns loss and gradient norm of the last remembered steps, oldest first. Waits for the device."""
+        """Returns loss and gradient norm of the last remembered steps, oldest first. Waits for the device.
+
+        Steps in which no label counted are left out.
+        """
         size = len(self._remembered)
         rows = self._remembered.tolist()
-        return [
-            tuple(rows[step % size]) for step in range(max(0, self._steps - min(steps, size)), self._steps)
-        ]
+        last = [rows[step % size] for step in range(max(0, self._steps - min(steps, size)), self._steps)]
+        return [(loss, norm) for loss, norm in last if not has_no_label(loss, norm)]
 
     def plain_state(self) -> dict[str, object]:
-        in_a_row, skipped = self._counts.tolist()
+        in_a_row, skipped, without_labels = self._counts.tolist()
         last = [
             [value if math.isfinite(value) else None for value in row]
             for row in self.last(len(self._remembered))
         ]
-        return {"in_a_row": in_a_row, "skipped": skipped, "last": last}
+        return {"in_a_row": in_a_row, "skipped": skipped, "without_labels": without_labels, "last": last}
 
     def restore(self, state: dict[str, object]) -> None:
-        self._counts.copy_(torch.tensor([state["in_a_row"], state["skipped"]]))
+        counts = state["in_a_row"], state["skipped"], state.get("without_labels", 0)
+        self._counts.copy_(torch.tensor(counts))
         self._late = DelayedReader(self._counts.device)  # counts of later steps may be on their way
         last = state.get("last", [])[-len(self._remembered) :]
         for number, row in enumerate(last):

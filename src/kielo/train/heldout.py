@@ -57,13 +57,14 @@ class HeldOutText:
     share: HeldOutShare
     has_bits: bool = True
 
-    def score(self, loss: float) -> HeldOutScore:
+    def score(self, loss: float | None) -> HeldOutScore:
         """Returns the score of a loss in nats per token: its bits a token by the set's tokens a byte.
 
-        Bits per byte are not defined where some tokens are predicted from all others.
+        Bits per byte are not defined where some tokens are predicted from all others. loss: None: no token of
+        the text counts.
         """
         per_byte = self.of.tokens_per_byte if self.has_bits else None
-        bits = None if per_byte is None else loss / math.log(2) * per_byte
+        bits = None if per_byte is None or loss is None else loss / math.log(2) * per_byte
         return HeldOutScore(loss=loss, bits_per_byte=bits, languages=list(self.of.languages))
 
 
@@ -90,7 +91,7 @@ class HeldOut:
         self._device = device
         self._every_steps = every_steps
         self._total_steps = total_steps
-        self._scored: tuple[int, float] | None = None  # step, loss of the first text
+        self._scored: tuple[int, float | None] | None = None  # step, loss of the first text
 
     def due(self, step: int) -> bool:
         return step % self._every_steps == 0 or step == self._total_steps
@@ -110,15 +111,17 @@ class HeldOut:
         scores = {text.of.name: text.score(self._loss(text.share)) for text in others}
         return row.model_copy(update={"heldout_sets": scores})
 
-    def loss_at(self, state: State) -> float:
-        """Returns the loss on all sources' text at this step, computed once."""
+    def loss_at(self, state: State) -> float | None:
+        """Returns the loss on all sources' text at this step, computed once; None: no token of it counts."""
         if self._scored is None or self._scored[0] != state.step:
             self._scored = (state.step, self._loss(self._texts[0].share))
         return self._scored[1]
 
-    def _loss(self, share: HeldOutShare) -> float:
+    def _loss(self, share: HeldOutShare) -> float | None:
         """Computes the mean nats per counted token, without z-loss. All ranks call it together."""
-        divisor = torch.tensor(float(max(share.counted_tokens, 1)), device=self._device)
+        if not share.counted_tokens:
+            return None
+        divisor = torch.tensor(float(share.counted_tokens), device=self._device)
         loss = torch.zeros((), device=self._device)
         with forward_only(self._model):
             for micro_batch in share.micro_batches:

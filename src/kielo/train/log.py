@@ -365,7 +365,7 @@ def describe(row: Row) -> str:
 def _describe_step(row: TrainingStep) -> str:
     planned = row.planned_tokens_per_second
     parts = [
-        f"loss {row.loss:.4f}",
+        "no label counts" if row.loss is None else f"loss {row.loss:.4f}",
         f"norm {row.gradient_norm:.2f}",
         f"lr {row.learning_rate:.2e}",
         f"{row.tokens_per_second:,.0f} tokens/s" + (f" ({planned:,.0f} planned)" if planned else ""),
@@ -375,6 +375,8 @@ def _describe_step(row: TrainingStep) -> str:
         parts.append(f"MFU {row.mfu:.1%}")
     if row.skipped:
         parts.append(f"skipped {row.skipped}")
+    if row.without_labels:
+        parts.append(f"without labels {row.without_labels}")
     return "  ".join([*parts, f"left {_duration(row.seconds_left)}"])
 
 
@@ -387,6 +389,8 @@ def _duration(seconds: float) -> str:
 
 def _describe_heldout(row: HeldOutLoss) -> str:
     """Returns e.g. "held-out loss 3.1200  1.412 bits per byte (fi 1.398, en 1.440)"."""
+    if row.heldout_loss is None:
+        return "held-out text: no label counts"
     line = f"held-out loss {row.heldout_loss:.4f}"
     if row.heldout_bits_per_byte is not None:
         line += f"  {row.heldout_bits_per_byte:.3f} bits per byte"

@@ -63,10 +63,11 @@ def check_watched_change(run: Run, resolved: Resolved) -> None:
     done = state.step - watch["first_step"] + 1
     if done < fp8.watch_steps and done % CHECK_EVERY_STEPS:
         return
-    loss, norm = _means(run.guard.last(min(CHECK_EVERY_STEPS, done)))
-    # Not `max`, which may ignore a NaN.
-    watch["loss_rise"] = _larger(watch["loss_rise"], loss / watch["loss"] - 1)
-    watch["gradient_norm_rise"] = _larger(watch["gradient_norm_rise"], norm / watch["gradient_norm"] - 1)
+    if rows := run.guard.last(min(CHECK_EVERY_STEPS, done)):
+        loss, norm = _means(rows)
+        # Not `max`, which may ignore a NaN.
+        watch["loss_rise"] = _larger(watch["loss_rise"], loss / watch["loss"] - 1)
+        watch["gradient_norm_rise"] = _larger(watch["gradient_norm_rise"], norm / watch["gradient_norm"] - 1)
     if not (
         watch["loss_rise"] <= fp8.max_loss_rise and watch["gradient_norm_rise"] <= fp8.max_gradient_norm_rise
     ):

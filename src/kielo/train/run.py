@@ -242,7 +242,10 @@ def _fit_phases(run: Run, resolved: Resolved) -> str:
 
 
 def _pass_over(run: Run, identity: Identity, index: int, last_step: int) -> bool:
-    """Passes over the text up to `last_step`. Returns True on every rank if a signal came."""
+    """Passes over the text up to `last_step`. Returns True on every rank if a signal came.
+
+    The last step of a run ends with a score of the held-out text, also if it was passed over.
+    """
     state, phase, tokens_before, first_step = (
         run.state,
         identity.phases[index],
@@ -254,8 +257,12 @@ def _pass_over(run: Run, identity: Identity, index: int, last_step: int) -> bool
     is_asked = any(first <= first_step <= last for first, last in identity.train.skip_steps)
     reason = "skip_steps" if is_asked else "spike"
     run.log.write(passed_over_row(state, phase.number, first_step, reason))
+    is_last = last_step == identity.total_steps
+    if is_last:
+        with run.meter.paused(), run.time_limits.paused("held-out text"):
+            run.log.write(run.current.heldout.row(state))
     is_stopped = run.stop.agreed(last_step)
-    if is_stopped or last_step == identity.total_steps:
+    if is_stopped or is_last:
         run.checkpoints.save(None)
     return is_stopped
 

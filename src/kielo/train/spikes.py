@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kielo.recipe.sections import TrainIdentity
 from kielo.train.delayed_reader import DelayedReader
+from kielo.train.guard import has_no_label
 
 LEAST_LOSS_RISE = 0.02  # of the usual loss; noise may be next to none in a run that knows its text by heart
 LEAST_NORM_RISE = math.log(2)
@@ -114,6 +115,8 @@ class Spikes:
         if phase != self._phase_of_past:
             self._phase_of_past = phase
             self.accept()
+        if has_no_label(loss, norm):  # which says nothing of the usual loss, nor of an open episode
+            return None
         if len(self._past) < self._settings.window_steps:
             self._past.append((loss, norm))
             return None

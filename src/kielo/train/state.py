@@ -201,7 +201,8 @@ class RunCheckpoints:
         """Copies the state to the host and starts to write it while training goes on.
 
         A save that fails is reported and retried when the next is due. loss: of this step, over all ranks,
-        for people who look at checkpoints; None where the step was passed over.
+        for people who look at checkpoints; None where the step was passed over. Of a step in which no label
+        counted none is stored.
 
         The newest checkpoint from before steps that were not finite is kept until `checkpoint.every_steps`
         sound ones have followed; a save right after such a step (a signal, the last step) removes no other.
@@ -234,7 +235,8 @@ class RunCheckpoints:
         self._checkpointer.copy_to_memory(self._state.step, self._tensors, plain)
 
     def _plain(self, guard: dict[str, Any], loss: Tensor | float | None) -> dict[str, Any]:
-        settled_loss = math.nan if loss is None else float(loss)  # waits for the device, as the copy does
+        # The guard remembers no step without a label. Both wait for the device, as the copy does.
+        settled_loss = math.nan if loss is None or not self._guard.last(1) else float(loss)
         return asdict(self._state) | {
             "loss": settled_loss if math.isfinite(settled_loss) else None,
             "optimiser_updates": self._optimiser.updates,

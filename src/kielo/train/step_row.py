@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from kielo.artifact.metrics import PassedOver, TrainingStep
-from kielo.train.guard import Guard
+from kielo.train.guard import Guard, has_no_label
 from kielo.train.meter import Meter
 from kielo.train.state import State
 
@@ -19,18 +19,23 @@ class StepRow:
     def __call__(
         self, state: State, loss: Tensor, gradient_norm: Tensor, learning_rate: float
     ) -> TrainingStep:
-        """Returns the row of this step: its own loss and norm, the speed since the last row."""
-        loss_of_step = loss.item()  # waits for the device, and so must come before the meter is read
+        """Returns the row of this step: its own loss and norm, the speed since the last row.
+
+        Its loss is None if no label of the step counts.
+        """
+        # waits for the device, and so must come before the meter is read
+        loss_of_step, norm = loss.item(), gradient_norm.item()
         return TrainingStep(
             step=state.step,
             tokens=state.tokens,
             samples=state.samples,
             phase=self.phase,
-            loss=loss_of_step,
-            gradient_norm=gradient_norm.item(),
+            loss=None if has_no_label(loss_of_step, norm) else loss_of_step,
+            gradient_norm=norm,
             learning_rate=learning_rate,
             **self._meter.lap(state.tokens),
             skipped=self._guard.skipped,
+            without_labels=self._guard.without_labels,
         )
 
 

@@ -29,19 +29,30 @@ class HuggingFaceBatch:
 
     def as_given(self, x: Tensor) -> Tensor:
         """Returns the model's output `x` in the sequences of the micro-batch: [b, s, ...]."""
-        return x if self.is_token is None else x[self.is_token].unflatten(0, (self.sequences, -1))
+        if self.is_token is None:
+            return x
+        if x.shape[:2] != self.is_token.shape:  # OPT's MLP has all rows one after another
+            x = x.unflatten(0, self.is_token.shape)
+        return x[self.is_token].unflatten(0, (self.sequences, -1))
 
 
-def hugging_face_batch(micro_batch: MicroBatch, model: PreTrainedModel, has_alibi: bool) -> HuggingFaceBatch:
-    """Converts a micro-batch. With ALiBi, transformers takes a mask of tokens and none of pairs of tokens."""
+def hugging_face_batch(
+    micro_batch: MicroBatch, model: PreTrainedModel, takes_documents_alone: bool
+) -> HuggingFaceBatch:
+    """Converts a micro-batch.
+
+    takes_documents_alone: one document a row. With ALiBi, transformers takes a mask of tokens and none of
+    pairs of tokens, and learned positions begin anew in each document.
+    """
     sequences, length = micro_batch.inputs_bs.shape
-    if micro_batch.documents_bs is not None and has_alibi:
-        return _documents_apart(micro_batch)
+    # OPT would count positions from the mask.
+    takes_positions = "position_ids" in inspect.signature(type(model).forward).parameters
+    if micro_batch.documents_bs is not None and takes_documents_alone:
+        return _documents_apart(micro_batch, takes_positions)
     arguments: dict[str, Any] = {"input_ids": micro_batch.inputs_bs}
     if micro_batch.documents_bs is not None:
         arguments["attention_mask"] = _masks(micro_batch.documents_bs, model.config)
-    # OPT would count positions from the mask.
-    if "position_ids" in inspect.signature(type(model).forward).parameters:
+    if takes_positions:
         arguments["position_ids"] = torch.arange(length, device=micro_batch.inputs_bs.device)[None]
     return HuggingFaceBatch(arguments, micro_batch.labels_bs, sequences)
 
@@ -65,10 +76,10 @@ def _masks(documents_bs: Tensor, config: PretrainedConfig) -> Tensor | dict[str,
     return masks if len(masks) > 1 else masks.popitem()[1]
 
 
-def _documents_apart(micro_batch: MicroBatch) -> HuggingFaceBatch:
+def _documents_apart(micro_batch: MicroBatch, takes_positions: bool) -> HuggingFaceBatch:
     """Puts each document in a row of its own, padded at its end; the tokens before do not see the padding.
 
-    A model that knows only distances between tokens computes the same.
+    A model computes the same if it knows only distances between tokens, or positions in the document.
     """
     documents_bs = micro_batch.documents_bs
     begins = torch.ones_like(documents_bs, dtype=torch.bool)
@@ -80,4 +91,6 @@ def _documents_apart(micro_batch: MicroBatch) -> HuggingFaceBatch:
     places = (first_n[:, None] + columns).where(is_token, first_n[:, None])
     labels = micro_batch.labels_bs.flatten()[places].masked_fill(~is_token, -100)
     arguments = {"input_ids": micro_batch.inputs_bs.flatten()[places]}
+    if takes_positions:
+        arguments["position_ids"] = columns.expand(len(first_n), -1)
     return HuggingFaceBatch(arguments, labels, documents_bs.shape[0], is_token)

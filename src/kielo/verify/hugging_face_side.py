@@ -59,7 +59,7 @@ class HuggingFaceSide:
         identity = _overridden(identity, overrides)
         self._pieces = families.module(identity.model.model_type, "names").to_hugging_face(identity.model)
         parts = families.module(identity.model.model_type, "count").layer_parts(identity.model)
-        self._has_alibi = parts.has_alibi
+        self._takes_documents_alone = parts.has_alibi or bool(identity.dataset.restart_positions)
         self._shapes = {name: weight.shape for name, weight in weights.items()}
         self._max_gradient_norm = identity.train.max_gradient_norm
         self._z_loss = identity.train.z_loss
@@ -146,7 +146,7 @@ class HuggingFaceSide:
         return total
 
     def _converted(self, micro_batch: MicroBatch) -> HuggingFaceBatch:
-        return hugging_face_batch(micro_batch, self._unwrapped(), self._has_alibi)
+        return hugging_face_batch(micro_batch, self._unwrapped(), self._takes_documents_alone)
 
     def update(self) -> dict[str, float]:
         rate = self._optimiser.param_groups[0]["lr"]
@@ -174,11 +174,20 @@ class HuggingFaceSide:
 def stored_parameters(model: PreTrainedModel, pieces: Mapping[str, Piece]) -> dict[str, nn.Parameter]:
     """Returns stored tensor → live parameter, for the `pieces` of a family.
 
-    Only the head's name differs: transformers 5 keeps GPT-NeoX's `embed_out` as `lm_head`.
+    Only the head's name differs: transformers 5 keeps GPT-NeoX's `embed_out` as `lm_head`. Raises KieloError
+    for tensors that transformers' model lacks: it would compute without them.
     """
     live = dict(model.named_parameters())
     if "head.weight" in pieces:
         live[pieces["head.weight"].name] = model.get_output_embeddings().weight
+    missing = sorted({piece.name for piece in pieces.values()} - live.keys())
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise KieloError(
+            f"this model has the tensor {missing[0]}{more}, and transformers' {type(model).__name__} with "
+            "its config.json has not, so the two cannot be equal. Fix: the key of [model] that says which "
+            "tensors there are, as model.attention_bias, model.mlp_bias or model.num_hidden_layers"
+        )
     return {piece.name: live[piece.name] for piece in pieces.values()}
 
 

@@ -76,6 +76,13 @@ class MaskMaker(nn.Module):
         make = self.dense if device.type == "cpu" else self.in_blocks
         return make(documents_bs, sequence_length, device)
 
+    def places(self, documents_bs: Tensor, positions_s: Tensor | None) -> Tensor:
+        """Returns each token's place in its document, from 0: int64 [b, s]; `positions_s` is as above."""
+        columns_s = torch.arange(documents_bs.shape[1], device=documents_bs.device)
+        begins_bs = torch.ones_like(documents_bs, dtype=torch.bool)
+        begins_bs[:, 1:] = documents_bs[:, 1:] != documents_bs[:, :-1]
+        return columns_s - columns_s.where(begins_bs, 0).cummax(dim=1).values
+
     def dense(
         self, documents_bs: Tensor | None, sequence_length: int, device: torch.device
     ) -> dict[int | None, Mask]:

@@ -83,6 +83,7 @@ class Decoder(nn.Module):
         if options.learned_positions is not None:
             self.position_table = nn.Embedding(options.learned_positions, config.hidden_size)
         self.first_position, self.embed_scale = options.first_position, options.embed_scale
+        self.restarts_positions = True  # learned ones, in each document
         self.embed_norm = options.embed_norm
         self.layers = nn.ModuleDict(
             {str(number): make_layer(number) for number in range(config.num_hidden_layers)}
@@ -123,17 +124,18 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Returns the hidden states [b, s, d] that the head multiplies; `logits` computes logits from them.
 
-        documents_bs: the number of each token's document; attention then stays inside documents. positions_s:
-        the position of each column in its sequence, for ranks that hold a part of it; None for 0 … s - 1. A
-        pipeline stage without `embed` takes hidden states [b, s, d] in place of tokens. dropout_keys_b2: two
-        int32 of each sequence, which its dropout follows from; None for no dropout.
+        documents_bs: the number of each token's document; attention then stays inside documents, and learned
+        positions begin at 0 in each, so that each is as if it were alone. positions_s: the position of each
+        column in its sequence, for ranks that hold a part of it; None for 0 … s - 1. A pipeline stage without
+        `embed` takes hidden states [b, s, d] in place of tokens. dropout_keys_b2: two int32 of each sequence,
+        which its dropout follows from; None for no dropout.
         """
         # Not the length of hidden states: on a tensor rank these are shorter.
         length = tokens_bs.shape[1] if positions_s is None else positions_s.numel()
         device = tokens_bs.device
         masks = self.make_masks(documents_bs, positions_s, length, device)
         noise = self.make_noise(dropout_keys_b2, positions_s, length)
-        x_bsd = self.embedded(tokens_bs, positions_s, noise)
+        x_bsd = self.embedded(tokens_bs, documents_bs, positions_s, noise)
         # Made in the layers' precision once a forward, not once a layer.
         ropes = {
             name: (None, None)
@@ -156,7 +158,13 @@ class Decoder(nn.Module):
         cap = self.config.final_logit_softcapping
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def embedded(self, tokens_bs: Tensor, positions_s: Tensor | None, noise: Noise | None) -> Tensor:
+    def embedded(
+        self,
+        tokens_bs: Tensor,
+        documents_bs: Tensor | None,
+        positions_s: Tensor | None,
+        noise: Noise | None,
+    ) -> Tensor:
         """Returns what the first layer takes [b, s, d]; a stage without `embed` was given its input."""
         if self.embed is None:
             return tokens_bs
@@ -173,8 +181,13 @@ class Decoder(nn.Module):
                         f"a sequence of {length} tokens is longer than model.max_position_embeddings = "
                         f"{places}: shorten it or raise that key"
                     )
-                positions_s = torch.arange(length, device=tokens_bs.device)
-            x_bsd = x_bsd + self.position_table((positions_s + self.first_position)[None])
+            if documents_bs is not None and self.restarts_positions:
+                places_bs = self.make_masks.places(documents_bs, positions_s)
+            elif positions_s is None:
+                places_bs = torch.arange(tokens_bs.shape[1], device=tokens_bs.device)[None]
+            else:
+                places_bs = positions_s[None]
+            x_bsd = x_bsd + self.position_table(places_bs + self.first_position)
         x_bsd = x_bsd if self.embed_norm is None else self.embed_norm(x_bsd)
         return x_bsd if noise is None else noise.of_embedding(x_bsd)
 

@@ -1,7 +1,8 @@
 """GPT-2 (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners") on one device.
 
 Also the GPT of Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053), whose head may be a matrix of its own.
-Positions continue through a packed sequence, also where attention stays inside documents.
+Positions begin at 0 in each document where attention stays inside documents, else they continue through a
+packed sequence.
 
 Data in and out: as of every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence, d = hidden
 size.

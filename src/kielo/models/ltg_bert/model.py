@@ -97,7 +97,7 @@ class LtgBert(Decoder):
         mask = self.make_masks(documents_bs, length, tokens_bs.device)
         noise = self.make_noise(dropout_keys_b2, positions_s, length)
         relative_rd = self.relative_norm(self.relative_table.weight)
-        x_bsd = self.embedded(tokens_bs, None, noise)
+        x_bsd = self.embedded(tokens_bs, None, None, noise)
         for number, layer in self.layers.items():
             of_layer = None if noise is None else noise.of_layer(int(number))
             x_bsd = layer(x_bsd, relative_rd, mask, of_layer)
