@@ -29,7 +29,7 @@ from kielo.recipe.sections import Model
 from kielo.resolve.complete_model import overridden_in_words
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-SMALL = ["*.json", "*.jinja", "merges.txt", "tokenizer.model"]
+SMALL = ["*.json", "*.jinja", "merges.txt", "tokenizer.model", "vocab.txt"]
 
 
 @pytest.fixture
@@ -148,6 +148,9 @@ def test_a_tokenizer_is_fetched_once(hub) -> None:
     hub.served = ["config.json"]
     with pytest.raises(KieloError, match=r"^tokenizer 'hf:org/one': the repository has no tokenizer\.json$"):
         fetch_tokenizer("hf:org/one")
+    hub.served = ["vocab.txt"]
+    with pytest.raises(KieloError, match=r"from_pretrained\('org/one'\)\.save_pretrained\('tokenizer'\)"):
+        fetch_tokenizer("hf:org/one@main")
 
 
 def test_what_cannot_be_fetched_says_why(hub) -> None:

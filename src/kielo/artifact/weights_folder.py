@@ -17,13 +17,14 @@ from typing import Any
 
 from kielo.artifact.prefetched import HUB_FOLDER, not_brought, prefetched_folder
 from kielo.recipe.errors import KieloError
+from kielo.recipe.tokenizer_folder import conversion
 
 CONFIG_FILE = "config.json"
 _INDEX = ".index.json"
 # As transformers looks for them: an index beside a single file may be that of older shards.
 _WEIGHTS = tuple(name + end for name in ("model.safetensors", "pytorch_model.bin") for end in ("", _INDEX))
 _NAMED_FILE = "transformers_weights"  # key of config.json
-_SMALL_FILES = ["*.json", "*.jinja", "merges.txt", "tokenizer.model"]
+_SMALL_FILES = ["*.json", "*.jinja", "merges.txt", "tokenizer.model", "vocab.txt"]
 _TOKENIZER_FILE = "tokenizer.json"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -253,7 +254,10 @@ def fetch_tokenizer(path: str, hub: Path | None = None) -> Path:
     """Downloads the small files of hf:OWNER/NAME[@REVISION], as `fetch_weights` does its weights."""
     folder = _fetched(f"tokenizer {path!r}", path, _TOKENIZER_FILE, hub)
     if not _has_tokenizer(folder):
-        raise KieloError(f"tokenizer {path!r}: the repository has no {_TOKENIZER_FILE}")
+        name = path.removeprefix("hf:").partition("@")[0]
+        raise KieloError(
+            f"tokenizer {path!r}: the repository has no {_TOKENIZER_FILE}{conversion(folder, name)}"
+        )
     return folder
 
 
