@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from transformers import AutoTokenizer
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.tokenizer_folder import conversion
+from kielo.tokenizer.facts import tokenizer_facts
 from kielo.tokenizer.load import encode, load_tokenizer
 from kielo.tokenizer.stage_inputs import ready_files
 
@@ -50,8 +52,13 @@ def ids(folder: Path) -> list[int]:
     return ByteLevelBPETokenizer(*files).encode(TEXT).ids
 
 
-@pytest.mark.parametrize("config", ["", "gpt2", "qwen2", "modernbert"])
-@pytest.mark.parametrize("write", [write_byte_pairs, write_words])
+@pytest.mark.parametrize(
+    ("write", "config"),
+    [
+        *((write_byte_pairs, config) for config in ("", "gpt2", "qwen2", "opt")),
+        *((write_words, config) for config in ("", "bert", "modernbert")),
+    ],
+)
 def test_the_command_makes_the_tokenizer(
     write: Callable[[Path], None], config: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -60,7 +67,8 @@ def test_the_command_makes_the_tokenizer(
     if config:
         (tmp_path / "config.json").write_text(f'{{"model_type": "{config}"}}')
     refusals = []
-    for reads in (load_tokenizer, lambda folder: ready_files(folder, "tokenizer.path"), recipe_of):
+    ready = partial(ready_files, key="tokenizer.path")
+    for reads in (load_tokenizer, tokenizer_facts, ready, recipe_of):
         with pytest.raises(KieloError) as caught:
             reads(tmp_path)
         refusals.append(str(caught.value))
