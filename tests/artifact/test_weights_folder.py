@@ -6,12 +6,16 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from kielo.artifact.weights_folder import (
     fetch_tokenizer,
     fetch_weights,
     is_on_hub,
+    passed_over_in_words,
     pinned,
     resolve_tokenizer,
     resolve_weights,
@@ -21,9 +25,11 @@ from kielo.artifact.weights_folder import (
     weights_here,
 )
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Model
+from kielo.resolve.complete_model import overridden_in_words
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-SMALL = ["*.json", "*.jinja", "merges.txt", "tokenizer.model"]
+SMALL = ["*.json", "*.jinja", "merges.txt", "tokenizer.model", "vocab.txt"]
 
 
 @pytest.fixture
@@ -142,6 +148,9 @@ def test_a_tokenizer_is_fetched_once(hub) -> None:
     hub.served = ["config.json"]
     with pytest.raises(KieloError, match=r"^tokenizer 'hf:org/one': the repository has no tokenizer\.json$"):
         fetch_tokenizer("hf:org/one")
+    hub.served = ["vocab.txt"]
+    with pytest.raises(KieloError, match=r"from_pretrained\('org/one'\)\.save_pretrained\('tokenizer'\)"):
+        fetch_tokenizer("hf:org/one@main")
 
 
 def test_what_cannot_be_fetched_says_why(hub) -> None:
@@ -185,20 +194,81 @@ def test_a_reference_is_pinned_to_its_commit(place) -> None:
         assert pinned(reference, folder) == found
 
 
+def shard(folder: Path, index: str, **weight_map: str) -> None:
+    (folder / index).write_text(json.dumps({"weight_map": weight_map}))
+    for name in weight_map.values():
+        (folder / name).touch()
+
+
 def test_files_of_weights_in_their_order(tmp_path) -> None:
-    """An index before a single file, safetensors before pickled ones."""
+    """Hold to transformers' order: safetensors before pickled files, a single file before an index."""
     known = "model.safetensors, model.safetensors.index.json, pytorch_model.bin, pytorch_model.bin.index.json"
     with pytest.raises(KieloError, match=rf"^{tmp_path}: no weights are there; looked for {known}$"):
         weight_files(tmp_path)
+    shard(tmp_path, "pytorch_model.bin.index.json", x="three")
+    assert weight_files(tmp_path) == {tmp_path / "three": ["x"]}
     (tmp_path / "pytorch_model.bin").touch()
     assert weight_files(tmp_path) == {tmp_path / "pytorch_model.bin": None}
+    shard(tmp_path, "model.safetensors.index.json", w="two", a="one", v="two")
+    assert list(weight_files(tmp_path).items()) == [(tmp_path / "one", ["a"]), (tmp_path / "two", ["w", "v"])]
     (tmp_path / "model.safetensors").touch()
     assert weight_files(tmp_path) == {tmp_path / "model.safetensors": None}
-    weight_map = {"w": "two", "a": "one", "v": "two"}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    for name in ("one", "two"):
-        (tmp_path / name).touch()
-    assert list(weight_files(tmp_path).items()) == [(tmp_path / "one", ["a"]), (tmp_path / "two", ["w", "v"])]
+
+
+@pytest.mark.parametrize(
+    "present",
+    [
+        ("one", "shards"), ("one", "bin"), ("shards", "bin"), ("bin", "bin shards"), ("one", "bin shards"),
+        ("one", "shards", "bin", "bin shards"), ("one", "shards", "named"), ("one", "named"),
+    ],
+)  # fmt: skip
+def test_transformers_reads_the_same_file(present: tuple[str, ...], tmp_path) -> None:
+    """Of several sets of weights, the values are those that transformers reads, and the others are named."""
+    names = {
+        "one": "model.safetensors", "shards": "model.safetensors.index.json", "bin": "pytorch_model.bin",
+        "bin shards": "pytorch_model.bin.index.json", "named": "model.fp32.safetensors.index.json",
+    }  # fmt: skip
+    config = GPT2Config(vocab_size=5, n_embd=4, n_layer=1, n_head=1, n_positions=4)
+    model, filled = GPT2LMHeadModel(config), {}
+    for number, kind in enumerate(present, start=1):
+        torch.nn.init.constant_(model.transformer.wte.weight, number)
+        stored = {
+            name: value.clone() for name, value in model.state_dict().items() if name != "lm_head.weight"
+        }
+        file = names[kind].removesuffix(".index.json") if kind in ("one", "bin") else f"{kind}-1"
+        file = file if "." in file else file + (".bin" if "bin" in kind else ".safetensors")
+        (torch.save if "bin" in kind else save_file)(stored, tmp_path / file)
+        if file != names[kind]:
+            weight_map = {"weight_map": dict.fromkeys(stored, file), "metadata": {}}
+            (tmp_path / names[kind]).write_text(json.dumps(weight_map))
+        filled[file] = float(number)
+    extra = {"transformers_weights": names["named"]} if "named" in present else {}
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict() | extra))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path).transformer.wte.weight[0, 0].item()
+    assert [filled[path.name] for path in weight_files(tmp_path)] == [theirs]
+    said = passed_over_in_words(tmp_path)
+    chosen = "named" if "named" in present else present[0]
+    assert said.startswith(f"{tmp_path} has more than one set of weights: {names[chosen]} is read, as")
+    assert all(names[kind] in said for kind in present)
+    assert said in overridden_in_words(Model(weights=f"hf:{tmp_path}"))
+
+
+def test_one_set_of_weights_passes_nothing_over(tmp_path) -> None:
+    """An export's index, which names its single file, is no second set."""
+    assert passed_over_in_words(tmp_path) == ""
+    shard(tmp_path, "model.safetensors.index.json", w="model.safetensors")
+    assert passed_over_in_words(tmp_path) == ""
+    (tmp_path / "model.safetensors.index.json").write_text("{")
+    assert "not model.safetensors.index.json;" in passed_over_in_words(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["gone.safetensors", "../model.safetensors", "model.bin", 5, ""])
+def test_a_named_file_that_is_not_there(name: object, tmp_path) -> None:
+    """The file that config.json names is never replaced by another one."""
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "config.json").write_text(json.dumps({"transformers_weights": name}))
+    with pytest.raises(KieloError, match=r"config\.json: transformers_weights = .* Fix: remove the key, or"):
+        weight_files(tmp_path)
 
 
 NO_MAP = "not a weight index: it has no weight_map that says which file holds which tensor"

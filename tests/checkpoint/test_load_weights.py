@@ -38,8 +38,8 @@ def written(folder: Path, **changed: torch.Tensor) -> Path:
 def test_parameters_by_hand(tmp_path) -> None:
     """Padding is zero; the record has the source's names, of what is not needed too where it is there."""
     made = parameters()
-    source = written(tmp_path, head=torch.zeros(1).bfloat16(), x_inv_freq=torch.ones(2))
-    names = Names(not_read=["head", "gone"], ignored=[r"\.inv.freq$"])
+    source = written(tmp_path, head=STORED["base.a"].bfloat16(), x_inv_freq=torch.ones(2))
+    names = Names(tied={"a": "head"}, ignored=[r"\.inv.freq$"])
     assert load_weights(made, source, PIECES, other_names=names) == {
         "base.a": "F32", "base.b": "F16", "ab": "F64", "head": "BF16",
     }  # fmt: skip

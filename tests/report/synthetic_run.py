@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from kielo.artifact.manifest import write_manifest
+from kielo.artifact.parity import Settings, SourceFolder
 from kielo.artifact.summary import StageTime
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolve import resolve
@@ -204,3 +205,23 @@ def _stage(folder: Path, contents: dict[str, Any], counts: dict[str, Any]) -> No
     for name, content in contents.items():
         (folder / name).write_text(json.dumps(content), encoding="utf-8")
     write_manifest(folder, folder.name, 1, {}, {}, counts, 12.5)
+
+
+def source_folder(passed: bool = True) -> SourceFolder:
+    """Make what a certificate says of imported weights: of two layers of 32, and of a wrong epsilon."""
+    wrong = [] if passed else ["norm epsilon"]
+    return SourceFolder(
+        passed=passed, folder="/weights", layers=2, layers_of_model=32, is_transplanted=not passed,
+        sequence_length=128, logits_max_difference=3e-6 if passed else 2.5, logits_relative_difference=4e-7,
+        settings=Settings(ours={}, theirs={}, differing=wrong), layer=None if passed else "layers.0",
+        where=None if passed else "before q",
+    )  # fmt: skip
+
+
+SOURCE_IN_WORDS = {
+    True: "Before any step, Kielo's import of the weights and transformers' own reading with 2 of 32 layers "
+    "(too large to load twice) are equal: logits by at most 3.0e-06 (4.0e-07 relative).",
+    False: "Before any step, Kielo's import of the weights and transformers' own reading with their own "
+    "vocabulary with 2 of 32 layers (too large to load twice) DIFFER: logits by at most 2.5e+00 (4.0e-07 "
+    "relative); settings that differ: norm epsilon; first layer that differs: layers.0 (before q).",
+}

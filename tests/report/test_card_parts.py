@@ -12,7 +12,7 @@ from kielo.recipe.sections import Recipe
 from kielo.report import model_card
 from kielo.report.gather import gather
 from kielo.report.model_card import write_model_card
-from tests.report.synthetic_run import RECIPE, STAGES
+from tests.report.synthetic_run import RECIPE, SOURCE_IN_WORDS, STAGES, source_folder
 from tests.report.test_encoder_report import SCORES as MASKED
 
 NOTHING: dict[str, Any] = {
@@ -116,6 +116,8 @@ def test_without_results_only_what_is_known_is_said() -> None:
 def test_parity_on_the_card(run_folder: Path, passed: bool, said: str) -> None:
     found = gather(run_folder, RECIPE, STAGES)["parity"].model_copy(update={"passed": passed})
     assert part("Parity", card(parity=found)).startswith(said)
+    found = found.model_copy(update={"source": source_folder(passed)})
+    assert part("Parity", card(parity=found)).endswith(f". {SOURCE_IN_WORDS[passed]}")
 
 
 def test_the_training_on_the_card() -> None:

@@ -1,6 +1,7 @@
 """Sentences, tables and markup of the page, one part after the other, from small results made by hand."""
 
 import re
+from html import escape
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from kielo.artifact.scores import BitsPerByte
 from kielo.report import page
 from kielo.report.gather import gather
 from tests.report.made_page import ENCODER, NOTHING, section, sections, words
-from tests.report.synthetic_run import RECIPE, STAGES
+from tests.report.synthetic_run import RECIPE, SOURCE_IN_WORDS, STAGES, source_folder
 from tests.report.test_encoder_report import SCORES as MASKED
 from tests.report.test_whole_page import Text
 
@@ -87,6 +88,9 @@ def test_the_verdict_of_parity(gathered, passed: bool, said: str, word: str) -> 
     assert section("parity", found).startswith(
         f'<p><strong class="{"good" if passed else "bad"}">{word}.</strong> Same weights and samples, 20 '
     )
+    found |= {"parity": parity.model_copy(update={"source": source_folder(passed)})}
+    style = "" if passed else ' class="bad"'
+    assert f"<p{style}>{escape(SOURCE_IN_WORDS[passed])}</p>" in section("parity", found)
     assert header(NOTHING) == '<p class="verdict">This run has not been evaluated or verified yet.</p>'
 
 

@@ -181,6 +181,9 @@ def test_relative_differences() -> None:
     assert relative_difference(torch.zeros(2), torch.zeros(2)) == 0
     assert relative_difference(torch.ones(3), torch.ones(2)) == math.inf
     assert relative_difference(torch.tensor([math.nan]), torch.ones(1)) == math.inf
+    heads = torch.arange(24.0).view(1, 2, 3, 4)
+    assert relative_difference(heads, heads.transpose(1, 2).contiguous()) == 0
+    assert relative_difference(heads, heads.flip(2).transpose(1, 2)) > 0.1
     ours, theirs = {"a": ours, "b": theirs}, {"a": theirs, "b": theirs * 2}
     assert largest_difference(ours, theirs) == ("b", pytest.approx(0.5))
     assert largest_difference(ours, theirs, floor=20.0) == ("b", pytest.approx(0.25))

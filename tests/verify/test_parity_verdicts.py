@@ -127,7 +127,7 @@ def test_equal_sides_pass(compare, tmp_path: Path) -> None:
     assert (identity.train.precision, identity.train.optimiser) == ("fp32", "adamw") and checkpoint is None
     layout = placement.layout
     assert (layout.shard, layout.tensor, layout.cpu_offload, placement.world_size) == (1, 1, False, 1)
-    assert compare.made[1][1] == "cpu" and compare.made[1][-1] == {"reads_own_files": False}
+    assert compare.made[1][1] == "cpu" and compare.made[1][-1] == {}
 
 
 def test_a_norm_that_is_let_through_is_the_first_that_clipping_lowered(compare) -> None:
@@ -220,7 +220,7 @@ def test_a_certificate_that_passed_is_not_made_again(compare, run_folder: Path, 
     failed = passed.model_copy(update={"passed": False})
     resolved = resolve(run_folder)
     for number, (certificate, version, is_current) in enumerate(
-        ((passed, 2, True), (failed, 2, False), (passed, 1, False), (passed, 3, False))
+        ((passed, 3, True), (failed, 3, False), (passed, 2, False), (passed, 4, False))
     ):
         folder = tmp_path / f"stage_{number}"
         with write_stage(folder, "parity", version, *asked(resolved, None, OPTIONS)) as stage:

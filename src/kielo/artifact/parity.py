@@ -64,13 +64,58 @@ class FirstDifference(JsonObject):
     """The first step whose losses are further apart than their limit."""
 
 
+class SourceFolder(JsonObject):
+    """The folder of model.weights as Kielo imports it and as transformers reads it, before any step."""
+
+    passed: bool
+    """True if the logits are equal but for rounding and no setting differs."""
+    folder: str
+    """The folder that both have read."""
+    layers: int
+    """Layers that were compared; fewer than the model's if it is too large to load twice."""
+    layers_of_model: int
+    """Layers of the model."""
+    is_transplanted: bool
+    """True with model.transplant: the rows that Kielo makes for the run's vocabulary are in no file."""
+    sequence_length: int
+    """Tokens of a sequence, drawn at random from the folder's own vocabulary."""
+    logits_max_difference: float
+    """Largest absolute difference of the logits."""
+    logits_relative_difference: float
+    """Relative distance of the logits."""
+    settings: Settings
+    """Settings of both models, windows of all layers too."""
+    layer: str | None
+    """The first layer whose values differ; null: none does."""
+    where: str | None
+    """The part of that layer in which they differ."""
+
+    def in_words(self) -> str:
+        """Return a sentence: what was compared, and how far apart it is."""
+        which = " with their own vocabulary" if self.is_transplanted else ""
+        if self.layers < self.layers_of_model:
+            which += f" with {self.layers} of {self.layers_of_model} layers (too large to load twice)"
+        found = (
+            f"Before any step, Kielo's import of the weights and transformers' own reading{which} "
+            f"{'are equal' if self.passed else 'DIFFER'}: logits by at most "
+            f"{self.logits_max_difference:.1e} ({self.logits_relative_difference:.1e} relative)"
+        )
+        if self.settings.differing:
+            found += f"; settings that differ: {', '.join(self.settings.differing)}"
+        if self.layer:
+            found += f"; first layer that differs: {self.layer} ({self.where})"
+        elif not self.passed and not self.settings.differing:
+            found += "; all layers are equal, and what follows the head is not"
+        return found + "."
+
+
 class Parity(JsonFile):
     """Comparison of Kielo and transformers: the same weights and samples, trained in fp32 in one process."""
 
     FILE_NAME: ClassVar[str] = "parity.json"
 
     passed: bool
-    """True if losses and gradients are within their limits and no setting differs."""
+    """True if losses and gradients are within their limits, no setting differs and the source is equal."""
     max_relative_loss_difference: float
     """Largest relative difference of the losses over all steps."""
     logits_max_difference: float
@@ -81,6 +126,8 @@ class Parity(JsonFile):
     losses: Losses
     gradient_norms: GradientNorms
     first_difference: FirstDifference | None
+    source: SourceFolder | None = None
+    """The import of model.weights; null: the run began from initial values."""
     weights: str
     """Origin of the weights: a checkpoint, Hugging Face weights, or the initial values of a seed."""
     steps: int

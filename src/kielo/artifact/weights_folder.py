@@ -1,9 +1,9 @@
 """A folder of Hugging Face weights, or a tokenizer, without torch: its place, and which files hold tensors.
 
 In: `hf:FOLDER`, or `hf:OWNER/NAME[@REVISION]` on the Hugging Face hub; out: a folder with a config.json and
-weights, for a repository its snapshot in the local cache, or in the folder of `kielo prefetch`. Files:
-`model.safetensors`, or shards that `model.safetensors.index.json` names; failing these, the same of
-`pytorch_model.bin`.
+weights, for a repository its snapshot in the local cache, or in the folder of `kielo prefetch`. Files are
+looked for in transformers' order: the file that `transformers_weights` of config.json names,
+`model.safetensors`, the shards of `model.safetensors.index.json`, then the same of `pytorch_model.bin`.
 """
 
 import json
@@ -17,14 +17,14 @@ from typing import Any
 
 from kielo.artifact.prefetched import HUB_FOLDER, not_brought, prefetched_folder
 from kielo.recipe.errors import KieloError
+from kielo.recipe.tokenizer_folder import conversion
 
 CONFIG_FILE = "config.json"
-# (one file with all tensors, index of several), in the order of the search
-_WEIGHTS = (
-    ("model.safetensors", "model.safetensors.index.json"),
-    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
-)
-_SMALL_FILES = ["*.json", "*.jinja", "merges.txt", "tokenizer.model"]
+_INDEX = ".index.json"
+# As transformers looks for them: an index beside a single file may be that of older shards.
+_WEIGHTS = tuple(name + end for name in ("model.safetensors", "pytorch_model.bin") for end in ("", _INDEX))
+_NAMED_FILE = "transformers_weights"  # key of config.json
+_SMALL_FILES = ["*.json", "*.jinja", "merges.txt", "tokenizer.model", "vocab.txt"]
 _TOKENIZER_FILE = "tokenizer.json"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -103,14 +103,67 @@ def weight_files(folder: Path) -> dict[Path, list[str] | None]:
     Raises KieloError for a folder without weights, and for an index that is damaged, or names files that are
     not there or are in another folder.
     """
-    folder = Path(folder)
-    for single, index in _WEIGHTS:
-        if (folder / index).is_file():
-            return _indexed(folder, index)
-        if (folder / single).is_file():
-            return {folder / single: None}
-    known = ", ".join(name for names in _WEIGHTS for name in names)
-    raise KieloError(f"{folder}: no weights are there; looked for {known}")
+    chosen, _ = _chosen(Path(folder))
+    return _files_of(Path(folder), chosen)
+
+
+def passed_over_in_words(folder: Path) -> str:
+    """Return a sentence on files of weights in `folder` that are not read; "" for none."""
+    try:
+        chosen, others = _chosen(folder)
+    except KieloError:
+        return ""
+    read, unread = _names_in(folder, chosen), []
+    for name in others:
+        if not _names_in(folder, name) <= read:  # the index of an export names its single file
+            unread.append(name)
+    if not unread:
+        return ""
+    return (
+        f"{folder} has more than one set of weights: {chosen} is read, as transformers does, and not "
+        f"{', '.join(unread)}; if that is the wrong set, move {chosen} to another folder"
+    )
+
+
+def _names_in(folder: Path, name: str) -> set[str]:
+    """Return the names of the files that `name` stands for; its own if it is no index or cannot be read."""
+    try:
+        return {path.name for path in _files_of(folder, name)}
+    except KieloError:
+        return {name}
+
+
+def _chosen(folder: Path) -> tuple[str, list[str]]:
+    """Return the file or index of weights that transformers reads in `folder`, and others that are there."""
+    present = [name for name in _WEIGHTS if (folder / name).is_file()]
+    named = _named_file(folder)
+    if named is None and not present:
+        raise KieloError(f"{folder}: no weights are there; looked for {', '.join(_WEIGHTS)}")
+    chosen = named or present[0]
+    return chosen, [name for name in present if name != chosen]
+
+
+def _named_file(folder: Path) -> str | None:
+    """Return the file of weights or the index that config.json names; None if it names none."""
+    path = folder / CONFIG_FILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None  # whoever reads the model complains
+    name = content.get(_NAMED_FILE) if isinstance(content, dict) else None
+    if name is None:
+        return None
+    is_plain = isinstance(name, str) and re.fullmatch(r"[^/\\\0]+\.safetensors(\.index\.json)?", name)
+    if not is_plain or not (folder / name).is_file():
+        raise KieloError(
+            f"{path}: {_NAMED_FILE} = {name!r} is no safetensors file or index in that folder. Fix: remove "
+            "the key, or fetch that file too"
+        )
+    return name
+
+
+def _files_of(folder: Path, name: str) -> dict[Path, list[str] | None]:
+    return _indexed(folder, name) if name.endswith(_INDEX) else {folder / name: None}
 
 
 def _indexed(folder: Path, index: str) -> dict[Path, list[str] | None]:
@@ -201,7 +254,10 @@ def fetch_tokenizer(path: str, hub: Path | None = None) -> Path:
     """Downloads the small files of hf:OWNER/NAME[@REVISION], as `fetch_weights` does its weights."""
     folder = _fetched(f"tokenizer {path!r}", path, _TOKENIZER_FILE, hub)
     if not _has_tokenizer(folder):
-        raise KieloError(f"tokenizer {path!r}: the repository has no {_TOKENIZER_FILE}")
+        name = path.removeprefix("hf:").partition("@")[0]
+        raise KieloError(
+            f"tokenizer {path!r}: the repository has no {_TOKENIZER_FILE}{conversion(folder, name)}"
+        )
     return folder
 
 

@@ -8,14 +8,14 @@ parameter changes.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kielo.artifact.weights_folder import weight_files
+from kielo.artifact.weights_folder import CONFIG_FILE, weight_files
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.export_tensors import row_boxes
 from kielo.checkpoint.pieces import is_finite
@@ -39,12 +39,14 @@ StoredTensors = dict[str, tuple[Path, StoredTensor]]
 class Names:
     """Names in a folder beside those of the model's own tensors.
 
-    base_prefix: the prefix that names lack in files of the bare base model. not_read: tensors that may be
-    there and are not needed (a tied head). ignored: patterns of names that are no weights.
+    base_prefix: the prefix that names lack in files of the bare base model. tied: our name of a parameter →
+    the tensor of a tied head, which files may hold beside that parameter's own or in its place. can_untie:
+    whether the family's head can be a matrix of its own. ignored: patterns of names that are no weights.
     """
 
     base_prefix: str = ""
-    not_read: Sequence[str] = ()
+    tied: Mapping[str, str] = field(default_factory=dict)
+    can_untie: bool = True
     ignored: Sequence[str] = ()
 
 
@@ -57,23 +59,26 @@ def load_model_weights(
     model: Model,
     group: Any = None,
     transplant: Transplant | None = None,
+    stored: Model | None = None,
 ) -> dict[str, str]:
-    """Calls `load_weights` with the family's names, those of its bare base model, and buffers to ignore."""
-    names = families.module(model.model_type, "names")
-    pieces = names.to_hugging_face(model)
-    untied = names.to_hugging_face(model.model_copy(update={"tie_word_embeddings": False}))
-    return load_weights(
-        parameters,
-        source,
-        pieces,
-        group,
-        Names(
-            names.BASE_MODEL_PREFIX,
-            [untied[ours].name for ours in untied.keys() - pieces.keys()],
-            names.IGNORED,
-        ),
-        transplant,
-    )
+    """Calls `load_weights` with the family's names, those of its bare base model, and buffers to ignore.
+
+    stored: the folder's model if `model` is only a part of it, fewer layers; the others are not read.
+    """
+    pieces = families.module(model.model_type, "names").to_hugging_face(model)
+    return load_weights(parameters, source, pieces, group, _other_names(model, stored or model), transplant)
+
+
+def _other_names(model: Model, stored: Model) -> Names:
+    names, tied, untied = families.module(model.model_type, "names"), {}, model
+    if model.tie_word_embeddings:
+        untied = model.model_copy(update={"tie_word_embeddings": False})
+        tied["embed.weight"] = names.to_hugging_face(untied)["head.weight"].name
+    can_untie = next(families.model_complaints(untied), None) is None
+    prefix, read = names.BASE_MODEL_PREFIX, names.to_hugging_face(model)
+    others = {piece.name for ours, piece in names.to_hugging_face(stored).items() if ours not in read}
+    not_read = (f"^({re.escape(prefix)})?{re.escape(name.removeprefix(prefix))}$" for name in others)
+    return Names(prefix, tied, can_untie, (*names.IGNORED, *not_read))
 
 
 def load_weights(
@@ -87,24 +92,27 @@ def load_weights(
     """Fill `parameters` (our name → Tensor or DTensor, any layout and device) from the folder `source`.
 
     pieces: the place of each parameter of the model in the files (a family's `to_hugging_face`). Rows that
-    only pad a parameter become zero. A tied parameter needs no tensor of its own. transplant: what the rows
-    of the vocabulary are made of; None where they are those of the files.
+    only pad a parameter become zero. A tied parameter needs no tensor of its own, and is read from that of
+    its head if files hold only this. transplant: what the rows of the vocabulary are made of; None where they
+    are those of the files.
 
     Returns the source's name of each tensor that is a weight and its dtype there, {"lm_head.weight": "BF16"},
-    the same on all ranks. Called by all ranks of `group`; raises KieloError on all of them, naming
-    tensors that are missing, not expected, of another shape or not finite, and damaged files.
+    the same on all ranks; a parameter that is read from its head's tensor is named too. Called by all ranks
+    of `group`; raises KieloError on all of them, naming tensors that are missing, not expected, of another
+    shape or not finite, tied tensors that differ, and damaged files.
     """
     ranks = Agreement(group)
     found: StoredTensors = ranks.on_first(lambda: read_tables(Path(source)))
-    names = {piece.name: _in_source(piece.name, found, other_names.base_prefix) for piece in pieces.values()}
+    names = {piece.name: _in_source(ours, piece.name, found, other_names) for ours, piece in pieces.items()}
     tied = tied_names(parameters)
     wanted = {ours: pieces.get(ours, Piece(ours)) for ours in parameters}
     wanted = {ours: piece for ours, piece in wanted.items() if names.get(piece.name) or ours not in tied}
-    weights = [*filter(None, names.values()), *(name for name in other_names.not_read if name in found)]
+    weights = [*filter(None, names.values()), *(name for name in other_names.tied.values() if name in found)]
     ranks.refuse_together(
         _missing_or_unexpected(source, wanted, names, found, weights, other_names.ignored)
         or _misfit(parameters, wanted, names, found, transplant)
     )
+    ranks.on_first(lambda: _refuse_differing_head(pieces, names, found, other_names))
     complaint, not_finite = None, set()
     try:
         not_finite = _fill(parameters, wanted, names, found, transplant)
@@ -114,7 +122,10 @@ def load_weights(
     not_finite = set().union(*ranks.gather(not_finite))
     if not_finite:
         raise KieloError(ranks.on_first(lambda: _not_finite(sorted(not_finite), found)))
-    return {name: found[name][1].dtype for name in weights}
+    dtypes = {name: found[name][1].dtype for name in weights}
+    # An export has the embedding beside its head: transformers 4 loads no model without it.
+    heads = set(other_names.tied.values())
+    return dtypes | {piece: dtypes[name] for piece, name in names.items() if name in heads}
 
 
 def read_tables(source: Path) -> StoredTensors:
@@ -144,15 +155,49 @@ def stored_embedding(source: Path, model: Model) -> Source:
     """
     names, found = families.module(model.model_type, "names"), read_tables(source)
     name = names.to_hugging_face(model)["embed.weight"].name
-    in_source = _in_source(name, found, names.BASE_MODEL_PREFIX)
+    in_source = _in_source("embed.weight", name, found, _other_names(model, model))
     if in_source is None:
         raise KieloError(f"{source}: tensors of the model are missing: {name}")
     return Source(*found[in_source], ReadBuffers())
 
 
-def _in_source(name: str, found: StoredTensors, base_prefix: str) -> str | None:
-    """Returns the source's name of the tensor, None where it is missing."""
-    return next((known for known in (name, name.removeprefix(base_prefix)) if known in found), None)
+def _in_source(ours: str, name: str, found: StoredTensors, other_names: Names) -> str | None:
+    """Returns the source's name of the tensor of our parameter, None where it is missing."""
+    candidates = (name, name.removeprefix(other_names.base_prefix), other_names.tied.get(ours))
+    return next((known for known in candidates if known in found), None)
+
+
+def _refuse_differing_head(
+    pieces: Mapping[str, Piece], names: Mapping[str, str | None], found: StoredTensors, other_names: Names
+) -> None:
+    """Raise KieloError if files hold a tied head beside the embedding, with other values."""
+    for ours, head in other_names.tied.items():
+        name = names[pieces[ours].name]
+        if head not in found or name in (None, head) or _are_equal(found[name], found[head]):
+            continue
+        path = found[head][0]
+        untie = f'"tie_word_embeddings": false in {path.parent / CONFIG_FILE}, which trains both; or '
+        raise KieloError(
+            f"{path}: {head} has other values than {name}, and config.json ties them: transformers 5 "
+            f"computes with both, and transformers 4 without {head}. Fix: "
+            f"{untie if other_names.can_untie else ''}remove {head} from the file, to train {name} as the "
+            "head too"
+        )
+
+
+def _are_equal(one: tuple[Path, StoredTensor], other: tuple[Path, StoredTensor]) -> bool:
+    """Compares two stored tensors as fp32, block by block; NaN, which is refused later, equals NaN."""
+    shape = one[1].shape
+    if shape != other[1].shape:
+        return False
+    with TensorFile(one[0], {}) as first, TensorFile(other[0], {}) as second:
+        for box in row_boxes(shape):
+            blocks = [torch.empty([part.stop - part.start for part in box]) for _ in range(2)]
+            for file, (_, stored), block in zip((first, second), (one, other), blocks):
+                file.read([Wanted(stored, box, block)])
+            if not torch.allclose(*blocks, rtol=0, atol=0, equal_nan=True):
+                return False
+    return True
 
 
 def _missing_or_unexpected(

@@ -11,6 +11,7 @@ from kielo.artifact.checkpoint_folder import run_around
 from kielo.cli.flags import examples
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_text
 from kielo.recipe.errors import KieloError
+from kielo.recipe.tokenizer_folder import conversion
 
 
 def export_flags(parser: argparse.ArgumentParser) -> None:
@@ -114,7 +115,10 @@ def _tokenizer_folder(checkpoint: Path, given: str | None) -> Path:
     else:
         folder, hint = (run_around(checkpoint) or checkpoint.parent) / "tokenizer", "give --tokenizer DIR"
     if not (folder / "tokenizer.json").is_file():
-        raise KieloError(f"{checkpoint}: there is no tokenizer.json in {folder} to export with it; {hint}")
+        raise KieloError(
+            f"{checkpoint}: there is no tokenizer.json in {folder} to export with it"
+            + (conversion(folder) or f"; {hint}")
+        )
     return folder
 
 

@@ -111,7 +111,7 @@ def train(options: argparse.Namespace) -> int:
 
 
 def warn_of_weights(recipe: Recipe) -> None:
-    """Name the keys of [model] that model.weights replaces, on stderr."""
+    """Name the keys of [model] that model.weights replaces, and its files that are not read, on stderr."""
     from kielo.resolve.complete_model import overridden_in_words
 
     if said := overridden_in_words(recipe.model):
@@ -278,7 +278,7 @@ def train_here(recipe: Recipe, profile_steps: int = 0, measured_steps: int | Non
         return done
     import torch
 
-    from kielo.artifact.weights_folder import resolve_weights
+    from kielo.artifact.weights_folder import resolve_weights, weights_here
     from kielo.parallel.allocator import settle_allocator
     from kielo.parallel.once_a_node import once_a_node
     from kielo.parallel.world import meet
@@ -297,6 +297,7 @@ def train_here(recipe: Recipe, profile_steps: int = 0, measured_steps: int | Non
     weights = recipe.model.weights
     try:
         if weights is not None:  # or every rank would ask the hub for them
+            is_fetched = weights_here(weights) is None
             once_a_node(
                 f"find {weights}",
                 lambda: resolve_weights(weights),
@@ -304,6 +305,8 @@ def train_here(recipe: Recipe, profile_steps: int = 0, measured_steps: int | Non
                 meet(place, start_timeout_seconds(recipe)),
                 FETCH_LIMIT_SECONDS,
             )
+            if is_fetched and place.rank == 0:
+                warn_of_weights(recipe)
         resolved, why = _resolved_here(recipe, place.size)
         if place.rank == 0 and recipe.train.precision is None:
             print_text(f"precision: {resolved.identity.train.precision}, for {why}")

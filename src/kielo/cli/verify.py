@@ -1,10 +1,13 @@
 """`kielo verify`: proofs that print a table and write a certificate; exit code 1 where one fails."""
 
 import argparse
+import sys
 from pathlib import Path
+from typing import Any
 
 from kielo.artifact.lease import held
 from kielo.artifact.parity import Parity
+from kielo.artifact.weights_folder import passed_over_in_words
 from kielo.cli.flags import add_verb, examples, takes_recipe
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
@@ -165,6 +168,7 @@ def round_trip(options: argparse.Namespace) -> int:
 
     with keep_stdout_for_json(options.json):
         result = verify_round_trip(options.weights, options.keep and Path(options.keep))
+    _warn_of_files(result)
     if options.json:
         print_json(result)
     else:
@@ -173,6 +177,11 @@ def round_trip(options: argparse.Namespace) -> int:
             print_text(f"left out, for they are no weights: {', '.join(result['left_out'])}")
         print_text(verdict(result))
     return 0 if result["passed"] else 1
+
+
+def _warn_of_files(result: dict[str, Any]) -> None:
+    if said := passed_over_in_words(Path(result["source"])):
+        print_text(f"warning: {said}", sys.stderr)
 
 
 def position_heads_flags(parser: argparse.ArgumentParser) -> None:
@@ -188,6 +197,7 @@ def position_heads(options: argparse.Namespace) -> int:
     from kielo.verify.position_heads import verdict, verify_position_heads
 
     result = verify_position_heads(options.weights, options.text)
+    _warn_of_files(result)
     if options.json:
         print_json(result)
     else:

@@ -428,7 +428,7 @@ COMMON: tuple[Entry, ...] = (
         "torch_dtype", "use_cache", "auto_map", "transformers_version", "_name_or_path", "id2label",
         "label2id", "_attn_implementation_autoset", "problem_type", "return_dict", "output_attentions",
         "output_hidden_states", "chunk_size_feed_forward", "pretraining_tp", "is_decoder",
-        "classifier_dropout", "tokenizer_class",
+        "classifier_dropout", "tokenizer_class", "transformers_weights",  # artifact/weights_folder.py
     ),
     only("is_encoder_decoder", False),
     only("add_cross_attention", False),

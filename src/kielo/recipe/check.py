@@ -15,6 +15,7 @@ from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.phases import full_phases, skip_complaints, steps_of_run
 from kielo.recipe.sections import SHAPE_KEYS, Model, Recipe, Source
+from kielo.recipe.tokenizer_folder import conversion
 
 _BYTES_AND_END_OF_TEXT = 257  # a byte-level vocabulary begins with the 256 bytes and one special token
 # Marks stand apart from words, so no piece of a text is one.
@@ -214,8 +215,11 @@ def _weights(recipe: Recipe) -> Found:
     if ready is not None and not is_on_hub and not (Path(ready) / "tokenizer.json").is_file():
         yield (
             (key,),
-            f"{key} = {ready!r}: no tokenizer.json in this folder; give a Hugging Face tokenizer's folder, "
-            "or leave the key out to train one",
+            f"{key} = {ready!r}: no tokenizer.json in this folder"
+            + (
+                conversion(Path(ready))
+                or "; give a Hugging Face tokenizer's folder, or leave the key out to train one"
+            ),
         )
     yield from _learning(recipe)
     yield from _extension(recipe)

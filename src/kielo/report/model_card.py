@@ -251,7 +251,7 @@ def _parity(parity: Parity | None) -> str:
         f"## Parity\n\n{verdict}: this architecture was trained in Kielo and in Hugging Face transformers, "
         f"from the same weights on the same samples with the same settings. Over {parity.steps} "
         f"optimiser steps the losses differ by at most {parity.max_relative_loss_difference:.1e} "
-        f"(relative); {parity.limit_in_words()}."
+        f"(relative); {parity.limit_in_words()}." + (f" {parity.source.in_words()}" if parity.source else "")
     )
 
 

@@ -249,6 +249,9 @@ def _parity(gathered: dict[str, Any]) -> str:
         f'<p><strong class="{"good" if parity.passed else "bad"}">{verdict.capitalize()}.</strong> '
         f"{escape(sentence)}</p>"
     ]
+    if parity.source:
+        style = "" if parity.source.passed else ' class="bad"'
+        parts.append(f"<p{style}>{escape(parity.source.in_words())}</p>")
     if parity.first_difference:
         found = _text(parity.first_difference.content())
         parts.append(f'<p class="bad">First difference: {escape(found)}</p>')

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kielo.artifact.weights_folder import pinned, resolve_weights, weights_here
+from kielo.artifact.weights_folder import passed_over_in_words, pinned, resolve_weights, weights_here
 from kielo.models.families import complete, keys_passed_over, read_hf_config
 from kielo.models.proportions import with_shape
 from kielo.recipe.errors import KieloError
@@ -83,7 +83,7 @@ def size_of_ready_tokenizer(tokenizer: Tokenizer) -> int | None:
 
 
 def overridden_in_words(model: Model) -> str:
-    """Return a sentence on the keys of [model] and config.json that are not in force; "" for none."""
+    """Return what is not in force of [model] and of the folder of weights: keys and files; "" for nothing."""
     found = model_of_weights_here(model)
     keys = [
         f"model.{key} = {getattr(model, key)}" + (f" ({getattr(found, key)} there)" if found else "")
@@ -96,4 +96,6 @@ def overridden_in_words(model: Model) -> str:
             f"keys of config.json that {found.model_type} models have neither here nor in transformers, "
             f"passed over: {', '.join(passed_over)}"
         )
+    if files := passed_over_in_words(folder) if folder else "":
+        said.append(files)
     return "; ".join(said)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kielo.artifact.manifest import Manifest, hash_file, hash_json, read_manifest
 from kielo.recipe.errors import KieloError
+from kielo.recipe.tokenizer_folder import conversion
 from kielo.tokenizer.control_tokens import CONFIG_FILES
 from kielo.tokenizer.load import (
     TOKENIZER_FILE,
@@ -63,7 +64,8 @@ def _file_hash(folder: Path) -> str:
     path = folder / TOKENIZER_FILE
     if not path.is_file():
         raise KieloError(
-            f"{path}: no such file; a tokenizer folder in Hugging Face form has a tokenizer.json"
+            f"{path}: no such file"
+            + (conversion(folder) or "; a tokenizer folder in Hugging Face form has a tokenizer.json")
         )
     return hash_file(path)
 

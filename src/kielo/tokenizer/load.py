@@ -10,6 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from kielo.recipe.errors import KieloError
+from kielo.recipe.tokenizer_folder import conversion
 from kielo.tokenizer.control_tokens import CONFIG_FILES, TextOnly, read_object, without_control_tokens
 
 END_OF_TEXT = "<|endoftext|>"
@@ -44,7 +45,8 @@ def load_tokenizer(folder: Path | str) -> TextTokenizer:
     path = Path(folder) / TOKENIZER_FILE
     if not path.is_file():
         raise KieloError(
-            f"{path}: no such file; a tokenizer folder in Hugging Face form has a tokenizer.json"
+            f"{path}: no such file"
+            + (conversion(path.parent) or "; a tokenizer folder in Hugging Face form has a tokenizer.json")
         )
     try:
         whole = Tokenizer.from_file(str(path))

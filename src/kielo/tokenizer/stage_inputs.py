@@ -15,6 +15,7 @@ from kielo.artifact.weights_folder import (
 )
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
+from kielo.recipe.tokenizer_folder import conversion
 from kielo.tokenizer.load import CONFIG_FILE, TOKENIZER_FILE
 from kielo.tokenizer.token_vectors import check_form
 
@@ -47,7 +48,8 @@ def ready_files(folder: Path, key: str) -> list[Path]:
     """
     if not (folder / TOKENIZER_FILE).is_file():
         raise KieloError(
-            f"{key} = {str(folder)!r}: no {TOKENIZER_FILE} there; give a folder in Hugging Face form"
+            f"{key} = {str(folder)!r}: no {TOKENIZER_FILE} there"
+            + (conversion(folder) or "; give a folder in Hugging Face form")
         )
     names = (
         TOKENIZER_FILE,
@@ -70,8 +72,8 @@ def tokenizer_of_weights(recipe: Recipe) -> Path | None:
     if not (folder / TOKENIZER_FILE).is_file():
         raise KieloError(
             f"model.weights = {recipe.model.weights!r}: there is no {TOKENIZER_FILE} in {folder}, and "
-            f"model.transplant needs the vocabulary of the weights; what would work: their {TOKENIZER_FILE} "
-            "in that folder"
+            "model.transplant needs the vocabulary of the weights"
+            + (conversion(folder) or f"; what would work: their {TOKENIZER_FILE} in that folder")
         )
     return folder
 

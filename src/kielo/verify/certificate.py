@@ -10,7 +10,7 @@ from kielo.artifact.parity import Parity
 from kielo.artifact.stage_json import read_stage_json
 from kielo.resolve.resolved import Resolved, as_stored_now, stored_identity
 
-KIND, VERSION = "parity", 2
+KIND, VERSION = "parity", 3
 
 
 @dataclass(frozen=True)

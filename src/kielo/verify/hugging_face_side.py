@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.trainer_pt_utils import get_parameter_names
 
-from kielo.artifact.weights_folder import resolve_weights
 from kielo.checkpoint.pieces import cut, join
 from kielo.models import families
 from kielo.models.piece import Piece, by_stored_name
@@ -48,13 +47,10 @@ class HuggingFaceSide:
         device: str,
         weights: Mapping[str, Tensor],
         overrides: dict[str, Any],
-        reads_own_files: bool = False,
     ):
         """Builds the model and the optimiser.
 
-        weights: our name → values (no padding rows) to copy. reads_own_files: transformers loads
-        identity.model.weights itself, and only the shapes of `weights` count. overrides: keys to set wrong on
-        purpose.
+        weights: our name → values (no padding rows) to copy. overrides: keys to set wrong on purpose.
         """
         identity = _overridden(identity, overrides)
         self._pieces = families.module(identity.model.model_type, "names").to_hugging_face(identity.model)
@@ -64,11 +60,8 @@ class HuggingFaceSide:
         self._max_gradient_norm = identity.train.max_gradient_norm
         self._z_loss = identity.train.z_loss
         self._accelerator = Accelerator(cpu=device == "cpu", mixed_precision="no")
-        model = _model(
-            identity, reads_own_files, {key: overrides[key] for key in overrides if key not in OPTIMISER_KEYS}
-        )
-        if not reads_own_files:
-            _fill(model, self._pieces, weights)
+        model = _model(identity, {key: overrides[key] for key in overrides if key not in OPTIMISER_KEYS})
+        _fill(model, self._pieces, weights)
         model.eval()
         rate = learning_rate(identity)
         optimiser = torch.optim.AdamW(
@@ -102,17 +95,7 @@ class HuggingFaceSide:
         return cut(stored, self._pieces[name], self._shapes[name])
 
     def modules(self) -> dict[str, nn.Module]:
-        """Returns our module name → their module, where the two are one to one.
-
-        A difference in a module that is fused there shows in the modules after it.
-        """
-        model, owners = self._unwrapped(), {}
-        for module in self._unwrapped().modules():
-            owners |= {id(parameter): module for parameter in module.parameters(recurse=False)}
-        found = {name.rpartition(".")[0]: owners[id(parameter)] for name, parameter in self._named().items()}
-        found |= {"embed": model.get_input_embeddings(), "head": model.get_output_embeddings()}
-        uses = Counter(map(id, found.values()))
-        return {ours: module for ours, module in found.items() if uses[id(module)] == 1}
+        return modules_by_our_names(self._unwrapped(), self._pieces)
 
     def trace(self, batch: StepBatch) -> Trace:
         """Traces the input and output of `modules` for the first micro-batch of the step."""
@@ -159,16 +142,35 @@ class HuggingFaceSide:
 
     def settings(self) -> dict[str, Any]:
         """Read off the live model and optimiser, after at least one step."""
-        model, named = self._unwrapped(), self._named()
-        epsilons = {_epsilon(module) for module in model.modules()} - {None}
+        named = self._named()
         optimiser = getattr(self._optimiser, "optimizer", self._optimiser)
-        is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-        return optimiser_settings(optimiser, named) | rope_settings(_rope_tables(model)) | {
+        return optimiser_settings(optimiser, named) | model_settings(self._unwrapped()) | {
             "clipping, largest gradient norm": self._max_gradient_norm,
-            "norm epsilon": sorted(epsilons),
-            "head tied to embedding": is_tied,
             "precision of weights": dtype_names(named.values()),
         }  # fmt: skip
+
+
+def model_settings(model: PreTrainedModel) -> dict[str, Any]:
+    """Read settings off transformers' model, under the names of `kielo_side.model_settings`."""
+    is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    return rope_settings(_rope_tables(model)) | {
+        "norm epsilon": sorted({_epsilon(module) for module in model.modules()} - {None}),
+        "head tied to embedding": is_tied,
+    }
+
+
+def modules_by_our_names(model: PreTrainedModel, pieces: Mapping[str, Piece]) -> dict[str, nn.Module]:
+    """Return our module name → their module, where the two are one to one.
+
+    A difference in a module that is fused there shows in the modules after it.
+    """
+    stored, owners = stored_parameters(model, pieces), {}
+    for module in model.modules():
+        owners |= {id(parameter): module for parameter in module.parameters(recurse=False)}
+    found = {ours.rpartition(".")[0]: owners[id(stored[piece.name])] for ours, piece in pieces.items()}
+    found |= {"embed": model.get_input_embeddings(), "head": model.get_output_embeddings()}
+    uses = Counter(map(id, found.values()))
+    return {ours: module for ours, module in found.items() if uses[id(module)] == 1}
 
 
 def stored_parameters(model: PreTrainedModel, pieces: Mapping[str, Piece]) -> dict[str, nn.Parameter]:
@@ -202,19 +204,11 @@ def _overridden(identity: Identity, overrides: dict[str, Any]) -> Identity:
     return identity.model_copy(update=others | {"train": identity.train.model_copy(update=changes)})
 
 
-def _model(identity: Identity, reads_own_files: bool, overrides: dict[str, Any]) -> PreTrainedModel:
+def _model(identity: Identity, overrides: dict[str, Any]) -> PreTrainedModel:
     """Builds transformers' model with plain attention ("eager"), the only form that covers every family."""
-    if reads_own_files:
-        folder = resolve_weights(identity.model.weights)
-        config = AutoConfig.from_pretrained(folder)
-    else:
-        config = AutoConfig.for_model(**families.hf_config(identity.model))
+    config = AutoConfig.for_model(**families.hf_config(identity.model))
     for key, value in overrides.items():
         _override(config, key, value)
-    if reads_own_files:
-        return AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=torch.float32, attn_implementation="eager"
-        )
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
 
 

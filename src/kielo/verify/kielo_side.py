@@ -57,7 +57,6 @@ class KieloSide:
 
     def __init__(self, identity: Identity, placement: Placement, world: World, checkpoint: Path | None):
         self._max_gradient_norm = identity.train.max_gradient_norm
-        self._vocab_size = identity.model.vocab_size
         self._mesh = build_mesh(world, placement.layout)
         family = families.module(identity.model.model_type, "model")
         names = families.module(identity.model.model_type, "names").to_hugging_face(identity.model)
@@ -109,13 +108,7 @@ class KieloSide:
             with forward_only(self.model):
                 return self.model.logits(self.model(micro_batch.inputs_bs, micro_batch.documents_bs))
 
-        trace = trace_forward({name: self.model.get_submodule(name) for name in modules}, forward)
-        into, out = trace.passed["head"]
-        trace.passed["head"] = (into, out[..., : self._vocab_size])
-        if self.model.embed_scale is not None:  # transformers' embeddings multiply inside
-            tokens, out = trace.passed["embed"]
-            trace.passed["embed"] = (tokens, out * self.model.embed_scale)
-        return trace
+        return trace_model(self.model, modules, forward)
 
     def step(self, batch: StepBatch, on_gradients: Callable[[StepBatch], None]) -> dict[str, float]:
         """Takes one optimiser step, by the training loop's own function, and returns what it measured.
@@ -145,17 +138,38 @@ class KieloSide:
     def settings(self) -> dict[str, Any]:
         """Reads settings off the live model and optimiser, after at least one step."""
         named = dict(self.model.named_parameters())
-        epsilons = {module.epsilon for module in self.model.modules() if hasattr(module, "epsilon")}
         optimiser = optimiser_settings(self._step.optimiser.algorithm, named)
-        return optimiser | rope_settings(self._rope_tables()) | {
+        return optimiser | model_settings(self.model) | {
             "clipping, largest gradient norm": self._max_gradient_norm,
-            "norm epsilon": sorted(epsilons),
-            "head tied to embedding": self.model.head.weight is self.model.embed.weight,
             "precision of weights": dtype_names(named.values()),
         }  # fmt: skip
 
-    def _rope_tables(self) -> Iterable[tuple[Tensor, Tensor]]:
-        """Returns the tables in use, like `hugging_face_side`: one pair where all layers share a module."""
-        kinds = sorted({layer.kind for layer in self.model.layers.values()})
-        ropes = (getattr(self.model, self.model.kinds[kind].rope) for kind in kinds)
-        return [rope(2) for rope in dict.fromkeys(ropes) if rope is not None]
+
+def trace_model(model: Any, modules: Iterable[str], forward: Callable[[], Tensor]) -> Trace:
+    """Trace the input and output of the named modules of Kielo's `model`, as transformers' modules have them.
+
+    The head's output is without the padding of the vocabulary.
+    """
+    trace = trace_forward({name: model.get_submodule(name) for name in modules}, forward)
+    into, out = trace.passed["head"]
+    trace.passed["head"] = (into, out[..., : model.config.vocab_size])
+    if model.embed_scale is not None:  # transformers' embeddings multiply inside
+        tokens, out = trace.passed["embed"]
+        trace.passed["embed"] = (tokens, out * model.embed_scale)
+    return trace
+
+
+def model_settings(model: Any) -> dict[str, Any]:
+    """Read settings off Kielo's live `model`, under the names of `hugging_face_side.model_settings`."""
+    epsilons = {module.epsilon for module in model.modules() if hasattr(module, "epsilon")}
+    return rope_settings(_rope_tables(model)) | {
+        "norm epsilon": sorted(epsilons),
+        "head tied to embedding": model.head.weight is model.embed.weight,
+    }
+
+
+def _rope_tables(model: Any) -> Iterable[tuple[Tensor, Tensor]]:
+    """Returns the tables in use, like `hugging_face_side`: one pair where all layers share a module."""
+    kinds = sorted({layer.kind for layer in model.layers.values()})
+    ropes = (getattr(model, model.kinds[kind].rope) for kind in kinds)
+    return [rope(2) for rope in dict.fromkeys(ropes) if rope is not None]

@@ -20,11 +20,14 @@ from kielo.artifact.parity import (
     Losses,
     Parity,
     Settings,
+    SourceFolder,
     loss_limits,
 )
 from kielo.artifact.stage_json import write_json
+from kielo.artifact.weights_folder import resolve_weights
 from kielo.dataset.batches import Batches
 from kielo.parallel.world import World
+from kielo.recipe.sections import Model
 from kielo.resolve.resolved import Identity, Phase, Placement, Resolved
 from kielo.train.feed import Feed, StepBatch
 from kielo.verify.certificate import KIND, VERSION, ParityOptions, asked, current_certificate
@@ -33,6 +36,7 @@ from kielo.verify.kielo_side import KieloSide, world_of_one
 from kielo.verify.parity_table import print_parity
 from kielo.verify.rounding import relative_loss_difference, rounding_differences
 from kielo.verify.settings import differing
+from kielo.verify.source_folder import compare_source
 from kielo.verify.trace import first_difference, largest_difference
 
 GRADIENT_TOLERANCE = 1e-3  # relative; fp32 rounding is about 1e-6, a wrong term is not under 1e-3
@@ -47,9 +51,11 @@ def verify_parity(
 ) -> Parity:
     """Compares both sides and writes the certificate to `folder`/parity.json; its `passed` is the answer.
 
-    It passes when at every step the losses agree within the tolerance, no setting differs, and the first
-    step's gradients agree. Where the first step agrees in all of it and later losses part, they may part as
-    far as `ROUNDING_FACTOR` times what rounding alone makes (`rounding.py`).
+    With `model.weights` it begins with the folder itself, read by transformers and by the import
+    (`source_folder.py`). It passes when these are equal, at every step the losses agree within the tolerance,
+    no setting differs, and the first step's gradients agree. Where the first step agrees in all of it and
+    later losses part, they may part as far as `ROUNDING_FACTOR` times what rounding alone makes
+    (`rounding.py`).
 
     Starts from `checkpoint`'s weights, else from those that the run starts from (`model.weights`, or the
     seeded initial values). The table goes to `console` where one is given.
@@ -60,10 +66,11 @@ def verify_parity(
     if certificate is not None:
         return certificate
     with write_stage(folder, KIND, VERSION, *asked(resolved, checkpoint, options)) as stage:
+        source = _compared_source(identity.model, options)
         with world_of_one(placement.train.start_timeout_seconds, placement.device) as world:
             found = _compare(identity, placement, world, checkpoint, options)
         weights = str(checkpoint or identity.model.weights or f"initial values of seed {identity.seed}")
-        certificate = Parity(**found, weights=weights, **asdict(options))
+        certificate = Parity(**_with_source(found, source), weights=weights, **asdict(options))
         write_json(stage.folder, certificate)
         stage.counts.update(
             steps=options.steps,
@@ -73,6 +80,25 @@ def verify_parity(
     if console is not None:
         print_parity(certificate, console)
     return certificate
+
+
+def _compared_source(model: Model, options: ParityOptions) -> SourceFolder | None:
+    if model.weights is None:
+        return None
+    return compare_source(resolve_weights(model.weights), model, options.sequence_length)
+
+
+def _with_source(found: dict[str, Any], source: SourceFolder | None) -> dict[str, Any]:
+    """Returns what a certificate says; one with another source is refused even if all steps agree."""
+    if source is not None and not source.passed and found["passed"]:
+        where = f"{source.where}, of the source folder" if source.where else "in the source folder"
+        found |= {
+            "passed": False,
+            "first_difference": FirstDifference(
+                layer=source.layer, where=where, relative_difference=source.logits_relative_difference
+            ),
+        }
+    return found | {"source": source}
 
 
 def _scaled(resolved: Resolved) -> tuple[Identity, Placement]:
@@ -119,17 +145,7 @@ def _sides(
 ) -> tuple[KieloSide, HuggingFaceSide]:
     """Builds both sides as they are before the first step."""
     ours = KieloSide(identity, placement, world, checkpoint)
-    # Weights in Hugging Face's own files are loaded by Hugging Face's own code, which checks our import too;
-    # not those with a transplanted vocabulary, which no file has.
-    model = identity.model
-    own_files = checkpoint is None and model.weights is not None and model.transplant is None
-    theirs = HuggingFaceSide(
-        identity,
-        placement.device,
-        ours.parameters(),
-        options.hugging_face_overrides,
-        reads_own_files=own_files,
-    )
+    theirs = HuggingFaceSide(identity, placement.device, ours.parameters(), options.hugging_face_overrides)
     return ours, theirs
 
 

@@ -47,10 +47,11 @@ def verdict(certificate: Parity) -> str:
         f"{certificate.logits_max_difference:.1e}, gradients by "
         f"{certificate.gradient_max_relative_difference:.1e}"
     )
+    source = [] if certificate.source is None else [certificate.source.in_words()]
     if certificate.passed:
-        return f"Parity with Hugging Face holds: {figures}."
+        return "\n".join([*source, f"Parity with Hugging Face holds: {figures}."])
     first = certificate.first_difference
-    lines = [f"NO parity with Hugging Face: {figures}."]
+    lines = [*source, f"NO parity with Hugging Face: {figures}."]
     if first.settings:
         ours, theirs = certificate.settings.ours, certificate.settings.theirs
         lines += [

@@ -55,6 +55,8 @@ def relative_difference(ours: Tensor, theirs: Tensor, floor: float = 0.0) -> flo
     """
     if ours.numel() != theirs.numel():
         return float("inf")
+    if ours.dim() == theirs.dim() == 4 and ours.shape != theirs.shape:  # a Gemma 3 norms heads before tokens
+        theirs = theirs.transpose(1, 2)
     difference = (ours.float().flatten() - theirs.float().flatten()).norm()
     scale = theirs.float().norm()
     ratio = (difference / scale.clamp(min=max(floor, torch.finfo(torch.float32).tiny))).item()
