@@ -445,10 +445,11 @@ def test_byte_pairs_are_learned_in_silence(monkeypatch):
     made = train_on(["ab ab"], recipe(tokenizer={"vocab_size": 258, "min_frequency": 2}))
     assert made.get_vocab_size() == 258 and made.token_to_id("ab") == 257
     alphabet = sorted(ALPHABET.values())
+    (control,) = asked[0].pop("special_tokens")
+    assert (control.content, control.special, control.lstrip) == (END, True, False)
     assert asked == [
-        {"vocab_size": 258, "min_frequency": 2, "special_tokens": [END], "initial_alphabet": alphabet,
-         "show_progress": False}
-    ]  # fmt: skip
+        {"vocab_size": 258, "min_frequency": 2, "initial_alphabet": alphabet, "show_progress": False}
+    ]
 
 
 def test_words_that_were_added_beside_the_model(tmp_path):
@@ -489,7 +490,7 @@ def test_what_a_vocabulary_follows_from_is_in_its_manifest(corpus, tmp_path):
     own = {"vocab_size": 300}
     plain = section(tokenizer=own)
     assert list(plain.inputs) == ["corpus"] and plain.section["heldout_share"] == 0.2
-    assert (plain.kind, plain.version) == ("tokenizer", 1)  # another number would train all of them again
+    assert (plain.kind, plain.version) == ("tokenizer", 2)  # another number would train all of them again
     assert (
         not {"extend", "unchanged_sources", "model", "temperature", "reserved_tokens"} & plain.section.keys()
     )
@@ -504,6 +505,7 @@ def test_what_a_vocabulary_follows_from_is_in_its_manifest(corpus, tmp_path):
     of_ready = section(tokenizer={"path": str(ready)})
     hashes = {name: hash_file(ready / name) for name in ("tokenizer.json", "tokenizer_config.json")}
     assert of_ready.inputs == plain.inputs | hashes and of_ready.counts["largest_id"] == 15
+    assert of_ready.version == 1
 
 
 @pytest.mark.parametrize("model", ["bpe", "unigram"])

@@ -1,6 +1,7 @@
 """Promises of the tokenizer room."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -55,6 +56,21 @@ def test_every_text_comes_back(tokenizer, text):
     """Round trip is exact on any Unicode text: decomposed letters, controls, spaces and unseen scripts
     included."""
     assert decode(tokenizer, encode(tokenizer, [text])) == [text]
+
+
+def test_a_run_that_has_trained_keeps_its_older_tokenizer(folder, tmp_path):
+    """A tokenizer of an earlier version stays below checkpoints, if its values did not change."""
+    shutil.copytree(folder, tmp_path / "run")
+    run, path = tmp_path / "run", tmp_path / "run" / "tokenizer" / "manifest.json"
+    older = json.loads(path.read_text()) | {"version": 1}
+    path.write_text(json.dumps(older))
+    checkpoint = run / "train" / "checkpoints" / "step_00000005"
+    checkpoint.mkdir(parents=True)
+    assert train_tokenizer(recipe(), run / "corpus", run / "tokenizer").version == 1
+    with pytest.raises(KieloError, match="vocab_size .was 500, is 501"):
+        train_tokenizer(recipe(vocab_size=501), run / "corpus", run / "tokenizer")
+    checkpoint.rmdir()
+    assert train_tokenizer(recipe(), run / "corpus", run / "tokenizer").version == 2
 
 
 def test_pieces_respect_scripts_digits_and_lines(tokenizer):

@@ -149,7 +149,9 @@ def test_bytes_and_pieces_of_a_unigram_vocabulary(monkeypatch):
     asked, trainer = [], unigram.trainers.UnigramTrainer
     named = SimpleNamespace(UnigramTrainer=lambda **keys: asked.append(keys) or trainer(**keys))
     monkeypatch.setattr(unigram, "trainers", named)
-    made = unigram.unigram_tokenizer(["maja jõgi maja", "koer majas"] * 9, 280, ["<e>"])
+    made = unigram.unigram_tokenizer(
+        ["maja jõgi maja", "koer majas"] * 9, 280, [AddedToken("<e>", special=True)]
+    )
     scores = dict(json.loads(made.to_str())["model"]["vocab"])
     assert scores["<e>"] == scores[ALPHABET[0xF5]] == min(scores.values())
     learned = [score for score in scores.values() if score != scores["<e>"]]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers.models import BPE
 
 from kielo.artifact.documents import read_documents
@@ -30,7 +30,7 @@ from kielo.artifact.manifest import (
 )
 from kielo.artifact.stage_json import write_json
 from kielo.artifact.tokenizer_measure import TokenizerMeasure
-from kielo.artifact.trained_text import refuse_to_replace
+from kielo.artifact.trained_text import has_trained, refuse_to_replace
 from kielo.artifact.weights_folder import resolve_tokenizer, weights_here
 from kielo.recipe.errors import KieloError
 from kielo.recipe.languages_of_sources import languages_of
@@ -58,7 +58,8 @@ from kielo.tokenizer.row_map import make_row_map
 from kielo.tokenizer.stage_inputs import ready_files, tokenizer_of_weights, transplant_vectors
 from kielo.tokenizer.unigram import unigram_tokenizer
 
-KIND, VERSION = "tokenizer", 1
+KIND, VERSION = "tokenizer", 2
+_VERSION_OF_COPIES = 1  # copies of ready tokenizers are as in version 1
 SMALLEST_VOCABULARY = 257  # all bytes and end-of-text
 MEASURED_BYTES = 2_000_000
 # Of encoders, by their role; ids 0 to 4.
@@ -95,12 +96,13 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
         if vectors:
             inputs["model.transplant_vectors"] = hash_file(vectors)
         inputs["tokenizer of model.weights"] = tokenizer_hash(of_weights)
-    if is_current(folder, KIND, VERSION, inputs, section):
+    version = _version(recipe, folder)
+    if is_current(folder, KIND, version, inputs, section):
         return read_manifest(folder)
-    refuse_to_replace(folder, KIND, VERSION, inputs, section)
+    refuse_to_replace(folder, KIND, version, inputs, section)
     if ready and _has_chats(recipe):
         ChatTemplate(load_tokenizer(ready))  # refuses one without a template, before anything is packed
-    with write_stage(folder, KIND, VERSION, inputs, section) as stage:
+    with write_stage(folder, KIND, version, inputs, section) as stage:
         if ready:
             for path in ready_files(ready, recipe.tokenizer.ready_key):
                 shutil.copyfile(path, stage.folder / path.name)
@@ -155,7 +157,11 @@ def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
     if next(iter(texts), None) is None:
         raise KieloError("no training text to learn a vocabulary from; see the funnel of the corpus stage")
     learn = _unigram if recipe.tokenizer.model == "unigram" else _bpe
-    tokenizer = learn(texts, recipe.tokenizer, control)
+    # The space before a word is in its token. So the mask token takes the space in: "a [MASK] b" then has the
+    # ids of training, where a mask token stands for the space and the word.
+    mask = roles.get("mask_token")
+    added = [AddedToken(name, special=True, lstrip=name == mask) for name in control]
+    tokenizer = learn(texts, recipe.tokenizer, added)
     if roles:
         begin, end = roles["cls_token"], roles["sep_token"]
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -166,7 +172,7 @@ def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
     return tokenizer
 
 
-def _bpe(texts: Iterable[str], settings: TokenizerSection, control: list[str]) -> Tokenizer:
+def _bpe(texts: Iterable[str], settings: TokenizerSection, control: list[AddedToken]) -> Tokenizer:
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
@@ -181,7 +187,7 @@ def _bpe(texts: Iterable[str], settings: TokenizerSection, control: list[str]) -
     return tokenizer
 
 
-def _unigram(texts: Iterable[str], settings: TokenizerSection, control: list[str]) -> Tokenizer:
+def _unigram(texts: Iterable[str], settings: TokenizerSection, control: list[AddedToken]) -> Tokenizer:
     return unigram_tokenizer(texts, settings.vocab_size, control)
 
 
@@ -219,6 +225,14 @@ def save(
     write_text_atomically(folder / TOKENIZER_FILE, tokenizer.to_str(pretty=True))
     write_json_atomically(folder / CONFIG_FILE, config)
     write_json_atomically(folder / "special_tokens_map.json", tokens)
+
+
+def _version(recipe: Recipe, folder: Path) -> int:
+    """Returns the version of the stage's output; a run that has trained keeps its older tokenizer."""
+    is_copy = recipe.tokenizer.ready and not recipe.tokenizer.extend
+    version = _VERSION_OF_COPIES if is_copy else VERSION
+    made = read_manifest(folder)
+    return min(made.version, version) if made and has_trained(folder.parent) else version
 
 
 def _settings(recipe: Recipe) -> dict[str, Any]:
