@@ -94,7 +94,8 @@ def test_hugging_face_gives_the_same_ids(folder, tokenizer):
     theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(folder / "tokenizer")
     assert [theirs(text)["input_ids"] for text in TEXTS] == encode(tokenizer, TEXTS)
     assert theirs.decode(encode(tokenizer, TEXTS[:1])[0]) == TEXTS[0]
-    assert theirs.bos_token_id == theirs.eos_token_id == theirs.pad_token_id == end_of_text_id(tokenizer) == 0
+    assert theirs.bos_token_id == theirs.eos_token_id == theirs.unk_token_id == end_of_text_id(tokenizer) == 0
+    assert theirs.pad_token_id == 1
     assert len(theirs) == vocabulary_size(tokenizer)
 
 
@@ -175,7 +176,7 @@ def test_a_ready_tokenizer_is_copied_and_measured(folder, tmp_path):
 
 def test_mistakes_are_named(folder, tmp_path):
     """A vocabulary without room for the bytes, a folder without a tokenizer, a file that is none."""
-    with pytest.raises(KieloError, match="vocab_size = 200: .* at least 257"):
+    with pytest.raises(KieloError, match="vocab_size = 200: .* at least 258"):
         train_tokenizer(recipe(vocab_size=200), folder / "corpus", tmp_path / "tokenizer")
     with pytest.raises(KieloError, match="tokenizer.path = .* no tokenizer.json"):
         train_tokenizer(recipe(path=str(tmp_path)), folder / "corpus", tmp_path / "tokenizer")

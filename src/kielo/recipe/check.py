@@ -16,7 +16,7 @@ from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import SHAPE_KEYS, Model, Recipe, Source
 
-_BYTES_AND_END_OF_TEXT = 257  # a byte-level vocabulary begins with the 256 bytes and one special token
+_SMALLEST_VOCABULARY = 258  # 256 bytes, end-of-text and padding
 # Marks stand apart from words, so no piece of a text is one.
 _RESERVED = re.compile(r"<\|\S+\|>|<[^\s<>|]+>|\[[^\s\[\]]+\]")
 _OF_A_SEGMENT = ("final_learning_rate_ratio", "schedule", "warmup_share", "decay_share")
@@ -203,11 +203,11 @@ def _model(recipe: Recipe) -> Found:
 
 def _weights(recipe: Recipe) -> Found:
     tokenizer, weights = recipe.tokenizer, recipe.model.weights
-    if tokenizer.path is None and tokenizer.vocab_size < _BYTES_AND_END_OF_TEXT:
+    if tokenizer.path is None and tokenizer.vocab_size < _SMALLEST_VOCABULARY:
         yield (
             ("tokenizer.vocab_size",),
-            f"tokenizer.vocab_size = {tokenizer.vocab_size} does not hold the 256 bytes and the end of text; "
-            f"what would work: {_BYTES_AND_END_OF_TEXT} or more",
+            f"tokenizer.vocab_size = {tokenizer.vocab_size} does not hold 256 bytes, end-of-text, padding; "
+            f"what would work: {_SMALLEST_VOCABULARY} or more",
         )
     ready, key = tokenizer.ready, tokenizer.ready_key
     is_on_hub = (ready or "").startswith("hf:") and ready != "hf:"
