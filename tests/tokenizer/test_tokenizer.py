@@ -73,16 +73,16 @@ def test_a_run_that_has_trained_keeps_its_older_tokenizer(folder, tmp_path):
     assert train_tokenizer(recipe(), run / "corpus", run / "tokenizer").version == 2
 
 
-def test_pieces_respect_scripts_digits_and_lines(tokenizer):
-    """No token joins two scripts, two digits, or a word and a line's end; marks stay with their letters."""
+def test_pieces_respect_digits_lines_and_marks(tokenizer):
+    """No token joins two digits, or a line's end and what follows; marks stay with their letters."""
     cut = [
-        text[slice(*place)] for text in ["juba 2026mир\nkoer नमस्ते"] for _, place in pieces(tokenizer, text)
+        text[slice(*place)] for text in ["juba 2026mир.\nkoer नमस्ते"] for _, place in pieces(tokenizer, text)
     ]
-    assert cut == ["juba", " ", "2", "0", "2", "6", "m", "ир", "\n", "koer", " नमस्ते"]
+    assert cut == ["juba", " ", "2", "0", "2", "6", "mир", ".\n", "koer", " नमस्ते"]
     for token in tokenizer.whole.get_vocab():
-        if token != "<|endoftext|>":
+        if token not in {"<|endoftext|>", "<|padding|>"}:
             assert sum(character.isdigit() and character.isascii() for character in token) <= 1
-            assert "Ċ" not in token or set(token) <= {"Ċ", "č"}
+            assert "Ċ" not in token or set(token[token.index("Ċ") :]) <= {"Ċ", "č"}
 
 
 def pieces(tokenizer, text):
