@@ -37,7 +37,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no source": (setting("corpus.sources="), "one entry or more"),
     "a number for a source": (setting("corpus.sources=5"), "a list in [ ]"),
     "a share above a half": (setting("dataset.heldout_share=2"), "less than 0.5"),
-    "a tiny vocabulary": (setting("tokenizer.vocab_size=100"), "257 or more"),
+    "a tiny vocabulary": (setting("tokenizer.vocab_size=100"), "258 or more"),
     "weights without hf:": (setting("model.weights=OWNER/NAME"), "hf:OWNER/NAME"),
     "weights without a tokenizer": (setting("model.weights=hf:gone"), "set tokenizer.path"),
     "a transplant without weights": (setting("model.transplant=mean"), "model.weights = hf:FOLDER"),

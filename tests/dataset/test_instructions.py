@@ -250,8 +250,8 @@ def test_a_tokenizer_of_ones_own_gets_a_template(run, tmp_path):
         "<|endoftext|>", "<|im_start|>", "<|im_end|>",
     ]  # fmt: skip
     assert config["chat_template"] and decode(tokenizer, [[1, 2]]) == ["<|im_start|><|im_end|>"]
-    with pytest.raises(KieloError, match="needs at least 259"):
-        train_tokenizer(recipe(vocab_size=258), run / "corpus", tmp_path / "small")
+    with pytest.raises(KieloError, match="needs at least 260"):
+        train_tokenizer(recipe(vocab_size=259), run / "corpus", tmp_path / "small")
     alone = Recipe.model_validate(
         recipe().model_dump() | {"corpus": {"sources": [{"name": "a", "path": "a"}]}}
     )

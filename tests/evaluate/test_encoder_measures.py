@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from kielo.artifact.documents import write_documents
 from kielo.artifact.manifest import write_stage
@@ -32,6 +33,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import PartOfSpeech, Recipe
 from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import write
+from kielo.tokenizer.load import TextTokenizer
 from kielo.tokenizer.train import train_tokenizer
 
 SETTINGS = {
@@ -355,6 +357,23 @@ def test_a_hidden_word_gets_the_likeliest_tokens(encoder: Encoder) -> None:
     for prompt in ("Vali leht", "[MASK] [MASK]"):
         with pytest.raises(KieloError, match=r"\[MASK\] once"):
             fill_prompts(encoder, [prompt])
+
+
+def test_a_mask_that_takes_no_space_in_is_written_without(encoder: Encoder) -> None:
+    """As of a ready tokenizer: a space before it is refused with the text that has the ids of training."""
+    whole = encoder.contender.tokenizer.whole
+    content = json.loads(whole.to_str())
+    for token in content["added_tokens"]:
+        token["lstrip"] = False
+    ready = TextTokenizer(
+        Tokenizer.from_str(json.dumps(content)), encoder.contender.tokenizer.folder, "[SEP]"
+    )
+    of_ready = replace(encoder, contender=replace(encoder.contender, tokenizer=ready))
+    with pytest.raises(KieloError, match=r"lstrip in tokenizer.json.* Fix: 'Vali\[MASK\] leht'"):
+        fill_prompts(of_ready, ["Vali [MASK] leht"])
+    (found,) = fill_prompts(of_ready, ["Vali[MASK] leht"])
+    assert found.fillings == fill_prompts(encoder, ["Vali [MASK] leht"])[0].fillings
+    assert fill_prompts(of_ready, ["[MASK] leht"]) == fill_prompts(encoder, ["[MASK] leht"])
 
 
 def replace_logits(encoder: Encoder, token: int) -> Encoder:

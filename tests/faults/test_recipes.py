@@ -290,7 +290,7 @@ FITTING = {
     "a tokenizer that is not there":
         ('tokenizer.path = "gone"', "tokenizer.path", "no tokenizer.json in this folder"),
     "a vocabulary of nothing":
-        ("tokenizer.vocab_size = 5", "tokenizer.vocab_size", "does not hold the 256 bytes"),
+        ("tokenizer.vocab_size = 5", "tokenizer.vocab_size", "does not hold 256 bytes"),
     "an unknown language": ('language = "tlh"', "language", "has no card; `kielo languages`"),
     "a language that is a path":
         ('language = "../../etc/passwd"', "language", "has no card; `kielo languages`"),

@@ -80,8 +80,9 @@ EXPORTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gpt2": (
         {**_ROPELESS, "tie_word_embeddings": False, "hidden_act": "relu"},
         {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 97, "n_embd": 24,
-         "n_inner": 40, "n_layer": 3, "n_head": 6, "n_positions": 80, "activation_function": "relu",
-         "layer_norm_epsilon": 1e-3, "tie_word_embeddings": False, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+         "n_inner": 40, "n_layer": 3, "n_head": 6, "n_positions": 80, "n_ctx": 80,
+         "activation_function": "relu", "layer_norm_epsilon": 1e-3,
+         "tie_word_embeddings": False, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
          "attn_pdrop": 0.0, "initializer_range": 0.3, "use_cache": True} | _TOKENS,
     ),
     "opt": (

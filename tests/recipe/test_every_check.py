@@ -39,7 +39,7 @@ FINE: dict[str, dict[str, Any]] = {
     "an even head": {"model": {"head_dim": 6, "hidden_size": 10, "num_attention_heads": 8}},
     "positions of a sequence": {"model": {"max_position_embeddings": 512}},
     "a vocabulary that holds it": {"model": {"vocab_size": 300}, "tokenizer": {"vocab_size": 300}},
-    "the least vocabulary": {"tokenizer": {"vocab_size": 257}},
+    "the least vocabulary": {"tokenizer": {"vocab_size": 258}},
     "a step of one sequence": {"train": {"tokens": 512, "tokens_per_step": 512}},
     "one step": {"train": {"tokens": 2048}},
     "one step skipped": {"train": {"skip_steps": [[3, 3]]}},
@@ -151,8 +151,8 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "too small a vocabulary": (
         {"tokenizer": {"vocab_size": 256}}, "tokenizer.vocab_size",
-        "tokenizer.vocab_size = 256 does not hold the 256 bytes and the end of text; what would work: 257 "
-        "or more",
+        "tokenizer.vocab_size = 256 does not hold 256 bytes, end-of-text, padding; what would work: "
+        "258 or more",
     ),
     "no tokenizer there": (
         {"tokenizer": {"path": "nowhere"}}, "tokenizer.path",

@@ -413,10 +413,10 @@ def test_texts_to_measure_on(corpus, monkeypatch):
 def test_files_that_are_saved(tmp_path):
     """The configurations of a decoder, of chats with reserved tokens, and of an encoder, key by key."""
     learnt = Tokenizer.from_file(str(by_hand(tmp_path / "t", "a") / "tokenizer.json"))
-    plain = dict.fromkeys(["bos_token", "eos_token", "pad_token"], END)
+    plain = dict.fromkeys(["bos_token", "eos_token", "pad_token", "unk_token"], END)
     same = {
         "tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": False, "add_eos_token": False,
-        "clean_up_tokenization_spaces": False,
+        "clean_up_tokenization_spaces": False, "model_input_names": ["input_ids", "attention_mask"],
     }  # fmt: skip
     roles = dict(train.ENCODER_TOKENS)
     ends = {"bos_token": "[CLS]", "eos_token": "[SEP]"} | roles
@@ -442,13 +442,14 @@ def test_byte_pairs_are_learned_in_silence(monkeypatch):
     """Nothing is shown of it; the settings of the recipe and the bytes are the trainer's."""
     asked, trainer = [], train.trainers.BpeTrainer
     monkeypatch.setattr(train.trainers, "BpeTrainer", lambda **keys: asked.append(keys) or trainer(**keys))
-    made = train_on(["ab ab"], recipe(tokenizer={"vocab_size": 258, "min_frequency": 2}))
-    assert made.get_vocab_size() == 258 and made.token_to_id("ab") == 257
+    made = train_on(["ab ab"], recipe(tokenizer={"vocab_size": 259, "min_frequency": 2}))
+    assert made.get_vocab_size() == 259 and made.token_to_id("ab") == 258
     alphabet = sorted(ALPHABET.values())
+    control = [(one.content, one.special, one.lstrip) for one in asked[0].pop("special_tokens")]
+    assert control == [(END, True, False), ("<|padding|>", True, False)]
     assert asked == [
-        {"vocab_size": 258, "min_frequency": 2, "special_tokens": [END], "initial_alphabet": alphabet,
-         "show_progress": False}
-    ]  # fmt: skip
+        {"vocab_size": 259, "min_frequency": 2, "initial_alphabet": alphabet, "show_progress": False}
+    ]
 
 
 def test_words_that_were_added_beside_the_model(tmp_path):
@@ -489,7 +490,7 @@ def test_what_a_vocabulary_follows_from_is_in_its_manifest(corpus, tmp_path):
     own = {"vocab_size": 300}
     plain = section(tokenizer=own)
     assert list(plain.inputs) == ["corpus"] and plain.section["heldout_share"] == 0.2
-    assert (plain.kind, plain.version) == ("tokenizer", 1)  # another number would train all of them again
+    assert (plain.kind, plain.version) == ("tokenizer", 2)  # another number would train all of them again
     assert (
         not {"extend", "unchanged_sources", "model", "temperature", "reserved_tokens"} & plain.section.keys()
     )
@@ -504,6 +505,7 @@ def test_what_a_vocabulary_follows_from_is_in_its_manifest(corpus, tmp_path):
     of_ready = section(tokenizer={"path": str(ready)})
     hashes = {name: hash_file(ready / name) for name in ("tokenizer.json", "tokenizer_config.json")}
     assert of_ready.inputs == plain.inputs | hashes and of_ready.counts["largest_id"] == 15
+    assert of_ready.version == 1
 
 
 @pytest.mark.parametrize("model", ["bpe", "unigram"])
@@ -512,9 +514,9 @@ def test_vocabularies_at_their_smallest(model):
     chats = {"name": "c", "path": "c.jsonl", "kind": "instructions"}
     encoder = {"objective": "masked_tokens"}
     for sources, reserved, sections, control, told in (
-        ([], [], {}, [END], "257 .256 bytes and end-of-text.$"),
-        ([chats], ["<r>"], {}, [END, "<|im_start|>", "<|im_end|>", "<r>"],
-         "260 .256 bytes and end-of-text and the marks of chats and reserved tokens"),
+        ([], [], {}, [END, "<|padding|>"], "258 .256 bytes and end-of-text, padding.$"),
+        ([chats], ["<r>"], {}, [END, "<|im_start|>", "<|im_end|>", "<r>", "<|padding|>"],
+         "261 .256 bytes and end-of-text, padding and the marks of chats and reserved tokens"),
         ([], [], {"train": encoder}, list(train.ENCODER_TOKENS.values()),
          "261 .256 bytes and 5 tokens of encoders"),
     ):  # fmt: skip

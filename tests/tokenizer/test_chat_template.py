@@ -53,12 +53,14 @@ GENERATION = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content + '<|im_end|>' }}"
     "{% endgeneration %}{% else %}{{ '<|im_start|>' + m.content + '<|im_start|>' }}{% endif %}{% endfor %}"
 )
+WITHOUT_MARKS = re.search(r"```text\n(\{% for .*?\n)```", Path("docs/sources.md").read_text(), re.DOTALL)[1]
 # Template, its control tokens, end of text, and what ends an answer ("" stands for the document's end).
 TEMPLATES = {
     "kielo": (DEFAULT_TEMPLATE, (TURN_BEGINS, TURN_ENDS), END, TURN_ENDS),
     "llama 3": (LLAMA3, ("<|start|>", "<|stop|>", "<|eot_id|>"), END, "<|eot_id|>"),
     "mistral": (MISTRAL, ("<s>", "</s>", "[INST]", "[/INST]"), "</s>", "</s>"),
     "qwen 3": (LATEST, ("<|im_start|>", "<|im_end|>", "<think>", "</think>"), END, "<|im_end|>"),
+    "of docs/sources.md": (WITHOUT_MARKS, (), END, "\n\n"),
     "plain": (PLAIN, (), END, "\n\n"),
     "generation": (GENERATION, ("<|im_start|>", "<|im_end|>"), END, "<|im_end|>"),
 }
@@ -80,6 +82,12 @@ def write_tokenizer(folder: Path, template: str | None, marks=(), end: str = END
     return ChatTemplate(load_tokenizer(folder))
 
 
+def test_shipped_templates_mark_answers_for_other_trainers():
+    """Only with the block can transformers and TRL find them."""
+    for name in ("kielo", "of docs/sources.md"):
+        assert "{% generation %}" in TEMPLATES[name][0]
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_tokens_are_hugging_faces_and_answers_are_found(name, tmp_path):
     """Without control tokens in the messages the ids are `apply_chat_template`'s. Only answers and what ends
@@ -98,7 +106,7 @@ def test_tokens_are_hugging_faces_and_answers_are_found(name, tmp_path):
         answers = [m["content"] for m in chat if m["role"] == "assistant"]
         assert decode(tokenizer, [found]) == ["".join(answer + turn_end for answer in answers)]
         assert laid_out.is_answer[-1] == (turn_end == "\n\n"), "a document's end ends the turn by itself"
-    if name == "generation":
+    if "{% generation %}" in template:
         mask = theirs.apply_chat_template(
             clean, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )

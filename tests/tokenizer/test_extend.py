@@ -139,7 +139,8 @@ def test_new_tokens_are_one_word_without_digits(old, new):
     names = {number: decode(new, [[number]])[0] for number in range(vocabulary_size(old), 340)}
     assert not any(character.isdigit() for name in names.values() for character in name)
     assert len(set(names.values()) | {decode(old, [[number]])[0] for number in range(300)}) >= 340 - 128
-    assert {" ja", " jõ"} <= set(names.values()) and all("," not in name for name in names.values())
+    assert {" ja", " jõ"} <= set(names.values())
+    assert all(not name.strip(",\n") for name in names.values() if "," in name)
 
 
 def test_rows_of_old_tokens_are_copied(old, new, tmp_path):

@@ -124,12 +124,12 @@ def test_files_that_hold_no_vectors_are_refused(tmp_path, vocabularies):
     assert "line 1 is '1 0'" in complaint("1 0\nm\n") and "no token of" in complaint("0 3\n")
     path.write_text("1 1\nm -0.5\n")
     found = read_token_vectors(path, new)
-    assert found.shape == (286, 1) and found[found != 0].tolist() == [-0.5]
+    assert found.shape == (287, 1) and found[found != 0].tolist() == [-0.5]
     with pytest.raises(KieloError, match="no such file"):
         make_row_map(old, new, "focus", tmp_path / "gone.vec")
     np.savez(tmp_path / "b.npz", vectors=np.array([None]))  # nothing is unpickled
     with pytest.raises(KieloError, match="the array `vectors` cannot be read .Object arrays cannot be"):
         make_row_map(old, new, "focus", tmp_path / "b.npz")
     np.savez(tmp_path / "b.npz", vectors=np.ones((5, 3)))
-    with pytest.raises(KieloError, match="a row of floating-point numbers for each of the 286 ids"):
+    with pytest.raises(KieloError, match="a row of floating-point numbers for each of the 287 ids"):
         make_row_map(old, new, "focus", tmp_path / "b.npz")

@@ -53,7 +53,7 @@ def test_the_vocabulary_of_other_weights(tmp_path):
     save(more, tmp_path / "more")
     refuse_other_vocabulary(tmp_path / "more", ours, "tokenizer.path")
     refuse_other_vocabulary(ours, tmp_path, "tokenizer.path")  # weights without a tokenizer
-    with pytest.raises(KieloError, match=r"such as 257: .* here, .* in ") as error:
+    with pytest.raises(KieloError, match=r"such as 258: .* here, .* in ") as error:
         refuse_other_vocabulary(ours, theirs, "tokenizer.path")
     assert f'tokenizer.path = "{theirs}"' in str(error.value) and "model.transplant" in str(error.value)
 

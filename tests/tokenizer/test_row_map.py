@@ -196,7 +196,8 @@ def test_every_token_of_a_trained_vocabulary(tmp_path):
     uncut = Tokenizer.from_str(old.whole.to_str())
     uncut.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     by_text = {decode(old, [[number]])[0]: number for number in range(old.whole.get_vocab_size())}
-    assert made.rows[0] == [0] and made.control_tokens == {"<|endoftext|>": "<|endoftext|>"}
+    control = dict.fromkeys(["<|endoftext|>", "<|padding|>"])
+    assert made.rows[:2] == [[0], [1]] and made.control_tokens == {name: name for name in control}
     checked = 0
     for number in range(1, new.whole.get_vocab_size()):
         text = decode(new, [[number]])[0]

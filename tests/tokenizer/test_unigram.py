@@ -29,7 +29,7 @@ LATIN = ["ma", "ja", "jõ", "gi", "koer", "lind", "öö", "vee", "suur", "tee"]
 CYRILLIC = ["ма", "ль", "чик", "до", "мо", "река"]
 RESERVED = ("<|tool|>", "[PAUSE]")
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]))
-CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *RESERVED)
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *RESERVED, "<|padding|>")
 
 
 def words(draw: random.Random, syllables: list[str]) -> str:
@@ -97,10 +97,10 @@ def test_hugging_face_knows_the_reserved_tokens(tokenizer, theirs):
 
 def test_control_tokens_in_a_text_are_text(tokenizer):
     """By name they are tokens with the first ids; in a text none of them is written."""
-    assert [tokenizer.whole.token_to_id(name) for name in CONTROL] == [0, 1, 2, 3, 4]
+    assert [tokenizer.whole.token_to_id(name) for name in CONTROL] == [0, 1, 2, 3, 4, 5]
     text = "".join(f" {name}{name} koer{name}" for name in CONTROL)
     (row,) = encode(tokenizer, [text])
-    assert min(row) > 4 and decode(tokenizer, [row]) == [text]
+    assert min(row) > 5 and decode(tokenizer, [row]) == [text]
 
 
 def test_pieces_stay_within_words(tokenizer):
@@ -149,7 +149,9 @@ def test_bytes_and_pieces_of_a_unigram_vocabulary(monkeypatch):
     asked, trainer = [], unigram.trainers.UnigramTrainer
     named = SimpleNamespace(UnigramTrainer=lambda **keys: asked.append(keys) or trainer(**keys))
     monkeypatch.setattr(unigram, "trainers", named)
-    made = unigram.unigram_tokenizer(["maja jõgi maja", "koer majas"] * 9, 280, ["<e>"])
+    made = unigram.unigram_tokenizer(
+        ["maja jõgi maja", "koer majas"] * 9, 280, [AddedToken("<e>", special=True)]
+    )
     scores = dict(json.loads(made.to_str())["model"]["vocab"])
     assert scores["<e>"] == scores[ALPHABET[0xF5]] == min(scores.values())
     learned = [score for score in scores.values() if score != scores["<e>"]]
@@ -159,17 +161,19 @@ def test_bytes_and_pieces_of_a_unigram_vocabulary(monkeypatch):
     assert (keys["max_piece_length"], keys["show_progress"], keys["special_tokens"]) == (16, False, [])
     # 23 pieces beside the bytes, and half as many letters, which are bytes too: all but the õ.
     assert keys["vocab_size"] == 23 + len(" aegijkmors")
-    unigram.unigram_tokenizer(["abab", "abc"], 260, ["<e>"])
+    unigram.unigram_tokenizer(["abab", "abc"], 260, [AddedToken("<e>", special=True)])
     assert asked[1]["vocab_size"] == 3 + len("a")
-    smallest = unigram.unigram_tokenizer(["abab"], 257, ["<e>"])  # nothing is learned
+    smallest = unigram.unigram_tokenizer(
+        ["abab"], 257, [AddedToken("<e>", special=True)]
+    )  # nothing is learned
     assert {score for _, score in json.loads(smallest.to_str())["model"]["vocab"]} == {-10}
 
 
-@pytest.mark.parametrize("size", [261, 262, 266])
+@pytest.mark.parametrize("size", [262, 263, 267])
 def test_a_unigram_vocabulary_may_have_no_room_for_pieces(size):
-    """256 bytes, end-of-text, two marks of chats and two reserved tokens, and little more."""
+    """256 bytes, end-of-text, padding, two marks of chats, two reserved tokens, and little more."""
     learned = train_on(texts(30), recipe(model="unigram", vocab_size=size))
-    assert 261 <= learned.get_vocab_size() <= size
+    assert 262 <= learned.get_vocab_size() <= size
     assert learned.decode(learned.encode("ma ŧ ▁").ids) == "ma ŧ ▁"
 
 

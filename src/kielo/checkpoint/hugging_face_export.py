@@ -99,7 +99,7 @@ def _write(wanted: WantedExport) -> None:
         generation = tokens | _ends_of_generation(wanted.tokenizer_folder, tokens)
         stage.write("generation_config.json", _json(generation | dict(options.generation or {})))
     for path in tokenizer_files(wanted.tokenizer_folder):
-        stage.write(path.name, path.read_bytes())
+        stage.write(path.name, _tokenizer_file(path, model))
     readme = _readme(index, model, stored_dtype, has_tokenizer=wanted.tokenizer_folder is not None)
     stage.write("README.md", marked(readme).encode(), is_listed=False)
     stage.finish({"tensors": len(tensors), "tensor_bytes": total_bytes, "step": index.step})
@@ -165,6 +165,13 @@ def _write_shard(path: Path, shard: list[FileTensor], rows: CheckpointRows, bar:
         stream.abandon()
         path.unlink(missing_ok=True)
         raise
+
+
+def _tokenizer_file(path: Path, model: Model) -> bytes:
+    """Returns a file of the tokenizer as exported: truncation, if asked for, is to the model's context."""
+    if path.name != CONFIG_FILE:
+        return path.read_bytes()
+    return _json(read_object(path) | {"model_max_length": model.max_position_embeddings})
 
 
 def _readme(index: CheckpointIndex, model: Model, dtype: str, has_tokenizer: bool) -> str:

@@ -35,8 +35,14 @@ def fill_heldout(encoder: Encoder, documents: Sequence[str], seed: int) -> list[
 
 
 def fill_prompts(encoder: Encoder, prompts: Sequence[str]) -> list[FilledMask]:
-    """Fills texts that have the mask token once. Raises KieloError for one that has not, or is too long."""
-    mask = encoder.contender.tokenizer.whole.id_to_token(encoder.mask_id)
+    """Fill texts with one mask token each, which are encoded as transformers encodes them.
+
+    Raises KieloError for a text without or with two mask tokens, for a text that is too long, and for a space
+    before a mask token that does not take it in, because the model never saw these ids.
+    """
+    whole = encoder.contender.tokenizer.whole
+    mask = whole.id_to_token(encoder.mask_id)
+    added = whole.get_added_tokens_decoder().get(encoder.mask_id)
     filled = []
     for prompt in prompts:
         if prompt.count(mask) != 1:
@@ -44,8 +50,15 @@ def fill_prompts(encoder: Encoder, prompts: Sequence[str]) -> list[FilledMask]:
                 f"{prompt[:60]!r}: an encoder fills one hidden word; what would work: {mask} once in it"
             )
         before, after = prompt.split(mask)
-        # The space before a word is a part of its token.
-        ids_before, ids_after = encoder.encode([before.rstrip(), after])
+        seen_before = before.rstrip() if added and added.lstrip else before
+        seen_after = after.lstrip() if added and added.rstrip else after
+        ids_before, ids_after, without_space = encoder.encode([seen_before, seen_after, before.rstrip()])
+        if ids_before != without_space:
+            raise KieloError(
+                f"{prompt[:60]!r}: the space before a word is in the word's token, and the {mask} of this "
+                f"tokenizer does not take the space in (lstrip in tokenizer.json). "
+                f"Fix: {before.rstrip() + mask + after!r}"
+            )
         if len(ids_before) + 1 + len(ids_after) > encoder.most_tokens:
             raise KieloError(
                 f"{prompt[:60]!r}: longer than a sequence of the model ({encoder.most_tokens} tokens)"

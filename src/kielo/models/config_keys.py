@@ -149,7 +149,10 @@ def fixed(ours: str, *known: Any, theirs: str | None = None, is_written: bool = 
 
 
 class Unread(_Quiet):
-    """Keys of config.json that do not change a model's logits in use; exports have `written`."""
+    """Keys of config.json that do not change a model's logits in use; exports have `written`.
+
+    written: key → value, or a function of the model.
+    """
 
     def __init__(self, *theirs: str, **written: Any):
         self._theirs, self._written = theirs, written
@@ -160,7 +163,7 @@ class Unread(_Quiet):
         return {}
 
     def write(self, model: Model) -> dict[str, Any]:
-        return dict(self._written)
+        return {key: value(model) if callable(value) else value for key, value in self._written.items()}
 
 
 class HeadWidth(_Quiet):

@@ -17,7 +17,7 @@ from kielo.recipe.phases import full_phases, skip_complaints, steps_of_run
 from kielo.recipe.sections import SHAPE_KEYS, Model, Recipe, Source
 from kielo.recipe.tokenizer_folder import conversion
 
-_BYTES_AND_END_OF_TEXT = 257  # a byte-level vocabulary begins with the 256 bytes and one special token
+_SMALLEST_VOCABULARY = 258  # 256 bytes, end-of-text and padding
 # Marks stand apart from words, so no piece of a text is one.
 _RESERVED = re.compile(r"<\|\S+\|>|<[^\s<>|]+>|\[[^\s\[\]]+\]")
 _OF_A_SEGMENT = ("final_learning_rate_ratio", "schedule", "warmup_share", "decay_share")
@@ -204,11 +204,11 @@ def _model(recipe: Recipe) -> Found:
 
 def _weights(recipe: Recipe) -> Found:
     tokenizer, weights = recipe.tokenizer, recipe.model.weights
-    if tokenizer.path is None and tokenizer.vocab_size < _BYTES_AND_END_OF_TEXT:
+    if tokenizer.path is None and tokenizer.vocab_size < _SMALLEST_VOCABULARY:
         yield (
             ("tokenizer.vocab_size",),
-            f"tokenizer.vocab_size = {tokenizer.vocab_size} does not hold the 256 bytes and the end of text; "
-            f"what would work: {_BYTES_AND_END_OF_TEXT} or more",
+            f"tokenizer.vocab_size = {tokenizer.vocab_size} does not hold 256 bytes, end-of-text, padding; "
+            f"what would work: {_SMALLEST_VOCABULARY} or more",
         )
     ready, key = tokenizer.ready, tokenizer.ready_key
     is_on_hub = (ready or "").startswith("hf:") and ready != "hf:"

@@ -82,7 +82,8 @@ def _loading_an_encoder(gathered: dict[str, Any], is_hybrid: bool) -> str:
             'folder = "."  # this folder, or its name on the hub\n'
             "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
             "model = AutoModelForMaskedLM.from_pretrained(folder)\n"
-            'inputs = tokenizer(f"… {tokenizer.mask_token} …", return_tensors="pt")\n'
+            "# The mask stands for a word and the space before it.\n"
+            'inputs = tokenizer(f"…{tokenizer.mask_token} …", return_tensors="pt")\n'
             "place = inputs.input_ids[0].tolist().index(tokenizer.mask_token_id)\n"
             "print(tokenizer.decode(model(**inputs).logits[0, place - 1].topk(5).indices))\n```"
         )
@@ -91,7 +92,8 @@ def _loading_an_encoder(gathered: dict[str, Any], is_hybrid: bool) -> str:
             "```python\nfrom transformers import pipeline\n\n"
             'folder = "."  # this folder, or its name on the hub\n'
             'fill_mask = pipeline("fill-mask", model=folder)\n'
-            'print(fill_mask(f"… {fill_mask.tokenizer.mask_token} …"))\n```'
+            "# The mask stands for a word and the space before it.\n"
+            'print(fill_mask(f"…{fill_mask.tokenizer.mask_token} …"))\n```'
         )
     return (
         "```python\nfrom transformers import AutoModelForMaskedLM, AutoTokenizer\n\n"

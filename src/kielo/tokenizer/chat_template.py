@@ -23,11 +23,15 @@ from kielo.tokenizer.control_tokens import CHAT_TEMPLATE_FILE, CONFIG_FILES, rea
 from kielo.tokenizer.load import CONFIG_FILE, TextTokenizer, special_token
 
 TURN_BEGINS, TURN_ENDS = "<|im_start|>", "<|im_end|>"
-# Of the tokenizers that Kielo trains: ChatML, which the programs that serve models know.
+# Of the tokenizers that Kielo trains: ChatML, which the programs that serve models know. The block
+# `generation` marks for transformers and TRL (`assistant_only_loss`) what `ChatTemplate` finds by itself.
 DEFAULT_TEMPLATE = (
     "{% for message in messages %}"
-    f"{{{{ '{TURN_BEGINS}' + message['role'] + '\\n' + message['content'] + '{TURN_ENDS}\\n' }}}}"
-    "{% endfor %}"
+    f"{{{{ '{TURN_BEGINS}' + message['role'] + '\\n' }}}}"
+    "{% if message['role'] == 'assistant' %}"
+    f"{{% generation %}}{{{{ message['content'] + '{TURN_ENDS}' }}}}{{% endgeneration %}}"
+    f"{{% else %}}{{{{ message['content'] + '{TURN_ENDS}' }}}}{{% endif %}}"
+    "{{ '\\n' }}{% endfor %}"
     f"{{% if add_generation_prompt %}}{{{{ '{TURN_BEGINS}assistant\\n' }}}}{{% endif %}}"
 )
 

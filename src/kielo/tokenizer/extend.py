@@ -37,7 +37,7 @@ def extend(
     """Returns `old` with tokens learned on `texts`, `vocab_size` in all, or fewer where the text has no more.
 
     unchanged: texts that are encoded as before. A new token is, like Kielo's own, within one word, without
-    digits, and of one script. Raises KieloError for a tokenizer that is no byte-pair encoding, a vocabulary
+    two digits. Raises KieloError for a tokenizer that is no byte-pair encoding, a vocabulary
     that is not larger than the old one, and without text.
     """
     content = json.loads(old.whole.to_str())

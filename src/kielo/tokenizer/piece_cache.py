@@ -30,8 +30,25 @@ _LLAMA_3 = (
     r"|\s+(?!\S)|\s+"
 )
 _QWEN_2 = _LLAMA_3.replace("{1,3}", "")
+# As in the published tokenizer.json of Qwen 3.5; Kielo's own has llama.cpp's spelling.
+_QWEN_35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SCRIPTS = (
+    r"\p{Latin}", r"\p{Cyrillic}", r"\p{Greek}", r"\p{Hangul}", r"\p{Han}々〆", r"\p{Hiragana}",
+    r"\p{Katakana}ー",
+)  # fmt: skip
+_ONE_SCRIPT = "|".join(rf"[{script}][{script}\p{{M}}]*" for script in _SCRIPTS)
+# Of tokenizers that Kielo trained until version 1 of the stage.
+_KIELO_1 = (
+    rf"[^\r\n\p{{L}}\p{{M}}\p{{N}}]?(?:{_ONE_SCRIPT}|[\p{{L}}\p{{M}}]+)|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+"
+    r"|[\r\n]+|[^\S\r\n]+(?=[\r\n]|$)|[^\S\r\n]+(?!\S)|\s+"
+)
 # Pattern of pre-tokens → whether one always ends after a line's end that no white space follows.
-ENDS_LINES = {PRE_TOKENS: True, _GPT_2: False, _LLAMA_3: True, _QWEN_2: True}
+ENDS_LINES = {
+    PRE_TOKENS: True, _QWEN_35: True, _KIELO_1: True, _GPT_2: False, _LLAMA_3: True, _QWEN_2: True
+}  # fmt: skip
 _NORMALISERS = {"NFC", "NFKC"}
 _MODELS = {"BPE", "Unigram", "WordPiece", "WordLevel"}  # each encodes a pre-token without looking at others
 
@@ -162,15 +179,17 @@ _PIECES = {(signs, lines): _patterns(signs, lines) for signs in (False, True) fo
 
 
 def cut_rule(tokenizer: TextTokenizer) -> CutRule | None:
-    """Returns where texts may be cut without a change of their ids; None where that is not known.
+    r"""Returns where texts may be cut without a change of their ids; None where that is not known.
 
     The border between a character A that is no white space and a space is one of pre-tokens if no pre-token
     has a space after such a character: so it is with the patterns of ENDS_LINES, whose alternatives have a
     space only at their beginning or among white space, and with `Metaspace`, which cuts before every space.
     None of them looks back, and what looks ahead does so from white space, which A is not. So neither side
     depends on the other. Likewise with the patterns between one of LETTERS and a sign: no alternative has a
-    sign after a letter or digit. And with ENDS_LINES after a line's end: all of the white space before a
-    character that is none, up to its last line's end, is matched by alternatives that end there.
+    sign after a letter or digit (a combining mark is neither, so there is no cut behind one). And with
+    ENDS_LINES after a line's end: all of the white space before a character that is none, up to its last
+    line's end, is matched by alternatives that end there. `[\r\n]*` behind signs and `\s*[\r\n]+` take all
+    line ends that follow, and no alternative has anything but white space behind a line's end.
 
     NFC and NFKC change neither the space of a cut nor a line's end, join neither with a mark after it, and
     make white space at the end of no other character; what they make of one of LETTERS ends in a letter or

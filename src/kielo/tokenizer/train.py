@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers.models import BPE
 
 from kielo.artifact.documents import read_documents
@@ -30,7 +30,7 @@ from kielo.artifact.manifest import (
 )
 from kielo.artifact.stage_json import write_json
 from kielo.artifact.tokenizer_measure import TokenizerMeasure
-from kielo.artifact.trained_text import refuse_to_replace
+from kielo.artifact.trained_text import has_trained, refuse_to_replace
 from kielo.artifact.weights_folder import resolve_tokenizer, weights_here
 from kielo.recipe.errors import KieloError
 from kielo.recipe.languages_of_sources import languages_of
@@ -58,8 +58,11 @@ from kielo.tokenizer.row_map import make_row_map
 from kielo.tokenizer.stage_inputs import ready_files, tokenizer_of_weights, transplant_vectors
 from kielo.tokenizer.unigram import unigram_tokenizer
 
-KIND, VERSION = "tokenizer", 1
-SMALLEST_VOCABULARY = 257  # all bytes and end-of-text
+KIND, VERSION = "tokenizer", 2
+_VERSION_OF_COPIES = 1  # copies of ready tokenizers are as in version 1
+NUM_BYTES = 256
+# Of decoders: unlike end-of-text, which a trainer that leaves padding out of the loss would leave out too.
+PADDING = "<|padding|>"
 MEASURED_BYTES = 2_000_000
 # Of encoders, by their role; ids 0 to 4.
 ENCODER_TOKENS = {
@@ -75,7 +78,7 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
 
     Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json, measure.json, with model.transplant
     row_map.json, and the manifest. A folder that is already current stays as it is, and its manifest is
-    returned. Raises KieloError for a ready tokenizer that cannot be read or extended, a vocabulary below 257,
+    returned. Raises KieloError for a ready tokenizer that cannot be read or extended, a vocabulary below 258,
     a corpus without training text, or weights without a tokenizer to transplant from.
     """
     ready = resolve_tokenizer(recipe.tokenizer.ready) if recipe.tokenizer.ready else None
@@ -95,12 +98,13 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
         if vectors:
             inputs["model.transplant_vectors"] = hash_file(vectors)
         inputs["tokenizer of model.weights"] = tokenizer_hash(of_weights)
-    if is_current(folder, KIND, VERSION, inputs, section):
+    version = _version(recipe, folder)
+    if is_current(folder, KIND, version, inputs, section):
         return read_manifest(folder)
-    refuse_to_replace(folder, KIND, VERSION, inputs, section)
+    refuse_to_replace(folder, KIND, version, inputs, section)
     if ready and _has_chats(recipe):
         ChatTemplate(load_tokenizer(ready))  # refuses one without a template, before anything is packed
-    with write_stage(folder, KIND, VERSION, inputs, section) as stage:
+    with write_stage(folder, KIND, version, inputs, section) as stage:
         if ready:
             for path in ready_files(ready, recipe.tokenizer.ready_key):
                 shutil.copyfile(path, stage.folder / path.name)
@@ -135,27 +139,32 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
 def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
     """Learns a vocabulary; the same texts give the same merges. End-of-text is id 0.
 
-    With a source of instructions the two tokens of the chat template are ids 1 and 2. Those of an encoder are
-    ids 0 to 4 in place of end-of-text. Reserved tokens follow, and then the bytes. texts: read several times,
-    so no iterator.
+    With a source of instructions the two tokens of the chat template are ids 1 and 2. Reserved tokens follow,
+    then padding, then the bytes. Those of an encoder are ids 0 to 4 in place of end-of-text and padding.
+    texts: read several times, so no iterator.
 
     Raises KieloError for a vocabulary that cannot hold the bytes, or without text.
     """
     wanted, marks = recipe.tokenizer.vocab_size, _marks(recipe)
     roles = _encoder_tokens(recipe)
     reserved = recipe.tokenizer.reserved_tokens
-    control = list(dict.fromkeys([*(roles.values() or [END_OF_TEXT]), *marks, *reserved]))
-    if wanted < SMALLEST_VOCABULARY - 1 + len(control):
+    first, last = (roles.values(), ()) if roles else ([END_OF_TEXT], [PADDING])
+    control = list(dict.fromkeys([*first, *marks, *reserved, *last]))
+    if wanted < NUM_BYTES + len(control):
         others = " and the marks of chats" * bool(marks) + " and reserved tokens" * bool(reserved)
-        end = f"{len(roles)} tokens of encoders" if roles else "end-of-text"
+        end = f"{len(roles)} tokens of encoders" if roles else "end-of-text, padding"
         raise KieloError(
             f"tokenizer.vocab_size = {wanted}: a byte-level vocabulary needs at least "
-            f"{SMALLEST_VOCABULARY - 1 + len(control)} (256 bytes and {end}{others})"
+            f"{NUM_BYTES + len(control)} ({NUM_BYTES} bytes and {end}{others})"
         )
     if next(iter(texts), None) is None:
         raise KieloError("no training text to learn a vocabulary from; see the funnel of the corpus stage")
     learn = _unigram if recipe.tokenizer.model == "unigram" else _bpe
-    tokenizer = learn(texts, recipe.tokenizer, control)
+    # The space before a word is in its token. So the mask token takes the space in: "a [MASK] b" then has the
+    # ids of training, where a mask token stands for the space and the word.
+    mask = roles.get("mask_token")
+    added = [AddedToken(name, special=True, lstrip=name == mask) for name in control]
+    tokenizer = learn(texts, recipe.tokenizer, added)
     if roles:
         begin, end = roles["cls_token"], roles["sep_token"]
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -166,7 +175,7 @@ def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
     return tokenizer
 
 
-def _bpe(texts: Iterable[str], settings: TokenizerSection, control: list[str]) -> Tokenizer:
+def _bpe(texts: Iterable[str], settings: TokenizerSection, control: list[AddedToken]) -> Tokenizer:
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
@@ -181,7 +190,7 @@ def _bpe(texts: Iterable[str], settings: TokenizerSection, control: list[str]) -
     return tokenizer
 
 
-def _unigram(texts: Iterable[str], settings: TokenizerSection, control: list[str]) -> Tokenizer:
+def _unigram(texts: Iterable[str], settings: TokenizerSection, control: list[AddedToken]) -> Tokenizer:
     return unigram_tokenizer(texts, settings.vocab_size, control)
 
 
@@ -195,9 +204,12 @@ def save(
     """Writes the tokenizer so that `transformers.AutoTokenizer.from_pretrained` gives the same ids.
 
     encoder_tokens: role → name of the control tokens of an encoder. reserved_tokens: control tokens without a
-    role.
+    role. The export adds `model_max_length`, which is the model's.
     """
-    tokens = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}
+    # As GPT-2's, the unknown token is end-of-text: no text needs it, and converters ask for its name.
+    tokens = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), END_OF_TEXT)
+    if tokenizer.token_to_id(PADDING) is not None:
+        tokens["pad_token"] = PADDING
     if encoder_tokens:
         ends = {"bos_token": encoder_tokens["cls_token"], "eos_token": encoder_tokens["sep_token"]}
         tokens = ends | dict(encoder_tokens)
@@ -206,6 +218,8 @@ def save(
         "add_bos_token": False,
         "add_eos_token": False,
         "clean_up_tokenization_spaces": False,  # would change " ," to "," when decoding
+        # transformers 4 adds token_type_ids by default, which most models refuse.
+        "model_input_names": ["input_ids", "attention_mask"],
         **tokens,
     }
     others = list(reserved_tokens)
@@ -219,6 +233,14 @@ def save(
     write_text_atomically(folder / TOKENIZER_FILE, tokenizer.to_str(pretty=True))
     write_json_atomically(folder / CONFIG_FILE, config)
     write_json_atomically(folder / "special_tokens_map.json", tokens)
+
+
+def _version(recipe: Recipe, folder: Path) -> int:
+    """Returns the version of the stage's output; a run that has trained keeps its older tokenizer."""
+    is_copy = recipe.tokenizer.ready and not recipe.tokenizer.extend
+    version = _VERSION_OF_COPIES if is_copy else VERSION
+    made = read_manifest(folder)
+    return min(made.version, version) if made and has_trained(folder.parent) else version
 
 
 def _settings(recipe: Recipe) -> dict[str, Any]:

@@ -26,7 +26,9 @@ _BYTE_PENALTY = 10.0
 _LONGEST_PIECE = 16  # characters, as SentencePiece's
 
 
-def unigram_tokenizer(texts: Iterable[str], vocab_size: int, control_tokens: Collection[str]) -> Tokenizer:
+def unigram_tokenizer(
+    texts: Iterable[str], vocab_size: int, control_tokens: Collection[AddedToken]
+) -> Tokenizer:
     """Learns `vocab_size` tokens, or fewer where the text has no more.
 
     texts: read twice. Ids: control tokens, then the bytes, then pieces in the order of their spelling.
@@ -40,13 +42,13 @@ def unigram_tokenizer(texts: Iterable[str], vocab_size: int, control_tokens: Col
     lowest = min(scores.values(), default=0.0) - _BYTE_PENALTY
     alphabet = sorted(ALPHABET.values())
     others = [(piece, score) for piece, score in scores.items() if piece not in alphabet]
-    vocabulary = [(name, lowest) for name in control_tokens]
+    vocabulary = [(token.content, lowest) for token in control_tokens]
     vocabulary += [(byte, scores.get(byte, lowest)) for byte in alphabet]
     vocabulary += sorted(others)
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=None, byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in control_tokens])
+    tokenizer.add_special_tokens(list(control_tokens))
     return tokenizer
 
 

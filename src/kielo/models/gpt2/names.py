@@ -75,8 +75,9 @@ KEYS: dict[str, tuple[Entry, ...]] = {
         only("reorder_and_upcast_attn", False),
         Key("initializer_range", kind=NUMBER, default=0.02),
         Unread(
-            "n_ctx", "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
+            "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
             "summary_first_dropout", "task_specific_params", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+            n_ctx=lambda model: model.max_position_embeddings,  # llama.cpp's converter reads it
         ),
     )
 }  # fmt: skip
