@@ -41,6 +41,7 @@ from kielo.tokenizer.control_tokens import read_object
 from kielo.tokenizer.decoded_documents import decoded_documents
 from kielo.tokenizer.extend import extend
 from kielo.tokenizer.facts import LARGEST_ID, tokenizer_hash
+from kielo.tokenizer.folder_files import side_files
 from kielo.tokenizer.heldout import is_heldout, place_by_hash
 from kielo.tokenizer.load import (
     CONFIG_FILE,
@@ -73,10 +74,11 @@ _LATER_KEYS = {"extend", "unchanged_sources", "model", "temperature", "reserved_
 def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manifest:
     """Trains, extends or copies the recipe's tokenizer, and measures it on held-out text.
 
-    Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json, measure.json, with model.transplant
-    row_map.json, and the manifest. A folder that is already current stays as it is, and its manifest is
-    returned. Raises KieloError for a ready tokenizer that cannot be read or extended, a vocabulary below 257,
-    a corpus without training text, or weights without a tokenizer to transplant from.
+    Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json, of a ready tokenizer all its files,
+    measure.json, with model.transplant row_map.json, and the manifest. A folder that is already current stays
+    as it is, and its manifest is returned. Raises KieloError for a ready tokenizer that cannot be read or
+    extended, a vocabulary below 257, a corpus without training text, or weights without a tokenizer to
+    transplant from.
     """
     ready = resolve_tokenizer(recipe.tokenizer.ready) if recipe.tokenizer.ready else None
     section = {**_settings(recipe), "heldout_share": recipe.dataset.heldout_share}
@@ -104,6 +106,10 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
         if ready:
             for path in ready_files(ready, recipe.tokenizer.ready_key):
                 shutil.copyfile(path, stage.folder / path.name)
+            # No inputs: they change no token, and folders that were made without them stay current.
+            for name in side_files(ready, has_same_vocabulary=not recipe.tokenizer.extend):
+                (stage.folder / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(ready / name, stage.folder / name)
             if recipe.tokenizer.extend:
                 _extend(recipe, corpus_folder, load_tokenizer(ready), stage.folder)
         else:
