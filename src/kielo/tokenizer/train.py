@@ -57,6 +57,12 @@ from kielo.tokenizer.pre_tokens import pre_tokenizer
 from kielo.tokenizer.ready_check import refuse_lossy, refuse_other_vocabulary
 from kielo.tokenizer.row_map import make_row_map
 from kielo.tokenizer.stage_inputs import ready_files, tokenizer_of_weights, transplant_vectors
+from kielo.tokenizer.text_frame import (
+    IDS_BEFORE_TEXTS,
+    ids_before_texts,
+    refuse_other_frame,
+    write_frame,
+)
 from kielo.tokenizer.unigram import unigram_tokenizer
 
 KIND, VERSION = "tokenizer", 1
@@ -68,7 +74,7 @@ ENCODER_TOKENS = {
     "mask_token": "[MASK]",
 }  # fmt: skip
 # Keys of [tokenizer] that came after manifests of version 1.
-_LATER_KEYS = {"extend", "unchanged_sources", "model", "temperature", "reserved_tokens"}
+_LATER_KEYS = {"extend", "unchanged_sources", "model", "temperature", "reserved_tokens", "bos", "eos"}
 
 
 def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manifest:
@@ -116,7 +122,9 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
             learnt = train_on(TrainingSample(recipe, corpus_folder, _sources(recipe)), recipe)
             template = DEFAULT_TEMPLATE if marks else None
             save(learnt, stage.folder, template, roles, recipe.tokenizer.reserved_tokens)
+        write_frame(stage.folder, recipe.tokenizer.bos, recipe.tokenizer.eos)
         tokenizer = load_tokenizer(stage.folder)
+        refuse_other_frame(recipe, tokenizer)
         measured_on, texts = (
             texts_to_measure(recipe, corpus_folder)
             if has_corpus
@@ -134,7 +142,10 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
         if of_weights:
             method = recipe.model.transplant
             write_json(stage.folder, make_row_map(load_tokenizer(of_weights), tokenizer, method, vectors))
-        stage.counts.update(measured.content() | {LARGEST_ID: vocabulary_size(tokenizer) - 1})
+        stage.counts.update(
+            measured.content()
+            | {LARGEST_ID: vocabulary_size(tokenizer) - 1, IDS_BEFORE_TEXTS: ids_before_texts(tokenizer)}
+        )
     return read_manifest(folder)
 
 
