@@ -48,6 +48,10 @@ class Hub:
         monkeypatch.setattr(huggingface_hub, "snapshot_download", self.download)
 
     def download(self, name: str, **options: Any) -> str:
+        if options["allow_patterns"] == ["additional_chat_templates/*.jinja"]:
+            assert options["revision"] == COMMIT and "local_files_only" not in options
+            self.snapshot.joinpath("additional_chat_templates").mkdir(exist_ok=True)
+            return str(self.snapshot)
         options.pop("ignore_patterns").index("*/*")
         *small, pattern = options.pop("allow_patterns")
         assert small == SMALL
@@ -116,6 +120,7 @@ def test_weights_are_fetched_once(hub) -> None:
     """The cache is asked by each kind of file; safetensors come first, pickled ones where there are none."""
     hub.served = ["config.json"]
     assert resolve_weights("hf:org/one@v2") == hub.snapshot
+    assert (hub.snapshot / "additional_chat_templates").is_dir()
     cache = [
         ("cache", "org/one", "v2", pattern, None) for pattern in ("*.safetensors", "*.bin", "tokenizer.json")
     ]

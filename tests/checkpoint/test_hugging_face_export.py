@@ -141,7 +141,7 @@ def test_an_empty_folder_is_no_other_export(tmp_path, checkpoint) -> None:
         export(checkpoint, tmp_path / "hf", config(), None, again)
     with pytest.raises(KieloError, match="tokenizer: no tokenizer.json there to export with the model"):
         tokenizer_files(tmp_path / "tokenizer")
-    assert tokenizer_files(None) == []
+    assert tokenizer_files(None) == {}
 
 
 @pytest.mark.parametrize(

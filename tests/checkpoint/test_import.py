@@ -378,6 +378,8 @@ def test_weights_are_found_by_folder_or_by_name(tmp_path, monkeypatch):
             if name != "org/model" or not snapshot.is_dir() or revision not in (None, "main", commit):
                 raise LocalEntryNotFoundError("not cached")
             return str(snapshot)
+        if "*.json" not in allow_patterns:
+            return str(snapshot)
         asked.append((name, revision, "*.bin" in allow_patterns))
         if name == "org/none":
             raise OSError("no network\nmore")
@@ -408,13 +410,18 @@ def test_a_run_starts_from_weights_and_keeps_their_record(tmp_path):
     model = resolve(tmp_path).identity.model
     tensors = stored(model, to_hugging_face(model), torch.bfloat16)
     source = write(tmp_path / "source", tensors, shards=2)
+    generation = {"eos_token_id": [1, 3], "temperature": 0.6}
+    (source / "generation_config.json").write_text(json.dumps(generation))
     resolved = resolve(
         tmp_path, shard=2, micro_batch=1, model=model.model_copy(update={"weights": f"hf:{source}"})
     )
     assert run_ranks(train_on_rank, 2, resolved, 1) == ["requeue", "requeue"]
     record = dict.fromkeys(tensors, "BF16")
+    settings = {"generation": generation, "config": {}, "left_out": []}
     checkpoints = Checkpointer(tmp_path / "train" / "checkpoints")
-    assert read_plain(checkpoints.newest())["source_tensors"] == record
+    plain = read_plain(checkpoints.newest())
+    assert plain["source_tensors"] == record and plain["source_settings"] == settings
     shutil.rmtree(source)
     assert run_ranks(train_on_rank, 2, resolved, None) == ["finished", "finished"]
-    assert read_plain(checkpoints.newest())["source_tensors"] == record
+    plain = read_plain(checkpoints.newest())
+    assert plain["source_tensors"] == record and plain["source_settings"] == settings

@@ -76,8 +76,9 @@ def test_bits_are_divided_by_bytes_and_borders() -> None:
     assert {key: told[key] for key in told if key not in ("bits_per_byte", "samples", "sets")} == {
         "model": "step_8", "sampling": {"temperature": 1.5, "top_k": 9, "seed": 11}, "heldout_bytes": 8,
         "heldout_documents": 2, "heldout_tokens": 10, "sequence_length": 7, "stride": 3,
-        "convention": "bits of all tokens, end-of-text included, divided by the UTF-8 bytes of the held-out "
-        "documents plus one byte for each document; windows of sequence_length tokens advance by stride",
+        "convention": "bits of all tokens, end-of-text included, but without those that the tokenizer puts "
+        "before each text, divided by the UTF-8 bytes of the held-out documents plus one byte for each "
+        "document; windows of sequence_length tokens advance by stride",
         "heldout_documents_in_all": 4, "heldout_bytes_in_all": 17, "training_bytes": 30,
         "training_bytes_of_byte_baselines": 10, "ngram_order": 3,
     }  # fmt: skip
@@ -101,14 +102,14 @@ def test_samples_have_seeds_of_their_own() -> None:
 
 def test_a_set_is_scored_by_its_own_bytes() -> None:
     """4 and 2 bytes and two borders, of 8 tokens; a conversation needs a chat template. What begins each
-    document is predicted too.
+    document is given, and its bits do not count.
     """
     (found,) = score(contender(flat, 7), "step_8", RECIPE, Path("run")).sets
     assert (found.name, found.languages, found.bytes, found.documents) == ("help", ["et", "fi"], 6, 2)
     assert found.bits_per_byte == pytest.approx(np.log2(300), rel=1e-6)
     with_first = replace(contender(flat, 7), first_ids=(3, 4))
     (found,) = score(with_first, "step_8", RECIPE, Path("run")).sets
-    assert found.bits_per_byte == pytest.approx(np.log2(300) * 12 / 8, rel=1e-6)
+    assert found.bits_per_byte == pytest.approx(np.log2(300), rel=1e-6)
 
 
 def test_damaged_weights_are_told() -> None:

@@ -213,10 +213,12 @@ def test_the_stage_extends(old, tmp_path):
     ready = shutil.copytree(old.folder, tmp_path / "ready")
     config = json.loads((ready / "tokenizer_config.json").read_text()) | {"tokenizer_class": "LlamaTokenizer"}
     (ready / "tokenizer_config.json").write_text(json.dumps(config))
+    (ready / "tokenizer.model").write_text("the old vocabulary, which llama.cpp would read")
     asked = recipe(extend=str(ready), vocab_size=340, unchanged_sources=["english"])
     made = train_tokenizer(asked, corpus_of(tmp_path), tmp_path / "tokenizer")
     assert made.section["unchanged_sources"] == ["english"] and made.counts["largest_id"] == 339
     assert train_tokenizer(asked, tmp_path / "corpus", tmp_path / "tokenizer") == made
+    assert not (tmp_path / "tokenizer" / "tokenizer.model").exists()
     new = load_tokenizer(tmp_path / "tokenizer")
     training = [text for text in OLD if not is_heldout(text, 0.2)]
     assert encode(new, training) == encode(old, training)

@@ -163,8 +163,14 @@ def test_a_ready_tokenizer_is_copied_and_measured(folder, tmp_path):
     )
     (ready / "tokenizer.json").write_text(json.dumps(content))
     (ready / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "</s>"}}))
+    side = ("tokenizer.model", "vocab.json", "merges.txt", "additional_chat_templates/tool_use.jinja")
+    (ready / "additional_chat_templates").mkdir()
+    for name in (*side, "model.safetensors"):
+        (ready / name).write_text(name)
     manifest = train_tokenizer(recipe(path=str(ready)), folder / "corpus", tmp_path / "tokenizer")
-    assert (tmp_path / "tokenizer" / "tokenizer.json").read_bytes() == (ready / "tokenizer.json").read_bytes()
+    for name in ("tokenizer.json", *side):
+        assert (tmp_path / "tokenizer" / name).read_bytes() == (ready / name).read_bytes()
+    assert not (tmp_path / "tokenizer" / "model.safetensors").exists()
     assert (
         end_of_text_id(load_tokenizer(tmp_path / "tokenizer")) == 0 and manifest.counts["tokens_per_word"] > 1
     )

@@ -126,7 +126,7 @@ def test_what_a_checkpoint_holds(resolved: Resolved) -> None:
         "watch": None, "trouble": None, "spikes": [], "trained": [], "left_out": [], "loss": 2.5,
         "optimiser_updates": 5, "guard": {"in_a_row": 0, "skipped": 0}, "spike_watch": {"past": []},
         "identity": stored_identity(resolved.identity), "source_tensors": {"a.weight": "BF16"},
-        "tokenizer_hash": resolved.placement.tokenizer_hash,
+        "source_settings": {}, "tokenizer_hash": resolved.placement.tokenizer_hash,
     }  # fmt: skip
     assert plain == expected
     saved.guard.skipped = 3

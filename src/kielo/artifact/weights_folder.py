@@ -26,6 +26,8 @@ _WEIGHTS = tuple(name + end for name in ("model.safetensors", "pytorch_model.bin
 _NAMED_FILE = "transformers_weights"  # key of config.json
 _SMALL_FILES = ["*.json", "*.jinja", "merges.txt", "tokenizer.model", "vocab.txt"]
 _TOKENIZER_FILE = "tokenizer.json"
+# Of a tokenizer: chat templates with names of their own, such as tool_use.jinja.
+TEMPLATES_FOLDER = "additional_chat_templates"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -267,13 +269,15 @@ def _fetched(what: str, reference: str, pattern: str, hub: Path | None) -> Path:
     name, _, revision = reference.removeprefix("hf:").partition("@")
     place = {} if hub is None else {"cache_dir": hub}
     try:
-        # Without the repository's subfolders: they hold copies in other formats.
-        return Path(
-            snapshot_download(
-                name, revision=revision or None, allow_patterns=[*_SMALL_FILES, pattern],
-                ignore_patterns=["*/*"], **place,
-            )
+        # Without the repository's subfolders: they hold copies in other formats. But for one.
+        snapshot = snapshot_download(
+            name, revision=revision or None, allow_patterns=[*_SMALL_FILES, pattern],
+            ignore_patterns=["*/*"], **place,
         )  # fmt: skip
+        commit = Path(snapshot).name if _COMMIT.fullmatch(Path(snapshot).name) else revision or None
+        templates = [f"{TEMPLATES_FOLDER}/*.jinja"]
+        snapshot_download(name, revision=commit, allow_patterns=templates, **place)
+        return Path(snapshot)
     except Exception as error:  # the hub's client has a dozen kinds of error for "not there" and "no network"
         raise KieloError(
             f"{what}: there is no folder {name}, and it could not be fetched from "

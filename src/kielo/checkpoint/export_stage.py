@@ -1,29 +1,18 @@
 """An export to a Hugging Face folder as a stage: what it is made of, and whether it is there; torch-free."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from kielo.artifact.checkpoint_index import CheckpointIndex, read_index
 from kielo.artifact.manifest import hash_file, hash_json, hash_manifest
 from kielo.artifact.resumable_stage import ResumableStage
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
+from kielo.tokenizer.folder_files import main_files, side_files
 
 KIND, VERSION = "export", 3
 # Values of `kielo export --dtype`: the dtypes of the weights that training began from, or one of all tensors.
 SOURCE, DTYPE_NAMES = "source", ("fp32", "bf16", "fp16")
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-)
 
 
 @dataclass(frozen=True)
@@ -31,13 +20,12 @@ class ExportOptions:
     """Options of an export.
 
     dtype: "fp32", "bf16", "fp16", or "source" for names and dtypes of the weights that training began from;
-    None is "source" where the checkpoint knows them, else "fp32". generation: further keys of
-    generation_config.json. is_replacing: another export in the folder is replaced, not refused.
+    None is "source" where the checkpoint knows them, else "fp32". is_replacing: another export in the folder
+    is replaced, not refused.
     """
 
     dtype: str | None = None
     max_shard_bytes: int = 5_000_000_000
-    generation: Mapping[str, Any] | None = None
     is_replacing: bool = True
 
 
@@ -70,7 +58,6 @@ def wanted_export(
     section = {
         "dtype": options.dtype,
         "max_shard_bytes": options.max_shard_bytes,
-        "generation": dict(options.generation or {}),
         "model": model.model_dump(mode="json"),
     }
     stage = ResumableStage(to, KIND, VERSION, inputs, section)
@@ -94,14 +81,15 @@ def _chosen_dtype(checkpoint: Path, index: CheckpointIndex, dtype: str | None) -
 
 
 def _tokenizer_hash(folder: Path | None) -> str:
-    return hash_json({path.name: hash_file(path) for path in tokenizer_files(folder)})
+    return hash_json({name: hash_file(path) for name, path in tokenizer_files(folder).items()})
 
 
-def tokenizer_files(folder: Path | None) -> list[Path]:
-    """Returns the files of a tokenizer that are exported; KieloError for a folder without any."""
+def tokenizer_files(folder: Path | None) -> dict[str, Path]:
+    """Returns name → path of the files of a tokenizer to export; KieloError for a folder without any."""
     if folder is None:
-        return []
-    found = [Path(folder) / name for name in _TOKENIZER_FILES if (Path(folder) / name).is_file()]
+        return {}
+    folder = Path(folder)
+    found = {name: folder / name for name in (*main_files(folder), *side_files(folder))}
     if not found:
         raise KieloError(f"{folder}: no tokenizer.json there to export with the model")
     return found

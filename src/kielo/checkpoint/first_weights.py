@@ -13,6 +13,7 @@ from kielo.artifact.weights_folder import resolve_weights
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.checkpoint.nearest_tokens import Vocabularies, nearest_tokens
+from kielo.checkpoint.source_settings import read_settings
 from kielo.checkpoint.transplant import Transplant
 from kielo.models import families
 from kielo.recipe.errors import KieloError
@@ -40,6 +41,12 @@ def load_first_weights(
     initial_value = families.module(model.model_type, "model").initial_value
     first_value = partial(_first_value, initial_value, model, identity.seed)
     return load_model_weights(parameters, source, model, group, Transplant(row_map, first_value))
+
+
+def first_settings(identity: Identity, placement: Placement, group: Any = None) -> dict[str, Any]:
+    """Read the settings of `model.weights` (`read_settings`), on rank 0 for all ranks of `group`."""
+    source, folder = resolve_weights(identity.model.weights), Path(placement.tokenizer_folder)
+    return Agreement(group).on_first(lambda: read_settings(source, folder))
 
 
 def write_nearest_tokens(identity: Identity, placement: Placement, group: Any = None) -> None:

@@ -26,11 +26,11 @@ from kielo.checkpoint.export_tensors import (
 )
 from kielo.checkpoint.read_checkpoint import verify
 from kielo.checkpoint.safetensors_stream import SafetensorsStream
+from kielo.checkpoint.source_settings import GENERATION_FILE, generation_config, settings_of_checkpoint
 from kielo.models import families
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import Model
-from kielo.tokenizer.chat_template import DEFAULT_TEMPLATE, TURN_ENDS
 from kielo.tokenizer.control_tokens import read_object
 from kielo.tokenizer.load import CONFIG_FILE, TOKENIZER_FILE, load_tokenizer, special_token
 
@@ -83,7 +83,8 @@ def _write(wanted: WantedExport) -> None:
     tensors = file_tensors(index, model, options.dtype)
     stored_dtype = str(_usual_dtype(tensors)).removeprefix("torch.")
     tokens = _special_token_ids(wanted.tokenizer_folder)
-    config = families.hf_config(model, **tokens, dtype=stored_dtype)
+    settings = settings_of_checkpoint(index.plain, wanted.tokenizer_folder)
+    config = families.hf_config(model, **tokens | settings.get("config", {}), dtype=stored_dtype)
     shards = _shards(tensors, options.max_shard_bytes)
     stage.begin()
     try:
@@ -96,10 +97,10 @@ def _write(wanted: WantedExport) -> None:
     stage.write(INDEX_FILE, _json({"metadata": {"total_size": total_bytes}, "weight_map": weight_map}))
     stage.write("config.json", _json(config))
     if not FAMILIES[model.model_type].is_encoder:
-        generation = tokens | _ends_of_generation(wanted.tokenizer_folder, tokens)
-        stage.write("generation_config.json", _json(generation | dict(options.generation or {})))
-    for path in tokenizer_files(wanted.tokenizer_folder):
-        stage.write(path.name, _tokenizer_file(path, model))
+        generation = generation_config(settings, tokens, wanted.tokenizer_folder)
+        stage.write(GENERATION_FILE, _json(generation))
+    for name, path in tokenizer_files(wanted.tokenizer_folder).items():
+        stage.write(name, _tokenizer_file(path, model))
     readme = _readme(index, model, stored_dtype, has_tokenizer=wanted.tokenizer_folder is not None)
     stage.write("README.md", marked(readme).encode(), is_listed=False)
     stage.finish({"tensors": len(tensors), "tensor_bytes": total_bytes, "step": index.step})
@@ -244,14 +245,6 @@ def _special_token_ids(folder: Path | None) -> dict[str, int | None]:
         name = next(filter(None, names), None)
         found[f"{role}_token_id"] = None if name is None else tokenizer.whole.token_to_id(name)
     return found
-
-
-def _ends_of_generation(folder: Path | None, tokens: Mapping[str, int | None]) -> dict[str, list[int]]:
-    """Returns the tokens that end what a model writes; {} where the tokenizer's turns are not Kielo's own."""
-    config = {} if folder is None else read_object(Path(folder) / CONFIG_FILE)
-    if config.get("chat_template") != DEFAULT_TEMPLATE:
-        return {}
-    return {"eos_token_id": [tokens["eos_token_id"], load_tokenizer(folder).whole.token_to_id(TURN_ENDS)]}
 
 
 def _json(content: Any) -> bytes:

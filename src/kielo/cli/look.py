@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact.formats import FORMATS, schema_of
-from kielo.artifact.manifest import write_text_atomically
+from kielo.artifact.manifest import read_manifest, write_text_atomically
 from kielo.cli.flags import add_verb, examples, takes_recipe
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
@@ -110,7 +110,13 @@ def _overview_rows(read: Read) -> list[tuple[str, str]]:
             rows.append(("weights", replaced))
         if weights is not None and weights_here(weights) is None:
             return [("model", f"that of {weights}, which `kielo train` fetches"), *rows]
-        return [*overview_of_recipe(recipe).rows(), *_refused_rows(recipe), *_uneven_rows(recipe), *rows]
+        return [
+            *overview_of_recipe(recipe).rows(),
+            *_document_rows(recipe),
+            *_refused_rows(recipe),
+            *_uneven_rows(recipe),
+            *rows,
+        ]
     except KieloError as error:
         return [("model", f"not possible: {error}"), *rows]
 
@@ -123,6 +129,31 @@ def _refused_rows(recipe: Recipe) -> list[tuple[str, str]]:
     return [
         ("layout", f"not possible: {said}") for said in complaints(case_before_text(recipe), LAYOUT_RULES)
     ]
+
+
+def _document_rows(recipe: Recipe) -> list[tuple[str, str]]:
+    """Return what begins and ends the documents of a decoder with a ready tokenizer that is here."""
+    from kielo.artifact.weights_folder import tokenizer_here
+    from kielo.dataset.encoded_documents import begin_of_documents, packed_begin_of_documents
+    from kielo.tokenizer.load import TOKENIZER_FILE, load_tokenizer, role_name
+
+    ready, tokens = recipe.tokenizer.ready, run_folder(recipe) / "tokens"
+    folder = ready and tokenizer_here(ready)
+    if recipe.train.objective == "masked_tokens" or not folder or not (folder / TOKENIZER_FILE).is_file():
+        return []
+    tokenizer, why = load_tokenizer(folder), "as the tokenizer's post-processor has it"
+    if read_manifest(tokens) is not None:
+        begin, why = packed_begin_of_documents(tokens, folder), f"as {tokens} was packed"
+    elif recipe.corpus.token_sources:
+        begin, why = (), "beside ready tokens, which are taken as they are"
+    elif recipe.tokenizer.bos == "auto":
+        begin = begin_of_documents(recipe, folder)
+    else:
+        name, why = role_name(tokenizer, "bos_token"), "by tokenizer.bos"
+        begin = (tokenizer.whole.token_to_id(name),) if recipe.tokenizer.bos and name else ()
+    names = " ".join(str(tokenizer.whole.id_to_token(number)) for number in begin)
+    said = f"begin with {names}, " if names else "begin with their text, "
+    return [("documents", f"{said}{why}; end with {tokenizer.end_of_text}")]
 
 
 def _uneven_rows(recipe: Recipe) -> list[tuple[str, str]]:

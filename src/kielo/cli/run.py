@@ -325,6 +325,7 @@ def _tokenizer(invocation: Invocation) -> None:
 
 
 def _pack(invocation: Invocation) -> None:
+    from kielo.dataset.encoded_documents import BEGINS_WITH
     from kielo.dataset.evaluation_texts import pack_evaluation_texts
     from kielo.dataset.heldout_sets import EVALUATION_TEXTS
     from kielo.dataset.pack import pack
@@ -332,7 +333,7 @@ def _pack(invocation: Invocation) -> None:
     from kielo.dataset.packed_sequences import packing_rows
 
     _need(invocation, "corpus", "tokenizer")
-    pack(
+    packed = pack(
         invocation.recipe,
         invocation.folder / "corpus",
         invocation.folder / "tokenizer",
@@ -342,7 +343,10 @@ def _pack(invocation: Invocation) -> None:
     for row in packing_rows(packing) if packing else []:
         print_text(row.sentence())
     pack_evaluation_texts(
-        invocation.recipe, invocation.folder / "tokenizer", invocation.folder / EVALUATION_TEXTS
+        invocation.recipe,
+        invocation.folder / "tokenizer",
+        invocation.folder / EVALUATION_TEXTS,
+        packed.section.get(BEGINS_WITH, ()),
     )
 
 

@@ -17,6 +17,7 @@ from kielo.artifact.documents import parse_record
 from kielo.dataset.encoded_documents import (
     DocumentEncoder,
     EncodedDocument,
+    begin_of_documents,
     begins_with_cls,
     sources_with_loss_mask,
 )
@@ -99,11 +100,11 @@ class DocumentPacker:
 
     def __init__(self, recipe: Recipe, tokenizer: TextTokenizer):
         self._recipe, self._tokenizer = recipe, tokenizer
-        end, first = end_of_text_id(tokenizer), None
-        if begins_with_cls(recipe):
-            first = role_id(tokenizer, "cls_token")
-        # What stands before documents of which all tokens carry loss, and what after every one.
-        self._begin = np.array([] if first is None else [first], dtype=np.int32)
+        end, first = end_of_text_id(tokenizer), begin_of_documents(recipe, tokenizer.folder)
+        if begins_with_cls(recipe) and (cls_id := role_id(tokenizer, "cls_token")) is not None:
+            first = (cls_id,)
+        # What stands before documents that are framed, and what after every document.
+        self._begin = np.array(first, dtype=np.int32)
         self._end = np.array([end], dtype=np.int32)
         self._encoder = DocumentEncoder(recipe, tokenizer, end)
         self._on_answers = sources_with_loss_mask(recipe)
@@ -155,7 +156,7 @@ class DocumentPacker:
 
     def _add(self, document: dict[str, Any], encoded: EncodedDocument, rows: ShardRows) -> None:
         carries_loss = encoded.carries_loss
-        begin = self._begin if carries_loss is None else self._begin[:0]
+        begin = self._begin if encoded.is_framed else self._begin[:0]
         row = np.concatenate([begin, encoded.ids, self._end])
         num_bytes = len(document["text"].encode("utf-8", "surrogatepass"))
         if rows.carries_loss is not None:

@@ -6,16 +6,22 @@ What a document's tokens are does not depend on where they end up, so a document
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kielo.artifact.conversation import ANSWERS, messages_of
+from kielo.artifact.manifest import read_manifest
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.chat_template import ChatTemplate
 from kielo.tokenizer.load import TextTokenizer
 from kielo.tokenizer.measure import WORD
 from kielo.tokenizer.piece_cache import PieceCache
+from kielo.tokenizer.text_frame import ids_before_texts_of
+
+# Key of the section of RUN/tokens, if there are such ids. Earlier versions put none before documents.
+BEGINS_WITH = "begins_with"
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,7 @@ class EncodedDocument:
     text: what the ids decode to. ids: int32 [ids], without end-of-text. num_words: of the document's text.
     carries_loss: bool [ids + 1], of the ids and of the end-of-text after them; None where all do.
     bytes_with_loss: the UTF-8 bytes of the text that carries loss, and one for each of its ends; None where
-    all does.
+    all does. is_framed: do the ids that begin documents stand before it? A chat template writes its own.
     """
 
     text: str
@@ -33,6 +39,7 @@ class EncodedDocument:
     num_words: int
     carries_loss: np.ndarray | None = None
     bytes_with_loss: int | None = None
+    is_framed: bool = True
 
     @property
     def loss_mask(self) -> np.ndarray:
@@ -47,6 +54,7 @@ class DocumentEncoder:
         self._tokenizer, self._end = tokenizer, end_of_text_id
         self._pieces = PieceCache(tokenizer)
         self._on_answers = sources_with_loss_mask(recipe)
+        self._frames_chats = recipe.train.objective == "masked_tokens"
 
     @cached_property
     def _template(self) -> ChatTemplate:
@@ -69,15 +77,35 @@ class DocumentEncoder:
                     ids, is_answer = ids[:-1], is_answer[:-1]
                 if documents[number]["source"] in self._on_answers:
                     num_bytes = _answer_bytes(documents[number])
-                    encoded[number] = EncodedDocument(laid_out.text, ids, words, is_answer, num_bytes)
+                    encoded[number] = EncodedDocument(
+                        laid_out.text, ids, words, is_answer, num_bytes, is_framed=False
+                    )
                 else:
-                    encoded[number] = EncodedDocument(laid_out.text, ids, words)
+                    encoded[number] = EncodedDocument(laid_out.text, ids, words, is_framed=self._frames_chats)
         return encoded
 
 
 def sources_with_loss_mask(recipe: Recipe) -> list[str]:
     """Returns the names of the sources of which only answers carry loss."""
     return [source.name for source in recipe.corpus.sources if source.loss == "answers"]
+
+
+def begin_of_documents(recipe: Recipe, tokenizer_folder: Path) -> tuple[int, ...]:
+    """Return the ids that the post-processor puts before a text, with which a decoder's documents begin.
+
+    None for encoders, whose `[CLS]` is in `begins_with_cls`, and beside ready tokens, which have their own.
+    """
+    if recipe.train.objective == "masked_tokens" or recipe.corpus.token_sources:
+        return ()
+    return ids_before_texts_of(tokenizer_folder)
+
+
+def packed_begin_of_documents(tokens_folder: Path, tokenizer_folder: Path) -> tuple[int, ...]:
+    """Return the ids with which the documents in RUN/tokens begin; without it, those of the tokenizer."""
+    packed = read_manifest(tokens_folder)
+    if packed is None:
+        return ids_before_texts_of(tokenizer_folder)
+    return tuple(packed.section.get(BEGINS_WITH, ()))
 
 
 def begins_with_cls(recipe: Recipe) -> bool:

@@ -1,13 +1,13 @@
 """Texts from outside of the mixture that a run is scored on: `[[evaluate.texts]]` → held-out sets.
 
-NAME.bin .idx      tokens of the text's documents, end-of-text after each
+NAME.bin .idx      tokens of the text's documents, which begin and end as those of the run
 NAME.jsonl.zst     the documents
 
 Nothing is cleaned or dropped. The folder is beside the training tokens and not part of what is trained, so a
 run may get other texts in its middle.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from kielo.artifact.manifest import (
 from kielo.artifact.token_shards import TokenShardWriter
 from kielo.corpus.raw_formats import RawSource, formats, is_readable, records
 from kielo.corpus.raw_texts import parse
+from kielo.dataset.encoded_documents import BEGINS_WITH
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import EvaluationText, Recipe
 from kielo.tokenizer.load import TextTokenizer, encode, end_of_text_id, load_tokenizer, vocabulary_size
@@ -33,9 +34,12 @@ from kielo.tokenizer.load import TextTokenizer, encode, end_of_text_id, load_tok
 KIND, VERSION = "evaluation texts", 1
 
 
-def pack_evaluation_texts(recipe: Recipe, tokenizer_folder: Path, folder: Path) -> None:
+def pack_evaluation_texts(
+    recipe: Recipe, tokenizer_folder: Path, folder: Path, begin: Sequence[int] = ()
+) -> None:
     """Writes the texts of the recipe into `folder`, unless they are there already.
 
+    begin: the ids with which the run's documents begin.
     counts: {"texts": {name: {"tokens", "documents", "bytes", "languages"}}}. Raises KieloError for a text
     that is not there, cannot be read or is empty, naming file and line.
     """
@@ -48,12 +52,16 @@ def pack_evaluation_texts(recipe: Recipe, tokenizer_folder: Path, folder: Path) 
         for name, source in sources.items()
     }
     section = {"texts": [text.model_dump(mode="json") for text in texts], "language": recipe.language}
+    if begin:
+        section[BEGINS_WITH] = list(begin)
     if is_current(folder, KIND, VERSION, inputs, section):
         return
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         tokenizer = load_tokenizer(tokenizer_folder)
         stage.counts["texts"] = {
-            text.name: _pack(sources[text.name], tokenizer, stage.folder, recipe.corpus.max_document_bytes)
+            text.name: _pack(
+                sources[text.name], tokenizer, stage.folder, recipe.corpus.max_document_bytes, begin
+            )
             | {"languages": [text.language or recipe.language]}
             for text in texts
         }
@@ -92,7 +100,9 @@ def _documents(source: RawSource, max_bytes: int) -> Iterator[dict[str, Any]]:
         yield {"id": raw.id, "text": raw.text, "source": source.name, "metadata": {}}
 
 
-def _pack(source: RawSource, tokenizer: TextTokenizer, folder: Path, max_bytes: int) -> dict[str, Any]:
+def _pack(
+    source: RawSource, tokenizer: TextTokenizer, folder: Path, max_bytes: int, begin: Sequence[int]
+) -> dict[str, Any]:
     counts = {"tokens": 0, "documents": 0, "bytes": 0}
     end = end_of_text_id(tokenizer)
     with ExitStack() as files:
@@ -102,9 +112,9 @@ def _pack(source: RawSource, tokenizer: TextTokenizer, folder: Path, max_bytes: 
             (row,) = encode(tokenizer, [document["text"]])
             if not row:
                 continue
-            shard.add(np.array([*row, end], dtype=np.int64))
+            shard.add(np.array([*begin, *row, end], dtype=np.int64))
             written.add(document)
-            counts["tokens"] += len(row) + 1
+            counts["tokens"] += len(begin) + len(row) + 1
             counts["documents"] += 1
             counts["bytes"] += len(document["text"].encode("utf-8", "surrogatepass"))
         if not counts["documents"]:

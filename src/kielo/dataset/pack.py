@@ -1,6 +1,7 @@
 """The pack stage: documents + tokenizer -> a token shard for each source, and shards of held-out text.
 
-SOURCE.bin .idx    tokens of the source's documents in the corpus's order, end-of-text after each
+SOURCE.bin .idx    tokens of the source's documents in the corpus's order, end-of-text after each, and before
+                   each what the tokenizer's post-processor puts before a text
 SOURCE.loss_mask   a byte a token, where only a part of them carries loss (`loss = "answers"`)
 SOURCE.ids.txt     their ids, one a line, so that a token leads back to its document
 heldout.*          the same for held-out documents, and heldout.jsonl.zst with their text (for bits per byte)
@@ -27,9 +28,14 @@ from kielo.artifact.manifest import (
 )
 from kielo.artifact.stage_json import write_json
 from kielo.artifact.token_sources import FoundFiles, find_token_sources
-from kielo.artifact.trained_text import refuse_to_replace
+from kielo.artifact.trained_text import has_trained, refuse_to_replace
 from kielo.dataset.document_packer import HELDOUT_SETS, SOURCES, DocumentPacker
-from kielo.dataset.encoded_documents import begins_with_cls, sources_with_loss_mask
+from kielo.dataset.encoded_documents import (
+    BEGINS_WITH,
+    begin_of_documents,
+    begins_with_cls,
+    sources_with_loss_mask,
+)
 from kielo.dataset.heldout_languages import SEPARATOR, HeldoutLanguages
 from kielo.dataset.heldout_sets import HELDOUT
 from kielo.dataset.pack_token_files import TokenFilesPacking, inputs_of, note_places
@@ -40,7 +46,8 @@ from kielo.tokenizer.facts import tokenizer_facts, tokenizer_hash
 from kielo.tokenizer.heldout import is_heldout as is_heldout  # re-exported: the split belongs to both rooms
 from kielo.tokenizer.load import load_tokenizer
 
-# Folders without the held-out sets of sources, which were written before there were any, stay current.
+# Folders without the held-out sets of sources, which were written before there were any, stay current. So do
+# folders without BEGINS_WITH if the tokenizer puts nothing before a text.
 KIND, VERSION = "tokens", 1
 logger = logging.getLogger(__name__)
 _READY = "of_token_files"  # folder, while the stage works, of held-out documents of ready tokens
@@ -59,7 +66,7 @@ def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Pa
     not give a text back, and where a checkpoint was trained on shards that would be replaced.
     """
     has_corpus = bool(recipe.corpus.of_raw_text.sources)
-    inputs, section, found = _identity(recipe, corpus_folder, tokenizer_folder)
+    inputs, section, found = _identity(recipe, corpus_folder, tokenizer_folder, Path(folder))
     if is_current(folder, KIND, VERSION, inputs, section):
         remove_parts(folder)
         return note_places(folder, read_manifest(folder), found)
@@ -100,7 +107,7 @@ def pack_share(
     share: (k, n) for the k-th of n machines. `pack` joins the parts, and makes those that are missing. None
     are made where the shards are current. Raises KieloError like `pack`.
     """
-    inputs, section, _ = _identity(recipe, corpus_folder, tokenizer_folder)
+    inputs, section, _ = _identity(recipe, corpus_folder, tokenizer_folder, Path(folder))
     if is_current(folder, KIND, VERSION, inputs, section):
         return 0
     _refuse(folder, inputs, section)
@@ -117,8 +124,8 @@ class PackProgress(NamedTuple):
 
 def pack_progress(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path) -> PackProgress:
     """Returns how much of the shards in `folder` is made. Raises KieloError like `pack`."""
-    inputs, section, _ = _identity(recipe, corpus_folder, tokenizer_folder)
-    parts = TokenParts(recipe, corpus_folder, tokenizer_folder, folder, _section(recipe))
+    inputs, section, _ = _identity(recipe, corpus_folder, tokenizer_folder, Path(folder))
+    parts = TokenParts(recipe, corpus_folder, tokenizer_folder, folder, _section(recipe, tokenizer_folder))
     if is_current(folder, KIND, VERSION, inputs, section):
         return PackProgress(parts.number, parts.number, is_joined=True)
     _refuse(folder, inputs, section)
@@ -126,7 +133,7 @@ def pack_progress(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, f
 
 
 def _identity(
-    recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path
+    recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path
 ) -> tuple[dict[str, str], dict[str, Any], dict[str, FoundFiles]]:
     """Returns (inputs, section) of the stage, and the files of sources that are ready tokens."""
     inputs, found = {"tokenizer": hash_manifest(tokenizer_folder)}, {}
@@ -135,7 +142,13 @@ def _identity(
     if recipe.corpus.token_sources:
         found = find_token_sources(recipe, tokenizer_facts(tokenizer_folder).vocabulary_size)
         inputs |= inputs_of(found)
-    return inputs, _section(recipe), found
+    section = _section(recipe, tokenizer_folder)
+    if BEGINS_WITH in section and has_trained(folder.parent):
+        # A run that has trained keeps its tokens: earlier versions put nothing before documents.
+        before = {key: value for key, value in section.items() if key != BEGINS_WITH}
+        if is_current(folder, KIND, VERSION, inputs, before):
+            section = before
+    return inputs, section, found
 
 
 def _refuse(folder: Path, inputs: Mapping[str, str], section: Mapping[str, Any]) -> None:
@@ -148,18 +161,20 @@ def _make_parts(
     recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path, share: tuple[int, int] = (1, 1)
 ) -> list[Path]:
     """Makes the parts of a share that are not finished yet; returns all folders of the share."""
-    parts = TokenParts(recipe, corpus_folder, tokenizer_folder, folder, _section(recipe))
+    parts = TokenParts(recipe, corpus_folder, tokenizer_folder, folder, _section(recipe, tokenizer_folder))
     vocab_size = tokenizer_facts(tokenizer_folder).vocabulary_size
     return parts.make(vocab_size, bool(sources_with_loss_mask(recipe)), share)
 
 
-def _section(recipe: Recipe) -> dict[str, Any]:
+def _section(recipe: Recipe, tokenizer_folder: Path) -> dict[str, Any]:
     """Returns the settings that the outcome of the pack stage depends on, as its manifest has them."""
     section: dict[str, Any] = {"heldout_share": recipe.dataset.heldout_share}
     if on_answers := sources_with_loss_mask(recipe):
         section["loss_on_answers"] = sorted(on_answers)
     if begins_with_cls(recipe):
         section["begins_with_cls"] = True
+    if begin := begin_of_documents(recipe, tokenizer_folder):
+        section[BEGINS_WITH] = list(begin)
     return section
 
 

@@ -10,9 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact.manifest import Manifest, as_json, hash_manifest, read_manifest
+from kielo.artifact.trained_text import has_trained
 from kielo.corpus.settings import effective_settings
 from kielo.dataset.batches import packed_manifest
-from kielo.dataset.encoded_documents import begins_with_cls, sources_with_loss_mask
+from kielo.dataset.encoded_documents import (
+    BEGINS_WITH,
+    begin_of_documents,
+    begins_with_cls,
+    sources_with_loss_mask,
+)
 from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
@@ -73,6 +79,7 @@ def check_recipe(recipe: Recipe, run_folder: Path | str) -> None:
         )
     changed = [
         *_changes_of_tokens(recipe, tokens),
+        *_changes_of_begin(recipe, tokens, run_folder),
         *_changes_of_tokenizer(recipe, tokenizer),
         *_changes_of_corpus(recipe, corpus),
     ]
@@ -147,6 +154,17 @@ def _changes_of_tokens(recipe: Recipe, tokens: Manifest) -> Iterator[str]:
     named = [source.name for source in recipe.corpus.token_sources]
     if tokens.inputs and sorted(packed) != sorted(named):
         yield f"corpus.sources with tokens: were {sorted(packed)}, are now {sorted(named)}"
+
+
+def _changes_of_begin(recipe: Recipe, tokens: Manifest, run_folder: Path) -> Iterator[str]:
+    """Yield a change of what begins documents. A run that trained with nothing there keeps its tokens."""
+    before, folder = tuple(tokens.section.get(BEGINS_WITH, ())), run_folder / "tokenizer"
+    is_known = tokens.inputs and (folder / TOKENIZER_FILE).is_file()
+    if not is_known or (not before and has_trained(run_folder)):
+        return
+    now = begin_of_documents(recipe, folder)
+    if before != now:
+        yield f"tokenizer.bos: documents began with the ids {list(before)}, and begin with {list(now)} now"
 
 
 def _changes_of_tokenizer(recipe: Recipe, tokenizer: Manifest | None) -> Iterator[str]:

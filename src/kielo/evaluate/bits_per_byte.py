@@ -2,8 +2,9 @@
 
 Losses per token cannot be compared across tokenizers, bits per byte can. The convention: the held-out
 documents form one stream, each closed by the end-of-text token, as in training; every token's bits are
-counted exactly once, end-of-text included; they are divided by the documents' UTF-8 bytes plus one byte for
-each border. The convention is the same for every kind of contender (see `baselines.py`).
+counted exactly once, end-of-text included, except for tokens that the tokenizer puts before each text; they
+are divided by the documents' UTF-8 bytes plus one byte for each border. The convention is the same for every
+kind of contender (see `baselines.py`).
 
 Windows overlap by default: they are one training sequence long and advance by half of it. Only tokens that no
 earlier window counted are counted, so all but the first tokens have at least half a sequence of context.
@@ -80,4 +81,5 @@ def token_stream_bits(
 
 def bits_per_byte(contender: Contender, texts: Sequence[str], stride: int | None = None) -> float:
     """Returns the bits per byte of whole documents, in the order given."""
-    return token_stream_bits(contender, contender.encode_documents(texts), stride) / counted_bytes(texts)
+    tokens = contender.encode_documents(texts)
+    return token_stream_bits(contender, tokens, stride, contender.counted(tokens)) / counted_bytes(texts)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.dataset.batches import causal_documents
-from kielo.dataset.encoded_documents import begins_with_cls
+from kielo.dataset.encoded_documents import begins_with_cls, packed_begin_of_documents
 from kielo.models import families
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
@@ -29,6 +29,7 @@ from kielo.tokenizer.load import (
     role_id,
     vocabulary_size,
 )
+from kielo.tokenizer.text_frame import ids_before_texts
 
 Logits = Callable[[Tensor, Tensor | None], Tensor]
 
@@ -38,7 +39,8 @@ class Contender:
     """A model with its tokenizer. `logits(tokens_bs, documents_bs | None) -> logits_bsv`.
 
     start_id: the token that precedes the first document. module: Kielo's model; None for transformers'.
-    first_ids: what each document begins with, `[CLS]` in the causal use of an encoder.
+    first_ids: what each document begins with, as in training or by the post-processor of a Hugging Face
+    folder; `[CLS]` in the causal use of an encoder. It is given, so its bits do not count.
     """
 
     name: str
@@ -59,6 +61,14 @@ class Contender:
     def encode_documents(self, texts: Iterable[str]) -> np.ndarray:
         """Returns the token ids of all documents in one int64 stream, end-of-text after each."""
         return document_tokens(self.tokenizer, self.end_of_text_id, texts, self.first_ids)
+
+    def counted(self, tokens: np.ndarray) -> np.ndarray:
+        """Return which tokens of `encode_documents` have bits that count, bool [n]: all but the first ids."""
+        is_counted = np.ones(len(tokens), bool)
+        if self.first_ids:
+            begins = np.flatnonzero(np.concatenate([[True], tokens[:-1] == self.end_of_text_id]))
+            is_counted[begins[:, None] + np.arange(len(self.first_ids))] = False
+        return is_counted
 
     def documents(self, tokens_bs: Tensor) -> Tensor | None:
         """Returns the number of each token's document within its row, if the model was trained to mask by it.
@@ -109,6 +119,7 @@ def load_checkpoint(checkpoint: Path, resolved: Resolved, tokenizer_folder: Path
         mask_documents=resolved.identity.dataset.mask_documents,
         device=device,
         module=model,
+        first_ids=packed_begin_of_documents(Path(tokenizer_folder).parent / "tokens", Path(tokenizer_folder)),
     )
 
 
@@ -135,16 +146,18 @@ def load_hugging_face(folder: Path, sequence_length: int | None = None) -> Conte
     tokenizer = load_tokenizer(folder)
     end_id = end_of_text_id(tokenizer)
     model = load_hugging_face_model(folder, vocabulary_size(tokenizer), torch.float32)
+    first_ids = ids_before_texts(tokenizer)
     longest = getattr(model.config, "max_position_embeddings", None) or 2048
     return Contender(
         name=str(folder),
         logits=lambda tokens_bs, _: model(input_ids=tokens_bs, use_cache=False).logits,
         tokenizer=tokenizer,
-        start_id=start_of_text_id(model, end_id),
+        start_id=end_id if first_ids else start_of_text_id(model, end_id),
         end_of_text_id=end_id,
         sequence_length=min(longest, sequence_length or 2048),
         mask_documents=False,
         device=device,
+        first_ids=first_ids,
     )
 
 

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, TextStreamer, set_seed
 
 from kielo.evaluate.contender import load_hugging_face_model, start_of_text_id
 from kielo.tokenizer.load import decode, encode, end_of_text_id, load_tokenizer, vocabulary_size
+from kielo.tokenizer.text_frame import ids_before_texts
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,14 @@ class _Printer(TextStreamer):
 def continue_text(folder: Path, prompt: str, sampling: Sampling, prints: bool = True) -> str:
     """Returns the continuation of `prompt`, up to the end of text; prints it while it grows.
 
-    The prompt begins a document, as in training. Raises KieloError for a folder that transformers cannot
-    load.
+    The prompt begins a document, as in training: after what the tokenizer's post-processor puts before a
+    text. Raises KieloError for a folder that transformers cannot load.
     """
     tokenizer = load_tokenizer(folder)
     end = end_of_text_id(tokenizer)
     model = load_hugging_face_model(folder, vocabulary_size(tokenizer), "auto")
-    ids = [start_of_text_id(model, end), *encode(tokenizer, [prompt])[0]]
+    first_ids = ids_before_texts(tokenizer) or (start_of_text_id(model, end),)
+    ids = [*first_ids, *encode(tokenizer, [prompt])[0]]
     set_seed(sampling.seed)
     how = {"do_sample": True, "temperature": sampling.temperature, "top_k": sampling.top_k}
     if sampling.temperature == 0:

@@ -43,7 +43,7 @@ def generate(
     prompt_ids = encode(contender.tokenizer, [prompt])[0]
     num_tokens_known = vocabulary_size(contender.tokenizer)
     generator = torch.Generator().manual_seed(seed)
-    ids = [contender.start_id, *contender.first_ids, *prompt_ids]
+    ids = [*(contender.first_ids or (contender.start_id,)), *prompt_ids]
     first = len(ids)
     for _ in range(num_tokens):
         context = torch.tensor([ids[-contender.sequence_length :]], device=contender.device)

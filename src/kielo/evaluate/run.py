@@ -19,7 +19,7 @@ from kielo.recipe.phases import longest_sequence_length
 from kielo.recipe.sections import Recipe
 from kielo.resolve import resolved as resolved_file
 
-KIND, VERSION = "scores", 2
+KIND, VERSION = "scores", 3
 
 
 def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -> Scores | MaskedScores:

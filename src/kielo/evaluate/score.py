@@ -22,8 +22,9 @@ from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import end_of_text_id, load_tokenizer, vocabulary_size
 
 CONVENTION = (
-    "bits of all tokens, end-of-text included, divided by the UTF-8 bytes of the held-out documents plus "
-    "one byte for each document; windows of sequence_length tokens advance by stride"
+    "bits of all tokens, end-of-text included, but without those that the tokenizer puts before each text, "
+    "divided by the UTF-8 bytes of the held-out documents plus one byte for each document; windows of "
+    "sequence_length tokens advance by stride"
 )
 
 
@@ -33,7 +34,7 @@ def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> 
     tokens = contender.encode_documents(texts)
     stride = max(1, contender.sequence_length // 2)
     num_bytes = counted_bytes(texts)
-    bits_per_byte = token_stream_bits(contender, tokens, stride) / num_bytes
+    bits_per_byte = token_stream_bits(contender, tokens, stride, contender.counted(tokens)) / num_bytes
     if not math.isfinite(bits_per_byte):
         raise KieloError(
             f"{contender.name}: the model's loss is {bits_per_byte}: its weights are damaged, or overflow"
@@ -76,16 +77,13 @@ def _set_scores(
             continue
         encoded = encoder.encode(documents)
         end = contender.end_of_text_id
-        first = np.array(contender.first_ids, np.int64)
-        tokens = np.concatenate(
-            [ids for document in encoded for ids in (first, document.ids, [end])], dtype=np.int64
-        )
+        begin = np.array(contender.first_ids, np.int64)
+        firsts = [begin if document.is_framed else begin[:0] for document in encoded]
+        parts = [ids for first, document in zip(firsts, encoded) for ids in (first, document.ids, [end])]
+        tokens = np.concatenate(parts, dtype=np.int64)
+        masks = zip(firsts, encoded)
         counted = np.concatenate(
-            [
-                mask
-                for document in encoded
-                for mask in (np.full(len(first), document.carries_loss is None), document.loss_mask)
-            ]
+            [mask for first, document in masks for mask in (np.zeros(len(first), bool), document.loss_mask)]
         )
         texts = [document["text"] for document in documents]
         num_bytes = sum(

@@ -302,6 +302,7 @@ class Corpus(Section):
 
 
 TokenizerModel = Literal["bpe", "unigram"]
+AsTokenizer = bool | Literal["auto"]
 
 
 class Tokenizer(Section):
@@ -345,6 +346,16 @@ class Tokenizer(Section):
         (),
         description="with extend: names of sources that the new tokens are not learned from, and whose "
         "training text (the sample of max_sample_bytes) is encoded as before",
+    )
+    bos: AsTokenizer = Field(
+        "auto",
+        description="Does the tokenizer put its bos_token before each text, in training too? auto: as its "
+        "post-processor does",
+    )
+    eos: AsTokenizer = Field(
+        "auto",
+        description="Does the tokenizer put end-of-text after each text? auto: as its post-processor does. "
+        "Documents of the training end with it in any case",
     )
 
     @property

@@ -71,7 +71,8 @@ def overridden_by_weights(model: Model) -> list[str]:
 
 def overridden_by_tokenizer(tokenizer: Tokenizer) -> list[str]:
     """Returns the keys of [tokenizer] that are not in force: a ready tokenizer at `path` is not trained."""
-    return [] if tokenizer.path is None else [key for key in Tokenizer.model_fields if key != "path"]
+    in_force = ("path", "bos", "eos")
+    return [] if tokenizer.path is None else [key for key in Tokenizer.model_fields if key not in in_force]
 
 
 def size_of_ready_tokenizer(tokenizer: Tokenizer) -> int | None:

@@ -231,6 +231,21 @@ def _compiled(folder: Path) -> Callable[..., str]:
         raise KieloError(f"{place}, {problem}") from None
 
 
+def end_of_answers(tokenizer: TextTokenizer) -> int | None:
+    """Return the id of the control token by which the chat template ends the last answer.
+
+    None without a chat template, and for a template that ends answers by text. Raise KieloError for a
+    template that does not lay out one question with its answer.
+    """
+    if not has_chat_template(tokenizer.folder):
+        return None
+    question, answer = Message(role="user", content="1"), Message(role=ANSWERS, content="2")
+    template = ChatTemplate(tokenizer)
+    (laid_out,) = template.lay_out([("one question and its answer", [question, answer])])
+    ids = [number for number, is_answer in zip(laid_out.ids, laid_out.is_answer) if is_answer]
+    return ids[-1] if ids and ids[-1] in tokenizer.for_text.control_tokens else None
+
+
 def has_chat_template(folder: Path) -> bool:
     """Returns True for a tokenizer's folder with a chat template."""
     return _template(folder) is not None

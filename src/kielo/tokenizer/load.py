@@ -78,10 +78,15 @@ def end_of_text_id(tokenizer: TextTokenizer) -> int:
     return number
 
 
+def role_name(tokenizer: TextTokenizer, role: str) -> str | None:
+    """Return the token that the configuration gives a role (`mask_token`), None without one."""
+    names = (special_token(tokenizer.folder / file, role) for file in CONFIG_FILES)
+    return next(filter(None, names), None)
+
+
 def role_id(tokenizer: TextTokenizer, role: str) -> int | None:
     """Returns the id of the token that the configuration gives a role (`mask_token`), None without one."""
-    names = (special_token(tokenizer.folder / file, role) for file in CONFIG_FILES)
-    name = next(filter(None, names), None)
+    name = role_name(tokenizer, role)
     return None if name is None else tokenizer.whole.token_to_id(name)
 
 

@@ -16,7 +16,8 @@ from kielo.artifact.weights_folder import (
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.recipe.tokenizer_folder import conversion
-from kielo.tokenizer.load import CONFIG_FILE, TOKENIZER_FILE
+from kielo.tokenizer.folder_files import main_files
+from kielo.tokenizer.load import TOKENIZER_FILE
 from kielo.tokenizer.token_vectors import check_form
 
 
@@ -42,7 +43,7 @@ def check_vectors(recipe: Recipe) -> None:
 
 
 def ready_files(folder: Path, key: str) -> list[Path]:
-    """Returns the files of a ready tokenizer, without weights that may be in the same folder.
+    """Returns the files of a ready tokenizer that the stage depends on.
 
     key: the recipe key that names it. Raises KieloError for a folder without a tokenizer.json.
     """
@@ -51,14 +52,7 @@ def ready_files(folder: Path, key: str) -> list[Path]:
             f"{key} = {str(folder)!r}: no {TOKENIZER_FILE} there"
             + (conversion(folder) or "; give a folder in Hugging Face form")
         )
-    names = (
-        TOKENIZER_FILE,
-        CONFIG_FILE,
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "chat_template.jinja",
-    )
-    return [folder / name for name in names if (folder / name).is_file()]
+    return [folder / name for name in main_files(folder)]
 
 
 def tokenizer_of_weights(recipe: Recipe) -> Path | None:

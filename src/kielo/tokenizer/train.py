@@ -41,6 +41,7 @@ from kielo.tokenizer.control_tokens import read_object
 from kielo.tokenizer.decoded_documents import decoded_documents
 from kielo.tokenizer.extend import extend
 from kielo.tokenizer.facts import LARGEST_ID, tokenizer_hash
+from kielo.tokenizer.folder_files import side_files
 from kielo.tokenizer.heldout import is_heldout, place_by_hash
 from kielo.tokenizer.load import (
     CONFIG_FILE,
@@ -56,6 +57,12 @@ from kielo.tokenizer.pre_tokens import pre_tokenizer
 from kielo.tokenizer.ready_check import refuse_lossy, refuse_other_vocabulary
 from kielo.tokenizer.row_map import make_row_map
 from kielo.tokenizer.stage_inputs import ready_files, tokenizer_of_weights, transplant_vectors
+from kielo.tokenizer.text_frame import (
+    IDS_BEFORE_TEXTS,
+    ids_before_texts,
+    refuse_other_frame,
+    write_frame,
+)
 from kielo.tokenizer.unigram import unigram_tokenizer
 
 KIND, VERSION = "tokenizer", 2
@@ -70,16 +77,17 @@ ENCODER_TOKENS = {
     "mask_token": "[MASK]",
 }  # fmt: skip
 # Keys of [tokenizer] that came after manifests of version 1.
-_LATER_KEYS = {"extend", "unchanged_sources", "model", "temperature", "reserved_tokens"}
+_LATER_KEYS = {"extend", "unchanged_sources", "model", "temperature", "reserved_tokens", "bos", "eos"}
 
 
 def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manifest:
     """Trains, extends or copies the recipe's tokenizer, and measures it on held-out text.
 
-    Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json, measure.json, with model.transplant
-    row_map.json, and the manifest. A folder that is already current stays as it is, and its manifest is
-    returned. Raises KieloError for a ready tokenizer that cannot be read or extended, a vocabulary below 258,
-    a corpus without training text, or weights without a tokenizer to transplant from.
+    Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json, of a ready tokenizer all its files,
+    measure.json, with model.transplant row_map.json, and the manifest. A folder that is already current stays
+    as it is, and its manifest is returned. Raises KieloError for a ready tokenizer that cannot be read or
+    extended, a vocabulary below 258, a corpus without training text, or weights without a tokenizer to
+    transplant from.
     """
     ready = resolve_tokenizer(recipe.tokenizer.ready) if recipe.tokenizer.ready else None
     section = {**_settings(recipe), "heldout_share": recipe.dataset.heldout_share}
@@ -108,13 +116,19 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
         if ready:
             for path in ready_files(ready, recipe.tokenizer.ready_key):
                 shutil.copyfile(path, stage.folder / path.name)
+            # No inputs: they change no token, and folders that were made without them stay current.
+            for name in side_files(ready, has_same_vocabulary=not recipe.tokenizer.extend):
+                (stage.folder / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(ready / name, stage.folder / name)
             if recipe.tokenizer.extend:
                 _extend(recipe, corpus_folder, load_tokenizer(ready), stage.folder)
         else:
             learnt = train_on(TrainingSample(recipe, corpus_folder, _sources(recipe)), recipe)
             template = DEFAULT_TEMPLATE if marks else None
             save(learnt, stage.folder, template, roles, recipe.tokenizer.reserved_tokens)
+        write_frame(stage.folder, recipe.tokenizer.bos, recipe.tokenizer.eos)
         tokenizer = load_tokenizer(stage.folder)
+        refuse_other_frame(recipe, tokenizer)
         measured_on, texts = (
             texts_to_measure(recipe, corpus_folder)
             if has_corpus
@@ -132,7 +146,10 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
         if of_weights:
             method = recipe.model.transplant
             write_json(stage.folder, make_row_map(load_tokenizer(of_weights), tokenizer, method, vectors))
-        stage.counts.update(measured.content() | {LARGEST_ID: vocabulary_size(tokenizer) - 1})
+        stage.counts.update(
+            measured.content()
+            | {LARGEST_ID: vocabulary_size(tokenizer) - 1, IDS_BEFORE_TEXTS: ids_before_texts(tokenizer)}
+        )
     return read_manifest(folder)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from kielo.artifact.alerts import ALERTS_NAME
 from kielo.artifact.metrics import METRICS_NAME
 from kielo.checkpoint.checkpointer import Checkpointer
-from kielo.checkpoint.first_weights import load_first_weights, write_nearest_tokens
+from kielo.checkpoint.first_weights import first_settings, load_first_weights, write_nearest_tokens
 from kielo.dataset.batches import Batch, Batches, filled_up, with_dropout_keys
 from kielo.dataset.heldout_sets import heldout_sets
 from kielo.dataset.masking import Masking, masking_rate, masking_vocabulary
@@ -216,14 +216,15 @@ def _build_precision(
     trainable = identity.phases[identity.phase_index((checkpoints.newest_step or 0) + 1)].trainable
     model = laid_out(identity, placement, mesh, precision, trainable)
     _fill(model, identity, placement, device, is_filled_later=is_restored or weights is not None)
-    source_tensors = None
+    source_tensors, source_settings = None, None
     if weights is not None and not is_restored:
         source_tensors = load_first_weights(dict(model.named_parameters()), identity, placement)
+        source_settings = first_settings(identity, placement)
         write_nearest_tokens(identity, placement)
     step = build_step(
         model, mesh, identity.train, placement.layout, placement.train.loss_chunk_tokens, precision, guard
     )
-    checkpoints.track(dict(model.named_parameters()), step.optimiser, source_tensors)
+    checkpoints.track(dict(model.named_parameters()), step.optimiser, source_tensors, source_settings)
     heldout = _heldout(identity, placement, mesh, device, model, step.forward_backward)
     if precision == "fp8" and identity.train.fp8.probe_every_steps:
         probe = Fp8Probe(

@@ -143,14 +143,16 @@ class RunCheckpoints:
         parameters: Mapping[str, Tensor],
         optimiser: Optimiser,
         source_tensors: Mapping[str, str] | None = None,
+        source_settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Registers the tensors to save and reserves host memory for their copies.
 
         parameters: our name → DTensor. source_tensors: the names and dtypes of the tensors that the run's
-        first weights came from; an export uses them.
+        first weights came from; source_settings: what `read_settings` read beside them. An export uses both.
         """
         self._optimiser = optimiser
         self._source_tensors = dict(source_tensors or {})
+        self._source_settings: dict[str, Any] | None = dict(source_settings or {})
         self._tensors = {f"model/{name}": tensor for name, tensor in parameters.items()}
         self._tensors |= {f"optimiser/{name}": tensor for name, tensor in optimiser.moments().items()}
         if self._is_saving:
@@ -244,6 +246,7 @@ class RunCheckpoints:
             "spike_watch": self._spikes.plain_state(),
             "identity": stored_identity(self._resolved.identity),
             "source_tensors": self._source_tensors,
+            "source_settings": self._source_settings,
             "tokenizer_hash": self._resolved.placement.tokenizer_hash,
         }
 
@@ -320,6 +323,7 @@ class RunCheckpoints:
         self._guard.restore(plain["guard"])
         self._spikes.restore(plain.get("spike_watch", {}))
         self._source_tensors = plain["source_tensors"]
+        self._source_settings = plain.get("source_settings")  # None: of a version that kept none
         spikes = self._state.spikes  # those that the run goes back for are no part of an earlier checkpoint
         self._state.restore(plain)
         self._state.spikes = max(spikes, self._state.spikes, key=len)

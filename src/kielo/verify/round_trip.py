@@ -22,6 +22,7 @@ from kielo.checkpoint.export_tensors import row_boxes
 from kielo.checkpoint.hugging_face_export import export
 from kielo.checkpoint.hugging_face_import import load_model_weights, read_tables
 from kielo.checkpoint.safetensors_dtypes import DTYPES, nbytes
+from kielo.checkpoint.source_settings import read_settings
 from kielo.checkpoint.tensor_file import TensorFile, Wanted
 from kielo.checkpoint.tensor_table import StoredTensor
 from kielo.models import families
@@ -131,6 +132,7 @@ def _save(checkpointer: Checkpointer, source: Path, config: Model) -> dict[str, 
     plain = {
         "identity": with_version({"name": source.name, "model": config.model_dump(mode="json")}),
         "source_tensors": weights,
+        "source_settings": read_settings(source, None),
     }
     checkpointer.save(0, {f"model/{name}": parameter for name, parameter in parameters.items()}, plain)
     return weights

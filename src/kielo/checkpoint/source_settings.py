@@ -1,0 +1,143 @@
+"""The settings of generation that weights come with: read at the import, kept in checkpoints, exported.
+
+From generation_config.json, or from config.json where transformers reads it for want of the former; and the
+token ids of config.json. Ids become those of the run's tokenizer, by the names of the tokens.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kielo.artifact.manifest import hash_file
+from kielo.artifact.weights_folder import CONFIG_FILE, weights_here
+from kielo.recipe.errors import KieloError
+from kielo.tokenizer.chat_template import end_of_answers
+from kielo.tokenizer.control_tokens import read_object
+from kielo.tokenizer.load import TOKENIZER_FILE, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+GENERATION_FILE = "generation_config.json"
+_ROLES = ("bos_token_id", "eos_token_id", "pad_token_id")
+# What transformers reads in config.json if there is no generation_config.json.
+_OF_CONFIG = (*_ROLES, "do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "use_cache")
+_TOKEN_LISTS = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "force_words_ids")
+# Of the files that transformers writes: it would read config.json in place of the file.
+_NOT_KEPT = ("_from_model_config", "_commit_hash")
+
+
+def read_settings(source: Path, tokenizer_folder: Path | None) -> dict[str, Any]:
+    """Read the settings of the weights in the folder `source`, with ids of the tokenizer in another folder.
+
+    Return {"generation": keys of generation_config.json, "config": the ids of config.json, "left_out": what
+    the tokenizer has no token for, in words}. tokenizer_folder: None keeps the ids. Raise KieloError for a
+    file that is not a JSON object.
+    """
+    config = read_object(source / CONFIG_FILE)
+    if (source / GENERATION_FILE).is_file():
+        generation = read_object(source / GENERATION_FILE)
+    else:
+        generation = {key: config[key] for key in _OF_CONFIG if config.get(key) is not None}
+    generation = {key: value for key, value in generation.items() if key not in _NOT_KEPT}
+    ids = {key: config[key] for key in _ROLES if config.get(key) is not None}
+    new_id, left_out = _renumbering(source, tokenizer_folder), list[str]()
+    kept = {"generation": _renumbered(generation, new_id, left_out), "config": _renumbered(ids, new_id, [])}
+    return kept | {"left_out": left_out}
+
+
+def settings_of_checkpoint(plain: Mapping[str, Any], tokenizer_folder: Path | None) -> dict[str, Any]:
+    """Return what `read_settings` read for a checkpoint, from its plain state; {} for a run without weights.
+
+    Checkpoints of earlier versions do not keep it: then it is read where their weights are. A warning says
+    what is not known.
+    """
+    kept, weights = plain.get("source_settings"), plain.get("identity", {}).get("model", {}).get("weights")
+    if kept is None and weights:
+        folder = weights_here(weights)
+        kept = None if folder is None else read_settings(folder, tokenizer_folder)
+        if kept is None:
+            logger.warning(
+                "%s is no longer there, and this checkpoint of an earlier Kielo does not keep its %s: the "
+                "export has the end tokens of the tokenizer and no settings for sampling. Fix: bring the "
+                "folder back and export again",
+                weights, GENERATION_FILE,
+            )  # fmt: skip
+    for one in (kept or {}).get("left_out", ()):
+        logger.warning("%s of %s: %s, so the export leaves it out", GENERATION_FILE, weights, one)
+    return kept or {}
+
+
+def generation_config(
+    settings: Mapping[str, Any], roles: Mapping[str, int | None], tokenizer_folder: Path | None
+) -> dict[str, Any]:
+    """Return the generation_config.json of an export.
+
+    It is the source's, or has the tokenizer's `roles` (`eos_token_id` → id). The token that ends documents
+    and the token by which the chat template ends an answer are among the end tokens.
+    """
+    generation = settings.get("generation") or dict(roles)
+    ends = generation.get("eos_token_id")
+    ends = list(ends) if isinstance(ends, list) else [] if ends is None else [ends]
+    for end in (roles["eos_token_id"], _end_of_answers(tokenizer_folder)):
+        ends += [end] if end is not None and end not in ends else []
+    is_one = len(ends) == 1 and not isinstance(generation.get("eos_token_id"), list)
+    return dict(generation) | ({"eos_token_id": ends[0] if is_one else ends} if ends else {})
+
+
+def _end_of_answers(folder: Path | None) -> int | None:
+    if folder is None or not (folder / TOKENIZER_FILE).is_file():
+        return None
+    try:
+        return end_of_answers(load_tokenizer(folder))
+    except KieloError as error:
+        logger.warning("the export may lack the end token of answers: %s", error)
+        return None
+
+
+def _renumbering(source: Path, folder: Path | None) -> Callable[[int], tuple[int | None, str | None]]:
+    """Return a function: id in the source → (id of that token in the tokenizer of `folder`, its name)."""
+    files = [one / TOKENIZER_FILE for one in (source, folder or source)]
+    if not all(file.is_file() for file in files) or hash_file(files[0]) == hash_file(files[1]):
+        return lambda number: (number, None)
+    theirs, ours = (load_tokenizer(one).whole for one in (source, folder))
+
+    def new_id(number: int) -> tuple[int | None, str | None]:
+        name = theirs.id_to_token(number)
+        if name == ours.id_to_token(number):
+            return number, name
+        return None if name is None else ours.token_to_id(name), name
+
+    return new_id
+
+
+def _renumbered(
+    settings: Mapping[str, Any],
+    new_id: Callable[[int], tuple[int | None, str | None]],
+    left_out: list[str],
+) -> dict[str, Any]:
+    """Return the settings with new ids; lists lose the tokens that are left out."""
+    renumbered = {}
+    for key, value in settings.items():
+        if key == "sequence_bias" and isinstance(value, list):  # of [ids, bias]
+            entries = [(_ids(key, ids, new_id, left_out), bias) for ids, bias in value]
+            value = [[ids, bias] for ids, bias in entries if ids is not None]
+        elif key.endswith("_token_id") or key in _TOKEN_LISTS:
+            is_list = isinstance(value, list)
+            found = [_ids(key, one, new_id, left_out) for one in (value if is_list else [value])]
+            value = [one for one in found if one is not None] if is_list else found[0]
+        renumbered[key] = value
+    return renumbered
+
+
+def _ids(key: str, value: Any, new_id: Callable[..., Any], left_out: list[str]) -> Any:
+    """Return an id, or a list of ids, renumbered; None if the tokenizer lacks a token of it."""
+    if isinstance(value, list):
+        found = [_ids(key, one, new_id, left_out) for one in value]
+        return None if None in found else found
+    if not isinstance(value, int):
+        return value
+    number, name = new_id(value)
+    if number is None:
+        left_out.append(f"{key} {value}{f' ({name})' if name else ''} is no token of the run's tokenizer")
+    return number

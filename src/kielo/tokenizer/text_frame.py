@@ -1,0 +1,130 @@
+"""The control tokens that a tokenizer's post-processor puts before and after each text.
+
+Hugging Face's `tokenizer(text)` has them, so training and scoring put them around documents too. They are
+read from tokenizer.json alone, as in transformers 5: `add_bos_token` in tokenizer_config.json has no effect.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer
+
+from kielo.artifact.manifest import hash_file, read_manifest, write_json_atomically, write_text_atomically
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import AsTokenizer, Recipe
+from kielo.tokenizer.control_tokens import read_object
+from kielo.tokenizer.load import CONFIG_FILE, TOKENIZER_FILE, TextTokenizer, load_tokenizer, role_name
+
+# Count in the manifest of the tokenizer stage: the ids before a text. Earlier versions lack it.
+IDS_BEFORE_TEXTS = "ids_before_texts"
+
+
+class TextFrame(NamedTuple):
+    """The ids before and after those of a text."""
+
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+
+def text_frame(tokenizer: Tokenizer) -> TextFrame:
+    """Return the ids that the tokenizer's post-processor puts around a text."""
+    encoding = tokenizer.encode("a", add_special_tokens=True)
+    of_text = [place for place, is_special in enumerate(encoding.special_tokens_mask) if not is_special]
+    first, last = (of_text[0], of_text[-1]) if of_text else (len(encoding.ids), len(encoding.ids))
+    return TextFrame(tuple(encoding.ids[:first]), tuple(encoding.ids[last + 1 :]))
+
+
+def ids_before_texts(tokenizer: TextTokenizer) -> tuple[int, ...]:
+    """Return the ids that begin a document: those that the post-processor puts before a text.
+
+    If that is end-of-text alone, as OPT has it, none: it ends the document before it already.
+    """
+    before = text_frame(tokenizer.whole).before
+    return () if before == (tokenizer.whole.token_to_id(tokenizer.end_of_text),) else before
+
+
+def ids_before_texts_of(folder: Path) -> tuple[int, ...]:
+    """Read `ids_before_texts` from the manifest of a run's tokenizer; load the tokenizer if that lacks it."""
+    manifest, path = read_manifest(folder), folder / TOKENIZER_FILE
+    is_known = manifest is not None and IDS_BEFORE_TEXTS in manifest.counts and path.is_file()
+    if is_known and hash_file(path) == manifest.files[TOKENIZER_FILE]["xxh3_128"]:
+        return tuple(manifest.counts[IDS_BEFORE_TEXTS])
+    return ids_before_texts(load_tokenizer(folder))
+
+
+def write_frame(folder: Path, bos: AsTokenizer, eos: AsTokenizer) -> None:
+    """Make the post-processor in `folder` put the tokens of `tokenizer.bos` and `tokenizer.eos` around texts.
+
+    Raise KieloError for a tokenizer without a token of that role.
+    """
+    if bos == eos == "auto":
+        return
+    tokenizer = load_tokenizer(folder)
+    before, after = (list(map(tokenizer.whole.id_to_token, ids)) for ids in text_frame(tokenizer.whole))
+    if bos != "auto":
+        name = role_name(tokenizer, "bos_token") or role_name(tokenizer, "cls_token")
+        if bos and (name is None or tokenizer.whole.token_to_id(name) is None):
+            raise KieloError(
+                "tokenizer.bos = true: the tokenizer has no bos_token. Fix: name one of its tokens as "
+                f"bos_token in its {CONFIG_FILE}"
+            )
+        before = [name] if bos else []
+    if eos != "auto":
+        after = [tokenizer.end_of_text] if eos else []
+    content = read_object(folder / TOKENIZER_FILE)
+    content["post_processor"] = _post_processor(content.get("post_processor"), tokenizer.whole, before, after)
+    write_text_atomically(folder / TOKENIZER_FILE, json.dumps(content, indent=2, ensure_ascii=False))
+    # transformers 4 and llama.cpp read these.
+    flags = {"add_bos_token": bool(before), "add_eos_token": bool(after)}
+    write_json_atomically(folder / CONFIG_FILE, read_object(folder / CONFIG_FILE) | flags)
+
+
+def _post_processor(
+    old: dict[str, Any] | None, tokenizer: Tokenizer, before: list[str], after: list[str]
+) -> dict[str, Any] | None:
+    """Return the JSON of a post-processor that puts these tokens around texts; offsets are those of `old`."""
+    parts = [old] if old else []
+    if old and old["type"] == "Sequence":
+        parts = old["processors"]
+    parts = [part for part in parts if part["type"] == "ByteLevel"]
+    if before or after:
+
+        def framed(text: str, number: int) -> list[dict[str, Any]]:
+            around = [[{"SpecialToken": {"id": name, "type_id": number}} for name in names]
+                      for names in (before, after)]  # fmt: skip
+            return [*around[0], {"Sequence": {"id": text, "type_id": number}}, *around[1]]
+
+        parts.append(
+            {
+                "type": "TemplateProcessing",
+                "single": framed("A", 0),
+                "pair": framed("A", 0) + framed("B", 1),
+                "special_tokens": {
+                    name: {"id": name, "ids": [tokenizer.token_to_id(name)], "tokens": [name]}
+                    for name in (*before, *after)
+                },
+            }
+        )
+    return None if not parts else parts[0] if len(parts) == 1 else {"type": "Sequence", "processors": parts}
+
+
+def refuse_other_frame(recipe: Recipe, tokenizer: TextTokenizer) -> None:
+    """Raise KieloError if documents cannot be packed with what the post-processor puts around a text.
+
+    Documents end with end-of-text and nothing else. Those of encoders begin with `[CLS]`, if there is one.
+    """
+    whole, found = tokenizer.whole, text_frame(tokenizer.whole)
+    end, cls = tokenizer.end_of_text, role_name(tokenizer, "cls_token")
+    before, fix = found.before, "tokenizer.eos = false"
+    afters = [(), (whole.token_to_id(end),)]
+    if recipe.train.objective == "masked_tokens" and not recipe.corpus.token_sources and cls is not None:
+        before, afters = (whole.token_to_id(cls),), afters[1:]
+        fix = "tokenizer.bos = true and tokenizer.eos = true"
+    if found.before == before and found.after in afters:
+        return
+    said = [" ".join(map(str, map(whole.id_to_token, ids))) or "nothing" for ids in (*found, before)]
+    raise KieloError(
+        f"{tokenizer.folder}: the post-processor puts {said[0]} before a text and {said[1]} after it, and "
+        f"documents are packed with {said[2]} before and {end} after them. Fix: {fix}"
+    )
