@@ -11,7 +11,7 @@ from kielo.artifact.resumable_stage import ResumableStage
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
 
-KIND, VERSION = "export", 2
+KIND, VERSION = "export", 3
 CARD_FILE = "README.md"
 # Values of `kielo export --dtype`: the dtypes of the weights that training began from, or one of all tensors.
 SOURCE, DTYPE_NAMES = "source", ("fp32", "bf16", "fp16")

@@ -104,7 +104,8 @@ def _write(wanted: WantedExport, card: str | None) -> None:
     if not FAMILIES[model.model_type].is_encoder:
         generation = tokens | _ends_of_generation(wanted.tokenizer_folder, tokens)
         stage.write("generation_config.json", _json(generation | dict(options.generation or {})))
-    for path in tokenizer_files(wanted.tokenizer_folder):
+    code = [Path(names.__file__).parent / file for file in getattr(names, "REMOTE_CODE", ())]
+    for path in [*code, *tokenizer_files(wanted.tokenizer_folder)]:
         stage.write(path.name, path.read_bytes())
     if card is not None:
         stage.write(CARD_FILE, marked(card).encode(), is_listed=False)
