@@ -109,7 +109,7 @@ border-peers: $(BORDER)/.peers
 
 # A program that is missing is an error here.
 test-border: $(BORDER)/.peers
-	KIELO_TEST_BORDER=$(BORDER) $(PYTEST) tests/border --timeout 600 $(PYTEST_OPTIONS)
+	KIELO_TEST_BORDER=$(BORDER) $(PYTEST) tests/border tests/models/test_ltg_bert_export.py --timeout 600 $(PYTEST_OPTIONS)
 
 bench-gpu:
 	$(GPU_PYTHON) benchmarks/gpu.py --part $(PART) $(BENCH_OPTIONS)

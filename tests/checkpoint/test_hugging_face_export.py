@@ -7,18 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from kielo import __version__
 from kielo.artifact.manifest import read_manifest
+from kielo.artifact.own_text import marked
 from kielo.checkpoint import hugging_face_export as module
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.export_stage import ExportOptions, tokenizer_files
 from kielo.checkpoint.hugging_face_export import export
 from kielo.checkpoint.tensor_table import read_table
-from kielo.models import families
 from kielo.models.llama.model import Llama
 from kielo.models.llama.names import to_hugging_face
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Model
 from tests.bar import bars_of
 from tests.checkpoint.layouts import config
 
@@ -39,41 +37,11 @@ def checkpoint(tmp_path_factory) -> Path:
     return saved(tmp_path_factory.mktemp("run"))
 
 
-CARD = """---
-library_name: transformers
-pipeline_tag: text-generation
-tags:
-- kielo
----
-
-# {title}
-
-A causal language model (llama, weights in {dtype}): {origin}, exported by `kielo` {version}.
-
-## How to load it
-
-```python
-from transformers import AutoModelForCausalLM
-
-folder = "."  # this folder, or its name on the hub
-model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
-```
-"""
-
-
-def test_the_readme_of_an_export(tmp_path, checkpoint) -> None:
-    """With the name of the run, and of an average the checkpoints that it is of; the last line marks it."""
-    averaged = saved(tmp_path / "run", {"identity": {"name": "murre"}, "averaged_from": [1, 2, 3]})
-    for path, dtype, values in (
-        (checkpoint, "fp32", ("A causal language model", "float32", "step 1234")),
-        (averaged, "bf16", ("murre", "bfloat16",
-                            "the average of 3 checkpoints up to step 1234 of the run murre")),
-    ):  # fmt: skip
-        folder = export(path, tmp_path / dtype, config(), None, ExportOptions(dtype=dtype))
-        title, stored, origin = values
-        card = CARD.format(title=title, dtype=stored, origin=origin, version=__version__)
-        text = (folder / "README.md").read_text()
-        assert text.startswith(card) and text.removeprefix(card).count("\n") == 1
+def test_the_card_is_the_text_that_is_given(tmp_path, checkpoint) -> None:
+    """With a last line that marks it as Kielo's; without a text there is no README."""
+    folder = export(checkpoint, tmp_path / "with", config(), None, card="# A model\n")
+    assert (folder / "README.md").read_text() == marked("# A model\n")
+    assert not (export(checkpoint, tmp_path / "without", config(), None) / "README.md").exists()
 
 
 def test_shards_end_before_the_tensor_that_overfills_them(tmp_path, checkpoint, monkeypatch) -> None:
@@ -142,40 +110,3 @@ def test_an_empty_folder_is_no_other_export(tmp_path, checkpoint) -> None:
     with pytest.raises(KieloError, match="tokenizer: no tokenizer.json there to export with the model"):
         tokenizer_files(tmp_path / "tokenizer")
     assert tokenizer_files(None) == {}
-
-
-@pytest.mark.parametrize(
-    ("model_type", "options", "code"),
-    [
-        ("modernbert", "", ""),
-        ("ltg_bert", ", trust_remote_code=True", "`configuration_ltgbert.py`, `modeling_ltgbert.py`"),
-    ],
-)
-def test_the_readme_of_an_encoder(model_type, options, code, tmp_path) -> None:
-    """It fills masks; classes that transformers lacks are told by their files."""
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = families.complete(Model(model_type=model_type, vocab_size=97, **sizes), 32)
-    made = families.build_model(model).state_dict()
-    tensors = {f"model/{name}": torch.zeros_like(value) for name, value in made.items()}
-    checkpointer = Checkpointer(tmp_path / "run")
-    checkpointer.save(7, tensors, {})
-    folder = export(checkpointer.settle(), tmp_path / "hf", model, None)
-    card = CARD.replace("text-generation", "fill-mask").replace("A causal language", "A masked language")
-    card = card.replace("CausalLM", "MaskedLM").replace("(llama", f"({model_type}")
-    card = card.replace('dtype="auto")', f'dtype="auto"{options})')
-    if code:
-        card += (
-            f"\nThe classes that `config.json` names are not a part of transformers: copy {code} from a "
-            "published model of this family into this folder.\n"
-        )
-    values = {
-        "title": "A masked language model",
-        "dtype": "float32",
-        "origin": "step 7",
-        "version": __version__,
-    }
-    text = (folder / "README.md").read_text()
-    assert (
-        text.startswith(card.format(**values)) and text.removeprefix(card.format(**values)).count("\n") == 1
-    )
-    assert not (folder / "generation_config.json").exists()

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -63,6 +64,52 @@ def test_a_run_a_checkpoint_and_an_average_are_found_with_their_tokenizer(run, t
     assert ask(checkpoints / "step_00000001", "--to", tmp_path / "named")["dtype"] == "fp32"
 
 
+RECIPE = """
+name = "tiny"
+folder = "run"
+language = "et"
+[corpus]
+sources = [{ name = "help", path = "text.txt", language = ["et", "fi"] }]
+[report]
+license = "mit"
+"""
+
+
+def front_matter(folder: Path) -> dict:
+    return ModelCard.load(folder / "README.md").data.to_dict()
+
+
+def test_a_recipe_names_its_run_and_the_card_has_its_facts(run, tmp_path, capsys, monkeypatch):
+    """So do a run folder and a checkpoint in it by the recipe there; a recipe that says other facts since
+    renews the card, unless a person wrote it.
+    """
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.toml").write_text(RECIPE)
+    facts = {"license": "mit", "language": ["et", "fi"]}
+    assert main(["export", "run", "--to", "bare"]) == 0
+    assert "run: no recipe.toml there, so the model card has no licence" in capsys.readouterr().err
+    assert not facts.keys() & front_matter(Path("bare")).keys()
+    shutil.copy("tiny.toml", "run/recipe.toml")
+    for number, named in enumerate(("tiny.toml", "run", "run/train/checkpoints/step_00000001")):
+        assert main(["export", named, "--to", f"hf{number}"]) == 0
+        assert facts.items() <= front_matter(Path(f"hf{number}")).items()
+    told = capsys.readouterr()
+    assert "transformers.AutoModelForCausalLM.from_pretrained('hf2', dtype=\"auto\")" in told.out
+    assert not told.err
+    assert main(["export", "tiny.toml", "--to", "hf0", "--set", "report.license=apache-2.0"]) == 0
+    assert front_matter(Path("hf0"))["license"] == "apache-2.0"
+    Path("hf0/README.md").write_text("mine")
+    assert main(["export", "tiny.toml", "--to", "hf0"]) == 0
+    assert Path("hf0/README.md").read_text() == "mine" and "changed by hand" in capsys.readouterr().err
+
+
+def test_a_recipe_that_cannot_be_read_does_not_keep_weights_back(run, tmp_path, capsys):
+    """Such as one of another version, in the run folder: the card says less, and the reason is told."""
+    (run / "recipe.toml").write_text(RECIPE + "[trian]\n")
+    assert main(["export", str(run), "--to", str(tmp_path / "hf")]) == 0
+    assert "trian" in capsys.readouterr().err and "license" not in front_matter(tmp_path / "hf")
+
+
 def test_an_average_goes_out_too(run, tmp_path, capsys):
     """Inside the run's folder its tokenizer is found; elsewhere --tokenizer is asked for by name."""
     steps = sorted((run / "train" / "checkpoints").glob("step_*"))
@@ -85,7 +132,7 @@ def test_what_cannot_be_exported_is_named(run, tmp_path, capsys):
     """Exit code 1 and what would work; nothing is made."""
     checkpoint = run / "train" / "checkpoints" / "step_00000001"
     for arguments, told in (
-        ([tmp_path / "gone"], "neither a checkpoint"),
+        ([tmp_path / "gone"], "gone: no folder, checkpoint or recipe"),
         ([run, "--tokenizer", tmp_path], "name a folder that has one"),
         ([run, "--max-shard-gb", "0"], "--max-shard-gb 0"),
         ([checkpoint, "--dtype", "source"], "training began from"),

@@ -110,9 +110,11 @@ TYPED: list[tuple[str, dict]] = [
     }),
     ("export a --to b", {
         "checkpoint": "a", "to": "b", "dtype": None, "max_shard_gb": None, "tokenizer": None, "json": False,
+        "sets": [],
     }),
-    ("export a --to b --dtype bf16 --max-shard-gb 2 --tokenizer c --json", {
+    ("export a --to b --dtype bf16 --max-shard-gb 2 --tokenizer c --json --set d=e", {
         "checkpoint": "a", "to": "b", "dtype": "bf16", "max_shard_gb": 2.0, "tokenizer": "c", "json": True,
+        "sets": ["d=e"],
     }),
     ("status a", {"run": "a", "json": False}),
     ("status a --json", {"run": "a", "json": True}),

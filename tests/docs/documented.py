@@ -19,6 +19,7 @@ from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
+from kielo.recipe.read import RUN_RECIPE_NAME
 from tests.docs.blocks import Block, blocks, pages
 from tests.docs.recipe_parts import complaint
 from tests.docs.toy_text import write_texts
@@ -36,7 +37,8 @@ SMALLER = {
     "kielo rehearse estonian_llama31_70b": " --set model.num_hidden_layers=8",
     "kielo rehearse lumi_140b_scaling": " --set model.num_hidden_layers=40",
 }
-PLACEHOLDERS = {"RECIPE": "runs/demo_estonian"}
+# A file, which fewer verbs would take than a run folder.
+PLACEHOLDERS = {"RECIPE": "demo.toml"}
 GOOD = "as written"
 
 
@@ -131,6 +133,7 @@ def run_pages(chosen: Iterable[Path], folder: Path) -> Iterator[Row]:
     if made != GOOD:
         raise SystemExit(f"the stand-in for the demo was not made: {made}")
     shutil.rmtree(world / ".bin")
+    shutil.copy(world / "runs" / "demo_estonian" / RUN_RECIPE_NAME, world / PLACEHOLDERS["RECIPE"])
     for page in chosen:
         own = folder / page.stem
         shutil.copytree(world, own, symlinks=True)
@@ -161,7 +164,7 @@ in a folder with toy text in place of the files that the pages name. `runs/demo_
 
     {STAND_IN}
 
-RECIPE stands for `{PLACEHOLDERS["RECIPE"]}`.
+RECIPE stands for `{PLACEHOLDERS["RECIPE"]}`, the recipe of that run.
 
 {len(rows)} commands and blocks: {len(rows) - failed - idle} did what their page says, {failed} failed, {idle}
 were not run, for the reason in their row. {date.today().isoformat()}, Python {platform.python_version()}, two

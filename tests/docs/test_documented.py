@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 
-from kielo.cli.main import command_line
+from kielo.cli.main import command_line, main
 from kielo.plan.layout_name import layout_name, matches
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout
@@ -55,6 +55,25 @@ def test_commands_parse():
 def test_a_command_that_does_not_parse_is_found(planted):
     """Broken on purpose."""
     assert unparsed(Block("page", 1, "sh", "", planted + "\n")) == [planted]
+
+
+NAMES_RECIPES = sorted(
+    {
+        command
+        for block in ALL
+        for command in (block.commands() if block.kind == "sh" else ())
+        if command.startswith("kielo ") and "RECIPE" in command.split()
+    }
+)
+
+
+@pytest.mark.parametrize("command", NAMES_RECIPES)
+def test_a_verb_takes_a_recipe_where_the_pages_say_so(command, tmp_path, monkeypatch, capsys):
+    """Each looks for a recipe of that name, not only for a folder, and says that there is none."""
+    monkeypatch.chdir(tmp_path)
+    words = ["no_such.toml" if word == "RECIPE" else word for word in shlex.split(command)[1:]]
+    assert main(words) == 1
+    assert re.search(r"no_such\.toml: no .*recipe", capsys.readouterr().err)
 
 
 def test_recipes_are_valid(tmp_path):

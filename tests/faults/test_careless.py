@@ -146,8 +146,8 @@ REFUSED = {
          "--to", "."],
         "--to", "the name of a folder to make",
     ),
-    "export: a recipe": (["export", "tiny.toml", "--to", "out"], "tiny.toml", "neither a checkpoint"),
-    "export: the tokens": (["export", "run/tokens", "--to", "out"], "run/tokens", "neither a checkpoint"),
+    "export: no recipe": (["export", "tinny.toml", "--to", "out"], "tinny.toml", "checkpoint or recipe"),
+    "export: the tokens": (["export", "run/tokens", "--to", "out"], "run/tokens", "no checkpoint (no "),
     "export: into itself": (
         ["export", "run", "--to", "run/train/checkpoints/step_00000020"],
         "step_00000020", "of a checkpoint stage, which",

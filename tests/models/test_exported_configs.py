@@ -114,15 +114,14 @@ EXPORTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ltg_bert": (
         _SHAPE | {"layer_norm_epsilon": 1e-3, "position_bucket_size": 14, "position_heads": "interleaved"},
         _SHAPE | _TOKENS | {
-            "architectures": ["NorbertForMaskedLM"], "position_bucket_size": 14, "layer_norm_eps": 1e-3,
-            "position_heads": "interleaved", "attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0,
-            "cls_token_id": 3, "sep_token_id": 4,
+            "model_type": "ltg_bert", "architectures": ["LtgBertForMaskedLM"], "position_bucket_size": 14,
+            "layer_norm_eps": 1e-3, "position_heads": "interleaved", "attention_probs_dropout_prob": 0.0,
+            "hidden_dropout_prob": 0.0, "cls_token_id": 3, "sep_token_id": 4,
             "auto_map": {
-                "AutoConfig": "configuration_norbert.NorbertConfig",
-                "AutoModel": "modeling_norbert.NorbertModel",
-                **{f"AutoModelFor{task}": f"modeling_norbert.NorbertFor{task}" for task in (
-                    "MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering",
-                    "MultipleChoice")}}},
+                "AutoConfig": "modeling_ltg_bert.LtgBertConfig",
+                "AutoModel": "modeling_ltg_bert.LtgBertModel",
+                **{f"AutoModelFor{task}": f"modeling_ltg_bert.LtgBertFor{task}" for task in (
+                    "MaskedLM", "SequenceClassification", "TokenClassification")}}},
     ),
     "modernbert": (
         {key: value for key, value in _WHOLE.items() if key != "rope_scaling"} | {

@@ -5,10 +5,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from huggingface_hub import ModelCard
 
+from kielo import __version__
 from kielo.artifact.own_text import is_own_text
 from kielo.artifact.scores import BitsPerByte
-from kielo.recipe.sections import Recipe
+from kielo.recipe.sections import Model, Recipe
 from kielo.report import model_card
 from kielo.report.gather import gather
 from kielo.report.model_card import write_model_card
@@ -61,21 +63,22 @@ def test_the_kind_of_model(train: dict[str, Any], kind: str, tag: str) -> None:
     ("share", "model_type", "words"),
     [
         (0.0, "modernbert", 'pipeline("fill-mask", model=folder)'),
-        (0.3, "modernbert", "logits[0, place - 1].topk(5)"), (0.0, "ltg_bert", "trust_remote_code=True)"),
-        (0.3, "ltg_bert", "trust_remote_code=True)"), (0.0, None, "trust_remote_code=True)"),
+        (0.3, "modernbert", "logits[0, place - 1].topk(5)"),
+        (0.0, "ltg_bert", 'pipeline("fill-mask", model=folder, trust_remote_code=True)'),
+        (0.3, "ltg_bert", "logits[0, place - 1].topk(5)"),
     ],
 )  # fmt: skip
-def test_how_an_encoder_is_loaded(share: float, model_type: str | None, words: str) -> None:
-    """By transformers' own class where it has one; of the two uses, from the position before."""
-    found = None if model_type is None else overview(model_type)
-    text = card(recipe=recipe(objective="masked_tokens", causal_share=share), overview=found)
-    every = ('pipeline("fill-mask", model=folder)', "logits[0, place - 1].topk(5)", "trust_remote_code=True)")
-    assert [one for one in every if one in text] == [words]
+def test_how_an_encoder_is_loaded(share: float, model_type: str, words: str) -> None:
+    """Of the two uses from the position before; with the export's own code if transformers has none."""
+    text = card(recipe=recipe(objective="masked_tokens", causal_share=share), overview=overview(model_type))
+    every = ('pipeline("fill-mask", model=folder', "logits[0, place - 1].topk(5)")
+    assert words in text and sum(one in text for one in every) == 1
+    assert ("trust_remote_code=True" in text) is (model_type == "ltg_bert")
 
 
 def test_a_decoder_is_loaded_with_the_first_prompt(run_folder: Path) -> None:
     text = part("How to load it", card())
-    assert 'inputs = tokenizer("", return_tensors="pt")' in text
+    assert 'inputs = tokenizer("…", return_tensors="pt")' in text
     scores = gather(run_folder, RECIPE, STAGES)["scores"]
     samples = [scores.samples[0].model_copy(update={"prompt": 'õ "x"'}), *scores.samples[1:]]
     text = card(scores=scores.model_copy(update={"samples": samples}))
@@ -171,6 +174,59 @@ def test_what_begins_markup_is_escaped() -> None:
     strange = RECIPE.model_copy(update={"name": "a\\`*_[]<>|b", "description": ""})
     text = card(recipe=strange, overview=overview("llama"))
     assert "\n\n# a\\\\\\`\\*\\_\\[\\]\\<\\>\\|b\n\nA causal" in text and "| a | b\\_c |" in text
+
+
+def exported(**changed: Any) -> model_card.Exported:
+    model = Model(model_type="llama", vocab_size=97, weights=changed.pop("weights", None))
+    return model_card.Exported(
+        **{"model": model, "origin": "step 7", "run": "a_b", "dtype": "bf16"} | changed
+    )
+
+
+SOURCES = [
+    {"name": "a", "huggingface_dataset": "o/wiki"},
+    # Text that may have come from elsewhere, and a folder of the machine.
+    {"name": "b", "huggingface_dataset": "o/books", "debian_package": "books-fi", "language": "fi"},
+    {"name": "c", "path": "/secret/c.txt"},
+]
+COMMIT = "0123456789" * 4
+
+
+@pytest.mark.parametrize(
+    ("weights", "base"),
+    [
+        (None, None),
+        (f"hf:OWNER/NAME@{COMMIT}", "OWNER/NAME"),
+        # Folders of the machine that trained, which this machine has not.
+        ("hf:weights/finnish", None),
+        ("hf:/secret/weights", None),
+    ],
+)
+def test_front_matter_of_an_export_is_what_the_hub_reads(weights: str | None, base: str | None) -> None:
+    """Read by the hub's own client: all that recipe and checkpoint say, and nothing that they do not say."""
+    of_recipe = {"license": "mpl-2.0", "language": ["no", "fi"], "datasets": ["o/wiki"]}
+    usual = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["kielo"]}
+    if base:
+        usual["base_model"] = base
+    for found, expected in ((recipe(SOURCES), usual | of_recipe), (None, usual)):
+        text = model_card.render_export(exported(weights=weights), found)
+        assert ModelCard(text).data.to_dict() == expected and "/secret" not in text
+        assert ("## First weights" in text) is (weights is not None)
+
+
+def test_the_card_of_an_export() -> None:
+    """What it is of; without a recipe no word of languages, text and limits; never a result."""
+    text = model_card.render_export(exported(), recipe(SOURCES))
+    assert "# a\\_b\n\nA small Llama" in text and "- Source: Hugging Face dataset o/wiki\n" in text
+    assert (
+        "A causal language model for the languages `no`, `fi` (llama, weights in bf16): step 7 of the run "
+        f"a\\_b, exported by `kielo` {__version__}.\n\n## How to load it\n\n```python\n"
+    ) in text
+    encoder = Model(model_type="ltg_bert", vocab_size=97)
+    bare = model_card.render_export(exported(model=encoder, run=None, is_hybrid=True), None)
+    assert "# A masked and causal language model\n\nA masked and causal language model (ltg_bert" in bare
+    titles = [line for line in bare.split("\n") if line.startswith("## ")]
+    assert titles == ["## How to load it"] and "is about the next token" in bare
 
 
 def test_a_card_that_a_person_changed_stays(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -11,6 +11,7 @@ from kielo.recipe.sections import Model
 from kielo.tokenizer.folder_files import main_files, side_files
 
 KIND, VERSION = "export", 3
+CARD_FILE = "README.md"
 # Values of `kielo export --dtype`: the dtypes of the weights that training began from, or one of all tensors.
 SOURCE, DTYPE_NAMES = "source", ("fp32", "bf16", "fp16")
 

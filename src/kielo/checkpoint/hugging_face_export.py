@@ -12,11 +12,15 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from kielo import __version__
-from kielo.artifact.checkpoint_index import CheckpointIndex
 from kielo.artifact.own_text import marked
 from kielo.artifact.resumable_stage import ResumableStage
-from kielo.checkpoint.export_stage import ExportOptions, WantedExport, tokenizer_files, wanted_export
+from kielo.checkpoint.export_stage import (
+    CARD_FILE,
+    ExportOptions,
+    WantedExport,
+    tokenizer_files,
+    wanted_export,
+)
 from kielo.checkpoint.export_tensors import (
     CheckpointRows,
     FileTensor,
@@ -44,10 +48,12 @@ def export(
     model: Model,
     tokenizer_folder: Path | None,
     options: ExportOptions | None = None,
+    card: str | None = None,
 ) -> Path:
     """Write the model of a checkpoint as the Hugging Face folder `to`, whole or not at all; returns `to`.
 
-    model: complete (as resolved). tokenizer_folder: None leaves the tokenizer out.
+    model: complete (as resolved). tokenizer_folder: None leaves the tokenizer out. card: the text of its
+    README.md; None for none.
 
     Does nothing when `to` holds just that already; another export there is replaced, or refused without
     `is_replacing`, and anything else is refused. What is cut short stays aside, and the same call writes only
@@ -67,7 +73,7 @@ def export(
         )
     try:
         if not stage.is_written():
-            _write(wanted)
+            _write(wanted, card)
         stage.publish()
     except OSError as error:
         raise stage.stopped(error) from error
@@ -76,7 +82,7 @@ def export(
     return stage.folder
 
 
-def _write(wanted: WantedExport) -> None:
+def _write(wanted: WantedExport, card: str | None) -> None:
     stage, options, index, model = wanted.stage, wanted.options, wanted.index, wanted.model
     names = families.module(model.model_type, "names")
     verify(wanted.checkpoint, index, [f"model/{ours}" for ours in names.to_hugging_face(model)])
@@ -99,10 +105,12 @@ def _write(wanted: WantedExport) -> None:
     if not FAMILIES[model.model_type].is_encoder:
         generation = generation_config(settings, tokens, wanted.tokenizer_folder)
         stage.write(GENERATION_FILE, _json(generation))
+    for file in getattr(names, "REMOTE_CODE", ()):
+        stage.write(file, (Path(names.__file__).parent / file).read_bytes())
     for name, path in tokenizer_files(wanted.tokenizer_folder).items():
         stage.write(name, _tokenizer_file(path, model))
-    readme = _readme(index, model, stored_dtype, has_tokenizer=wanted.tokenizer_folder is not None)
-    stage.write("README.md", marked(readme).encode(), is_listed=False)
+    if card is not None:
+        stage.write(CARD_FILE, marked(card).encode(), is_listed=False)
     stage.finish({"tensors": len(tensors), "tensor_bytes": total_bytes, "step": index.step})
 
 
@@ -173,62 +181,6 @@ def _tokenizer_file(path: Path, model: Model) -> bytes:
     if path.name != CONFIG_FILE:
         return path.read_bytes()
     return _json(read_object(path) | {"model_max_length": model.max_position_embeddings})
-
-
-def _readme(index: CheckpointIndex, model: Model, dtype: str, has_tokenizer: bool) -> str:
-    run = index.plain.get("identity", {}).get("name")
-    averaged = index.plain.get("averaged_from")
-    origin = (
-        f"the average of {len(averaged)} checkpoints up to step {index.step}"
-        if averaged
-        else f"step {index.step}"
-    )
-    is_encoder = FAMILIES[model.model_type].is_encoder
-    kind = "masked" if is_encoder else "causal"
-    is_remote = not FAMILIES[model.model_type].in_transformers
-    load = "AutoModelForMaskedLM" if is_encoder else "AutoModelForCausalLM"
-    options = ", trust_remote_code=True" if is_remote else ""
-    loading = [
-        f"from transformers import {load}" + (", AutoTokenizer" if has_tokenizer else ""),
-        "",
-        'folder = "."  # this folder, or its name on the hub',
-        f'model = {load}.from_pretrained(folder, dtype="auto"{options})',
-    ]
-    if has_tokenizer:
-        loading.append("tokenizer = AutoTokenizer.from_pretrained(folder)")
-    lines = [
-        "---",
-        "library_name: transformers",
-        f"pipeline_tag: {'fill-mask' if is_encoder else 'text-generation'}",
-        "tags:",
-        "- kielo",
-        "---",
-        "",
-        f"# {run or f'A {kind} language model'}",
-        "",
-        f"A {kind} language model ({model.model_type}, weights in {dtype}): {origin}"
-        f"{f' of the run {run}' if run else ''}, exported by `kielo` {__version__}.",
-        "",
-        "## How to load it",
-        "",
-        "```python",
-        *loading,
-        "```",
-    ]
-    if is_remote:
-        code = ", ".join(f"`{name}.py`" for name in _remote_code(model))
-        lines += [
-            "",
-            f"The classes that `config.json` names are not a part of transformers: copy {code} from a "
-            "published model of this family into this folder.",
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def _remote_code(model: Model) -> list[str]:
-    """Returns the modules of remote code that the config.json of an export names."""
-    named = families.hf_config(model)["auto_map"].values()
-    return sorted({name.partition(".")[0] for name in named})
 
 
 def _special_token_ids(folder: Path | None) -> dict[str, int | None]:

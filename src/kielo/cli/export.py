@@ -2,26 +2,35 @@
 
 import argparse
 import math
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from kielo.artifact.checkpoint_folder import run_around
-from kielo.cli.flags import examples
+from kielo.artifact.own_text import is_own_text, marked, write_own_text
+from kielo.checkpoint.export_stage import CARD_FILE, ExportOptions, WantedExport, wanted_export
+from kielo.cli.flags import examples, takes_sets
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_text
 from kielo.recipe.errors import KieloError
+from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder, shipped_recipes
+from kielo.recipe.sections import Model, Recipe
 from kielo.recipe.tokenizer_folder import conversion
 
 
 def export_flags(parser: argparse.ArgumentParser) -> None:
     examples(
-        parser, "kielo export runs/demo_estonian --to my_model",
+        parser, "kielo export demo_estonian --to my_model",
         "kielo export runs/demo_estonian/train/checkpoints/step_00000732 --to my_model --dtype bf16",
     )  # fmt: skip
     parser.add_argument(
-        "checkpoint", metavar="CHECKPOINT", help="folder of a checkpoint, or of a run (its newest whole one)"
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="folder of a checkpoint, or a recipe or a run folder (the newest whole checkpoint)",
     )
+    takes_sets(parser)
     parser.add_argument(
         "--to", required=True, metavar="DIR", help="folder to make; cut short, the same command goes on"
     )
@@ -43,7 +52,7 @@ def export(options: argparse.Namespace) -> None:
     if to.name in ("", ".."):
         raise KieloError(f"--to {options.to}: give the name of a folder to make")
     with keep_stdout_for_json(options.json):
-        checkpoint = _checkpoint(Path(options.checkpoint))
+        checkpoint, recipe = _checkpoint(options.checkpoint, options.sets)
         tokenizer_folder = _tokenizer_folder(checkpoint, options.tokenizer)
         size = {}
         if options.max_shard_gb is not None:
@@ -52,27 +61,29 @@ def export(options: argparse.Namespace) -> None:
                     f"--max-shard-gb {options.max_shard_gb:g}: give a number above 0; 5 is usual"
                 )
             size["max_shard_bytes"] = int(options.max_shard_gb * 1e9)
-        export_checkpoint(checkpoint, to, tokenizer_folder, dtype=options.dtype, is_replacing=False, **size)
+        model = export_checkpoint(
+            checkpoint, to, tokenizer_folder, recipe, dtype=options.dtype, is_replacing=False, **size
+        )
     if options.json:
         return print_json(_summary(checkpoint, to))
-    print_text(
-        f"wrote {to} from {checkpoint.name}; load it with "
-        f"transformers.AutoModelForCausalLM.from_pretrained({str(to)!r}, dtype='auto')"
-    )
+    from kielo.report.model_card import loading_call
+
+    call = loading_call(model.model_type, repr(str(to)))
+    print_text(f"wrote {to} from {checkpoint.name}; load it with transformers.{call}")
 
 
-def export_checkpoint(checkpoint: Path, to: Path, tokenizer_folder: Path, **how: Any) -> None:
-    """Export a checkpoint to the folder `to`; does nothing when `to` holds that export already.
+def export_checkpoint(
+    checkpoint: Path, to: Path, tokenizer_folder: Path, recipe: Recipe | None, **how: Any
+) -> Model:
+    """Export a checkpoint to the folder `to`, and return the model's settings, which the checkpoint has.
 
-    The model's settings come from the checkpoint itself.
+    Does nothing when `to` holds that export already, but renews its card if the recipe has changed.
 
-    how: fields of `ExportOptions`. Raises KieloError for another tokenizer than the one that made
-    the tokens.
+    recipe: of the run, for the card; None if it is not known. how: fields of `ExportOptions`. Raises
+    KieloError for another tokenizer than the one that made the tokens.
     """
     from kielo.artifact.checkpoint_index import read_plain
-    from kielo.checkpoint.export_stage import ExportOptions, wanted_export
     from kielo.dataset.provenance import check_tokenizer_of_checkpoint
-    from kielo.recipe.sections import Model
 
     plain = read_plain(checkpoint)
     identity = plain.get("identity")
@@ -85,27 +96,76 @@ def export_checkpoint(checkpoint: Path, to: Path, tokenizer_folder: Path, **how:
         raise KieloError(
             f"{checkpoint}: what it says of its model is none that this kielo knows ({error})"
         ) from None
-    options = ExportOptions(**how)
-    if wanted_export(checkpoint, to, model, tokenizer_folder, options).stage.is_done():
+    wanted = wanted_export(checkpoint, to, model, tokenizer_folder, ExportOptions(**how))
+    card = _card(wanted, recipe)
+    if not wanted.stage.is_done():
+        from kielo.checkpoint.hugging_face_export import export
+
+        export(checkpoint, to, model, tokenizer_folder, wanted.options, card)
+    elif recipe is not None:
+        _renew_card(to, card)
+    return model
+
+
+def _card(wanted: WantedExport, recipe: Recipe | None) -> str:
+    from kielo.report.model_card import Exported, render_export
+
+    index, identity = wanted.index, wanted.index.plain["identity"]
+    averaged = index.plain.get("averaged_from")
+    origin = f"step {index.step}"
+    if averaged:
+        origin = f"the average of {len(averaged)} checkpoints up to step {index.step}"
+    is_hybrid = identity.get("train", {}).get("causal_share", 0) > 0
+    exported = Exported(wanted.model, origin, identity.get("name"), wanted.options.dtype, is_hybrid)
+    return render_export(exported, recipe)
+
+
+def _renew_card(to: Path, card: str) -> None:
+    """Write the card over one that Kielo wrote. The report has its own for the export of the run itself."""
+    path, run = to / CARD_FILE, run_around(to)
+    if not path.exists() or (run and to.resolve() == run / "hf"):
         return
-    from kielo.checkpoint.hugging_face_export import export
+    if not is_own_text(path):
+        print(f"{path} was changed by hand and stays as it is", file=sys.stderr)
+    elif path.read_text(encoding="utf-8") != marked(card):
+        write_own_text(path, card)
 
-    export(checkpoint, to, model, tokenizer_folder, options)
 
-
-def _checkpoint(path: Path) -> Path:
-    """Returns the checkpoint folder itself, or the newest whole one of a run folder."""
+def _checkpoint(reference: str, sets: Sequence[str]) -> tuple[Path, Recipe | None]:
+    """Returns the checkpoint's folder, the newest whole one of a run, and the recipe of its run, if any."""
     from kielo.artifact.checkpoint_folder import INDEX_NAME
     from kielo.cli.checkpoint import newest_checkpoint
 
-    if (path / INDEX_NAME).is_file():
-        return path
-    if (path / "train" / "checkpoints").is_dir():
-        return newest_checkpoint(path)
-    raise KieloError(
-        f"{path}: neither a checkpoint (no {INDEX_NAME} there) nor a run folder (no train/checkpoints); see "
-        "`kielo checkpoint list RUN`"
+    path = Path(reference)
+    is_run = (path / "train" / "checkpoints").is_dir()
+    if is_run or (path / INDEX_NAME).is_file():
+        run = path if is_run else run_around(path)
+        return newest_checkpoint(path) if is_run else path, _recipe_of(run, sets)
+    if path.is_dir() or not (path.is_file() or reference in shipped_recipes()):
+        what = "folder, checkpoint or recipe"
+        if path.is_dir():
+            what = f"checkpoint (no {INDEX_NAME} there) and no run folder (no train/checkpoints)"
+        raise KieloError(f"{path}: no {what}; see `kielo checkpoint list RUN`")
+    recipe = read_recipe(reference, sets).recipe
+    return newest_checkpoint(run_folder(recipe)), recipe
+
+
+def _recipe_of(run: Path | None, sets: Sequence[str]) -> Recipe | None:
+    """Returns the recipe that a run folder has; None, with a warning, without one that can be read."""
+    try:
+        if run is not None and (sets or (run / RUN_RECIPE_NAME).is_file()):
+            return read_recipe(run, sets).recipe
+        why = f"{run}: no {RUN_RECIPE_NAME} there" if run else "the checkpoint is in no run folder"
+    except KieloError as error:
+        if sets:
+            raise
+        why = str(error)
+    print_text(
+        f"warning: {why}, so the model card has no licence, languages and sources; what would work: "
+        "`kielo export RECIPE`, or a README.md of your own",
+        sys.stderr,
     )
+    return None
 
 
 def _tokenizer_folder(checkpoint: Path, given: str | None) -> Path:

@@ -141,6 +141,10 @@ def _folded(command: str, indent: str) -> str:
 
 def takes_recipe(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help=_RECIPE_HELP, nargs=nargs)
+    takes_sets(parser)
+
+
+def takes_sets(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set",
         dest="sets",

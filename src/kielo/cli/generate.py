@@ -92,5 +92,5 @@ def _hugging_face_folder(options: argparse.Namespace) -> Iterator[Path]:
     checkpoint = newest_checkpoint(folder)
     print(f"the model is {checkpoint}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="kielo-") as place:
-        export_checkpoint(checkpoint, Path(place) / "hf", folder / "tokenizer")
+        export_checkpoint(checkpoint, Path(place) / "hf", folder / "tokenizer", None)
         yield Path(place) / "hf"

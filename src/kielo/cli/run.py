@@ -431,7 +431,10 @@ def _export(invocation: Invocation) -> None:
 
     _need(invocation, "tokenizer", "train")
     export_checkpoint(
-        newest_checkpoint(invocation.folder), invocation.folder / "hf", invocation.folder / "tokenizer"
+        newest_checkpoint(invocation.folder),
+        invocation.folder / "hf",
+        invocation.folder / "tokenizer",
+        invocation.recipe,
     )
 
 

@@ -10,8 +10,8 @@ class Family(NamedTuple):
     """A kind's folder in `models/`, and the class in its model.py.
 
     has_rope: heads are rotated in pairs. is_encoder: every token attends to those after it too.
-    has_relative_positions: attention has terms of each pair's distance. in_transformers: False where only
-    remote code has its classes.
+    has_relative_positions: attention has terms of each pair's distance. in_transformers: False if only
+    remote code has its classes, which goes along with an export.
     """
 
     folder: str

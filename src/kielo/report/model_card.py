@@ -1,10 +1,16 @@
-"""The model card: what `gather` found -> `hf/README.md`, with front matter for the Hugging Face hub."""
+"""The model card, `README.md` of an export, with front matter for the Hugging Face hub.
+
+Of a run whose results are known (`render`, from what `gather` found), or of one exported checkpoint
+(`render_export`, from the checkpoint and the recipe). Both print the same instructions, which tests run.
+"""
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kielo import __version__
 from kielo.artifact.masked_scores import MaskedScores
 from kielo.artifact.own_text import is_own_text, write_own_text
 from kielo.artifact.parity import Parity
@@ -13,7 +19,7 @@ from kielo.artifact.scores import Scores
 from kielo.artifact.weights_folder import is_on_hub
 from kielo.recipe.languages_of_sources import languages_of
 from kielo.recipe.model_types import FAMILIES
-from kielo.recipe.sections import Recipe, Source
+from kielo.recipe.sections import Model, Recipe, Source
 from kielo.report.baselines import HIDDEN_TOKENS, baseline_name
 from kielo.report.units import format_bytes
 from kielo.resolve.overview import Overview
@@ -35,74 +41,118 @@ def write_model_card(gathered: dict[str, Any]) -> Path | None:
 
 
 def render(gathered: dict[str, Any]) -> str:
-    """Returns the card as Markdown."""
-    recipe = gathered["recipe"]
+    """Returns the card of a run as Markdown."""
+    recipe, overview = gathered["recipe"], gathered["overview"]
     is_encoder, is_hybrid = recipe.train.objective == "masked_tokens", recipe.train.causal_share > 0
-    kind = "masked and causal" if is_hybrid else "masked" if is_encoder else "causal"
+    weights = recipe.model.weights
+    base_model = weights.removeprefix("hf:").partition("@")[0] if is_on_hub(weights) else None
     parts = [
-        _front_matter(recipe),
+        _front_matter(recipe, base_model, is_encoder),
         f"# {_plain(recipe.name)}",
         _plain(recipe.description),
-        f"A {kind} language model for {_named_languages(recipe)}, made with "
+        f"A {_kind(is_encoder, is_hybrid)} language model for {_named_languages(recipe)}, made with "
         f"Kielo {gathered['kielo_version']}.",
-        _model(gathered["overview"]),
-        _first_weights(recipe, gathered["row_map"]),
+        _model(overview),
+        _first_weights(weights, base_model, recipe.follows, gathered["row_map"]),
         _bits_per_byte(gathered["scores"]),
         _masked_tokens(gathered["masked_scores"]),
         _parity(gathered["parity"]),
-        "## How to load it",
-        _loading_an_encoder(gathered, is_hybrid) if is_encoder else _loading(gathered),
-        _both_uses() if is_hybrid else "",
+        *_uses((overview.model if overview else recipe.model).model_type, is_hybrid, _first_prompt(gathered)),
         _chat(recipe),
         _training(gathered),
         _limits(recipe),
     ]
+    return _joined(parts)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export is of, as its checkpoint says.
+
+    model: complete. origin: "step 70". run: the run's name, None if the checkpoint does not say. dtype: of
+    the weights. is_hybrid: trained with causal sequences beside hidden tokens.
+    """
+
+    model: Model
+    origin: str
+    run: str | None
+    dtype: str
+    is_hybrid: bool = False
+
+
+def render_export(exported: Exported, recipe: Recipe | None) -> str:
+    """Returns the card of an exported checkpoint as Markdown, without results, which may be of another.
+
+    recipe: None if it is not known; the card then has no licence, languages and sources.
+    """
+    model, run = exported.model, exported.run
+    is_encoder = FAMILIES[model.model_type].is_encoder
+    kind = f"{_kind(is_encoder, exported.is_hybrid)} language model"
+    # A repository has its commit here, which a folder, that may be gone by now, has not.
+    name, _, commit = (model.weights or "").removeprefix("hf:").partition("@")
+    base_model = name if commit else None
+    parts = [
+        _front_matter(recipe, base_model, is_encoder),
+        f"# {_plain(run) if run else f'A {kind}'}",
+        _plain(recipe.description) if recipe else "",
+        f"A {kind}{f' for {_named_languages(recipe)}' if recipe else ''} ({model.model_type}, weights in "
+        f"{exported.dtype}): {exported.origin}{f' of the run {_plain(run)}' if run else ''}, exported by "
+        f"`kielo` {__version__}.",
+        _first_weights(model.weights, base_model, recipe and recipe.follows, None),
+        *_uses(model.model_type, exported.is_hybrid, "…"),
+        *((_chat(recipe), _training({"recipe": recipe}), _limits(recipe)) if recipe else ()),
+    ]
+    return _joined(parts)
+
+
+def loading_call(model_type: str, folder: str) -> str:
+    """Returns the Python expression that loads an export with the head that it was trained with."""
+    family = FAMILIES[model_type]
+    kind = "MaskedLM" if family.is_encoder else "CausalLM"
+    return f'AutoModelFor{kind}.from_pretrained({folder}, dtype="auto"{_remote(model_type)})'
+
+
+def _remote(model_type: str) -> str:
+    return "" if FAMILIES[model_type].in_transformers else ", trust_remote_code=True"
+
+
+def _joined(parts: list[str]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _loading(gathered: dict[str, Any]) -> str:
-    prompt = json.dumps(_first_prompt(gathered), ensure_ascii=False)
-    return (
-        "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        'folder = "."  # this folder, or its name on the hub\n'
-        "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
-        "model = AutoModelForCausalLM.from_pretrained(folder)\n"
-        f'inputs = tokenizer({prompt}, return_tensors="pt")\n'
-        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=80, do_sample=True, top_k=50)[0]))\n"
-        "```"
-    )
+def _kind(is_encoder: bool, is_hybrid: bool) -> str:
+    return "masked and causal" if is_hybrid else "masked" if is_encoder else "causal"
 
 
-def _loading_an_encoder(gathered: dict[str, Any], is_hybrid: bool) -> str:
-    overview = gathered["overview"]
-    is_known = overview and FAMILIES[overview.model.model_type].in_transformers
-    if is_known and is_hybrid:
-        return (
-            "```python\nfrom transformers import AutoModelForMaskedLM, AutoTokenizer\n\n"
-            'folder = "."  # this folder, or its name on the hub\n'
-            "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
-            "model = AutoModelForMaskedLM.from_pretrained(folder)\n"
+def _uses(model_type: str, is_hybrid: bool, prompt: str) -> list[str]:
+    """Returns how the model is loaded and used, with code that runs as it stands."""
+    is_encoder, remote = FAMILIES[model_type].is_encoder, _remote(model_type)
+    folder = '\n\nfolder = "."  # this folder, or its name on the hub\n'
+    if is_encoder and not is_hybrid:
+        code = (
+            f"from transformers import pipeline{folder}"
+            f'fill_mask = pipeline("fill-mask", model=folder{remote})\n'
             "# The mask stands for a word and the space before it.\n"
-            'inputs = tokenizer(f"…{tokenizer.mask_token} …", return_tensors="pt")\n'
+            'print(fill_mask(f"…{fill_mask.tokenizer.mask_token} …"))'
+        )
+    else:
+        text = 'f"…{tokenizer.mask_token} …"' if is_encoder else json.dumps(prompt, ensure_ascii=False)
+        code = (
+            f"from transformers import AutoModelFor{'Masked' if is_encoder else 'Causal'}LM, AutoTokenizer"
+            f"{folder}tokenizer = AutoTokenizer.from_pretrained(folder)\n"
+            f"model = {loading_call(model_type, 'folder')}\n"
+            f'inputs = tokenizer({text}, return_tensors="pt")\n'
+        )
+        code += (
             "place = inputs.input_ids[0].tolist().index(tokenizer.mask_token_id)\n"
-            "print(tokenizer.decode(model(**inputs).logits[0, place - 1].topk(5).indices))\n```"
+            "print(tokenizer.decode(model(**inputs).logits[0, place - 1].topk(5).indices))"
+            if is_encoder
+            else f"print(tokenizer.decode({_GENERATED}))"
         )
-    if is_known:
-        return (
-            "```python\nfrom transformers import pipeline\n\n"
-            'folder = "."  # this folder, or its name on the hub\n'
-            'fill_mask = pipeline("fill-mask", model=folder)\n'
-            "# The mask stands for a word and the space before it.\n"
-            'print(fill_mask(f"…{fill_mask.tokenizer.mask_token} …"))\n```'
-        )
-    return (
-        "```python\nfrom transformers import AutoModelForMaskedLM, AutoTokenizer\n\n"
-        'folder = "."  # this folder, or its name on the hub\n'
-        "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
-        "model = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True)\n```\n\n"
-        "The classes that `config.json` names are not a part of transformers: copy the modules of its "
-        "`auto_map` from a published model of this family into this folder."
-    )
+    return ["## How to load it", f"```python\n{code}\n```", _both_uses() if is_hybrid else ""]
+
+
+_GENERATED = "model.generate(**inputs, max_new_tokens=80, do_sample=True, top_k=50)[0]"
 
 
 def _both_uses() -> str:
@@ -150,39 +200,45 @@ def _measures_of_encoders(scores: MaskedScores) -> str:
     return "".join(f"\n\n{one}" for one in found)
 
 
-def _front_matter(recipe: Recipe) -> str:
+def _front_matter(recipe: Recipe | None, base_model: str | None, is_encoder: bool) -> str:
     """Returns YAML with scalars as JSON strings, which stay strings: a bare `no` would be false."""
+    of_recipe, datasets = [], []
+    if recipe:
+        of_recipe = [
+            f"license: {json.dumps(recipe.report.license)}",
+            "language:",
+            *(f"- {json.dumps(code)}" for code in _languages(recipe)),
+        ]
+        # Only text that certainly came from the hub; a Debian package may have been used in place of its
+        # fallback.
+        datasets = [source.huggingface_dataset for source in recipe.corpus.sources if _is_from_hub(source)]
     lines = [
         "---",
-        f"license: {json.dumps(recipe.report.license)}",
-        "language:",
-        *(f"- {json.dumps(code)}" for code in _languages(recipe)),
+        *of_recipe,
         "library_name: transformers",
-        *([f"base_model: {json.dumps(name)}"] if (name := _base_model(recipe)) else []),
-        f"pipeline_tag: {'fill-mask' if recipe.train.objective == 'masked_tokens' else 'text-generation'}",
+        *([f"base_model: {json.dumps(base_model)}"] if base_model else []),
+        f"pipeline_tag: {'fill-mask' if is_encoder else 'text-generation'}",
     ]
-    # Only text that certainly came from the hub; a Debian package may have been used in place of its
-    # fallback.
-    datasets = [source.huggingface_dataset for source in recipe.corpus.sources if _is_from_hub(source)]
     if datasets:
         lines += ["datasets:", *(f"- {json.dumps(name)}" for name in dict.fromkeys(datasets))]
     return "\n".join([*lines, "tags:", "- kielo", "---"])
 
 
-def _base_model(recipe: Recipe) -> str | None:
-    """Returns OWNER/NAME of the weights on the hub that the training began with; None for others."""
-    weights = recipe.model.weights
-    return weights.removeprefix("hf:").partition("@")[0] if weights and is_on_hub(weights) else None
+def _first_weights(
+    weights: str | None, base_model: str | None, follows: str | None, row_map: RowMap | None
+) -> str:
+    """Says which weights the training began with, without paths of the machine that had them.
 
-
-def _first_weights(recipe: Recipe, row_map: RowMap | None) -> str:
-    """Says which weights the training began with, without paths of the machine that had them."""
-    if recipe.model.weights is None:
+    base_model: OWNER/NAME of the weights on the hub; None for others.
+    """
+    if weights is None:
         return ""
-    if name := _base_model(recipe):
-        said = f"The training began with the weights of {_plain(name)}, whose licence and terms hold too."
-    elif recipe.follows:
-        said = f"The training began with the weights of another run, {_plain(Path(recipe.follows).stem)}."
+    if base_model:
+        said = (
+            f"The training began with the weights of {_plain(base_model)}, whose licence and terms hold too."
+        )
+    elif follows:
+        said = f"The training began with the weights of another run, {_plain(Path(follows).stem)}."
     else:
         said = (
             "The training began with weights of a folder: name them and their licence here before this model "
@@ -258,7 +314,7 @@ def _parity(parity: Parity | None) -> str:
 
 
 def _training(gathered: dict[str, Any]) -> str:
-    recipe, corpus, training = gathered["recipe"], gathered["corpus"], gathered["training"]
+    recipe, corpus, training = gathered["recipe"], gathered.get("corpus"), gathered.get("training")
     lines = []
     for source in recipe.corpus.sources:
         lines.append(f"- Source: {_plain(_source(source))}{_conversations(source)}{_rights(source)}")
@@ -311,7 +367,7 @@ def _chat(recipe: Recipe) -> str:
         "A part of its training text are conversations, laid out by the tokenizer's chat template:\n\n"
         '```python\nchat = [{"role": "user", "content": "…"}]\n'
         "inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, "
-        'return_tensors="pt")\n```'
+        f'return_tensors="pt")\nprint(tokenizer.decode({_GENERATED}))\n```'
     )
 
 
@@ -331,7 +387,7 @@ def _limits(recipe: Recipe) -> str:
 
 def _first_prompt(gathered: dict[str, Any]) -> str:
     samples = gathered["scores"].samples if gathered["scores"] else []
-    return samples[0].prompt if samples else ""
+    return samples[0].prompt if samples else "…"
 
 
 def _plain(text: str) -> str:

@@ -1,7 +1,9 @@
 """LTG-BERT in the published form: parameter names, and `config.json` in and out; torch-free.
 
-The files are made for classes of remote code, Ltgbert* (HPLT) and Norbert* (NorBERT 3), and have no
-model_type. Two things in them mislead. Nothing says how positions are cut into heads (`position_heads`): that
+transformers has no classes for it. Published files are made for remote code, Ltgbert* (HPLT) and Norbert*
+(NorBERT 3), and have no model_type. With an export goes Kielo's own (`modeling_ltg_bert.py`), LtgBert*.
+
+Two things in published files mislead. Nothing says how positions are cut into heads (`position_heads`): that
 follows from the classes, or from the repository's name where it is one of the University of Oslo's; Kielo's
 own files have a key for it. And HPLT trained with layer_norm_eps 1e-5 and no dropout, but its files say 1e-7
 and 0.1: layer_norm_eps is taken as it stands, because the published code computes with it, and dropout is
@@ -29,17 +31,14 @@ _MODULES = {
     "v": "attention.in_proj_v",
     "o": "attention.out_proj",
 }
+# Python files beside this one that go along with an export.
+REMOTE_CODE = ("modeling_ltg_bert.py",)
+_CODE = "modeling_ltg_bert.LtgBert"
 _CLASSES = {"concatenated": "Ltgbert", "interleaved": "Norbert"}
 # Repositories whose classes are named Ltgbert* too, and whose positions are interleaved.
 _INTERLEAVED = ("ltg/bnc-bert", "ltg/norbert3")
 _OWN_KEY = "position_heads"
-_TASKS = (
-    "MaskedLM",
-    "SequenceClassification",
-    "TokenClassification",
-    "QuestionAnswering",
-    "MultipleChoice",
-)
+_TASKS = ("MaskedLM", "SequenceClassification", "TokenClassification")
 
 
 def to_hugging_face(config: Model) -> dict[str, Piece]:
@@ -82,17 +81,17 @@ class _PositionHeads(Unread):
         named = str((reader.get("architectures"), reader.get("auto_map")))
         from_oslo = str(reader.get("_name_or_path")).startswith(_INTERLEAVED)
         usual = "interleaved" if _CLASSES["interleaved"] in named or from_oslo else "concatenated"
-        reader.only("architectures", [[f"{name}ForMaskedLM"] for name in _CLASSES.values()])
+        known = ("LtgBert", *_CLASSES.values())
+        reader.only("architectures", [[f"{name}ForMaskedLM"] for name in known])
         return {_OWN_KEY: reader.only(_OWN_KEY, (usual, *_CLASSES))}
 
     def write(self, model: Model) -> dict[str, Any]:
-        name = _CLASSES[model.position_heads]
-        code = name.lower()
-        automatic = {"AutoModel": "Model"} | {f"AutoModelFor{task}": f"For{task}" for task in _TASKS}
+        automatic = {"AutoConfig": "Config", "AutoModel": "Model"}
+        automatic |= {f"AutoModelFor{task}": f"For{task}" for task in _TASKS}
         return {
-            "architectures": [f"{name}ForMaskedLM"],
-            "auto_map": {"AutoConfig": f"configuration_{code}.{name}Config"}
-            | {key: f"modeling_{code}.{name}{kind}" for key, kind in automatic.items()},
+            "model_type": "ltg_bert",
+            "architectures": ["LtgBertForMaskedLM"],
+            "auto_map": {key: f"{_CODE}{kind}" for key, kind in automatic.items()},
             _OWN_KEY: model.position_heads,
         }
 
