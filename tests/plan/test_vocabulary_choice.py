@@ -1,11 +1,13 @@
 """Keep, extend or replace a vocabulary: shares, tokens, device-hours and the advice."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from kielo.models.families import complete
 from kielo.plan.cost import cost
+from kielo.plan.planned_layout import plan_layouts
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import search
 from kielo.plan.vocabulary_choice import (
@@ -14,12 +16,14 @@ from kielo.plan.vocabulary_choice import (
     Choice,
     Pricing,
     Vocabulary,
+    check_rows,
     embedding_share,
     kind_of,
     recipe_tokens,
 )
+from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
-from kielo.recipe.sections import Recipe
+from kielo.recipe.sections import Model, Recipe
 from kielo.tokenizer.extend import extend
 from kielo.tokenizer.load import load_tokenizer
 from kielo.tokenizer.train import save, train_on
@@ -74,6 +78,14 @@ def test_device_hours_are_the_planners():
     each, frozen = new.text_hours / new.text_tokens, new.relearn_hours / new.relearn_tokens
     assert new.relearn_tokens == TOKENS_PER_NEW_ROW * 16_000
     assert 0.5 * each < frozen < each < kept.text_hours / kept.text_tokens
+    # with every digit: on this vocabulary's fastest layout, and on the same layout with a frozen body
+    model = run.model.model_copy(update={"vocab_size": 16_000})
+    fastest = search(RunToPlan.of(read, model), [1]).ranked[1][0]
+    assert each == pytest.approx(8 / fastest.tokens_per_second / 3600, rel=1e-12)
+    sets = ['train.trainable=["embed", "head"]']
+    still = RunToPlan.of(read_recipe("norwegian_7b", sets).recipe, model)
+    (slow,) = plan_layouts(still, [(fastest.layout, 1, fastest.micro_batch)])
+    assert frozen == pytest.approx(8 / slow.tokens_per_second / 3600, rel=1e-12)
 
 
 def test_a_vocabulary_pays_from_where_both_cost_the_same():
@@ -92,6 +104,60 @@ def test_a_vocabulary_pays_from_where_both_cost_the_same():
     assert (
         at(pays_from).best is not at(pays_from).choices[1] and at(2 * pays_from).best.vocabulary.name == "b"
     )
+
+
+def test_tokens_of_a_recipe_are_those_with_a_trained_body():
+    """Of phases that train the embedding or the head alone none; without a number they follow from text."""
+    assert recipe_tokens(read_recipe("norwegian_7b", ["train.tokens=5000000000"]).recipe) == 5_000_000_000
+    assert recipe_tokens(read_recipe("own_text").recipe) is None
+    phase = {"tokens_per_step": 1000, "sequence_length": 10}
+    phases = [
+        phase | {"tokens": tokens, "trainable": trainable}
+        for tokens, trainable in (
+            (1000, ["embed"]), (2000, ["embed", "head"]), (4000, []), (8000, ["layers.0"]),
+            (16_000, ["embed", "layers.0"]),
+        )
+    ]  # fmt: skip
+    settings = {"name": "t", "language": "et", "corpus": {"sources": ["a.txt"]}}
+    read = Recipe(**settings, phases=phases, model={"vocab_size": 260})
+    assert recipe_tokens(read) == 28_000
+    pricing = without_machine(read)
+    assert pricing.choice(Vocabulary("b", "replace", 300, 2.0, 40), 1e6).relearn_tokens == 3000
+    assert pricing.choice(Vocabulary("b", "keep", 300, 2.0, 0), 1e6, 500).relearn_tokens == 0
+
+
+@pytest.mark.parametrize("rows", [None, 260, 261])
+def test_a_model_has_a_row_for_each_token_of_its_tokenizer(rows):
+    """259 tokens fit into any of these, 260 into two, 261 into two."""
+    model, kept = Model(vocab_size=rows), SimpleNamespace(folder="here")
+    for size in (259, 260, 261):
+        if rows is None or size <= rows:
+            check_rows(model, kept, size)
+        else:
+            with pytest.raises(
+                KieloError, match="here: 261 tokens, and the model has 260; what would work: "
+            ):
+                check_rows(model, kept, size)
+
+
+def test_the_cheaper_of_two_savings_is_advised():
+    """A twentieth of 100 exactly is worth it; FLOPs count where no hours are known."""
+    kept = Choice(Vocabulary("a", "keep", 9, 4.0, 0), 9, 0.1, 100, 0, 100.0, 0.0)
+    found = [
+        replace(kept, vocabulary=of_size(9), text_flops=text, relearn_flops=learn)
+        for text, learn in ((80.0, 15.0), (60.0, 30.0))
+    ]
+    assert Advice(1e6, [kept, *found]).best is found[1]
+    assert Advice(1e6, [kept, found[0]]).best is found[0]
+    assert Advice(1e6, [kept, replace(found[0], relearn_flops=15.001)]).best is kept
+    # 40 less a million bytes of text, for 30: from 750,000 bytes on
+    assert Advice(1e6, [kept, *found]).pays_from_bytes(found[1]) == pytest.approx(750_000)
+    timed = [
+        replace(one, text_hours=hours, relearn_hours=learn)
+        for one, hours, learn in ((kept, 8.0, 0.0), (found[0], 5.0, 2.0), (found[1], 7.0, 1.0))
+    ]
+    assert Advice(1e6, timed).best is timed[1] and timed[1].cost == 7.0
+    assert Advice(1e6, timed).pays_from_bytes(timed[1]) == pytest.approx(2e6 / 3)
 
 
 def test_a_saving_within_a_twentieth_is_none():

@@ -2,17 +2,13 @@
 
 from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import Fp8, Precision, Recipe
-from kielo.resolve.phases import plan_phases
-from kielo.resolve.text import Text
+from kielo.resolve.phases import steps_of
 
 
 def steps_by_precision(recipe: Recipe) -> dict[Precision, int]:
     """Returns precision → steps that the recipe asks for in it, skipped ones included."""
-    asked = full_phases(recipe)
-    phases = plan_phases(
-        asked, [{}] * len(asked), recipe.train.batch_ramp, recipe.seed, Text({}, 0, "", 0, 0).epoch_tokens
-    )
-    after = phases[-1].last_step + 1
+    ramp = recipe.train.batch_ramp
+    after = 1 + sum(steps for phase in full_phases(recipe) for _, steps in steps_of(phase, ramp))
     begins = [
         (1, recipe.train.precision),
         *sorted(recipe.train.precision_changes),

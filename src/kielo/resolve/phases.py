@@ -57,7 +57,7 @@ def plan_phases(
     longest = max(phase.sequence_length for phase in asked)
     for phase, mixture in zip(asked, mixtures, strict=True):
         order_first_sample = sample
-        for tokens_per_step, steps in _steps(phase, ramp if phase.number == 1 else None):
+        for tokens_per_step, steps in steps_of(phase, ramp):
             sequences = max(1, tokens_per_step // phase.sequence_length)
             phases.append(Phase(
                 number=phase.number, first_step=step, steps=steps, first_sample=sample,
@@ -144,8 +144,9 @@ def first_difference(
     return min(different, default=None)
 
 
-def _steps(phase: FullPhase, ramp: BatchRamp | None) -> list[tuple[int, int]]:
-    levels = ramp_steps(ramp, phase.tokens_per_step) if ramp else []
+def steps_of(phase: FullPhase, ramp: BatchRamp | None) -> list[tuple[int, int]]:
+    """Returns (tokens per step, number of such steps) of a phase. ramp: the recipe's, which phase 1 has."""
+    levels = ramp_steps(ramp, phase.tokens_per_step) if ramp and phase.number == 1 else []
     full_steps = (phase.tokens - sum(size * steps for size, steps in levels)) // phase.tokens_per_step
     return (
         [*levels, (phase.tokens_per_step, full_steps)]
