@@ -48,7 +48,21 @@ def of_size(size: int) -> Vocabulary:
 
 def test_the_embedding_and_the_head_are_the_published_share():
     """Llama-3.1-70B: 128,256 rows of 8,192, twice, of 70,553,706,496 parameters."""
-    assert embedding_share(recipe().model, 128_256) == 2 * 128_256 * 8192 / 70_553_706_496
+    matrix, model = 128_256 * 8192, recipe().model
+    assert embedding_share(model, 128_256) == 2 * matrix / 70_553_706_496
+    tied = model.model_copy(update={"tie_word_embeddings": True})
+    assert embedding_share(tied, 128_256) == matrix / (70_553_706_496 - matrix)
+
+
+def test_flops_are_those_of_the_weights_and_of_half_of_the_keys():
+    """Six for each weight but the embedding's. A frozen body's weights have no gradient: four of six."""
+    pricing, matrix = without_machine(recipe()), 128_256 * 8192
+    found = pricing.choice(Vocabulary("a", "replace", 128_256, 4.0, 100), 4e6, 500)
+    body, attention = 70_553_706_496 - 2 * matrix, 80 * 6 * 8192 * 4096
+    assert found.parameters == 70_553_706_496 and found.text_tokens == 1_000_000
+    assert found.text_flops == 1_000_000 * (6 * (body + matrix) + attention)
+    assert found.relearn_tokens == 500
+    assert found.relearn_flops == 500 * (4 * body + 6 * matrix + attention)
 
 
 def test_normistral_pays_for_fewer_tokens_with_the_steps_of_its_recipe():
