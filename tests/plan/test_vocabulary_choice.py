@@ -182,8 +182,9 @@ def test_a_saving_within_a_twentieth_is_none():
         advice = Advice(1e6, [kept, new])
         assert (advice.best is new) == is_better
         assert advice.pays_from_bytes(new) == 0
-    dearer = replace(kept, vocabulary=of_size(9), text_flops=101.0)
-    assert Advice(1e6, [kept, dearer]).pays_from_bytes(dearer) is None
+    for dearer in (100.0, 101.0):
+        other = replace(kept, vocabulary=of_size(9), text_flops=dearer, relearn_flops=1.0)
+        assert Advice(1e6, [kept, other]).pays_from_bytes(other) is None
 
 
 def test_the_kind_follows_from_the_ids(tmp_path):
