@@ -106,6 +106,18 @@ def test_rows_of_the_ranking() -> None:
     ]  # fmt: skip
 
 
+def test_parts_that_one_layout_has_are_shown() -> None:
+    """From half a microsecond on."""
+    parts = {"matrix": 2.0, "bubble": 0.0, "tensor_traffic": 5e-7, "head": 4.9e-7, "my_part": 0.0}
+    some, other = (
+        PlannedLayout(**(vars(FAST) | {"seconds": parts | {"bubble": each}})) for each in (0.0, 1.0)
+    )
+    titles, rows = tables.part_rows([some, other])
+    names = ("matrix products", "pipeline bubble", "tensor traffic")
+    assert titles == ("nodes", "layout", *names, "data traffic hidden")
+    assert [row[2:] for row in rows] == [("2", "0", "5e-07", "0.125"), ("2", "1", "5e-07", "0.125")]
+
+
 ONE = Choice(Layout(tensor=2, pipeline=3), 4, 1, 2)
 NONE = Choice(Layout(tensor=2, pipeline=3, context=5), 1, 1, 2)
 FOUND = Found(
@@ -118,6 +130,8 @@ def test_rows_of_what_is_not_listed() -> None:
     """The reason with most layouts first; a layout that is never possible is named by its axes."""
     assert tables.name(NONE) == "tp2-pp3-cp5" and tables.name(ONE) == ONE.name != "tp2-pp3"
     assert tables.name(Choice(Layout(), 1, 1, 2)) == Choice(Layout(), 1, 1, 2).name
+    square = Choice(Layout(tensor=2, shard=2, replicate=2), 4, 1, 2)
+    assert tables.name(square) == square.name != "tp2"
     assert tables.refusal_rows(FOUND, False) == (
         ("nodes", "layouts", "not listed, for example", "why not"),
         [("any", 2, "tp2-pp3-cp5", "heads"), (3, 4, ONE.name, "too small"), (3, 1, ONE.name, "too large")],
@@ -211,11 +225,21 @@ def test_notes_of_the_wide_output(monkeypatch) -> None:
     ]
     (line,) = tables.notes(RUN, [SLOW], [a_cost()], {3: FAST}, Found(ranked={3: [SLOW]}))[:1]
     assert line.endswith("18,432 tokens/s, 40.0 of 60.0 GB")
+    (line,) = tables.notes(RUN, [FAST], [a_cost()], {3: FAST}, found)[:1]
+    assert line.endswith("18,432 tokens/s, 40.0 of 60.0 GB")
     endless = a_run(max_wall_hours=None)
     endless.card.memory_source = ""
     (line,) = tables.notes(endless, [FAST], [a_cost(failures=failures())], {3: "no"}, found)[1:]
     assert line.startswith("60.0 GB a device are usable. 'dp12") and ". Hours are of 10 minutes to" in line
     assert "held-out text; no queue. MFU" in line
+
+
+def test_the_offer_is_of_the_first_layout_with_tensor_ranks(monkeypatch) -> None:
+    monkeypatch.setattr(tables, "overlap_offer", lambda planned: f"offered: {planned.name}")
+    two, four = a_layout(RUN, tensor=2, shard=6), a_layout(RUN, tensor=4, shard=3)
+    for listed, offered in (([FAST, two, four], [two]), ([four, two], [four]), ([FAST, SLOW], [])):
+        lines = tables.short_notes(RUN, listed, {3: FAST}, "{layout}")
+        assert [line for line in lines if "offered" in line] == [f"offered: {one.name}" for one in offered]
 
 
 def test_costs_of_all_languages() -> None:
@@ -347,3 +371,12 @@ def test_what_failures_cost() -> None:
         "30 s in the mean besides writing; one of several nodes costs those since the last save."
     )
     assert lines[1].startswith("On 20 devices ")
+    # what is below half a second is no part; from half a per cent on another interval is worth a word
+    near = failures(best_share=0.8801, down={"found": 30.0, "start": 90.0, "x": 0.4, "y": 0.5})
+    lines = failure_notes(RUN, [FAST], [a_cost(failures=near)])
+    assert len(lines) == 4 and "In seconds: found 30, start 90, y 0." in lines[1]
+    exactly = failures(best_share=0.005, effective_share=0.0)
+    assert len(failure_notes(RUN, [FAST], [a_cost(failures=exactly)])) == 3
+    for seconds, said in ((47.951 * 3600, "48.0 h"), (48 * 3600 + 1, "2.0 days")):
+        costs = [a_cost(failures=failures(mean_seconds=seconds))]
+        assert failure_rows([FAST], costs)[1][0][1] == said

@@ -14,7 +14,9 @@ from kielo.plan.search import Found
 from kielo.recipe.cards import cluster
 from kielo.recipe.errors import KieloError
 from kielo.resolve import mixture_table as mixture
+from kielo.resolve import resolve as resolving
 from kielo.resolve.mixture_table import MixtureTable, PhaseRow, SourceAmount, SourceRow
+from kielo.resolve.text import imagined_text
 from tests.cli.test_plan_tables import a_cost, a_layout, failures
 
 RECIPE = ["own_text", "--cluster", "lumi_g"]
@@ -54,6 +56,7 @@ class Planner:
 
     def name(self, run: Any, nodes: int, text: str, or_nearest: bool = False) -> Any:
         self.named.append((nodes, text))
+        self.may_be_nearest = or_nearest
         return a_layout(run, nodes, tensor=int(text.removeprefix("tp")), shard=2)
 
 
@@ -121,6 +124,7 @@ def test_hours_rates_and_own_layouts_are_asked_for(planner, capsys) -> None:
     assert len(planner.costs) == 2
     assert main(["plan", *RECIPE, "--nodes", "3", "--failures", "0.5"]) == 0
     assert planner.costs[-1][2].per_1000_device_days == 0.5
+    assert "\nFailures: 0.5 of a device in 1,000 days (--failures). effective" in capsys.readouterr().out
 
 
 def test_refusals(planner, capsys) -> None:
@@ -195,7 +199,9 @@ def test_several_languages_are_planned_as_one(planner, capsys, tmp_path: Path) -
     assert "\nAll 3 languages, a run each, as was planned for et:\nnodes\thours each\tdays in a row" in said
     assert "\n3\t72.0\t9.0\t7,200\t" in said
     assert main(["plan", str(path), "--nodes", "3,5", "--json"]) == 0
-    of_all = json.loads(capsys.readouterr().out)["languages"]
+    said = json.loads(capsys.readouterr().out)
+    of_all = said["languages"]
+    assert said["recipe"] == "x_et"
     assert of_all["codes"] == ["et", "fi", "sv"] and [one["nodes"] for one in of_all["layouts"]] == [3, 5]
 
 
@@ -203,7 +209,7 @@ def test_comparing(planner, capsys, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr("kielo.plan.compare.compare", lambda several: (("a", "b"), [("1", "2")]))
     monkeypatch.setattr("kielo.plan.compare.verdict", lambda several: "+".join(one.name for one in several))
     assert main(["plan", "compare", *RECIPE, "tp2", "tp4", "--nodes", "3,5"]) == 0
-    assert planner.named == [(3, "tp2"), (3, "tp4"), (5, "tp2"), (5, "tp4")]
+    assert planner.named == [(3, "tp2"), (3, "tp4"), (5, "tp2"), (5, "tp4")] and planner.may_be_nearest
     both = "tp2-dp2-mb2-zero1+tp4-dp2-mb2-zero1"
     assert capsys.readouterr().out == f"a\tb\n1\t2\n3 nodes: {both}\n5 nodes: {both}\n"
     assert main(["plan", "compare", *RECIPE, "tp2", "--nodes", "3", "--json", "--wall-hours", "4"]) == 0
@@ -234,7 +240,7 @@ def test_explaining(planner, capsys, monkeypatch, tmp_path: Path) -> None:
     assert capsys.readouterr().out == (
         "so it is.\n\nIn the recipe:\n[layout]\ntensor = 3\n\n[train]\nmicro_batch_sequences = 2\n"
     )
-    assert [one.layout.tensor for one in asked[0]] == [2, 4, 6]
+    assert [one.layout.tensor for one in asked[0]] == [2, 4, 6] and not planner.may_be_nearest
     assert main(["plan", "explain", *RECIPE, "tp3", "--nodes", "3,5"]) == 1
     assert "about one number of nodes: give --nodes one number" in capsys.readouterr().err
     drawn = []
@@ -257,6 +263,69 @@ def test_calibrating(capsys, monkeypatch, tmp_path: Path) -> None:
     assert main(["plan", "calibrate", "a", "b", "--to", str(to)]) == 0
     assert to.read_text() == str(([Path("a"), Path("b")], "site"))
     assert capsys.readouterr().out == f"wrote {to}; plan with it: kielo plan RECIPE --machine {to}\n"
+
+
+@pytest.fixture
+def resolver(planner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple]:
+    """A folder without runs. Returns a list that gets the layout, ranks and devices that are asked for."""
+    asked: list[tuple] = []
+
+    def resolve(recipe: Any, folder: Path, world_size: int, device: str) -> Any:
+        asked.append((recipe.layout.tensor, recipe.train.micro_batch_sequences, world_size, device))
+        return real(recipe, "", world_size, device, text=imagined_text(recipe))
+
+    real = resolving.resolve
+    monkeypatch.setattr(resolving, "resolve", resolve)
+    monkeypatch.setattr(choose_layout, "named", lambda run, nodes, name: (
+        planner.named.append((nodes, name)) or a_layout(run, nodes, tensor=2, shard=4 * nodes)
+    ))  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    return asked
+
+
+SETS = ["--set", "train.tokens_per_step=8192", "--set", "train.precision=bf16"]
+DEMO = ["plan", "resolve", "demo_estonian", *SETS]
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        ([], (1, 8, 1, "cpu")), (["--ranks", "2"], (1, 8, 2, "cpu")),
+        (["--cluster", "lumi_g"], (1, 8, 1, "cuda")),
+        (["--cluster", "lumi_g", "--nodes", "2"], (1, 8, 16, "cuda")),
+        (["--cluster", "lumi_g", "--nodes", "2,4"], (1, 8, 16, "cuda")),
+        (["--cluster", "lumi_g", "--nodes", "2,4", "--layout", "tp2"], (2, 2, 16, "cuda")),
+        (["--nodes", "1"], (1, 8, 2, "cpu")),
+    ],
+)  # fmt: skip
+def test_resolving_on_ranks(resolver, planner, capsys, words, asked) -> None:
+    """One rank, --ranks, or all devices of the first number of --nodes; and a layout that is chosen there."""
+    assert main([*DEMO, *words]) == 0
+    assert resolver == [asked]
+    said = capsys.readouterr().out
+    assert planner.named == ([(2, "tp2")] if "--layout" in words else [])
+    assert f"\nworld_size\t{asked[2]}\n" in said and '\ndevice\t"' + asked[3] in said
+    path = Path("runs/demo_estonian/resolved.toml")
+    ends = f"wrote {path}\n"
+    if "--layout" in words:
+        ends += (
+            "to train on this layout, put it into the recipe:\n[layout]\ntensor = 2\n\n[train]\n"
+            "micro_batch_sequences = 2\n"
+        )
+    assert said.endswith(ends) and f"world_size = {asked[2]}\n" in path.read_text()
+
+
+def test_resolving_is_no_harm_to_a_run_that_trained(resolver, capsys) -> None:
+    folder = Path("runs/demo_estonian")
+    (folder / "train" / "checkpoints" / "step_00000005").mkdir(parents=True)
+    assert main([*DEMO, "--ranks", "2"]) == 0
+    path = folder / "resolved.toml"
+    assert capsys.readouterr().out.endswith(f"{path} stays as it is: the run has trained\n")
+    assert not path.exists()
+    assert main([*DEMO, "--ranks", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["placement"]["world_size"] == 2
+    assert main([*DEMO, "--ranks", "2", "--layout", "tp2"]) == 1
+    assert refusal(capsys) == "kielo: --layout is chosen for --nodes; leave --ranks out"
 
 
 LONG = "a_name_of_seventeen"[:17]

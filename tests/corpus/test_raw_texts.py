@@ -235,7 +235,7 @@ def test_pages_and_program_files_by_their_bytes(tmp_path):
     tag = b'<meta charset="iso-8859-1">'
     assert read(b" " * (4096 - len(tag)) + tag + b"\xf5", 9000) == "õ"  # the first 4,096 bytes are looked at
     with pytest.raises(BadRecord, match=r"invalid UTF-8 \(byte 0xf5"):
-        read(b" " * 4090 + tag + b"\xf5", 9000)
+        read(b" " * (4096 - len(b'<meta charset="')) + tag + b"\xf5", 9000)  # and not one more
     for wrong, words in ((meta % "utf-7", "unknown charset 'utf-7'"), (meta % "klingon", "unknown charset")):
         with pytest.raises(BadRecord, match=words) as refusal:
             read(wrong.encode())

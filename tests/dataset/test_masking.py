@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken, Tokenizer
 
 from kielo.artifact.manifest import read_manifest, write_stage
 from kielo.artifact.token_shards import TokenShard, TokenShardWriter
@@ -21,6 +22,7 @@ from kielo.tokenizer.load import decode, load_tokenizer, role_id
 from kielo.tokenizer.train import train_tokenizer
 from tests.dataset.test_batches import LENGTH, make_documents, phase, recipe, write_corpus
 from tests.dataset.test_order import plain_key, plain_scramble
+from tests.tokenizer.test_by_hand import by_hand
 
 VOCABULARY = 290
 SEED, KINDS = 5, ("subword", "whole_word", "span")
@@ -171,6 +173,20 @@ def test_the_rate_goes_from_the_first_to_the_last_step() -> None:
     assert [masking_rate(0.3, 0.15, step, 101) for step in (1, 51, 101)] == pytest.approx([0.3, 0.225, 0.15])
     assert masking_rate(0.3, 0.15, 1, 1) == 0.3
     assert [masking_rate(0.3, 0.15, step, 2) for step in (1, 2)] == pytest.approx([0.3, 0.15])
+
+
+def test_ids_of_control_tokens_and_ids_of_nothing_are_not_drawn(tmp_path: Path) -> None:
+    """Of the ids 0 to 9 a, b and c are ordinary: c is at 6, and a control token beside the model at 7."""
+    folder = by_hand(tmp_path, "a", "b", "c", special=("</s>", "<mask>"), gap=2, mask_token="<mask>")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken("<extra>", special=True)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    added = tokenizer.token_to_id("<extra>")
+    found = masking_vocabulary(folder, "span")
+    assert found.mask_id == 1 and found.pieces is None and added not in (2, 3, 6)
+    assert np.flatnonzero(found.is_control).tolist() == sorted({0, 1, added})
+    assert found.ordinary_ids.tolist() == [2, 3, 6]
+    assert masking_vocabulary(folder, "whole_word").pieces is not None
 
 
 def test_a_tokenizer_without_a_mask_token_is_refused(tmp_path: Path) -> None:

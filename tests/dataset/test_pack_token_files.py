@@ -236,6 +236,22 @@ def test_shares_of_ends_at_their_borders(run: Path, rows: Rows, tmp_path: Path) 
         check(run, tmp_path / "flat", [words] * 12, write_npy)
 
 
+def test_one_file_without_an_index_needs_an_end(run: Path, rows: Rows, tmp_path: Path) -> None:
+    """Its documents are only where end-of-text is. Files with an index alone are not looked through."""
+    words, folder = [row[:-1] for row in rows[:3]], tmp_path / "data"
+    folder.mkdir()
+    write_shard(folder / "a", words)
+    write_npy(folder / "b", words)
+    files = tuple(describe(folder / name, 2) for name in ("a.bin", "b.npy"))
+    tokens = [file.tokens for file in files]
+    found = FoundFiles(folder, files, (0, 0))
+    stream = TokenSet(folder, list(files), sum(tokens), 0)
+    with pytest.raises(KieloError, match=rf"none of {sum(tokens)} tokens looked at in 2 files is 0"):
+        check_token_files("web", found, stream, load_tokenizer(run / "tokenizer"), "own hash")
+    with pytest.raises(KieloError, match="0 of 3 documents looked at end with 0"):
+        check(run, tmp_path / "indexed", words)
+
+
 def test_a_share_of_the_tokens_comes_back(run: Path, tmp_path: Path) -> None:
     """Nine of ten tokens are those that the tokenizer writes for their text; fewer are refused."""
     tokenizer = load_tokenizer(run / "tokenizer")

@@ -8,6 +8,7 @@ from kielo.plan import compute_budget
 from kielo.plan.compute_budget import advise, parameters_of
 from kielo.plan.scaling_laws import CHINCHILLA, Choice, best_repeated, of_size, repeated, repeated_loss
 from kielo.recipe.read import read_recipe
+from kielo.recipe.sections import Recipe
 
 FLOPS, UNIQUE = 6 * 1.2e9 * 40e9, 2_000_000_000
 
@@ -83,6 +84,23 @@ def test_a_recipe_has_its_size_and_its_length(monkeypatch):
         "dataset.max_epochs = 4.5; what would work: at most 9,000,000,000 tokens, dataset.max_epochs = "
         f"{math.ceil(at)}, or more text"
     )
+
+
+def test_a_recipe_without_a_budget_or_without_a_size_has_fewer_rows(monkeypatch):
+    """Its length is not looked at, or its size is not; tokens that are too many are refused in any case."""
+    monkeypatch.setattr(compute_budget, "best_repeated", best_of(8e9))
+    settings = {"name": "t", "language": "et", "corpus": {"sources": ["a.txt"]}}
+    sized = Recipe(**settings, model={"vocab_size": 260})
+    found = advise(FLOPS, UNIQUE, 4, sized)
+    assert [row.what for row in found.rows[2:]] == ["this size"] and found.complaints == ()
+    assert found.sentences == ()
+    train = {"tokens": 9_000_000_000}
+    monkeypatch.setattr(compute_budget, "model_of_weights_here", lambda model: None)
+    elsewhere = Recipe(**settings, train=train, model={"weights": "hf:a/b"}, tokenizer={"path": "x"})
+    assert parameters_of(elsewhere) is None
+    found = advise(FLOPS, UNIQUE, 4, elsewhere)
+    assert len(found.rows) == 2 and "4.50 times" in found.complaints[0]
+    assert len(advise(FLOPS, UNIQUE, 4).rows) == 2
 
 
 def test_choices_count_what_they_read():

@@ -11,7 +11,10 @@ from kielo.plan.failures import Rate
 from kielo.plan.planned_layout import PlannedLayout, plan_layouts, shares_of
 from kielo.plan.precision import matrix_recipe
 from kielo.plan.run_to_plan import RunToPlan
+from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Fp8, Layout
+from tests.plan.hand_made import model
+from tests.plan.test_run_to_plan import recipe
 from tests.plan.test_search import run_of
 
 SETS = ["checkpoint.every_steps=500", "checkpoint.memory_every_steps=50"]
@@ -108,6 +111,50 @@ def test_an_expectation_is_of_the_same_devices():
     for update in ({"accelerator": "h100_80"}, {"device": "cpu"}):
         other = resolved.model_copy(update={"placement": resolved.placement.model_copy(update=update)})
         assert with_expectation(other, recipe) == other
+
+
+@pytest.mark.parametrize(("names", "sets"), [("a", 1), ("ab", 3), ("abc", 4)])
+def test_held_out_text_takes_a_third_of_trained_text(names, sets):
+    """A look is at the set of all sources, and of several also at each source. Ten steps have three looks."""
+    sources = [{"name": name, "path": f"{name}.txt"} for name in names]
+    train = {"tokens": 983_040, "tokens_per_step": 98_304, "heldout_every_steps": 3, "heldout_sequences": 64}
+    found = cost(planned := on_node(RunToPlan.of(recipe(corpus={"sources": sources}, train=train), model())))
+    tokens = 3 * sets * 64 * 2048
+    assert found.steps == 10
+    assert found.heldout_seconds == pytest.approx(tokens / 3 / planned.tokens_per_second)
+
+
+def test_steps_that_are_skipped_take_no_time():
+    """The steps 2 to 4 and 9 of ten."""
+    train = {"tokens": 983_040, "tokens_per_step": 98_304}
+    whole, skipping = (
+        cost(on_node(RunToPlan.of(recipe(train=train | more), model()))).training_seconds
+        for more in ({}, {"skip_steps": [(2, 4), (9, 9)]})
+    )
+    assert skipping == pytest.approx(0.6 * whole)
+
+
+def test_emulated_fp8_has_no_expectation():
+    """A run in bf16 has one, whatever its settings of FP8; and FP8 on devices that have it."""
+    run = run_of("norwegian_7b", "cluster=dgx_h100")
+    planned = on_node(run)
+    recipe, resolved = with_layout(run.recipe, planned), resolved_of(planned)
+
+    def told(precision: str, emulate: bool) -> float | None:
+        train = {"precision": precision, "fp8": Fp8(emulate=emulate)}
+        train = resolved.identity.train.model_copy(update=train)
+        identity = resolved.identity.model_copy(update={"train": train})
+        of = with_expectation(resolved.model_copy(update={"identity": identity}), recipe)
+        return of.placement.phases[0].planned_tokens_per_second
+
+    wide = told("bf16", False)
+    assert told("bf16", True) == wide and told("fp8", False) > 1.1 * wide
+    assert told("fp8", True) is None
+    # on devices without FP8 nothing is planned; a card of the person's own that is not there is told
+    gone = recipe.model_copy(update={"machine": "gone.toml"})
+    with pytest.raises(KieloError, match="gone.toml"):
+        with_expectation(resolved, gone)
+    assert with_expectation(resolved, recipe.model_copy(update={"cluster": "laptop"})) == resolved
 
 
 def test_shares_of_a_layout_are_rounded_up():

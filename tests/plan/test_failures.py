@@ -199,6 +199,23 @@ def test_spare_nodes_are_enough_for_95_of_100_jobs() -> None:
     assert spares(0.01) == 0
     # of a mean of 1: 0.368, 0.736, 0.920, 0.981
     assert spares(1) == 3
+    assert spares(0) == 0
+
+
+def test_jobs_of_thousands_of_failures_have_an_answer() -> None:
+    """Their probabilities and exponentials are beyond a float's. Spares by logarithms of the factorials."""
+    for mean in (700, 1000, 20_000):
+        sure = spares(mean)
+        below = [
+            math.fsum(math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(last))
+            for last in (sure, sure + 1)
+        ]
+        assert below[0] < 0.95 <= below[1] + 1e-6
+    assert effective_share(30_000, Save(2, 20), 10, 100) == 0
+    layout, steps = Layout(shard=8), Steps(10, 2, 3000, 30)
+    rate = Rate(1000 * 86_400 / 80, "a failure in ten seconds")
+    for copies in (None, Copies(1500, Save(2, 20)), Copies(1, Save(2, 20))):
+        assert expect(rate, layout, Save(2, 20), steps, 20, 1e5, copies).effective_share == 0
 
 
 @pytest.fixture(scope="module")
@@ -261,5 +278,9 @@ def test_plan_failures(capsys) -> None:
     text = capsys.readouterr().out
     assert "failure in" in text and "arXiv:2407.21783" in text and "2.1 days" in text
     assert "checkpoint.every_steps = 2000 is a save every" in text and "what would work: checkpoint" in text
+    assert main([*words, "checkpoint.every_steps=2000", "--failures", "100"]) == 1
+    said = capsys.readouterr().err
+    assert "on 1,024 devices, 100 failures of a device in 1,000 days are a failure every 844 s" in said
+    assert "a save every 2000 steps keeps less than 1% of the time; what would work: checkpoint" in said
     assert main(["plan", ESTONIAN, "--nodes", "128", "--failures", "seldom"]) == 1
     assert "llama3" in capsys.readouterr().err

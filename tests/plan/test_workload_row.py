@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kielo.models.families import complete
 from kielo.plan.collective_seconds import data_seconds, ring_bandwidth
-from kielo.plan.efficiency import Efficiency, fitted
-from kielo.plan.workload import Workload
+from kielo.plan.efficiency import ENGINES, Efficiency, fitted
+from kielo.plan.workload import ATTENTION_KERNELS, RECIPES, Workload
 from kielo.plan.workload_row import workload_row
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.read import read_recipe
-from kielo.recipe.sections import Layout
+from kielo.recipe.sections import Fp8, Layout, Model
 from kielo.resolve.activation_bytes import layer_bytes, memory_columns
 from kielo.resolve.memory import memory_bytes
 from kielo.resolve.memory_row import StepSize, TrainOptions
@@ -122,6 +123,65 @@ def test_layers_keep_what_autograd_keeps():
         assert kept(layout=Layout(**layout), bytes_per_element=bytes_per_element)[0] == pytest.approx(
             measured, rel=0.002
         )
+
+
+def row_of(train: TrainOptions | None = None, model: Model | None = None, **layout: Any) -> dict[str, Any]:
+    return workload_row(
+        model or planned(1, 2).identity.model, Layout(**{"shard": 8} | layout), accelerator("h100_80"),
+        cluster("dgx_h100"), StepSize(512, 1, 4), train or TrainOptions(),
+    )  # fmt: skip
+
+
+def test_a_row_has_the_settings_of_kielo():
+    """FSDP2 with weights and gradients in fp32, FlashAttention, bf16 products; nothing dropped or cut."""
+    row = row_of(replicate=2)
+    expected = {
+        "layers": 4, "heads": 16, "kv_heads": 8, "head_dim": 64, "data": 16, "weight_bytes": 4,
+        "gradient_bytes": 4, "dropout": 0.0, "unfused_norms": 0.0, "whole_logits": 0.0, "deterministic": 0.0,
+        "causal": 1.0, "recipe": RECIPES.index("bf16"), "kernel": ATTENTION_KERNELS.index("flash"),
+        "engine": ENGINES.index("fsdp"), "overlap_chunks": 1, "recipe_share": 1.0,
+        "wide_weight_gradients": 0.0, "ring_share": 0.0,
+        # 3,200 Gbit/s a node of eight, by NVIDIA's page
+        "node_devices": 8, "network_bandwidth": 50e9, "peak": 989e12, "peak_recipe": 989e12,
+    }  # fmt: skip
+    assert {name: row[name] for name in expected} == expected
+    bert = read_recipe("demo_estonian_bert").recipe.model.model_copy(update={"vocab_size": 8192})
+    assert row_of(model=complete(bert, 512))["causal"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("layout", "again"),
+    [
+        ({}, {}),
+        ({"recompute": "full"}, {"layers": 1}),
+        ({"recompute": "full", "recompute_every_layers": 4}, {"layers": 0.25}),
+        ({"recompute": "operators"}, {"operators": 1}), ({"recompute": "attention"}, {"attention": 1}),
+        ({"recompute": "norms+activations"}, {"norms": 1, "activations": 1}),
+    ],
+)  # fmt: skip
+def test_what_is_recomputed_has_its_share(layout, again):
+    row, parts = row_of(**layout), ("layers", "operators", "attention", "norms", "activations")
+    assert {part: row[f"{part}_again"] for part in parts} == dict.fromkeys(parts, 0) | again
+
+
+def test_precision_and_dropout_have_their_columns():
+    """Products in FP8 gather at once; a finer scaling has its own products, and the finest wide gradients."""
+    fp8, rows, finest = (
+        row_of(TrainOptions("fp8", Fp8(scaling=scaling)), tensor=2, tensor_overlap="chunked")
+        for scaling in ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+    )
+    names = ("recipe", "overlap_chunks", "recipe_share", "wide_weight_gradients", "peak", "peak_recipe")
+    eight = [RECIPES.index(recipe) for recipe in ("fp8", "fp8_rowwise", "fp8_rowwise")]
+    assert [[row[name] for name in names] for row in (fp8, rows, finest)] == [
+        [recipe, 1, 1.0, wide, 989e12, 1979e12] for recipe, wide in zip(eight, (0.0, 0.0, 1.0))
+    ]
+    assert row_of(tensor=2, tensor_overlap="chunked")["overlap_chunks"] == 2
+    kept = row_of(TrainOptions("fp8", Fp8(kept_in_bf16=("layers.0",))))
+    assert kept["recipe_share"] == 0.75
+    # in bf16 no product is left out of anything
+    assert row_of(TrainOptions("bf16", Fp8(kept_in_bf16=("layers.0",))))["recipe_share"] == 1.0
+    some = row_of(TrainOptions(hidden_dropout=0.001, deterministic=True))
+    assert (some["dropout"], some["deterministic"]) == (1.0, 1.0)
 
 
 def test_columns_do_not_depend_on_what_a_search_changes():

@@ -117,6 +117,14 @@ def test_an_end_of_text_is_found_by_its_role(tmp_path):
     assert encode(load_tokenizer(folder), ["ab", "a"]) == [[3, 4], [3]]
 
 
+def test_text_is_not_joined_to_or_with_a_control_token(tmp_path):
+    """Merges that make it, or have it on either side, are none for texts; the others stay."""
+    merges = [("a", "b"), ("ab", "c"), ("c", "ab"), ("c", "d")]
+    folder = by_hand(tmp_path, "a", "b", "c", "d", "abc", "cab", "cd", merges=merges, special=(END, "ab"))
+    tokenizer = load_tokenizer(folder)
+    assert encode(tokenizer, ["ab", "abc", "cab", "cd"]) == [[2, 3], [2, 3, 4], [4, 2, 3], [8]]
+
+
 def test_tokens_that_are_no_text(tmp_path):
     """By their flag, role, form or the chat template; bytes and single characters are always text."""
     folder = by_hand(

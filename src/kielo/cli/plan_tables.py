@@ -147,7 +147,7 @@ def notes(
         best = found.ranked[nodes][0] if found.ranked[nodes] else None
         behind = (
             f", {1 - planned.tokens_per_second / best.tokens_per_second:.0%} slower than the best"
-            if best and planned.tokens_per_second <= best.tokens_per_second
+            if best and planned.tokens_per_second < best.tokens_per_second
             else ""
         )
         need = planned.need

@@ -26,6 +26,7 @@ _RANK_BYTES_PER_SECOND, _FILE_SYSTEM_SHARE = 1e9, 0.5
 _COPY_PASSES, _TCP_SHARE = 3, 0.1
 _WEIGHT_BYTES = 4  # of a parameter in a checkpoint, beside its two moments
 _FORWARD_SHARE = 1 / 3  # of a trained token's work, for one of held-out text
+_LEAST_SHARE = 0.01  # of a job's time, that failures leave for steps that are kept
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def cost(planned: PlannedLayout, wall_hours: float | None = None, rate: Rate | N
     """Computes the cost of all phases on this layout, in jobs of at most `wall_hours`.
 
     wall_hours: default, the site's longest. rate: how often devices fail; default, never. Raises KieloError
-    for what `resolve` refuses, and if a job would end before its first save.
+    for what `resolve` refuses, if a job would end before its first save, and if failures leave it no time.
     """
     run = planned.run
     resolved = resolved_of(planned)
@@ -95,6 +96,13 @@ def cost(planned: PlannedLayout, wall_hours: float | None = None, rate: Rate | N
             placement.train.hang_seconds,
         )
         failures = expect(rate, planned.layout, Save(stop, safe), steps, safe, job, copies)
+        if failures.effective_share < _LEAST_SHARE:
+            raise KieloError(
+                f"--failures: on {planned.devices:,} devices, {rate.per_1000_device_days:g} failures of a "
+                f"device in 1,000 days are a failure every {failures.mean_seconds:,.0f} s, and a save every "
+                f"{checkpoint.every_steps} steps keeps less than {_LEAST_SHARE:.0%} of the time; what would "
+                f"work: checkpoint.every_steps = {failures.best_steps}, a lower rate, or fewer nodes"
+            )
         work = (training + heldout_seconds) / failures.effective_share
     jobs = 1
     if wall is not None:

@@ -216,6 +216,8 @@ def _own_share(
     saved = effective_share(interval, save, mean_seconds, down_seconds - save.safe)
     interval = copies.between * steps.seconds
     copied = effective_share(interval, copies.cost, mean_seconds, down_seconds)
+    if not (saved and copied):
+        return 0.0
     return 1 / ((1 - _SEVERAL_NODES_SHARE) / copied + _SEVERAL_NODES_SHARE / saved)
 
 
@@ -246,9 +248,10 @@ def effective_share(interval_seconds: float, save: Save, mean_seconds: float, do
     Daly's model with the time lost until the next step, in which a job may fail again; and a failure also
     costs the steps that were taken while the newest save was being written.
     """
-    lost = math.exp((down_seconds + save.safe) / mean_seconds)
-    segment = math.expm1((interval_seconds + save.stop) / mean_seconds)
-    return interval_seconds / (mean_seconds * lost * segment)
+    # By exponentials of negative numbers, which do not overflow.
+    segment = (interval_seconds + save.stop) / mean_seconds
+    lost = (down_seconds + save.safe) / mean_seconds
+    return interval_seconds / mean_seconds * math.exp(-lost - segment) / -math.expm1(-segment)
 
 
 def restart_seconds(layout: Layout, devices: int, read_seconds: float) -> dict[str, float]:
@@ -276,10 +279,10 @@ def communicators(layout: Layout, devices: int) -> int:
 
 def spares(mean_failures: float) -> int:
     """Returns the fewest nodes that are enough with 95 %, if each failure takes one (Poisson)."""
-    probability = total = math.exp(-mean_failures)
-    number = 0
+    logarithm, number = -mean_failures, 0  # of a probability that may be too small for a float
+    total = math.exp(logarithm)
     while total < _SURE_OF_SPARES:
         number += 1
-        probability *= mean_failures / number
-        total += probability
+        logarithm += math.log(mean_failures / number)
+        total += math.exp(logarithm)
     return number

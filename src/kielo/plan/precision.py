@@ -1,18 +1,12 @@
 """Precision of a run for plans: that of most steps, and its name in the planner's columns; no torch."""
 
-from kielo.recipe.phases import full_phases
+from kielo.recipe.phases import steps_of_run
 from kielo.recipe.sections import Fp8, Precision, Recipe
-from kielo.resolve.phases import plan_phases
-from kielo.resolve.text import Text
 
 
 def steps_by_precision(recipe: Recipe) -> dict[Precision, int]:
     """Returns precision → steps that the recipe asks for in it, skipped ones included."""
-    asked = full_phases(recipe)
-    phases = plan_phases(
-        asked, [{}] * len(asked), recipe.train.batch_ramp, recipe.seed, Text({}, 0, "", 0, 0).epoch_tokens
-    )
-    after = phases[-1].last_step + 1
+    after = 1 + (steps_of_run(recipe) or 1)  # of a run whose length is not known yet, one step
     begins = [
         (1, recipe.train.precision),
         *sorted(recipe.train.precision_changes),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from kielo.plan.planned_layout import PlannedLayout
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import Found, search
+from kielo.recipe.sections import Phase, Recipe, Train
 
 
 def strong_and_weak(
@@ -18,9 +19,17 @@ def strong_and_weak(
     first = strong[0].nodes
     weak = []
     for planned in strong:
-        train = run.recipe.train.model_copy(
-            update={"tokens_per_step": run.recipe.train.tokens_per_step * planned.nodes // first}
-        )
-        grown = RunToPlan.of(run.recipe.model_copy(update={"train": train}), run.model)
+        grown = RunToPlan.of(_grown(run.recipe, planned.nodes, first), run.model)
         weak += search(grown, [planned.nodes]).ranked[planned.nodes][:1]
     return strong, weak
+
+
+def _grown(recipe: Recipe, nodes: int, first: int) -> Recipe:
+    """Returns the recipe with nodes / first times the tokens in each step of each phase."""
+
+    def larger(part: Train | Phase) -> Train | Phase:
+        tokens = part.tokens_per_step
+        return part.model_copy(update={"tokens_per_step": tokens and tokens * nodes // first})
+
+    phases = tuple(larger(phase) for phase in recipe.phases)
+    return recipe.model_copy(update={"train": larger(recipe.train), "phases": phases})

@@ -1,0 +1,45 @@
+"""Strong and weak scaling: which searches are asked for, with which batch."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kielo.plan import scaling
+from kielo.plan.run_to_plan import RunToPlan
+from kielo.plan.scaling import strong_and_weak
+from kielo.plan.search import Found
+from tests.plan.hand_made import model
+from tests.plan.test_run_to_plan import recipe
+
+
+def fastest(nodes: int, name: str) -> Any:
+    return SimpleNamespace(nodes=nodes, name=name)
+
+
+def test_a_batch_grows_with_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the smallest number on which a layout runs; where none runs there is no point in either curve."""
+    asked = []
+
+    def search(run: RunToPlan, nodes: list[int]) -> Found:
+        asked.append((nodes, run.recipe.train.tokens_per_step, run.phase.tokens_per_step))
+        (number,) = nodes
+        names = ["fast", "slow"] if number != 6 else []
+        return Found(ranked={number: [fastest(number, name) for name in names]})
+
+    monkeypatch.setattr(scaling, "search", search)
+    run = RunToPlan.of(recipe(), model())
+    numbers = [1, 2, 3, 5, 6]
+    ranked = {number: [fastest(number, "first"), fastest(number, "second")] for number in numbers[1:]}
+    strong, weak = strong_and_weak(run, numbers, Found(ranked=ranked | {1: []}))
+    assert [(one.nodes, one.name) for one in strong] == [(number, "first") for number in (2, 3, 5, 6)]
+    batch = 98_304
+    grown = [batch, batch * 3 // 2, batch * 5 // 2, 3 * batch]
+    assert asked == [([number], tokens, tokens) for number, tokens in zip((2, 3, 5, 6), grown)]
+    assert [(one.nodes, one.name) for one in weak] == [(2, "fast"), (3, "fast"), (5, "fast")]
+    # a phase with steps of its own has larger ones too, and the other those of [train]
+    phases = [{"tokens": 10**6}, {"tokens": 10**7, "tokens_per_step": 2048}]
+    phased = RunToPlan.of(recipe(train={"tokens_per_step": batch}, phases=phases), model())
+    asked.clear()
+    strong_and_weak(phased, [2, 3], Found(ranked={number: [fastest(number, "first")] for number in (2, 3)}))
+    assert asked == [([2], batch, 2048), ([3], batch * 3 // 2, 3072)]
