@@ -200,6 +200,8 @@ def _do(name: str, invocation: Invocation, is_chosen: bool) -> None:
         again = "" if name == "train" else f"; --again {name} redoes it"
         begin = "  " if titled() else title + ":"
         print(f"{begin} nothing to do, same inputs and recipe{again}", flush=True)
+    elif not titled():  # it was made again without a word
+        print(title, flush=True)
 
 
 @contextmanager
