@@ -1,5 +1,6 @@
 """`kielo run` around stages whose work is known: which are made, with what, and what is said of it."""
 
+import io
 import json
 import os
 import signal
@@ -233,12 +234,29 @@ def test_a_second_run_says_which_stages_have_nothing_to_do(stages, recipe, capsy
     assert capsys.readouterr().out.startswith("── tokenizer\nhash differs\n")
 
 
-def test_words_of_a_stage_on_stderr_come_after_its_title(stages, recipe, capsys, monkeypatch) -> None:
+class Late(io.StringIO):
+    """A stream whose text arrives when it is flushed, as that of a pipe."""
+
+    def __init__(self, arrived: list[str]) -> None:
+        super().__init__()
+        self._arrived = arrived
+
+    def flush(self) -> None:
+        if text := self.getvalue():
+            self._arrived.append(text)
+            self.seek(0)
+            self.truncate()
+
+
+def test_words_of_a_stage_on_stderr_come_after_its_title(stages, recipe, monkeypatch) -> None:
+    """Also where stdout waits until it is flushed."""
     assert run(recipe, "--to", "corpus") == 0
-    capsys.readouterr()
-    stages.during = {"corpus": lambda: sys.stderr.write("warning\nagain\n")}
-    assert run(recipe, "--to", "corpus", "--json") == 0
-    assert capsys.readouterr().err.splitlines()[:3] == ["── corpus", "warning", "again"]
+    arrived: list[str] = []
+    monkeypatch.setattr(sys, "stdout", Late(arrived))
+    monkeypatch.setattr(sys, "stderr", Late(arrived))
+    stages.during = {"corpus": lambda: [print(word, file=sys.stderr, flush=True) for word in ("one", "two")]}
+    assert run(recipe, "--to", "corpus") == 0
+    assert arrived[:3] == ["── corpus\n", "one\n", "two\n"] and "nothing to do" in arrived[3]
 
 
 def test_ranks_are_started_for_more_than_one(stages, recipe, monkeypatch, capsys) -> None:
@@ -340,11 +358,11 @@ def test_what_cannot_work_is_refused_before_the_stages(stages, recipe, tmp_path)
 
 def test_a_tokenizers_shortage_and_row_map_are_told_when_it_is_made(stages, recipe, capsys, monkeypatch):
     made = RowMap(method="mean", old_tokenizer="", old_vocabulary_size=4, rows=[[1], [2]], control_tokens={})
-    monkeypatch.setattr("kielo.tokenizer.train.unfilled_vocabulary", lambda recipe, made: "too few words")
+    monkeypatch.setattr("kielo.tokenizer.train.unfilled_vocabulary", lambda of, _: f"few words for {of.name}")
     monkeypatch.setattr("kielo.artifact.stage_json.read_stage_json", lambda folder, kind: made)
     assert run(recipe, "--to", "tokenizer") == 0
     said = capsys.readouterr()
-    assert said.err == "tokenizer: too few words\n"
+    assert said.err == "tokenizer: few words for tiny\n"
     assert "\ntransplant: 2 rows of the new vocabulary: 2 (100.0%) are rows of the same text" in said.out
     assert run(recipe, "--to", "tokenizer") == 0
     said = capsys.readouterr()
