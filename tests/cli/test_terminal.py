@@ -93,6 +93,14 @@ def test_sentences_in_a_pipe_stay_as_they_are(capsys) -> None:
     assert capsys.readouterr() == ("word " * 50 + "\n", "to the other\n")
 
 
+def test_sentences_arrive_at_once(monkeypatch) -> None:
+    """A pipe gets each before the next is written."""
+    pipe = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(pipe, encoding="utf-8"))
+    print_text("said")
+    assert pipe.getvalue() == b"said\n"
+
+
 class Stream(io.StringIO):
     def __init__(self, encoding: str | None) -> None:
         super().__init__()

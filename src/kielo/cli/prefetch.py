@@ -47,9 +47,7 @@ def prefetch(options: argparse.Namespace) -> None:
     recipe = read_recipe(options.recipe, options.sets).recipe
     folder = Path(options.to).absolute()
     with keep_stdout_for_json(options.json):
-        brought = prefetch(
-            recipe, folder, options.wheels, lambda line: print(line, file=sys.stderr, flush=True)
-        )
+        brought = prefetch(recipe, folder, options.wheels, lambda line: print(line, file=sys.stderr))
     own = own_files(recipe)
     if options.json:
         return print_json(
