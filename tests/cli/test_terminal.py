@@ -73,6 +73,8 @@ def test_a_wide_table_has_long_lines(capsys, columns) -> None:
     columns(40)
     print_table(("a", "b"), [("x" * 60, "y " * 30)], is_wide=True)
     assert lines(capsys) == ["a" + " " * 61 + "b", "x" * 60 + "  " + ("y " * 30).rstrip()]
+    print_table(("",), [("x" * 1001,)], is_wide=True)
+    assert lines(capsys) == ["x" * 1000, "x"]
 
 
 def test_sentences_break_where_the_terminal_ends(capsys, columns) -> None:
@@ -83,8 +85,10 @@ def test_sentences_break_where_the_terminal_ends(capsys, columns) -> None:
         "  one two three four\n  five\n/a/path/that-is/longer-than/the-line\nand more\n\nend\n"
     )
     columns(3)
-    print_text("one two three four five")
-    assert capsys.readouterr().out == "one two three four\nfive\n"
+    print_text("one two three four v end")
+    assert capsys.readouterr().out == "one two three four v\nend\n"
+    print_text("one two three four vi end")
+    assert capsys.readouterr().out == "one two three four\nvi end\n"
 
 
 def test_sentences_in_a_pipe_stay_as_they_are(capsys) -> None:

@@ -182,7 +182,8 @@ def resolved(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("kielo.resolve.resolve.resolve", resolve)
-    monkeypatch.setattr("kielo.resolve.precision.chosen_precision", lambda *_: ("bf16", "it has AMX"))
+    chosen = "kielo.resolve.precision.chosen_precision"
+    monkeypatch.setattr(chosen, lambda recipe, *_: ("bf16", f"{recipe.name} has AMX"))
     monkeypatch.setattr("kielo.resolve.shares.uneven_steps", lambda _: of.uneven)
     monkeypatch.setattr("kielo.plan.remedies.memory_warning", lambda *_: of.memory)
     monkeypatch.setattr("kielo.plan.expected_speed.with_expectation", lambda resolved, recipe: resolved)
@@ -200,7 +201,7 @@ def test_a_rank_resolves_the_recipe_for_its_world_and_trains(resolved, recipe, c
     assert capsys.readouterr() == (told, "warning: too little memory\n")  # its precision is the recipe's
     recipe.write_text(recipe.read_text().replace('precision = "fp32"', ""), encoding="utf-8")
     assert train(recipe) == 0
-    assert capsys.readouterr().out == f"precision: bf16, for it has AMX\n{told}"
+    assert capsys.readouterr().out == f"precision: bf16, for tiny has AMX\n{told}"
     as_rank(monkeypatch, 1, 2)
     resolved.asked.clear()
     assert train(recipe, "--measure", "2") == 0
@@ -233,6 +234,26 @@ def test_a_refusal_is_written_down_for_the_parent(error, is_written, resolved, r
         assert str(error.args[-1]) in (tmp_path / "refusal").read_text()
 
 
+def test_ranks_of_a_node_ask_the_hub_for_weights_once(resolved, recipe, monkeypatch) -> None:
+    """Within four hours, before the recipe is resolved."""
+    asked = []
+    monkeypatch.setattr("kielo.artifact.weights_folder.resolve_weights", lambda weights: f"here: {weights}")
+    monkeypatch.setattr("kielo.parallel.world.meet", lambda place, seconds: (place.size, seconds))
+    once = "kielo.parallel.once_a_node.once_a_node"
+    monkeypatch.setattr(
+        once, lambda what, find, *rest: asked.append((what, find(), len(resolved.asked), *rest))
+    )
+    read = read_recipe(str(recipe)).recipe
+    model = read.model.model_copy(update={"weights": "hf:a/b"})
+    train_here(read.model_copy(update={"model": model}))
+    ((what, found, before, place, (size, _), limit),) = asked
+    assert (what, found, before, size, limit) == ("find hf:a/b", "here: hf:a/b", 0, 1, 14_400)
+    assert place.rank == 0 and resolved.asked[-1] == ("train", 0)
+    asked.clear()
+    train_here(read)
+    assert asked == []
+
+
 @pytest.mark.parametrize("is_json", [False, True])
 def test_the_parent_hands_its_settings_to_the_ranks(is_json, recipe, monkeypatch) -> None:
     given: list[tuple] = []
@@ -257,7 +278,8 @@ def test_a_finished_run_starts_no_rank(resolved, recipe, tmp_path, monkeypatch) 
     monkeypatch.setattr("kielo.train.start_ranks.start_ranks", lambda *_: outcome(message="started"))
     monkeypatch.setattr("kielo.resolve.resolved.read", lambda path: SimpleNamespace(placement=placement))
     monkeypatch.setattr("kielo.train.manifest.is_finished", lambda _: ends.is_finished)
-    monkeypatch.setattr("kielo.train.manifest.nothing_to_do", lambda _: outcome(message="nothing to do"))
+    said = {id(resolved): outcome(message="nothing to do")}
+    monkeypatch.setattr("kielo.train.manifest.nothing_to_do", lambda of: said[id(of)])
     read = read_recipe(str(recipe)).recipe
 
     def both() -> tuple[str, bool]:
@@ -308,7 +330,7 @@ def test_a_dry_run_tells_what_would_be_trained(resolved, recipe, capsys, monkeyp
     said = capsys.readouterr()
     assert said.out == (
         "model\tllama\npacking\tb: filled\ndevice\t8 × h100 (cuda)\n"
-        "precision\tbf16: it has AMX, layers are compiled\n"
+        "precision\tbf16: tiny has AMX, layers are compiled\n"
         "a rank's step\t5 micro-batches of 4 sequences\n"
         "memory\t61.25 GB at the peak of a rank; 72.3 GB are usable\n"
         "first batch\t20 sequences of 4,096, 81,900 tokens that count, the largest id 128,000 of 128,256\n"
@@ -324,11 +346,11 @@ def test_a_dry_run_tells_what_would_be_trained(resolved, recipe, capsys, monkeyp
     said = capsys.readouterr()
     assert resolved.asked[1:] == [(16, "cpu", None)] and said.err == "" and "packing" not in said.out
     assert (
-        "\nprecision\tbf16: it has AMX\n" in said.out
+        "\nprecision\tbf16: tiny has AMX\n" in said.out
         and "peak of a rank; its memory is the machine's\n" in said.out
     )
     assert train(recipe, "--dry-run", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == other | {"why_precision": "it has AMX"}
+    assert json.loads(capsys.readouterr().out) == other | {"why_precision": "tiny has AMX"}
     as_rank(monkeypatch, 1, 16)
     assert train(recipe, "--dry-run") == 0 and capsys.readouterr() == ("", "")
 

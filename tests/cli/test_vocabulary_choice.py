@@ -110,7 +110,7 @@ def priced(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     plan = "kielo.plan.vocabulary_choice"
     monkeypatch.setattr(f"{plan}.Pricing", Pricing)
     monkeypatch.setattr(f"{plan}.recipe_tokens", lambda recipe: of.tokens)
-    monkeypatch.setattr(f"{plan}.kind_of", lambda old, new: "keep" if old == new else "extend")
+    monkeypatch.setattr(f"{plan}.kind_of", lambda old, new: ["keep", "extend"][new - old > 0])
     monkeypatch.setattr(f"{plan}.embedding_share", lambda model, size: size / 1000)
     monkeypatch.setattr("kielo.tokenizer.load.vocabulary_size", lambda tokenizer: tokenizer)
     row_map = SimpleNamespace(rows=[0] * 50, copied=20)

@@ -163,14 +163,18 @@ def _cluster(given: str) -> tuple[str, Cluster]:
 
 def _meant(given: str, known: Mapping[str, Sequence[str]], what: str) -> str:
     """Returns the name that is, or is also called, `given`, or that alone begins so."""
-    asked = given.strip().lower().replace("-", "_")
-    called = {other.lower(): name for name, others in known.items() for other in (name, *others)}
+    asked = _plain(given.strip())
+    called = {_plain(other): name for name, others in known.items() for other in (name, *others)}
     beginning = {name for other, name in called.items() if asked and other.startswith(asked)}
     if asked in called:
         return called[asked]
     if len(beginning) == 1:
         return beginning.pop()
     raise KieloError(f"no {what} {given!r}; known: {', '.join(known)}{did_you_mean(given, known)}")
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
 
 
 def _sources(given: str) -> tuple[str, ...]:
@@ -296,9 +300,9 @@ def _tokens_text(answers: Answers, step: int) -> str:
 def _next_commands(answers: Answers, path: Path) -> list[str]:
     lines = ["next:"]
     if answers.site.name != "laptop":
-        nodes = f"1..{min(16, answers.site.nodes)}" if answers.site.nodes > 1 else "1"
-        if answers.parameters >= 2e10:
-            nodes = f"8..{min(128, answers.site.nodes)}"
+        least, most = (8, 128) if answers.parameters >= 2e10 else (1, 16)
+        of_site = answers.site.nodes
+        nodes = f"{least}..{min(most, of_site)}" if of_site > least else f"{of_site}"
         lines += [
             f"  kielo plan {path} --nodes {nodes}  # layouts that fit, days, hours",
             f"  kielo rehearse {path} --nodes 1  # one rank's exact bytes, here",
