@@ -156,6 +156,7 @@ def test_a_recipe_for_a_cluster_is_as_usual_for_its_size(capsys) -> None:
         "train": {"tokens": steps * 2**20, "tokens_per_step": 2**20, "learning_rate": 1.6e-4},
         "checkpoint": {"every_steps": 500},
     }  # fmt: skip
+    assert "\\u" not in Path("recipe.schema.json").read_text(encoding="utf-8")  # letters are as they are
     text = Path("estonian_3b.toml").read_text(encoding="utf-8")
     assert "\n# [corpus]\n" in text and "  # 20 for each parameter\n" in text
     layers, hidden = 27, 2560
@@ -277,3 +278,18 @@ def test_an_idea_takes_settings_from_flags(capsys) -> None:
     assert main(["plan", "--params", "1B", "--set", "train.tokens=7B", *machine]) == 0
     assert json.loads(capsys.readouterr().out)["run"]["tokens"] == pytest.approx(7e9, rel=0.01)
     assert main(["plan"]) == 1 and "of what? Give a recipe" in capsys.readouterr().err
+
+
+def test_a_wrong_family_is_not_taken_for_a_wrong_size(capsys, monkeypatch) -> None:
+    """On a terminal: no answer to a question could mend it, so none is asked again."""
+    answers = iter(["", "", "", ""])
+
+    def answer(question: str) -> str:
+        if (given := next(answers, None)) is None:
+            raise EOFError
+        return given
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", answer)
+    assert main(["init", "--language", "et", "--model-type", "lama"]) == 1
+    assert "did you mean llama" in capsys.readouterr().err and list(Path().iterdir()) == []

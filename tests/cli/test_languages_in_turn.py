@@ -89,6 +89,15 @@ def test_a_failure_does_not_keep_others_from_being_made_and_a_stop_does(
     assert len(several.words.read_text().splitlines()) == 2 - states.count("not begun")
 
 
+def test_the_scores_of_a_run_that_failed_are_not_shown(several, capfd, monkeypatch) -> None:
+    """They are those of an earlier one."""
+    monkeypatch.setattr("kielo.cli.run_languages.read_json", lambda folder, kind: folder.name)
+    monkeypatch.setattr("kielo.report.summary.language_row", lambda of: (of, "", ""))
+    several.ends("exit 1", "exit 0")
+    assert run(several) == 1
+    assert "\nfi\tfailed\t\t\t\net\tdone\trun_et\t\t\n" in capfd.readouterr().out
+
+
 def test_json_alone_is_on_stdout(several, capfd, monkeypatch) -> None:
     """A summary only of a run that ended well: that of an earlier one says nothing of this."""
     summary = SimpleNamespace(content=lambda: {"of": "a run"})

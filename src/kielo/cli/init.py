@@ -103,10 +103,7 @@ def _asked(options: argparse.Namespace) -> Answers:
     text = _answer(options.text, "Where is the text (files or folders, with commas)?", "", "--text", _sources)
     machine, site = _answer(options.cluster, "On which machine?", "laptop", "--cluster", _cluster)
     usual = _LAPTOP_SIZE if site.name == "laptop" else _CLUSTER_SIZE
-    model_type = options.model_type
-    size = _answer(
-        options.params, "How many parameters?", usual, "--params", lambda given: _size(given, model_type)
-    )
+    size = _answer(options.params, "How many parameters?", usual, "--params", _size)
     tokens = _answer(
         options.budget,
         "What budget: tokens (60B) or device-hours (20000h)? Enter for the usual one",
@@ -120,7 +117,7 @@ def _asked(options: argparse.Namespace) -> Answers:
     name = re.sub(r"[^a-z0-9_]+", "", name) or "my_model"
     if options.file:
         name = re.sub(r"[^A-Za-z0-9_.-]+", "_", Path(options.file).stem).strip("_.-") or name
-    return Answers(name, code, text, size, site, tokens, model_type, machine)
+    return Answers(name, code, text, size, site, tokens, options.model_type, machine)
 
 
 def _answer(
@@ -181,14 +178,13 @@ def _sources(given: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in given.split(",") if part.strip())
 
 
-def _size(given: str, model_type: str) -> int:
+def _size(given: str) -> int:
     try:
         size = parse_amount(given)
     except ValueError:
         raise KieloError(f"{given!r} is not a number of parameters; what would work: 350M or 3B") from None
     if not 10**6 <= size <= 10**13:
         raise KieloError(f"{given!r} parameters: give 1M to 10T, such as 350M or 3B")
-    _shape(size, model_type)
     return size
 
 
