@@ -235,9 +235,11 @@ def test_a_language_that_is_none_or_several_is_refused(given, capsys) -> None:
 def test_a_card_of_ones_own_is_a_machine(capsys, tmp_path) -> None:
     """The recipe has its path. A name that is none is told how to write a card."""
     card = shipped_card("lumi_g").replace('name = "lumi_g"', 'name = "mine"')
-    Path("mine.toml").write_text(card, encoding="utf-8")
-    init(capsys, "--cluster", "mine.toml", "f.toml")
-    assert written("f.toml")["cluster"] == "mine.toml"
+    Path("mõni.toml").write_text(card, encoding="utf-8")
+    init(capsys, "--cluster", "mõni.toml", "--text", "õpik.txt", "f.toml")
+    text = Path("f.toml").read_text(encoding="utf-8")
+    assert 'cluster = "mõni.toml"' in text and 'sources = ["õpik.txt"]' in text
+    assert written("f.toml")["cluster"] == "mõni.toml"
     assert main(["init", "--language", "et", "--cluster", "zzz"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("kielo: no machine 'zzz'; known: abci3, ") and "; " in said and "--new" in said
