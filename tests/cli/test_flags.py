@@ -2,6 +2,8 @@
 
 import argparse
 import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -314,3 +316,19 @@ def test_training_and_the_report_are_not_made_again(capsys) -> None:
         assert f"argument --again: invalid choice: '{stage}' (choose from" in capsys.readouterr().err
     for stage in ("corpus", "tokenizer", "pack", "verify", "evaluate", "export"):
         assert parsed(["run", "r", "--again", stage])["again"] == stage
+
+
+def test_flags_of_launched_runs_load_no_planner() -> None:
+    """`kielo launch --help` answers at once on a login node."""
+    code = (
+        "import sys\nfrom kielo.cli.main import command_line\n"
+        "for verb in ('launch', 'status', 'cancel'):\n    command_line().subverbs[verb].declare_flags()\n"
+        "sys.exit(any(name.startswith(('kielo.launch', 'kielo.plan')) for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_group_of_subverbs_needs_one(capsys) -> None:
+    for words in (["tokenizer"], ["verify"], ["checkpoint"]):
+        assert main(words) == 2
+        assert "the following arguments are required: " in capsys.readouterr().err

@@ -9,6 +9,7 @@ import pytest
 
 from kielo.cli.main import main
 from kielo.recipe.read import read_recipe
+from tests.house.checks import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -125,3 +126,172 @@ def test_a_size_beside_a_shape_is_refused_but_replaces_that_of_the_recipe(capsys
     assert "leave out one or the other" in capsys.readouterr().err
     Path("child.toml").write_text('extends = "own_text"\n[model]\nparams = "20M"\n')
     assert read_recipe("child.toml").recipe.model.params == 20_000_000
+
+
+# --- What is written and printed, word for word
+
+
+def init(capsys, *words: str) -> str:
+    assert main(["init", "--language", "et", *words]) == 0
+    return capsys.readouterr().out
+
+
+def written(name: str) -> dict:
+    return tomllib.loads(Path(name).read_text(encoding="utf-8"))
+
+
+def test_a_recipe_for_a_cluster_is_as_usual_for_its_size(capsys) -> None:
+    """GPT-3's steps and rate (Brown et al. 2020), 20 tokens a parameter, in whole steps."""
+    assert init(capsys, "--params", "3B", "--cluster", "lumi_g") == (
+        "wrote estonian_3b.toml\nwrote recipe.schema.json, against which your editor checks the recipe\n"
+        "next:\n  kielo plan estonian_3b.toml --nodes 1..16  # layouts that fit, days, hours\n"
+        "  kielo rehearse estonian_3b.toml --nodes 1  # one rank's exact bytes, here\n"
+        "  kielo run estonian_3b.toml  # once corpus.sources names text\n"
+    )
+    steps = 20 * 3 * 10**9 // 2**20
+    assert written("estonian_3b.toml") == {
+        "name": "estonian_3b", "language": "et", "description": "llama, 3B, Estonian", "cluster": "lumi_g",
+        "tokenizer": {"vocab_size": 131_072}, "dataset": {"sequence_length": 4096, "max_epochs": 4},
+        "model": {"model_type": "llama", "params": "3B"},
+        "train": {"tokens": steps * 2**20, "tokens_per_step": 2**20, "learning_rate": 1.6e-4},
+        "checkpoint": {"every_steps": 500},
+    }  # fmt: skip
+    assert "\\u" not in Path("recipe.schema.json").read_text(encoding="utf-8")  # letters are as they are
+    text = Path("estonian_3b.toml").read_text(encoding="utf-8")
+    assert "\n# [corpus]\n" in text and "  # 20 for each parameter\n" in text
+    layers, hidden = 27, 2560
+    assert f": {layers} layers of {hidden:,}, 32 heads, 8 of keys and values,\n# MLP 8,960." in text
+
+
+def test_a_recipe_for_a_laptop_reads_all_of_its_text(capsys) -> None:
+    """Steps of 16 sequences, since nobody knows how much text there is; files that are not there are told."""
+    Path("here.txt").touch()
+    assert init(capsys, "--text", " here.txt ,gone.txt,b*.txt,,c[1].txt,d?", "--model-type", "qwen3") == (
+        "wrote estonian_10m.toml\nwrote recipe.schema.json, against which your editor checks the recipe\n"
+        "not there yet: gone.txt\nnext:\n  kielo run estonian_10m.toml\n"
+    )
+    found = written("estonian_10m.toml")
+    assert found["corpus"] == {"sources": ["here.txt", "gone.txt", "b*.txt", "c[1].txt", "d?"]}
+    assert found["train"] == {"tokens_per_step": 16 * 512, "learning_rate": 1e-3}
+    assert found["dataset"]["max_epochs"] == 8 and found["checkpoint"] == {"every_steps": 200}
+    assert found["model"] == {"model_type": "qwen3", "params": "10M"} and found["cluster"] == "laptop"
+    text = ("--text", "here.txt", "--cluster", "lumi_g")
+    assert init(capsys, *text).endswith("\n  kielo run estonian_3b.toml --to pack\n")
+
+
+@pytest.mark.parametrize(("machine", "size", "nodes"), [
+    ("lumi_g", "19.9B", "1..16"), ("lumi_g", "20B", "8..128"), ("betzy", "3B", "1..4"), ("betzy", "20B", "4"),
+    ("dgx_a100", "20B", "8..128"),
+])  # fmt: skip
+def test_the_nodes_to_plan_with_are_those_of_the_site(machine, size, nodes, capsys) -> None:
+    """All of a site that has fewer than the eight which a large model begins with."""
+    said = init(capsys, "--params", size, "--cluster", machine, "f.toml")
+    assert f"\n  kielo plan f.toml --nodes {nodes}  #" in said
+
+
+@pytest.mark.parametrize(("words", "file", "name"), [
+    (["--params", "25.5M"], "estonian_25_5m.toml", "estonian_25_5m"),
+    (["a/My recipe (2)!.toml"], "a/My recipe (2)!.toml", "My_recipe_2"),
+    (["--params", "5M", "---.toml"], "---.toml", "estonian_5m"),
+    (["--language", "nb"], "norwegian_10m.toml", "norwegian_10m"),
+])  # fmt: skip
+def test_a_run_is_called_by_its_file_or_language_and_size(words, file, name, capsys) -> None:
+    Path("a").mkdir()
+    words = [f"./{word}" if word.startswith("---") else word for word in words]
+    init(capsys, *words)
+    assert written(file)["name"] == name and (Path(file).parent / "recipe.schema.json").is_file()
+
+
+def test_sizes_and_budgets_at_their_borders(capsys) -> None:
+    for size in ("1M", "10T"):
+        init(capsys, "--params", size, "--cluster", "lumi_g", f"{size}.toml")
+    for number, (size, near) in enumerate(
+        {"999_999": "1M to 10T", "10_000_000_000_001": "1M to 10T"}.items()
+    ):
+        assert main(["init", "--language", "et", "--params", size, f"x{number}.toml"]) == 1
+        assert near in capsys.readouterr().err
+    for budget, tokens in {"5M": 1220, "5M tokens": 1220, "1": 1, "8191 token": 1, " ": None}.items():
+        init(capsys, "--budget", budget, "laptop.toml")
+        train = written("laptop.toml")["train"]
+        assert train.get("tokens") == (tokens and tokens * train["tokens_per_step"]), budget
+        Path("laptop.toml").unlink()
+
+
+@pytest.mark.parametrize(("given", "code"), [
+    ("Estonian", "et"), ("ESTO", "et"), (" et ", "et"), ("fi", "fi"), ("Norwegian B", "nb"),
+    ("Serbo-Croatian", "hbs"), ("serbo_", "hbs"),
+])  # fmt: skip
+def test_a_language_is_its_code_its_name_or_their_beginning(given, code, capsys) -> None:
+    assert main(["init", "--language", given, "f.toml"]) == 0
+    assert written("f.toml")["language"] == code
+
+
+@pytest.mark.parametrize("given", ["", "s", "Klingon"])
+def test_a_language_that_is_none_or_several_is_refused(given, capsys) -> None:
+    assert main(["init", "--language", given]) == 1
+    assert capsys.readouterr().err.startswith(f"kielo: no language {given!r}; known: af, ar, az, ")
+
+
+def test_a_card_of_ones_own_is_a_machine(capsys, tmp_path) -> None:
+    """The recipe has its path. A name that is none is told how to write a card."""
+    card = shipped_card("lumi_g").replace('name = "lumi_g"', 'name = "mine"')
+    Path("mõni.toml").write_text(card, encoding="utf-8")
+    init(capsys, "--cluster", "mõni.toml", "--text", "õpik.txt", "f.toml")
+    text = Path("f.toml").read_text(encoding="utf-8")
+    assert 'cluster = "mõni.toml"' in text and 'sources = ["õpik.txt"]' in text
+    assert written("f.toml")["cluster"] == "mõni.toml"
+    assert main(["init", "--language", "et", "--cluster", "zzz"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("kielo: no machine 'zzz'; known: abci3, ") and "; " in said and "--new" in said
+
+
+def shipped_card(name: str) -> str:
+    return (ROOT / "src/kielo/cards/clusters" / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def test_each_question_shows_its_default(capsys, monkeypatch) -> None:
+    """Only those that no flag answers are asked; the end of the input ends it, and nothing is written."""
+    asked: list[str] = []
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or "")
+    assert main(["init", "--language", "et", "--cluster", "lumi_g"]) == 0
+    assert asked == [
+        "Where is the text (files or folders, with commas)? ", "How many parameters? [3B] ",
+        "What budget: tokens (60B) or device-hours (20000h)? Enter for the usual one ",
+    ]  # fmt: skip
+    asked.clear()
+    assert main(["init", "--language", "et", "--text", "", "--budget", ""]) == 0
+    assert asked == ["On which machine? [laptop] ", "How many parameters? [10M] "]
+
+    def end(question: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", end)
+    assert main(["init", "x.toml"]) == 1 and not Path("x.toml").exists()
+    assert capsys.readouterr().err.endswith("kielo: no answer; give --language, nothing was written\n")
+
+
+def test_an_idea_takes_settings_from_flags(capsys) -> None:
+    """A size in place of a recipe; settings and a machine without one are an idea too; nothing is none."""
+    machine = ["--cluster", "lumi_g", "--nodes", "4", "--json"]
+    assert main(["plan", "--set", "model.params=1B", *machine]) == 0
+    facts = json.loads(capsys.readouterr().out)["run"]
+    assert facts["tokens"] == pytest.approx(20e9, rel=0.01)
+    assert main(["plan", "--params", "1B", "--set", "train.tokens=7B", *machine]) == 0
+    assert json.loads(capsys.readouterr().out)["run"]["tokens"] == pytest.approx(7e9, rel=0.01)
+    assert main(["plan"]) == 1 and "of what? Give a recipe" in capsys.readouterr().err
+
+
+def test_a_wrong_family_is_not_taken_for_a_wrong_size(capsys, monkeypatch) -> None:
+    """On a terminal: no answer to a question could mend it, so none is asked again."""
+    answers = iter(["", "", "", ""])
+
+    def answer(question: str) -> str:
+        if (given := next(answers, None)) is None:
+            raise EOFError
+        return given
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", answer)
+    assert main(["init", "--language", "et", "--model-type", "lama"]) == 1
+    assert "did you mean llama" in capsys.readouterr().err and list(Path().iterdir()) == []

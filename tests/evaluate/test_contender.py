@@ -1,5 +1,6 @@
 """Models of Hugging Face folders as they are loaded, and the text that one of them writes."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from kielo.evaluate import contender as module
 from kielo.evaluate import continue_text as writing
@@ -102,7 +102,7 @@ def test_a_folder_is_loaded_from_nowhere_else(monkeypatch: pytest.MonkeyPatch) -
         return theirs, {"missing_keys": missing}
 
     fake = SimpleNamespace(from_pretrained=from_pretrained)
-    monkeypatch.setattr(transformers, "AutoModelForCausalLM", fake)
+    monkeypatch.setattr("transformers.AutoModelForCausalLM", fake)  # transformers replaces its own module
     assert load_hugging_face_model(FOLDER, 257, torch.float32) is theirs and theirs.calls == ["eval"]
     assert asked == {
         "dtype": torch.float32, "local_files_only": True, "output_loading_info": True,
@@ -133,6 +133,15 @@ def test_documents_are_one_stream() -> None:
     found = document_tokens(tokenizer, 0, ["ab", "", "b"], (9, 8))
     assert found.tolist() == [9, 8, a, b, 0, 9, 8, 0, 9, 8, b, 0] and found.dtype == np.int64
     assert document_tokens(tokenizer, 6, ["a"]).tolist() == [a, 6]
+
+
+def test_a_document_ends_with_its_end_of_text() -> None:
+    """A model that was trained without such a mask gets no numbers."""
+    given = Contender("a", None, byte_tokenizer(), 0, 7, 16, True, torch.device("cpu"))
+    tokens = torch.tensor([[5, 7, 6, 7, 7, 1], [1, 2, 3, 4, 5, 7]])
+    found = given.documents(tokens)
+    assert found.tolist() == [[0, 0, 1, 1, 2, 3], [0] * 6] and found.dtype == torch.int32
+    assert replace(given, mask_documents=False).documents(tokens) is None
 
 
 @pytest.mark.parametrize("cls_id", [None, 4])

@@ -85,6 +85,10 @@ def test_scores_are_written_and_made_once(run_folder: Path) -> None:
     assert all(0 < value < 20 for value in bits.content().values())
     # Random weights know nothing; the n-gram has learned ten words.
     assert bits.ngram < bits.unigram < bits.model
+    made = read_manifest(run_folder / "evaluate")
+    assert (made.kind, made.version) == ("scores", 2)  # a higher version scores finished runs again
+    assert set(made.inputs) == {"tokenizer", "tokens", "corpus", "checkpoint"} and made.section["seed"] == 1
+    assert made.counts == {"bits_per_byte": bits.content(), "heldout_bytes": scores.heldout_bytes}
     texts, _ = heldout_texts(run_folder / "tokens")
     assert len(scores.samples) == 3
     assert all(any(text.startswith(sample.prompt) for text in texts) for sample in scores.samples)
@@ -124,6 +128,12 @@ def test_the_model_scores_the_tokens_that_pack_held_out(run_folder: Path) -> Non
         == model.vocab_size
         < model.vocab_rows
     )
+    same = Llama(model)
+    init_weights(same, seed=1)
+    tokens = torch.arange(32)[None]
+    assert torch.equal(contender.logits(tokens, None), same.logits(same(tokens, None)))
+    assert not contender.module.training and contender.sequence_length == 32
+    assert contender.start_id == contender.end_of_text_id == resolved.placement.end_of_text_id
     shard = TokenShard(run_folder / "tokens" / "heldout")
     stream = contender.encode_documents(heldout_texts(run_folder / "tokens")[0])
     np.testing.assert_array_equal(stream, shard.read(0, shard.num_tokens))
@@ -148,3 +158,13 @@ def test_what_is_missing_is_named(run_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(KieloError, match=r"tokenizer\.json"):
         evaluate_hugging_face(RECIPE, run_folder, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_model_cannot_be_scored_by_is_refused(run_folder: Path) -> None:
+    """A file of the recipe that is not there, and an encoder's text for bits per byte."""
+    files = RECIPE.evaluate.model_copy(update={"minimal_pairs": "gone.tsv"})
+    with pytest.raises(KieloError, match=r"evaluate\.minimal_pairs = 'gone\.tsv': no such file"):
+        evaluate(RECIPE.model_copy(update={"evaluate": files}), run_folder)
+    train = RECIPE.train.model_copy(update={"objective": "masked_tokens"})
+    with pytest.raises(KieloError, match="hf: the recipe's text is an encoder's, for which bits per byte"):
+        evaluate_hugging_face(RECIPE.model_copy(update={"train": train}), run_folder, Path("hf"))

@@ -103,10 +103,7 @@ def _asked(options: argparse.Namespace) -> Answers:
     text = _answer(options.text, "Where is the text (files or folders, with commas)?", "", "--text", _sources)
     machine, site = _answer(options.cluster, "On which machine?", "laptop", "--cluster", _cluster)
     usual = _LAPTOP_SIZE if site.name == "laptop" else _CLUSTER_SIZE
-    model_type = options.model_type
-    size = _answer(
-        options.params, "How many parameters?", usual, "--params", lambda given: _size(given, model_type)
-    )
+    size = _answer(options.params, "How many parameters?", usual, "--params", _size)
     tokens = _answer(
         options.budget,
         "What budget: tokens (60B) or device-hours (20000h)? Enter for the usual one",
@@ -120,7 +117,7 @@ def _asked(options: argparse.Namespace) -> Answers:
     name = re.sub(r"[^a-z0-9_]+", "", name) or "my_model"
     if options.file:
         name = re.sub(r"[^A-Za-z0-9_.-]+", "_", Path(options.file).stem).strip("_.-") or name
-    return Answers(name, code, text, size, site, tokens, model_type, machine)
+    return Answers(name, code, text, size, site, tokens, options.model_type, machine)
 
 
 def _answer(
@@ -163,8 +160,8 @@ def _cluster(given: str) -> tuple[str, Cluster]:
 
 def _meant(given: str, known: Mapping[str, Sequence[str]], what: str) -> str:
     """Returns the name that is, or is also called, `given`, or that alone begins so."""
-    asked = given.strip().lower().replace("-", "_")
-    called = {other.lower(): name for name, others in known.items() for other in (name, *others)}
+    asked = _plain(given.strip())
+    called = {_plain(other): name for name, others in known.items() for other in (name, *others)}
     beginning = {name for other, name in called.items() if asked and other.startswith(asked)}
     if asked in called:
         return called[asked]
@@ -173,18 +170,21 @@ def _meant(given: str, known: Mapping[str, Sequence[str]], what: str) -> str:
     raise KieloError(f"no {what} {given!r}; known: {', '.join(known)}{did_you_mean(given, known)}")
 
 
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
 def _sources(given: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in given.split(",") if part.strip())
 
 
-def _size(given: str, model_type: str) -> int:
+def _size(given: str) -> int:
     try:
         size = parse_amount(given)
     except ValueError:
         raise KieloError(f"{given!r} is not a number of parameters; what would work: 350M or 3B") from None
     if not 10**6 <= size <= 10**13:
         raise KieloError(f"{given!r} parameters: give 1M to 10T, such as 350M or 3B")
-    _shape(size, model_type)
     return size
 
 
@@ -296,9 +296,9 @@ def _tokens_text(answers: Answers, step: int) -> str:
 def _next_commands(answers: Answers, path: Path) -> list[str]:
     lines = ["next:"]
     if answers.site.name != "laptop":
-        nodes = f"1..{min(16, answers.site.nodes)}" if answers.site.nodes > 1 else "1"
-        if answers.parameters >= 2e10:
-            nodes = f"8..{min(128, answers.site.nodes)}"
+        least, most = (8, 128) if answers.parameters >= 2e10 else (1, 16)
+        of_site = answers.site.nodes
+        nodes = f"{least}..{min(most, of_site)}" if of_site > least else f"{of_site}"
         lines += [
             f"  kielo plan {path} --nodes {nodes}  # layouts that fit, days, hours",
             f"  kielo rehearse {path} --nodes 1  # one rank's exact bytes, here",

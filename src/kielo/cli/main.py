@@ -117,4 +117,4 @@ def _call(arguments: Sequence[str] | None, options: argparse.Namespace) -> int:
 
 
 def _say(message: str) -> None:
-    print(f"kielo: {message}", file=sys.stderr, flush=True)
+    print(f"kielo: {message}", file=sys.stderr)

@@ -49,9 +49,7 @@ def prefetch(options: argparse.Namespace) -> None:
     refuse_before_text(recipe)
     folder = Path(options.to).absolute()
     with keep_stdout_for_json(options.json):
-        brought = prefetch(
-            recipe, folder, options.wheels, lambda line: print(line, file=sys.stderr, flush=True)
-        )
+        brought = prefetch(recipe, folder, options.wheels, lambda line: print(line, file=sys.stderr))
     own = own_files(recipe)
     if options.json:
         return print_json(

@@ -199,7 +199,9 @@ def _do(name: str, invocation: Invocation, is_chosen: bool) -> None:
     if skipped:
         again = "" if name == "train" else f"; --again {name} redoes it"
         begin = "  " if titled() else title + ":"
-        print(f"{begin} nothing to do, same inputs and recipe{again}", flush=True)
+        print_text(f"{begin} nothing to do, same inputs and recipe{again}")
+    elif not titled():  # it was made again without a word
+        print_text(title)
 
 
 @contextmanager
@@ -209,7 +211,7 @@ def _after_title(title: str, waits: bool) -> Iterator[Callable[[], bool]]:
     Yields a function that returns True if it was printed.
     """
     if not waits:
-        print(title, flush=True)
+        print_text(title)
         yield lambda: True
         return
     printed: list[str] = []
@@ -253,7 +255,7 @@ def _corpus(invocation: Invocation) -> None:
     from kielo.corpus.run import run_corpus
 
     if not invocation.recipe.corpus.of_raw_text.sources:
-        print("   nothing to do: all sources are ready tokens, which are read in place", flush=True)
+        print_text("   nothing to do: all sources are ready tokens, which are read in place")
         return
     run_corpus(invocation.recipe, invocation.folder / "corpus", invocation.folder / "raw")
 
@@ -407,7 +409,7 @@ def _verify(invocation: Invocation) -> None:
 
     _need(invocation, "tokens", "train")
     if _is_encoder(invocation):
-        print("   training is compared with transformers for decoders only", flush=True)
+        print_text("   training is compared with transformers for decoders only")
         return
     certificate = certify(invocation.recipe, invocation.folder, shows_current=False)
     if not certificate.passed:

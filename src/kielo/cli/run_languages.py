@@ -82,7 +82,7 @@ class _LanguageRuns:
 def _pass_on(stream: IO[str], said: list[str]) -> None:
     """Writes the lines of a process to our stderr, and notes those that say why it failed."""
     for line in stream:
-        print(line, end="", file=sys.stderr, flush=True)
+        print(line, end="", file=sys.stderr)
         if line.startswith(_SAID):
             said.append(line.removeprefix(_SAID).strip())
 

@@ -314,7 +314,7 @@ def train_here(recipe: Recipe, profile_steps: int = 0, measured_steps: int | Non
             for line in uneven_steps(resolved):
                 print_text(f"batches: {line}")
             if said := memory_warning(resolved, recipe):
-                print(f"warning: {said}", file=sys.stderr, flush=True)
+                print(f"warning: {said}", file=sys.stderr)
         resolved = with_expectation(resolved, recipe)
         if measured_steps is not None:
             return measure(resolved, measured_steps, profile_steps)

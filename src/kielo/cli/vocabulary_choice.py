@@ -65,7 +65,7 @@ def _recipe_and_model(options: argparse.Namespace, kept: "TextTokenizer") -> tup
         model = read_hf_config(resolve_weights(options.model))
         usual = usual_training(count(model))
         length = min(usual.sequence_length, model.max_position_embeddings)
-        step = max(usual.tokens_per_step // length, 1) * length
+        step = usual.tokens_per_step // length * length
         sets += [f"dataset.sequence_length={length}", f"train.tokens_per_step={step}"]
         recipe = read_recipe(None, sets, STAND_INS).recipe
     else:
