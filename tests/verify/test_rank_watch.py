@@ -1,5 +1,6 @@
 """What the watch of a rehearsed rank counts, and what stands in for other ranks, with sizes by hand."""
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -157,6 +158,18 @@ def test_a_world_within_a_world_is_refused(world) -> None:
         pass
     assert group_name("some name") == "some name" and group_name(5) is None
     assert group_name(dist.group.WORLD) == dist.group.WORLD.group_name
+
+
+def test_torch_warns_of_gathered_tensors_but_in_a_rehearsal() -> None:
+    logger = logging.getLogger("torch.distributed.tensor._redistribute")
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        with fake_world(0, 2, has_pipeline=False):
+            assert logger.level == logging.ERROR
+        assert logger.level == logging.INFO and not dist.is_initialized()
+    finally:
+        logger.setLevel(before)
 
 
 def test_changes_of_a_storage_are_told() -> None:
