@@ -10,6 +10,7 @@ import pytest
 from kielo.artifact.preflight import CheckReport, Complaint, Preflight
 from kielo.artifact.stage_json import read_json
 from kielo.checkpoint.agreement import Agreement
+from kielo.parallel.communicator import NoCommunicator
 from kielo.recipe.errors import KieloError
 from kielo.verify import position_heads, round_trip
 from kielo.verify.preflight import run
@@ -131,7 +132,7 @@ def test_nothing_runs_after_a_check_that_raised(tmp_path: Path, error: Exception
 def started(monkeypatch, tmp_path):
     """Returns a function that runs a preflight whose world and checks are stand-ins; it has what they saw."""
 
-    def preflight(device: str, host_group: str | None = None, during: Any = None) -> Any:
+    def preflight(device: str, host_group: str | None = None, during: Any = None, start: Any = None) -> Any:
         preflight.jobs, preflight.limits, preflight.ended = [], [], []
         world = SimpleNamespace(rank=0, size=1, timeout_seconds=7.0)
 
@@ -142,7 +143,8 @@ def started(monkeypatch, tmp_path):
             return "the verdict"
 
         for name, stand_in in {
-            "start_world": lambda seconds, of_device: world, "build_mesh": lambda of, layout: "mesh",
+            "start_world": start or (lambda seconds, of_device: world),
+            "build_mesh": lambda of, layout: "mesh",
             "make_host_group": lambda of, name, seconds: host_group, "communicators": lambda mesh: ["axis"],
             "TimeLimits": lambda *given: preflight.limits.append(given), "run_checks": checks,
             "Agreement": lambda group: Agreement(), "end_world": lambda: preflight.ended.append("ended"),
@@ -194,6 +196,33 @@ def test_the_verdict_before_goes_when_a_preflight_begins(started, tmp_path) -> N
     with pytest.raises(KieloError, match="preflight.json: is there already, and Kielo did not write it"):
         started("cpu")
     assert bad_nodes.read_text() == "mine" and report.exists() and started.jobs == []
+
+
+def test_nodes_of_ranks_that_do_not_arrive_are_written(started, tmp_path) -> None:
+    """Where they are known, and not over a file of somebody else; the error is raised as it is."""
+    report, bad_nodes = tmp_path / "preflight.json", tmp_path / "bad_nodes.txt"
+    hosts: tuple[str, ...] = ()
+
+    def absent(seconds: float, device: str) -> None:
+        raise NoCommunicator("rank 1 did not arrive", hosts)
+
+    with pytest.raises(NoCommunicator, match="rank 1 did not arrive"):
+        started("cpu", start=absent)
+    assert not report.exists() and started.ended == ["ended"]
+    hosts = ("n7", "n8")
+    with pytest.raises(NoCommunicator, match="rank 1 did not arrive"):
+        started("cpu", start=absent)
+    found = read_json(tmp_path, Preflight)
+    assert (found.passed, found.bad_nodes, found.ranks, found.seconds) == (False, ["n7", "n8"], 1, 0)
+    assert [(one.check, one.node, one.is_refusal) for one in found.complaints] == [
+        ("start", "n7", True), ("start", "n8", True),
+    ]  # fmt: skip
+    assert bad_nodes.read_text() == "n7\nn8\n"
+    report.unlink()
+    bad_nodes.write_text("mine")
+    with pytest.raises(KieloError, match="bad_nodes.txt: is there already, without the preflight.json that"):
+        started("cpu", start=absent)
+    assert bad_nodes.read_text() == "mine" and not report.exists()
 
 
 def test_the_scheduler_s_name_of_a_node(monkeypatch) -> None:
