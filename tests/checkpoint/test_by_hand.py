@@ -4,7 +4,9 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +15,12 @@ import torch
 import xxhash
 
 from kielo.artifact.checkpoint_faults import FaultyCheckpoint
+from kielo.artifact.checkpoint_index import read_index
+from kielo.artifact.checkpoint_manifest import read_checkpoint_manifest
 from kielo.artifact.row_map import RowMap
 from kielo.checkpoint import node_memory, save_plan
 from kielo.checkpoint.agreement import Agreement
+from kielo.checkpoint.average import average
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.node_memory import CopyName, FoundCopy, NodeMemory
 from kielo.checkpoint.prune import mark_damaged, prune, remove_later, remove_leftovers
@@ -312,6 +317,26 @@ def saved(folder: Path, *steps: int) -> Checkpointer:
         checkpointer.save(step, {"model/a": torch.full((2, 3), float(step))}, {"step": step})
     checkpointer.settle()
     return checkpointer
+
+
+def test_a_save_has_an_id_of_its_own_and_takes_the_time_it_took(tmp_path) -> None:
+    """16 digits, by which what a killed save leaves is known; of an average too. Its folder may be new."""
+    folder = tmp_path / "new" / "checkpoints"
+    began = time.monotonic()
+    paths = [saved(folder, step).settle() for step in (1, 2)]
+    paths.append(average(paths, tmp_path / "to"))
+    most = time.monotonic() - began
+    ids = [read_index(path).save_id for path in paths]
+    assert all(re.fullmatch("[0-9a-f]{16}", one) for one in ids) and len(set(ids)) == 3
+    assert all(0 <= read_checkpoint_manifest(path).wall_seconds <= most for path in paths)
+
+
+def test_alerts_are_warnings_where_nobody_takes_them(tmp_path, caplog) -> None:
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(3, {"model/a": torch.tensor([float("nan")])}, {})
+    with pytest.raises(KieloError, match="model/a holds values that are not finite") as caught:
+        checkpointer.settle()
+    assert [(one.levelname, one.getMessage()) for one in caplog.records] == [("WARNING", str(caught.value))]
 
 
 def test_going_back_before_a_step_leaves_that_step_out(tmp_path) -> None:

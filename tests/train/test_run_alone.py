@@ -2,12 +2,15 @@
 
 import gc
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from kielo.artifact.attempts import read_attempts
 from kielo.artifact.manifest import read_manifest
@@ -167,9 +170,11 @@ def test_the_batches_of_a_step_are_those_of_the_order(
 
     monkeypatch.setattr(build, "Feed", noted)
     looping.append(lambda run, phase: feeds.append((run.time_limits.still_seconds, phase)))
+    looping.append(lambda run, phase: phase.feed.take(1))
     resolved = resolved_in(tmp_path, tokens, micro_batch=3)
     with pytest.raises(Reached):
         train(resolved)
+    assert not any(thread.name == "feed" for thread in threading.enumerate())
     (read_step, rows, last_step, device, positions, care), (still, phase) = feeds
     assert (rows, last_step, device.type, positions) == (3, 20, "cpu", None)
     assert (phase.last_step, phase.tokens_per_step, phase.sequences_per_step) == (20, 128, 8)
@@ -204,8 +209,18 @@ def test_the_parts_of_a_run(
 
         monkeypatch.setattr(build, name, note)
 
-    for name in ("Log", "Resources", "Garbage", "Profile", "Meter", "LeftOut", "HeldOut", "note_alert"):
+    for name in ("Log", "Resources", "Garbage", "Profile", "Meter", "LeftOut", "HeldOut", "note_alert",
+                 "Batches"):  # fmt: skip
         noting(name)
+    enabled: list[str] = []
+    handler = SimpleNamespace(is_enabled=lambda: has_board, enable=lambda: enabled.append("enabled"))
+    monkeypatch.setattr(run_module, "faulthandler", handler)
+    ended: list[str] = []
+
+    def note_end(part: Any, name: str, of: str) -> None:
+        end = getattr(part, name)
+        monkeypatch.setattr(part, name, lambda: (ended.append(of), end()))
+
     alerts: list[str] = []
     looping.append(lambda run, phase: run.alert(7, "an alert"))
 
@@ -218,6 +233,11 @@ def test_the_parts_of_a_run(
         (begun,) = read_attempts(tmp_path / "train")
         assert (begun.from_step, begun.ranks) == (0, 1)
         assert run.step_row.phase == run.spike_watch.spikes.plain_state()["phase"] == 1
+        assert built["Resources"][0][2] == run.checkpoints.shortage
+        note_end(run.checkpoints, "close", "checkpoints")
+        note_end(run.profile, "close", "profile")
+        note_end(run.garbage, "end", "garbage")
+        note_end(run.log, "close", "log")
 
     looping.append(look)
     (tmp_path / "train").mkdir()
@@ -227,7 +247,7 @@ def test_the_parts_of_a_run(
         train(
             resolved_in(
                 tmp_path, tokens, tensorboard=has_board, collect_garbage_every_steps=13,
-                max_left_out_sequences=6, heldout_every_steps=9,
+                max_left_out_sequences=1, heldout_every_steps=9, pipeline_schedule="zbv",
             ),
             profile_steps=2,
         )  # fmt: skip
@@ -235,8 +255,43 @@ def test_the_parts_of_a_run(
     assert sinks == ["Terminal", "MetricsFile", *["TensorBoard"] * has_board] and built["Log"][0][1] == 20
     assert built["Garbage"] == ((13,), {}) and built["Meter"][0][:2] == (1, 2560)
     assert built["Profile"][0][:3] == (str(tmp_path / "train"), 3, 2)
-    assert built["Resources"][1] == {"is_looking": True} and built["LeftOut"][0][0] == 6
+    assert built["Resources"][1] == {"is_looking": True} and built["LeftOut"][0][0] == 1
     assert built["HeldOut"][0][5:] == (9, 20) and len(built["HeldOut"][0][0]) == 1
-    assert built["HeldOut"][0][0][0].has_bits
+    assert built["HeldOut"][0][0][0].has_bits and built["Batches"][1] == {"may_be_cut": True}
+    assert enabled == ([] if has_board else ["enabled"])
+    assert ended == ["checkpoints", "profile", "garbage", "log"] and not dist.is_initialized()
     assert "an alert" in alerts[0] and (tmp_path / "train" / "tensorboard").exists() == has_board
     assert gc.isenabled() and (tmp_path / "train" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "begun", "message"),
+    [
+        (KieloError("no memory"), True, "no memory"),
+        (ValueError("odd"), True, "ValueError: odd"),
+        (KieloError("another run"), False, None),
+        (ValueError("odd"), False, "ValueError: odd"),
+    ],
+)
+def test_a_refusal_before_training_is_not_recorded(
+    tmp_path: Path, tokens: Path, looping: list, monkeypatch, error: Exception, begun: bool, message
+) -> None:
+    """Any other error is, and the outcome of an attempt before goes when training begins."""
+
+    def fail(*given: Any) -> None:
+        raise error
+
+    looping.append(fail)
+    if not begun:
+        monkeypatch.setattr(run_module, "assemble", fail)
+    with pytest.raises(type(error), match=str(error)):
+        train(resolved_in(tmp_path, tokens))
+    outcome = read_json(tmp_path / "train", Outcome)
+    assert (outcome and (outcome.outcome, outcome.message)) == (message and ("failed", message))
+
+
+def test_steps_that_are_measured_are_no_attempt(tmp_path: Path, tokens: Path, looping: list) -> None:
+    """Of a run that a person may begin in earnest: its chronicle is empty."""
+    with pytest.raises(Reached):
+        measure(resolved_in(tmp_path, tokens), 2)
+    assert read_attempts(tmp_path / "train") == [] and (tmp_path / "resolved.toml").exists()

@@ -176,3 +176,10 @@ def test_the_checkpoint_from_before_a_spike_is_kept(resolved: Resolved, first_st
     assert saved.save(4) == (None, kept, None)
     saved.guard.skipped = 1
     assert saved.save(10)[1] == min(kept, 4)
+
+
+def test_a_bad_step_before_the_first_save_has_no_sound_checkpoint_before_it(resolved: Resolved) -> None:
+    """Step 0, of which there is none; one bad step is enough."""
+    saved = Saved(resolved).track()
+    saved.guard.skipped = 1
+    assert saved.save(3) == ({"sound_step": 0, "unsound_step": 3}, 0, None)

@@ -117,3 +117,14 @@ def test_an_encoder_leaves_out_untied_heads() -> None:
     runs, left_out = cases_that_run(cases, "2.13.0", "modernbert")
     assert runs == [cases[0], cases[2]]
     assert left_out == {"the head of model.model_type = 'modernbert' is always tied": ["tensor2-untied"]}
+
+
+def test_relative_positions_leave_out_context_ranks() -> None:
+    """Under the first reason alone, if a case has two."""
+    context = {"context": 2, "context_attention": "all_gather"}
+    cases = [Case(context), Case({"tensor": 2}), Case(context, switches={"tied": False})]
+    assert cases_that_run(cases, "2.13.0", "modernbert")[0] == cases[:2]
+    runs, left_out = cases_that_run(cases, "2.13.0", "ltg_bert")
+    ((reason, names),) = left_out.items()
+    assert runs == cases[1:2] and names == [case.name for case in cases[::2]]
+    assert reason.startswith("layout.context = 2: model.model_type = 'ltg_bert' has relative positions, ")

@@ -14,6 +14,7 @@ from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Recipe
 from kielo.verify import layouts
 from kielo.verify.layouts import BARS, verify_layouts
+from kielo.verify.layouts_cases import all_cases
 from kielo.verify.layouts_rank import make_references, run_cases
 
 AT_THE_BARS = {
@@ -163,3 +164,35 @@ def test_ranks_are_started_again_after_a_case_that_raises(launch, capsys) -> Non
 def test_no_step_shows_nothing(launch) -> None:
     with pytest.raises(KieloError, match="0 steps show nothing; give 1 or more"):
         launch({"shard2": row("shard2")}, steps=0)
+
+
+def test_cases_that_torch_does_not_run_are_told_and_left_out(launch, monkeypatch, capsys) -> None:
+    """By torch 2.11, which lacks zbv; if no other case is chosen, nothing is started."""
+    monkeypatch.setattr(layouts, "installed_torch", lambda: "2.11.0")
+    without = "pipeline2-zbv-micro4"
+    certificate, launcher = launch({"shard2": row("shard2"), without: row(without)})
+    assert passed(certificate) == {"shard2": True} and certificate["all_cases"] is False
+    (reason,) = certificate["left_out"]
+    assert certificate["left_out"] == {reason: [without]} and "zbv" in reason and "2.11" in reason
+    assert [names for _, _, names, *_ in launcher.launched] == [["shard2"]] * 2
+    assert capsys.readouterr().err.startswith(f"layouts: 1 cases left out: {reason}\nlayouts: 1 cases; first")
+    with pytest.raises(KieloError) as caught:
+        launch({without: row(without)})
+    assert str(caught.value) == f"no case is left to run: 1 cases left out: {reason}"
+
+
+def test_the_certificate_says_whether_all_cases_ran(launch, monkeypatch) -> None:
+    monkeypatch.setattr(layouts, "installed_torch", lambda: "2.13.0")
+    certificate, _ = launch({case.name: row(case.name) for case in all_cases()})
+    assert certificate["all_cases"] is True and certificate["passed"] is True
+
+
+def test_a_file_of_somebody_else_is_not_replaced(launch, tmp_path) -> None:
+    """Nothing is started; a certificate of before is replaced."""
+    (tmp_path / "layouts.json").write_text('{"mine": 1}')
+    with pytest.raises(KieloError, match="layouts.json: is there already, and Kielo did not write it"):
+        launch({"shard2": row("shard2")})
+    assert json.loads((tmp_path / "layouts.json").read_text()) == {"mine": 1}
+    (tmp_path / "layouts.json").write_text('{"bars": 1}')
+    launch({"shard2": row("shard2")})
+    assert json.loads((tmp_path / "layouts.json").read_text())["bars"] == BARS

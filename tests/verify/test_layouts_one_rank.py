@@ -1,10 +1,16 @@
 """References and cases of the layouts check on one rank, in this process."""
 
+import io
 import json
+import re
+import threading
+from contextlib import redirect_stderr
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from kielo.models import families
@@ -13,10 +19,11 @@ from kielo.resolve.software import BACKEND_VARIABLE
 from kielo.verify import layouts_rank
 from kielo.verify.layouts import BARS
 from kielo.verify.layouts_cases import Case
-from kielo.verify.layouts_rank import make_references, run_cases
+from kielo.verify.layouts_rank import compare, make_references, run_cases
 from kielo.verify.layouts_subject import subject, train_plainly
 
 CALLED: list[str] = []
+TRAINED: list[tuple[str, str]] = []  # how, and what a float32 product may be
 WHOLE = Case({}, micro_batches=4, switches={"tied": False, "documents": True, "z_loss": 1e-2})
 HALF = Case({}, precision="bf16")
 FROZEN = Case({}, micro_batches=2, switches={"frozen": True})
@@ -27,15 +34,27 @@ def called() -> None:
     CALLED.append("once")
 
 
+def noting(name: str) -> Any:
+    train = getattr(layouts_rank, name)
+
+    def noted(*given: Any) -> Any:
+        TRAINED.append((name, torch.get_float32_matmul_precision()))
+        return train(*given)
+
+    return noted
+
+
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict], str]:
-    """Returns the references' folder and the lines of the results."""
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict], list[str], str]:
+    """Returns the references' folder, the lines of the results, the references' names, and what was said."""
     torch.set_num_threads(1)
     recipe, folder = read_recipe("demo_estonian").recipe, tmp_path_factory.mktemp("layouts")
     same = Case({"shard": 2}, switches=WHOLE.switches)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(BACKEND_VARIABLE, "")
         patch.setattr(layouts_rank, "working_backend", lambda: "a backend")
+        for name in ("train_plainly", "train_laid_out"):
+            patch.setattr(layouts_rank, name, noting(name))
         make_references(recipe, [WHOLE, same, HALF, FROZEN], 2, folder)
         names = sorted(path.name for path in folder.iterdir())
         of_bf16 = next(path for path in folder.iterdir() if path.name.startswith("bf16"))
@@ -43,15 +62,16 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict], st
         tensors["losses"][1] *= 1.5  # a third off
         save_file(tensors, of_bf16)
         results = folder / "results.jsonl"
-        run_cases(recipe, [WHOLE, HALF], 2, folder, results, f"{__name__}.{called.__name__}")
+        with redirect_stderr(io.StringIO()) as said:
+            run_cases(recipe, [WHOLE, HALF], 2, folder, results, f"{__name__}.{called.__name__}")
         run_cases(recipe, [FROZEN], 2, folder, results, None)
     rows = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
-    return folder, rows, names
+    return folder, rows, names, said.getvalue()
 
 
 def test_cases_of_the_same_subject_share_a_reference(done) -> None:
     """That of fp32 is plain training, with 90 rows of the vocabulary in 128."""
-    folder, _, names = done
+    folder, _, names, _ = done
     assert len(names) == 3
     (path,) = (path for path in folder.glob("fp32*") if "frozen" not in path.name)
     truth = train_plainly(subject(read_recipe("demo_estonian").recipe, WHOLE.switches), 2)
@@ -61,7 +81,7 @@ def test_cases_of_the_same_subject_share_a_reference(done) -> None:
 
 def test_one_rank_trains_as_plain_training_does(done) -> None:
     """Each of four micro-batches has other numbers of labels; no number is far, nor exactly the same."""
-    _, (whole, half, frozen), _ = done
+    _, (whole, half, frozen), *_ = done
     assert [row.pop("name") for row in (whole, half, frozen)] == [WHOLE.name, HALF.name, FROZEN.name]
     assert {row.pop("compile_backend") for row in (whole, half, frozen)} == {"a backend"}
     for row in (whole, frozen):
@@ -73,7 +93,7 @@ def test_one_rank_trains_as_plain_training_does(done) -> None:
 
 def test_bf16_is_compared_with_one_rank_in_bf16(done) -> None:
     """The same code on one rank gives the same numbers, but for the one that was changed."""
-    _, (_, half, _), _ = done
+    _, (_, half, _), *_ = done
     assert half["loss"] == {"value": pytest.approx(1 / 3), "at": "step 2"}
     assert all(half[what]["value"] == 0 for what in ("norm", "gradient", "weight"))
 
@@ -88,3 +108,51 @@ def test_frozen_layers_are_not_compared(done) -> None:
     assert {name.partition("/")[2] for name in stored if name.startswith("weight/")} == ends
     assert {name.partition("/")[2] for name in stored if name.startswith("gradient/")} == ends
     assert stored["losses"].shape == (2,)
+
+
+def test_a_subject_is_trained_once_and_by_its_precision(done) -> None:
+    """Two cases of one subject share its reference; products in fp32 are exact, those beside bf16 need not.
+
+    Nothing of the ranks is left.
+    """
+    assert TRAINED == [
+        ("train_plainly", "highest"), ("train_laid_out", "high"), ("train_plainly", "highest"),
+        ("train_laid_out", "highest"), ("train_laid_out", "high"), ("train_laid_out", "highest"),
+    ]  # fmt: skip
+    assert not dist.is_initialized()
+    assert not any(thread.name == "feed" for thread in threading.enumerate())
+
+
+def test_each_case_is_said_when_it_is_done(done) -> None:
+    lines = done[-1].splitlines()
+    number = r"\d\.\de[-+]\d\d"
+    figures = ", ".join(f"{what} {number}" for what in BARS)
+    for line, case in zip(lines, (WHOLE, HALF), strict=True):
+        found = re.fullmatch(rf"layouts: {re.escape(case.name)}: {figures} \((\d+\.\d) s\)", line)
+        assert found and float(found[1]) < 300
+
+
+def test_the_largest_difference_of_all_ranks_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a tensor that no rank holds would be compared with nothing."""
+    one, two = torch.ones(1), torch.ones(2)
+    truth = {
+        "losses": 2 * one, "norms": one, "gradient/a": two, "weight/a": two, "weight/b": two,
+    }  # fmt: skip
+    mine = {"losses": 2.5 * one, "norms": one, "gradient/a": two, "weight/a": 1.5 * two}
+    other = {what: {"value": 0.375, "at": "elsewhere"} for what in BARS}
+    said: list[Any] = []
+
+    def gather(into: list, value: Any) -> None:
+        into[:] = [value, said.pop(0)]
+
+    def compared(of_the_other: set[str]) -> dict:
+        said[:] = [of_the_other, other]
+        recipe = read_recipe("demo_estonian").recipe
+        return compare(recipe, Case({}), 1, None, {(1,) * 5: None}, truth)
+
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    monkeypatch.setattr(layouts_rank, "train_laid_out", lambda *given: mine)
+    assert compared({"weight/b"}) == other | {"weight": {"value": 0.5, "at": "a"}}
+    with pytest.raises(ValueError, match=r"^no rank has \['weight/b'\]$"):
+        compared({"weight/a"})

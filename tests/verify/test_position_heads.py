@@ -36,3 +36,17 @@ def test_text_of_less_than_a_sequence_and_other_models_are_refused(tmp_path: Pat
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
     assert main(["verify", "position-heads", str(folder), str(text(tmp_path, 70))]) == 1
     assert "config.json" in capsys.readouterr().err
+
+
+def test_the_first_64_sequences_of_a_text_count_each_of_128_tokens_at_most(tmp_path: Path, capsys) -> None:
+    """A seventh of their tokens is hidden. Of a model with more positions a sequence has 127 and the end."""
+    folder = trained(tmp_path, "concatenated", 0)
+    whole, longer, shorter = (
+        verify_position_heads(str(folder), text(tmp_path, 15 * number)) for number in (64, 66, 63)
+    )
+    assert whole == longer and 0.1 < whole["hidden_tokens"] / (64 * 15) < 0.2
+    assert shorter["hidden_tokens"] < whole["hidden_tokens"]
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 200}))
+    assert main(["verify", "position-heads", str(folder), str(text(tmp_path, 70))]) == 1
+    assert "70 tokens of text, and one sequence of this model has 127" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """What the watch of a rehearsed rank counts, and what stands in for other ranks, with sizes by hand."""
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
+from kielo.parallel.lower_right_attention import attend_to_all
 from kielo.recipe.errors import KieloError
 from kielo.verify.counted_world import CountedGroup, CountedStore
 from kielo.verify.fake_world import fake_world
@@ -46,6 +48,19 @@ def test_floating_point_operations() -> None:
             assert watch.flops["attention"] == count
             out.sum().backward()  # gradients of scores, values, queries and keys, and the scores again
             assert watch.flops["attention"] == count + 5 * count // 2
+
+
+def test_floating_point_operations_of_the_last_queries() -> None:
+    """Six of them see four keys before them whole, and half of their own six; grouped keys count for each."""
+    queries = torch.rand(2, 4, 6, 8, requires_grad=True)
+    keys, values = torch.rand(2, 2, 2, 10, 8, requires_grad=True)
+    product = 2 * 2 * 4 * 6 * 8  # of all queries with one key of each head
+    with RankWatch({}, "") as watch:
+        out = attend_to_all(queries, keys, values, 0.3)
+        assert watch.flops == {"attention": 2 * product * 10 - 2 * product * 6 // 2}
+        forward = watch.flops["attention"]
+        out.sum().backward()  # three products more for each of the two
+        assert watch.flops["attention"] == forward + 5 * product * 10 - 5 * product * 6 // 2
 
 
 def test_memory_by_phase_and_kind() -> None:
@@ -157,6 +172,18 @@ def test_a_world_within_a_world_is_refused(world) -> None:
         pass
     assert group_name("some name") == "some name" and group_name(5) is None
     assert group_name(dist.group.WORLD) == dist.group.WORLD.group_name
+
+
+def test_torch_warns_of_gathered_tensors_but_in_a_rehearsal() -> None:
+    logger = logging.getLogger("torch.distributed.tensor._redistribute")
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        with fake_world(0, 2, has_pipeline=False):
+            assert logger.level == logging.ERROR
+        assert logger.level == logging.INFO and not dist.is_initialized()
+    finally:
+        logger.setLevel(before)
 
 
 def test_changes_of_a_storage_are_told() -> None:

@@ -120,4 +120,11 @@ def test_a_difference_is_named_and_fails(tmp_path, temporary, capsys, monkeypatc
     assert "first lm_head.weight" in capsys.readouterr().out
     assert main(["verify", "round-trip", str(tmp_path / "gone")]) == 1
     assert "no such folder" in capsys.readouterr().err
+    (tmp_path / "run").mkdir()
+    assert main(["verify", "round-trip", str(tmp_path / "run")]) == 1
+    told = capsys.readouterr().err
+    assert "run: no config.json there, so it is no Hugging Face folder" in told and "did you" not in told
+    (tmp_path / "run" / "hf").symlink_to(source)
+    assert main(["verify", "round-trip", str(tmp_path / "run")]) == 1
+    assert f"folder; did you mean {tmp_path / 'run' / 'hf'}?" in capsys.readouterr().err
     assert not list(temporary.glob("kielo*"))

@@ -10,6 +10,8 @@ import pytest
 from kielo.artifact.preflight import CheckReport, Complaint, Preflight
 from kielo.artifact.stage_json import read_json
 from kielo.checkpoint.agreement import Agreement
+from kielo.parallel.communicator import NoCommunicator
+from kielo.recipe.errors import KieloError
 from kielo.verify import position_heads, round_trip
 from kielo.verify.preflight import run
 from kielo.verify.preflight.job import Check, Finding, Job, name_of_this_node
@@ -124,6 +126,103 @@ def test_nothing_runs_after_a_check_that_raised(tmp_path: Path, error: Exception
     assert found.complaints == [complaint] and found.checks[0].summary == "ended with an error"
     assert found.checks[0].found == [None]
     assert found.checks[1] == CheckReport(name="b", summary="not run", seconds=0.0, found=[])
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """Returns a function that runs a preflight whose world and checks are stand-ins; it has what they saw."""
+
+    def preflight(device: str, host_group: str | None = None, during: Any = None, start: Any = None) -> Any:
+        preflight.jobs, preflight.limits, preflight.ended = [], [], []
+        world = SimpleNamespace(rank=0, size=1, timeout_seconds=7.0)
+
+        def checks(job: Job) -> str:
+            preflight.jobs.append(job)
+            if during is not None:
+                during(job)
+            return "the verdict"
+
+        for name, stand_in in {
+            "start_world": start or (lambda seconds, of_device: world),
+            "build_mesh": lambda of, layout: "mesh",
+            "make_host_group": lambda of, name, seconds: host_group, "communicators": lambda mesh: ["axis"],
+            "TimeLimits": lambda *given: preflight.limits.append(given), "run_checks": checks,
+            "Agreement": lambda group: Agreement(), "end_world": lambda: preflight.ended.append("ended"),
+            "cluster": lambda name: "the cluster",
+        }.items():  # fmt: skip
+            monkeypatch.setattr(run, name, stand_in)
+        placement = SimpleNamespace(
+            device=device, layout="layout", world_size=1, train=SimpleNamespace(start_timeout_seconds=7.0)
+        )
+        resolved, recipe = SimpleNamespace(placement=placement), SimpleNamespace(cluster="c")
+        return run.preflight(recipe, resolved, tmp_path)
+
+    return preflight
+
+
+@pytest.mark.parametrize("is_own", (True, False))
+def test_the_log_that_nccl_was_asked_for_goes(started, monkeypatch, tmp_path, is_own: bool) -> None:
+    """But not a person's; none is asked for on CPUs. Each wait of a rank has a limit."""
+    log = tmp_path / "nccl.log"
+    log.write_text("NCCL INFO")
+    monkeypatch.setattr(run, "ask_nccl_for_a_log", lambda: log)
+    monkeypatch.delenv("NCCL_DEBUG_FILE", raising=False)
+    if not is_own:
+        monkeypatch.setenv("NCCL_DEBUG_FILE", str(log))
+    assert started("cpu") == "the verdict" and started.jobs[0].nccl_log is None and log.exists()
+    assert started.limits == [(["axis"], 120.0, 120.0)] and started.ended == ["ended"]
+    seen: list[bool] = []
+    assert started("cuda", "host", lambda job: seen.append(job.nccl_log == log and log.exists()))
+    assert seen == [True] and log.exists() is not is_own
+    assert started.limits == [(["axis"], 120.0, 120.0), (["host"], 300.0, 300.0)]
+    log.unlink(missing_ok=True)
+    assert started("cuda") and started.ended == ["ended"]
+    with pytest.raises(OSError, match="odd"):
+        started("cpu", None, lambda job: (_ for _ in ()).throw(OSError("odd")))
+    assert started.ended == ["ended"]
+
+
+def test_the_verdict_before_goes_when_a_preflight_begins(started, tmp_path) -> None:
+    """Not a file of somebody else, who is told before anything is removed."""
+    report, bad_nodes = tmp_path / "preflight.json", tmp_path / "bad_nodes.txt"
+    report.write_text('{"bad_nodes": []}')
+    bad_nodes.write_text("n1\n")
+    assert started("cpu", None, lambda job: (report.exists(), bad_nodes.exists()) == (False, False) or 1 / 0)
+    assert not report.exists() and started("cpu")
+    bad_nodes.write_text("mine")
+    with pytest.raises(KieloError, match="bad_nodes.txt: is there already, without the preflight.json that"):
+        started("cpu")
+    report.write_text('{"mine": []}')
+    with pytest.raises(KieloError, match="preflight.json: is there already, and Kielo did not write it"):
+        started("cpu")
+    assert bad_nodes.read_text() == "mine" and report.exists() and started.jobs == []
+
+
+def test_nodes_of_ranks_that_do_not_arrive_are_written(started, tmp_path) -> None:
+    """Where they are known, and not over a file of somebody else; the error is raised as it is."""
+    report, bad_nodes = tmp_path / "preflight.json", tmp_path / "bad_nodes.txt"
+    hosts: tuple[str, ...] = ()
+
+    def absent(seconds: float, device: str) -> None:
+        raise NoCommunicator("rank 1 did not arrive", hosts)
+
+    with pytest.raises(NoCommunicator, match="rank 1 did not arrive"):
+        started("cpu", start=absent)
+    assert not report.exists() and started.ended == ["ended"]
+    hosts = ("n7", "n8")
+    with pytest.raises(NoCommunicator, match="rank 1 did not arrive"):
+        started("cpu", start=absent)
+    found = read_json(tmp_path, Preflight)
+    assert (found.passed, found.bad_nodes, found.ranks, found.seconds) == (False, ["n7", "n8"], 1, 0)
+    assert [(one.check, one.node, one.is_refusal) for one in found.complaints] == [
+        ("start", "n7", True), ("start", "n8", True),
+    ]  # fmt: skip
+    assert bad_nodes.read_text() == "n7\nn8\n"
+    report.unlink()
+    bad_nodes.write_text("mine")
+    with pytest.raises(KieloError, match="bad_nodes.txt: is there already, without the preflight.json that"):
+        started("cpu", start=absent)
+    assert bad_nodes.read_text() == "mine" and not report.exists()
 
 
 def test_the_scheduler_s_name_of_a_node(monkeypatch) -> None:

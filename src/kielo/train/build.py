@@ -69,8 +69,8 @@ def assemble(
     stop: Stop,
     permit: Callable[[], None],
     progress: Progress,
-    profile_steps: int = 0,
-    is_saving: bool = True,
+    profile_steps: int,
+    is_saving: bool,
 ) -> Run:
     """Builds every part of the run but those of a phase, on this rank. All ranks call it together.
 

@@ -183,7 +183,7 @@ class WatchedStep:
         step = build_step(model, mesh, train, placement.layout, chunk_tokens, train.precision, guard)
         self._step = replace(step, on_gradients=self._begin_update)
         self._name(_state(self._step.optimiser), "optimiser")
-        self.held = StateBytes(0, 0, 0)
+        self.held: StateBytes  # measured in the first watched step, before its update
 
     def run(self, micro_batches: int) -> dict[tuple[str, Any], int]:
         """Takes one optimiser step of so many micro-batches, by the function of `train/loop.py`.
