@@ -31,7 +31,7 @@ BAD = {
     "no ranks": (["run", "demo_estonian", "--ranks", "0"], "--ranks 0"),
     "no run to verify": (["verify", "parity", "demo_estonian", "--set", "folder=out"], "resolved.toml"),
     "no run to list": (["checkpoint", "list", "out"], "run folder"),
-    "no checkpoint to export": (["export", "out", "--to", "hf"], "run folder"),
+    "no checkpoint to export": (["export", "out", "--to", "hf"], "no folder, checkpoint or recipe"),
     "no text to measure on": (["tokenizer", "measure", "out", "--text", "gone.txt"], "gone.txt"),
     "no tokenizer to measure": (["tokenizer", "measure", "out", "--text", "here.txt"], "out"),
     "unknown recipe to copy": (["recipes", "--copy", "demo"], "demo_estonian"),

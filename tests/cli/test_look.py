@@ -57,7 +57,7 @@ def test_a_model_that_is_not_known_has_its_reason(recipe, capsys, monkeypatch) -
         raise KieloError("it lacks a head")
 
     monkeypatch.setattr("kielo.resolve.overview.overview_of_recipe", refuse)
-    assert said(capsys, "show", recipe).startswith("model\tnot complete: it lacks a head\nkey\tvalue\tfrom\n")
+    assert said(capsys, "show", recipe).startswith("model\tnot possible: it lacks a head\nkey\tvalue\tfrom\n")
 
 
 def test_ranks_that_do_not_divide_a_step_are_told_for_nodes_of_the_site(recipe, capsys, monkeypatch) -> None:

@@ -135,7 +135,7 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 
     monkeypatch.setattr("kielo.evaluate.continue_text.continue_text", continue_text)
     monkeypatch.setattr("kielo.cli.checkpoint.newest_checkpoint", lambda run: run / "newest")
-    monkeypatch.setattr("kielo.cli.export.export_checkpoint", lambda _, hf, __: (hf.parent / "made").touch())
+    monkeypatch.setattr("kielo.cli.export.export_checkpoint", lambda _, hf, *__: (hf.parent / "made").touch())
     return asked
 
 

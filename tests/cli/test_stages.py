@@ -18,6 +18,7 @@ from kielo.artifact.manifest import MANIFEST_NAME, read_manifest, write_stage
 from kielo.artifact.row_map import RowMap
 from kielo.cli.main import STAGES, main
 from kielo.recipe.errors import KieloError
+from kielo.resolve.software import installed
 from tests.cli.test_run import write_recipe
 
 FOLDERS = {"pack": "tokens", "export": "hf"}
@@ -62,7 +63,7 @@ class Stages:
         self._patch("kielo.tokenizer.train.unfilled_vocabulary", lambda recipe, made: "")
         self._patch("kielo.dataset.pack_sequences.pack_sequences", lambda recipe, tokens: None)
         self._note("kielo.dataset.evaluation_texts.pack_evaluation_texts")
-        for check in ("resolve.trainable.check_trainable", "resolve.budget.check_text_suffices"):
+        for check in ("resolve.resolve.refuse_before_text", "resolve.budget.check_text_suffices"):
             self._note(f"kielo.{check}")
         for check in ("check_inputs", "check_vectors"):
             self._note(f"kielo.tokenizer.stage_inputs.{check}")
@@ -129,7 +130,8 @@ def test_all_stages_are_made_in_order_and_each_gets_its_folders(stages, recipe, 
     assert stages.given["train"] == ()  # in this process
     assert stages.given["verify"] == (folder, False)
     assert stages.given["evaluate"] == (folder, folder / "newest")
-    assert stages.given["export"] == (folder / "hf", tokenizer)
+    to, with_tokenizer, for_card = stages.given["export"]
+    assert (to, with_tokenizer, for_card.name) == (folder / "hf", tokenizer, "tiny")
     made, times = stages.given["report"]
     assert made == folder and list(times) == list(STAGES)
     assert times["corpus"] == {"seconds": 2.0, "skipped": False}
@@ -335,23 +337,26 @@ def test_the_recipe_is_written_after_a_stage_that_was_made(stages, recipe, tmp_p
 
 def test_what_cannot_work_is_refused_before_the_stages(stages, recipe, tmp_path) -> None:
     """Files of the tokenizer, modules to train, and a budget that the clean text cannot give."""
-    assert run(recipe, "--only", "corpus") == 0 and stages.checked == []
+    assert run(recipe, "--only", "corpus") == 0 and stages.checked == [("refuse_before_text",)]
+    stages.checked.clear()
     assert run(recipe, "--only", "tokenizer") == 0
-    assert stages.checked == [("check_vectors",), ("check_inputs",)]
+    assert stages.checked == [("check_vectors",), ("check_inputs",), ("refuse_before_text",)]
     stages.checked.clear()
     assert run(recipe, "--only", "pack") == 0
     texts = ("pack_evaluation_texts", tmp_path / "run" / "tokenizer", tmp_path / "run" / "evaluation_texts")
-    assert [one[0] for one in stages.checked] == ["pack_evaluation_texts"]
-    assert stages.checked[0][1] == texts[1] and stages.checked[0][2].parent == tmp_path / "run"
+    assert [one[0] for one in stages.checked] == ["refuse_before_text", "pack_evaluation_texts"]
+    assert stages.checked[1][1] == texts[1] and stages.checked[1][2].parent == tmp_path / "run"
     stages.checked.clear()
     assert run(recipe, "--only", "train") == 0
     budget = ("check_text_suffices", 1234, str(tmp_path / "run" / "corpus"))
-    assert stages.checked == [("check_trainable",), budget]
+    (asked, ranks, device, software), found = stages.checked
+    assert (asked, ranks, device) == ("refuse_before_text", 1, "cpu") and found == budget
+    assert software == installed("cpu")
     stages.during = {"tokenizer": lambda: stages.checked.append(("tokenizer",))}
     stages.checked.clear()
     assert run(recipe, "--to", "train") == 0  # the text is judged as soon as it is clean
     assert [one[0] for one in stages.checked] == [
-        "check_vectors", "check_inputs", "check_trainable", "check_text_suffices", "tokenizer",
+        "check_vectors", "check_inputs", "refuse_before_text", "check_text_suffices", "tokenizer",
         "pack_evaluation_texts",
     ]  # fmt: skip
 

@@ -117,7 +117,7 @@ def test_layouts_are_tabled(passed, recipe, tmp_path, capsys, monkeypatch) -> No
 @pytest.mark.parametrize("passed", [True, False])
 def test_a_round_trip_is_tabled(passed, capsys, monkeypatch) -> None:
     """Messages of the export are on stderr under --json."""
-    made, asked = {"passed": passed, "left_out": []}, []
+    made, asked = {"passed": passed, "left_out": [], "source": "nowhere"}, []
 
     def verify(weights: str, keep: Path | None) -> dict:
         print("exporting")
@@ -140,7 +140,12 @@ def test_a_round_trip_is_tabled(passed, capsys, monkeypatch) -> None:
 
 @pytest.mark.parametrize("passed", [True, False])
 def test_position_heads_are_tabled(passed, capsys, monkeypatch) -> None:
-    made = {"passed": passed, "losses": {"one": 1.23456, "two": 2}, "hidden_tokens": 1234}
+    made = {
+        "passed": passed,
+        "losses": {"one": 1.23456, "two": 2},
+        "hidden_tokens": 1234,
+        "source": "nowhere",
+    }
     monkeypatch.setattr("kielo.verify.position_heads.verify_position_heads", lambda weights, text: made)
     monkeypatch.setattr("kielo.verify.position_heads.verdict", lambda of: "the verdict")
     assert main(["verify", "position-heads", "hf:a/b", "t.txt"]) == 1 - passed

@@ -86,7 +86,7 @@ def test_scores_are_written_and_made_once(run_folder: Path) -> None:
     # Random weights know nothing; the n-gram has learned ten words.
     assert bits.ngram < bits.unigram < bits.model
     made = read_manifest(run_folder / "evaluate")
-    assert (made.kind, made.version) == ("scores", 2)  # a higher version scores finished runs again
+    assert (made.kind, made.version) == ("scores", 3)  # a higher version scores finished runs again
     assert set(made.inputs) == {"tokenizer", "tokens", "corpus", "checkpoint"} and made.section["seed"] == 1
     assert made.counts == {"bits_per_byte": bits.content(), "heldout_bytes": scores.heldout_bytes}
     texts, _ = heldout_texts(run_folder / "tokens")

@@ -86,10 +86,12 @@ def test_without_config_json_all_given_keys_are_named() -> None:
 
 
 def test_a_ready_tokenizer_is_not_trained(tmp_path: Path) -> None:
-    """All keys but its place are without effect; its size is read where it is here."""
+    """All keys but its place and what frames its texts are without effect; its size is read if it is here."""
     finish_tokenizer(tmp_path / "tokenizer", 321, largest_id=320, end_of_text_id=0)
     ready = Tokenizer(path=str(tmp_path / "tokenizer"))
     assert overridden_by_tokenizer(Tokenizer()) == []
-    assert overridden_by_tokenizer(ready) == [key for key in Tokenizer.model_fields if key != "path"]
+    assert overridden_by_tokenizer(ready) == [
+        key for key in Tokenizer.model_fields if key not in ("path", "bos", "eos")
+    ]
     assert size_of_ready_tokenizer(ready) == 321
     assert size_of_ready_tokenizer(Tokenizer(path=str(tmp_path / "nothing"))) is None

@@ -179,7 +179,8 @@ def test_what_a_frozen_part_costs() -> None:
 def test_names_that_match_nothing_are_refused() -> None:
     """Each with what would work; a tied head is the embedding; a pipeline must reach the embedding."""
     recipe = Recipe(
-        name="t", language="et", corpus={"sources": ["a"]}, train={"trainable": ["embed", "hed"]},
+        name="t", language="et", corpus={"sources": ["a"]}, dataset={"sequence_length": 8},
+        train={"trainable": ["embed", "hed"]},
         phases=[{"tokens": 1}, {"tokens": 1, "trainable": ["layers.*.mlp", "layers.7"]}],
     )  # fmt: skip
     case = Case.of(recipe, small(), Machine()).with_layout(Layout(pipeline=3))
@@ -190,7 +191,7 @@ def test_names_that_match_nothing_are_refused() -> None:
     assert "what would work: embed, layers, norm, head, or a module" in said[0]
     assert len(said) == 3 and "phases.2.trainable" in said[2] and "layout.pipeline = 1" in said[2]
     given = recipe.model_copy(update={"model": small()})
-    with pytest.raises(KieloError, match='train.trainable: "hed" .*phases.2.trainable: "layers.7"'):
+    with pytest.raises(KieloError, match='(?s)train.trainable: "hed" .*phases.2.trainable: "layers.7"'):
         refuse_before_text(given)
     refuse_before_text(
         given.model_copy(update={"phases": (), "train": recipe.train.model_copy(update={"trainable": ()})})

@@ -117,7 +117,7 @@ def test_a_difference_is_named_and_fails(tmp_path, temporary, capsys, monkeypatc
     tensors = load_file(source / "model.safetensors")
     save_file(tensors | {"lm_head.weight": torch.randn(70, 16)}, source / "model.safetensors")
     assert main(["verify", "round-trip", str(source)]) == 1
-    assert "first lm_head.weight" in capsys.readouterr().out
+    assert "lm_head.weight" in capsys.readouterr().err
     assert main(["verify", "round-trip", str(tmp_path / "gone")]) == 1
     assert "no such folder" in capsys.readouterr().err
     (tmp_path / "run").mkdir()
