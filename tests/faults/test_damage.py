@@ -150,11 +150,11 @@ def test_a_damaged_checkpoint_is_named(here, trained, name, damage, verb):
     else:
         told = "is damaged: "
         if name == "index.json":
-            told = (
-                "is not a checkpoint: index.json is missing" if damage is gone else "not a checkpoint index"
-            )
-            if verb == "export" and damage is gone:
-                told = "neither a checkpoint (no index.json there)"
+            told = "is not a checkpoint: index.json is missing"
+            if damage is not gone:  # a flipped bit may leave valid JSON, with another checksum
+                told = _first_fault_of_json(checkpoint / name)
+            elif verb == "export":
+                told = "no checkpoint (no index.json there)"
         elif name == "manifest.json" and verb == "export":
             told = "no manifest.json, so this" if damage is gone else "not a readable manifest of Kielo's"
         refused(outcome, told, "step_00000020")
@@ -170,6 +170,14 @@ def test_the_newest_checkpoint_is_passed_over_and_said(here, trained, damage):
     exported = went_well(here(trained, "export", "run", "--to", "out", "--json"))
     assert "step_00000020 is damaged" in exported.told
     assert json.loads(exported.out[exported.out.index("{") :])["checkpoint"].endswith("step_00000015")
+
+
+def _first_fault_of_json(path: Path) -> str:
+    try:
+        json.loads(path.read_bytes())
+    except ValueError:
+        return "not a checkpoint index"
+    return "index.json is not what was written"
 
 
 INDEX_EDITS = {

@@ -105,7 +105,7 @@ def _nothing(data: Path, documents: Documents) -> None:
         ),
         (_odd_data, "are no whole number of ids of 2 bytes", ("b.bin",)),
         (_without_ends, "0 of 29 documents looked at end with 0", ("0 of", "end-of-text", "--append-eod")),
-        (_flat_without_ends, "none of 4,238 tokens looked at", ("end-of-text", "tokenizer.path")),
+        (_flat_without_ends, "none of 4,260 tokens looked at", ("end-of-text", "tokenizer.path")),
         (_wider, "as if every few words were a document", ("web", "every", "tokens_dtype")),
         (_foreign_index, "does not match b.ds: its last document ends", ("b.ds.index", "copy both")),
         (_nothing, "no token file there", ("web", "data", "PREFIX.bin")),
