@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
 from kielo.artifact.whole_checkpoints import newest_checkpoint
 from kielo.cli.main import main
@@ -55,7 +55,7 @@ def program(script: str, folder: Path, *arguments: Any, old_transformers: bool =
 
 LOGITS = """
 import json, sys, torch, transformers
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 assert transformers.__version__.startswith("4."), transformers.__version__
 out = {}
 for name, kind, folder, tokens in json.loads(open(sys.argv[1]).read()):
@@ -148,7 +148,7 @@ def test_ctranslate2_gives_the_same_log_probabilities(run: Path, tmp_path: Path)
 TRL = """
 import json, sys, torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 folder, to = sys.argv[1:3]
 messages = json.loads(sys.argv[3])
@@ -160,10 +160,9 @@ trainer = SFTTrainer(model=AutoModelForCausalLM.from_pretrained(folder).float(),
                      train_dataset=Dataset.from_list([{"messages": messages}] * 4),
                      processing_class=tokenizer)
 (batch,) = list(trainer.get_train_dataloader())[:1]
-trainer.train()
-losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+loss = trainer.train().training_loss
 print(json.dumps({"ids": batch["input_ids"][0].tolist(), "labels": batch["labels"][0].tolist(),
-                  "pad": tokenizer.pad_token_id, "eos": tokenizer.eos_token_id, "losses": losses}))
+                  "pad": tokenizer.pad_token_id, "eos": tokenizer.eos_token_id, "loss": loss}))
 """
 
 
@@ -186,13 +185,12 @@ def test_trl_trains_on_answers_alone(chat_model: Path, tmp_path: Path) -> None:
         {"role": "user", "content": "Mis on keel?"},
         {"role": "assistant", "content": "Keel on rikas."},
     ]
-    asked = json.dumps([dict(zip(("role", "content"), turn)) for turn in messages])
-    found = program(TRL, tmp_path, chat_model, tmp_path / "out", asked)
+    found = program(TRL, tmp_path, chat_model, tmp_path / "out", json.dumps(messages))
     tokenizer = AutoTokenizer.from_pretrained(chat_model)
     learned = [token for token, label in zip(found["ids"], found["labels"]) if label != -100]
     assert "Keel on rikas." in tokenizer.decode(learned) and "Mis" not in tokenizer.decode(learned)
     assert found["pad"] not in (None, found["eos"])
-    assert all(math.isfinite(loss) and loss > 0 for loss in found["losses"]) and found["losses"]
+    assert math.isfinite(found["loss"]) and found["loss"] > 0
 
 
 SENTENCES = """
@@ -216,13 +214,13 @@ def test_sentence_transformers_reads_an_encoder(model_type: str, tmp_path: Path)
     if model_type == "ltg_bert":
         script = SENTENCES.replace('device="cpu"', 'device="cpu", trust_remote_code=True')
     found = program(script, tmp_path, folder, json.dumps(sentences))
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    model = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()
     for sentence, vector in zip(sentences, found, strict=True):
         with torch.no_grad():
             states = model(
                 **tokenizer(sentence, return_tensors="pt"), output_hidden_states=True
             ).hidden_states
         assert len(vector) == states[-1].shape[-1]
-        base = model.base_model(**tokenizer(sentence, return_tensors="pt")).last_hidden_state.detach()
+        base = model(**tokenizer(sentence, return_tensors="pt")).last_hidden_state.detach()
         np.testing.assert_allclose(vector, base[0].mean(0), rtol=1e-3, atol=TOLERANCE)
