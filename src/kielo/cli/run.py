@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -283,11 +284,11 @@ def _check_before(invocation: Invocation, chosen: tuple[str, ...]) -> None:
 
 
 def _trains_here(invocation: Invocation) -> tuple[Any, ...]:
-    """Return the ranks, device and software of the training; nothing if it ended before.
+    """Return the ranks, device and software of the training; nothing if it ended before, or without torch.
 
     Only torch knows the devices. A run that has nothing to do does not wait for its import.
     """
-    if read_manifest(invocation.folder / "train") is not None:
+    if read_manifest(invocation.folder / "train") is not None or not find_spec("torch"):
         return ()
     import torch
 
