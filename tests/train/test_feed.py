@@ -133,19 +133,19 @@ def test_a_frozen_reader_is_replaced(tmp_path, comes_back, fault_times):
         fault_times.note("found")
         alerts.append((step, message))
 
-    care = Care(lambda step, unreadable: frozenset(), reopened, lambda: 0.2, alert)
+    care = Care(lambda step, unreadable: frozenset(), reopened, lambda: 0.6, alert)
     feed = Feed(reader_of(path), 4, LAST_STEP, CPU, care=care)
     try:
         for step in range(1, 3):
             feed.take(step)
         fault_times.note("planted")
         if not comes_back:
-            with pytest.raises(KieloError, match="step 3: .*text.bin: 2 readers had no answer for 0.2 s"):
+            with pytest.raises(KieloError, match="step 3: .*text.bin: 2 readers had no answer for 0.6 s"):
                 feed.take(3)
         for step in range(3, LAST_STEP + 1) if comes_back else ():
             assert feed.take(step).samples == tuple(read_step(step).samples.tolist())
             fault_times.note("next_step")
-        assert [step for step, _ in alerts] == [3] and "text.bin: no answer for 0.2 s" in alerts[0][1]
+        assert [step for step, _ in alerts] == [3] and "text.bin: no answer for 0.6 s" in alerts[0][1]
     finally:
         os.close(os.open(tmp_path / "pipe", os.O_RDWR | os.O_NONBLOCK))  # which ends whoever waits to open it
         feed.close()
