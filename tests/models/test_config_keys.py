@@ -207,3 +207,12 @@ def test_damaged_values_are_refused_and_never_a_traceback(tmp_path, model_type: 
             families.read_hf_config(tmp_path)
         except KieloError as error:
             assert "config.json: " in str(error)
+
+
+@pytest.mark.parametrize(("model_type", "has_biases"), [("qwen2", True), ("mistral", False)])
+def test_biases_of_queries_that_no_key_of_transformers_changes(model_type: str, has_biases: bool) -> None:
+    """Qwen 2 always has them and Mistral never, in transformers: the model says so, no other value fits."""
+    assert families.family_defaults(model_type)["attention_bias"] is has_biases
+    other = Model(model_type=model_type, **SHAPE, attention_bias=not has_biases)
+    said = list(families.model_complaints(families.complete(other, 64)))
+    assert len(said) == 1 and "attention_bias" in said[0]
