@@ -228,7 +228,7 @@ def test_files_of_weights_in_their_order(tmp_path) -> None:
     ],
 )  # fmt: skip
 def test_transformers_reads_the_same_file(present: tuple[str, ...], tmp_path) -> None:
-    """Of several sets of weights, the values are those that transformers reads, and the others are named."""
+    """Read the set of weights that transformers reads, and name the others."""
     names = {
         "one": "model.safetensors", "shards": "model.safetensors.index.json", "bin": "pytorch_model.bin",
         "bin shards": "pytorch_model.bin.index.json", "named": "model.fp32.safetensors.index.json",

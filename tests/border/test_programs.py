@@ -1,4 +1,4 @@
-"""What Kielo exports, in other people's programs: `make test-border` installs and asks for them.
+"""Other people's programs read what Kielo exports: `make test-border` installs them and asks for these tests.
 
 Each program runs in an interpreter of its own, from another folder, without Kielo.
 """

@@ -1,4 +1,4 @@
-"""What weights and their tokenizer have beside tensors leaves with the export; transformers reads both."""
+"""An export keeps the settings and side files of its source; transformers reads both folders alike."""
 
 import json
 import logging

@@ -313,7 +313,7 @@ def test_jobs_are_cancelled(found, capsys) -> None:
 
 
 def test_jobs_that_pack_tell_how_far_they_are(capsys, monkeypatch, tmp_path) -> None:
-    """What to do next, only if no job is left that could do it."""
+    """`status` says what to do next only if no job is left that could do it."""
     from kielo.launch.launch_folder import PACK_FILE
 
     (tmp_path / PACK_FILE).touch()

@@ -139,7 +139,7 @@ def mapped(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_old_tokens_of_new_rows_are_shown(mapped, capsys) -> None:
-    """Of rows that are made of several, so many as are asked for."""
+    """Show as many composed rows as are asked for."""
     assert said(capsys, "tokenizer", "map", "a/old", "b/new") == (
         "5 rows of the new vocabulary: 1 (20.0%) are rows of the same text or role, 3 (60.0%) are means of "
         "2.0 old rows, 1 (20.0%) are random\n"
@@ -232,7 +232,7 @@ def test_documents_of_a_step_are_shown(step, recipe, capsys) -> None:
 
 
 def test_a_step_that_was_passed_over_is_told(step, recipe, capsys) -> None:
-    """As the recipe says, or after a spike: from the first to the last of such a row."""
+    """Name the skipped steps, of the recipe or after a spike, from the first to the last of each range."""
     folder = recipe.parent / "run" / "train"
     folder.mkdir(parents=True)
     rows = [PassedOver(step=9, passed_over_from=7, passed_over_for="spike"),

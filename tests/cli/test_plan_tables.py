@@ -107,7 +107,7 @@ def test_rows_of_the_ranking() -> None:
 
 
 def test_parts_that_one_layout_has_are_shown() -> None:
-    """From half a microsecond on."""
+    """Print seconds from half a microsecond on."""
     parts = {"matrix": 2.0, "bubble": 0.0, "tensor_traffic": 5e-7, "head": 4.9e-7, "my_part": 0.0}
     some, other = (
         PlannedLayout(**(vars(FAST) | {"seconds": parts | {"bubble": each}})) for each in (0.0, 1.0)

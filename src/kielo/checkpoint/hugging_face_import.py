@@ -61,7 +61,7 @@ def load_model_weights(
     transplant: Transplant | None = None,
     stored: Model | None = None,
 ) -> dict[str, str]:
-    """Calls `load_weights` with the family's names, those of its bare base model, and buffers to ignore.
+    """Calls `load_weights` with the names of the family and of its bare base model, and buffers to ignore.
 
     stored: the folder's model if `model` is only a part of it, fewer layers; the others are not read.
     """
@@ -92,9 +92,9 @@ def load_weights(
     """Fill `parameters` (our name → Tensor or DTensor, any layout and device) from the folder `source`.
 
     pieces: the place of each parameter of the model in the files (a family's `to_hugging_face`). Rows that
-    only pad a parameter become zero. A tied parameter needs no tensor of its own, and is read from that of
-    its head if files hold only this. transplant: what the rows of the vocabulary are made of; None where they
-    are those of the files.
+    only pad a parameter become zero. A tied parameter needs no tensor of its own, and is read from its head's
+    tensor if the files hold no other. transplant: what the rows of the vocabulary are made of; None if the
+    files have these rows.
 
     Returns the source's name of each tensor that is a weight and its dtype there, {"lm_head.weight": "BF16"},
     the same on all ranks; a parameter that is read from its head's tensor is named too. Called by all ranks

@@ -1,7 +1,7 @@
 """The settings of generation that weights come with: read at the import, kept in checkpoints, exported.
 
-From generation_config.json, or from config.json where transformers reads it for want of the former; and the
-token ids of config.json. Ids become those of the run's tokenizer, by the names of the tokens.
+From generation_config.json, or from config.json, which transformers reads if there is no such file; and the
+token ids of config.json. Each id becomes the id of the same token in the run's tokenizer.
 """
 
 import logging

@@ -161,8 +161,7 @@ def _recipe_of(run: Path | None, sets: Sequence[str]) -> Recipe | None:
             raise
         why = str(error)
     print_text(
-        f"warning: {why}, so the model card has no licence, languages and sources; what would work: "
-        "`kielo export RECIPE`, or a README.md of your own",
+        f"warning: {why}, so the model card has no licence, languages and sources. Fix: kielo export RECIPE",
         sys.stderr,
     )
     return None

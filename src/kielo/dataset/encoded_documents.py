@@ -101,7 +101,7 @@ def begin_of_documents(recipe: Recipe, tokenizer_folder: Path) -> tuple[int, ...
 
 
 def packed_begin_of_documents(tokens_folder: Path, tokenizer_folder: Path) -> tuple[int, ...]:
-    """Return the ids with which the documents in RUN/tokens begin; without it, those of the tokenizer."""
+    """Return the ids with which the documents in RUN/tokens begin; before packing, the tokenizer's."""
     packed = read_manifest(tokens_folder)
     if packed is None:
         return ids_before_texts_of(tokenizer_folder)

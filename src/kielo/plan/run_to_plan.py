@@ -126,7 +126,7 @@ class RunToPlan:
 
     @cached_property
     def case(self) -> Case:
-        """What rules on layouts are asked of."""
+        """Return the case that rules judge layouts by."""
         return Case.of(self.recipe, self.model, Machine(software=planned(self.site)))
 
     @property

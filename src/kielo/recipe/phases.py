@@ -94,7 +94,7 @@ def ramp_steps(ramp: BatchRamp, tokens_per_step: int) -> list[tuple[int, int]]:
 
 
 def steps_of_phase(phase: FullPhase, ramp: BatchRamp | None) -> list[tuple[int, int]]:
-    """Returns (tokens per step, number of such steps) of a phase, in order, that of the ramp first.
+    """Returns (tokens per step, number of such steps) of a phase, in order, the ramp's first.
 
     They are at most the phase's tokens: a ramp's last step may pass the ramp's end, but not the phase's. A
     phase of fewer tokens than a step, which recipes cannot have, has one step.

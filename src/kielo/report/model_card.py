@@ -67,7 +67,7 @@ def render(gathered: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export is of, as its checkpoint says.
+    """Facts of an exported checkpoint, as the checkpoint has them.
 
     model: complete. origin: "step 70". run: the run's name, None if the checkpoint does not say. dtype: of
     the weights. is_hybrid: trained with causal sequences beside hidden tokens.
@@ -139,7 +139,7 @@ def _uses(model_type: str, is_hybrid: bool, prompt: str) -> list[str]:
         text = 'f"…{tokenizer.mask_token} …"' if is_encoder else json.dumps(prompt, ensure_ascii=False)
         code = (
             f"from transformers import AutoModelFor{'Masked' if is_encoder else 'Causal'}LM, AutoTokenizer"
-            f"{folder}tokenizer = AutoTokenizer.from_pretrained(folder)\n"
+            f"{folder}tokenizer = AutoTokenizer.from_pretrained(folder{remote})\n"
             f"model = {loading_call(model_type, 'folder')}\n"
             f'inputs = tokenizer({text}, return_tensors="pt")\n'
         )

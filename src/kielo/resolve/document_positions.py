@@ -1,4 +1,4 @@
-"""Whether learned positions begin anew in each document: what a recipe asks for → what the identity says."""
+"""Restart of learned positions in each document: the recipe's key → the identity's."""
 
 from kielo.models.families import module
 from kielo.recipe.sections import DatasetIdentity, Model

@@ -17,6 +17,7 @@ from kielo.recipe.cards import Accelerator, accelerator_of_device, accelerators,
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase, full_phases
+from kielo.recipe.read import run_folder as folder_of_run
 from kielo.recipe.sections import (
     Checkpoint,
     DatasetIdentity,
@@ -126,7 +127,8 @@ def refuse_before_text(
     if world_size is None or device is None:
         refuse(recipe, complaints(case_before_text(recipe, text), LAYOUT_RULES))
     else:
-        resolve(recipe, "", world_size, device, text=text, software=software)
+        # Its folder, and not the current one, may say in which precision the run began.
+        resolve(recipe, folder_of_run(recipe), world_size, device, text=text, software=software)
 
 
 def case_before_text(recipe: Recipe, text: Text | None = None) -> Case:

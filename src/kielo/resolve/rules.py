@@ -36,7 +36,7 @@ from kielo.resolve.trainable import trains
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that trains. None for what is not known: rules that need it have no complaint then."""
+    """The machine that trains. A fact that is None is not known, and its rules have no complaint."""
 
     world_size: int | None = None
     device: str | None = None
@@ -59,7 +59,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Case:
-    """What rules are asked of. `model` is complete. text, steps: None before they are known."""
+    """A recipe with its complete `model`, for rules to judge. text, steps: None before they are known."""
 
     recipe: Recipe
     model: Model
@@ -327,7 +327,7 @@ def _context_axis(case: Case) -> Complaints:
 
 
 def _pipeline_axis(case: Case) -> Complaints:
-    """What of the pipeline cannot run with any number of micro-batches."""
+    """Refuse pipelines that run with no number of micro-batches."""
     layout, total = case.layout, case.model.num_hidden_layers
     if layout.pipeline == 1:
         if layout.pipeline_layers is not None or layout.pipeline_stages_per_rank is not None:
