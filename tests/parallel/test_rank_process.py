@@ -43,6 +43,7 @@ def system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     }.items():
         monkeypatch.setattr(rank_process, name, module)
     (tmp_path / "proc/12/fd").mkdir(parents=True)
+    (tmp_path / "proc/12/fd/5").touch()
     return found
 
 
@@ -66,6 +67,7 @@ def test_the_state_is_the_letter_after_the_name(system: Any, letter: str | None,
 def test_a_silent_process_is_woken_for_its_stacks(system: Any) -> None:
     """Asked again each tenth of a second; py-spy is not asked where they come."""
     file, system.here = system.root / "proc/12/fd/5", ["py-spy"]
+    (system.root / "proc/12/stat").write_text("12 (python) S 1")
     system.on_sleep = lambda: file.write_text("Thread 1" if system.now > 102.0 else "")
     assert RANK.stacks() == "Thread 1" and system.slept == [0.1] * len(system.slept)
     assert len(system.slept) in (20, 21)  # two seconds
@@ -74,10 +76,29 @@ def test_a_silent_process_is_woken_for_its_stacks(system: Any) -> None:
 
 def test_py_spy_is_asked_after_three_seconds(system: Any) -> None:
     system.answer, signals = "by py-spy", [(12, signal.SIGUSR2), (12, signal.SIGCONT)]
+    (system.root / "proc/12/stat").write_text("12 (python) T 1")
     assert RANK.stacks() == "" and system.done == signals and 103.0 <= system.now < 103.15
     system.here = ["py-spy"]
     assert RANK.stacks() == "by py-spy"
     assert system.done == [*2 * signals, ("py-spy", "dump", "--nonblocking", "--pid", "12", 3.0)]
+
+
+@pytest.mark.parametrize("letter", ["Z", None])
+def test_a_process_that_ends_when_it_is_woken_is_not_waited_for(system: Any, letter: str | None) -> None:
+    """The others lose it then, and end soon. What it wrote before counts, though /proc has lost it."""
+    file, stat = system.root / "proc/12/fd/5", system.root / "proc/12/stat"
+
+    def end() -> None:
+        file.write_text("Thread 1")
+        file.unlink()
+        stat.write_text(f"12 (python) {letter} 1") if letter else stat.unlink()
+
+    stat.write_text("12 (python) T 1")
+    system.on_sleep = lambda: stat.write_text(f"12 (python) {letter} 1") if letter else stat.unlink()
+    assert RANK.stacks() == "" and system.slept == [0.1]
+    system.on_sleep = end
+    stat.write_text("12 (python) T 1")
+    assert RANK.stacks() == "Thread 1" and system.slept == [0.1] * 2
 
 
 def test_a_process_knows_its_host(system: Any) -> None:

@@ -46,26 +46,31 @@ class RankProcess:
 
     def state(self) -> str:
         """Returns in words why the process may be silent."""
-        letter = ""
-        with suppress(OSError):
-            text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
-            letter = text.rpartition(")")[2].split()[0]
-        return _STATES.get(letter, _OTHER_STATE)
+        return _STATES.get(self._letter(), _OTHER_STATE)
 
     def stacks(self) -> str:
-        """Returns the stacks of a silent process, by its faulthandler or py-spy; empty where neither can."""
-        with suppress(OSError):
+        """Returns the stacks of a silent process, by its faulthandler or py-spy; empty where neither can.
+
+        A process that ends when it is woken is not waited for; what it wrote until then is returned.
+        """
+        text, file = "", Path(f"/proc/{self.pid}/fd/{self.stacks_file}")
+        with suppress(OSError), file.open(encoding="utf-8", errors="replace") as written:
             os.kill(self.pid, signal.SIGUSR2)
             os.kill(self.pid, signal.SIGCONT)
-        until, text = time.monotonic() + STACKS_SECONDS, ""
-        while not text and time.monotonic() < until:
-            time.sleep(0.1)
-            with suppress(OSError):
-                text = Path(f"/proc/{self.pid}/fd/{self.stacks_file}").read_text(
-                    encoding="utf-8", errors="replace"
-                )
+            until, is_running = time.monotonic() + STACKS_SECONDS, True
+            while not text and is_running and time.monotonic() < until:
+                time.sleep(0.1)
+                is_running = self._letter() not in ("", "Z")
+                text = written.read()
         if not text and shutil.which("py-spy"):
             command = ["py-spy", "dump", "--nonblocking", "--pid", str(self.pid)]
             with suppress(OSError, subprocess.SubprocessError):
                 text = subprocess.run(command, capture_output=True, text=True, timeout=STACKS_SECONDS).stdout
         return text
+
+    def _letter(self) -> str:
+        """Returns the letter of its state; empty where there is no such process."""
+        with suppress(OSError):
+            text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
+            return text.rpartition(")")[2].split()[0]
+        return ""
