@@ -76,12 +76,16 @@ def _without_config(*keys: str) -> Callable[[Files], None]:
 # How tensors are stored
 
 
+def _scaled(tensor: torch.Tensor, scale: float) -> torch.Tensor:
+    return (tensor.double() * scale).to(tensor.dtype)  # fp8 has no arithmetic
+
+
 def _shards(folder: Path, files: Files, scale: float = 1.0) -> None:
     names = sorted(files.tensors)
     where = {}
     for number, part in enumerate((names[::2], names[1::2]), start=1):
         shard = f"model-{number:05}-of-00002.safetensors"
-        one_file(folder, {name: files.tensors[name] * scale for name in part}, shard)
+        one_file(folder, {name: _scaled(files.tensors[name], scale) for name in part}, shard)
         where |= dict.fromkeys(part, shard)
     size = sum(tensor.nbytes for tensor in files.tensors.values())
     index = {"metadata": {"total_size": size}, "weight_map": where}
@@ -89,7 +93,8 @@ def _shards(folder: Path, files: Files, scale: float = 1.0) -> None:
 
 
 def _bin(folder: Path, files: Files, scale: float = 1.0) -> None:
-    torch.save({name: t.clone() * scale for name, t in files.tensors.items()}, folder / "pytorch_model.bin")
+    scaled = {name: _scaled(tensor, scale) for name, tensor in files.tensors.items()}
+    torch.save(scaled, folder / "pytorch_model.bin")
 
 
 def _stored(how: Callable[[Path, Files], None]) -> Callable[[Files], None]:

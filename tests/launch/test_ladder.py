@@ -189,10 +189,11 @@ partitions = [{ name = "all" }]
 [jobs.sources]
 partitions = "tests"
 """
-# Name → the stub: bash of a scheduler that runs a job at once, on two names of this machine.
+# Name → the stub: bash of a scheduler that runs a job at once, on two names of this machine. The first number
+# is not a fixed one: jobs' ports are made of it, and two suites may run on one machine.
 STUBS = {
     "sbatch": '[ "$1" != --version ] || exit 0\n'
-    'number=$(($(cat "$0.number" 2> /dev/null || echo 100) + 1)); echo "$number" > "$0.number"\n'
+    'number=$(($(cat "$0.number" 2> /dev/null || echo $(($$ % 15000))) + 1)); echo "$number" > "$0.number"\n'
     'export SLURM_JOB_ID=$number SLURM_JOB_NODELIST=$(sed -n "s/^#SBATCH --nodes=//p" "${@: -1}")\n'
     'bash "${@: -1}" > "${@: -1}.log" 2>&1 < /dev/null; echo "$number"',
     "scontrol": 'printf "localhost\\n127.0.0.1\\n" | head -n "$3"',
