@@ -7,7 +7,7 @@ import pyarrow.parquet
 import pytest
 
 from kielo.corpus import raw_formats
-from kielo.corpus.raw_formats import RawSource, file_format, formats, is_readable, records
+from kielo.corpus.raw_formats import RawSource, column_path, file_format, formats, is_readable, records
 from kielo.corpus.raw_record import BadRecord, Record
 from kielo.corpus.raw_texts import parse
 from kielo.corpus.read_sources import ReadSources, bad_examples
@@ -57,9 +57,10 @@ def test_files_by_their_names():
 
 
 def test_columns_of_a_source():
-    """Those of the fields' outer names, once; conversations are in the first one that is there."""
+    """Those of the text's fields; conversations are in the first one that is there."""
     pair = source(Path("x"), kind="parallel", text_fields=("t.en", "t.et"))
-    assert pair.columns_of(["x"]) == ("t",) and pair.facts == ()
+    assert pair.columns_of(["x"]) == ("t.en", "t.et") and pair.facts == ()
+    assert column_path("t.en", ["t"]) == ["t", "en"] and column_path("t.en", ["t", "t.en"]) == ["t.en"]
     chats = source(Path("x"), kind="instructions", text_fields=("messages", "conversations"))
     assert chats.columns_of(["conversations", "messages"]) == ("messages",)
     assert chats.columns_of(["conversations"]) == ("conversations",) and chats.columns_of([]) == ("messages",)
@@ -189,32 +190,21 @@ def test_texts_of_fields(tmp_path):
         b'{"t": {"en": "a"}, "et": "b"}', "parallel", fields=("t.en", "et.x"))  # fmt: skip
 
 
-def test_columns_and_variants_of_pairs(tmp_path):
-    """Of tab-separated values by number, of translation units by language, also of a region."""
+def test_columns_of_pairs(tmp_path):
+    """Of tab-separated values by number; bytes in other columns do not matter."""
     path, kind = tmp_path / "a.tsv", "parallel"
-    assert of(path, b"a\tb\tc", kind, fields=("en", "et")).sides == ("a", "b")
-    assert of(path, b"a\tb\tc", kind, fields=("3", "1")).sides == ("c", "a")
-    assert of(path, b"a\tb\tc", kind, fields=("3", "et")).sides == ("a", "b")
+    row = [b"a", b"b", b"c"]
+    assert of(path, row, kind, fields=("en", "et")).sides == ("a", "b")
+    assert of(path, row, kind, fields=("3", "1")).sides == ("c", "a")
+    assert of(path, row, kind, fields=("3", "et")).sides == ("a", "b")
     for fields, words in (
         (("4", "1"), "3 columns, and the pair is in columns 4 and 1"),
         (("0", "1"), "0 and 1"),
     ):
-        bad(
-            "a pair without one of its sides",
-            f"a.tsv, line 3: .*{words}",
-            path,
-            b"a\tb\tc",
-            kind,
-            fields=fields,
-        )
-    bad("not UTF-8", "a.tsv, line 3", path, b"\xf5\tb", kind, fields=("en", "et"))
-    path, unit = tmp_path / "a.tmx", {"en-us": "a", "en": "b", "et_ee": "õ", "ete": "x"}
-    assert of(path, unit, kind, fields=("EN", "et")).sides == ("b", "õ")
-    assert of(path, {"en-us": "a", "et": "b"}, kind, fields=("en", "et")).sides == ("a", "b")
-    assert of(path, unit, kind, fields=("en", "et"), limit=2).sides == ("b", "õ")
-    bad("over max_document_bytes", "a.tmx, unit 3", path, unit, kind, fields=("en", "et"), limit=1)
-    told = "no text in 'fi'; its languages are en-us, en, et_ee, ete. Set"
-    bad("a pair without one of its sides", told, path, unit, kind, fields=("en", "fi"))
+        told = f"a.tsv, line 3: .*{words}"
+        bad("a pair without one of its sides", told, path, row, kind, fields=fields)
+    bad("not UTF-8", "a.tsv, line 3", path, [b"\xf5", b"b"], kind, fields=("en", "et"))
+    assert of(path, [b"\xf5", b"b", b"c"], kind, fields=("2", "3")).sides == ("b", "c")
 
 
 def test_pages_and_program_files_by_their_bytes(tmp_path):

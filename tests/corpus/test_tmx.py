@@ -6,9 +6,12 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
+from kielo.artifact.documents import READ_BYTES
 from kielo.corpus.raw_record import BadRecord
 from kielo.corpus.tmx import tmx_records
 from kielo.recipe.errors import KieloError
+
+LANGUAGES = ("en", "et")
 
 
 def write(path: Path, units: str, body: str = "body") -> Path:
@@ -19,46 +22,64 @@ def write(path: Path, units: str, body: str = "body") -> Path:
 
 
 def test_units_by_hand(tmp_path):
-    """Numbered from 1, with codes in small letters; the first segment of a language, with the text of marks
-    in it; a variant without a segment is none.
+    """Numbered from 1, in the two languages, also of a region; a text in each of several records.
+
+    Codes are no text, other marks are; a variant without a segment is none.
     """
     units = (
         '<tu><tuv xml:lang="EN-us"><seg>One <b>two</b>\nthree</seg></tuv>'
-        '<tuv lang="et"><seg>Üks</seg></tuv></tu>'
+        '<tuv lang="et"><seg>Üks<ph>{\\b <sub>joonis</sub>}</ph> kaks<ph type="lb"/>kolm</seg></tuv></tu>'
         '<tu>\n<tuv xml:lang="en"><note>x</note></tuv><tuv><seg>?</seg></tuv></tu>\n'
         '<tu><tuv xml:lang="et"><seg>a</seg></tuv><tuv xml:lang="ET"><seg>b</seg></tuv>'
-        '<tuv xml:lang="fi" lang="sv"><seg/></tuv></tu>'
+        '<tuv xml:lang="en_GB" lang="sv"><seg/></tuv></tu>'
     )
-    expected = [{"en-us": "One two\nthree", "et": "Üks"}, {"": "?"}, {"et": "a", "fi": ""}]
+    expected = [("One two\nthree", "Üks kaks kolm"), None, ("", "a"), ("", "b")]
     for body in ("body", "units"):
         path = write(tmp_path / "a.tmx", units, body)
-        found = list(tmx_records(path, 1000))
-        assert [record.number for record in found] == [1, 2, 3] and found[0].path == path
+        found = list(tmx_records(path, ("EN", "et"), 1000))
+        assert [record.number for record in found] == [1, 2, 3, 3] and found[0].path == path
         assert [record.content for record in found] == expected
-        assert all(record.problem is None for record in found)
+        assert [record.problem is None for record in found] == [True, False, True, True]
+        assert found[1].problem.reason == "a pair without one of its sides"
+        assert "a.tmx, unit 2: no text in 'EN'; its languages are none. Set" in str(found[1].problem)
+
+
+def test_a_language_and_its_regions(tmp_path):
+    """A language's own texts come before those of its regions; so does no code that only begins alike."""
+    variants = {"en-us": "a", "en": "b", "et_ee": "õ", "ete": "x"}
+    units = "".join(f'<tuv xml:lang="{code}"><seg>{text}</seg></tuv>' for code, text in variants.items())
+    path = write(tmp_path / "a.tmx", f"<tu>{units}</tu>")
+
+    def of(languages, limit=1000):
+        (only,) = tmx_records(path, languages, limit)
+        return only.content or only.problem.reason
+
+    assert of(("EN", "et")) == ("b", "õ") and of(("en-US", "ete")) == ("a", "x")
+    assert of(("en", "et"), 2) == ("b", "õ") and of(("en", "et"), 1) == "over max_document_bytes"
+    assert of(("en", "e")) == "a pair without one of its sides"
 
 
 def test_what_is_no_translation_memory_is_named_by_line(tmp_path):
-    """A line over the limit, what is no XML, and a file that is cut short."""
-    path = write(tmp_path / "a.tmx", '<tu><tuv lang="et"><seg>' + "a" * 60 + "</seg></tuv></tu>")
-    longest = max(map(len, path.read_bytes().split(b"\n")))
-    assert len(list(tmx_records(path, longest))) == 1
-    with pytest.raises(BadRecord, match=f"line 4: longer than corpus.max_document_bytes = {longest - 1}"):
-        list(tmx_records(path, longest - 1))
+    """A unit over the limit, what is no XML, and a file that is cut short."""
+    path = write(tmp_path / "a.tmx", '<tu><tuv lang="et"><seg>' + "a" * 600_000 + "</seg></tuv></tu>")
+    assert len(list(tmx_records(path, LANGUAGES, 700_000))) == 1
+    with pytest.raises(BadRecord, match="unit 1: longer than corpus.max_document_bytes = 1000"):
+        list(tmx_records(path, LANGUAGES, 1000))
     with pytest.raises(KieloError, match="line 4: not valid XML"):
-        list(tmx_records(write(path, "<tu></tv>"), 1000))
+        list(tmx_records(write(path, "<tu></tv>"), LANGUAGES, 1000))
     path.write_bytes(write(path, "<tu></tu>").read_bytes()[:-8])
     with pytest.raises(KieloError, match="cut short or not XML"):
-        list(tmx_records(path, 1000))
+        list(tmx_records(path, LANGUAGES, 1000))
 
 
 def test_units_that_were_read_are_not_held(tmp_path):
-    """Of fifty units of three elements on lines of their own no more than two are there at the last one."""
+    """Of units of two megabytes no more are there at once than a block of the file has."""
 
     def elements() -> int:
         return sum(type(one) is Element for one in gc.get_objects())
 
-    path = write(tmp_path / "a.tmx", '<tu><tuv lang="et"><seg>a</seg></tuv></tu>\n' * 50)
-    before, records = elements(), tmx_records(path, 1000)
-    assert sum(1 for _ in zip(range(49), records)) == 49
-    assert elements() - before <= 4 * 2 + 3
+    unit = '<tu><tuv lang="et"><seg>' + "a" * 10_000 + "</seg></tuv></tu>\n"
+    path = write(tmp_path / "a.tmx", unit * 200)
+    before, records = elements(), tmx_records(path, LANGUAGES, 100_000)
+    assert sum(1 for _ in zip(range(199), records)) == 199
+    assert elements() - before <= 3 * (2 * READ_BYTES // 10_000)

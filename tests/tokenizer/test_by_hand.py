@@ -678,5 +678,5 @@ def test_tokens_that_go_on_with_a_word(tmp_path):
     (tmp_path / "words").mkdir()
     (tmp_path / "words" / "tokenizer.json").write_text(whole.to_str())
     found = word_pieces(load_tokenizer(tmp_path / "words"))
-    assert found.begins_inside.tolist() == [False, True, True, True, False, True]
+    assert found.begins_inside.tolist() == [False, False, True, True, False, True]  # "a" begins a word
     assert found.ends_inside.tolist() == [False, True, True, False, True, False]

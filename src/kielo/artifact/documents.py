@@ -107,8 +107,13 @@ def read_lines(path: Path | str, max_bytes: int | None = None) -> Iterator[tuple
     UTF-8 but UTF-16 or 32.
     """
     path = Path(path)
-    decompress = {".zst": _decompress_zstd, ".gz": _decompress_gzip}.get(path.suffix.lower(), _read_blocks)
-    return _number_lines(split_lines(_check_encoding(path, decompress(path)), max_bytes))
+    return _number_lines(split_lines(_check_encoding(path, read_blocks(path)), max_bytes))
+
+
+def read_blocks(path: Path) -> Iterator[bytes]:
+    """Yields the bytes of a plain, .gz or .zst file. Raises KieloError for a damaged or cut one."""
+    decompress = {".zst": _decompress_zstd, ".gz": _decompress_gzip}.get(path.suffix.lower(), _read_plain)
+    return decompress(path)
 
 
 def parse_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
@@ -165,7 +170,7 @@ def _check_encoding(path: Path, blocks: Iterable[bytes]) -> Iterator[bytes]:
         yield block
 
 
-def _read_blocks(path: Path, num_bytes: int = READ_BYTES) -> Iterator[bytes]:
+def _read_plain(path: Path, num_bytes: int = READ_BYTES) -> Iterator[bytes]:
     with open(path, "rb") as file:
         while block := file.read(num_bytes):
             yield block
@@ -187,7 +192,7 @@ def _decompress_gzip(path: Path) -> Iterator[bytes]:
 def _decompress_zstd(path: Path) -> Iterator[bytes]:
     """Decompressed blocks of a file of one or more frames."""
     frame, is_cut_short = None, True
-    for block in _read_blocks(path, ZSTD_READ_BYTES):
+    for block in _read_plain(path, ZSTD_READ_BYTES):
         while block:
             frame = frame or zstandard.ZstdDecompressor().decompressobj()
             try:

@@ -14,6 +14,7 @@ from kielo.artifact.documents import read_lines
 from kielo.corpus.programming_languages import programming_language
 from kielo.corpus.raw_record import DAMAGED_FILE, BadRecord, Record, too_long
 from kielo.corpus.tmx import tmx_records
+from kielo.corpus.tsv import tsv_records
 from kielo.recipe.errors import KieloError
 
 FORMATS = ".txt, .jsonl (either also .gz or .zst), .parquet, .html"
@@ -55,12 +56,12 @@ class RawSource:
     def columns_of(self, present: Sequence[str]) -> tuple[str, ...]:
         """Returns the columns that must be there, where a file has those `present`.
 
-        A field in a field is in the column of the outer one. Conversations are in one of their fields.
+        Conversations are in one of their fields.
         """
-        columns = tuple(dict.fromkeys(name.partition(".")[0] for name in self.text_fields))
         if self.kind == "instructions":
-            return tuple(name for name in columns if name in present)[:1] or columns[:1]
-        return columns
+            there = (name for name in self.text_fields if column_path(name, present)[0] in present)
+            return (next(there, self.text_fields[0]),)
+        return self.text_fields
 
     @property
     def facts(self) -> tuple[str, ...]:
@@ -115,7 +116,9 @@ def _file_records(path: Path, source: RawSource, max_bytes: int) -> Iterator[Rec
     elif format == "txt" and source.documents != "lines":
         yield from _several_lines(path, source.documents == "paragraphs", max_bytes)
     elif format == "tmx":
-        yield from tmx_records(path, max_bytes)
+        yield from tmx_records(path, source.text_fields, max_bytes)
+    elif format == "tsv":
+        yield from tsv_records(path, max_bytes)
     elif format == "parquet":
         yield from _parquet_records(path, source)
     else:
@@ -167,15 +170,16 @@ def _parquet_records(path: Path, source: RawSource) -> Iterator[Record]:
         file = pyarrow.parquet.ParquetFile(path, buffer_size=PARQUET_BATCH_BYTES // 16)
         columns = file.schema_arrow.names
         needed = source.columns_of(columns)
-        for name in needed:
-            has_text = name in source.text_fields and source.kind != "instructions"
-            _check_column(path, file.schema_arrow, name, has_text)
         wanted = [*needed, *(name for name in source.facts if name in columns)]
+        for name in wanted:
+            has_text = name in needed and source.kind != "instructions"
+            _check_column(path, file.schema_arrow, name, has_text)
         number = 0
         for batch in file.iter_batches(batch_rows(file), columns=wanted):
+            cells = {name: _column(batch, column_path(name, columns)) for name in wanted}
             for row in range(batch.num_rows):
                 number += 1
-                yield Record(path, number, {name: batch.column(name)[row] for name in wanted})
+                yield Record(path, number, {name: column[row] for name, column in cells.items()})
     except (pyarrow.ArrowException, OSError) as problem:
         if isinstance(problem, MemoryError) or isinstance(problem, OSError) and problem.errno is not None:
             raise
@@ -191,17 +195,46 @@ def batch_rows(file: Any) -> int:
     return max(1, min(PARQUET_BATCH_ROWS, int(PARQUET_BATCH_BYTES / max(largest, 1))))
 
 
+def column_path(name: str, present: Sequence[str]) -> list[str]:
+    """Returns the column and the fields in it that hold `name`; a column with this name comes first."""
+    return [name] if name in present else name.split(".")
+
+
+def _column(batch: Any, path: Sequence[str]) -> Any:
+    import pyarrow.compute
+
+    column, *inner = path
+    return pyarrow.compute.struct_field(batch.column(column), inner) if inner else batch.column(column)
+
+
 def _check_column(path: Path, schema: Any, name: str, has_text: bool) -> None:
-    """Raises KieloError where there is no such column, or one that should hold text and does not."""
+    """Raises KieloError if there is no such column, or several, or one that should hold text and does not."""
     import pyarrow
 
-    if name not in schema.names:
+    column, *inner = column_path(name, schema.names)
+    if (number := schema.names.count(column)) > 1:
+        raise KieloError(f"{path}: {number} columns have the name {column!r}; write it with one of them")
+    kind = schema.field(column).type if number else None
+    for part in inner:
+        is_field = kind is not None and pyarrow.types.is_struct(kind) and kind.get_field_index(part) >= 0
+        kind = kind.field(part).type if is_field else None
+    if kind is None:
         raise KieloError(
             f"{path}: no column {name!r}; its columns are {', '.join(schema.names)[:200]}. "
             "Set the source's text_field, or pair_fields"
         )
-    kind = schema.field(name).type
-    if pyarrow.types.is_dictionary(kind):
-        kind = kind.value_type
-    if has_text and not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+    if has_text and not _is_text(kind):
         raise KieloError(f"{path}: column {name!r} holds {kind} and no text; set the source's text_field")
+
+
+def _is_text(kind: Any) -> bool:
+    """Returns True for the types of text, and of bytes: older writers leave the mark of text out."""
+    import pyarrow
+
+    if isinstance(kind, pyarrow.BaseExtensionType):
+        kind = kind.storage_type
+    kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+    return kind in (
+        pyarrow.string(), pyarrow.large_string(), pyarrow.string_view(),
+        pyarrow.binary(), pyarrow.large_binary(), pyarrow.binary_view(),
+    )  # fmt: skip

@@ -11,6 +11,7 @@ NOT_UTF8 = "not UTF-8"
 NO_TEXT = "no text in the field"
 DAMAGED_FILE = "file damaged or not of its format"
 UNEQUAL = "a pair without one of its sides"
+RAGGED = "another number of columns than other rows"
 BAD_MESSAGES = "no list of messages"
 
 

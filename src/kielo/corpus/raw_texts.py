@@ -5,6 +5,7 @@
 
 import codecs
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def parse(record: Record, source: RawSource, max_bytes: int) -> RawText:
     if format == "tsv":
         return RawText(place, "", sides=_columns(record, source))
     if format == "tmx":
-        return RawText(place, "", sides=_variants(record, source, max_bytes))
+        return RawText(place, "", sides=record.content)
     if format == "txt":
         try:
             return RawText(place, decode_text(record.path, record.number, record.content))
@@ -70,6 +71,7 @@ def parse(record: Record, source: RawSource, max_bytes: int) -> RawText:
 
 def _from_fields(id: str, where: str, fields: dict[str, Any], source: RawSource) -> RawText:
     """Makes a text of a JSON object or a row."""
+    fields = _with_inner_fields(fields, source.text_fields)
     if source.kind == "parallel":
         first, second = (_side(where, fields, name) for name in source.text_fields)
         return RawText(id, "", sides=(first, second))
@@ -94,11 +96,25 @@ def _from_fields(id: str, where: str, fields: dict[str, Any], source: RawSource)
     return RawText(id, text, {LANGUAGE: language} if language else {})
 
 
-def _side(where: str, fields: dict[str, Any], name: str) -> str:
-    """Returns one side of a pair; `name` may be that of a field in a field, as in translation.en."""
+def _with_inner_fields(fields: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Returns the fields, with those of `names` that are fields in a field, as translation.en.
+
+    A field whose own name has the dots comes first.
+    """
+    inner = {name: _inner_field(fields, name) for name in names if "." in name and name not in fields}
+    return fields | {name: value for name, value in inner.items() if value is not ...}
+
+
+def _inner_field(fields: dict[str, Any], name: str) -> Any:
     value: Any = fields
     for part in name.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
+        value = value.get(part, ...) if isinstance(value, dict) else ...
+    return value
+
+
+def _side(where: str, fields: dict[str, Any], name: str) -> str:
+    """Returns one side of a pair."""
+    value = fields.get(name)
     if not isinstance(value, str):
         raise BadRecord(
             UNEQUAL,
@@ -109,12 +125,8 @@ def _side(where: str, fields: dict[str, Any], name: str) -> str:
 
 
 def _columns(record: Record, source: RawSource) -> tuple[str, str]:
-    """Returns the two columns of a line of tab-separated values."""
-    where = f"{record.path}, line {record.number}"
-    try:
-        columns = decode_text(record.path, record.number, record.content).split("\t")
-    except KieloError as problem:
-        raise BadRecord(NOT_UTF8, str(problem)) from None
+    """Returns the two columns of a row of tab-separated values."""
+    where, columns = f"{record.path}, line {record.number}", record.content
     numbers = [int(name) for name in source.text_fields if name.isdecimal()]
     first, second = numbers if len(numbers) == 2 else (1, 2)
     if not 1 <= min(first, second) <= max(first, second) <= len(columns):
@@ -123,26 +135,10 @@ def _columns(record: Record, source: RawSource) -> tuple[str, str]:
             f"{where}: {len(columns)} columns, and the pair is in columns {first} and {second}; set the "
             "source's pair_fields to their numbers",
         )
-    return columns[first - 1], columns[second - 1]
-
-
-def _variants(record: Record, source: RawSource, max_bytes: int) -> tuple[str, str]:
-    """Returns the two languages of a translation unit: a code also stands for its regions (en for en-US)."""
-    where, found = f"{record.path}, unit {record.number}", record.content
-    sides = []
-    for code in (name.lower() for name in source.text_fields):
-        fitting = [name for name in found if name == code] or [
-            name for name in found if name.replace("_", "-").startswith(code + "-")
-        ]
-        if not fitting:
-            raise BadRecord(
-                UNEQUAL,
-                f"{where}: no text in {code!r}; its languages are {', '.join(found)[:200] or 'none'}. Set "
-                "the source's pair_fields to two of them",
-            )
-        if len(found[fitting[0]].encode()) > max_bytes:
-            raise too_long(where, max_bytes)
-        sides.append(found[fitting[0]])
+    try:
+        sides = [decode_text(record.path, record.number, columns[number - 1]) for number in (first, second)]
+    except KieloError as problem:
+        raise BadRecord(NOT_UTF8, str(problem)) from None
     return sides[0], sides[1]
 
 
@@ -215,13 +211,21 @@ def _cell(where: str, value: Any, max_bytes: int) -> Any:
 
     if not value.is_valid:
         return None
-    value = getattr(value, "value", value) if isinstance(value, pyarrow.DictionaryScalar) else value
-    is_text = isinstance(value, pyarrow.StringScalar | pyarrow.LargeStringScalar)
+    if isinstance(value, pyarrow.DictionaryScalar | pyarrow.ExtensionScalar):
+        value = value.value
+    is_text = isinstance(value, pyarrow.BinaryScalar)  # so are the scalars of texts
     if is_text and value.as_buffer().size > max_bytes:
         raise too_long(where, max_bytes)
-    if isinstance(value, pyarrow.ListScalar | pyarrow.LargeListScalar) and value.values.nbytes > max_bytes:
+    if isinstance(value, pyarrow.ListScalar) and _list_bytes(value, max_bytes) > max_bytes:
         raise too_long(where, max_bytes)
     try:
-        return value.as_py()
+        found = value.as_py()
+        return found.decode() if is_text and isinstance(found, bytes) else found
     except UnicodeDecodeError:
         raise BadRecord(NOT_UTF8, f"{where}: invalid UTF-8; write the file again from clean text") from None
+
+
+def _list_bytes(value: Any, max_bytes: int) -> int:
+    """Returns the bytes of a list, which are counted once more for views: they share those of other rows."""
+    size = value.values.nbytes
+    return len(str(value.as_py()).encode()) if size > max_bytes and "view" in str(value.type) else size

@@ -1,53 +1,142 @@
-"""TMX: translation memories in XML (LISA, TMX 1.4b). A file → one record for each translation unit.
+"""TMX: translation memories in XML (LISA, TMX 1.4b). A file → a record for each pair of a translation unit.
 
-Read in pieces: a unit is dropped as soon as its record was made, so that memory does not grow with the file.
+Read in pieces: a unit is dropped as soon as its records were made, so that memory does not grow with the
+file. Names of elements count without their namespace.
 """
 
-from collections.abc import Iterator
+import codecs
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
-from kielo.artifact.documents import read_lines
-from kielo.corpus.raw_record import Record, too_long
+from kielo.artifact.documents import other_encoding, read_blocks
+from kielo.corpus.raw_record import UNEQUAL, BadRecord, Record, too_long
 from kielo.recipe.errors import KieloError
 
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
+# Their content is code of the document that was translated, or a text beside the sentence (`sub`: a footnote,
+# the title of an image).
+_CODES = frozenset({"bpt", "ept", "ph", "it", "ut", "sub"})
+_BREAKS = frozenset({"lb", "cb", "pb"})  # types of codes that end a line, column or page
+_DECLARED = re.compile(rb"\s*<\?xml[^>]{0,200}encoding\s*=\s*[\"']([A-Za-z0-9._:-]+)")
 
 
-def tmx_records(path: Path, max_bytes: int) -> Iterator[Record]:
-    """Yields {language code in lower case: text} of each unit, numbered from 1.
+def tmx_records(path: Path, languages: Sequence[str], max_bytes: int) -> Iterator[Record]:
+    """Yields the texts of each unit in the two languages; units are numbered from 1.
 
-    Raises KieloError for a file that is no XML, is cut short, or has a line over max_bytes: such a line may
-    hold many units, so it is not passed over alone.
+    A unit that has several texts in a language gives several records: each text is in one of them. Raises
+    KieloError for a file that is no XML or is cut short, and for a unit over max_bytes.
     """
-    parser, number, unfinished = XMLPullParser(("start", "end")), 0, None
-    for line_number, line in read_lines(path, max_bytes):
-        if line is None:
-            raise too_long(f"{path}, line {line_number}", max_bytes)
+    parser, number, unfinished, body = XMLPullParser(("start", "end")), 0, 0, None
+    for text in _decoded(path):
         try:
-            parser.feed(line + b"\n")
+            parser.feed(text)
             events = list(parser.read_events())
         except ParseError as problem:
-            raise KieloError(f"{path}, line {line_number}: not valid XML ({problem})") from None
+            raise KieloError(f"{path}, line {problem.position[0]}: not valid XML ({problem})") from None
+        unfinished += len(text)
         for event, element in events:
-            if event == "start" and unfinished is None and element.tag == "body":
-                unfinished = element
-            if event == "end" and element.tag == "tu":
-                number += 1
-                yield Record(path, number, _texts(element))
-                if unfinished is not None:
-                    unfinished.clear()
+            name = element.tag.rpartition("}")[2]
+            if event == "start":
+                body = element if body is None and name == "body" else body
+            elif name in _CODES:
+                _empty(element)
+            elif name == "tu":
+                number, unfinished = number + 1, 0
+                yield from _unit_records(path, number, element, languages, max_bytes)
+                (element if body is None else body).clear()
+        if unfinished > max_bytes:
+            raise too_long(f"{path}, unit {number + 1}", max_bytes)
     try:
         parser.close()
     except ParseError as problem:
         raise KieloError(f"{path}: cut short or not XML ({problem}); copy or download it again") from None
 
 
-def _texts(unit: Element) -> dict[str, str]:
-    found = {}
-    for variant in unit.iter("tuv"):
-        code = variant.get(_LANGUAGE) or variant.get("lang") or ""
-        segment = variant.find("seg")
-        if segment is not None:
-            found.setdefault(code.lower(), "".join(segment.itertext()))
+def _empty(code: Element) -> None:
+    """Removes what is inside of a code. A space stays for a line's end, so that no words are joined."""
+    del code[:]
+    code.text = " " if code.get("type") in _BREAKS else None
+
+
+def _unit_records(
+    path: Path, number: int, unit: Element, languages: Sequence[str], max_bytes: int
+) -> Iterator[Record]:
+    where, texts = f"{path}, unit {number}", _texts(unit)
+    sides = [_in_language(texts, language) for language in languages]
+    if not all(sides):
+        missing = next(language for language, side in zip(languages, sides) if not side)
+        told = (
+            f"{where}: no text in {missing!r}; its languages are {', '.join(texts)[:200] or 'none'}. Set "
+            "the source's pair_fields to two of them"
+        )
+        yield Record(path, number, None, BadRecord(UNEQUAL, told))
+        return
+    for place in range(max(map(len, sides))):
+        pair = tuple(side[min(place, len(side) - 1)] for side in sides)
+        if max(len(text.encode()) for text in pair) > max_bytes:
+            yield Record(path, number, None, too_long(where, max_bytes))
+        else:
+            yield Record(path, number, pair)
+
+
+def _texts(unit: Element) -> dict[str, list[str]]:
+    """Returns language code in lower case → texts, in the order of the file."""
+    found = defaultdict(list)
+    for variant in _children(unit, "tuv"):
+        code = (variant.get(_LANGUAGE) or variant.get("lang") or "").lower()
+        for segment in _children(variant, "seg"):
+            found[code].append("".join(segment.itertext()))
     return found
+
+
+def _children(element: Element, name: str) -> list[Element]:
+    return [child for child in element if child.tag.rpartition("}")[2] == name]
+
+
+def _in_language(texts: dict[str, list[str]], language: str) -> list[str]:
+    """Returns the texts in a language, else those in the first of its regions (en-US for en)."""
+    wanted = language.lower()
+    regions = (code for code in texts if code.replace("_", "-").startswith(wanted + "-"))
+    code = wanted if wanted in texts else next(regions, None)
+    return texts[code] if code is not None else []
+
+
+def _decoded(path: Path) -> Iterator[str]:
+    """Yields the text of a file in the encoding that its bytes show or its first line declares."""
+    decoder, encoding = None, ""
+    try:
+        for block in read_blocks(path):
+            if decoder is None and block:
+                encoding = other_encoding(block[:4096]) or _declared_encoding(block)
+                decoder = codecs.getincrementaldecoder(encoding)()
+            yield decoder.decode(block) if decoder else ""
+        yield decoder.decode(b"", final=True) if decoder else ""
+    except UnicodeDecodeError as problem:
+        raise KieloError(
+            f"{path}: invalid {encoding} (byte 0x{problem.object[problem.start]:02x}); correct the encoding "
+            "in its first line, or convert the file and name UTF-8 there"
+        ) from None
+    except LookupError:
+        raise KieloError(
+            f"{path}: its first line names the encoding {encoding!r}, which is unknown; correct it"
+        ) from None
+
+
+def _declared_encoding(start: bytes) -> str:
+    """Returns the declared encoding. Text that is called Latin-1 or ASCII is read as windows-1252."""
+    found = _DECLARED.match(start.removeprefix(codecs.BOM_UTF8)[:4096])
+    if not found or start.startswith(codecs.BOM_UTF8):
+        return "utf-8"
+    declared = found[1].decode()
+    try:
+        name = codecs.lookup(declared).name
+    except LookupError:
+        return declared
+    # One byte a letter, so it is not what it is called.
+    if name.startswith(("utf-16", "utf-32")):
+        return "utf-8"
+    # As the WHATWG encoding standard has it: no text has the controls that Latin-1 has in their places.
+    return "cp1252" if name in ("iso8859-1", "ascii") else name

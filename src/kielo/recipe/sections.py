@@ -347,6 +347,13 @@ class Tokenizer(Section):
         description="with extend: names of sources that the new tokens are not learned from, and whose "
         "training text (the sample of max_sample_bytes) is encoded as before",
     )
+    max_unknown_share: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="share of texts in which a ready tokenizer may lack a character. Only for decoders, "
+        "which could never write it",
+    )
     bos: AsTokenizer = Field(
         "auto",
         description="Does the tokenizer put its bos_token before each text, in training too? auto: as its "

@@ -72,7 +72,7 @@ def without_control_tokens(whole: Tokenizer, folder: Path, end_of_text: str) -> 
         )
     content = json.loads(whole.to_str())  # one form, whichever version wrote the file
     model = content["model"]
-    unknown = _unknown_token(model)
+    unknown = unknown_token(model)
     if unknown is not None and not _BYTE_OR_CHARACTER.fullmatch(unknown):
         control |= {unknown}
     hidden = {name: f"<{token_hex(16)}>" for name in control}
@@ -134,7 +134,7 @@ def _chat_template(folder: Path, configs: list[dict[str, Any]]) -> str:
     return separate + "".join(str(config.get("chat_template") or "") for config in configs)
 
 
-def _unknown_token(model: dict[str, Any]) -> str | None:
+def unknown_token(model: dict[str, Any]) -> str | None:
     """Returns the token that the model writes for characters that its vocabulary lacks, or None."""
     if model["type"] == "Unigram":
         return None if model["unk_id"] is None else model["vocab"][model["unk_id"]][0]

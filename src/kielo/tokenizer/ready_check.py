@@ -1,14 +1,99 @@
 """A ready tokenizer that loses text, or that is not that of the weights, is refused before text is packed."""
 
+import json
+import math
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import regex
 
 from kielo.recipe.errors import KieloError
+from kielo.tokenizer.control_tokens import unknown_token
 from kielo.tokenizer.load import TOKENIZER_FILE, TextTokenizer, decode, encode, load_tokenizer
 
 _CHECKED_TEXTS = 256
 _SHOWN = 24  # characters of a text that does not come back
+# What normalisers leave out is no loss: white space, controls, joiners, and marks on letters.
+_SEEN = regex.compile(r"[^\p{Z}\p{C}\p{M}]")
+
+
+class Unknown(NamedTuple):
+    """Characters of texts that a tokenizer has no token for. first: the first, with its neighbours."""
+
+    characters: int
+    of_characters: int
+    texts: int
+    of_texts: int
+    first: str
+
+    def sentence(self) -> str:
+        return (
+            f"{self.texts:,} of {self.of_texts:,} texts ({self.texts / self.of_texts:.1%}) have characters "
+            f"that this tokenizer lacks ({self.characters / self.of_characters:.2%} of all characters), "
+            f"first {self.first!r}"
+        )
+
+
+def find_unknown(tokenizer: TextTokenizer, texts: Iterable[str]) -> Unknown | None:
+    """Counts, in the first 256 texts, characters that are unknown or dropped; None if there are none.
+
+    Those of a token for unknown characters are unknown: of WordPiece, all of the word.
+    """
+    batch = [text for _, text in zip(range(_CHECKED_TEXTS), texts)]
+    places = _dropped if unknown_token(_model(tokenizer)) is None else _unknown
+    found = [(text, there) for text, there in zip(batch, places(tokenizer, batch)) if there]
+    if not found:
+        return None
+    text, (first, *_) = found[0]
+    return Unknown(
+        characters=sum(len(there) for _, there in found),
+        of_characters=sum(map(len, batch)),
+        texts=len(found),
+        of_texts=len(batch),
+        first=text[max(0, first - _SHOWN // 2) : first + _SHOWN // 2],
+    )
+
+
+def refuse_unknown(unknown: Unknown, share: float, key: str) -> None:
+    """Raises KieloError if more than `share` of the texts have characters that are unknown.
+
+    Of vocabularies with all bytes none has. Of those without, text of their languages has few: SentencePiece
+    leaves out 0.05 % of the characters. key: the recipe key that the tokenizer is of.
+    """
+    if unknown.texts <= share * unknown.of_texts:
+        return
+    accepted = math.ceil(100 * unknown.texts / unknown.of_texts) / 100
+    raise KieloError(
+        f"{key}: {unknown.sentence()}. A model could never write them. Fix: a byte-level tokenizer or one "
+        "with byte fallback, or no tokenizer.path, so that this recipe trains its own; "
+        f"tokenizer.max_unknown_share = {accepted:g} takes this one"
+    )
+
+
+def _model(tokenizer: TextTokenizer) -> dict[str, Any]:
+    return json.loads(tokenizer.whole.to_str())["model"]
+
+
+def _dropped(tokenizer: TextTokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
+    """Yields, of a model without a token for unknown characters, the places of those that give no token."""
+    characters = [one for one in sorted(set().union(*texts)) if _SEEN.match(one)]
+    dropped = {one for one, ids in zip(characters, encode(tokenizer, characters)) if not ids}
+    for text in texts:
+        yield [place for place, one in enumerate(text) if one in dropped]
+
+
+def _unknown(tokenizer: TextTokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
+    """Yields the places of characters that no token has but the one for unknown characters."""
+    unknown = tokenizer.whole.token_to_id(unknown_token(_model(tokenizer)))
+    encodings = tokenizer.for_text.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    for text, encoding in zip(texts, encodings):
+        lacking: set[int] = set()
+        if unknown in encoding.ids:
+            for number, (begin, end) in zip(encoding.ids, encoding.offsets):
+                lacking.update(range(begin, end) if number == unknown else ())
+        yield sorted(place for place in lacking if _SEEN.match(text[place]))
 
 
 def refuse_lossy(tokenizer: TextTokenizer, texts: Iterable[str], key: str) -> None:

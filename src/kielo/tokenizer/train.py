@@ -8,6 +8,7 @@ since the corpus stage. It is cut into words (`pre_tokens.py`), and a token is p
 """
 
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ from kielo.tokenizer.extend import extend
 from kielo.tokenizer.facts import LARGEST_ID, tokenizer_hash
 from kielo.tokenizer.folder_files import side_files
 from kielo.tokenizer.heldout import is_heldout, place_by_hash
+from kielo.tokenizer.learn_stoppably import learn_stoppably
 from kielo.tokenizer.load import (
     CONFIG_FILE,
     END_OF_TEXT,
@@ -53,8 +55,13 @@ from kielo.tokenizer.load import (
     vocabulary_size,
 )
 from kielo.tokenizer.measure import measure
-from kielo.tokenizer.pre_tokens import pre_tokenizer
-from kielo.tokenizer.ready_check import refuse_lossy, refuse_other_vocabulary
+from kielo.tokenizer.pre_tokens import LONGEST_WORD, ShortWords, pre_tokenizer
+from kielo.tokenizer.ready_check import (
+    find_unknown,
+    refuse_lossy,
+    refuse_other_vocabulary,
+    refuse_unknown,
+)
 from kielo.tokenizer.row_map import make_row_map
 from kielo.tokenizer.stage_inputs import ready_files, tokenizer_of_weights, transplant_vectors
 from kielo.tokenizer.text_frame import (
@@ -181,7 +188,14 @@ def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
     # ids of training, where a mask token stands for the space and the word.
     mask = roles.get("mask_token")
     added = [AddedToken(name, special=True, lstrip=name == mask) for name in control]
-    tokenizer = learn(texts, recipe.tokenizer, added)
+    words = ShortWords(texts)
+    tokenizer = learn(words, recipe.tokenizer, added)
+    if words.cut_bytes:
+        print(
+            f"tokenizer: {words.cut_bytes:,} bytes of the sample are words of more than {LONGEST_WORD} "
+            "characters; tokens were learned from pieces of them",
+            file=sys.stderr,
+        )
     if roles:
         begin, end = roles["cls_token"], roles["sep_token"]
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -203,7 +217,7 @@ def _bpe(texts: Iterable[str], settings: TokenizerSection, control: list[AddedTo
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    learn_stoppably(tokenizer, texts, trainer)
     return tokenizer
 
 
@@ -262,7 +276,8 @@ def _version(recipe: Recipe, folder: Path) -> int:
 
 def _settings(recipe: Recipe) -> dict[str, Any]:
     """Returns the section as manifests have it: keys of later versions only where they are set."""
-    given, fields = recipe.tokenizer.model_dump(), TokenizerSection.model_fields
+    given = recipe.tokenizer.model_dump(exclude={"max_unknown_share"})  # it changes no token
+    fields = TokenizerSection.model_fields
     return {
         key: value for key, value in given.items() if key not in _LATER_KEYS or value != fields[key].default
     }
@@ -302,11 +317,17 @@ def _marks(recipe: Recipe) -> list[str]:
 def _check_ready(recipe: Recipe, tokenizer: TextTokenizer, texts: Iterable[str]) -> None:
     """Refuses a ready tokenizer that loses text, and one that is not that of the weights.
 
-    Encoders write no text. Weights that are not on this machine yet are compared when they are read.
+    Encoders write no text, so a loss is only shown. Weights that are not on this machine yet are compared
+    when they are read.
     """
     key = f"{recipe.tokenizer.ready_key} = {recipe.tokenizer.ready!r}"
+    unknown = find_unknown(tokenizer, texts)
+    if unknown:
+        print(f"tokenizer: {unknown.sentence()}", file=sys.stderr)
     if recipe.train.objective != "masked_tokens":
         refuse_lossy(tokenizer, texts, key)
+        if unknown:
+            refuse_unknown(unknown, recipe.tokenizer.max_unknown_share, key)
     weights = recipe.model.weights and weights_here(recipe.model.weights)
     if weights and recipe.model.transplant is None:
         refuse_other_vocabulary(tokenizer.folder, weights, key)

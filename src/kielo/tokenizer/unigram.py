@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, trainers
 
+from kielo.tokenizer.learn_stoppably import learn_stoppably
 from kielo.tokenizer.pre_tokens import pre_tokenizer, word_splitter
 from kielo.tokenizer.spelling import ALPHABET
 
@@ -73,7 +74,7 @@ def _learned(texts: Iterable[str], covered: list[str], number: int) -> list[Piec
     trainer = trainers.UnigramTrainer(
         vocab_size=number, special_tokens=[], max_piece_length=_LONGEST_PIECE, show_progress=False
     )
-    tokenizer.train_from_iterator(covered_parts(texts, set(covered)), trainer)
+    learn_stoppably(tokenizer, covered_parts(texts, set(covered)), trainer)
     return [(piece, score) for piece, score in json.loads(tokenizer.to_str())["model"]["vocab"]]
 
 

@@ -1,12 +1,20 @@
-"""Which tokens go on with the word of the token before them, for any tokenizer: a fact of their letters."""
+"""Which tokens go on with the word of the token before them, for any tokenizer: a fact of their letters.
+
+A word is a run of letters, combining marks and digits, as in `measure.WORD`. Within it may be the joiners
+that Indic scripts and Persian write between letters.
+"""
 
 import json
 from dataclasses import dataclass
 
 import numpy as np
+import regex
 
 from kielo.tokenizer.load import TextTokenizer, vocabulary_size
-from kielo.tokenizer.spelling import BYTES, SPACE
+from kielo.tokenizer.spelling import BYTE_TOKEN, BYTES
+
+# U+FFFD stands for bytes that are no whole character: vocabularies cut letters of many bytes.
+_OF_WORDS = regex.compile(r"[\p{L}\p{M}\p{N}\u200c\u200d\ufffd]")
 
 
 @dataclass(frozen=True)
@@ -32,16 +40,20 @@ def word_pieces(tokenizer: TextTokenizer) -> WordPieces:
     for token, number in tokenizer.whole.get_vocab(with_added_tokens=True).items():
         if number in control or not token:
             continue
-        if prefix and token.startswith(prefix):
-            begins[number], ends[number] = True, _is_inside(token[-1], is_byte_level)
-        else:
-            begins[number], ends[number] = (_is_inside(one, is_byte_level) for one in (token[0], token[-1]))
+        # Without the prefix a token begins a word, whatever stands before it.
+        begins[number] = token.startswith(prefix) and (bool(prefix) or _is_inside(token, is_byte_level, 0))
+        ends[number] = _is_inside(token, is_byte_level, -1)
     return WordPieces(begins, ends)
 
 
-def _is_inside(character: str, is_byte_level: bool) -> bool:
-    """Returns True for a letter or digit. In a byte-level vocabulary a character stands for a byte."""
-    if is_byte_level:
-        byte = BYTES.get(character)
-        return byte is not None and (byte >= 0x80 or chr(byte).isalnum())
-    return character != SPACE and character.isalnum()
+def _is_inside(token: str, is_byte_level: bool, place: int) -> bool:
+    return bool(_OF_WORDS.match(_text(token, is_byte_level)[place]))
+
+
+def _text(token: str, is_byte_level: bool) -> str:
+    """Returns the text of a token; bytes that are no whole character are U+FFFD."""
+    if is_byte_level and all(character in BYTES for character in token):
+        return bytes(map(BYTES.__getitem__, token)).decode("utf-8", "replace")
+    if BYTE_TOKEN.fullmatch(token):
+        return bytes([int(token[3:5], 16)]).decode("utf-8", "replace")
+    return token
