@@ -7,6 +7,7 @@ Byte-level, without a normaliser: every text comes back exactly, and no characte
 since the corpus stage. It is cut into words (`pre_tokens.py`), and a token is part of one.
 """
 
+import logging
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -51,10 +52,11 @@ from kielo.tokenizer.load import (
     end_of_text_id,
     load_tokenizer,
     vocabulary_size,
+    write_without_dropout,
 )
 from kielo.tokenizer.measure import measure
 from kielo.tokenizer.pre_tokens import pre_tokenizer
-from kielo.tokenizer.ready_check import refuse_lossy, refuse_other_vocabulary
+from kielo.tokenizer.ready_check import doubts_about_weights, refuse_lossy, refuse_other_vocabulary
 from kielo.tokenizer.row_map import make_row_map
 from kielo.tokenizer.stage_inputs import ready_files, tokenizer_of_weights, transplant_vectors
 from kielo.tokenizer.text_frame import (
@@ -66,6 +68,7 @@ from kielo.tokenizer.text_frame import (
 from kielo.tokenizer.unigram import unigram_tokenizer
 
 KIND, VERSION = "tokenizer", 2
+logger = logging.getLogger(__name__)
 _VERSION_OF_COPIES = 1  # copies of ready tokenizers are as in version 1
 NUM_BYTES = 256
 # Of decoders: unlike end-of-text, which a trainer that leaves padding out of the loss would leave out too.
@@ -120,6 +123,11 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
             for name in side_files(ready, has_same_vocabulary=not recipe.tokenizer.extend):
                 (stage.folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(ready / name, stage.folder / name)
+            if write_without_dropout(stage.folder):
+                logger.warning(
+                    "%s has dropout, by which a text gets other ids each time; this run has none",
+                    ready / TOKENIZER_FILE,
+                )
             if recipe.tokenizer.extend:
                 _extend(recipe, corpus_folder, load_tokenizer(ready), stage.folder)
         else:
@@ -310,6 +318,8 @@ def _check_ready(recipe: Recipe, tokenizer: TextTokenizer, texts: Iterable[str])
     weights = recipe.model.weights and weights_here(recipe.model.weights)
     if weights and recipe.model.transplant is None:
         refuse_other_vocabulary(tokenizer.folder, weights, key)
+        for doubt in doubts_about_weights(tokenizer, weights):
+            logger.warning(doubt)
 
 
 def _has_chats(recipe: Recipe) -> bool:
