@@ -189,3 +189,12 @@ def test_weights_without_a_tokenizer_are_compared_by_what_they_have(prepared, is
     said = alerts.read_text() if alerts.is_file() else ""
     assert ("may not be the tokenizer of these weights" in said) == (not is_theirs)
     assert ("of a guess among 400 tokens" in said and f"{math.log(400):.2f}" in said) == (not is_theirs)
+
+
+def test_a_template_that_writes_the_date_is_no_reason_to_refuse(prepared, capsys):
+    """Kielo gives it no date, as documented; what is written there and here is shown."""
+    dated = "{{ strftime_now('%Y') if strftime_now is defined else 'no date' }}" + TEMPLATE
+    keys = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": dated}
+    assert main(["run", *prepared(byte_level(), keys, CHATS), "--to", "export"]) == 0
+    said = Path("runs/small/train", ALERTS_NAME).read_text()
+    assert "renders conversations otherwise" in said and "'no date<s>" in said

@@ -7,8 +7,10 @@ only Kielo takes them for text.
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +19,7 @@ from typing import Any, NamedTuple
 from kielo.checkpoint.export_stage import tokenizer_files
 from kielo.dataset.packed_documents import SampleDocument
 from kielo.recipe.errors import KieloError
-from kielo.tokenizer.chat_template import ChatTemplate, has_chat_template
+from kielo.tokenizer.chat_template import ChatTemplate, LaidOut, has_chat_template
 from kielo.tokenizer.control_tokens import CONFIG_FILES, read_object
 from kielo.tokenizer.load import (
     CONFIG_FILE,
@@ -50,7 +52,7 @@ _HARMLESS = (
     "chat_template", "clean_up_tokenization_spaces", "model_input_names", "model_max_length", "padding_side",
     "truncation_side",
 )  # fmt: skip
-_SHOWN = 6  # ids before and after the first difference
+_SHOWN, _SHOWN_CHARACTERS = 6, 40  # ids and characters at the first difference
 # What real text may lack: a space at the beginning, several spaces, other scripts, composed letters.
 ODD_TEXTS = (
     " a", "  two", "a  b   c", "\n", "\ta\n\n b\r\n", "Tere, maailm! See on ÕÄÖÜ šž.", "12345 3.14 1,000",
@@ -70,7 +72,8 @@ class Comparison(NamedTuple):
     """What was found. texts, conversations: as many were compared, left_out: as many spell a control token.
 
     difference: the first of the texts, the end token or the vocabulary, in words. of_chats: the first
-    conversation that differs. added: tokens that AutoTokenizer adds, without a row in the model.
+    conversation, as Kielo renders it, that has other ids. of_template: the first that is rendered otherwise,
+    as with today's date. added: tokens that AutoTokenizer adds, without a row in the model.
     """
 
     texts: int
@@ -78,6 +81,7 @@ class Comparison(NamedTuple):
     left_out: int
     difference: str | None
     of_chats: str | None = None
+    of_template: str | None = None
     added: tuple[str, ...] = ()
 
     @property
@@ -115,13 +119,14 @@ def compare_folder(
     agreed_files(files, model_type, tokenizer, sample)  # or the export would be refused after the training
     counts = {"texts": found.texts, "conversations": found.conversations}
     compared = " and ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "no text"
-    said = f"{compared} compared with {theirs}: the same ids"
+    said = f"{compared} compared with {theirs}: {'texts have ' * bool(found.of_chats)}the same ids"
     said += f" ({found.left_out:,} that spell a control token were left out)" * bool(found.left_out)
     mended = f"the export gets a {CONFIG_FILE} of {PLAIN_CLASS}, by which it is not so"
     warnings = []
     if found.of_chats:
-        said = said.replace("the same ids", "the same ids of texts")
         warnings.append(f"{theirs} gives other ids to conversations ({found.of_chats}); {mended}")
+    if found.of_template:
+        warnings.append(f"{theirs} renders conversations otherwise ({found.of_template})")
     if found.added:
         named = ", ".join(map(repr, found.added[:3])) + ", …" * (len(found.added) > 3)
         warnings.append(
@@ -146,15 +151,16 @@ def compare(
     chats = [one for one in kept if one.messages] if has_chat_template(tokenizer.folder) else []
     texts = [one for one in kept if not one.messages]
     counts = (len(texts), len(chats), len(sample) - len(kept))
-    ours = _ids_of_texts(tokenizer, texts), _ids_of_chats(tokenizer, chats)
+    ours, laid_out = _ids_of_texts(tokenizer, texts), _laid_out(tokenizer, chats)
     try:
         theirs = _auto_tokenizer(files, model_type)
-        difference = _difference(theirs, tokenizer, texts, ours[0])
-        of_chats = None if difference else _difference_of_chats(theirs, tokenizer, chats, ours[1])
+        difference = _difference(theirs, tokenizer, texts, ours)
+        of_chats = _difference_of_chats(theirs, tokenizer, chats, laid_out)
     except Exception as problem:  # of any class of transformers
         return Comparison(*counts, f"AutoTokenizer does not read it ({type(problem).__name__}: {problem})")
     added = sorted(theirs.get_vocab().keys() - tokenizer.whole.get_vocab().keys())
-    return Comparison(*counts, difference, of_chats, tuple(added))
+    of_template = _difference_of_template(theirs, chats, laid_out)
+    return Comparison(*counts, difference, of_chats, of_template, tuple(added))
 
 
 def agreed_files(
@@ -214,7 +220,7 @@ def fix_in_words(
 ) -> str:
     """Return the change of the configuration by which AutoTokenizer would give Kielo's ids, tried out."""
     config = json.loads(files.get(CONFIG_FILE, b"{}")) | {"tokenizer_class": PLAIN_CLASS}
-    said = f'Fix: "tokenizer_class": "{PLAIN_CLASS}" in its {CONFIG_FILE}'
+    said = f'Fix: "tokenizer_class": "{PLAIN_CLASS}" in {CONFIG_FILE} of tokenizer.path, or of a copy of it'
     by_class = dict(files) | {CONFIG_FILE: _json(config)}
     if compare(by_class, None, tokenizer, sample).difference is None:
         return said
@@ -257,11 +263,15 @@ def _ids_of_texts(tokenizer: TextTokenizer, texts: Sequence[SampleDocument]) -> 
     return [_bare(one.ids, tokenizer) if one.ids else ids for one, ids in zip(texts, ours, strict=True)]
 
 
-def _ids_of_chats(tokenizer: TextTokenizer, chats: Sequence[SampleDocument]) -> list[list[int]]:
+def _laid_out(tokenizer: TextTokenizer, chats: Sequence[SampleDocument]) -> list[LaidOut]:
+    """Lay conversations out, with the stored ids if there are any."""
     if not chats:
         return []
     ours = ChatTemplate(tokenizer).lay_out([(one.place, one.messages) for one in chats])
-    return [_bare(one.ids or laid_out.ids, tokenizer) for one, laid_out in zip(chats, ours, strict=True)]
+    return [
+        replace(laid_out, ids=_bare(one.ids or laid_out.ids, tokenizer))
+        for one, laid_out in zip(chats, ours, strict=True)
+    ]
 
 
 def _difference(
@@ -293,12 +303,27 @@ def _other_differences(theirs: Any, tokenizer: TextTokenizer) -> Iterator[str]:
 
 
 def _difference_of_chats(
-    theirs: Any, tokenizer: TextTokenizer, chats: Sequence[SampleDocument], ours: list[list[int]]
+    theirs: Any, tokenizer: TextTokenizer, chats: Sequence[SampleDocument], laid_out: Sequence[LaidOut]
 ) -> str | None:
-    for one, our_ids in zip(chats, ours, strict=True):
-        found = _bare(theirs.apply_chat_template(one.messages, return_dict=False), tokenizer)
-        if found != our_ids:
-            return _in_words(one, our_ids, found, tokenizer, theirs)
+    for one, ours in zip(chats, laid_out, strict=True):
+        found = _bare(theirs(ours.text, add_special_tokens=False, verbose=False).input_ids, tokenizer)
+        if found != ours.ids:
+            return _in_words(one, ours.ids, found, tokenizer, theirs)
+    return None
+
+
+def _difference_of_template(
+    theirs: Any, chats: Sequence[SampleDocument], laid_out: Sequence[LaidOut]
+) -> str | None:
+    for one, ours in zip(chats, laid_out, strict=True):
+        try:
+            rendered = theirs.apply_chat_template(one.messages, tokenize=False)
+        except Exception as problem:  # of jinja2, and of the template itself
+            return f"{one.place}: {type(problem).__name__}: {problem}"
+        if rendered != ours.text:
+            first = len(os.path.commonprefix([rendered, ours.text]))
+            here, there = (text[first : first + _SHOWN_CHARACTERS] for text in (ours.text, rendered))
+            return f"{one.place}: from character {first} on {here!r} here and {there!r} there"
     return None
 
 
@@ -336,7 +361,7 @@ def odd_sample(tokenizer: TextTokenizer) -> list[SampleDocument]:
 
 def _is_taken(tokenizer: TextTokenizer, one: SampleDocument) -> bool:
     try:
-        _ids_of_chats(tokenizer, [one]) if one.messages else encode(tokenizer, [one.text])
+        _laid_out(tokenizer, [one]) if one.messages else encode(tokenizer, [one.text])
     except KieloError:
         return False
     return True
