@@ -175,7 +175,6 @@ def test_others_are_encoded_whole(tmp_path):
         {"added_tokens": [*content["added_tokens"], word | {"content": "the house"}]},
         {"added_tokens": [*content["added_tokens"], word | {"content": "house", "lstrip": True}]},
         {"added_tokens": [*content["added_tokens"], word | {"content": "house", "single_word": True}]},
-        {"model": content["model"] | {"dropout": 0.5}},
     ]
     for number, change in enumerate(changes):
         folder = tmp_path / str(number)
@@ -184,8 +183,7 @@ def test_others_are_encoded_whole(tmp_path):
         other = load_tokenizer(folder)
         cache = PieceCache(other)
         assert cache.cut_rule is None, change
-        if "model" not in change:
-            assert [one.ids.tolist() for one in cache.encode(OLD[:3])] == encode(other, OLD[:3])
+        assert [one.ids.tolist() for one in cache.encode(OLD[:3])] == encode(other, OLD[:3])
 
 
 def test_rules_by_hand():

@@ -5,6 +5,7 @@ finished shard is a line of the journal beside it, and the same command writes o
 """
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from kielo.artifact.checkpoint_folder import run_around
 from kielo.artifact.own_text import marked
 from kielo.artifact.resumable_stage import ResumableStage
+from kielo.checkpoint.auto_tokenizer import NOT_COMPARED, agreed_files, is_installed, odd_sample
 from kielo.checkpoint.export_stage import (
     CARD_FILE,
     ExportOptions,
@@ -31,12 +34,15 @@ from kielo.checkpoint.export_tensors import (
 from kielo.checkpoint.read_checkpoint import verify
 from kielo.checkpoint.safetensors_stream import SafetensorsStream
 from kielo.checkpoint.source_settings import GENERATION_FILE, generation_config, settings_of_checkpoint
+from kielo.dataset.packed_documents import packed_sample
 from kielo.models import families
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import Model
 from kielo.tokenizer.control_tokens import read_object
-from kielo.tokenizer.load import CONFIG_FILE, TOKENIZER_FILE, load_tokenizer, special_token
+from kielo.tokenizer.load import CONFIG_FILE, TOKENIZER_FILE, load_tokenizer, role_id
+
+logger = logging.getLogger(__name__)
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -107,8 +113,8 @@ def _write(wanted: WantedExport, card: str | None) -> None:
         stage.write(GENERATION_FILE, _json(generation))
     for file in getattr(names, "REMOTE_CODE", ()):
         stage.write(file, (Path(names.__file__).parent / file).read_bytes())
-    for name, path in tokenizer_files(wanted.tokenizer_folder).items():
-        stage.write(name, _tokenizer_file(path, model))
+    for name, content in _tokenizer_files(wanted, config.get("model_type")).items():
+        stage.write(name, content)
     if card is not None:
         stage.write(CARD_FILE, marked(card).encode(), is_listed=False)
     stage.finish({"tensors": len(tensors), "tensor_bytes": total_bytes, "step": index.step})
@@ -176,11 +182,29 @@ def _write_shard(path: Path, shard: list[FileTensor], rows: CheckpointRows, bar:
         raise
 
 
+def _tokenizer_files(wanted: WantedExport, model_type: str | None) -> dict[str, bytes]:
+    """Return name → content of the tokenizer's files, by which AutoTokenizer gives the ids of training."""
+    files = {
+        name: _tokenizer_file(path, wanted.model)
+        for name, path in tokenizer_files(wanted.tokenizer_folder).items()
+    }
+    if TOKENIZER_FILE not in files:
+        return files
+    if not is_installed():
+        logger.warning(NOT_COMPARED)
+        return files
+    tokenizer, run = load_tokenizer(wanted.tokenizer_folder), run_around(wanted.checkpoint)
+    real = [] if run is None else packed_sample(run)
+    sample = [one._replace(ids=None) for one in real] + odd_sample(tokenizer)
+    return agreed_files(files, model_type, tokenizer, sample)
+
+
 def _tokenizer_file(path: Path, model: Model) -> bytes:
     """Returns a file of the tokenizer as exported: truncation, if asked for, is to the model's context."""
     if path.name != CONFIG_FILE:
         return path.read_bytes()
-    return _json(read_object(path) | {"model_max_length": model.max_position_embeddings})
+    config = read_object(path) | {"model_max_length": model.max_position_embeddings}
+    return _json({key: value for key, value in config.items() if key != "auto_map"})  # no code goes along
 
 
 def _special_token_ids(folder: Path | None) -> dict[str, int | None]:
@@ -189,14 +213,7 @@ def _special_token_ids(folder: Path | None) -> dict[str, int | None]:
     if folder is None or not (Path(folder) / TOKENIZER_FILE).is_file():
         return found
     tokenizer = load_tokenizer(folder)
-    for role in ("bos", "eos", "pad"):
-        names = (
-            special_token(Path(folder) / file, f"{role}_token")
-            for file in ("special_tokens_map.json", CONFIG_FILE)
-        )
-        name = next(filter(None, names), None)
-        found[f"{role}_token_id"] = None if name is None else tokenizer.whole.token_to_id(name)
-    return found
+    return {key: role_id(tokenizer, key.removesuffix("_id")) for key in found}
 
 
 def _json(content: Any) -> bytes:

@@ -325,6 +325,24 @@ def _tokenizer(invocation: Invocation) -> None:
     row_map = read_stage_json(folder, RowMap)
     if made != before and row_map is not None:
         print_text(f"transplant: {row_map_in_words(row_map)}")
+    if recipe.tokenizer.ready and read_manifest(invocation.folder / "tokens") is None:
+        _compare_tokenizer(recipe, invocation.folder)
+
+
+def _compare_tokenizer(recipe: Recipe, folder: Path) -> None:
+    """Compare a ready tokenizer with AutoTokenizer before the text is packed, where transformers is here.
+
+    Training compares it again, with the packed ids.
+    """
+    from kielo.checkpoint.auto_tokenizer import compare_folder
+    from kielo.dataset.packed_documents import corpus_sample
+
+    has_corpus = read_manifest(folder / "corpus") is not None
+    sample = corpus_sample(folder / "corpus") if has_corpus else []
+    said, warnings = compare_folder(folder / "tokenizer", recipe.model.model_type, sample)
+    print_text(f"tokenizer: {said}")
+    for warning in warnings:
+        print_text(f"warning: {warning}", sys.stderr)
 
 
 def _pack(invocation: Invocation) -> None:

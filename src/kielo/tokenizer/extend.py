@@ -11,6 +11,7 @@ neighbours it has, is encoded as before.
 """
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
@@ -21,7 +22,7 @@ from tokenizers import Tokenizer
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.learn_merges import Pair, learn_merges
 from kielo.tokenizer.load import TextTokenizer, vocabulary_size
-from kielo.tokenizer.pre_tokens import cut_words
+from kielo.tokenizer.pre_tokens import LONGEST_WORD, cut_words
 from kielo.tokenizer.spelling import SPACE, Spelling
 
 BATCH_TEXTS = 256
@@ -44,13 +45,25 @@ def extend(
     size = vocabulary_size(old)
     _check_model(content["model"], old, size, vocab_size)
     words = _Words(old, content)
-    counted = Counter(word for text_words in words.of(texts) for word in text_words if len(word) > 1)
+    found = (word for text_words in words.of(texts) for word in text_words)
+    counted = Counter(part for word in found for part in _parts(word) if len(part) > 1)
+    if num_cut := sum(count for part, count in counted.items() if len(part) == LONGEST_WORD):
+        print(
+            f"tokenizer: {num_cut * LONGEST_WORD:,} tokens of the sample are in words of {LONGEST_WORD} or "
+            "more tokens; new ones were learned from pieces of them",
+            file=sys.stderr,
+        )
     if not counted and not words.num_texts:
         raise KieloError("no training text to learn new tokens from; see the funnel of the corpus stage")
     kept = {word for text_words in words.of(unchanged) for word in text_words}
     tokens = _Tokens(old, content, kept)
     learn_merges(counted, size, vocab_size - size, tokens.add, min_frequency)
     return tokens.extended()
+
+
+def _parts(word: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yields a word in pieces: time grows with the square of a word's length (a text without spaces)."""
+    return (word[first : first + LONGEST_WORD] for first in range(0, len(word), LONGEST_WORD))
 
 
 class _Words:

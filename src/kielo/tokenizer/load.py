@@ -3,12 +3,14 @@
 Text is text: whatever a document spells, none of its ids is a control token's (`control_tokens.py`).
 """
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from kielo.artifact.manifest import write_text_atomically
 from kielo.recipe.errors import KieloError
 from kielo.recipe.tokenizer_folder import conversion
 from kielo.tokenizer.control_tokens import CONFIG_FILES, TextOnly, read_object, without_control_tokens
@@ -40,7 +42,7 @@ class TextTokenizer:
 def load_tokenizer(folder: Path | str) -> TextTokenizer:
     """Loads the tokenizer of a folder with tokenizer.json and, to name its tokens, tokenizer_config.json.
 
-    It truncates and pads nothing. Raises KieloError naming the file.
+    It truncates and pads nothing, and drops no merges. Raises KieloError naming the file.
     """
     path = Path(folder) / TOKENIZER_FILE
     if not path.is_file():
@@ -54,7 +56,19 @@ def load_tokenizer(folder: Path | str) -> TextTokenizer:
         raise KieloError(f"{path}: not a readable tokenizer ({problem})") from None
     whole.no_padding()
     whole.no_truncation()
+    if getattr(whole.model, "dropout", None):  # of BPE: a text would get other ids each time
+        whole.model.dropout = None
     return TextTokenizer(whole, path.parent, end_of_text(path.parent))
+
+
+def write_without_dropout(folder: Path) -> bool:
+    """Turn the dropout of merges in the tokenizer.json of `folder` off. Return True if it was on."""
+    content = read_object(folder / TOKENIZER_FILE)
+    if not content.get("model", {}).get("dropout"):
+        return False
+    content["model"]["dropout"] = None
+    write_text_atomically(folder / TOKENIZER_FILE, json.dumps(content, indent=2, ensure_ascii=False))
+    return True
 
 
 def end_of_text(folder: Path) -> str:

@@ -204,7 +204,6 @@ def cut_rule(tokenizer: TextTokenizer) -> CutRule | None:
         all(part["type"] in _NORMALISERS for part in normalisers)
         and all(is_within_pieces(token, bool(normalisers)) for token in added)
         and model["type"] in _MODELS
-        and not model.get("dropout")
     )
     rule = rule_of(_parts(content["pre_tokenizer"], "pretokenizers")) if is_known else None
     if rule and any(len(cut(token["content"], at_signs=True, at_lines=False)) > 1 for token in added):

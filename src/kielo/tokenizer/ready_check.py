@@ -3,17 +3,29 @@
 import json
 import math
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import regex
 
+from kielo.artifact.weights_folder import CONFIG_FILE as CONFIG_OF_MODEL
 from kielo.recipe.errors import KieloError
-from kielo.tokenizer.control_tokens import unknown_token
-from kielo.tokenizer.load import TOKENIZER_FILE, TextTokenizer, decode, encode, load_tokenizer
+from kielo.tokenizer.control_tokens import read_object, unknown_token
+from kielo.tokenizer.load import (
+    TOKENIZER_FILE,
+    TextTokenizer,
+    decode,
+    encode,
+    load_tokenizer,
+    role_name,
+    vocabulary_size,
+)
 
 _CHECKED_TEXTS = 256
+_ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+# Rows beyond the tokens, by which weights are padded: 64 is usual, and many have a few hundred.
+_MOST_PADDING_ROWS, _MOST_PADDING = 512, 0.02
 _SHOWN = 24  # characters of a text that does not come back
 # What normalisers leave out is no loss: white space, controls, joiners, and marks on letters.
 _SEEN = regex.compile(r"[^\p{Z}\p{C}\p{M}]")
@@ -147,3 +159,45 @@ def refuse_other_vocabulary(tokenizer: Path, weights: Path, key: str) -> None:
         f'What would work: tokenizer.path = "{weights}", or model.transplant = "mean", which makes rows for '
         "this vocabulary"
     )
+
+
+def doubts_about_weights(tokenizer: TextTokenizer, weights: Path) -> list[str]:
+    """Return why a tokenizer may not be that of weights whose folder has none, in sentences.
+
+    The configuration of the weights names ids of special tokens and the size of the vocabulary.
+    """
+    if (weights / TOKENIZER_FILE).is_file():  # which `refuse_other_vocabulary` compares
+        return []
+    configs = {name: read_object(weights / name) for name in (CONFIG_OF_MODEL, "generation_config.json")}
+    found = [*_other_special_ids(tokenizer, configs), *_other_size(tokenizer, configs[CONFIG_OF_MODEL])]
+    if not found:
+        return []
+    return [
+        f"{weights} has no {TOKENIZER_FILE}, so its vocabulary is not compared, and {tokenizer.folder} may "
+        f"not be the tokenizer of these weights: {'; '.join(found)}. Fix: tokenizer.path = the one that they "
+        "were trained with"
+    ]
+
+
+def _other_special_ids(tokenizer: TextTokenizer, configs: Mapping[str, Any]) -> Iterator[str]:
+    for role in _ROLES:
+        ours = tokenizer.end_of_text if role == "eos_token" else role_name(tokenizer, role)
+        listed = {file: _as_list(config.get(f"{role}_id")) for file, config in configs.items()}
+        theirs = [one for ids in listed.values() for one in ids]
+        number = None if ours is None else tokenizer.whole.token_to_id(ours)
+        if theirs and number is not None and number not in theirs:
+            file = next(file for file, ids in listed.items() if ids)
+            name = tokenizer.whole.id_to_token(theirs[0])
+            yield f"{role}_id in its {file} is {theirs[0]}, which is {name!r} here, and {ours!r} is {number}"
+
+
+def _as_list(value: Any) -> list[int]:
+    ids = value if isinstance(value, list) else [value]
+    return [one for one in ids if isinstance(one, int)]
+
+
+def _other_size(tokenizer: TextTokenizer, config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence if the weights have many more rows than tokens, which no padding explains."""
+    rows, size = config.get("vocab_size"), vocabulary_size(tokenizer)
+    if isinstance(rows, int) and rows - size > max(_MOST_PADDING_ROWS, _MOST_PADDING * rows):
+        yield f"its vocab_size is {rows:,}, where this tokenizer has {size:,} tokens"

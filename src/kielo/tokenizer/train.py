@@ -7,6 +7,7 @@ Byte-level, without a normaliser: every text comes back exactly, and no characte
 since the corpus stage. It is cut into words (`pre_tokens.py`), and a token is part of one.
 """
 
+import logging
 import shutil
 import sys
 from collections import Counter
@@ -53,10 +54,12 @@ from kielo.tokenizer.load import (
     end_of_text_id,
     load_tokenizer,
     vocabulary_size,
+    write_without_dropout,
 )
 from kielo.tokenizer.measure import measure
 from kielo.tokenizer.pre_tokens import LONGEST_WORD, ShortWords, pre_tokenizer
 from kielo.tokenizer.ready_check import (
+    doubts_about_weights,
     find_unknown,
     refuse_lossy,
     refuse_other_vocabulary,
@@ -73,6 +76,7 @@ from kielo.tokenizer.text_frame import (
 from kielo.tokenizer.unigram import unigram_tokenizer
 
 KIND, VERSION = "tokenizer", 2
+logger = logging.getLogger(__name__)
 _VERSION_OF_COPIES = 1  # copies of ready tokenizers are as in version 1
 NUM_BYTES = 256
 # Of decoders: unlike end-of-text, which a trainer that leaves padding out of the loss would leave out too.
@@ -127,6 +131,11 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
             for name in side_files(ready, has_same_vocabulary=not recipe.tokenizer.extend):
                 (stage.folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(ready / name, stage.folder / name)
+            if write_without_dropout(stage.folder):
+                logger.warning(
+                    "%s has dropout, by which a text gets other ids each time; this run has none",
+                    ready / TOKENIZER_FILE,
+                )
             if recipe.tokenizer.extend:
                 _extend(recipe, corpus_folder, load_tokenizer(ready), stage.folder)
         else:
@@ -331,6 +340,8 @@ def _check_ready(recipe: Recipe, tokenizer: TextTokenizer, texts: Iterable[str])
     weights = recipe.model.weights and weights_here(recipe.model.weights)
     if weights and recipe.model.transplant is None:
         refuse_other_vocabulary(tokenizer.folder, weights, key)
+        for doubt in doubts_about_weights(tokenizer, weights):
+            logger.warning(doubt)
 
 
 def _has_chats(recipe: Recipe) -> bool:

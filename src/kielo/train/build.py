@@ -61,6 +61,7 @@ from kielo.train.spikes import Spikes
 from kielo.train.state import RunCheckpoints, State, note_alert
 from kielo.train.step_row import StepRow
 from kielo.train.stop import Stop
+from kielo.train.tokenizer_check import FirstLoss
 
 
 def assemble(
@@ -415,6 +416,8 @@ def _sinks(identity: Identity, placement: Placement, world: World) -> list[Sink]
         Terminal(identity.total_steps, alert),
         MetricsFile(folder / METRICS_NAME, alert),
     ]
+    if identity.model.weights is not None and identity.model.transplant is None:
+        sinks.append(FirstLoss(identity, alert))
     if placement.train.tensorboard:
         sinks.append(TensorBoard(folder / "tensorboard", alert))
     if placement.train.wandb:

@@ -47,6 +47,7 @@ from kielo.train.state import State
 from kielo.train.step_row import passed_over_row
 from kielo.train.stop import Stop
 from kielo.train.token_check import TokenCheck
+from kielo.train.tokenizer_check import check_tokenizer
 from kielo.train.triggers import Triggers
 from kielo.train.unlike_ranks import refuse_unlike_ranks
 
@@ -128,11 +129,13 @@ def _attempt(
     try:
         with Heartbeat(world, progress, stacks, note_hang) as heartbeat:
             with TokenCheck(resolved, Agreement()) as tokens:  # they are read while the model is built
+                begins = is_saving and not has_trained(_run_folder(resolved))
+                warnings = Agreement().on_first(lambda: check_tokenizer(resolved)) if begins else []
                 run = assemble(resolved, world, stop, lease.check, progress, profile_steps, is_saving)
                 heartbeat.use(communicators(run.mesh), alike_communicators(run.mesh))
                 state = run.state
-                for damage in tokens.finish():
-                    run.alert(run.checkpoints.newest_step or 0, damage)
+                for warning in [*warnings, *tokens.finish()]:
+                    run.alert(run.checkpoints.newest_step or 0, warning)
             has_begun = True
             hosts = Agreement().gather(socket.gethostname())
             if is_first and is_saving:

@@ -1,0 +1,371 @@
+"""A tokenizer as transformers' AutoTokenizer reads it, beside Kielo's reading: do both give the same ids?
+
+Kielo reads tokenizer.json alone. AutoTokenizer also follows tokenizer_config.json: its class may build the
+normaliser and the split of words anew, and its keys may add tokens. So the files of an export are read by
+AutoTokenizer, and their ids of real text are compared. Texts that spell a control token are left out, because
+only Kielo takes them for text.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from kielo.checkpoint.export_stage import tokenizer_files
+from kielo.dataset.packed_documents import SampleDocument
+from kielo.recipe.errors import KieloError
+from kielo.tokenizer.chat_template import ChatTemplate, LaidOut, has_chat_template
+from kielo.tokenizer.control_tokens import CONFIG_FILES, read_object
+from kielo.tokenizer.load import (
+    CONFIG_FILE,
+    TOKENIZER_FILE,
+    TextTokenizer,
+    encode,
+    load_tokenizer,
+    role_name,
+)
+from kielo.tokenizer.text_frame import text_frame
+
+PLAIN_CLASS = "PreTrainedTokenizerFast"  # reads tokenizer.json as it is, in transformers 4 and 5
+CODE_FILE, CODE_CLASS = "plain_tokenizer.py", "plain_tokenizer.PlainTokenizer"
+CODE = '''"""The tokenizer.json of this folder as it is."""
+
+from transformers import PreTrainedTokenizerFast
+
+
+class PlainTokenizer(PreTrainedTokenizerFast):
+    """Keeps the split of words of tokenizer.json, whatever model is beside it."""
+'''
+NOT_COMPARED = (
+    "the tokenizer is not compared with transformers' AutoTokenizer yet: transformers is not installed here"
+)
+_OTHER_CONFIGS = ("special_tokens_map.json", "added_tokens.json")  # which change what AutoTokenizer reads
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# Keys of tokenizer_config.json by which no text gets other ids.
+_HARMLESS = (
+    "chat_template", "clean_up_tokenization_spaces", "model_input_names", "model_max_length", "padding_side",
+    "truncation_side",
+)  # fmt: skip
+_SHOWN, _SHOWN_CHARACTERS = 6, 40  # ids and characters at the first difference
+# What real text may lack: a space at the beginning, several spaces, other scripts, composed letters.
+ODD_TEXTS = (
+    " a", "  two", "a  b   c", "\n", "\ta\n\n b\r\n", "Tere, maailm! See on ÕÄÖÜ šž.", "12345 3.14 1,000",
+    "नमस्ते दुनिया", "สวัสดีชาวโลก", "你好，世界。", "e\u0301 é ﬁ Ⅳ", "👩‍👩‍👧 🇪🇪", "a\u00a0b\u200bc\u3000d",
+    "_x__y ▁z", "don't I'LL",
+    "def f(x):\n    return x  # ok\n", "https://a.b/c?d=e&f=%20", "ALL CAPS and lower", "a ", "x" * 40,
+)  # fmt: skip
+_ODD_CHAT = [
+    {"role": "user", "content": " Tere!  Kuidas läheb?"},
+    {"role": "assistant", "content": "Hästi,\n tänan."},
+    {"role": "user", "content": "1 + 1?"},
+    {"role": "assistant", "content": "2"},
+]
+
+
+class Comparison(NamedTuple):
+    """What was found. texts, conversations: as many were compared, left_out: as many spell a control token.
+
+    difference: the first of the texts, the end token or the vocabulary, in words. of_chats: the first
+    conversation, as Kielo renders it, that has other ids. of_template: the first that is rendered otherwise,
+    as with today's date. added: tokens that AutoTokenizer adds, without a row in the model.
+    """
+
+    texts: int
+    conversations: int
+    left_out: int
+    difference: str | None
+    of_chats: str | None = None
+    of_template: str | None = None
+    added: tuple[str, ...] = ()
+
+    @property
+    def is_exact(self) -> bool:
+        return not (self.difference or self.of_chats or self.added)
+
+
+def is_installed() -> bool:
+    """Return True if transformers can be imported."""
+    return find_spec("transformers") is not None
+
+
+def compare_folder(
+    folder: Path, model_type: str | None, sample: Sequence[SampleDocument]
+) -> tuple[str, list[str]]:
+    """Compare AutoTokenizer's reading of a tokenizer with Kielo's. Return what was compared, and warnings.
+
+    Raise KieloError, with the first text that differs, for other ids of texts. Those of conversations, and
+    tokens that AutoTokenizer adds, are warnings: an export is written so that they are Kielo's.
+    """
+    if not is_installed():
+        return NOT_COMPARED, []
+    from transformers import __version__
+
+    tokenizer = load_tokenizer(folder)
+    files = {name: path.read_bytes() for name, path in tokenizer_files(folder).items()}
+    found = compare(files, None, tokenizer, sample)
+    theirs = f"AutoTokenizer of transformers {__version__}"
+    if found.difference:
+        raise KieloError(
+            f"{folder}: {theirs} gives other ids than Kielo, which reads {TOKENIZER_FILE} alone: "
+            f"{found.difference}. An export would not have the ids that were trained. "
+            + fix_in_words(files, tokenizer, sample)
+        )
+    agreed_files(files, model_type, tokenizer, sample)  # or the export would be refused after the training
+    counts = {"texts": found.texts, "conversations": found.conversations}
+    compared = " and ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "no text"
+    said = f"{compared} compared with {theirs}: {'texts have ' * bool(found.of_chats)}the same ids"
+    said += f" ({found.left_out:,} that spell a control token were left out)" * bool(found.left_out)
+    mended = f"the export gets a {CONFIG_FILE} of {PLAIN_CLASS}, by which it is not so"
+    warnings = []
+    if found.of_chats:
+        warnings.append(f"{theirs} gives other ids to conversations ({found.of_chats}); {mended}")
+    if found.of_template:
+        warnings.append(f"{theirs} renders conversations otherwise ({found.of_template})")
+    if found.added:
+        named = ", ".join(map(repr, found.added[:3])) + ", …" * (len(found.added) > 3)
+        warnings.append(
+            f"{theirs} adds {len(found.added):,} tokens to the vocabulary of the model ({named}), which "
+            f"{CONFIG_FILE} or a file beside it names; {mended}"
+        )
+    return said, warnings
+
+
+def compare(
+    files: Mapping[str, bytes],
+    model_type: str | None,
+    tokenizer: TextTokenizer,
+    sample: Sequence[SampleDocument],
+) -> Comparison:
+    """Compare AutoTokenizer's ids of `sample` with the stored ids, or with Kielo's.
+
+    files: of the tokenizer, by name. model_type: of the model beside them, which AutoTokenizer considers.
+    """
+    spells_control = _control_finder(tokenizer)
+    kept = [one for one in sample if not spells_control(one.text)]
+    chats = [one for one in kept if one.messages] if has_chat_template(tokenizer.folder) else []
+    texts = [one for one in kept if not one.messages]
+    counts = (len(texts), len(chats), len(sample) - len(kept))
+    ours, laid_out = _ids_of_texts(tokenizer, texts), _laid_out(tokenizer, chats)
+    try:
+        theirs = _auto_tokenizer(files, model_type)
+        difference = _difference(theirs, tokenizer, texts, ours)
+        of_chats = _difference_of_chats(theirs, tokenizer, chats, laid_out)
+    except Exception as problem:  # of any class of transformers
+        return Comparison(*counts, f"AutoTokenizer does not read it ({type(problem).__name__}: {problem})")
+    added = sorted(theirs.get_vocab().keys() - tokenizer.whole.get_vocab().keys())
+    of_template = _difference_of_template(theirs, chats, laid_out)
+    return Comparison(*counts, difference, of_chats, of_template, tuple(added))
+
+
+def agreed_files(
+    files: Mapping[str, bytes],
+    model_type: str | None,
+    tokenizer: TextTokenizer,
+    sample: Sequence[SampleDocument],
+) -> dict[str, bytes]:
+    """Return files with which AutoTokenizer gives Kielo's ids: as they are, or with a plain configuration.
+
+    Raise KieloError if it gives other ids with each.
+    """
+    for tried in (
+        lambda: dict(files),
+        lambda: plain_files(files, tokenizer),
+        lambda: coded_files(files, tokenizer),
+    ):
+        found = compare(candidate := tried(), model_type, tokenizer, sample)
+        if found.is_exact:
+            return candidate
+    raise KieloError(
+        f"{tokenizer.folder}: transformers' AutoTokenizer gives other ids than the model is trained on, also "
+        f"as {PLAIN_CLASS}: {found.difference or found.of_chats or found.added}"
+    )
+
+
+def plain_files(files: Mapping[str, bytes], tokenizer: TextTokenizer) -> dict[str, bytes]:
+    """Return the files with a tokenizer_config.json by which AutoTokenizer reads tokenizer.json as it is."""
+    plain = {name: content for name, content in files.items() if name not in _OTHER_CONFIGS}
+    config = json.loads(files.get(CONFIG_FILE, b"{}"))
+    added = {one.content for one in tokenizer.whole.get_added_tokens_decoder().values() if one.special}
+    control = set(tokenizer.for_text.control_tokens.values()) | added
+    roles = {role: name for role in _ROLES if (name := role_name(tokenizer, role)) in control}
+    others = sorted((control & added) - set(roles.values()), key=tokenizer.whole.token_to_id)
+    written = {"tokenizer_class": PLAIN_CLASS, "clean_up_tokenization_spaces": False}
+    written |= {key: config[key] for key in _HARMLESS if key in config} | roles
+    if others:
+        written["additional_special_tokens"] = others
+    splits = read_object(tokenizer.folder / TOKENIZER_FILE).get("pre_tokenizer") or {}
+    if "add_prefix_space" in splits:  # transformers 4 sets it to False without the key
+        written["add_prefix_space"] = splits["add_prefix_space"]
+    return plain | {CONFIG_FILE: _json(written)}
+
+
+def coded_files(files: Mapping[str, bytes], tokenizer: TextTokenizer) -> dict[str, bytes]:
+    """Return the plain files with a class of their own.
+
+    transformers 5 takes Qwen 2's class for any tokenizer beside a Qwen 2 model, unless there is such a class.
+    """
+    plain = plain_files(files, tokenizer)
+    config = json.loads(plain[CONFIG_FILE]) | {"auto_map": {"AutoTokenizer": [None, CODE_CLASS]}}
+    return plain | {CONFIG_FILE: _json(config), CODE_FILE: CODE.encode()}
+
+
+def fix_in_words(
+    files: Mapping[str, bytes], tokenizer: TextTokenizer, sample: Sequence[SampleDocument]
+) -> str:
+    """Return the change of the configuration by which AutoTokenizer would give Kielo's ids, tried out."""
+    config = json.loads(files.get(CONFIG_FILE, b"{}")) | {"tokenizer_class": PLAIN_CLASS}
+    said = f'Fix: "tokenizer_class": "{PLAIN_CLASS}" in {CONFIG_FILE} of tokenizer.path, or of a copy of it'
+    by_class = dict(files) | {CONFIG_FILE: _json(config)}
+    if compare(by_class, None, tokenizer, sample).difference is None:
+        return said
+    plain = plain_files(files, tokenizer)
+    if compare(plain, None, tokenizer, sample).difference is not None:
+        return f"Fix: another tokenizer, as {PLAIN_CLASS} gives other ids too"
+    dropped = sorted(config.keys() - json.loads(plain[CONFIG_FILE]).keys())
+    return f"{said}, without {', '.join([*dropped, *(name for name in _OTHER_CONFIGS if name in files)])}"
+
+
+def _auto_tokenizer(files: Mapping[str, bytes], model_type: str | None) -> Any:
+    from transformers import AutoTokenizer
+
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        for name, content in files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(content)
+        if model_type is not None:
+            (folder / "config.json").write_text(json.dumps({"model_type": model_type}), encoding="utf-8")
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def _control_finder(tokenizer: TextTokenizer) -> Callable[[str], bool]:
+    """Return a function that tells whether a text spells a control token, perhaps after the normaliser."""
+    names = [*tokenizer.for_text.control_tokens.values(), *tokenizer.for_text.hidden_names]
+    pattern = re.compile("|".join(map(re.escape, names)) or r"(?!)")
+    normalizer = tokenizer.whole.normalizer
+
+    def spells(text: str) -> bool:
+        if pattern.search(text):
+            return True
+        return normalizer is not None and bool(pattern.search(normalizer.normalize_str(text)))
+
+    return spells
+
+
+def _ids_of_texts(tokenizer: TextTokenizer, texts: Sequence[SampleDocument]) -> list[list[int]]:
+    ours = encode(tokenizer, [one.text for one in texts])
+    return [_bare(one.ids, tokenizer) if one.ids else ids for one, ids in zip(texts, ours, strict=True)]
+
+
+def _laid_out(tokenizer: TextTokenizer, chats: Sequence[SampleDocument]) -> list[LaidOut]:
+    """Lay conversations out, with the stored ids if there are any."""
+    if not chats:
+        return []
+    ours = ChatTemplate(tokenizer).lay_out([(one.place, one.messages) for one in chats])
+    return [
+        replace(laid_out, ids=_bare(one.ids or laid_out.ids, tokenizer))
+        for one, laid_out in zip(chats, ours, strict=True)
+    ]
+
+
+def _difference(
+    theirs: Any, tokenizer: TextTokenizer, texts: Sequence[SampleDocument], ours: list[list[int]]
+) -> str | None:
+    found = [theirs(one.text, add_special_tokens=False, verbose=False).input_ids for one in texts]
+    for one, their_ids, our_ids in zip(texts, found, ours, strict=True):
+        if list(their_ids) != our_ids:
+            return _in_words(one, our_ids, list(their_ids), tokenizer, theirs)
+    return next(_other_differences(theirs, tokenizer), None)
+
+
+def _other_differences(theirs: Any, tokenizer: TextTokenizer) -> Iterator[str]:
+    """Yield differences that show in every text: what is put around it, how it ends, which token an id is."""
+    around, whole = [theirs("a").input_ids, tokenizer.whole.encode("a").ids], tokenizer.whole
+    if around[0] != around[1]:
+        yield f"the ids of 'a' with what is put around a text are {around[1]} here and {around[0]} there"
+    role = next((role for role in ("eos_token", "sep_token") if role_name(tokenizer, role)), None)
+    end, their_end = whole.token_to_id(tokenizer.end_of_text), getattr(theirs, f"{role}_id") if role else None
+    if their_end is not None and their_end != end:
+        yield (
+            f"documents end with {end} ({tokenizer.end_of_text!r}) here, and its {role} is {their_end} "
+            f"({theirs.convert_ids_to_tokens(their_end)!r}): {' and '.join(CONFIG_FILES)} may name two"
+        )
+    vocabulary = theirs.get_vocab()
+    for name, number in sorted(whole.get_vocab().items(), key=lambda item: item[1]):
+        if vocabulary.get(name) != number:
+            yield f"the token {name!r} has the id {number} here and {vocabulary.get(name)} there"
+
+
+def _difference_of_chats(
+    theirs: Any, tokenizer: TextTokenizer, chats: Sequence[SampleDocument], laid_out: Sequence[LaidOut]
+) -> str | None:
+    for one, ours in zip(chats, laid_out, strict=True):
+        found = _bare(theirs(ours.text, add_special_tokens=False, verbose=False).input_ids, tokenizer)
+        if found != ours.ids:
+            return _in_words(one, ours.ids, found, tokenizer, theirs)
+    return None
+
+
+def _difference_of_template(
+    theirs: Any, chats: Sequence[SampleDocument], laid_out: Sequence[LaidOut]
+) -> str | None:
+    for one, ours in zip(chats, laid_out, strict=True):
+        try:
+            rendered = theirs.apply_chat_template(one.messages, tokenize=False)
+        except Exception as problem:  # of jinja2, and of the template itself
+            return f"{one.place}: {type(problem).__name__}: {problem}"
+        if rendered != ours.text:
+            first = len(os.path.commonprefix([rendered, ours.text]))
+            here, there = (text[first : first + _SHOWN_CHARACTERS] for text in (ours.text, rendered))
+            return f"{one.place}: from character {first} on {here!r} here and {there!r} there"
+    return None
+
+
+def _bare(ids: Sequence[int], tokenizer: TextTokenizer) -> list[int]:
+    """Return stored ids without what begins and ends a document."""
+    ids, before = list(ids), list(text_frame(tokenizer.whole).before)
+    end = tokenizer.whole.token_to_id(tokenizer.end_of_text)
+    if before and ids[: len(before)] == before:
+        ids = ids[len(before) :]
+    return ids[:-1] if ids and ids[-1] == end else ids
+
+
+def _in_words(
+    one: SampleDocument, ours: list[int], theirs: list[int], tokenizer: TextTokenizer, their_tokenizer: Any
+) -> str:
+    """Return both lists of ids around their first difference, with their tokens."""
+    first = next((n for n, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
+    around = slice(max(0, first - _SHOWN // 2), first + _SHOWN)
+    our_names = [tokenizer.whole.id_to_token(number) for number in ours[around]]
+    their_names = their_tokenizer.convert_ids_to_tokens(theirs[around])
+    return (
+        f"{one.place}: {one.text[:60]!r}: from id {around.start} on {ours[around]} "
+        f"({' '.join(map(str, our_names))}) here and {theirs[around]} "
+        f"({' '.join(map(str, their_names))}) there"
+    )
+
+
+def odd_sample(tokenizer: TextTokenizer) -> list[SampleDocument]:
+    """Return texts that real text may lack, and a conversation, of those that the tokenizer takes."""
+    text = "\n".join(one["content"] for one in _ODD_CHAT)
+    sample = [SampleDocument("a made-up text", text) for text in ODD_TEXTS]
+    if has_chat_template(tokenizer.folder):
+        sample.append(SampleDocument("a made-up conversation", text, _ODD_CHAT))
+    return [one for one in sample if _is_taken(tokenizer, one)]
+
+
+def _is_taken(tokenizer: TextTokenizer, one: SampleDocument) -> bool:
+    try:
+        _laid_out(tokenizer, [one]) if one.messages else encode(tokenizer, [one.text])
+    except KieloError:
+        return False
+    return True
+
+
+def _json(content: Any) -> bytes:
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()

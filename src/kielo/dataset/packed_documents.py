@@ -1,0 +1,101 @@
+"""Some documents of a run with the ids that the pack stage wrote, to compare other programs' ids with.
+
+Held-out documents, whose text is beside their shard, and training documents of a corpus that is still there.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kielo.artifact.conversation import Message, messages_of
+from kielo.artifact.documents import read_documents
+from kielo.artifact.manifest import hash_manifest, read_manifest
+from kielo.artifact.token_shards import TokenShard
+from kielo.dataset.heldout_sets import HELDOUT
+from kielo.dataset.token_parts import IDS
+
+MOST_OF_SOURCE = 400
+MOST_CHARACTERS = 16_000_000  # in all; as many are read past, of sources with enough documents
+LONGEST = 200_000  # characters
+
+WithIds = tuple[dict[str, Any], list[int] | None]  # a document as the corpus has it, and its ids
+
+
+class SampleDocument(NamedTuple):
+    """A document. place: its source and id. messages: of a conversation. ids: None if they are not stored.
+
+    Stored ids have what begins and ends a document around them.
+    """
+
+    place: str
+    text: str
+    messages: list[Message] | None = None
+    ids: list[int] | None = None
+
+
+def packed_sample(run: Path) -> list[SampleDocument]:
+    """Return documents in RUN/tokens with their ids, up to MOST_OF_SOURCE of each source.
+
+    Those of ready tokens have no ids: their text is decoded, and their ids may hold control tokens.
+    """
+    tokens, packed = run / "tokens", read_manifest(run / "tokens")
+    if packed is None:
+        return []
+    of_text = {name for name, counts in packed.counts["sources"].items() if "folder" not in counts}
+    chosen = _chosen(_held_out(tokens, of_text), of_text)
+    corpus, made_of = run / "corpus", packed.inputs.get("corpus")
+    is_there = read_manifest(corpus) is not None and hash_manifest(corpus) == made_of
+    if is_there and len(chosen) < MOST_OF_SOURCE * len(of_text):
+        chosen += _chosen(_training(tokens, corpus, of_text), of_text)
+    return chosen
+
+
+def corpus_sample(corpus: Path) -> list[SampleDocument]:
+    """Return documents of a corpus that is not packed yet, so without ids."""
+    sources = {of["name"] for of in read_manifest(corpus).counts.get("sources", ())}
+    documents = ((one, None) for one in read_documents(corpus / "documents"))
+    return _chosen(documents, sources)
+
+
+def _chosen(documents: Iterator[WithIds], sources: set[str]) -> list[SampleDocument]:
+    found, chosen, read = Counter[str](), [], 0
+    for document, ids in documents:
+        source, text = document["source"], document["text"]
+        read += len(text)
+        if found[source] < MOST_OF_SOURCE and len(text) <= LONGEST:
+            found[source] += 1
+            place = f"{source}, {document['id']}"
+            chosen.append(SampleDocument(place, text, messages_of(document), ids))
+        if read > MOST_CHARACTERS or all(found[name] >= MOST_OF_SOURCE for name in sources):
+            break
+    return chosen
+
+
+def _held_out(tokens: Path, of_text: set[str]) -> Iterator[WithIds]:
+    shard = TokenShard(tokens / HELDOUT)
+    for number, document in enumerate(read_documents(tokens / f"{HELDOUT}.jsonl.zst")):
+        yield document, _row(shard, number) if document["source"] in of_text else None
+
+
+def _training(tokens: Path, corpus: Path, of_text: set[str]) -> Iterator[WithIds]:
+    shards = {name: TokenShard(tokens / name) for name in of_text}
+    rows = {name: _numbers(tokens / f"{name}{IDS}") for name in of_text}
+    for document in read_documents(corpus / "documents"):
+        number = rows[document["source"]].get(" ".join(document["id"].splitlines()))
+        if number is not None:
+            yield document, _row(shards[document["source"]], number)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Return id → number of the first documents of a shard; of ids that several have, none."""
+    with open(path, encoding="utf-8", newline="\n") as lines:
+        ids = [line.rstrip("\n") for line in islice(lines, 2 * MOST_OF_SOURCE)]
+    times = Counter(ids)
+    return {id_: number for number, id_ in enumerate(ids) if times[id_] == 1}
+
+
+def _row(shard: TokenShard, number: int) -> list[int]:
+    start, end = shard.document_offsets[number : number + 2].tolist()
+    return shard.read(start, end - start).tolist()
