@@ -43,7 +43,7 @@ def test_files_by_their_names():
             ("text", "parallel", "code", "instructions")}  # fmt: skip
     tables = ["a.jsonl.zst", "a.parquet"]
     assert read == {
-        "text": ["a.txt", "a.TXT.gz", *tables, "a.html", "a.htm"],
+        "text": ["a.txt", "a.TXT.gz", *tables, "a.html", "a.htm", "a.txt.bz2"],
         "parallel": [*tables, "a.tsv", "a.tmx.gz"],
         "code": [*tables, "a.html", "a.htm", "a.py", "a.jsonl.py"],
         "instructions": tables,
@@ -51,8 +51,8 @@ def test_files_by_their_names():
     found = [file_format(Path(name), "text") for name in ("a.HTM", "a.b.TXT.GZ", "a.jsonl.zst", "a.html")]
     assert found == ["html", "txt", "jsonl", "html"]
     assert [file_format(Path(name), "code") for name in ("a.html", "a.jsonl.gz")] == ["code", "jsonl"]
-    told = [formats(kind) for kind in ("text", "code", "parallel", "instructions", "other")]
-    assert [".txt" in one for one in told] == [True, False, False, False, True]
+    told = [formats(kind) for kind in ("text", "code", "parallel", "instructions")]
+    assert [".txt" in one for one in told] == [True, False, False, False]
     assert ".py" in told[1] and ".tmx" in told[2] and told[3].startswith(".jsonl")
 
 
@@ -230,7 +230,9 @@ def test_pages_and_program_files_by_their_bytes(tmp_path):
         with pytest.raises(BadRecord, match=words) as refusal:
             read(wrong.encode())
         assert refusal.value.reason == "not in its charset"
-    with pytest.raises(BadRecord, match=r"a.html, line 3: invalid UTF-8 \(byte 0xf5\); convert the file or"):
+    with pytest.raises(
+        BadRecord, match=r"a.html, line 3: invalid UTF-8 \(byte 0xf5\); convert the file, or name"
+    ):
         read(b"\n\n\xf5")
     program = tmp_path / "a.py"
     for content in ("\ufeffx = 'õ'\r\n", ""):
@@ -238,7 +240,7 @@ def test_pages_and_program_files_by_their_bytes(tmp_path):
         made = of(program, None, "code", limit=len(content.encode()))
         assert (made.id, made.text, made.facts) == ("s/a.py", content, {"programming_language": "python"})
     program.write_bytes(b"a\nb\xff")
-    bad("not UTF-8", r"a.py, line 2: invalid UTF-8 \(byte 0xff\); convert the file", program, None, "code")
+    bad("not UTF-8", r"a.py, line 2: invalid UTF-8 \(byte 0xff\); convert it, or name", program, None, "code")
     bad("over max_document_bytes", "a.py: longer", program, None, "code", limit=3)
     bad("not UTF-8", "a.txt, line 3", tmp_path / "a.txt", b"\xf5")
     text = of(tmp_path / "a.txt", "õ".encode())

@@ -124,4 +124,4 @@ def test_a_script_without_a_main_guard_can_call_it(tmp_path):
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
     assert done.stdout == "ran True\n", done.stderr
-    assert len(done.stderr.splitlines()) == 2 and "kept 25 of 29 documents" in done.stderr
+    assert len(done.stderr.splitlines()) == 3 and "kept 25 of 29 documents" in done.stderr

@@ -210,7 +210,8 @@ def test_pairs_with_unequal_sides_are_refused_with_their_place(tmp_path, format,
     lines = path.read_text().splitlines()
     lines[1] = "1\tone side" if format == "tsv" else '{"translation": {"en": "one side"}}'
     _write_lines(path, lines)
-    with pytest.raises(KieloError, match=f"(?s)1 of 3 records.*{place}: .*pair_fields"):
+    told = "2 columns beside rows of 4" if format == "tsv" else "pair_fields"
+    with pytest.raises(KieloError, match=f"(?s)1 of 3 records.*{place}: .*{told}"):
         _run(tmp_path, source)
 
 

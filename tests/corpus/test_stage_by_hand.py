@@ -86,13 +86,13 @@ def test_what_a_run_says_and_counts(tmp_path, capsys):
     kept, size = sum(len(line.encode()) + 1 for line in lines), path.stat().st_size
     described = [
         {
-            "name": "a", "origin": a["path"], "files": 1, "file_bytes": size, "documents_in": 15,
+            "name": "a", "origin": a["path"], "files": 1, "files_not_read": 0, "file_bytes": size, "documents_in": 15,
             "bytes_in": size - 2, "bad_records": 1, "damaged_file_bytes": 0,
             "bad_examples": ["a.txt, line 15: invalid UTF-8 (byte 0xf5); convert the file"],
             "documents_kept": 12, "bytes_kept": kept,
         },
         {
-            "name": "b", "origin": page["path"], "files": 1, "file_bytes": 25, "documents_in": 1,
+            "name": "b", "origin": page["path"], "files": 1, "files_not_read": 0, "file_bytes": 25, "documents_in": 1,
             "bytes_in": 13, "bad_records": 0, "damaged_file_bytes": 0, "bad_examples": [],
             "documents_kept": 1, "bytes_kept": 13,
         },
@@ -101,7 +101,7 @@ def test_what_a_run_says_and_counts(tmp_path, capsys):
     assert found[0]["bad_examples"][0].startswith("a.txt, line 15: invalid UTF-8 (byte 0xf5")
     found[0]["bad_examples"] = described[0]["bad_examples"]
     assert found == described
-    assert (made.kind, made.version) == ("corpus", 2)  # another number would clean all text again
+    assert (made.kind, made.version) == ("corpus", 3)  # another number would clean all text again
     words = sum(len(line.replace("(", "").split()) - 3 for line in lines) + 2  # less the three numbers
     assert {key: made.counts[key] for key in made.counts if key != "sources"} == {
         "bytes_in": size - 2 + 13, "documents_in": 16, "bytes_kept": kept + 13, "documents_kept": 13,

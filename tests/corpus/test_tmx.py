@@ -6,7 +6,7 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
-from kielo.artifact.documents import READ_BYTES
+from kielo.artifact.text_files import READ_BYTES
 from kielo.corpus.raw_record import BadRecord
 from kielo.corpus.tmx import tmx_records
 from kielo.recipe.errors import KieloError

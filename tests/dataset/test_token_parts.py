@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kielo.artifact.documents import read_documents, read_lines, write_documents
+from kielo.artifact.documents import read_documents, write_documents
 from kielo.artifact.manifest import read_manifest, write_stage
+from kielo.artifact.text_files import read_lines
 from kielo.artifact.token_shards import TokenShard
 from kielo.dataset import token_parts
 from kielo.dataset.document_packer import PackedDocuments, ShardRows, load_packer

@@ -25,7 +25,7 @@ NUMBERS = """
 seed 1 >=0 whole
 corpus.line_language_threshold None >=0 <=1
 corpus.document_language_threshold None >=0 <=1
-corpus.max_foreign_character_share 0.01 >=0 <=1
+corpus.max_foreign_character_share 0.3 >=0 <=1
 corpus.min_line_characters 10 >=0 whole
 corpus.min_document_characters 100 >=0 whole
 corpus.max_document_bytes 10_000_000 >0 whole

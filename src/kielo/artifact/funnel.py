@@ -14,6 +14,8 @@ class FunnelSource(JsonObject):
     """Origin of the text: a path, a package or a dataset."""
     files: int
     """Files that were read."""
+    files_not_read: int = 0
+    """Files beside them that were not: of another format, left out by the recipe, or about the data."""
     file_bytes: int | None = None
     """Bytes of those files on disk."""
     documents_in: int

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from kielo.artifact.manifest import (
 )
 from kielo.artifact.prefetched import not_brought, text_folder
 from kielo.corpus.download import FetchProblem, fetch_debian_package, fetch_huggingface_dataset
-from kielo.corpus.raw_formats import RawSource, formats, is_readable
+from kielo.corpus.raw_formats import RawSource, formats, is_about, is_data, is_readable
 from kielo.corpus.settings import is_cleaned, text_fields
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import REPLACED_FOLDERS
@@ -95,7 +96,7 @@ def _fetch(
 ) -> RawSource:
     name = source.name
     if source.path:
-        root, files = _local_files(name, source.path, source.kind)
+        root, files, unread = local_files(source)
         _refuse_own_files(name, Path(source.path).expanduser(), root, files, raw_folder.parent)
         stamps = file_stamps(root, files)
         origin, fingerprint = source.path, _hash_files(root, files, raw_folder)
@@ -108,7 +109,10 @@ def _fetch(
         else:
             _download(name, source, root, _wanted(source), say)
         manifest = read_manifest(root)
+        left_out = {file for file in manifest.files if _is_left_out(file, source)}
         files = sorted(file for file in manifest.files if is_readable(Path(file), source.kind))
+        files = [file for file in files if file not in left_out]
+        unread = sorted(set(manifest.files) - set(files))
         stamps = file_stamps(root, files)
         origin, fingerprint = manifest.counts["origin"], hash_manifest(root)
     return RawSource(
@@ -123,6 +127,8 @@ def _fetch(
         max_documents=source.max_documents,
         origin=origin,
         fingerprint=fingerprint,
+        encoding=source.encoding,
+        unread=tuple(unread),
     )
 
 
@@ -164,14 +170,19 @@ def _download(name: str, source: Source, folder: Path, wanted: dict, say: Callab
     raise KieloError(f"corpus.sources, {name}: could not be fetched. {'; '.join(problems)}. {OWN_TEXT}")
 
 
-def _local_files(name: str, pattern: str, kind: str) -> tuple[Path, list[str]]:
-    """Returns the folder that file names are relative to, and the source's files in it, sorted."""
+def local_files(source: Source) -> tuple[Path, list[str], list[str]]:
+    """Returns the folder that names are relative to, and the names that are read and those that are not.
+
+    Names are sorted. Raises KieloError for a path without a file that is read, and for one that holds data
+    and is not read, unless the source leaves it out.
+    """
+    name, pattern, kind = source.name, source.path, source.kind
     place = Path(pattern).expanduser()
     if place.is_file():
         if not is_readable(place, kind):
             raise KieloError(f"corpus.sources, {name}: {place}: unknown format; read are {formats(kind)}")
         _is_file(name, place)
-        return place.parent, [place.name]
+        return place.parent, [place.name], []
     if place.is_dir():
         root, entries = place, [place]
     else:
@@ -182,13 +193,36 @@ def _local_files(name: str, pattern: str, kind: str) -> tuple[Path, list[str]]:
             )
         root = Path(glob.escape(str(place)).partition("[")[0]).parent
     found = (path for entry in entries for path in (_files_below(name, entry) if entry.is_dir() else [entry]))
-    readable = (path for path in found if is_readable(path, kind) and _is_file(name, path))
-    files = sorted({path.relative_to(root).as_posix() for path in readable})
-    if not files:
+    read, unread = set(), set()
+    for path in found:
+        file = path.relative_to(root).as_posix()
+        if is_readable(path, kind) and not is_about(path) and not _is_left_out(file, source):
+            read |= {file} if _is_file(name, path) else set()
+        elif not path.is_dir():
+            unread.add(file)
+    if not read:
         raise KieloError(
             f"corpus.sources, {name}: {pattern}: holds no file of a known format; read are {formats(kind)}"
         )
-    return root, files
+    if kind != "code":  # beside which there may be anything
+        _refuse_unread(source, sorted(unread))
+    return root, sorted(read), sorted(unread)
+
+
+def _is_left_out(file: str, source: Source) -> bool:
+    return any(fnmatch(file, pattern) for pattern in source.leave_out)
+
+
+def _refuse_unread(source: Source, unread: Sequence[str]) -> None:
+    """Raises KieloError for files of data that would be left out without a word."""
+    data = [file for file in unread if is_data(Path(file)) and not _is_left_out(file, source)]
+    if data:
+        endings = sorted({"*" + "".join(Path(file).suffixes[-2:]) for file in data})
+        raise KieloError(
+            f"corpus.sources, {source.name}: {len(data)} files that look like data would not be read: "
+            f"{', '.join(data[:5])}{', …' * (len(data) > 5)}. Read are {formats(source.kind)}. Fix: convert "
+            f"them, or leave_out = {json.dumps(endings[:5])} in the source"
+        )
 
 
 def _refuse_own_files(name: str, place: Path, root: Path, files: list[str], run_folder: Path) -> None:

@@ -3,13 +3,16 @@
 The steps' counts → rows for people (`artifact/funnel.py`).
 """
 
+import json
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kielo.artifact.funnel import FunnelRow
 from kielo.corpus.language_identification import THRESHOLDS
-from kielo.corpus.step import SEPARATOR, CorpusStep
+from kielo.corpus.line_filters import SCRIPT_EXAMPLE, SCRIPT_LINES
+from kielo.corpus.raw_formats import RawSource
+from kielo.corpus.step import SEPARATOR, CorpusStep, labels_of
 
 # Reasons shown for one step; the smaller ones are added up.
 MAX_REASONS = 6
@@ -61,6 +64,48 @@ def by_source(labels: dict[str, int]) -> dict[str, dict[str, int]]:
         if what.startswith("source_"):
             sources[name][what.removeprefix("source_")] = amount
     return dict(sources)
+
+
+def source_report(
+    raw: RawSource, source: dict[str, Any], steps: Sequence[CorpusStep], counts: Sequence[dict[str, int]]
+) -> Iterator[str]:
+    """Yields what became of a source, for the last screen: its files, and its documents by reason."""
+    own = [labels_of(raw.name, labels) for labels in counts]
+    dropped: Counter[str] = Counter()
+    for step, labels in zip(steps, own, strict=True):
+        for label, amount in labels.items():
+            if amount and label.startswith(f"documents{SEPARATOR}"):
+                dropped[f"{step.name}, {label.partition(SEPARATOR)[2]}".replace("read, ", "")] += amount
+    told = "; ".join(f"{amount:,} {reason}" for reason, amount in dropped.most_common())
+    files = f"{len(raw.files):,} files read" + f", {len(raw.unread):,} not read" * bool(raw.unread)
+    yield (
+        f"{raw.name}: {files}; {source['documents_in']:,} documents in, {source['documents_kept']:,} kept"
+        + f"; dropped: {told}" * bool(told)
+    )
+    c1 = Counter[str]()
+    for labels in own:
+        c1.update({name: labels.get(f"{name}{SEPARATOR}", 0) for name in ("c1_characters", "c1_documents")})
+    if c1["c1_characters"]:
+        yield (
+            f"{raw.name}: {c1['c1_characters']:,} controls U+0080 to U+009F in {c1['c1_documents']:,} "
+            "documents became the letters and signs of windows-1252: the text was taken for Latin-1 before"
+        )
+    yield from _examples_of_scripts(raw.name, own)
+
+
+def _examples_of_scripts(name: str, counts: Sequence[dict[str, int]]) -> Iterator[str]:
+    """Yields the first lines with letters of other scripts, of those dropped and of those kept."""
+    found = sorted(
+        json.loads(label.partition(SEPARATOR)[2])
+        for labels in counts
+        for label in labels
+        if label.startswith(f"{SCRIPT_EXAMPLE}{SEPARATOR}")
+    )
+    for what in ("dropped", "kept"):
+        number = sum(labels.get(f"{SCRIPT_LINES}{SEPARATOR}{what}", 0) for labels in counts)
+        lines = [text for _, is_of, text in found if is_of == what][:2]
+        if number:
+            yield f"{name}: {number:,} lines with letters of another script {what}, e.g. {' | '.join(lines)}"
 
 
 def empty_message(what: str, rows: Sequence[FunnelRow], table: dict[str, Any], advice: str) -> str:

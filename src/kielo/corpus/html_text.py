@@ -7,9 +7,9 @@ its body. HTML text -> plain text.
 from html.parser import HTMLParser
 
 ARTICLE_ID = "DisplayArea"
-SKIPPED = frozenset(
-    {"script", "style", "pre", "code", "nav", "button", "template", "noscript", "svg", "head"}
-)
+SKIPPED = frozenset({"script", "style", "pre", "nav", "template", "noscript", "svg", "head"})
+# Prose within a sentence; a block that holds nothing else is a listing, or what one presses.
+ASIDE = frozenset({"code", "button"})
 # fmt: off
 BLOCKS = frozenset({
     "address", "article", "aside", "blockquote", "body", "br", "caption", "dd", "details", "div", "dl",
@@ -21,30 +21,45 @@ BLOCKS = frozenset({
 
 
 def page_text(html: str) -> str:
-    """Returns the page's text, a line for each block, white space as single spaces."""
-    page = _Page()
-    page.feed(html)
-    page.close()
-    page.end_line()
+    """Returns the page's text, a line for each block, white space as single spaces.
+
+    An element that is skipped and has no end is not skipped: it would take the rest of the page with it.
+    """
+    page = _read(html, SKIPPED)
+    if page.open_skipped:
+        page = _read(html, SKIPPED.difference(page.open_skipped))
     return "\n".join(page.article if page.has_article else page.body)
 
 
+def _read(html: str, skipped: frozenset[str]) -> "_Page":
+    page = _Page(skipped)
+    page.feed(html)
+    page.close()
+    page.end_line()
+    return page
+
+
 class _Page(HTMLParser):
-    def __init__(self) -> None:
+    def __init__(self, skipped: frozenset[str]) -> None:
         super().__init__(convert_charrefs=True)
         self.body: list[str] = []
         self.article: list[str] = []
         self.has_article = False
-        self._open_skipped: list[str] = []
+        self.open_skipped: list[str] = []
+        self._skipped = skipped
+        self._open_aside: list[str] = []
+        self._has_prose = False
         self._article_divs = 0
         self._parts: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "body":
             # Whatever was left open in the head must not swallow the page.
-            self._open_skipped.clear()
-        if tag in SKIPPED:
-            self._open_skipped.append(tag)
+            self.open_skipped.clear()
+        if tag in self._skipped:
+            self.open_skipped.append(tag)
+        if tag in ASIDE:
+            self._open_aside.append(tag)
         if tag in BLOCKS:
             self.end_line()
         if tag == "div" and (self._article_divs or dict(attrs).get("id") == ARTICLE_ID):
@@ -56,20 +71,25 @@ class _Page(HTMLParser):
             self.end_line()
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in self._open_skipped:
+        if tag in self.open_skipped:
             # A skipped element also ends those left open inside it.
-            del self._open_skipped[self._open_skipped.index(tag) :]
+            del self.open_skipped[self.open_skipped.index(tag) :]
+        if tag in self._open_aside:
+            del self._open_aside[self._open_aside.index(tag) :]
         if tag in BLOCKS:
             self.end_line()
         if tag == "div" and self._article_divs:
             self._article_divs -= 1
 
     def handle_data(self, data: str) -> None:
-        if not self._open_skipped:
+        if not self.open_skipped:
             self._parts.append(data)
+            self._has_prose = self._has_prose or not self._open_aside and not data.isspace()
 
     def end_line(self) -> None:
-        line = " ".join("".join(self._parts).split())
+        line = " ".join("".join(self._parts).split()) if self._has_prose else ""
         self._parts.clear()
+        self._open_aside.clear()  # one without an end ends with its block
+        self._has_prose = False
         if line:
             (self.article if self._article_divs else self.body).append(line)

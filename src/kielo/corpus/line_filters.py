@@ -4,6 +4,9 @@ A filter gives for each line None to keep it, or the reason to drop it; the funn
 filter and reason. Filters that need the whole corpus are in `duplicates.py`.
 """
 
+import json
+import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 
 import regex
@@ -14,6 +17,10 @@ from kielo.corpus.split_document import SplitDocument
 from kielo.corpus.step import LineFilter
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus
+
+SCRIPT_LINES, SCRIPT_EXAMPLE = "script_lines", "script_example"
+# Lines that are shown of each source, and of each as much.
+_EXAMPLES, _EXAMPLE_CHARACTERS = 2, 100
 
 
 def line_filters(corpus: Corpus, rule: LanguageRule) -> list[LineFilter]:
@@ -30,7 +37,7 @@ class ScriptFilter(LineFilter):
 
     A letter is not foreign when it belongs to one of the Unicode `scripts` or is among the card's `letters`:
     whole scripts, since names and loan words bring letters that a language's own alphabet lacks. Digits,
-    punctuation and symbols are no letters.
+    punctuation and symbols are no letters. Lines with some are counted by script, and the first are examples.
     """
 
     name = "script"
@@ -42,20 +49,30 @@ class ScriptFilter(LineFilter):
         self.max_foreign_share = max_foreign_share
         self.foreign: regex.Pattern | None = None
         self.is_latin_own = "Latin" in self.scripts
+        self.num_examples: Counter[tuple[str, str]] = Counter()
 
     def start(self) -> None:
         self.foreign = _foreign_letters(self.scripts, self.letters)
 
     def judge(self, document: SplitDocument) -> list[str | None]:
-        return [self._judge_line(line) for line in document.lines]
+        return [self._judge_line(line, document) for line in document.lines]
 
-    def _judge_line(self, line: str) -> str | None:
+    def _judge_line(self, line: str, document: SplitDocument) -> str | None:
         if self.is_latin_own and line.isascii():
             return None
-        num_foreign = len(self.foreign.findall(line))
-        if num_foreign and num_foreign > self.max_foreign_share * sum(map(str.isalpha, line)):
-            return "letters of another script"
-        return None
+        foreign = self.foreign.findall(line)
+        if not foreign:
+            return None
+        is_kept = len(foreign) <= self.max_foreign_share * sum(map(str.isalpha, line))
+        self._note("kept" if is_kept else "dropped", line, document)
+        return None if is_kept else f"letters of another script ({_script(foreign)})"
+
+    def _note(self, what: str, line: str, document: SplitDocument) -> None:
+        self.count(SCRIPT_LINES, what)
+        self.num_examples[document.source, what] += 1
+        if self.num_examples[document.source, what] <= _EXAMPLES:
+            # Examples are labels, since counts are what every executor of datatrove brings home.
+            self.count(SCRIPT_EXAMPLE, json.dumps([document.place, what, line[:_EXAMPLE_CHARACTERS]]))
 
 
 class LineLength(LineFilter):
@@ -81,6 +98,12 @@ class LineLanguage(LanguageFilter, LineFilter):
         return [
             self.verdict(line, size) for line, size in zip(document.lines, document.line_bytes, strict=True)
         ]
+
+
+def _script(letters: Sequence[str]) -> str:
+    """Returns the script of most of the letters: the first word of their Unicode names (Cyrillic, Greek)."""
+    names = Counter(unicodedata.name(letter, "unknown").split()[0] for letter in letters)
+    return max(names, key=names.__getitem__).title()
 
 
 def _foreign_letters(scripts: Sequence[str], letters: str) -> regex.Pattern:

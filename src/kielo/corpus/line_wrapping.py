@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kielo.artifact.documents import read_lines
+from kielo.artifact.text_files import read_lines
 from kielo.corpus.raw_formats import RawSource, file_format
 
 LINES = 2000

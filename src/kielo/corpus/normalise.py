@@ -1,7 +1,8 @@
 """Normal form of text: Unicode NFC, no control characters, single spaces, no empty lines.
 
 Lines in -> the same lines rewritten. NFC and not NFKC, which would rewrite what people typed on purpose (²,
-½, …).
+½, …). The controls U+0080 to U+009F are letters and signs of windows-1252 that were taken for Latin-1
+somewhere: browsers show them as those (WHATWG, HTML, section 13.2.5.80), and so does this.
 """
 
 import unicodedata
@@ -14,14 +15,28 @@ from kielo.corpus.step import CorpusStep
 # Controls but for the tab, and invisible characters that only ever split words: soft hyphen, zero-width
 # space, word joiner, byte-order mark. Joiners (U+200C, U+200D) stay: Persian and the scripts of India need
 # them.
+C1 = regex.compile("[\u0080-\u009f]")
+# Byte → its character in windows-1252; its five holes go as controls do.
+_OF_WINDOWS_1252 = {
+    byte: character for byte in range(0x80, 0xA0) if (character := bytes([byte]).decode("cp1252", "ignore"))
+}
 UNWANTED = regex.compile(r"[\p{Cc}--\t]|[\u00ad\u200b\u2060\ufeff]|\p{Cs}|\p{Cn}", regex.V1)
 
 
 def normalise_line(line: str) -> str:
     """Returns the line in NFC, without control characters, with single spaces and none at the ends."""
-    if not line.isascii():
-        line = unicodedata.normalize("NFC", line)
-    return " ".join(UNWANTED.sub("", line).split())
+    if line.isascii():
+        return " ".join(UNWANTED.sub("", line).split())
+    line = UNWANTED.sub("", line.translate(_OF_WINDOWS_1252) if C1.search(line) else line)
+    # Last, for what stood between a letter and its mark is gone only now.
+    return unicodedata.normalize("NFC", " ".join(line.split()))
+
+
+def count_c1(step: CorpusStep, text: str) -> None:
+    """Counts the controls of a document that `normalise_line` writes as letters and signs."""
+    if not text.isascii() and (found := len(C1.findall(text))):
+        step.count("c1_characters", "", found)
+        step.count("c1_documents", "")
 
 
 class Normalise(CorpusStep):
@@ -29,6 +44,7 @@ class Normalise(CorpusStep):
 
     def work(self, document: SplitDocument) -> bool:
         before = document.num_bytes
+        count_c1(self, "".join(document.lines))
         lines = [normalise_line(line) for line in document.lines]
         document.set_lines([line for line in lines if line])
         self.count("bytes", "white space and control characters", before - document.num_bytes)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import xxhash
 
 from kielo.corpus.language_identification import NOT_SURE, LanguageFilter
-from kielo.corpus.normalise import normalise_line
+from kielo.corpus.normalise import count_c1, normalise_line
 from kielo.corpus.settings import LanguageRule
-from kielo.corpus.split_document import SplitDocument
+from kielo.corpus.split_document import SplitDocument, lines_of
 from kielo.corpus.step import CorpusStep, DocumentFilter
 from kielo.recipe.templates import fill
 
@@ -26,6 +26,7 @@ class NormaliseSides(CorpusStep):
 
     def work(self, document: SplitDocument) -> bool:
         before, (first, second) = document.num_bytes, document.sides
+        count_c1(self, first + second)
         document.set_sides((_normal_form(first), _normal_form(second)))
         self.count("bytes", "white space and control characters", before - document.num_bytes)
         return True
@@ -93,4 +94,4 @@ class LayOutPairs(CorpusStep):
 
 
 def _normal_form(side: str) -> str:
-    return "\n".join(filter(None, map(normalise_line, side.splitlines())))
+    return "\n".join(filter(None, map(normalise_line, lines_of(side))))

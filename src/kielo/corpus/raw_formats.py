@@ -1,4 +1,4 @@
-"""Formats of raw text: .txt (a document a line), .jsonl, plain, .gz or .zst; .parquet; .html; program files.
+"""Formats of raw text: .txt (a document a line), .jsonl, .json, .parquet, .html, program files, …
 
 A source's files -> records in their order, undecoded. A format is a branch of `_file_records`, which divides
 a file into records, and of `raw_texts.parse`, which decodes one.
@@ -10,20 +10,44 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kielo.artifact.documents import read_lines
+from kielo.artifact.text_files import COMPRESSED, OtherEncoding, read_lines
+from kielo.corpus.json_records import json_records
 from kielo.corpus.programming_languages import programming_language
 from kielo.corpus.raw_record import DAMAGED_FILE, BadRecord, Record, too_long
 from kielo.corpus.tmx import tmx_records
 from kielo.corpus.tsv import tsv_records
 from kielo.recipe.errors import KieloError
 
-FORMATS = ".txt, .jsonl (either also .gz or .zst), .parquet, .html"
-CODE_FORMATS = ".py, .c, .java and other program files, .jsonl (also .gz or .zst), .parquet"
-KNOWN = re.compile(r"\.(txt|jsonl)(\.gz|\.zst)?$|\.parquet$|\.html?$", re.IGNORECASE)
-PAIR_FORMATS = ".tsv, .jsonl, .tmx (each also .gz or .zst), .parquet"
-PAIR_FILES = re.compile(r"\.(tsv|jsonl|tmx)(\.gz|\.zst)?$|\.parquet$", re.IGNORECASE)
-TABLE_FORMATS = ".jsonl (also .gz or .zst), .parquet"
-TABLES = re.compile(r"\.jsonl(\.gz|\.zst)?$|\.parquet$", re.IGNORECASE)
+_JSON = ("jsonl", "ndjson", "json")
+# Kind of source → suffixes of files of records, each also compressed; .parquet and .html are not.
+# Where there is code, .json are settings.
+_RECORDS = {
+    "text": ("txt", *_JSON), "code": ("jsonl", "ndjson"), "parallel": ("tsv", *_JSON, "tmx"),
+    "instructions": _JSON,
+}  # fmt: skip
+_PACKED = "|".join(re.escape(suffix) for suffix in COMPRESSED)
+_KNOWN = {
+    kind: re.compile(
+        rf"\.({'|'.join(suffixes)})({_PACKED})?$|\.parquet$" + (r"|\.html?$" if kind == "text" else ""),
+        re.IGNORECASE,
+    )
+    for kind, suffixes in _RECORDS.items()
+}
+# Files that hold data, whoever can read it: one that Kielo cannot read is not left out without a word.
+_DATA = re.compile(
+    r"\.(txt|text|jsonl?|jsonlines|ndjson|csv|tsv|tab|parquet|arrow|feather|avro|orc|tmx|xml|html?|xhtml|warc|wet"
+    r"|wat|pdf|docx?|odt|rtf|epub|xlsx?|ods|bin|idx|np[yz]|pkl|pickle|pt|h5|hdf5|db|sqlite3?|msgpack|ds|conllu?"
+    rf"|vrt|sgml?|srt|vtt|po|xliff|7z|rar|zip|tar|tgz|tbz2?|txz|lz4|br|z|snappy)({_PACKED})?$|({_PACKED})$",
+    re.IGNORECASE,
+)
+# Files about data.
+_ABOUT = re.compile(
+    r"^(readme|licen[cs]e|copying|notice|changelog|changes|authors|citation|contributing|checksums?|(md5|sha\d+)sums?"
+    r"|dataset_infos?)\b|\.(md5|sha\d+|sig|asc|md|rst)$",
+    re.IGNORECASE,
+)
+_BLANK = re.compile("[\\s\u00ad\u200b\u2060\ufeff]*")
+_FIRST_OF_SPACE = frozenset({b"", b"\xc2", b"\xe1", b"\xe2", b"\xe3", b"\xef"})
 PARQUET_BATCH_ROWS = 1024
 PARQUET_BATCH_BYTES = 1 << 26
 
@@ -38,7 +62,7 @@ class RawSource:
     `root` is the folder that file names are relative to; `stamps` are (bytes, time of change in ns) of the
     files before they were hashed; `origin` is a text on where the files came from. `is_cleaned`: filters
     of lines see it. `text_fields` are those of the text, in formats
-    that have fields.
+    that have fields. `encoding`: of files without a mark; None: UTF-8. `unread`: files beside these.
     """
 
     name: str
@@ -52,6 +76,8 @@ class RawSource:
     max_documents: int | None
     origin: str
     fingerprint: str
+    encoding: str | None = None
+    unread: tuple[str, ...] = ()
 
     def columns_of(self, present: Sequence[str]) -> tuple[str, ...]:
         """Returns the columns that must be there, where a file has those `present`.
@@ -73,7 +99,7 @@ def records(source: RawSource, max_bytes: int) -> Iterator[Record]:
     """Yields every document of the source in the order of its files, undecoded; empty lines are none.
 
     A file that is damaged or not of its format ends with a bad record. Raises KieloError for one that cannot
-    be opened or read: that is no fault of the text.
+    be opened or read, which is no fault of the text, and for one in another encoding.
     """
     for name in source.files:
         path = Path(source.root) / name
@@ -81,6 +107,8 @@ def records(source: RawSource, max_bytes: int) -> Iterator[Record]:
             yield from _file_records(path, source, max_bytes)
         except OSError as problem:
             raise unreadable(path, problem) from None
+        except OtherEncoding as problem:
+            raise KieloError(f"corpus.sources, {source.name}: {problem}") from None
         except KieloError as problem:
             yield Record(path, 0, None, BadRecord(DAMAGED_FILE, str(problem)))
 
@@ -89,24 +117,36 @@ def is_readable(path: Path, kind: str) -> bool:
     """Returns True if the file's name ends in a format of this kind of source and begins with no dot."""
     if path.name.startswith("."):
         return False
-    if kind == "code":
-        return bool(TABLES.search(path.name)) or programming_language(path.name) is not None
-    return bool({"parallel": PAIR_FILES, "instructions": TABLES}.get(kind, KNOWN).search(path.name))
+    if kind == "code" and programming_language(path.name) is not None:
+        return True
+    return bool(_KNOWN[kind].search(path.name))
+
+
+def is_about(path: Path) -> bool:
+    """Returns True for a README, a licence, a checksum and other files that are beside data."""
+    return bool(_ABOUT.search(path.name))
+
+
+def is_data(path: Path) -> bool:
+    """Returns True if a file's name says that it holds data, readable or not."""
+    return bool(_DATA.search(path.name)) and not path.name.startswith(".") and not is_about(path)
 
 
 def formats(kind: str) -> str:
     """Returns the formats of a kind of source, for people."""
-    own = {"code": CODE_FORMATS, "parallel": PAIR_FORMATS, "instructions": TABLE_FORMATS}
-    return own.get(kind, FORMATS)
+    listed = ", ".join(f".{suffix}" for suffix in _RECORDS[kind])
+    listed += f" (each also {', '.join(COMPRESSED)}), .parquet"
+    more = {"text": ", .html", "code": ", and .py, .c, .java and other program files"}
+    return listed + more.get(kind, "")
 
 
 def file_format(path: Path, kind: str) -> str:
     """Returns the format of a file of a source of this kind: "jsonl", "txt", "html", "code", …"""
-    if kind == "code" and not TABLES.search(path.name):
+    if kind == "code" and not _KNOWN[kind].search(path.name):
         return "code"
-    suffixes = [suffix for suffix in path.suffixes if suffix.lower() not in (".gz", ".zst")]
+    suffixes = [suffix for suffix in path.suffixes if suffix.lower() not in COMPRESSED]
     found = suffixes[-1].lower().removeprefix(".")
-    return "html" if found == "htm" else found
+    return {"htm": "html", "ndjson": "jsonl"}.get(found, found)
 
 
 def _file_records(path: Path, source: RawSource, max_bytes: int) -> Iterator[Record]:
@@ -114,18 +154,20 @@ def _file_records(path: Path, source: RawSource, max_bytes: int) -> Iterator[Rec
     if format in ("html", "code"):  # the file is the document
         yield Record(path, 1, None)
     elif format == "txt" and source.documents != "lines":
-        yield from _several_lines(path, source.documents == "paragraphs", max_bytes)
+        yield from _several_lines(path, source, max_bytes)
     elif format == "tmx":
-        yield from tmx_records(path, source.text_fields, max_bytes)
+        yield from tmx_records(path, source.text_fields, max_bytes, source.encoding)
     elif format == "tsv":
-        yield from tsv_records(path, max_bytes)
+        yield from tsv_records(path, max_bytes, source.encoding)
+    elif format == "json":
+        yield from json_records(path, max_bytes, source.encoding)
     elif format == "parquet":
         yield from _parquet_records(path, source)
     else:
-        for number, line in read_lines(path, max_bytes):
+        for number, line in read_lines(path, max_bytes, source.encoding):
             if line is None:
                 yield Record(path, number, None, too_long(f"{path}, line {number}", max_bytes))
-            elif line.strip():
+            elif not is_blank(line):
                 yield Record(path, number, line)
 
 
@@ -136,8 +178,17 @@ def unreadable(path: Path, problem: OSError) -> KieloError:
     )
 
 
-def _several_lines(path: Path, ends_at_empty_line: bool, max_bytes: int) -> Iterator[Record]:
+def is_blank(line: bytes) -> bool:
+    """Returns True for a line of white space of any kind, and of characters that have no width."""
+    stripped = line.strip()
+    if stripped[:1] not in _FIRST_OF_SPACE:
+        return False
+    return not stripped or _BLANK.fullmatch(stripped.decode("utf-8", "replace")) is not None
+
+
+def _several_lines(path: Path, source: RawSource, max_bytes: int) -> Iterator[Record]:
     """Yields documents of several lines, each numbered by its first, with \\n as line ends."""
+    ends_at_empty_line = source.documents == "paragraphs"
     first, size, lines = 0, 0, []
 
     def document() -> Record:
@@ -145,8 +196,8 @@ def _several_lines(path: Path, ends_at_empty_line: bool, max_bytes: int) -> Iter
             return Record(path, first, None, too_long(f"{path}, line {first}", max_bytes))
         return Record(path, first, b"\n".join(lines))
 
-    for number, line in read_lines(path, max_bytes):
-        is_empty = line is not None and not line.strip()
+    for number, line in read_lines(path, max_bytes, source.encoding):
+        is_empty = line is not None and is_blank(line)
         if is_empty and (ends_at_empty_line or not first):
             if first:
                 yield document()

@@ -3,26 +3,23 @@
 `Record` -> `RawText`, or a `BadRecord` that names the file, and the line or row if any.
 """
 
-import codecs
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kielo.artifact.conversation import TURNS, join_messages
-from kielo.artifact.documents import decode_text, other_encoding, parse_record
+from kielo.artifact.documents import parse_record
+from kielo.artifact.text_files import decode_text, marked_encoding
 from kielo.corpus.code_filters import LANGUAGE
 from kielo.corpus.conversations import read_messages
+from kielo.corpus.html_encoding import decode_page
 from kielo.corpus.html_text import page_text
+from kielo.corpus.lenient_json import lenient_fields
 from kielo.corpus.programming_languages import programming_language
 from kielo.corpus.raw_formats import FILE_NAME_FIELDS, RawSource, file_format
 from kielo.corpus.raw_record import NO_TEXT, NOT_UTF8, UNEQUAL, BadRecord, Record, too_long
 from kielo.recipe.errors import KieloError
-
-CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([A-Za-z0-9_.:-]+)", re.IGNORECASE)
-# Python has them as encodings of text, but no page is written in them.
-NO_CHARSETS = frozenset({"utf-7", "idna", "punycode", "unicode-escape", "raw-unicode-escape", "undefined"})
 
 
 @dataclass(frozen=True)
@@ -43,10 +40,12 @@ def parse(record: Record, source: RawSource, max_bytes: int) -> RawText:
     file = record.path.relative_to(source.root).as_posix()
     place = f"{source.name}/{file}"
     if format == "html":
-        return RawText(place, _page_text(record.path, max_bytes))
+        return RawText(place, _page_text(record.path, max_bytes, source.encoding))
     if format == "code":
         return RawText(
-            place, _whole_file(record.path, max_bytes), {LANGUAGE: programming_language(record.path.name)}
+            place,
+            _whole_file(record.path, max_bytes, source.encoding),
+            {LANGUAGE: programming_language(record.path.name)},
         )
     place = f"{place}:{record.number}"
     if format == "tsv":
@@ -62,7 +61,7 @@ def parse(record: Record, source: RawSource, max_bytes: int) -> RawText:
         where = f"{record.path}, row {record.number}"
         fields = {name: _cell(where, value, max_bytes) for name, value in record.content.items()}
     else:
-        where = f"{record.path}, line {record.number}"
+        where = f"{record.path}, {'element' if format == 'json' else 'line'} {record.number}"
         fields = _json_fields(record)
         given = fields.get("id")
         place = str(given) if given and isinstance(given, str | int | float) else place
@@ -143,22 +142,28 @@ def _columns(record: Record, source: RawSource) -> tuple[str, str]:
 
 
 def _json_fields(record: Record) -> dict[str, Any]:
+    """Returns the fields of a JSON object; a value that no JSON has costs only its own field."""
     try:
         return parse_record(record.path, record.number, record.content)
     except KieloError as problem:
+        if (fields := lenient_fields(record.content)) is not None:
+            return fields
         raise BadRecord("no JSON object", str(problem)) from None
 
 
-def _whole_file(path: Path, max_bytes: int) -> str:
+def _whole_file(path: Path, max_bytes: int, encoding: str | None) -> str:
     """Reads a program file, of whose bytes none is changed: line ends and a byte-order mark stay."""
     content = _read_at_most(path, max_bytes)
     try:
-        return content.decode("utf-8")
+        if mark := marked_encoding(content):
+            return content.decode(mark).removeprefix("\ufeff")
+        return content.decode(encoding or "utf-8")
     except UnicodeDecodeError as problem:
         line = content.count(b"\n", 0, problem.start) + 1
         raise BadRecord(
             NOT_UTF8,
-            f"{path}, line {line}: invalid UTF-8 (byte 0x{content[problem.start]:02x}); convert the file",
+            f"{path}, line {line}: invalid {(encoding or 'utf-8').upper()} (byte "
+            f"0x{content[problem.start]:02x}); convert it, or name its encoding in the source's `encoding`",
         ) from None
 
 
@@ -170,39 +175,13 @@ def _read_at_most(path: Path, max_bytes: int) -> bytes:
     return content
 
 
-def _page_text(path: Path, max_bytes: int) -> str:
-    content = _read_at_most(path, max_bytes)
-    html = _decode_page(path, content)
+def _page_text(path: Path, max_bytes: int, encoding: str | None) -> str:
+    html = decode_page(path, _read_at_most(path, max_bytes), encoding)
     try:
         return page_text(html)
     # Python's parser has no error of its own: it asserts its assumptions, and converts any digits.
     except (AssertionError, ValueError, RecursionError) as problem:
         raise BadRecord("HTML that cannot be parsed", f"{path}: not parsed as HTML ({problem})") from None
-
-
-def _decode_page(path: Path, content: bytes) -> str:
-    """Decodes a page by its byte-order mark, else by its charset, else as UTF-8."""
-    declared = CHARSET.search(content[:4096])
-    charset = declared.group(1).decode() if declared else "utf-8"
-    try:
-        encoding = other_encoding(content[:4096]) or codecs.lookup(charset).name
-        if encoding in NO_CHARSETS:
-            raise LookupError
-        # A charset that was found byte by byte cannot be UTF-16.
-        if declared and encoding.startswith(("utf-16", "utf-32")):
-            encoding = "utf-8"
-        return content.decode(encoding).removeprefix("\ufeff")
-    except UnicodeDecodeError as problem:
-        line = content.count(b"\n", 0, problem.start) + 1
-        raise BadRecord(
-            "not in its charset",
-            f"{path}, line {line}: invalid {encoding.upper()} (byte 0x{content[problem.start]:02x}); "
-            "convert the file or correct its charset",
-        ) from None
-    except LookupError:
-        raise BadRecord(
-            "not in its charset", f"{path}: unknown charset {charset!r}; convert the file to UTF-8"
-        ) from None
 
 
 def _cell(where: str, value: Any, max_bytes: int) -> Any:

@@ -26,7 +26,7 @@ from kielo.artifact.stage_json import write_json
 from kielo.artifact.trained_text import refuse_to_replace
 from kielo.corpus.executor import run_pipeline
 from kielo.corpus.fetch import fetch_sources, file_stamps
-from kielo.corpus.funnel import build_funnel, by_source, empty_message, threshold_table
+from kielo.corpus.funnel import build_funnel, by_source, empty_message, source_report, threshold_table
 from kielo.corpus.line_wrapping import wrapping_advice
 from kielo.corpus.pipeline import first_pass, second_pass
 from kielo.corpus.raw_formats import RawSource
@@ -37,7 +37,7 @@ from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 
-KIND, VERSION = "corpus", 2
+KIND, VERSION = "corpus", 3
 # From so many records of a source on, one bad record is passed over whatever its share, unless none may be.
 RECORDS_FOR_ONE_BAD = 10
 # Share of a source's bytes that is usually kept, at least; below, the text may be wrapped.
@@ -94,6 +94,8 @@ def _clean(
             say(f"{raw.name}: {source['bytes_kept'] / source['bytes_in']:.0%} of the text is kept. {advice}")
         if source["bad_records"]:
             say(f"passed over {bad_records_in_words(source)}; the first: {source['bad_examples'][0]}")
+        for line in source_report(raw, source, steps, tallies):
+            say(line)
     say(
         f"kept {counts['documents_kept']:,} of {counts['documents_in']:,} documents, "
         f"{counts['bytes_kept'] / 1e6:.2f} of {counts['bytes_in'] / 1e6:.2f} MB"
@@ -123,6 +125,7 @@ def describe_read(sources: tuple[RawSource, ...], labels: dict[str, int]) -> lis
                 "name": source.name,
                 "origin": source.origin,
                 "files": len(source.files),
+                "files_not_read": len(source.unread),
                 "file_bytes": sum(size for size, _ in source.stamps),
                 "documents_in": counted["documents"],
                 "bytes_in": counted.get("bytes", 0),

@@ -107,6 +107,8 @@ def effective_settings(corpus: Corpus, card: Language) -> dict[str, Any]:
             for source in corpus.sources
             if source.kind == "parallel"
         },
+        # Manifests of before this key stay current.
+        **({"encodings": encodings} if any(encodings := [one.encoding for one in corpus.sources]) else {}),
         "documents": [source.documents for source in corpus.sources],
         "kinds": [source.kind for source in corpus.sources],
         "clean": [source.clean for source in corpus.sources],

@@ -13,6 +13,7 @@ from datatrove.data import Document
 
 # A word is a run of letters with the marks, apostrophes and hyphens inside it; digits alone are no words.
 WORD = regex.compile(r"\p{L}[\p{L}\p{M}]*(?:['’\-][\p{L}\p{M}]+)*")
+_LINE_ENDS = regex.compile("\r\n|[\n\r\v\f\x1c-\x1e\u2028\u2029]")
 
 
 @dataclass(slots=True)
@@ -65,10 +66,18 @@ class SplitDocument(Document):
         return self.text
 
 
+def lines_of(text: str) -> list[str]:
+    """Returns the lines of a text, split at any line end that Unicode knows but U+0085.
+
+    That one is the ellipsis of windows-1252 in text that was taken for Latin-1 (`normalise`).
+    """
+    return _LINE_ENDS.split(text) if "\x85" in text else text.splitlines()
+
+
 def split_document(text: str, id: str, source: str, place: tuple[int, int], metadata: dict) -> SplitDocument:
-    """Makes a document from its raw text, split into lines at any line end that Unicode knows."""
+    """Makes a document from its raw text, split into lines."""
     document = SplitDocument(text="", id=id, metadata=metadata, source=source, place=place)
-    document.set_lines(text.splitlines())
+    document.set_lines(lines_of(text))
     return document
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
-from kielo.artifact.documents import other_encoding, read_blocks
+from kielo.artifact.text_files import SHOWING_BYTES, other_encoding, read_blocks
 from kielo.corpus.raw_record import UNEQUAL, BadRecord, Record, too_long
 from kielo.recipe.errors import KieloError
 
@@ -23,14 +23,16 @@ _BREAKS = frozenset({"lb", "cb", "pb"})  # types of codes that end a line, colum
 _DECLARED = re.compile(rb"\s*<\?xml[^>]{0,200}encoding\s*=\s*[\"']([A-Za-z0-9._:-]+)")
 
 
-def tmx_records(path: Path, languages: Sequence[str], max_bytes: int) -> Iterator[Record]:
+def tmx_records(
+    path: Path, languages: Sequence[str], max_bytes: int, encoding: str | None = None
+) -> Iterator[Record]:
     """Yields the texts of each unit in the two languages; units are numbered from 1.
 
     A unit that has several texts in a language gives several records: each text is in one of them. Raises
     KieloError for a file that is no XML or is cut short, and for a unit over max_bytes.
     """
     parser, number, unfinished, body = XMLPullParser(("start", "end")), 0, 0, None
-    for text in _decoded(path):
+    for text in _decoded(path, encoding):
         try:
             parser.feed(text)
             events = list(parser.read_events())
@@ -104,13 +106,13 @@ def _in_language(texts: dict[str, list[str]], language: str) -> list[str]:
     return texts[code] if code is not None else []
 
 
-def _decoded(path: Path) -> Iterator[str]:
-    """Yields the text of a file in the encoding that its bytes show or its first line declares."""
+def _decoded(path: Path, given: str | None) -> Iterator[str]:
+    """Yields the text of a file in the encoding that its bytes show, else `given`, else what it declares."""
     decoder, encoding = None, ""
     try:
         for block in read_blocks(path):
             if decoder is None and block:
-                encoding = other_encoding(block[:4096]) or _declared_encoding(block)
+                encoding = other_encoding(block[:SHOWING_BYTES]) or given or _declared_encoding(block)
                 decoder = codecs.getincrementaldecoder(encoding)()
             yield decoder.decode(block) if decoder else ""
         yield decoder.decode(b"", final=True) if decoder else ""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from kielo.artifact.documents import read_lines
+from kielo.artifact.text_files import read_lines
 from kielo.corpus.raw_record import RAGGED, BadRecord, Record, too_long
 
 _TAB = b"\t"
@@ -20,14 +20,14 @@ _DOUBLED = re.compile(rb'(?:^|\t)"(?:[^"\t]|"")*""(?:[^"\t]|"")*"(?:\t|$)')
 _EVERY_BYTE = "latin-1"
 
 
-def tsv_records(path: Path, max_bytes: int) -> Iterator[Record]:
+def tsv_records(path: Path, max_bytes: int, encoding: str | None = None) -> Iterator[Record]:
     """Yields the rows, numbered by their first line. A row with another number of columns than most is bad.
 
     So is its neighbour in a plain file if it may be the other half of a row that was cut at a line's end: it
     has an odd number of quotes.
     """
-    has_csv_quotes, usual = _survey(path, max_bytes)
-    rows = _csv_rows(path, max_bytes) if has_csv_quotes else _plain_rows(path, max_bytes)
+    has_csv_quotes, usual = _survey(path, max_bytes, encoding)
+    rows = _csv_rows(path, max_bytes, encoding) if has_csv_quotes else _plain_rows(path, max_bytes, encoding)
     before, was_ragged = None, False
     for record in rows:
         is_ragged = record.problem is None and len(record.content) != usual
@@ -54,16 +54,16 @@ def _ragged(record: Record, usual: int) -> Record:
     return Record(record.path, record.number, None, BadRecord(RAGGED, told))
 
 
-def _plain_rows(path: Path, max_bytes: int) -> Iterator[Record]:
-    for number, line in read_lines(path, max_bytes):
+def _plain_rows(path: Path, max_bytes: int, encoding: str | None) -> Iterator[Record]:
+    for number, line in read_lines(path, max_bytes, encoding):
         if line is None:
             yield Record(path, number, None, too_long(f"{path}, line {number}", max_bytes))
         elif line.strip():
             yield Record(path, number, line.split(_TAB))
 
 
-def _csv_rows(path: Path, max_bytes: int) -> Iterator[Record]:
-    rows = csv.reader(_csv_lines(path, max_bytes), csv.excel_tab, strict=True)
+def _csv_rows(path: Path, max_bytes: int, encoding: str | None) -> Iterator[Record]:
+    rows = csv.reader(_csv_lines(path, max_bytes, encoding), csv.excel_tab, strict=True)
     number = 1
     for row in rows:
         if "".join(row).strip():
@@ -71,15 +71,15 @@ def _csv_rows(path: Path, max_bytes: int) -> Iterator[Record]:
         number = rows.line_num + 1
 
 
-def _csv_lines(path: Path, max_bytes: int) -> Iterator[str]:
+def _csv_lines(path: Path, max_bytes: int, encoding: str | None) -> Iterator[str]:
     csv.field_size_limit(max_bytes)
-    for _, line in read_lines(path, max_bytes):
+    for _, line in read_lines(path, max_bytes, encoding):
         if line is None:
             raise csv.Error("a line over max_bytes")
         yield line.decode(_EVERY_BYTE) + "\n"
 
 
-def _survey(path: Path, max_bytes: int) -> tuple[bool, int]:
+def _survey(path: Path, max_bytes: int, encoding: str | None) -> tuple[bool, int]:
     """Returns whether the file has CSV's quotes, and the number of columns of most rows.
 
     It has if it keeps CSV's rules and they are needed: quotes within quotes, columns in all rows alike that
@@ -87,7 +87,7 @@ def _survey(path: Path, max_bytes: int) -> tuple[bool, int]:
     """
     lines: Counter[int] = Counter()
     doubled = unquoted = 0
-    for _, line in read_lines(path, max_bytes):
+    for _, line in read_lines(path, max_bytes, encoding):
         if line is not None and line.strip():
             lines[line.count(_TAB) + 1] += 1
             doubled += b'""' in line and _DOUBLED.search(line) is not None
@@ -97,7 +97,9 @@ def _survey(path: Path, max_bytes: int) -> tuple[bool, int]:
         return False, usual
     try:
         rows = Counter(
-            len(row) for row in csv.reader(_csv_lines(path, max_bytes), csv.excel_tab, strict=True) if row
+            len(row)
+            for row in csv.reader(_csv_lines(path, max_bytes, encoding), csv.excel_tab, strict=True)
+            if row
         )
     except csv.Error:
         return False, usual

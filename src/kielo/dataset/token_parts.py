@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from kielo.artifact.documents import SUFFIX, DocumentWriter, document_files, read_lines
+from kielo.artifact.documents import SUFFIX, DocumentWriter, document_files
 from kielo.artifact.join_files import join_files, join_token_shards
 from kielo.artifact.manifest import (
     MANIFEST_NAME,
@@ -31,6 +31,7 @@ from kielo.artifact.manifest import (
     write_stage,
 )
 from kielo.artifact.stage_folder import StageFolder
+from kielo.artifact.text_files import read_lines
 from kielo.artifact.token_shards import TokenShardWriter
 from kielo.corpus.worker_processes import results_in_order
 from kielo.dataset.document_packer import (

@@ -78,7 +78,8 @@ class Source(Section):
     )
     path: str | None = Field(
         None,
-        description="file, folder or glob: .txt (one document a line), .jsonl[.gz|.zst], .parquet, .html",
+        description="file, folder or glob: .txt (one document a line), .jsonl, .json, .parquet, .html, …, "
+        "plain or as .gz, .zst, .xz or .bz2",
     )
     debian_package: str | None = Field(
         None,
@@ -124,6 +125,16 @@ class Source(Section):
         "and only empty documents and exact duplicates of documents are dropped; of instructions: turns need "
         "not alternate",
     )
+    encoding: str | None = Field(
+        None,
+        description='encoding of its files, e.g. "windows-1257"; default: UTF-8, or what a byte-order mark, '
+        "an HTML page or an XML file says",
+    )
+    leave_out: _Texts = Field(
+        (),
+        description="patterns of files that are not read, by their names below `path`, e.g. docs/*.csv; any "
+        "other file of data that Kielo cannot read is an error",
+    )
     documents: Literal["lines", "paragraphs", "files"] = Field(
         "lines",
         description="what one document of a .txt is: a line, lines up to the next empty one, or the file",
@@ -156,6 +167,8 @@ class Source(Section):
             raise ValueError(f"kind = {self.kind!r} has no language; leave the key out")
         if self.kind == "parallel" and len(self.language) != 2:
             raise ValueError('kind = "parallel" has two languages; what would work: language = ["en", "fi"]')
+        if self.encoding is not None:
+            _check_encoding(self.encoding)
         if self.kind != "parallel" and self.model_fields_set & {"pair_fields", "templates", "reverse_share"}:
             raise ValueError('pair_fields, templates and reverse_share are of kind = "parallel"')
         if self.kind != "instructions" and "loss" in self.model_fields_set:
@@ -178,11 +191,24 @@ class Source(Section):
             raise ValueError("say where the text is: path, debian_package, huggingface_dataset or tokens")
         if self.tokens and (self.max_documents or self.text_field or self.kind != "text"):
             raise ValueError("tokens are read as they are: leave max_documents, text_field and kind out")
+        if self.encoding and not self.path:
+            raise ValueError("encoding is of the files at `path`")
         if self.tokens_dtype and not self.tokens:
             raise ValueError("tokens_dtype is of ready token files; give tokens, or leave the key out")
         if self.name == "heldout" or self.name.startswith("heldout."):
             raise ValueError("names of heldout and heldout.… are taken by the held-out text; choose another")
         return self
+
+
+def _check_encoding(name: str) -> None:
+    """Raises ValueError for what is no encoding of text."""
+    try:
+        "a".encode(name)
+    except LookupError:
+        raise ValueError(
+            f"encoding = {name!r} is not known; what would work: utf-8, utf-16le, windows-1252, "
+            "windows-1257, iso-8859-15, shift_jis, …"
+        ) from None
 
 
 def _sources(value: Any) -> Any:
@@ -264,7 +290,11 @@ class Corpus(Section):
         None, ge=0, le=1, description="default: from the language card"
     )
     max_foreign_character_share: float = Field(
-        0.01, ge=0, le=1, description="letters outside the language's script, per line"
+        0.3,
+        ge=0,
+        le=1,
+        description="lines with a larger share of letters outside the language's scripts are dropped; articles "
+        "have names in others",
     )
     min_line_characters: int = Field(10, ge=0, description="shorter lines are dropped")
     min_document_characters: int = Field(

@@ -1,0 +1,263 @@
+"""Text files as people have them: plain or compressed, with any line ends, in the encoding that they show.
+
+`read_lines` is the one reader of lines, so that a file cut short is noticed everywhere: a zstd stream that
+ends early otherwise looks like a short file.
+"""
+
+import bz2
+import codecs
+import gzip
+import lzma
+import math
+import unicodedata
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import zstandard
+
+from kielo.recipe.errors import KieloError
+
+READ_BYTES = 1 << 18
+# A decompressor returns all the output of its input, up to 128 KiB of text for 4 bytes: at most 16 MiB here.
+ZSTD_READ_BYTES = 1 << 9
+# What `zstd --long=31` writes; a frame takes as much memory as its own window.
+ZSTD_WINDOW_BYTES = 1 << 31
+SHOWING_BYTES = 4096  # of a file's beginning, which show its encoding
+
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "UTF-32LE"),  # before UTF-16LE, whose mark is its beginning
+    (codecs.BOM_UTF32_BE, "UTF-32BE"),
+    (codecs.BOM_UTF16_LE, "UTF-16LE"),
+    (codecs.BOM_UTF16_BE, "UTF-16BE"),
+)
+# Which of every four bytes are zero -> the encoding: of Latin text, and of any other in UTF-32.
+_ZERO_PLACES = {
+    (1, 3): "UTF-16LE", (0, 2): "UTF-16BE", (1, 2, 3): "UTF-32LE", (0, 1, 2): "UTF-32BE",
+    (2, 3): "UTF-32LE", (0, 1): "UTF-32BE",
+}  # fmt: skip
+_CONTROLS = bytes(set(range(32)) - set(b"\t\n\r"))
+# Shares of control bytes above which text of one byte a letter, and UTF-8, is looked at as UTF-16; and of
+# characters that no text has, up to which it is that. UTF-16 that is UTF-8, too, is of scripts in few blocks.
+_FEW_CONTROLS, _MANY_CONTROLS, _MOST_DIRT, _MOST_BLOCKS = 0.01, 0.04, 0.02, 8
+_FEWEST_BYTES = 64  # fewer say nothing
+
+
+class OtherEncoding(KieloError):
+    """A file that is not in the encoding in which it would be read: all of it would be lost or wrong."""
+
+
+def read_lines(
+    path: Path | str, max_bytes: int | None = None, encoding: str | None = None
+) -> Iterator[tuple[int, bytes | None]]:
+    """Yields (line number from 1, UTF-8 without the line end) of a plain or compressed file.
+
+    Lines end with \\n, \\r\\n or \\r. A line longer than `max_bytes` comes as None, and is never held as a
+    whole. A byte-order mark is no part of a line, and text that begins with one of UTF-16 or UTF-32 is read
+    as that. encoding: that of the file; None: as it shows, else UTF-8. Raises KieloError when a compressed
+    file is damaged or cut short, and OtherEncoding where it shows another encoding, or has bytes that
+    `encoding` lacks.
+    """
+    path = Path(path)
+    lines = split_lines(_with_plain_ends(read_utf8(path, encoding)), max_bytes)
+    for number, line in enumerate(lines, start=1):
+        yield number, line if line is None else line.removeprefix(codecs.BOM_UTF8)
+
+
+def read_blocks(path: Path) -> Iterator[bytes]:
+    """Yields the bytes of a file, or those inside of a .gz, .zst, .zstd, .xz or .bz2.
+
+    Raises KieloError for a damaged or cut one.
+    """
+    return _READERS.get(path.suffix.lower(), _read_plain)(path)
+
+
+def decode_text(path: Path, number: int, line: bytes) -> str:
+    """Returns the UTF-8 text of one line. KieloError, naming file, line and byte, for anything else."""
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise KieloError(
+            f"{path}, line {number}: invalid UTF-8 (byte 0x{line[problem.start]:02x} at position "
+            f"{problem.start} of the line); convert the file, e.g. with `iconv -f ISO-8859-1 -t UTF-8`, or "
+            "name its encoding in the source's `encoding`"
+        ) from None
+
+
+def marked_encoding(start: bytes) -> str | None:
+    """Returns the encoding of a text that begins with the byte-order mark of UTF-16 or UTF-32."""
+    return next((name for mark, name in _MARKS if start.startswith(mark)), None)
+
+
+def other_encoding(start: bytes) -> str | None:
+    """Returns the encoding of text that begins like UTF-16 or UTF-32, by its mark or by its bytes.
+
+    Latin letters have a zero byte in UTF-16 and three in UTF-32; a few zero bytes are only dirt. Letters of
+    other scripts have two bytes of which one is the same for nearly all, which UTF-8 does not have.
+    """
+    if mark := marked_encoding(start):
+        return mark
+    whole = start[: len(start) // 4 * 4]
+    places = [place for place in range(4) if whole[place::4].count(0) * 2 > len(whole) // 4]
+    return _ZERO_PLACES.get(tuple(places)) or _other_script(whole)
+
+
+def _other_script(start: bytes) -> str | None:
+    """Returns UTF-16LE or BE for text of another script than Latin, which may be valid UTF-8 by chance."""
+    controls = (len(start) - len(start.translate(None, _CONTROLS))) / max(len(start), 1)
+    if len(start) < _FEWEST_BYTES or controls <= _FEW_CONTROLS:
+        return None
+    is_utf8 = "\ufffd" not in start.decode("utf-8", "replace")[:-1]  # the last one may be cut
+    if is_utf8 and controls <= _MANY_CONTROLS:
+        return None
+    found = {}
+    for encoding in ("UTF-16LE", "UTF-16BE"):
+        text = start.decode(encoding, "replace")
+        blocks = {ord(character) >> 8 for character in text}
+        if _dirt(text) <= _MOST_DIRT and (not is_utf8 or len(blocks) <= _MOST_BLOCKS):
+            found[encoding] = len(blocks)  # read by the wrong halves, text is all over Unicode
+    return min(found, key=found.__getitem__, default=None)
+
+
+def _dirt(text: str) -> float:
+    """Returns the share of characters that no text has: controls, unassigned ones, and what is no UTF-16."""
+    good = sum(one.isprintable() or one.isspace() or unicodedata.category(one) == "Cf" for one in text)
+    return (len(text) - good + text.count("\ufffd")) / max(len(text), 1)
+
+
+def read_utf8(path: Path, encoding: str | None = None) -> Iterator[bytes]:
+    """Yields the UTF-8 of a plain or compressed file; it raises what `read_lines` does."""
+    blocks = read_blocks(path)
+    first = next((block for block in blocks if block), b"")
+    marked, shown = marked_encoding(first), other_encoding(first[:SHOWING_BYTES])
+    if encoding is None and shown and not marked:
+        raise OtherEncoding(
+            f"{path}: {shown} text without a byte-order mark, and UTF-8 is expected; set encoding = "
+            f'"{shown.lower()}" in its source, or convert it with `iconv -f {shown} -t UTF-8`'
+        )
+    yield from _recoded(path, first, blocks, marked or encoding)
+
+
+def _recoded(path: Path, first: bytes, blocks: Iterator[bytes], encoding: str | None) -> Iterator[bytes]:
+    """Yields UTF-8 of text in `encoding`; None: the bytes as they are."""
+    if encoding is None or codecs.lookup(encoding).name == "utf-8":
+        yield first
+        yield from blocks
+        return
+    decoder, size = codecs.getincrementaldecoder(encoding)(), 0
+    try:
+        yield decoder.decode(first).removeprefix("\ufeff").encode()
+        for block in blocks:
+            size += len(block)
+            yield decoder.decode(block).encode()
+        yield decoder.decode(b"", final=True).encode()
+    except UnicodeDecodeError as problem:
+        raise OtherEncoding(
+            f"{path}: invalid {encoding.upper()} (byte 0x{problem.object[problem.start]:02x} near byte "
+            f"{size + problem.start:,} of the text); correct the source's `encoding`, or the file"
+        ) from None
+
+
+def _with_plain_ends(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yields the blocks with \\n for \\r\\n and \\r, as Python's text files have it."""
+    was_return = False
+    for block in filter(None, blocks):
+        if was_return and block.startswith(b"\n"):
+            block = block[1:]
+        was_return = block.endswith(b"\r")
+        yield block.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in block else block
+
+
+def split_lines(blocks: Iterable[bytes], max_bytes: int | None = None) -> Iterator[bytes | None]:
+    """Yields the lines; None for one of more than `max_bytes`, of which at most that and a block is held."""
+    limit = math.inf if max_bytes is None else max_bytes
+    # The end of an unfinished line is kept in parts: joining at every block is quadratic in a long line.
+    unfinished: list[bytes] = []
+    size = 0
+    for block in blocks:
+        first, *others = block.split(b"\n")
+        unfinished.append(first)
+        size += len(first)
+        if size > limit:
+            unfinished.clear()
+        for line in others:
+            yield b"".join(unfinished) if size <= limit else None
+            unfinished, size = [line], len(line)
+    if size:
+        yield b"".join(unfinished) if size <= limit else None
+
+
+def _read_plain(path: Path, num_bytes: int = READ_BYTES) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        while block := file.read(num_bytes):
+            yield block
+
+
+def _decompress(
+    path: Path, open_file: Callable[[Path], IO[bytes]], name: str, *problems: type
+) -> Iterator[bytes]:
+    """Yields the blocks of a format whose module of Python's opens it as a file."""
+    try:
+        with open_file(path) as file:
+            while block := file.read(READ_BYTES):
+                yield block
+            if not path.stat().st_size:
+                raise EOFError
+    except EOFError:
+        raise KieloError(_cut_short(path)) from None
+    except problems as problem:
+        # bz2 says that it is no bz2 by an OSError without a number; the others are the disk's.
+        if isinstance(problem, OSError) and problem.errno is not None:
+            raise
+        raise KieloError(f"{path}: damaged or not {name} ({problem}); copy or download it again") from None
+
+
+def _decompress_gzip(path: Path) -> Iterator[bytes]:
+    return _decompress(path, gzip.open, "gzip", gzip.BadGzipFile, zlib.error)
+
+
+def _decompress_xz(path: Path) -> Iterator[bytes]:
+    return _decompress(path, lzma.open, "xz", lzma.LZMAError)
+
+
+def _decompress_bzip2(path: Path) -> Iterator[bytes]:
+    return _decompress(path, bz2.open, "bzip2", OSError, ValueError)
+
+
+def _decompress_zstd(path: Path) -> Iterator[bytes]:
+    """Decompressed blocks of a file of one or more frames."""
+    frame: Any = None
+    is_cut_short = True
+    for block in _read_plain(path, ZSTD_READ_BYTES):
+        while block:
+            frame = frame or zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES).decompressobj()
+            try:
+                yield frame.decompress(block)
+            except zstandard.ZstdError as problem:
+                raise KieloError(
+                    f"{path}: damaged or not zstd ({problem}); copy or download it again"
+                ) from None
+            is_cut_short = not frame.eof
+            block = frame.unused_data if frame.eof else b""
+            frame = None if frame.eof else frame
+    if is_cut_short:
+        raise KieloError(_cut_short(path))
+
+
+_READERS = {
+    ".gz": _decompress_gzip,
+    ".zst": _decompress_zstd,
+    ".zstd": _decompress_zstd,
+    ".xz": _decompress_xz,
+    ".bz2": _decompress_bzip2,
+}
+COMPRESSED = tuple(_READERS)
+
+
+def _cut_short(path: Path) -> str:
+    size = path.stat().st_size
+    return (
+        f"{path}: cut short (the compressed stream ends in the middle, at {size:,} bytes); "
+        "copy or download it again"
+    )
