@@ -86,13 +86,15 @@ def test_what_a_run_says_and_counts(tmp_path, capsys):
     kept, size = sum(len(line.encode()) + 1 for line in lines), path.stat().st_size
     described = [
         {
-            "name": "a", "origin": a["path"], "files": 1, "files_not_read": 0, "file_bytes": size, "documents_in": 15,
+            "name": "a", "origin": a["path"], "files": 1, "files_not_read": 0, "file_bytes": size,
+            "documents_in": 15,
             "bytes_in": size - 2, "bad_records": 1, "damaged_file_bytes": 0,
             "bad_examples": ["a.txt, line 15: invalid UTF-8 (byte 0xf5); convert the file"],
             "documents_kept": 12, "bytes_kept": kept,
         },
         {
-            "name": "b", "origin": page["path"], "files": 1, "files_not_read": 0, "file_bytes": 25, "documents_in": 1,
+            "name": "b", "origin": page["path"], "files": 1, "files_not_read": 0, "file_bytes": 25,
+            "documents_in": 1,
             "bytes_in": 13, "bad_records": 0, "damaged_file_bytes": 0, "bad_examples": [],
             "documents_kept": 1, "bytes_kept": 13,
         },
@@ -107,11 +109,16 @@ def test_what_a_run_says_and_counts(tmp_path, capsys):
         "bytes_in": size - 2 + 13, "documents_in": 16, "bytes_kept": kept + 13, "documents_kept": 13,
         "words_kept": words,
     }  # fmt: skip
-    first, second, third = capsys.readouterr().err.splitlines()
+    first, second, *of_sources, third = capsys.readouterr().err.splitlines()
     assert first == "corpus: cleaning 2 files with 1 workers"
     assert second.startswith(
         "corpus: passed over a: 1 of 15 records that cannot be read (6.67%); the first: a.txt"
     )
+    assert of_sources == [
+        "corpus: a: 1 files read; 15 documents in, 12 kept; dropped: 1 not UTF-8; 1 normalise, empty; "
+        "1 line length, under 10 characters",
+        "corpus: b: 1 files read; 1 documents in, 1 kept",
+    ]
     megabytes = f"{(kept + 13) / 1e6:.2f} of {(size + 11) / 1e6:.2f} MB"
     assert third == f"corpus: kept 13 of 16 documents, {megabytes}"
     assert not (tmp_path / "corpus" / "cleaned").exists()

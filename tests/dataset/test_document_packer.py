@@ -20,7 +20,7 @@ from kielo.dataset.heldout_languages import HeldoutLanguages
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.heldout import is_heldout
-from kielo.tokenizer.load import encode, load_tokenizer
+from kielo.tokenizer.load import decode, encode, load_tokenizer
 from kielo.tokenizer.train import train_tokenizer
 from tests.dataset.test_batches import make_documents, write_corpus
 
@@ -182,14 +182,18 @@ def test_documents_that_are_held_out_anyway(folder: Path) -> None:
     packer = DocumentPacker(recipe("all"), load_tokenizer(folder))
     (text,) = texts(False, 1)
     document = {"id": "web/1", "source": "a", "text": text, "metadata": {}}
-    packed = packer.held_out([document], [[5, 6, 7]])
+    packed = packer.held_out(document, [5, 6, 7], None)
     rows = packed.shards["heldout"]
     assert [part.tolist() for part in rows.tokens] == [[5, 6, 7, 0]] and rows.carries_loss is None
     assert rows.counts == {"tokens": 4, "documents": 1, "bytes": len(text.encode()), "words": 4}
     assert packed.shards.keys() == {"heldout", "heldout.a"} and not packed.met and packed.checked == 0
     assert packed.is_last is False and packed.exact == 0
-    with pytest.raises(ValueError):
-        packer.held_out([document], [])
+    masked = DocumentPacker(recipe("all"), load_tokenizer(folder), ["a"])
+    flags = np.array([False, True, True, True])
+    rows = masked.held_out(document, [5, 6, 7], flags).shards["heldout.a"]
+    assert np.concatenate(rows.carries_loss).tolist() == flags.tolist()
+    (part,) = decode(load_tokenizer(folder), [[6, 7]])
+    assert rows.counts["tokens_with_loss"] == 3 and rows.counts["bytes_with_loss"] == len(part.encode()) + 1
 
 
 def test_ends_that_a_template_has_written_are_not_doubled(folder: Path) -> None:

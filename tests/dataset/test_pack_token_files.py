@@ -87,7 +87,8 @@ def test_the_last_documents_are_held_out(run: Path, rows: Rows, tmp_path: Path) 
     found = list(read_documents(tmp_path / "tokens" / "heldout.jsonl.zst"))
     names = [f"web/b.bin: document {number}" for number in (17, 19, 20)]
     assert [one["id"] for one in found] == names and [one["text"] for one in found] == texts
-    assert all(one["source"] == "web" and one["metadata"] == {} for one in found)
+    assert all(one["source"] == "web" for one in found)
+    assert [one["metadata"]["ids"] for one in found] == [row[:-1] for row in heldout]
     assert made.counts["heldout"]["words"] == sum(len(text.replace(":", "").split()) for text in texts)
     described = read_stage_json(tmp_path / "tokens", TokenFiles)
     assert described.end_of_text_id == 0 and described.sources["web"].training_tokens == first

@@ -42,7 +42,7 @@ def of_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ]  # fmt: skip
     in_all = {"heldout_documents_in_all": 4, "heldout_bytes_in_all": 17}
     for name, found in (
-        ("heldout_texts", lambda folder: (TEXTS, in_all)),
+        ("heldout_documents", lambda folder: ([{"text": text, "metadata": {}} for text in TEXTS], in_all)),
         ("training_texts", lambda recipe, folder: (
             TRAINING, {"training_bytes": 30, "training_bytes_of_byte_baselines": 10})),
         ("training_token_counts", lambda folder, size: counts if size == 257 else None),

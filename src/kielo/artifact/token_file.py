@@ -34,7 +34,9 @@ class TokenFile(JsonObject):
     index_bytes: int
     """Size of the index, 0 without one."""
     fingerprint: str
-    """xxh3-128 of the sizes and both ends of data and index."""
+    """xxh3-128 of the sizes and both ends of data, index and mask."""
+    loss_mask: str | None = None
+    """Name of the file beside it with a byte for each token, 0 where predicting it carries no loss."""
 
 
 class DocumentIndex(ABC):
@@ -88,6 +90,8 @@ class OpenTokenFile:
     def __init__(self, path: Path, file: TokenFile, index: DocumentIndex | None, end_of_text_id: int):
         self._file, self._end, self.index = file, end_of_text_id, index
         self.tokens = FileArray(path, file.dtype, file.tokens, file.first_byte)
+        mask = path.with_name(file.loss_mask) if file.loss_mask else None
+        self.loss_mask = FileArray(mask, np.uint8, file.tokens) if mask else None
 
     def document_starts(self, start: int, end: int) -> np.ndarray:
         """Returns the tokens in start .. end-1 at which documents begin, int64; empty ones repeat a token."""

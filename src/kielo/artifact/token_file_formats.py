@@ -17,12 +17,13 @@ import numpy as np
 import xxhash
 
 from kielo.artifact.token_file import DocumentIndex, EndsIndex, MegatronIndex, OpenTokenFile, TokenFile
-from kielo.artifact.token_shards import DTYPES, HEADER, MAGIC, VERSION
+from kielo.artifact.token_shards import DTYPES, HEADER, LOSS_MASK, MAGIC, VERSION
 from kielo.recipe.errors import KieloError
 
 FINGERPRINT_BYTES = 4096  # of each end of a file
 READ_AT_ONCE = 1 << 20  # entries of an index
 NPY_MAGIC = b"\x93NUMPY"
+_OLMO_IDS, _OLMO_MASKS = "token_ids", "labels_mask"
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,39 @@ class Format:
 
 
 def describe(path: Path, width: int) -> TokenFile:
-    """Describes a data file by its suffix. width: bytes of an id where the file does not tell."""
-    return next(kind for kind in FORMATS.values() if path.name.endswith(kind.suffix)).describe(path, width)
+    """Describes a data file by its suffix, with its loss mask if there is one beside it.
+
+    width: bytes of an id where the file does not tell.
+    """
+    file = next(kind for kind in FORMATS.values() if path.name.endswith(kind.suffix)).describe(path, width)
+    mask = _mask_path(path, file.format)
+    if not mask.is_file():
+        return file
+    if (size := mask.stat().st_size) != file.tokens:
+        raise KieloError(
+            f"{mask}: {size:,} bytes for the {file.tokens:,} tokens of {path.name}, and it has one for each; "
+            "copy both again, or take it away if it is no loss mask"
+        )
+    marked = fingerprint(path, index_path(path, file.format), mask)
+    return file.model_copy(update={"loss_mask": mask.name, "fingerprint": marked})
+
+
+def _mask_path(path: Path, kind: str) -> Path:
+    """Returns where the loss mask of a data file is, if it has one.
+
+    Kielo's PREFIX.loss_mask, datatrove's NAME.ds.loss, and labels_mask_… beside open-instruct's
+    token_ids_….npy, as OLMo-core reads them.
+    """
+    if kind == "ds":
+        return path.with_name(path.name + ".loss")
+    if kind == "npy" and path.name.startswith(_OLMO_IDS):
+        return path.with_name(_OLMO_MASKS + path.name.removeprefix(_OLMO_IDS))
+    return path.with_name(path.name.removesuffix(FORMATS[kind].suffix) + LOSS_MASK)
+
+
+def is_mask(name: str) -> bool:
+    """Returns True for a mask that has the suffix of data."""
+    return name.startswith(_OLMO_MASKS)
 
 
 def open_file(root: Path, file: TokenFile, end_of_text_id: int) -> OpenTokenFile:
@@ -66,9 +98,9 @@ class _Ends:
             os.close(file)
 
 
-def fingerprint(path: Path, index_path: Path | None) -> str:
-    """Returns a hash of the sizes and both ends of a file and its index: cheap, so that all are compared."""
-    return _fingerprint(*(_Ends.of(part) for part in (path, index_path) if part is not None))
+def fingerprint(path: Path, *beside: Path | None) -> str:
+    """Returns a hash of the sizes and both ends of a file and those beside it: cheap, so all are compared."""
+    return _fingerprint(*(_Ends.of(part) for part in (path, *beside) if part is not None))
 
 
 def _fingerprint(*parts: _Ends) -> str:

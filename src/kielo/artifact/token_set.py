@@ -20,14 +20,14 @@ MOST_OPEN_FILES = 256  # at one time; a process may often have 1,024
 class TokenSet:
     """The first `num_tokens` tokens of described files in a folder; the rest is not part of the stream."""
 
-    loss_mask = None  # as of a `TokenShard`: every token carries loss
-
     def __init__(self, folder: Path, files: Sequence[TokenFile], num_tokens: int, end_of_text_id: int):
         self._folder, self._files, self._end = folder, files, end_of_text_id
         self._first = np.concatenate([[0], np.cumsum([file.tokens for file in files], dtype=np.int64)])
         self.num_tokens = num_tokens
         self.dtype = np.result_type(*{np.dtype(file.dtype) for file in files})
         self._open: OrderedDict[int, OpenTokenFile] = OrderedDict()
+        # As of a `TokenShard`: None where every token carries loss.
+        self.loss_mask = SetMask(self) if any(file.loss_mask for file in files) else None
 
     def read(self, start_token: int, count: int) -> np.ndarray:
         """Returns tokens start_token .. start_token+count-1 of the stream, [count]."""
@@ -40,6 +40,14 @@ class TokenSet:
             for number, start, end in self._pieces(start_token, start_token + count)
         ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts or [np.zeros(0, self.dtype)])
+
+    def read_mask(self, start_token: int, end_token: int) -> np.ndarray:
+        """Returns 1 for each token from `start_token` to before `end_token` that carries loss, uint8."""
+        parts = [np.zeros(0, np.uint8)]
+        for number, start, end in self._pieces(start_token, end_token):
+            mask = self._file(number).loss_mask
+            parts.append(np.ones(end - start, np.uint8) if mask is None else mask[start:end])
+        return np.concatenate(parts)
 
     def num_whole_sequences(self, length: int) -> int:
         """Returns the number of sequences that have `length` tokens and a next one."""
@@ -144,3 +152,17 @@ class TokenSet:
             self._open[number] = open_file(self._folder, self._files[number], self._end)
         self._open.move_to_end(number)
         return self._open[number]
+
+
+class SetMask:
+    """The loss mask of a set: a part of it, or the flags at places [n], uint8."""
+
+    def __init__(self, tokens: TokenSet):
+        self._tokens = tokens
+
+    def __getitem__(self, part: slice | np.ndarray) -> np.ndarray:
+        if isinstance(part, slice):
+            start, stop, _ = part.indices(self._tokens.num_tokens)
+            return self._tokens.read_mask(start, stop)
+        flags = [self._tokens.read_mask(place, place + 1) for place in part.tolist()]
+        return np.concatenate([np.zeros(0, np.uint8), *flags])

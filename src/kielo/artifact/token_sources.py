@@ -6,19 +6,27 @@ same text. The manifest of RUN/tokens has both in its counts.
 
 import glob
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import ClassVar
 
 from kielo.artifact.manifest import hash_json
 from kielo.artifact.stage_json import JsonFile, JsonObject
 from kielo.artifact.token_file import TokenFile
-from kielo.artifact.token_file_formats import FORMATS, describe, fingerprint, index_path
+from kielo.artifact.token_file_formats import FORMATS, describe, fingerprint, index_path, is_mask
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe, Source
 
 SMALLEST_UINT32_VOCABULARY = (1 << 16) + 1  # below it flat ids are uint16, as OLMo and datatrove write them
+# Other files of tokens, and known ones in another cover.
+_UNREAD_TOKENS = re.compile(
+    r"\.(npz|pt|pth|arrow|parquet|mds|h5|hdf5|pkl|pickle|chunk|tokens|tar|zip|tgz)$"
+    r"|\.(bin|idx|npy|ds|npz|mds|tar)\.(gz|zst|zstd|xz|bz2|lz4)$",
+    re.IGNORECASE,
+)
 KNOWN = "PREFIX.bin with PREFIX.idx, NAME.npy, NAME.ds with NAME.ds.index, or a folder or pattern of them"
 
 
@@ -48,11 +56,15 @@ class TokenFiles(JsonFile):
 
 @dataclass(frozen=True)
 class FoundFiles:
-    """The files of a source on this machine. folder: where `files` are; mtimes_ns: of each data file."""
+    """The files of a source on this machine. folder: where `files` are; mtimes_ns: of each data file.
+
+    unread: other files in the folders that the source names.
+    """
 
     folder: Path
     files: tuple[TokenFile, ...]
     mtimes_ns: tuple[int, ...]
+    unread: tuple[str, ...] = ()
 
     @property
     def identity(self) -> str:
@@ -63,18 +75,26 @@ class FoundFiles:
 def find_token_sources(recipe: Recipe, vocab_size: int) -> dict[str, FoundFiles]:
     """Describes the files of each source with `tokens`. Raises KieloError as `find_token_files` does."""
     return {
-        source.name: find_token_files(source.name, source.tokens or "", _width(source, vocab_size))
+        source.name: find_token_files(
+            source.name, source.tokens or "", _width(source, vocab_size), source.leave_out
+        )
         for source in recipe.corpus.token_sources
     }
 
 
-def find_token_files(name: str, place: str, width: int) -> FoundFiles:
+def find_token_files(name: str, place: str, width: int, leave_out: Sequence[str] = ()) -> FoundFiles:
     """Describes the files of source `name` at `place`, in the order of their names.
 
-    place: see KNOWN; with or without .bin, .idx. width: bytes of an id in files that do not tell. Raises
-    KieloError where there is none, or where one cannot be read as what it seems.
+    place: see KNOWN; with or without .bin, .idx. width: bytes of an id in files that do not tell. leave_out:
+    patterns of names below `place` that are not read. Raises KieloError where there is none, where one cannot
+    be read as what it seems, and for one that holds tokens and is not read.
     """
-    paths = _find(place)
+    paths, unread = _find(place, leave_out)
+    if data := [path for path in unread if _UNREAD_TOKENS.search(path) and not _is_left_out(path, leave_out)]:
+        raise KieloError(
+            f"corpus.sources, {name}: {len(data)} files that look like tokens would not be read: "
+            f"{', '.join(data[:5])}; read are {KNOWN}. Fix: convert or unpack them, or name them in leave_out"
+        )
     if not paths:
         raise KieloError(
             f"corpus.sources, {name}: tokens = {place!r}: no token file there; what would work: {KNOWN}"
@@ -95,7 +115,7 @@ def find_token_files(name: str, place: str, width: int) -> FoundFiles:
             f"corpus.sources, {name}: tokens = {place!r}: {len(files)} files, none of which has a token; "
             "name others, or leave the source out"
         )
-    return FoundFiles(folder, tuple(files), mtimes_ns)
+    return FoundFiles(folder, tuple(files), mtimes_ns, tuple(unread))
 
 
 def check_unchanged(
@@ -113,7 +133,7 @@ def check_unchanged(
             state = path.stat()
             is_same = state.st_size == file.bytes and (
                 state.st_mtime_ns == mtime_ns
-                or fingerprint(path, index_path(path, file.format)) == file.fingerprint
+                or fingerprint(path, index_path(path, file.format), *_mask(path, file)) == file.fingerprint
             )
         except OSError as problem:
             raise KieloError(
@@ -126,6 +146,10 @@ def check_unchanged(
                 f"{file.bytes:,}); source {name} is read in place: put the file back; or, where nothing was "
                 "trained yet, `kielo run RECIPE --to pack`"
             )
+
+
+def _mask(path: Path, file: TokenFile) -> list[Path]:
+    return [path.with_name(file.loss_mask)] if file.loss_mask else []
 
 
 def is_cut(path: Path, bytes_: int) -> bool:
@@ -143,26 +167,49 @@ def _width(source: Source, vocab_size: int) -> int:
     return 4 if vocab_size >= SMALLEST_UINT32_VOCABULARY else 2
 
 
-def _find(place: str) -> list[Path]:
+def _find(place: str, leave_out: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Returns the data files at a place, and the names of other files below the folders that it names."""
     place = os.path.expanduser(place)
     found = sorted(glob.glob(place, recursive=True)) if glob.has_magic(place) else [place]
     paths: set[Path] = set()
+    unread: set[str] = set()
     for entry in found:
         if os.path.isdir(entry):
-            paths |= {
-                Path(root, name) for root, _, names in os.walk(entry) for name in names if _is_in_folder(name)
+            below = [Path(root, name) for root, _, names in os.walk(entry) for name in names]
+            names = {path: path.relative_to(entry).as_posix() for path in below}
+            read = {
+                path
+                for path in below
+                if _is_in_folder(path.name) and not _is_left_out(names[path], leave_out)
+            }
+            paths |= read
+            unread |= {
+                name for path, name in names.items() if path not in read and not _is_beside(path, read)
             }
         elif entry.endswith(".idx"):
             paths.add(Path(entry.removesuffix(".idx") + ".bin"))
-        elif entry.endswith(_SUFFIXES):
+        elif entry.endswith(_SUFFIXES) and not is_mask(os.path.basename(entry)):
             paths.add(Path(entry))
         elif os.path.isfile(entry + ".bin") or os.path.isfile(entry + ".idx"):
             paths.add(Path(entry + ".bin"))
-    return sorted(Path(os.path.abspath(path)) for path in paths)
+    return sorted(Path(os.path.abspath(path)) for path in paths), sorted(unread)
+
+
+def _is_left_out(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def _is_beside(path: Path, read: set[Path]) -> bool:
+    """Returns True for the index, the metadata or the mask of a data file that is read."""
+    name = path.name
+    owners = {name.removesuffix(end) for end in (".index", ".metadata", ".loss")}
+    owners |= {name.removesuffix(end) + ".bin" for end in (".idx", ".loss_mask")}
+    owners |= {name.removesuffix(".loss_mask") + ".npy"}
+    return is_mask(name) or any(path.with_name(owner) in read for owner in owners - {name})
 
 
 _SUFFIXES = tuple(kind.suffix for kind in FORMATS.values())
 
 
 def _is_in_folder(name: str) -> bool:
-    return name.endswith(_SUFFIXES) and not name.startswith(".")
+    return name.endswith(_SUFFIXES) and not name.startswith(".") and not is_mask(name)

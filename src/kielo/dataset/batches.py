@@ -114,12 +114,23 @@ class Batches:
             num_tokens = [one.num_sequences * length for one in packed]
             self._reader = _PackedReader(self.shards, packed, length, end_of_text_id, mask_documents)
         else:
-            num_tokens = [shard.num_tokens - 1 for shard in self.shards]
-            self._reader = _StreamReader(self.shards, length, end_of_text_id, mask_documents)
+            is_as_is = phase.packing == "as_is"
+            longest = length if is_as_is else longest
+            num_tokens = [
+                shard.num_tokens // length * length if is_as_is else shard.num_tokens - 1
+                for shard in self.shards
+            ]
+            self._reader = _StreamReader(self.shards, length, end_of_text_id, mask_documents, is_as_is)
         self.order = Order(
             seed,
             Phase(
-                phase.number, phase.order_first_sample, length, longest, phase.offsets, phase.mixture_order
+                phase.number,
+                phase.order_first_sample,
+                length,
+                longest,
+                phase.offsets,
+                phase.mixture_order,
+                phase.packing != "as_is",
             ),
             [OrderSource(name, tokens, phase.mixture[name]) for name, tokens in zip(self.names, num_tokens)],
         )
@@ -244,10 +255,19 @@ def _may_be_read_in_part(folder: Path | str, name: str, manifest: Manifest) -> b
 class _StreamReader:
     """Sequences of `length` tokens of several shards' streams, all of a batch at once.
 
-    end: the id that fills up a source's last, shorter sequence.
+    end: the id that fills up a source's last, shorter sequence. is_blockwise: the last token of a sequence
+    predicts nothing, for what follows has nothing to do with it.
     """
 
-    def __init__(self, shards: Sequence[Shard], length: int, end: int, mask_documents: bool):
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        length: int,
+        end: int,
+        mask_documents: bool,
+        is_blockwise: bool = False,
+    ):
+        self._is_blockwise = is_blockwise
         self._shards, self._length, self._end, self._mask_documents = shards, length, end, mask_documents
         self._whole = [shard.num_whole_sequences(length) for shard in shards]
         self._dtype = np.result_type(*(shard.dtype for shard in shards))
@@ -266,6 +286,8 @@ class _StreamReader:
                 _mark_borders(documents, shard, rows, sequence[rows] * self._length, counts[rows])
         # The tokens are narrow until here: gathering moves a quarter of the bytes, one pass widens them.
         inputs, labels = tokens[:, :-1].astype(np.int64), tokens[:, 1:].astype(np.int64)
+        if self._is_blockwise:
+            labels[:, -1] = NOT_COUNTED
         first_counts = located.seen_tokens == 0
         for number in self._masked:
             rows = np.flatnonzero(source == number)

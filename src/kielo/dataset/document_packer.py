@@ -96,9 +96,12 @@ class PackedDocuments:
 
 
 class DocumentPacker:
-    """Packs batches of documents of a recipe's sources with a tokenizer."""
+    """Packs batches of documents of a recipe's sources with a tokenizer.
 
-    def __init__(self, recipe: Recipe, tokenizer: TextTokenizer):
+    masked: sources of ready tokens of which only a part carries loss.
+    """
+
+    def __init__(self, recipe: Recipe, tokenizer: TextTokenizer, masked: Sequence[str] = ()):
         self._recipe, self._tokenizer = recipe, tokenizer
         end, first = end_of_text_id(tokenizer), begin_of_documents(recipe, tokenizer.folder)
         if begins_with_cls(recipe) and (cls_id := role_id(tokenizer, "cls_token")) is not None:
@@ -107,7 +110,7 @@ class DocumentPacker:
         self._begin = np.array(first, dtype=np.int32)
         self._end = np.array([end], dtype=np.int32)
         self._encoder = DocumentEncoder(recipe, tokenizer, end)
-        self._on_answers = sources_with_loss_mask(recipe)
+        self._with_mask = [*sources_with_loss_mask(recipe), *masked]
         self._languages = HeldoutLanguages(recipe)
 
     def __call__(self, batch: DocumentBatch) -> PackedDocuments:
@@ -129,27 +132,33 @@ class DocumentPacker:
                 self._hold_out(document, one, packed)
             else:
                 source = document["source"]
-                rows = _rows(packed, SOURCES, source, checked_name(source), source in self._on_answers)
+                rows = _rows(packed, SOURCES, source, checked_name(source), source in self._with_mask)
                 self._add(document, one, rows)
         for rows in packed.shards.values():
             rows.join()
         return packed
 
-    def held_out(self, documents: Sequence[dict[str, Any]], rows: Sequence[Sequence[int]]) -> PackedDocuments:
-        """Packs documents that are held out whatever the split says, of which the ids are known."""
-        packed = PackedDocuments()
-        for document, row in zip(documents, rows, strict=True):
-            ids, words = np.array(row, dtype=np.int32), len(WORD.findall(document["text"]))
-            encoded = EncodedDocument(document["text"], ids, words)
-            self._hold_out(document, encoded, packed)
+    def held_out(
+        self, document: dict[str, Any], row: Sequence[int], flags: np.ndarray | None
+    ) -> PackedDocuments:
+        """Packs a document that is held out whatever the split says, of which ids and loss mask are known."""
+        packed, ids = PackedDocuments(), np.array(row, dtype=np.int32)
+        num_bytes = None
+        if flags is not None:
+            (text,) = decode(self._tokenizer, [ids[flags[:-1]].tolist()], has_special=False)
+            num_bytes = len(text.encode()) + int(flags[-1])
+        encoded = EncodedDocument(
+            document["text"], ids, len(WORD.findall(document["text"])), flags, num_bytes
+        )
+        self._hold_out(document, encoded, packed)
         return packed
 
     def _hold_out(self, document: dict[str, Any], encoded: EncodedDocument, packed: PackedDocuments) -> None:
-        self._add(document, encoded, _rows(packed, HELDOUT, HELDOUT, HELDOUT, bool(self._on_answers)))
+        self._add(document, encoded, _rows(packed, HELDOUT, HELDOUT, HELDOUT, bool(self._with_mask)))
         if self._languages.has_several_sets:
             name, source = self._languages.set_of(document), document["source"]
             file = set_file(checked_name(name))
-            self._add(document, encoded, _rows(packed, HELDOUT_SETS, name, file, source in self._on_answers))
+            self._add(document, encoded, _rows(packed, HELDOUT_SETS, name, file, source in self._with_mask))
             if name != source:
                 document = document | {"metadata": document["metadata"] | {SET_KEY: name}}
         packed.heldout.append(orjson.dumps(document) + b"\n")

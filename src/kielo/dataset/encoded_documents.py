@@ -22,6 +22,9 @@ from kielo.tokenizer.text_frame import ids_before_texts_of
 
 # Key of the section of RUN/tokens, if there are such ids. Earlier versions put none before documents.
 BEGINS_WITH = "begins_with"
+# In the metadata of a held-out document of ready tokens: its ids, without end-of-text. Its text has no
+# special tokens, so it may have other ids.
+STORED_IDS = "ids"
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,15 @@ class EncodedDocument:
 
 
 class DocumentEncoder:
-    """Encodes the documents of a recipe's sources with a tokenizer."""
+    """Encodes the documents of a recipe's sources with a tokenizer.
 
-    def __init__(self, recipe: Recipe, tokenizer: TextTokenizer, end_of_text_id: int):
+    takes_ids: the tokenizer is the run's, so that the ids of ready tokens are its own.
+    """
+
+    def __init__(
+        self, recipe: Recipe, tokenizer: TextTokenizer, end_of_text_id: int, takes_ids: bool = False
+    ):
+        self._takes_ids = takes_ids
         self._tokenizer, self._end = tokenizer, end_of_text_id
         self._pieces = PieceCache(tokenizer)
         self._on_answers = sources_with_loss_mask(recipe)
@@ -64,7 +73,11 @@ class DocumentEncoder:
         """Encodes documents. Raises KieloError, naming file and line, for what the template does not take."""
         encoded: list[EncodedDocument | None] = [None] * len(documents)
         chats = [number for number, document in enumerate(documents) if messages_of(document) is not None]
-        texts = sorted(set(range(len(documents))) - set(chats))
+        stored = [number for number, one in enumerate(documents) if self._takes_ids and stored_ids(one)]
+        for number in stored:
+            text, ids = documents[number]["text"], np.array(stored_ids(documents[number]), np.int32)
+            encoded[number] = EncodedDocument(text, ids, len(WORD.findall(text)), is_framed=False)
+        texts = sorted(set(range(len(documents))) - set(chats) - set(stored))
         rows = self._pieces.encode([documents[number]["text"] for number in texts])
         for number, row in zip(texts, rows, strict=True):
             encoded[number] = EncodedDocument(documents[number]["text"], row.ids, row.num_words)
@@ -83,6 +96,11 @@ class DocumentEncoder:
                 else:
                     encoded[number] = EncodedDocument(laid_out.text, ids, words, is_framed=self._frames_chats)
         return encoded
+
+
+def stored_ids(document: dict[str, Any]) -> list[int] | None:
+    """Returns the ids of a document of ready tokens; None for another."""
+    return document["metadata"].get(STORED_IDS)
 
 
 def sources_with_loss_mask(recipe: Recipe) -> list[str]:

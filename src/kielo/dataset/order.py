@@ -38,7 +38,8 @@ class Phase:
     """A range of a run's steps with one sequence length, batch and mixture.
 
     `longest_sequence_length` is that of the whole run, a multiple of every phase's length, and must stay the
-    same in all its phases. `offsets`: source name -> tokens drawn from it before this phase, over all epochs.
+    same in all its phases. `offsets`: source name -> tokens drawn from it before this phase,
+    over all epochs. `is_shuffled`: else each epoch has the text in the order of its stream.
     """
 
     number: int
@@ -47,6 +48,7 @@ class Phase:
     longest_sequence_length: int
     offsets: Mapping[str, int] = field(default_factory=dict)
     mixture_order: MixtureOrder = "every_sample"
+    is_shuffled: bool = True
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,8 @@ class Order:
         whole = np.flatnonzero(block < self._whole_blocks[source])  # the rest is the stream's tail
         shuffled, its_source = block.copy(), source[whole]
         keys = keys_of_epochs(self._key[its_source], epoch[whole])
-        shuffled[whole] = permute(block[whole], self._whole_blocks[its_source], keys)
+        if self.phase.is_shuffled:
+            shuffled[whole] = permute(block[whole], self._whole_blocks[its_source], keys)
         seen_tokens = np.where(turn == 0, self._seen_tokens[source], 0)
         return Located(source, epoch, shuffled * self._sequences_per_block + within, seen_tokens)
 

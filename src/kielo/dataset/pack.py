@@ -186,12 +186,14 @@ def _heldout_of_token_files(
     Returns their description, and the counts of the part.
     """
     tokenizer = load_tokenizer(tokenizer_folder)
-    ready, packer = TokenFilesPacking(recipe, found, tokenizer), DocumentPacker(recipe, tokenizer)
+    masked = [name for name, of in found.items() if any(file.loss_mask for file in of.files)]
+    has_mask = bool(sources_with_loss_mask(recipe) or masked)
+    ready, packer = TokenFilesPacking(recipe, found, tokenizer), DocumentPacker(recipe, tokenizer, masked)
     vocab_size = tokenizer_facts(tokenizer_folder).vocabulary_size
     folder.mkdir()
-    with TokenPartWriter(folder, vocab_size, bool(sources_with_loss_mask(recipe))) as part:
-        for document, row in ready.heldout(tokenizer_hash(tokenizer_folder)):
-            part.add(packer.held_out([document], [row]))
+    with TokenPartWriter(folder, vocab_size, has_mask) as part:
+        for document, row, flags in ready.heldout(tokenizer_hash(tokenizer_folder)):
+            part.add(packer.held_out(document, row, flags))
     return ready, part.counts()
 
 

@@ -9,9 +9,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kielo.artifact.manifest import Manifest, read_manifest, rewrite_counts
 from kielo.artifact.token_set import TokenSet
 from kielo.artifact.token_sources import FoundFiles, TokenFiles, TokenFileSet
+from kielo.dataset.encoded_documents import STORED_IDS
 from kielo.dataset.token_file_check import check_token_files
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
@@ -56,9 +59,10 @@ class TokenFilesPacking:
         self.counts: dict[str, dict[str, Any]] = {}
         self._sets: dict[str, TokenFileSet] = {}
 
-    def heldout(self, tokenizer_hash: str) -> Iterator[tuple[dict[str, Any], list[int]]]:
-        """Checks each source and yields its held-out documents: (document, ids without end-of-text).
+    def heldout(self, tokenizer_hash: str) -> Iterator[tuple[dict[str, Any], list[int], np.ndarray | None]]:
+        """Checks each source and yields its held-out documents: (document, ids without end-of-text, mask).
 
+        mask: which of the ids, and of an end-of-text after them, carry loss; None where all do.
         Raises KieloError for files that do not fit the tokenizer (`token_file_check.py`), and where no
         document can be held out.
         """
@@ -70,11 +74,16 @@ class TokenFilesPacking:
             heldout = 0
             for start, end in stream.document_ranges(first):
                 row = stream.read(start, end - start).tolist()
-                row = row[:-1] if row[-1] == self._end else row
+                flags = None if stream.loss_mask is None else stream.loss_mask[start:end].astype(bool)
+                has_end = row[-1] == self._end
+                row = row[:-1] if has_end else row
                 heldout += 1
                 if row:
-                    document = {"id": f"{name}/{stream.document_name(start)}", "source": name, "metadata": {}}
-                    yield document | {"text": decode(self._tokenizer, [row])[0]}, row
+                    document = {"id": f"{name}/{stream.document_name(start)}", "source": name}
+                    document |= {"metadata": {STORED_IDS: row}}
+                    if flags is not None and not has_end:
+                        flags = np.append(flags, False)
+                    yield document | {"text": decode(self._tokenizer, [row], False)[0]}, row, flags
             documents = [file.documents for file in found.files]
             is_indexed = None not in documents
             self.counts[name] = {

@@ -19,7 +19,7 @@ from kielo.artifact.token_file_formats import check_index, open_file
 from kielo.artifact.token_set import TokenSet
 from kielo.artifact.token_sources import FoundFiles
 from kielo.recipe.errors import KieloError
-from kielo.tokenizer.load import TextTokenizer, decode, encode, end_of_text_id, vocabulary_size
+from kielo.tokenizer.load import TextTokenizer, decode, encode, end_of_text_id, role_id, vocabulary_size
 
 WHOLE_FILE_TOKENS, WHOLE_SET_TOKENS = 1 << 26, 1 << 34
 BLOCK_TOKENS, BLOCKS = 1 << 16, 64  # of a sample
@@ -46,7 +46,7 @@ def check_token_files(
     for file in tqdm(found.files, f"checking {name}", unit=" files", disable=None):
         check_index(found.folder / file.name, file)
         _check_ids(found.folder, file, size, is_whole)
-    _check_end_occurs(name, found, stream, end)
+    _check_end_occurs(name, found, stream, end, role_id(tokenizer, "bos_token"))
     rows = sampled_documents(stream)
     _check_ends(name, found, rows, end)
     return _check_text(name, found, [row[row != end] for row in rows], tokenizer)
@@ -86,7 +86,7 @@ def block_starts(tokens: int, is_whole: bool) -> Iterator[int]:
             yield (tokens - BLOCK_TOKENS) * number // (BLOCKS - 1)
 
 
-def _check_end_occurs(name: str, found: FoundFiles, stream: TokenSet, end: int) -> None:
+def _check_end_occurs(name: str, found: FoundFiles, stream: TokenSet, end: int, begin: int | None) -> None:
     """Files without an index have documents only where end-of-text is: looked for first, in a sample."""
     if all(file.documents is not None for file in found.files):
         return
@@ -105,6 +105,24 @@ def _check_end_occurs(name: str, found: FoundFiles, stream: TokenSet, end: int) 
             f"corpus.sources, {name}: {found.folder}: none of {looked_at:,} tokens looked at in "
             f"{len(found.files)} files is {end}, the tokenizer's end-of-text, which ends a document; what "
             "would work: tokenizer.path = the tokenizer that made these tokens"
+        )
+    _check_begins(name, found, blocks, end, begin)
+
+
+def _check_begins(
+    name: str, found: FoundFiles, blocks: list[np.ndarray], end: int, begin: int | None
+) -> None:
+    """Without an index, a document that has no end would be one with the next, which its beginning shows."""
+    if begin is None or begin == end:
+        return
+    begins = sum(int((block[1:] == begin).sum()) for block in blocks)
+    joined = sum(int(((block[1:] == begin) & (block[:-1] != end)).sum()) for block in blocks)
+    if joined:
+        raise KieloError(
+            f"corpus.sources, {name}: {found.folder}: {joined:,} of {begins:,} documents looked at begin "
+            f"with {begin} (bos_token) where the one before has no {end} (eos_token) at its end, and files "
+            "without an index have no other border; what would work: end-of-text after each, or a format "
+            "with an index (PREFIX.bin and PREFIX.idx)"
         )
 
 

@@ -4,7 +4,7 @@ A Kielo checkpoint (with the run's resolved.toml and tokenizer) or a Hugging Fac
 turns token ids into logits, in fp32, on the GPU where there is one.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,9 +58,14 @@ class Contender:
     def has_chat_template(self) -> bool:
         return has_chat_template(self.tokenizer.folder)
 
-    def encode_documents(self, texts: Iterable[str]) -> np.ndarray:
-        """Returns the token ids of all documents in one int64 stream, end-of-text after each."""
-        return document_tokens(self.tokenizer, self.end_of_text_id, texts, self.first_ids)
+    def encode_documents(
+        self, texts: Sequence[str], stored: Sequence[Sequence[int] | None] = ()
+    ) -> np.ndarray:
+        """Returns the token ids of all documents in one int64 stream, end-of-text after each.
+
+        stored: ids of some of them, by this tokenizer, which are taken as they are.
+        """
+        return document_tokens(self.tokenizer, self.end_of_text_id, texts, self.first_ids, stored)
 
     def counted(self, tokens: np.ndarray) -> np.ndarray:
         """Return which tokens of `encode_documents` have bits that count, bool [n]: all but the first ids."""
@@ -82,11 +87,18 @@ class Contender:
 
 
 def document_tokens(
-    tokenizer: TextTokenizer, end_of_text: int, texts: Iterable[str], first_ids: Sequence[int] = ()
+    tokenizer: TextTokenizer,
+    end_of_text: int,
+    texts: Sequence[str],
+    first_ids: Sequence[int] = (),
+    stored: Sequence[Sequence[int] | None] = (),
 ) -> np.ndarray:
-    """Returns one int64 stream: of each text the first ids, its own, then end-of-text."""
-    rows = encode(tokenizer, list(texts))
-    return np.concatenate([np.asarray([*first_ids, *row, end_of_text], dtype=np.int64) for row in rows])
+    """Returns one int64 stream: of each text the first ids, its own or those stored, then end-of-text."""
+    first, rows = list(first_ids), encode(tokenizer, list(texts))
+    for number, ids in enumerate(stored):
+        if ids is not None:  # they may have what begins a document
+            rows[number] = list(ids)[len(first) :] if list(ids[: len(first)]) == first else list(ids)
+    return np.concatenate([np.asarray([*first, *row, end_of_text], dtype=np.int64) for row in rows])
 
 
 def load_checkpoint(checkpoint: Path, resolved: Resolved, tokenizer_folder: Path) -> Contender:

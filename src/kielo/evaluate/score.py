@@ -11,15 +11,15 @@ import numpy as np
 
 from kielo.artifact.conversation import messages_of
 from kielo.artifact.scores import BitsPerByte, Sample, Scores, SetScore
-from kielo.dataset.encoded_documents import DocumentEncoder
+from kielo.dataset.encoded_documents import DocumentEncoder, stored_ids
 from kielo.evaluate.baselines import ByteNgram, byte_stream, unigram_bits, xz_bits
 from kielo.evaluate.bits_per_byte import counted_bytes, token_stream_bits
 from kielo.evaluate.contender import Contender, document_tokens
 from kielo.evaluate.generate import default_prompts, generate
-from kielo.evaluate.texts import documents_of_sets, heldout_texts, training_texts, training_token_counts
+from kielo.evaluate.texts import documents_of_sets, heldout_documents, training_texts, training_token_counts
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
-from kielo.tokenizer.load import end_of_text_id, load_tokenizer, vocabulary_size
+from kielo.tokenizer.load import TextTokenizer, end_of_text_id, load_tokenizer, vocabulary_size
 
 CONVENTION = (
     "bits of all tokens, end-of-text included, but without those that the tokenizer puts before each text, "
@@ -30,8 +30,11 @@ CONVENTION = (
 
 def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> Scores:
     """Score the contender, which `name` names, beside the baselines on the held-out text of a run."""
-    texts, coverage = heldout_texts(run_folder / "tokens")
-    tokens = contender.encode_documents(texts)
+    heldout, coverage = heldout_documents(run_folder / "tokens")
+    texts, stored = [document["text"] for document in heldout], [stored_ids(one) for one in heldout]
+    own = load_tokenizer(run_folder / "tokenizer")
+    takes_ids = own.whole.to_str() == contender.tokenizer.whole.to_str()
+    tokens = contender.encode_documents(texts, stored if takes_ids else ())
     stride = max(1, contender.sequence_length // 2)
     num_bytes = counted_bytes(texts)
     bits_per_byte = token_stream_bits(contender, tokens, stride, contender.counted(tokens)) / num_bytes
@@ -43,8 +46,8 @@ def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> 
         Sample(prompt=prompt, text=_continue(contender, recipe, prompt, recipe.seed + number))
         for number, prompt in enumerate(recipe.evaluate.prompts or default_prompts(texts))
     ]
-    baselines, given = _baselines(recipe, run_folder, texts)
-    documents = DocumentEncoder(recipe, contender.tokenizer, contender.end_of_text_id)
+    baselines, given = _baselines(recipe, run_folder, own, texts, stored)
+    documents = DocumentEncoder(recipe, contender.tokenizer, contender.end_of_text_id, takes_ids)
     return Scores(
         model=name,
         bits_per_byte=BitsPerByte(model=bits_per_byte, **baselines),
@@ -108,16 +111,20 @@ def _continue(contender: Contender, recipe: Recipe, prompt: str, seed: int) -> s
 
 
 def _baselines(
-    recipe: Recipe, run_folder: Path, heldout: Sequence[str]
+    recipe: Recipe,
+    run_folder: Path,
+    tokenizer: TextTokenizer,
+    heldout: Sequence[str],
+    stored: Sequence[Sequence[int] | None],
 ) -> tuple[dict[str, float], dict[str, int]]:
     """Returns the baselines' bits per byte, and the bytes of training text that they were given."""
     texts, given = training_texts(recipe, run_folder)
     training, heldout_stream = byte_stream(texts), byte_stream(heldout)
-    tokenizer = load_tokenizer(run_folder / "tokenizer")
     # The training shards' own counts: the unigram learns from what the model was trained on.
     counts = training_token_counts(run_folder / "tokens", vocabulary_size(tokenizer))
+    end = end_of_text_id(tokenizer)
     bits = {
-        "unigram": unigram_bits(counts, document_tokens(tokenizer, end_of_text_id(tokenizer), heldout)),
+        "unigram": unigram_bits(counts, document_tokens(tokenizer, end, heldout, stored=stored)),
         "xz": xz_bits(training, heldout_stream),
         "ngram": ByteNgram(training, recipe.evaluate.ngram_order).bits(heldout_stream),
     }

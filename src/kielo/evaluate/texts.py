@@ -26,6 +26,12 @@ MOST_UNIGRAM_TOKENS = 1 << 28
 
 
 def heldout_texts(tokens_folder: Path) -> tuple[list[str], dict[str, int]]:
+    """Returns the texts of `heldout_documents`."""
+    documents, coverage = heldout_documents(tokens_folder)
+    return [document["text"] for document in documents], coverage
+
+
+def heldout_documents(tokens_folder: Path) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Returns the held-out documents, or an even sample of about 4 MiB; and the number and bytes of all.
 
     Conversations are left out, for baselines know no turns; where there is nothing else, their text is taken.
@@ -37,9 +43,11 @@ def heldout_texts(tokens_folder: Path) -> tuple[list[str], dict[str, int]]:
     if not sizes:
         raise KieloError(f"{path}: no held-out documents; raise dataset.heldout_share or add text")
     share = MOST_HELDOUT_BYTES / max(1, sum(sizes))
-    taken = (one["text"] for one in read_documents(path) if not plain or messages_of(one) is None)
-    texts = list(evenly(taken, share))
-    return texts, {"heldout_documents_in_all": len(sizes), "heldout_bytes_in_all": sum(sizes)}
+    taken = (one for one in read_documents(path) if not plain or messages_of(one) is None)
+    return list(evenly(taken, share)), {
+        "heldout_documents_in_all": len(sizes),
+        "heldout_bytes_in_all": sum(sizes),
+    }
 
 
 def documents_of_sets(tokens_folder: Path) -> Iterator[tuple[HeldoutSet, list[dict[str, Any]]]]:
@@ -97,7 +105,7 @@ def _decoded(shard: Shard, tokenizer: TextTokenizer, share: float) -> Iterator[s
     for start, count in _spread_parts(shard.num_tokens, share, part=1 << 20):
         row = shard.read(start, count)
         rows = [part[part != end].tolist() for part in np.split(row, np.flatnonzero(row == end) + 1)]
-        yield from decode(tokenizer, [part for part in rows if part])
+        yield from decode(tokenizer, [part for part in rows if part], has_special=False)
 
 
 def evenly(items: Iterable[Any], share: float) -> Iterator[Any]:

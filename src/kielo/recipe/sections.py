@@ -293,8 +293,8 @@ class Corpus(Section):
         0.3,
         ge=0,
         le=1,
-        description="lines with a larger share of letters outside the language's scripts are dropped; articles "
-        "have names in others",
+        description="lines with a larger share of letters outside the language's scripts are dropped; "
+        "articles have names in others",
     )
     min_line_characters: int = Field(10, ge=0, description="shorter lines are dropped")
     min_document_characters: int = Field(
@@ -407,7 +407,7 @@ class Tokenizer(Section):
 
 
 MixtureOrder = Literal["every_sample", "blocks_of_256"]
-Packing = Literal["one_stream", "best_fit"]
+Packing = Literal["one_stream", "best_fit", "as_is"]
 
 
 class DatasetIdentity(Section):
@@ -428,7 +428,14 @@ class Dataset(DatasetIdentity):
     sequence_length: PositiveInt = Field(512, description="tokens of a training sequence")
     heldout_share: float = Field(0.02, gt=0, lt=0.5, description="share of documents, by hash of the text")
     mixture: dict[str, PositiveFloat] = Field(
-        default_factory=dict, description="source name → weight; default: by tokens and temperature"
+        default_factory=dict,
+        description="source name → weight, of its tokens (or documents: mixture_unit); default: by tokens "
+        "and temperature",
+    )
+    mixture_unit: Literal["tokens", "documents"] = Field(
+        "tokens",
+        description="what weights are shares of: tokens, or documents, as in interleave_datasets of Hugging "
+        "Face's datasets, where a source of long documents gets more of the tokens",
     )
     temperature: float = Field(
         1.0,
@@ -445,7 +452,9 @@ class Dataset(DatasetIdentity):
     packing: Packing = Field(
         "one_stream",
         description="documents end to end in one stream, cut where a sequence ends; or best-fit packed: only "
-        "those longer than a sequence are cut (Ding et al. 2024)",
+        "those longer than a sequence are cut (Ding et al. 2024); or as_is: ready tokens that were cut into "
+        "blocks of sequence_length and shuffled before, in the order of the files, where the last token of a "
+        "block predicts nothing, as for Hugging Face's Trainer",
     )
     max_epochs: PositiveFloat = Field(
         4.0, description="refuse to repeat a source more often (Muennighoff et al. 2023)"

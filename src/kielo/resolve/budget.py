@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
-from kielo.resolve.mixture import allowed_epochs, weights_by_tokens
+from kielo.resolve.mixture import allowed_epochs, asked_weights, weights_by_tokens
 from kielo.resolve.text import Text, ready_tokens
 
 # Tokens of no tokenizer are shorter on average, but for text of single bytes; used before there is one.
@@ -47,7 +47,8 @@ def with_budget(recipe: Recipe, text: Text) -> Recipe:
         check_budget(recipe)
     length = recipe.dataset.sequence_length
     sequences = {name: max(0, math.ceil(text.epoch_tokens(name, length) / length)) for name in text.tokens}
-    mixture = recipe.dataset.mixture or weights_by_tokens(text.tokens, recipe.dataset.temperature)
+    mixture = asked_weights(recipe.dataset.mixture, recipe.dataset, text)
+    mixture = mixture or weights_by_tokens(text.tokens, recipe.dataset.temperature)
     weights = {name: Fraction(weight) for name, weight in mixture.items() if sequences.get(name)}
     most = min(
         (

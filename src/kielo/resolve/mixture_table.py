@@ -22,7 +22,14 @@ from kielo.resolve.mixture import allowed_epochs, mixture_of
 from kielo.resolve.phases import epochs, plan_phases
 from kielo.resolve.resolved import Phase
 from kielo.resolve.rules import Case, Machine, Steps, complaints, mixture_has_text, repeats_of_sources
-from kielo.resolve.text import Text, packed_sequences, ready_tokens, sequences_by_length
+from kielo.resolve.text import (
+    Text,
+    blocks_as_they_are,
+    packed_sequences,
+    ready_tokens,
+    sequences_by_length,
+    tokens_per_document,
+)
 
 WORTH_OF_REPEATS = 15.387756  # r above, as the authors' code has it
 BYTES_PER_TOKEN = 4.0  # of text that no tokenizer has seen yet
@@ -101,13 +108,17 @@ def mixture_table(recipe: Recipe, run_folder: Path) -> MixtureTable:
     # Only the budget looks at these facts: a hash that is not empty says that the text is not imagined.
     packing = _packing(recipe, run_folder / "tokens")
     by_length = sequences_by_length(packing) if packing else {}
-    text = Text(tokens, 0, origin, 0, 0, packed_sequences=by_length)
+    if recipe.dataset.packing == "as_is":
+        by_length = blocks_as_they_are(recipe, tokens)
+    counted = {name: {"tokens": of.tokens, "documents": of.documents} for name, of in amounts.items()}
+    lengths = tokens_per_document(counted)
+    text = Text(tokens, 0, origin, 0, 0, packed_sequences=by_length, tokens_per_document=lengths)
     recipe = with_budget(recipe, text)
     asked = full_phases(recipe)
     case = Case(recipe, recipe.model, Machine(), asked, text, tokens_folder=run_folder / "tokens")
     if found := complaints(case, [mixture_has_text]):
         raise KieloError("; ".join(found))
-    mixtures = [mixture_of(phase, tokens, recipe.dataset.temperature) for phase in asked]
+    mixtures = [mixture_of(phase, text, recipe.dataset) for phase in asked]
     phases = plan_phases(asked, mixtures, recipe.train.batch_ramp, recipe.seed, text.epoch_tokens)
     too_often = complaints(replace(case, steps=Steps(phases)), [repeats_of_sources])
     phase_rows = [row for number in range(1, len(asked) + 1) for row in _phase_rows(phases, number, text)]

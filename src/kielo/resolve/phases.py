@@ -50,7 +50,7 @@ def plan_phases(
             ))  # fmt: skip
             step, sample = step + steps, sample + steps * sequences
         if phase is not asked[-1] and mixture:
-            length, is_packed = phase.sequence_length, phase.packing == "best_fit"
+            length, is_packed = phase.sequence_length, phase.packing != "one_stream"
             sources = [
                 OrderSource(name, epoch_tokens(name, length), mixture[name]) for name in sorted(mixture)
             ]

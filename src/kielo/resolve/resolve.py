@@ -145,7 +145,7 @@ def case_before_text(recipe: Recipe, text: Text | None = None) -> Case:
 
 def _steps(case: Case, rank: RankOfRun) -> Steps:
     recipe, asked, text = case.recipe, case.phases, case.text
-    mixtures = [mixture_of(phase, text.tokens, recipe.dataset.temperature) for phase in asked]
+    mixtures = [mixture_of(phase, text, recipe.dataset) for phase in asked]
     phases = plan_phases(asked, mixtures, recipe.train.batch_ramp, recipe.seed, text.epoch_tokens)
     micro_batches = tuple(
         _micro_batches(phase, asked[phase.number - 1], rank.in_phase(phase.trainable)) for phase in phases

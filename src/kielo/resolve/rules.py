@@ -513,6 +513,24 @@ def mixture_has_text(case: Case) -> Complaints:
                     f"{phase.key('mixture')}.{name}: {case.tokens_folder} has no such text; the sources are "
                     f"{', '.join(filled)}"
                 )
+    yield from _blocks_as_they_are(case)
+
+
+def _blocks_as_they_are(case: Case) -> Complaints:
+    """Why blocks that others cut and shuffled cannot be taken in their order."""
+    if case.recipe.dataset.packing != "as_is":
+        return
+    asked = 'dataset.packing = "as_is"'
+    ready = {source.name for source in case.recipe.corpus.token_sources}
+    for phase in case.phases:
+        length = phase.sequence_length
+        for name in phase.mixture or case.text.tokens:
+            if name not in ready:
+                yield f'{asked} is of ready tokens, and {name} is text. Fix: packing = "one_stream"'
+            elif case.text.tokens.get(name, length) < length:
+                yield f"{asked}: {name} has no block of {length} tokens. Fix: a smaller sequence_length"
+    if case.recipe.train.objective != "next_token":
+        yield f'{asked} is of train.objective = "next_token". Fix: packing = "one_stream"'
 
 
 def repeats_of_sources(case: Case) -> Complaints:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kielo.artifact.manifest import Manifest, hash_manifest
 from kielo.artifact.token_sources import find_token_sources
@@ -23,7 +24,8 @@ class Text:
     """Facts of the tokens and the tokenizer that numbers follow from.
 
     tokens: source → its number of tokens. tokenizer_hash: "" where it is not known. packed_sequences:
-    length → source → sequences of an epoch, where documents are best-fit packed; else, and before that, {}.
+    length → source → sequences of an epoch, where they are best-fit packed or blocks as they are; else, and
+    before that, {}. tokens_per_document: of sources whose documents are counted.
     """
 
     tokens: Mapping[str, int]
@@ -33,6 +35,7 @@ class Text:
     end_of_text_id: int
     tokenizer_hash: str = ""
     packed_sequences: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    tokens_per_document: Mapping[str, float] = field(default_factory=dict)
 
     def epoch_tokens(self, source: str, sequence_length: int) -> int:
         """Returns the tokens that an epoch of a source has to predict, the filling of sequences included.
@@ -59,7 +62,13 @@ def text_of_run(recipe: Recipe, run_folder: Path) -> Text:
         tokenizer.end_of_text_id,
         tokenizer.hash,
         packed_sequences(recipe, run_folder / "tokens"),
+        tokens_per_document(tokens.counts["sources"]),
     )
+
+
+def tokens_per_document(counts: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Returns source → mean tokens of a document, of those whose documents are counted."""
+    return {name: of["tokens"] / of["documents"] for name, of in counts.items() if of.get("documents")}
 
 
 def packed_sequences(recipe: Recipe, tokens_folder: Path) -> dict[int, dict[str, int]]:
@@ -67,6 +76,9 @@ def packed_sequences(recipe: Recipe, tokens_folder: Path) -> dict[int, dict[str,
 
     Raises KieloError where the documents are not packed, or not into sequences of the recipe's lengths.
     """
+    if recipe.dataset.packing == "as_is":
+        tokens = {name: of["tokens"] for name, of in packed_manifest(tokens_folder).counts["sources"].items()}
+        return blocks_as_they_are(recipe, tokens)
     if recipe.dataset.packing != "best_fit":
         return {}
     manifest = packing_manifest(tokens_folder)
@@ -78,6 +90,12 @@ def packed_sequences(recipe: Recipe, tokens_folder: Path) -> dict[int, dict[str,
             "tokens; `kielo run RECIPE --to pack` makes them"
         )
     return sequences_by_length(manifest)
+
+
+def blocks_as_they_are(recipe: Recipe, tokens: Mapping[str, int]) -> dict[int, dict[str, int]]:
+    """Returns length → source → whole blocks of that length. tokens: of each source."""
+    lengths = {phase.sequence_length for phase in full_phases(recipe)}
+    return {length: {name: number // length for name, number in tokens.items()} for length in lengths}
 
 
 def sequences_by_length(packing: Manifest) -> dict[int, dict[str, int]]:

@@ -127,9 +127,9 @@ def encode(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
     return rows
 
 
-def decode(tokenizer: TextTokenizer, rows: Sequence[Sequence[int]]) -> list[str]:
-    """Decodes rows of ids to texts, special tokens included."""
-    return tokenizer.whole.decode_batch([list(row) for row in rows], skip_special_tokens=False)
+def decode(tokenizer: TextTokenizer, rows: Sequence[Sequence[int]], has_special: bool = True) -> list[str]:
+    """Decodes rows of ids to texts, special tokens included or not."""
+    return tokenizer.whole.decode_batch([list(row) for row in rows], skip_special_tokens=not has_special)
 
 
 def special_token(path: Path, key: str) -> str | None:
