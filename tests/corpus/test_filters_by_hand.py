@@ -15,7 +15,7 @@ from kielo.corpus.code_filters import (
     ProgrammingLanguage,
     code_filters,
 )
-from kielo.corpus.conversations import AlternatingTurns, WholeConversations, read_messages
+from kielo.corpus.conversations import AlternatingTurns, WholeConversations, read_conversation
 from kielo.corpus.document_files import MergeCleaned, WriteCleaned, WriteDocuments
 from kielo.corpus.document_filters import DocumentLength, NotEmpty
 from kielo.corpus.duplicates import DocumentDuplicates
@@ -177,18 +177,18 @@ def test_messages_and_turns():
     """Both spellings, the first field that is there, and each order of roles that may be."""
     where = "x.jsonl, line 3"
     both = {"messages": [], "conversations": [{"from": "gpt", "value": "a"}, {"from": "tool", "value": "b"}]}
-    assert read_messages(where, both, ("conversations", "messages")) == [
-        {"role": "assistant", "content": "a"}, {"role": "tool", "content": "b"}
-    ]  # fmt: skip
-    assert read_messages(where, both, ("turns", "messages")) == []
+    assert read_conversation(where, both, ("conversations", "messages")) == (
+        [{"role": "assistant", "content": "a"}, {"role": "tool", "content": "b"}], None
+    )  # fmt: skip
+    assert read_conversation(where, both, ("turns", "messages")) == ([], None)
     mixed = [{"role": "human", "content": "a", "from": "gpt", "value": "b"}]
-    assert read_messages(where, {"t": mixed}, ("t",)) == [{"role": "user", "content": "a"}]
+    assert read_conversation(where, {"t": mixed}, ("t",))[0] == [{"role": "user", "content": "a"}]
     with pytest.raises(BadRecord, match="line 3: no such field where the field 'a' .* fields are none"):
-        read_messages(where, {}, ("a", "b"))
+        read_conversation(where, {}, ("a", "b"))
     with pytest.raises(BadRecord, match="a dict where the field 'b' should .* its fields are b, c"):
-        read_messages(where, {"b": {}, "c": 1}, ("a", "b"))
+        read_conversation(where, {"b": {}, "c": 1}, ("a", "b"))
     with pytest.raises(BadRecord, match="message 2: unknown role '7'; known are system, user, assistant"):
-        read_messages(where, {"a": [mixed[0], {"role": 7, "content": ""}]}, ("a",))
+        read_conversation(where, {"a": [mixed[0], {"role": 7, "content": ""}]}, ("a",))
     turns = AlternatingTurns()
 
     def may(*roles):

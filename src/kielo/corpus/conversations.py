@@ -1,21 +1,32 @@
 """Conversations: a record's list of messages → one document, and the checks that a conversation is whole.
 
-Read are `messages` of {role, content} and ShareGPT's `conversations` of {from, value}. Contents stay as they
-are, character by character.
+Read are `messages` of {role, content}, ShareGPT's `conversations` of {from, value}, Alpaca's `instruction`,
+`input` and `output`, and `prompt` with `completion`. Contents stay as they are, character by character, and
+what else a message has goes to the chat template: tool_calls, reasoning_content, name, …
 """
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
-from kielo.artifact.conversation import ANSWERS, TURNS, Message, split_messages
+from kielo.artifact.conversation import ANSWERS, TURNS, WEIGHT, Message, split_messages
 from kielo.corpus.raw_record import BAD_MESSAGES, BadRecord
 from kielo.corpus.split_document import SplitDocument
 from kielo.corpus.step import DocumentFilter
 
 ROLES = {
     "system": "system", "user": "user", "assistant": "assistant", "tool": "tool",
-    "human": "user", "gpt": "assistant",  # ShareGPT's
+    "developer": "system",  # OpenAI's
+    "human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant",  # ShareGPT's
+    "observation": "tool", "function": "tool", "function_call": "assistant",
 }  # fmt: skip
 FIELDS_OF_MESSAGES = (("role", "content"), ("from", "value"))
+_SPELLINGS = {name for fields in FIELDS_OF_MESSAGES for name in fields}
+# Fields of records without a list of messages, and beside one.
+QUESTIONS = (("instruction", "output"), ("instruction", "response"), ("prompt", "completion"))
+OTHER_FIELDS = (
+    "tools", "system", "instruction", "input", "output", "response", "prompt", "completion", "history",
+)  # fmt: skip
 # Role → the roles that may come before it; None is the beginning.
 MAY_FOLLOW = {
     "system": (None,),
@@ -25,12 +36,39 @@ MAY_FOLLOW = {
 }
 
 
-def read_messages(where: str, fields: dict[str, Any], names: tuple[str, ...]) -> list[Message]:
-    """Returns the messages in the first of the fields `names` that a record has.
+def read_conversation(
+    where: str, fields: dict[str, Any], names: Sequence[str]
+) -> tuple[list[Message], list[Any] | None]:
+    """Returns the messages of a record, and the tools that it offers; None: it has none.
 
-    Raises BadRecord, which begins with `where`, for what is no list of messages with known roles and text.
+    They are in the first of the fields `names` that it has, else in those of QUESTIONS. Raises BadRecord,
+    which begins with `where`, for what is no list of messages with known roles and text.
     """
-    name = next((name for name in names if name in fields), names[0])
+    name = next((name for name in names if fields.get(name) is not None), None)
+    if name is None and (pair := _pair(fields)):
+        messages = _of_pair(where, fields, *pair)
+    else:
+        messages = _listed(where, fields, name or names[0])
+    if (
+        (system := fields.get("system"))
+        and isinstance(system, str)
+        and messages[:1] != []
+        and (messages[0]["role"] != "system")
+    ):
+        messages.insert(0, {"role": "system", "content": system})
+    return messages, _tools(where, fields.get("tools"))
+
+
+def has_questions(present: Sequence[str]) -> bool:
+    """Returns True for fields of a question and its answer."""
+    return _pair(dict.fromkeys(present, "")) is not None
+
+
+def _pair(fields: dict[str, Any]) -> tuple[str, str] | None:
+    return next((pair for pair in QUESTIONS if all(fields.get(name) is not None for name in pair)), None)
+
+
+def _listed(where: str, fields: dict[str, Any], name: str) -> list[Message]:
     if not isinstance(messages := fields.get(name), list):
         found = "no such field" if name not in fields else f"a {type(messages).__name__}"
         raise BadRecord(
@@ -41,18 +79,97 @@ def read_messages(where: str, fields: dict[str, Any], names: tuple[str, ...]) ->
     return [_message(f"{where}, message {number}", entry) for number, entry in enumerate(messages, start=1)]
 
 
+def _of_pair(where: str, fields: dict[str, Any], question: str, answer: str) -> list[Message]:
+    """Returns the messages of a question, with those of `history` before it, and its answer.
+
+    Either may be a list of messages (TRL's conversational form). Alpaca's `input` is after the instruction.
+    """
+    messages: list[Message] = []
+    for earlier in fields.get("history") or ():
+        if not (
+            isinstance(earlier, list) and len(earlier) == 2 and all(isinstance(one, str) for one in earlier)
+        ):
+            raise BadRecord(BAD_MESSAGES, f"{where}: its 'history' is no list of questions and answers")
+        messages += [{"role": "user", "content": earlier[0]}, {"role": ANSWERS, "content": earlier[1]}]
+    for role, name in (("user", question), (ANSWERS, answer)):
+        value = fields[name]
+        if isinstance(value, list):
+            messages += _listed(where, fields, name)
+        elif isinstance(value, str):
+            more = fields.get("input") if name == "instruction" else None
+            messages.append({"role": role, "content": f"{value}\n{more}" if more else value})
+        else:
+            raise BadRecord(BAD_MESSAGES, f"{where}: its {name!r} is no text")
+    return messages
+
+
 def _message(where: str, entry: Any) -> Message:
     for role_field, content_field in FIELDS_OF_MESSAGES:
         if isinstance(entry, dict) and role_field in entry:
-            role, content = entry[role_field], entry.get(content_field)
+            role = entry[role_field]
             if not isinstance(role, str) or role not in ROLES:
                 raise BadRecord(
                     BAD_MESSAGES, f"{where}: unknown role {str(role)[:40]!r}; known are {', '.join(ROLES)}"
                 )
-            if not isinstance(content, str):
-                raise BadRecord(BAD_MESSAGES, f"{where}: its {content_field!r} is no text")
-            return {"role": ROLES[role], "content": content}
+            # Tables have all keys in all messages, and null where there is nothing.
+            more = {key: value for key, value in entry.items() if value is not None}
+            more = {key: more[key] for key in more if key not in _SPELLINGS}
+            content = _content(where, content_field, entry.get(content_field), more)
+            if role == "function_call":
+                content, more = "", more | {"tool_calls": _called(where, content)}
+            return {"role": ROLES[role], "content": content} | _with_weight(where, more)
     raise BadRecord(BAD_MESSAGES, f"{where}: is no object with 'role' and 'content', or 'from' and 'value'")
+
+
+def _content(where: str, name: str, content: Any, more: dict[str, Any]) -> str:
+    """Returns the text of a message, which may be in parts, or nothing beside the tools that it calls."""
+    if content is None and (more.get("tool_calls") or more.get("function_call")):
+        return ""
+    if isinstance(content, list):
+        texts = [
+            one.get("text") if isinstance(one, dict) and one.get("type") == "text" else None
+            for one in content
+        ]
+        if all(isinstance(one, str) for one in texts):
+            return "".join(texts)
+        kinds = {str(one.get("type")) if isinstance(one, dict) else type(one).__name__ for one in content}
+        raise BadRecord(
+            BAD_MESSAGES, f"{where}: its {name!r} has parts of {', '.join(sorted(kinds))}; only text is read"
+        )
+    if not isinstance(content, str):
+        raise BadRecord(BAD_MESSAGES, f"{where}: its {name!r} is no text")
+    return content
+
+
+def _with_weight(where: str, more: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a message has, with 0 or nothing for its weight, also where that is called `train`."""
+    weight = more.pop(WEIGHT, 1) if "train" not in more else more.pop("train")
+    if weight not in (0, 1):
+        raise BadRecord(BAD_MESSAGES, f"{where}: its weight is {str(weight)[:40]}; 0 and 1 are read")
+    return more | ({} if weight else {WEIGHT: 0})
+
+
+def _called(where: str, content: str) -> list[Any]:
+    """Returns the calls of a ShareGPT message of the role function_call, whose text is JSON."""
+    try:
+        calls = json.loads(content)
+    except ValueError:
+        raise BadRecord(BAD_MESSAGES, f"{where}: the text of a function_call is no JSON") from None
+    return [
+        {"type": "function", "function": call} for call in (calls if isinstance(calls, list) else [calls])
+    ]
+
+
+def _tools(where: str, tools: Any) -> list[Any] | None:
+    """Returns the tools of a record, which tables have as JSON in a text."""
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools) if tools.strip() else None
+        except ValueError:
+            raise BadRecord(BAD_MESSAGES, f"{where}: its 'tools' are no JSON") from None
+    if tools is not None and not isinstance(tools, list):
+        raise BadRecord(BAD_MESSAGES, f"{where}: its 'tools' are no list")
+    return tools or None
 
 
 class WholeConversations(DocumentFilter):
@@ -62,10 +179,13 @@ class WholeConversations(DocumentFilter):
 
     def judge(self, document: SplitDocument) -> str | None:
         messages = split_messages("\n".join(document.lines), document.metadata[TURNS])
-        answers = [message["content"] for message in messages if message["role"] == ANSWERS]
+        answers = [message for message in messages if message["role"] == ANSWERS]
         if not answers:
             return "no answer"
-        return None if all(answer.strip() for answer in answers) else "an answer is empty"
+        is_whole = all(
+            one["content"].strip() or one.get("tool_calls") or one.get("function_call") for one in answers
+        )
+        return None if is_whole else "an answer is empty"
 
 
 class AlternatingTurns(DocumentFilter):
@@ -77,7 +197,7 @@ class AlternatingTurns(DocumentFilter):
     name = "turns"
 
     def judge(self, document: SplitDocument) -> str | None:
-        roles = [role for role, _ in document.metadata[TURNS]]
+        roles = [role for role, *_ in document.metadata[TURNS]]
         alternate = all(
             before in MAY_FOLLOW[role] for before, role in zip([None, *roles], roles, strict=False)
         )

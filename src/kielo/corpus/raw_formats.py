@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact.text_files import COMPRESSED, OtherEncoding, read_lines
+from kielo.corpus.conversations import OTHER_FIELDS, has_questions
 from kielo.corpus.json_records import json_records
 from kielo.corpus.programming_languages import programming_language
 from kielo.corpus.raw_record import DAMAGED_FILE, BadRecord, Record, too_long
@@ -85,14 +86,16 @@ class RawSource:
         Conversations are in one of their fields.
         """
         if self.kind == "instructions":
-            there = (name for name in self.text_fields if column_path(name, present)[0] in present)
-            return (next(there, self.text_fields[0]),)
+            there = [name for name in self.text_fields if column_path(name, present)[0] in present]
+            if not there and has_questions(present):
+                return ()
+            return tuple(there[:1]) or self.text_fields[:1]
         return self.text_fields
 
     @property
     def facts(self) -> tuple[str, ...]:
         """Names of fields or columns that are read where they are there."""
-        return FILE_NAME_FIELDS if self.kind == "code" else ()
+        return {"code": FILE_NAME_FIELDS, "instructions": OTHER_FIELDS}.get(self.kind, ())
 
 
 def records(source: RawSource, max_bytes: int) -> Iterator[Record]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kielo.artifact.conversation import TURNS, join_messages
+from kielo.artifact.conversation import TOOLS, TURNS, join_messages
 from kielo.artifact.documents import parse_record
 from kielo.artifact.text_files import decode_text, marked_encoding
 from kielo.corpus.code_filters import LANGUAGE
-from kielo.corpus.conversations import read_messages
+from kielo.corpus.conversations import read_conversation
 from kielo.corpus.html_encoding import decode_page
 from kielo.corpus.html_text import page_text
 from kielo.corpus.lenient_json import lenient_fields
@@ -75,8 +75,9 @@ def _from_fields(id: str, where: str, fields: dict[str, Any], source: RawSource)
         first, second = (_side(where, fields, name) for name in source.text_fields)
         return RawText(id, "", sides=(first, second))
     if source.kind == "instructions":
-        text, turns = join_messages(read_messages(where, fields, source.text_fields))
-        return RawText(id, text, {TURNS: turns})
+        messages, tools = read_conversation(where, fields, source.text_fields)
+        text, turns = join_messages(messages)
+        return RawText(id, text, {TURNS: turns} | ({TOOLS: tools} if tools else {}))
     field = source.text_fields[0]
     text = fields.get(field, ...)
     # A field that says "nothing" is an empty document.

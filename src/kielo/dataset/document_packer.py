@@ -6,7 +6,7 @@ batches may be packed anywhere and in any order; `token_parts.py` writes them in
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from kielo.dataset.encoded_documents import (
 from kielo.dataset.heldout_languages import HeldoutLanguages
 from kielo.dataset.heldout_sets import HELDOUT, SET_KEY, set_file
 from kielo.recipe.errors import KieloError
+from kielo.recipe.phases import longest_sequence_length
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.heldout import is_heldout
 from kielo.tokenizer.load import TextTokenizer, decode, end_of_text_id, load_tokenizer, role_id
@@ -31,6 +32,7 @@ from kielo.tokenizer.measure import WORD
 
 ROUND_TRIP_EVERY = 64  # documents; decoding all of them would take as long as encoding
 SOURCES, HELDOUT_SETS = "sources", "heldout_sets"
+TOO_LONG = "too_long_conversations"  # in the counts of a source that has any
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,9 @@ class ShardRows:
 
     def join(self) -> None:
         """Make one row of all: a few large arrays are sent to another process faster than many small ones."""
-        self.tokens = [np.concatenate(self.tokens)]
+        self.tokens = [np.concatenate([np.zeros(0, np.int32), *self.tokens])]
         if self.carries_loss is not None:
-            self.carries_loss = [np.concatenate(self.carries_loss)]
+            self.carries_loss = [np.concatenate([np.zeros(0, bool), *self.carries_loss])]
 
 
 @dataclass
@@ -112,6 +114,10 @@ class DocumentPacker:
         self._encoder = DocumentEncoder(recipe, tokenizer, end)
         self._with_mask = [*sources_with_loss_mask(recipe), *masked]
         self._languages = HeldoutLanguages(recipe)
+        # Conversations, and what to do with one that is longer than a sequence.
+        chats = [source for source in recipe.corpus.sources if source.kind == "instructions"]
+        self._too_long = {source.name: source.too_long for source in chats}
+        self._longest = longest_sequence_length(recipe)
 
     def __call__(self, batch: DocumentBatch) -> PackedDocuments:
         """Packs a batch.
@@ -133,6 +139,11 @@ class DocumentPacker:
             else:
                 source = document["source"]
                 rows = _rows(packed, SOURCES, source, checked_name(source), source in self._with_mask)
+                if source in self._too_long and len(one.ids) >= self._longest:
+                    rows.counts[TOO_LONG] += 1
+                    if self._too_long[source] == "drop":
+                        continue
+                    one = _truncated(one, self._longest - 1) if self._too_long[source] == "truncate" else one
                 self._add(document, one, rows)
         for rows in packed.shards.values():
             rows.join()
@@ -194,6 +205,14 @@ class DocumentPacker:
                 raise KieloError(
                     f"document {document['id']}: the tokenizer does not give its text back; train it again"
                 )
+
+
+def _truncated(encoded: EncodedDocument, most: int) -> EncodedDocument:
+    """Returns the first `most` ids; where there is a loss mask, the end-of-text after them carries none."""
+    flags = encoded.carries_loss
+    if flags is not None:
+        flags = np.append(flags[:most], False)
+    return replace(encoded, ids=encoded.ids[:most], carries_loss=flags)
 
 
 def load_packer(recipe: Recipe, tokenizer_folder: Path) -> DocumentPacker:

@@ -3,6 +3,7 @@
 What a document's tokens are does not depend on where they end up, so a document has its loss mask with it.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from kielo.artifact.conversation import ANSWERS, messages_of
+from kielo.artifact.conversation import TOOLS, WEIGHT, carries_loss, messages_of
 from kielo.artifact.manifest import read_manifest
+from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.chat_template import ChatTemplate
 from kielo.tokenizer.load import TextTokenizer
@@ -60,9 +62,10 @@ class DocumentEncoder:
         self, recipe: Recipe, tokenizer: TextTokenizer, end_of_text_id: int, takes_ids: bool = False
     ):
         self._takes_ids = takes_ids
-        self._tokenizer, self._end = tokenizer, end_of_text_id
+        self._tokenizer, self.end_of_text_id = tokenizer, end_of_text_id
         self._pieces = PieceCache(tokenizer)
-        self._on_answers = sources_with_loss_mask(recipe)
+        outside = [text.name for text in recipe.evaluate.texts if text.loss == "answers"]
+        self._on_answers = [*sources_with_loss_mask(recipe), *outside]
         self._frames_chats = recipe.train.objective == "masked_tokens"
 
     @cached_property
@@ -83,12 +86,16 @@ class DocumentEncoder:
             encoded[number] = EncodedDocument(documents[number]["text"], row.ids, row.num_words)
         if chats:
             conversations = [(_place(documents[one]), messages_of(documents[one])) for one in chats]
-            for number, laid_out in zip(chats, self._template.lay_out(conversations), strict=True):
+            tools = [documents[one]["metadata"].get(TOOLS) for one in chats]
+            for number, laid_out in zip(chats, self._template.lay_out(conversations, tools), strict=True):
                 ids, is_answer = np.array(laid_out.ids, dtype=np.int32), laid_out.is_answer
                 words = len(WORD.findall(documents[number]["text"]))
-                if len(ids) and ids[-1] == self._end:  # the template has written it
+                if len(ids) and ids[-1] == self.end_of_text_id:  # the template has written it
                     ids, is_answer = ids[:-1], is_answer[:-1]
-                if documents[number]["source"] in self._on_answers:
+                is_on_answers = documents[number]["source"] in self._on_answers
+                if not is_on_answers:
+                    _refuse_weights(documents[number])
+                if is_on_answers:
                     num_bytes = _answer_bytes(documents[number])
                     encoded[number] = EncodedDocument(
                         laid_out.text, ids, words, is_answer, num_bytes, is_framed=False
@@ -139,6 +146,21 @@ def _place(document: dict[str, Any]) -> str:
     return f"source {document['source']}: {facts['file']}, line or row {facts['number']}"
 
 
+def _refuse_weights(document: dict[str, Any]) -> None:
+    """Raises KieloError for a message that should carry no loss, where all tokens do."""
+    for number, message in enumerate(messages_of(document), start=1):
+        if message.get(WEIGHT, 1) == 0:
+            raise KieloError(
+                f"{_place(document)}, message {number}: has the weight 0, and all tokens of its source carry "
+                'loss; what would work: loss = "answers" in the source'
+            )
+
+
 def _answer_bytes(document: dict[str, Any]) -> int:
-    answers = (one["content"] for one in messages_of(document) if one["role"] == ANSWERS)
-    return sum(len(answer.encode("utf-8", "surrogatepass")) + 1 for answer in answers)
+    """Returns the bytes of the answers that carry loss, what they have besides text as JSON."""
+    size = 0
+    for message in filter(carries_loss, messages_of(document)):
+        more = {key: message[key] for key in message if key not in ("role", "content", WEIGHT)}
+        size += len(message["content"].encode("utf-8", "surrogatepass")) + 1
+        size += len(json.dumps(more, ensure_ascii=False).encode("utf-8", "surrogatepass")) if more else 0
+    return size

@@ -26,10 +26,12 @@ from kielo.artifact.manifest import (
 from kielo.artifact.token_shards import TokenShardWriter
 from kielo.corpus.raw_formats import RawSource, formats, is_readable, records
 from kielo.corpus.raw_texts import parse
-from kielo.dataset.encoded_documents import BEGINS_WITH
+from kielo.corpus.settings import text_fields
+from kielo.dataset.document_packer import empty_counts
+from kielo.dataset.encoded_documents import BEGINS_WITH, DocumentEncoder
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import EvaluationText, Recipe
-from kielo.tokenizer.load import TextTokenizer, encode, end_of_text_id, load_tokenizer, vocabulary_size
+from kielo.recipe.sections import EvaluationText, Recipe, Source
+from kielo.tokenizer.load import end_of_text_id, load_tokenizer, vocabulary_size
 
 KIND, VERSION = "evaluation texts", 1
 
@@ -51,16 +53,17 @@ def pack_evaluation_texts(
         f"text {name}": hash_json([hash_file(Path(source.root) / file) for file in source.files])
         for name, source in sources.items()
     }
-    section = {"texts": [text.model_dump(mode="json") for text in texts], "language": recipe.language}
+    section = {"texts": [_settings(text) for text in texts], "language": recipe.language}
     if begin:
         section[BEGINS_WITH] = list(begin)
     if is_current(folder, KIND, VERSION, inputs, section):
         return
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         tokenizer = load_tokenizer(tokenizer_folder)
+        end, size = end_of_text_id(tokenizer), vocabulary_size(tokenizer)
         stage.counts["texts"] = {
             text.name: _pack(
-                sources[text.name], tokenizer, stage.folder, recipe.corpus.max_document_bytes, begin
+                sources[text.name], recipe, DocumentEncoder(recipe, tokenizer, end), stage.folder, begin, size
             )
             | {"languages": [text.language or recipe.language]}
             for text in texts
@@ -76,45 +79,68 @@ def _raw_source(text: EvaluationText) -> RawSource:
         root, files = place, tuple(path.relative_to(place).as_posix() for path in found)
     else:
         raise KieloError(f"{where}: no such file or folder")
-    files = tuple(file for file in files if is_readable(Path(file), "text"))
+    files = tuple(file for file in files if is_readable(Path(file), text.kind))
     if not files:
-        raise KieloError(f"{where}: no file of a known format; read are {formats('text')}")
+        raise KieloError(f"{where}: no file of a known format; read are {formats(text.kind)}")
     return RawSource(
         name=text.name,
         root=str(root),
         files=files,
         stamps=(),
-        kind="text",
+        kind=text.kind,
         is_cleaned=False,
         documents="lines",
-        text_fields=(text.text_field,),
+        text_fields=text_fields(
+            Source(name=text.name, path=text.path, kind=text.kind, text_field=text.text_field)
+        ),
         max_documents=None,
         origin=text.path,
         fingerprint="",
     )
 
 
+def _settings(text: EvaluationText) -> dict[str, Any]:
+    """Returns what decides how a text is read; of running text as manifests of all versions have it."""
+    settings = text.model_dump(mode="json") | {"text_field": text.text_field or "text"}
+    return {key: settings[key] for key in settings if text.kind != "text" or key not in ("kind", "loss")}
+
+
 def _documents(source: RawSource, max_bytes: int) -> Iterator[dict[str, Any]]:
     for record in records(source, max_bytes):
         raw = parse(record, source, max_bytes)
-        yield {"id": raw.id, "text": raw.text, "source": source.name, "metadata": {}}
+        file = record.path.relative_to(source.root).as_posix()
+        place = {"file": file, "number": record.number} if raw.facts else {}
+        yield {"id": raw.id, "text": raw.text, "source": source.name, "metadata": place | raw.facts}
 
 
 def _pack(
-    source: RawSource, tokenizer: TextTokenizer, folder: Path, max_bytes: int, begin: Sequence[int]
+    source: RawSource,
+    recipe: Recipe,
+    encoder: DocumentEncoder,
+    folder: Path,
+    begin: Sequence[int],
+    vocab_size: int,
 ) -> dict[str, Any]:
-    counts = {"tokens": 0, "documents": 0, "bytes": 0}
-    end = end_of_text_id(tokenizer)
+    is_masked = any(text.name == source.name and text.loss == "answers" for text in recipe.evaluate.texts)
+    counts = empty_counts(is_masked)
+    del counts["words"]
     with ExitStack() as files:
-        shard = files.enter_context(TokenShardWriter(folder / source.name, vocabulary_size(tokenizer)))
+        shard = files.enter_context(TokenShardWriter(folder / source.name, vocab_size, is_masked))
         written = files.enter_context(DocumentWriter(folder / (source.name + SUFFIX)))
-        for document in _documents(source, max_bytes):
-            (row,) = encode(tokenizer, [document["text"]])
-            if not row:
+        for document in _documents(source, recipe.corpus.max_document_bytes):
+            (one,) = encoder.encode([document])
+            if not len(one.ids):
                 continue
-            shard.add(np.array([*begin, *row, end], dtype=np.int64))
+            first = list(begin) if one.is_framed else []
+            row = np.array([*first, *one.ids, encoder.end_of_text_id], dtype=np.int64)
+            flags = None
+            if is_masked:
+                flags = np.concatenate([np.zeros(len(first), bool), one.loss_mask])
+                counts["tokens_with_loss"] += int(flags.sum())
+                counts["bytes_with_loss"] += one.bytes_with_loss or 0
+            shard.add(row, flags)
             written.add(document)
-            counts["tokens"] += len(begin) + len(row) + 1
+            counts["tokens"] += len(row)
             counts["documents"] += 1
             counts["bytes"] += len(document["text"].encode("utf-8", "surrogatepass"))
         if not counts["documents"]:

@@ -29,7 +29,7 @@ from kielo.artifact.manifest import (
 from kielo.artifact.stage_json import write_json
 from kielo.artifact.token_sources import FoundFiles, find_token_sources
 from kielo.artifact.trained_text import has_trained, refuse_to_replace
-from kielo.dataset.document_packer import HELDOUT_SETS, SOURCES, DocumentPacker
+from kielo.dataset.document_packer import HELDOUT_SETS, SOURCES, TOO_LONG, DocumentPacker
 from kielo.dataset.encoded_documents import (
     BEGINS_WITH,
     begin_of_documents,
@@ -41,6 +41,7 @@ from kielo.dataset.heldout_sets import HELDOUT
 from kielo.dataset.pack_token_files import TokenFilesPacking, inputs_of, note_places
 from kielo.dataset.token_parts import TokenParts, TokenPartWriter, join_parts, remove_parts
 from kielo.recipe.errors import KieloError
+from kielo.recipe.phases import longest_sequence_length
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.facts import tokenizer_facts, tokenizer_hash
 from kielo.tokenizer.heldout import is_heldout as is_heldout  # re-exported: the split belongs to both rooms
@@ -94,6 +95,7 @@ def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Pa
         stage.counts.update(_counts(recipe, joined))
         if found:
             stage.counts["sources"] = dict(sorted((stage.counts["sources"] | ready.counts).items()))
+        _tell_too_long(recipe, stage.counts["sources"])
         stage.counts["tokenizer_hash"] = tokenizer_hash(tokenizer_folder)
     remove_parts(folder)
     return read_manifest(folder)
@@ -171,6 +173,8 @@ def _section(recipe: Recipe, tokenizer_folder: Path) -> dict[str, Any]:
     section: dict[str, Any] = {"heldout_share": recipe.dataset.heldout_share}
     if on_answers := sources_with_loss_mask(recipe):
         section["loss_on_answers"] = sorted(on_answers)
+    if too_long := {one.name: one.too_long for one in recipe.corpus.sources if one.too_long != "split"}:
+        section["too_long"] = too_long | {"sequence_length": longest_sequence_length(recipe)}
     if begins_with_cls(recipe):
         section["begins_with_cls"] = True
     if begin := begin_of_documents(recipe, tokenizer_folder):
@@ -195,6 +199,23 @@ def _heldout_of_token_files(
         for document, row, flags in ready.heldout(tokenizer_hash(tokenizer_folder)):
             part.add(packer.held_out(document, row, flags))
     return ready, part.counts()
+
+
+def _tell_too_long(recipe: Recipe, counts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Says how many conversations are longer than a sequence, and what becomes of them."""
+    done = {
+        "split": "their rest is trained without its beginning; too_long of the source has other ways",
+        "truncate": "their rest was left out",
+        "drop": "they were left out",
+    }
+    for source in recipe.corpus.sources:
+        if number := counts.get(source.name, {}).get(TOO_LONG):
+            total = counts[source.name]["documents"] + (number if source.too_long == "drop" else 0)
+            logger.warning(
+                "%s: %s of %s conversations (%.0f %%) are longer than %s tokens; %s",
+                source.name, f"{number:,}", f"{total:,}", 100 * number / total,
+                longest_sequence_length(recipe), done[source.too_long],
+            )  # fmt: skip
 
 
 def check_joined(recipe: Recipe, joined: Mapping[str, Any], corpus_folder: Path) -> None:

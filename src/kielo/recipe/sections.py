@@ -157,6 +157,12 @@ class Source(Section):
         description="of instructions: the tokens that carry loss. answers: only the assistant's messages, "
         "each with the token that ends its turn",
     )
+    too_long: Literal["split", "truncate", "drop"] = Field(
+        "split",
+        description="of instructions: what becomes of a conversation that is longer than the longest "
+        "sequence_length. split: its rest is trained without its beginning, as of any text; truncate: the "
+        "rest is left out",
+    )
     licence: str = Field("", description="of this text, for the model card")
     address: str = Field("", description="where people get this text (a URL or DOI), for the model card")
     max_documents: PositiveInt | None = Field(None, description="read no more than this many documents")
@@ -173,6 +179,8 @@ class Source(Section):
             raise ValueError('pair_fields, templates and reverse_share are of kind = "parallel"')
         if self.kind != "instructions" and "loss" in self.model_fields_set:
             raise ValueError('loss is of kind = "instructions"; all other text carries loss on every token')
+        if self.kind != "instructions" and "too_long" in self.model_fields_set:
+            raise ValueError('too_long is of kind = "instructions"')
         if self.pair_fields and len(self.pair_fields) != 2:
             raise ValueError(f"pair_fields names {len(self.pair_fields)} fields; what would work: two")
         for template in self.templates:
@@ -992,9 +1000,23 @@ class EvaluationText(Section):
         max_length=100,
         description="short name, in the log and the report",
     )
-    path: str = Field(description="file or folder: .txt (one document a line), .jsonl[.gz|.zst], .parquet, …")
+    path: str = Field(description="file or folder: .txt (one document a line), .jsonl, .parquet, …")
+    kind: Literal["text", "instructions"] = Field(
+        "text", description="running text; or conversations, laid out by the tokenizer's chat template"
+    )
+    loss: Literal["all", "answers"] = Field(
+        "all", description="of instructions: the tokens that are scored, all or those of the answers"
+    )
     language: str = Field("", description="code of its language; default: the recipe's")
-    text_field: str = Field("text", description="field or column that holds the text")
+    text_field: str = Field(
+        "", description='field or column that holds the text; default: "text", of instructions "messages"'
+    )
+
+    @model_validator(mode="after")
+    def _loss_of_its_kind(self) -> Self:
+        if self.kind != "instructions" and "loss" in self.model_fields_set:
+            raise ValueError('loss is of kind = "instructions"; of other text every token is scored')
+        return self
 
 
 class PartOfSpeech(Section):

@@ -4,11 +4,12 @@ The template is Hugging Face's: `chat_template.jinja` of the folder, or `chat_te
 tokenizer_config.json, rendered in jinja2's sandbox. Marks that the template writes become control tokens;
 what a message spells stays text. Answers are found by rendering twice, with and without signs around the
 assistant's messages: without its signs the second text must be the first one. So a template needs no
-`{% generation %}` block, and one that drops, repeats or changes an answer is refused.
+`{% generation %}` block, and one that drops, repeats or changes an answer is refused. An answer with more
+than text (tool calls, reasoning) is what the template writes after its generation prompt.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding
 
-from kielo.artifact.conversation import ANSWERS, Message
+from kielo.artifact.conversation import ANSWERS, WEIGHT, Message, carries_loss
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.control_tokens import CHAT_TEMPLATE_FILE, CONFIG_FILES, read_object
 from kielo.tokenizer.load import CONFIG_FILE, TextTokenizer, special_token
@@ -71,12 +72,18 @@ class ChatTemplate:
         self._signs = re.compile(rf"({self._sign}-\d+;)")
         self._render, self._roles = _compiled(self._folder), _special_tokens(self._folder)
 
-    def lay_out(self, conversations: Sequence[tuple[str, Sequence[Message]]]) -> list[LaidOut]:
-        """Lays out (place, messages) each; errors begin with the place.
+    def lay_out(
+        self, conversations: Sequence[tuple[str, Sequence[Message]]], tools: Sequence[Any] = ()
+    ) -> list[LaidOut]:
+        """Lays out (place, messages) each; errors begin with the place. tools: of each conversation.
 
         Raises KieloError where the template fails or does not give the answers back.
         """
-        rendered = [self._rendered(place, messages) for place, messages in conversations]
+        given = tools or [None] * len(conversations)
+        rendered = [
+            self._rendered(place, messages, of)
+            for (place, messages), of in zip(conversations, given, strict=True)
+        ]
         encodings = self._text_only.tokenizer.encode_batch(
             [one.text for one in rendered], add_special_tokens=False
         )
@@ -85,12 +92,43 @@ class ChatTemplate:
             for (place, _), one, encoding in zip(conversations, rendered, encodings, strict=True)
         ]
 
-    def _rendered(self, place: str, messages: Sequence[Message]) -> "Rendered":
+    def _rendered(self, place: str, messages: Sequence[Message], tools: Any) -> "Rendered":
         words: dict[str, str] = {}
-        messages = [one | {"content": self._disguise.put_on(one["content"], words)} for one in messages]
-        text = self._of_template(place, messages)
+        learned = [carries_loss(message) for message in messages]
+        messages = [
+            self._disguised({key: one[key] for key in one if key != WEIGHT}, words) for one in messages
+        ]
+        tools = self._disguised(tools, words)
+        text = self._of_template(place, messages, tools)
+        rich = self._rich_answers(place, messages, tools, text)
+        if rich or learned != [message["role"] == ANSWERS for message in messages]:
+            return self._by_spans(place, messages, tools, text, words, rich, learned)
+        return self._plain(place, messages, tools, text, words)
+
+    def _disguised(self, value: Any, words: dict[str, str]) -> Any:
+        """Returns a message, or what is in one, with all its texts in disguise."""
+        if isinstance(value, str):
+            return self._disguise.put_on(value, words)
+        if isinstance(value, list):
+            return [self._disguised(one, words) for one in value]
+        if isinstance(value, dict):
+            return {key: one if key == "role" else self._disguised(one, words) for key, one in value.items()}
+        return value
+
+    def _plain(
+        self, place: str, messages: list[Message], tools: Any, text: str, words: dict[str, str]
+    ) -> "Rendered":
         # A template may strip white space around answers: then the signs must be inside of it.
-        attempts = (self._pieces(place, messages, is_stripped) for is_stripped in (False, True))
+        answers = [number for number, message in enumerate(messages) if message["role"] == ANSWERS]
+        pieces = self._answers(place, messages, tools, text, answers)
+        final = [without_disguise(words, self._marks.sub(self._hide, piece)) for piece in pieces]
+        return Rendered(without_disguise(words, text), final)
+
+    def _answers(
+        self, place: str, messages: list[Message], tools: Any, text: str, numbers: Collection[int]
+    ) -> list[str]:
+        """Returns the text in turns of what is no answer, and an answer, of those with these `numbers`."""
+        attempts = (self._pieces(place, messages, tools, numbers, whether) for whether in (False, True))
         pieces = next((pieces for pieces in attempts if pieces and "".join(pieces) == text), None)
         if pieces is None:
             raise KieloError(
@@ -98,33 +136,98 @@ class ChatTemplate:
                 "its tokens cannot be told from the others; what would work: a template that does, in its "
                 f"{CHAT_TEMPLATE_FILE}"
             )
-        final = [without_disguise(words, self._marks.sub(self._hide, piece)) for piece in pieces]
-        return Rendered(without_disguise(words, text), final)
+        return pieces
 
-    def _pieces(self, place: str, messages: Sequence[Message], is_stripped: bool) -> list[str]:
+    def _rich_answers(self, place: str, messages: list[Message], tools: Any, text: str) -> set[int]:
+        """Returns the numbers of answers of which the template writes more than the content."""
+        found = set()
+        for number, message in enumerate(messages):
+            if message["role"] == ANSWERS and message.keys() > {"role", "content"}:
+                bare = {"role": ANSWERS, "content": message["content"]}
+                others = [*messages[:number], bare, *messages[number + 1 :]]
+                if self._of_template(place, others, tools) != text:
+                    found.add(number)
+        return found
+
+    def _by_spans(
+        self,
+        place: str,
+        messages: list[Message],
+        tools: Any,
+        text: str,
+        words: dict[str, str],
+        rich: set[int],
+        learned: list[bool],
+    ) -> "Rendered":
+        """Cuts the text at the answers that carry loss, each with the end of its turn."""
+        answers = [number for number, message in enumerate(messages) if message["role"] == ANSWERS]
+        plain = [number for number in answers if number not in rich]
+        cut = self._answers(place, messages, tools, text, plain)
+        turn_end = re.compile(rf"\s*(?:{self._marks.pattern})")
+        spans = dict(zip(plain, Rendered("", cut).answers(turn_end), strict=True))
+        spans |= {number: self._after_prompt(place, messages, number, tools, text) for number in rich}
+        learned_spans = [spans[number] for number in answers if learned[number]]
+        borders = [0, *(border for span in learned_spans for border in span), len(text) + 1]
+        pieces = [text[first:last] for first, last in zip(borders, borders[1:])]
+        final = [without_disguise(words, self._marks.sub(self._hide, piece)) for piece in pieces]
+        has_end = bool(learned_spans) and learned_spans[-1][1] > len(text)
+        return Rendered(without_disguise(words, text), final, is_whole=True, has_end=has_end)
+
+    def _after_prompt(
+        self, place: str, messages: list[Message], number: int, tools: Any, text: str
+    ) -> tuple[int, int]:
+        """Returns where an answer begins, after the generation prompt, and where its turn ends."""
+        prompt = self._of_template(place, messages[:number], tools, add_generation_prompt=True)
+        whole = self._of_template(place, messages[: number + 1], tools)
+        is_last = number + 1 == len(messages)
+        if not (whole.startswith(prompt) and text.startswith(whole.rstrip())):
+            raise KieloError(
+                f"{place}: message {number + 1} has more than text, and the chat template of {self._folder} "
+                "does not write it after its generation prompt, or in another way where more follows; what "
+                "would work: a template that does, or the conversation without that"
+            )
+        marks = list(self._marks.finditer(whole, len(prompt)))
+        if marks:
+            return len(prompt), marks[-1].end()
+        return len(prompt), len(text) + 1 if is_last else len(whole.rstrip())
+
+    def _pieces(
+        self,
+        place: str,
+        messages: Sequence[Message],
+        tools: Any,
+        numbers: Collection[int],
+        is_stripped: bool,
+    ) -> list[str]:
         """Returns the template's text cut at the answers: what is none, an answer, what is none, …
 
         [] where a sign around an answer is not just where it should be.
         """
         signed, signs = [], []
-        for message in messages:
-            if message["role"] == ANSWERS:
+        for number, message in enumerate(messages):
+            if number in numbers:
                 content = message["content"]
                 core = content.strip() if is_stripped else content
                 before, _, after = content.partition(core) if core else ("", "", content)
                 signs += (pair := [f"{self._sign}-{len(signs) + side};" for side in (0, 1)])
                 message = message | {"content": f"{before}{pair[0]}{core}{pair[1]}{after}"}
             signed.append(message)
-        pieces = self._signs.split(self._of_template(place, signed))
+        pieces = self._signs.split(self._of_template(place, signed, tools))
         return pieces[::2] if pieces[1::2] == signs else []
 
     def _hide(self, mark: re.Match[str]) -> str:
         return self._hidden[mark[0]]
 
-    def _of_template(self, place: str, messages: list[Message]) -> str:
+    def _of_template(
+        self, place: str, messages: list[Message], tools: Any, add_generation_prompt: bool = False
+    ) -> str:
         try:
             return self._render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=False, **self._roles
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._roles,
             )
         except KieloError as problem:
             raise KieloError(f"{place}: the chat template of {self._folder} fails: {problem}") from None
@@ -147,11 +250,14 @@ class ChatTemplate:
 @dataclass(frozen=True)
 class Rendered:
     """A rendered conversation. spelled: the template's text; pieces: in turns what is no answer, and an
-    answer, with hidden names for the marks.
+    answer, with hidden names for the marks. is_whole: answers have the ends of their turns; has_end: the last
+    one has that of the conversation, too.
     """
 
     spelled: str
     pieces: list[str]
+    is_whole: bool = False
+    has_end: bool = False
 
     @property
     def text(self) -> str:
@@ -167,7 +273,9 @@ class Rendered:
         for answer, after in zip(self.pieces[1::2], self.pieces[2::2], strict=True):
             end = start + len(answer)
             is_last = end + len(after) == len(self.text)
-            if found := turn_end.match(after):
+            if self.is_whole:
+                yield start, end + (is_last and self.has_end)
+            elif found := turn_end.match(after):
                 yield start, end + found.end()
             elif is_last and not after.strip():
                 yield start, len(self.text) + 1
