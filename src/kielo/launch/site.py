@@ -142,6 +142,9 @@ def site_script(plan: SitePlan) -> str:
         f"TORCH=${{TORCH:-{site.torch or NEWEST}}} # where the site brings none",
         f"WHEELS=${{WHEELS:-{assign('', plan.wheels)[1:]}}} # a folder that `pip download` filled",
         "",
+        "# What the shell has for other Pythons: packages in ~/.local, and options of pip.",
+        "unset PYTHONPATH PYTHONHOME PYTHONUSERBASE PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV",
+        "export PYTHONNOUSERSITE=1 PIP_USER=0",
         *_sources(of_site, ["setup"]), *of_site.setup, "",
     ]  # fmt: skip
     return "\n".join(lines) + (_SCRIPTS / SCRIPT_NAME).read_text(encoding="utf-8")

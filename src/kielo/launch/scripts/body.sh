@@ -223,8 +223,9 @@ run_attempt() {
         outcome=$(sed -n 's/^ *"outcome": *"\([a-z]*\)".*/\1/p' "$outcome_file")
         message=$(sed -n 's/^ *"message": *"\(.*\)",\{0,1\}$/\1/p' "$outcome_file")
     else
+        # Other programs have exit codes too: srun, the container's, a shell without its environment.
         case $code in
-            0) outcome=finished ;;
+            0) if grep -qs '"outcome": *"finished"' "$outcome_file"; then outcome=finished; else outcome=failed; fi ;;
             75) outcome=requeue ;;
             76) outcome=hung ;;
             *) outcome=failed ;;
@@ -234,6 +235,13 @@ run_attempt() {
     message=$(printf '%s' "$message" | tr '\t\n' '  ')
     note end "$outcome" "$message"
     say "$outcome${message:+: $message}"
+}
+
+# Was the job asked to stop long before its own end? Only Slurm says so, and only there a job may wait again.
+was_early() {
+    local left
+    left=$(if declare -F seconds_left > /dev/null; then seconds_left; fi)
+    [ -n "$left" ] && [ "$left" -gt "$GRACE_SECONDS" ]
 }
 
 # Ends the job, unless another attempt may follow in it. A node on which ranks were killed or hung twice is left out of
@@ -247,7 +255,11 @@ judge() {
             ;;
         requeue)
             if [ -f "$RUN/triggers/stop" ]; then stop_chain "stopped by $RUN/triggers/stop"; fi
-            say_if_last
+            if [ ! -f "$CHAIN/stopped" ] && was_early && come_again; then
+                say "stopped before its time was over, as a preempted job is: it waits again, and spends no job of the chain"
+            else
+                say_if_last
+            fi
             exit 0
             ;;
     esac
@@ -264,7 +276,7 @@ judge() {
     fi
     # The same failure at the same place does not go away by itself; nor does a command that kielo does not understand.
     failure=$(printf '%s\t%s' "$message" "$(newest_checkpoint)")
-    if [ "$code" -eq 2 ]; then
+    if [ "$code" -eq 2 ] && grep -qsE '^kielo [a-z]+: ' "$ATTEMPT"/*.log; then
         stop_chain "kielo did not understand its command: $message"
         exit 1
     elif [ -z "$node" ] && [ "$failure" = "$(cat "$CHAIN/last_failure" 2> /dev/null)" ]; then
