@@ -20,7 +20,6 @@
 #SBATCH --signal=USR1@300
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --dependency=singleton
 #SBATCH --output=/scratch/project_462000000/kielo/runs/poro_34b/launch/0001/logs/job_%j.log
 
 SITE=lumi_g
@@ -51,6 +50,7 @@ CONTAINER=(singularity exec --bind '/scratch/project_462000000/kielo,/scratch/pr
 NETWORK_LOG='Selected [Pp]rovider is cxi|Loaded net plugin AWS Libfabric'
 STRIPE=(lfs setstripe -c 32 -S 4M)
 
+unset PYTHONPATH PYTHONHOME PYTHONUSERBASE
 # setup: LUMI AI guide a7e3387 (2026-05)
 module use /appl/local/laifs/modules
 module load lumi-aif-singularity-bindings
@@ -58,6 +58,10 @@ module load lumi-aif-singularity-bindings
 
 JOB=${SLURM_JOB_ID:?this script is for sbatch}
 RESTARTS=${SLURM_RESTART_COUNT:-0} # Slurm leaves it unset before the first requeue
+
+# srun and squeue read options from these: of the shell that submitted, of the site's profiles, of sbatch itself
+# (SBATCH_EXPORT=NONE leaves srun an empty environment).
+unset SLURM_EXPORT_ENV "${!SRUN_@}" "${!SQUEUE_@}"
 
 # scontrol is not inside of containers, so the hosts are asked for out here
 hosts_of_job() { scontrol show hostnames "$SLURM_JOB_NODELIST"; }
@@ -67,7 +71,7 @@ hosts_of_job() { scontrol show hostnames "$SLURM_JOB_NODELIST"; }
 start_tasks() {
     local tasks_per_node=$1 cores=$2 bind=$3
     shift 3
-    srun --nodes="$NODES" --ntasks="$((NODES * tasks_per_node))" --ntasks-per-node="$tasks_per_node" \
+    srun --export=ALL --nodes="$NODES" --ntasks="$((NODES * tasks_per_node))" --ntasks-per-node="$tasks_per_node" \
         --nodelist="$(joined "${hosts[@]}")" --cpus-per-task="$cores" --cpu-bind="verbose,$bind" \
         --kill-on-bad-exit=1 --label "$@" &
     step=$!
@@ -75,9 +79,21 @@ start_tasks() {
 
 # One short task on each node, beside a step that may hang.
 on_each_node() {
-    srun --overlap --nodes="$NODES" --ntasks="$NODES" --ntasks-per-node=1 --nodelist="$(joined "${hosts[@]}")" \
+    srun --export=ALL --overlap --nodes="$NODES" --ntasks="$NODES" --ntasks-per-node=1 --nodelist="$(joined "${hosts[@]}")" \
         --time=3 --label "$@"
 }
+
+# Seconds until the job's time is over; empty: not known.
+seconds_left() {
+    squeue --noheader --jobs "$JOB" --format %L 2> /dev/null | awk -F - '/^[0-9:-]+$/ {
+        count = split($NF, clock, ":"); seconds = 0
+        for (number = 1; number <= count; number++) seconds = seconds * 60 + clock[number]
+        print seconds + (NF > 1 ? $1 * 86400 : 0)
+    }'
+}
+
+# This job waits again, in its place before those that follow.
+come_again() { scontrol requeue "$JOB"; }
 
 cancel_jobs() { scancel --quiet --state=PENDING "$@"; }
 
@@ -329,8 +345,9 @@ run_attempt() {
         outcome=$(sed -n 's/^ *"outcome": *"\([a-z]*\)".*/\1/p' "$outcome_file")
         message=$(sed -n 's/^ *"message": *"\(.*\)",\{0,1\}$/\1/p' "$outcome_file")
     else
+        # Other programs have exit codes too: srun, the container's, a shell without its environment.
         case $code in
-            0) outcome=finished ;;
+            0) if grep -qs '"outcome": *"finished"' "$outcome_file"; then outcome=finished; else outcome=failed; fi ;;
             75) outcome=requeue ;;
             76) outcome=hung ;;
             *) outcome=failed ;;
@@ -340,6 +357,13 @@ run_attempt() {
     message=$(printf '%s' "$message" | tr '\t\n' '  ')
     note end "$outcome" "$message"
     say "$outcome${message:+: $message}"
+}
+
+# Was the job asked to stop long before its own end? Only Slurm says so, and only there a job may wait again.
+was_early() {
+    local left
+    left=$(if declare -F seconds_left > /dev/null; then seconds_left; fi)
+    [ -n "$left" ] && [ "$left" -gt "$GRACE_SECONDS" ]
 }
 
 # Ends the job, unless another attempt may follow in it. A node on which ranks were killed or hung twice is left out of
@@ -353,7 +377,11 @@ judge() {
             ;;
         requeue)
             if [ -f "$RUN/triggers/stop" ]; then stop_chain "stopped by $RUN/triggers/stop"; fi
-            say_if_last
+            if [ ! -f "$CHAIN/stopped" ] && was_early && come_again; then
+                say "stopped before its time was over, as a preempted job is: it waits again, and spends no job of the chain"
+            else
+                say_if_last
+            fi
             exit 0
             ;;
     esac
@@ -370,7 +398,7 @@ judge() {
     fi
     # The same failure at the same place does not go away by itself; nor does a command that kielo does not understand.
     failure=$(printf '%s\t%s' "$message" "$(newest_checkpoint)")
-    if [ "$code" -eq 2 ]; then
+    if [ "$code" -eq 2 ] && grep -qsE '^kielo [a-z]+: ' "$ATTEMPT"/*.log; then
         stop_chain "kielo did not understand its command: $message"
         exit 1
     elif [ -z "$node" ] && [ "$failure" = "$(cat "$CHAIN/last_failure" 2> /dev/null)" ]; then

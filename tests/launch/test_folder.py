@@ -165,7 +165,7 @@ ATTEMPTS = [
 
 
 def a_status(of: Path, jobs: dict[str, str] | None, noted: list[Attempt]) -> Status:
-    return Status(of, launch_of(plan(site())), [], jobs, noted, None, None, "", [])
+    return Status(of, launch_of(plan(site())), [], jobs, noted, None, None, "", [], {})
 
 
 def test_attempts_are_read(here) -> None:
@@ -211,7 +211,7 @@ def test_the_status_of_the_newest_launch(here, monkeypatch) -> None:
     seen = []
     monkeypatch.setattr(statuses, "states", lambda *asked: seen.append(asked) or {"2": "R"})
     found = status(run)
-    assert found == Status(folder, read_json(folder, Launch), [], {"2": "R"}, [], None, None, "", [])
+    assert found == Status(folder, read_json(folder, Launch), [], {"2": "R"}, [], None, None, "", [], {})
     (folder / "chain" / "jobs").write_text("1\n\n2\n")
     (folder / "chain" / "attempts").write_text(LINES[0])
     (folder / "chain" / "stopped").write_text("finished\n\nlast\n")

@@ -33,7 +33,7 @@ case "$*" in
     "-m venv "*) mkdir -p "${!#}/bin"; touch "${!#}/bin/activate"; cp "$0" "${!#}/bin/python" ;;
     "-m pip install"*) [ -z "${PIP_FAILS:-}" ] ;;
     "-m pip list"*) echo kielo==0 ;;
-    *) exec "$REAL_PYTHON" "$@" ;;
+    *) PYTHONPATH=$REAL_PYTHONPATH exec "$REAL_PYTHON" "$@" ;;
 esac
 """
 # The container: what is bound at /user-software lies elsewhere. An .sqsh is a folder here.
@@ -45,7 +45,7 @@ bound=$(sed -n 's|.*,\\([^,]*\\):/user-software.*|\\1|p' <<< "$2")
 shift 3
 command=${1/#\\/user-software/$bound}
 shift
-if [ "$1 $2" = "-m venv" ]; then set -- "${@/#\\/user-software/$bound}"; fi
+if [ "$1 $2" = "-m venv" ] || [ "$command" = env ]; then set -- "${@/#\\/user-software/$bound}"; fi
 exec "$command" "$@"
 """
 STUBS = {
@@ -72,7 +72,7 @@ class Site:
     def run(self, **environment: str) -> subprocess.CompletedProcess:
         """Runs site.sh."""
         variables = {"PATH": f"{self.stubs}:/usr/bin:/bin", "NOTES": str(self.notes), "HOME": "/nowhere"}
-        real = {"REAL_PYTHON": sys.executable, "PYTHONPATH": os.environ["PYTHONPATH"]}
+        real = {"REAL_PYTHON": sys.executable, "REAL_PYTHONPATH": os.environ["PYTHONPATH"]}
         return subprocess.run(
             ["bash", self.folder / "site.sh"], env=variables | real | environment, timeout=200,
             capture_output=True, text=True, stdin=subprocess.DEVNULL,

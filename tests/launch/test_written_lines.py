@@ -73,7 +73,7 @@ def test_a_plain_job_of_slurm(here) -> None:
         "#SBATCH --job-name=mine", "#SBATCH --partition=usual", "#SBATCH --nodes=3", "#SBATCH --exclusive",
         "#SBATCH --ntasks-per-node=4", "#SBATCH --cpus-per-task=7", "#SBATCH --time=02:03:04",
         "#SBATCH --signal=USR1@300", "#SBATCH --requeue", "#SBATCH --open-mode=append",
-        "#SBATCH --dependency=singleton", "#SBATCH --output=/jobs/0001/logs/job_%j.log",
+        "#SBATCH --output=/jobs/0001/logs/job_%j.log",
         "", *settings(here),
     ]  # fmt: skip
 
@@ -103,14 +103,15 @@ def test_a_job_of_slurm_with_all_that_a_card_may_say(here) -> None:
         "#SBATCH --ntasks-per-node=4", "#SBATCH --cpus-per-task=7",
         "#SBATCH --mem=1G", "#SBATCH --gres=a", "#SBATCH --time=02:03:04",
         "#SBATCH --signal=USR1@300", "#SBATCH --requeue", "#SBATCH --open-mode=append",
-        "#SBATCH --dependency=singleton", "#SBATCH --output=/jobs/0001/logs/job_%j.log", "",
+        "#SBATCH --output=/jobs/0001/logs/job_%j.log", "",
         *settings(here, SPARES="2", TORCHRUN="yes", PREFLIGHT="yes")[:14],
         "# architecture: of architecture", "# cpu_bind: of cpu_bind", "# host_suffix: of host_suffix",
         "# node_folder: of node_folder", "ARCHITECTURE=aarch64", "CPU_BIND='mask_cpu:0x1,0x2'",
         "HOST_SUFFIX=-ib", 'NODE_FOLDER="${TMPDIR:-/tmp}"', "# container: of container", "# image: of image",
         "# network_log: of network_log", "# stripe: of stripe", "IMAGE=/images/c.sif",
         f"CONTAINER=(singularity exec --bind '{bound}' /images/c.sif)", "NETWORK_LOG='a|b'",
-        "STRIPE=(lfs setstripe -c 4)", "", "# setup: of setup", "module load a", "module load b",
+        "STRIPE=(lfs setstripe -c 4)", "", "unset PYTHONPATH PYTHONHOME PYTHONUSERBASE",
+        "# setup: of setup", "module load a", "module load b",
     ]  # fmt: skip
 
 
@@ -136,24 +137,37 @@ def test_a_job_of_grid_engine(here) -> None:
         "#$ -N mine", "#$ -l usual=4", "#$ -l h_rt=02:03:04", "#$ -l x=1", "#$ -r y", "#$ -j y",
         "#$ -S /bin/bash", "#$ -o /jobs/0001/logs/", "", *settings(here, SPARES="1"),
     ]  # fmt: skip
-    assert head(submit_script(asked, JOB), "left_out", "submit_grid_engine", "submit") == [
+    assert head(submit_script(asked, JOB), "left_out", "submit_grid_engine", "submitted", "submit") == [
         "#!/bin/bash", f"WORKING_FOLDER={here}", "FOLDER=/jobs/0001", f"RUN={here}/runs/mine", "JOBS=5",
-        "ACCOUNT=p1",
+        *asked_for("p1", nodes=4),
     ]  # fmt: skip
-    asked = plan(site("grid_engine"))
-    assert head(submit_script(asked, JOB), "left_out", "submit_grid_engine", "submit")[-1] == "ACCOUNT="
 
 
-@pytest.mark.parametrize("scheduler", ("slurm", "pbs"))
-def test_submission_of_the_others_has_no_account(scheduler, here) -> None:
-    """It is in job.sh."""
-    asked = plan(site(scheduler), Wishes(account="p1"))
-    assert head(submit_script(asked, JOB), "left_out", f"submit_{scheduler}", "submit") == [
-        "#!/bin/bash", f"WORKING_FOLDER={here}", "FOLDER=/jobs/0001", f"RUN={here}/runs/mine", "JOBS=5",
+def asked_for(account: str = "", qos: str = "", nodes: int = 3) -> list[str]:
+    """Returns the lines by which a submission knows what job.sh asks for."""
+    return [
+        "# what job.sh asks for", f"ACCOUNT={account}", "PARTITION=usual", f"QOS={qos}", f"JOB_NODES={nodes}",
+        "WALL_SECONDS=7384",
     ]  # fmt: skip
-    assert head(submit_pack_script(asked, JOB, 6), f"submit_pack_{scheduler}", "submit_pack") == [
-        "#!/bin/bash", f"WORKING_FOLDER={here}", "FOLDER=/jobs/0001", "SHARES=6",
-    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("scheduler", ("slurm", "pbs", "grid_engine"))
+def test_a_submission_knows_what_its_job_asks_for(scheduler, here) -> None:
+    """So that it can read the job back; of a site that says no more than it must, and of one that does."""
+    wishes = Wishes(account="p1", spares=2, image="none")
+    for asked, facts in (
+        (plan(site(scheduler)), asked_for()),
+        (plan(site(scheduler, FULL), wishes), asked_for("p1", "normal", 5)),
+    ):
+        common = ["#!/bin/bash", f"WORKING_FOLDER={here}", "FOLDER=/jobs/0001"]
+        own = f"submit_{scheduler}"
+        assert head(submit_script(asked, JOB), "left_out", own, "submitted", "submit") == [
+            *common, f"RUN={here}/runs/mine", "JOBS=5", *facts,
+        ]  # fmt: skip
+        shares = head(
+            submit_pack_script(asked, JOB, 6), own, f"submit_pack_{scheduler}", "submitted", "submit_pack"
+        )
+        assert shares == [*common, "SHARES=6", *facts]
 
 
 def test_jobs_that_pack(here) -> None:
@@ -167,11 +181,7 @@ def test_jobs_that_pack(here) -> None:
         "#SBATCH --requeue", "#SBATCH --open-mode=append", "#SBATCH --output=/jobs/0001/logs/job_%j.log", "",
         f"WORKING_FOLDER={here}", "FOLDER=/jobs/0001", "SHARES=6", "# container: of container",
         "# image: of image", f"CONTAINER=(c --bind '{here},{here}/runs/mine' /i.sif)", "",
-        "# setup: of setup", "module load a",
-    ]  # fmt: skip
-    asked = plan(site("grid_engine"), Wishes(account="p1"))
-    assert head(submit_pack_script(asked, JOB, 6), "submit_pack_grid_engine", "submit_pack") == [
-        "#!/bin/bash", f"WORKING_FOLDER={here}", "FOLDER=/jobs/0001", "SHARES=6", "ACCOUNT=p1",
+        "unset PYTHONPATH PYTHONHOME PYTHONUSERBASE", "# setup: of setup", "module load a",
     ]  # fmt: skip
 
 
@@ -240,7 +250,8 @@ def test_the_environment_of_a_site(nodes, has_internet, here, monkeypatch) -> No
     asked = plan(of, nodes=nodes, site_folder=Path("/site"), made=made("/site"), measured_steps=10)
     between = ["# environment_between_nodes: of environment_between_nodes", "export B=3"]
     assert environment_script(asked).splitlines() == [
-        *PLAIN, "# environment: of environment", "export A='1 2'", *(between if nodes > 1 else []),
+        *PLAIN[:4], "export PYTHONNOUSERSITE=1", *PLAIN[4:], "# environment: of environment", "export A='1 2'",
+        *(between if nodes > 1 else []),
         *([] if has_internet else OFFLINE), f"export KIELO_PREFETCHED={here}/brought",
         "# weights of the hub go beside the environment, not into the home",
         'export HF_HOME="${HF_HOME:-/site/caches/huggingface}"',
