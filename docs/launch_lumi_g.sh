@@ -83,14 +83,8 @@ on_each_node() {
         --time=3 --label "$@"
 }
 
-# Seconds until the job's time is over; empty: not known.
-seconds_left() {
-    squeue --noheader --jobs "$JOB" --format %L 2> /dev/null | awk -F - '/^[0-9:-]+$/ {
-        count = split($NF, clock, ":"); seconds = 0
-        for (number = 1; number <= count; number++) seconds = seconds * 60 + clock[number]
-        print seconds + (NF > 1 ? $1 * 86400 : 0)
-    }'
-}
+# Is this job to make room for another one? It was asked to stop, and has the partition's grace time to do so.
+is_preempted() { scontrol --oneliner show job "$JOB" | grep -q ' JobState=RUNNING .* PreemptTime=[0-9]'; }
 
 # This job waits again, in its place before those that follow.
 come_again() { scontrol requeue "$JOB"; }
@@ -359,13 +353,6 @@ run_attempt() {
     say "$outcome${message:+: $message}"
 }
 
-# Was the job asked to stop long before its own end? Only Slurm says so, and only there a job may wait again.
-was_early() {
-    local left
-    left=$(if declare -F seconds_left > /dev/null; then seconds_left; fi)
-    [ -n "$left" ] && [ "$left" -gt "$GRACE_SECONDS" ]
-}
-
 # Ends the job, unless another attempt may follow in it. A node on which ranks were killed or hung twice is left out of
 # the jobs that follow.
 judge() {
@@ -377,8 +364,8 @@ judge() {
             ;;
         requeue)
             if [ -f "$RUN/triggers/stop" ]; then stop_chain "stopped by $RUN/triggers/stop"; fi
-            if [ ! -f "$CHAIN/stopped" ] && was_early && come_again; then
-                say "stopped before its time was over, as a preempted job is: it waits again, and spends no job of the chain"
+            if [ ! -f "$CHAIN/stopped" ] && declare -F is_preempted > /dev/null && is_preempted && come_again; then
+                say "made room for another job: it waits again, and spends no job of the chain"
             else
                 say_if_last
             fi

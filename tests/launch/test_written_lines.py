@@ -250,7 +250,8 @@ def test_the_environment_of_a_site(nodes, has_internet, here, monkeypatch) -> No
     asked = plan(of, nodes=nodes, site_folder=Path("/site"), made=made("/site"), measured_steps=10)
     between = ["# environment_between_nodes: of environment_between_nodes", "export B=3"]
     assert environment_script(asked).splitlines() == [
-        *PLAIN[:4], "export PYTHONNOUSERSITE=1", *PLAIN[4:], "# environment: of environment", "export A='1 2'",
+        *PLAIN[:4], "export PYTHONNOUSERSITE=1", *PLAIN[4:],
+        "# environment: of environment", "export A='1 2'",
         *(between if nodes > 1 else []),
         *([] if has_internet else OFFLINE), f"export KIELO_PREFETCHED={here}/brought",
         "# weights of the hub go beside the environment, not into the home",

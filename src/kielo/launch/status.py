@@ -16,7 +16,9 @@ from kielo.resolve.resolved import read as read_resolved
 
 _GOOD = ("finished", "requeue")
 _SHOWN_LINES = 20
-_ERROR = re.compile(r"Error\b|\berror\b|^kielo[ a-z]*: |Traceback|[Nn]o such file|denied|[Kk]illed")
+_ERROR = re.compile(
+    r"Error\b|\berror\b|^kielo[ a-z]*: |Traceback|[Nn]o such file|No module named|not found|denied|[Kk]illed"
+)
 
 
 @dataclass(frozen=True)

@@ -237,13 +237,6 @@ run_attempt() {
     say "$outcome${message:+: $message}"
 }
 
-# Was the job asked to stop long before its own end? Only Slurm says so, and only there a job may wait again.
-was_early() {
-    local left
-    left=$(if declare -F seconds_left > /dev/null; then seconds_left; fi)
-    [ -n "$left" ] && [ "$left" -gt "$GRACE_SECONDS" ]
-}
-
 # Ends the job, unless another attempt may follow in it. A node on which ranks were killed or hung twice is left out of
 # the jobs that follow.
 judge() {
@@ -255,8 +248,8 @@ judge() {
             ;;
         requeue)
             if [ -f "$RUN/triggers/stop" ]; then stop_chain "stopped by $RUN/triggers/stop"; fi
-            if [ ! -f "$CHAIN/stopped" ] && was_early && come_again; then
-                say "stopped before its time was over, as a preempted job is: it waits again, and spends no job of the chain"
+            if [ ! -f "$CHAIN/stopped" ] && declare -F is_preempted > /dev/null && is_preempted && come_again; then
+                say "made room for another job: it waits again, and spends no job of the chain"
             else
                 say_if_last
             fi

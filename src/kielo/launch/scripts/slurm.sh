@@ -27,14 +27,8 @@ on_each_node() {
         --time=3 --label "$@"
 }
 
-# Seconds until the job's time is over; empty: not known.
-seconds_left() {
-    squeue --noheader --jobs "$JOB" --format %L 2> /dev/null | awk -F - '/^[0-9:-]+$/ {
-        count = split($NF, clock, ":"); seconds = 0
-        for (number = 1; number <= count; number++) seconds = seconds * 60 + clock[number]
-        print seconds + (NF > 1 ? $1 * 86400 : 0)
-    }'
-}
+# Is this job to make room for another one? It was asked to stop, and has the partition's grace time to do so.
+is_preempted() { scontrol --oneliner show job "$JOB" | grep -q ' JobState=RUNNING .* PreemptTime=[0-9]'; }
 
 # This job waits again, in its place before those that follow.
 come_again() { scontrol requeue "$JOB"; }

@@ -1,1 +1,1 @@
-submit_shares() { sbatch --parsable --export=ALL --array="1-$SHARES" "$FOLDER/job.sh" | cut -d ';' -f 1; }
+submit_shares() { sbatch --parsable --export=ALL --array="1-$SHARES" "$FOLDER/job.sh" | id_of; }
