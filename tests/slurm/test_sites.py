@@ -65,6 +65,7 @@ def test_a_job_that_the_site_changes_is_cancelled(machine, run, monkeypatch, cap
     assert run.ids == []
 
 
+@pytest.mark.full
 def test_a_preempted_job_waits_again_and_spends_no_job(machine, run, undisturbed) -> None:
     """A job that goes first needs its nodes: it saves, waits, and ends with the same bits."""
     launch(*TWO_NODES, "--jobs", "2")
@@ -108,6 +109,7 @@ def test_what_ends_before_the_first_line_is_told(machine, run, capsys) -> None:
     assert "logs is gone, and jobs fail without it" in told
 
 
+@pytest.mark.full
 def test_packages_of_a_home_do_not_reach_the_ranks(machine, run, tmp_path, monkeypatch) -> None:
     """A broken safetensors in ~/.local and on PYTHONPATH, of the shell that submits."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -125,6 +127,7 @@ def test_packages_of_a_home_do_not_reach_the_ranks(machine, run, tmp_path, monke
     finish(run)
 
 
+@pytest.mark.full
 def test_two_runs_of_one_name_share_the_machine(machine, run, packed, tmp_path) -> None:
     """A second chain of the same name, of another folder, begins while the first one runs."""
     launch(*ONE_NODE, "--jobs", "2")
