@@ -146,6 +146,7 @@ def launch(options: argparse.Namespace) -> int:
 
 def _pack(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> int:
     """Writes the jobs that pack the run's text, and submits them."""
+    from kielo.launch.job_plan import check_number_of_jobs
     from kielo.launch.launch_folder import refuse_without_scheduler, submit, write_pack_jobs
     from kielo.launch.pack_jobs import check_packable, plan_pack_jobs
     from kielo.launch.script import clock
@@ -158,6 +159,7 @@ def _pack(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> in
     if not recipe.corpus.of_raw_text.sources:
         raise KieloError("--pack: all sources are ready tokens, which are read in place; leave it out")
     plan = plan_pack_jobs(recipe, replace(wishes, nodes=1))
+    check_number_of_jobs("--pack", options.pack + 1, plan.partition, plan.site)
     if not options.dry_run:
         refuse_without_scheduler(plan)
         check_packable(plan, options.pack)
@@ -166,7 +168,7 @@ def _pack(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> in
     if options.json:
         print_json({"folder": str(folder), "shares": options.pack, "submitted": ids, "answer": answer})
         return 0
-    workers, queue = plan.recipe.corpus.workers, plan.partition.qos or plan.partition.name
+    workers, queue = plan.recipe.corpus.workers, plan.partition.label
     print_table(
         ("", ""),
         [
@@ -188,7 +190,7 @@ def _pack(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> in
 
 def _ladder(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> int:
     """Writes a job for each number of nodes and submits it; one that is refused does not stop the others."""
-    from kielo.launch.job_plan import check_ready
+    from kielo.launch.job_plan import check_number_of_jobs, check_ready
     from kielo.launch.ladder import in_folder_of, plan_ladder
     from kielo.launch.ladder_folder import waiting_job, write_ladder
     from kielo.launch.launch_folder import refuse_without_scheduler, submit
@@ -197,6 +199,8 @@ def _ladder(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> 
         if getattr(options, flag) is not None:
             raise KieloError(f"--{flag}: a ladder chooses it itself; leave it out beside --ladder")
     ladder = plan_ladder(recipe, wishes, _numbers(options.ladder))
+    for on_nodes in ladder:
+        check_number_of_jobs("--ladder", len(ladder), on_nodes.job.partition, on_nodes.job.site)
     if not options.dry_run:
         refuse_without_scheduler(ladder[0].job)
         for rung in (rung for on_nodes in ladder for rung in on_nodes.to_run):
@@ -246,7 +250,7 @@ def _rows(plan: "JobPlan") -> list[tuple[str, str]]:
     from kielo.launch.script import clock
 
     spares = f" and {plan.wishes.spares} spare ones" if plan.wishes.spares else ""
-    queue = plan.partition.qos or plan.partition.name
+    queue = plan.partition.label
     rows = [
         (
             "run",

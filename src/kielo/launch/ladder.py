@@ -162,7 +162,7 @@ def _job(recipe: Recipe, hours: float | None, rungs: Sequence[RungPlan]) -> JobP
     seconds = sum(rung.plan.wall_seconds for rung in rungs) + _SPARE_SECONDS
     most = hours or longest_hours(plan.partition, plan.jobs_of_site, plan.site)
     if most is not None and seconds > most * 3600:
-        queue = plan.partition.qos or plan.partition.name
+        queue = plan.partition.label
         raise KieloError(
             f"{len(rungs)} layouts on {plan.nodes} nodes may take {seconds / 3600:.1f} hours, and "
             f"{'--hours' if hours else queue} gives {most:g}; what would work: "

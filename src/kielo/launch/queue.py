@@ -1,6 +1,7 @@
 """Asks a scheduler for the states of a chain's jobs, and cancels them: ids → states; no torch."""
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -13,7 +14,12 @@ _LIST = {
     # %F: of each job of an array the id of the array, which --parsable told
     "slurm": ["squeue", "--noheader", "--format=%F %T %r", "--jobs"],
     "pbs": ["qstat"],
-    "grid_engine": ["qstat"],
+    "grid_engine": ["qstat", "-u", "*"],  # without -u only the own ones
+}
+# Scheduler → the command that prints its settings, and the line of the one that hides the jobs of others.
+_SETTINGS = {
+    "slurm": (["scontrol", "show", "config"], r"^PrivateData\s*=.*\bjobs\b"),
+    "pbs": (["qstat", "-Bf"], r"^\s*query_other_jobs\s*=\s*False"),
 }
 # Jobs of the others look whether their chain was ended (scripts/mpirun.sh), and save then.
 _ASK_TO_SAVE = {"slurm": ["scancel", "--signal=USR1"]}
@@ -38,6 +44,14 @@ def states(scheduler: str, ids: Sequence[str]) -> dict[str, str] | None:
         state = 4  # the column of both: job, (priority,) name, user, (time,) state, …
         found = {row[0].split(".")[0]: row[state] for row in rows if len(row) > state}
     return {job: found[job] for job in ids if job in found}
+
+
+def hides_jobs(scheduler: str) -> bool:
+    """Returns True if the scheduler shows a person only their own jobs; False if that is not known."""
+    command, line = _SETTINGS.get(scheduler, ([""], ""))
+    if shutil.which(command[0]) is None:
+        return False
+    return re.search(line, _run(command).stdout, re.MULTILINE) is not None
 
 
 def ends(scheduler: str, ids: Sequence[str]) -> dict[str, str]:

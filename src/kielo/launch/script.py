@@ -158,7 +158,9 @@ def _request(plan: JobPlan, folder: Path, packs: bool = False) -> list[str]:
         if packs:
             tasks, cores = 1, plan.site.cpu_cores_per_node
         options = [
-            f"--job-name={name}", f"--partition={queue.name}", f"--qos={queue.qos}" * bool(queue.qos),
+            f"--job-name={name}", f"--partition={queue.name}" * bool(queue.name),
+            f"--qos={queue.qos}" * bool(queue.qos),
+            f"--constraint={queue.constraint}" * bool(queue.constraint),
             f"--account={account}" * bool(account), f"--nodes={nodes}", of_site.devices, "--exclusive",
             f"--ntasks-per-node={tasks}", f"--cpus-per-task={cores}", *of_site.options, f"--time={time}",
             f"--signal=USR1@{plan.grace_seconds}" * (not packs), "--requeue", "--open-mode=append",

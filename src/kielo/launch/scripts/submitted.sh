@@ -7,7 +7,10 @@ refuse_other_job() {
         case $fact in
             account) wanted=${ACCOUNT,,} value=${value,,} ;; # Slurm keeps accounts in lower case
             partition) wanted=$PARTITION ;;
-            qos) wanted=$QOS ;;
+            qos) # NERSC's Slurm makes gpu_regular of regular
+                wanted=$QOS
+                if [[ $value == *_"$QOS" ]]; then value=$QOS; fi
+                ;;
             nodes) wanted=$JOB_NODES ;;
             seconds) wanted=$WALL_SECONDS ;;
         esac
