@@ -190,7 +190,7 @@ def _pack(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> in
 
 def _ladder(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> int:
     """Writes a job for each number of nodes and submits it; one that is refused does not stop the others."""
-    from kielo.launch.job_plan import check_number_of_jobs, check_ready
+    from kielo.launch.job_plan import check_ready
     from kielo.launch.ladder import in_folder_of, plan_ladder
     from kielo.launch.ladder_folder import waiting_job, write_ladder
     from kielo.launch.launch_folder import refuse_without_scheduler, submit
@@ -199,8 +199,6 @@ def _ladder(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> 
         if getattr(options, flag) is not None:
             raise KieloError(f"--{flag}: a ladder chooses it itself; leave it out beside --ladder")
     ladder = plan_ladder(recipe, wishes, _numbers(options.ladder))
-    for on_nodes in ladder:
-        check_number_of_jobs("--ladder", len(ladder), on_nodes.job.partition, on_nodes.job.site)
     if not options.dry_run:
         refuse_without_scheduler(ladder[0].job)
         for rung in (rung for on_nodes in ladder for rung in on_nodes.to_run):

@@ -174,9 +174,9 @@ class Jobs(Section):
 
     @model_validator(mode="after")
     def _has_sources(self) -> "Jobs":
-        given = self.model_fields_set - {"sources"}
-        if given != set(self.sources):
-            differing = ", ".join(sorted(given ^ set(self.sources)))
+        given = self.model_fields_set - {"sources", "account_example"}
+        if given != set(self.sources) - {"account_example"}:
+            differing = ", ".join(sorted(given ^ set(self.sources) - {"account_example"}))
             raise ValueError(f"jobs.sources must name each field of the table: {differing}")
         if empty := [field for field, origin in self.sources.items() if not origin.strip()]:
             raise ValueError(f"jobs.sources says nothing of: {', '.join(empty)}")
