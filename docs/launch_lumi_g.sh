@@ -1,11 +1,11 @@
 #!/bin/bash -l
 # poro_34b on 64 nodes of LUMI-G (CSC, Finland): 4 MI250X a node, each two devices, written by `kielo launch`.
-# Network: 4 × 200 Gb/s Slingshot-11, dragonfly, 24 groups of 124 nodes. Card: LUMI user guide 6c3a26c (2024-10), LUMI AI guide a7e3387 (2026-05), LUMI training materials d64bc58 (2026-06), 2026-11.
+# Network: 4 × 200 Gb/s Slingshot-11, dragonfly, 24 groups of 124 nodes. Card: https://github.com/Lumi-supercomputer/lumi-userguide 6c3a26c, 2024-10, https://github.com/Lumi-supercomputer/LUMI-AI-Guide a7e3387, 2026-05, https://github.com/Lumi-supercomputer/LUMI-training-materials d64bc58, 2026-06, 2026-11.
 # Ask for whole nodes with --gpus-per-node=8 and --account=project_<id>; never --gpus-per-task. A job that asks for 64 cores is never scheduled.
-# partitions: LUMI user guide 6c3a26c (2024-10)
-# devices: LUMI user guide 6c3a26c (2024-10), LUMI training materials d64bc58 (2026-06)
-# options: LUMI AI guide a7e3387 (2026-05)
-# account: LUMI user guide 6c3a26c (2024-10)
+# partitions: https://github.com/Lumi-supercomputer/lumi-userguide 6c3a26c, 2024-10
+# devices: https://github.com/Lumi-supercomputer/lumi-userguide 6c3a26c, 2024-10, https://github.com/Lumi-supercomputer/LUMI-training-materials d64bc58, 2026-06
+# options: https://github.com/Lumi-supercomputer/LUMI-AI-Guide a7e3387, 2026-05
+# account: https://github.com/Lumi-supercomputer/lumi-userguide 6c3a26c, 2024-10
 #
 #SBATCH --job-name=poro_34b
 #SBATCH --partition=standard-g
@@ -36,22 +36,22 @@ SILENCE_SECONDS=5604 # without a line in the log, the attempt is taken for dead
 MOST_WITHOUT_NEW=3 # attempts in a row without a new checkpoint
 TORCHRUN=no # in place of one task a device
 PREFLIGHT=no # the nodes are checked before they train
-# cpu_bind: LUMI AI guide a7e3387 (2026-05), LUMI user guide 6c3a26c, lumi-reframe-tests a6d7984 (2026-03): all agree
+# cpu_bind: https://github.com/Lumi-supercomputer/LUMI-AI-Guide a7e3387, 2026-05, https://github.com/Lumi-supercomputer/lumi-userguide 6c3a26c, 2024-10, https://github.com/Lumi-supercomputer/lumi-reframe-tests a6d7984, 2026-03: all agree
 ARCHITECTURE=x86_64
 CPU_BIND='mask_cpu:0xfe000000000000,0xfe00000000000000,0xfe0000,0xfe000000,0xfe,0xfe00,0xfe00000000,0xfe0000000000'
 HOST_SUFFIX=
 NODE_FOLDER="/tmp"
-# container: LUMI AI guide a7e3387 (2026-05)
-# image: CSC user guide dff081f (2026-08)
-# network_log: HPE shs-ccl-docs 438fcce (2026-04), LUMI user guide 6c3a26c (2024-10)
-# stripe: LUMI user guide 6c3a26c (2024-10): 32 of LUMI-P; LUMI-F has 58
+# container: https://github.com/Lumi-supercomputer/LUMI-AI-Guide a7e3387, 2026-05
+# image: https://github.com/CSCfi/csc-user-guide dff081f, 2026-08
+# network_log: https://github.com/HewlettPackard/shs-ccl-docs 438fcce, 2026-04, https://github.com/Lumi-supercomputer/lumi-userguide 6c3a26c, 2024-10
+# stripe: https://github.com/Lumi-supercomputer/lumi-userguide 6c3a26c, 2024-10: 32 of LUMI-P; LUMI-F has 58
 IMAGE=/appl/local/laifs/containers/lumi-multitorch-latest.sif
 CONTAINER=(singularity exec --bind '/scratch/project_462000000/kielo,/scratch/project_462000000/kielo/runs/poro_34b' /appl/local/laifs/containers/lumi-multitorch-latest.sif)
 NETWORK_LOG='Selected [Pp]rovider is cxi|Loaded net plugin AWS Libfabric'
 STRIPE=(lfs setstripe -c 32 -S 4M)
 
 unset PYTHONPATH PYTHONHOME PYTHONUSERBASE
-# setup: LUMI AI guide a7e3387 (2026-05)
+# setup: https://github.com/Lumi-supercomputer/LUMI-AI-Guide a7e3387, 2026-05
 module use /appl/local/laifs/modules
 module load lumi-aif-singularity-bindings
 # ---- Slurm -------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,22 @@ def test_shellcheck_has_nothing_to_say_of_a_site(tmp_path) -> None:
     files = [str(path) for path in tmp_path.glob("*.sh")]
     told = subprocess.run(["shellcheck", "--severity=warning", *files], capture_output=True, text=True)
     assert told.returncode == 0, told.stdout
+
+
+def test_a_login_node_without_a_network_needs_packages(tmp_path) -> None:
+    """Its script ends before pip would wait, and its page says so; another site's may use the network."""
+    for name, said in (("marenostrum5_acc", True), ("leonardo_booster", False)):
+        plan = plan_site(name, cards.cluster(name), None, None)
+        page, script = site_page(plan), tmp_path / f"{name}.sh"
+        assert ("The login nodes have none: `kielo prefetch" in page) is said
+        script.write_text(site_script(plan).partition("# What the shell has")[0])
+        run = partial(subprocess.run, ["bash", str(script)], capture_output=True, text=True)
+        without, given = run(), run(env=os.environ | {"WHEELS": str(tmp_path)})
+        assert given.returncode == 0 and (without.returncode == 1) is said
+        assert not said or without.stderr == (
+            "marenostrum5_acc: its login nodes reach no network; what would work: kielo prefetch RECIPE --to "
+            f"DIR --wheels where there is one, then WHEELS=DIR/wheels bash {script}\n"
+        )
 
 
 @pytest.mark.parametrize("name", SITES)

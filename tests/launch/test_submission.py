@@ -29,7 +29,8 @@ ASKED = {"Account": "p1", "Partition": "usual", "QOS": "high", "TimeLimit": "02:
 
 
 def written(folder: Path, scheduler: str = "slurm") -> Path:
-    of = site(scheduler, {"partitions": [{"name": "usual", "qos": "high"}]})
+    queue = {"name": "usual"} | ({"qos": "high"} if scheduler == "slurm" else {})
+    of = site(scheduler, {"partitions": [queue]})
     return write_launch(plan(of, Wishes(account="p1", spares=2), chain_length=3))
 
 

@@ -4,6 +4,7 @@ On shipped cards: test_script.py. A line that one site must have is absent on th
 """
 
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -151,13 +152,53 @@ def asked_for(account: str = "", qos: str = "", nodes: int = 3) -> list[str]:
     ]  # fmt: skip
 
 
+def test_slurm_chooses_the_queue_by_qos_or_constraint(here) -> None:
+    """Then none is asked for, and the submission does not compare it; nor a QOS, if the card names none."""
+    for queue, lines in (
+        ({"qos": "regular", "constraint": "gpu&fat"}, ["--qos=regular", "--constraint=gpu&fat"]),
+        ({"constraint": "a100"}, ["--constraint=a100"]),
+        ({"name": "all", "constraint": "a100"}, ["--partition=all", "--constraint=a100"]),
+    ):
+        asked = plan(site(jobs={"partitions": [queue]}))
+        written = [line for line in job_script(asked, JOB).splitlines() if line.startswith("#SBATCH")]
+        first = ["--job-name=mine", *lines, "--nodes=3"]
+        assert written[: len(first)] == [f"#SBATCH {line}" for line in first]
+        submission = submit_script(asked, JOB).splitlines()
+        assert {f"PARTITION={queue.get('name', '')}", f"QOS={queue.get('qos', '')}"} <= set(submission)
+
+
+QOS = """
+QOS={asked} ACCOUNT= PARTITION= JOB_NODES=1 WALL_SECONDS=60
+clean_environment() {{ :; }}
+facts_of() {{ echo "qos {shown}"; echo "partition gpu_ss11"; }}
+cancel_job() {{ echo "cancelled $1"; }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown", "is_kept"),
+    (
+        ("regular", "gpu_regular", True), ("regular", "regular", True), ("regular", "gpu_debug", False),
+        ("regular", "irregular", False), ("debug", "normal", False), ("''", "normal", True),
+    ),
+)  # fmt: skip
+def test_a_qos_that_the_site_renames_is_the_one_asked_for(asked, shown, is_kept) -> None:
+    """NERSC shows gpu_regular of a job that asked for regular; another QOS is another job."""
+    script = QOS.format(asked=asked, shown=shown) + (SCRIPTS / "submitted.sh").read_text()
+    done = subprocess.run(["bash", "-c", script + "\nrefuse_other_job 7"], capture_output=True, text=True)
+    assert (done.returncode == 0) is is_kept and ("cancelled 7" in done.stdout) is not is_kept
+    assert is_kept or f"qos {shown} in place of {asked}" in done.stderr
+
+
 @pytest.mark.parametrize("scheduler", ("slurm", "pbs", "grid_engine"))
 def test_a_submission_knows_what_its_job_asks_for(scheduler, here) -> None:
     """So that it can read the job back; of a site that says no more than it must, and of one that does."""
     wishes = Wishes(account="p1", spares=2, image="none")
+    qos = "normal" if scheduler == "slurm" else ""
+    full = FULL | {"partitions": [{"name": "usual", "qos": qos}]}
     for asked, facts in (
         (plan(site(scheduler)), asked_for()),
-        (plan(site(scheduler, FULL), wishes), asked_for("p1", "normal", 5)),
+        (plan(site(scheduler, full), wishes), asked_for("p1", qos, 5)),
     ):
         common = ["#!/bin/bash", f"WORKING_FOLDER={here}", "FOLDER=/jobs/0001"]
         own = f"submit_{scheduler}"

@@ -101,8 +101,6 @@ def test_what_does_not_go_together_in_a_card_is_refused() -> None:
         Cluster.model_validate(CLUSTER | {"sources": {"node": "x"}})
     with pytest.raises(ValidationError, match="it says nothing of: nodes"):
         Cluster.model_validate(CLUSTER | {"sources": {"nodes": " "}})
-    told = Cluster.model_validate(CLUSTER | {"sources": {"nodes": "sinfo"}})
-    assert (told.source_of("nodes"), told.source_of("network")) == ("sinfo", told.source)
 
 
 def test_an_own_card_is_read_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ _PAGE_AND_DATE = re.compile(r"https?://\S+\.\S+.*\b20\d\d-\d\d\b")
 
 def facts(card: cards.Cluster) -> dict[str, str]:
     """Each fact of a card → what the card says of its origin."""
-    origins = {field: card.source_of(field) for field in card.model_fields_set - _NO_FACTS}
+    origins = {field: card.sources.get(field, card.source) for field in card.model_fields_set - _NO_FACTS}
     origins |= {f"references[{number}]": one.source for number, one in enumerate(card.references)}
     return origins | {
         f"jobs.{field}": origin for field, origin in (card.jobs.sources if card.jobs else {}).items()

@@ -234,7 +234,7 @@ def site_page(plan: SitePlan) -> str:
         "",
         f"| | {site.name} | source |",
         "|---|---|---|",
-        f"| network | {site.network} | {site.source_of('network')} |",
+        f"| network | {site.network} | {site.sources.get('network', site.source)} |",
         *rows,
         "",
     ]

@@ -252,10 +252,6 @@ class Cluster(Section):
         None, description="how jobs are started there; left out: none by `kielo launch`"
     )
 
-    def source_of(self, field: str) -> str:
-        """Returns the page and date of a fact of this table."""
-        return self.sources.get(field, self.source)
-
     @field_validator("sources")
     @classmethod
     def _names_fields(cls, sources: dict[str, str]) -> dict[str, str]:
