@@ -1,11 +1,11 @@
 #!/bin/bash -l
 # poro_34b on 64 nodes of LUMI-G (CSC, Finland): 4 MI250X a node, each two devices, written by `kielo launch`.
-# Network: 4 × 200 Gb/s Slingshot-11, dragonfly, 24 groups of 124 nodes. Card: LUMI user guide 6c3a26c (2024-10), LUMI AI guide a7e3387 (2026-05), LUMI training materials d64bc58 (2026-06), 2026-11.
+# Network: 4 × 200 Gb/s Slingshot-11, dragonfly, 24 groups of 124 nodes. Card: https://github.com/Lumi-supercomputer/lumi-userguide 6c3a26c, 2024-10, https://github.com/Lumi-supercomputer/LUMI-AI-Guide a7e3387, 2026-05, https://github.com/Lumi-supercomputer/LUMI-training-materials d64bc58, 2026-06, 2026-11.
 # Ask for whole nodes with --gpus-per-node=8 and --account=project_<id>; never --gpus-per-task. A job that asks for 64 cores is never scheduled.
-# partitions: LUMI user guide 6c3a26c (2024-10)
-# devices: LUMI user guide 6c3a26c (2024-10), LUMI training materials d64bc58 (2026-06)
-# options: LUMI AI guide a7e3387 (2026-05)
-# account: LUMI user guide 6c3a26c (2024-10)
+# partitions: https://github.com/Lumi-supercomputer/lumi-userguide 6c3a26c, 2024-10
+# devices: https://github.com/Lumi-supercomputer/lumi-userguide 6c3a26c, 2024-10, https://github.com/Lumi-supercomputer/LUMI-training-materials d64bc58, 2026-06
+# options: https://github.com/Lumi-supercomputer/LUMI-AI-Guide a7e3387, 2026-05
+# account: https://github.com/Lumi-supercomputer/lumi-userguide 6c3a26c, 2024-10
 #
 #SBATCH --job-name=poro_34b
 #SBATCH --partition=standard-g
@@ -20,7 +20,6 @@
 #SBATCH --signal=USR1@300
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --dependency=singleton
 #SBATCH --output=/scratch/project_462000000/kielo/runs/poro_34b/launch/0001/logs/job_%j.log
 
 SITE=lumi_g
@@ -37,27 +36,32 @@ SILENCE_SECONDS=5604 # without a line in the log, the attempt is taken for dead
 MOST_WITHOUT_NEW=3 # attempts in a row without a new checkpoint
 TORCHRUN=no # in place of one task a device
 PREFLIGHT=no # the nodes are checked before they train
-# cpu_bind: LUMI AI guide a7e3387 (2026-05), LUMI user guide 6c3a26c, lumi-reframe-tests a6d7984 (2026-03): all agree
+# cpu_bind: https://github.com/Lumi-supercomputer/LUMI-AI-Guide a7e3387, 2026-05, https://github.com/Lumi-supercomputer/lumi-userguide 6c3a26c, 2024-10, https://github.com/Lumi-supercomputer/lumi-reframe-tests a6d7984, 2026-03: all agree
 ARCHITECTURE=x86_64
 CPU_BIND='mask_cpu:0xfe000000000000,0xfe00000000000000,0xfe0000,0xfe000000,0xfe,0xfe00,0xfe00000000,0xfe0000000000'
 HOST_SUFFIX=
 NODE_FOLDER="/tmp"
-# container: LUMI AI guide a7e3387 (2026-05)
-# image: CSC user guide dff081f (2026-08)
-# network_log: HPE shs-ccl-docs 438fcce (2026-04), LUMI user guide 6c3a26c (2024-10)
-# stripe: LUMI user guide 6c3a26c (2024-10): 32 of LUMI-P; LUMI-F has 58
+# container: https://github.com/Lumi-supercomputer/LUMI-AI-Guide a7e3387, 2026-05
+# image: https://github.com/CSCfi/csc-user-guide dff081f, 2026-08
+# network_log: https://github.com/HewlettPackard/shs-ccl-docs 438fcce, 2026-04, https://github.com/Lumi-supercomputer/lumi-userguide 6c3a26c, 2024-10
+# stripe: https://github.com/Lumi-supercomputer/lumi-userguide 6c3a26c, 2024-10: 32 of LUMI-P; LUMI-F has 58
 IMAGE=/appl/local/laifs/containers/lumi-multitorch-latest.sif
 CONTAINER=(singularity exec --bind '/scratch/project_462000000/kielo,/scratch/project_462000000/kielo/runs/poro_34b' /appl/local/laifs/containers/lumi-multitorch-latest.sif)
 NETWORK_LOG='Selected [Pp]rovider is cxi|Loaded net plugin AWS Libfabric'
 STRIPE=(lfs setstripe -c 32 -S 4M)
 
-# setup: LUMI AI guide a7e3387 (2026-05)
+unset PYTHONPATH PYTHONHOME PYTHONUSERBASE
+# setup: https://github.com/Lumi-supercomputer/LUMI-AI-Guide a7e3387, 2026-05
 module use /appl/local/laifs/modules
 module load lumi-aif-singularity-bindings
 # ---- Slurm -------------------------------------------------------------------------------------------------------------
 
 JOB=${SLURM_JOB_ID:?this script is for sbatch}
 RESTARTS=${SLURM_RESTART_COUNT:-0} # Slurm leaves it unset before the first requeue
+
+# srun and squeue read options from these: of the shell that submitted, of the site's profiles, of sbatch itself
+# (SBATCH_EXPORT=NONE leaves srun an empty environment).
+unset SLURM_EXPORT_ENV "${!SRUN_@}" "${!SQUEUE_@}"
 
 # scontrol is not inside of containers, so the hosts are asked for out here
 hosts_of_job() { scontrol show hostnames "$SLURM_JOB_NODELIST"; }
@@ -67,7 +71,7 @@ hosts_of_job() { scontrol show hostnames "$SLURM_JOB_NODELIST"; }
 start_tasks() {
     local tasks_per_node=$1 cores=$2 bind=$3
     shift 3
-    srun --nodes="$NODES" --ntasks="$((NODES * tasks_per_node))" --ntasks-per-node="$tasks_per_node" \
+    srun --export=ALL --nodes="$NODES" --ntasks="$((NODES * tasks_per_node))" --ntasks-per-node="$tasks_per_node" \
         --nodelist="$(joined "${hosts[@]}")" --cpus-per-task="$cores" --cpu-bind="verbose,$bind" \
         --kill-on-bad-exit=1 --label "$@" &
     step=$!
@@ -75,9 +79,15 @@ start_tasks() {
 
 # One short task on each node, beside a step that may hang.
 on_each_node() {
-    srun --overlap --nodes="$NODES" --ntasks="$NODES" --ntasks-per-node=1 --nodelist="$(joined "${hosts[@]}")" \
+    srun --export=ALL --overlap --nodes="$NODES" --ntasks="$NODES" --ntasks-per-node=1 --nodelist="$(joined "${hosts[@]}")" \
         --time=3 --label "$@"
 }
+
+# Is this job to make room for another one? It was asked to stop, and has the partition's grace time to do so.
+is_preempted() { scontrol --oneliner show job "$JOB" | grep -q ' JobState=RUNNING .* PreemptTime=[0-9]'; }
+
+# This job waits again, in its place before those that follow.
+come_again() { scontrol requeue "$JOB"; }
 
 cancel_jobs() { scancel --quiet --state=PENDING "$@"; }
 
@@ -329,8 +339,9 @@ run_attempt() {
         outcome=$(sed -n 's/^ *"outcome": *"\([a-z]*\)".*/\1/p' "$outcome_file")
         message=$(sed -n 's/^ *"message": *"\(.*\)",\{0,1\}$/\1/p' "$outcome_file")
     else
+        # Other programs have exit codes too: srun, the container's, a shell without its environment.
         case $code in
-            0) outcome=finished ;;
+            0) if grep -qs '"outcome": *"finished"' "$outcome_file"; then outcome=finished; else outcome=failed; fi ;;
             75) outcome=requeue ;;
             76) outcome=hung ;;
             *) outcome=failed ;;
@@ -353,7 +364,11 @@ judge() {
             ;;
         requeue)
             if [ -f "$RUN/triggers/stop" ]; then stop_chain "stopped by $RUN/triggers/stop"; fi
-            say_if_last
+            if [ ! -f "$CHAIN/stopped" ] && declare -F is_preempted > /dev/null && is_preempted && come_again; then
+                say "made room for another job: it waits again, and spends no job of the chain"
+            else
+                say_if_last
+            fi
             exit 0
             ;;
     esac
@@ -370,7 +385,7 @@ judge() {
     fi
     # The same failure at the same place does not go away by itself; nor does a command that kielo does not understand.
     failure=$(printf '%s\t%s' "$message" "$(newest_checkpoint)")
-    if [ "$code" -eq 2 ]; then
+    if [ "$code" -eq 2 ] && grep -qsE '^kielo [a-z]+: ' "$ATTEMPT"/*.log; then
         stop_chain "kielo did not understand its command: $message"
         exit 1
     elif [ -z "$node" ] && [ "$failure" = "$(cat "$CHAIN/last_failure" 2> /dev/null)" ]; then

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,30 @@ def test_all_of_a_tree_is_brought_to_the_disk(tmp_path, monkeypatch) -> None:
     bring_tree_to_disk(tmp_path / "tree")
     names = sorted(str(path.relative_to(tmp_path)) for path in brought)
     assert names == ["tree", "tree/a", "tree/deep", "tree/deep/b", "tree/deep/er", "tree/deep/er/c"]
+
+
+def test_a_file_system_without_fsync_of_folders_is_warned_of_once(tmp_path, monkeypatch, caplog) -> None:
+    """CIFS, FUSE and some of Ceph answer EINVAL for a folder; of a file the same answer is an error."""
+    real = os.fsync
+
+    def refused(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refused)
+    with caplog.at_level("WARNING", logger="kielo"):
+        for name in ("a", "b"):
+            with DurableFile(tmp_path / name) as file:
+                file.write(b"one")
+            assert (tmp_path / name).read_bytes() == b"one"
+        bring_tree_to_disk(tmp_path)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert str(tmp_path) in said and "no fsync of folders" in said
+
+    def of_files(descriptor: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", of_files)
+    with pytest.raises(OSError, match="Invalid"):
+        bring_tree_to_disk(tmp_path)

@@ -82,7 +82,7 @@ def test_a_budget_is_tokens_or_hours(flags, tokens) -> None:
 WRONG = {
     "no language": (["init"], "--language fi"),
     "a language without a card": (["init", "--language", "xx"], "known: af"),
-    "two machines begin so": ([*FINNISH[:-1], "j"], "did you mean jup"),
+    "two machines begin so": ([*FINNISH[:-1], "j"], "did you mean jean_zay"),
     "no size": (["init", "--language", "fi", "--params", "big"], "350M or 3B"),
     "no budget": ([*FINNISH, "--budget", "lots"], "60B"),
     "hours of a device without a peak": ([*FINNISH[:-1], "leonardo", "--budget", "9h"], "give tokens"),

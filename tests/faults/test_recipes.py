@@ -294,7 +294,7 @@ FITTING = {
     "an unknown language": ('language = "tlh"', "language", "has no card; `kielo languages`"),
     "a language that is a path":
         ('language = "../../etc/passwd"', "language", "has no card; `kielo languages`"),
-    "an unknown cluster": ('cluster = "nowhere"', "cluster", "has no card; known"),
+    "an unknown cluster": ('cluster = "nowhere"', "cluster", "has no card; `kielo clusters` lists all"),
     "phases that do not add up": (
         "train.tokens = 2560\n[[phases]]\ntokens = 1280",
         "train.tokens", "is not the sum of the phases' tokens",

@@ -151,8 +151,18 @@ def test_the_same_failure_twice_ends_the_chain(chain: Chain) -> None:
 
 
 def test_a_command_that_is_not_understood_ends_the_chain_at_once(chain: Chain) -> None:
-    assert chain.job("exit 2") == 1
+    """Other programs exit with 2, too: then the log has no line of Kielo's, and the next job tries again."""
+    assert chain.job("exit 2") == 1 and not chain.stopped
+    chain.checkpoint(5)
+    log = "$(ls -td {run}/launch/0001/logs/*.0 | head -n 1)/node1.00000.log"
+    assert chain.job(f"""echo "kielo train: error: no such run" > "{log}"; exit 2""") == 1
     assert "did not understand" in chain.stopped
+
+
+def test_an_exit_code_0_without_the_outcome_is_a_failure(chain: Chain) -> None:
+    """A step that never became Kielo: `bash` of an image, or `true` in its place."""
+    assert chain.job("exit 0") == 1
+    assert not chain.stopped and chain.attempts[-1].split("\t")[5] == "failed"
 
 
 def test_attempts_without_a_new_checkpoint_are_counted(chain: Chain) -> None:

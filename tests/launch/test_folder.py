@@ -103,6 +103,46 @@ def test_the_papers_of_a_launch(here, monkeypatch) -> None:
     assert launch_of(own).cluster == f"{here}/my.toml"
 
 
+ROW = "{}\t{}\t0\t3\t1764000000\t{}\t\n"
+
+
+def test_a_chain_of_another_person_is_known_where_the_scheduler_hides_it(here, monkeypatch) -> None:
+    """By what it noted: an end of each job, or that it stopped. A job that waits again has no end."""
+    asked = plan(site())
+    folder = write_launch(asked)
+    chain = folder / "chain"
+    (chain / "jobs").write_text("7\n8\n")
+    hidden = [True]
+    monkeypatch.setattr(launch_folder, "states", lambda scheduler, ids: {})
+    monkeypatch.setattr(launch_folder, "hides_jobs", lambda scheduler: hidden[0])
+    refuse_second_chain(asked)  # its jobs are one's own, and would be shown
+    monkeypatch.setattr(os, "getuid", lambda: (chain / "jobs").stat().st_uid + 1)
+    owner = (chain / "jobs").owner()
+
+    def refusal() -> str:
+        with pytest.raises(KieloError) as refused:
+            refuse_second_chain(asked)
+        return str(refused.value)
+
+    assert refusal() == (
+        f"{folder}: its chain is {owner}'s, the scheduler shows you no jobs of other persons, and no end of "
+        f"7, 8 is noted; what would work: `kielo cancel` by them; or, if they are over, `echo over > "
+        f"{chain}/stopped`"
+    )
+    (chain / "attempts").write_text(ROW.format("start", 7, "") + ROW.format("end", 7, "ok"))
+    assert "no end of 8 is noted" in refusal()
+    (chain / "attempts").write_text(ROW.format("end", 7, "ok") + ROW.format("end", 8, "requeue") + "start\t7")
+    assert "no end of 8 is noted" in refusal()
+    hidden[0] = False
+    refuse_second_chain(asked)
+    hidden[0] = True
+    (chain / "stopped").write_text("finished\n")
+    refuse_second_chain(asked)
+    (chain / "stopped").unlink()
+    (chain / "attempts").write_text(ROW.format("end", 7, "ok") + ROW.format("end", 8, "ok"))
+    refuse_second_chain(asked)
+
+
 def test_a_second_chain_is_refused_only_beside_jobs_in_the_queue(here, monkeypatch) -> None:
     """Of any launch of the run on this site; not of another site, or of jobs that are over."""
     asked = plan(site())
@@ -165,7 +205,7 @@ ATTEMPTS = [
 
 
 def a_status(of: Path, jobs: dict[str, str] | None, noted: list[Attempt]) -> Status:
-    return Status(of, launch_of(plan(site())), [], jobs, noted, None, None, "", [])
+    return Status(of, launch_of(plan(site())), [], jobs, noted, None, None, "", [], {})
 
 
 def test_attempts_are_read(here) -> None:
@@ -211,7 +251,7 @@ def test_the_status_of_the_newest_launch(here, monkeypatch) -> None:
     seen = []
     monkeypatch.setattr(statuses, "states", lambda *asked: seen.append(asked) or {"2": "R"})
     found = status(run)
-    assert found == Status(folder, read_json(folder, Launch), [], {"2": "R"}, [], None, None, "", [])
+    assert found == Status(folder, read_json(folder, Launch), [], {"2": "R"}, [], None, None, "", [], {})
     (folder / "chain" / "jobs").write_text("1\n\n2\n")
     (folder / "chain" / "attempts").write_text(LINES[0])
     (folder / "chain" / "stopped").write_text("finished\n\nlast\n")

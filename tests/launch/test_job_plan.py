@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from kielo.cli.main import main
+from kielo.launch.job_plan import Wishes, check_request
 from kielo.recipe import cards
+from kielo.recipe.read import read_recipe
 from tests.house.test_login_node import loaded_after
 
 LUMI = ["--cluster", "lumi_g", "--account", "project_462000000"]
@@ -22,6 +24,37 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     "a queue that takes them": (
         ["--cluster", "leonardo_booster", "--account", "a", "--nodes", "100"],
         ["gives 1 to 64", "--partition boost_qos_bprod"],
+    ),
+    "fewer nodes than the queue": (
+        ["--cluster", "leonardo_booster", "--account", "a", "--nodes", "8", "--partition", "boost_qos_bprod"],
+        ["boost_qos_bprod of leonardo_booster gives 65 to 256", "--nodes 65, or --partition boost_usr_prod"],
+    ),
+    "more jobs than the queue": (
+        [
+            "--cluster",
+            "marenostrum5_acc",
+            "--account",
+            "a",
+            "--nodes",
+            "8",
+            "--partition",
+            "acc_debug",
+            "--jobs",
+            "2",
+        ],
+        ["acc_debug of marenostrum5_acc takes 1 of a person"],
+    ),
+    "more jobs that pack than the queue": (
+        ["--cluster", "marenostrum5_acc", "--account", "a", "--partition", "acc_debug", "--pack", "2"],
+        ["--pack: makes 3 jobs", "acc_debug of marenostrum5_acc takes 1 of a person"],
+    ),
+    "a ladder of more jobs than the queue": (
+        ["--cluster", "marenostrum5_acc", "--account", "a", "--partition", "acc_debug", "--ladder", "4,8"],
+        ["--ladder: makes 2 jobs", "acc_debug of marenostrum5_acc takes 1 of a person"],
+    ),
+    "an account of CPUs": (
+        ["--cluster", "perlmutter_a100_80", "--nodes", "16", "--account", "m0000"],
+        ["--account m0000: not the form", "m0000_g"],
     ),
     "more hours than the queue": ([*LUMI, "--nodes", "64", "--hours", "72"], ["at most 48 hours", "--jobs"]),
     "too few hours": (
@@ -88,7 +121,49 @@ def test_the_usual_queue_is_the_cards(name) -> None:
     usual, *others = site.jobs.partitions
     assert usual.max_hours is None and usual.max_nodes is None and site.max_wall_hours
     assert all(one.max_hours and one.max_nodes for one in others)
+    assert all(one.max_nodes >= one.min_nodes for one in others)
     assert site.jobs.account_example or not site.jobs.account
+
+
+SITES = [name for name in cards.clusters() if cards.cluster(name).jobs]
+# Site → what its job asks for beside nodes and time, by hand from the documentation that its card names.
+ASKED = {
+    "perlmutter_a100_40": {"--qos=regular", "--constraint=gpu&hbm40g", "--gpus-per-node=4"},
+    "perlmutter_a100_80": {"--qos=regular", "--constraint=gpu&hbm80g", "--gpus-per-node=4"},
+    "frontier": {"--partition=batch", "--network=disable_rdzv_get", "--time=02:00:00"},
+    "jean_zay_a100": {"--qos=qos_gpu_a100-t3", "--constraint=a100", "--gres=gpu:8"},
+    "jean_zay_v100": {"--qos=qos_gpu-t3", "--constraint=v100-32g", "--gres=gpu:4"},
+    "alps_clariden": {"--partition=normal", "--constraint=thp_never&nvidia_vboost_enabled"},
+}
+CHOSEN_BY_SLURM = ("perlmutter", "jean_zay")
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_each_card_writes_a_job_and_makes_a_plan(name, tmp_path, monkeypatch, capsys) -> None:
+    """As a person would ask for it; a site without partitions is asked for none."""
+    monkeypatch.chdir(tmp_path)
+    account = cards.cluster(name).jobs.account_example or "p"
+    recipe = ["ltg_bert_base", "--set", "language=et", "--cluster", name, "--nodes", "2"]
+    assert main(["launch", *recipe, "--account", account, "--hours", "2", "--dry-run"]) == 0
+    (script,) = tmp_path.glob("runs/*/launch/0001/job.sh")
+    asked = {line.split(" ", 1)[1] for line in script.read_text().splitlines() if line.startswith("#SBATCH ")}
+    assert asked >= ASKED.get(name, set())
+    assert any(one.startswith("--partition") for one in asked) == (
+        cards.cluster(name).scheduler == "slurm" and not name.startswith(CHOSEN_BY_SLURM)
+    )
+    capsys.readouterr()
+    has_speed = cards.accelerator(cards.cluster(name).accelerator).peak_tflops
+    assert main(["plan", *recipe]) == (0 if has_speed else 1)
+    told = capsys.readouterr()
+    assert told.out if has_speed else "no speed can be planned" in told.err
+
+
+@pytest.mark.parametrize(("nodes", "hours"), [(91, 2), (92, 6), (183, 6), (184, 12), (9472, 12)])
+def test_the_longest_job_of_frontier_depends_on_its_nodes(nodes, hours) -> None:
+    """By the table of its user guide."""
+    recipe = read_recipe("poro_34b", ["cluster=frontier"]).recipe
+    *_, partition, found, longest = check_request(recipe, Wishes(nodes=nodes, account="abc123"))
+    assert (partition.label, found, longest) == ("batch", nodes, hours)
 
 
 def test_there_are_sixteen_sites() -> None:

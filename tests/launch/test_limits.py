@@ -143,6 +143,49 @@ def test_nodes_of_a_job(on) -> None:
     assert check_request(recipe(nodes=(8,)), Wishes())[3] == 8
 
 
+def test_a_queue_with_fewest_nodes_and_one_with_limits_by_size(on) -> None:
+    """The first of a name that gives the nodes, with spares; others of the card are what would work."""
+    of = site(
+        nodes=200, max_nodes_per_job=64,
+        jobs={"partitions": [
+            {"name": "usual"},
+            {"name": "usual", "qos": "big", "min_nodes": 65, "max_nodes": 150, "max_hours": 9},
+            {"constraint": "fat", "min_nodes": 4, "max_hours": 6}, {"constraint": "fat", "max_hours": 2},
+        ]},
+    )  # fmt: skip
+    usual, big, fat, fat_and_small = of.jobs.partitions
+    assert [one.label for one in of.jobs.partitions] == ["usual", "big", "fat", "fat"]
+    assert refusal(of, on, nodes=8, partition="big") == (
+        "--nodes 8: big of here gives 65 to 150; what would work: --nodes 65, or --partition usual"
+    )
+    assert refusal(of, on, nodes=60, spares=4, partition="big").endswith(
+        "--nodes 60 with 4 spares: big of here gives 65 to 150; what would work: --nodes 61, or "
+        "--partition usual"
+    )
+    assert refusal(of, on, nodes=65).endswith("what would work: --nodes 64, or --partition big")
+    assert request(of, on, nodes=60, spares=5, partition="big")[2] is big
+    assert request(of, on, nodes=4, partition="fat")[2:5:2] == (fat, 6)
+    assert request(of, on, nodes=3, partition="fat")[2:5:2] == (fat_and_small, 2)
+    assert request(of, on, nodes=3, spares=1, partition="fat")[2] is fat
+    assert request(of, on, nodes=8, partition="usual")[2] is usual
+    assert "the card of here has usual, big, fat" in refusal(of, on, partition="slow")
+
+
+def test_a_queue_takes_so_many_jobs_of_a_person(on) -> None:
+    """A chain by forecast is that long; one that is asked for is refused if it is longer."""
+    of = site(jobs={"partitions": [{"name": "debug", "max_jobs": 2}]})
+    on(of, forecast(jobs=9))
+    assert jobs_of(1).chain_length == 2 and jobs_of(1, jobs=2).chain_length == 2
+    with pytest.raises(KieloError) as refused:
+        jobs_of(1, jobs=3)
+    assert str(refused.value) == (
+        "--jobs: makes 3 jobs, and debug of here takes 2 of a person, waiting and running together; what "
+        "would work: fewer, or another --partition"
+    )
+    on(site(), forecast(jobs=9))
+    assert jobs_of(1).chain_length == 11 and jobs_of(1, jobs=30).chain_length == 30
+
+
 def test_limits_of_the_usual_queue_are_the_cards_and_those_of_others_are_not() -> None:
     of, loose = site(jobs=QUEUES), site(max_nodes_per_job=None, max_wall_hours=None)
     assert [most_nodes(one, of.jobs, of) for one in of.jobs.partitions] == [8, 3, 9, 10]

@@ -26,7 +26,10 @@ SITES = {
 ASKED = {
     "lumi_g": (
         "123;cluster",
-        ["--parsable --array=1-3 {job}", "--parsable --dependency=afterany:123 {job}"],
+        [
+            "--parsable --export=ALL --array=1-3 {job}",
+            "--parsable --export=ALL --dependency=afterany:123 {job}",
+        ],
     ),
     "abci3": ("123[].server", ["-J 1-3 {job}", "-W depend=afterany:123[] {job}"]),
     "tsubame4": (
@@ -51,8 +54,8 @@ SBATCH = """#!/bin/bash
 set -e
 [ "$1" != --version ] || exit 0
 id=$(($(cat "$0.number" 2> /dev/null || echo 100) + 1)); echo "$id" > "$0.number"
-case $2 in
-    --array=*) tasks="1 3" ;;
+case " $* " in
+    *" --array="*) tasks="1 3" ;;
     *) tasks="" ;;
 esac
 job=${@: -1}

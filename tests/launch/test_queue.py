@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kielo.launch import queue
-from kielo.launch.queue import end_jobs, states
+from kielo.launch.queue import end_jobs, hides_jobs, states
 from kielo.recipe.errors import KieloError
 
 
@@ -50,7 +50,31 @@ def test_the_others_list_all_jobs(scheduler, waiting, tmp_path, command) -> None
     command("qstat", QSTAT[scheduler])
     running = "R" if scheduler == "pbs" else "r"
     assert states(scheduler, ["12", "11", "13", "99"]) == {"12": waiting, "11": running}
-    assert told(tmp_path) == ["qstat"]
+    assert told(tmp_path) == ["qstat -u *" if scheduler == "grid_engine" else "qstat"]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "name", "answer", "hides"),
+    (
+        ("slurm", "scontrol", "MpiDefault = none\nPrivateData             = jobs\n", True),
+        ("slurm", "scontrol", "PrivateData             = accounts,jobs,users\n", True),
+        ("slurm", "scontrol", "PrivateData             = none\nPriorityType = jobs\n", False),
+        ("slurm", "scontrol", "PrivateData             = usage,users\n", False),
+        ("slurm", "scontrol", "", False),
+        ("pbs", "qstat", "Server: a\n    query_other_jobs = False\n    scheduling = True\n", True),
+        ("pbs", "qstat", "Server: a\n    query_other_jobs = True\n", False),
+        ("grid_engine", "qconf", "", False),
+    ),
+)
+def test_whether_jobs_of_others_are_hidden(scheduler, name, answer, hides, command) -> None:
+    """By Slurm's PrivateData and PBS's query_other_jobs, as their manuals print them."""
+    command(name, answer)
+    assert hides_jobs(scheduler) is hides
+
+
+def test_nothing_is_known_to_be_hidden_on_another_machine(monkeypatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert [hides_jobs(scheduler) for scheduler in ("slurm", "pbs", "grid_engine")] == [False] * 3
 
 
 def test_a_machine_without_the_scheduler(monkeypatch) -> None:

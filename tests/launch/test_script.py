@@ -23,7 +23,11 @@ LADDER = Wishes(nodes=64, account="project_462000000")
 # Row: the folder, the file, and regular expressions of which each must match in it.
 ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
     "1 one task a device, which becomes Python": [
-        ("lumi_g", "job.sh", [r'start_tasks "\$DEVICES_PER_NODE" ', r"\bsrun --nodes=", r"^TORCHRUN=no"]),
+        (
+            "lumi_g",
+            "job.sh",
+            [r'start_tasks "\$DEVICES_PER_NODE" ', r"\bsrun --export=ALL --nodes=", r"^TORCHRUN=no"],
+        ),
         ("lumi_g", "rank.sh", [r'^exec "\$\{KIELO\[@\]\}" train']),
         ("abci3", "job.sh", [r"\bmpirun -np"]),
     ],
@@ -62,15 +66,16 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
         (
             "lumi_g",
             "job.sh",
-            [r"outcome_file=\$RUN/train/outcome.json", r"75\) outcome=requeue", r"0\) outcome=finished"],
+            [r"outcome_file=\$RUN/train/outcome.json", r"75\) outcome=requeue", r"0\) if grep .*finished"],
         )
     ],
     "8 a chain, which ends when the run does": [
         (
             "lumi_g",
             "job.sh",
-            [r"^#SBATCH --dependency=singleton$", r"^ +stop_chain finished$", r"scancel --quiet"],
+            [r"^ +stop_chain finished$", r"scancel --quiet"],
         ),
+        ("lumi_g", "submit.sh", [r"--dependency=\"afterany:\$1"]),
         ("abci3", "submit.sh", [r"depend=afterany:"]),
         ("tsubame4", "submit.sh", [r"-hold_jid"]),
         ("tsubame4", "job.sh", [r"cancel_jobs\(\) \{ qdel"]),
@@ -122,7 +127,7 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
         (
             "lumi_g",
             "job.sh",
-            [r"^SILENCE_SECONDS=\d+", r"py-spy dump", r"srun --overlap", r'kill -KILL "\$step"'],
+            [r"^SILENCE_SECONDS=\d+", r"py-spy dump", r"srun --export=ALL --overlap", r'kill -KILL "\$step"'],
         )
     ],
     "17 binding and environment of the site, told once": [

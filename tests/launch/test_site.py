@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ case "$*" in
     "-m venv "*) mkdir -p "${!#}/bin"; touch "${!#}/bin/activate"; cp "$0" "${!#}/bin/python" ;;
     "-m pip install"*) [ -z "${PIP_FAILS:-}" ] ;;
     "-m pip list"*) echo kielo==0 ;;
-    *) exec "$REAL_PYTHON" "$@" ;;
+    *) PYTHONPATH=$REAL_PYTHONPATH exec "$REAL_PYTHON" "$@" ;;
 esac
 """
 # The container: what is bound at /user-software lies elsewhere. An .sqsh is a folder here.
@@ -45,7 +46,7 @@ bound=$(sed -n 's|.*,\\([^,]*\\):/user-software.*|\\1|p' <<< "$2")
 shift 3
 command=${1/#\\/user-software/$bound}
 shift
-if [ "$1 $2" = "-m venv" ]; then set -- "${@/#\\/user-software/$bound}"; fi
+if [ "$1 $2" = "-m venv" ] || [ "$command" = env ]; then set -- "${@/#\\/user-software/$bound}"; fi
 exec "$command" "$@"
 """
 STUBS = {
@@ -72,7 +73,7 @@ class Site:
     def run(self, **environment: str) -> subprocess.CompletedProcess:
         """Runs site.sh."""
         variables = {"PATH": f"{self.stubs}:/usr/bin:/bin", "NOTES": str(self.notes), "HOME": "/nowhere"}
-        real = {"REAL_PYTHON": sys.executable, "PYTHONPATH": os.environ["PYTHONPATH"]}
+        real = {"REAL_PYTHON": sys.executable, "REAL_PYTHONPATH": os.environ["PYTHONPATH"]}
         return subprocess.run(
             ["bash", self.folder / "site.sh"], env=variables | real | environment, timeout=200,
             capture_output=True, text=True, stdin=subprocess.DEVNULL,
@@ -178,6 +179,22 @@ def test_shellcheck_has_nothing_to_say_of_a_site(tmp_path) -> None:
     files = [str(path) for path in tmp_path.glob("*.sh")]
     told = subprocess.run(["shellcheck", "--severity=warning", *files], capture_output=True, text=True)
     assert told.returncode == 0, told.stdout
+
+
+def test_a_login_node_without_a_network_needs_packages(tmp_path) -> None:
+    """Its script ends before pip would wait, and its page says so; another site's may use the network."""
+    for name, said in (("marenostrum5_acc", True), ("leonardo_booster", False)):
+        plan = plan_site(name, cards.cluster(name), None, None)
+        page, script = site_page(plan), tmp_path / f"{name}.sh"
+        assert ("The login nodes have none: `kielo prefetch" in page) is said
+        script.write_text(site_script(plan).partition("# What the shell has")[0])
+        run = partial(subprocess.run, ["bash", str(script)], capture_output=True, text=True)
+        without, given = run(), run(env=os.environ | {"WHEELS": str(tmp_path)})
+        assert given.returncode == 0 and (without.returncode == 1) is said
+        assert not said or without.stderr == (
+            "marenostrum5_acc: its login nodes reach no network; what would work: kielo prefetch RECIPE --to "
+            f"DIR --wheels where there is one, then WHEELS=DIR/wheels bash {script}\n"
+        )
 
 
 @pytest.mark.parametrize("name", SITES)

@@ -164,7 +164,10 @@ def test_the_settings_of_site_sh(here) -> None:
         "# These may be set differently: NAME=VALUE bash site.sh",
         f"KIELO=${{KIELO:-{shlex.quote(str(source_of_kielo()))}}} # its folder, or where pip finds it",
         "TORCH=${TORCH:-2.9} # where the site brings none",
-        f"WHEELS=${{WHEELS:-{here}/w}} # a folder that `pip download` filled", "", "# setup: of setup",
+        f"WHEELS=${{WHEELS:-{here}/w}} # a folder that `pip download` filled", "",
+        "# What the shell has for other Pythons: packages in ~/.local, and options of pip.",
+        "unset PYTHONPATH PYTHONHOME PYTHONUSERBASE PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV",
+        "export PYTHONNOUSERSITE=1 PIP_USER=0", "# setup: of setup",
         "module load a", "module load b",
     ]  # fmt: skip
     plain = site_script(plan_site("here", site(), None, None))

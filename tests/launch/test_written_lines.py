@@ -4,6 +4,7 @@ On shipped cards: test_script.py. A line that one site must have is absent on th
 """
 
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def test_a_plain_job_of_slurm(here) -> None:
         "#SBATCH --job-name=mine", "#SBATCH --partition=usual", "#SBATCH --nodes=3", "#SBATCH --exclusive",
         "#SBATCH --ntasks-per-node=4", "#SBATCH --cpus-per-task=7", "#SBATCH --time=02:03:04",
         "#SBATCH --signal=USR1@300", "#SBATCH --requeue", "#SBATCH --open-mode=append",
-        "#SBATCH --dependency=singleton", "#SBATCH --output=/jobs/0001/logs/job_%j.log",
+        "#SBATCH --output=/jobs/0001/logs/job_%j.log",
         "", *settings(here),
     ]  # fmt: skip
 
@@ -103,14 +104,15 @@ def test_a_job_of_slurm_with_all_that_a_card_may_say(here) -> None:
         "#SBATCH --ntasks-per-node=4", "#SBATCH --cpus-per-task=7",
         "#SBATCH --mem=1G", "#SBATCH --gres=a", "#SBATCH --time=02:03:04",
         "#SBATCH --signal=USR1@300", "#SBATCH --requeue", "#SBATCH --open-mode=append",
-        "#SBATCH --dependency=singleton", "#SBATCH --output=/jobs/0001/logs/job_%j.log", "",
+        "#SBATCH --output=/jobs/0001/logs/job_%j.log", "",
         *settings(here, SPARES="2", TORCHRUN="yes", PREFLIGHT="yes")[:14],
         "# architecture: of architecture", "# cpu_bind: of cpu_bind", "# host_suffix: of host_suffix",
         "# node_folder: of node_folder", "ARCHITECTURE=aarch64", "CPU_BIND='mask_cpu:0x1,0x2'",
         "HOST_SUFFIX=-ib", 'NODE_FOLDER="${TMPDIR:-/tmp}"', "# container: of container", "# image: of image",
         "# network_log: of network_log", "# stripe: of stripe", "IMAGE=/images/c.sif",
         f"CONTAINER=(singularity exec --bind '{bound}' /images/c.sif)", "NETWORK_LOG='a|b'",
-        "STRIPE=(lfs setstripe -c 4)", "", "# setup: of setup", "module load a", "module load b",
+        "STRIPE=(lfs setstripe -c 4)", "", "unset PYTHONPATH PYTHONHOME PYTHONUSERBASE",
+        "# setup: of setup", "module load a", "module load b",
     ]  # fmt: skip
 
 
@@ -136,24 +138,77 @@ def test_a_job_of_grid_engine(here) -> None:
         "#$ -N mine", "#$ -l usual=4", "#$ -l h_rt=02:03:04", "#$ -l x=1", "#$ -r y", "#$ -j y",
         "#$ -S /bin/bash", "#$ -o /jobs/0001/logs/", "", *settings(here, SPARES="1"),
     ]  # fmt: skip
-    assert head(submit_script(asked, JOB), "left_out", "submit_grid_engine", "submit") == [
+    assert head(submit_script(asked, JOB), "left_out", "submit_grid_engine", "submitted", "submit") == [
         "#!/bin/bash", f"WORKING_FOLDER={here}", "FOLDER=/jobs/0001", f"RUN={here}/runs/mine", "JOBS=5",
-        "ACCOUNT=p1",
+        *asked_for("p1", nodes=4),
     ]  # fmt: skip
-    asked = plan(site("grid_engine"))
-    assert head(submit_script(asked, JOB), "left_out", "submit_grid_engine", "submit")[-1] == "ACCOUNT="
 
 
-@pytest.mark.parametrize("scheduler", ("slurm", "pbs"))
-def test_submission_of_the_others_has_no_account(scheduler, here) -> None:
-    """It is in job.sh."""
-    asked = plan(site(scheduler), Wishes(account="p1"))
-    assert head(submit_script(asked, JOB), "left_out", f"submit_{scheduler}", "submit") == [
-        "#!/bin/bash", f"WORKING_FOLDER={here}", "FOLDER=/jobs/0001", f"RUN={here}/runs/mine", "JOBS=5",
+def asked_for(account: str = "", qos: str = "", nodes: int = 3) -> list[str]:
+    """Returns the lines by which a submission knows what job.sh asks for."""
+    return [
+        "# what job.sh asks for", f"ACCOUNT={account}", "PARTITION=usual", f"QOS={qos}", f"JOB_NODES={nodes}",
+        "WALL_SECONDS=7384",
     ]  # fmt: skip
-    assert head(submit_pack_script(asked, JOB, 6), f"submit_pack_{scheduler}", "submit_pack") == [
-        "#!/bin/bash", f"WORKING_FOLDER={here}", "FOLDER=/jobs/0001", "SHARES=6",
-    ]  # fmt: skip
+
+
+def test_slurm_chooses_the_queue_by_qos_or_constraint(here) -> None:
+    """Then none is asked for, and the submission does not compare it; nor a QOS, if the card names none."""
+    for queue, lines in (
+        ({"qos": "regular", "constraint": "gpu&fat"}, ["--qos=regular", "--constraint=gpu&fat"]),
+        ({"constraint": "a100"}, ["--constraint=a100"]),
+        ({"name": "all", "constraint": "a100"}, ["--partition=all", "--constraint=a100"]),
+    ):
+        asked = plan(site(jobs={"partitions": [queue]}))
+        written = [line for line in job_script(asked, JOB).splitlines() if line.startswith("#SBATCH")]
+        first = ["--job-name=mine", *lines, "--nodes=3"]
+        assert written[: len(first)] == [f"#SBATCH {line}" for line in first]
+        submission = submit_script(asked, JOB).splitlines()
+        assert {f"PARTITION={queue.get('name', '')}", f"QOS={queue.get('qos', '')}"} <= set(submission)
+
+
+QOS = """
+QOS={asked} ACCOUNT= PARTITION= JOB_NODES=1 WALL_SECONDS=60
+clean_environment() {{ :; }}
+facts_of() {{ echo "qos {shown}"; echo "partition gpu_ss11"; }}
+cancel_job() {{ echo "cancelled $1"; }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown", "is_kept"),
+    (
+        ("regular", "gpu_regular", True), ("regular", "regular", True), ("regular", "gpu_debug", False),
+        ("regular", "irregular", False), ("debug", "normal", False), ("''", "normal", True),
+    ),
+)  # fmt: skip
+def test_a_qos_that_the_site_renames_is_the_one_asked_for(asked, shown, is_kept) -> None:
+    """NERSC shows gpu_regular of a job that asked for regular; another QOS is another job."""
+    script = QOS.format(asked=asked, shown=shown) + (SCRIPTS / "submitted.sh").read_text()
+    done = subprocess.run(["bash", "-c", script + "\nrefuse_other_job 7"], capture_output=True, text=True)
+    assert (done.returncode == 0) is is_kept and ("cancelled 7" in done.stdout) is not is_kept
+    assert is_kept or f"qos {shown} in place of {asked}" in done.stderr
+
+
+@pytest.mark.parametrize("scheduler", ("slurm", "pbs", "grid_engine"))
+def test_a_submission_knows_what_its_job_asks_for(scheduler, here) -> None:
+    """So that it can read the job back; of a site that says no more than it must, and of one that does."""
+    wishes = Wishes(account="p1", spares=2, image="none")
+    qos = "normal" if scheduler == "slurm" else ""
+    full = FULL | {"partitions": [{"name": "usual", "qos": qos}]}
+    for asked, facts in (
+        (plan(site(scheduler)), asked_for()),
+        (plan(site(scheduler, full), wishes), asked_for("p1", qos, 5)),
+    ):
+        common = ["#!/bin/bash", f"WORKING_FOLDER={here}", "FOLDER=/jobs/0001"]
+        own = f"submit_{scheduler}"
+        assert head(submit_script(asked, JOB), "left_out", own, "submitted", "submit") == [
+            *common, f"RUN={here}/runs/mine", "JOBS=5", *facts,
+        ]  # fmt: skip
+        shares = head(
+            submit_pack_script(asked, JOB, 6), own, f"submit_pack_{scheduler}", "submitted", "submit_pack"
+        )
+        assert shares == [*common, "SHARES=6", *facts]
 
 
 def test_jobs_that_pack(here) -> None:
@@ -167,11 +222,7 @@ def test_jobs_that_pack(here) -> None:
         "#SBATCH --requeue", "#SBATCH --open-mode=append", "#SBATCH --output=/jobs/0001/logs/job_%j.log", "",
         f"WORKING_FOLDER={here}", "FOLDER=/jobs/0001", "SHARES=6", "# container: of container",
         "# image: of image", f"CONTAINER=(c --bind '{here},{here}/runs/mine' /i.sif)", "",
-        "# setup: of setup", "module load a",
-    ]  # fmt: skip
-    asked = plan(site("grid_engine"), Wishes(account="p1"))
-    assert head(submit_pack_script(asked, JOB, 6), "submit_pack_grid_engine", "submit_pack") == [
-        "#!/bin/bash", f"WORKING_FOLDER={here}", "FOLDER=/jobs/0001", "SHARES=6", "ACCOUNT=p1",
+        "unset PYTHONPATH PYTHONHOME PYTHONUSERBASE", "# setup: of setup", "module load a",
     ]  # fmt: skip
 
 
@@ -240,7 +291,9 @@ def test_the_environment_of_a_site(nodes, has_internet, here, monkeypatch) -> No
     asked = plan(of, nodes=nodes, site_folder=Path("/site"), made=made("/site"), measured_steps=10)
     between = ["# environment_between_nodes: of environment_between_nodes", "export B=3"]
     assert environment_script(asked).splitlines() == [
-        *PLAIN, "# environment: of environment", "export A='1 2'", *(between if nodes > 1 else []),
+        *PLAIN[:4], "export PYTHONNOUSERSITE=1", *PLAIN[4:],
+        "# environment: of environment", "export A='1 2'",
+        *(between if nodes > 1 else []),
         *([] if has_internet else OFFLINE), f"export KIELO_PREFETCHED={here}/brought",
         "# weights of the hub go beside the environment, not into the home",
         'export HF_HOME="${HF_HOME:-/site/caches/huggingface}"',

@@ -57,12 +57,50 @@ def test_texts_of_cards_are_not_empty() -> None:
     for field in ("description", "network", "source", "date"):
         with pytest.raises(ValidationError, match=field):
             Cluster.model_validate(CLUSTER | {field: ""})
-    with pytest.raises(ValidationError, match="name\n  String should have at least 1 character"):
+    with pytest.raises(ValidationError, match="none of name, qos and constraint"):
         Partition(name="")
+    with pytest.raises(ValidationError, match="min_nodes 3 is more than max_nodes 2"):
+        Partition(name="a", min_nodes=3, max_nodes=2)
     with pytest.raises(ValidationError, match="partitions\n  Tuple should have at least 1 item"):
         cards.Jobs(partitions=[], sources={"partitions": "x"})
     with pytest.raises(ValidationError, match="jobs.sources says nothing of: partitions"):
         cards.Jobs(partitions=[{"name": "a"}], sources={"partitions": " "})
+
+
+def test_what_does_not_go_together_in_a_card_is_refused() -> None:
+    """A timeout of no adapter, two constraints, Slurm's words for another scheduler, unknown sources."""
+    sources = {"partitions": "x", "options": "x", "environment": "x"}
+    jobs = {"partitions": [{"qos": "regular", "constraint": "gpu"}], "sources": {"partitions": "x"}}
+    assert Cluster.model_validate(CLUSTER | {"scheduler": "slurm", "jobs": jobs}).jobs.partitions[0].label
+    for value in ("120", "0", "23", "-1", "ten", "1.5", ""):
+        with pytest.raises(ValidationError, match=f"NCCL_IB_TIMEOUT = {value} is an exponent"):
+            cards.Jobs(
+                partitions=[{"name": "a"}], environment={"NCCL_IB_TIMEOUT": value},
+                sources={"partitions": "x", "environment": "x"},
+            )  # fmt: skip
+    for value in ("1", "22"):
+        variables = {"NCCL_IB_TIMEOUT": value}
+        more = {"environment_between_nodes": "x"}
+        between = cards.Jobs(
+            partitions=[{"name": "a"}], environment_between_nodes=variables,
+            sources={"partitions": "x"} | more,
+        )  # fmt: skip
+        assert between.environment_between_nodes == variables
+    for option in ("--constraint=fast", "-C fast"):
+        with pytest.raises(ValidationError, match="in options would replace the constraint"):
+            cards.Jobs(
+                partitions=jobs["partitions"], options=[option],
+                sources={one: sources[one] for one in ("partitions", "options")},
+            )  # fmt: skip
+    for scheduler in ("pbs", "grid_engine"):
+        for queue in ({"qos": "regular"}, {"name": "a", "qos": "b"}, {"name": "a", "constraint": "b"}):
+            of_other = {"scheduler": scheduler, "jobs": jobs | {"partitions": [queue]}}
+            with pytest.raises(ValidationError, match=f"which are Slurm's; {scheduler} takes a name alone"):
+                Cluster.model_validate(CLUSTER | of_other)
+    with pytest.raises(ValidationError, match="no field of the card is called node"):
+        Cluster.model_validate(CLUSTER | {"sources": {"node": "x"}})
+    with pytest.raises(ValidationError, match="it says nothing of: nodes"):
+        Cluster.model_validate(CLUSTER | {"sources": {"nodes": " "}})
 
 
 def test_an_own_card_is_read_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

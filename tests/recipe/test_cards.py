@@ -1,6 +1,9 @@
 """Cards and the schema: every shipped card is complete, and unknown names get the known ones."""
 
 import json
+import re
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +58,84 @@ def test_an_accelerator_card_has_a_source_and_date(name):
 def test_a_cluster_card_names_an_accelerator_card(name):
     """MFU can be told on every cluster whose accelerator has a peak."""
     assert cards.cluster(name).accelerator in cards.accelerators()
+
+
+# Facts of which no public page was found, and whose card says so. None may be added; a page takes one away.
+_NODE = {
+    "accelerator", "cpu_cores_per_node", "devices_per_node", "internet_on_compute_nodes",
+    "memory_gib_per_node", "network", "network_gbit_per_second_per_node", "nodes", "scheduler",
+}  # fmt: skip
+_OF_DEUCALION = _NODE | {
+    "max_nodes_per_job", "max_wall_hours", "jobs.account", "jobs.container", "jobs.devices",
+    "jobs.partitions", "jobs.storage", "jobs.stripe",
+}  # fmt: skip
+_ONLINE = "internet_on_compute_nodes"
+WITHOUT_PAGE = {
+    "abci3": {_ONLINE, "jobs.setup"},
+    "deucalion_a100_40": _OF_DEUCALION,
+    "deucalion_a100_80": _OF_DEUCALION,
+    "dgx_h100": {"nodes"},
+    "isambard_ai": {_ONLINE, "jobs.devices", "jobs.driver_cuda", "jobs.storage"},
+    "jupiter_booster": {_ONLINE, "max_wall_hours", "jobs.account", "jobs.partitions", "jobs.storage"},
+    "juwels_booster": _NODE | {"max_wall_hours", "jobs.partitions"},
+    "karolina": {
+        _ONLINE, "max_wall_hours", "memory_gib_per_node", "network", "network_gbit_per_second_per_node",
+        "nodes", "jobs.account", "jobs.devices", "jobs.storage",
+    },
+    "leonardo_booster": {_ONLINE, "jobs.driver_cuda", "jobs.storage"},
+    "meluxina": {_ONLINE, "max_wall_hours", "jobs.account", "jobs.devices", "jobs.partitions"},
+    "perlmutter_a100_40": {_ONLINE},
+    "perlmutter_a100_80": {_ONLINE},
+    "roihu": {_ONLINE},
+    "tsubame4": _NODE | {"jobs.container", "jobs.partitions", "jobs.setup"},
+}  # fmt: skip
+_NO_FACTS = {"name", "description", "source", "sources", "date", "notes", "jobs", "references"}
+_PAGE_AND_DATE = re.compile(r"https?://\S+\.\S+.*\b20\d\d-\d\d\b")
+
+
+def facts(card: cards.Cluster) -> dict[str, str]:
+    """Each fact of a card → what the card says of its origin."""
+    origins = {field: card.sources.get(field, card.source) for field in card.model_fields_set - _NO_FACTS}
+    origins |= {f"references[{number}]": one.source for number, one in enumerate(card.references)}
+    return origins | {
+        f"jobs.{field}": origin for field, origin in (card.jobs.sources if card.jobs else {}).items()
+    }
+
+
+def without_page(card: cards.Cluster) -> set[str]:
+    return {field for field, origin in facts(card).items() if not _PAGE_AND_DATE.search(origin)}
+
+
+@pytest.mark.parametrize("name", [name for name in cards.clusters() if name != "laptop"])
+def test_each_fact_of_a_cluster_states_its_public_page_and_a_date(name):
+    """A fact without one says that none was found, and is on the list; nothing is from memory."""
+    card = cards.cluster(name)
+    assert without_page(card) == WITHOUT_PAGE.get(name, set())
+    said = {facts(card)[field] for field in without_page(card)}
+    assert all(origin.startswith("no public page found (2026-11)") for origin in said)
+    text = (Path(cards.__file__).parents[1] / f"cards/clusters/{name}.toml").read_text()
+    assert "from memory" not in text and "third-party" not in text
+
+
+def test_a_fact_without_a_page_or_a_date_is_found():
+    """Broken on purpose: of a card's own facts, of the table of jobs, and a page without a date."""
+    text = (Path(cards.__file__).parents[1] / "cards/clusters/frontier.toml").read_text()
+    setup = re.search(r'\nsetup = "https.*"', text)[0]
+    for old, new, field in (
+        ("[sources]", '[sources]\nnodes = "from memory, 2026-11"', "nodes"),
+        ("[sources]", '[sources]\nnetwork = "https://docs.olcf.ornl.gov/"', "network"),
+        (setup, '\nsetup = "notes of others (2026-11)"', "jobs.setup"),
+    ):
+        changed = cards.Cluster.model_validate(tomllib.loads(text.replace(old, new, 1)))
+        assert without_page(changed) == {field}
+
+
+@pytest.mark.parametrize("name", cards.clusters())
+def test_a_timeout_of_infiniband_is_an_exponent(name):
+    """NCCL takes 1 to 22 (docs.nvidia.com, NCCL user guide, NCCL_IB_TIMEOUT)."""
+    jobs = cards.cluster(name).jobs
+    for variables in (jobs.environment, jobs.environment_between_nodes) if jobs else ():
+        assert 1 <= int(variables.get("NCCL_IB_TIMEOUT", 20)) <= 22
 
 
 def test_drivers_names_find_their_card():

@@ -55,7 +55,10 @@ MessageTimeout=60
 SlurmctldTimeout=120
 SlurmdTimeout=60
 NodeName=kielo[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=2 RealMemory=2000
-PartitionName=work Nodes=ALL Default=YES MaxTime=00:30:00 State=UP DenyAccounts=refused_project
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+PartitionName=work Nodes=ALL Default=YES MaxTime=00:30:00 State=UP DenyAccounts=refused_project GraceTime=600
+PartitionName=urgent Nodes=ALL MaxTime=00:30:00 State=UP PriorityTier=2
 """
 
 

@@ -6,78 +6,18 @@ fast the machine is; Slurm wakes what it ends.
 
 import os
 import re
-import shutil
 import signal
 from contextlib import suppress
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 
 from kielo.cli.main import main
-from tests.slurm.launched_run import NAME, STEPS, LaunchedRun, pack, train_undisturbed, weights
-from tests.slurm.one_machine import NAMES, Machine, processes, slurm, why_not
-
-CARD = """\
-scheduler = "slurm"
-
-[jobs]
-partitions = [{ name = "work" }]
-
-[jobs.sources]
-partitions = "tests"
-"""
-# Slurm takes this account, and refuses "refused_project" (one_machine.py).
-TWO_NODES = ["--account", "granted_project", "--nodes", "2", "--hours", "0.3", "--grace", "120"]
+from tests.slurm.jobs import TWO_NODES, launch, queue, start_again
+from tests.slurm.launched_run import NAME, STEPS, LaunchedRun, weights
+from tests.slurm.one_machine import NAMES, Machine, processes, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
-
-
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory):
-    with slurm(tmp_path_factory.mktemp("slurm") / "daemons") as machine:
-        yield machine
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory) -> Path:
-    """A folder with the text, the card, and the run with its tokens."""
-    return pack(tmp_path_factory.mktemp("packed"), "slurm.toml", CARD)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(packed, tmp_path_factory) -> dict[str, bytes]:
-    """The weights of one training of two ranks, which nothing stopped."""
-    return train_undisturbed(packed, tmp_path_factory.mktemp("undisturbed") / "place", 2)
-
-
-@pytest.fixture
-def run(machine, packed, tmp_path, monkeypatch):
-    """The packed run in the current folder, and an empty queue before and after."""
-    place = tmp_path / "place"
-    shutil.copytree(packed, place)
-    monkeypatch.chdir(place)
-    monkeypatch.setenv("SLURM_CONF", machine.environment["SLURM_CONF"])
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("HOME", str(tmp_path))  # jobs are login shells: not with the profile of who tests
-    run = LaunchedRun(place, {"SLURM_CONF": machine.environment["SLURM_CONF"]})
-    try:
-        yield run
-    finally:
-        machine.tell("scancel", "--user=root", "--signal=KILL", "--full")
-        machine.tell("scancel", "--user=root")
-        machine.start_daemons()
-        run.wait(lambda: queue(machine) == {} and machine.is_up())
-
-
-def queue(machine: Machine) -> dict[str, str]:
-    """Job → its state and the reason why it waits."""
-    lines = machine.ask("squeue", "-h", "-o", "%i %T %r").splitlines()
-    return {line.split()[0]: line.partition(" ")[2] for line in lines}
-
-
-def launch(*flags: str) -> None:
-    assert main(["launch", f"runs/{NAME}", *flags]) == 0
 
 
 def let_time_run_out(machine: Machine, job: str) -> None:
@@ -202,12 +142,6 @@ def test_a_chain_survives_scancel_requeue_and_a_lost_node(machine, run, undistur
     machine.start_daemons()
     run.wait(lambda: lost not in processes(run.of_scheduler))
     assert weights(run.folder) == undisturbed
-
-
-def start_again(machine: Machine, run: LaunchedRun, job: str) -> None:
-    """Waits until the job is back in the queue, and spares it the two minutes that Slurm has it wait then."""
-    run.wait(lambda: queue(machine)[job].startswith("PENDING"))
-    run.wait(lambda: machine.tell("scontrol", "update", f"JobId={job}", "StartTime=now").returncode == 0)
 
 
 @pytest.mark.full

@@ -6,6 +6,7 @@ the file, `name_durably` it, or `bring_tree_to_disk` a whole folder; only then m
 """
 
 import errno
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -16,6 +17,10 @@ from types import TracebackType
 
 from kielo.recipe.errors import KieloError
 
+logger = logging.getLogger(__name__)
+
+_NO_FSYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
+_told_devices: set[int] = set()
 _ASIDE = re.compile(r"\..*\.\d+\.kielo-partial")
 # File systems bring many files to the disk at once: 2,500 small ones took a fifth of the time.
 _SYNC_THREADS = 16
@@ -94,12 +99,30 @@ def disk_problems_reported(what: str) -> Iterator[None]:
 
 
 def bring_to_disk(path: Path | str) -> None:
-    """Wait until a closed file's content, or a folder's entries, are on the disk. OSError if it fails."""
+    """Wait until a closed file's content, or a folder's entries, are on the disk. OSError if it fails.
+
+    Some file systems (CIFS, FUSE, some of Ceph) have no fsync of folders, and answer EINVAL: that is said
+    once. A file's content is never left unsure.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as problem:
+        if problem.errno not in _NO_FSYNC or not os.path.isdir(path):
+            raise
+        _say_no_fsync(path, os.fstat(descriptor).st_dev)
     finally:
         os.close(descriptor)
+
+
+def _say_no_fsync(folder: Path | str, device: int) -> None:
+    """Say once for each file system that it does not bring folders to the disk. device: its number."""
+    if device not in _told_devices:
+        _told_devices.add(device)
+        logger.warning(
+            "%s: its file system has no fsync of folders; after a power cut its newest files may be missing",
+            folder,
+        )
 
 
 def bring_tree_to_disk(folder: Path | str) -> None:

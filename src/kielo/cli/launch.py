@@ -146,6 +146,7 @@ def launch(options: argparse.Namespace) -> int:
 
 def _pack(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> int:
     """Writes the jobs that pack the run's text, and submits them."""
+    from kielo.launch.job_plan import check_number_of_jobs
     from kielo.launch.launch_folder import refuse_without_scheduler, submit, write_pack_jobs
     from kielo.launch.pack_jobs import check_packable, plan_pack_jobs
     from kielo.launch.script import clock
@@ -158,6 +159,7 @@ def _pack(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> in
     if not recipe.corpus.of_raw_text.sources:
         raise KieloError("--pack: all sources are ready tokens, which are read in place; leave it out")
     plan = plan_pack_jobs(recipe, replace(wishes, nodes=1))
+    check_number_of_jobs("--pack", options.pack + 1, plan.partition, plan.site)
     if not options.dry_run:
         refuse_without_scheduler(plan)
         check_packable(plan, options.pack)
@@ -166,7 +168,7 @@ def _pack(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> in
     if options.json:
         print_json({"folder": str(folder), "shares": options.pack, "submitted": ids, "answer": answer})
         return 0
-    workers, queue = plan.recipe.corpus.workers, plan.partition.qos or plan.partition.name
+    workers, queue = plan.recipe.corpus.workers, plan.partition.label
     print_table(
         ("", ""),
         [
@@ -246,7 +248,7 @@ def _rows(plan: "JobPlan") -> list[tuple[str, str]]:
     from kielo.launch.script import clock
 
     spares = f" and {plan.wishes.spares} spare ones" if plan.wishes.spares else ""
-    queue = plan.partition.qos or plan.partition.name
+    queue = plan.partition.label
     rows = [
         (
             "run",

@@ -41,11 +41,14 @@ def status(options: argparse.Namespace) -> None:
     if _is_of_languages(options.run):
         return print_states(options.run, options.json)
     found = status(Path(options.run))
-    rows = _rows(found)
+    rows, (file, lines) = _rows(found), found.last_words or (None, [])
     if options.json:
-        print_json({name.replace(" ", "_"): value for name, value in rows} | {"folder": str(found.folder)})
+        told = {name.replace(" ", "_"): value for name, value in rows}
+        print_json(told | {"folder": str(found.folder), "log": file and str(file), "log_lines": lines})
         return
     print_table(("", ""), rows)
+    if file is not None:
+        print("\n".join([f"the end of {file}:", *(f"  {line}" for line in lines)]))
 
 
 def _is_of_languages(reference: str) -> bool:
@@ -145,6 +148,11 @@ def _rows(found: "Status") -> list[tuple[str, str]]:
     if ended:
         rows.append(
             ("last stop", f"job {ended[-1].job}: {ended[-1].outcome}. {ended[-1].message}".rstrip(". "))
+        )
+    rows += [("ended", f"job {job}: {end}, before its first line") for job, end in found.ends.items()]
+    if not (found.folder / "logs").is_dir():
+        rows.append(
+            ("logs", f"{found.folder / 'logs'} is gone, and jobs fail without it; `mkdir -p` makes it again")
         )
     if found.stopped:
         rows.append(("chain", f"ended: {found.stopped}"))

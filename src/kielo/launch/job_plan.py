@@ -119,7 +119,7 @@ def plan_jobs(recipe: Recipe, wishes: Wishes, chosen: PlannedLayout | None = Non
     forecast = None if planned is None else forecast_of(planned, hours)
     wall = round(hours * 3600)
     grace = _grace(wishes.grace_seconds, forecast, wall)
-    chain = wishes.jobs or (min(_MOST_JOBS, math.ceil(forecast.jobs * _SPARE_JOBS)) if forecast else 1)
+    chain = _chain_length(wishes.jobs, forecast, partition, site)
     return JobPlan(
         recipe, site, of_site, partition, wishes, nodes, wall, grace, _silence(recipe, forecast), chain,
         forecast, no_forecast, site_folder, made,
@@ -131,7 +131,7 @@ def check_request(recipe: Recipe, wishes: Wishes) -> tuple[Cluster, Jobs, Partit
     site = cluster(recipe.cluster)
     of_site = _jobs_of(site)
     nodes = _nodes(wishes.nodes, recipe, site)
-    partition = _partition(wishes.partition, of_site, site)
+    partition = _partition(wishes.partition, nodes + wishes.spares, of_site, site)
     _check_account(wishes.account, of_site, site)
     _check_size(nodes + wishes.spares, wishes.spares, partition, of_site, site)
     return site, of_site, partition, nodes, _hours(wishes.hours, partition, of_site, site)
@@ -212,14 +212,19 @@ def _nodes(wanted: int | None, recipe: Recipe, site: Cluster) -> int:
     return nodes
 
 
-def _partition(wanted: str | None, of_site: Jobs, site: Cluster) -> Partition:
-    if wanted is None:
-        return of_site.partitions[0]
-    for one in of_site.partitions:
-        if wanted in (one.qos or one.name, one.name):
-            return one
-    known = ", ".join(one.qos or one.name for one in of_site.partitions)
-    raise KieloError(f"--partition {wanted}: the card of {site.name} has {known}")
+def _partition(wanted: str | None, nodes: int, of_site: Jobs, site: Cluster) -> Partition:
+    """Returns the first queue of the wanted name that gives so many nodes, else the first of that name."""
+    label = of_site.partitions[0].label if wanted is None else wanted
+    named = [one for one in of_site.partitions if one.label == label]
+    named = named or [one for one in of_site.partitions if one.name == label][:1]
+    if not named:
+        known = ", ".join(dict.fromkeys(one.label for one in of_site.partitions))
+        raise KieloError(f"--partition {wanted}: the card of {site.name} has {known}")
+    return next((one for one in named if _gives(nodes, one, of_site, site)), named[0])
+
+
+def _gives(nodes: int, partition: Partition, of_site: Jobs, site: Cluster) -> bool:
+    return partition.min_nodes <= nodes <= most_nodes(partition, of_site, site)
 
 
 def _check_account(account: str | None, of_site: Jobs, site: Cluster) -> None:
@@ -244,20 +249,41 @@ def longest_hours(partition: Partition, of_site: Jobs, site: Cluster) -> float |
 
 
 def _check_size(nodes: int, spares: int, partition: Partition, of_site: Jobs, site: Cluster) -> None:
-    most = most_nodes(partition, of_site, site)
+    """nodes: of a job, with its spares."""
     if spares < 0:
         raise KieloError(f"--spares {spares}: give 0 or more")
-    if nodes - spares < 1 or nodes > most:
-        larger = [
-            f", or --partition {one.qos or one.name}"
-            for one in of_site.partitions
-            if nodes - spares >= 1 and nodes <= most_nodes(one, of_site, site)
-        ]
-        extra = f" with {spares} spares" if spares else ""
-        queue = partition.qos or partition.name
+    trains = nodes - spares
+    if trains >= 1 and _gives(nodes, partition, of_site, site):
+        return
+    least, most = partition.min_nodes, most_nodes(partition, of_site, site)
+    others = [
+        f", or --partition {one.label}"
+        for one in of_site.partitions
+        if trains >= 1 and _gives(nodes, one, of_site, site)
+    ]
+    extra = f" with {spares} spares" if spares else ""
+    nearest = least if trains >= 1 and nodes < least else most
+    raise KieloError(
+        f"--nodes {trains}{extra}: {partition.label} of {site.name} gives {least} to {most}; "
+        f"what would work: --nodes {max(1, nearest - spares)}{''.join(others[:1])}"
+    )
+
+
+def _chain_length(wanted: int | None, forecast: Forecast | None, partition: Partition, site: Cluster) -> int:
+    if wanted is not None:
+        check_number_of_jobs("--jobs", wanted, partition, site)
+        return wanted
+    most = min(_MOST_JOBS, partition.max_jobs or _MOST_JOBS)
+    return min(most, math.ceil(forecast.jobs * _SPARE_JOBS)) if forecast else 1
+
+
+def check_number_of_jobs(flag: str, jobs: int, partition: Partition, site: Cluster) -> None:
+    """Refuses more jobs than the queue takes of one person. flag: what asked for them."""
+    most = partition.max_jobs
+    if most is not None and jobs > most:
         raise KieloError(
-            f"--nodes {nodes - spares}{extra}: {queue} of {site.name} gives 1 to {most}; "
-            f"what would work: --nodes {max(1, most - spares)}{''.join(larger[:1])}"
+            f"{flag}: makes {jobs} jobs, and {partition.label} of {site.name} takes {most} of a person, "
+            "waiting and running together; what would work: fewer, or another --partition"
         )
 
 
@@ -267,7 +293,7 @@ def _hours(wanted: float | None, partition: Partition, of_site: Jobs, site: Clus
     if hours is None:
         raise KieloError(f"the card of {site.name} has no longest time of a job; give --hours H")
     if not 0 < hours < math.inf or (most is not None and hours > most):
-        limit = f"{partition.qos or partition.name} of {site.name} gives at most {most:g} hours a job"
+        limit = f"{partition.label} of {site.name} gives at most {most:g} hours a job"
         raise KieloError(f"--hours {hours:g}: {limit}; the run goes on in the next job of the chain (--jobs)")
     return hours
 

@@ -11,7 +11,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kielo.launch.job_plan import JobPlan, Wishes, check_request, longest_hours, plan_jobs
+from kielo.launch.job_plan import (
+    JobPlan,
+    Wishes,
+    check_number_of_jobs,
+    check_request,
+    longest_hours,
+    plan_jobs,
+)
 from kielo.launch.launch_folder import LAUNCH_FOLDER
 from kielo.launch.rung import is_measured
 from kielo.plan.choose_layout import different_axes, nothing_runs
@@ -69,16 +76,17 @@ def plan_ladder(recipe: Recipe, wishes: Wishes, numbers: Sequence[int]) -> list[
     run = None
     with suppress(KieloError):  # plan_jobs says what it was, if it is more than a card without speeds
         run = RunToPlan.of_recipe(recipe)
-    return [_on_nodes(recipe, replace(wishes, nodes=number), run) for number in numbers]
+    return [_on_nodes(recipe, replace(wishes, nodes=number), run, len(numbers)) for number in numbers]
 
 
-def _on_nodes(recipe: Recipe, wishes: Wishes, run: RunToPlan | None) -> NodesPlan:
+def _on_nodes(recipe: Recipe, wishes: Wishes, run: RunToPlan | None, jobs: int) -> NodesPlan:
     assert wishes.nodes is not None
     nodes, above = wishes.nodes, ladder_folder(recipe) / f"{wishes.nodes}_nodes"
     try:
         site, of_site, partition, *_ = check_request(recipe, wishes)  # before a search for so many nodes
     except KieloError as error:
         raise KieloError(str(error).replace("--nodes", "--ladder")) from None
+    check_number_of_jobs("--ladder", jobs, partition, site)
     longest = longest_hours(partition, of_site, site)
     asked = replace(wishes, hours=wishes.hours if longest is None else None)  # --hours is of the ladder's job
     layouts = [None] if run is None else best_layouts(run, nodes)
@@ -162,7 +170,7 @@ def _job(recipe: Recipe, hours: float | None, rungs: Sequence[RungPlan]) -> JobP
     seconds = sum(rung.plan.wall_seconds for rung in rungs) + _SPARE_SECONDS
     most = hours or longest_hours(plan.partition, plan.jobs_of_site, plan.site)
     if most is not None and seconds > most * 3600:
-        queue = plan.partition.qos or plan.partition.name
+        queue = plan.partition.label
         raise KieloError(
             f"{len(rungs)} layouts on {plan.nodes} nodes may take {seconds / 3600:.1f} hours, and "
             f"{'--hours' if hours else queue} gives {most:g}; what would work: "

@@ -24,7 +24,7 @@ from kielo.artifact.launch import Launch
 from kielo.artifact.manifest import write_text_atomically
 from kielo.artifact.stage_json import read_json, write_json
 from kielo.launch.job_plan import COMMANDS, JobPlan
-from kielo.launch.queue import states
+from kielo.launch.queue import hides_jobs, states
 from kielo.launch.script import (
     SCRIPTS,
     card_file,
@@ -111,7 +111,7 @@ def launch_of(plan: JobPlan) -> Launch:
         nodes=plan.nodes,
         spares=plan.wishes.spares,
         devices=plan.devices,
-        partition=plan.partition.qos or plan.partition.name,
+        partition=plan.partition.label,
         wall_seconds=plan.wall_seconds,
         grace_seconds=plan.grace_seconds,
         jobs=plan.chain_length,
@@ -155,7 +155,10 @@ def refuse_second_chain(plan: JobPlan) -> None:
         launch, jobs = read_json(folder, Launch), folder / "chain" / "jobs"
         if launch is None or launch.cluster != card_file(plan) or not jobs.exists():
             continue
-        found = states(launch.scheduler, jobs.read_text(encoding="utf-8").split())
+        ids = jobs.read_text(encoding="utf-8").split()
+        found = states(launch.scheduler, ids)
+        if not found and jobs.stat().st_uid != os.getuid() and hides_jobs(launch.scheduler):
+            _refuse_hidden_chain(folder, ids)
         if found:
             told = ", ".join(f"{job} {state.split()[0]}" for job, state in found.items())
             raise KieloError(
@@ -163,6 +166,33 @@ def refuse_second_chain(plan: JobPlan) -> None:
                 f"{folder / 'submit.sh'} 5` adds five jobs to their chain, or `kielo cancel "
                 f"{run_folder(plan.recipe)}` and launch again when they are over"
             )
+
+
+def _refuse_hidden_chain(folder: Path, ids: Sequence[str]) -> None:
+    """Refuses another person's chain that may still have jobs, which the scheduler would not show."""
+    chain = folder / "chain"
+    if (chain / "stopped").exists() or not (left := [job for job in ids if not _has_ended(chain, job)]):
+        return
+    raise KieloError(
+        f"{folder}: its chain is {_owner(chain / 'jobs')}'s, the scheduler shows you no jobs of other "
+        f"persons, and no end of {', '.join(left)} is noted; what would work: `kielo cancel` by them; or, if "
+        f"they are over, `echo over > {chain / 'stopped'}`"
+    )
+
+
+def _has_ended(chain: Path, job: str) -> bool:
+    """By what job.sh notes; a job that waits again, after its end, has not."""
+    file = chain / "attempts"
+    rows = [line.split("\t") for line in file.read_text("utf-8").splitlines()] if file.exists() else []
+    own = [row for row in rows if len(row) == 7 and row[1] == job]
+    return bool(own) and own[-1][0] == "end" and own[-1][5] != "requeue"
+
+
+def _owner(path: Path) -> str:
+    try:
+        return path.owner()
+    except KeyError:
+        return f"user {path.stat().st_uid}"
 
 
 def _versions(scheduler: str, card: str) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """Asks a scheduler for the states of a chain's jobs, and cancels them: ids → states; no torch."""
 
+import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -12,7 +14,12 @@ _LIST = {
     # %F: of each job of an array the id of the array, which --parsable told
     "slurm": ["squeue", "--noheader", "--format=%F %T %r", "--jobs"],
     "pbs": ["qstat"],
-    "grid_engine": ["qstat"],
+    "grid_engine": ["qstat", "-u", "*"],  # without -u only the own ones
+}
+# Scheduler → the command that prints its settings, and the line of the one that hides the jobs of others.
+_SETTINGS = {
+    "slurm": (["scontrol", "show", "config"], r"^PrivateData\s*=.*\bjobs\b"),
+    "pbs": (["qstat", "-Bf"], r"^\s*query_other_jobs\s*=\s*False"),
 }
 # Jobs of the others look whether their chain was ended (scripts/mpirun.sh), and save then.
 _ASK_TO_SAVE = {"slurm": ["scancel", "--signal=USR1"]}
@@ -39,6 +46,40 @@ def states(scheduler: str, ids: Sequence[str]) -> dict[str, str] | None:
     return {job: found[job] for job in ids if job in found}
 
 
+def hides_jobs(scheduler: str) -> bool:
+    """Returns True if the scheduler shows a person only their own jobs; False if that is not known."""
+    command, line = _SETTINGS.get(scheduler, ([""], ""))
+    if shutil.which(command[0]) is None:
+        return False
+    return re.search(line, _run(command).stdout, re.MULTILINE) is not None
+
+
+def ends(scheduler: str, ids: Sequence[str]) -> dict[str, str]:
+    """Returns id → how the job ended, in the scheduler's words, of those of which it still knows.
+
+    Slurm's accounting (sacct), or what its controller keeps for some minutes; empty for the others.
+    """
+    if scheduler != "slurm" or not ids:
+        return {}
+    found: dict[str, str] = {}
+    if shutil.which("sacct"):
+        fields = "JobID,State,ExitCode,Reason"
+        command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--format={fields}", "--jobs"]
+        rows = [line.split("|") for line in _run([*command, ",".join(ids)]).stdout.splitlines()]
+        found = {
+            row[0]: f"{row[1]}, exit code {row[2]}" + f", {row[3]}" * (row[3] not in ("", "None"))
+            for row in rows
+            if len(row) == 4
+        }
+    for job in ids:
+        if job not in found and shutil.which("scontrol"):
+            told = _run(["scontrol", "--oneliner", "show", "job", job]).stdout.split()
+            facts = dict(word.split("=", 1) for word in told if "=" in word)
+            if "JobState" in facts:
+                found[job] = f"{facts['JobState']}, exit code {facts.get('ExitCode')}, {facts.get('Reason')}"
+    return {job: found[job] for job in ids if job in found}
+
+
 def end_jobs(scheduler: str, found: dict[str, str], at_once: bool) -> None:
     """Cancels jobs that wait, and asks those that run to save and stop, or ends them `at_once`.
 
@@ -60,7 +101,11 @@ def _is_waiting(state: str) -> bool:
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    # SQUEUE_PARTITION and others would hide jobs; and answers are read, so they are not translated.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=LIMIT_SECONDS, env=own | {"LC_ALL": "C"}
+        )
     except subprocess.TimeoutExpired:
         raise KieloError(f"{command[0]} did not answer within {LIMIT_SECONDS} s; try again") from None

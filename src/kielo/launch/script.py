@@ -19,6 +19,10 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 # Attempts in a row without a new checkpoint, after which a chain ends.
 MOST_WITHOUT_NEW = 3
 _OWN_FILES = {"slurm": ("slurm",), "pbs": ("pbs", "mpirun"), "grid_engine": ("grid_engine", "mpirun")}
+# Packages in ~/.local would shadow the environment's, and not be there for another person.
+_NO_PACKAGES_OF_HOME = {"PYTHONNOUSERSITE": "1"}
+# Those of the person who submits; the site's modules, which come after it, may set it.
+_NO_PYTHON_OF_SHELL = "unset PYTHONPATH PYTHONHOME PYTHONUSERBASE"
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "WANDB_MODE": "offline",
 }  # fmt: skip
@@ -27,7 +31,7 @@ _OFFLINE = {
 def job_script(plan: JobPlan, folder: Path) -> str:
     """Returns job.sh, which is in `folder` (an absolute path)."""
     parts = ["#!/bin/bash -l", *_about(plan), "#", *_request(plan, folder), "", *_settings(plan, folder), ""]
-    parts += [f"# {line}" for line in _sources(plan, "setup")] + list(plan.jobs_of_site.setup) + [""]
+    parts += [*_setup(plan), ""]
     own = [_text(name) for name in (*_OWN_FILES[plan.site.scheduler], "left_out", "body")]
     return "\n".join(parts) + "\n".join(own)
 
@@ -49,32 +53,35 @@ def pack_script(plan: JobPlan, folder: Path, shares: int) -> str:
         assign("WORKING_FOLDER", str(Path.cwd())), assign("FOLDER", str(folder)), f"SHARES={shares}",
         *(f"# {line}" for line in _sources(plan, "container", "image")),
         array("CONTAINER", _container(plan)), "",
-        *(f"# {line}" for line in _sources(plan, "setup")), *plan.jobs_of_site.setup, "",
+        *_setup(plan), "",
     ]  # fmt: skip
     return "\n".join(parts) + "\n" + _text("pack_job")
 
 
 def submit_pack_script(plan: JobPlan, folder: Path, shares: int) -> str:
     """Returns submit.sh, which submits the shares, and the job that joins them when all of them are over."""
-    settings = [
-        assign("WORKING_FOLDER", str(Path.cwd())), assign("FOLDER", str(folder)), f"SHARES={shares}",
-    ]  # fmt: skip
-    if plan.site.scheduler == "grid_engine":
-        settings.append(assign("ACCOUNT", plan.wishes.account or ""))
-    parts = [_text(name) for name in (f"submit_pack_{plan.site.scheduler}", "submit_pack")]
-    return "\n".join(["#!/bin/bash", *settings, ""]) + "\n" + "\n".join(parts)
+    scheduler = plan.site.scheduler
+    scripts = (f"submit_{scheduler}", f"submit_pack_{scheduler}", "submitted", "submit_pack")
+    return _submission(plan, folder, [f"SHARES={shares}"], scripts)
 
 
 def submit_script(plan: JobPlan, folder: Path) -> str:
     """Returns submit.sh, which submits the chain of job.sh."""
-    settings = [
-        assign("WORKING_FOLDER", str(Path.cwd())), assign("FOLDER", str(folder)),
-        assign("RUN", str(run_folder(plan.recipe).absolute())), f"JOBS={plan.chain_length}",
+    settings = [assign("RUN", str(run_folder(plan.recipe).absolute())), f"JOBS={plan.chain_length}"]
+    return _submission(
+        plan, folder, settings, ("left_out", f"submit_{plan.site.scheduler}", "submitted", "submit")
+    )
+
+
+def _submission(plan: JobPlan, folder: Path, settings: Sequence[str], scripts: Sequence[str]) -> str:
+    """Returns bash that knows what job.sh asks for, as `submitted.sh` compares it."""
+    lines = [
+        "#!/bin/bash", assign("WORKING_FOLDER", str(Path.cwd())), assign("FOLDER", str(folder)), *settings,
+        "# what job.sh asks for", assign("ACCOUNT", plan.wishes.account or ""),
+        assign("PARTITION", plan.partition.name), assign("QOS", plan.partition.qos),
+        f"JOB_NODES={plan.nodes + plan.wishes.spares}", f"WALL_SECONDS={plan.wall_seconds}", "",
     ]  # fmt: skip
-    if plan.site.scheduler == "grid_engine":  # which wants it on the command line
-        settings.append(assign("ACCOUNT", plan.wishes.account or ""))
-    parts = [_text(name) for name in ("left_out", f"submit_{plan.site.scheduler}", "submit")]
-    return "\n".join(["#!/bin/bash", *settings, ""]) + "\n" + "\n".join(parts)
+    return "\n".join(lines) + "\n" + "\n".join(map(_text, scripts))
 
 
 def environment_script(plan: JobPlan) -> str:
@@ -84,6 +91,7 @@ def environment_script(plan: JobPlan) -> str:
         f"# Environment of every rank on {plan.site.name}; rank.sh reads it.",
         "# shellcheck shell=bash disable=SC2034 # variables that rank.sh uses",
         *exports({"OMP_NUM_THREADS": str(plan.cores_per_device), "PYTHONUNBUFFERED": "1"}),
+        *exports({} if _is_own_python(plan) else _NO_PACKAGES_OF_HOME),
         "ulimit -c 0 # cores of thousands of ranks fill a quota",
         *(f"# {line}" for line in _sources(plan, "environment")),
         *exports(of_site.environment),
@@ -100,8 +108,7 @@ def environment_script(plan: JobPlan) -> str:
             "# weights of the hub go beside the environment, not into the home",
             f'export HF_HOME="${{HF_HOME:-{plan.site_folder / "caches" / "huggingface"}}}"',
         ]
-    is_here = not plan.image and not plan.venv  # the Python that `kielo launch` runs in
-    python = [sys.executable] if is_here else ["python"]
+    python = [sys.executable] if _is_own_python(plan) else ["python"]
     lines += [
         assign("VENV", plan.venv),
         array("PYTHON", python), array("KIELO", [*python, "-m", "kielo"]),
@@ -109,6 +116,17 @@ def environment_script(plan: JobPlan) -> str:
         array("TRAIN_FLAGS", ["--measure", str(plan.measured_steps)] if plan.measured_steps else []),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def _setup(plan: JobPlan) -> list[str]:
+    """Returns what comes before anything else on the site."""
+    own = [] if _is_own_python(plan) else [_NO_PYTHON_OF_SHELL]
+    return [*own, *(f"# {line}" for line in _sources(plan, "setup")), *plan.jobs_of_site.setup]
+
+
+def _is_own_python(plan: JobPlan) -> bool:
+    """Returns True where ranks run in the Python of `kielo launch`, with all packages that it finds."""
+    return not plan.image and not plan.venv
 
 
 def clock(seconds: int) -> str:
@@ -140,11 +158,13 @@ def _request(plan: JobPlan, folder: Path, packs: bool = False) -> list[str]:
         if packs:
             tasks, cores = 1, plan.site.cpu_cores_per_node
         options = [
-            f"--job-name={name}", f"--partition={queue.name}", f"--qos={queue.qos}" * bool(queue.qos),
+            f"--job-name={name}", f"--partition={queue.name}" * bool(queue.name),
+            f"--qos={queue.qos}" * bool(queue.qos),
+            f"--constraint={queue.constraint}" * bool(queue.constraint),
             f"--account={account}" * bool(account), f"--nodes={nodes}", of_site.devices, "--exclusive",
             f"--ntasks-per-node={tasks}", f"--cpus-per-task={cores}", *of_site.options, f"--time={time}",
             f"--signal=USR1@{plan.grace_seconds}" * (not packs), "--requeue", "--open-mode=append",
-            "--dependency=singleton" * (not packs), f"--output={_path(f'{folder}/logs/job_%j.log')}",
+            f"--output={_path(f'{folder}/logs/job_%j.log')}",
         ]  # fmt: skip
         return [f"#SBATCH {option}" for option in options if option]
     if plan.site.scheduler == "pbs":

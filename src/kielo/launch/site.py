@@ -7,6 +7,7 @@ last. Nothing here needs torch.
 import json
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -141,7 +142,11 @@ def site_script(plan: SitePlan) -> str:
         f"KIELO=${{KIELO:-{assign('', source_of_kielo())[1:]}}} # its folder, or where pip finds it",
         f"TORCH=${{TORCH:-{site.torch or NEWEST}}} # where the site brings none",
         f"WHEELS=${{WHEELS:-{assign('', plan.wheels)[1:]}}} # a folder that `pip download` filled",
+        *([] if site.internet_on_login_nodes else _no_network(site)),
         "",
+        "# What the shell has for other Pythons: packages in ~/.local, and options of pip.",
+        "unset PYTHONPATH PYTHONHOME PYTHONUSERBASE PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV",
+        "export PYTHONNOUSERSITE=1 PIP_USER=0",
         *_sources(of_site, ["setup"]), *of_site.setup, "",
     ]  # fmt: skip
     return "\n".join(lines) + (_SCRIPTS / SCRIPT_NAME).read_text(encoding="utf-8")
@@ -193,12 +198,15 @@ def site_page(plan: SitePlan) -> str:
         "**Check.** Kielo and torch are imported as ranks will import them. Then `site.json` is written, by "
         "which `kielo launch` finds image and environment.",
     ]
+    have_none = "The login nodes have none"
+    if site.internet_on_login_nodes:
+        have_none = "If the login nodes have none either"
     offline = [
         "",
         "## No network on compute nodes",
         "",
         "Text, weights and tokenizers: `kielo prefetch RECIPE --to DIR` where there is a network, and "
-        "KIELO_PREFETCHED=DIR here. If the login nodes have none either: `kielo prefetch RECIPE --to DIR "
+        f"KIELO_PREFETCHED=DIR here. {have_none}: `kielo prefetch RECIPE --to DIR "
         f"--wheels` there, and `WHEELS=DIR/wheels bash {SCRIPT_NAME}` here.",
     ]
     parts = [
@@ -226,7 +234,7 @@ def site_page(plan: SitePlan) -> str:
         "",
         f"| | {site.name} | source |",
         "|---|---|---|",
-        f"| network | {site.network} | {site.source} |",
+        f"| network | {site.network} | {site.sources.get('network', site.source)} |",
         *rows,
         "",
     ]
@@ -240,6 +248,15 @@ def site_page(plan: SitePlan) -> str:
             "",
         ]
     return "\n".join(parts)
+
+
+def _no_network(site: Cluster) -> list[str]:
+    """Returns bash that ends before pip would wait for a network."""
+    said = (
+        f"{site.name}: its login nodes reach no network; what would work: kielo prefetch RECIPE --to DIR "
+        "--wheels where there is one, then WHEELS=DIR/wheels bash"
+    )
+    return [f'if [ -z "$WHEELS" ]; then echo {shlex.quote(said)} "$0" >&2; exit 1; fi']
 
 
 def known_of(site: Cluster) -> tuple[str, str, str]:

@@ -1,5 +1,6 @@
 """The state of a launched run: its jobs, its log and its cost so far → `Status`; no torch."""
 
+import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,9 +10,15 @@ from kielo.artifact.launch import Launch
 from kielo.artifact.metrics import METRICS_NAME, TrainingStep, of_kind, read_metrics
 from kielo.artifact.stage_json import read_json
 from kielo.launch.launch_folder import LAUNCH_FOLDER
-from kielo.launch.queue import states
+from kielo.launch.queue import ends, states
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import read as read_resolved
+
+_GOOD = ("finished", "requeue")
+_SHOWN_LINES = 20
+_ERROR = re.compile(
+    r"Error\b|\berror\b|^kielo[ a-z]*: |Traceback|[Nn]o such file|No module named|not found|denied|[Kk]illed"
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,8 @@ class Status:
     """`jobs`: id → state at the scheduler; None where its command is not on this machine.
 
     `last_step`: the last row of the log; `total_steps`: None before the first attempt. `stopped`: why the
-    chain has ended; empty: it has not.
+    chain has ended; empty: it has not. `ends`: id → the scheduler's words on the end of each job that is over
+    and noted no start.
     """
 
     folder: Path
@@ -43,6 +51,18 @@ class Status:
     total_steps: int | None
     stopped: str
     left_out: list[str]
+    ends: dict[str, str]
+
+    @property
+    def last_words(self) -> tuple[Path, list[str]] | None:
+        """(file, its last 20 lines) of a last attempt that failed, or of a job that ended before any; None
+        where nothing of the kind happened, or nothing was written.
+        """
+        last = next((attempt for attempt in reversed(self.attempts) if attempt.outcome), None)
+        if last is not None and last.outcome in _GOOD:
+            return None
+        job = last.job if last else next(iter(self.ends), None)
+        return None if job is None else _last_words(self.folder / "logs", job)
 
     @property
     def is_running(self) -> bool:
@@ -77,9 +97,13 @@ def status(run_folder: Path) -> Status:
     with suppress(KieloError):
         total = read_resolved(run_folder / "resolved.toml").identity.total_steps
     left_out = sorted({line.split()[0] for line in _lines(run_folder / LAUNCH_FOLDER / "left_out_nodes")})
+    jobs, made = states(launch.scheduler, ids), attempts(folder / "chain" / "attempts")
+    begun = {attempt.job for attempt in made} | set(jobs or {})
+    stopped = "\n".join(_lines(folder / "chain" / "stopped"))
+    over = [] if jobs is None or stopped else [job for job in ids if job not in begun]
     return Status(
-        folder, launch, ids, states(launch.scheduler, ids), attempts(folder / "chain" / "attempts"),
-        rows[-1] if rows else None, total, "\n".join(_lines(folder / "chain" / "stopped")), left_out,
+        folder, launch, ids, jobs, made, rows[-1] if rows else None, total, stopped, left_out,
+        ends(launch.scheduler, over),
     )  # fmt: skip
 
 
@@ -105,6 +129,23 @@ def attempts(file: Path) -> list[Attempt]:
         elif found and found[-1].job == job:
             found[-1] = Attempt(job, int(nodes), found[-1].started, int(seconds), outcome, message)
     return found
+
+
+def _last_words(logs: Path, job: str) -> tuple[Path, list[str]] | None:
+    """Returns (file, last lines) of where the first error of a job probably is, None where nothing is.
+
+    That is the log of the first rank that names an error, else what the scheduler's step said, else the log
+    of the job itself.
+    """
+    attempts = sorted(logs.glob(f"{job}.*"))
+    ranks = sorted(attempts[-1].glob("*.[0-9]*.log")) if attempts else []
+    named = [file for file in ranks if any(map(_ERROR.search, _lines(file)[-_SHOWN_LINES:]))]
+    others = [attempts[-1] / "step.txt"] if attempts else []
+    others += [logs / f"job_{job}.log", *sorted(logs.glob(f"*{job}*"))]
+    for file in (*named, *others):
+        if file.is_file() and (lines := _lines(file)):
+            return file, lines[-_SHOWN_LINES:]
+    return None
 
 
 def _lines(file: Path) -> list[str]:

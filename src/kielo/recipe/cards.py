@@ -18,6 +18,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Section
 from kielo.recipe.toml_lines import line_of, lines_of_keys
 
+_MOST_IB_TIMEOUT = 22
 _CARDS = Path(__file__).resolve().parent.parent / "cards"
 NEW_CARD = _CARDS / "new_cluster.toml"  # to fill in; @NAME@ stands for its name
 
@@ -79,12 +80,35 @@ class Accelerator(Section):
 
 
 class Partition(Section):
-    """A queue of a site, with its limits. Those of the usual one are the card's own, and left out here."""
+    """A queue of a site, with its limits. Those of the usual one are the card's own, and left out here.
 
-    name: str = Field(min_length=1, description="as the scheduler calls it; of Grid Engine the type of node")
+    Several of one name may have different limits: the first that gives a job's nodes is taken.
+    """
+
+    name: str = Field(
+        "",
+        description="as the scheduler calls it; of Grid Engine the type of node; empty: Slurm chooses it by "
+        "qos or constraint",
+    )
     max_hours: float | None = Field(None, gt=0, description="longest job")
+    min_nodes: int = Field(1, gt=0, description="fewest nodes of a job")
     max_nodes: int | None = Field(None, gt=0, description="most nodes of a job")
+    max_jobs: int | None = Field(None, gt=0, description="jobs of one person, waiting and running together")
     qos: str = Field("", description="quality of service that goes with it, where the site wants one")
+    constraint: str = Field("", description="features of its nodes, as sbatch --constraint takes them")
+
+    @property
+    def label(self) -> str:
+        """How messages and `--partition` call it."""
+        return self.qos or self.name or self.constraint
+
+    @model_validator(mode="after")
+    def _is_named(self) -> "Partition":
+        if not self.label:
+            raise ValueError("it has none of name, qos and constraint; give at least one of them")
+        if self.max_nodes is not None and self.max_nodes < self.min_nodes:
+            raise ValueError(f"min_nodes {self.min_nodes} is more than max_nodes {self.max_nodes}")
+        return self
 
 
 class Jobs(Section):
@@ -129,11 +153,30 @@ class Jobs(Section):
         description="field of this table → where its content is from, with a date"
     )
 
+    @field_validator("environment", "environment_between_nodes")
+    @classmethod
+    def _has_valid_timeout(cls, variables: dict[str, str]) -> dict[str, str]:
+        """An InfiniBand adapter waits 4.096 µs × 2^NCCL_IB_TIMEOUT; NCCL's documentation gives the range."""
+        timeout = variables.get("NCCL_IB_TIMEOUT", "20")
+        if not (timeout.isdecimal() and 1 <= int(timeout) <= _MOST_IB_TIMEOUT):
+            raise ValueError(
+                f"NCCL_IB_TIMEOUT = {timeout} is an exponent, not seconds; what would work: a whole number "
+                f"of 1 to {_MOST_IB_TIMEOUT}"
+            )
+        return variables
+
+    @model_validator(mode="after")
+    def _has_one_constraint(self) -> "Jobs":
+        both = [one for one in self.options if re.match(r"(--constraint|-C)\b", one)]
+        if both and any(one.constraint for one in self.partitions):
+            raise ValueError(f"{both[0]} in options would replace the constraint of a partition; give one")
+        return self
+
     @model_validator(mode="after")
     def _has_sources(self) -> "Jobs":
-        given = self.model_fields_set - {"sources"}
-        if given != set(self.sources):
-            differing = ", ".join(sorted(given ^ set(self.sources)))
+        given = self.model_fields_set - {"sources", "account_example"}
+        if given != set(self.sources) - {"account_example"}:
+            differing = ", ".join(sorted(given ^ set(self.sources) - {"account_example"}))
             raise ValueError(f"jobs.sources must name each field of the table: {differing}")
         if empty := [field for field, origin in self.sources.items() if not origin.strip()]:
             raise ValueError(f"jobs.sources says nothing of: {', '.join(empty)}")
@@ -189,6 +232,7 @@ class Cluster(Section):
     billing_unit: str = Field("", description='the site\'s, such as "GPU-hours"; empty: not known')
     billed_per_node_hour: float | None = Field(None, gt=0, description="billing units of a whole node")
     internet_on_compute_nodes: bool
+    internet_on_login_nodes: bool = True
     start_timeout_seconds: float | None = Field(
         None, ge=1, description="longest start of its largest jobs; left out: what a recipe has by default"
     )
@@ -198,12 +242,34 @@ class Cluster(Section):
     references: tuple[Reference, ...] = Field(
         (), description="speeds that others measured there; `kielo launch --ladder` shows them beside its own"
     )
-    source: str = Field(min_length=1)
+    source: str = Field(
+        min_length=1, description="page and date of each fact above [jobs] that `sources` does not name"
+    )
+    sources: dict[str, str] = Field({}, description="field → its page and date, where `source` is not it")
     date: str = Field(min_length=1)
     notes: str = ""
     jobs: Jobs | None = Field(
         None, description="how jobs are started there; left out: none by `kielo launch`"
     )
+
+    @field_validator("sources")
+    @classmethod
+    def _names_fields(cls, sources: dict[str, str]) -> dict[str, str]:
+        if unknown := [field for field in sources if field not in cls.model_fields]:
+            raise ValueError(f"no field of the card is called {unknown[0]}")
+        if empty := [field for field, origin in sources.items() if not origin.strip()]:
+            raise ValueError(f"it says nothing of: {', '.join(empty)}")
+        return sources
+
+    @model_validator(mode="after")
+    def _queues_fit_the_scheduler(self) -> "Cluster":
+        for one in () if self.jobs is None or self.scheduler == "slurm" else self.jobs.partitions:
+            if not one.name or one.qos or one.constraint:
+                raise ValueError(
+                    f"jobs.partitions: {one.label} has no name, or has qos or constraint, which are Slurm's; "
+                    f"{self.scheduler} takes a name alone"
+                )
+        return self
 
     @field_validator("accelerator")
     @classmethod

@@ -50,7 +50,7 @@ def _names(recipe: Recipe) -> Found:
         named = {name: [] for name in clusters()}
         yield (
             ("cluster",),
-            f"cluster = {recipe.cluster!r} has no card; known: {', '.join(named)}"
+            f"cluster = {recipe.cluster!r} has no card; `kielo clusters` lists all"
             f"{did_you_mean(recipe.cluster, named)}; {a_new_card(recipe.cluster)}",
         )
 

@@ -223,8 +223,9 @@ run_attempt() {
         outcome=$(sed -n 's/^ *"outcome": *"\([a-z]*\)".*/\1/p' "$outcome_file")
         message=$(sed -n 's/^ *"message": *"\(.*\)",\{0,1\}$/\1/p' "$outcome_file")
     else
+        # Other programs have exit codes too: srun, the container's, a shell without its environment.
         case $code in
-            0) outcome=finished ;;
+            0) if grep -qs '"outcome": *"finished"' "$outcome_file"; then outcome=finished; else outcome=failed; fi ;;
             75) outcome=requeue ;;
             76) outcome=hung ;;
             *) outcome=failed ;;
@@ -247,7 +248,11 @@ judge() {
             ;;
         requeue)
             if [ -f "$RUN/triggers/stop" ]; then stop_chain "stopped by $RUN/triggers/stop"; fi
-            say_if_last
+            if [ ! -f "$CHAIN/stopped" ] && declare -F is_preempted > /dev/null && is_preempted && come_again; then
+                say "made room for another job: it waits again, and spends no job of the chain"
+            else
+                say_if_last
+            fi
             exit 0
             ;;
     esac
@@ -264,7 +269,7 @@ judge() {
     fi
     # The same failure at the same place does not go away by itself; nor does a command that kielo does not understand.
     failure=$(printf '%s\t%s' "$message" "$(newest_checkpoint)")
-    if [ "$code" -eq 2 ]; then
+    if [ "$code" -eq 2 ] && grep -qsE '^kielo [a-z]+: ' "$ATTEMPT"/*.log; then
         stop_chain "kielo did not understand its command: $message"
         exit 1
     elif [ -z "$node" ] && [ "$failure" = "$(cat "$CHAIN/last_failure" 2> /dev/null)" ]; then

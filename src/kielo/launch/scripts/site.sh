@@ -127,6 +127,10 @@ from kielo.artifact.stage_json import write_json
 names = ("cluster", "image", "venv", "squash", "torch")
 now = datetime.now(UTC).isoformat(timespec="seconds")
 write_json(sys.argv[1], MadeSite(**dict(zip(names, sys.argv[2:])), python=platform.python_version(), made_at=now))'
+# Under an empty home: a colleague has other packages in theirs.
+mkdir -p caches/empty_home
+inside env HOME="$FOLDER/caches/empty_home" "$venv/bin/python" -c 'import kielo.train.run' ||
+    refuse "what ranks need cannot be imported from the new environment; a package of your home may have stood in for it"
 inside "$venv/bin/python" -c "$record" "$FOLDER" "$SITE" "$IMAGE" "$venv" "$squash" "$torch" ||
     refuse "Kielo cannot be imported from the new environment"
 inside "$venv/bin/python" -m pip list --format freeze > "$FOLDER/packages.txt"

@@ -6,7 +6,7 @@ mkdir -p "$FOLDER/chain" "$FOLDER/logs"
 left_out=$(left_out | paste -sd ,)
 previous=$(tail -n 1 "$FOLDER/chain/jobs" 2> /dev/null)
 for ((number = 1; number <= ${1:-$JOBS}; number++)); do
-    if ! job=$(submit_one "$previous" "$left_out"); then
+    if ! job=$(submit_one "$previous" "$left_out") || ! refuse_other_job "$job"; then
         echo "job $number was refused; submitted: $((number - 1))" >&2
         if [ "$number" -eq 1 ]; then exit 1; fi
         exit 0
