@@ -43,6 +43,11 @@ def test_units_by_hand(tmp_path):
         assert found[1].problem.reason == "a pair without one of its sides"
         assert "a.tmx, unit 2: no text in 'EN'; its languages are none. Set" in str(found[1].problem)
 
+    unit = '<tu><tuv xml:lang="en"><seg>a</seg></tuv><tuv xml:lang="et"><seg>õõ</seg></tuv></tu>'
+    path = write(tmp_path / "b.tmx", unit)  # four bytes, two characters
+    fits = [one.problem is None for limit in (3, 4) for one in tmx_records(path, ("en", "et"), limit)]
+    assert fits == [False, True]
+
 
 def test_a_language_and_its_regions(tmp_path):
     """A language's own texts come before those of its regions; so does no code that only begins alike."""
