@@ -96,9 +96,7 @@ KINDS: dict[str, Kind] = {
     "weight 1 is a usual one": Kind(of(ASK, ANSWER | {"weight": 1}), [ASK, ANSWER]),
     "half a weight": Kind(of(ASK, ANSWER | {"weight": 0.5}), None, refusal="its weight is 0.5; 0 and 1"),
     "content in parts": Kind(
-        of(
-            {"role": "user", "content": [{"type": "text", "text": one} for one in ("Mis ", "ilm on?")]}, ANSWER
-        ),
+        of(ASK | {"content": [{"type": "text", "text": one} for one in ("Mis ", "ilm on?")]}, ANSWER),
         [ASK, ANSWER],
     ),
     "a picture among the parts": Kind(
