@@ -45,6 +45,21 @@ def test_the_facts_of_a_run_stand_above_its_values(recipe, capsys) -> None:
     assert shown == {key: value for key, value in whole.items() if value not in (None, "", [])} != whole
 
 
+def test_files_are_listed_before_anything_is_read(tmp_path, capsys) -> None:
+    """Those of each source that are read, those that are not, and why a source would be refused."""
+    for name in ("a.jsonl", "b.txt.gz", "README.md"):
+        (tmp_path / "text" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "text" / name).touch()
+    asked = ["show", "own_text", "--set", "name=x", "--set", "language=et"]
+    asked += ["--set", f"corpus.sources={tmp_path / 'text'}"]
+    assert main(asked) == 0
+    assert "text\t2 read: a.jsonl, b.txt.gz; 1 not read: README.md\n" in capsys.readouterr().out
+    (tmp_path / "text" / "c.csv").touch()
+    assert main([*asked, "--json"]) == 0
+    of = json.loads(capsys.readouterr().out)["corpus.sources"]["files"]["text"]
+    assert "would not be read: c.csv" in of["problem"]
+
+
 def test_a_model_that_is_not_known_has_its_reason(recipe, capsys, monkeypatch) -> None:
     fetched = f"hf:{recipe.parent}/nobody"
     sets = ["--set", f"model.weights={fetched}", "--set", "model.transplant=mean"]

@@ -3,21 +3,40 @@
 import pytest
 
 from kielo.recipe.amounts import parse_amount, parse_device_hours, short_amount
+from kielo.recipe.read import read_recipe
 
 
 @pytest.mark.parametrize(
     ("text", "number"),
     [("3B", 3 * 10**9), ("350M", 350 * 10**6), ("1.5T", 1_500_000_000_000), ("1.24 b", 1_240_000_000),
-     ("60_000", 60_000), ("1,000K", 10**6), (7, 7)],
+     ("60_000", 60_000), ("1,000K", 10**6), (7, 7), ("1e9", 10**9), ("1.5E3", 1500), ("2k", 2000)],
 )  # fmt: skip
 def test_an_amount_is_exact(text, number) -> None:
     assert parse_amount(text) == number
 
 
-@pytest.mark.parametrize("text", ["", "B", "3 billion", "-3B", "3Bx", "1e9", "9" * 30])
+@pytest.mark.parametrize(
+    "text", ["", "B", "3 billion", "-3B", "3Bx", "1,5B", "1.5", "1.2345K", "1e-3", "9" * 30]
+)
 def test_what_is_no_amount_is_refused(text) -> None:
     with pytest.raises(ValueError, match="what would work"):
         parse_amount(text)
+
+
+@pytest.mark.parametrize(
+    ("entry", "key", "value"),
+    [("train.tokens_per_step=4096K", ("train", "tokens_per_step"), 4_096_000),
+     ("train.tokens=4T", ("train", "tokens"), 4 * 10**12), ("nodes=64", ("nodes",), (64,)),
+     ("nodes=16,32", ("nodes",), (16, 32)),
+     ("corpus.max_document_bytes=2M", ("corpus", "max_document_bytes"), 2 * 10**6),
+     ("tokenizer.vocab_size=32K", ("tokenizer", "vocab_size"), 32_000)],
+)  # fmt: skip
+def test_keys_of_recipes_take_amounts(entry, key, value) -> None:
+    """Of every key that counts something; one number stands for a list of one."""
+    found = read_recipe("norwegian_7b", [entry]).recipe
+    for name in key:
+        found = getattr(found, name)
+    assert found == value
 
 
 @pytest.mark.parametrize("number", [3 * 10**9, 350 * 10**6, 1_240_000_000, 17, 2 * 10**12])

@@ -89,16 +89,7 @@ def find_token_files(name: str, place: str, width: int, leave_out: Sequence[str]
     patterns of names below `place` that are not read. Raises KieloError where there is none, where one cannot
     be read as what it seems, and for one that holds tokens and is not read.
     """
-    paths, unread = _find(place, leave_out)
-    if data := [path for path in unread if _UNREAD_TOKENS.search(path) and not _is_left_out(path, leave_out)]:
-        raise KieloError(
-            f"corpus.sources, {name}: {len(data)} files that look like tokens would not be read: "
-            f"{', '.join(data[:5])}; read are {KNOWN}. Fix: convert or unpack them, or name them in leave_out"
-        )
-    if not paths:
-        raise KieloError(
-            f"corpus.sources, {name}: tokens = {place!r}: no token file there; what would work: {KNOWN}"
-        )
+    paths, unread = list_token_files(name, place, leave_out)
     folder = Path(os.path.commonpath([path.parent for path in paths]))
     try:
         files = [
@@ -116,6 +107,24 @@ def find_token_files(name: str, place: str, width: int, leave_out: Sequence[str]
             "name others, or leave the source out"
         )
     return FoundFiles(folder, tuple(files), mtimes_ns, tuple(unread))
+
+
+def list_token_files(name: str, place: str, leave_out: Sequence[str] = ()) -> tuple[list[Path], list[str]]:
+    """Returns the data files of source `name` at `place`, and the names of other files below it.
+
+    Raises KieloError where there is none, and for one that holds tokens and is not read.
+    """
+    paths, unread = _find(place, leave_out)
+    if data := [path for path in unread if _UNREAD_TOKENS.search(path) and not _is_left_out(path, leave_out)]:
+        raise KieloError(
+            f"corpus.sources, {name}: {len(data)} files that look like tokens would not be read: "
+            f"{', '.join(data[:5])}; read are {KNOWN}. Fix: convert or unpack them, or name them in leave_out"
+        )
+    if not paths:
+        raise KieloError(
+            f"corpus.sources, {name}: tokens = {place!r}: no token file there; what would work: {KNOWN}"
+        )
+    return paths, unread
 
 
 def check_unchanged(

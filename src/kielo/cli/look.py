@@ -22,6 +22,8 @@ from kielo.recipe.read import (
 )
 from kielo.recipe.sections import Recipe
 
+_SHOWN_FILES = 6
+
 
 def show_flags(parser: argparse.ArgumentParser) -> None:
     examples(parser, "kielo show demo_estonian --set train.tokens=1000000")
@@ -41,6 +43,43 @@ def show(options: argparse.Namespace) -> None:
     print_table(("", ""), _overview_rows(read))
     rows = [(key, _short_json(entry["value"]), entry["origin"]) for key, entry in values.items()]
     print_table(["key", "value", "from"], rows)
+    if files := values["corpus.sources"].get("files"):
+        print_table(["source", "files"], [(name, _files_in_words(of)) for name, of in files.items()])
+
+
+def _files_of_sources(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """Returns source → its files that are read and those that are not, or why there are none to read.
+
+    Of sources that are on this machine before anything is fetched.
+    """
+    from kielo.artifact.token_sources import list_token_files
+    from kielo.corpus.fetch import local_files
+
+    found: dict[str, dict[str, Any]] = {}
+    for source in recipe.corpus.sources:
+        if not (source.path or source.tokens):
+            continue
+        try:
+            if source.path:
+                _, read, unread = local_files(source)
+            else:
+                paths, unread = list_token_files(source.name, source.tokens or "", source.leave_out)
+                read = [path.name for path in paths]
+            found[source.name] = {"read": read, "not_read": unread}
+        except KieloError as problem:
+            found[source.name] = {"problem": str(problem)}
+    return found
+
+
+def _files_in_words(files: dict[str, Any]) -> str:
+    if "problem" in files:
+        return files["problem"]
+    told = []
+    for what, key in (("read", "read"), ("not read", "not_read")):
+        names = files[key]
+        shown = ", ".join(names[:_SHOWN_FILES]) + ", …" * (len(names) > _SHOWN_FILES)
+        told += [f"{len(names):,} {what}" + f": {shown}" * bool(shown)] if names or key == "read" else []
+    return "; ".join(told)
 
 
 def _values_in_force(read: Read) -> dict[str, dict[str, Any]]:
@@ -68,6 +107,8 @@ def _values_in_force(read: Read) -> dict[str, dict[str, Any]]:
         values[f"tokenizer.{name}"] = {"value": size, "origin": "tokenizer.path"}
         if given["origin"] != "default":
             values[f"tokenizer.{name}"]["not_in_force"] = given
+    if files := _files_of_sources(read.recipe):
+        values["corpus.sources"]["files"] = files
     if model.weights is None:
         return values
     overridden, found = overridden_by_weights(model), model_of_weights_here(model)

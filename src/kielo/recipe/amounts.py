@@ -5,24 +5,37 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PositiveInt
 
+# Commas are between thousands: 1,5 is one and a half to some, and fifteen to none.
+_NUMBER = re.compile(
+    r"(?P<whole>\d+(?:_\d+)*|\d{1,3}(?:,\d{3})+)(?:\.(?P<places>\d+))?(?:e\+?(?P<power>\d{1,2}))?\s*(?P<unit>[KMBGT]?)",
+    re.IGNORECASE,
+)
 _UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 
 
 def parse_amount(value: Any) -> Any:
-    """Returns the whole number that a text such as "3B" means; what is no text stays as it is.
+    """Returns the whole number that a text such as "3B" or "1e9" means; what is no text stays as it is.
 
-    Raises ValueError for another text.
+    Raises ValueError for another text, and for a number that is not whole.
     """
     if not isinstance(value, str):
         return value
-    found = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?)\s*([KMBGT]?)", value.strip(), re.IGNORECASE)
+    found = _NUMBER.fullmatch(value.strip())
     if found is None:
         raise ValueError("what would work: 3B, 350M, 1.5T or 3_000_000_000")
-    figure, unit = re.sub(r"[_,]", "", found[1]), _UNITS.get(found[2].upper(), 1)
-    whole, _, places = figure.partition(".")
-    if len(whole) > 18:
+    figure, places = re.sub(r"[_,]", "", found["whole"]), found["places"] or ""
+    if len(figure) + int(found["power"] or 0) > 18:
         raise ValueError("what would work: a number below 2**63, such as 3B")
-    return int(whole) * unit + int(places or 0) * unit // 10 ** len(places)
+    number = int(figure + places) * 10 ** int(found["power"] or 0) * _UNITS.get(found["unit"].upper(), 1)
+    whole, rest = divmod(number, 10 ** len(places))
+    if rest:
+        raise ValueError(f"{value} is no whole number; what would work: 3B, 350M, 1.5T or 3_000_000_000")
+    return whole
+
+
+def is_amount(value: Any) -> bool:
+    """Returns True for a text that `parse_amount` knows how to read."""
+    return isinstance(value, str) and _NUMBER.fullmatch(value.strip()) is not None
 
 
 def parse_device_hours(text: str) -> int | None:

@@ -21,11 +21,12 @@ from pydantic import (
     Field,
     PositiveFloat,
     PositiveInt,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from kielo.recipe.amounts import Amount
+from kielo.recipe.amounts import Amount, is_amount, parse_amount
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.source_kinds import KINDS
@@ -40,6 +41,18 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=False, protected_namespaces=(), allow_inf_nan=False
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _reads_amounts(cls, value: Any, info: ValidationInfo) -> Any:
+        """Whole numbers may be written as 4M or 1e9, and one number stands for a list of one."""
+        kind = str(cls.model_fields[info.field_name or ""].annotation)
+        if "int" not in re.findall(r"\w+", kind) or "str" in re.findall(r"\w+", kind):
+            return value
+        if kind.startswith("tuple") and isinstance(value, int | str) and not isinstance(value, bool):
+            parts = value.split(",") if isinstance(value, str) else [value]
+            return tuple(parse_amount(part) if is_amount(part) else part for part in parts)
+        return parse_amount(value) if is_amount(value) else value
 
     @field_validator("*")
     @classmethod

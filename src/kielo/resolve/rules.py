@@ -112,7 +112,12 @@ def _holds_the_vocabulary(case: Case) -> Complaints:
     if size is not None and size < needed:
         yield (
             f"model.vocab_size = {size} is less than the tokenizer's {needed} tokens; what would work: "
-            f"{needed} or more, or the tokenizer that belongs to model.weights"
+            + (
+                "the tokenizer that belongs to model.weights, whose config.json has this size; or "
+                "model.transplant, which makes rows for another tokenizer"
+                if case.recipe.model.weights
+                else f"{needed} or more"
+            )
         )
 
 
