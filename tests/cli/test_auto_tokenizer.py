@@ -111,7 +111,7 @@ def test_other_ids_are_refused_before_packing_and_before_the_first_step(prepared
         json.dumps(ROLES | {"tokenizer_class": "PreTrainedTokenizerFast"})
     )
     assert main(["run", *flags, "--to", "train"]) == 0
-    assert "texts compared with AutoTokenizer" in capsys.readouterr().out
+    assert "texts have the same ids in transformers" in capsys.readouterr().out
 
 
 def test_a_run_that_was_not_compared_is_mended_in_its_export(prepared, monkeypatch):

@@ -405,8 +405,15 @@ def test_a_share_of_the_text_is_packed(share, made, said, stages, recipe, tmp_pa
     assert capsys.readouterr().out == said.replace("RECIPE", str(recipe)) + "\n"
 
 
-def test_ready_tokens_need_no_corpus(stages, recipe, tmp_path, capsys) -> None:
-    """Nothing is cleaned, no stage asks for its folder, the budget waits for the count."""
+def test_ready_tokens_need_no_corpus(stages, recipe, tmp_path, capsys, monkeypatch) -> None:
+    """Nothing is cleaned, no stage asks for its folder, the budget waits for the count.
+
+    The ready tokenizer is compared, which says so.
+    """
+    compared = []
+    monkeypatch.setattr(
+        "kielo.checkpoint.auto_tokenizer.compare_folder", lambda *of: compared.append(of) or ("compared", [])
+    )
     ready = recipe.with_name("ready.toml")
     source = f'sources = [{{name = "text", tokens = "{tmp_path}/data"}}]'
     Tokenizer(WordLevel({"<|endoftext|>": 0}, unk_token="<|endoftext|>")).save(
@@ -419,6 +426,7 @@ def test_ready_tokens_need_no_corpus(stages, recipe, tmp_path, capsys) -> None:
     said = capsys.readouterr().out
     assert "── corpus\n   nothing to do: all sources are ready tokens, which are read in place\n" in said
     assert "corpus" not in stages.asked and stages.asked[-1] == "report"
+    assert compared == [(tmp_path / "run" / "tokenizer", "llama", [])] and "tokenizer: compared\n" in said
     assert "check_text_suffices" not in [name for name, *_ in stages.checked]
     assert run(ready, "--only", "pack", "--share", "1/2") == 1
     assert "--share: all sources are ready tokens" in capsys.readouterr().err

@@ -118,7 +118,8 @@ def compare_folder(
     agreed_files(files, model_type, tokenizer, sample)  # or the export would be refused after the training
     counts = {"texts": found.texts, "conversations": found.conversations}
     compared = " and ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "no text"
-    said = f"{compared} compared with {theirs}: {'texts have ' * bool(found.of_chats)}the same ids"
+    compared = f"{counts['texts']:,} texts" if found.of_chats else compared
+    said = f"{compared} have the same ids in transformers {__version__}"
     said += f" ({found.left_out:,} that spell a control token were left out)" * bool(found.left_out)
     mended = f"the export gets a {CONFIG_FILE} of {PLAIN_CLASS}, by which it is not so"
     warnings = []

@@ -8,6 +8,7 @@ byte for byte, for any number of workers.
 import math
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -230,6 +231,8 @@ def _speaker(progress: bool) -> Callable[[str], None]:
 
     def say(line: str) -> None:
         if progress:
-            print(f"corpus: {line}", file=sys.stderr)
+            text = f"corpus: {line}"
+            width = shutil.get_terminal_size().columns - 1 if sys.stderr.isatty() else len(text)
+            print(textwrap.fill(text, width, break_long_words=False), file=sys.stderr)
 
     return say

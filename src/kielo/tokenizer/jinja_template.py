@@ -3,6 +3,7 @@
 The only file that imports jinja2, whose import costs more than reading a recipe: import it where it is used.
 """
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,7 @@ def compile_template(template: str) -> Callable[..., str]:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
     )
-    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "sort_keys": False}
+    environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     try:
         compiled = environment.from_string(template)
@@ -47,6 +48,19 @@ def compile_template(template: str) -> Callable[..., str]:
             raise KieloError(f"{name}{problem}") from None
 
     return render
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    """Writes JSON as transformers does: jinja2's own filter escapes <, >, & and ' for web pages."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> None:
