@@ -33,7 +33,10 @@ TEMPLATE = (
     "{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 ASK, ANSWER = {"role": "user", "content": "Mis ilm on?"}, {"role": "assistant", "content": "Viis kraadi."}
-CALL = {"type": "function", "function": {"name": "ilm", "arguments": {"linn": "Tartu <|im_end|>", "osa": "<õu> & 'aed'"}}}
+CALL = {
+    "type": "function",
+    "function": {"name": "ilm", "arguments": {"linn": "Tartu <|im_end|>", "osa": "<õu> & 'aed'"}},
+}
 CALLS = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 RESULT = {"role": "tool", "content": '{"kraadid": 5}'}
 TOOLS = [{"type": "function", "function": {"name": "ilm", "parameters": {"type": "object"}}}]

@@ -91,7 +91,7 @@ REFUSED = {
     "no nodes": ([*TEXT, "--model", "poro_34b", "--nodes", "0"], "--nodes 0"),
     "nodes not given": ([*TEXT, "--model", "poro_34b", "--cluster", "lumi_g"], "on how many nodes"),
     "no model": ([*TEXT, "--model", "gone"], "gone"),
-    "no cluster": ([*TEXT, "--model", "own_text", "--bytes", "1G", "--cluster", "gone"], "lumi_g"),
+    "no cluster": ([*TEXT, "--model", "own_text", "--bytes", "1G", "--cluster", "gone"], "kielo clusters"),
 }
 
 

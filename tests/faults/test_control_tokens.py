@@ -398,6 +398,8 @@ def test_a_run_with_a_ready_tokenizer_keeps_documents_apart(form, cleaned, tmp_p
             "tiny.toml",
             "--set",
             "tokenizer.path=ready",
+            "--set",
+            "tokenizer.max_unknown_share=1",
             "--from",
             "tokenizer",
             "--to",

@@ -53,7 +53,9 @@ GENERATION = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content + '<|im_end|>' }}"
     "{% endgeneration %}{% else %}{{ '<|im_start|>' + m.content + '<|im_start|>' }}{% endif %}{% endfor %}"
 )
-WITHOUT_MARKS = re.search(r"```text\n(\{% if bos_token .*?\n)```", Path("docs/sources.md").read_text(), re.DOTALL)[1]
+WITHOUT_MARKS = re.search(
+    r"```text\n(\{% if bos_token .*?\n)```", Path("docs/sources.md").read_text(), re.DOTALL
+)[1]
 # Template, its control tokens, end of text, and what ends an answer ("" stands for the document's end).
 TEMPLATES = {
     "kielo": (DEFAULT_TEMPLATE, (TURN_BEGINS, TURN_ENDS), END, TURN_ENDS),

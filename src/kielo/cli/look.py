@@ -107,7 +107,8 @@ def _values_in_force(read: Read) -> dict[str, dict[str, Any]]:
         values[f"tokenizer.{name}"] = {"value": size, "origin": "tokenizer.path"}
         if given["origin"] != "default":
             values[f"tokenizer.{name}"]["not_in_force"] = given
-    if files := _files_of_sources(read.recipe):
+    is_given = read.origins["corpus.sources"] != NOT_GIVEN
+    if is_given and (files := _files_of_sources(read.recipe)):
         values["corpus.sources"]["files"] = files
     if model.weights is None:
         return values

@@ -52,6 +52,7 @@ def _of_label(path: Path, content: bytes) -> str:
         name = _LABELS.get(label) or codecs.lookup(label).name
         if name in _NO_CHARSETS:
             raise LookupError
+        "".encode(name)  # base64 and others are no encodings of text
     except LookupError:
         raise BadRecord(
             "not in its charset", f"{path}: unknown charset {label!r}; convert the file to UTF-8"

@@ -57,7 +57,8 @@ class Section(BaseModel):
     @field_validator("*")
     @classmethod
     def _fits_64_bits(cls, value: Any) -> Any:
-        if isinstance(value, int) and abs(value) >= 2**63:
+        numbers = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(one, int) and abs(one) >= 2**63 for one in numbers):
             raise ValueError("what would work: a number below 2**63, for torch and numpy hold 64 bits")
         return value
 
@@ -225,7 +226,7 @@ def _check_encoding(name: str) -> None:
     """Raises ValueError for what is no encoding of text."""
     try:
         "a".encode(name)
-    except LookupError:
+    except (LookupError, UnicodeError):
         raise ValueError(
             f"encoding = {name!r} is not known; what would work: utf-8, utf-16le, windows-1252, "
             "windows-1257, iso-8859-15, shift_jis, …"

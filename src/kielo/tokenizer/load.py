@@ -77,7 +77,7 @@ def end_of_text(folder: Path) -> str:
     This is `eos_token` of tokenizer_config.json or special_tokens_map.json, else `sep_token`, as encoders
     have it, and `<|endoftext|>` without both.
     """
-    names = (special_token(folder / file, key) for key in ("eos_token", "sep_token") for file in CONFIG_FILES)
+    names = [special_token(folder / file, key) for key in ("eos_token", "sep_token") for file in CONFIG_FILES]
     return next(filter(None, names), END_OF_TEXT)
 
 

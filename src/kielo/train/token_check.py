@@ -18,7 +18,14 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from kielo.artifact.manifest import READ_BYTES, Manifest, check_sizes, hash_manifest, write_json_atomically
+from kielo.artifact.manifest import (
+    READ_BYTES,
+    Manifest,
+    check_sizes,
+    hash_file,
+    hash_manifest,
+    write_json_atomically,
+)
 from kielo.artifact.token_shards import LOSS_MASK, TokenShard
 from kielo.artifact.token_sources import is_cut
 from kielo.artifact.trained_text import has_trained
@@ -158,12 +165,7 @@ class TokenCheck:
                 found.damaged[name] = reason
                 continue
             if largest < self._vocab_rows:
-                return _Found(
-                    f"{path}: is not what the pack stage wrote, its checksum differs from "
-                    f"{self._folder / 'manifest.json'}: it was altered or damaged since. No step was taken. "
-                    f"What would work: a whole copy of the file in its place; or move {self._folder} away, "
-                    "and `kielo run RECIPE --to pack` packs the same corpus again"
-                )
+                return _Found(_altered(path))
             found.damaged[name] = (
                 f"has another checksum, and ids up to {largest:,}, but the vocabulary has "
                 f"{self._vocab_rows:,} rows"
@@ -179,6 +181,22 @@ class TokenCheck:
                 ids = np.frombuffer(block, dtype)
                 largest = max(largest, int(ids.max()), np.iinfo(dtype).max if ids.min() < 0 else -1)
         return largest
+
+
+def refuse_altered(folder: Path, manifest: Manifest) -> None:
+    """Raises KieloError for a file of tokens or of their text that is not what the pack stage wrote."""
+    for name, listed in manifest.files.items():
+        if hash_file(folder / name) != listed["xxh3_128"]:
+            raise KieloError(_altered(folder / name))
+
+
+def _altered(path: Path) -> str:
+    return (
+        f"{path}: is not what the pack stage wrote, its checksum differs from "
+        f"{path.with_name('manifest.json')}: it was altered or damaged since. No step was taken. "
+        f"What would work: a whole copy of the file in its place; or move {path.parent} away, "
+        "and `kielo run RECIPE --to pack` packs the same corpus again"
+    )
 
 
 def _shortage(path: Path, bytes_: int) -> str:

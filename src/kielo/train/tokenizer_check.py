@@ -13,9 +13,11 @@ from kielo.artifact.metrics import Row, TrainingStep
 from kielo.artifact.weights_folder import resolve_weights
 from kielo.checkpoint.auto_tokenizer import NOT_COMPARED, compare_folder
 from kielo.dataset.packed_documents import packed_sample
+from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Identity, Resolved
 from kielo.tokenizer.load import TOKENIZER_FILE, load_tokenizer
 from kielo.tokenizer.ready_check import doubts_about_weights
+from kielo.train.token_check import refuse_altered
 
 
 def check_tokenizer(resolved: Resolved) -> list[str]:
@@ -29,7 +31,11 @@ def check_tokenizer(resolved: Resolved) -> list[str]:
     if not is_ours:  # packed by another program
         return []
     sample = packed_sample(Path(placement.tokens_folder).parent)
-    said, warnings = compare_folder(folder, resolved.identity.model.model_type, sample)
+    try:
+        said, warnings = compare_folder(folder, resolved.identity.model.model_type, sample)
+    except KieloError:
+        refuse_altered(Path(placement.tokens_folder), packed)  # other ids may be those of a damaged file
+        raise
     if said == NOT_COMPARED:
         warnings.append(said)
     else:
