@@ -1,7 +1,10 @@
 """Sources are found or fetched, the outcome is recorded, and what cannot be had is said with its reasons."""
 
+import gzip
+import lzma
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -93,3 +96,28 @@ def test_hash_follows_the_text(tmp_path):
     assert fingerprint() != first
     file.write_text("one\n")
     assert fingerprint() == first
+
+
+@pytest.mark.parametrize(
+    ("files", "fetched"),
+    [
+        (("et/0.jsonl.xz", "et/1.ndjson", "et/2.json.gz", "et/stats.json", "README.md"), 3),
+        (("et/0.json", "et/1.json", "dataset_infos.json"), 2),
+    ],
+)
+def test_data_of_a_dataset_is_fetched_under_its_usual_names(tmp_path, monkeypatch, files, fetched):
+    """A plain .json is data where there is nothing else: beside other data it has settings or counts."""
+    covers = {".xz": lzma.compress, ".gz": gzip.compress}
+
+    def written(dataset: str, file: str, local_dir: str, **more: object) -> None:
+        path = Path(local_dir) / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(covers.get(path.suffix, bytes)(b'{"text": "a"}\n'))
+
+    hub = _hub(dict.fromkeys(files, ""))
+    hub.hf_hub_download = written
+    monkeypatch.setattr(download.shutil, "which", lambda program: None)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    source = PACKAGE.model_copy(update={"huggingface_subset": None, "max_documents": None})
+    (found,) = fetch_sources(_recipe(source), tmp_path, print)
+    assert len(found.files) == fetched and all(name in files for name in found.files)

@@ -11,11 +11,18 @@ import subprocess
 from pathlib import Path
 from urllib.parse import unquote
 
+from kielo.artifact.text_files import COMPRESSED
+from kielo.corpus.raw_formats import is_about
 from kielo.recipe.sections import Source
 
 APT_SECONDS = 300
 PAGES = "pages"
-DATA_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst")
+DATA_SUFFIXES = (
+    ".parquet",
+    *(f".{form}{cover}" for form in ("jsonl", "ndjson") for cover in ("", *COMPRESSED)),
+    *(f".json{cover}" for cover in COMPRESSED),
+)
+OFTEN_SETTINGS = ".json"  # data where there is nothing else
 
 
 class FetchProblem(Exception):
@@ -71,11 +78,10 @@ def fetch_huggingface_dataset(source: Source, folder: Path, aside: Path) -> str:
     try:
         information = HfApi().dataset_info(dataset, timeout=30)
         files = sorted(sibling.rfilename for sibling in information.siblings or ())
-        wanted = [
-            file
-            for file in files
-            if file.endswith(DATA_SUFFIXES) and (not subset or file.startswith(subset + "/"))
-        ]
+        of_subset = [file for file in files if not subset or file.startswith(subset + "/")]
+        wanted = [file for file in of_subset if file.endswith(DATA_SUFFIXES)]
+        wanted = wanted or [file for file in of_subset if file.endswith(OFTEN_SETTINGS)]
+        wanted = [file for file in wanted if not is_about(Path(file))]
         if leading_out := [file for file in wanted if ".." in Path(file).parts or Path(file).is_absolute()]:
             raise FetchProblem(f"its file {leading_out[0]!r} would be written outside of the folder")
         if not wanted:

@@ -21,7 +21,7 @@ def wrapping_advice(source: RawSource) -> str | None:
     if path is None or source.documents != "lines":
         return None
     lengths, empty = [], 0
-    for number, line in read_lines(path, MAX_LINE_BYTES):
+    for number, line in read_lines(path, MAX_LINE_BYTES, source.encoding):
         if number > LINES or line is None:
             break
         text = line.decode("utf-8", "replace").rstrip()
