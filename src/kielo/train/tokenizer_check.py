@@ -30,6 +30,8 @@ def check_tokenizer(resolved: Resolved) -> list[str]:
     is_ours = packed is not None and "tokenizer" in packed.inputs and (folder / TOKENIZER_FILE).is_file()
     if not is_ours:  # packed by another program
         return []
+    if _is_made_here(folder):
+        return _doubts(resolved.identity, folder)
     sample = packed_sample(Path(placement.tokens_folder).parent)
     try:
         said, warnings = compare_folder(folder, resolved.identity.model.model_type, sample)
@@ -41,6 +43,16 @@ def check_tokenizer(resolved: Resolved) -> list[str]:
     else:
         print(f"tokenizer: {said}", flush=True)
     return warnings + _doubts(resolved.identity, folder)
+
+
+def _is_made_here(folder: Path) -> bool:
+    """Returns True for a tokenizer that Kielo trained, and whose files nobody wrote but Kielo.
+
+    They say nothing by which AutoTokenizer could differ, and the export compares them all the same: here that
+    would cost the import of transformers at each start.
+    """
+    made = read_manifest(folder)
+    return made is not None and not (made.section.get("path") or made.section.get("extend"))
 
 
 def _doubts(identity: Identity, folder: Path) -> list[str]:
