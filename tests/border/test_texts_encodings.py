@@ -146,6 +146,7 @@ KINDS: dict[str, Kind] = {
         for name, value in (
             ("NaN", "NaN"), ("1e999", "1e999"), ("half of a pair of surrogates", '"\\ud800"'),
             ("five thousand brackets", "[" * 5000 + "]" * 5000),
+            ("brackets and a quote", "[" * 5000 + r'"a\"]]"' + "]" * 5000),
         )
     },
     "a text with half of a pair of surrogates": Kind(
@@ -165,6 +166,25 @@ KINDS: dict[str, Kind] = {
         )
         for tag in ("code", "button", "nav", "pre")
     },
+    "a page that is cut off in a script": Kind(
+        put("a.html", "<body><script>var a;</script><p>Lõik.</p><nav>Avaleht</nav><script>var b = '"),
+        fields("Lõik."), **HTML,
+    ),
+    "one of two <nav> has no end": Kind(
+        put("a.html", "<body><nav>Avaleht</nav><p>Esimene.</p><nav>x<p>Teine.</p></body>"),
+        fields("Esimene.\nx\nTeine."), **HTML,
+    ),
+    "a mark of UTF-8, and another encoding named": Kind(
+        put("a.txt", "\ufeff" + TEXT), fields(*ESTONIAN), keys=BALTIC
+    ),
+    "code of old Macs": Kind(
+        put("a.py", "x = 1  # " + "\r".join(f"y{number} = {number} + x" for number in range(200))),
+        lambda folder: [(folder / "a.py").read_bytes().decode()], keys={"kind": "code", "clean": True},
+    ),
+    "code in UTF-16 without a mark": Kind(
+        put("a.py", ("x = 1\n" * 99).encode("utf-16-le")), None, ("UTF-16LE text without a byte-order mark",),
+        keys={"kind": "code"},
+    ),
     "words in <code> and <button> of a sentence": Kind(
         put("a.html", "<body><p>Vajuta <button>Salvesta</button> või kirjuta <code>ls</code> käsureale.</p>"
                       "<p><code>rm -r x</code></p><p><button>Sulge</button></p></body>"),

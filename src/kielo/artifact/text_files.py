@@ -31,6 +31,7 @@ _MARKS = (
     (codecs.BOM_UTF32_BE, "UTF-32BE"),
     (codecs.BOM_UTF16_LE, "UTF-16LE"),
     (codecs.BOM_UTF16_BE, "UTF-16BE"),
+    (codecs.BOM_UTF8, "UTF-8"),
 )
 # Which of every four bytes are zero -> the encoding: of Latin text, and of any other in UTF-32.
 _ZERO_PLACES = {
@@ -86,7 +87,7 @@ def decode_text(path: Path, number: int, line: bytes) -> str:
 
 
 def marked_encoding(start: bytes) -> str | None:
-    """Returns the encoding of a text that begins with the byte-order mark of UTF-16 or UTF-32."""
+    """Returns the encoding of a text that begins with the byte-order mark of UTF-8, UTF-16 or UTF-32."""
     return next((name for mark, name in _MARKS if start.startswith(mark)), None)
 
 

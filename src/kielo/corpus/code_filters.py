@@ -15,6 +15,11 @@ HEADER_LINES = 10
 LANGUAGE = "programming_language"  # in a document's metadata
 
 
+def _lines(document: SplitDocument) -> list[str]:
+    """Returns the lines of a file, of old Macs' too, whose lines end with \\r alone."""
+    return [part for line in document.lines for part in (line.split("\r") if "\r" in line[:-1] else (line,))]
+
+
 def code_filters(code: CodeFilters) -> list[DocumentFilter]:
     """Returns the filters that the section asks for, cheap ones first."""
     return [
@@ -49,7 +54,7 @@ class LineLengths(DocumentFilter):
         self.max_characters, self.max_mean_characters = max_characters, max_mean_characters
 
     def judge(self, document: SplitDocument) -> str | None:
-        lengths = [len(line) for line in document.lines]
+        lengths = [len(line) for line in _lines(document)]
         if max(lengths) > self.max_characters:
             return f"a line of over {self.max_characters} characters"
         if sum(lengths) > self.max_mean_characters * len(lengths):
@@ -67,7 +72,7 @@ class GeneratedMarks(DocumentFilter):
         self.marks = tuple(mark.lower() for mark in marks)
 
     def judge(self, document: SplitDocument) -> str | None:
-        header = "\n".join(document.lines[:HEADER_LINES]).lower()
+        header = "\n".join(_lines(document)[:HEADER_LINES]).lower()
         return next((f"says {mark!r}" for mark in self.marks if mark in header), None)
 
 

@@ -88,7 +88,8 @@ def source_report(
     if c1["c1_characters"]:
         yield (
             f"{raw.name}: {c1['c1_characters']:,} controls U+0080 to U+009F in {c1['c1_documents']:,} "
-            "documents became the letters and signs of windows-1252: the text was taken for Latin-1 before"
+            "documents became the letters and signs of windows-1252, or went where it has none: the text was "
+            "taken for Latin-1 before"
         )
     yield from _examples_of_scripts(raw.name, own)
 

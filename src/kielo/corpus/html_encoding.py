@@ -8,7 +8,7 @@ import codecs
 import re
 from pathlib import Path
 
-from kielo.artifact.text_files import SHOWING_BYTES, other_encoding
+from kielo.artifact.text_files import SHOWING_BYTES, marked_encoding, other_encoding
 from kielo.corpus.raw_record import BadRecord
 
 _CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([A-Za-z0-9_.:-]+)", re.IGNORECASE)
@@ -33,7 +33,8 @@ def decode_page(path: Path, content: bytes, given: str | None = None) -> str:
     Text that is UTF-8 is that, whatever a stale label says. Raises BadRecord, which names the line, for bytes
     that its encoding does not have, and for a label that is none.
     """
-    encoding = other_encoding(content[:SHOWING_BYTES]) or given or _of_label(path, content)
+    shown = other_encoding(content[:SHOWING_BYTES])
+    encoding = marked_encoding(content) or given or shown or _of_label(path, content)
     try:
         return _decode(content, encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as problem:

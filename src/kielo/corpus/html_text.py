@@ -25,14 +25,17 @@ def page_text(html: str) -> str:
 
     An element that is skipped and has no end is not skipped: it would take the rest of the page with it.
     """
-    page = _read(html, SKIPPED)
-    if page.open_skipped:
-        page = _read(html, SKIPPED.difference(page.open_skipped))
+    page = _read(html, frozenset())
+    # What a script or a style holds is no text, whether it ends or not.
+    open_ = {place for tag, place in page.open_skipped if tag not in ("script", "style")}
+    if open_:
+        page = _read(html, frozenset(open_))
     return "\n".join(page.article if page.has_article else page.body)
 
 
-def _read(html: str, skipped: frozenset[str]) -> "_Page":
-    page = _Page(skipped)
+def _read(html: str, taken: frozenset[tuple[int, int]]) -> "_Page":
+    """Reads a page. taken: lines and columns of elements that are not skipped."""
+    page = _Page(taken)
     page.feed(html)
     page.close()
     page.end_line()
@@ -40,13 +43,13 @@ def _read(html: str, skipped: frozenset[str]) -> "_Page":
 
 
 class _Page(HTMLParser):
-    def __init__(self, skipped: frozenset[str]) -> None:
+    def __init__(self, taken: frozenset[tuple[int, int]]) -> None:
         super().__init__(convert_charrefs=True)
         self.body: list[str] = []
         self.article: list[str] = []
         self.has_article = False
-        self.open_skipped: list[str] = []
-        self._skipped = skipped
+        self.open_skipped: list[tuple[str, tuple[int, int]]] = []
+        self._taken = taken
         self._open_aside: list[str] = []
         self._has_prose = False
         self._article_divs = 0
@@ -56,8 +59,8 @@ class _Page(HTMLParser):
         if tag == "body":
             # Whatever was left open in the head must not swallow the page.
             self.open_skipped.clear()
-        if tag in self._skipped:
-            self.open_skipped.append(tag)
+        if tag in SKIPPED and self.getpos() not in self._taken:
+            self.open_skipped.append((tag, self.getpos()))
         if tag in ASIDE:
             self._open_aside.append(tag)
         if tag in BLOCKS:
@@ -71,9 +74,10 @@ class _Page(HTMLParser):
             self.end_line()
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in self.open_skipped:
+        tags = [name for name, _ in self.open_skipped]
+        if tag in tags:
             # A skipped element also ends those left open inside it.
-            del self.open_skipped[self.open_skipped.index(tag) :]
+            del self.open_skipped[tags.index(tag) :]
         if tag in self._open_aside:
             del self._open_aside[self._open_aside.index(tag) :]
         if tag in BLOCKS:

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 _SPACE = re.compile(r"[ \t\n\r]*")
-_MARK = re.compile(r'"(?:[^"\\\\]|\\\\.)*"|[\[\]{},]', re.DOTALL)
+_MARK = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]', re.DOTALL)
 
 
 def lenient_fields(line: bytes) -> dict[str, Any] | None:

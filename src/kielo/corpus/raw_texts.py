@@ -10,7 +10,7 @@ from typing import Any
 
 from kielo.artifact.conversation import TOOLS, TURNS, join_messages
 from kielo.artifact.documents import parse_record
-from kielo.artifact.text_files import decode_text, marked_encoding
+from kielo.artifact.text_files import SHOWING_BYTES, decode_text, marked_encoding, other_encoding
 from kielo.corpus.code_filters import LANGUAGE
 from kielo.corpus.conversations import read_conversation
 from kielo.corpus.html_encoding import decode_page
@@ -156,9 +156,16 @@ def _whole_file(path: Path, max_bytes: int, encoding: str | None) -> str:
     """Reads a program file, of whose bytes none is changed: line ends and a byte-order mark stay."""
     content = _read_at_most(path, max_bytes)
     try:
-        if mark := marked_encoding(content):
+        mark = marked_encoding(content)
+        if mark not in (None, "UTF-8"):
             return content.decode(mark).removeprefix("\ufeff")
-        return content.decode(encoding or "utf-8")
+        if mark is None and encoding is None and (shown := other_encoding(content[:SHOWING_BYTES])):
+            raise BadRecord(
+                NOT_UTF8,
+                f"{path}: {shown} text without a byte-order mark; convert it, or name its encoding in the "
+                "source's `encoding`",
+            )
+        return content.decode("utf-8" if mark else encoding or "utf-8")
     except UnicodeDecodeError as problem:
         line = content.count(b"\n", 0, problem.start) + 1
         raise BadRecord(

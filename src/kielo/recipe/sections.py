@@ -10,6 +10,7 @@ which it is: `TrainIdentity`, `TrainPlacement`, and `TrainSchedule`, of which `r
 is an entry in the right class here, and the line that uses it.
 """
 
+import codecs
 import re
 from itertools import combinations
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -226,6 +227,8 @@ def _check_encoding(name: str) -> None:
     """Raises ValueError for what is no encoding of text."""
     try:
         "a".encode(name)
+        if codecs.lookup(name).name in ("idna", "punycode", "unicode-escape", "raw-unicode-escape", "utf-7"):
+            raise LookupError
     except (LookupError, UnicodeError):
         raise ValueError(
             f"encoding = {name!r} is not known; what would work: utf-8, utf-16le, windows-1252, "
