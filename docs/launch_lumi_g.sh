@@ -46,7 +46,7 @@ NODE_FOLDER="/tmp"
 # network_log: https://github.com/HewlettPackard/shs-ccl-docs 438fcce, 2026-04, https://github.com/Lumi-supercomputer/lumi-userguide 6c3a26c, 2024-10
 # stripe: https://github.com/Lumi-supercomputer/lumi-userguide 6c3a26c, 2024-10: 32 of LUMI-P; LUMI-F has 58
 IMAGE=/appl/local/laifs/containers/lumi-multitorch-latest.sif
-CONTAINER=(singularity exec --bind '/scratch/project_462000000/kielo,/scratch/project_462000000/kielo/runs/poro_34b' /appl/local/laifs/containers/lumi-multitorch-latest.sif)
+CONTAINER=(singularity exec --bind /scratch/project_462000000/kielo --bind "$NODE_FOLDER" /appl/local/laifs/containers/lumi-multitorch-latest.sif)
 NETWORK_LOG='Selected [Pp]rovider is cxi|Loaded net plugin AWS Libfabric'
 STRIPE=(lfs setstripe -c 32 -S 4M)
 
@@ -198,12 +198,33 @@ pick_hosts() {
 }
 say_too_few() { say "of this job's $((NODES + SPARES)) nodes only ${#hosts[@]} are not left out, and $NODES are needed"; }
 
+# A node's own folder, for caches of compilers. The container is given it too, by --bind, where these two signs part paths.
+if [[ $NODE_FOLDER != /* ]] || { [ "${#CONTAINER[@]}" -gt 0 ] && [[ $NODE_FOLDER = *[,:]* ]]; }; then
+    stop_chain "node_folder of the card of $SITE is '$NODE_FOLDER' here, which is no path from /, or one with , or : in it"
+    exit 1
+fi
+OWN_FOLDER=$NODE_FOLDER/kielo_$(id -un)_$JOB
+
+# Before a container starts on them: what it is given must be there.
+prepare_nodes() {
+    # Leftovers of jobs that were killed take memory: /dev/shm is memory. The nodes are this job's alone.
+    # shellcheck disable=SC2016 # each node expands it
+    local reason prepare='find /dev/shm -maxdepth 1 -user "$(id -un)" -name "nccl-*" -delete
+        why=$(mkdir -p -- "$1" 2>&1) && [ -w "$1" ] || echo "node_folder: $(hostname) cannot write to $1: $why"'
+    on_each_node bash -c "$prepare" prepare "$OWN_FOLDER" > "$ATTEMPT/prepare.txt" 2>&1
+    reason=$(grep -m 1 -o 'node_folder: .*' "$ATTEMPT/prepare.txt" | tr '\t' ' ')
+    if [ -z "$reason" ]; then return 0; fi
+    say "$reason"
+    note start "" "" && note end failed "$reason"
+    return 1
+}
+
 # The ranks meet on the first node, at a port of this job, attempt and step.
 choose_meeting() {
     MASTER_ADDR=${hosts[0]}$HOST_SUFFIX
     MASTER_PORT=$((12000 + (${JOB//[!0-9]/} + 101 * RESTARTS + $1) % 20000))
     printf 'export MASTER_ADDR=%q MASTER_PORT=%q NODES=%q DEVICES_PER_NODE=%q CACHES=%q\n' "$MASTER_ADDR" "$MASTER_PORT" \
-        "$NODES" "$DEVICES_PER_NODE" "$NODE_FOLDER/kielo_$(id -un)_$JOB" > "$ATTEMPT/meeting.sh"
+        "$NODES" "$DEVICES_PER_NODE" "$OWN_FOLDER" > "$ATTEMPT/meeting.sh"
 }
 
 if ! pick_hosts; then
@@ -212,6 +233,7 @@ if ! pick_hosts; then
     exit 1
 fi
 choose_meeting 0
+prepare_nodes || exit 1
 
 # What this attempt ran on and with: a change of it explains many a change of results.
 {
@@ -222,9 +244,6 @@ choose_meeting 0
     if [ "${#CONTAINER[@]}" -gt 0 ]; then stat --format 'image %n: %s bytes, changed %y' "$IMAGE"; fi
     "${CONTAINER[@]}" bash "$FOLDER/rank.sh" "$FOLDER" "$ATTEMPT" --versions
 } > "$ATTEMPT/software.txt" 2>&1
-
-# Leftovers of jobs that were killed take memory: /dev/shm is memory. The nodes are this job's alone.
-on_each_node find /dev/shm -maxdepth 1 -user "$(id -un)" -name 'nccl-*' -delete
 
 # The files of checkpoints are spread over the file system, where the site has a command for it.
 if [ "${#STRIPE[@]}" -gt 0 ] && [ ! -d "$RUN/train/checkpoints" ] && mkdir -p "$RUN/train/checkpoints"; then
@@ -313,7 +332,7 @@ fi
 # Caches, and copies of the state in memory (checkpoint/node_memory.py), end with the job.
 run_hash=$(printf %s "$(realpath -m "$RUN/train/checkpoints")" | sha256sum | cut -c 1-16)
 trap 'if [ -n "$timer" ]; then kill "$timer" 2> /dev/null; fi
-    on_each_node rm -rf -- "$NODE_FOLDER/kielo_$(id -un)_$JOB" "/dev/shm/kielo_$(id -u)/$run_hash"' EXIT
+    on_each_node rm -rf -- "$OWN_FOLDER" "/dev/shm/kielo_$(id -u)/$run_hash"' EXIT
 
 # One attempt: the ranks train, and $outcome and $message say what came of it.
 run_attempt() {

@@ -277,7 +277,10 @@ def fill(folder: Path, times: FaultTimes) -> None:
 
 @pytest.mark.parametrize(("options", "words"), [
     ("size=6m", ("disk full", "needs about 8", "bytes, ", "are free", "keep_newest")),
-    ("size=60m,nr_inodes=40", ("too few inodes", "needs 5, ", "are free", "keep_newest")),
+    pytest.param(
+        "size=60m,nr_inodes=40", ("too few inodes", "needs 5, ", "are free", "keep_newest"),
+        marks=pytest.mark.full,
+    ),
 ])  # fmt: skip
 def test_a_disk_that_fills_stops_no_training(tmp_path, options, words, fault_times):
     """A full small file system: the alert gives bytes needed and free, old checkpoints stay whole.

@@ -236,6 +236,7 @@ def train_as_nodes(folder: Path, memory: Path, layout: dict, dies_in_step: int |
         return str(error)
 
 
+@pytest.mark.full
 def test_a_run_that_loses_a_node_ends_with_the_weights_of_one_that_did_not(tmp_path, memory):
     """Bitwise, and from the copy of step 12: the checkpoint of step 10 is older."""
     for name in ("lost", "undisturbed"):

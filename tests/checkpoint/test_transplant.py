@@ -95,7 +95,11 @@ def load_on_rank(folder: Path, tied: bool, shard: int, tensor: int) -> dict[str,
 
 @pytest.mark.parametrize(
     ("tied", "shard", "tensor"),
-    [(False, 3, 1), (True, 1, 2), pytest.param(False, 1, 2, marks=pytest.mark.full)],
+    [
+        pytest.param(False, 3, 1, marks=pytest.mark.full),
+        (True, 1, 2),
+        pytest.param(False, 1, 2, marks=pytest.mark.full),
+    ],
 )
 def test_each_rank_gets_its_rows(tmp_path, tied, shard, tensor):
     """Bitwise in fp32: embedding and head, tied and not, on ranks that split rows, padding zero."""

@@ -164,7 +164,7 @@ def test_dropout_of_merges_is_off_in_the_run_and_its_export(prepared, capsys):
     assert theirs(TEXTS)["input_ids"] == [plain.encode(text).ids for text in TEXTS]
 
 
-@pytest.mark.parametrize("is_theirs", [True, False])
+@pytest.mark.parametrize("is_theirs", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_weights_without_a_tokenizer_are_compared_by_what_they_have(prepared, is_theirs, capsys):
     """A tokenizer of the right size whose tokens are others: warned for special ids and the first loss."""
     keys = {"tokenizer_class": "PreTrainedTokenizerFast"}

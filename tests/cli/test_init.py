@@ -202,9 +202,13 @@ def test_a_run_is_called_by_its_file_or_language_and_size(words, file, name, cap
     assert written(file)["name"] == name and (Path(file).parent / "recipe.schema.json").is_file()
 
 
-def test_sizes_and_budgets_at_their_borders(capsys) -> None:
+@pytest.mark.full  # half a minute of planning for ten trillion
+def test_the_smallest_and_the_largest_size_have_a_plan(capsys) -> None:
     for size in ("1M", "10T"):
         init(capsys, "--params", size, "--cluster", "lumi_g", f"{size}.toml")
+
+
+def test_sizes_and_budgets_at_their_borders(capsys) -> None:
     for number, (size, near) in enumerate(
         {"999_999": "1M to 10T", "10_000_000_000_001": "1M to 10T"}.items()
     ):

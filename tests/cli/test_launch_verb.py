@@ -9,6 +9,7 @@ import pytest
 
 from kielo.artifact.metrics import TrainingStep
 from kielo.cli.main import main
+from kielo.launch.job_paths import JobPath
 from kielo.launch.job_plan import Wishes
 from kielo.launch.status import Attempt, Status
 from kielo.recipe.errors import KieloError
@@ -36,6 +37,7 @@ class Launching:
             f"{job}.plan_jobs": self._planned(lambda: self.plan),
             f"{job}.check_ready": self._step("check"),
             f"{job}.network_needed": lambda of: self.note,
+            "kielo.launch.job_paths.job_paths": lambda of, packs: [JobPath("/a", "reads", f"packs: {packs}")],
             f"{folder}.refuse_without_scheduler": self._step("scheduler"),
             f"{folder}.refuse_second_chain": self._step("second chain"),
             f"{folder}.write_launch": self._step("write", Path("runs/mine/launch/0001")),
@@ -90,6 +92,9 @@ ROWS = (
 )
 
 
+PATHS = "use\tpath\tfor\nreads\t/a\tpacks: {}\n"
+
+
 def test_a_chain_is_checked_written_and_submitted(launching, capsys) -> None:
     assert said(capsys, *HERE) == ROWS + "submitted 7, 8; two jobs\n"
     assert launching.done == ["scheduler", "second chain", "check", "write", "submit to slurm"]
@@ -97,12 +102,14 @@ def test_a_chain_is_checked_written_and_submitted(launching, capsys) -> None:
     assert said(capsys, *HERE) == ROWS + "note: the nodes have no network\nsubmitted 7\n"
     found = json.loads(said(capsys, *HERE, "--json"))
     folder = "runs/mine/launch/0001"
+    assert found.pop("paths") == [{"path": "/a", "use": "reads", "reason": "packs: False"}]
     assert found == {"nodes": 3, "folder": folder, "submitted": ["7"], "answer": ""}
 
 
 def test_a_dry_run_is_written_and_not_submitted(launching, capsys) -> None:
     end = "nothing is submitted; bash runs/mine/launch/0001/submit.sh does it, on a login node of here\n"
-    assert said(capsys, *HERE, "--dry-run") == ROWS + end
+    *rows, wrote = ROWS.splitlines(keepends=True)
+    assert said(capsys, *HERE, "--dry-run") == "".join(rows) + PATHS.format(False) + wrote + end
     assert launching.done == ["write"]
     assert json.loads(said(capsys, *HERE, "--dry-run", "--json"))["submitted"] == []
 
@@ -150,8 +157,11 @@ def test_jobs_that_pack_are_submitted(launching, capsys) -> None:
     assert said(capsys, *HERE, "--pack", "16").endswith("\nsubmitted 7\n")
     launching.done.clear()
     end = "nothing is submitted; bash runs/mine/launch/pack_0001/submit.sh does it\n"
-    assert said(capsys, *HERE, "--pack", "16", "--dry-run") == text + end and launching.done == []
+    *rows, wrote = text.splitlines(keepends=True)
+    dry = "".join(rows) + PATHS.format(True) + wrote + end
+    assert said(capsys, *HERE, "--pack", "16", "--dry-run") == dry and launching.done == []
     found = json.loads(said(capsys, *HERE, "--pack", "1", "--json"))
+    assert found.pop("paths")[0]["reason"] == "packs: True"
     assert found == {"folder": "runs/mine/launch/pack_0001", "shares": 1, "submitted": ["7"], "answer": ""}
 
 
@@ -177,7 +187,7 @@ def test_what_jobs_that_pack_do_not_have_is_refused(launching, capsys, tmp_path)
 
 
 def on(nodes: int, *layouts: str) -> SimpleNamespace:
-    rungs = [SimpleNamespace(layout=layout) for layout in layouts]
+    rungs = [SimpleNamespace(layout=layout, plan=None) for layout in layouts]
     return SimpleNamespace(nodes=nodes, to_run=rungs, job=SimpleNamespace(site=site(), wall_seconds=5400))
 
 
@@ -188,19 +198,19 @@ def test_a_ladder_is_a_job_for_each_number_of_nodes(launching, capsys) -> None:
     table = (
         "nodes\tlayouts\thours at most\t\n1\tall are measured\t\t\n2\ta\t\tjob 99 still has them\n"
         "4\tb, c\t1.5\t{}\n8\td\t1.5\t{}\n"
-        "wrote runs/ladder; kielo status runs/ladder shows what is measured\n"
+        "{}wrote runs/ladder; kielo status runs/ladder shows what is measured\n"
     )
     job = "job 7, 8; two jobs"
-    assert said(capsys, *HERE, "--ladder", "8, 4,1,2,4") == table.format(job, job)
+    assert said(capsys, *HERE, "--ladder", "8, 4,1,2,4") == table.format(job, job, "")
     assert launching.numbers == [1, 2, 4, 8]
     assert launching.done == ["scheduler", *["check"] * 4, *["submit to slurm"] * 2]
     launching.answer, launching.refused = (["7"], ""), [Path("four")]
     assert main([*HERE, "--ladder", "1,2,4,8"]) == 1
     printed = capsys.readouterr()
-    assert printed == (table.format("refused", "job 7"), "kielo: four: too many jobs\n")
+    assert printed == (table.format("refused", "job 7", ""), "kielo: four: too many jobs\n")
     launching.done.clear()
     none = "not submitted"
-    assert said(capsys, *HERE, "--ladder", "1", "--dry-run") == table.format(none, none)
+    assert said(capsys, *HERE, "--ladder", "1", "--dry-run") == table.format(none, none, PATHS.format(False))
     assert launching.done == []
     found = json.loads(said(capsys, *HERE, "--ladder", "1", "--dry-run", "--json"))
     assert found["folder"] == "runs/ladder"

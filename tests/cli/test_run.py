@@ -299,6 +299,7 @@ def test_ranks_that_cannot_work_are_refused_before_they_start(tmp_path, capsys):
     assert not (tmp_path / "run" / "train").exists()
 
 
+@pytest.mark.faults
 def test_ranks_that_fail_say_why(tmp_path):
     """An error inside the ranks is exit code 1 and its message is the outcome's,
     not only in torchrun's log.

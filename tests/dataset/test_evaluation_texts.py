@@ -13,6 +13,7 @@ from kielo.dataset.pack import pack
 from kielo.evaluate.texts import documents_of_sets
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
+from kielo.resolve.text import text_of_run
 from kielo.tokenizer.load import decode, encode, load_tokenizer
 from kielo.tokenizer.train import train_tokenizer
 from tests.dataset.test_batches import make_documents, recipe, write_corpus
@@ -37,9 +38,16 @@ def test_texts_from_outside_are_sets_of_the_run(tmp_path):
     asked = with_texts({"name": "court", "path": str(path), "language": "fi"})
     pack_evaluation_texts(recipe(), tmp_path / "tokenizer", folder)
     assert not folder.exists()
+    # Packing stopped after the tokens: a training would never score the text.
+    with pytest.raises(
+        KieloError, match=r"evaluate.texts, court: not packed yet; what would work: kielo run"
+    ):
+        text_of_run(asked, tmp_path)
+    text_of_run(recipe(), tmp_path)
     pack_evaluation_texts(asked, tmp_path / "tokenizer", folder)
     *_, court = heldout_sets(tmp_path / "tokens")
     assert (court.name, court.languages) == ("court", ("fi",))
+    text_of_run(asked, tmp_path)
     assert court.text_bytes == sum(len(text.encode()) + 1 for text in documents)
     shard = TokenShard(folder / "court")
     (text,) = decode(load_tokenizer(tmp_path / "tokenizer"), [shard.read(0, shard.num_tokens).tolist()])

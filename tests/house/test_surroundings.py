@@ -60,9 +60,8 @@ def test_python_paths_hold_in_every_folder():
     assert others == [one for one in (os.path.abspath("src"), "/other") if one != first]
 
 
-@pytest.mark.parametrize(
-    "rooms", [["tests/house", "tests/recipe"], pytest.param(["tests"], marks=pytest.mark.full)], ids=" ".join
-)
+@pytest.mark.parametrize("rooms", [["tests/house", "tests/recipe"], ["tests"]], ids=" ".join)
+@pytest.mark.full  # .ci/run does so too
 def test_a_clone_named_kielo_tests_itself(rooms, tmp_path):
     """As the README says: `git clone ADDRESS kielo && cd kielo`; here below a folder with a space, by a
     Python that has the Kielo of another checkout."""

@@ -60,7 +60,7 @@ class Site:
 def _main(command: Path, words: list[str]) -> int:
     site = json.loads((command.parent / "site.json").read_text())
     if site["manner"] == "slow":
-        time.sleep(1)
+        time.sleep(0.1)
     if site["manner"] == "verbose" and command.name in ("sbatch", "squeue"):
         print(f"{command.name}: lua: your project has 12 % of its hours left", file=sys.stderr)
         print("-" * 20, "Welcome to the site; 3 nodes are down", "-" * 20, sep="\n")

@@ -146,8 +146,8 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
             [
                 r"^PREFLIGHT=yes",
                 r"run_step --preflight",
-                r"find /dev/shm .*-name 'nccl-\*' -delete",
-                r"^trap '[^']*on_each_node rm -rf -- \"\$NODE_FOLDER/kielo_[^']*' EXIT",
+                r'find /dev/shm .*-name "nccl-\*" -delete',
+                r"^trap '[^']*on_each_node rm -rf -- \"\$OWN_FOLDER\"[^']*' EXIT",
             ],
         )
     ],

@@ -107,7 +107,8 @@ def test_jobs_start_in_what_the_script_made(tmp_path, monkeypatch) -> None:
     flags = ["--cluster", "lumi_g", "--nodes", "64", "--account", "project_1", "--dry-run"]
     assert main(["launch", "poro_34b", *flags, "--site", str(site.folder)]) == 0
     job = (tmp_path / "runs/poro_34b/launch/0001/job.sh").read_text()
-    assert f"{site.folder},{squash}:/user-software:image-src=/' {quoted(str(image))})" in job
+    bound = f"{tmp_path},{squash}:/user-software:image-src=/"
+    assert f"--bind '{bound}' --bind \"$NODE_FOLDER\" {quoted(str(image))})" in job
     environment = (tmp_path / "runs/poro_34b/launch/0001/environment.sh").read_text()
     assert "VENV=/user-software\n" in environment and f'-{site.folder}/caches/huggingface}}"' in environment
     # Beside runs/ it is found without the flag; another image or environment is taken in its place.
@@ -122,6 +123,7 @@ def test_jobs_start_in_what_the_script_made(tmp_path, monkeypatch) -> None:
     assert "VENV=/user-software\n" in texts[1] and assign("VENV", f"{tmp_path}/mine") in texts[2].splitlines()
 
 
+@pytest.mark.full
 def test_without_an_image_the_environment_is_a_folder_with_torch(tmp_path) -> None:
     """Karolina's card names none: torch comes as wheels, of the version that plans are made for."""
     site = Site(tmp_path, "karolina")
@@ -134,6 +136,7 @@ def test_without_an_image_the_environment_is_a_folder_with_torch(tmp_path) -> No
     assert f"{ROOT}[train]" in site.asked()
 
 
+@pytest.mark.full
 def test_an_image_is_built_once(tmp_path) -> None:
     """`docker://NAME` becomes a file; the second run finds it, and makes another environment."""
     site = Site(tmp_path, "leonardo_booster", "--container", "docker://nvcr.io/nvidia/pytorch:26.01-py3")

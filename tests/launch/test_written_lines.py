@@ -95,7 +95,7 @@ def test_a_job_of_slurm_with_all_that_a_card_may_say(here) -> None:
         account="p1", spares=2, is_torchrun=True, is_preflight=True, venv="the venv", image="/images/c.sif"
     )
     asked = plan(site(jobs=FULL, notes="Ask for nodes."), wishes, bound=(Path("/text"),))
-    bound = f"{here},{here}/runs/mine,/text,{here}/the venv"
+    bound = f"/text,{here}"
     assert head(job_script(asked, JOB), "slurm", "left_out", "body") == [
         "#!/bin/bash -l", *ABOUT, "# Ask for nodes.", "# partitions: of partitions", "# devices: of devices",
         "# options: of options", "# account: of account", "#",
@@ -110,8 +110,8 @@ def test_a_job_of_slurm_with_all_that_a_card_may_say(here) -> None:
         "# node_folder: of node_folder", "ARCHITECTURE=aarch64", "CPU_BIND='mask_cpu:0x1,0x2'",
         "HOST_SUFFIX=-ib", 'NODE_FOLDER="${TMPDIR:-/tmp}"', "# container: of container", "# image: of image",
         "# network_log: of network_log", "# stripe: of stripe", "IMAGE=/images/c.sif",
-        f"CONTAINER=(singularity exec --bind '{bound}' /images/c.sif)", "NETWORK_LOG='a|b'",
-        "STRIPE=(lfs setstripe -c 4)", "", "unset PYTHONPATH PYTHONHOME PYTHONUSERBASE",
+        f"CONTAINER=(singularity exec --bind '{bound}' --bind \"$NODE_FOLDER\" /images/c.sif)",
+        "NETWORK_LOG='a|b'", "STRIPE=(lfs setstripe -c 4)", "", "unset PYTHONPATH PYTHONHOME PYTHONUSERBASE",
         "# setup: of setup", "module load a", "module load b",
     ]  # fmt: skip
 
@@ -221,7 +221,7 @@ def test_jobs_that_pack(here) -> None:
         "#SBATCH --ntasks-per-node=1", "#SBATCH --cpus-per-task=30", "#SBATCH --time=02:03:04",
         "#SBATCH --requeue", "#SBATCH --open-mode=append", "#SBATCH --output=/jobs/0001/logs/job_%j.log", "",
         f"WORKING_FOLDER={here}", "FOLDER=/jobs/0001", "SHARES=6", "# container: of container",
-        "# image: of image", f"CONTAINER=(c --bind '{here},{here}/runs/mine' /i.sif)", "",
+        "# image: of image", f"CONTAINER=(c --bind {here} /i.sif)", "",
         "unset PYTHONPATH PYTHONHOME PYTHONUSERBASE", "# setup: of setup", "module load a",
     ]  # fmt: skip
 
@@ -234,17 +234,18 @@ def test_the_job_of_a_ladder(here) -> None:
     ]  # fmt: skip
 
 
-def test_the_folders_that_a_container_sees(here, monkeypatch) -> None:
+def test_the_folders_that_a_container_sees(here, monkeypatch, tmp_path_factory) -> None:
     """By site.sh: a folder is bound, a file is mounted; what was brought is bound; without an image none."""
-    (here / "brought").mkdir()
-    (here / "brought" / "prefetched.json").touch()
-    monkeypatch.setenv("KIELO_PREFETCHED", str(here / "brought"))
+    brought = tmp_path_factory.mktemp("brought")
+    (brought / "prefetched.json").touch()
+    monkeypatch.setenv("KIELO_PREFETCHED", str(brought))
     of, folder = site(jobs={"container": ["c", "exec"], "image": "/i.sif"}), Path("/site")
-    always = f"{here},{here}/runs/mine,/site,{here}/brought"
-    for squash, last in (("", "/site/venv"), ("/site/v.sqsh", "/site/v.sqsh:/user-software:image-src=/")):
+    always = f"/site,{here},{brought}:{brought}:ro"
+    for squash, last in (("", ""), ("/site/v.sqsh", ",/site/v.sqsh:/user-software:image-src=/")):
         asked = plan(of, site_folder=folder, made=made(folder, squash))
         (line,) = [one for one in job_script(asked, JOB).splitlines() if one.startswith("CONTAINER=")]
-        assert line == f"CONTAINER=(c exec --bind '{always},{last}' /site/image.sif)"
+        bound = f"--bind '{always}{last}' --bind \"$NODE_FOLDER\""
+        assert line == f"CONTAINER=(c exec {bound} /site/image.sif)"
         assert asked.image == "/site/image.sif" and asked.venv == (
             "/user-software" if squash else "/site/venv"
         )

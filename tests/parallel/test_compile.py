@@ -257,7 +257,7 @@ OTHERS_ON_TWO = [
 @pytest.mark.parametrize(
     ("several", "ranks"),
     [
-        (TWO_RANKS, 2),
+        pytest.param(TWO_RANKS, 2, marks=pytest.mark.full),
         pytest.param(OTHERS_ON_TWO, 2, marks=pytest.mark.full),
         pytest.param([{"tensor": 2, "shard": 2, "zero": 3}], 4, marks=pytest.mark.full),
     ],

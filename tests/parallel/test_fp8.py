@@ -174,6 +174,7 @@ CASES = [Fp8(emulate=True, scaling=scaling) for scaling in SCALINGS] + [
 ]
 
 
+@pytest.mark.full
 def test_sharded_ranks_equal_one():
     """Scales are each micro-batch's own. So one rank that takes for micro-batches what two ranks take side by
     side rounds the same numbers in the same way, and only fp32 sums of gradients may differ: 1e-6.
@@ -289,6 +290,7 @@ def test_the_heads_products_are_those_of_a_float8_linear(scaling):
         assert torch.equal(head.hidden_gradient(logits.grad), expected)
 
 
+@pytest.mark.full
 def test_in_bf16_is_bf16_and_leaves_no_trace():
     """`in_bf16` computes like a model laid out in bf16, also from FP8 gathers, and leaves no trace.
 

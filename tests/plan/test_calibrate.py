@@ -229,6 +229,7 @@ def test_too_few_rows(tmp_path):
         measure([path])
 
 
+@pytest.mark.full
 def test_other_devices(tmp_path):
     """Runs on other devices are refused; on a processor, other numbers of ranks are other devices too."""
     two = _run(tmp_path / "two", machine_of({}), _resolved(tmp_path))

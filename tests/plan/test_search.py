@@ -137,6 +137,7 @@ def test_closed_forms_are_the_clock(estonian: Found) -> None:
     assert checked > 20
 
 
+@pytest.mark.full
 def test_the_screening_does_not_miss_the_best() -> None:
     """The fastest by simulation of every layout that fits is among those that the closed form let through."""
     run = run_of(ESTONIAN, "train.tokens_per_step=524288")

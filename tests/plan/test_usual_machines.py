@@ -57,6 +57,7 @@ def test_a_processors_figures_are_those_of_its_card():
     assert with_figures(gpu, "bf16", {"flash": 0.5}) == gpu
 
 
+@pytest.mark.full
 def test_the_interval_is_as_wide_as_the_errors(tmp_path):
     """1.28 standard deviations hold 80 % of a normal distribution; at least 8 %."""
     path = log(tmp_path, resolved(), ALL)

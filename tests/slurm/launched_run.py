@@ -166,4 +166,5 @@ class LaunchedRun:
 
     def logs(self) -> str:
         paths = sorted((self.folder / "launch").glob("*/logs/**/*.*"))
-        return "\n".join(f"{path}:\n{path.read_text(errors='replace')[-1500:]}" for path in paths)
+        files = [path for path in paths if path.is_file()]
+        return "\n".join(f"{path}:\n{path.read_text(errors='replace')[-1500:]}" for path in files)

@@ -115,7 +115,7 @@ def assert_equal_runs(folder: Path, whole: Path) -> None:
 
 
 @pytest.mark.parametrize(("saved_on", "layout"), [
-    (WITHIN_STAGES, {"micro_batch": 4}),
+    pytest.param(WITHIN_STAGES, {"micro_batch": 4}, marks=pytest.mark.full),
     (WITHIN_STAGES, {"context": 2, "micro_batch": 3}),
     pytest.param(WITHIN_STAGES, {"tensor": 2, "micro_batch": 3}, marks=pytest.mark.full),
     pytest.param(

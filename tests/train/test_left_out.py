@@ -160,6 +160,7 @@ def on_rank(
     return train(resolved).outcome
 
 
+@pytest.mark.full
 def test_the_end_is_that_of_a_run_without_them(folder: Path, tmp_path: Path, fault_times: FaultTimes) -> None:
     """One of two tensor ranks cannot read what the other can; both leave it out, as a resumed attempt does.
 

@@ -109,7 +109,7 @@ def laid_out_steps(layout: dict, tied: bool) -> Outcome:
         ({"tensor": 2}, False),
         pytest.param({"tensor": 4}, True, marks=pytest.mark.full),
         pytest.param({"tensor": 4}, False, marks=pytest.mark.full),
-        ({"shard": 2, "tensor": 2}, True),
+        pytest.param({"shard": 2, "tensor": 2}, True, marks=pytest.mark.full),
     ],
     ids=str,
 )

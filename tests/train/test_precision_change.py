@@ -75,6 +75,7 @@ def test_which_change_a_step_is_of(folder: Path) -> None:
     assert change_before(identity, 6, [4]) == change_before(identity, 6, [1, 4]) == (1, "bf16")
 
 
+@pytest.mark.full
 def test_a_change_equals_a_restart_by_hand(folder: Path) -> None:
     """fp32, from step 7 on bf16, from step 13 on fp32, in one job: bitwise what three jobs make of it, and
     what is made of it with a stop at the change and another after it.

@@ -380,6 +380,7 @@ def test_a_poisoned_shard_is_passed_over(poisoned: Path) -> None:
     assert_same_end(run, run_in(poisoned, "by_hand", skip_steps=((26, 32),)))
 
 
+@pytest.mark.full
 def test_told_only_where_asked_or_without_a_checkpoint_from_before(poisoned: Path) -> None:
     told = run_in(poisoned, "told", spikes=spikes_with(response="tell"), max_steps=31)
     assert "it lasts, and training goes on, as train.spikes.response" in alerts(told)[0]["message"]

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from kielo.train import signals
 from kielo.train import stop as stop_module
 from kielo.train.signals import Presses, give_signals_back, take_over_signals
-from kielo.train.stop import Stop
+from kielo.train.stop import Stop, StoppedBeforeTraining
 from tests.train.test_guard import OneStepLate
 
 NUMBERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
@@ -99,6 +100,7 @@ def test_a_signal_asks_for_a_stop_and_a_second_press_ends_at_once(
     monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: now[0]))
     for is_telling in (True, False):
         with Stop(is_telling=is_telling) as stop:
+            stop.use(torch.device("cpu"))
             os.kill(os.getpid(), signal.SIGUSR1)
             assert stop.wanted
             os.kill(os.getpid(), signal.SIGTERM)
@@ -112,9 +114,21 @@ def test_a_signal_asks_for_a_stop_and_a_second_press_ends_at_once(
     finishing = "SIGUSR1: finishing the step and saving"
     assert said == [f"2\nkielo: {finishing}\n", f"2\nkielo: {ended}\n", "exit 130", "exit 130"]
     said.clear()
-    with Stop(is_telling=True):
+    with Stop(is_telling=True) as stop:
+        stop.use(torch.device("cpu"))
         os.kill(os.getpid(), signal.SIGINT)
     assert said == ["2\nkielo: SIGINT: finishing the step and saving; Ctrl-C again ends at once, unsaved\n"]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_signal_while_the_ranks_meet_ends_the_attempt(number: int) -> None:
+    """Once: there is nothing to save, and the meeting may last for minutes."""
+    with Stop() as stop:
+        with pytest.raises(StoppedBeforeTraining):
+            os.kill(os.getpid(), number)
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.wanted
 
 
 def test_only_ctrl_c_is_pressed_twice(monkeypatch: pytest.MonkeyPatch) -> None:

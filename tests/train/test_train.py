@@ -110,7 +110,9 @@ def curve_of_one_rank(tmp_path_factory: pytest.TempPathFactory) -> Curve:
     pytest.param({"shard": 4, "micro_batch": 2, "zero": 3}, marks=pytest.mark.full),
     pytest.param({"shard": 2, "replicate": 2, "micro_batch": 1}, marks=pytest.mark.full),
     pytest.param({"tensor": 2, "shard": 2, "cpu_offload": True}, marks=pytest.mark.full),
-    {"context": 2, "tensor": 2, "micro_batch": 4, "recompute": "full"},
+    pytest.param(
+        {"context": 2, "tensor": 2, "micro_batch": 4, "recompute": "full"}, marks=pytest.mark.full
+    ),
     pytest.param(
         {"context": 2, "shard": 2, "context_attention": "ulysses", "zero": 2, "micro_batch": 1},
         marks=pytest.mark.full,

@@ -43,13 +43,11 @@ FEW = [
     "context2-ulysses-no_documents",
     "context2-all_gather-recompute_attention",
     "tensor2-bf16",
-    "shard2-tensor2-zero3-recompute_full-micro2-untied",
     "pipeline2-gpipe-micro4-untied",
     "pipeline2-dualpipev-micro4-frozen",
     "pipeline2-1f1b-layers4_0-micro4",
     "pipeline2-1f1b-micro4-tied",
     "pipeline2-1f1b-tensor2-micro4",
-    "pipeline2-interleaved_zero_bubble-shard2-micro4",
 ]
 
 

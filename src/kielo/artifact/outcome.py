@@ -27,3 +27,13 @@ class Outcome(JsonFile):
     """0 finished, 1 failed, 75 requeue, 76 hung."""
     message: str
     """The reason, and how to go on; empty where there is nothing to say."""
+
+
+def stopped_before_training(how: str = "") -> Outcome:
+    """Returns the outcome of an attempt that a signal ended before its first step. how: the ranks' end."""
+    message = (
+        f"stopped before training began{how and f' ({how})'}; nothing was changed, the same command starts it"
+    )
+    return Outcome(
+        outcome="requeue", step=None, tokens=None, exit_code=EXIT_CODES["requeue"], message=message
+    )

@@ -1,7 +1,8 @@
 """`kielo launch`: a recipe on a cluster → a folder with the scripts of a chain of jobs, which it submits."""
 
 import argparse
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from kielo.cli.flags import examples, takes_recipe
@@ -128,10 +129,14 @@ def launch(options: argparse.Namespace) -> int:
         check_ready(plan)
     folder = write_launch(plan)
     ids, answer = ([], "") if options.dry_run else submit(folder, plan.site.scheduler)
+    paths = _paths([plan])
     if options.json:
-        print_json(launch_of(plan).content() | {"folder": str(folder), "submitted": ids, "answer": answer})
+        outcome = {"folder": str(folder), "submitted": ids, "answer": answer, "paths": paths}
+        print_json(launch_of(plan).content() | outcome)
         return 0
     print_table(("", ""), _rows(plan))
+    if options.dry_run:
+        _show_paths(paths)
     print_text(f"wrote {folder}")
     if said := network_needed(plan):
         print_text(f"note: {said}")
@@ -165,8 +170,10 @@ def _pack(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> in
         check_packable(plan, options.pack)
     folder = write_pack_jobs(plan, options.pack)
     ids, answer = ([], "") if options.dry_run else submit(folder, plan.site.scheduler)
+    paths = _paths([plan], packs=True)
     if options.json:
-        print_json({"folder": str(folder), "shares": options.pack, "submitted": ids, "answer": answer})
+        outcome = {"folder": str(folder), "shares": options.pack, "submitted": ids, "answer": answer}
+        print_json(outcome | {"paths": paths})
         return 0
     workers, queue = plan.recipe.corpus.workers, plan.partition.label
     print_table(
@@ -180,6 +187,8 @@ def _pack(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> in
             ),
         ],
     )
+    if options.dry_run:
+        _show_paths(paths)
     print_text(f"wrote {folder}; kielo status {folder} shows how many parts are there")
     if ids:
         print_text(f"submitted {', '.join(ids)}" + f"; {answer}" * bool(answer))
@@ -222,15 +231,31 @@ def _ladder(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> 
                 refusals.append(str(error))
                 said = "refused"
         rows.append((on_nodes.nodes, layouts, f"{on_nodes.job.wall_seconds / 3600:.1f}", said))
+    paths = _paths([rung.plan for on_nodes in ladder for rung in on_nodes.to_run])
     if options.json:
         titles = ("nodes", "layouts", "hours", "job")
-        print_json({"folder": str(folder), "jobs": [dict(zip(titles, row)) for row in rows]})
+        jobs_told = [dict(zip(titles, row)) for row in rows]
+        print_json({"folder": str(folder), "jobs": jobs_told, "paths": paths})
     else:
         print_table(("nodes", "layouts", "hours at most", ""), rows)
+        if options.dry_run:
+            _show_paths(paths)
         print_text(f"wrote {folder}; kielo status {folder} shows what is measured")
     if refusals:
         raise KieloError("; ".join(refusals))
     return 0
+
+
+def _paths(plans: Sequence["JobPlan"], packs: bool = False) -> list[dict[str, str]]:
+    """Returns what the jobs of all plans read and write: path, use and what it is for."""
+    from kielo.launch.job_paths import job_paths
+
+    return [asdict(path) for path in dict.fromkeys(path for plan in plans for path in job_paths(plan, packs))]
+
+
+def _show_paths(paths: Sequence[dict[str, str]]) -> None:
+    """Shows what each node must have, before a queue is waited for in vain."""
+    print_table(("use", "path", "for"), [(one["use"], one["path"], one["reason"]) for one in paths])
 
 
 def _numbers(text: str) -> list[int]:

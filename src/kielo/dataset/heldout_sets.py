@@ -5,7 +5,7 @@ beside it, `heldout.SOURCE`, or one for each of its languages (`heldout_language
 the mixture are in a folder of their own. A folder that an earlier Kielo packed has the first set only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,18 @@ def heldout_sets(tokens_folder: Path | str) -> tuple[HeldoutSet, ...]:
             for name, of in outside.counts["texts"].items()
         ]
     return tuple(found)
+
+
+def check_outside_texts(names: Iterable[str], tokens_folder: Path) -> None:
+    """Raises KieloError if a text from outside the mixture is not packed: it would not be scored."""
+    folder = tokens_folder.parent / EVALUATION_TEXTS
+    outside = read_manifest(folder)
+    missing = [name for name in names if outside is None or name not in outside.counts["texts"]]
+    if missing:
+        raise KieloError(
+            f"{folder}: evaluate.texts, {', '.join(missing)}: not packed yet; what would work: kielo run "
+            "RECIPE --only pack"
+        )
 
 
 def _set(name: str, folder: Path, file: str, counts: dict[str, Any]) -> HeldoutSet:

@@ -15,6 +15,7 @@ from pathlib import Path
 from kielo import __version__
 from kielo.artifact.ladder import Ladder, PlannedSpeed, ReferenceSpeed, Rung
 from kielo.artifact.stage_json import read_json, write_json
+from kielo.dataset.heldout_sets import EVALUATION_TEXTS
 from kielo.launch.ladder import NodesPlan, RungPlan, ladder_folder, main_phase, resolved_of_plan
 from kielo.launch.launch_folder import write_ladder_job, write_launch
 from kielo.launch.queue import states
@@ -26,7 +27,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.read import run_folder
 from kielo.recipe.sections import Recipe
 
-_TEXT_FOLDERS = ("tokens", "tokenizer", "packing")
+_TEXT_FOLDERS = ("tokens", "tokenizer", "packing", EVALUATION_TEXTS)
 _OF_SIMILAR_SIZE = 1.25  # ratio of parameters up to which a reference is shown
 
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kielo.artifact.prefetched import VARIABLE, prefetched_folder
-from kielo.launch.bash import array, assign, exports
+from kielo.launch.bash import array, assign, exports, quoted
+from kielo.launch.job_paths import binds, hub_cache
 from kielo.launch.job_plan import JobPlan
 from kielo.recipe.cards import is_own_card
 from kielo.recipe.read import run_folder
@@ -52,7 +53,7 @@ def pack_script(plan: JobPlan, folder: Path, shares: int) -> str:
         "#!/bin/bash -l", *_about(plan), "#", *_request(plan, folder, packs=True), "",
         assign("WORKING_FOLDER", str(Path.cwd())), assign("FOLDER", str(folder)), f"SHARES={shares}",
         *(f"# {line}" for line in _sources(plan, "container", "image")),
-        array("CONTAINER", _container(plan)), "",
+        array("CONTAINER", _container(plan, packs=True)), "",
         *_setup(plan), "",
     ]  # fmt: skip
     return "\n".join(parts) + "\n" + _text("pack_job")
@@ -103,7 +104,12 @@ def environment_script(plan: JobPlan) -> str:
         lines += [f"# {plan.site.name}'s compute nodes reach no network outside.", *exports(_OFFLINE)]
     if (prefetched := prefetched_folder()) is not None:
         lines += exports({VARIABLE: str(prefetched)})
-    if plan.site_folder is not None:
+    if (cache := hub_cache(plan.recipe)) is not None:
+        lines += [
+            "# weights or tokenizer of the hub, as this launch found them",
+            *exports({"HF_HUB_CACHE": str(cache)}),
+        ]
+    elif plan.site_folder is not None:
         lines += [
             "# weights of the hub go beside the environment, not into the home",
             f'export HF_HOME="${{HF_HOME:-{plan.site_folder / "caches" / "huggingface"}}}"',
@@ -185,18 +191,20 @@ def _path(path: str) -> str:
     return f'"{path}"' if len(path.split()) > 1 else path
 
 
-def _container(plan: JobPlan) -> list[str]:
-    """Returns the command in which Kielo starts, with the folders that it sees; [] without a container."""
+def _container(plan: JobPlan, packs: bool = False) -> list[str]:
+    """Returns the command in which Kielo starts, with the paths that it sees; [] without a container."""
     if not plan.image:
         return []
-    run = run_folder(plan.recipe).absolute()
-    folders = (Path.cwd(), run, *plan.bound, plan.site_folder, prefetched_folder())
-    places = [str(place) for place in folders if place]
-    if plan.made is not None and plan.made.squash:
-        places.append(f"{plan.made.squash}:{plan.venv}:image-src=/")
-    elif plan.venv:
-        places.append(plan.venv)
-    return [*plan.jobs_of_site.container, "--bind", ",".join(places), plan.image]
+    return [*plan.jobs_of_site.container, "--bind", ",".join(binds(plan, packs)), plan.image]
+
+
+def _with_node_folder(container: list[str]) -> str:
+    """Returns CONTAINER with the node's own folder, whose name is known only in the job."""
+    line = array("CONTAINER", container)
+    if not container:
+        return line
+    image = quoted(container[-1])
+    return f'{line.removesuffix(f"{image})")}--bind "$NODE_FOLDER" {image})'
 
 
 def _settings(plan: JobPlan, folder: Path) -> list[str]:
@@ -217,7 +225,7 @@ def _settings(plan: JobPlan, folder: Path) -> list[str]:
         f"ARCHITECTURE={of_site.architecture}", assign("CPU_BIND", of_site.cpu_bind),
         assign("HOST_SUFFIX", of_site.host_suffix), f'NODE_FOLDER="{of_site.node_folder}"',
         *(f"# {line}" for line in _sources(plan, "container", "image", "network_log", "stripe")),
-        assign("IMAGE", plan.image), array("CONTAINER", _container(plan)),
+        assign("IMAGE", plan.image), _with_node_folder(_container(plan)),
         assign("NETWORK_LOG", of_site.network_log), array("STRIPE", shlex.split(of_site.stripe)),
     ]  # fmt: skip
 

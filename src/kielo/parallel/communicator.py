@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from kielo.parallel.rendezvous import hosts_of_ranks, nodes_of_ranks
+from kielo.recipe.error_messages import no_more_processes
 from kielo.recipe.errors import KieloError
 
 _ANSWER_SECONDS = 3.0  # rank 0, which serves the store, stays as long (world.LINGER_SECONDS)
@@ -97,28 +98,47 @@ def warm_messages(startup: Startup, name: str, ranks: Sequence[int], group: dist
 def _within_limit(startup: Startup, name: str, ranks: Sequence[int], start: Callable[[], None]) -> None:
     """Calls `start` in a thread; raises KieloError if it fails or does not end within the time limit."""
     marks = startup.store.clone()  # a store serves one thread at a time, and `start` may be waiting in it
+
+    def work() -> None:
+        if startup.device.type == "cuda":
+            torch.cuda.set_device(startup.device)  # the current device belongs to the thread
+        start()
+
+    marks.set(_mark(name, startup.rank), b"1")
+    reason, cause = f"was not up after {startup.timeout_seconds:g} s", None
+    try:
+        if in_thread(work, f"communicator {name}", startup.timeout_seconds):
+            return
+    except Exception as error:
+        if said := no_more_processes(error):
+            raise KieloError(f"rank {startup.rank}: communicator {name!r} failed: {said}") from error
+        reason, cause = f"failed ({error})", error
+    raise NoCommunicator(
+        f"rank {startup.rank}: communicator {name!r} {reason}: {who_is_missing(name, ranks, marks)}",
+        _hosts_missing(name, ranks, marks) if startup.rank == 0 else (),
+    ) from cause
+
+
+def in_thread(call: Callable[[], None], name: str, timeout_seconds: float | None = None) -> bool:
+    """Calls in another thread and waits; returns False at the time limit. Raises what `call` raises.
+
+    While it waits, this thread can take signals, which it cannot in a call of torch that waits for others.
+    """
     errors: list[BaseException] = []
     ended = threading.Event()
 
     def work() -> None:
         try:
-            if startup.device.type == "cuda":
-                torch.cuda.set_device(startup.device)  # the current device belongs to the thread
-            start()
+            call()
         except BaseException as error:  # noqa: B036 - handed to the waiting thread, which raises it
             errors.append(error)
         ended.set()
 
-    marks.set(_mark(name, startup.rank), b"1")
-    threading.Thread(target=work, name=f"communicator {name}", daemon=True).start()
-    is_ended = ended.wait(startup.timeout_seconds)
-    if is_ended and not errors:
-        return
-    reason = f"failed ({errors[0]})" if is_ended else f"was not up after {startup.timeout_seconds:g} s"
-    raise NoCommunicator(
-        f"rank {startup.rank}: communicator {name!r} {reason}: {who_is_missing(name, ranks, marks)}",
-        _hosts_missing(name, ranks, marks) if startup.rank == 0 else (),
-    ) from (errors[0] if is_ended else None)
+    threading.Thread(target=work, name=name, daemon=True).start()
+    is_ended = ended.wait(timeout_seconds)
+    if errors:
+        raise errors[0]
+    return is_ended
 
 
 def _warm(group: dist.ProcessGroup, size: int, device: torch.device) -> None:

@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from kielo.parallel.communicator import Startup, raise_communicator
+from kielo.parallel.communicator import Startup, in_thread, raise_communicator
 from kielo.parallel.flight_record import keep_flight_record
 from kielo.parallel.open_files import allow_open_files
 from kielo.parallel.rendezvous import Rendezvous, find_rendezvous
@@ -187,8 +187,10 @@ def connect(place: Rendezvous, timeout_seconds: float) -> dist.Store:
     if place.size == 1:
         return dist.HashStore()  # in memory: one process needs no port
     allow_open_files(place)
-    try:
-        return dist.TCPStore(
+    made = []
+
+    def make() -> None:
+        store = dist.TCPStore(
             place.host,
             place.port,
             is_master=place.rank == 0 and not place.store_is_running,
@@ -197,6 +199,11 @@ def connect(place: Rendezvous, timeout_seconds: float) -> dist.Store:
             wait_for_workers=False,
             multi_tenant=True,
         )
+        made.append(store)
+
+    try:
+        in_thread(make, "store")
+        return made[0]
     except RuntimeError as error:
         raise KieloError(
             f"rank {place.rank}: no meeting at {place.host}:{place.port} within {timeout_seconds:g} s; is "

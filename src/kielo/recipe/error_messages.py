@@ -7,6 +7,7 @@ writes it into `outcome.json`.
 import errno
 import json
 import os
+import resource
 import traceback
 
 from kielo.recipe.errors import KieloError
@@ -32,6 +33,22 @@ _ADVICE = {
 }
 
 
+# Where a process or a thread is refused: by Python, by the C++ library and by gloo.
+_NO_MORE_PROCESSES = ("can't start new thread", os.strerror(errno.EAGAIN))
+
+
+def no_more_processes(error: BaseException) -> str:
+    """Returns what would work if the system gave no further process or thread; "" for another error."""
+    if not any(sign in str(error) for sign in _NO_MORE_PROCESSES):
+        return ""
+    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    limit = f", which is {most}," if most != resource.RLIM_INFINITY else ""
+    return (
+        f"the system gives you no more processes and threads; what would work: a higher `ulimit -u`{limit} a "
+        "job in place of the login node, or fewer ranks and workers"
+    )
+
+
 def sentence(error: BaseException) -> str | None:
     """Returns the message of an error of an expected kind; None where a traceback is needed."""
     if isinstance(error, KieloError):
@@ -48,6 +65,8 @@ def sentence(error: BaseException) -> str | None:
         return f"{rank_prefix()}out of memory ({where}); smaller batches or a larger machine work"
     if isinstance(error, RecursionError):
         return "a file is nested too deeply to be read; what Kielo writes and reads is a few levels deep"
+    if isinstance(error, OSError | RuntimeError) and (said := no_more_processes(error)):
+        return f"{rank_prefix()}{said}"
     if isinstance(error, OSError) and error.errno is not None:
         return _of_the_system(error)
     if isinstance(error, UnicodeError | json.JSONDecodeError):

@@ -9,6 +9,7 @@ from kielo.artifact.manifest import Manifest, hash_manifest
 from kielo.artifact.token_sources import find_token_sources
 from kielo.artifact.weights_folder import resolve_tokenizer
 from kielo.dataset.batches import packed_manifest
+from kielo.dataset.heldout_sets import check_outside_texts
 from kielo.dataset.pack_token_files import training_tokens
 from kielo.dataset.packed_sequences import packing_folder, packing_manifest
 from kielo.dataset.provenance import tokenizer_of_tokens
@@ -49,10 +50,11 @@ class Text:
 def text_of_run(recipe: Recipe, run_folder: Path) -> Text:
     """Reads the facts of a run folder.
 
-    Raises KieloError for a stage that is not finished, for another tokenizer than made the tokens, and for
-    documents that are not packed as the recipe says.
+    Raises KieloError for a stage that is not finished, for another tokenizer than made the tokens, for
+    documents that are not packed as the recipe says, and for texts that are to be scored and are not packed.
     """
     tokens = packed_manifest(run_folder / "tokens")
+    check_outside_texts((text.name for text in recipe.evaluate.texts), run_folder / "tokens")
     tokenizer = tokenizer_of_tokens(run_folder)
     return Text(
         {name: counts["tokens"] for name, counts in tokens.counts["sources"].items()},

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from kielo.artifact.lease import Lease, held
-from kielo.artifact.outcome import REFUSAL_FILE, Outcome
+from kielo.artifact.outcome import REFUSAL_FILE, Outcome, stopped_before_training
 from kielo.artifact.trained_text import has_trained
 from kielo.checkpoint.agreement import Agreement
 from kielo.parallel.hang_watch import silent_seconds
@@ -45,7 +45,7 @@ from kielo.train.parts import Run
 from kielo.train.precision_change import check_watched_change, next_check, settle_precision
 from kielo.train.state import State
 from kielo.train.step_row import passed_over_row
-from kielo.train.stop import Stop
+from kielo.train.stop import Stop, StoppedBeforeTraining
 from kielo.train.token_check import TokenCheck
 from kielo.train.tokenizer_check import check_tokenizer
 from kielo.train.triggers import Triggers
@@ -100,6 +100,8 @@ def _started(resolved: Resolved, stop: Stop, profile_steps: int, is_saving: bool
                 outcome = _attempt(resolved, world, stop, lease, profile_steps, is_saving)
             leave_together(resolved.placement.train.step_timeout_seconds)
             return outcome
+        except StoppedBeforeTraining:
+            return stopped_before_training()
         finally:
             end_world()
 

@@ -14,7 +14,7 @@ from types import FrameType
 from kielo.artifact.alerts import ALERTS_NAME, append_alert
 from kielo.artifact.checkpoint_folder import step_folders
 from kielo.artifact.manifest import MANIFEST_NAME
-from kielo.artifact.outcome import EXIT_CODES, REFUSAL_FILE, Outcome
+from kielo.artifact.outcome import EXIT_CODES, REFUSAL_FILE, Outcome, stopped_before_training
 from kielo.artifact.stage_json import read_json
 from kielo.parallel.local_ranks import Failure, Ranks
 from kielo.recipe.errors import KieloError
@@ -130,12 +130,7 @@ def read_outcome(
         if outcome is not None and _state_of(file) != state_before:
             return outcome
     if is_stopping:
-        message = (
-            f"stopped before training began ({failure}); nothing was changed, the same command starts it"
-        )
-        return Outcome(
-            outcome="requeue", step=None, tokens=None, exit_code=EXIT_CODES["requeue"], message=message
-        )
+        return stopped_before_training(failure)
     message = refusal or f"{failure or 'the ranks ended'}, without {file}; the first error above is the cause"
     return Outcome(outcome="failed", step=None, tokens=None, exit_code=EXIT_CODES["failed"], message=message)
 

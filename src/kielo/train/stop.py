@@ -17,11 +17,15 @@ from kielo.train.signals import INTERRUPTED, Presses, give_signals_back, take_ov
 from kielo.train.triggers import Triggers
 
 
+class StoppedBeforeTraining(BaseException):
+    """A signal came while the ranks met: there is no step to finish, and nothing to save."""
+
+
 class Stop:
     """Remembers that a signal came, and takes the signals over while it is entered.
 
-    It is entered before the world is started, which can take minutes. A second Ctrl-C ends the process at
-    once.
+    It is entered before the world is started, which can take minutes: a signal that comes before `use` raises
+    StoppedBeforeTraining. A second Ctrl-C ends the process at once.
 
     step_limit: stop after this step as if a signal had come. is_telling: does this rank print that a signal
     came. triggers: the files that this rank looks at; None: another rank does.
@@ -37,6 +41,7 @@ class Stop:
         self._is_telling = is_telling
         self._presses = Presses()
         self._handlers_before: dict[int, object] = {}
+        self._is_meeting = True
         self._device = torch.device("cpu")
         self._late = DelayedReader(self._device)
 
@@ -52,6 +57,9 @@ class Stop:
         if self._presses.is_second(number):
             self._tell("ended at once, unsaved; the same command goes on from the newest checkpoint")
             os._exit(INTERRUPTED)
+        if self._is_meeting and not self.wanted:
+            self.wanted = True
+            raise StoppedBeforeTraining
         if not self.wanted:
             again = "; Ctrl-C again ends at once, unsaved" if number == signal.SIGINT else ""
             self._tell(f"{signal.Signals(number).name}: finishing the step and saving{again}")
@@ -67,7 +75,8 @@ class Stop:
                 os.write(2, f"\nkielo: {text}\n".encode())
 
     def use(self, device: torch.device) -> None:
-        """Sets the device that the ranks' process group works on."""
+        """Sets the device that the ranks' process group works on, when all of them have met."""
+        self._is_meeting = False
         self._device, self._late = device, DelayedReader(device)
 
     def agreed(self, step: int) -> bool:

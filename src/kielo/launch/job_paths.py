@@ -1,0 +1,204 @@
+"""What the jobs of a launch read and write: the paths that each node must have, and its container must see.
+
+A container sees only the folders that are bound, so a tokenizer outside of the working folder would not be
+there. Links lead out of a bound folder, so where they lead is a path of its own.
+"""
+
+import glob
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kielo.artifact.prefetched import HUB_FOLDER, prefetched_folder
+from kielo.artifact.weights_folder import is_on_hub, tokenizer_here, weights_here
+from kielo.launch.job_plan import JobPlan
+from kielo.launch.site import source_of_kielo
+from kielo.recipe.cards import is_own_card
+from kielo.recipe.errors import KieloError
+from kielo.recipe.read import run_folder
+from kielo.recipe.sections import Recipe
+
+READS, WRITES = "reads", "writes"
+# Separate the parts of what --bind of Singularity and Apptainer reads; older ones know no way to quote them.
+_OF_BINDS = (",", ":")
+
+
+@dataclass(frozen=True)
+class JobPath:
+    """path: absolute. use: "reads" or "writes", which includes reading. reason: what names the path."""
+
+    path: str
+    use: str
+    reason: str
+
+
+def job_paths(plan: JobPlan, packs: bool = False) -> list[JobPath]:
+    """Returns what the jobs read and write, each path once; last the folder of a node, as its card names it.
+
+    packs: of jobs that pack text, which write nothing there.
+    """
+    of_node = JobPath(plan.jobs_of_site.node_folder, WRITES, "caches, on each node")
+    return [*_shared(plan, packs), *([] if packs else [of_node])]
+
+
+def _shared(plan: JobPlan, packs: bool) -> list[JobPath]:
+    """Returns the paths that are the same on each node."""
+    found: dict[str, JobPath] = {}
+    for one in _all(plan, packs):
+        for place in dict.fromkeys((one.path, os.path.realpath(one.path))):
+            known = found.get(place)
+            if known is None or (known.use, one.use) == (READS, WRITES):
+                reason = one.reason if place == one.path else f"{one.reason}, where a link leads"
+                found[place] = JobPath(place, one.use, reason)
+    return list(found.values())
+
+
+def binds(plan: JobPlan, packs: bool = False) -> list[str]:
+    """Returns what --bind is given: folders above others first, and what is only read as read-only.
+
+    A path in a folder that is bound is left out. Raises KieloError for one that --bind cannot name.
+    """
+    bound: dict[str, str] = {}
+    for one in sorted(_shared(plan, packs), key=lambda one: (len(Path(one.path).parts), one.use == READS)):
+        above = (one.path, *map(str, Path(one.path).parents))
+        uses = {bound[folder] for folder in above if folder in bound}
+        if one.path == plan.image or WRITES in uses or (one.use == READS and uses):
+            continue
+        if any(sign in one.path for sign in _OF_BINDS):
+            raise KieloError(
+                f"{one.path} ({one.reason}): a container cannot be given a path with a comma or a colon; "
+                "what would work: move or rename it"
+            )
+        bound[one.path] = one.use
+    packed = plan.made.squash if plan.made is not None else ""
+    bound.pop(packed, None)
+    given = [path if use == WRITES else f"{path}:{path}:ro" for path, use in bound.items()]
+    return [*given, f"{packed}:{plan.venv}:image-src=/"] if packed else given
+
+
+def _all(plan: JobPlan, packs: bool) -> Iterator[JobPath]:
+    run = run_folder(plan.recipe).absolute()
+    yield JobPath(str(Path.cwd()), WRITES, "the working folder")
+    for folder in (run, *plan.bound):
+        yield JobPath(str(folder), WRITES, "the run")
+    # A stage, or the checkpoints, may lie on another disk. The text of a rung lies in the run.
+    own = [os.path.realpath(folder) for folder in (run, *plan.bound)]
+    for link in (entry for level in ("*", "*/*") for entry in sorted(run.glob(level)) if entry.is_symlink()):
+        if not any(Path(os.path.realpath(link)).is_relative_to(folder) for folder in own):
+            yield JobPath(str(link), WRITES, "the run")
+    yield from _of_recipe(plan, packs)
+    if (prefetched := prefetched_folder()) is not None:
+        yield JobPath(str(prefetched), READS, "kielo prefetch")
+    if plan.site_folder is not None:
+        yield JobPath(str(plan.site_folder), WRITES, "kielo site")
+    yield from _of_environment(plan)
+
+
+def _of_recipe(plan: JobPlan, packs: bool) -> Iterator[JobPath]:
+    recipe = plan.recipe
+    tokenizer, weights = recipe.tokenizer.ready, recipe.model.weights
+    named = []
+    if tokenizer is not None:
+        named.append((_place(tokenizer), recipe.tokenizer.ready_key))
+    if weights is not None:
+        named.append((_place(weights), "model.weights"))
+    if recipe.model.transplant_vectors is not None:
+        named.append((Path(recipe.model.transplant_vectors), "model.transplant_vectors"))
+    if recipe.machine:
+        named.append((Path(recipe.machine), "machine"))
+    for source in recipe.corpus.sources:
+        named += [(place, f"corpus.sources, {source.name}") for place in _token_folders(source.tokens)]
+    if packs:
+        named += [(Path(text.path), f"evaluate.texts, {text.name}") for text in recipe.evaluate.texts]
+    if is_own_card(recipe.cluster):
+        named.append((Path(recipe.cluster), "cluster"))
+    for path, key in named:
+        yield _read(path, key)
+        for folder in _outside_links(path.expanduser()):
+            yield _read(folder, f"{key}, where a link leads")
+
+
+def _of_environment(plan: JobPlan) -> Iterator[JobPath]:
+    """Yields the Python of the ranks and its packages; a squashed environment as its one file."""
+    if plan.image:
+        yield _read(Path(plan.image), "the container's image")
+    if plan.made is not None and plan.made.squash:
+        yield _read(Path(plan.made.squash), "the environment")
+    elif plan.venv:
+        yield _read(Path(plan.venv), "the environment")
+        for folder in _installed_by_a_path(Path(plan.venv)):
+            yield _read(folder, "the environment, a package installed in place")
+    elif not plan.image:
+        yield _read(Path(sys.prefix), "the Python of this kielo")
+        if (source := source_of_kielo()).startswith("/"):
+            yield _read(Path(source), "the source of this kielo")
+
+
+def hub_cache(recipe: Recipe) -> Path | None:
+    """Returns the cache of the hub's client in which the jobs look; None if they read nothing from it.
+
+    It is the one of who launches: jobs whose cache is another would not find what is here.
+    """
+    for reference in (recipe.model.weights, recipe.tokenizer.ready):
+        if is_on_hub(reference) and (cache := _place(reference or "").parent) != _brought_hub():
+            return cache
+    return None
+
+
+def _place(reference: str) -> Path:
+    """Returns the folder of weights or a tokenizer; of a repository its folder in the hub's cache.
+
+    A snapshot has links to the files beside it, and the name of a revision is resolved there too.
+    """
+    if not is_on_hub(reference):
+        return Path(reference.removeprefix("hf:"))
+    for find in (weights_here, tokenizer_here):
+        if (snapshot := find(reference)) is not None:
+            return snapshot.absolute().parents[1]  # CACHE/models--OWNER--NAME/snapshots/COMMIT
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    name = reference.removeprefix("hf:").partition("@")[0]
+    return (_brought_hub() or Path(constants.HF_HUB_CACHE)) / repo_folder_name(
+        repo_id=name, repo_type="model"
+    )
+
+
+def _brought_hub() -> Path | None:
+    folder = prefetched_folder()
+    return folder / HUB_FOLDER if folder else None
+
+
+def _read(path: Path, reason: str) -> JobPath:
+    return JobPath(os.path.abspath(path.expanduser()), READS, reason)
+
+
+def _token_folders(pattern: str | None) -> list[Path]:
+    """Returns the folders of ready tokens: beside a file lie others, such as its index or its loss mask."""
+    if pattern is None:
+        return []
+    place = Path(pattern.removeprefix("hf:")).expanduser()
+    if place.is_dir():
+        return [place]
+    return list(dict.fromkeys(Path(name).parent for name in [str(place), *glob.glob(f"{place}*")]))
+
+
+def _installed_by_a_path(venv: Path) -> Iterator[Path]:
+    """Yields folders that `pip install --editable` names in a file .pth of the environment."""
+    for file in sorted(venv.glob("lib/python*/site-packages/*.pth")):
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("/") and os.path.isdir(line):
+                yield Path(line)
+
+
+def _outside_links(folder: Path) -> Iterator[Path]:
+    """Yields the folders outside of `folder` to which links in it lead, as those of the hub's cache do."""
+    if not folder.is_dir():
+        return
+    real = Path(os.path.realpath(folder))
+    targets = [Path(os.path.realpath(entry)) for entry in sorted(folder.iterdir()) if entry.is_symlink()]
+    for target in targets:
+        if target.exists() and not target.is_relative_to(real):
+            yield target if target.is_dir() else target.parent
