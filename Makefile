@@ -12,6 +12,9 @@ MINUTES ?= 5
 # What runs on the GPU: the peers' environment, else Kielo's own, else (a machine that can install nothing) the python there.
 GPU_PYTHON ?= $(firstword $(wildcard $(PEERS)/bin/python $(BIN)/python) $(PYTHON))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# A person's or a site's own settings of pip would put packages elsewhere than into the environments here.
+export PIP_USER := 0
+unexport PIP_TARGET PIP_PREFIX
 # Where it is set, each process that a test starts would compile Kielo anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -24,7 +27,7 @@ TORCH_211 ?= .torch/2.11
 help:
 	@echo "Times are of two quiet cores, after the install (2 minutes at the first call; a GPU for bench-gpu)."
 	@echo "make demo                4 min  real Estonian text to a verified, publishable model"
-	@echo "make test                7 min  the test suite, in WORKERS=$(WORKERS) processes"
+	@echo "make test                9 min  the test suite, in WORKERS=$(WORKERS) processes"
 	@echo "make test-faults         4 min  odd inputs, faults and careless uses: nothing is lost, nothing is silent"
 	@echo "make test-full          1 hour  test, test-faults, and the cases marked full (each layout, whole sweeps)"
 	@echo "make mutants            1 hour  changes the source in small ways and counts how many changes a test notices"

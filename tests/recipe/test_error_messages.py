@@ -2,6 +2,7 @@
 
 import errno
 import json
+import resource
 
 import pytest
 
@@ -24,6 +25,12 @@ def json_error() -> json.JSONDecodeError:
     return json.JSONDecodeError("Expecting value", "x", 0)
 
 
+MOST = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+NO_MORE = (
+    "the system gives you no more processes and threads; what would work: a higher `ulimit -u`"
+    + (f", which is {MOST}," if MOST != resource.RLIM_INFINITY else ",")
+    + " a job in place of the login node, or fewer ranks and workers"
+)
 LOST = "the ranks lost each other (%s); another rank's message is the cause, if there is one; a rank that is "
 SENTENCES: list[tuple[BaseException, str | None]] = [
     (KieloError("give 1 or more"), "give 1 or more"),
@@ -55,6 +62,10 @@ SENTENCES: list[tuple[BaseException, str | None]] = [
      LOST % "[gloo/transport/tcp/pair.cc:1] closed" + "merely slow needs a longer "
      "train.step_timeout_seconds"),
     (ValueError("gloo/transport"), None),
+    (RuntimeError("can't start new thread"), NO_MORE),
+    (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), NO_MORE),
+    (RuntimeError("[gloo] Resource temporarily unavailable"), NO_MORE),
+    (ValueError("can't start new thread"), None),
 ]  # fmt: skip
 
 

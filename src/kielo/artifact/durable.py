@@ -89,7 +89,7 @@ def disk_problems_reported(what: str) -> Iterator[None]:
     """Make a KieloError of what a disk refuses inside: full, read-only, gone. It begins with `what`."""
     try:
         yield
-    except ConnectionError:  # a pipe or a socket, no disk
+    except (ConnectionError, BlockingIOError):  # a pipe, a socket, or a process that may not start: no disk
         raise
     except OSError as problem:
         why = problem.strerror or str(problem)

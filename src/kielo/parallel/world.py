@@ -17,8 +17,10 @@ import torch.distributed as dist
 
 from kielo.parallel.communicator import Startup, in_thread, raise_communicator
 from kielo.parallel.flight_record import keep_flight_record
+from kielo.parallel.gloo_interface import choose_gloo_interface
 from kielo.parallel.open_files import allow_open_files
 from kielo.parallel.rendezvous import Rendezvous, find_rendezvous
+from kielo.recipe.error_messages import no_more_processes
 from kielo.recipe.errors import KieloError
 
 
@@ -187,6 +189,7 @@ def connect(place: Rendezvous, timeout_seconds: float) -> dist.Store:
     if place.size == 1:
         return dist.HashStore()  # in memory: one process needs no port
     allow_open_files(place)
+    choose_gloo_interface(place)
     made = []
 
     def make() -> None:
@@ -205,6 +208,8 @@ def connect(place: Rendezvous, timeout_seconds: float) -> dist.Store:
         in_thread(make, "store")
         return made[0]
     except RuntimeError as error:
+        if said := no_more_processes(error):
+            raise KieloError(f"rank {place.rank}: {said}") from error
         raise KieloError(
             f"rank {place.rank}: no meeting at {place.host}:{place.port} within {timeout_seconds:g} s; is "
             f"rank 0 running there, and the port free and open? ({error})"

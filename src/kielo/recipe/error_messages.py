@@ -42,7 +42,7 @@ def no_more_processes(error: BaseException) -> str:
     if not any(sign in str(error) for sign in _NO_MORE_PROCESSES):
         return ""
     most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    limit = f", which is {most}," if most != resource.RLIM_INFINITY else ""
+    limit = f", which is {most}," if most != resource.RLIM_INFINITY else ","
     return (
         f"the system gives you no more processes and threads; what would work: a higher `ulimit -u`{limit} a "
         "job in place of the login node, or fewer ranks and workers"
