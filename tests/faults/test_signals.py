@@ -145,9 +145,10 @@ local_ranks.Ranks = Deaf
 sys.exit(main(["train", "tiny.toml", "--ranks", "2", *sys.argv[1:]]))
 """
 DEAF_RANK = """
-import os, time
+import os, time, torch
 from kielo.train.stop import Stop
-with Stop(is_telling=True):
+with Stop(is_telling=True) as stop:
+    stop.use(torch.device("cpu"))  # the ranks have met
     os.write(1, b"ready\\n")
     until = time.monotonic() + 60
     while time.monotonic() < until:
