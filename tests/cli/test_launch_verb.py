@@ -1,6 +1,7 @@
 """`kielo launch`, `status` and `cancel` around a site and jobs that are made by hand: every line of them."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,7 @@ class Launching:
             f"{job}.check_ready": self._step("check"),
             f"{job}.network_needed": lambda of: self.note,
             "kielo.launch.job_paths.job_paths": lambda of, packs: [JobPath("/a", "reads", f"packs: {packs}")],
+            f"{folder}.one_launch_at_a_time": lambda of: nullcontext(),
             f"{folder}.refuse_without_scheduler": self._step("scheduler"),
             f"{folder}.refuse_second_chain": self._step("second chain"),
             f"{folder}.write_launch": self._step("write", Path("runs/mine/launch/0001")),
@@ -265,8 +267,8 @@ def test_a_launch_that_has_not_begun(found, capsys) -> None:
     assert rows(capsys) == {"run": first, "jobs": "none left (2 submitted)", "spent": spent}
     with_state(found, ids=[])
     assert rows(capsys)["jobs"] == f"none submitted; bash {found.is_.folder}/submit.sh"
-    with_state(found, ids=["7"], jobs=None)
-    assert rows(capsys)["jobs"] == "1 submitted; slurm's commands are not on this machine"
+    with_state(found, ids=["7"], jobs=None, no_answer="squeue failed")
+    assert rows(capsys)["jobs"] == "1 submitted; squeue failed"
     with_state(found, jobs={"7": "PENDING", "8": "HELD"}, stopped="finished", left_out=["n1", "n2"])
     of = rows(capsys)
     assert of["jobs"] == "7 PENDING; 8 HELD (1 submitted)"
@@ -318,9 +320,9 @@ def test_jobs_are_cancelled(found, capsys) -> None:
     assert said(capsys, "cancel", "run") == f"cancelled 7; the one that runs saves and stops{end}"
     assert said(capsys, "cancel", "run", "--now") == f"cancelled 7{end}"
     assert found.ended[-1] == ("slurm", {"7": "RUNNING"}, True) and stopped.read_text() == "finished\n"
-    with_state(found, jobs=None)
+    with_state(found, jobs=None, no_answer="squeue failed")
     assert main(["cancel", "run"]) == 1 and len(found.ended) == 4
-    assert "slurm's commands are not on this machine; what would work: " in capsys.readouterr().err
+    assert "nothing is cancelled: squeue failed; what would work too: " in capsys.readouterr().err
 
 
 def test_jobs_that_pack_tell_how_far_they_are(capsys, monkeypatch, tmp_path) -> None:
@@ -328,7 +330,7 @@ def test_jobs_that_pack_tell_how_far_they_are(capsys, monkeypatch, tmp_path) -> 
     from kielo.launch.launch_folder import PACK_FILE
 
     (tmp_path / PACK_FILE).touch()
-    state = SimpleNamespace(name="mine", site="here", ids=["7", "8"], jobs={"7": "R", "8": "Q"})
+    state = SimpleNamespace(name="mine", site="here", ids=["7", "8"], jobs={"7": "R", "8": "Q"}, no_answer="")
 
     def progress(finished: int, is_joined: bool) -> None:
         content = {"finished": finished, "parts": 4321, "is_joined": is_joined}
@@ -348,9 +350,9 @@ def test_jobs_that_pack_tell_how_far_they_are(capsys, monkeypatch, tmp_path) -> 
     assert "jobs\tnone left (2 submitted)\n" in table and table.endswith(again)
     state.ids = []
     assert "next" not in said(capsys, "status", str(tmp_path))
-    state.ids, state.jobs = ["7"], None
+    state.ids, state.jobs, state.no_answer = ["7"], None, "squeue failed"
     table = said(capsys, "status", str(tmp_path))
-    assert "jobs\tthe scheduler's commands are not on this machine (1 submitted)\n" in table
+    assert "jobs\tsqueue failed (1 submitted)\n" in table
     assert "next" not in table
     state.jobs = {}
     progress(4321, True)

@@ -249,7 +249,7 @@ def test_the_status_of_the_newest_launch(here, monkeypatch) -> None:
     folder = write_launch(plan(site()))
     assert newest_launch(Path("runs/mine")) == folder == here / LAUNCHES / "0002"
     seen = []
-    monkeypatch.setattr(statuses, "states", lambda *asked: seen.append(asked) or {"2": "R"})
+    monkeypatch.setattr(statuses, "states_or_reason", lambda *asked: seen.append(asked) or ({"2": "R"}, ""))
     found = status(run)
     assert found == Status(folder, read_json(folder, Launch), [], {"2": "R"}, [], None, None, "", [], {})
     (folder / "chain" / "jobs").write_text("1\n\n2\n")

@@ -152,7 +152,7 @@ def test_wheels_are_those_of_the_nodes(tmp_path, monkeypatch, capsys) -> None:
     def pip(command, **options):
         if "pip" not in command:
             return real(command, **options)
-        asked.append(command[3:])
+        asked.append(command[4:])
         place = Path(command[command.index("--dest" if "download" in command else "--wheel-dir") + 1])
         (place / ("torch-2.10.0-cp312.whl" if "download" in command else "kielo-0.1.0-py3.whl")).touch()
         if "--constraint" in command:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kielo.launch import queue
-from kielo.launch.queue import end_jobs, hides_jobs, states
+from kielo.launch.queue import NoAnswer, end_jobs, hides_jobs, states, states_or_reason
 from kielo.recipe.errors import KieloError
 
 
@@ -32,7 +32,8 @@ def told(folder: Path) -> list[str]:
 
 def test_slurm_is_asked_for_these_jobs(tmp_path, command) -> None:
     """Lines in another order, of an array, and empty; a job that it does not have is over."""
-    command("squeue", "13 PENDING Dependency\n\n12 RUNNING None\n13 RUNNING None\n14\n", 1)
+    queue = "13 PENDING Dependency\n\n12 RUNNING None\n13 RUNNING None\n14\n"
+    command("squeue", queue, 1, "echo 'slurm_load_jobs error: Invalid job id specified' >&2")
     assert states("slurm", ["12", "13", "14", "15"]) == {"12": "RUNNING None", "13": "RUNNING None", "14": ""}
     assert told(tmp_path) == ["squeue --noheader --format=%F %T %r --jobs 12,13,14,15"]
     assert states("slurm", []) == {} and told(tmp_path) == []
@@ -116,3 +117,20 @@ def test_a_scheduler_that_does_not_answer(tmp_path, command, monkeypatch) -> Non
     command("squeue", more="exec sleep 20")
     with pytest.raises(KieloError, match="squeue did not answer within 0.05 s; try again"):
         states("slurm", ["1"])
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "grid_engine"])
+def test_a_scheduler_that_fails_has_not_said_that_there_are_none(scheduler, command, tmp_path) -> None:
+    """Neither to a screen nor to what cancels and launches; a screen goes on without it."""
+    down = "slurm_load_jobs error: Unable to contact slurm controller"
+    command("squeue" if scheduler == "slurm" else "qstat", "", 1, f"echo '{down}' >&2")
+    with pytest.raises(NoAnswer, match="not known which jobs wait or run"):
+        states(scheduler, ["12"])
+    jobs, why = states_or_reason(scheduler, ["12"])
+    assert jobs is None and down in why
+
+
+def test_settings_that_are_not_told_are_not_guessed(command) -> None:
+    command("scontrol", "", 1)
+    with pytest.raises(NoAnswer):
+        hides_jobs("slurm")

@@ -78,7 +78,7 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
         ("lumi_g", "submit.sh", [r"--dependency=\"afterany:\$1"]),
         ("abci3", "submit.sh", [r"depend=afterany:"]),
         ("tsubame4", "submit.sh", [r"-hold_jid"]),
-        ("tsubame4", "job.sh", [r"cancel_jobs\(\) \{ qdel"]),
+        ("tsubame4", "job.sh", [r"cancel_jobs\(\) \{ timeout 60 qdel"]),
     ],
     "9 requeued with its log": [
         (
@@ -108,7 +108,7 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
             "lumi_g",
             "job.sh",
             [
-                r"^hosts_of_job\(\) \{ scontrol show hostnames",
+                r"^hosts_of_job\(\) \{ timeout 60 scontrol show hostnames",
                 r"^ *MASTER_ADDR=.*\$HOST_SUFFIX",
                 r"MASTER_PORT=.*JOB",
             ],

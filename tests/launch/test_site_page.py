@@ -167,7 +167,7 @@ def test_the_settings_of_site_sh(here) -> None:
         f"WHEELS=${{WHEELS:-{here}/w}} # a folder that `pip download` filled", "",
         "# What the shell has for other Pythons: packages in ~/.local, and options of pip.",
         "unset PYTHONPATH PYTHONHOME PYTHONUSERBASE PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV",
-        "export PYTHONNOUSERSITE=1 PIP_USER=0", "# setup: of setup",
+        "export PYTHONNOUSERSITE=1 PYTHONSAFEPATH=1 PIP_USER=0", "# setup: of setup",
         "module load a", "module load b",
     ]  # fmt: skip
     plain = site_script(plan_site("here", site(), None, None))

@@ -59,7 +59,7 @@ def test_hours_are_those_of_the_attempts(run, monkeypatch) -> None:
     """An ended attempt counts to its end, a killed one to the next start: an hour each of 512 devices."""
     from kielo.launch.status import status
 
-    monkeypatch.setattr("kielo.launch.status.states", lambda scheduler, ids: {})
+    monkeypatch.setattr("kielo.launch.status.states_or_reason", lambda scheduler, ids: ({}, ""))
     (run / "launch" / "0001" / "chain" / "attempts").write_text(
         "\n".join([*ATTEMPTS[:4], "end\t12\t1\t64\t1013600\tfailed\tx"])
     )

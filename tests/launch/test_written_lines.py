@@ -256,7 +256,7 @@ def test_the_folders_that_a_container_sees(here, monkeypatch, tmp_path_factory) 
 PLAIN = [
     "# Environment of every rank on here; rank.sh reads it.",
     "# shellcheck shell=bash disable=SC2034 # variables that rank.sh uses",
-    "export OMP_NUM_THREADS=7", "export PYTHONUNBUFFERED=1",
+    "export OMP_NUM_THREADS=7", "export PYTHONUNBUFFERED=1", "export PYTHONSAFEPATH=1",
     "ulimit -c 0 # cores of thousands of ranks fill a quota",
 ]  # fmt: skip
 
@@ -292,7 +292,7 @@ def test_the_environment_of_a_site(nodes, has_internet, here, monkeypatch) -> No
     asked = plan(of, nodes=nodes, site_folder=Path("/site"), made=made("/site"), measured_steps=10)
     between = ["# environment_between_nodes: of environment_between_nodes", "export B=3"]
     assert environment_script(asked).splitlines() == [
-        *PLAIN[:4], "export PYTHONNOUSERSITE=1", *PLAIN[4:],
+        *PLAIN[:5], "export PYTHONNOUSERSITE=1", *PLAIN[5:],
         "# environment: of environment", "export A='1 2'",
         *(between if nodes > 1 else []),
         *([] if has_internet else OFFLINE), f"export KIELO_PREFETCHED={here}/brought",

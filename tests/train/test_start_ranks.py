@@ -64,6 +64,7 @@ class Ranks:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The train folder of the run."""
     monkeypatch.setattr(module, "Ranks", Ranks)
+    monkeypatch.setattr(module, "token_hex", lambda num_bytes: "")
     monkeypatch.setattr(module, "resolve", lambda *_, **__: None)
     monkeypatch.setattr(module, "run_folder", lambda recipe: tmp_path)
     (tmp_path / "train").mkdir()
@@ -75,6 +76,16 @@ def started(*attempts: Any, **options: Any) -> Outcome:
     outcome = start_ranks(SimpleNamespace(), "tiny.toml", ["--profile"], 2, **options)
     assert Ranks.attempts == []
     return outcome
+
+
+def test_another_jobs_outcome_is_not_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finishes while the ranks of this one are refused, or fall without a word."""
+    monkeypatch.setattr(module, "token_hex", lambda num_bytes: "ours")
+    for said in ("another job works here", ""):
+        leaves = leaving(folder, "finished", said=said)
+        outcome = started((leaves, Failure(0, 1)), restarts=0)
+        assert (outcome.outcome, outcome.exit_code) == ("failed", 1)
+        assert said in outcome.message
 
 
 def leaving(folder: Path, *given: Any, said: str = "", checkpoint: str = ""):

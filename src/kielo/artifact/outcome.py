@@ -9,6 +9,8 @@ from kielo.artifact.stage_json import JsonFile
 EXIT_CODES = {"finished": 0, "failed": 1, "requeue": 75, "hung": 76}
 # environment variable: the file in which a rank tells the process that started it why it did not begin
 REFUSAL_FILE = "KIELO_REFUSAL_FILE"
+# environment variable: a name by which the process that started the ranks knows the outcome of their attempt
+STARTED_BY = "KIELO_STARTED_BY"
 
 
 class Outcome(JsonFile):
@@ -27,6 +29,8 @@ class Outcome(JsonFile):
     """0 finished, 1 failed, 75 requeue, 76 hung."""
     message: str
     """The reason, and how to go on; empty where there is nothing to say."""
+    started_by: str = ""
+    """A name that the process which started the ranks gave the attempt; empty: none did."""
 
 
 def stopped_before_training(how: str = "") -> Outcome:

@@ -10,6 +10,7 @@ written.
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,7 +22,14 @@ from kielo.artifact.checkpoint_manifest import listed_files
 from kielo.recipe.errors import KieloError
 
 MEMORY_FOLDER = Path("/dev/shm")
+_FOR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _FREE_SHARE = 0.05  # of the file system's size, left to communicators, which end their rank without it
+
+
+def is_own(path: Path) -> bool:
+    """Returns True for a file or folder of this user that is no link."""
+    found = path.lstat()
+    return found.st_uid == os.getuid() and not stat.S_ISLNK(found.st_mode)
 
 
 @dataclass(frozen=True)
@@ -80,8 +88,11 @@ class NodeMemory:
     def make_partial(self, name: CopyName, num_bytes: int) -> None:
         """Makes that folder. Raises KieloError where so many bytes do not fit, or it is another user's."""
         self._of_user.mkdir(mode=0o700, exist_ok=True)
-        if self._of_user.stat().st_uid != os.getuid():
-            raise KieloError(f"{self._of_user} belongs to another user")
+        if not self._is_private():
+            raise KieloError(
+                f"{self._of_user} belongs to another user, or others may write there; what would work: "
+                "remove it, or checkpoint.memory_every_steps = 0"
+            )
         system = os.statvfs(self._of_user)
         free = int((system.f_bavail - _FREE_SHARE * system.f_blocks) * system.f_frsize)
         if num_bytes > free:
@@ -115,7 +126,11 @@ class NodeMemory:
         for name, folder in self._folders():
             copy = FoundCopy()
             with suppress(OSError):
-                copy.files = {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
+                copy.files = {
+                    entry.name: entry.stat(follow_symlinks=False).st_size
+                    for entry in os.scandir(folder)
+                    if entry.is_file(follow_symlinks=False) and is_own(Path(entry.path))
+                }
             with suppress(OSError, FaultyCheckpoint):
                 copy.listed = {file: record["bytes"] for file, record in listed_files(folder).items()}
             found.setdefault(name, FoundCopy()).add(copy)
@@ -126,7 +141,17 @@ class NodeMemory:
         return next(path / file for one, path in self._folders() if one == name and (path / file).exists())
 
     def _folders(self) -> Iterator[tuple[CopyName, Path]]:
+        if not self._is_private():  # whoever may write there could leave weights of theirs
+            return
         for path in sorted(self.folder.glob("node_*/step_*")):
             name = CopyName.parse(path.name)
-            if name is not None:
+            if name is not None and is_own(path.parent) and is_own(path):
                 yield name, path
+
+    def _is_private(self) -> bool:
+        """Returns True for a folder of this user in which nobody else can write."""
+        try:
+            found = self._of_user.lstat()
+        except OSError:
+            return False
+        return stat.S_ISDIR(found.st_mode) and is_own(self._of_user) and not found.st_mode & _FOR_OTHERS

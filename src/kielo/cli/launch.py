@@ -2,7 +2,9 @@
 
 import argparse
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kielo.cli.flags import examples, takes_recipe
@@ -12,6 +14,7 @@ from kielo.recipe.read import read_recipe
 
 if TYPE_CHECKING:  # `kielo launch --help` loads none of it
     from kielo.launch.job_plan import JobPlan, Wishes
+    from kielo.launch.ladder import NodesPlan
     from kielo.recipe.sections import Recipe
 
 
@@ -92,6 +95,7 @@ def launch(options: argparse.Namespace) -> int:
     from kielo.launch.job_plan import Wishes, check_ready, network_needed, plan_jobs
     from kielo.launch.launch_folder import (
         launch_of,
+        one_launch_at_a_time,
         refuse_second_chain,
         refuse_without_scheduler,
         submit,
@@ -123,12 +127,15 @@ def launch(options: argparse.Namespace) -> int:
     if options.ladder is not None:
         return _ladder(recipe, wishes, options)
     plan = plan_jobs(recipe, wishes)
-    if not options.dry_run:
+    if options.dry_run:
+        folder, ids, answer = write_launch(plan), [], ""
+    else:
         refuse_without_scheduler(plan)
-        refuse_second_chain(plan)
-        check_ready(plan)
-    folder = write_launch(plan)
-    ids, answer = ([], "") if options.dry_run else submit(folder, plan.site.scheduler)
+        with one_launch_at_a_time(plan):
+            refuse_second_chain(plan)
+            check_ready(plan)
+            folder = write_launch(plan)
+            ids, answer = submit(folder, plan.site.scheduler)
     paths = _paths([plan])
     if options.json:
         outcome = {"folder": str(folder), "submitted": ids, "answer": answer, "paths": paths}
@@ -152,7 +159,12 @@ def launch(options: argparse.Namespace) -> int:
 def _pack(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> int:
     """Writes the jobs that pack the run's text, and submits them."""
     from kielo.launch.job_plan import check_number_of_jobs
-    from kielo.launch.launch_folder import refuse_without_scheduler, submit, write_pack_jobs
+    from kielo.launch.launch_folder import (
+        one_launch_at_a_time,
+        refuse_without_scheduler,
+        submit,
+        write_pack_jobs,
+    )
     from kielo.launch.pack_jobs import check_packable, plan_pack_jobs
     from kielo.launch.script import clock
 
@@ -165,11 +177,14 @@ def _pack(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> in
         raise KieloError("--pack: all sources are ready tokens, which are read in place; leave it out")
     plan = plan_pack_jobs(recipe, replace(wishes, nodes=1))
     check_number_of_jobs("--pack", options.pack + 1, plan.partition, plan.site)
-    if not options.dry_run:
+    if options.dry_run:
+        folder, ids, answer = write_pack_jobs(plan, options.pack), [], ""
+    else:
         refuse_without_scheduler(plan)
-        check_packable(plan, options.pack)
-    folder = write_pack_jobs(plan, options.pack)
-    ids, answer = ([], "") if options.dry_run else submit(folder, plan.site.scheduler)
+        with one_launch_at_a_time(plan):
+            check_packable(plan, options.pack)
+            folder = write_pack_jobs(plan, options.pack)
+            ids, answer = submit(folder, plan.site.scheduler)
     paths = _paths([plan], packs=True)
     if options.json:
         outcome = {"folder": str(folder), "shares": options.pack, "submitted": ids, "answer": answer}
@@ -201,8 +216,8 @@ def _ladder(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> 
     """Writes a job for each number of nodes and submits it; one that is refused does not stop the others."""
     from kielo.launch.job_plan import check_ready
     from kielo.launch.ladder import in_folder_of, plan_ladder
-    from kielo.launch.ladder_folder import waiting_job, write_ladder
-    from kielo.launch.launch_folder import refuse_without_scheduler, submit
+    from kielo.launch.ladder_folder import write_ladder
+    from kielo.launch.launch_folder import one_launch_at_a_time, refuse_without_scheduler
 
     for flag in ("nodes", "layout", "jobs", "grace"):
         if getattr(options, flag) is not None:
@@ -212,25 +227,9 @@ def _ladder(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> 
         refuse_without_scheduler(ladder[0].job)
         for rung in (rung for on_nodes in ladder for rung in on_nodes.to_run):
             check_ready(in_folder_of(rung, recipe))
-    folder, jobs = write_ladder(recipe, ladder)
-    rows, refusals = [], []
-    for on_nodes in ladder:
-        layouts = ", ".join(rung.layout for rung in on_nodes.to_run) or "all are measured"
-        if on_nodes.nodes not in jobs:
-            waiting = on_nodes.to_run and waiting_job(
-                folder / f"{on_nodes.nodes}_nodes", on_nodes.job.site.scheduler
-            )
-            rows.append((on_nodes.nodes, layouts, "", f"job {waiting} still has them" if waiting else ""))
-            continue
-        said = "not submitted"
-        if not options.dry_run:
-            try:
-                ids, answer = submit(jobs[on_nodes.nodes], on_nodes.job.site.scheduler)
-                said = f"job {', '.join(ids)}" + f"; {answer}" * bool(answer)
-            except KieloError as error:
-                refusals.append(str(error))
-                said = "refused"
-        rows.append((on_nodes.nodes, layouts, f"{on_nodes.job.wall_seconds / 3600:.1f}", said))
+    with nullcontext() if options.dry_run else one_launch_at_a_time(ladder[0].job):
+        folder, jobs = write_ladder(recipe, ladder)
+        rows, refusals = _submitted(ladder, folder, jobs, options.dry_run)
     paths = _paths([rung.plan for on_nodes in ladder for rung in on_nodes.to_run])
     if options.json:
         titles = ("nodes", "layouts", "hours", "job")
@@ -244,6 +243,34 @@ def _ladder(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> 
     if refusals:
         raise KieloError("; ".join(refusals))
     return 0
+
+
+def _submitted(
+    ladder: Sequence["NodesPlan"], folder: Path, jobs: dict[int, Path], is_dry: bool
+) -> tuple[list[tuple], list[str]]:
+    """Submits the ladder's jobs, nodes → folder; returns a row for each number of nodes, and refusals."""
+    from kielo.launch.ladder_folder import waiting_job
+    from kielo.launch.launch_folder import submit
+
+    rows, refusals = [], []
+    for on_nodes in ladder:
+        layouts = ", ".join(rung.layout for rung in on_nodes.to_run) or "all are measured"
+        if on_nodes.nodes not in jobs:
+            waiting = on_nodes.to_run and waiting_job(
+                folder / f"{on_nodes.nodes}_nodes", on_nodes.job.site.scheduler
+            )
+            rows.append((on_nodes.nodes, layouts, "", f"job {waiting} still has them" if waiting else ""))
+            continue
+        said = "not submitted"
+        if not is_dry:
+            try:
+                ids, answer = submit(jobs[on_nodes.nodes], on_nodes.job.site.scheduler)
+                said = f"job {', '.join(ids)}" + f"; {answer}" * bool(answer)
+            except KieloError as error:
+                refusals.append(str(error))
+                said = "refused"
+        rows.append((on_nodes.nodes, layouts, f"{on_nodes.job.wall_seconds / 3600:.1f}", said))
+    return rows, refusals
 
 
 def _paths(plans: Sequence["JobPlan"], packs: bool = False) -> list[dict[str, str]]:

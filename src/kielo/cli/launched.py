@@ -81,7 +81,7 @@ def _pack(folder: Path, is_json: bool) -> None:
     if is_json:
         return print_json({"jobs": found.jobs, "submitted": found.ids} | made._asdict())
     told = [f"{job} {state}" for job, state in (found.jobs or {}).items()]
-    jobs = "the scheduler's commands are not on this machine" if found.jobs is None else "; ".join(told)
+    jobs = found.no_answer if found.jobs is None else "; ".join(told)
     joined = "joined" if made.is_joined else "not joined yet"
     rows = [
         ("text", f"of {found.name}, on {found.site}"),
@@ -110,8 +110,8 @@ def cancel(options: argparse.Namespace) -> None:
     found = status(Path(options.run))
     if found.jobs is None:
         raise KieloError(
-            f"{found.launch.scheduler}'s commands are not on this machine; what would work: the same on a "
-            f"login node there, or the file {Path(options.run) / 'triggers' / 'stop'}"
+            f"nothing is cancelled: {found.no_answer}; what would work too: the file "
+            f"{Path(options.run) / 'triggers' / 'stop'}, at which the run saves and stops"
         )
     stopped = found.folder / "chain" / "stopped"
     if not stopped.exists():
@@ -165,6 +165,6 @@ def _jobs(found: "Status") -> str:
     if not found.ids:
         return f"none submitted; bash {found.folder / 'submit.sh'}"
     if found.jobs is None:
-        return f"{len(found.ids)} submitted; {found.launch.scheduler}'s commands are not on this machine"
+        return f"{len(found.ids)} submitted; {found.no_answer}"
     told = [f"{job} {state}" for job, state in found.jobs.items()]
     return f"{'; '.join(told) or 'none left'} ({len(found.ids)} submitted)"

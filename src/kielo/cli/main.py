@@ -75,6 +75,8 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    # No Python that is started from here takes modules of the current folder, which a json.py there would be.
+    os.environ["PYTHONSAFEPATH"] = "1"
     open_standard_streams()
     for name in _NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -59,7 +59,7 @@ class _LanguageRuns:
         """Runs `kielo run` with the arguments; returns its end. Its output goes on to ours."""
         # In a session of its own, so that Ctrl-C at a terminal reaches it once, through this process.
         process = subprocess.Popen(
-            [sys.executable, "-m", "kielo", "run", *arguments],
+            [sys.executable, "-P", "-m", "kielo", "run", *arguments],
             stdout=2 if self._is_json else None,
             stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
         )  # fmt: skip

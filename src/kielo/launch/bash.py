@@ -1,7 +1,10 @@
-"""Lines of bash: values of Python → assignments that bash reads back as they are."""
+"""Lines of bash: values of Python → assignments that bash reads back as they are, comments and requests."""
 
 import shlex
 from collections.abc import Iterable, Mapping
+
+from kielo.recipe.control_characters import CONTROL
+from kielo.recipe.errors import KieloError
 
 
 def assign(name: str, value: str) -> str:
@@ -19,3 +22,23 @@ def quoted(text: str) -> str:
 
 def exports(variables: Mapping[str, str]) -> list[str]:
     return [f"export {name}={quoted(value)}" for name, value in variables.items()]
+
+
+def comment(text: str) -> str:
+    """Returns the text as one line of a comment; a line break in it would begin a command."""
+    return f"# {CONTROL.sub(' ', text)}"
+
+
+def request(prefix: str, options: Iterable[str]) -> list[str]:
+    """Returns a line for each option that is not empty, as a scheduler reads them.
+
+    Raises KieloError for a word that would end its line or its quotes.
+    """
+    given = [option for option in options if option]
+    for option in given:
+        if CONTROL.search(option) or option.count('"') not in (0, 2):
+            raise KieloError(
+                f"{option!r} cannot be asked of a scheduler: it has a line break, another control character "
+                "or a quote; what would work: a name without"
+            )
+    return [f"{prefix} {option}" for option in given]

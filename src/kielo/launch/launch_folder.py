@@ -21,8 +21,10 @@ from pathlib import Path
 from kielo import __version__
 from kielo.artifact.durable import make_folder
 from kielo.artifact.launch import Launch
+from kielo.artifact.lease import Lease
 from kielo.artifact.manifest import write_text_atomically
 from kielo.artifact.stage_json import read_json, write_json
+from kielo.launch.bash import comment
 from kielo.launch.job_plan import COMMANDS, JobPlan
 from kielo.launch.queue import hides_jobs, states
 from kielo.launch.script import (
@@ -98,7 +100,9 @@ def recipe_text(plan: JobPlan) -> str:
     """Returns every value of the recipe that is no default, with the layout; paths as they were given."""
     update = {"cluster": card_file(plan), "folder": str(run_folder(plan.recipe).absolute())}
     recipe = plan.recipe.model_copy(update=update)
-    header = f"# The recipe of this launch, for the jobs of this folder; they start in {Path.cwd()}.\n"
+    header = (
+        comment(f"The recipe of this launch, for the jobs of this folder; they start in {Path.cwd()}.") + "\n"
+    )
     return header + toml_table("", recipe.model_dump(mode="json", exclude_defaults=True))
 
 
@@ -122,14 +126,28 @@ def launch_of(plan: JobPlan) -> Launch:
     )
 
 
+@contextmanager
+def one_launch_at_a_time(plan: JobPlan) -> Iterator[None]:
+    """Holds the run's launches: a second one would not see the jobs that the first is about to submit."""
+    run = run_folder(plan.recipe).absolute()
+    if not run.is_dir():  # it is about to be refused, and nothing of it can be in a queue
+        yield
+        return
+    above = run / LAUNCH_FOLDER
+    above.mkdir(exist_ok=True)
+    with Lease.take(above).beating():
+        yield
+
+
 def submit(folder: Path, scheduler: str) -> tuple[list[str], str]:
     """Submits the chain by submit.sh; returns the jobs' ids, and what the scheduler said beside them.
 
     Raises KieloError with the scheduler's answer if it refused the first job.
     """
     done = subprocess.run(
-        ["bash", str(folder / "submit.sh")], stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
+        ["bash", str(folder / "submit.sh")], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        errors="replace",
+    )  # fmt: skip
     answer = " ".join(done.stderr.split())
     if done.returncode:
         raise KieloError(

@@ -12,7 +12,7 @@ from kielo.artifact.manifest import read_manifest
 from kielo.dataset.pack import PackProgress, pack_progress
 from kielo.launch.job_plan import JobPlan, Wishes, check_environment, check_request, made_for
 from kielo.launch.launch_folder import LAUNCH_FOLDER, PACK_PREFIX
-from kielo.launch.queue import states
+from kielo.launch.queue import states, states_or_reason
 from kielo.recipe.cards import cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
@@ -22,13 +22,14 @@ from kielo.resolve.resolve import refuse_before_text
 
 @dataclass(frozen=True)
 class PackStatus:
-    """ids: of the array and of the job that joins. jobs: id → state; None where the scheduler is not here."""
+    """ids: of the array and of the job that joins. jobs: id → state; None for the reason in no_answer."""
 
     name: str
     site: str
     ids: list[str]
     jobs: dict[str, str] | None
     progress: PackProgress
+    no_answer: str = ""
 
 
 def plan_pack_jobs(recipe: Recipe, wishes: Wishes) -> JobPlan:
@@ -74,7 +75,8 @@ def pack_status(folder: Path) -> PackStatus:
     """Reads how far the jobs of a folder have come. Raises KieloError for text that has changed since."""
     recipe = read_recipe(str(folder / "recipe.toml")).recipe
     site, ids = cluster(recipe.cluster), _ids(folder)
-    return PackStatus(recipe.name, site.name, ids, states(site.scheduler, ids), _progress(recipe))
+    jobs, no_answer = states_or_reason(site.scheduler, ids)
+    return PackStatus(recipe.name, site.name, ids, jobs, _progress(recipe), no_answer)
 
 
 def _progress(recipe: Recipe) -> PackProgress:

@@ -205,7 +205,7 @@ def _wheels(recipe: Recipe, folder: Path, python: str, say: Say) -> Brought:
 
 def _pip(*arguments: str) -> None:
     """Runs pip, whose bars and words go to stderr."""
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    command = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=_STDERR, check=False)
     if done.returncode:
         raise KieloError(

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from kielo.recipe.errors import KieloError
 
 LIMIT_SECONDS = 60
+# Slurm has no job of these numbers any more: an error of the command, and an answer.
+_OVER = re.compile(r"Invalid job id specified|Invalid job array")
 # Scheduler → the command that lists jobs, and those that end one: asked to save first, and at once.
 _LIST = {
     # %F: of each job of an array the id of the array, which --parsable told
@@ -26,10 +28,15 @@ _ASK_TO_SAVE = {"slurm": ["scancel", "--signal=USR1"]}
 _END = {"slurm": ["scancel"], "pbs": ["qdel"], "grid_engine": ["qdel"]}
 
 
+class NoAnswer(KieloError):
+    """A scheduler that cannot be asked just now."""
+
+
 def states(scheduler: str, ids: Sequence[str]) -> dict[str, str] | None:
     """Returns id → state of those jobs that the scheduler still has, in the order of `ids`.
 
-    Of an array it is the state of one of its jobs. None where the scheduler's command is not here.
+    Of an array it is the state of one of its jobs. None where the scheduler's command is not here. Raises
+    NoAnswer where the command fails: that is not an answer of no jobs.
     """
     command = _LIST[scheduler]
     if not ids:
@@ -37,13 +44,22 @@ def states(scheduler: str, ids: Sequence[str]) -> dict[str, str] | None:
     if shutil.which(command[0]) is None:
         return None
     if scheduler == "slurm":
-        told = _run([*command, ",".join(ids)]).stdout  # ids that are over are an error, and leave no line
+        told = _answer([*command, ",".join(ids)], _OVER)
         found = {line.split()[0]: " ".join(line.split()[1:]) for line in told.splitlines() if line.split()}
     else:
-        rows = [line.split() for line in _run(command).stdout.splitlines()]
+        rows = [line.split() for line in _answer(command).splitlines()]
         state = 4  # the column of both: job, (priority,) name, user, (time,) state, …
         found = {row[0].split(".")[0]: row[state] for row in rows if len(row) > state}
     return {job: found[job] for job in ids if job in found}
+
+
+def states_or_reason(scheduler: str, ids: Sequence[str]) -> tuple[dict[str, str] | None, str]:
+    """Returns the states, or None and why they are not known, for a screen that shows more than them."""
+    try:
+        found = states(scheduler, ids)
+    except NoAnswer as error:
+        return None, str(error)
+    return found, "" if found is not None else f"{scheduler}'s commands are not on this machine"
 
 
 def hides_jobs(scheduler: str) -> bool:
@@ -51,7 +67,7 @@ def hides_jobs(scheduler: str) -> bool:
     command, line = _SETTINGS.get(scheduler, ([""], ""))
     if shutil.which(command[0]) is None:
         return False
-    return re.search(line, _run(command).stdout, re.MULTILINE) is not None
+    return re.search(line, _answer(command), re.MULTILINE) is not None
 
 
 def ends(scheduler: str, ids: Sequence[str]) -> dict[str, str]:
@@ -100,6 +116,18 @@ def _is_waiting(state: str) -> bool:
     return state in ("PENDING", "Q", "H") or "q" in state
 
 
+def _answer(command: list[str], answers: re.Pattern[str] | None = None) -> str:
+    """Returns what the command says; raises NoAnswer if it fails, but for errors that are `answers`."""
+    done = _run(command)
+    said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+    if done.returncode and not (answers and answers.search(said)):
+        raise NoAnswer(
+            f"{command[0]} failed, so it is not known which jobs wait or run ({said}); what would work: the "
+            "same once more, when the scheduler answers"
+        )
+    return done.stdout
+
+
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     # SQUEUE_PARTITION and others would hide jobs; and answers are read, so they are not translated.
     own = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
@@ -108,4 +136,4 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
             command, capture_output=True, text=True, timeout=LIMIT_SECONDS, env=own | {"LC_ALL": "C"}
         )
     except subprocess.TimeoutExpired:
-        raise KieloError(f"{command[0]} did not answer within {LIMIT_SECONDS} s; try again") from None
+        raise NoAnswer(f"{command[0]} did not answer within {LIMIT_SECONDS} s; try again") from None

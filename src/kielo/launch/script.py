@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kielo.artifact.prefetched import VARIABLE, prefetched_folder
-from kielo.launch.bash import array, assign, exports, quoted
+from kielo.launch.bash import array, assign, comment, exports, quoted, request
 from kielo.launch.job_paths import binds, hub_cache
 from kielo.launch.job_plan import JobPlan
 from kielo.recipe.cards import is_own_card
@@ -52,7 +52,7 @@ def pack_script(plan: JobPlan, folder: Path, shares: int) -> str:
     parts = [
         "#!/bin/bash -l", *_about(plan), "#", *_request(plan, folder, packs=True), "",
         assign("WORKING_FOLDER", str(Path.cwd())), assign("FOLDER", str(folder)), f"SHARES={shares}",
-        *(f"# {line}" for line in _sources(plan, "container", "image")),
+        *(comment(line) for line in _sources(plan, "container", "image")),
         array("CONTAINER", _container(plan, packs=True)), "",
         *_setup(plan), "",
     ]  # fmt: skip
@@ -89,19 +89,20 @@ def environment_script(plan: JobPlan) -> str:
     """Returns environment.sh: what each rank has in its environment, and the commands that it starts."""
     of_site = plan.jobs_of_site
     lines = [
-        f"# Environment of every rank on {plan.site.name}; rank.sh reads it.",
+        comment(f"Environment of every rank on {plan.site.name}; rank.sh reads it."),
         "# shellcheck shell=bash disable=SC2034 # variables that rank.sh uses",
         *exports({"OMP_NUM_THREADS": str(plan.cores_per_device), "PYTHONUNBUFFERED": "1"}),
+        *exports({"PYTHONSAFEPATH": "1"}),  # the working folder is no place of modules
         *exports({} if _is_own_python(plan) else _NO_PACKAGES_OF_HOME),
         "ulimit -c 0 # cores of thousands of ranks fill a quota",
-        *(f"# {line}" for line in _sources(plan, "environment")),
+        *(comment(line) for line in _sources(plan, "environment")),
         *exports(of_site.environment),
     ]
     if of_site.environment_between_nodes and plan.nodes > 1:
-        lines += [f"# {line}" for line in _sources(plan, "environment_between_nodes")]
+        lines += [comment(line) for line in _sources(plan, "environment_between_nodes")]
         lines += exports(of_site.environment_between_nodes)
     if not plan.site.internet_on_compute_nodes:
-        lines += [f"# {plan.site.name}'s compute nodes reach no network outside.", *exports(_OFFLINE)]
+        lines += [comment(f"{plan.site.name}'s compute nodes reach no network outside."), *exports(_OFFLINE)]
     if (prefetched := prefetched_folder()) is not None:
         lines += exports({VARIABLE: str(prefetched)})
     if (cache := hub_cache(plan.recipe)) is not None:
@@ -127,7 +128,7 @@ def environment_script(plan: JobPlan) -> str:
 def _setup(plan: JobPlan) -> list[str]:
     """Returns what comes before anything else on the site."""
     own = [] if _is_own_python(plan) else [_NO_PYTHON_OF_SHELL]
-    return [*own, *(f"# {line}" for line in _sources(plan, "setup")), *plan.jobs_of_site.setup]
+    return [*own, *(comment(line) for line in _sources(plan, "setup")), *plan.jobs_of_site.setup]
 
 
 def _is_own_python(plan: JobPlan) -> bool:
@@ -148,7 +149,7 @@ def _about(plan: JobPlan) -> list[str]:
         *([site.notes] if site.notes else []),
         *_sources(plan, "partitions", "devices", "options", "account"),
     ]
-    return [f"# {line}" for line in lines]
+    return [comment(line) for line in lines]
 
 
 def _request(plan: JobPlan, folder: Path, packs: bool = False) -> list[str]:
@@ -170,20 +171,20 @@ def _request(plan: JobPlan, folder: Path, packs: bool = False) -> list[str]:
             f"--account={account}" * bool(account), f"--nodes={nodes}", of_site.devices, "--exclusive",
             f"--ntasks-per-node={tasks}", f"--cpus-per-task={cores}", *of_site.options, f"--time={time}",
             f"--signal=USR1@{plan.grace_seconds}" * (not packs), "--requeue", "--open-mode=append",
-            f"--output={_path(f'{folder}/logs/job_%j.log')}",
+            f"--output={_path(str(folder).replace('%', '%%') + '/logs/job_%j.log')}",
         ]  # fmt: skip
-        return [f"#SBATCH {option}" for option in options if option]
+        return request("#SBATCH", options)
     if plan.site.scheduler == "pbs":
         options = [
             f"-N {name}", f"-q {queue.name}", f"-P {account}" * bool(account), f"-l select={nodes}",
             f"-l walltime={time}", *of_site.options, "-r y", "-j oe", f"-o {_path(f'{folder}/logs/')}",
         ]  # fmt: skip
-        return [f"#PBS {option}" for option in options if option]
+        return request("#PBS", options)
     options = [
         f"-N {name}", f"-l {queue.name}={nodes}", f"-l h_rt={time}", *of_site.options, "-r y", "-j y",
         "-S /bin/bash", f"-o {_path(f'{folder}/logs/')}",
     ]  # fmt: skip
-    return [f"#$ {option}" for option in options]
+    return request("#$", options)
 
 
 def _path(path: str) -> str:
@@ -221,10 +222,10 @@ def _settings(plan: JobPlan, folder: Path) -> list[str]:
         f"MOST_WITHOUT_NEW={MOST_WITHOUT_NEW} # attempts in a row without a new checkpoint",
         f"TORCHRUN={'yes' if plan.wishes.is_torchrun else 'no'} # in place of one task a device",
         f"PREFLIGHT={'yes' if plan.wishes.is_preflight else 'no'} # the nodes are checked before they train",
-        *(f"# {line}" for line in _sources(plan, "architecture", "cpu_bind", "host_suffix", "node_folder")),
+        *(comment(line) for line in _sources(plan, "architecture", "cpu_bind", "host_suffix", "node_folder")),
         f"ARCHITECTURE={of_site.architecture}", assign("CPU_BIND", of_site.cpu_bind),
         assign("HOST_SUFFIX", of_site.host_suffix), f'NODE_FOLDER="{of_site.node_folder}"',
-        *(f"# {line}" for line in _sources(plan, "container", "image", "network_log", "stripe")),
+        *(comment(line) for line in _sources(plan, "container", "image", "network_log", "stripe")),
         assign("IMAGE", plan.image), _with_node_folder(_container(plan)),
         assign("NETWORK_LOG", of_site.network_log), array("STRIPE", shlex.split(of_site.stripe)),
     ]  # fmt: skip

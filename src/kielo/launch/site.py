@@ -17,7 +17,7 @@ from kielo.artifact.manifest import write_text_atomically
 from kielo.artifact.own_text import HASH_COMMENT, refuse_other_text, write_own_text
 from kielo.artifact.site import MadeSite
 from kielo.artifact.stage_json import read_json
-from kielo.launch.bash import array, assign
+from kielo.launch.bash import array, assign, comment
 from kielo.recipe.cards import NEW_CARD, Cluster, Jobs, accelerator, clusters
 from kielo.recipe.errors import KieloError
 from kielo.resolve.torch_versions import NEWEST
@@ -130,8 +130,8 @@ def site_script(plan: SitePlan) -> str:
     fields = ("storage", "architecture", "container", "image", "squash", "driver_cuda")
     lines = [
         "#!/bin/bash -l",
-        f"# Makes once what jobs of Kielo need on {site.description}; {PAGE_NAME} explains it.",
-        f"# Card: {site.source}, {site.date}.",
+        comment(f"Makes once what jobs of Kielo need on {site.description}; {PAGE_NAME} explains it."),
+        comment(f"Card: {site.source}, {site.date}."),
         *_sources(of_site, fields),
         assign("SITE", site.name), assign("CARD", plan.card), assign("STORAGE", of_site.storage),
         f"ARCHITECTURE={of_site.architecture}",
@@ -140,13 +140,13 @@ def site_script(plan: SitePlan) -> str:
         assign("DRIVER_CUDA", of_site.driver_cuda),
         "# These may be set differently: NAME=VALUE bash site.sh",
         f"KIELO=${{KIELO:-{assign('', source_of_kielo())[1:]}}} # its folder, or where pip finds it",
-        f"TORCH=${{TORCH:-{site.torch or NEWEST}}} # where the site brings none",
+        f"TORCH=${{TORCH:-{assign('', site.torch or NEWEST)[1:]}}} # where the site brings none",
         f"WHEELS=${{WHEELS:-{assign('', plan.wheels)[1:]}}} # a folder that `pip download` filled",
         *([] if site.internet_on_login_nodes else _no_network(site)),
         "",
         "# What the shell has for other Pythons: packages in ~/.local, and options of pip.",
         "unset PYTHONPATH PYTHONHOME PYTHONUSERBASE PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV",
-        "export PYTHONNOUSERSITE=1 PIP_USER=0",
+        "export PYTHONNOUSERSITE=1 PYTHONSAFEPATH=1 PIP_USER=0",
         *_sources(of_site, ["setup"]), *of_site.setup, "",
     ]  # fmt: skip
     return "\n".join(lines) + (_SCRIPTS / SCRIPT_NAME).read_text(encoding="utf-8")
@@ -295,7 +295,7 @@ def _missing(site: Cluster, of_site: Jobs) -> list[str]:
 
 
 def _sources(of_site: Jobs, fields: Sequence[str]) -> list[str]:
-    return [f"# {field}: {of_site.sources[field]}" for field in fields if field in of_site.sources]
+    return [comment(f"{field}: {of_site.sources[field]}") for field in fields if field in of_site.sources]
 
 
 def _code(lines: tuple[str, ...]) -> str:

@@ -10,7 +10,7 @@ from kielo.artifact.launch import Launch
 from kielo.artifact.metrics import METRICS_NAME, TrainingStep, of_kind, read_metrics
 from kielo.artifact.stage_json import read_json
 from kielo.launch.launch_folder import LAUNCH_FOLDER
-from kielo.launch.queue import ends, states
+from kielo.launch.queue import ends, states_or_reason
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import read as read_resolved
 
@@ -35,7 +35,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Status:
-    """`jobs`: id → state at the scheduler; None where its command is not on this machine.
+    """`jobs`: id → state at the scheduler; None where it does not answer, for the reason in `no_answer`.
 
     `last_step`: the last row of the log; `total_steps`: None before the first attempt. `stopped`: why the
     chain has ended; empty: it has not. `ends`: id → the scheduler's words on the end of each job that is over
@@ -52,6 +52,7 @@ class Status:
     stopped: str
     left_out: list[str]
     ends: dict[str, str]
+    no_answer: str = ""
 
     @property
     def last_words(self) -> tuple[Path, list[str]] | None:
@@ -97,13 +98,14 @@ def status(run_folder: Path) -> Status:
     with suppress(KieloError):
         total = read_resolved(run_folder / "resolved.toml").identity.total_steps
     left_out = sorted({line.split()[0] for line in _lines(run_folder / LAUNCH_FOLDER / "left_out_nodes")})
-    jobs, made = states(launch.scheduler, ids), attempts(folder / "chain" / "attempts")
+    made = attempts(folder / "chain" / "attempts")
+    jobs, no_answer = states_or_reason(launch.scheduler, ids)
     begun = {attempt.job for attempt in made} | set(jobs or {})
     stopped = "\n".join(_lines(folder / "chain" / "stopped"))
     over = [] if jobs is None or stopped else [job for job in ids if job not in begun]
     return Status(
         folder, launch, ids, jobs, made, rows[-1] if rows else None, total, stopped, left_out,
-        ends(launch.scheduler, over),
+        ends(launch.scheduler, over), no_answer,
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+_TEMPLATE = "kielo.parallel.rank_template"
 _LOOK_SECONDS = 0.05
 # When a rank has failed, the others notice it by themselves, if their communication says so, and end.
 _NOTICE_SECONDS = 5.0
@@ -128,7 +129,7 @@ class Ranks:
         control, self._control = os.pipe()
         self._report, report = os.pipe()
         self._template = subprocess.Popen(
-            [sys.executable, "-m", "kielo.parallel.rank_template", str(control), str(report), *self._modules],
+            [sys.executable, "-P", "-m", _TEMPLATE, str(control), str(report), *self._modules],
             env=self._environment,
             stdout=2 if is_quiet else None,
             pass_fds=(control, report),

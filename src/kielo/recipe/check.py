@@ -10,6 +10,7 @@ from pathlib import Path
 from kielo.recipe.amounts import short_amount
 from kielo.recipe.cards import a_new_card, clusters, is_own_card, language, languages
 from kielo.recipe.complaints import Complaint, did_you_mean
+from kielo.recipe.control_characters import CONTROL, strings
 from kielo.recipe.languages_of_sources import languages_of
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.model_types import FAMILIES
@@ -20,13 +21,26 @@ from kielo.recipe.tokenizer_folder import conversion
 _SMALLEST_VOCABULARY = 258  # 256 bytes, end-of-text and padding
 # Marks stand apart from words, so no piece of a text is one.
 _RESERVED = re.compile(r"<\|\S+\|>|<[^\s<>|]+>|\[[^\s\[\]]+\]")
+# Keys whose values are text for a model or for people: no names, and no paths.
+_TEXTS = ("description", "generated_marks", "prompts", "templates")
 _OF_A_SEGMENT = ("final_learning_rate_ratio", "schedule", "warmup_share", "decay_share")
 
 
 def check(recipe: Recipe, origin: Callable[[str], str]) -> list[Complaint]:
     """Returns everything that is wrong; `origin` says which file (or --set) a dotted key came from."""
     complaints = []
-    for part in (_names, _sources, _shape, _model, _weights, _steps, _phases, _batch_ramp, _skip_steps):
+    for part in (
+        _plain_names,
+        _names,
+        _sources,
+        _shape,
+        _model,
+        _weights,
+        _steps,
+        _phases,
+        _batch_ramp,
+        _skip_steps,
+    ):
         for keys, message in part(recipe):
             where = next((origin(key) for key in keys if origin(key) == "--set"), origin(keys[0]))
             complaints.append(Complaint(keys, f"{where}: {message}"))
@@ -34,6 +48,17 @@ def check(recipe: Recipe, origin: Callable[[str], str]) -> list[Complaint]:
 
 
 Found = Iterator[tuple[tuple[str, ...], str]]
+
+
+def _plain_names(recipe: Recipe) -> Found:
+    """A line break in a path would become a line of a job's script."""
+    for key, text in strings(recipe.model_dump(exclude_defaults=True)):
+        if CONTROL.search(text) and key.rpartition(".")[2].partition("[")[0] not in _TEXTS:
+            yield (
+                (key.partition("[")[0],),
+                f"{key} = {text!r} has a line break or another control character; what would work: a name or "
+                "a path without",
+            )
 
 
 def _names(recipe: Recipe) -> Found:

@@ -26,7 +26,7 @@ from kielo.artifact.manifest import (
     write_json_atomically,
 )
 from kielo.artifact.metrics import METRICS_NAME, HeldOutLoss, TrainingStep, of_kind, read_metrics
-from kielo.artifact.outcome import EXIT_CODES, Outcome
+from kielo.artifact.outcome import EXIT_CODES, STARTED_BY, Outcome
 from kielo.artifact.stage_json import read_json, write_json
 from kielo.recipe.errors import KieloError
 from kielo.resolve.precision import RESOLVED_NAME
@@ -72,7 +72,10 @@ def settle(
     done: steps and tokens.
     """
     step, tokens = done
-    outcome = Outcome(outcome=what, step=step, tokens=tokens, exit_code=EXIT_CODES[what], message=message)
+    outcome = Outcome(
+        outcome=what, step=step, tokens=tokens, exit_code=EXIT_CODES[what], message=message,
+        started_by=os.environ.get(STARTED_BY, ""),
+    )  # fmt: skip
     if is_writing:
         write_json(resolved.placement.train_folder, outcome)
         note_end(resolved, outcome)

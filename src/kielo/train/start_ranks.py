@@ -9,12 +9,13 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 from types import FrameType
 
 from kielo.artifact.alerts import ALERTS_NAME, append_alert
 from kielo.artifact.checkpoint_folder import step_folders
 from kielo.artifact.manifest import MANIFEST_NAME
-from kielo.artifact.outcome import EXIT_CODES, REFUSAL_FILE, Outcome, stopped_before_training
+from kielo.artifact.outcome import EXIT_CODES, REFUSAL_FILE, STARTED_BY, Outcome, stopped_before_training
 from kielo.artifact.stage_json import read_json
 from kielo.parallel.local_ranks import Failure, Ranks
 from kielo.recipe.errors import KieloError
@@ -48,12 +49,13 @@ def start_ranks(
     resolve(recipe, run_folder(recipe), world_size=ranks, device="cpu", software=installed("cpu"))
     folder = run_folder(recipe) / "train"
     attempts: list[Attempt] = []
+    name = token_hex(8)
     with tempfile.NamedTemporaryFile("r", prefix="kielo_", encoding="utf-8") as refusal:
         started = Ranks(
             ["-m", "kielo", "train", reference, *arguments],
             ranks,
             EXIT_CODES["requeue"],
-            {REFUSAL_FILE: refusal.name},
+            {REFUSAL_FILE: refusal.name, STARTED_BY: name},
             # GPUs: each rank imports for itself.
             () if any(Path("/dev", name).exists() for name in _NOT_TO_BE_FORKED) else _MODULES,
         )
@@ -62,7 +64,7 @@ def start_ranks(
             Path(refusal.name).write_text("", encoding="utf-8")
             failure = _wait(started, shutdown_seconds, is_quiet)
             said = Path(refusal.name).read_text(encoding="utf-8")
-            outcome = read_outcome(folder, state_before, str(failure or ""), started.is_stopping, said)
+            outcome = read_outcome(folder, state_before, str(failure or ""), started.is_stopping, said, name)
             if failure is None or started.is_stopping or outcome.outcome in ("finished", "requeue"):
                 break
             attempts.append(Attempt(failure, outcome, said, _newest_checkpoint(folder)))
@@ -116,18 +118,24 @@ def _wait(ranks: Ranks, shutdown_seconds: int, is_quiet: bool) -> Failure | None
 
 
 def read_outcome(
-    folder: Path, state_before: tuple[int, int] | None, failure: str, is_stopping: bool, refusal: str = ""
+    folder: Path,
+    state_before: tuple[int, int] | None,
+    failure: str,
+    is_stopping: bool,
+    refusal: str = "",
+    started_by: str = "",
 ) -> Outcome:
     """Returns the outcome in `folder`; without a readable one, an outcome that says how the ranks ended.
 
     state_before: the file's state before the ranks were started. Ranks that were refused leave the file
     alone, so it is then another job's, or an earlier attempt's. refusal: why they did not begin, if they said
-    so.
+    so. started_by: the name that our ranks write; another job may write the file while ours are refused.
     """
     file = folder / Outcome.FILE_NAME
     with suppress(OSError, KieloError):
         outcome = read_json(folder, Outcome)
-        if outcome is not None and _state_of(file) != state_before:
+        is_ours = outcome is not None and outcome.started_by == started_by
+        if is_ours and _state_of(file) != state_before:
             return outcome
     if is_stopping:
         return stopped_before_training(failure)

@@ -11,7 +11,7 @@ on_each_node() {
     mpirun -np "$NODES" --host "$(joined "${hosts[@]/%/:1}")" --map-by ppr:1:node --bind-to none --tag-output "$@"
 }
 
-cancel_jobs() { qdel "$@"; }
+cancel_jobs() { timeout 60 qdel "$@"; }
 
 leave_out_of_waiting_jobs() { say "jobs that wait cannot be told to leave out $1 here; launch again to do so"; }
 

@@ -21,7 +21,7 @@ LOCAL_RANK=${SLURM_LOCALID:-${OMPI_COMM_WORLD_LOCAL_RANK:-}}
 exec >> "$ATTEMPT/${SLURMD_NODENAME:-$(hostname -s)}.$(printf %05d "$RANK").log" 2>&1
 echo "task $RANK ($LOCAL_RANK on $(hostname)): cores $(sed -n 's/^Cpus_allowed_list:\t*//p' "/proc/$$/status"), devices ${ROCR_VISIBLE_DEVICES:-${CUDA_VISIBLE_DEVICES:-all}}"
 if [ "$RANK" = 0 ]; then
-    env | grep -E '^(MASTER|NCCL|RCCL|FI|CXI|UCX|UB|GLOO|HSA|MIOPEN|MPICH|CUDA|PYTORCH|TORCH|TRITON|OMP|HF|WANDB|SLURM_CPU_BIND)' | sort
+    env | grep -E '^(MASTER|NCCL|RCCL|FI|CXI|UCX|UB|GLOO|HSA|MIOPEN|MPICH|CUDA|PYTORCH|TORCH|TRITON|OMP|HF|WANDB|SLURM_CPU_BIND)' | grep -vE '^[^=]*(TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH)[^=]*=' | sed 's,://[^/@]*@,://...@,' | sort
     export KIELO_REFUSAL_FILE=$ATTEMPT/refusal.txt
     export NCCL_DEBUG=${NCCL_DEBUG:-INFO} NCCL_DEBUG_SUBSYS=${NCCL_DEBUG_SUBSYS:-INIT,NET} # names the network
 fi

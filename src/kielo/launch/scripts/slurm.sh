@@ -8,7 +8,7 @@ RESTARTS=${SLURM_RESTART_COUNT:-0} # Slurm leaves it unset before the first requ
 unset SLURM_EXPORT_ENV "${!SRUN_@}" "${!SQUEUE_@}"
 
 # scontrol is not inside of containers, so the hosts are asked for out here
-hosts_of_job() { scontrol show hostnames "$SLURM_JOB_NODELIST"; }
+hosts_of_job() { timeout 60 scontrol show hostnames "$SLURM_JOB_NODELIST"; }
 
 # Starts one task a device, or a node, in the background; $step is then the process to signal and to wait for.
 # The step ends when any task fails; without that, the others would wait for it, at full price.
@@ -28,18 +28,18 @@ on_each_node() {
 }
 
 # Is this job to make room for another one? It was asked to stop, and has the partition's grace time to do so.
-is_preempted() { scontrol --oneliner show job "$JOB" | grep -q ' JobState=RUNNING .* PreemptTime=[0-9]'; }
+is_preempted() { timeout 60 scontrol --oneliner show job "$JOB" | grep -q ' JobState=RUNNING .* PreemptTime=[0-9]'; }
 
 # This job waits again, in its place before those that follow.
-come_again() { scontrol requeue "$JOB"; }
+come_again() { timeout 60 scontrol requeue "$JOB"; }
 
-cancel_jobs() { scancel --quiet --state=PENDING "$@"; }
+cancel_jobs() { timeout 60 scancel --quiet --state=PENDING "$@"; }
 
 # A waiting job was submitted when fewer nodes were known to be bad.
 leave_out_of_waiting_jobs() {
     local job
     for job in "${waiting[@]}"; do
-        scontrol update "JobId=$job" "ExcNodeList=$1" || say "job $job could still get a node that is left out"
+        timeout 60 scontrol update "JobId=$job" "ExcNodeList=$1" || say "job $job could still get a node that is left out"
     done
 }
 
@@ -49,4 +49,4 @@ first_node_that_failed() {
         sed -n 's/^srun: error: \([^:]*\): tasks\{0,1\} [0-9,-]*: \(Killed\|Segmentation fault\|Bus error\|Aborted\).*/\1/p'
 }
 
-describe_nodes() { sinfo -N -o '%N %t %E' --nodes="$(joined "${hosts[@]}")"; }
+describe_nodes() { timeout 60 sinfo -N -o '%N %t %E' --nodes="$(joined "${hosts[@]}")"; }

@@ -6,11 +6,11 @@ clean_environment() {
     done
 }
 
-submit_one() { qsub -terse ${ACCOUNT:+-g "$ACCOUNT"} ${1:+-hold_jid "$1"} "$FOLDER/job.sh"; }
+submit_one() { timeout 300 qsub -terse ${ACCOUNT:+-g "$ACCOUNT"} ${1:+-hold_jid "$1"} "$FOLDER/job.sh"; }
 
 # What Grid Engine made of a job: a line for each fact; of its resources, those that job.sh asks for.
 facts_of() {
-    qstat -j "$1" | awk -v queue="$PARTITION" '
+    timeout 60 qstat -j "$1" | awk -v queue="$PARTITION" '
         /^hard[ _]resource_list:/ {
             count = split($NF, resources, ",")
             for (number = 1; number <= count; number++) {
@@ -21,4 +21,4 @@ facts_of() {
         }'
 }
 
-cancel_job() { qdel "$1"; }
+cancel_job() { timeout 60 qdel "$1"; }

@@ -1,1 +1,1 @@
-submit_shares() { sbatch --parsable --export=ALL --array="1-$SHARES" "$FOLDER/job.sh" | id_of; }
+submit_shares() { timeout 300 sbatch --parsable --export=ALL --array="1-$SHARES" "$FOLDER/job.sh" | id_of; }

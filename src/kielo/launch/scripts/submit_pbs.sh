@@ -10,11 +10,11 @@ clean_environment() {
     done
 }
 
-submit_one() { qsub ${1:+-W "depend=afterany:$1"} "$FOLDER/job.sh" | cut -d . -f 1; }
+submit_one() { timeout 300 qsub ${1:+-W "depend=afterany:$1"} "$FOLDER/job.sh" | cut -d . -f 1; }
 
 # What PBS made of a job: a line for each fact. Lines of qstat go on after a line end and a tab.
 facts_of() {
-    qstat -f "$1" | sed -e ':a' -e 'N' -e '$!ba' -e 's/\n\t//g' | awk -F ' = ' '
+    timeout 60 qstat -f "$1" | sed -e ':a' -e 'N' -e '$!ba' -e 's/\n\t//g' | awk -F ' = ' '
         { sub(/^ +/, "", $1) }
         $1 == "project" { print "account", $2 }
         $1 == "queue" { print "partition", $2 }
@@ -22,4 +22,4 @@ facts_of() {
         $1 == "Resource_List.walltime" { split($2, clock, ":"); print "seconds", clock[1] * 3600 + clock[2] * 60 + clock[3] }'
 }
 
-cancel_job() { qdel "$1"; }
+cancel_job() { timeout 60 qdel "$1"; }

@@ -14,11 +14,11 @@ clean_environment() {
 # The id, which --parsable gives as ID or ID;CLUSTER; some sites print lines of their own around it.
 id_of() { sed -n 's/^ *\([0-9][0-9]*\)\(;.*\)\{0,1\}$/\1/p' | tail -n 1 | grep .; }
 
-submit_one() { sbatch --parsable --export=ALL ${1:+--dependency="afterany:$1"} ${2:+--exclude="$2"} "$FOLDER/job.sh" | id_of; }
+submit_one() { timeout 300 sbatch --parsable --export=ALL ${1:+--dependency="afterany:$1"} ${2:+--exclude="$2"} "$FOLDER/job.sh" | id_of; }
 
 # What Slurm made of a job: a line for each fact. Of a partition list it is the list.
 facts_of() {
-    scontrol --oneliner show job "$1" | tr -s ' ' '\n' | awk -F = '
+    timeout 60 scontrol --oneliner show job "$1" | tr -s ' ' '\n' | awk -F = '
         $1 == "Account" || $1 == "Partition" || $1 == "QOS" { print tolower($1), $2 }
         $1 == "NumNodes" { split($2, range, "-"); print "nodes", range[1] }
         $1 == "TimeLimit" {
@@ -28,4 +28,4 @@ facts_of() {
         }'
 }
 
-cancel_job() { scancel "$1"; }
+cancel_job() { timeout 60 scancel "$1"; }
