@@ -322,6 +322,37 @@ def test_export_into_an_empty_folder(trained, here, is_link):
     went_well(here(trained, "export", "run", "--to", to))
 
 
+# Behind a folder that is not there, `..` leads nowhere until Kielo makes the folder. Words → where they lead.
+AROUND = {
+    "export": (("export", "run", "--to", "{to}"), "which Kielo's export stage did not write"),
+    "average": (("checkpoint", "average", "{steps}", "--to", "{to}"), "exists already; name a new folder"),
+    "run": (("run", "tiny.toml", "--set", "folder={to}", "--to", "corpus"), "corpus"),
+    "site": (("site", "karolina", "--to", "{to}"), "site.sh"),
+}
+
+
+@pytest.mark.parametrize("way", ("nope/../mine", "nope/no/../../mine", "run/gone/../../mine", "link/../mine"))
+@pytest.mark.parametrize("verb", AROUND)
+def test_a_persons_folder_is_the_same_by_any_way(verb, way, trained, here):
+    """Nothing of it is replaced, also where a part of the way is not there, or is a link to another place."""
+    words, reason = AROUND[verb]
+    mine = trained / "mine"
+    (mine / "corpus" if verb == "run" else mine).mkdir(parents=True)
+    for name in ("corpus/manifest.json",) if verb == "run" else ("model.safetensors", "site.sh"):
+        (mine / name).write_text("mine")
+    (trained / "deep" / "inside").mkdir(parents=True)
+    (trained / "link").symlink_to("deep/inside")
+    if way.startswith("link"):  # leads to deep/mine
+        mine.rename(trained / "deep" / "mine")
+    before = belongings(trained)
+    steps = sorted(map(str, (trained / "run" / "train" / "checkpoints").glob("step_*")))
+    given = [word.format(to=way) for word in words if word != "{steps}"]
+    if "{steps}" in words:
+        given[2:2] = steps
+    refused(here(trained, *given), " ", reason)
+    assert belongings(trained) == before
+
+
 @pytest.mark.parametrize("kind", ("folder", "empty folder", "file", "dangling link"))
 def test_average_to_a_place_that_is_taken(trained, here, kind):
     to = trained / "mean"

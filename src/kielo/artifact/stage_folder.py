@@ -19,6 +19,7 @@ from pathlib import Path
 
 from kielo.artifact.durable import bring_to_disk, make_folder, name_durably
 from kielo.recipe.errors import KieloError
+from kielo.recipe.places import place
 
 
 class StageFolder:
@@ -29,7 +30,7 @@ class StageFolder:
     """
 
     def __init__(self, folder: Path | str, kind: str, identity: str):
-        self.folder, self.kind = Path(folder), kind
+        self.folder, self.kind = place(folder), kind
         self.place = Path(os.path.realpath(self.folder))
         self._aside = self.place.parent / f".{self.place.name}.kielo"
         self.new, self._old, self.journal_path = (

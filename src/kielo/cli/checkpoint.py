@@ -25,6 +25,7 @@ from kielo.artifact.whole_checkpoints import list_checkpoints
 from kielo.cli.flags import add_verb, examples
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
+from kielo.recipe.places import place
 from kielo.report.units import format_bytes
 
 _ONE_OR_ALL = "a checkpoint, or the folder of a run"
@@ -187,7 +188,7 @@ def average(options: argparse.Namespace) -> None:
         refuse_no_checkpoint(source)
     if Path(options.to).name in ("", ".."):
         raise KieloError(f"--to {options.to}: give the name of a folder to make")
-    to = average(sources, Path(options.to))
+    to = average(sources, place(options.to))
     command = shlex.join(["kielo", "export", str(to), *_tokenizer_flag(to, sources[0]), "--to", f"{to}_hf"])
     print_text(f"wrote {to}, the mean of {len(sources)} checkpoints; `{command}` makes a model of it")
 

@@ -15,6 +15,7 @@ from kielo.checkpoint.export_stage import CARD_FILE, ExportOptions, WantedExport
 from kielo.cli.flags import examples, takes_sets
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_text
 from kielo.recipe.errors import KieloError
+from kielo.recipe.places import place
 from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder, shipped_recipes
 from kielo.recipe.sections import Model, Recipe
 from kielo.recipe.tokenizer_folder import conversion
@@ -48,8 +49,8 @@ def export_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def export(options: argparse.Namespace) -> None:
-    to = Path(options.to)
-    if to.name in ("", ".."):
+    to = place(options.to)
+    if Path(options.to).name in ("", ".."):
         raise KieloError(f"--to {options.to}: give the name of a folder to make")
     with keep_stdout_for_json(options.json):
         checkpoint, recipe = _checkpoint(options.checkpoint, options.sets)

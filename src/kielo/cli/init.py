@@ -29,6 +29,7 @@ from kielo.recipe.cards import (
 )
 from kielo.recipe.complaints import did_you_mean
 from kielo.recipe.errors import KieloError
+from kielo.recipe.places import place
 from kielo.recipe.schema import json_schema
 from kielo.recipe.sections import Model
 
@@ -78,7 +79,7 @@ def init_flags(parser: argparse.ArgumentParser) -> None:
 
 def init(options: argparse.Namespace) -> int:
     answers = _asked(options)
-    path = Path(options.file or f"{answers.name}.toml")
+    path = place(options.file or f"{answers.name}.toml")
     if os.path.lexists(path):
         raise KieloError(f"{path} exists already; move it away or name another FILE; nothing was written")
     text = recipe_text(answers)

@@ -15,6 +15,7 @@ from kielo.cli.flags import VerbParser, examples, takes_recipe
 from kielo.cli.ideas import read_idea, takes_idea
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
+from kielo.recipe.places import place
 
 if TYPE_CHECKING:  # `kielo plan --help` loads none of it
     from kielo.plan.run_to_plan import RunToPlan
@@ -298,7 +299,7 @@ def calibrate(options: argparse.Namespace) -> int:
 
     paths, site = metrics_of([Path(path) for path in options.metrics])
     machine = measure(paths, site)
-    write_machine(machine, Path(options.to))
+    write_machine(machine, place(options.to))
     print_text(f"wrote {options.to}; plan with it: kielo plan RECIPE --machine {options.to}")
     return 0
 
@@ -427,5 +428,5 @@ def _plot_scaling(folder: str, run: "RunToPlan", nodes: list[int], found: "Found
 
 
 def _new_file(folder: str, name: str) -> Path:
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    return Path(folder) / name
+    place(folder).mkdir(parents=True, exist_ok=True)
+    return place(folder) / name

@@ -5,11 +5,11 @@ import os
 import platform
 import re
 import sys
-from pathlib import Path
 
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
+from kielo.recipe.places import place
 from kielo.recipe.read import read_recipe
 
 
@@ -47,7 +47,7 @@ def prefetch(options: argparse.Namespace) -> None:
             )
     recipe = read_recipe(options.recipe, options.sets).recipe
     refuse_before_text(recipe)
-    folder = Path(options.to).absolute()
+    folder = place(options.to).absolute()
     with keep_stdout_for_json(options.json):
         brought = prefetch(recipe, folder, options.wheels, lambda line: print(line, file=sys.stderr))
     own = own_files(recipe)

@@ -6,6 +6,7 @@ from pathlib import Path
 from kielo.cli.flags import examples
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
+from kielo.recipe.places import place
 
 
 def site_flags(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +54,7 @@ def site(options: argparse.Namespace) -> None:
         return _known(options.json)
     card = cluster(options.cluster)
     plan = plan_site(options.cluster, card, options.container, options.wheels)
-    folder = Path(options.to or Path(SITES_FOLDER) / card.name)
+    folder = place(options.to or Path(SITES_FOLDER) / card.name)
     written = write_site(plan, folder)
     if options.json:
         return print_json({"cluster": card.name, "written": [str(path) for path in written]})

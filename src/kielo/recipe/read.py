@@ -21,6 +21,7 @@ from pydantic import BaseModel, ValidationError
 from kielo.recipe.check import check
 from kielo.recipe.complaints import Complaint, dotted, from_validation, keys_of, refuse
 from kielo.recipe.errors import KieloError
+from kielo.recipe.places import place
 from kielo.recipe.sections import SHAPE_KEYS, Recipe
 from kielo.recipe.several_languages import KEY as LANGUAGES
 from kielo.recipe.several_languages import codes_of, filled, of_language
@@ -130,17 +131,17 @@ def run_folder(recipe: Recipe) -> Path:
     Raises KieloError where it cannot be a folder, and where text, a tokenizer or weights that the recipe
     names lie in a folder of the run that a stage replaces.
     """
-    folder = Path(recipe.folder or f"runs/{recipe.name}")
-    for place in (folder, *folder.parents):
-        if place.is_symlink() and not os.path.exists(place):
+    folder = place(recipe.folder or f"runs/{recipe.name}")
+    for above in (folder, *folder.parents):
+        if above.is_symlink() and not os.path.exists(above):
             raise KieloError(
-                f"folder = {str(folder)!r}: {place} is a symbolic link to {os.readlink(place)}, which is "
+                f"folder = {str(folder)!r}: {above} is a symbolic link to {os.readlink(above)}, which is "
                 "not there; is its disk mounted? Make that folder, or remove the link"
             )
-        if os.path.exists(place):
-            if not os.path.isdir(place):
+        if os.path.exists(above):
+            if not os.path.isdir(above):
                 raise KieloError(
-                    f"folder = {str(folder)!r}: {place} is a file; move it away, or name another folder"
+                    f"folder = {str(folder)!r}: {above} is a file; move it away, or name another folder"
                 )
             break
     given = {
