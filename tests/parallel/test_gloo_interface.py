@@ -62,11 +62,10 @@ def test_it_is_the_interface_that_leads_to_rank_0(names, own, capsys) -> None:
 
 
 def test_what_works_is_left_alone(names, monkeypatch, capsys) -> None:
-    """A name that others reach, ranks of one node, one rank, no way to rank 0, and a person's choice."""
+    """A name that others reach, one rank, no way to rank 0, and a person's choice."""
     names["node"] = ["10.1.1.2"]
     choose_gloo_interface(OF_TWO)
     del names["node"]
-    choose_gloo_interface(replace(OF_TWO, host="127.0.0.1"))
     choose_gloo_interface(replace(OF_TWO, host="no such host"))
     choose_gloo_interface(Rendezvous(rank=0, size=1, local_rank=0))
     assert os.environ[VARIABLE] == ""
@@ -76,6 +75,44 @@ def test_what_works_is_left_alone(names, monkeypatch, capsys) -> None:
 
 
 NODES = {"a": "10.9.0.1", "b": "10.9.0.2"}
+
+
+def test_ranks_of_one_machine_listen_nowhere_else(names, capsys) -> None:
+    """They meet on the loopback, whatever the machine is called."""
+    names["node"] = ["10.1.1.2"]
+    choose_gloo_interface(replace(OF_TWO, host="127.0.0.1"))
+    assert os.environ[VARIABLE] == "lo" and capsys.readouterr().err == ""
+
+
+LISTENING = """
+import os, subprocess
+from kielo.parallel.world import end_world, start_world
+if os.fork() == 0:
+    os.environ.update(RANK="1", LOCAL_RANK="1")
+world = start_world(60, "cpu")
+if world.rank == 0:
+    files = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    own = {os.readlink(file) for file in files if os.path.lexists(file)}
+    for table in ("tcp", "tcp6"):
+        for line in open(f"/proc/net/{table}").read().splitlines()[1:]:
+            cells = line.split()
+            if cells[3] == "0A" and f"socket:[{cells[9]}]" in own:  # it listens
+                print(cells[1], flush=True)
+end_world()
+"""
+
+
+def test_nothing_listens_on_other_interfaces() -> None:
+    """Neither the store nor gloo, by the kernel's own table of sockets."""
+    environment = os.environ | {
+        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29556",
+    }  # fmt: skip
+    environment.pop(VARIABLE, None)
+    done = subprocess.run([sys.executable, "-c", LISTENING], env=environment, capture_output=True, text=True)
+    addresses = {line.partition(":")[0] for line in done.stdout.split()}
+    assert addresses == {"0100007F"}, done.stdout + done.stderr
+
+
 MEET = """
 import os
 from kielo.parallel.world import end_world, start_world

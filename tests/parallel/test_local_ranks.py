@@ -6,9 +6,11 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
+from kielo.parallel import local_ranks
 from kielo.parallel.local_ranks import Failure, Ranks, free_port
 
 # Rank 1 ends as its attempt says; rank 0 would go on for ever.
@@ -62,3 +64,27 @@ def test_no_rank_is_left_behind(killed, fault_times):
     out, _ = launcher.communicate(timeout=60)
     fault_times.note("found")
     assert out == ""
+
+
+def test_a_frozen_process_that_forks_is_ended(monkeypatch, capsys):
+    """Nobody else would notice: its ranks train on, and their ends reach no one."""
+    monkeypatch.setattr(local_ranks, "MOST_SILENT_SECONDS", 2)
+    ranks = Ranks(["-c", "import time; time.sleep(60)"], 1, 75)
+    ranks.start()
+    (template,) = children(os.getpid())
+    deadline = time.monotonic() + 30
+    while not children(template) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(1.5)  # it has beaten
+    os.kill(template, signal.SIGSTOP)
+    begun = time.monotonic()
+    assert ranks.wait(1) == Failure(0, -signal.SIGKILL)
+    assert time.monotonic() - begun < 20
+    ranks.close()
+    said = f"process {template}, from which the ranks were forked, has not answered for 2 s"
+    assert said in capsys.readouterr().err
+
+
+def children(process: int) -> list[int]:
+    with open(f"/proc/{process}/task/{process}/children", encoding="utf-8") as file:
+        return [int(number) for number in file.read().split()]

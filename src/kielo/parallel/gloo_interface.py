@@ -20,15 +20,19 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h: an interface's IPv4 address
 def choose_gloo_interface(place: Rendezvous) -> None:
     """Sets GLOO_SOCKET_IFNAME to the interface that leads to rank 0, and says so, where it is needed.
 
-    Left alone: one rank, ranks of one node, a variable that is set, and a name that others can reach.
+    Ranks that meet on the loopback are of one machine, and listen nowhere else. Left alone: one rank, a
+    variable that is set, and a name that others can reach.
     """
-    if place.size == 1 or os.environ.get(_VARIABLE) or _is_reachable(socket.gethostname()):
+    if place.size == 1 or os.environ.get(_VARIABLE):
         return
     own = _own_address_towards(place.host, place.port)
-    if own is None or ipaddress.ip_address(own).is_loopback or (interface := _interface_of(own)) is None:
+    if own is None or (interface := _interface_of(own)) is None:
+        return
+    is_here = ipaddress.ip_address(own).is_loopback
+    if not is_here and _is_reachable(socket.gethostname()):
         return
     os.environ[_VARIABLE] = interface
-    if place.local_rank == 0:
+    if place.local_rank == 0 and not is_here:
         print(
             f"kielo: this node's own name, {socket.gethostname()}, leads to no address that other nodes "
             f"reach; the ranks meet by {_VARIABLE}={interface}, which leads to {place.host}",

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 
 _TEMPLATE = "kielo.parallel.rank_template"
 _LOOK_SECONDS = 0.05
+# The process from which the ranks are forked beats every second, once it has imported what they need.
+MOST_SILENT_SECONDS, MOST_START_SECONDS = 60, 1200
 # When a rank has failed, the others notice it by themselves, if their communication says so, and end.
 _NOTICE_SECONDS = 5.0
 # Below 32768, where Linux begins with the ports that it chooses itself.
@@ -61,6 +63,7 @@ class Ranks:
         self._running: set[int] = set()
         self._attempt = 0
         self._text = b""
+        self._has_beaten, self._silent_looks = False, 0
         self._stop_signal: signal.Signals | None = None
 
     def start(self, is_quiet: bool = False) -> None:
@@ -126,6 +129,7 @@ class Ranks:
             self._template = None
 
     def _start_template(self, is_quiet: bool) -> None:
+        self._has_beaten, self._silent_looks, self._text = False, 0, b""
         control, self._control = os.pipe()
         self._report, report = os.pipe()
         self._template = subprocess.Popen(
@@ -145,13 +149,34 @@ class Ranks:
     def _ends(self) -> list[tuple[int, int]]:
         """Returns (rank, exit code) of ranks that have ended since the last call; waits a moment for them."""
         if not select.select([self._report], [], [], _LOOK_SECONDS)[0]:
+            self._look_for_life()
             return []
+        self._silent_looks = 0
         received = os.read(self._report, 2**16)
         if not received:
             code = self._template.wait()
             return [(rank, code or -signal.SIGKILL) for rank in sorted(self._running)]
         *lines, self._text = (self._text + received).split(b"\n")
-        return [(found["ended"], found["code"]) for found in map(json.loads, lines)]
+        found = [json.loads(line) for line in lines]
+        self._has_beaten = self._has_beaten or any("alive" in one for one in found)
+        return [(one["ended"], one["code"]) for one in found if "ended" in one]
+
+    def _look_for_life(self) -> None:
+        """Kills the process from which the ranks were forked if it is frozen: nobody else would notice.
+
+        Looks are counted, and not seconds: while this process is frozen too, none is.
+        """
+        self._silent_looks += 1
+        limit = MOST_SILENT_SECONDS if self._has_beaten else MOST_START_SECONDS
+        if self._silent_looks * _LOOK_SECONDS < limit:
+            return
+        print(
+            f"kielo: process {self._template.pid}, from which the ranks were forked, has not answered for "
+            f"{limit} s: it is frozen (SIGSTOP?); it is ended, and the ranks with it",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+        self._silent_looks = 0
+        self._template.kill()
 
 
 def _sooner(until: float | None, seconds: float) -> float:

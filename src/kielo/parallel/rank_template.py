@@ -8,6 +8,7 @@ when it is gone itself, the kernel does.
     CONTROL     one JSON object a line: {"start": [{variable: value} of each rank], "arguments": [...]},
                 {"signal": number}
     REPORT      {"ended": rank, "code": exit code, or minus a signal's number}
+                {"alive": process} every second while ranks run, so that a frozen one is noticed
 """
 
 import ctypes
@@ -26,6 +27,7 @@ from contextlib import suppress
 from types import FrameType
 
 _LOOK_SECONDS = 0.05
+BEAT_SECONDS = 1.0
 _SAVE_SECONDS = 8.0  # ranks whose launcher was killed may save for so long
 _SET_SIGNAL_OF_PARENTS_DEATH = 1  # prctl(2)
 _OF_THE_LAUNCHER = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -38,6 +40,7 @@ class RankTemplate:
         self._control, self._report = control, report
         self._text = b""
         self._ranks: dict[int, int] = {}  # process → rank
+        self._last_beat = 0.0
         # The launcher gets these signals too, and says what the ranks get. What is ignored, stays ignored.
         self._handlers = {number: signal.signal(number, _ignore) for number in _OF_THE_LAUNCHER}
 
@@ -62,6 +65,13 @@ class RankTemplate:
                         elif self._is_forked(rank, variables):
                             return message["arguments"]
             self._reap()
+            self._beat()
+
+    def _beat(self) -> None:
+        """Says that it lives. Without ranks nobody listens, and the pipe would fill."""
+        if self._ranks and time.monotonic() - self._last_beat >= BEAT_SECONDS:
+            self._last_beat = time.monotonic()
+            self._report_line({"alive": os.getpid()})
 
     def _is_forked(self, rank: int, variables: dict[str, str]) -> bool:
         """Forks a rank; returns True in it."""
@@ -93,8 +103,11 @@ class RankTemplate:
                 self._tell(self._ranks.pop(process), os.waitstatus_to_exitcode(status))
 
     def _tell(self, rank: int, code: int) -> None:
+        self._report_line({"ended": rank, "code": code})
+
+    def _report_line(self, content: dict[str, int]) -> None:
         with suppress(BrokenPipeError):
-            os.write(self._report, json.dumps({"ended": rank, "code": code}).encode() + b"\n")
+            os.write(self._report, json.dumps(content).encode() + b"\n")
 
     def _end_all(self) -> None:
         """The launcher is gone, or has no use for the ranks that are left."""

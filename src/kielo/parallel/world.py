@@ -6,6 +6,7 @@ and ROCm), so a laptop runs what a cluster runs.
 
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +47,7 @@ class World:
         return Startup(self.rank, self.store, self.device, self.timeout_seconds)
 
 
+_MOST_WAITING = 4096  # connections of ranks that come at once
 LINGER_SECONDS = 3.0  # that rank 0 stays after a start that failed
 _LAZY_GLOO = "TORCH_GLOO_LAZY_INIT"
 _world: World | None = None  # ended by end_world; one a process, like torch's default process group
@@ -190,17 +192,18 @@ def connect(place: Rendezvous, timeout_seconds: float) -> dist.Store:
         return dist.HashStore()  # in memory: one process needs no port
     allow_open_files(place)
     choose_gloo_interface(place)
-    made = []
+    made, serves = [], place.rank == 0 and not place.store_is_running
 
     def make() -> None:
         store = dist.TCPStore(
             place.host,
             place.port,
-            is_master=place.rank == 0 and not place.store_is_running,
+            is_master=serves,
             timeout=timedelta(seconds=timeout_seconds),
             # The store's own waiting reports how many ranks are missing, but not which.
             wait_for_workers=False,
             multi_tenant=True,
+            master_listen_fd=_listening_socket(place) if serves else None,
         )
         made.append(store)
 
@@ -214,6 +217,28 @@ def connect(place: Rendezvous, timeout_seconds: float) -> dist.Store:
             f"rank {place.rank}: no meeting at {place.host}:{place.port} within {timeout_seconds:g} s; is "
             f"rank 0 running there, and the port free and open? ({error})"
         ) from error
+
+
+def _listening_socket(place: Rendezvous) -> int | None:
+    """Returns a socket that listens where the ranks meet and on no other interface, as torch's store would.
+
+    None where that address is none of this machine: a host's name may lead to its ranks by another way.
+    """
+    try:
+        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+    except OSError:
+        return None
+    for family, kind, protocol, _, address in found:
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(_MOST_WAITING)
+        except OSError:
+            listener.close()
+            continue
+        return listener.detach()
+    return None
 
 
 def linger(place: Rendezvous) -> None:
