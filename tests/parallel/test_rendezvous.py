@@ -46,6 +46,15 @@ def test_a_place_follows_from_the_launchers_variables(environment: dict[str, str
         ({"RANK": "0"}, "WORLD_SIZE is not set, although others of its launcher are"),
         (TORCHRUN | {"MASTER_ADDR": ""}, "MASTER_ADDR is not set, although others of its launcher are"),
         (TORCHRUN | {"LOCAL_RANK": "-1"}, "LOCAL_RANK must be a whole number, not '-1'"),
+        (TORCHRUN | {"RANK": "²"}, "RANK must be a whole number, not '²'"),
+        (TORCHRUN | {"WORLD_SIZE": "9" * 5000}, "WORLD_SIZE must be a whole number, not '9+'"),
+        (STEP | {"SLURM_STEP_ID": "batch"}, "SLURM_STEP_ID must be a whole number, not 'batch'"),
+        (STEP | {"SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST='' names no host"),
+        (STEP | {"SLURM_STEP_NODELIST": "nid[5-3]"}, r"'nid\[5-3\]' is no list of hosts"),
+        (STEP | {"SLURM_STEP_NODELIST": "nid[1-99999999999]"}, "is no list of hosts"),
+        (STEP | {"SLURM_STEP_NODELIST": "nid[1-999999999]"}, "is no list of hosts"),
+        (STEP | {"SLURM_STEP_NODELIST": "nid[a]"}, "is no list of hosts"),
+        (STEP | {"SLURM_STEP_NODELIST": "nid[1"}, "is no list of hosts"),
     ],
 )
 def test_variables_that_make_no_rank_are_refused(environment: dict[str, str], reason: str) -> None:

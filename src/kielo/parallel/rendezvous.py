@@ -13,6 +13,7 @@ from kielo.recipe.errors import KieloError
 
 # Below 32768, where Linux starts to hand out ports to clients by itself, and above the registered services.
 _FIRST_PORT, _NUM_PORTS = 12_000, 20_000
+_MOST_HOSTS = 100_000  # in one list: more than any cluster has
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,9 @@ def _from_torchrun(environment: Mapping[str, str]) -> Rendezvous:
 
 def _from_slurm(environment: Mapping[str, str]) -> Rendezvous:
     size_key = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
-    job, step = _number(environment, "SLURM_JOB_ID"), int(environment.get("SLURM_STEP_ID", "0"))
+    job, step = _number(environment, "SLURM_JOB_ID"), 0
+    if "SLURM_STEP_ID" in environment:
+        step = _number(environment, "SLURM_STEP_ID")
     # Each job (and step) has a port of its own, so that two on one node do not meet each other's ranks.
     port = _FIRST_PORT + (job + 101 * step) % _NUM_PORTS
     return Rendezvous(
@@ -69,11 +72,18 @@ def _from_slurm(environment: Mapping[str, str]) -> Rendezvous:
 
 def first_host(nodelist: str) -> str:
     """Returns the first host of a Slurm node list: `nid[001002-001005,001009],gpu7` → `nid001002`."""
-    return hosts(nodelist)[0]
+    found = hosts(nodelist)
+    if not found or not found[0]:
+        raise KieloError(
+            f"environment variable SLURM_STEP_NODELIST={nodelist!r} names no host; is this a step of srun?"
+        )
+    return found[0]
 
 
 def hosts(nodelist: str) -> list[str]:
     """Returns the hosts of a Slurm node list: `nid[08-10,12],gpu7` → nid08, nid09, nid10, nid12, gpu7."""
+    if nodelist.count("[") != nodelist.count("]"):
+        raise _no_list(nodelist)
     parts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist)  # a comma in brackets divides numbers
     return [host for part in parts for host in _expanded(part.strip())]
 
@@ -83,11 +93,20 @@ def _expanded(part: str) -> list[str]:
     if not bracket:
         return [part]
     inside, _, after = rest.partition("]")
-    numbers = []
+    numbers: list[str] = []
     for one in inside.split(","):
-        first, _, last = one.partition("-")
-        numbers += [f"{number:0{len(first)}}" for number in range(int(first), int(last or first) + 1)]
+        found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", one)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if not 0 <= last - first < _MOST_HOSTS or len(numbers) >= _MOST_HOSTS:
+            raise KieloError(
+                f"{part[:60]!r} is no list of hosts as Slurm writes one, such as nid[001-016,020]"
+            )
+        numbers += [f"{number:0{len(found[1])}}" for number in range(first, last + 1)]
     return [before + number + end for number in numbers for end in _expanded(after)]
+
+
+def _no_list(text: str) -> KieloError:
+    return KieloError(f"{text[:60]!r} is no list of hosts as Slurm writes one, such as nid[001-016,020]")
 
 
 def nodes_of_ranks(ranks: Sequence[int], environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -150,6 +169,6 @@ def _text(environment: Mapping[str, str], key: str) -> str:
 
 def _number(environment: Mapping[str, str], key: str) -> int:
     text = _text(environment, key)
-    if not text.strip().isdigit():
-        raise KieloError(f"environment variable {key} must be a whole number, not {text!r}")
+    if not re.fullmatch(r"[0-9]{1,10}", text.strip()):
+        raise KieloError(f"environment variable {key} must be a whole number, not {text[:60]!r}")
     return int(text)
