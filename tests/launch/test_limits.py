@@ -7,10 +7,12 @@ import pytest
 
 from kielo.artifact.stage_json import write_json
 from kielo.launch import job_plan
+from kielo.launch.bash import start_of
 from kielo.launch.job_plan import (
     JobPlan,
     Wishes,
     check_environment,
+    check_number_of_jobs,
     check_ready,
     check_request,
     longest_hours,
@@ -118,7 +120,7 @@ def test_nodes_of_a_job(on) -> None:
     assert request(of, on, nodes=6, spares=2)[3] == 6
     found = request(of, on, nodes=3, partition="long")
     assert found[0] is of and found[1] is of.jobs and found[2] is of.jobs.partitions[1] and found[4] == 72
-    assert refusal(of, on, nodes=0) == ("--nodes 0: normal of here gives 1 to 8; what would work: --nodes 8")
+    assert refusal(of, on, nodes=0) == ("--nodes 0: normal of here gives 1 to 8; what would work: --nodes 1")
     assert refusal(of, on, nodes=9) == (
         "--nodes 9: normal of here gives 1 to 8; what would work: --nodes 8, or --partition wide"
     )
@@ -303,3 +305,16 @@ def test_what_site_sh_made_is_found(here) -> None:
             made_for(Wishes(site="other", **own), of)
     with pytest.raises(KieloError, match="--site gone: has no site.json, .*kielo site here --to gone"):
         made_for(Wishes(site="gone"), of)
+
+
+def test_so_many_jobs_that_nobody_means_them() -> None:
+    """Each is a call of the scheduler, also where no card has a limit."""
+    of = site()
+    check_number_of_jobs("--jobs", 1000, of.jobs.partitions[0], of)
+    with pytest.raises(KieloError, match="--jobs: makes 1000000000 jobs; what would work: at most 1000"):
+        check_number_of_jobs("--jobs", 1_000_000_000, of.jobs.partitions[0], of)
+
+
+def test_a_command_to_paste_is_one_command() -> None:
+    """A folder's name may have what a shell would run."""
+    assert start_of("s $(cmd)/site.sh") == "bash 's $(cmd)/site.sh'" and start_of("a/b.sh") == "bash a/b.sh"

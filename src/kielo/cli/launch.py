@@ -92,6 +92,7 @@ def launch_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def launch(options: argparse.Namespace) -> int:
+    from kielo.launch.bash import start_of
     from kielo.launch.job_plan import Wishes, check_ready, network_needed, plan_jobs
     from kielo.launch.launch_folder import (
         launch_of,
@@ -151,13 +152,15 @@ def launch(options: argparse.Namespace) -> int:
         print_text(f"submitted {', '.join(ids)}" + f"; {answer}" * bool(answer))
     else:
         print_text(
-            f"nothing is submitted; bash {folder / 'submit.sh'} does it, on a login node of {plan.site.name}"
+            f"nothing is submitted; {start_of(folder / 'submit.sh')} does it, on a login node of "
+            f"{plan.site.name}"
         )
     return 0
 
 
 def _pack(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> int:
     """Writes the jobs that pack the run's text, and submits them."""
+    from kielo.launch.bash import start_of
     from kielo.launch.job_plan import check_number_of_jobs
     from kielo.launch.launch_folder import (
         one_launch_at_a_time,
@@ -208,7 +211,7 @@ def _pack(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> in
     if ids:
         print_text(f"submitted {', '.join(ids)}" + f"; {answer}" * bool(answer))
     else:
-        print_text(f"nothing is submitted; bash {folder / 'submit.sh'} does it")
+        print_text(f"nothing is submitted; {start_of(folder / 'submit.sh')} does it")
     return 0
 
 

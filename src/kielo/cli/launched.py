@@ -74,6 +74,7 @@ def _ladder(folder: Path, is_json: bool) -> None:
 
 def _pack(folder: Path, is_json: bool) -> None:
     """Prints how far the jobs that pack have come."""
+    from kielo.launch.bash import start_of
     from kielo.launch.pack_jobs import pack_status
 
     found = pack_status(folder)
@@ -89,7 +90,7 @@ def _pack(folder: Path, is_json: bool) -> None:
         ("parts", f"{made.finished:,} of {made.parts:,}, {joined}"),
     ]
     if not told and not made.is_joined and found.ids and found.jobs is not None:
-        rows.append(("next", f"bash {folder / 'submit.sh'} makes the parts that are missing"))
+        rows.append(("next", f"{start_of(folder / 'submit.sh')} makes the parts that are missing"))
     print_table(("", ""), rows)
 
 
@@ -162,8 +163,10 @@ def _rows(found: "Status") -> list[tuple[str, str]]:
 
 
 def _jobs(found: "Status") -> str:
+    from kielo.launch.bash import start_of
+
     if not found.ids:
-        return f"none submitted; bash {found.folder / 'submit.sh'}"
+        return f"none submitted; {start_of(found.folder / 'submit.sh')}"
     if found.jobs is None:
         return f"{len(found.ids)} submitted; {found.no_answer}"
     told = [f"{job} {state}" for job, state in found.jobs.items()]

@@ -33,6 +33,7 @@ def site_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def site(options: argparse.Namespace) -> None:
+    from kielo.launch.bash import start_of
     from kielo.launch.site import SITES_FOLDER, plan_site, write_new_card, write_site
     from kielo.recipe.cards import cluster
 
@@ -59,7 +60,7 @@ def site(options: argparse.Namespace) -> None:
     if options.json:
         return print_json({"cluster": card.name, "written": [str(path) for path in written]})
     print_text(f"wrote {written[0]} and {written[1]}, which explains it")
-    print_text(f"next, on a login node of {card.name}: bash {written[0]}")
+    print_text(f"next, on a login node of {card.name}: {start_of(written[0])}")
     return None
 
 

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from kielo.recipe.control_characters import CONTROL
 from kielo.recipe.errors import KieloError
@@ -42,3 +43,8 @@ def request(prefix: str, options: Iterable[str]) -> list[str]:
                 "or a quote; what would work: a name without"
             )
     return [f"{prefix} {option}" for option in given]
+
+
+def start_of(script: str | Path) -> str:
+    """Returns the command that starts a script, for a person to paste."""
+    return f"bash {shlex.quote(str(script))}"

@@ -5,6 +5,7 @@ Everything is refused here, before a file is written or a job is queued.
 
 import math
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from kielo.artifact.launch import Forecast
 from kielo.artifact.manifest import read_manifest
 from kielo.artifact.prefetched import VARIABLE
 from kielo.artifact.site import MadeSite
+from kielo.launch.bash import start_of
 from kielo.launch.forecast import forecast_of, planned_run
 from kielo.launch.prefetch import missing
 from kielo.launch.site import SITES_FOLDER, made_site
@@ -34,6 +36,7 @@ _MOST_SIGNAL_SECONDS = 65_535  # of sbatch --signal
 _SPARE_JOBS = 1.2
 # Sites limit the jobs that wait; submit.sh adds more.
 _MOST_JOBS = 20
+_MOST_ASKED_JOBS = 1000  # each is a call of the scheduler
 
 
 @dataclass(frozen=True)
@@ -199,7 +202,8 @@ def made_for(wishes: Wishes, site: Cluster) -> tuple[Path | None, MadeSite | Non
     if made is None and wishes.site is not None:
         raise KieloError(
             f"--site {wishes.site}: has no {MadeSite.FILE_NAME}, which site.sh writes last; what would work: "
-            f"kielo site {site.name} --to {wishes.site}, then bash {Path(wishes.site) / 'site.sh'} there"
+            f"kielo site {site.name} --to {shlex.quote(wishes.site)}, then "
+            f"{start_of(Path(wishes.site) / 'site.sh')} there"
         )
     return (folder, made) if made else (None, None)
 
@@ -262,7 +266,7 @@ def _check_size(nodes: int, spares: int, partition: Partition, of_site: Jobs, si
         if trains >= 1 and _gives(nodes, one, of_site, site)
     ]
     extra = f" with {spares} spares" if spares else ""
-    nearest = least if trains >= 1 and nodes < least else most
+    nearest = least if trains < least else most
     raise KieloError(
         f"--nodes {trains}{extra}: {partition.label} of {site.name} gives {least} to {most}; "
         f"what would work: --nodes {max(1, nearest - spares)}{''.join(others[:1])}"
@@ -279,6 +283,8 @@ def _chain_length(wanted: int | None, forecast: Forecast | None, partition: Part
 
 def check_number_of_jobs(flag: str, jobs: int, partition: Partition, site: Cluster) -> None:
     """Refuses more jobs than the queue takes of one person. flag: what asked for them."""
+    if jobs > _MOST_ASKED_JOBS:
+        raise KieloError(f"{flag}: makes {jobs} jobs; what would work: at most {_MOST_ASKED_JOBS} at once")
     most = partition.max_jobs
     if most is not None and jobs > most:
         raise KieloError(

@@ -24,7 +24,7 @@ from kielo.artifact.launch import Launch
 from kielo.artifact.lease import Lease
 from kielo.artifact.manifest import write_text_atomically
 from kielo.artifact.stage_json import read_json, write_json
-from kielo.launch.bash import comment
+from kielo.launch.bash import comment, start_of
 from kielo.launch.job_plan import COMMANDS, JobPlan
 from kielo.launch.queue import hides_jobs, states
 from kielo.launch.script import (
@@ -152,7 +152,7 @@ def submit(folder: Path, scheduler: str) -> tuple[list[str], str]:
     if done.returncode:
         raise KieloError(
             f"{COMMANDS[scheduler]} refused the job, and nothing is queued: {answer}; {folder} stays: change "
-            f"it and submit it by `bash {folder / 'submit.sh'}`, or launch again"
+            f"it and submit it by `{start_of(folder / 'submit.sh')}`, or launch again"
         )
     return done.stdout.split(), answer
 
@@ -180,8 +180,8 @@ def refuse_second_chain(plan: JobPlan) -> None:
         if found:
             told = ", ".join(f"{job} {state.split()[0]}" for job, state in found.items())
             raise KieloError(
-                f"{folder}: jobs of this run are in the queue already ({told}); what would work: `bash "
-                f"{folder / 'submit.sh'} 5` adds five jobs to their chain, or `kielo cancel "
+                f"{folder}: jobs of this run are in the queue already ({told}); what would work: "
+                f"`{start_of(folder / 'submit.sh')} 5` adds five jobs to their chain, or `kielo cancel "
                 f"{run_folder(plan.recipe)}` and launch again when they are over"
             )
 

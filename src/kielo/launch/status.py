@@ -77,7 +77,7 @@ class Status:
         for number, attempt in enumerate(self.attempts):
             later = [other.started for other in self.attempts[number + 1 :]]
             end = attempt.ended or (later[0] if later else self._last_sign(attempt))
-            hours += (end - attempt.started) / 3600 * attempt.nodes * devices_per_node
+            hours += max(0, end - attempt.started) / 3600 * attempt.nodes * devices_per_node
         return hours
 
     def _last_sign(self, attempt: Attempt) -> int:
