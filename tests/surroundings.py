@@ -41,9 +41,9 @@ def make_own(environment: MutableMapping[str, str], home: str) -> None:
     environment.setdefault("USER", f"user_{os.getuid()}")  # libraries ask for a name, which not each has
     environment |= {"LC_ALL": ENCODING, "TERM": "xterm"}
     environment["OMP_NUM_THREADS"] = "1"  # whatever the cores, and beside other workers
-    source = str(ROOT / "src")
+    own = [str(ROOT / "src"), str(ROOT)]  # and the tests: processes leave the current folder out
     paths = [os.path.abspath(path) for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
-    environment["PYTHONPATH"] = os.pathsep.join([source, *(path for path in paths if path != source)])
+    environment["PYTHONPATH"] = os.pathsep.join([*own, *(path for path in paths if path not in own)])
 
 
 def decode_alike() -> None:

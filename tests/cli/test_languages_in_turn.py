@@ -53,7 +53,8 @@ def test_each_language_has_a_process_with_the_same_flags(several, capfd) -> None
     assert run(several, *words) == 0
     shared = "--from corpus --to pack --again pack --ranks 2"
     assert several.words.read_text().splitlines() == [
-        f"-m kielo run {several.recipe} --set seed=3 --set language={code} {shared}" for code in ("fi", "et")
+        f"-P -m kielo run {several.recipe} --set seed=3 --set language={code} {shared}"
+        for code in ("fi", "et")
     ]
     said = capfd.readouterr()
     assert said.out == (

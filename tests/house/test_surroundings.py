@@ -55,8 +55,9 @@ def test_python_paths_hold_in_every_folder():
     """A relative path would be lost in a test that runs elsewhere; this checkout comes first."""
     environment = {"PYTHONPATH": os.pathsep.join(["src", "", "/other"])}
     make_own(environment, "/home")
-    first, *others = environment["PYTHONPATH"].split(os.pathsep)
+    first, root, *others = environment["PYTHONPATH"].split(os.pathsep)
     assert os.path.isfile(os.path.join(first, "kielo", "__init__.py"))
+    assert os.path.isfile(os.path.join(root, "tests", "__init__.py"))
     assert others == [one for one in (os.path.abspath("src"), "/other") if one != first]
 
 

@@ -1,4 +1,4 @@
-"""A stand-in for a site's Slurm: sbatch, squeue, scontrol, scancel, sinfo and sacct that answer as sites do.
+"""A stand-in for a site's Slurm: sbatch, squeue, scontrol, srun and others that answer as sites do.
 
 As a module it has `Site`, which puts the commands on PATH. As a program it is each of these commands; what it
 knows of jobs is in files beside them. It takes options as sbatch's man page says: the command line before the
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "sacct")
+COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "sacct", "srun")
 # Option → (key of a job, variable of the environment).
 OPTIONS = {
     "account": ("Account", "SBATCH_ACCOUNT"), "partition": ("Partition", "SBATCH_PARTITION"),
@@ -29,20 +29,28 @@ MANNERS = ("plain", "federated", "verbose", "slow", "not_english")
 
 @dataclass(frozen=True)
 class Site:
-    """Its folder. A job runs at once, if `runs`; tasks of an array in `lost` never do."""
+    """Its folder. A job runs at once, if `runs`, on two names of this machine; tasks of an array in `lost` do
+    not. first: the number of the first job, of which the ports of its ranks are made.
+    """
 
     folder: Path
 
     @classmethod
     def make(
-        cls, folder: Path, manner: str = "plain", runs: bool = False, lost: tuple[str, ...] = (), **facts: str
+        cls,
+        folder: Path,
+        manner: str = "plain",
+        runs: bool = False,
+        lost: tuple[str, ...] = (),
+        first: int = 101,
+        **facts: str,
     ) -> "Site":
         """facts: what the site's own rules make of each job, whatever was asked for."""
         folder.mkdir()
         for name in COMMANDS:
             (folder / name).write_text(f'#!/bin/bash\nexec "{sys.executable}" "{__file__}" "$0" "$@"\n')
             (folder / name).chmod(0o755)
-        site = {"manner": manner, "runs": runs, "lost": lost, "facts": facts}
+        site = {"manner": manner, "runs": runs, "lost": lost, "first": first, "facts": facts}
         (folder / "site.json").write_text(json.dumps(site))
         return cls(folder)
 
@@ -74,6 +82,8 @@ def _main(command: Path, words: list[str]) -> int:
         return _queue(jobs, words)
     if command.name == "scontrol":
         return _control(command.parent, jobs, words)
+    if command.name == "srun":
+        return _step(words)
     if command.name == "scancel":
         for job in set(words) & set(jobs):
             Site(command.parent).set(job, JobState="CANCELLED")
@@ -102,7 +112,7 @@ def _submit(folder: Path, site: dict[str, Any], words: list[str]) -> int:
                 if word.startswith(f"--{option}="):
                     facts[key] = word.partition("=")[2]
     facts |= site["facts"]
-    number = str(len(list(folder.glob("job_*.json"))) + 101)
+    number = str(len(list(folder.glob("job_*.json"))) + site.get("first", 101))
     # What the job would find in its environment, less what is in every one.
     facts["environment"] = {name: os.environ[name] for name in os.environ if name.startswith(("S", "PYTHON"))}
     (folder / f"job_{number}.json").write_text(json.dumps(facts))
@@ -125,6 +135,17 @@ def _run(folder: Path, site: dict[str, Any], number: str, script: Path, facts: d
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
     Site(folder).set(number, JobState="COMPLETED")
+
+
+def _step(words: list[str]) -> int:
+    """Starts the tasks of a step that trains, each as on a node of its own; of other steps none."""
+    first = next(number for number, word in enumerate(words) if not word.startswith("--"))
+    if "--rank" not in words[first:]:
+        return 0
+    tasks = next(int(word.partition("=")[2]) for word in words if word.startswith("--ntasks="))
+    environments = [os.environ | {"SLURM_PROCID": str(task), "SLURM_LOCALID": "0"} for task in range(tasks)]
+    ranks = [subprocess.Popen(["timeout", "250", *words[first:]], env=own) for own in environments]
+    return max(rank.wait() for rank in ranks)
 
 
 def _queue(jobs: dict[str, Any], words: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shlex
 import subprocess
 import tomllib
@@ -16,6 +17,7 @@ from kielo.cli.main import main
 from kielo.launch.script import SCRIPTS
 from kielo.report.ladder import markdown, page, table, write_ladder_report
 from tests.cli.test_run import write_recipe
+from tests.launch.stand_in import Site
 
 LUMI = ["--cluster", "lumi_g", "--account", "project_462000000"]
 LADDER = "runs/norwegian_7b/launch/ladder_lumi_g"
@@ -189,22 +191,6 @@ partitions = [{ name = "all" }]
 [jobs.sources]
 partitions = "tests"
 """
-# Name → the stub: bash of a scheduler that runs a job at once, on two names of this machine. The first number
-# is not a fixed one: jobs' ports are made of it, and two suites may run on one machine.
-STUBS = {
-    "sbatch": '[ "$1" != --version ] || exit 0\n'
-    'number=$(($(cat "$0.number" 2> /dev/null || echo $(($$ % 15000))) + 1)); echo "$number" > "$0.number"\n'
-    'export SLURM_JOB_ID=$number SLURM_JOB_NODELIST=$(sed -n "s/^#SBATCH --nodes=//p" "${@: -1}")\n'
-    'bash "${@: -1}" > "${@: -1}.log" 2>&1 < /dev/null; echo "$number"',
-    "scontrol": 'printf "localhost\\n127.0.0.1\\n" | head -n "$3"',
-    "srun": "for word; do\n"
-    "case $word in --ntasks=*) tasks=${word#*=} ;; --*) ;; *) break ;; esac; shift; done\n"
-    '[ "$5" = --rank ] || exit 0\n'
-    'for ((task = 0; task < tasks; task++)); do SLURM_PROCID=$task SLURM_LOCALID=0 timeout 250 "$@" & done\n'
-    "code=0; for job in $(jobs -p); do wait $job || code=$?; done; exit $code",
-    "squeue": "true",
-    "sinfo": "true",
-}
 
 
 @pytest.mark.full
@@ -214,10 +200,7 @@ def test_a_ladder_with_real_steps(tmp_path, monkeypatch, capsys) -> None:
     The run itself gets neither a checkpoint nor a log.
     """
     stubs = tmp_path / "stubs"
-    stubs.mkdir()
-    for name, text in STUBS.items():
-        (stubs / name).write_text(f"#!/bin/bash\n{text}\n")
-        (stubs / name).chmod(0o755)
+    Site.make(stubs, runs=True, first=os.getpid() % 15_000)  # two suites may run on one machine
     monkeypatch.setenv("PATH", str(stubs), prepend=":")
     (tmp_path / ".bash_profile").write_text(f"PATH='{stubs}':$PATH\n")  # of the rungs, which are login shells
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -14,6 +14,7 @@ from kielo.dataset.pack import pack
 from kielo.recipe.read import read_recipe
 from kielo.tokenizer.train import train_tokenizer
 from tests.dataset.test_batches import make_documents
+from tests.launch.stand_in import Site
 from tests.launch.test_ladder import CARD
 from tests.launch.test_pbs import complaints
 
@@ -48,20 +49,6 @@ sources = [{ name = "a", path = "a.txt" }, { name = "b", path = "b.txt" }]
 vocab_size = 400
 [dataset]
 heldout_share = 0.2
-"""
-# Runs an array's jobs at once, except the second, which is lost; a job after others follows them.
-SBATCH = """#!/bin/bash
-set -e
-[ "$1" != --version ] || exit 0
-id=$(($(cat "$0.number" 2> /dev/null || echo 100) + 1)); echo "$id" > "$0.number"
-case " $* " in
-    *" --array="*) tasks="1 3" ;;
-    *) tasks="" ;;
-esac
-job=${@: -1}
-for task in $tasks; do SLURM_ARRAY_TASK_ID=$task bash "$job" >> "$job.log" 2>&1 < /dev/null; done
-if [ -z "$tasks" ]; then bash "$job" >> "$job.log" 2>&1 < /dev/null; fi
-echo "$id"
 """
 
 
@@ -159,8 +146,7 @@ def test_a_lost_job_is_made_up_for(tmp_path, monkeypatch, capsys) -> None:
 
     Before it nothing is queued for text that is not there; after it there is nothing to do.
     """
-    stub(tmp_path / "stubs", "sbatch", SBATCH)
-    stub(tmp_path / "stubs", "squeue", "#!/bin/bash\n")
+    Site.make(tmp_path / "stubs", runs=True, lost=("2",))
     monkeypatch.setenv("PATH", str(tmp_path / "stubs"), prepend=":")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here.toml").write_text(CARD)

@@ -97,7 +97,7 @@ def test_ranks_get_torchruns_variables_and_their_share_of_the_cores(make: Callab
         assert told == {"start": places, "arguments": ["-m", "kielo"]}
     assert len(template.told) == 2
     ((command, options),) = template.begun  # one for both attempts
-    assert command == ["-m", "kielo.parallel.rank_template", "3", "6", "torch", "numpy"]
+    assert command == ["-P", "-m", "kielo.parallel.rank_template", "3", "6", "torch", "numpy"]
     assert options == {
         "env": {"HOME": "/home/me", "OMP_NUM_THREADS": "4", "KIELO": "1"}, "stdout": None,
         "pass_fds": (3, 6), "start_new_session": True,
