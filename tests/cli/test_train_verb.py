@@ -89,6 +89,7 @@ def test_a_rank_of_a_launcher_starts_no_others(asked, recipe, monkeypatch) -> No
 
 REFUSED = {
     "--ranks 0": "--ranks 0: give 1 or more",
+    "--ranks 2 --shutdown-seconds -1": "--shutdown-seconds -1: give 0 or more",
     "--ranks 2 --restarts -1": "--restarts -1: give 0 or more, and --ranks of 2 or more",
     "--ranks 1 --restarts 2": "--restarts 2: give 0 or more, and --ranks of 2 or more",
     "--restarts 0": "--restarts 0: give 0 or more, and --ranks of 2 or more",

@@ -24,6 +24,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a cluster by half its name": (setting("cluster=lumi"), "did you mean lumi_g?"),
     "a name with a space": (setting("name=my model"), "my_model"),
     "an empty name": (setting("name="), "Latin letters"),
+    "an empty size": (["plan", "--params", ""], "such as 350M or 3B"),
     "a negative budget": (setting("train.tokens=-5"), "a number greater than 0"),
     "a broken budget": (setting("train.tokens=1.5"), "a whole number"),
     "a budget in words": (setting("train.tokens=3 billion"), "3B, 350M"),

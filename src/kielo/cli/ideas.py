@@ -33,8 +33,10 @@ def read_idea(options: argparse.Namespace, **keys: str | None) -> tuple["Recipe"
     from kielo.recipe.read import read_recipe
 
     params = getattr(options, "params", None)
-    sets = [*options.sets, *(f'{key}="{value}"' for key, value in keys.items() if value)]
-    if params:
+    sets = [*options.sets, *(f'{key}="{value}"' for key, value in keys.items() if value is not None)]
+    if params is not None:
+        if not params.strip():
+            raise KieloError(f"--params {params!r}: give a number of parameters, such as 350M or 3B")
         sets.append(f"model.params={params}")
     if options.recipe is None and not sets:
         raise KieloError(

@@ -76,6 +76,8 @@ def train(options: argparse.Namespace) -> int:
         raise KieloError(f"--ranks {ranks}: give 1 or more")
     if options.restarts is not None and (options.restarts < 0 or ranks == 1):
         raise KieloError(f"--restarts {options.restarts}: give 0 or more, and --ranks of 2 or more")
+    if options.shutdown_seconds < 0:
+        raise KieloError(f"--shutdown-seconds {options.shutdown_seconds}: give 0 or more")
     if options.profile is not None and options.profile < 1:
         raise KieloError(f"--profile {options.profile}: give 1 step or more")
     if options.measure is not None and options.measure < 1:
