@@ -25,6 +25,8 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a name with a space": (setting("name=my model"), "my_model"),
     "an empty name": (setting("name="), "Latin letters"),
     "an empty size": (["plan", "--params", ""], "such as 350M or 3B"),
+    "a switch for a number": (setting("model.num_hidden_layers=true"), "what would work: a number"),
+    "a switch for a rate": (setting("train.learning_rate=true"), "what would work: a number"),
     "a negative budget": (setting("train.tokens=-5"), "a number greater than 0"),
     "a broken budget": (setting("train.tokens=1.5"), "a whole number"),
     "a budget in words": (setting("train.tokens=3 billion"), "3B, 350M"),

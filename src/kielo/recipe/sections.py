@@ -46,9 +46,15 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _reads_amounts(cls, value: Any, info: ValidationInfo) -> Any:
-        """Whole numbers may be written as 4M or 1e9, and one number stands for a list of one."""
+        """Whole numbers may be written as 4M or 1e9, and one number stands for a list of one.
+
+        true is no number, though Python counts with it: one layer in place of a mistake.
+        """
         kind = str(cls.model_fields[info.field_name or ""].annotation)
-        if "int" not in re.findall(r"\w+", kind) or "str" in re.findall(r"\w+", kind):
+        words = re.findall(r"\w+", kind)
+        if isinstance(value, bool) and "bool" not in words and {"int", "float"} & {*words}:
+            raise ValueError("what would work: a number")
+        if "int" not in words or "str" in words:
             return value
         if kind.startswith("tuple") and isinstance(value, int | str) and not isinstance(value, bool):
             parts = value.split(",") if isinstance(value, str) else [value]
