@@ -26,6 +26,7 @@ class System:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, forked: list[int], turns: list[Any]):
         self.done: list[Any] = []
+        self.beats: list[Any] = []
         self.forked, self.turns, self.ends, self.now = forked, turns, {}, 50.0
         self.environ = {"HOME": "/home/me"}
         self.handlers: dict[int, Any] = {number: f"before {number.name}" for number in OURS}
@@ -34,7 +35,7 @@ class System:
                 read=lambda file, size: self.turns.pop(0), write=self.write, fork=lambda: self.forked.pop(0),
                 close=lambda file: self.done.append(("close", file)), waitpid=self.waitpid,
                 kill=lambda process, number: self.done.append(("kill", process, number)),
-                WNOHANG=os.WNOHANG, waitstatus_to_exitcode=os.waitstatus_to_exitcode, environ=self.environ,
+                getpid=lambda: 100, WNOHANG=os.WNOHANG, waitstatus_to_exitcode=os.waitstatus_to_exitcode, environ=self.environ,
             ),
             "signal": SimpleNamespace(
                 SIG_BLOCK="block", SIG_UNBLOCK="unblock", SIGTERM=signal.SIGTERM, SIGKILL=signal.SIGKILL,
@@ -64,7 +65,8 @@ class System:
 
     def write(self, file: int, text: bytes) -> None:
         assert file == REPORT and text.endswith(b"\n")
-        self.done.append(json.loads(text))
+        content = json.loads(text)
+        (self.beats if "alive" in content else self.done).append(content)
 
     def waitpid(self, process: int, how: int) -> tuple[int, int]:
         assert how == os.WNOHANG
@@ -104,6 +106,7 @@ def test_ends_of_ranks_are_reported_and_signals_passed_on(make: Callable[..., Sy
         {"ended": 0, "code": 7}, ("kill", 103, signal.SIGTERM), ("kill", 103, signal.SIGKILL),
     ]  # fmt: skip
     assert 58.0 <= system.now < 58.1
+    assert system.beats == [{"alive": 100}]  # one a second, of a clock that stood still while it served
 
 
 def test_ranks_that_save_in_time_are_not_killed(make: Callable[..., System]) -> None:
@@ -120,7 +123,7 @@ def test_ranks_that_are_stopped_before_they_begin_are_not_forked(make: Callable[
     """Both messages are there at the first look; the end is that of the signal."""
     system = make([], lines(START, {"signal": 15}), CLOSED)
     assert system.template.serve() is None
-    assert system.done == [{"ended": rank, "code": -15} for rank in range(3)]
+    assert system.done == [{"ended": rank, "code": -15} for rank in range(3)] and system.beats == []
 
 
 def test_a_forked_rank_has_its_variables_and_the_handlers_from_before(make: Callable[..., System]) -> None:
