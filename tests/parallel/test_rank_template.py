@@ -35,7 +35,8 @@ class System:
                 read=lambda file, size: self.turns.pop(0), write=self.write, fork=lambda: self.forked.pop(0),
                 close=lambda file: self.done.append(("close", file)), waitpid=self.waitpid,
                 kill=lambda process, number: self.done.append(("kill", process, number)),
-                getpid=lambda: 100, WNOHANG=os.WNOHANG, waitstatus_to_exitcode=os.waitstatus_to_exitcode, environ=self.environ,
+                getpid=lambda: 100, WNOHANG=os.WNOHANG, waitstatus_to_exitcode=os.waitstatus_to_exitcode,
+                environ=self.environ,
             ),
             "signal": SimpleNamespace(
                 SIG_BLOCK="block", SIG_UNBLOCK="unblock", SIGTERM=signal.SIGTERM, SIGKILL=signal.SIGKILL,
