@@ -22,7 +22,7 @@ _SMALLEST_VOCABULARY = 258  # 256 bytes, end-of-text and padding
 # Marks stand apart from words, so no piece of a text is one.
 _RESERVED = re.compile(r"<\|\S+\|>|<[^\s<>|]+>|\[[^\s\[\]]+\]")
 # Keys whose values are text for a model or for people: no names, and no paths.
-_TEXTS = ("description", "generated_marks", "prompts", "templates")
+_TEXTS = ("description", "generated_marks", "license", "prompts", "templates", "text_license")
 _OF_A_SEGMENT = ("final_learning_rate_ratio", "schedule", "warmup_share", "decay_share")
 
 
