@@ -37,7 +37,7 @@ def hostile(workplace: Path) -> Path:
 
 
 def kielo(workplace: Path, *words: str) -> subprocess.CompletedProcess:
-    """As the command does, a script in a folder of its own, by which Python leaves the current one out."""
+    """Starts Kielo as its command does: Python then looks beside the script, not in the current folder."""
     script = workplace.parent / "bin" / "kielo"
     script.parent.mkdir(exist_ok=True)
     script.write_text(

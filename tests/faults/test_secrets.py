@@ -1,4 +1,4 @@
-"""What looks like a secret stands in no file and on no screen."""
+"""No file and no screen shows what looks like a secret."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What jobs read and write is listed, and is what a container sees: no less, and no more to write."""
+"""A launch lists what its jobs read and write, and a container sees just that."""
 
 import json
 import shlex
@@ -81,7 +81,7 @@ def named(elsewhere: Path, **more):
 
 
 def test_every_path_is_listed_with_its_use(elsewhere: Path) -> None:
-    """Where a link leads is a path of its own; texts are read where they are packed."""
+    """A link and where it leads are two paths; only jobs that pack read texts."""
     jobs, site_folder = plan(site(), recipe=named(elsewhere)), elsewhere.parent
     listed = {one.path.removeprefix(f"{site_folder}/"): one.use for one in job_paths(jobs)}
     assert listed.items() >= {
@@ -138,6 +138,33 @@ def test_what_is_not_fetched_yet_is_listed_where_it_will_be(elsewhere: Path) -> 
     assert str(elsewhere / "hub" / "models--other--large") in {one.path for one in job_paths(jobs)}
 
 
+def test_ready_tokens_are_found_as_packing_finds_them(elsewhere: Path) -> None:
+    """A pattern is no path; a folder is one, and so is where the links of its files lead."""
+    for part in ("2024/et", "2025/et", "linked/et"):
+        (elsewhere / "tokens" / part).mkdir(parents=True)
+    (elsewhere.parent / "disk" / "far").mkdir()
+    for place in ("2024/et/a", "2025/et/a"):
+        for ending in (".bin", ".idx"):
+            (elsewhere / "tokens" / f"{place}{ending}").write_text("1")
+    for ending in (".bin", ".idx"):
+        (elsewhere.parent / "disk" / "far" / f"b{ending}").write_text("1")
+        (elsewhere / "tokens/linked/et" / f"b{ending}").symlink_to(
+            elsewhere.parent / "disk/far" / f"b{ending}"
+        )
+    for tokens, folders in {
+        "../elsewhere/tokens/*/et": {"2024/et", "2025/et", "linked/et", "far"},
+        "../elsewhere/tokens/202?/et/*.bin": {"2024/et", "2025/et"},
+        "../elsewhere/tokens/linked": {"linked", "linked/et", "far"},
+        "../elsewhere/tokens/2024/et/a": {"2024/et"},
+        "../elsewhere/gone/et": {"elsewhere/gone"},
+    }.items():
+        source = {"name": "et", "tokens": tokens}
+        jobs = plan(site(), recipe=recipe(corpus={"sources": [source]}, tokenizer={"path": str(elsewhere)}))
+        listed = {one.path for one in job_paths(jobs) if one.reason.startswith("corpus.sources, et")}
+        assert {path for path in listed if not path.endswith(tuple(folders))} == set()
+        assert all(any(path.endswith(folder) for path in listed) for folder in folders), listed
+
+
 def test_a_path_that_cannot_be_bound_is_refused(elsewhere: Path) -> None:
     """--bind parts paths by a comma, and its own words by a colon. Without a container both are paths."""
     for name in ("a,b", "a:b"):
@@ -150,7 +177,7 @@ def test_a_path_that_cannot_be_bound_is_refused(elsewhere: Path) -> None:
 
 
 def test_dry_runs_of_every_card_list_the_paths(elsewhere: Path, tmp_path: Path, capsys) -> None:
-    """Of jobs that train, and that pack: the run, what the recipe names, and a node's folder."""
+    """Jobs that train and jobs that pack list the run, what the recipe names, and a node's folder."""
     recipe_file = Path("mine.toml")
     recipe_file.write_text(
         'name = "mine"\nlanguage = "et"\ntrain.tokens = 1_000_000_000\n'

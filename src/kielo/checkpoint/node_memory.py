@@ -27,8 +27,11 @@ _FREE_SHARE = 0.05  # of the file system's size, left to communicators, which en
 
 
 def is_own(path: Path) -> bool:
-    """Returns True for a file or folder of this user that is no link."""
-    found = path.lstat()
+    """Returns True for a file or folder of this user that is no link; False also if it is not there."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
     return found.st_uid == os.getuid() and not stat.S_ISLNK(found.st_mode)
 
 
@@ -150,8 +153,4 @@ class NodeMemory:
 
     def _is_private(self) -> bool:
         """Returns True for a folder of this user in which nobody else can write."""
-        try:
-            found = self._of_user.lstat()
-        except OSError:
-            return False
-        return stat.S_ISDIR(found.st_mode) and is_own(self._of_user) and not found.st_mode & _FOR_OTHERS
+        return is_own(self._of_user) and not self._of_user.stat().st_mode & _FOR_OTHERS

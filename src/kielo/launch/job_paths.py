@@ -1,10 +1,9 @@
-"""What the jobs of a launch read and write: the paths that each node must have, and its container must see.
+"""Lists what the jobs of a launch read and write: each node must have it, and a container must be given it.
 
 A container sees only the folders that are bound, so a tokenizer outside of the working folder would not be
 there. Links lead out of a bound folder, so where they lead is a path of its own.
 """
 
-import glob
 import os
 import sys
 from collections.abc import Iterator
@@ -12,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kielo.artifact.prefetched import HUB_FOLDER, prefetched_folder
+from kielo.artifact.token_sources import list_token_files
 from kielo.artifact.weights_folder import is_on_hub, tokenizer_here, weights_here
 from kielo.launch.job_plan import JobPlan
 from kielo.launch.site import source_of_kielo
 from kielo.recipe.cards import is_own_card
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import run_folder
-from kielo.recipe.sections import Recipe
+from kielo.recipe.sections import Recipe, Source
 
 READS, WRITES = "reads", "writes"
 # Separate the parts of what --bind of Singularity and Apptainer reads; older ones know no way to quote them.
@@ -47,11 +47,11 @@ def _shared(plan: JobPlan, packs: bool) -> list[JobPath]:
     """Returns the paths that are the same on each node."""
     found: dict[str, JobPath] = {}
     for one in _all(plan, packs):
-        for place in dict.fromkeys((one.path, os.path.realpath(one.path))):
-            known = found.get(place)
+        for path in dict.fromkeys((one.path, os.path.realpath(one.path))):
+            known = found.get(path)
             if known is None or (known.use, one.use) == (READS, WRITES):
-                reason = one.reason if place == one.path else f"{one.reason}, where a link leads"
-                found[place] = JobPath(place, one.use, reason)
+                reason = one.reason if path == one.path else f"{one.reason}, where a link leads"
+                found[path] = JobPath(path, one.use, reason)
     return list(found.values())
 
 
@@ -109,7 +109,7 @@ def _of_recipe(plan: JobPlan, packs: bool) -> Iterator[JobPath]:
     if recipe.machine:
         named.append((Path(recipe.machine), "machine"))
     for source in recipe.corpus.sources:
-        named += [(place, f"corpus.sources, {source.name}") for place in _token_folders(source.tokens)]
+        named += [(folder, f"corpus.sources, {source.name}") for folder in _token_folders(source)]
     if packs:
         named += [(Path(text.path), f"evaluate.texts, {text.name}") for text in recipe.evaluate.texts]
     if is_own_card(recipe.cluster):
@@ -175,14 +175,22 @@ def _read(path: Path, reason: str) -> JobPath:
     return JobPath(os.path.abspath(path.expanduser()), READS, reason)
 
 
-def _token_folders(pattern: str | None) -> list[Path]:
-    """Returns the folders of ready tokens: beside a file lie others, such as its index or its loss mask."""
-    if pattern is None:
+def _token_folders(source: Source) -> list[Path]:
+    """Returns the folders of a source's ready tokens: beside a file lie others, as its index or a loss mask.
+
+    Of files that are not on this machine, the folder that the source names.
+    """
+    if source.tokens is None:
         return []
-    place = Path(pattern.removeprefix("hf:")).expanduser()
-    if place.is_dir():
-        return [place]
-    return list(dict.fromkeys(Path(name).parent for name in [str(place), *glob.glob(f"{place}*")]))
+    given = Path(source.tokens).expanduser()
+    try:
+        files, _ = list_token_files(source.name, source.tokens, source.leave_out)
+    except KieloError:
+        return [given if given.is_dir() else given.parent]
+    folders = [given] if given.is_dir() else []
+    folders += [file.parent for file in files]
+    folders += [Path(os.path.realpath(file)).parent for file in files if file.is_symlink()]
+    return list(dict.fromkeys(folders))
 
 
 def _installed_by_a_path(venv: Path) -> Iterator[Path]:
@@ -194,7 +202,7 @@ def _installed_by_a_path(venv: Path) -> Iterator[Path]:
 
 
 def _outside_links(folder: Path) -> Iterator[Path]:
-    """Yields the folders outside of `folder` to which links in it lead, as those of the hub's cache do."""
+    """Yields the folders outside of `folder` to which links in it lead, as in a folder of linked weights."""
     if not folder.is_dir():
         return
     real = Path(os.path.realpath(folder))

@@ -63,7 +63,10 @@ def states_or_reason(scheduler: str, ids: Sequence[str]) -> tuple[dict[str, str]
 
 
 def hides_jobs(scheduler: str) -> bool:
-    """Returns True if the scheduler shows a person only their own jobs; False if that is not known."""
+    """Returns True if the scheduler shows a person only their own jobs; False where its command is not here.
+
+    Raises NoAnswer where the command fails.
+    """
     command, line = _SETTINGS.get(scheduler, ([""], ""))
     if shutil.which(command[0]) is None:
         return False

@@ -98,11 +98,12 @@ def _expanded(part: str) -> list[str]:
         found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", one)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
         if not 0 <= last - first < _MOST_HOSTS or len(numbers) >= _MOST_HOSTS:
-            raise KieloError(
-                f"{part[:60]!r} is no list of hosts as Slurm writes one, such as nid[001-016,020]"
-            )
+            raise _no_list(part)
         numbers += [f"{number:0{len(found[1])}}" for number in range(first, last + 1)]
-    return [before + number + end for number in numbers for end in _expanded(after)]
+    ends = _expanded(after)
+    if len(numbers) * len(ends) > _MOST_HOSTS:
+        raise _no_list(part)
+    return [before + number + end for number in numbers for end in ends]
 
 
 def _no_list(text: str) -> KieloError:
@@ -142,7 +143,7 @@ def _tasks_of_nodes(text: str) -> list[int]:
     """Returns Slurm's tasks of each node: `8(x3),2` → 8, 8, 8, 2."""
     found = []
     for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
-        found += [int(number)] * int(times or 1)
+        found += [int(number)] * min(int(times or 1), _MOST_HOSTS)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Where a path that a person gives leads, before anything is checked or written there."""
+"""Follows `..` in a path that a person gives, before anything is checked or written there."""
 
 import os
 from pathlib import Path
