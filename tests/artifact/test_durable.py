@@ -62,7 +62,7 @@ def test_what_a_disk_refuses(number, advice) -> None:
 
 def test_what_is_no_refusal_of_a_disk() -> None:
     """A pipe that ended, and errors of another kind, pass through; an error without a number is told."""
-    for error in (BrokenPipeError("pipe"), ValueError("other")):
+    for error in (BrokenPipeError("pipe"), BlockingIOError(11, "no process"), ValueError("other")):
         with pytest.raises(type(error)), disk_problems_reported("it"):
             raise error
     odd = "^it was not written: odd. What would work: mend that"

@@ -479,6 +479,32 @@ def test_copies_of_a_node(node) -> None:
     assert not node.folder.parent.exists() and node.find() == {}
 
 
+def test_copies_that_others_could_have_made_are_not_there(node, tmp_path, monkeypatch) -> None:
+    """In a folder of another user, or where others may write, or behind a link, may be weights of theirs."""
+    node.make_partial(NAME, 0)
+    (node.partial(NAME) / "rank_00004.safetensors").write_bytes(b"12")
+    node.finish(NAME)
+    of_user, copy = node.folder.parent, node.partial(NAME).with_name(str(NAME))
+    for mode in (0o770, 0o702, 0o1777):
+        of_user.chmod(mode)
+        assert node.find() == {}
+        with pytest.raises(KieloError, match="or others may write there; what would work: remove it"):
+            node.make_partial(NAME, 0)
+    of_user.chmod(0o700)
+    theirs = tmp_path / "theirs"
+    theirs.write_bytes(b"12")
+    (copy / "rank_00005.safetensors").symlink_to(theirs)
+    assert node.find() == {NAME: FoundCopy({"rank_00004.safetensors": 2}, {})}
+    copy.rename(tmp_path / "elsewhere")
+    copy.symlink_to(tmp_path / "elsewhere")
+    assert node.find() == {}
+    copy.unlink()
+    (tmp_path / "elsewhere").rename(copy)
+    assert list(node.find()) == [NAME]
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert node.find() == {}
+
+
 def test_a_copy_is_whole_if_all_that_is_listed_is_found() -> None:
     """On any of the nodes, with its size; without a manifest none is."""
     assert not FoundCopy({"a": 1}, {}).is_whole and not FoundCopy({"a": 1}, {"a": 2}).is_whole

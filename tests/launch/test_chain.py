@@ -140,6 +140,37 @@ def test_a_trigger_ends_the_chain(chain: Chain) -> None:
     assert "triggers/stop" in chain.stopped
 
 
+# Runs what prepares a node, which is this machine, and the training that a test wrote.
+PREPARES = 'case "$*" in *"prepare"*) while [ "$1" != bash ]; do shift; done; "$@" ;; *) %s ;; esac'
+
+
+def test_a_node_without_a_place_for_caches_trains_nothing(chain: Chain) -> None:
+    """The attempt notes why. A name that is no path, as of a variable that is not set, ends the chain."""
+    (chain.stubs / "srun").write_text("#!/bin/bash\n" + PREPARES % STUBS["srun"] + "\n")
+    job = chain.folder / "job.sh"
+    text = job.read_text()
+    (line,) = re.findall(r"^NODE_FOLDER=.*$", text, re.MULTILINE)
+    file = chain.folder / "a file"
+    file.touch()
+    job.write_text(text.replace(line, f'NODE_FOLDER="{file}"'))
+    assert chain.job("touch {run}/trained; " + ends("finished", "", 0)) == 1 and not chain.stopped
+    *_, outcome, message = chain.attempts[-1].split("\t")
+    assert (
+        outcome == "failed" and f"cannot write to {file}/kielo_" in message and "Not a directory" in message
+    )
+    for name in ("", "caches"):
+        (chain.folder / "chain/stopped").unlink(missing_ok=True)
+        job.write_text(text.replace(line, f'NODE_FOLDER="{name}"'))
+        assert (
+            chain.job(ends("finished", "", 0)) == 1 and f"is '{name}' here, which is no path" in chain.stopped
+        )
+    assert not (chain.run / "trained").exists()
+    (chain.folder / "chain/stopped").unlink()
+    chain.checkpoint(5)  # so that this is not the fourth attempt at the same place
+    job.write_text(text.replace(line, f'NODE_FOLDER="{chain.folder}/of the node"'))
+    assert chain.job(ends("finished", "", 0)) == 0 and chain.stopped == "finished"
+
+
 def test_the_same_failure_twice_ends_the_chain(chain: Chain) -> None:
     """Another failure, or the same one after a new checkpoint, does not."""
     chain.checkpoint(5)

@@ -19,6 +19,7 @@ from kielo.launch.forecast import forecast_of
 from kielo.launch.job_plan import Wishes
 from kielo.launch.launch_folder import (
     launch_of,
+    one_launch_at_a_time,
     recipe_text,
     refuse_second_chain,
     refuse_without_scheduler,
@@ -459,3 +460,18 @@ def test_the_recipe_of_a_rung(first, skipped, monkeypatch) -> None:
         KieloError, match="the run has 9 steps of 10 tokens, and a ladder takes 10; .* more train"
     ):
         ladders.rung_recipe(plan(site(), recipe=of), None, Path("/rung"))
+
+
+def test_a_second_launch_is_refused_while_the_first_one_submits(tmp_path, monkeypatch) -> None:
+    """The queue knows its jobs only when sbatch has answered, which may take a while."""
+    monkeypatch.chdir(tmp_path)
+    jobs = plan(site())
+    with one_launch_at_a_time(jobs):  # the run is not there, so nothing of it can wait
+        assert not Path("runs").exists()
+    Path("runs/mine").mkdir(parents=True)
+    holder = f"process {os.getpid()} on "
+    with one_launch_at_a_time(jobs), pytest.raises(KieloError, match=holder), one_launch_at_a_time(jobs):
+        pass
+    with one_launch_at_a_time(jobs):
+        pass
+    assert list(Path("runs/mine/launch").iterdir()) == []

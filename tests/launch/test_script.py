@@ -257,3 +257,18 @@ def test_the_shown_script_is_current():
     """docs/launch_lumi_g.sh is what `python docs/launch_script.py` writes."""
     shown = runpy.run_path(str(ROOT / "docs" / "launch_script.py"))
     assert (ROOT / "docs" / "launch_lumi_g.sh").read_text(encoding="utf-8") == shown["page"]()
+
+
+def test_no_command_of_a_scheduler_waits_without_a_limit() -> None:
+    """A job's own time is too long a wait; srun and mpirun run the work itself."""
+    commands = (
+        r"\b(?<!timeout 60 )(?<!timeout 300 )(sbatch|squeue|scontrol|scancel|sinfo|qsub|qstat|qdel) [-\"$\w]"
+    )
+    unlimited = [
+        f"{path.name}: {line.strip()}"
+        for path in sorted(SCRIPTS.glob("*.sh"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(commands, line.partition(" #")[0]) and not line.lstrip().startswith("#")
+    ]
+    assert unlimited == []
+    assert "timeout 300 sbatch --parsable" in (SCRIPTS / "submit_slurm.sh").read_text()

@@ -104,6 +104,17 @@ def test_a_group_waits_longer_than_its_start() -> None:
     assert limit == timedelta(seconds=90, minutes=30)
 
 
+@pytest.mark.parametrize("said", ["can't start new thread", "gloo: Resource temporarily unavailable"])
+def test_a_limit_of_processes_is_no_fault_of_the_network(said: str) -> None:
+    def make() -> None:
+        raise RuntimeError(said)
+
+    startup = Startup(0, Store(*range(4)), torch.device("cpu"), 30.0)
+    with pytest.raises(KieloError, match="'tensor' failed: the system gives you no more processes") as caught:
+        raise_communicator(startup, "tensor", range(4), make)
+    assert "network" not in str(caught.value)
+
+
 @pytest.mark.parametrize("size", (2, 3, 4))
 def test_the_first_allreduce_must_count_all_ranks(size: int, monkeypatch) -> None:
     """It counts three here."""
