@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from kielo.parallel.objects import from_json, to_json
+
 WAIT_SECONDS = 60
 
 
@@ -40,24 +42,21 @@ class Group(NamedTuple):
     rank: int
 
 
-def _all_gather_object(values: list[Any], value: Any, group: Group) -> None:
-    values[:] = group.world.exchange(group.rank, value)
+def _all_gather(value: Any, group: Group) -> list[Any]:
+    return [*map(from_json, group.world.exchange(group.rank, to_json(value)))]
 
 
-def _broadcast_object_list(values: list[Any], group: Group, group_src: int) -> None:
-    values[:] = group.world.exchange(group.rank, list(values))[group_src]
+def _gather(value: Any, group: Group) -> list[Any]:
+    found = _all_gather(value, group)
+    return found if group.rank == 0 else []
 
 
-def _gather_object(value: Any, values: list[Any] | None, group: Group, group_dst: int) -> None:
-    assert (values is not None) == (group.rank == group_dst)
-    found = group.world.exchange(group.rank, value)
-    if values is not None:
-        values[:] = found
+def _broadcast(value: Any, group: Group) -> Any:
+    return from_json(group.world.exchange(group.rank, to_json(value))[0])
 
 
-def _scatter_object_list(received: list[Any], parts: list[Any] | None, group: Group, group_src: int) -> None:
-    assert (parts is not None) == (group.rank == group_src)
-    received[0] = group.world.exchange(group.rank, parts)[group_src][group.rank]
+def _scatter(parts: list[Any], group: Group) -> Any:
+    return from_json(group.world.exchange(group.rank, [*map(to_json, parts)])[0][group.rank])
 
 
 def _isend(values: torch.Tensor, to: int, group: Group) -> SimpleNamespace:
@@ -77,13 +76,10 @@ DIST = SimpleNamespace(
     is_initialized=lambda: True,
     get_rank=lambda group: group.rank,
     get_world_size=lambda group: group.world.size,
-    all_gather_object=_all_gather_object,
-    broadcast_object_list=_broadcast_object_list,
-    gather_object=_gather_object,
-    scatter_object_list=_scatter_object_list,
     isend=_isend,
     irecv=_irecv,
 )
+OBJECTS = SimpleNamespace(all_gather=_all_gather, gather=_gather, broadcast=_broadcast, scatter=_scatter)
 
 
 def run_threads(
@@ -101,4 +97,6 @@ def run_threads(
     with monkeypatch.context() as patch, ThreadPoolExecutor(size) as threads:
         for module in modules:
             patch.setattr(module, "dist", DIST)
+            if hasattr(module, "objects"):
+                patch.setattr(module, "objects", OBJECTS)
         return list(threads.map(of_rank, range(size)))

@@ -1,4 +1,4 @@
-"""The tables of docs/faults.md list the cases of this suite, and tests that there are."""
+"""The tables of docs/faults.md list the files of this suite, and tests that there are."""
 
 import ast
 import runpy
@@ -9,7 +9,7 @@ from tests.house.checks import ROOT
 TABLES = runpy.run_path(str(ROOT / "docs" / "faults_table.py"))
 
 
-def test_the_page_counts_the_cases():
+def test_the_page_is_current():
     """docs/faults.md holds the tables that docs/faults_table.py writes."""
     page = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
     assert TABLES["table"]() in page and TABLES["matrix"]() in page

@@ -10,6 +10,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "kielo"
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "core", "base", "tools", "manager"}
 FORBIDDEN_IN_MODELS = ("torch.distributed", "torch.cuda", "os", "kielo.parallel")
+UNPICKLING = re.compile(
+    r"(\w+\.)*((all_)?gather|broadcast|scatter|send|recv)_object(_list)?|torch\.load|(\w*pickle|shelve|rpc|Listener)"
+)
 FAMILY_TABLES = ("tensor_parallel_plan", "names", "count")
 MOST_ARGUMENTS = 7
 
@@ -93,6 +96,20 @@ def ranks_and_devices_in_models(package: Path) -> list[str]:
             ):
                 found.append(f"{path.relative_to(package)}:{node.lineno}: .cuda()")
     return sorted(set(found))
+
+
+def unpicklings(package: Path) -> list[str]:
+    """Finds what may unpickle: collectives of objects, and readers of pickles, by their names."""
+    found = set()
+    for path, tree in parsed(package):
+        for node in ast.walk(tree):
+            names = [ast.unparse(node)] if isinstance(node, ast.Attribute) else []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [name.name for name in node.names] + node.module.split(".")
+            elif isinstance(node, ast.Import):
+                names = [part for name in node.names for part in name.name.split(".")]
+            found |= {f"{path.relative_to(package)}: {name}" for name in names if UNPICKLING.fullmatch(name)}
+    return sorted(found)
 
 
 def _aliases(tree: ast.Module) -> dict[str, str]:

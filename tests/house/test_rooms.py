@@ -65,6 +65,31 @@ def test_files_that_stages_exchange_are_read_through_their_types(house):
     assert checks.exchanged_files_by_name(house, names) == ["report/gather.py:1: scores.json"]
 
 
+# Bytes of the process itself or of its own workers, and a reader that takes only tables of tensors.
+MAY_UNPICKLE = {
+    "checkpoint/tensor_table.py: pickle", "checkpoint/tensor_table.py: torch.load",
+    "corpus/worker_processes.py: pickle", "parallel/flight_record.py: pickle",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "import torch.distributed as dist\ndist.all_gather_object(found, mine)",
+        "from torch.distributed import broadcast_object_list",
+        "import cloudpickle",
+        "from pickle import loads",
+        "import torch\ntorch.load(path)",
+        "from multiprocessing.connection import Listener",
+        "import torch.distributed.rpc",
+    ],
+)
+def test_nothing_that_crosses_the_network_is_unpickled(house, planted):
+    assert {*checks.unpicklings(PACKAGE)} == MAY_UNPICKLE
+    (house / "models" / "llama" / "model.py").write_text(planted)
+    assert checks.unpicklings(house)
+
+
 @pytest.mark.parametrize(
     "planted",
     [

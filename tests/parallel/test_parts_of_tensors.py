@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from kielo.parallel import gradient_clipping, replicas, split_norm
+from kielo.parallel import gradient_clipping, objects, replicas, split_norm
 from kielo.parallel.materialise import local, local_slices, materialise
 from kielo.parallel.mesh import Mesh, build_mesh
 from kielo.parallel.replicas import Difference, Holders, Replicas, axes_with_replicas, replicated_axes
@@ -218,13 +218,15 @@ def test_ranks_that_differ_are_named_with_their_tensor(mesh: Mesh, monkeypatch: 
     def all_reduce(tensor: torch.Tensor, op: Any = None, group: Any = None) -> None:
         tensor[-1] += op is not None  # another rank has another number
 
-    def gather(everyone: list[Any], mine: list[Any]) -> None:
+    def gather(mine: list[Any]) -> list[list[Any]]:
         told.extend(mine)
+        everyone: list[list[Any]] = [[]] * 8
         everyone[7] = mine
         everyone[1] = [(holders, bits + (holders.name == "whole")) for holders, _ in mine[:2]]
+        return everyone
 
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
-    monkeypatch.setattr(dist, "all_gather_object", gather)
+    monkeypatch.setattr(objects, "all_gather", gather)
     assert Replicas({"split": split, "whole": whole}, mesh).differences() == [Difference("whole", (1, 7))]
     assert told == [
         (Holders("replicate", (1, 7), "split"), bits), (Holders("replicate", (1, 7), "whole"), bits),

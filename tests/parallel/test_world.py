@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
+from kielo.parallel import objects
 from kielo.parallel import world as room
 from kielo.parallel.communicator import warm_messages, who_is_missing
 from kielo.parallel.local_ranks import free_port
@@ -187,8 +188,7 @@ def connect_host_group():
     world = start_world(30, "cpu")
     before = sockets()
     group = make_host_group(world, "checkpoint", 30)
-    made, gathered = sockets() - before, [None] * world.size
-    dist.all_gather_object(gathered, world.rank, group=group)
+    made, gathered = sockets() - before, objects.all_gather(world.rank, group)
     dist.barrier(group=group)
     return made, gathered
 

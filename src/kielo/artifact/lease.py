@@ -98,17 +98,22 @@ def held(folder: Path | str) -> Iterator["Lease"]:
             os.environ[HANDED_DOWN] = handed_down
 
 
+@dataclass
 class Lease:
-    """The right to change a run's folder. Any rank of the job may `check` it; its taker keeps it beating."""
+    """The right to change a run's folder. Any rank of the job may `check` it; its taker keeps it beating.
 
-    def __init__(self, path: Path, text: str, beat_seconds: float):
-        self.path, self._text, self._beat_seconds = path, text, beat_seconds
-        self._lost: str | None = None
+    text: what its file holds. lost: why it is no longer this job's.
+    """
+
+    path: Path
+    text: str
+    beat_seconds: float
+    lost: str | None = None
 
     @property
     def token(self) -> str:
         """A random name, which no other lease has."""
-        return json.loads(self._text)["token"]
+        return json.loads(self.text)["token"]
 
     @classmethod
     def with_token(cls, folder: Path | str, token: str) -> "Lease | None":
@@ -163,10 +168,10 @@ class Lease:
 
         OSError when the lease cannot be read.
         """
-        if self._lost is None:
+        if self.lost is None:
             self._look()
-        if self._lost is not None:
-            raise KieloError(self._lost)
+        if self.lost is not None:
+            raise KieloError(self.lost)
 
     @contextmanager
     def beating(self) -> Iterator["Lease"]:
@@ -184,22 +189,22 @@ class Lease:
                 self.path.unlink()
 
     def _beat(self, over: threading.Event) -> None:
-        while self._lost is None and not over.wait(self._beat_seconds):
+        while self.lost is None and not over.wait(self.beat_seconds):
             with suppress(OSError):  # tried again at the next beat; `check` says what is wrong
                 self._look()
-                if self._lost is None:
+                if self.lost is None:
                     os.utime(self.path)
-        if self._lost is not None:
-            logger.warning(self._lost)
+        if self.lost is not None:
+            logger.warning(self.lost)
 
     def _look(self) -> None:
         found = _read(self.path)
         following = _numbered(self.path) + 1
         taken = _read(_lease_path(self.path.parent, following))
-        if taken is None and found is not None and found.text == self._text:
+        if taken is None and found is not None and found.text == self.text:
             return
         taker = (taken and taken.holder()) or (found and found.holder())
-        self._lost = (
+        self.lost = (
             f"{self.path} is no longer this job's: "
             + (f"{taker} works in this folder" if taker else "it was removed or replaced")
             + "; this job stops and publishes nothing more. Its last checkpoint before that is untouched"

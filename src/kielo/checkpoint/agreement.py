@@ -1,19 +1,22 @@
 """Agreement of all ranks: values in, the same value or the same error out on every rank.
 
 Without a process group the one process is rank 0 of 1, and nothing is sent. Sent values are descriptions
-(paths, names, shapes, messages), never tensors.
+(paths, names, shapes, messages), never tensors: what `parallel/objects.py` sends.
 """
 
 import socket
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from kielo.parallel import objects
 from kielo.recipe.errors import KieloError
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_ERRORS: dict[str, type[Exception]] = {kind.__name__: kind for kind in (OSError, KieloError, RuntimeError)}
 
 
 class Agreement:
@@ -27,9 +30,7 @@ class Agreement:
         """Returns the values of all ranks, in rank order, on every rank."""
         if self.size == 1:
             return [value]
-        values: list[T] = [value] * self.size
-        dist.all_gather_object(values, value, group=self.group)
-        return values
+        return objects.all_gather(value, self.group)
 
     def on_first(self, action: Callable[[], T]) -> T:
         """Runs `action` on rank 0; returns its result, or raises its error as KieloError, on every rank."""
@@ -41,9 +42,7 @@ class Agreement:
             except (KieloError, OSError) as error:
                 answer, cause = (None, str(error)), error
         if self.size > 1:
-            carrier = [answer]
-            dist.broadcast_object_list(carrier, group=self.group, group_src=0)
-            answer = carrier[0]
+            answer = objects.broadcast(answer, self.group)
         if answer[1] is not None:
             raise KieloError(answer[1]) from cause
         return answer[0]
@@ -53,37 +52,34 @@ class Agreement:
 
         Its message ends with the rank. An OSError keeps its errno.
         """
-        answer: T | Exception
+        answer: T | None = None
+        failure: tuple[str, tuple[Any, ...]] | None = None
         cause: Exception | None = None
         try:
             answer = action()
         except OSError as error:
             reason = f"{error.strerror or error} on rank {self.rank}"
-            answer, cause = OSError(error.errno, reason, error.filename), error
+            failure, cause = ("OSError", (error.errno, reason, error.filename)), error
         except Exception as error:
-            kind = KieloError if isinstance(error, KieloError) else RuntimeError
-            answer, cause = kind(f"{error} on rank {self.rank} ({type(error).__name__})"), error
-        answers = self.gather(answer)
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer from cause
-        return answers
+            kind = "KieloError" if isinstance(error, KieloError) else "RuntimeError"
+            failure, cause = (kind, (f"{error} on rank {self.rank} ({type(error).__name__})",)), error
+        answers = self.gather((answer, failure))
+        for _, failure in answers:
+            if failure:
+                raise _ERRORS[failure[0]](*failure[1]) from cause
+        return [answer for answer, _ in answers]
 
     def distribute(self, value: T, divide: Callable[[list[T]], list[R]]) -> R:
         """Gives rank 0 the values of all ranks, and returns to each rank its entry of `divide(values)`.
 
         Unlike `gather`, nothing else is sent to other ranks. Raises what `on_first` raises.
         """
-        values: list[T] = [value] * self.size
-        if self.size > 1:
-            dist.gather_object(value, values if self.rank == 0 else None, group=self.group, group_dst=0)
+        values = objects.gather(value, self.group) if self.size > 1 else [value]
         parts: list[R] = []
         self.on_first(lambda: parts.extend(divide(values)))
         if self.size == 1:
             return parts[0]
-        received: list[R | None] = [None]
-        dist.scatter_object_list(received, parts if self.rank == 0 else None, group=self.group, group_src=0)
-        return received[0]
+        return objects.scatter(parts, self.group)
 
     def refuse_together(self, complaint: str | None) -> None:
         """Raise KieloError on every rank if any rank complains: the first complaint, with its rank."""

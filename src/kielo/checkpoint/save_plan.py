@@ -5,8 +5,10 @@ once and kept until one of these changes. Rank 0 makes it for the chunks of all 
 save, it would hold the interpreter's lock for that long beside the training.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import starmap
 from math import prod
 from typing import NamedTuple
 
@@ -78,15 +80,21 @@ class SavePlanner:
         is_kept = self._kept is not None and (self._kept.held, self._kept.tied) == (held, tied)
         if not all(self._ranks.gather(is_kept)):
             self._kept, self.whole = None, WholePlan()
-            written = self._ranks.distribute((held, tied), self._plan_all)
+            # As one text: millions of chunks of thousands of ranks are read tens of times faster so.
+            written = self._ranks.distribute((json.dumps(held), tied), self._plan_all)
             self._kept = SavePlan(held, tied, [held[position] for position in written], self.whole)
         return self._kept
 
-    def _plan_all(self, of_ranks: list[tuple[list[HeldChunk], dict[str, str]]]) -> list[list[int]]:
-        self.num_planned += sum(len(held) for held, _ in of_ranks)
+    def _plan_all(self, of_ranks: list[tuple[str, dict[str, str]]]) -> list[list[int]]:
+        held = [[*starmap(_chunk, json.loads(text))] for text, _ in of_ranks]
+        self.num_planned += sum(map(len, held))
         aliases = {alias: name for _, tied in of_ranks for alias, name in tied.items()}
-        written, self.whole = plan_all([held for held, _ in of_ranks], aliases)
+        written, self.whole = plan_all(held, aliases)
         return written
+
+
+def _chunk(name: str, dtype: str, *boxes: list[int]) -> HeldChunk:
+    return HeldChunk(name, dtype, *map(tuple, boxes))
 
 
 def plan_all(of_ranks: list[list[HeldChunk]], aliases: dict[str, str]) -> tuple[list[list[int]], WholePlan]:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from kielo.parallel import objects
 from kielo.parallel.materialise import local
 from kielo.parallel.mesh import Mesh
 
@@ -104,9 +105,7 @@ class Replicas:
         for axis in self._axes:
             ranks = tuple(dist.get_process_group_ranks(self._group(axis)))
             mine += [(Holders(axis, ranks, names[number]), sums[number]) for number in self._numbers[axis]]
-        everyone: list[list[tuple[Holders, int]]] = [[]] * dist.get_world_size()
-        dist.all_gather_object(everyone, mine)
-        return blamed(everyone)
+        return blamed(objects.all_gather(mine))
 
     def _group(self, axis: str) -> dist.ProcessGroup:
         return self._mesh.parameters[axis].get_group()

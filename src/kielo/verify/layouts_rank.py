@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -29,6 +28,7 @@ from torch.distributed.tensor import DTensor
 from kielo.checkpoint.read_checkpoint import some_names
 from kielo.dataset.batches import Batch
 from kielo.models import families
+from kielo.parallel import objects
 from kielo.parallel.compile import working_backend
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import Mesh, build_mesh, data_rank, data_ranks
@@ -209,16 +209,13 @@ def _largest(values: dict[str, float]) -> dict[str, Any]:
 
 def _check_that_all_is_held(mine: set[str], all_names: set[str]) -> None:
     """Raises ValueError for tensors of the truth that no rank holds: they would be compared with nothing."""
-    everybodys: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybodys, mine)
-    missing = all_names - set().union(*everybodys)
+    missing = all_names - set().union(*objects.all_gather(mine))
     if missing:
         raise ValueError(f"no rank has {sorted(missing)}")
 
 
 def _worst_of_all_ranks(mine: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    everybodys: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybodys, mine)
+    everybodys = objects.all_gather(mine)
     return {what: max((one[what] for one in everybodys), key=lambda entry: entry["value"]) for what in mine}
 
 
