@@ -21,7 +21,7 @@ from tokenizers import Encoding
 from kielo.artifact.conversation import ANSWERS, WEIGHT, Message, carries_loss
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.control_tokens import CHAT_TEMPLATE_FILE, CONFIG_FILES, read_object
-from kielo.tokenizer.load import CONFIG_FILE, TextTokenizer, special_token
+from kielo.tokenizer.load import CONFIG_FILE, TextTokenizer, panics_told, special_token
 
 TURN_BEGINS, TURN_ENDS = "<|im_start|>", "<|im_end|>"
 # Of the tokenizers that Kielo trains: ChatML, which the programs that serve models know. The block
@@ -84,9 +84,10 @@ class ChatTemplate:
             self._rendered(place, messages, of)
             for (place, messages), of in zip(conversations, given, strict=True)
         ]
-        encodings = self._text_only.tokenizer.encode_batch(
-            [one.text for one in rendered], add_special_tokens=False
-        )
+        with panics_told(self._folder):
+            encodings = self._text_only.tokenizer.encode_batch(
+                [one.text for one in rendered], add_special_tokens=False
+            )
         return [
             self._laid_out(place, one, encoding)
             for (place, _), one, encoding in zip(conversations, rendered, encodings, strict=True)
@@ -366,8 +367,8 @@ def _template(folder: Path) -> tuple[Path, str] | None:
         return path, path.read_text(encoding="utf-8", errors="replace")
     found = read_object(folder / CONFIG_FILE).get("chat_template")
     if isinstance(found, list):  # of {"name", "template"}
-        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
-        found = named.get("default")
+        named = [one for one in found if isinstance(one, dict) and one.get("name") == "default"]
+        found = named[-1].get("template") if named else None
     return (folder / CONFIG_FILE, found) if isinstance(found, str) else None
 
 

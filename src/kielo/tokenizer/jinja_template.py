@@ -1,4 +1,4 @@
-"""Compiles a chat template as Hugging Face's libraries do, in jinja2's sandbox.
+"""Compiles a chat template as Hugging Face's libraries do, in jinja2's sandbox, limited in time and memory.
 
 The only file that imports jinja2, whose import costs more than reading a recipe: import it where it is used.
 """
@@ -13,6 +13,22 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kielo.recipe.errors import KieloError
+from kielo.tokenizer.limits import limited
+
+# A template takes less than a millisecond for a conversation; one of 60,000 turns a second.
+SECONDS, MEMORY_BYTES = 20.0, 10**9
+MOST_BITS = 1 << 16  # of a power
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Refuses large powers, which nothing can interrupt; everything else ends by `limited`."""
+
+    intercepted_binops = frozenset(["**"])
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > MOST_BITS:
+            raise TemplateError(f"a power of more than {MOST_BITS:,} bits")
+        return super().call_binop(context, operator, left, right)
 
 
 class _GenerationBlock(Extension):
@@ -30,19 +46,26 @@ def compile_template(template: str) -> Callable[..., str]:
 
     It gets no date, which would change the text from day to day. Both raise KieloError with what is wrong.
     """
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
-    )
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     try:
-        compiled = environment.from_string(template)
+        with limited(SECONDS, MEMORY_BYTES):
+            compiled = environment.from_string(template)
     except TemplateSyntaxError as problem:
         raise KieloError(f"line {problem.lineno} of the chat template: {problem.message}") from None
+    except KieloError as problem:
+        raise KieloError(f"the chat template {problem}") from None
+    except Exception as problem:  # too deep for Python's parser, and what constants in it fail with
+        reason = f"{type(problem).__name__}: {str(problem)[:200]}"
+        raise KieloError(f"the chat template cannot be compiled ({reason})") from None
 
     def render(**values: Any) -> str:
         try:
-            return compiled.render(**values)
+            with limited(SECONDS, MEMORY_BYTES):
+                return compiled.render(**values)
+        except KieloError:
+            raise
         except Exception as problem:  # a template may fail in as many ways as a program
             name = "" if isinstance(problem, TemplateError) else f"{type(problem).__name__}: "
             raise KieloError(f"{name}{problem}") from None

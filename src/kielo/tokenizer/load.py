@@ -4,7 +4,8 @@ Text is text: whatever a document spells, none of its ids is a control token's (
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -36,7 +37,22 @@ class TextTokenizer:
 
         Made when text is first encoded: with a large vocabulary that takes seconds.
         """
-        return without_control_tokens(self.whole, self.folder, self.end_of_text)
+        with panics_told(self.folder):
+            return without_control_tokens(self.whole, self.folder, self.end_of_text)
+
+
+@contextmanager
+def panics_told(folder: Path) -> Iterator[None]:
+    """Raises KieloError where the Rust library gives up: its panics are no Exception."""
+    try:
+        yield
+    except BaseException as problem:
+        if type(problem).__name__ != "PanicException":
+            raise
+        raise KieloError(
+            f"{folder / TOKENIZER_FILE}: the tokenizers library gave up on it "
+            f"({' '.join(str(problem).split())[:200]}); what would work: another tokenizer"
+        ) from None
 
 
 def load_tokenizer(folder: Path | str) -> TextTokenizer:
@@ -51,7 +67,10 @@ def load_tokenizer(folder: Path | str) -> TextTokenizer:
             + (conversion(path.parent) or "; a tokenizer folder in Hugging Face form has a tokenizer.json")
         )
     try:
-        whole = Tokenizer.from_file(str(path))
+        with panics_told(path.parent):
+            whole = Tokenizer.from_file(str(path))
+    except KieloError:
+        raise
     except Exception as problem:  # the Rust library raises bare Exception
         raise KieloError(f"{path}: not a readable tokenizer ({problem})") from None
     whole.no_padding()
@@ -115,7 +134,9 @@ def encode(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
     Raises KieloError where the tokenizer writes a control token for text all the same.
     """
     for_text, forbidden, _ = tokenizer.for_text
-    rows = [encoding.ids for encoding in for_text.encode_batch_fast(list(texts), add_special_tokens=False)]
+    with panics_told(tokenizer.folder):
+        encodings = for_text.encode_batch_fast(list(texts), add_special_tokens=False)
+    rows = [encoding.ids for encoding in encodings]
     for text, row in zip(texts, rows):
         if not forbidden.keys().isdisjoint(row):
             name = next(forbidden[number] for number in row if number in forbidden)
@@ -129,7 +150,8 @@ def encode(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
 
 def decode(tokenizer: TextTokenizer, rows: Sequence[Sequence[int]], has_special: bool = True) -> list[str]:
     """Decodes rows of ids to texts, special tokens included or not."""
-    return tokenizer.whole.decode_batch([list(row) for row in rows], skip_special_tokens=not has_special)
+    with panics_told(tokenizer.folder):
+        return tokenizer.whole.decode_batch([list(row) for row in rows], skip_special_tokens=not has_special)
 
 
 def special_token(path: Path, key: str) -> str | None:

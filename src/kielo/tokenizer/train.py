@@ -73,6 +73,7 @@ from kielo.tokenizer.text_frame import (
     refuse_other_frame,
     write_frame,
 )
+from kielo.tokenizer.trial import try_tokenizer
 from kielo.tokenizer.unigram import unigram_tokenizer
 
 KIND, VERSION = "tokenizer", 2
@@ -121,6 +122,10 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
     if is_current(folder, KIND, version, inputs, section):
         return read_manifest(folder)
     refuse_to_replace(folder, KIND, version, inputs, section)
+    if ready:
+        try_tokenizer(ready / TOKENIZER_FILE, recipe.tokenizer.ready_key)
+    if of_weights:
+        try_tokenizer(of_weights / TOKENIZER_FILE, "model.weights")
     if ready and _has_chats(recipe):
         ChatTemplate(load_tokenizer(ready))  # refuses one without a template, before anything is packed
     with write_stage(folder, KIND, version, inputs, section) as stage:
