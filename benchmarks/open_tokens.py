@@ -66,7 +66,7 @@ def opened(folder: Path, kind: str) -> dict[str, Any]:
     started, processor = time.perf_counter(), time.process_time()
     found = find_token_files("web", str(folder), 2)
     described, processor = time.perf_counter(), time.process_time() - processor
-    check_unchanged("web", found.folder, found.files, found.mtimes_ns)
+    check_unchanged("web", found.folder, found.files, found.times_ns)
     stream = TokenSet(found.folder, found.files, sum(file.tokens for file in found.files), 0)
     numbers = np.linspace(0, stream.num_whole_sequences(LENGTH) - 1, ROWS).astype(np.int64)
     ready = time.perf_counter()

@@ -11,6 +11,7 @@ from kielo.artifact.token_file_formats import check_index
 from kielo.artifact.token_sources import (
     TokenFileSet,
     check_unchanged,
+    checksum,
     find_token_files,
     find_token_sources,
     is_cut,
@@ -96,20 +97,39 @@ def test_flat_ids_and_ds_that_do_not_fit(tmp_path):
         find_token_files("web", str(tmp_path / "b.ds"), 2)
 
 
-def test_changed_files_are_refused_and_copies_are_not(shard):
-    """Another size, other content with a newer time, or no file: refused; the same content, touched: not."""
+@pytest.mark.parametrize("suffix", [".bin", ".idx", ".loss_mask"])
+def test_changed_files_are_refused(shard, suffix):
+    """Another size or time of the data, its index or its mask, or no file."""
+    shard.with_name("a.loss_mask").write_bytes(bytes(shard.with_name("a.bin").stat().st_size // 2))
     found = find_token_files("web", str(shard), 2)
-    data = shard.with_name("a.bin")
-    whole = data.read_bytes()
-    os.utime(data, ns=(0, 0))
-    check_unchanged("web", found.folder, found.files, found.mtimes_ns)
-    for content in (whole[:-2], whole[:-2] + b"\x01\x00"):
-        data.write_bytes(content)
-        with pytest.raises(KieloError, match=r"a\.bin: changed since the pack stage"):
-            check_unchanged("web", found.folder, found.files, found.mtimes_ns)
-    data.unlink()
-    with pytest.raises(KieloError, match=r"a\.bin: cannot be read \(No such file"):
-        check_unchanged("web", found.folder, found.files, found.mtimes_ns)
+    in_place = "web", found.folder, found.files, found.times_ns
+    check_unchanged(*in_place)
+    part = shard.with_name(f"a{suffix}")
+    os.utime(part, ns=(0, 0))
+    with pytest.raises(KieloError, match=r"a\.bin: changed since the pack stage .* was written again"):
+        check_unchanged(*in_place)
+    if suffix == ".bin":
+        part.write_bytes(part.read_bytes()[:-2])
+        with pytest.raises(KieloError, match=r"a\.bin: changed since .* bytes, described were"):
+            check_unchanged(*in_place)
+    part.unlink()
+    with pytest.raises(KieloError, match=rf"a\{suffix}: cannot be read \(No such file"):
+        check_unchanged(*in_place)
+
+
+def test_a_checksum_is_of_all_bytes(shard):
+    """Of one in the middle of the data, the index or the mask, too; not of the time."""
+    mask = shard.with_name("a.loss_mask")
+    mask.write_bytes(bytes(shard.with_name("a.bin").stat().st_size // 2))
+    found = find_token_files("web", str(shard), 2)
+    first = checksum(found.folder, found.files[0])
+    for suffix in (".bin", ".idx", ".loss_mask"):
+        part = shard.with_name(f"a{suffix}")
+        whole = bytearray(part.read_bytes())
+        part.write_bytes(bytes(whole[: len(whole) // 2]) + b"\x07" + bytes(whole[len(whole) // 2 + 1 :]))
+        assert checksum(found.folder, found.files[0]) != first
+        part.write_bytes(whole)
+        assert checksum(found.folder, found.files[0]) == first
 
 
 def test_files_of_a_place(tmp_path, monkeypatch):
@@ -127,7 +147,7 @@ def test_files_of_a_place(tmp_path, monkeypatch):
         found = find_token_files("web", place, 2)
         assert [file.name for file in found.files] == names, place
         paths = [found.folder / name for name in names]
-        assert found.mtimes_ns == tuple(path.stat().st_mtime_ns for path in paths)
+        assert found.times_ns == tuple((path.stat().st_mtime_ns,) for path in paths)
     for gone in ("~/e.txt", "~/gone.idx/x"):
         with pytest.raises(
             KieloError, match="no token file there; what would work: PREFIX.bin with PREFIX.idx"
@@ -170,12 +190,13 @@ def test_files_that_may_be_cut(shard):
     found = find_token_files("web", str(shard), 2)
     data = shard.with_name("a.bin")
     whole = data.read_bytes()
-    arguments = ("web", found.folder, found.files, found.mtimes_ns)
+    arguments = ("web", found.folder, found.files, found.times_ns)
     for content in (whole[:-2], None):
         data.write_bytes(content) if content else data.unlink()
         assert is_cut(data, len(whole))
         check_unchanged(*arguments, may_be_cut=True)
     data.write_bytes(whole)
+    os.utime(data, ns=(found.times_ns[0][0],) * 2)
     assert not is_cut(data, len(whole)) and not is_cut(data, len(whole) - 1) and is_cut(data, len(whole) + 1)
     check_unchanged(*arguments, may_be_cut=True)
     data.write_bytes(whole + b"12")

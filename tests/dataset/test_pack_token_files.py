@@ -1,5 +1,6 @@
 """Sources of ready tokens: what is described, held out and checked; changed files are packed again."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from kielo.artifact.documents import read_documents
 from kielo.artifact.manifest import read_manifest, write_stage
 from kielo.artifact.stage_json import read_stage_json
-from kielo.artifact.token_file_formats import describe
+from kielo.artifact.token_file_formats import FINGERPRINT_BYTES, describe
 from kielo.artifact.token_set import TokenSet
 from kielo.artifact.token_shards import TokenShard, TokenShardWriter
 from kielo.artifact.token_sources import FoundFiles, TokenFiles
@@ -41,6 +42,15 @@ def rows(run: Path) -> Rows:
     """Sixty documents with end-of-text, which is 0."""
     texts = [document["text"] for document in make_documents(60)]
     return [[*row, 0] for row in encode(load_tokenizer(run / "tokenizer"), texts)]
+
+
+def change_in_the_middle(path: Path) -> None:
+    """Another valid id, further from both ends than what a description looks at."""
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 4 * 2
+    assert middle > FINGERPRINT_BYTES
+    content[middle : middle + 2] = b"\x09\0" if content[middle] != 9 else b"\x08\0"
+    path.write_bytes(content)
 
 
 def write_shard(prefix: Path, documents: Rows) -> None:
@@ -77,7 +87,10 @@ def test_the_last_documents_are_held_out(run: Path, rows: Rows, tmp_path: Path) 
         and counts["documents"] == 57
     )
     assert counts["words"] is None and counts["folder"] == str(tmp_path / "data")
-    assert counts["mtimes_ns"] == [(tmp_path / "data" / f"{n}.bin").stat().st_mtime_ns for n in "ab"]
+    assert counts["times_ns"] == [
+        [(tmp_path / "data" / f"{name}{suffix}").stat().st_mtime_ns for suffix in (".bin", ".idx")]
+        for name in "ab"
+    ]
     bytes_per_token = (
         sum(len(text.encode()) for text in decode(tokenizer, [row[:-1] for row in rows])) / total
     )
@@ -97,7 +110,7 @@ def test_the_last_documents_are_held_out(run: Path, rows: Rows, tmp_path: Path) 
 
 def test_changed_tokens_are_packed_again(run: Path, rows: Rows, tmp_path: Path) -> None:
     """The same files are not, nor are files that moved; files of other content are, and a second source."""
-    write_shard(tmp_path / "data" / "a", rows)
+    write_shard(tmp_path / "data" / "a", 4 * rows)
 
     def packed(**sources: str):
         asked = of_tokens(run, 0.2, **sources)
@@ -109,6 +122,16 @@ def test_changed_tokens_are_packed_again(run: Path, rows: Rows, tmp_path: Path) 
     moved = packed(web=str(tmp_path / "moved"))
     assert moved.written_at == first.written_at and moved.inputs == first.inputs
     assert moved.counts["sources"]["web"]["folder"] == str(tmp_path / "moved")
+    os.utime(tmp_path / "moved" / "a.bin", ns=(0, 0))
+    touched = packed(web=str(tmp_path / "moved"))
+    assert touched.written_at == first.written_at
+    assert touched.counts["sources"]["web"]["times_ns"][0][0] == 0
+    change_in_the_middle(tmp_path / "moved" / "a.bin")
+    before = (tmp_path / "tokens" / "heldout.bin").stat().st_ino
+    again = packed(web=str(tmp_path / "moved"))
+    assert again.inputs == first.inputs  # a description does not tell
+    assert again.counts["sources"]["web"]["xxh3_128"] != touched.counts["sources"]["web"]["xxh3_128"]
+    assert (tmp_path / "tokens" / "heldout.bin").stat().st_ino != before
     write_shard(tmp_path / "moved" / "a", [*rows[:30], *rows[31:], rows[30]])
     changed = packed(web=str(tmp_path / "moved"))
     assert changed.inputs != first.inputs and changed.inputs["tokenizer"] == first.inputs["tokenizer"]

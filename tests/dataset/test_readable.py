@@ -1,5 +1,6 @@
 """Sequences that cannot be read, and the documents of those that can, of a few tokens by hand."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -171,10 +172,11 @@ def test_documents_of_files_that_are_read_in_place(tmp_path):
         (stage.folder / "packed.ids.txt").write_text("m\nn\n")
         of = TokenFileSet(files=found.files, training_tokens=8)
         write_json(stage.folder, TokenFiles(end_of_text_id=0, sources={"own": of}))
-        place = {"folder": str(found.folder), "mtimes_ns": list(found.mtimes_ns)}
+        place = {"folder": str(found.folder), "times_ns": [list(times) for times in found.times_ns]}
         stage.counts.update(sources={"own": place, "packed": {}}, heldout={"documents": 0})
     for file_bytes in (b"\1\0\2\0" * 4, stream.tobytes()):  # another file, and it again
         (tmp_path / "theirs" / "flat.npy").write_bytes(file_bytes)
+        os.utime(tmp_path / "theirs" / "flat.npy", ns=found.times_ns[0] * 2)
         if file_bytes != stream.tobytes():
             with pytest.raises(KieloError, match="flat.npy: changed since the pack stage described it"):
                 open_shard(tmp_path / "tokens", "own")

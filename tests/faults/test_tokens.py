@@ -3,6 +3,7 @@
 Each names the file, the number that is wrong and what would work, and writes nothing into the run.
 """
 
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -164,6 +165,34 @@ def test_files_that_changed_since_packing(packed: Path, here) -> None:
             refused(here(packed, *verb), "changed since the pack stage", "b.bin", "web")
     (data / "b.bin").unlink()
     refused(here(packed, "train", "ready.toml"), "cannot be read (No such file", "b.bin")
+
+
+def test_files_that_were_written_again(packed: Path, here) -> None:
+    """With a new time: read again, then taken where nothing else changed, and never where a middle did."""
+    data = _ready(packed)
+    write_megatron(data / "b", 4 * _documents(packed))
+    whole = (data / "b.bin").read_bytes()
+    middle = len(whole) // 4 * 2
+    changed = whole[:middle] + (b"\x09\0" if whole[middle] != 9 else b"\x08\0") + whole[middle + 2 :]
+    assert 4096 < middle < len(whole) - 4098  # further in than what a description looks at
+    pack, train = ("run", "ready.toml", "--to", "pack"), ("train", "ready.toml")
+    read = ("data", "ready.toml", "--step", "2")  # a training that has ended reads nothing
+    went_well(here(packed, *pack))
+    for content in (changed, whole):  # nothing was trained on yet
+        (data / "b.bin").write_bytes(content)
+        refused(here(packed, *train), "changed since the pack stage", "b.bin", "written again")
+        went_well(here(packed, *pack))
+    went_well(here(packed, *train))
+    for part in ("b.bin", "b.idx"):
+        os.utime(data / part, ns=(0, 0))
+        refused(here(packed, *read), "changed since the pack stage", "b.bin", "--to pack")
+        went_well(here(packed, *pack))
+        went_well(here(packed, *read))
+    (data / "b.bin").write_bytes(changed)
+    before = belongings(packed / "ready")
+    refused(here(packed, *read), "changed since the pack stage", "b.bin")
+    refused(here(packed, *pack), "which was trained on it", "b.bin", "the files as they were")
+    assert belongings(packed / "ready") == before
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ def test_files_read_in_place_may_be_cut_but_not_changed(folder: Path) -> None:
     tokens = TokenSet(found.folder, found.files, found.files[0].tokens, 0)
     sound = tokens.read(0, 50)
     os.truncate(file, 100)
-    in_place = "books", found.folder, found.files, found.mtimes_ns
+    in_place = "books", found.folder, found.files, found.times_ns
     check_unchanged(*in_place, may_be_cut=True)
     reopened = TokenSet(found.folder, found.files, found.files[0].tokens, 0)
     assert np.array_equal(reopened.read(0, 50), sound)

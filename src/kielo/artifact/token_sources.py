@@ -13,10 +13,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import ClassVar
 
-from kielo.artifact.manifest import hash_json
+from kielo.artifact.manifest import hash_file, hash_json
 from kielo.artifact.stage_json import JsonFile, JsonObject
 from kielo.artifact.token_file import TokenFile
-from kielo.artifact.token_file_formats import FORMATS, describe, fingerprint, index_path, is_mask
+from kielo.artifact.token_file_formats import FORMATS, describe, index_path, is_mask
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe, Source
 
@@ -56,14 +56,15 @@ class TokenFiles(JsonFile):
 
 @dataclass(frozen=True)
 class FoundFiles:
-    """The files of a source on this machine. folder: where `files` are; mtimes_ns: of each data file.
+    """The files of a source on this machine. folder: where `files` are.
 
-    unread: other files in the folders that the source names.
+    times_ns: when each was last written, and its index and mask. unread: other files in the folders that the
+    source names.
     """
 
     folder: Path
     files: tuple[TokenFile, ...]
-    mtimes_ns: tuple[int, ...]
+    times_ns: tuple[tuple[int, ...], ...]
     unread: tuple[str, ...] = ()
 
     @property
@@ -96,7 +97,7 @@ def find_token_files(name: str, place: str, width: int, leave_out: Sequence[str]
             describe(path, width).model_copy(update={"name": path.relative_to(folder).as_posix()})
             for path in paths
         ]
-        mtimes_ns = tuple(path.stat().st_mtime_ns for path in paths)
+        times_ns = tuple(_times(folder, file) for file in files)
     except OSError as problem:
         raise KieloError(
             f"corpus.sources, {name}: {problem.filename}: cannot be read ({problem.strerror})"
@@ -106,7 +107,7 @@ def find_token_files(name: str, place: str, width: int, leave_out: Sequence[str]
             f"corpus.sources, {name}: tokens = {place!r}: {len(files)} files, none of which has a token; "
             "name others, or leave the source out"
         )
-    return FoundFiles(folder, tuple(files), mtimes_ns, tuple(unread))
+    return FoundFiles(folder, tuple(files), times_ns, tuple(unread))
 
 
 def list_token_files(name: str, place: str, leave_out: Sequence[str] = ()) -> tuple[list[Path], list[str]]:
@@ -128,37 +129,56 @@ def list_token_files(name: str, place: str, leave_out: Sequence[str] = ()) -> tu
 
 
 def check_unchanged(
-    name: str, folder: Path, files: Sequence[TokenFile], mtimes_ns: Sequence[int], may_be_cut: bool = False
+    name: str,
+    folder: Path,
+    files: Sequence[TokenFile],
+    times_ns: Sequence[Sequence[int]],
+    may_be_cut: bool = False,
 ) -> None:
-    """Raises KieloError for a file of another size than described, and for a newer one with other content.
+    """Raises KieloError for a file of another size or time than described.
 
-    may_be_cut: files may be missing or shorter than described.
+    Another time means another content, until the pack stage has read all of it again. may_be_cut: files may
+    be missing or shorter than described.
     """
-    for file, mtime_ns in zip(files, mtimes_ns, strict=True):
+    for file, noted in zip(files, times_ns, strict=True):
         path = folder / file.name
         if may_be_cut and is_cut(path, file.bytes):
             continue
         try:
-            state = path.stat()
-            is_same = state.st_size == file.bytes and (
-                state.st_mtime_ns == mtime_ns
-                or fingerprint(path, index_path(path, file.format), *_mask(path, file)) == file.fingerprint
-            )
+            size, times = path.stat().st_size, _times(folder, file)
         except OSError as problem:
             raise KieloError(
-                f"{path}: cannot be read ({problem.strerror}); source {name} is read in place: put the file "
-                "back, or `kielo run RECIPE --to pack` where corpus.sources names the files' new place"
+                f"{problem.filename}: cannot be read ({problem.strerror}); source {name} is read in place. "
+                "What would work: the file in its place; or `kielo run RECIPE --to pack`, with its new place "
+                "in corpus.sources"
             ) from None
-        if not is_same:
-            raise KieloError(
-                f"{path}: changed since the pack stage described it ({state.st_size:,} bytes, described were "
-                f"{file.bytes:,}); source {name} is read in place: put the file back; or, where nothing was "
-                "trained yet, `kielo run RECIPE --to pack`"
-            )
+        if size == file.bytes and times == tuple(noted):
+            continue
+        how = "its data, index or loss mask was written again"
+        if size != file.bytes:
+            how = f"{size:,} bytes, described were {file.bytes:,}"
+        raise KieloError(
+            f"{path}: changed since the pack stage described it ({how}); source {name} is read in place. "
+            "What would work: `kielo run RECIPE --to pack`, which reads all of it again and takes the same "
+            "content; or the file as it was"
+        )
 
 
-def _mask(path: Path, file: TokenFile) -> list[Path]:
-    return [path.with_name(file.loss_mask)] if file.loss_mask else []
+def checksum(folder: Path, file: TokenFile) -> str:
+    """Returns the xxh3-128 of all bytes of a file, its index and its mask, in hexadecimal."""
+    return hash_json([hash_file(path) for path in _parts(folder, file)])
+
+
+def _times(folder: Path, file: TokenFile) -> tuple[int, ...]:
+    return tuple(path.stat().st_mtime_ns for path in _parts(folder, file))
+
+
+def _parts(folder: Path, file: TokenFile) -> list[Path]:
+    """Returns the paths of a file, its index and its mask."""
+    path = folder / file.name
+    index = index_path(path, file.format)
+    beside = [path.with_name(file.loss_mask)] if file.loss_mask else []
+    return [path, *([index] if index and file.index_bytes else []), *beside]
 
 
 def is_cut(path: Path, bytes_: int) -> bool:

@@ -235,7 +235,12 @@ def open_shard(folder: Path | str, name: str, may_be_cut: bool = False) -> Shard
         if described is None:
             raise KieloError(f"{Path(folder) / TokenFiles.FILE_NAME}: no such file; run the pack stage again")
         files, place = described.sources[name], Path(counts["folder"])
-        check_unchanged(name, place, files.files, counts["mtimes_ns"], may_be_cut)
+        if "times_ns" not in counts:
+            raise KieloError(
+                f"{folder}: an earlier version of Kielo described the files of source {name}, without their "
+                "checksums; `kielo run RECIPE --to pack` reads them once"
+            )
+        check_unchanged(name, place, files.files, counts["times_ns"], may_be_cut)
         return TokenSet(place, files.files, files.training_tokens, described.end_of_text_id)
     parts = [f"{name}.bin", f"{name}.idx"]
     parts += [mask for mask in [name + LOSS_MASK] if mask in manifest.files]

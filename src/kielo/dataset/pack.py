@@ -28,7 +28,7 @@ from kielo.artifact.manifest import (
 )
 from kielo.artifact.stage_json import write_json
 from kielo.artifact.token_sources import FoundFiles, find_token_sources
-from kielo.artifact.trained_text import has_trained, refuse_to_replace
+from kielo.artifact.trained_text import has_trained, refuse_to_replace, refuse_while_trained_on
 from kielo.dataset.document_packer import HELDOUT_SETS, SOURCES, TOO_LONG, DocumentPacker
 from kielo.dataset.encoded_documents import (
     BEGINS_WITH,
@@ -51,6 +51,7 @@ from kielo.tokenizer.load import load_tokenizer
 # folders without BEGINS_WITH if the tokenizer puts nothing before a text.
 KIND, VERSION = "tokens", 1
 logger = logging.getLogger(__name__)
+MOST_NAMED = 3  # files in one message
 _READY = "of_token_files"  # folder, while the stage works, of held-out documents of ready tokens
 
 
@@ -69,8 +70,12 @@ def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Pa
     has_corpus = bool(recipe.corpus.of_raw_text.sources)
     inputs, section, found = _identity(recipe, corpus_folder, tokenizer_folder, Path(folder))
     if is_current(folder, KIND, VERSION, inputs, section):
-        remove_parts(folder)
-        return note_places(folder, read_manifest(folder), found)
+        kept, changed = note_places(folder, read_manifest(folder), found)
+        if not changed:
+            remove_parts(folder)
+            return kept
+        named = ", ".join(map(str, changed[:MOST_NAMED])) + (", …" if len(changed) > MOST_NAMED else "")
+        refuse_while_trained_on(folder, f"other content in {named}", "the files as they were; ")
     _refuse(folder, inputs, section)
     parts, counts = [], []
     if has_corpus:

@@ -6,20 +6,25 @@ held-out text. Recipe + tokenizer → `token_files.json`, and the counts of each
 
 import math
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from kielo.artifact.manifest import Manifest, read_manifest, rewrite_counts
+from kielo.artifact.token_file import TokenFile
 from kielo.artifact.token_set import TokenSet
-from kielo.artifact.token_sources import FoundFiles, TokenFiles, TokenFileSet
+from kielo.artifact.token_sources import FoundFiles, TokenFiles, TokenFileSet, checksum
 from kielo.dataset.encoded_documents import STORED_IDS
 from kielo.dataset.token_file_check import check_token_files
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import TextTokenizer, decode, end_of_text_id
 
+TIMES, CHECKSUMS = "times_ns", "xxh3_128"  # counts of a source that is read in place, one for each file
+READERS = 8
 MOST_HELDOUT_TOKENS = 1 << 20  # of a source; as much text as the evaluation looks at
 
 
@@ -35,19 +40,57 @@ def inputs_of(found: Mapping[str, FoundFiles]) -> dict[str, str]:
 
 def places_of(found: FoundFiles) -> dict[str, Any]:
     """Returns the counts that say where a source's files are on this machine, and since when."""
-    return {"folder": str(found.folder), "mtimes_ns": list(found.mtimes_ns)}
+    return {"folder": str(found.folder), TIMES: [list(times) for times in found.times_ns]}
 
 
-def note_places(folder: Path, manifest: Manifest, found: Mapping[str, FoundFiles]) -> Manifest:
-    """Writes where the same files lie now into the manifest of a finished stage, if they were moved."""
-    sources = {
-        name: counts | (places_of(found[name]) if name in found else {})
-        for name, counts in manifest.counts["sources"].items()
-    }
-    if sources == manifest.counts["sources"]:
-        return manifest
+def checksums_of(name: str, found: FoundFiles, known: Mapping[str, str]) -> list[str]:
+    """Reads the files of source `name` and returns the checksum of each.
+
+    known: file → its checksum, which is not read again.
+    """
+    unread = [file for file in found.files if file.name not in known]
+    # disable=None: a bar on a terminal, nothing in a log
+    bar = tqdm(
+        desc=f"reading {name}",
+        total=sum(file.bytes for file in unread),
+        unit="B",
+        unit_scale=True,
+        disable=None if unread else True,
+    )
+
+    def read(file: TokenFile) -> str:
+        digest = checksum(found.folder, file)
+        bar.update(file.bytes)
+        return digest
+
+    with bar, ThreadPoolExecutor(READERS) as pool:
+        read_now = dict(zip((file.name for file in unread), pool.map(read, unread)))
+    return [known.get(file.name) or read_now[file.name] for file in found.files]
+
+
+def note_places(
+    folder: Path, manifest: Manifest, found: Mapping[str, FoundFiles]
+) -> tuple[Manifest, list[Path]]:
+    """Writes where the same files lie now into the manifest of a finished stage; returns it.
+
+    Files that were written again are read whole; with one of other content, which is returned too, nothing
+    is written. Those of which an earlier version noted no checksum are taken as they are.
+    """
+    sources, changed = dict(manifest.counts["sources"]), []
+    for name, of in found.items():
+        files = [file.name for file in of.files]
+        before = dict(zip(files, sources[name].get(CHECKSUMS, ())))
+        times = dict(zip(files, sources[name].get(TIMES, ())))
+        same = {file for file, since in zip(files, of.times_ns) if times.get(file) == list(since)}
+        now = checksums_of(name, of, {file: before[file] for file in same if file in before})
+        changed += [
+            of.folder / file for file, digest in zip(files, now) if before.get(file, digest) != digest
+        ]
+        sources[name] = sources[name] | places_of(of) | {CHECKSUMS: now}
+    if changed or sources == manifest.counts["sources"]:
+        return manifest, changed
     rewrite_counts(folder, manifest.counts | {"sources": sources})
-    return read_manifest(folder) or manifest
+    return read_manifest(folder) or manifest, []
 
 
 class TokenFilesPacking:
@@ -92,6 +135,7 @@ class TokenFilesPacking:
                 "bytes": round(first * bytes_per_token),  # an estimate, from the documents that were decoded
                 "words": None,
                 **places_of(found),
+                CHECKSUMS: checksums_of(name, found, {}),
             }
 
     def description(self) -> TokenFiles:
