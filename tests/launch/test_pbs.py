@@ -75,4 +75,4 @@ def test_the_chain_by_the_manual(launched) -> None:
     """A job follows another whatever became of it: -W depend=afterany:ID, with the id that qsub printed."""
     text = (launched["abci3"] / "submit.sh").read_text(encoding="utf-8")
     (command,) = re.findall(r"^submit_one\(\) \{ (.*); \}$", text, re.MULTILINE)
-    assert command == 'timeout 300 qsub ${1:+-W "depend=afterany:$1"} "$FOLDER/job.sh" | cut -d . -f 1'
+    assert command == 'timeout 300 qsub ${1:+-W "depend=afterany:$1"} "$FOLDER/job.sh" | id_of'

@@ -102,6 +102,64 @@ def test_what_is_the_same_in_other_words_is_taken(here: Path, facts: dict[str, s
     assert submit(written(here), "slurm")[0] == ["101", "102", "103"]
 
 
+SAYINGS = {
+    "slurm": ("sbatch", {"4242": "4242", "4242;lumi": "4242"}),
+    "pbs": ("qsub", {"4242.server": "4242", "4242[].server": "4242[]"}),
+    "grid_engine": ("qsub", {"4242": "4242", "4242.1-9:1": "4242"}),
+}
+
+
+@pytest.mark.parametrize("scheduler", SAYINGS)
+def test_the_id_among_lines_of_the_site(here: Path, scheduler: str) -> None:
+    """Before it and after it; without one nothing is noted, and the person is told to look."""
+    command, sayings = SAYINGS[scheduler]
+    (here / "site").mkdir()
+    program = here / "site" / command
+    folder = written(here, scheduler)
+    for said, job in sayings.items():
+        for around in ("{}", "Welcome to job 7 of 9\n{}\n", "{}\nnote: your quota is 90 % used", " {}"):
+            program.write_text(f"#!/bin/bash\nprintf '%s' '{around.format(said)}'\n")
+            program.chmod(0o755)
+            ids, _ = submit(folder, scheduler)
+            assert ids[-3:] == [job] * 3, around
+    noted = (folder / "chain" / "jobs").read_text()
+    for said in ("", "Submitted to the queue of the day"):
+        program.write_text(f"#!/bin/bash\nprintf '%s' '{said}'\n")
+        with pytest.raises(KieloError, match=f"the scheduler named no job.*{said}.*look whether it has one"):
+            submit(folder, scheduler)
+    assert (folder / "chain" / "jobs").read_text() == noted
+
+
+@pytest.mark.parametrize("line", ["--all", "-u root", "* ", "0; rm x", "$(id)", "1,2"])
+def test_a_line_that_is_no_id_is_refused(here: Path, line: str) -> None:
+    """squeue and scancel would take it for an option."""
+    folder = written(here)
+    (folder / "chain").mkdir(exist_ok=True)
+    (folder / "chain" / "jobs").write_text(f"101\n{line}\n")
+    with pytest.raises(KieloError, match=r"chain/jobs: '.*' is no id of a job"):
+        status(folder.parents[1])
+
+
+def test_times_that_cannot_be_are_passed_over(here: Path) -> None:
+    """A clock that went back, and lines with numbers out of range: hours are never negative or absurd."""
+    folder = written(here)
+    (folder / "chain").mkdir(exist_ok=True)
+    now = 1_800_000_000
+    rows = [
+        ("start", now, "5"),
+        ("end", now - 800_000_000_000_000, "5"),
+        ("end", now - 7_200, "5"),
+        ("start", now, "x"),
+    ]
+    rows += [("start", 10**20, "5"), ("start", now, "9" * 30)]
+    (folder / "chain" / "attempts").write_text(
+        "".join(f"{kind}\t101\t-\t{nodes}\t{seconds}\trequeue\t-\n" for kind, seconds, nodes in rows)
+    )
+    found = status(folder.parents[1])
+    assert [(one.nodes, one.started) for one in found.attempts] == [(5, now)]
+    assert found.device_hours == 0
+
+
 @pytest.mark.parametrize("manner", MANNERS)
 def test_sites_answer_in_their_own_way(here: Path, manner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids, what the jobs became, and their states are read all the same."""

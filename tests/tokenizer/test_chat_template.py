@@ -19,7 +19,6 @@ from kielo.tokenizer.chat_template import (
     ChatTemplate,
     Disguise,
     Rendered,
-    without_disguise,
 )
 from kielo.tokenizer.jinja_template import compile_template
 from kielo.tokenizer.load import decode, load_tokenizer
@@ -226,13 +225,13 @@ def test_ends_of_answers_by_hand():
 def test_disguises_by_hand(monkeypatch):
     """Whole names anywhere, and parts of a name at either end, also of what is only a part of one."""
     numbers = iter(range(99))
-    monkeypatch.setattr("kielo.tokenizer.chat_template.token_hex", lambda size: f"({next(numbers)})")
+    monkeypatch.setattr("kielo.tokenizer.chat_template.token_hex", lambda size: f"{next(numbers):032x}")
     disguise = Disguise(["<|end|>", "<|e"])
 
     def put_on(content: str) -> tuple[str, list[str]]:
         words = {}
         made = disguise.put_on(content, words)
-        assert without_disguise(words, made) == content
+        assert disguise.take_off(words, made) == content
         for number, word in enumerate(words):
             made = made.replace(word, f"[{number}]")
         return made, list(words.values())

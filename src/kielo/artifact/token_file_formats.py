@@ -120,7 +120,13 @@ def index_path(path: Path, kind: str) -> Path | None:
 
 
 def check_index(path: Path, file: TokenFile) -> None:
-    """Reads a whole index; raises KieloError for documents that go backwards or past the end of the data."""
+    """Reads a whole index; raises KieloError for documents that go backwards or past the end of the data.
+
+    So it does for sequences of Megatron's that do not follow one another: gaps and overlaps would be read as
+    text.
+    """
+    if file.format == "megatron":
+        _MegatronHead(index_path(path, "megatron")).check_sequences()
     index = FORMATS[file.format].index(path, file)
     if index is None:
         return
@@ -216,6 +222,35 @@ class _MegatronHead:
         lengths = self._mapped("<i4", HEADER.size, self.num_sequences)
         return int(pointers[-1]) + int(lengths[-1]) * self.dtype.itemsize
 
+    def check_sequences(self) -> None:
+        """Reads all arrays. Raises KieloError unless each sequence and document follows the one before."""
+        pointers, documents = self.arrays()
+        lengths = self._mapped("<i4", HEADER.size, self.num_sequences)
+        for first in range(0, self.num_sequences, READ_AT_ONCE):
+            last = min(first + READ_AT_ONCE, self.num_sequences)
+            sizes = lengths[first:last].astype(np.int64) * self.dtype.itemsize
+            following = pointers[first + 1 : last + 1]
+            wrong = np.flatnonzero(sizes < 0)
+            if not len(wrong):
+                wrong = np.flatnonzero(
+                    pointers[first:last][: len(following)] + sizes[: len(following)] != following
+                )
+            if len(wrong):
+                number = first + int(wrong[0])
+                raise KieloError(
+                    f"{self._path}: damaged (sequence {number} has {int(lengths[number]):,} tokens from byte "
+                    f"{int(pointers[number]):,}, and the next does not begin after them); copy it again"
+                )
+        for first in range(0, self.num_boundaries - 1, READ_AT_ONCE):
+            part = documents[first : first + READ_AT_ONCE + 1]
+            wrong = np.flatnonzero((part[1:] < part[:-1]) | (part[:-1] < 0) | (part[1:] > self.num_sequences))
+            if len(wrong):
+                number = int(wrong[0])
+                raise KieloError(
+                    f"{self._path}: damaged (document {first + number} is sequences {int(part[number]):,} to "
+                    f"{int(part[number + 1]):,} of {self.num_sequences:,}); copy it again"
+                )
+
     def _mapped(self, dtype: str, place: int, count: int) -> np.ndarray:
         if not count:
             return np.zeros(0, dtype)
@@ -245,7 +280,9 @@ def _describe_npy(path: Path, width: int) -> TokenFile:
 def _npy_header(path: Path) -> tuple[np.dtype, int]:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as problem:
+    except OSError:
+        raise
+    except Exception as problem:  # a header is a text of Python's, and fails in as many ways
         raise KieloError(f"{path}: a NumPy file that cannot be mapped ({problem})") from None
     if array.ndim != 1 or array.dtype.kind not in "iu" or array.dtype.byteorder == ">":
         raise KieloError(

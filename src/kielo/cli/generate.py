@@ -42,6 +42,10 @@ def generate(options: argparse.Namespace) -> None:
     for flag, value, least in (("--tokens", options.tokens, 1), ("--top-k", options.top_k, 1)):
         if value < least:
             raise KieloError(f"{flag} {value}: give {least} or more")
+    if not 0 <= options.seed < 1 << 32:
+        raise KieloError(f"--seed {options.seed}: give a number from 0 to {(1 << 32) - 1}")
+    if any("\ud800" <= one <= "\udfff" for one in options.prompt):
+        raise KieloError("PROMPT is not UTF-8; convert it, or set the terminal's locale to UTF-8")
     if not 0 <= options.temperature < 100:
         raise KieloError(f"--temperature {options.temperature:g}: give a number from 0 to 100; 0.8 is usual")
     if not (Path(options.model) / "config.json").is_file():

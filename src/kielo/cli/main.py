@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Sequence
 
 from kielo import __version__
+from kielo.artifact.special_files import files_only
 from kielo.cli.failure import report_unexpected
 from kielo.cli.flags import MainParser, add_verb, examples
 from kielo.cli.terminal import lasting_output, open_standard_streams
@@ -104,7 +105,8 @@ def _call(arguments: Sequence[str] | None, options: argparse.Namespace) -> int:
             parser.print_help()
             return 2
         module, function = options.handler.split(":")
-        return getattr(importlib.import_module("kielo.cli." + module), function)(options) or 0
+        with files_only():
+            return getattr(importlib.import_module("kielo.cli." + module), function)(options) or 0
     except SystemExit as usage:  # argparse has printed the reason, and no verb was called
         options.verb = None
         return usage.code

@@ -48,6 +48,12 @@ def check_token_files(
         _check_ids(found.folder, file, size, is_whole)
     _check_end_occurs(name, found, stream, end, role_id(tokenizer, "bos_token"))
     rows = sampled_documents(stream)
+    if not any((row != end).any() for row in rows):
+        raise KieloError(
+            f"corpus.sources, {name}: {found.folder}: {len(rows)} documents looked at have no token but "
+            f"{end}, end-of-text, as in a file that was made in its size and never written; what would work: "
+            "whole files"
+        )
     _check_ends(name, found, rows, end)
     return _check_text(name, found, [row[row != end] for row in rows], tokenizer)
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kielo.artifact.special_files import refuse_special_file
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.dataset.batches import causal_documents
 from kielo.dataset.encoded_documents import begins_with_cls, packed_begin_of_documents
@@ -181,6 +182,8 @@ def load_hugging_face_model(folder: Path, num_tokens: int, dtype: torch.dtype | 
     """
     from transformers import AutoModelForCausalLM  # seconds to import; a Kielo checkpoint does without
 
+    for file in folder.iterdir():
+        refuse_special_file(file)
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True, trust_remote_code=False

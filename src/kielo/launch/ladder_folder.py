@@ -18,7 +18,7 @@ from kielo.artifact.stage_json import read_json, write_json
 from kielo.dataset.heldout_sets import EVALUATION_TEXTS
 from kielo.launch.ladder import NodesPlan, RungPlan, ladder_folder, main_phase, resolved_of_plan
 from kielo.launch.launch_folder import write_ladder_job, write_launch
-from kielo.launch.queue import states
+from kielo.launch.queue import job_ids, states
 from kielo.launch.rung import state
 from kielo.launch.script import card_file
 from kielo.plan.measured_run import measured_speed
@@ -68,7 +68,7 @@ def waiting_job(above: Path, scheduler: str) -> str:
     """Returns a job of the ladder's `above`, NODES_nodes, that the scheduler still has; "" for none."""
     ids: list[str] = []
     for file in sorted(above.glob("job_*/chain/jobs")):
-        ids += file.read_text(encoding="utf-8").split()
+        ids += job_ids(file)
     return next(iter(states(scheduler, ids) or {}), "")
 
 

@@ -26,7 +26,7 @@ from kielo.artifact.manifest import write_text_atomically
 from kielo.artifact.stage_json import read_json, write_json
 from kielo.launch.bash import comment, start_of
 from kielo.launch.job_plan import COMMANDS, JobPlan
-from kielo.launch.queue import hides_jobs, states
+from kielo.launch.queue import hides_jobs, job_ids, states
 from kielo.launch.script import (
     SCRIPTS,
     card_file,
@@ -173,7 +173,7 @@ def refuse_second_chain(plan: JobPlan) -> None:
         launch, jobs = read_json(folder, Launch), folder / "chain" / "jobs"
         if launch is None or launch.cluster != card_file(plan) or not jobs.exists():
             continue
-        ids = jobs.read_text(encoding="utf-8").split()
+        ids = job_ids(jobs)
         found = states(launch.scheduler, ids)
         if not found and jobs.stat().st_uid != os.getuid() and hides_jobs(launch.scheduler):
             _refuse_hidden_chain(folder, ids)

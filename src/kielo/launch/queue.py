@@ -5,12 +5,14 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 from kielo.recipe.errors import KieloError
 
 LIMIT_SECONDS = 60
 # Slurm has no job of these numbers any more: an error of the command, and an answer.
 _OVER = re.compile(r"Invalid job id specified|Invalid job array")
+_JOB = re.compile(r"[0-9]+(\[[0-9]*\])?(\.[\w.-]+)?")
 # Scheduler → the command that lists jobs, and those that end one: asked to save first, and at once.
 _LIST = {
     # %F: of each job of an array the id of the array, which --parsable told
@@ -26,6 +28,21 @@ _SETTINGS = {
 # Jobs of the others look whether their chain was ended (scripts/mpirun.sh), and save then.
 _ASK_TO_SAVE = {"slurm": ["scancel", "--signal=USR1"]}
 _END = {"slurm": ["scancel"], "pbs": ["qdel"], "grid_engine": ["qdel"]}
+
+
+def job_ids(file: Path) -> list[str]:
+    """Returns the ids that a chain's file `jobs` lists, a line each; none where there is no file.
+
+    Raises KieloError for a line that is no id: the scheduler's commands would take it for an option.
+    """
+    if not file.is_file():
+        return []
+    ids = file.read_text(encoding="utf-8", errors="replace").split()
+    if odd := [word for word in ids if not _JOB.fullmatch(word)]:
+        raise KieloError(
+            f"{file}: {odd[0][:60]!r} is no id of a job; what would work: one id of the scheduler a line"
+        )
+    return ids
 
 
 class NoAnswer(KieloError):

@@ -10,12 +10,13 @@ from kielo.artifact.launch import Launch
 from kielo.artifact.metrics import METRICS_NAME, TrainingStep, of_kind, read_metrics
 from kielo.artifact.stage_json import read_json
 from kielo.launch.launch_folder import LAUNCH_FOLDER
-from kielo.launch.queue import ends, states_or_reason
+from kielo.launch.queue import ends, job_ids, states_or_reason
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import read as read_resolved
 
 _GOOD = ("finished", "requeue")
 _SHOWN_LINES = 20
+_COUNT = re.compile(r"[0-9]{1,12}")
 _ERROR = re.compile(
     r"Error\b|\berror\b|^kielo[ a-z]*: |Traceback|[Nn]o such file|No module named|not found|denied|[Kk]illed"
 )
@@ -92,7 +93,7 @@ def status(run_folder: Path) -> Status:
     launch = read_json(folder, Launch)
     if launch is None:
         raise KieloError(f"{folder}: has no {Launch.FILE_NAME}; launch the run again")
-    ids = _lines(folder / "chain" / "jobs")
+    ids = job_ids(folder / "chain" / "jobs")
     rows = of_kind(read_metrics(run_folder / "train" / METRICS_NAME), TrainingStep)
     total = None
     with suppress(KieloError):
@@ -123,7 +124,7 @@ def attempts(file: Path) -> list[Attempt]:
     found: list[Attempt] = []
     for line in _lines(file):
         cells = line.split("\t")
-        if len(cells) != 7 or not cells[3].isdecimal() or not cells[4].isdecimal():
+        if len(cells) != 7 or not (_COUNT.fullmatch(cells[3]) and _COUNT.fullmatch(cells[4])):
             continue
         kind, job, _, nodes, seconds, outcome, message = cells
         if kind == "start":

@@ -20,6 +20,7 @@ from kielo.recipe.sections import Layout
 
 _CARD = Path(__file__).resolve().parent.parent / "cards" / "failures" / "published_rates.toml"
 _USUAL_RATE = "llama3"
+LEAST_RATE, MOST_RATE = 1e-6, 1e6  # failures of a device in 1,000 days: one in 3 million years, one in 86 s
 _DAY_SECONDS = 86400
 _SILENT_SHARE = 0.1  # as in Llama 3's training, where a source does not tell
 # Until the other ranks have ended after one died: `srun --kill-on-bad-exit` took 4 s (Slurm 22.05).
@@ -133,11 +134,11 @@ def rate_of(text: str, site: Cluster) -> Rate:
         number = float(name)
     except ValueError:
         number = math.nan
-    if not 0 < number < math.inf:
+    if not LEAST_RATE <= number <= MOST_RATE:
         raise KieloError(
-            f"--failures {name}: neither a published rate nor a number above 0; what would work: "
-            f"{', '.join(known)}, 0.5 (failures of a device in 1,000 days), or --failures alone, after the "
-            "recipe"
+            f"--failures {name}: neither a published rate nor a number from {LEAST_RATE:g} to {MOST_RATE:g}; "
+            f"what would work: {', '.join(known)}, 0.5 (failures of a device in 1,000 days), or --failures "
+            "alone, after the recipe"
         )
     return Rate(number, "--failures")
 

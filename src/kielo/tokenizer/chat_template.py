@@ -11,6 +11,7 @@ than text (tool calls, reasoning) is what the template writes after its generati
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -24,6 +25,7 @@ from kielo.tokenizer.control_tokens import CHAT_TEMPLATE_FILE, CONFIG_FILES, rea
 from kielo.tokenizer.load import CONFIG_FILE, TextTokenizer, panics_told, special_token
 
 TURN_BEGINS, TURN_ENDS = "<|im_start|>", "<|im_end|>"
+MOST_RICH = 1000
 # Of the tokenizers that Kielo trains: ChatML, which the programs that serve models know. The block
 # `generation` marks for transformers and TRL (`assistant_only_loss`) what `ChatTemplate` finds by itself.
 DEFAULT_TEMPLATE = (
@@ -122,8 +124,8 @@ class ChatTemplate:
         # A template may strip white space around answers: then the signs must be inside of it.
         answers = [number for number, message in enumerate(messages) if message["role"] == ANSWERS]
         pieces = self._answers(place, messages, tools, text, answers)
-        final = [without_disguise(words, self._marks.sub(self._hide, piece)) for piece in pieces]
-        return Rendered(without_disguise(words, text), final)
+        final = [self._disguise.take_off(words, self._marks.sub(self._hide, piece)) for piece in pieces]
+        return Rendered(self._disguise.take_off(words, text), final)
 
     def _answers(
         self, place: str, messages: list[Message], tools: Any, text: str, numbers: Collection[int]
@@ -141,14 +143,22 @@ class ChatTemplate:
 
     def _rich_answers(self, place: str, messages: list[Message], tools: Any, text: str) -> set[int]:
         """Returns the numbers of answers of which the template writes more than the content."""
-        found = set()
-        for number, message in enumerate(messages):
-            if message["role"] == ANSWERS and message.keys() > {"role", "content"}:
-                bare = {"role": ANSWERS, "content": message["content"]}
-                others = [*messages[:number], bare, *messages[number + 1 :]]
-                if self._of_template(place, others, tools) != text:
-                    found.add(number)
-        return found
+        more = [
+            number
+            for number, message in enumerate(messages)
+            if message["role"] == ANSWERS and message.keys() > {"role", "content"}
+        ]
+        if len(more) > MOST_RICH:  # each takes three renderings of all before it
+            if self._of_template(place, _bare(messages, more), tools) == text:
+                return set()
+            raise KieloError(
+                f"{place}: {len(more):,} answers of {len(messages):,} messages have more than text (tool "
+                f"calls, reasoning), and at most {MOST_RICH:,} are laid out; what would work: several "
+                "conversations"
+            )
+        return {
+            number for number in more if self._of_template(place, _bare(messages, [number]), tools) != text
+        }
 
     def _by_spans(
         self,
@@ -170,9 +180,9 @@ class ChatTemplate:
         learned_spans = [spans[number] for number in answers if learned[number]]
         borders = [0, *(border for span in learned_spans for border in span), len(text) + 1]
         pieces = [text[first:last] for first, last in zip(borders, borders[1:])]
-        final = [without_disguise(words, self._marks.sub(self._hide, piece)) for piece in pieces]
+        final = [self._disguise.take_off(words, self._marks.sub(self._hide, piece)) for piece in pieces]
         has_end = bool(learned_spans) and learned_spans[-1][1] > len(text)
-        return Rendered(without_disguise(words, text), final, is_whole=True, has_end=has_end)
+        return Rendered(self._disguise.take_off(words, text), final, is_whole=True, has_end=has_end)
 
     def _after_prompt(
         self, place: str, messages: list[Message], number: int, tools: Any, text: str
@@ -204,9 +214,9 @@ class ChatTemplate:
 
         [] where a sign around an answer is not just where it should be.
         """
-        signed, signs = [], []
+        signed, signs, of = [], [], set(numbers)
         for number, message in enumerate(messages):
-            if number in numbers:
+            if number in of:
                 content = message["content"]
                 core = content.strip() if is_stripped else content
                 before, _, after = content.partition(core) if core else ("", "", content)
@@ -242,10 +252,21 @@ class ChatTemplate:
             )
         is_answer = np.zeros(len(encoding.ids) + 1, dtype=bool)
         starts, ends = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T
-        for first, last in one.answers(self._turn_end):
-            is_answer[:-1] |= (starts < last) & (np.maximum(ends, starts + 1) > first)
-            is_answer[-1] |= last > len(one.text)
+        # Answers follow one another: of those that end after a token begins, the first begins first.
+        firsts, lasts = np.array([*one.answers(self._turn_end)], dtype=np.int64).reshape(-1, 2).T
+        following = np.searchsorted(lasts, starts, side="right")
+        beyond = np.append(firsts, len(one.text) + 1)  # where no answer follows
+        is_answer[:-1] = beyond[following] < np.maximum(ends, starts + 1)
+        is_answer[-1] = bool((lasts > len(one.text)).any())
         return LaidOut(one.spelled, encoding.ids, is_answer)
+
+
+def _bare(messages: Sequence[Message], numbers: Collection[int]) -> list[Message]:
+    """Returns the messages, those with these numbers with nothing but their text."""
+    bare = list(messages)
+    for number in numbers:
+        bare[number] = {"role": bare[number]["role"], "content": bare[number]["content"]}
+    return bare
 
 
 @dataclass(frozen=True)
@@ -260,7 +281,7 @@ class Rendered:
     is_whole: bool = False
     has_end: bool = False
 
-    @property
+    @cached_property
     def text(self) -> str:
         return "".join(self.pieces)
 
@@ -288,9 +309,13 @@ class Rendered:
 class Disguise:
     """Puts random words in place of what messages spell of control tokens: whole names, and at the ends of a
     message parts of one, so that a template cannot join them to a mark.
+
+    A word is 32 random hexadecimal digits, the same for all, and 8 that number it.
     """
 
     def __init__(self, names: list[str]):
+        self._sign = token_hex(16)
+        self._word = re.compile(rf"{self._sign}[0-9a-f]{{8}}")
         self._names, self._whole = names, _any_of(names)
         self._beginnings = {name[:end] for name in names for end in range(1, len(name))}
         self._endings = {name[start:] for name in names for start in range(1, len(name))}
@@ -300,7 +325,7 @@ class Disguise:
         """Returns the content in disguise; adds each random word, and what it stands for, to `words`."""
 
         def word(spelled: str) -> str:
-            words[chosen := token_hex(16)] = spelled
+            words[chosen := f"{self._sign}{len(words):08x}"] = spelled
             return chosen
 
         if not (core := content.strip()):
@@ -316,12 +341,9 @@ class Disguise:
             core = core[:-size] + word(core[-size:])
         return before + core + after
 
-
-def without_disguise(words: dict[str, str], text: str) -> str:
-    """Returns a text with what the random words stand for."""
-    for word, spelled in words.items():
-        text = text.replace(word, spelled)
-    return text
+    def take_off(self, words: dict[str, str], text: str) -> str:
+        """Returns a text with what the random words stand for."""
+        return self._word.sub(lambda found: words.get(found[0], found[0]), text)
 
 
 def _compiled(folder: Path) -> Callable[..., str]:

@@ -19,6 +19,7 @@ from kielo.recipe.errors import KieloError
 MOST_FILE_BYTES = 1 << 30  # a vocabulary of 256,000 has 35 MB
 CPU_SECONDS, WALL_SECONDS = 60, 600
 MEMORY_BYTES, MEMORY_PER_BYTE = 4 << 30, 30
+MOST_ROWS = 1 << 24
 _LENGTH = 4096
 _FAULT = "!"
 # Text as it occurs, and what is known to be hard for regular expressions and merges.
@@ -93,6 +94,10 @@ def main() -> int:
         tokenizer = Tokenizer.from_file(path)
         if getattr(tokenizer.model, "dropout", None):  # it is turned off, and the stage says so
             tokenizer.model.dropout = None
+        largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+        if largest >= MOST_ROWS:
+            print(f"{_FAULT}has a token of id {largest:,}, for which no model has a row")
+            return 1
         for doing, text in PROBES.items():
             print(doing, flush=True)
             once, again = (tokenizer.encode(text, add_special_tokens=False).ids for _ in range(2))

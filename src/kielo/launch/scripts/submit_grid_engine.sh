@@ -6,7 +6,7 @@ clean_environment() {
     done
 }
 
-submit_one() { timeout 300 qsub -terse ${ACCOUNT:+-g "$ACCOUNT"} ${1:+-hold_jid "$1"} "$FOLDER/job.sh"; }
+submit_one() { timeout 300 qsub -terse ${ACCOUNT:+-g "$ACCOUNT"} ${1:+-hold_jid "$1"} "$FOLDER/job.sh" | id_of; }
 
 # What Grid Engine made of a job: a line for each fact; of its resources, those that job.sh asks for.
 facts_of() {

@@ -1,1 +1,1 @@
-submit_shares() { timeout 300 qsub -terse ${ACCOUNT:+-g "$ACCOUNT"} -t "1-$SHARES" "$FOLDER/job.sh" | cut -d . -f 1; }
+submit_shares() { timeout 300 qsub -terse ${ACCOUNT:+-g "$ACCOUNT"} -t "1-$SHARES" "$FOLDER/job.sh" | id_of; }

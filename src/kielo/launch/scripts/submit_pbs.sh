@@ -10,7 +10,7 @@ clean_environment() {
     done
 }
 
-submit_one() { timeout 300 qsub ${1:+-W "depend=afterany:$1"} "$FOLDER/job.sh" | cut -d . -f 1; }
+submit_one() { timeout 300 qsub ${1:+-W "depend=afterany:$1"} "$FOLDER/job.sh" | id_of; }
 
 # What PBS made of a job: a line for each fact. Lines of qstat go on after a line end and a tab.
 facts_of() {

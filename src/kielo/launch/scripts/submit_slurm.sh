@@ -11,9 +11,6 @@ clean_environment() {
     done
 }
 
-# The id, which --parsable gives as ID or ID;CLUSTER; some sites print lines of their own around it.
-id_of() { sed -n 's/^ *\([0-9][0-9]*\)\(;.*\)\{0,1\}$/\1/p' | tail -n 1 | grep .; }
-
 submit_one() { timeout 300 sbatch --parsable --export=ALL ${1:+--dependency="afterany:$1"} ${2:+--exclude="$2"} "$FOLDER/job.sh" | id_of; }
 
 # What Slurm made of a job: a line for each fact. Of a partition list it is the list.

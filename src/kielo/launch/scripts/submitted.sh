@@ -26,6 +26,17 @@ refuse_other_job() {
     return 1
 }
 
+# The id in what a scheduler says: ID;CLUSTER (Slurm), ID.SERVER or ID[].SERVER (PBS), ID.1-9:1 (Grid Engine). Some sites
+# print lines of their own around it.
+id_of() {
+    local said id
+    said=$(cat)
+    id=$(sed -n 's/^ *\([0-9][0-9]*\(\[]\)\{0,1\}\)\([.;].*\)\{0,1\}$/\1/p' <<< "$said" | tail -n 1)
+    if [ -n "$id" ]; then echo "$id"; return 0; fi
+    echo "the scheduler named no job${said:+ (it said: ${said:0:200})}; look whether it has one before you submit again" >&2
+    return 1
+}
+
 left=()
 clean_environment
 if [ "${#left[@]}" -gt 0 ]; then echo "note: left out of the environment, for these would replace what job.sh asks for: ${left[*]}" >&2; fi

@@ -1,0 +1,59 @@
+"""A pipe, a socket or a device in place of a file is refused by name: reading it might never end."""
+
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kielo.recipe.errors import KieloError
+
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+_OWN = ("/dev/", "/proc/", "/sys/")  # what a program opens there by its own name is meant
+_active = 0
+
+
+@contextmanager
+def files_only() -> Iterator[None]:
+    """While the block runs, whatever this process opens by name through Python is a file or a folder.
+
+    Raises KieloError at the place that opens anything else. By Python's audit events: no reader in Kielo, and
+    none in a library that it calls, needs a check of its own.
+    """
+    global _active
+    _watch()
+    _active += 1
+    try:
+        yield
+    finally:
+        _active -= 1
+
+
+@cache
+def _watch() -> None:
+    sys.addaudithook(_look)
+
+
+def refuse_special_file(path: Path | str) -> None:
+    """Raises KieloError for a pipe, a socket or a device: for what a library opens without Python."""
+    try:
+        kind = _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
+    except (OSError, ValueError):
+        return
+    if kind:
+        raise KieloError(f"{path}: {kind}, and a file is expected there; put the file in its place")
+
+
+def _look(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and _active and isinstance(arguments[0], str | bytes | os.PathLike):
+        path = os.fsdecode(arguments[0])
+        if not path.startswith(_OWN):
+            refuse_special_file(path)
