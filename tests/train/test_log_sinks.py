@@ -59,6 +59,27 @@ def test_rows_go_back_with_the_run(tmp_path: Path) -> None:
     log.close()
 
 
+def test_rows_of_another_run_are_moved_aside(tmp_path: Path, caplog) -> None:
+    """All of them, once a step that stays has other tokens; rows beyond the checkpoint go anyway."""
+    path, aside = tmp_path / "metrics.jsonl", tmp_path / "metrics.jsonl.odd"
+    metrics = MetricsFile(path, no_alert, lambda step: 50 if step == 5 else 7)
+    metrics.start(0)
+    rows = [row(step).model_copy(update={"tokens": 10 * step}) for step in (5, 6)]
+    for one in rows:
+        metrics.write(one)
+    metrics.close()
+    whole = path.read_bytes()
+    metrics.start(5)
+    metrics.close()
+    assert read_metrics(path) == rows[:1] and not aside.exists()
+    path.write_bytes(whole)
+    with caplog.at_level(logging.WARNING):
+        metrics.start(6)
+    metrics.close()
+    assert path.read_bytes() == b"" and aside.read_bytes() == whole
+    assert "step 6 ends at 60 tokens there, and here at 7); moved to metrics.jsonl.odd" in caplog.text
+
+
 def test_lines_that_are_no_rows_are_moved_aside(tmp_path: Path, caplog, monkeypatch) -> None:
     """Behind those of an earlier time; what is left are the rows."""
     path, aside = tmp_path / "metrics.jsonl", tmp_path / "metrics.jsonl.odd"

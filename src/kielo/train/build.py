@@ -414,7 +414,7 @@ def _sinks(identity: Identity, placement: Placement, world: World) -> list[Sink]
     folder, alert = Path(placement.train_folder), _alert(placement)
     sinks: list[Sink] = [
         Terminal(identity.total_steps, alert),
-        MetricsFile(folder / METRICS_NAME, alert),
+        MetricsFile(folder / METRICS_NAME, alert, identity.tokens_after),
     ]
     if identity.model.weights is not None and identity.model.transplant is None:
         sinks.append(FirstLoss(identity, alert))

@@ -85,31 +85,55 @@ class MetricsFile:
     """`metrics.jsonl`: one JSON object a line, appended; NaN and infinity, which JSON lacks, are null.
 
     Rows that cannot be written, as the disk is full, wait in memory, and are written before the next ones:
-    training does not end by them. `alert` is called once for each time that happens.
+    training does not end by them. `alert` is called once for each time that happens. tokens_after: step →
+    tokens of the run until then.
     """
 
-    def __init__(self, path: Path, alert: Callable[[int, str], None]):
-        self._path, self._alert = path, alert
+    def __init__(
+        self,
+        path: Path,
+        alert: Callable[[int, str], None],
+        tokens_after: Callable[[int], int] | None = None,
+    ):
+        self._path, self._alert, self._tokens_after = path, alert, tokens_after
         self._file: BinaryIO | None = None
         self._waiting = b""
 
     def start(self, step: int) -> None:
         """Drops rows of an earlier attempt beyond `step`, and the half line of one that was killed.
 
-        Lines that are no rows of a run are moved to `metrics.jsonl.odd`: somebody wrote them.
+        Lines that are no rows of a run are moved to `metrics.jsonl.odd`: somebody wrote them. So are all
+        lines where one is of another run, of which a step has other tokens.
         """
         rows, odd = split_metrics(self._path)
         if odd:
-            aside = self._path.with_name(self._path.name + ".odd")
-            with open(aside, "ab") as file:
-                file.write(b"".join(line + b"\n" for _, line in odd))
-                file.flush()
-                os.fsync(file.fileno())
-            logger.warning("%s: %s; moved to %s", self._path, describe_odd(odd), aside.name)
+            self._move_aside([line for _, line in odd], describe_odd(odd))
+        if foreign := next((row for row, _ in rows if row.step <= step and self._is_foreign(row)), None):
+            self._move_aside(
+                [line for _, line in rows],
+                f"its rows are of another run (step {foreign.step:,} ends at {foreign.tokens:,} tokens "
+                f"there, and here at {self._tokens_after(foreign.step):,})",
+            )
+            rows = []
         kept = [line.decode() + "\n" for row, line in rows if row.step <= step]
         write_text_atomically(self._path, "".join(kept))
         self._waiting = b""
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+
+    def _is_foreign(self, row: Row) -> bool:
+        return (
+            self._tokens_after is not None
+            and isinstance(row, TrainingStep)
+            and row.tokens not in (None, self._tokens_after(row.step))
+        )
+
+    def _move_aside(self, lines: Sequence[bytes], why: str) -> None:
+        aside = self._path.with_name(self._path.name + ".odd")
+        with open(aside, "ab") as file:
+            file.write(b"".join(line + b"\n" for line in lines))
+            file.flush()
+            os.fsync(file.fileno())
+        logger.warning("%s: %s; moved to %s", self._path, why, aside.name)
 
     def write(self, row: Row) -> None:
         was_waiting = bool(self._waiting)
