@@ -4,6 +4,8 @@ it, and the run ends as one that never read the text of these steps.
 
 import json
 import math
+import os
+import signal
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +26,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import TrainIdentity
 from kielo.train import build
 from kielo.train import spikes as spike_module
+from kielo.train.log import Log
 from kielo.train.run import train
 from kielo.train.schedule import learning_rate
 from kielo.train.spikes import (
@@ -35,6 +38,7 @@ from kielo.train.spikes import (
     steps_to_pass_over,
     usual_value,
 )
+from kielo.train.state import RunCheckpoints
 from tests.alerts import alerts
 from tests.ranks import run_ranks
 from tests.train.tiny_run import LENGTH, VOCABULARY, resolve
@@ -472,3 +476,46 @@ def test_no_false_alarm_in_twenty_undisturbed_runs(tmp_path: Path) -> None:
             tmp_path, f"seed_{seed}", seed=seed, learning_rate=rate, total_steps=120, spikes=settings
         )
         assert not of_kind(read_metrics(run / "metrics.jsonl"), Spike) and not alerts(run), seed
+
+
+# Calls of the run that goes back twice, first from step 31 to 20 and then from 35: before or after which.
+KILLS_IN_GOING_BACK = {
+    "before it goes back": (RunCheckpoints, "go_back_before", 1, False),
+    "as soon as it went back": (RunCheckpoints, "go_back_before", 1, True),
+    "before the rows are dropped": (Log, "go_back", 1, False),
+    "after the rows are dropped": (Log, "go_back", 1, True),
+    "after the save of what is passed over": (RunCheckpoints, "save", 3, True),
+    "between the two": (RunCheckpoints, "go_back_before", 2, False),
+    "as soon as it went back again": (RunCheckpoints, "go_back_before", 2, True),
+    "in the save after that": (RunCheckpoints, "save", 5, False),
+}
+
+
+def killed_at(folder: Path, part: type, method: str, calls: int, is_after: bool) -> None:
+    original, done = getattr(part, method), 0
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        nonlocal done
+        done += 1
+        if done == calls and not is_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(*arguments, **named)
+        if done == calls:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(part, method, counted)
+    run_in(folder, "killed")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("when", KILLS_IN_GOING_BACK)
+def test_a_kill_while_a_run_goes_back_changes_nothing(poisoned: Path, tmp_path: Path, when: str) -> None:
+    """The same steps are passed over, and the weights are those of a run that nobody killed."""
+    whole = run_in(poisoned, "whole")
+    (tmp_path / "tokens").symlink_to(poisoned / "tokens")
+    with pytest.raises(RuntimeError, match=r"\[rank 0\] ended without a word"):
+        run_ranks(killed_at, 1, tmp_path, *KILLS_IN_GOING_BACK[when], timeout_seconds=300)
+    killed = run_in(tmp_path, "killed")
+    assert_same_end(killed, whole)
+    assert read_plain(last_checkpoint(killed))["skipped_steps"] == PASSED_OVER
