@@ -77,6 +77,10 @@ def test_launchers():
     assert find_rendezvous(SLURM | torchrun) == Rendezvous(1, 2, 1, "a", 5)
     batch_script = {key: value for key, value in SLURM.items() if key != "SLURM_STEP_NODELIST"}
     assert find_rendezvous(batch_script) == Rendezvous(0, 1, 0)
+    for port in ("0", "65536", "4294967296"):
+        with pytest.raises(KieloError, match=f"MASTER_PORT={port} is no port; they are 1 to 65535"):
+            find_rendezvous(torchrun | {"MASTER_PORT": port})
+    assert find_rendezvous(torchrun | {"MASTER_PORT": "65535"}).port == 65535
     with pytest.raises(KieloError, match="MASTER_PORT is not set"):
         find_rendezvous({key: value for key, value in torchrun.items() if key != "MASTER_PORT"})
     with pytest.raises(KieloError, match="SLURM_LOCALID must be a whole number, not 'x'"):

@@ -13,6 +13,7 @@ from kielo.recipe.errors import KieloError
 
 # Below 32768, where Linux starts to hand out ports to clients by itself, and above the registered services.
 _FIRST_PORT, _NUM_PORTS = 12_000, 20_000
+_LAST_PORT = 65_535
 _MOST_HOSTS = 100_000  # in one list: more than any cluster has
 
 
@@ -44,11 +45,14 @@ def find_rendezvous(environment: Mapping[str, str] = os.environ) -> Rendezvous:
 
 
 def _from_torchrun(environment: Mapping[str, str]) -> Rendezvous:
+    port = _number(environment, "MASTER_PORT")
+    if not 1 <= port <= _LAST_PORT:
+        raise KieloError(f"environment variable MASTER_PORT={port} is no port; they are 1 to {_LAST_PORT}")
     return Rendezvous(
         **_place(environment, "RANK", "WORLD_SIZE"),
         local_rank=_number(environment, "LOCAL_RANK"),
         host=_text(environment, "MASTER_ADDR"),
-        port=_number(environment, "MASTER_PORT"),
+        port=port,
         store_is_running=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
     )
