@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 CONFIG = {
@@ -17,10 +18,15 @@ TEXT = "".join(
 
 
 class Hub:
-    """A hub with one model and one dataset. damage: a file → what is sent in its place, once."""
+    """A hub with one model and one dataset.
+
+    damage: a file → what is sent in its place, once. cut: called with the number of each request, from 0;
+    where it returns True, half of the answer is sent.
+    """
 
     def __init__(self, files: dict[str, bytes]):
         self.files, self.damage, self.asked = files, {}, []
+        self.cut: Callable[[int], bool] = lambda number: False
         hub = self
 
         class Answer(BaseHTTPRequestHandler):
@@ -39,6 +45,7 @@ class Hub:
 
     def answer(self, request: BaseHTTPRequestHandler, with_body: bool) -> None:
         path = request.path.partition("?")[0]
+        is_cut = self.cut(len(self.asked))
         self.asked.append(f"{request.command} {path}")
         headers = {"X-Repo-Commit": COMMIT}
         if path.startswith("/api/"):
@@ -70,4 +77,5 @@ class Hub:
             request.send_header(key, value)
         request.end_headers()
         if with_body:
-            request.wfile.write(body[begin:])
+            request.wfile.write(body[begin : begin + len(body[begin:]) // 2] if is_cut else body[begin:])
+        request.close_connection = request.close_connection or is_cut

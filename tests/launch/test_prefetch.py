@@ -2,9 +2,12 @@
 
 import contextlib
 import json
+import os
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from kielo.artifact.prefetched import Prefetched
 from kielo.artifact.stage_json import read_json
 from kielo.artifact.weights_folder import resolve_tokenizer, resolve_weights
 from kielo.cli.main import main
+from tests.faults.trial import rest_marked_full
 from tests.launch.hub import COMMIT
 
 
@@ -61,6 +65,43 @@ def test_a_machine_without_a_network_finds_all_of_it(tmp_path, monkeypatch, hub,
         origin == f"Hugging Face dataset org/one et revision {COMMIT}"
         and not (tmp_path / "runs/mine/raw/wiki").exists()
     )
+
+
+def killed_at(hub, number: int) -> subprocess.Popen:
+    """`kielo prefetch` in a process of its own, killed in the middle of the answer to one request."""
+    words = [sys.executable, "-m", "kielo", "prefetch", "mine.toml", "--to", "brought"]
+    variables = {name: value for name, value in os.environ.items() if "OFFLINE" not in name}
+    variables["HF_ENDPOINT"] = hub.address
+    process = subprocess.Popen(words, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def cut(request: int) -> bool:
+        if request == number:
+            process.kill()
+        return request == number
+
+    hub.cut = cut
+    process.wait(timeout=120)
+    hub.cut = lambda request: False
+    return process
+
+
+@pytest.mark.parametrize("number", rest_marked_full(range(12), [2, 9]))
+def test_a_kill_at_any_request_loses_nothing(tmp_path, hub, recipe, capsys, number: int) -> None:
+    """The same call brings the rest; what there is then is what an undisturbed call brings."""
+    process = killed_at(hub, number)
+    assert process.returncode == -signal.SIGKILL
+    assert main(["prefetch", "mine.toml", "--to", "brought"]) == 0
+    assert main(["prefetch", "mine.toml", "--to", "whole"]) == 0
+    found = {name: brought(tmp_path / name) for name in ("brought", "whole")}
+    assert found["brought"] == found["whole"] and len(found["whole"]) == 4
+    left = [*(tmp_path / "brought").rglob("*.incomplete")]
+    assert (f"{len(left)} unfinished files" in capsys.readouterr().err) == bool(left)
+
+
+def brought(folder: Path) -> dict[str, bytes]:
+    """What a run reads of it: texts, and the files of the hub by their names; no records with times."""
+    files = [*folder.rglob("*.jsonl"), *folder.rglob("*.safetensors"), *folder.rglob("snapshots/*/*.json")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def test_it_goes_on_and_mends_what_is_damaged(tmp_path, hub, recipe, capsys) -> None:

@@ -7,6 +7,7 @@ them by, wheels by pip. `artifact/prefetched.py` says how a run finds them.
 
 import hashlib
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -58,10 +59,25 @@ def prefetch(recipe: Recipe, folder: Path, python: str | None, say: Say) -> list
     kept = [
         one for one in (before.brought if before else []) if (one.kind, one.folder) not in _names(brought)
     ]
+    _tell_unfinished(folder / HUB_FOLDER, say)
     write_json(folder, Prefetched(
         brought=[*kept, *brought], made_at=datetime.now(UTC).isoformat(timespec="seconds")
     ))  # fmt: skip
     return brought
+
+
+def _tell_unfinished(hub: Path, say: Say) -> None:
+    """Tells of halves of files that the hub's client keeps when it is killed, and never goes on with.
+
+    They stay: another call may be writing one.
+    """
+    halves = [path for path in hub.glob("*/blobs/*.incomplete") if path.is_file()]
+    if halves:
+        size = sum(path.stat().st_blocks for path in halves) * 512
+        say(
+            f"{len(halves)} unfinished files of a call that was cut short take {size / 1e9:,.1f} GB in "
+            f"{hub}; nothing reads them: rm {shlex.quote(str(hub))}/*/blobs/*.incomplete"
+        )
 
 
 def missing(recipe: Recipe) -> list[str]:
