@@ -16,12 +16,13 @@ from kielo.artifact.token_file_formats import describe
 from kielo.artifact.token_set import TokenSet
 from kielo.artifact.token_shards import TokenShard, TokenShardWriter
 from kielo.dataset.batches import NOT_COUNTED, Batches
-from kielo.dataset.best_fit import best_fit_decreasing
+from kielo.dataset.best_fit import best_fit_decreasing, one_a_sequence
 from kielo.dataset.pack_sequences import pack_sequences, pack_source
 from kielo.dataset.packed_sequences import PackedSequences, file_names, packing_manifest, packing_rows
 from kielo.dataset.query import documents_of_step
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
+from kielo.resolve.text import packed_sequences
 from tests.dataset.test_order import plain_key, plain_permute, plain_scramble
 
 END, PER_STEP, LENGTHS = 0, 12, (16, 48)
@@ -45,13 +46,20 @@ def one_by_one(lengths: list[int], sequence_length: int) -> list[tuple[int, ...]
     return sorted(tuple(sorted(sequence["pieces"])) for sequence in sequences)
 
 
+@pytest.mark.parametrize(
+    ("fit", "expected"),
+    [
+        (best_fit_decreasing, one_by_one),
+        (one_a_sequence, lambda lengths, _: sorted((length,) for length in lengths)),
+    ],
+)
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), sequence_length=st.integers(1, 40))
-def test_packing_in_groups_is_packing_one_by_one(data, sequence_length):
+def test_packing_in_groups_is_packing_one_by_one(fit, expected, data, sequence_length):
     """The same lengths are together, and each piece of a length is in one place."""
     lengths = data.draw(st.lists(st.integers(1, sequence_length), max_size=60))
     counts = np.bincount(lengths, minlength=sequence_length + 1).astype(np.int64)
-    table, number = best_fit_decreasing(counts, sequence_length)
+    table, number = fit(counts, sequence_length)
     firsts = [*np.unique(table[:, 0]).tolist(), number]
     sequences, pieces = [[] for _ in range(number)], set()
     for first, length, times, first_piece in table.tolist():
@@ -62,7 +70,31 @@ def test_packing_in_groups_is_packing_one_by_one(data, sequence_length):
             assert not new & pieces
             pieces |= new
     assert pieces == {(length, piece) for length in lengths for piece in range(counts[length])}
-    assert sorted(tuple(sorted(sequence)) for sequence in sequences) == one_by_one(lengths, sequence_length)
+    assert sorted(tuple(sorted(sequence)) for sequence in sequences) == expected(lengths, sequence_length)
+
+
+def test_another_packing_is_made_anew(tmp_path):
+    """Sequences of one way are not taken for those of the other."""
+    with write_stage(tmp_path / "tokens", "tokens", 1, {}, {}) as stage:
+        with TokenShardWriter(stage.folder / "a", 70) as writer:
+            for size in (3, 4, 8, 9):
+                writer.add(np.arange(1, size + 1))
+        stage.counts.update({"sources": {"a": {}}, "heldout": {"documents": 0}})
+    counts = {}
+    for packing in ("best_fit", "one_a_sequence", "best_fit"):
+        recipe = Recipe(
+            name="tiny", language="et", corpus={"sources": ["a.txt"]},
+            dataset={"packing": packing, "sequence_length": 8}, train={"tokens": 10**4},
+        )  # fmt: skip
+        if counts:
+            with pytest.raises(KieloError, match="was made with dataset.packing = .*makes it anew"):
+                packed_sequences(recipe, tmp_path / "tokens")
+        counts[packing] = pack_sequences(recipe, tmp_path / "tokens").counts["sources"]["a"]["8"]
+        assert pack_sequences(recipe, tmp_path / "tokens") is None
+        assert packed_sequences(recipe, tmp_path / "tokens")
+    # 3 + 4, 8, and 9 as 8 + 1, of which the 1 goes to the first; or each piece alone.
+    assert [counts[packing]["sequences"] for packing in ("best_fit", "one_a_sequence")] == [3, 5]
+    assert counts["one_a_sequence"]["filling"] == 5 * 8 - 24 and counts["best_fit"]["filling"] == 0
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.error_messages import sentence
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
-from kielo.recipe.sections import Recipe
+from kielo.recipe.sections import PACKED, Recipe
 from kielo.resolve.resolved import Resolved
 
 # Errors of the system that do not go away by themselves.
@@ -161,13 +161,13 @@ def _dry_run(recipe: Recipe, ranks: int, is_json: bool) -> int:
 
 
 def _packing_rows(resolved: Resolved) -> list[tuple[str, str]]:
-    """Returns (name, value) of what best-fit packing does to the run's sources; [] for one stream."""
+    """Returns (name, value) of what packing does to the run's sources; [] for one stream."""
     from kielo.dataset.packed_sequences import packing_manifest, packing_rows
 
     used = {
         (name, phase.sequence_length)
         for phase in resolved.identity.phases
-        if phase.packing == "best_fit"
+        if phase.packing in PACKED
         for name in phase.mixture
     }
     rows = packing_rows(packing_manifest(resolved.placement.tokens_folder)) if used else []

@@ -22,7 +22,7 @@ from kielo.dataset.order import Located, Order, OrderSource, Phase
 from kielo.dataset.packed_sequences import PackedSequences, Pieces
 from kielo.dataset.permutation import key_from, keys_of_epochs
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import MixtureOrder, Packing
+from kielo.recipe.sections import PACKED, MixtureOrder, Packing
 
 Shard = TokenShard | TokenSet
 Numbers = TypeVar("Numbers")
@@ -108,7 +108,7 @@ class Batches:
         self.shards = [open_shard(self.folder, name, may_be_cut) for name in self.names]
         length, longest = phase.sequence_length, longest_sequence_length
         self._reader: _StreamReader | _PackedReader
-        if phase.packing == "best_fit":
+        if phase.packing in PACKED:
             longest = length  # sequences are shuffled one by one
             packed = [PackedSequences(folder, name, length, seed) for name in self.names]
             num_tokens = [one.num_sequences * length for one in packed]

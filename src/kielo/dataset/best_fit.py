@@ -115,6 +115,15 @@ def best_fit_decreasing(counts: np.ndarray, sequence_length: int) -> tuple[np.nd
     return np.array(rows, dtype=np.int64).reshape(-1, 4), first
 
 
+def one_a_sequence(counts: np.ndarray, sequence_length: int) -> tuple[np.ndarray, int]:
+    """Puts each piece into a sequence of its own; as `best_fit_decreasing`, the shortest pieces first."""
+    lengths = np.flatnonzero(counts)
+    first = np.cumsum(counts[lengths]) - counts[lengths]
+    table = np.zeros((len(lengths), 4), np.int64)
+    table[:, FIRST_SEQUENCE], table[:, LENGTH], table[:, TIMES] = first, lengths, 1
+    return table, int(counts.sum())
+
+
 def _place(groups: _Groups, length: int, count: int, sequence_length: int) -> None:
     """Places `count` pieces of one length, in open sequences first.
 

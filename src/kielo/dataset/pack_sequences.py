@@ -1,4 +1,4 @@
-"""The part of the pack stage that packs documents into sequences, where dataset.packing is "best_fit".
+"""The part of the pack stage that puts documents into sequences, for two values of dataset.packing.
 
 Token shards + the run's sequence lengths -> the files of `packed_sequences.py`, and their counts. Documents
 of up to a sequence's length stay whole. Longer ones are cut into whole sequences first, and what is left is
@@ -8,20 +8,23 @@ Lengths of documents are read twice, a block at a time: to count the pieces of e
 by length (a counting sort). Memory is that of a block.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from kielo.artifact.manifest import Manifest, hash_manifest, is_current, read_manifest, write_stage
 from kielo.dataset.batches import Shard, open_shard, packed_manifest
-from kielo.dataset.best_fit import best_fit_decreasing
-from kielo.dataset.packed_sequences import BEGINS, ENDS, FLAG_BITS, file_names, packing_folder
+from kielo.dataset.best_fit import best_fit_decreasing, one_a_sequence
+from kielo.dataset.packed_sequences import BEGINS, ENDS, FLAG_BITS, PACKING, file_names, packing_folder
 from kielo.recipe.phases import full_phases
-from kielo.recipe.sections import Recipe
+from kielo.recipe.sections import PACKED, Recipe
 
 # A run that is going on reads its text by these files: a change of what is in them needs a place in the
 # run's identity too, so that such a run is not continued on other sequences.
 KIND, VERSION = "packing", 1
+Fit = Callable[[np.ndarray, int], tuple[np.ndarray, int]]
+_FITS: dict[str, Fit] = {"best_fit": best_fit_decreasing, "one_a_sequence": one_a_sequence}
 
 
 def pack_sequences(recipe: Recipe, tokens_folder: Path) -> Manifest | None:
@@ -31,17 +34,25 @@ def pack_sequences(recipe: Recipe, tokens_folder: Path) -> Manifest | None:
     "filling"}}}}. Documents without tokens are not counted. cut_in_one_stream: as many would be cut if they
     were trained on end to end; filling: positions of an epoch without a token.
     """
-    if recipe.dataset.packing != "best_fit":
+    packing = recipe.dataset.packing
+    if packing not in PACKED:
         return None
     folder = packing_folder(tokens_folder)
     lengths = sorted({phase.sequence_length for phase in full_phases(recipe)})
-    inputs, section = {"tokens": hash_manifest(tokens_folder)}, {"sequence_lengths": lengths}
+    inputs, section = (
+        {"tokens": hash_manifest(tokens_folder)},
+        {PACKING: packing, "sequence_lengths": lengths},
+    )
+    if packing == "best_fit":  # as folders say that were made when there was no other
+        del section[PACKING]
     if is_current(folder, KIND, VERSION, inputs, section):
         return None
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         stage.counts["sources"] = {
             name: {
-                str(length): pack_source(open_shard(tokens_folder, name), length, stage.folder, name)
+                str(length): pack_source(
+                    open_shard(tokens_folder, name), length, stage.folder, name, _FITS[packing]
+                )
                 for length in lengths
             }
             for name in packed_manifest(tokens_folder).counts["sources"]
@@ -49,7 +60,9 @@ def pack_sequences(recipe: Recipe, tokens_folder: Path) -> Manifest | None:
     return read_manifest(folder)
 
 
-def pack_source(shard: Shard, sequence_length: int, folder: Path, name: str) -> dict[str, int]:
+def pack_source(
+    shard: Shard, sequence_length: int, folder: Path, name: str, fit: Fit = best_fit_decreasing
+) -> dict[str, int]:
     """Writes the packed sequences of one source into `folder`; returns their counts."""
     counts = np.zeros(sequence_length + 1, np.int64)  # pieces of each length
     documents = cut = cut_in_one_stream = 0
@@ -62,7 +75,7 @@ def pack_source(shard: Shard, sequence_length: int, folder: Path, name: str) -> 
         counts += np.bincount(size % sequence_length, minlength=len(counts))
         counts[sequence_length] += int((size // sequence_length).sum())
     counts[0] = 0  # nothing is left of these documents
-    table, sequences = best_fit_decreasing(counts, sequence_length)
+    table, sequences = fit(counts, sequence_length)
     table_name, pieces_name = file_names(name, sequence_length)
     np.save(folder / table_name, table)
     pieces = np.lib.format.open_memmap(folder / pieces_name, "w+", np.int64, (int(counts.sum()),))

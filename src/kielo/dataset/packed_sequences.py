@@ -1,4 +1,4 @@
-"""Sequences of best-fit packed documents: (sequence, epoch) -> the pieces of documents in it.
+"""Sequences of packed documents: (sequence, epoch) -> the pieces of documents in it.
 
 The pack stage writes these for each source and each sequence length of the run (`pack_sequences.py`):
 
@@ -21,6 +21,7 @@ from kielo.dataset.permutation import key_from, keys_of_epochs, permute, scrambl
 from kielo.recipe.errors import KieloError
 
 FOLDER = "packing"  # beside that of the tokens
+PACKING = "packing"  # of the section in its manifest; best_fit where it is not there
 BEGINS, ENDS, FLAG_BITS = 2, 1, 2  # of an entry of pieces: the piece has its document's first, its last token
 
 
@@ -164,5 +165,5 @@ def packing_manifest(tokens_folder: Path | str) -> Manifest:
 
 def _not_packed(folder: Path, what: str) -> KieloError:
     return KieloError(
-        f'{folder}: {what}, which dataset.packing = "best_fit" needs; `kielo run RECIPE --to pack` makes them'
+        f"{folder}: {what}, which dataset.packing needs; `kielo run RECIPE --to pack` makes them"
     )

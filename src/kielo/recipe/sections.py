@@ -438,7 +438,8 @@ class Tokenizer(Section):
 
 
 MixtureOrder = Literal["every_sample", "blocks_of_256"]
-Packing = Literal["one_stream", "best_fit", "as_is"]
+Packing = Literal["one_stream", "best_fit", "one_a_sequence", "as_is"]
+PACKED = ("best_fit", "one_a_sequence")  # with documents that are put into sequences before training
 
 
 class DatasetIdentity(Section):
@@ -483,9 +484,10 @@ class Dataset(DatasetIdentity):
     packing: Packing = Field(
         "one_stream",
         description="documents end to end in one stream, cut where a sequence ends; or best-fit packed: only "
-        "those longer than a sequence are cut (Ding et al. 2024); or as_is: ready tokens that were cut into "
-        "blocks of sequence_length and shuffled before, in the order of the files, where the last token of a "
-        "block predicts nothing, as for Hugging Face's Trainer",
+        "those longer than a sequence are cut (Ding et al. 2024); or one_a_sequence: each in one of its own, "
+        "filled up, so that a step of N × sequence_length tokens has N of them; or as_is: ready tokens that "
+        "were cut into blocks of sequence_length and shuffled before, in the order of the files, where the "
+        "last token of a block predicts nothing, as for Hugging Face's Trainer",
     )
     max_epochs: PositiveFloat = Field(
         4.0, description="refuse to repeat a source more often (Muennighoff et al. 2023)"

@@ -16,7 +16,7 @@ from kielo.dataset.packed_sequences import PackingRow, packing_folder, packing_m
 from kielo.dataset.provenance import check_recipe
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases
-from kielo.recipe.sections import Recipe, Source
+from kielo.recipe.sections import PACKED, Recipe, Source
 from kielo.resolve.budget import with_budget
 from kielo.resolve.mixture import allowed_epochs, mixture_of
 from kielo.resolve.phases import epochs, plan_phases
@@ -130,7 +130,7 @@ def mixture_table(recipe: Recipe, run_folder: Path) -> MixtureTable:
 
 def _packing(recipe: Recipe, tokens_folder: Path) -> Manifest | None:
     """Returns the manifest of the packed sequences; None before they are made, and for one stream."""
-    if recipe.dataset.packing != "best_fit" or read_manifest(packing_folder(tokens_folder)) is None:
+    if recipe.dataset.packing not in PACKED or read_manifest(packing_folder(tokens_folder)) is None:
         return None
     packed_sequences(recipe, tokens_folder)  # they are those of the recipe and the tokens
     return packing_manifest(tokens_folder)

@@ -11,11 +11,11 @@ from kielo.artifact.weights_folder import resolve_tokenizer
 from kielo.dataset.batches import packed_manifest
 from kielo.dataset.heldout_sets import check_outside_texts
 from kielo.dataset.pack_token_files import training_tokens
-from kielo.dataset.packed_sequences import packing_folder, packing_manifest
+from kielo.dataset.packed_sequences import PACKING, packing_folder, packing_manifest
 from kielo.dataset.provenance import tokenizer_of_tokens
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases, longest_sequence_length
-from kielo.recipe.sections import Recipe
+from kielo.recipe.sections import PACKED, Recipe
 from kielo.tokenizer.facts import tokenizer_facts
 from kielo.tokenizer.load import load_tokenizer, vocabulary_size
 
@@ -81,9 +81,14 @@ def packed_sequences(recipe: Recipe, tokens_folder: Path) -> dict[int, dict[str,
     if recipe.dataset.packing == "as_is":
         tokens = {name: of["tokens"] for name, of in packed_manifest(tokens_folder).counts["sources"].items()}
         return blocks_as_they_are(recipe, tokens)
-    if recipe.dataset.packing != "best_fit":
+    if recipe.dataset.packing not in PACKED:
         return {}
     manifest = packing_manifest(tokens_folder)
+    if (made := manifest.section.get(PACKING, "best_fit")) != recipe.dataset.packing:
+        raise KieloError(
+            f"{packing_folder(tokens_folder)}: was made with dataset.packing = {made!r}; `kielo run RECIPE "
+            "--to pack` makes it anew"
+        )
     lengths = {phase.sequence_length for phase in full_phases(recipe)}
     missing = lengths - set(manifest.section["sequence_lengths"])
     if missing:
