@@ -47,7 +47,7 @@ FINE: dict[str, dict[str, Any]] = {
     "a ready tokenizer of the hub": {"tokenizer": {"path": "hf:o/n"}, "model": {"weights": "hf:o/n"}},
     "a size": {"model": {"params": 10**7}},
     "decay of the rest": {"train": {"schedule": "wsd", "warmup_share": 0.25, "decay_share": 0.75}},
-    "shares of a cosine": {"train": {"schedule": "cosine", "warmup_share": 0.5, "decay_share": 0.75}},
+    "the shares of a cosine": {"train": {"schedule": "cosine", "warmup_share": 0.5}},
     "phases": {
         "train": {"tokens": 20480}, "phases": [{"tokens": 10240}, {"tokens": 10240, "sequence_length": 256}],
     },

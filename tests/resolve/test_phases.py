@@ -274,8 +274,8 @@ def test_a_source_goes_on_where_no_phase_of_another_length_read_it(others: tuple
     lengths = ["64", *(length for length, _ in others), "64"]
     phases = ", ".join(f"{{tokens=1536, sequence_length={length}}}" for length in lengths)
     asked = full_phases(read_recipe("own_text", [
-        "corpus.sources=a.txt,b.txt", "dataset.sequence_length=64", "train.tokens_per_step=1536",
-        'dataset.packing="best_fit"', f"phases=[{phases}]",
+        "corpus.sources=a.txt,b.txt", "train.tokens_per_step=1536", 'dataset.packing="best_fit"',
+        f"phases=[{phases}]",
     ]).recipe)  # fmt: skip
     mixtures = [dict.fromkeys(names, 1.0) for names in ("ab", *(names for _, names in others), "ab")]
     tokens = {"a": {64: 640, 32: 672, 16: 688}, "b": {64: 6400, 32: 6464, 16: 6480}}

@@ -8,7 +8,7 @@ from typing import Any
 
 from kielo.cli.terminal import flat
 from kielo.plan.compare import verdict
-from kielo.plan.cost import START_SECONDS, Cost
+from kielo.plan.cost import START_SECONDS, Cost, with_layout
 from kielo.plan.overlap_offer import overlap_offer
 from kielo.plan.part_names import SECONDS, count_text
 from kielo.plan.planned_layout import PlannedLayout
@@ -16,6 +16,7 @@ from kielo.plan.prediction_interval import SHARE
 from kielo.plan.remedies import in_words
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import Choice, Found
+from kielo.recipe.without_effect import values_in_force
 from kielo.resolve.overview import overview_of_phases
 from kielo.resolve.resolved import Resolved
 
@@ -338,8 +339,8 @@ def _own_json(planned: PlannedLayout) -> dict[str, Any]:
 
 def layout_toml(planned: PlannedLayout) -> str:
     """Returns the lines of a recipe that choose this layout."""
-    chosen = planned.layout.model_dump(mode="json", exclude_defaults=True, exclude={"shard"})
-    lines = [f"{key} = {_toml(value)}" for key, value in chosen.items()]
+    chosen = values_in_force(with_layout(planned.run.recipe, planned)).get("layout", {})
+    lines = [f"{key} = {_toml(value)}" for key, value in chosen.items() if key != "shard"]
     return "\n".join(["[layout]", *lines, "", "[train]", f"micro_batch_sequences = {planned.micro_batch}"])
 
 

@@ -40,6 +40,7 @@ from kielo.launch.script import (
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import run_folder
 from kielo.recipe.toml_text import toml_table
+from kielo.recipe.without_effect import values_in_force
 
 LAUNCH_FOLDER = "launch"
 PACK_PREFIX, PACK_FILE = "pack_", "pack.sh"  # of a folder of jobs that pack; what each of them starts
@@ -97,13 +98,16 @@ def _next_folder(above: Path, prefix: str = "") -> Iterator[tuple[Path, Path]]:
 
 
 def recipe_text(plan: JobPlan) -> str:
-    """Returns every value of the recipe that is no default, with the layout; paths as they were given."""
+    """Returns every value of the recipe that is in force and no default, with the layout.
+
+    Paths are as they were given.
+    """
     update = {"cluster": card_file(plan), "folder": str(run_folder(plan.recipe).absolute())}
     recipe = plan.recipe.model_copy(update=update)
     header = (
         comment(f"The recipe of this launch, for the jobs of this folder; they start in {Path.cwd()}.") + "\n"
     )
-    return header + toml_table("", recipe.model_dump(mode="json", exclude_defaults=True))
+    return header + toml_table("", values_in_force(recipe))
 
 
 def launch_of(plan: JobPlan) -> Launch:

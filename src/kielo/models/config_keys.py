@@ -5,7 +5,7 @@ together, their values, and the value of a key that is left out. The import, the
 follow from the table: `read_config`, `write_config`, `defaults` and `complaints`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from kielo.models.config_reader import (
@@ -475,11 +475,15 @@ def keys_of_model(entries: Iterable[Entry]) -> set[str]:
     return {key for entry in entries for key in entry.ours}
 
 
-def complaints(entries: Sequence[Entry], model: Model) -> Iterator[str]:
-    """Yield why a [model] section has values that this family or its config.json cannot have."""
+def foreign_keys(entries: Iterable[Entry], model: Model, given: Collection[str]) -> Iterator[str]:
+    """Yield the keys of [model] that the family does not have: those of `given`, and other values than defaults."""
     known = {*_OF_THE_RECIPE, *keys_of_model(entries)}
     for key, field in type(model).model_fields.items():
-        if key not in known and getattr(model, key) != field.default:
-            yield f"model.{key} = {getattr(model, key)!r}: {model.model_type} models do not have it"
+        if key not in known and (key in given or getattr(model, key) != field.default):
+            yield key
+
+
+def complaints(entries: Iterable[Entry], model: Model) -> Iterator[str]:
+    """Yield why a [model] section has values that this family or its config.json cannot have."""
     for entry in entries:
         yield from entry.complaints(model)

@@ -6,7 +6,7 @@ out: one of the family's four files as a module, or a complete `recipe.sections.
 
 import importlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -73,8 +73,11 @@ def check(model: Model) -> None:
         raise KieloError("; ".join(complaints))
 
 
-def model_complaints(model: Model) -> Iterator[str]:
-    """Yield why a complete model is none of its family; what is not set yet is taken to fit."""
+def model_complaints(model: Model, given: Collection[str] = ()) -> Iterator[str]:
+    """Yield why a complete model is none of its family; what is not set yet is taken to fit.
+
+    given: keys that a person gives, which the family must have even if they have their default's value.
+    """
     parts = module(model.model_type, "count").layer_parts(model)
     if parts.is_rotary and model.head_dim and model.head_dim % 2:
         yield f"model.head_dim = {model.head_dim} is odd; rotary positions need pairs"
@@ -90,7 +93,14 @@ def model_complaints(model: Model) -> Iterator[str]:
         )
     if "sliding_attention" in (model.layer_types or ()) and model.sliding_window is None:
         yield "model.layer_types has sliding_attention, but model.sliding_window is not set"
-    yield from config_keys.complaints(config_entries(model.model_type), model)
+    entries = config_entries(model.model_type)
+    for key in config_keys.foreign_keys(entries, model, given):
+        theirs = [name for name in FAMILIES if key in config_keys.keys_of_model(config_entries(name))]
+        yield (
+            f"model.{key} = {getattr(model, key)!r}: {model.model_type} models do not have it; it is of "
+            f"{', '.join(theirs)}. Fix: leave the key out"
+        )
+    yield from config_keys.complaints(entries, model)
 
 
 def complete(model: Model, max_position_embeddings: int) -> Model:
@@ -107,8 +117,9 @@ def complete(model: Model, max_position_embeddings: int) -> Model:
         "rope_theta": base,
         "rope_scaling": scaling,
     }
+    own = config_keys.keys_of_model(config_entries(model.model_type))
     unset = {key: value for key, value in defaults.items() if getattr(model, key) is None}
-    return model.model_copy(update=derived | unset)
+    return model.model_copy(update={key: derived[key] for key in derived if key in own} | unset)
 
 
 def read_hf_config(path: str | Path) -> Model:

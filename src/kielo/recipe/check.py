@@ -17,17 +17,24 @@ from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.phases import full_phases, skip_complaints, steps_of_run
 from kielo.recipe.sections import SHAPE_KEYS, Model, Recipe, Source
 from kielo.recipe.tokenizer_folder import conversion
+from kielo.recipe.without_effect import OF_A_SEGMENT, is_given, without_effect
 
 _SMALLEST_VOCABULARY = 258  # 256 bytes, end-of-text and padding
 # Marks stand apart from words, so no piece of a text is one.
 _RESERVED = re.compile(r"<\|\S+\|>|<[^\s<>|]+>|\[[^\s\[\]]+\]")
 # Keys whose values are text for a model or for people: no names, and no paths.
 _TEXTS = ("description", "generated_marks", "license", "prompts", "templates", "text_license")
-_OF_A_SEGMENT = ("final_learning_rate_ratio", "schedule", "warmup_share", "decay_share")
 
 
-def check(recipe: Recipe, origin: Callable[[str], str]) -> list[Complaint]:
-    """Returns everything that is wrong; `origin` says which file (or --set) a dotted key came from."""
+def check(
+    recipe: Recipe, origin: Callable[[str], str], layer: Callable[[str], int] = lambda _: 0
+) -> list[Complaint]:
+    """Returns everything that is wrong.
+
+    origin: the file (or --set) of a dotted key. layer: its place in the order of overlays, 0 for the recipe
+    that another one extends. A key that a layer above its own puts out of force is inherited, and no
+    complaint.
+    """
     complaints = []
     for part in (
         _plain_names,
@@ -44,6 +51,10 @@ def check(recipe: Recipe, origin: Callable[[str], str]) -> list[Complaint]:
         for keys, message in part(recipe):
             where = next((origin(key) for key in keys if origin(key) == "--set"), origin(keys[0]))
             complaints.append(Complaint(keys, f"{where}: {message}"))
+    for key, decided_by, message in without_effect(recipe):
+        given = [other for other in decided_by if is_given(recipe, other)]
+        if all(layer(other) <= layer(key) for other in given):
+            complaints.append(Complaint((key, *decided_by), f"{origin(key)}: {message}"))
     return complaints
 
 
@@ -402,7 +413,7 @@ def _phases(recipe: Recipe) -> Found:
                 (phase.key("mixture"), "corpus.sources"),
                 f"{phase.key('mixture')}.{name}: no source has this name; the sources are {', '.join(names)}",
             )
-        of_a_segment = [name for name in _OF_A_SEGMENT if name in phase.given]
+        of_a_segment = [name for name in OF_A_SEGMENT if name in phase.given]
         if phase.learning_rate is None and of_a_segment:
             yield (
                 (phase.key(of_a_segment[0]), "phases"),

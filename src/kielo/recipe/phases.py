@@ -43,9 +43,12 @@ class FullPhase:
 
     def key(self, name: str) -> str:
         """Returns the key that has the value: "phases.2.sequence_length", or "dataset.…" if left out."""
-        return (
-            f"phases.{self.number}.{name}" if name in self.given else f"{_SECTION.get(name, 'train')}.{name}"
-        )
+        return f"phases.{self.number}.{name}" if name in self.given else key_of_all_phases(name)
+
+
+def key_of_all_phases(name: str) -> str:
+    """Returns the key of the value that a phase has if it leaves `name` out."""
+    return f"{_SECTION.get(name, 'train')}.{name}"
 
 
 def full_phases(recipe: Recipe) -> tuple[FullPhase, ...]:

@@ -362,7 +362,8 @@ def _validate(
             recipe = Recipe.model_validate(_overlay(_STAND_INS, rest))
         except ValidationError:
             return None, complaints
-    found = check(recipe, origin)
+    layers = {default_origin: 1, "--set": 2}
+    found = check(recipe, origin, lambda key: layers.get(origin(key), 0))
     return recipe, complaints + [entry for entry in found if not broken.intersection(entry.keys)]
 
 

@@ -218,10 +218,15 @@ class Source(Section):
             raise ValueError("give either tokens or raw text (path, debian_package, huggingface_dataset)")
         if not self.path and not fetched and not self.tokens:
             raise ValueError("say where the text is: path, debian_package, huggingface_dataset or tokens")
-        if self.tokens and (self.max_documents or self.text_field or self.kind != "text"):
-            raise ValueError("tokens are read as they are: leave max_documents, text_field and kind out")
-        if self.encoding and not self.path:
-            raise ValueError("encoding is of the files at `path`")
+        if self.tokens and (self.max_documents or self.text_field or self.kind != "text" or not self.clean):
+            raise ValueError("tokens are read as they are: leave max_documents, text_field, kind and clean out")
+        for key in ("encoding", "documents"):
+            if not self.path and key in self.model_fields_set and getattr(self, key) is not None:
+                raise ValueError(f"{key} is of the files at `path`")
+        if self.leave_out and not (self.path or self.tokens):
+            raise ValueError("leave_out is of the files at `path` or `tokens`; leave the key out")
+        if self.huggingface_subset and not self.huggingface_dataset:
+            raise ValueError("huggingface_subset is of huggingface_dataset; give that too")
         if self.tokens_dtype and not self.tokens:
             raise ValueError("tokens_dtype is of ready token files; give tokens, or leave the key out")
         if self.name == "heldout" or self.name.startswith("heldout."):

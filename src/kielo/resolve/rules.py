@@ -104,7 +104,26 @@ def refuse(recipe: Recipe, found: Sequence[str]) -> None:
 
 
 def _is_of_its_family(case: Case) -> Complaints:
-    yield from model_complaints(case.model)
+    yield from model_complaints(case.model, _given(case))
+
+
+def _given(case: Case) -> set[str]:
+    """Return the keys of [model] that the recipe gives; none if weights bring their own."""
+    model = case.recipe.model
+    return set() if model.weights else {key for key in model.model_fields_set if getattr(model, key) is not None}
+
+
+def _has_windows(case: Case) -> Complaints:
+    """Why keys of windowed layers have no effect."""
+    model = case.model
+    kinds = model.layer_types or ("sliding_attention",)
+    if model.sliding_window is not None and "sliding_attention" in kinds:
+        return
+    for key in sorted(_given(case) & {"sliding_window", "rope_local_base_freq"}):
+        yield (
+            f"model.{key} = {getattr(model, key)!r} has no effect because no layer has a window. Fix: "
+            "model.sliding_window with model.layer_types that have sliding_attention, or leave the key out"
+        )
 
 
 def _holds_the_vocabulary(case: Case) -> Complaints:
@@ -684,6 +703,7 @@ def _listed(choices: Iterable[object]) -> str:
 
 MODEL_RULES: tuple[Rule, ...] = (
     _is_of_its_family,
+    _has_windows,
     _holds_the_vocabulary,
     _has_positions,
     _objective,
