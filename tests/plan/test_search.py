@@ -279,7 +279,7 @@ def test_copies_in_memory_cost_their_passes_and_their_way() -> None:
     assert cost(planned, rate=rate).failures == expect(
         rate, planned.layout, save, steps, without.checkpoint_seconds, job, copies
     )
-    rare = run_of(ESTONIAN, sets[0], "checkpoint.memory_every_steps=500")
+    rare = run_of(ESTONIAN, sets[0], "checkpoint.memory_every_steps=750")
     assert cost(replace(planned, run=rare)).wall_seconds == without.wall_seconds
     beside = {"bubble", "data_traffic", "optimiser", "fixed", "slowest"}
     layers = sum(seconds for part, seconds in planned.seconds.items() if part not in beside)

@@ -16,7 +16,10 @@ _HEADER = (
 
 
 def write_run_recipe(recipe: Recipe, run_folder: Path) -> bool:
-    """Writes every value of `recipe` that is in force and no default. Returns False where a person's own file stays."""
+    """Writes every value of `recipe` that is in force and no default.
+
+    Returns False where a person's own file stays.
+    """
     path = run_folder / RUN_RECIPE_NAME
     if os.path.lexists(path) and not is_own_text(path):
         return False

@@ -5,7 +5,7 @@ together, their values, and the value of a key that is left out. The import, the
 follow from the table: `read_config`, `write_config`, `defaults` and `complaints`.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from kielo.models.config_reader import (
@@ -476,7 +476,7 @@ def keys_of_model(entries: Iterable[Entry]) -> set[str]:
 
 
 def foreign_keys(entries: Iterable[Entry], model: Model, given: Collection[str]) -> Iterator[str]:
-    """Yield the keys of [model] that the family does not have: those of `given`, and other values than defaults."""
+    """Yield the keys of [model] that the family does not have and that are `given` or have no default."""
     known = {*_OF_THE_RECIPE, *keys_of_model(entries)}
     for key, field in type(model).model_fields.items():
         if key not in known and (key in given or getattr(model, key) != field.default):

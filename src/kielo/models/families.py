@@ -59,6 +59,11 @@ def config_entries(model_type: str) -> tuple[config_keys.Entry, ...]:
     return module(model_type, "names").KEYS[model_type]
 
 
+def keys_of_family(model_type: str) -> set[str]:
+    """Return the keys of [model] that models of the family have."""
+    return config_keys.keys_of_model(config_entries(model_type))
+
+
 def family_defaults(model_type: str) -> dict[str, Any]:
     """Return the values of keys of [model] whose default is the family's."""
     return config_keys.defaults(config_entries(model_type))
@@ -95,7 +100,7 @@ def model_complaints(model: Model, given: Collection[str] = ()) -> Iterator[str]
         yield "model.layer_types has sliding_attention, but model.sliding_window is not set"
     entries = config_entries(model.model_type)
     for key in config_keys.foreign_keys(entries, model, given):
-        theirs = [name for name in FAMILIES if key in config_keys.keys_of_model(config_entries(name))]
+        theirs = [name for name in FAMILIES if key in keys_of_family(name)]
         yield (
             f"model.{key} = {getattr(model, key)!r}: {model.model_type} models do not have it; it is of "
             f"{', '.join(theirs)}. Fix: leave the key out"
@@ -117,7 +122,7 @@ def complete(model: Model, max_position_embeddings: int) -> Model:
         "rope_theta": base,
         "rope_scaling": scaling,
     }
-    own = config_keys.keys_of_model(config_entries(model.model_type))
+    own = keys_of_family(model.model_type)
     unset = {key: value for key, value in defaults.items() if getattr(model, key) is None}
     return model.model_copy(update={key: derived[key] for key in derived if key in own} | unset)
 

@@ -17,6 +17,11 @@ _ROPE_KEYS = {
 }
 
 
+# Keys that any type may have, and those of which yarn's default of attention_factor is made.
+_KEYS_OF_ALL = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+_KEYS_BESIDE = {"yarn": ("mscale", "mscale_all_dim", "truncate")}
+
+
 def normalise_rope(
     rope_theta: float | None,
     scaling: Mapping[str, Any] | None,
@@ -81,6 +86,13 @@ def normalise_rope(
     if rope_type == "yarn" and base <= 1:
         raise KieloError(f"{where}rope_theta = {base:g} does not fit; yarn needs one above 1")
     return base, {"rope_type": rope_type} | {key: scaling[key] for key in _ROPE_KEYS[rope_type]}
+
+
+def unread_keys(scaling: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a scaling that fits which its type does not use."""
+    rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
+    read = (*_KEYS_OF_ALL, *_ROPE_KEYS[rope_type], *_KEYS_BESIDE.get(rope_type, ()))
+    return [key for key in scaling if key not in read]
 
 
 def _refuse_unlike_numbers(scaling: Mapping[str, Any], where: str) -> None:

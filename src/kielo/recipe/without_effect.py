@@ -1,8 +1,8 @@
 """Keys that a recipe gives and that nothing reads: which they are, why, and what would put them in force.
 
-A key that has an effect only under a condition is one row of `_CONDITIONS`. Such a key is refused where a
-person gives it (`check.py`), and left out where Kielo writes a recipe (`values_in_force`). Keys of [model] that
-a family lacks are not here: `models/families.py` knows them by the families' own tables.
+A key that has an effect only under a condition is one row of `CONDITIONS`. Such a key is refused where a
+person gives it (`check.py`), and left out where Kielo writes a recipe (`values_in_force`). Keys of [model]
+that a family lacks are not here: `models/families.py` knows them by the families' own tables.
 """
 
 import json
@@ -31,8 +31,8 @@ class Idle(NamedTuple):
 class Condition(NamedTuple):
     """The condition of `keys`. why, fix: words after "has no effect" and "Fix:"."""
 
-    keys: str
-    decided_by: str
+    keys: tuple[str, ...]
+    decided_by: tuple[str, ...]
     holds: Callable[[Recipe], bool]
     why: str
     fix: str
@@ -41,11 +41,11 @@ class Condition(NamedTuple):
 def without_effect(recipe: Recipe) -> Iterator[Idle]:
     """Yield the keys that the recipe gives and that have no effect, each once."""
     found: dict[str, Idle] = {}
-    for keys, decided_by, holds, why, fix in (*_CONDITIONS, *_of_phases(recipe)):
-        for key in keys.split():
+    for keys, decided_by, holds, why, fix in (*CONDITIONS, *_of_phases(recipe)):
+        for key in keys:
             if is_given(recipe, key) and not holds(recipe):
-                said = f"{key} = {_value(recipe, key)} has no effect {why}. Fix: {fix}leave the key out"
-                found.setdefault(key, Idle(key, tuple(decided_by.split()), said))
+                said = f"{key} = {_value(recipe, key)} has no effect {why}. Fix: {fix}, or leave the key out"
+                found.setdefault(key, Idle(key, decided_by, said))
     yield from found.values()
 
 
@@ -97,142 +97,159 @@ def _decays(phase: FullPhase) -> bool:
 
 
 _SCHEDULES = " or ".join(f'"{name}"' for name, one in LEARNING_RATE_SCHEDULES.items() if one.has_decay_share)
-_FP8_WATCH = "train.fp8.watch_steps train.fp8.max_loss_rise train.fp8.max_gradient_norm_rise"
-_OF_FP8 = " ".join(
-    f"train.fp8.{name}" for name in ("scaling", "kept_in_bf16", "head", "gathered_in_fp8", "emulate", "probe_every_steps")
-)  # fmt: skip
 
-_CONDITIONS = (
+
+def _of(section: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{section}.{name}" for name in names)
+
+
+CONDITIONS = (
     Condition(
-        "train.masking train.masking_rate train.final_masking_rate evaluate.pseudo_tokens",
-        "train.objective", _is_masked,
+        ("train.masking", "train.masking_rate", "train.final_masking_rate", "evaluate.pseudo_tokens"),
+        ("train.objective",), _is_masked,
         'with train.objective = "next_token", which hides no tokens',
-        'train.objective = "masked_tokens", or ',
+        'train.objective = "masked_tokens"',
     ),
     Condition(
-        "evaluate.ngram_order evaluate.sample_tokens evaluate.temperature evaluate.top_k",
-        "train.objective train.causal_share", _predicts_the_next,
+        ("evaluate.ngram_order", "evaluate.sample_tokens", "evaluate.temperature", "evaluate.top_k"),
+        ("train.objective", "train.causal_share"), _predicts_the_next,
         'with train.objective = "masked_tokens": such a model is measured by hidden tokens',
-        "train.causal_share above 0, or ",
+        "train.causal_share above 0",
     ),
     Condition(
-        "evaluate.top_k", "evaluate.temperature", lambda recipe: recipe.evaluate.temperature > 0,
-        "with evaluate.temperature = 0, which takes the likeliest token", "a temperature above 0, or ",
+        ("evaluate.top_k",), ("evaluate.temperature",), lambda recipe: recipe.evaluate.temperature > 0,
+        "with evaluate.temperature = 0, which takes the likeliest token", "a temperature above 0",
     ),
     Condition(
-        "evaluate.part_of_speech.from_layer evaluate.part_of_speech.pieces",
-        "evaluate.part_of_speech.train", lambda recipe: bool(recipe.evaluate.part_of_speech.train),
+        ("evaluate.part_of_speech.from_layer", "evaluate.part_of_speech.pieces"),
+        ("evaluate.part_of_speech.train",), lambda recipe: bool(recipe.evaluate.part_of_speech.train),
         "without evaluate.part_of_speech.train, the text that tags are learned from",
-        "evaluate.part_of_speech.train = FILE.conllu, or ",
+        "evaluate.part_of_speech.train = FILE.conllu",
     ),
     Condition(
-        "layout.pipeline_schedule layout.pipeline_stages_per_rank layout.pipeline_layers", "layout.pipeline",
+        _of("layout", "pipeline_schedule", "pipeline_stages_per_rank", "pipeline_layers"),
+        ("layout.pipeline",),
         lambda recipe: recipe.layout.pipeline > 1,
-        "with layout.pipeline = 1, which is no pipeline", "layout.pipeline of 2 or more, or ",
+        "with layout.pipeline = 1, which is no pipeline", "layout.pipeline of 2 or more",
     ),
     Condition(
-        "layout.sequence_parallel layout.tensor_overlap", "layout.tensor",
+        ("layout.sequence_parallel", "layout.tensor_overlap"), ("layout.tensor",),
         lambda recipe: recipe.layout.tensor > 1,
-        "with layout.tensor = 1, which splits no matrix", "layout.tensor of 2 or more, or ",
+        "with layout.tensor = 1, which splits no matrix", "layout.tensor of 2 or more",
     ),
     Condition(
-        "layout.context_attention", "layout.context", lambda recipe: recipe.layout.context > 1,
-        "with layout.context = 1, which splits no sequence", "layout.context of 2 or more, or ",
+        ("layout.context_attention",), ("layout.context",), lambda recipe: recipe.layout.context > 1,
+        "with layout.context = 1, which splits no sequence", "layout.context of 2 or more",
     ),
     Condition(
-        "layout.recompute_every_layers", "layout.recompute",
+        ("layout.zero",), ("layout.shard", "layout.context", "layout.replicate"),
+        lambda recipe: (recipe.layout.shard, recipe.layout.context, recipe.layout.replicate) != (1, 1, 1),
+        "with layout.shard = 1: no other rank holds a part", "layout.shard = 0",
+    ),
+    Condition(
+        ("layout.recompute_every_layers",), ("layout.recompute",),
         lambda recipe: recipe.layout.recompute != "none",
-        'with layout.recompute = "none"', "another layout.recompute, or ",
+        'with layout.recompute = "none"', "another layout.recompute",
     ),
     Condition(
-        "layout.recompute_saved_operators", "layout.recompute",
+        ("layout.recompute_saved_operators",), ("layout.recompute",),
         lambda recipe: recipe.layout.recompute == "operators",
-        'without layout.recompute = "operators"', 'layout.recompute = "operators", or ',
+        'without layout.recompute = "operators"', 'layout.recompute = "operators"',
     ),
     Condition(
-        "train.decay_share", "train.schedule phases",
-        lambda recipe: any(_decays(phase) and "decay_share" not in phase.given for phase in full_phases(recipe)),
+        ("train.decay_share",), ("train.schedule", "phases"),
+        lambda recipe: any(
+            _decays(phase) and "decay_share" not in phase.given for phase in full_phases(recipe)
+        ),
         f"because no segment of the learning rate with schedule = {_SCHEDULES} reads it",
-        f"train.schedule = {_SCHEDULES}, or ",
+        f"train.schedule = {_SCHEDULES}",
     ),
     Condition(
-        _OF_FP8, "train.precision train.precision_changes", lambda recipe: "fp8" in _precisions(recipe),
-        'because no step is in fp8', 'train.precision = "fp8", or ',
+        _of(
+            "train.fp8", "scaling", "kept_in_bf16", "head", "gathered_in_fp8", "emulate", "probe_every_steps"
+        ),
+        ("train.precision", "train.precision_changes"), lambda recipe: "fp8" in _precisions(recipe),
+        "because no step is in fp8", 'train.precision = "fp8"',
     ),
     Condition(
-        "train.fp8.gathered_in_fp8", "train.fp8.scaling",
+        ("train.fp8.gathered_in_fp8",), ("train.fp8.scaling",),
         lambda recipe: recipe.train.fp8.scaling == "tensorwise",
-        'without train.fp8.scaling = "tensorwise"', 'train.fp8.scaling = "tensorwise", or ',
+        'without train.fp8.scaling = "tensorwise"', 'train.fp8.scaling = "tensorwise"',
     ),
     Condition(
-        _FP8_WATCH, "train.precision_changes", lambda recipe: "fp8" in _changes(recipe),
-        "because no change to fp8 is watched", 'train.precision_changes = [[STEP, "fp8"]], or ',
+        _of("train.fp8", "watch_steps", "max_loss_rise", "max_gradient_norm_rise"),
+        ("train.precision_changes",), lambda recipe: "fp8" in _changes(recipe),
+        "because no change to fp8 is watched", 'train.precision_changes = [[STEP, "fp8"]]',
     ),
     Condition(
-        "train.spikes.max_tries train.spikes.learning_rate_factor", "train.spikes.response",
+        ("train.spikes.max_tries", "train.spikes.learning_rate_factor"), ("train.spikes.response",),
         lambda recipe: recipe.train.spikes.response == "go_back",
         'with train.spikes.response = "tell", which never goes back',
-        'train.spikes.response = "go_back", or ',
+        'train.spikes.response = "go_back"',
     ),
     Condition(
-        "checkpoint.memory_every_steps", "checkpoint.every_steps",
+        ("checkpoint.memory_every_steps",), ("checkpoint.every_steps",),
         lambda recipe: not recipe.checkpoint.memory_every_steps
         or recipe.checkpoint.memory_every_steps % recipe.checkpoint.every_steps > 0,
-        "because each of its steps has a checkpoint", "fewer steps than checkpoint.every_steps, or ",
+        "because each of its steps has a checkpoint", "fewer steps than checkpoint.every_steps",
     ),
     Condition(
-        " ".join(f"tokenizer.{name}" for name in ("model", "vocab_size", "min_frequency", "max_sample_bytes", "temperature")),
-        "tokenizer.path", lambda recipe: recipe.tokenizer.path is None,
+        _of("tokenizer", "model", "vocab_size", "min_frequency", "max_sample_bytes", "temperature"),
+        ("tokenizer.path",), lambda recipe: recipe.tokenizer.path is None,
         "with tokenizer.path, a ready tokenizer that is used as it is",
-        "leave out tokenizer.path to learn a vocabulary, or ",
+        "leave out tokenizer.path to learn a vocabulary",
     ),
     Condition(
-        "tokenizer.temperature", "corpus.sources",
+        ("tokenizer.temperature",), ("corpus.sources",),
         lambda recipe: len({languages_of(recipe, source) for source in recipe.corpus.sources}) > 1,
-        "because all sources are in one language", "sources of several languages, or ",
+        "because all sources are in one language", "sources of several languages",
     ),
     Condition(
-        "tokenizer.max_unknown_share", "tokenizer.path tokenizer.extend train.objective",
+        ("tokenizer.max_unknown_share",), ("tokenizer.path", "tokenizer.extend", "train.objective"),
         lambda recipe: recipe.tokenizer.ready is not None and not _is_masked(recipe),
         "because only a ready tokenizer of a decoder may lack a character",
-        "tokenizer.path of a decoder's tokenizer, or ",
+        "tokenizer.path of a decoder's tokenizer",
     ),
     Condition(
-        "dataset.temperature", "corpus.sources phases dataset.mixture",
+        ("dataset.temperature",), ("corpus.sources", "phases", "dataset.mixture"),
         lambda recipe: len(recipe.corpus.sources) > 1
         and (bool(recipe.dataset.mixture) or any(not phase.mixture for phase in full_phases(recipe))),
-        "because no phase has several sources without a mixture", "several corpus.sources, or ",
+        "because no phase has several sources without a mixture", "several corpus.sources",
     ),
     Condition(
-        "dataset.mixture_unit", "dataset.mixture phases",
+        ("dataset.mixture_unit",), ("dataset.mixture", "phases"),
         lambda recipe: any(phase.mixture for phase in full_phases(recipe)),
-        "without weights of a mixture", "dataset.mixture = {NAME = WEIGHT}, or ",
+        "without weights of a mixture", "dataset.mixture = {NAME = WEIGHT}",
     ),
     Condition(
-        "corpus.line_language_threshold corpus.document_language_threshold", "corpus.sources",
+        ("corpus.line_language_threshold", "corpus.document_language_threshold"), ("corpus.sources",),
         _cleans("text", "parallel"),
-        "because no source of running or parallel text is cleaned", "clean = true of a source, or ",
+        "because no source of running or parallel text is cleaned", "clean = true of a source",
     ),
     Condition(
-        "corpus.max_foreign_character_share corpus.min_line_characters corpus.min_document_characters "
-        "corpus.deduplicate_lines",
-        "corpus.sources", _cleans("text"),
-        "because no source of running text is cleaned", "clean = true of a source, or ",
+        _of(
+            "corpus", "max_foreign_character_share", "min_line_characters", "min_document_characters",
+            "deduplicate_lines",
+        ),
+        ("corpus.sources",), _cleans("text"),
+        "because no source of running text is cleaned", "clean = true of a source",
     ),
     Condition(
-        "corpus.deduplicate_documents corpus.max_bad_share", "corpus.sources", _has_raw_text,
-        "because all sources are ready tokens", "a source of raw text, or ",
+        ("corpus.deduplicate_documents", "corpus.max_bad_share"), ("corpus.sources",), _has_raw_text,
+        "because all sources are ready tokens", "a source of raw text",
     ),
     Condition(
-        "corpus.max_document_bytes", "corpus.sources evaluate.texts",
+        ("corpus.max_document_bytes",), ("corpus.sources", "evaluate.texts"),
         lambda recipe: _has_raw_text(recipe) or bool(recipe.evaluate.texts),
-        "because all sources are ready tokens", "a source of raw text, or ",
+        "because all sources are ready tokens", "a source of raw text",
     ),
     Condition(
-        "corpus.code.languages corpus.code.max_line_characters corpus.code.max_mean_line_characters "
-        "corpus.code.min_alphanumeric_share corpus.code.generated_marks",
-        "corpus.sources", _cleans("code"),
-        'because no source of kind = "code" is cleaned', 'kind = "code" of a source, or ',
+        _of(
+            "corpus.code", "languages", "max_line_characters", "max_mean_line_characters",
+            "min_alphanumeric_share", "generated_marks",
+        ),
+        ("corpus.sources",), _cleans("code"),
+        'because no source of kind = "code" is cleaned', 'kind = "code" of a source',
     ),
 )  # fmt: skip
 
@@ -249,15 +266,15 @@ def _of_phases(recipe: Recipe) -> Iterator[Condition]:
             if phase.learning_rate or name not in ("learning_rate", *OF_A_SEGMENT)
         )
         yield Condition(
-            key_of_all_phases(name), "phases", lambda _, is_read=is_read: is_read,
-            "because each of [[phases]] has its own", f"phases.N.{name}, or ",
+            (key_of_all_phases(name),), ("phases",), lambda _, is_read=is_read: is_read,
+            "because each of [[phases]] has its own", f"phases.N.{name}",
         )  # fmt: skip
     for phase in phases:
         if "decay_share" in phase.given and phase.learning_rate and not _decays(phase):
             own = phase.key("schedule")
             yield Condition(
-                phase.key("decay_share"), own, lambda _: False,
-                f'with {own} = "{phase.learning_rate.schedule}"', f"{own} = {_SCHEDULES}, or ",
+                (phase.key("decay_share"),), (own,), lambda _: False,
+                f'with {own} = "{phase.learning_rate.schedule}"', f"{own} = {_SCHEDULES}",
             )  # fmt: skip
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from kielo.models.families import model_complaints, module
+from kielo.models.families import keys_of_family, model_complaints, module
 from kielo.models.parameter_shapes import parameter_shapes
+from kielo.models.rope_scaling import unread_keys
 from kielo.recipe.cards import Accelerator
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
@@ -110,7 +111,9 @@ def _is_of_its_family(case: Case) -> Complaints:
 def _given(case: Case) -> set[str]:
     """Return the keys of [model] that the recipe gives; none if weights bring their own."""
     model = case.recipe.model
-    return set() if model.weights else {key for key in model.model_fields_set if getattr(model, key) is not None}
+    return (
+        set() if model.weights else {key for key in model.model_fields_set if getattr(model, key) is not None}
+    )
 
 
 def _has_windows(case: Case) -> Complaints:
@@ -119,10 +122,31 @@ def _has_windows(case: Case) -> Complaints:
     kinds = model.layer_types or ("sliding_attention",)
     if model.sliding_window is not None and "sliding_attention" in kinds:
         return
-    for key in sorted(_given(case) & {"sliding_window", "rope_local_base_freq"}):
+    own = _given(case) & keys_of_family(model.model_type)
+    for key in sorted(own & {"sliding_window", "rope_local_base_freq"}):
         yield (
             f"model.{key} = {getattr(model, key)!r} has no effect because no layer has a window. Fix: "
             "model.sliding_window with model.layer_types that have sliding_attention, or leave the key out"
+        )
+
+
+def _rope_scaling(case: Case) -> Complaints:
+    """Why keys of the scaling, and the base beside it, have no effect."""
+    scaling = case.recipe.model.rope_scaling
+    if "rope_scaling" not in _given(case) or not scaling:
+        return
+    for key in unread_keys(scaling):
+        rope_type = scaling.get("rope_type") or scaling.get("type")
+        yield (
+            f"model.rope_scaling.{key} has no effect "
+            + (f"with rope_type = {rope_type!r}" if rope_type else "without rope_type")
+            + ". Fix: leave the key out"
+            + ("" if rope_type else ", or rope_type = linear, llama3 or yarn")
+        )
+    if "rope_theta" in _given(case) and "rope_theta" in scaling:
+        yield (
+            f"model.rope_theta = {case.recipe.model.rope_theta:g} has no effect because "
+            "model.rope_scaling.rope_theta replaces it. Fix: leave one of the two out"
         )
 
 
@@ -704,6 +728,7 @@ def _listed(choices: Iterable[object]) -> str:
 MODEL_RULES: tuple[Rule, ...] = (
     _is_of_its_family,
     _has_windows,
+    _rope_scaling,
     _holds_the_vocabulary,
     _has_positions,
     _objective,
