@@ -81,8 +81,8 @@ def read_recipe(
     refuse(label, complaints + found)
     assert recipe is not None
     known = list(keys_of(Recipe))
-    leaves = [key for key in known if not any(other.startswith(f"{key}.") for other in known)]
-    return Read(recipe, {key: _origin(key, origins, "default") for key in leaves})
+    sections = {key.rpartition(".")[0] for key in known}
+    return Read(recipe, {key: _origin(key, origins, "default") for key in known if key not in sections})
 
 
 def recipe_languages(reference: str | Path | None, sets: Sequence[str] = ()) -> tuple[str, ...]:
