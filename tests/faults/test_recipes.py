@@ -314,6 +314,119 @@ def test_values_that_do_not_fit_each_other(here, workplace, what):
     refused(here(workplace, "show", over(workplace, line)), reason, named)
 
 
+# A key with a value that fits, and that nothing would read.
+WITHOUT_EFFECT = {
+    "another family's key":
+        ("model.layer_norm_epsilon = 1e-6", "model.layer_norm_epsilon", "llama models do not have it"),
+    "another family's key at its default":
+        ("model.rotary_pct = 1.0", "model.rotary_pct", "it is of gpt_neox. Fix: leave the key out"),
+    "a window of no layer": (
+        'model = {model_type = "qwen3", sliding_window = 8, layer_types = ["full_attention", '
+        '"full_attention"]}',
+        "model.sliding_window", "no layer has a window. Fix: model.sliding_window with model.layer_types",
+    ),
+    "a scaling of no type":
+        ("model.rope_scaling = {factor = 8.0}", "model.rope_scaling.factor", "no effect without rope_type"),
+    "a number of another scaling": (
+        'model.rope_scaling = {rope_type = "linear", factor = 8.0, beta_fast = 32}',
+        "model.rope_scaling.beta_fast", "has no effect with rope_type = 'linear'",
+    ),
+    "two bases": (
+        'model = {rope_theta = 5e5, rope_scaling = {rope_type = "linear", factor = 2.0, rope_theta = 1e6}}',
+        "model.rope_theta", "has no effect because model.rope_scaling.rope_theta replaces it",
+    ),
+    "masking without masks":
+        ('train.masking = "subword"', "train.masking", 'Fix: train.objective = "masked_tokens", or leave'),
+    "a rate of masking without masks":
+        ("train.final_masking_rate = 0.2", "train.final_masking_rate", "hides no tokens. Fix: train"),
+    "a decay of a cosine":
+        ("train.decay_share = 0.3", "train.decay_share", 'Fix: train.schedule = "wsd", or leave the key out'),
+    "a decay of a phase's line": (
+        "train.tokens = 2560\n[[phases]]\ntokens = 2560\n"
+        'learning_rate = 1e-3\nschedule = "linear"\ndecay_share = 0.3',
+        "phases.1.decay_share", 'no effect with phases.1.schedule = "linear". Fix: phases.1.schedule = "wsd"',
+    ),
+    "what each phase has itself": (
+        "train.learning_rate = 1e-4\n[[phases]]\ntokens = 2560\nlearning_rate = 1e-3",
+        "train.learning_rate", "because each of [[phases]] has its own. Fix: phases.N.learning_rate",
+    ),
+    "a schedule without a pipeline": (
+        'layout.pipeline_schedule = "gpipe"',
+        "layout.pipeline_schedule", "which is no pipeline. Fix: layout.pipeline of 2 or more",
+    ),
+    "an overlap without tensor ranks": (
+        'layout.tensor_overlap = "chunked"', "layout.tensor_overlap", "Fix: layout.tensor of 2 or more",
+    ),
+    "attention of one context rank": (
+        'layout.context_attention = "ulysses"',
+        "layout.context_attention", "Fix: layout.context of 2 or more",
+    ),
+    "ZeRO of one rank": ("layout = {shard = 1, zero = 3}", "layout.zero", "no other rank holds a part"),
+    "layers of no recomputation": (
+        "layout.recompute_every_layers = 2", "layout.recompute_every_layers", "Fix: another layout.recompute",
+    ),
+    "FP8 in bf16": ("train.fp8.head = true", "train.fp8.head", "no step is in fp8. Fix: train.precision"),
+    "a watch of no change": (
+        'train = {precision = "fp8", fp8 = {emulate = true, watch_steps = 9}}',
+        "train.fp8.watch_steps", "no change to fp8 is watched. Fix: train.precision_changes",
+    ),
+    "tries of no going back": (
+        'train.spikes = {response = "tell", max_tries = 5}',
+        "train.spikes.max_tries", "never goes back. Fix:",
+    ),
+    "copies where checkpoints are": (
+        "checkpoint = {every_steps = 5, memory_every_steps = 10}",
+        "checkpoint.memory_every_steps", "Fix: fewer steps than checkpoint.every_steps",
+    ),
+    "limits of code without code": (
+        "corpus.code.max_line_characters = 99",
+        "corpus.code.max_line_characters", 'is cleaned. Fix: kind = "code"',
+    ),
+    "filters of text that is clean": (
+        'corpus = {min_line_characters = 5, sources = [{path = "text.txt", clean = false}]}',
+        "corpus.min_line_characters", "because no source of running text is cleaned",
+    ),
+    "a temperature of one language": (
+        "tokenizer.temperature = 3.0", "tokenizer.temperature", "Fix: sources of several languages",
+    ),
+    "a temperature of one source": (
+        "dataset.temperature = 3.0", "dataset.temperature", "no phase has several sources without a mixture",
+    ),
+    "a unit of no weights": (
+        'dataset.mixture_unit = "documents"', "dataset.mixture_unit", "without weights of a mixture. Fix:",
+    ),
+    "an encoder's measure": ("evaluate.pseudo_tokens = 9", "evaluate.pseudo_tokens", "which hides no tokens"),
+    "choices of the likeliest": (
+        "evaluate = {temperature = 0.0, top_k = 9}", "evaluate.top_k", "which takes the likeliest token",
+    ),
+    "a layer of no tags": (
+        "evaluate.part_of_speech.from_layer = 1",
+        "evaluate.part_of_speech.from_layer", "that tags are learned",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WITHOUT_EFFECT)
+def test_a_key_without_effect(here, workplace, what):
+    """It is refused by name before the first stage, with what would put it in force."""
+    line, named, reason = WITHOUT_EFFECT[what]
+    refused(here(workplace, "run", over(workplace, line)), reason, named)
+    assert not (workplace / "run" / "corpus").exists()
+
+
+def test_a_key_that_the_command_line_puts_out_of_force(here, workplace):
+    """It is inherited, and no mistake; the same key on the command line is one."""
+    (workplace / "odd.toml").write_text(
+        'extends = "tiny.toml"\ntrain = {schedule = "wsd", decay_share = 0.3}\n', encoding="utf-8"
+    )
+    cosine = ("--set", "train.schedule=cosine")
+    went_well(here(workplace, "show", "odd.toml", *cosine))
+    refused(
+        here(workplace, "show", "odd.toml", *cosine, "--set", "train.decay_share=0.3"),
+        "has no effect because no segment", "train.decay_share", "--set: ",
+    )  # fmt: skip
+
+
 NO_RANKS = "does not make up 1 ranks"
 # key → why a number without end is refused, if it is
 LARGE = {
