@@ -31,6 +31,9 @@ A recipe is a TOML file. Its keys, what they default to, and what becomes of the
 command line; `kielo show RECIPE` prints each value with its origin, and `kielo schema --of recipe` writes the
 JSON Schema for an editor.
 
+A key that nothing would read is refused, with what would put it in force ("Only with ..." below). It is no
+mistake if a recipe that extends its own, or `--set`, puts it out of force.
+
 `languages = ["et", "fi"]`, outside all tables and in place of `language`, is a run for each of them. In every
 text `{language}` is the code of the run's language, also where a recipe has only one. A source whose own
 language is one of the list is of that one's run alone.

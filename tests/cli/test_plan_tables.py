@@ -11,7 +11,7 @@ from kielo.plan.cost import Cost
 from kielo.plan.failures import Failures, Rate
 from kielo.plan.planned_layout import PlannedLayout
 from kielo.plan.search import Choice, Found
-from kielo.recipe.sections import Layout
+from kielo.recipe.sections import Layout, Recipe
 
 SITE = SimpleNamespace(
     name="hall", billing_unit="node-hours", billed_per_node_hour=0.5, devices_per_node=4, max_wall_hours=36.0,
@@ -25,8 +25,9 @@ def a_run(**site: Any) -> Any:
         "page"),
         usable_bytes=60e9, usable_host_bytes=400e9, peak_tflops=200.0, precision="bf16",
         host_bytes_per_node=lambda bytes_, offload: 30e9, flops_per_token=lambda length: 8e12,
-        recipe=SimpleNamespace(checkpoint=SimpleNamespace(every_steps=250, memory_every_steps=0),
-        name="mine"),
+        recipe=Recipe(
+            name="mine", language="et", corpus={"sources": ["a"]}, checkpoint={"every_steps": 250}
+        ),
     )  # fmt: skip
 
 
@@ -362,7 +363,8 @@ def test_what_failures_cost() -> None:
         "checkpoint.every_steps = 80, with 93.8%.",
     ]
     copying = a_run()
-    copying.recipe.checkpoint.memory_every_steps = 30
+    copies = copying.recipe.checkpoint.model_copy(update={"memory_every_steps": 30})
+    copying.recipe = copying.recipe.model_copy(update={"checkpoint": copies})
     good = failures(best_share=0.8799, own_seconds=7201.0)
     lines = failure_notes(copying, [FAST, other], [a_cost(), a_cost(failures=good)])
     assert len(lines) == 4 and lines[3] == (
