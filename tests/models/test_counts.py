@@ -94,6 +94,7 @@ def test_every_decoder_counts_attention_alike(model_type):
     assert count.flops_per_token(config, 16) == expected
 
 
+OF_WINDOWS = "it is of mistral, qwen2, qwen3, olmo3, gemma2, gemma3_text, modernbert. Fix: leave the key out"
 COMPLAINTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "unset": ("llama", {"vocab_size": None}, "model.vocab_size is not set"),
     "odd heads": ("llama", {"head_dim": 3}, "model.head_dim = 3 is odd; rotary positions need pairs"),
@@ -109,7 +110,10 @@ COMPLAINTS: dict[str, tuple[str, dict[str, Any], str]] = {
         "olmo3", {"layer_types": FULL + FULL + ("sliding_attention",)},
         "model.layer_types has sliding_attention, but model.sliding_window is not set",
     ),
-    "another family's": ("llama", {"rotary_pct": 0.5}, "model.rotary_pct = 0.5: llama models do not have it"),
+    "another family's": (
+        "llama", {"rotary_pct": 0.5},
+        "model.rotary_pct = 0.5: llama models do not have it; it is of gpt_neox. Fix: leave the key out",
+    ),
     "only": ("llama", {"hidden_act": "gelu"}, "model.hidden_act = 'gelu': llama models have 'silu'"),
     "all heads": (
         "gpt2", {"num_key_value_heads": 2},
@@ -119,10 +123,13 @@ COMPLAINTS: dict[str, tuple[str, dict[str, Any], str]] = {
         "gpt2", {"head_dim": 4}, "model.head_dim = 4: a gpt2 model's 4 heads are model.hidden_size = 8 wide "
         "together"
     ),
-    "no windows": ("gpt2", {"sliding_window": 4}, "model.sliding_window = 4: gpt2 models do not have it"),
+    "no windows": (
+        "gpt2", {"sliding_window": 4}, f"model.sliding_window = 4: gpt2 models do not have it; {OF_WINDOWS}",
+    ),
     "no types": (
         "gpt2", {"layer_types": ("full_attention",) * 3}, "model.layer_types = ('full_attention', "
-        "'full_attention', 'full_attention'): gpt2 models do not have it",
+        "'full_attention', 'full_attention'): gpt2 models do not have it; it is of qwen2, qwen3, olmo3, "
+        "gemma2, gemma3_text, modernbert. Fix: leave the key out",
     ),
     "bloom's width": (
         "bloom", {"intermediate_size": 31},
@@ -149,7 +156,7 @@ COMPLAINTS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "olmo 2's windows": (
         "olmo2", {"sliding_window": 4},
-        "model.sliding_window = 4: olmo2 models do not have it",
+        f"model.sliding_window = 4: olmo2 models do not have it; {OF_WINDOWS}",
     ),
     "odd buckets": (
         "ltg_bert", {"position_bucket_size": 5},
