@@ -61,9 +61,9 @@ def test_a_value_of_another_type(here, workplace, key):
 
 @pytest.mark.parametrize("key", NUMBERS)
 def test_a_number_that_is_none(here, workplace, key):
-    """Not-a-number, both infinities, words, and more than 64 bits hold are refused."""
+    """Not-a-number, both infinities, words, a switch, and more than 64 bits hold are refused."""
     too_large = "1" + 30 * "0" if NUMBERS[key] is int else "1e400"
-    for value in ("nan", "inf", "-inf", '"many"', "-1", too_large):
+    for value in ("nan", "inf", "-inf", '"many"', "true", "-1", too_large):
         outcome = here(workplace, "show", over(workplace, f"{key} = {value}"))
         refused(outcome, "does not fit; what would work", key, "odd.toml")
 
