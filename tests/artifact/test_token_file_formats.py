@@ -193,11 +193,20 @@ def test_a_whole_index_is_read(at_once, tmp_path, monkeypatch) -> None:
             check_index(path, describe(path, 2))
     path = ds(tmp_path / "a.ds", 9, [3, 3, 9, 9])
     check_index(path, describe(path, 2))
-    path = megatron(tmp_path / "s", bytes(24), [2, 4], [4, 8], [0, 1, 2])
+    path = megatron(tmp_path / "s", bytes(28), [2, 4], [4, 12], [0, 1, 2])
     with pytest.raises(
-        KieloError, match=r"s\.idx: document 0 begins at token 1, after one at 0, in s\.bin of 6"
+        KieloError, match=r"s\.idx: document 0 begins at token 1, after one at 0, in s\.bin of 7"
     ):
         check_index(path, describe(path, 2))
+    for lengths, starts in (
+        ([2, 4], [0, 12]),
+        ([4, 4], [0, 8]),
+        ([-2, 6], [8, 0]),
+        ([1, 1, 1, 3], [0, 4, 9, 12]),
+    ):
+        path = megatron(tmp_path / "s", bytes(24), lengths, starts, [0, 1, len(lengths)])
+        with pytest.raises(KieloError, match=r"s\.idx.*(damaged \(sequence|does not match)"):
+            check_index(path, describe(path, 2))
 
 
 def test_indexes_of_others_that_cannot_be_read(tmp_path) -> None:

@@ -182,7 +182,7 @@ def load_hugging_face_model(folder: Path, num_tokens: int, dtype: torch.dtype | 
     """
     from transformers import AutoModelForCausalLM  # seconds to import; a Kielo checkpoint does without
 
-    for file in folder.iterdir():
+    for file in folder.glob("*"):
         refuse_special_file(file)
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(

@@ -45,11 +45,11 @@ def find_rendezvous(environment: Mapping[str, str] = os.environ) -> Rendezvous:
 
 
 def _from_torchrun(environment: Mapping[str, str]) -> Rendezvous:
-    port = _number(environment, "MASTER_PORT")
+    place, port = _place(environment, "RANK", "WORLD_SIZE"), _number(environment, "MASTER_PORT")
     if not 1 <= port <= _LAST_PORT:
         raise KieloError(f"environment variable MASTER_PORT={port} is no port; they are 1 to {_LAST_PORT}")
     return Rendezvous(
-        **_place(environment, "RANK", "WORLD_SIZE"),
+        **place,
         local_rank=_number(environment, "LOCAL_RANK"),
         host=_text(environment, "MASTER_ADDR"),
         port=port,
