@@ -64,7 +64,7 @@ test-full: $(VENV)/.test
 	$(BIN)/python benchmarks/full_tests.py
 
 test-slurm: $(VENV)/.test
-	KIELO_TEST_SLURM=1 $(BIN)/python -m pytest tests/slurm -rs --timeout 3600 $(PYTEST_OPTIONS)
+	KIELO_TEST_SLURM=1 $(BIN)/python -m pytest tests/slurm tests/launch/test_network_plugin.py tests/launch/test_job_paths.py -rs --timeout 3600 $(PYTEST_OPTIONS)
 
 test-slurm-short: $(VENV)/.test
 	KIELO_TEST_SLURM=1 $(BIN)/python -m pytest tests/slurm -m 'not full' -rs --timeout 1800 $(PYTEST_OPTIONS)
