@@ -36,7 +36,10 @@ def test_what_the_first_rank_does(on_three) -> None:
     assert done == [0]
     for error, told in (
         (KieloError("why"), "why"),
-        (OSError(errno.EIO, "broken", "f"), "[Errno 5] broken: 'f'"),
+        (
+            OSError(errno.EIO, "broken", "f"),
+            "f: broken; the disk or its network failed: the system's log (dmesg) says more",
+        ),
     ):
         found = on_three(lambda ranks, error=error: ranks.on_first(lambda: failing(error)))
         assert [(type(one), str(one)) for one in found] == [(KieloError, told)] * 3

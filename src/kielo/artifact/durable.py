@@ -39,7 +39,7 @@ class DurableFile:
     """A new file of bytes, written aside: readers find all of it or the one before.
 
     That holds after a power cut too. Folders that are missing are made. As a context manager it is abandoned
-    at an exception. OSError passes through.
+    at an exception. OSError passes through, and names the file, not the one aside.
     """
 
     def __init__(self, path: Path | str):
@@ -47,17 +47,20 @@ class DurableFile:
         make_folder(self.path.parent)
         # The process number keeps two ranks or jobs that write the same file from sharing one aside.
         self._aside = self.path.with_name(f".{self.path.name}.{os.getpid()}.kielo-partial")
-        self._file = open(self._aside, "wb")  # noqa: SIM115 (closed by close or abandon)
+        with self._named():
+            self._file = open(self._aside, "wb")  # noqa: SIM115 (closed by close or abandon)
 
     def write(self, data: bytes | memoryview) -> int:
-        return self._file.write(data)
+        with self._named():
+            return self._file.write(data)
 
     def close(self) -> None:
         """Bring the file to the disk and give it its name; after an error nothing is left of it."""
         try:
-            self._file.close()
-            bring_to_disk(self._aside)
-            name_durably(self._aside, self.path)
+            with self._named():
+                self._file.close()
+                bring_to_disk(self._aside)
+                name_durably(self._aside, self.path)
         except BaseException:
             self.abandon()
             raise
@@ -68,6 +71,15 @@ class DurableFile:
             self._file.close()
         with suppress(OSError):
             self._aside.unlink()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as problem:
+            if problem.filename is None or str(problem.filename) == str(self._aside):
+                problem.filename, problem.filename2 = str(self.path), None
+            raise
 
     def __enter__(self) -> "DurableFile":
         return self

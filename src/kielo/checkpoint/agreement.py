@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from kielo.parallel import objects
+from kielo.recipe.error_messages import sentence
 from kielo.recipe.errors import KieloError
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ class Agreement:
             try:
                 answer = (action(), None)
             except (KieloError, OSError) as error:
-                answer, cause = (None, str(error)), error
+                answer, cause = (None, sentence(error) or str(error)), error
         if self.size > 1:
             answer = objects.broadcast(answer, self.group)
         if answer[1] is not None:

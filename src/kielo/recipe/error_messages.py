@@ -20,7 +20,7 @@ _ADVICE = {
     errno.EFBIG: "a file may not be that large here: see `ulimit -f`, or use another disk",
     errno.EACCES: "see who may read and write there",
     errno.EPERM: "see who may read and write there",
-    errno.EROFS: "the disk can only be read: give the run another `folder`",
+    errno.EROFS: "the disk can only be read: name a place on another one, for a run its `folder`",
     errno.ENOENT: "was it moved or removed?",
     errno.ENOTDIR: "a file is where a folder is needed: move it away, or give another folder",
     errno.EISDIR: "a folder is where a file is needed: move it away, or give another name",
