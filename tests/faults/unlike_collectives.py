@@ -1,4 +1,4 @@
-"""A training whose ranks begin an all-reduce of different shapes in step 7: `python -m` it in place of kielo.
+"""A training whose ranks begin an all-reduce of different shapes in step 4: `python -m` it in place of kielo.
 
 One argument before kielo's: the rank whose tensor is the smaller one, which gloo ends.
 """
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from kielo.cli.main import main
 from kielo.train.feed import Feed
 
-STEP, BEGIN = 7, "unlike collectives begin"
+STEP, BEGIN = 4, "unlike collectives begin"  # before the first checkpoint, which may be whole or not
 take = Feed.take
 
 
