@@ -31,6 +31,7 @@ from kielo.artifact.manifest import (
     write_json_atomically,
 )
 from kielo.artifact.stage_folder import StageFolder
+from kielo.recipe.error_messages import sentence
 from kielo.recipe.errors import KieloError
 
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -149,7 +150,7 @@ class ResumableStage:
 
     def stopped(self, error: OSError) -> KieloError:
         """Returns the message of a failed write: the cause, what is kept, and how to go on."""
-        why = str(error)
+        why = sentence(error) or str(error)
         if error.errno in _DISK_FULL:
             free = shutil.disk_usage(next(folder for folder in self.new.parents if folder.exists())).free
             why = f"disk full: {self._missing_bytes:,} more bytes are needed, {free:,} are free"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from kielo.artifact.checkpoint_folder import NEWEST_NAME
 from kielo.artifact.durable import bring_to_disk
+from kielo.recipe.error_messages import sentence
 from kielo.recipe.errors import KieloError
 
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -90,6 +91,8 @@ def point_newest(path: Path) -> None:
 def failure(final: Path, tensor_bytes: int, error: BaseException) -> str:
     """Returns why `final` was not saved, as a sentence."""
     reason, cause = str(error), error if isinstance(error, OSError) else error.__cause__
+    if isinstance(error, OSError):
+        reason = sentence(error) or reason
     if getattr(cause, "errno", None) in _DISK_FULL:
         system = os.statvfs(next(folder for folder in final.parents if folder.exists()))
         reason = (
