@@ -188,6 +188,6 @@ def test_a_full_disk_tells_what_is_missing(tmp_path, monkeypatch) -> None:
     add(stage, "two", b"2" * 33)
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         told(number, "disk full: 847 more bytes are needed, 1,000 are free", 2)
-    told(errno.EIO, "[Errno 5] broken", 2)
+    told(errno.ENXIO, "a file or device: broken", 2)
     assert all(asked)
     stage.close()
