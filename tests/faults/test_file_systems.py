@@ -107,6 +107,16 @@ def test_streams_that_are_closed(finished: Path, closed: str) -> None:
     assert (finished / "run" / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+@pytest.mark.parametrize("place", ["missing", "a file", "x" * 140, "relative", ""])
+def test_a_folder_for_temporary_files_that_is_none(workplace: Path, place: str) -> None:
+    """Workers and ranks meet without it, or by a name that is short enough."""
+    (workplace / "a file").touch()
+    (workplace / ("x" * 140)).mkdir()
+    where = place if place in ("relative", "") else str(workplace / place)
+    words = ("run", "tiny.toml", "--to", "train", "--ranks", "2", "--set", "corpus.workers=2")
+    went_well(kielo(workplace, *words, TMPDIR=where))
+
+
 @pytest.mark.parametrize("length", [200, 255, 256])
 def test_a_name_as_long_as_it_may_be(workplace: Path, here, length: int) -> None:
     """A folder's name of 255 bytes is the longest there is; what stands beside it needs a longer one."""

@@ -12,6 +12,7 @@ import pytest
 
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer import jinja_template, trial
+from kielo.tokenizer.chat_template import ChatTemplate, has_chat_template
 from kielo.tokenizer.jinja_template import compile_template
 from kielo.tokenizer.load import load_tokenizer
 from tests.faults.trial import RECIPE, belongings, refused, went_well
@@ -124,6 +125,26 @@ def test_the_run_s_own_tokenizer_can_be_used(packed: Path, here) -> None:
     text = text.replace("vocab_size = 320", 'path = "run/tokenizer"')
     (packed / "next.toml").write_text(text, encoding="utf-8")
     went_well(here(packed, "run", "next.toml", "--to", "tokenizer"))
+
+
+@pytest.mark.parametrize(
+    "templates",
+    [
+        [{"name": ["default"], "template": "x"}],
+        [{"name": {"a": 1}, "template": "x"}, 5, None],
+        [{"name": "default", "template": ["x"]}],
+        {"default": "x"},
+        7,
+    ],
+)
+def test_a_template_under_an_odd_name_is_none(packed: Path, templates: Any) -> None:
+    """Names that are lists, entries that are numbers: no template by the name that is looked for."""
+    path = packed / "run" / "tokenizer" / "tokenizer_config.json"
+    content = json.loads(path.read_text(encoding="utf-8")) | {"chat_template": templates}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert not has_chat_template(path.parent)
+    with pytest.raises(KieloError, match="this tokenizer has no chat template"):
+        ChatTemplate(load_tokenizer(path.parent))
 
 
 def test_a_panic_is_told(tmp_path: Path) -> None:
