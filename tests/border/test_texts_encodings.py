@@ -104,6 +104,15 @@ KINDS: dict[str, Kind] = {
         put("a.txt", TEXT.encode("cp1252").decode("latin-1")), lambda folder: ESTONIAN, **HTML,
         said=("30 controls U+0080 to U+009F in 6 documents",),
     ),
+    "the same letters in text that nobody cleans": Kind(
+        put("a.txt", TEXT.encode("cp1252").decode("latin-1")), lines(),
+        said=("30 controls U+0080 to U+009F in 6 documents stay",),
+    ),
+    "the same letters in code": Kind(
+        put("a.py", TEXT.encode("cp1252").decode("latin-1")),
+        lambda folder: [(folder / "a.py").read_text(encoding="utf-8")],
+        keys={"kind": "code", "clean": True}, said=("30 controls U+0080 to U+009F in 1 documents stay",),
+    ),
     "line ends of old Macs": Kind(put("a.txt", TEXT.replace("\n", "\r")), lines()),
     "line ends of all kinds": Kind(put("a.txt", "Üks.\rKaks.\r\nKolm.\n\rNeli.\n"), lines()),
     "paragraphs of old Macs": Kind(

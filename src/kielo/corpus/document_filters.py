@@ -5,6 +5,7 @@ bytes by filter and reason. Filters that need the whole corpus are in `duplicate
 """
 
 from kielo.corpus.language_identification import LanguageFilter
+from kielo.corpus.normalise import count_c1
 from kielo.corpus.settings import LanguageRule
 from kielo.corpus.split_document import SplitDocument
 from kielo.corpus.step import DocumentFilter
@@ -26,11 +27,12 @@ class DocumentLanguage(LanguageFilter, DocumentFilter):
 
 
 class NotEmpty(DocumentFilter):
-    """Drops documents without a character that is not white space."""
+    """Drops documents without a character that is not white space; nothing is changed in the others."""
 
     name = "content"
 
     def judge(self, document: SplitDocument) -> str | None:
+        count_c1(self, "".join(document.lines), "c1_kept")
         return None if any(line.strip() for line in document.lines) else "empty"
 
 

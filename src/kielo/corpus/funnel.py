@@ -18,6 +18,7 @@ from kielo.corpus.step import SEPARATOR, CorpusStep, labels_of
 MAX_REASONS = 6
 OTHERS = "other reasons"
 NOT_SHOWN = ("write cleaned", "merge cleaned", "write", "lay out pairs")
+_OF_C1 = ("c1_characters", "c1_documents", "c1_kept_characters", "c1_kept_documents")
 
 
 def build_funnel(steps: Sequence[CorpusStep], counts: Sequence[dict[str, int]]) -> list[FunnelRow]:
@@ -84,13 +85,16 @@ def source_report(
     )
     c1 = Counter[str]()
     for labels in own:
-        c1.update({name: labels.get(f"{name}{SEPARATOR}", 0) for name in ("c1_characters", "c1_documents")})
-    if c1["c1_characters"]:
-        yield (
-            f"{raw.name}: {c1['c1_characters']:,} controls U+0080 to U+009F in {c1['c1_documents']:,} "
-            "documents became the letters and signs of windows-1252, or went where it has none: the text was "
-            "taken for Latin-1 before"
-        )
+        c1.update({name: labels.get(f"{name}{SEPARATOR}", 0) for name in _OF_C1})
+    for what, became in (
+        ("c1", "became the letters and signs of windows-1252, or went where it has none: the text was taken"),
+        ("c1_kept", "stay, for nothing is cleaned there: the text was probably taken"),
+    ):
+        if c1[f"{what}_characters"]:
+            yield (
+                f"{raw.name}: {c1[f'{what}_characters']:,} controls U+0080 to U+009F in "
+                f"{c1[f'{what}_documents']:,} documents {became} for Latin-1 before"
+            )
     yield from _examples_of_scripts(raw.name, own)
 
 

@@ -32,11 +32,11 @@ def normalise_line(line: str) -> str:
     return unicodedata.normalize("NFC", " ".join(line.split()))
 
 
-def count_c1(step: CorpusStep, text: str) -> None:
-    """Counts the controls of a document that `normalise_line` writes as letters and signs."""
+def count_c1(step: CorpusStep, text: str, what: str = "c1") -> None:
+    """Counts controls of a document: "c1" that `normalise_line` writes as letters, "c1_kept" that stay."""
     if not text.isascii() and (found := len(C1.findall(text))):
-        step.count("c1_characters", "", found)
-        step.count("c1_documents", "")
+        step.count(f"{what}_characters", "", found)
+        step.count(f"{what}_documents", "")
 
 
 class Normalise(CorpusStep):

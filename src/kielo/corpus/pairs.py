@@ -39,6 +39,7 @@ class WholePairs(DocumentFilter):
 
     def judge(self, document: SplitDocument) -> str | None:
         first, second = (side.strip() for side in document.sides)
+        count_c1(self, first + second, "c1_kept")  # of pairs that are not cleaned
         if not (first and second):
             return "a side is empty"
         return "both sides are the same" if first == second else None
