@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import webencodings.labels
 import zstandard
 
+from kielo.corpus.html_encoding import decode_page
 from tests.border.source_variants import Kind, check
 
 ESTONIAN = [
@@ -209,3 +211,30 @@ def test_each_document_is_there_or_counted_or_refused(name: str, tmp_path: Path)
 
 def test_the_reader_here_has_universal_line_ends() -> None:
     assert io.TextIOWrapper(io.BytesIO(b"a\rb\r\nc\n"), encoding="utf-8").read() == "a\nb\nc\n"
+
+
+# The standard's labels; "replacement" is for pages that nothing should read.
+LABELS = [label for label, name in webencodings.labels.LABELS.items() if name != "replacement"]
+LETTERS = {"gbk": "国", "gb18030": "国", "big5": "國", "euc-jp": "国", "iso-2022-jp": "国", "shift_jis": "国",
+           "euc-kr": "국"}  # fmt: skip
+
+
+def test_labels_mean_what_the_standard_says() -> None:
+    """Each byte of one-byte encodings, and a letter of the others, as webencodings reads it."""
+    assert len(LABELS) > 200
+    for label in LABELS:
+        head = f'<meta charset="{label}"><p>'.encode()
+        known = webencodings.lookup("windows-1252" if label == "x-user-defined" else label)
+        if known.name.startswith("utf-"):  # a label that was found byte by byte is not UTF-16
+            assert decode_page(Path("a"), head + "Õhtu".encode()).endswith("Õhtu"), label
+            continue
+        letter = LETTERS.get(known.name, "")
+        page = head + known.codec_info.encode(letter)[0]
+        assert decode_page(Path("a"), page).endswith(f"<p>{letter}"), label
+        for byte in range(0x80, 0x100):
+            content = head + bytes([byte]) + b" x"
+            try:
+                expected = known.codec_info.decode(content)[0]
+            except UnicodeDecodeError:
+                continue
+            assert decode_page(Path("a"), content) == expected, (label, hex(byte))

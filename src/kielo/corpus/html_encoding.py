@@ -20,9 +20,31 @@ _AS_BROWSERS_DO = {
     "tis-620": "cp874", "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949",
     "big5": "big5hkscs",
 }  # fmt: skip
-_LABELS = {"x-sjis": "cp932", "windows-31j": "cp932", "ks_c_5601-1987": "cp949", "x-gbk": "gb18030",
-           "x-cp1252": "cp1252", "x-cp1251": "cp1251", "x-mac-cyrillic": "mac_cyrillic", "unicode": "utf-8",
-           "iso-8859-8-i": "iso8859-8", "x-user-defined": "cp1252", "utf8": "utf-8"}  # fmt: skip
+# Python's name → labels of the standard that Python does not know, or knows as another encoding.
+_BY_NAME = {
+    "utf-8": "utf8 unicode-1-1-utf-8 unicode11utf8 unicode20utf8 x-unicode20utf8 unicode unicodefffe "
+    "unicodefeff csunicode iso-10646-ucs-2 ucs-2",
+    "iso8859-6": "csiso88596e csiso88596i iso-8859-6-e iso-8859-6-i",
+    "iso8859-7": "sun_eu_greek",
+    "iso8859-8": "csiso88598e csiso88598i iso-8859-8-e iso-8859-8-i visual logical",
+    "iso8859-15": "csisolatin9",
+    "koi8-r": "koi koi8",
+    "koi8-u": "koi8-ru",
+    "mac-roman": "csmacintosh mac x-mac-roman",
+    "mac-cyrillic": "x-mac-cyrillic x-mac-ukrainian",
+    "cp874": "dos-874 windows-874 iso885911",
+    "cp932": "x-sjis windows-31j",
+    "cp949": "ks_c_5601-1987 ks_c_5601-1989 ksc_5601 windows-949 cseuckr csksc56011987 iso-ir-149",
+    "gb18030": "x-gbk csgb2312 gb_2312 gb_2312-80",
+    "big5hkscs": "cn-big5 x-x-big5",
+    "euc_jp": "cseucpkdfmtjapanese x-euc-jp",
+    **{f"iso8859-{number}": f"iso8859{number}" for number in (1, 2, 3, 4, 5, 9, 10, 13, 14)},
+    **{f"cp125{number}": f"x-cp125{number}" for number in range(9)},
+}
+_LABELS = {label: name for name, labels in _BY_NAME.items() for label in labels.split()}
+_LABELS |= {"x-user-defined": "cp1252"} | {
+    f"iso8859{number}": f"iso8859-{number}" for number in (6, 7, 8, 15)
+}
 _LETTERS_OF_TWO_BYTES = frozenset({"gb18030", "cp932", "cp949", "big5hkscs", "euc_jp", "iso2022_jp"})
 _THREE_BYTES = re.compile(rb"[\xe0-\xef][\x80-\xbf]{2}")
 
@@ -50,7 +72,7 @@ def _of_label(path: Path, content: bytes) -> str:
     found = _CHARSET.search(content[:SHOWING_BYTES])
     label = found.group(1).decode().lower() if found else "utf-8"
     try:
-        name = _LABELS.get(label) or codecs.lookup(label).name
+        name = codecs.lookup(_LABELS.get(label, label)).name
         if name in _NO_CHARSETS:
             raise LookupError
         "".encode(name)  # base64 and others are no encodings of text
