@@ -7,7 +7,6 @@ from kielo.artifact.own_text import HASH_COMMENT, is_own_text, write_own_text
 from kielo.recipe.read import RUN_RECIPE_NAME
 from kielo.recipe.sections import Recipe
 from kielo.recipe.toml_text import toml_table
-from kielo.recipe.without_effect import values_in_force
 
 _HEADER = (
     "# The recipe of this run with the flags of its last `kielo run`: verbs take this folder in its place.\n"
@@ -16,14 +15,13 @@ _HEADER = (
 
 
 def write_run_recipe(recipe: Recipe, run_folder: Path) -> bool:
-    """Writes every value of `recipe` that is in force and no default.
+    """Writes every value of `recipe` that is no default.
 
     Returns False where a person's own file stays.
     """
     path = run_folder / RUN_RECIPE_NAME
     if os.path.lexists(path) and not is_own_text(path):
         return False
-    values = values_in_force(recipe)
-    values.pop("folder", None)
+    values = recipe.model_dump(mode="json", exclude_defaults=True, exclude={"folder"})
     write_own_text(path, _HEADER + toml_table("", values), HASH_COMMENT)
     return True

@@ -40,7 +40,6 @@ from kielo.launch.script import (
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import run_folder
 from kielo.recipe.toml_text import toml_table
-from kielo.recipe.without_effect import values_in_force
 
 LAUNCH_FOLDER = "launch"
 PACK_PREFIX, PACK_FILE = "pack_", "pack.sh"  # of a folder of jobs that pack; what each of them starts
@@ -98,7 +97,7 @@ def _next_folder(above: Path, prefix: str = "") -> Iterator[tuple[Path, Path]]:
 
 
 def recipe_text(plan: JobPlan) -> str:
-    """Returns every value of the recipe that is in force and no default, with the layout.
+    """Returns every value of the recipe that is no default, with the layout.
 
     Paths are as they were given.
     """
@@ -107,7 +106,7 @@ def recipe_text(plan: JobPlan) -> str:
     header = (
         comment(f"The recipe of this launch, for the jobs of this folder; they start in {Path.cwd()}.") + "\n"
     )
-    return header + toml_table("", values_in_force(recipe))
+    return header + toml_table("", recipe.model_dump(mode="json", exclude_defaults=True))
 
 
 def launch_of(plan: JobPlan) -> Launch:

@@ -27,13 +27,13 @@ _TEXTS = ("description", "generated_marks", "license", "prompts", "templates", "
 
 
 def check(
-    recipe: Recipe, origin: Callable[[str], str], layer: Callable[[str], int] = lambda _: 0
+    recipe: Recipe, origin: Callable[[str], str], layer: Callable[[str], int | None] = lambda _: 0
 ) -> list[Complaint]:
     """Returns everything that is wrong.
 
     origin: the file (or --set) of a dotted key. layer: its place in the order of overlays, 0 for the recipe
-    that another one extends. A key that a layer above its own puts out of force is inherited, and no
-    complaint.
+    that another one extends, None in a recipe that Kielo wrote with every value. A key that a layer above its
+    own puts out of force is inherited, and no complaint.
     """
     complaints = []
     for part in (
@@ -52,8 +52,9 @@ def check(
             where = next((origin(key) for key in keys if origin(key) == "--set"), origin(keys[0]))
             complaints.append(Complaint(keys, f"{where}: {message}"))
     for key, decided_by, message in without_effect(recipe):
+        own = layer(key)
         given = [other for other in decided_by if is_given(recipe, other)]
-        if all(layer(other) <= layer(key) for other in given):
+        if own is not None and all((layer(other) or 0) <= own for other in given):
             complaints.append(Complaint((key, *decided_by), f"{origin(key)}: {message}"))
     return complaints
 

@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args
@@ -30,6 +30,7 @@ from kielo.recipe.several_languages import codes_of, filled, of_language
 # person's text.
 REPLACED_FOLDERS = ("corpus", "tokenizer", "tokens", "verify", "evaluate", "hf")
 RUN_RECIPE_NAME = "recipe.toml"  # in a run folder; `kielo run` writes it
+WRITTEN = "# The recipe of this "  # begins a line of those that Kielo writes
 NOT_GIVEN = "not given"  # origin of a value that stands in for one of the recipe
 _SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
 _TEXT = re.compile(r"\.(txt|jsonl|tsv|csv|html?|parquet)(\.gz|\.zst)?$", re.IGNORECASE)
@@ -362,9 +363,18 @@ def _validate(
             recipe = Recipe.model_validate(_overlay(_STAND_INS, rest))
         except ValidationError:
             return None, complaints
-    layers = {default_origin: 1, "--set": 2}
+    layers = {default_origin: None if _is_written(default_origin) else 1, "--set": 2}
     found = check(recipe, origin, lambda key: layers.get(origin(key), 0))
     return recipe, complaints + [entry for entry in found if not broken.intersection(entry.keys)]
+
+
+def _is_written(label: str) -> bool:
+    """Returns True for the recipe of a run or a launch, which has every value, inherited ones too."""
+    try:
+        with open(label, encoding="utf-8") as file:
+            return any(line.startswith(WRITTEN) for line in islice(file, 4))
+    except (OSError, ValueError):
+        return False
 
 
 def _leave_out(data: dict[str, Any], location: Sequence[str | int]) -> None:
