@@ -118,7 +118,7 @@ def test_changed_files_are_refused(shard, suffix):
 
 
 def test_a_checksum_is_of_all_bytes(shard):
-    """Of one in the middle of the data, the index or the mask, too; not of the time."""
+    """A byte in the middle of the data, the index or the mask changes it; the time does not."""
     mask = shard.with_name("a.loss_mask")
     mask.write_bytes(bytes(shard.with_name("a.bin").stat().st_size // 2))
     found = find_token_files("web", str(shard), 2)

@@ -81,7 +81,7 @@ def test_a_disk_that_takes_nothing(small_disk: Path, case: tuple[str, str]) -> N
 
 
 def test_a_hard_link_of_an_output_stays_what_it_was(finished: Path, here) -> None:
-    """What a person linked is written anew aside, and their file keeps its bytes."""
+    """Kielo writes the output anew, aside; the file that a person linked keeps its bytes."""
     kept = finished.parent / "kept"
     kept.mkdir()
     names = ["report.html", "recipe.toml", "resolved.toml", "evaluate/scores.json", "train/metrics.jsonl"]

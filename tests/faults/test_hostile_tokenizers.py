@@ -148,7 +148,7 @@ def test_a_template_under_an_odd_name_is_none(packed: Path, templates: Any) -> N
 
 
 def test_a_panic_is_told(tmp_path: Path) -> None:
-    """Where a tokenizer is read without a trial, too."""
+    """Reading without a trial refuses it too."""
     content = word_level(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
     (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(KieloError, match=r"\.json: the tokenizers library gave up on it \(Precompiled"):

@@ -173,11 +173,11 @@ def test_an_index_with_odd_numbers(packed: Path, here, edit, reason: str) -> Non
 
 
 def test_two_hundred_sparse_gigabytes(packed: Path, here) -> None:
-    """Of zeros, which are end-of-text: seen within a second, not read to the end."""
+    """Pack sees that they are zeros, which are end-of-text, without reading to the end."""
     with open(ready(packed) / "a.npy", "wb") as file:
         file.truncate(200 << 30)
     began = time.monotonic()
-    refused(here(packed, "run", "ready.toml", "--to", "pack"), "made in its size and never written", "a.npy")
+    refused(here(packed, "run", "ready.toml", "--to", "pack"), "sparse file that was never written", "a.npy")
     assert time.monotonic() - began < 60
 
 

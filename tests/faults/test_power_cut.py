@@ -92,7 +92,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 def torn(folder: Path) -> list[str]:
-    """What a finished stage, checkpoint or export lists and does not have, by its manifest."""
+    """Returns the files that a manifest of a stage, checkpoint or export lists and that are not so."""
     found = []
     for path in sorted(folder.rglob("manifest.json")):
         if ".partial" in str(path):

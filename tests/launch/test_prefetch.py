@@ -87,7 +87,7 @@ def killed_at(hub, number: int) -> subprocess.Popen:
 
 @pytest.mark.parametrize("number", rest_marked_full(range(12), [2, 9]))
 def test_a_kill_at_any_request_loses_nothing(tmp_path, hub, recipe, capsys, number: int) -> None:
-    """The same call brings the rest; what there is then is what an undisturbed call brings."""
+    """The same call brings the rest, and ends with what an undisturbed call brings."""
     process = killed_at(hub, number)
     assert process.returncode == -signal.SIGKILL
     assert main(["prefetch", "mine.toml", "--to", "brought"]) == 0
@@ -99,7 +99,7 @@ def test_a_kill_at_any_request_loses_nothing(tmp_path, hub, recipe, capsys, numb
 
 
 def brought(folder: Path) -> dict[str, bytes]:
-    """What a run reads of it: texts, and the files of the hub by their names; no records with times."""
+    """Returns what a run reads of it: texts, and files of the hub by name; no records with times."""
     files = [*folder.rglob("*.jsonl"), *folder.rglob("*.safetensors"), *folder.rglob("snapshots/*/*.json")]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 

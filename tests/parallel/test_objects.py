@@ -126,7 +126,7 @@ def test_words_that_name_code_are_refused(sent: bytes) -> None:
 
 
 def test_a_pickle_is_not_read(tmp_path: Path) -> None:
-    """The same bytes, unpickled, run the command that they name."""
+    """Unpickling the same bytes runs the command that they name."""
     made = tmp_path / "made"
     sent = pickle.dumps(Touches(made))
     with pytest.raises(KieloError, match="a rank sent what cannot be read"):
@@ -149,7 +149,7 @@ def sent_in_all_ways() -> tuple[Any, ...]:
 
 
 def test_ranks_send_values_of_other_lengths() -> None:
-    """Of 0, 1 and 2 thousands of characters; what the others give to a broadcast is not looked at."""
+    """Ranks send 0, 1 and 2 thousand characters; only rank 0's value of a broadcast is looked at."""
     of_ranks = [[HeldChunk("ü" * rank * 1000, "F32", (rank,), (0,), (rank,))] * rank for rank in range(3)]
     for rank, (everyones, gathered, told, part) in enumerate(run_ranks(sent_in_all_ways, 3)):
         assert everyones == of_ranks

@@ -16,13 +16,14 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from tokenizers import Tokenizer, models
 
+from kielo.artifact.run_recipe import write_run_recipe
 from kielo.models.families import keys_of_family
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Model, Phase, Recipe, Source
 from kielo.recipe.toml_text import toml_table
-from kielo.recipe.without_effect import CONDITIONS, OF_A_SEGMENT, values_in_force
+from kielo.recipe.without_effect import CONDITIONS, OF_A_SEGMENT, layout_in_force
 from kielo.resolve.resolve import flat, resolve
 from kielo.resolve.text import imagined_text
 
@@ -363,18 +364,23 @@ def test_a_key_of_another_source_is_refused(tokenizer) -> None:
 
 
 def test_what_a_layer_below_gives_is_no_mistake(tmp_path: Path) -> None:
-    """What extends a recipe, or --set, may put its keys out of force: they are inherited. Not the reverse."""
+    """A recipe that extends another, or --set, may put inherited keys out of force; not the reverse."""
     lines = [f"{key} = {value}" for key, value in BASE.items()]
     below = [*lines, 'train.schedule = "wsd"', "train.decay_share = 0.4", "layout.pipeline = 2"]
     (tmp_path / "below.toml").write_text("\n".join([*below, 'layout.pipeline_schedule = "gpipe"']))
     (tmp_path / "own.toml").write_text('extends = "below.toml"\ntrain.schedule = "cosine"\n')
     own = tmp_path / "own.toml"
     recipe = read_recipe(own, ["layout.pipeline=1"]).recipe
-    # Kielo writes it without them, as the recipe of the run or of a job.
-    written = values_in_force(recipe)
-    assert "decay_share" not in written["train"] and "pipeline_schedule" not in written["layout"]
-    (tmp_path / "run.toml").write_text(toml_table("", written))
-    assert read_recipe(tmp_path / "run.toml").recipe.train.schedule == "cosine"
+    # Kielo writes them all, for stages are compared with them, and reads what it wrote.
+    assert write_run_recipe(recipe, tmp_path)
+    for written in (tmp_path, tmp_path / "recipe.toml"):
+        again = read_recipe(written).recipe
+        assert (again.train.decay_share, again.layout.pipeline_schedule) == (0.4, "gpipe")
+        assert again.model_copy(update={"folder": recipe.folder}) == recipe
+    (tmp_path / "copy.toml").write_text(toml_table("", recipe.model_dump(mode="json", exclude_defaults=True)))
+    with pytest.raises(KieloError, match="train.decay_share = 0.4 has no effect"):
+        read_recipe(tmp_path / "copy.toml")  # a person's
+    assert layout_in_force(recipe) == {}
     one_rank = ["layout.pipeline=1", "layout.pipeline_schedule=zbv"]
     for given, named in (
         (["train.decay_share=0.3"], "--set: train.decay_share = 0.3 has no effect"),
@@ -384,12 +390,3 @@ def test_what_a_layer_below_gives_is_no_mistake(tmp_path: Path) -> None:
             read_recipe(own, given)
         assert named in str(caught.value) and "leave the key out" in str(caught.value)
     assert read_recipe(own, ["layout.pipeline_schedule=1f1b"]).recipe.layout.pipeline == 2
-
-
-def test_keys_of_phases_are_left_out_where_they_are_written() -> None:
-    phases = "phases=[{tokens = 32768}, {tokens = 32768, learning_rate = 1e-4, decay_share = 0.1}]"
-    sets = [*(f"{key}={value}" for key, value in BASE.items()), 'train.schedule="wsd"', phases]
-    recipe = read_recipe(None, sets).recipe
-    train = recipe.train.model_copy(update={"schedule": "linear"})
-    written = values_in_force(recipe.model_copy(update={"train": train}))
-    assert written["phases"] == [{"tokens": 32768}, {"tokens": 32768, "learning_rate": 1e-4}]

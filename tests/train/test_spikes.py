@@ -511,7 +511,7 @@ def killed_at(folder: Path, part: type, method: str, calls: int, is_after: bool)
 @pytest.mark.full
 @pytest.mark.parametrize("when", KILLS_IN_GOING_BACK)
 def test_a_kill_while_a_run_goes_back_changes_nothing(poisoned: Path, tmp_path: Path, when: str) -> None:
-    """The same steps are passed over, and the weights are those of a run that nobody killed."""
+    """The run passes over the same steps, and ends with the weights of one that nobody killed."""
     whole = run_in(poisoned, "whole")
     (tmp_path / "tokens").symlink_to(poisoned / "tokens")
     with pytest.raises(RuntimeError, match=r"\[rank 0\] ended without a word"):

@@ -66,7 +66,7 @@ class MegatronIndex(DocumentIndex):
 
     def starts(self, first: int, last: int) -> np.ndarray:
         sequences = np.asarray(self._documents[first:last], np.int64)
-        # Empty documents at the end begin at no sequence, those of a damaged index before all.
+        # Empty documents at the end begin at no sequence; a damaged index may have negative ones.
         is_inside = (sequences >= 0) & (sequences < len(self._pointers))
         starts = np.where(sequences < 0, np.int64(-1), np.int64(self._num_tokens))
         starts[is_inside] = self._pointers[sequences[is_inside]] // self._token_bytes

@@ -159,8 +159,8 @@ def check_unchanged(
             how = f"{size:,} bytes, described were {file.bytes:,}"
         raise KieloError(
             f"{path}: changed since the pack stage described it ({how}); source {name} is read in place. "
-            "What would work: `kielo run RECIPE --to pack`, which reads all of it again and takes the same "
-            "content; or the file as it was"
+            "What would work: `kielo run RECIPE --to pack`, which reads the whole file and accepts it if the "
+            "content is the same; or the file as it was"
         )
 
 

@@ -90,9 +90,8 @@ def point_newest(path: Path) -> None:
 
 def failure(final: Path, tensor_bytes: int, error: BaseException) -> str:
     """Returns why `final` was not saved, as a sentence."""
-    reason, cause = str(error), error if isinstance(error, OSError) else error.__cause__
-    if isinstance(error, OSError):
-        reason = sentence(error) or reason
+    cause = error if isinstance(error, OSError) else error.__cause__
+    reason = sentence(error) or str(error)
     if getattr(cause, "errno", None) in _DISK_FULL:
         system = os.statvfs(next(folder for folder in final.parents if folder.exists()))
         reason = (

@@ -16,7 +16,7 @@ from kielo.plan.prediction_interval import SHARE
 from kielo.plan.remedies import in_words
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import Choice, Found
-from kielo.recipe.without_effect import values_in_force
+from kielo.recipe.without_effect import layout_in_force
 from kielo.resolve.overview import overview_of_phases
 from kielo.resolve.resolved import Resolved
 
@@ -339,7 +339,7 @@ def _own_json(planned: PlannedLayout) -> dict[str, Any]:
 
 def layout_toml(planned: PlannedLayout) -> str:
     """Returns the lines of a recipe that choose this layout."""
-    chosen = values_in_force(with_layout(planned.run.recipe, planned)).get("layout", {})
+    chosen = layout_in_force(with_layout(planned.run.recipe, planned))
     lines = [f"{key} = {_toml(value)}" for key, value in chosen.items() if key != "shard"]
     return "\n".join(["[layout]", *lines, "", "[train]", f"micro_batch_sequences = {planned.micro_batch}"])
 

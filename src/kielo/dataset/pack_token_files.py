@@ -74,7 +74,7 @@ def note_places(
     """Writes where the same files lie now into the manifest of a finished stage; returns it.
 
     Files that were written again are read whole; with one of other content, which is returned too, nothing
-    is written. Those of which an earlier version noted no checksum are taken as they are.
+    is written. Files without a checksum, described by an earlier version, are taken as they are.
     """
     sources, changed = dict(manifest.counts["sources"]), []
     for name, of in found.items():

@@ -51,8 +51,7 @@ def check_token_files(
     if not any((row != end).any() for row in rows):
         raise KieloError(
             f"corpus.sources, {name}: {found.folder}: {len(rows)} documents looked at have no token but "
-            f"{end}, end-of-text, as in a file that was made in its size and never written; what would work: "
-            "whole files"
+            f"{end}, end-of-text, as in a sparse file that was never written; what would work: whole files"
         )
     _check_ends(name, found, rows, end)
     return _check_text(name, found, [row[row != end] for row in rows], tokenizer)

@@ -67,7 +67,7 @@ def prefetch(recipe: Recipe, folder: Path, python: str | None, say: Say) -> list
 
 
 def _tell_unfinished(hub: Path, say: Say) -> None:
-    """Tells of halves of files that the hub's client keeps when it is killed, and never goes on with.
+    """Tells of unfinished files that the hub's client leaves when it is killed, and never reads again.
 
     They stay: another call may be writing one.
     """

@@ -1,8 +1,9 @@
 """Keys that a recipe gives and that nothing reads: which they are, why, and what would put them in force.
 
 A key that has an effect only under a condition is one row of `CONDITIONS`. Such a key is refused where a
-person gives it (`check.py`), and left out where Kielo writes a recipe (`values_in_force`). Keys of [model]
-that a family lacks are not here: `models/families.py` knows them by the families' own tables.
+person gives it (`check.py`). The recipes that Kielo writes for a run and its jobs have every value, since
+stages are compared with all of them: nothing is refused there. Keys of [model] that a family lacks are not
+here: `models/families.py` knows them by the families' own tables.
 """
 
 import json
@@ -49,16 +50,11 @@ def without_effect(recipe: Recipe) -> Iterator[Idle]:
     yield from found.values()
 
 
-def values_in_force(recipe: Recipe) -> dict[str, Any]:
-    """Return every value that is no default and has an effect, as JSON has them: a recipe to be written."""
-    values = recipe.model_dump(mode="json", exclude_defaults=True)
-    for idle in without_effect(recipe):
-        *above, last = idle.key.split(".")
-        table: Any = values
-        for part in above:
-            table = table[int(part) - 1] if part.isdecimal() else table.get(part, {})
-        table.pop(last, None)
-    return values
+def layout_in_force(recipe: Recipe) -> dict[str, Any]:
+    """Return the values of [layout] that are no default and have an effect, for a person's recipe."""
+    idle = {one.key for one in without_effect(recipe)}
+    values = recipe.layout.model_dump(mode="json", exclude_defaults=True)
+    return {key: value for key, value in values.items() if f"layout.{key}" not in idle}
 
 
 def _is_masked(recipe: Recipe) -> bool:

@@ -28,8 +28,8 @@ def decoded_documents(recipe: Recipe, tokenizer: TextTokenizer, most_bytes: int)
             if empty > _MOST_EMPTY:
                 raise KieloError(
                     f"corpus.sources, {name}: {files.folder}/{stream.document_name(start)} and "
-                    f"{_MOST_EMPTY:,} documents before it have no token but {end}, end-of-text, as in a file "
-                    "that was made in its size and never written; what would work: whole files"
+                    f"{_MOST_EMPTY:,} documents before it have no token but {end}, end-of-text, as in a "
+                    "sparse file that was never written; what would work: whole files"
                 )
             if empty:
                 continue

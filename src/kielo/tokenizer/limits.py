@@ -54,7 +54,11 @@ def _limited_seconds(seconds: float) -> Iterator[None]:
 @contextmanager
 def _limited_bytes(num_bytes: int) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = _address_space_bytes() + num_bytes
+    try:
+        limit = _address_space_bytes() + num_bytes
+    except OSError:  # no /proc: not Linux
+        yield
+        return
     if soft != resource.RLIM_INFINITY:
         limit = min(limit, soft)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
