@@ -25,9 +25,9 @@ import torch
 import torch.multiprocessing
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
-from kielo.artifact.whole_checkpoints import newest_complete
+from kielo.artifact.checkpoint_inspection import newest_complete
 from kielo.checkpoint.checkpointer import Checkpointer
-from kielo.parallel.world import World, end_world, make_host_group, start_world
+from kielo.ranks.world import World, end_world, make_host_group, start_world
 
 TENSORS, COLUMNS = 300, 1024
 BAR_SECONDS, BAR_BYTES_PER_SECOND = 0.2, 1e9

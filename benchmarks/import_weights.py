@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from kielo.artifact.row_map import RowMap
 from kielo.checkpoint.hugging_face_import import load_model_weights
-from kielo.checkpoint.safetensors_stream import SafetensorsStream
+from kielo.checkpoint.safetensors_storage import SafetensorsStream
 from kielo.checkpoint.transplant import Transplant
 from kielo.models.families import hf_config
 from kielo.models.llama.model import Llama

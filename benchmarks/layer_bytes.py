@@ -28,9 +28,8 @@ from kielo.parallel.tensor_parallel import apply_tensor_parallel
 from kielo.recipe.sections import Layout, Model, Recompute
 from kielo.resolve.activation_bytes import layer_bytes, layer_parts
 from kielo.train.build import positions_of_rank
-from kielo.verify.fake_world import fake_world, groups_of
 from kielo.verify.rank_watch import RankWatch
-from kielo.verify.torch_fakes import fake_tensors
+from kielo.verify.torch_fakes import fake_tensors, fake_world, groups_of
 
 RESULTS = Path(__file__).parent / "results" / "layer_bytes.json"
 _BF16 = 2

@@ -32,10 +32,10 @@ from published_memory import formula_memory_bytes
 from published_runs import PublishedRun, read_published_runs
 
 from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, members, read_card
-from kielo.plan.prediction_interval import interval
+from kielo.plan.planned_layout import interval
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
-from kielo.resolve.fits import usable_bytes
+from kielo.resolve.memory import usable_bytes
 
 HERE = Path(__file__).resolve().parent
 CARD = HERE.parent / "src" / "kielo" / "cards" / "efficiency" / "published_runs.toml"

@@ -9,7 +9,7 @@ import numpy as np
 
 from kielo.plan.efficiency import CONSTANTS, Efficiency, members
 from kielo.plan.least_squares import Members, Stop, fit_drawn_to_priors
-from kielo.plan.prediction_interval import SHARE
+from kielo.plan.planned_layout import SHARE
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
 

@@ -21,15 +21,14 @@ from typing import Any
 
 import torch
 
-from kielo.plan.workload import Workload
-from kielo.plan.workload_row import workload_row
+from kielo.plan.workload import Workload, workload_row
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.read import read_recipe
 from kielo.resolve.memory import MemoryBytes, memory_bytes
 from kielo.resolve.memory_row import StepSize, TrainOptions
-from kielo.resolve.ranks import rank_of_stage
 from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved
+from kielo.resolve.shares import rank_of_stage
 from kielo.resolve.state_bytes import state_bytes
 from kielo.resolve.text import imagined_text
 from kielo.verify.rehearse import heaviest_phase, rehearse

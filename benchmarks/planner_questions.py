@@ -15,11 +15,11 @@ import numpy as np
 from published_memory import formula_memory_bytes
 
 from kielo.plan.efficiency import ENGINES, Efficiency, fitted
-from kielo.plan.prediction_interval import interval
+from kielo.plan.planned_layout import interval
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import ATTENTION_KERNELS, RECIPES, Workload, machine_columns
 from kielo.recipe.cards import accelerator, cluster
-from kielo.resolve.fits import usable_bytes
+from kielo.resolve.memory import usable_bytes
 
 GIB = 2**30
 

@@ -18,7 +18,7 @@ from kielo.plan.efficiency import ENGINES
 from kielo.plan.workload import ATTENTION_KERNELS, RECIPES, Workload, machine_columns
 from kielo.recipe.cards import Accelerator, accelerator, accelerators
 from kielo.recipe.errors import KieloError
-from kielo.resolve.fits import usable_bytes
+from kielo.resolve.memory import usable_bytes
 
 # The table's word for a GPU → a card, where they differ.
 _CARDS = {"gh200": "gh200_96", "a800_80": "a100_80"}

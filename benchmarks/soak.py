@@ -47,9 +47,9 @@ import torch
 from restart import pack
 from soak_step import FLIP_SIGNAL, WAIT_SECONDS
 
+from kielo.artifact.attempt_files import EXIT_CODES
 from kielo.artifact.checkpoint_folder import step_folders, step_of
 from kielo.artifact.manifest import MANIFEST_NAME
-from kielo.artifact.outcome import EXIT_CODES
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.plan.failures import Save, effective_share
 

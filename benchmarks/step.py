@@ -36,7 +36,7 @@ from contenders.contender import Contender, LeftOut, Work
 from step_bars import bars_of, idle_share
 from step_shapes import GPU_TOKENS_PER_STEP, SHAPES, flops_of, layers_that_fit, resolved_of, state_bytes
 
-from kielo.parallel.world import end_world, start_world
+from kielo.ranks.world import end_world, start_world
 from kielo.recipe.cards import accelerator_of_device
 from kielo.recipe.errors import KieloError
 from kielo.train.precision import settle_matrix_products

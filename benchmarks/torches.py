@@ -22,7 +22,7 @@ from junit import outcome
 
 _ROOT = Path(__file__).resolve().parents[1]
 _RESULT = Path(__file__).parent / "results" / "test_torches.json"
-TESTS = ("tests/parallel", "tests/train", "tests/checkpoint")
+TESTS = ("tests/ranks", "tests/parallel", "tests/train", "tests/checkpoint")
 
 
 def main() -> None:

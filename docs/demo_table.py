@@ -16,15 +16,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from kielo.artifact.manifest import read_manifest
-from kielo.artifact.masked_scores import MaskedScores
 from kielo.artifact.row_map import RowMap
-from kielo.artifact.scores import BitsPerByte
+from kielo.artifact.scores import BitsPerByte, MaskedScores
 from kielo.artifact.stage_json import read_json
 from kielo.artifact.summary import Summary
 from kielo.recipe.read import read_recipe
-from kielo.report.baselines import HIDDEN_TOKENS
 from kielo.report.figures import bits_per_byte_bars
 from kielo.report.style import CSS
+from kielo.report.units import HIDDEN_TOKENS
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "demo_estonian.json"

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-# Its memory is nearly used up, by whatever else runs there: kielo.train.resources.
+# Its memory is nearly used up, by whatever else runs there: kielo.train.watch.resources.
 OF_MACHINE = ("host memory of ", "/dev/shm of ")
 
 

@@ -12,8 +12,8 @@ from kielo.parallel.mesh import build_mesh
 from kielo.resolve.resolved import Resolved
 from kielo.train.build import build_step, laid_out
 from kielo.train.feed import MicroBatch, StepBatch
-from kielo.train.guard import Guard
 from kielo.train.loop import optimiser_step
+from kielo.train.watch.guard import Guard
 
 
 def build(work: Work) -> Contender:

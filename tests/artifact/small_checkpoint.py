@@ -3,16 +3,16 @@
 import json
 from pathlib import Path
 
-from kielo.artifact.block_digests import BlockDigests
+from kielo.artifact.checkpoint_faults import BlockDigests
 from kielo.artifact.checkpoint_index import (
     CheckpointIndex,
     Chunk,
     TensorEntry,
     chunk_key,
     entry_json,
+    write_checkpoint_manifest,
     write_index,
 )
-from kielo.artifact.checkpoint_manifest import write_checkpoint_manifest
 
 
 def checkpoint(folder: Path, step: int = 1, save_id: str = "0" * 16, **plain) -> Path:

@@ -3,8 +3,16 @@
 import json
 import re
 
-from kielo.artifact.alerts import ALERTS_NAME, append_alert
-from kielo.artifact.attempts import Beginning, End, append, now, read_attempts, read_lines
+from kielo.artifact.attempt_files import (
+    ALERTS_NAME,
+    Beginning,
+    End,
+    append,
+    append_alert,
+    now,
+    read_attempts,
+    read_lines,
+)
 
 
 def test_lines_of_attempts_and_alerts(tmp_path) -> None:

@@ -13,11 +13,13 @@ from kielo.artifact.checkpoint_inspection import (
     describe_tensors,
     find_checkpoints,
     find_faults,
+    list_checkpoints,
+    newest_checkpoint,
+    newest_complete,
     newest_whole,
     refuse_no_checkpoint,
     state_after_verification,
 )
-from kielo.artifact.whole_checkpoints import list_checkpoints, newest_checkpoint, newest_complete
 from kielo.recipe.errors import KieloError
 from tests.artifact.small_checkpoint import checkpoint
 from tests.bar import bars_of

@@ -5,8 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from kielo.artifact.alerts import ALERTS_NAME
-from kielo.artifact.attempts import ATTEMPTS_NAME, Beginning, Change, End, append, read_attempts
+from kielo.artifact.attempt_files import (
+    ALERTS_NAME,
+    ATTEMPTS_NAME,
+    Beginning,
+    Change,
+    End,
+    append,
+    read_attempts,
+)
 from kielo.artifact.chronicle import (
     CHRONICLE_NAME,
     Table,

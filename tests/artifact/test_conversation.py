@@ -1,6 +1,6 @@
 """Messages are joined to a text, and cut out of it again by their turns."""
 
-from kielo.artifact.conversation import join_messages, messages_of, split_messages
+from kielo.artifact.documents import join_messages, messages_of, split_messages
 
 MESSAGES = [
     {"role": "system", "content": ""},

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from kielo.artifact.file_array import FileArray, file_being_read
+from kielo.artifact.token_file import FileArray, file_being_read
 
 
 def test_parts_are_those_of_the_file(tmp_path):

@@ -7,19 +7,24 @@ import pytest
 from pydantic import BaseModel
 
 from kielo.artifact import formats
-from kielo.artifact.alerts import ALERTS_NAME, Alert, append_alert
+from kielo.artifact.attempt_files import ALERTS_NAME, Alert, Outcome, append_alert
 from kielo.artifact.formats import FORMATS, schema_of
-from kielo.artifact.ladder import Ladder, MeasuredSpeed, PlannedSpeed, ReferenceSpeed, Rung
-from kielo.artifact.launch import Launch
+from kielo.artifact.launch_files import (
+    Ladder,
+    Launch,
+    MadeSite,
+    MeasuredSpeed,
+    PlannedSpeed,
+    ReferenceSpeed,
+    Rung,
+)
 from kielo.artifact.manifest import write_manifest
-from kielo.artifact.masked_scores import Accuracy, MaskedScores
 from kielo.artifact.metrics import METRICS_NAME, Row, of_kind, read_metrics
 from kielo.artifact.nearest_tokens import NearestTokens, NearToken, NewToken
-from kielo.artifact.outcome import Outcome
 from kielo.artifact.prefetched import Brought, Prefetched
 from kielo.artifact.preflight import CheckReport, Complaint, NodeVerdict, Preflight
 from kielo.artifact.row_map import RowMap
-from kielo.artifact.site import MadeSite
+from kielo.artifact.scores import Accuracy, MaskedScores
 from kielo.artifact.stage_json import JsonFile, read_json, read_stage_json, write_json
 from kielo.artifact.token_file import TokenFile
 from kielo.artifact.token_sources import TokenFiles, TokenFileSet

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from kielo.artifact import join_files as module
-from kielo.artifact.join_files import join_files, join_token_shards
-from kielo.artifact.token_shards import TokenShard, TokenShardWriter
+from kielo.artifact import token_shards as module
+from kielo.artifact.token_shards import TokenShard, TokenShardWriter, join_files, join_token_shards
 
 
 @pytest.mark.parametrize("read_bytes", [1, 2, 3, 100])

@@ -19,7 +19,7 @@ from kielo.artifact.lease import HANDED_DOWN, Holder, Lease, held
 from kielo.recipe.errors import KieloError
 from kielo.train import build
 from kielo.train.run import train
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
 BEAT_SECONDS = 0.1

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from kielo.artifact.masked_scores import (
+from kielo.artifact.scores import (
     Accuracy,
     FilledMask,
     Filling,

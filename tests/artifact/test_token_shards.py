@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from kielo.artifact import token_shards
-from kielo.artifact.join_files import join_token_shards
-from kielo.artifact.token_shards import TokenShard, TokenShardWriter
+from kielo.artifact.token_shards import TokenShard, TokenShardWriter, join_token_shards
 from kielo.recipe.errors import KieloError
 
 DOCUMENTS = [[5, 1, 65_498, 0], [], [7], list(range(300))]

@@ -15,10 +15,9 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
-from kielo.artifact.whole_checkpoints import newest_checkpoint
+from kielo.artifact.checkpoint_inspection import newest_checkpoint
 from kielo.cli.main import main
-from kielo.evaluate.bits_per_byte import token_stream_bits
-from kielo.evaluate.contender import load_checkpoint
+from kielo.evaluate.contender import load_checkpoint, token_stream_bits
 from kielo.models import families
 from kielo.resolve.resolved import read
 from kielo.tokenizer.load import encode

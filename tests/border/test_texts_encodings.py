@@ -10,7 +10,7 @@ import pytest
 import webencodings.labels
 import zstandard
 
-from kielo.corpus.html_encoding import decode_page
+from kielo.corpus.html_text import decode_page
 from tests.border.source_variants import Kind, check
 
 ESTONIAN = [

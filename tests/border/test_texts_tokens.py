@@ -14,11 +14,11 @@ from kielo.artifact.token_shards import TokenShardWriter
 from kielo.artifact.token_sources import find_token_files
 from kielo.dataset.batches import NOT_COUNTED, Batches, open_shard
 from kielo.dataset.pack import pack
-from kielo.dataset.token_file_check import check_token_files
+from kielo.dataset.pack_token_files import check_token_files
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import Recipe
-from kielo.resolve.mixture import mixture_of
+from kielo.resolve.budget import mixture_of
 from kielo.resolve.rules import Case, Machine, complaints, mixture_has_text
 from kielo.resolve.text import Text, blocks_as_they_are
 from kielo.tokenizer.load import decode, encode, load_tokenizer

@@ -11,7 +11,7 @@ from kielo.models.piece import Box
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import AXES, build_mesh
 from kielo.parallel.parallelise import parallelise
-from kielo.parallel.world import start_world
+from kielo.ranks.world import start_world
 from kielo.recipe.sections import Layout, Model
 
 

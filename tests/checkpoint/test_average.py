@@ -10,21 +10,21 @@ import torch
 
 from kielo.artifact.checkpoint_folder import step_folder_name
 from kielo.artifact.checkpoint_index import read_index, read_plain
+from kielo.artifact.checkpoint_inspection import check_checkpoint
 from kielo.artifact.run_format import FORMAT_VERSION, with_version
-from kielo.artifact.whole_checkpoints import check_checkpoint
 from kielo.checkpoint import average as average_module
 from kielo.checkpoint import export_tensors
 from kielo.checkpoint.average import average
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.read_checkpoint import read_tensors
-from kielo.checkpoint.safetensors_stream import SafetensorsStream
+from kielo.checkpoint.safetensors_storage import SafetensorsStream
 from kielo.checkpoint.tensor_table import read_table
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import as_stored_now
 from tests.bar import bars_of
 from tests.checkpoint.layouts import config, model_on_ranks, values
-from tests.ranks import run_ranks
 from tests.resolve.golden_runs import GOLDEN
+from tests.started_ranks import run_ranks
 
 IDENTITY = with_version({"name": "tiny", "learning_rate": 1e-3, "model": {"hidden_size": 16}})
 

@@ -15,20 +15,28 @@ import torch
 import xxhash
 
 from kielo.artifact.checkpoint_faults import FaultyCheckpoint
-from kielo.artifact.checkpoint_index import read_index
-from kielo.artifact.checkpoint_manifest import read_checkpoint_manifest
+from kielo.artifact.checkpoint_index import read_checkpoint_manifest, read_index
 from kielo.artifact.row_map import RowMap
 from kielo.checkpoint import node_memory, save_plan
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.average import average
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.node_memory import CopyName, FoundCopy, NodeMemory
-from kielo.checkpoint.prune import mark_damaged, prune, remove_later, remove_leftovers
-from kielo.checkpoint.publish import discard, failure, point_newest, publish, refuse_if_too_full, shortage
-from kielo.checkpoint.safetensors_stream import SafetensorsStream
+from kielo.checkpoint.publish import (
+    discard,
+    failure,
+    mark_damaged,
+    point_newest,
+    prune,
+    publish,
+    refuse_if_too_full,
+    remove_later,
+    remove_leftovers,
+    shortage,
+)
+from kielo.checkpoint.safetensors_storage import SafetensorsStream
 from kielo.checkpoint.save_plan import HeldChunk, SavePlanner, WholePlan, held_chunks, plan_all
-from kielo.checkpoint.saving import complaint_unless_finite, room_needed
-from kielo.checkpoint.staging import Staging
+from kielo.checkpoint.saving import Staging, complaint_unless_finite, room_needed
 from kielo.checkpoint.tensor_table import StoredTensor
 from kielo.checkpoint.transplant import Transplant
 from kielo.recipe.errors import KieloError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kielo.checkpoint import agreement, exchange_files, node_memory
+from kielo.checkpoint import agreement, memory_copies, node_memory
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.memory_copies import MemoryCopies
@@ -40,7 +40,7 @@ class Nodes:
             original(node, name, num_bytes)
 
         monkeypatch.setattr(NodeMemory, "make_partial", make_partial)
-        self.run = partial(run_threads, monkeypatch, [agreement, exchange_files])
+        self.run = partial(run_threads, monkeypatch, [agreement, memory_copies])
         checkpointer = Checkpointer(self.folder)
         checkpointer.save(100, TENSORS, {"step": 100})
         checkpointer.settle()

@@ -18,15 +18,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from kielo.artifact import block_digests
+from kielo.artifact import checkpoint_faults
 from kielo.artifact.checkpoint_index import read_plain
-from kielo.artifact.whole_checkpoints import list_checkpoints, newest_complete
+from kielo.artifact.checkpoint_inspection import list_checkpoints, newest_complete
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.read_checkpoint import read_tensors
-from kielo.parallel.world import make_host_group, start_world
+from kielo.ranks.world import make_host_group, start_world
 from kielo.recipe.errors import KieloError
 from tests.fault_times import FaultTimes
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 
 CALLS = ("open", "fsync", "rename", "replace", "symlink", "mkdir", "unlink", "rmdir")
 
@@ -184,7 +184,7 @@ DAMAGES = (_flip, _zero, _cut, _remove, _swap)
 
 def test_five_hundred_damages_are_noticed_and_named(tmp_path, monkeypatch):
     """Every reader names the damaged file of the newest checkpoint, and the older one is used."""
-    monkeypatch.setattr(block_digests, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(checkpoint_faults, "BLOCK_BYTES", 1000)
     before, run = tmp_path / "before", tmp_path / "run"
     save(before, 100, 200)
     names = sorted(path.name for path in (before / "step_00000200").iterdir())

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from kielo.checkpoint import exchange_files as module
-from kielo.checkpoint.exchange_files import exchange_files
+from kielo.checkpoint import memory_copies as module
+from kielo.checkpoint.memory_copies import exchange_files
 from tests.checkpoint.threads import Group, run_threads
 
 # Of each rank, which sends them to the next one.

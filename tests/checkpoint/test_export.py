@@ -21,9 +21,8 @@ from kielo.checkpoint import export_tensors
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.export_stage import ExportOptions
 from kielo.checkpoint.hugging_face_export import export
-from kielo.checkpoint.pieces import cut, join
-from kielo.checkpoint.safetensors_stream import SafetensorsStream
-from kielo.checkpoint.tensor_table import read_table
+from kielo.checkpoint.safetensors_storage import SafetensorsStream
+from kielo.checkpoint.tensor_table import cut, join, read_table
 from kielo.models import families
 from kielo.models.llama.model import Llama
 from kielo.models.llama.names import to_hugging_face
@@ -31,7 +30,7 @@ from kielo.models.piece import Piece, by_stored_name
 from kielo.recipe.errors import KieloError
 from tests.checkpoint.layouts import config, model_on_ranks, values
 from tests.checkpoint.test_drills import Killer
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 
 SHARD_BYTES = 9000
 POINTS = 12

@@ -19,9 +19,8 @@ from kielo.artifact.weights_folder import pinned, resolve_weights
 from kielo.checkpoint import tensor_file
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.hugging_face_import import load_model_weights, load_weights
-from kielo.checkpoint.pieces import join
 from kielo.checkpoint.tensor_file import ReadBuffers, TensorFile, Wanted
-from kielo.checkpoint.tensor_table import read_table
+from kielo.checkpoint.tensor_table import join, read_table
 from kielo.models.llama.model import Llama
 from kielo.models.llama.names import to_hugging_face
 from kielo.models.piece import Piece, by_stored_name
@@ -30,7 +29,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
 from kielo.train.run import train
 from tests.checkpoint.layouts import config, model_on_ranks, values
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
 Tensors = dict[str, torch.Tensor]

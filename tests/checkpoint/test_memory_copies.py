@@ -10,18 +10,18 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from kielo.artifact.attempts import read_attempts
-from kielo.artifact.whole_checkpoints import newest_complete
+from kielo.artifact.attempt_files import read_attempts
+from kielo.artifact.checkpoint_inspection import newest_complete
 from kielo.checkpoint import node_memory
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.node_memory import NodeMemory
 from kielo.checkpoint.read_checkpoint import read_tensors
-from kielo.parallel.world import make_host_group, start_world
+from kielo.ranks.world import make_host_group, start_world
 from kielo.recipe.errors import KieloError
 from kielo.train import loop
 from kielo.train.run import train
 from tests.checkpoint.test_checkpointer import small
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
 RANKS_A_NODE = 2

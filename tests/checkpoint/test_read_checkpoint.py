@@ -6,8 +6,7 @@ import torch
 from kielo.artifact.checkpoint_index import CheckpointIndex, read_index
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.checkpointer import Checkpointer
-from kielo.checkpoint.read_checkpoint import missing_names, read_tensors, some_names
-from kielo.checkpoint.restoring import fill
+from kielo.checkpoint.read_checkpoint import fill, missing_names, read_tensors, some_names
 from kielo.recipe.errors import KieloError
 
 

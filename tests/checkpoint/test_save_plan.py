@@ -11,9 +11,9 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_d
 from kielo.artifact.checkpoint_index import read_index
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.save_plan import HeldChunk, plan_all
-from kielo.parallel.world import make_host_group, start_world
+from kielo.ranks.world import make_host_group, start_world
 from kielo.recipe.errors import KieloError
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 
 
 def content(path: Path) -> tuple:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kielo.checkpoint.staging import Staging
+from kielo.checkpoint.saving import Staging
 
 ALIGNMENT = 512
 SHAPES = {"matrix": (129, 1000), "vector": (1000,), "scalar": (), "empty": (0, 7), "one_more": (4097,)}

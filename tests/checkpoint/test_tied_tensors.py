@@ -2,8 +2,8 @@
 
 import torch
 
-from kielo.checkpoint.pieces import cut, is_finite, join, whole_box
-from kielo.checkpoint.tied_tensors import tied_names, untied
+from kielo.checkpoint.save_plan import tied_names, untied
+from kielo.checkpoint.tensor_table import cut, is_finite, join, whole_box
 from kielo.models.piece import Piece
 
 

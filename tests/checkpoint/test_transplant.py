@@ -18,7 +18,7 @@ from kielo.parallel.materialise import local, local_slices
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
 from tests.checkpoint.layouts import config, model_on_ranks, values
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 
 OLD, NEW, OLD_ROWS = 41, 67, 48  # the old model has rows that no token of its tokenizer has
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from kielo.artifact.checkpoint_faults import Fault
-from kielo.checkpoint import agreement, verification
+from kielo.checkpoint import agreement, read_checkpoint
 from kielo.checkpoint.agreement import Agreement
-from kielo.checkpoint.verification import Verification
+from kielo.checkpoint.read_checkpoint import Verification
 from tests.checkpoint.threads import run_threads
 
 NAMES = ["manifest-less", "index.json", *(f"rank_0000{rank}.safetensors" for rank in range(5))]
@@ -24,8 +24,8 @@ def found(monkeypatch) -> dict[str, Fault]:
         faults["read"].append(list(names))
         return next((faults[name] for name in names if name in faults), None)
 
-    monkeypatch.setattr(verification, "listed_files", lambda path: dict.fromkeys(NAMES))
-    monkeypatch.setattr(verification, "find_fault", find_fault)
+    monkeypatch.setattr(read_checkpoint, "listed_files", lambda path: dict.fromkeys(NAMES))
+    monkeypatch.setattr(read_checkpoint, "find_fault", find_fault)
     return faults
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from kielo.parallel.objects import from_json, to_json
+from kielo.ranks.objects import from_json, to_json
 
 WAIT_SECONDS = 60
 

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
-from kielo.artifact.alerts import ALERTS_NAME
+from kielo.artifact.attempt_files import ALERTS_NAME
 from kielo.artifact.token_shards import TokenShard
 from kielo.checkpoint import auto_tokenizer
 from kielo.cli.main import main

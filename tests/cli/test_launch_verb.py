@@ -361,7 +361,7 @@ def test_jobs_that_pack_tell_how_far_they_are(capsys, monkeypatch, tmp_path) -> 
 
 
 def test_a_ladder_is_tabled_and_written(capsys, monkeypatch, tmp_path) -> None:
-    from kielo.artifact.ladder import Ladder
+    from kielo.artifact.launch_files import Ladder
 
     (tmp_path / Ladder.FILE_NAME).touch()
     ladder = SimpleNamespace(content=lambda: {"rungs": []})

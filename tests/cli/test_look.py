@@ -149,7 +149,7 @@ def mapped(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     make = "kielo.tokenizer.row_map.make_row_map"
     monkeypatch.setattr(make, lambda *given: noted.asked.append(given) or noted.made)
     monkeypatch.setattr("kielo.tokenizer.load.load_tokenizer", lambda folder: folder.name)
-    monkeypatch.setattr("kielo.tokenizer.token_names.TokenNames", lambda of: lambda number: f"{of}{number}")
+    monkeypatch.setattr("kielo.tokenizer.spelling.TokenNames", lambda of: lambda number: f"{of}{number}")
     return noted
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kielo.artifact.outcome import Outcome
+from kielo.artifact.attempt_files import Outcome
 from kielo.cli import train
 from kielo.cli.main import main
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kielo.artifact.whole_checkpoints import newest_checkpoint
+from kielo.artifact.checkpoint_inspection import newest_checkpoint
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.cli.main import STAGES, main
 from kielo.evaluate.contender import load_checkpoint

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kielo.artifact.checkpoint_folder import INDEX_NAME
-from kielo.artifact.masked_scores import MaskedScores
 from kielo.artifact.preflight import BAD_NODES_NAME, Preflight
+from kielo.artifact.scores import MaskedScores
 from kielo.cli.main import main
 from kielo.cli.rehearse import chosen_ranks
 from kielo.recipe.errors import KieloError
@@ -133,7 +133,7 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
             print(" oli.")
         return " oli."
 
-    monkeypatch.setattr("kielo.evaluate.continue_text.continue_text", continue_text)
+    monkeypatch.setattr("kielo.evaluate.generate.continue_text", continue_text)
     monkeypatch.setattr("kielo.cli.checkpoint.newest_checkpoint", lambda run: run / "newest")
     monkeypatch.setattr("kielo.cli.export.export_checkpoint", lambda _, hf, *__: (hf.parent / "made").touch())
     return asked
@@ -280,7 +280,7 @@ def test_a_preflight_starts_ranks(failure, recipe, capsys, monkeypatch) -> None:
         def __getattr__(self, name: str) -> Any:
             return lambda *given: done.append((name, *given)) or (failure if name == "wait" else None)
 
-    monkeypatch.setattr("kielo.parallel.local_ranks.Ranks", Ranks)
+    monkeypatch.setattr("kielo.ranks.local_ranks.Ranks", Ranks)
     monkeypatch.setattr("kielo.resolve.resolve.resolve", lambda *given: done.append(given[2]))
     words = ["preflight", str(recipe), "--set", "seed=3", "--ranks", "2"]
     assert main(words) == (1 if failure else 0)

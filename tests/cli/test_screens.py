@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from kielo.artifact.launch import Launch
+from kielo.artifact.launch_files import Launch
 from kielo.artifact.stage_json import write_json
 from kielo.cli.main import command_line, main
 from tests.counting_encoder import text, trained

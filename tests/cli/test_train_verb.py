@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from kielo.artifact.attempt_files import REFUSAL_FILE, Outcome
 from kielo.artifact.manifest import write_stage
-from kielo.artifact.outcome import REFUSAL_FILE, Outcome
 from kielo.cli.main import main
 from kielo.cli.train import is_done, train_here, train_on_ranks
 from kielo.recipe.errors import KieloError
@@ -183,11 +183,11 @@ def resolved(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("kielo.resolve.resolve.resolve", resolve)
-    chosen = "kielo.resolve.precision.chosen_precision"
+    chosen = "kielo.resolve.software.chosen_precision"
     monkeypatch.setattr(chosen, lambda recipe, *_: ("bf16", f"{recipe.name} has AMX"))
     monkeypatch.setattr("kielo.resolve.shares.uneven_steps", lambda _: of.uneven)
     monkeypatch.setattr("kielo.plan.remedies.memory_warning", lambda *_: of.memory)
-    monkeypatch.setattr("kielo.plan.expected_speed.with_expectation", lambda resolved, recipe: resolved)
+    monkeypatch.setattr("kielo.plan.cost.with_expectation", lambda resolved, recipe: resolved)
     monkeypatch.setattr("kielo.train.run.train", note("train"))
     monkeypatch.setattr("kielo.train.run.measure", note("measure"))
     return of
@@ -239,8 +239,8 @@ def test_ranks_of_a_node_ask_the_hub_for_weights_once(resolved, recipe, monkeypa
     """Within four hours, before the recipe is resolved."""
     asked = []
     monkeypatch.setattr("kielo.artifact.weights_folder.resolve_weights", lambda weights: f"here: {weights}")
-    monkeypatch.setattr("kielo.parallel.world.meet", lambda place, seconds: (place.size, seconds))
-    once = "kielo.parallel.once_a_node.once_a_node"
+    monkeypatch.setattr("kielo.ranks.world.meet", lambda place, seconds: (place.size, seconds))
+    once = "kielo.ranks.world.once_a_node"
     monkeypatch.setattr(
         once, lambda what, find, *rest: asked.append((what, find(), len(resolved.asked), *rest))
     )
@@ -362,7 +362,7 @@ def test_a_gpu_is_named_and_a_missing_compiler_is_told_once(resolved, recipe, ca
     assert train(recipe) == 0 and capsys.readouterr().err == ""  # no GPU: nothing is compiled anyway
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "H100")
-    monkeypatch.setattr("kielo.parallel.allocator.settle_allocator", lambda settings: "expandable")
+    monkeypatch.setattr("kielo.ranks.process_settings.settle_allocator", lambda settings: "expandable")
     assert train(recipe) == 0
     assert resolved.asked[-2] == (1, "cuda", "H100")
     said = "device memory: expandable\n", "warning: layers are not compiled; no C compiler\n"

@@ -29,7 +29,7 @@ class Parity:
         monkeypatch.setattr("kielo.resolve.resolved.read", lambda path: path.name)
         monkeypatch.setattr("kielo.verify.certificate.current_certificate", lambda *what: self.current)
         monkeypatch.setattr("kielo.verify.parity.verify_parity", self.verify)
-        monkeypatch.setattr("kielo.verify.parity_table.print_parity", lambda made: print(made.content()))
+        monkeypatch.setattr("kielo.verify.certificate.print_parity", lambda made: print(made.content()))
 
     def certificate(self, name: str) -> SimpleNamespace:
         return SimpleNamespace(content=lambda: {"made": name}, passed=self.passed, FILE_NAME="parity.json")

@@ -6,8 +6,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from kielo.artifact.conversation import messages_of
-from kielo.artifact.documents import read_documents
+from kielo.artifact.documents import messages_of, read_documents
 from kielo.artifact.funnel import Funnel
 from kielo.artifact.stage_json import read_json
 from kielo.corpus.run import run_corpus

@@ -7,29 +7,32 @@ import pytest
 import xxhash
 
 from kielo.artifact.documents import read_documents
-from kielo.corpus import document_files, pairs
-from kielo.corpus.code_filters import (
+from kielo.corpus import pairs, pipeline
+from kielo.corpus.conversations import AlternatingTurns, WholeConversations, read_conversation
+from kielo.corpus.filters import DocumentDuplicates, DocumentLength, LineLength, NotEmpty
+from kielo.corpus.html_text import page_text
+from kielo.corpus.normalise import Normalise
+from kielo.corpus.pairs import LayOutPairs, NormaliseSides, SideLanguage, WholePairs
+from kielo.corpus.pipeline import MergeCleaned, WriteCleaned, WriteDocuments
+from kielo.corpus.programming_languages import (
     AlphanumericShare,
     GeneratedMarks,
     LineLengths,
     ProgrammingLanguage,
     code_filters,
+    programming_language,
 )
-from kielo.corpus.conversations import AlternatingTurns, WholeConversations, read_conversation
-from kielo.corpus.document_files import MergeCleaned, WriteCleaned, WriteDocuments
-from kielo.corpus.document_filters import DocumentLength, NotEmpty
-from kielo.corpus.duplicates import DocumentDuplicates
-from kielo.corpus.html_text import page_text
-from kielo.corpus.line_filters import LineLength
-from kielo.corpus.line_wrapping import wrapping_advice
-from kielo.corpus.normalise import Normalise
-from kielo.corpus.pairs import LayOutPairs, NormaliseSides, SideLanguage, WholePairs
-from kielo.corpus.programming_languages import programming_language
 from kielo.corpus.raw_formats import RawSource
 from kielo.corpus.raw_record import BadRecord
-from kielo.corpus.settings import LanguageRule
-from kielo.corpus.split_document import SplitDocument, split_document, split_verbatim
-from kielo.corpus.step import CorpusStep, LineFilter
+from kielo.corpus.run import wrapping_advice
+from kielo.corpus.step import (
+    CorpusStep,
+    LanguageRule,
+    LineFilter,
+    SplitDocument,
+    split_document,
+    split_verbatim,
+)
 from kielo.recipe.sections import CodeFilters
 
 
@@ -368,7 +371,7 @@ def test_files_of_documents(tmp_path, monkeypatch):
         ("s/0", (0, 0), {"k": 0}), ("s/1", (0, 1), {"k": 1}), ("s/2", (0, 2), {"k": 2}),
         ("t/3", (0, 3), {"k": 3}),
     ]  # fmt: skip
-    monkeypatch.setattr(document_files, "BYTES_PER_FILE", 22)
+    monkeypatch.setattr(pipeline, "BYTES_PER_FILE", 22)
     step = WriteDocuments(tmp_path / "documents")
     assert len(list(step.run(iter(merged)))) == 4
     counts = counted(step)

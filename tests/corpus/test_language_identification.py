@@ -5,10 +5,9 @@ from types import SimpleNamespace
 import fasttext
 import pytest
 
-from kielo.corpus.document_filters import document_filters
+from kielo.corpus.filters import LineLanguage, LineLength, ScriptFilter, document_filters, line_filters
 from kielo.corpus.language_identification import THRESHOLDS, LanguageFilter, Lid176, load_identifier
-from kielo.corpus.line_filters import LineLanguage, LineLength, ScriptFilter, line_filters
-from kielo.corpus.settings import LanguageRule
+from kielo.corpus.step import LanguageRule
 from kielo.recipe.sections import Corpus
 
 

@@ -7,10 +7,10 @@ import pyarrow.parquet
 import pytest
 
 from kielo.corpus import raw_formats
+from kielo.corpus.pipeline import ReadSources, bad_examples
 from kielo.corpus.raw_formats import RawSource, column_path, file_format, formats, is_readable, records
 from kielo.corpus.raw_record import BadRecord, Record
 from kielo.corpus.raw_texts import parse
-from kielo.corpus.read_sources import ReadSources, bad_examples
 from kielo.recipe.errors import KieloError
 
 

@@ -12,7 +12,7 @@ import zstandard
 
 from kielo.corpus.fetch import fetch_sources
 from kielo.corpus.html_text import page_text
-from kielo.corpus.read_sources import ReadSources, bad_examples
+from kielo.corpus.pipeline import ReadSources, bad_examples
 from kielo.recipe.sections import Corpus, Recipe, Source
 from tests.corpus.texts import ESTONIAN
 

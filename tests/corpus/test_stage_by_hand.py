@@ -9,11 +9,10 @@ from kielo.artifact.funnel import Funnel
 from kielo.artifact.manifest import write_stage
 from kielo.artifact.stage_json import read_json
 from kielo.corpus import run as corpus_run
-from kielo.corpus.document_files import MergeCleaned
-from kielo.corpus.pipeline import first_pass, second_pass
+from kielo.corpus.pipeline import MergeCleaned, first_pass, second_pass
 from kielo.corpus.raw_formats import RawSource
 from kielo.corpus.run import run_corpus
-from kielo.corpus.settings import effective_settings, language_rule, language_rules, side_rules, text_fields
+from kielo.corpus.step import effective_settings, language_rule, language_rules, side_rules, text_fields
 from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus, Recipe, Source

@@ -7,14 +7,19 @@ from types import SimpleNamespace
 import pytest
 import xxhash
 
-from kielo.corpus.document_filters import DocumentLanguage, DocumentLength
-from kielo.corpus.duplicates import DocumentDuplicates, LineDuplicates
+from kielo.corpus.filters import (
+    DocumentDuplicates,
+    DocumentLanguage,
+    DocumentLength,
+    LineDuplicates,
+    LineLanguage,
+    LineLength,
+    ScriptFilter,
+)
 from kielo.corpus.language_identification import THRESHOLDS
-from kielo.corpus.line_filters import LineLanguage, LineLength, ScriptFilter
 from kielo.corpus.normalise import Normalise, normalise_line
 from kielo.corpus.pairs import LayOutPairs
-from kielo.corpus.settings import effective_settings
-from kielo.corpus.split_document import split_document
+from kielo.corpus.step import effective_settings, split_document
 from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus

@@ -7,8 +7,8 @@ from xml.etree.ElementTree import Element
 import pytest
 
 from kielo.artifact.text_files import READ_BYTES
+from kielo.corpus.pair_formats import tmx_records
 from kielo.corpus.raw_record import BadRecord
-from kielo.corpus.tmx import tmx_records
 from kielo.recipe.errors import KieloError
 
 LANGUAGES = ("en", "et")

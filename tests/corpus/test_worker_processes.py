@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 
 from kielo.corpus import worker_processes
-from kielo.corpus.executor import run_pipeline
 from kielo.corpus.worker_processes import (
     WORKER_ENVIRONMENT,
     Worker,
     WorkerEnded,
     results_in_order,
+    run_pipeline,
 )
 from kielo.recipe.errors import KieloError
 

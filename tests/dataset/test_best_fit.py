@@ -16,9 +16,15 @@ from kielo.artifact.token_file_formats import describe
 from kielo.artifact.token_set import TokenSet
 from kielo.artifact.token_shards import TokenShard, TokenShardWriter
 from kielo.dataset.batches import NOT_COUNTED, Batches
-from kielo.dataset.best_fit import best_fit_decreasing, one_a_sequence
 from kielo.dataset.pack_sequences import pack_sequences, pack_source
-from kielo.dataset.packed_sequences import PackedSequences, file_names, packing_manifest, packing_rows
+from kielo.dataset.packed_sequences import (
+    PackedSequences,
+    best_fit_decreasing,
+    file_names,
+    one_a_sequence,
+    packing_manifest,
+    packing_rows,
+)
 from kielo.dataset.query import documents_of_step
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kielo.artifact.conversation import join_messages
+from kielo.artifact.documents import join_messages
 from kielo.dataset import document_packer
 from kielo.dataset.document_packer import (
     DocumentBatch,
@@ -16,7 +16,7 @@ from kielo.dataset.document_packer import (
     load_packer,
 )
 from kielo.dataset.encoded_documents import DocumentEncoder, EncodedDocument
-from kielo.dataset.heldout_languages import HeldoutLanguages
+from kielo.dataset.heldout_sets import HeldoutLanguages
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.heldout import is_heldout

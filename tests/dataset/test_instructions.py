@@ -6,8 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from kielo.artifact.conversation import join_messages
-from kielo.artifact.documents import read_documents
+from kielo.artifact.documents import join_messages, read_documents
 from kielo.artifact.manifest import read_manifest
 from kielo.artifact.token_shards import TokenShard, TokenShardWriter
 from kielo.dataset.batches import NOT_COUNTED, Batches

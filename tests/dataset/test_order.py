@@ -9,16 +9,18 @@ import xxhash
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kielo.dataset.mixture import (
+from kielo.dataset.order import (
     BLOCK_SAMPLES,
     BLOCKS_PER_PERIOD,
     LARGEST_PERIOD,
     Mixture,
+    Order,
+    OrderSource,
+    Phase,
     chairman_assignment,
     share_out,
     share_out_blocks,
 )
-from kielo.dataset.order import Order, OrderSource, Phase
 from kielo.dataset.permutation import LARGEST_SIZE, key_from, permute
 
 FEW = settings(max_examples=40, deadline=None)

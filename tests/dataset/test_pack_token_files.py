@@ -14,11 +14,10 @@ from kielo.artifact.token_file_formats import FINGERPRINT_BYTES, describe
 from kielo.artifact.token_set import TokenSet
 from kielo.artifact.token_shards import TokenShard, TokenShardWriter
 from kielo.artifact.token_sources import FoundFiles, TokenFiles
-from kielo.dataset import token_file_check
+from kielo.dataset import pack_token_files
 from kielo.dataset.batches import open_shard
 from kielo.dataset.pack import pack
-from kielo.dataset.pack_token_files import MOST_HELDOUT_TOKENS, training_tokens
-from kielo.dataset.token_file_check import check_token_files
+from kielo.dataset.pack_token_files import MOST_HELDOUT_TOKENS, check_token_files, training_tokens
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import decode, encode, load_tokenizer
@@ -189,7 +188,7 @@ def test_bytes_of_a_token_by_hand(run: Path, rows: Rows, tmp_path: Path) -> None
 
 def test_ids_at_the_borders_of_the_vocabulary(run: Path, rows: Rows, tmp_path: Path, monkeypatch) -> None:
     """The largest id passes, one more is named with its place, in whichever block it is."""
-    monkeypatch.setattr(token_file_check, "BLOCK_TOKENS", 16)
+    monkeypatch.setattr(pack_token_files, "BLOCK_TOKENS", 16)
     size = max(load_tokenizer(run / "tokenizer").whole.get_vocab().values()) + 1
     flat = sum(map(len, rows))
     at = sum(map(len, rows[:20])) + 1
@@ -209,9 +208,9 @@ def test_blocks_that_are_looked_at() -> None:
     """Small files, and those of small sets up to a size, whole; of others 64 blocks from end to end."""
 
     def starts(tokens: int, is_whole: bool) -> list[int]:
-        return list(token_file_check.block_starts(tokens, is_whole))
+        return list(pack_token_files.block_starts(tokens, is_whole))
 
-    assert (token_file_check.WHOLE_FILE_TOKENS, token_file_check.WHOLE_SET_TOKENS) == (2**26, 2**34)
+    assert (pack_token_files.WHOLE_FILE_TOKENS, pack_token_files.WHOLE_SET_TOKENS) == (2**26, 2**34)
     assert starts(2**16 * 64, False) == starts(2**22, True) == list(range(0, 2**22, 2**16))
     assert starts(2**26, True) == list(range(0, 2**26, 2**16)) and starts(1, True) == [0]
     for tokens, is_whole in ((2**22 + 1, False), (2**26 + 1, True), (2**26, False)):
@@ -225,14 +224,14 @@ def test_files_of_a_set_are_read_whole_up_to_a_size(
 ) -> None:
     """Of more tokens than that blocks alone are looked at, and what is between them is not seen."""
     for name, value in (("BLOCK_TOKENS", 16), ("BLOCKS", 2), ("WHOLE_SET_TOKENS", sum(map(len, rows)))):
-        monkeypatch.setattr(token_file_check, name, value)
+        monkeypatch.setattr(pack_token_files, name, value)
     changed = [list(row) for row in rows]
     changed[30][1] = 399
     with pytest.raises(KieloError, match="is 399, and the tokenizer has ids 0 to"):
         check(run, tmp_path / "data", changed)
     seen = []
     monkeypatch.setattr(
-        token_file_check, "block_starts", lambda tokens, is_whole: seen.append(is_whole) or []
+        pack_token_files, "block_starts", lambda tokens, is_whole: seen.append(is_whole) or []
     )
     check(run, tmp_path / "more", rows)
     check(run, tmp_path / "more", [*rows, [0]])
@@ -300,20 +299,20 @@ def test_documents_that_are_looked_at(tmp_path: Path) -> None:
     write_shard(tmp_path / "data" / "a", rows)
     file = describe(tmp_path / "data" / "a.bin", 2)
     stream = TokenSet(tmp_path / "data", [file], file.tokens, 0)
-    found = [row.tolist() for row in token_file_check.sampled_documents(stream)]
+    found = [row.tolist() for row in pack_token_files.sampled_documents(stream)]
     starts = np.cumsum([0, *map(len, rows)]).tolist()
     expected = [next(n for n, at in enumerate(starts) if at >= file.tokens * of // 64) for of in range(64)]
     assert found == [rows[number] for number in expected]
     write_shard(tmp_path / "data" / "a", [[7] * 200 + [0]])  # where no other document begins
     file = describe(tmp_path / "data" / "a.bin", 2)
     stream = TokenSet(tmp_path / "data", [file], file.tokens, 0)
-    assert [row.tolist() for row in token_file_check.sampled_documents(stream)] == [[7] * 200 + [0]]
+    assert [row.tolist() for row in pack_token_files.sampled_documents(stream)] == [[7] * 200 + [0]]
     long = [5] * 2047 + [6] + [7] * 900 + [0]
     for row, shown in ((long, [5] * 2047 + [0]), ([5] * 2047 + [0], [5] * 2047 + [0])):
         write_shard(tmp_path / "data" / "a", [row, [8, 0]])
         file = describe(tmp_path / "data" / "a.bin", 2)
         stream = TokenSet(tmp_path / "data", [file], file.tokens, 0)
-        assert [one.tolist() for one in token_file_check.sampled_documents(stream)] == [shown, [8, 0]]
+        assert [one.tolist() for one in pack_token_files.sampled_documents(stream)] == [shown, [8, 0]]
 
 
 def test_a_manifest_beside_the_files_tells_their_tokenizer(run: Path, rows: Rows, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kielo.artifact.manifest import hash_manifest, read_manifest, rewrite_counts, write_stage
-from kielo.corpus.settings import effective_settings
+from kielo.corpus.step import effective_settings
 from kielo.dataset.pack import pack
 from kielo.dataset.provenance import (
     check_recipe,

@@ -9,9 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from kielo.evaluate import bits_per_byte as module
-from kielo.evaluate.bits_per_byte import Window, bits_per_byte, counted_bytes, token_stream_bits, windows
-from kielo.evaluate.contender import Contender
+from kielo.evaluate import contender as module
+from kielo.evaluate.contender import (
+    Contender,
+    Window,
+    bits_per_byte,
+    counted_bytes,
+    token_stream_bits,
+    windows,
+)
 from kielo.evaluate.generate import default_prompts, generate, opening, pick
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.load import TextTokenizer, encode

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kielo.evaluate import contender as module
-from kielo.evaluate import continue_text as writing
+from kielo.evaluate import generate as writing
 from kielo.evaluate.contender import (
     Contender,
     causal_use,
@@ -19,7 +19,7 @@ from kielo.evaluate.contender import (
     load_hugging_face_model,
     start_of_text_id,
 )
-from kielo.evaluate.continue_text import Sampling, continue_text
+from kielo.evaluate.generate import Sampling, continue_text
 from kielo.recipe.errors import KieloError
 from tests.evaluate.test_bits_per_byte import byte_tokenizer
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from kielo.artifact.documents import write_documents
 from kielo.artifact.manifest import write_stage
-from kielo.artifact.masked_scores import MaskedScores
+from kielo.artifact.scores import MaskedScores
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.dataset.masking import MaskingVocabulary
 from kielo.dataset.pack import pack
@@ -21,9 +21,14 @@ from kielo.evaluate.conllu import read_sentences
 from kielo.evaluate.contender import load_checkpoint
 from kielo.evaluate.encoder import Encoder, open_encoder
 from kielo.evaluate.fill_mask import fill_prompts
-from kielo.evaluate.minimal_pairs import read_pairs, score_minimal_pairs
 from kielo.evaluate.part_of_speech import score_part_of_speech, word_states
-from kielo.evaluate.pseudo_likelihood import hidden_in_turn, pseudo_bits_per_byte, pseudo_log_likelihoods
+from kielo.evaluate.pseudo_likelihood import (
+    hidden_in_turn,
+    pseudo_bits_per_byte,
+    pseudo_log_likelihoods,
+    read_pairs,
+    score_minimal_pairs,
+)
 from kielo.evaluate.run import evaluate
 from kielo.evaluate.token_baselines import TokenBaselines
 from kielo.models import families

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from kielo.artifact.checkpoint_inspection import check_checkpoint
 from kielo.artifact.manifest import hash_json
-from kielo.artifact.whole_checkpoints import check_checkpoint
 from kielo.train import next_token
 from kielo.train.optimiser import Optimiser
 from tests.faults.trial import belongings, refused, went_well

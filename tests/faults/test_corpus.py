@@ -27,7 +27,7 @@ import zstandard
 
 from kielo.artifact.documents import read_documents
 from kielo.corpus import run as corpus_run
-from kielo.corpus.executor import run_pipeline
+from kielo.corpus.worker_processes import run_pipeline
 from kielo.recipe.errors import KieloError
 from tests.corpus.texts import estonian_document
 from tests.faults.faulty_steps import Faulty

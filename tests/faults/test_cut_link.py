@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from kielo.artifact.attempt_files import Outcome
 from kielo.artifact.checkpoint_folder import step_folders
 from kielo.artifact.manifest import MANIFEST_NAME
-from kielo.artifact.outcome import Outcome
 from kielo.artifact.stage_json import read_json
 
 IP, UNSHARE = shutil.which("ip"), shutil.which("unshare")

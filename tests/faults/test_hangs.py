@@ -1,7 +1,8 @@
 """A job of which one rank is stuck ends by itself, with exit code 76: rank, node and line are named.
 
-So does one whose ranks do not agree on a collective. Ranks are forked (tests/ranks.py), and one gets stuck in
-the middle of a step. Without heartbeats the others would wait for `train.step_timeout_seconds`, 600 s.
+So does one whose ranks do not agree on a collective. Ranks are forked (tests/started_ranks.py), and one gets
+stuck in the middle of a step. Without heartbeats the others would wait for `train.step_timeout_seconds`,
+600 s.
 """
 
 import faulthandler
@@ -19,15 +20,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.flight_recorder.components import loader
 
-from kielo.artifact.outcome import Outcome
+from kielo.artifact.attempt_files import Outcome
 from kielo.artifact.stage_json import read_json
-from kielo.parallel.progress import Progress
+from kielo.ranks.hang_watch import Progress
 from kielo.train.feed import Feed
 from kielo.train.run import train
 from tests.fault_times import FaultTimes
 from tests.faults.unlike_collectives import BEGIN
 from tests.house.checks import ROOT
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
 STUCK_STEP = 5

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kielo.artifact.whole_checkpoints import newest_checkpoint
+from kielo.artifact.checkpoint_inspection import newest_checkpoint
 from kielo.checkpoint.read_checkpoint import read_tensors
 from tests.faults.trial import belongings, kielo, rest_marked_full, went_well
 

@@ -1,8 +1,8 @@
 """A run that is killed or stopped at any point ends bitwise equal to an undisturbed run.
 
-A rank is forked from a process that has torch loaded already (tests/ranks.py); it kills itself, or asks
-itself to stop, at the point that the case names; the next one goes on to the end, and the last checkpoint is
-compared tensor by tensor.
+A rank is forked from a process that has torch loaded already (tests/started_ranks.py); it kills itself, or
+asks itself to stop, at the point that the case names; the next one goes on to the end, and the last
+checkpoint is compared tensor by tensor.
 """
 
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kielo.artifact.outcome import Outcome
+from kielo.artifact.attempt_files import Outcome
 from kielo.checkpoint import saving
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.recipe.errors import KieloError
@@ -25,7 +25,7 @@ from kielo.train.run import train
 from kielo.train.state import RunCheckpoints
 from tests.fault_times import FaultTimes, and_watch
 from tests.faults.trial import belongings, kielo, rest_marked_full, start, went_well
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
 STEPS = 20

@@ -10,11 +10,10 @@ import pytest
 from kielo.artifact.checkpoint_folder import step_folders
 from kielo.train import build
 from kielo.train.feed import Feed
-from kielo.train.host_memory import host_memory
-from kielo.train.resources import Resources
 from kielo.train.run import train
+from kielo.train.watch.resources import Resources, host_memory
 from tests.fault_times import FaultTimes, and_watch
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
 MIB = 2**20

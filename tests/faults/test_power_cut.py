@@ -21,7 +21,7 @@ import pytest
 import torch
 import xxhash
 
-from kielo.artifact.whole_checkpoints import newest_checkpoint
+from kielo.artifact.checkpoint_inspection import newest_checkpoint
 from kielo.checkpoint.read_checkpoint import read_tensors
 from tests.faults.trial import kielo, went_well, write_workplace
 

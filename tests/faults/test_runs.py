@@ -19,7 +19,7 @@ from kielo.artifact.manifest import read_manifest
 from kielo.artifact.token_shards import TokenShardWriter
 from kielo.cli.main import main
 from tests.faults.trial import Outcome, belongings, kielo, refused, rest_marked_full, start, went_well
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 
 EXPORT_NEWEST = ["export", "run", "--to", "mine"]
 EXPORT_STEP = ["export", "run/train/checkpoints/step_00000015", "--to", "mine"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kielo.cli.main import main
-from kielo.parallel.local_ranks import Ranks
+from kielo.ranks.local_ranks import Ranks
 from tests.faults.test_terminal import same, weights
 from tests.faults.trial import Outcome, rest_marked_full, start, went_well
 

@@ -480,7 +480,7 @@ def test_an_unexpected_error_leaves_its_traceback_in_a_file(error, workplace, he
 def test_where_nothing_can_be_written_the_temporary_folder_is_used(workplace, here, monkeypatch, tmp_path):
     planted(ZeroDivisionError("x"), monkeypatch)
     monkeypatch.setattr(Path, "cwd", lambda: Path("/proc"))
-    monkeypatch.setattr("kielo.cli.failure.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("kielo.cli.main.gettempdir", lambda: str(tmp_path))
     assert str(tmp_path) in refused(
         here(workplace, "show", "tiny.toml"),
         "a fault of Kielo's own (ZeroDivisionError: x); its traceback is in",
@@ -492,7 +492,7 @@ def test_a_folder_that_is_gone_is_no_second_error(workplace, here, monkeypatch):
     """The error is reported from a current folder that was removed, and no temporary one can be written."""
     planted(ZeroDivisionError("x"), monkeypatch)
     monkeypatch.setattr(Path, "cwd", lambda: Path("/proc"))
-    monkeypatch.setattr("kielo.cli.failure.gettempdir", lambda: "/proc")
+    monkeypatch.setattr("kielo.cli.main.gettempdir", lambda: "/proc")
     refused(here(workplace, "show", "tiny.toml"), "no traceback could be written", "KIELO_TRACEBACK=1")
 
 

@@ -17,7 +17,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from kielo.artifact.checkpoint_index import read_index, read_plain
-from kielo.artifact.whole_checkpoints import newest_checkpoint
+from kielo.artifact.checkpoint_inspection import newest_checkpoint
 from kielo.checkpoint import saving
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.read_checkpoint import read_tensors
@@ -32,7 +32,7 @@ from tests.checkpoint.layouts import config as layouts_config
 from tests.checkpoint.layouts import model_on_ranks
 from tests.faults.trial import Outcome, belongings, kielo, refused, went_well
 from tests.models.equality import our_logits, pair
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 
 Here = Callable[..., Outcome]
 TINY = Model(

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "kielo"
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "core", "base", "tools", "manager"}
-FORBIDDEN_IN_MODELS = ("torch.distributed", "torch.cuda", "os", "kielo.parallel")
+FORBIDDEN_IN_MODELS = ("torch.distributed", "torch.cuda", "os", "kielo.parallel", "kielo.ranks")
 UNPICKLING = re.compile(
     r"(\w+\.)*((all_)?gather|broadcast|scatter|send|recv)_object(_list)?|torch\.load|(\w*pickle|shelve|rpc|Listener)"
 )

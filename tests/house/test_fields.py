@@ -6,8 +6,8 @@ from pydantic import BaseModel
 
 from kielo.recipe import cards, sections
 from kielo.recipe.sections import BatchRamp, Fp8, Recipe, Source
-from kielo.resolve.ranks import AXES
 from kielo.resolve.resolved import Identity, LearningRateSegment, Phase, PhasePlacement, Placement
+from kielo.resolve.shares import AXES
 from tests.house.checks import PACKAGE, attributes_read
 
 # Declaring a field and checking it against others is not using it.

@@ -11,8 +11,8 @@ import zstandard
 from kielo.artifact.manifest import read_manifest
 from kielo.corpus.run import run_corpus
 from kielo.dataset.pack import pack
-from kielo.recipe.languages_of_sources import languages_of
 from kielo.recipe.read import read_first_language, shipped_recipes
+from kielo.recipe.several_languages import languages_of
 from kielo.tokenizer.train import train_tokenizer
 
 # One long sentence of each language, of our own.

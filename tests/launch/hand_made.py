@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from kielo.artifact.launch import Forecast
-from kielo.artifact.site import MadeSite
+from kielo.artifact.launch_files import Forecast, MadeSite
 from kielo.launch.job_plan import JobPlan, Wishes
 from kielo.recipe.cards import Cluster
 from kielo.recipe.sections import Recipe

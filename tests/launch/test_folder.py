@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from kielo.artifact.launch import Launch
+from kielo.artifact.launch_files import Launch
 from kielo.artifact.metrics import TrainingStep
 from kielo.artifact.stage_json import read_json, write_json
 from kielo.launch import forecast as forecasting
+from kielo.launch import ladder, launch_folder, prefetch
 from kielo.launch import ladder as ladders
-from kielo.launch import launch_folder, prefetch, rung
 from kielo.launch import status as statuses
 from kielo.launch.forecast import forecast_of
 from kielo.launch.job_plan import Wishes
@@ -274,24 +274,24 @@ def test_the_status_of_the_newest_launch(here, monkeypatch) -> None:
 
 def test_the_state_of_a_rung(here, monkeypatch) -> None:
     """Its last attempt's end, where nothing was measured."""
-    monkeypatch.setattr(rung, "has_measured", lambda folder: folder.name == "measured")
+    monkeypatch.setattr(ladder, "has_measured", lambda folder: folder.name == "measured")
     run = here / "runs/mine"
-    assert rung.state(here / "measured") == "measured" and rung.state(run) == "not run yet"
+    assert ladder.state(here / "measured") == "measured" and ladder.state(run) == "not run yet"
     folder = write_launch(plan(site()))
-    assert rung.state(run) == "not run yet"
+    assert ladder.state(run) == "not run yet"
     end = "end\t11\t0\t3\t4600\t"
     for text, state in (
         ("", "runs, or was ended from outside"), (f"{end}failed\tmemory: full", "failed: memory: full"),
         (f"{end}failed\t", "failed"),
     ):  # fmt: skip
         (folder / "chain" / "attempts").write_text(f"{LINES[0]}\n{text}\n")
-        assert rung.state(run) == state
+        assert ladder.state(run) == state
     asked = plan(site(), recipe=recipe(folder=str(run), train={"tokens": 9000}))
     folder = write_launch(asked)
-    assert not rung.is_measured(asked)
-    monkeypatch.setattr(rung, "has_measured", lambda folder: True)
-    assert rung.is_measured(asked)
-    assert rung.is_measured(
+    assert not ladder.is_measured(asked)
+    monkeypatch.setattr(ladder, "has_measured", lambda folder: True)
+    assert ladder.is_measured(asked)
+    assert ladder.is_measured(
         replace(
             asked,
             recipe=recipe(folder=str(run), train={"tokens": 9000, "micro_batch_sequences": 2}, nodes=[2]),
@@ -301,7 +301,7 @@ def test_the_state_of_a_rung(here, monkeypatch) -> None:
         train = {"train": {"tokens": 9000}} | {section: {key: 640}}
         other = replace(asked, recipe=recipe(folder=str(run), **train))
         with pytest.raises(KieloError, match=rf"was measured with another \[{section}\].*; move {here} away"):
-            rung.is_measured(other)
+            ladder.is_measured(other)
 
 
 def test_a_forecast_is_the_planners_numbers(monkeypatch) -> None:
@@ -405,11 +405,11 @@ def test_the_time_of_a_rung_and_of_the_job_of_rungs(here, monkeypatch) -> None:
     monkeypatch.setattr(ladders.RunToPlan, "of_recipe", lambda recipe: object())
     (found,) = ladders.plan_ladder(recipe(), Wishes(), [3])
     above = here / LAUNCHES / "ladder_here" / "3_nodes"
-    assert [rung.folder for rung in found.rungs] == [
+    assert [ladder.folder for ladder in found.rungs] == [
         above / "a_b",
         above / "c",
     ] and found.to_run == found.rungs
-    first, second = (rung.plan for rung in found.rungs)
+    first, second = (ladder.plan for ladder in found.rungs)
     assert (first.wall_seconds, second.wall_seconds) == (720, 660)  # 600 + 61 s, and 600 + 60 s
     assert {
         (one.grace_seconds, one.chain_length, one.measured_steps, one.bound) for one in (first, second)
@@ -419,7 +419,7 @@ def test_the_time_of_a_rung_and_of_the_job_of_rungs(here, monkeypatch) -> None:
     assert job.recipe.folder == str(here / "runs/mine")
     monkeypatch.setattr(ladders, "is_measured", lambda plan: plan.wall_seconds == 720)
     (found,) = ladders.plan_ladder(recipe(), Wishes(), [3])
-    assert [rung.layout for rung in found.to_run] == ["c"] and found.job.wall_seconds == 660 + 300
+    assert [ladder.layout for ladder in found.to_run] == ["c"] and found.job.wall_seconds == 660 + 300
     monkeypatch.setattr(ladders, "is_measured", lambda plan: True)
     (found,) = ladders.plan_ladder(recipe(), Wishes(hours=1680 / 3600), [3])
     assert found.to_run == [] and found.job.wall_seconds == 1680

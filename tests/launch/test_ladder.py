@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kielo.artifact.ladder import Ladder, MeasuredSpeed, PlannedSpeed, ReferenceSpeed, Rung
-from kielo.artifact.outcome import Outcome
+from kielo.artifact.attempt_files import Outcome
+from kielo.artifact.launch_files import Ladder, MeasuredSpeed, PlannedSpeed, ReferenceSpeed, Rung
 from kielo.artifact.stage_json import read_json, write_json
 from kielo.cli.main import main
 from kielo.launch.script import SCRIPTS

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kielo.artifact.ladder import Ladder
+from kielo.artifact.launch_files import Ladder
 from kielo.artifact.stage_json import read_json, write_json
 from kielo.launch import forecast as forecasting
 from kielo.launch import ladder as ladders
@@ -24,7 +24,7 @@ from kielo.launch.site import (
 )
 from kielo.recipe.cards import Reference
 from kielo.recipe.errors import KieloError
-from kielo.resolve.torch_versions import NEWEST
+from kielo.resolve.software import NEWEST
 from tests.launch.hand_made import made, recipe, site
 from tests.launch.test_ladder import a_ladder
 from tests.launch.test_written_lines import FULL

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
-from kielo.checkpoint.pieces import cut
+from kielo.checkpoint.tensor_table import cut
 from kielo.models import families
 from kielo.models.blocks.decoder import Decoder
 from kielo.verify.hugging_face_side import stored_parameters

@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from kielo.checkpoint.pieces import join
+from kielo.checkpoint.tensor_table import join
 from kielo.models import families
+from kielo.models.parameter_shapes import STYLES, style_of
 from kielo.models.piece import by_stored_name
-from kielo.models.tensor_parallel_styles import STYLES, style_of
 from tests.models.equality import batch, mean_loss, our_logits, pair, their_gradients, train
 from tests.models.tiny_configs import LENGTH, TINY, VOCABULARY
 

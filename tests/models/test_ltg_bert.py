@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kielo.checkpoint.hugging_face_import import load_model_weights
-from kielo.checkpoint.pieces import join
+from kielo.checkpoint.tensor_table import join
 from kielo.models import families
 from kielo.models.blocks.decoder import init_weights
 from kielo.models.blocks.relative_attention import RelativeMaskMaker, row_of_distance

@@ -19,18 +19,18 @@ from kielo.parallel.mesh import build_mesh
 from kielo.parallel.parallelise import parallelise
 from kielo.parallel.recompute import apply_recompute
 from kielo.parallel.tensor_parallel import gather_sequence
-from kielo.parallel.world import World, start_world
+from kielo.ranks.world import World, start_world
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout, Model
 from kielo.resolve import software
 from kielo.resolve.software import BACKEND_VARIABLE
 from kielo.resolve.stages import SCHEDULES
-from kielo.verify.fake_world import fake_world
+from kielo.verify.torch_fakes import fake_world
 from tests.models.equality import batch as tiny_batch
 from tests.models.equality import mean_loss, our_logits, pair
 from tests.models.tiny_configs import LENGTH, TINY
 from tests.parallel.test_layouts import config, difference, layout
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 
 # Compiled code adds up in another order: fp32's 24 bits.
 LOSS, GRADIENT = 1e-5, 1e-5

@@ -21,10 +21,10 @@ from kielo.parallel.context_parallel import (
     in_sequence_order,
 )
 from kielo.parallel.recompute import apply_recompute
-from kielo.parallel.world import start_world
+from kielo.ranks.world import start_world
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 
 BATCH, LENGTH, HEADS, HEAD_DIM = 2, 32, 8, 4
 FORMS = get_args(Layout.model_fields["context_attention"].annotation)

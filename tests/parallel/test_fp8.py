@@ -15,10 +15,11 @@ from torch import nn
 
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.read_checkpoint import read_tensors
-from kielo.checkpoint.tied_tensors import tied_names
+from kielo.checkpoint.save_plan import tied_names
 from kielo.models.llama.model import Llama, initial_value
 from kielo.models.piece import Box
 from kielo.parallel.fp8 import (
+    Fp8Head,
     apply_fp8,
     float8_config,
     import_float8,
@@ -26,7 +27,6 @@ from kielo.parallel.fp8 import (
     refuse_without_fp8,
     scale_weights,
 )
-from kielo.parallel.fp8_head import Fp8Head
 from kielo.parallel.fsdp import apply_fsdp, set_last_micro_batch
 from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import local, local_slices, materialise
@@ -35,13 +35,13 @@ from kielo.parallel.parallelise import parallelise
 from kielo.parallel.pipeline_parallel import ExampleTensors, schedule_of
 from kielo.parallel.pipeline_schedule import ScheduleOptions
 from kielo.parallel.tensor_parallel import apply_tensor_parallel
-from kielo.parallel.world import start_world
+from kielo.ranks.world import start_world
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Fp8, Layout, Model, TrainIdentity
 from kielo.resolve.fp8_matrices import layer_matrices
 from kielo.train.loss import LossOptions, chunked_loss
 from kielo.train.optimiser import build_optimiser
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 
 pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="needs kielo[fp8]")
 

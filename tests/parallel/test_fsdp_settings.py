@@ -11,7 +11,7 @@ from kielo.parallel import fsdp
 from kielo.parallel.fsdp import COMPUTE_DTYPES, apply_fsdp, forward_only, set_last_micro_batch
 from kielo.parallel.mesh import build_mesh
 from kielo.recipe.sections import Layout
-from kielo.verify.fake_world import fake_world
+from kielo.verify.torch_fakes import fake_world
 
 
 class Told(nn.Module):

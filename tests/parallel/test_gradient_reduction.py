@@ -8,9 +8,9 @@ from kielo.parallel.fsdp import set_last_micro_batch
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import build_mesh, data_rank, data_ranks, sum_over_data
 from kielo.parallel.parallelise import parallelise
-from kielo.parallel.world import start_world
+from kielo.ranks.world import start_world
 from tests.parallel.test_layouts import batch, config, fill, layout, loss_of
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 
 HALF_STEP = 2.0**-8  # rounding to bf16 changes a number by at most this share of it
 DIVISOR = 100

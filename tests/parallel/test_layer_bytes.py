@@ -5,13 +5,12 @@ import torch
 from layer_bytes import formula_bytes, kept_bytes, model_of
 
 from kielo.parallel.mesh import build_mesh
-from kielo.parallel.row_product import split_rows
+from kielo.parallel.projection import split_rows
 from kielo.parallel.tensor_collectives import TensorAxis
 from kielo.recipe.sections import Layout
 from kielo.resolve.activation_bytes import layer_bytes
-from kielo.verify.fake_world import fake_world, groups_of
 from kielo.verify.rank_watch import RankWatch
-from kielo.verify.torch_fakes import fake_tensors
+from kielo.verify.torch_fakes import fake_tensors, fake_world, groups_of
 
 LENGTH = 256
 # The fp32 numbers of rows and heads that the formula leaves out are 0.3 % at these sizes.

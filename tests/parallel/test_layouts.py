@@ -11,9 +11,9 @@ from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import local, local_slices, materialise
 from kielo.parallel.mesh import AXES, build_mesh, data_rank, data_ranks, sum_over_data
 from kielo.parallel.parallelise import parallelise
-from kielo.parallel.world import start_world
+from kielo.ranks.world import start_world
 from kielo.recipe.sections import Layout, Model
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 
 # 67 rows do not divide by the ranks: shards are uneven, with padding.
 SEQUENCES, LENGTH, VOCABULARY = 8, 16, 67

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from kielo.parallel import mesh as mesh_module
-from kielo.parallel.communicator import Startup
 from kielo.parallel.mesh import (
     alike_communicators,
     build_mesh,
@@ -19,9 +18,10 @@ from kielo.parallel.mesh import (
     sum_over,
     sum_over_data,
 )
+from kielo.ranks.communicator import Startup
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout
-from kielo.verify.fake_world import fake_world
+from kielo.verify.torch_fakes import fake_world
 
 # Two stages, three replicas, two shards, two context ranks and two tensor ranks: 48. Rank 29 is
 # 1 × 24 + 0 × 8 + 1 × 4 + 0 × 2 + 1.

@@ -9,14 +9,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from kielo.parallel import gradient_clipping, objects, replicas, split_norm
+from kielo.parallel import gradient_clipping, replicas, tensor_parallel
+from kielo.parallel.gradient_clipping import sum_over_parts
 from kielo.parallel.materialise import local, local_slices, materialise
 from kielo.parallel.mesh import Mesh, build_mesh
 from kielo.parallel.replicas import Difference, Holders, Replicas, axes_with_replicas, replicated_axes
-from kielo.parallel.sum_over_parts import sum_over_parts
 from kielo.parallel.tensor_collectives import TensorAxis
+from kielo.ranks import objects
 from kielo.recipe.sections import Layout
-from kielo.verify.fake_world import fake_world
+from kielo.verify.torch_fakes import fake_world
 
 
 @pytest.fixture
@@ -170,18 +171,20 @@ def test_features_of_three_ranks_are_normed_together(monkeypatch: pytest.MonkeyP
     says the same, forward and back, and sums are not scattered along the sequence.
     """
     asked: list[bool] = []
-    monkeypatch.setattr(split_norm, "wait", lambda coming: coming)
-    monkeypatch.setattr(split_norm, "start_sum", lambda x, axis: asked.append(axis.along_sequence) or 3 * x)
+    monkeypatch.setattr(tensor_parallel, "wait", lambda coming: coming)
+    monkeypatch.setattr(
+        tensor_parallel, "start_sum", lambda x, axis: asked.append(axis.along_sequence) or 3 * x
+    )
     generator = torch.Generator().manual_seed(2)
     given, gradient = (torch.randn(2, 4, 5, generator=generator) for _ in range(2))
     mine, plain = (given.clone().requires_grad_() for _ in range(2))
-    normed = split_norm.split_norm(mine, 0.3, TensorAxis("group", 3, True))
+    normed = tensor_parallel.split_norm(mine, 0.3, TensorAxis("group", 3, True))
     expected = torch.nn.functional.layer_norm(plain, (5,), eps=0.3)
     assert torch.allclose(normed, expected, atol=1e-6) and asked == [False, False]
     normed.backward(gradient)
     expected.backward(gradient)
     assert torch.allclose(mine.grad, plain.grad, atol=1e-6)
-    half = split_norm.split_norm(given.bfloat16(), 0.3, TensorAxis("group", 3, False))
+    half = tensor_parallel.split_norm(given.bfloat16(), 0.3, TensorAxis("group", 3, False))
     assert half.dtype == torch.bfloat16
 
 

@@ -9,15 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from kielo.parallel import pipeline_stage
+from kielo.parallel import pipeline_schedule
 from kielo.parallel.mesh import build_mesh
-from kielo.parallel.pipeline_schedule import ScheduleOptions, make_schedule
-from kielo.parallel.pipeline_stage import LeanStage, ScatteringStage
-from kielo.parallel.world import start_world
+from kielo.parallel.pipeline_schedule import LeanStage, ScatteringStage, ScheduleOptions, make_schedule
+from kielo.ranks.world import start_world
+from kielo.resolve.software import schedule_complaint
 from kielo.resolve.stages import SCHEDULES, stages_of_rank
-from kielo.resolve.torch_versions import schedule_complaint
 from tests.parallel.test_layouts import layout
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 
 RANKS, MICRO_BATCHES, ROWS, WIDTH = 2, 8, 3, 5
 NAMES = [name for name in SCHEDULES if schedule_complaint(name, torch.__version__) is None]
@@ -119,8 +118,10 @@ def test_a_rank_holds_buffers_of_messages_under_way_and_trains_as_one_process(ra
 def test_a_scattering_stage_reduces_after_each_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """FSDP2 is told before each pass if it is the last; a pass that torch splits is refused."""
     done: list[Any] = []
-    monkeypatch.setattr(pipeline_stage, "set_last_micro_batch", lambda *given: done.append(given))
-    monkeypatch.setattr(pipeline_stage, "stage_backward", lambda *given: done.append(given) or ("gradient",))
+    monkeypatch.setattr(pipeline_schedule, "set_last_micro_batch", lambda *given: done.append(given))
+    monkeypatch.setattr(
+        pipeline_schedule, "stage_backward", lambda *given: done.append(given) or ("gradient",)
+    )
     stage = ScatteringStage.__new__(ScatteringStage)
     stage.submod = "module"
     given = {"stage_output": "out", "output_grads": "of out", "input_values": "in"}

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kielo.parallel.projection import AccumulatingProjection
-from kielo.parallel.row_product import RowSplitLinear
+from kielo.parallel.projection import AccumulatingProjection, RowSplitLinear
 from kielo.parallel.tensor_collectives import (
     TensorAxis,
     gather,

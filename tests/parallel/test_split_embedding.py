@@ -6,10 +6,10 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
 from kielo.parallel.mesh import build_mesh
-from kielo.parallel.split_embedding import SplitEmbedding
-from kielo.parallel.world import start_world
+from kielo.parallel.tensor_parallel import SplitEmbedding
+from kielo.ranks.world import start_world
 from tests.parallel.test_layouts import layout
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 
 ROWS, WIDTH, RANKS = 12, 6, 2
 

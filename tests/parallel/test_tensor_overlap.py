@@ -8,12 +8,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kielo.parallel.projection import AccumulatingProjection
-from kielo.parallel.row_product import split_rows
+from kielo.parallel.projection import AccumulatingProjection, split_rows
 from kielo.parallel.tensor_collectives import TensorAxis, gather_and_multiply
-from kielo.parallel.world import start_world
-from kielo.resolve.tensor_overlap import CHUNKS
-from tests.ranks import run_ranks
+from kielo.ranks.world import start_world
+from kielo.resolve.stages import CHUNKS
+from tests.started_ranks import run_ranks
 
 RANKS, HIDDEN, WIDTH = 2, 12, 20
 # Of a rank's part of the sequence: chunks of equal length, of unequal length, and fewer than wanted.

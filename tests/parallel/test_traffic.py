@@ -14,13 +14,13 @@ from kielo.models.llama.model import Llama
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import build_mesh, sum_over_data
 from kielo.parallel.parallelise import parallelise
-from kielo.parallel.world import start_world
+from kielo.ranks.world import start_world
 from kielo.recipe.sections import TrainIdentity
 from kielo.train.feed import MicroBatch, StepBatch, cut
 from kielo.train.forward_backward import PlainForwardBackward, forward_backward_of
 from kielo.train.next_token import NextToken, tensor_axis
 from tests.parallel.test_layouts import LENGTH, SEQUENCES, VOCABULARY, batch, config, fill, layout
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 
 LAYERS, MICRO_BATCHES = 2, 4
 GROUPS = LAYERS + 1  # FSDP2 moves a layer at a time, and the rest with the root

@@ -3,8 +3,8 @@
 import pytest
 
 from kielo.plan.overlap_seconds import exposed_tensor_seconds
-from kielo.plan.pipeline_seconds import Passes, Pipeline, layout_pipeline, passes, with_simulation
 from kielo.plan.pipeline_simulation import StageSeconds
+from kielo.plan.planned_layout import Passes, Pipeline, layout_pipeline, passes, with_simulation
 from kielo.recipe.sections import Layout
 from tests.plan.hand_made import model, run
 from tests.plan.test_layer_seconds import SMALL, TOKENS, rates

@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 
 from kielo.plan import cost as costs
-from kielo.plan.cost import cost, resolved_of, with_layout
-from kielo.plan.expected_speed import tokens_per_second, with_expectation
+from kielo.plan.cost import cost, resolved_of, tokens_per_second, with_expectation, with_layout
 from kielo.plan.failures import Rate
 from kielo.plan.planned_layout import PlannedLayout, plan_layouts, shares_of
-from kielo.plan.precision import matrix_recipe
 from kielo.plan.run_to_plan import RunToPlan
+from kielo.plan.workload import matrix_recipe
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Fp8, Layout
 from tests.plan.hand_made import model

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from kielo.cli.main import main
-from kielo.parallel.hang_watch import silent_seconds
-from kielo.parallel.rank_process import STACKS_SECONDS
 from kielo.plan.cost import START_SECONDS, cost, longest_pause_seconds
 from kielo.plan.failures import (
     Copies,
@@ -27,6 +25,8 @@ from kielo.plan.failures import (
 )
 from kielo.plan.planned_layout import PlannedLayout
 from kielo.plan.search import search
+from kielo.ranks.hang_watch import silent_seconds
+from kielo.ranks.rank_process import STACKS_SECONDS
 from kielo.recipe.cards import cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout

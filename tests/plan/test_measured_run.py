@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kielo.artifact.outcome import Outcome
+from kielo.artifact.attempt_files import Outcome
 from kielo.artifact.stage_json import write_json
 from kielo.plan.measured_run import has_measured, measured_speed, metrics_of, read_measured_run
 from kielo.recipe.errors import KieloError

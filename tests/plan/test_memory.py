@@ -6,7 +6,7 @@ from published_memory import formula_memory_bytes, kept_activation_bytes, layer_
 
 from kielo.plan.workload import ATTENTION_KERNELS
 from kielo.recipe.cards import accelerator
-from kielo.resolve.fits import usable_bytes
+from kielo.resolve.memory import usable_bytes
 from tests.plan.workloads import workload
 
 GIB = 2**30

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from kielo.plan import overlap_offer as offers
+from kielo.plan import compare as offers
 from kielo.plan import remedies as of_memory
-from kielo.plan.overlap_offer import overlap_offer
+from kielo.plan.compare import overlap_offer
 from kielo.plan.planned_layout import PlannedLayout
 from kielo.plan.remedies import Remedy, in_words, memory_warning, remedies
 from kielo.plan.run_to_plan import RunToPlan

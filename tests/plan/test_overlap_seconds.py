@@ -8,10 +8,10 @@ import pytest
 from kielo.plan import overlap_seconds
 from kielo.plan.choose_layout import named
 from kielo.plan.collective_seconds import tensor_layer_seconds
+from kielo.plan.compare import overlap_offer
 from kielo.plan.efficiency import Efficiency
 from kielo.plan.explain import why
 from kielo.plan.layer_seconds import layer_seconds
-from kielo.plan.overlap_offer import overlap_offer
 from kielo.plan.overlap_seconds import exposed_tensor_seconds
 from kielo.plan.planned_layout import plan_layouts
 from kielo.plan.run_to_plan import RunToPlan

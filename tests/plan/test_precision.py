@@ -8,11 +8,9 @@ import pytest
 from kielo.models.families import complete
 from kielo.plan.explain import why
 from kielo.plan.planned_layout import plan_layouts
-from kielo.plan.precision import main_precision, steps_by_precision
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.step_seconds import step_seconds
-from kielo.plan.workload import Workload
-from kielo.plan.workload_row import workload_row
+from kielo.plan.workload import Workload, main_precision, steps_by_precision, workload_row
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe

@@ -11,7 +11,7 @@ from kielo.plan.run_to_plan import RunToPlan
 from kielo.recipe.cards import accelerator
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Recompute
-from kielo.resolve.fits import needed_bytes, usable_bytes
+from kielo.resolve.memory import needed_bytes, usable_bytes
 from kielo.resolve.resolve import resolve
 from kielo.resolve.text import imagined_text
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from kielo.plan import run_to_plan
-from kielo.plan.precision import main_precision, steps_by_precision
 from kielo.plan.run_to_plan import RunToPlan
+from kielo.plan.workload import main_precision, steps_by_precision
 from kielo.recipe.cards import accelerator
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe

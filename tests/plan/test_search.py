@@ -10,8 +10,14 @@ import pytest
 
 from kielo.models.families import complete
 from kielo.plan.choose_layout import named
-from kielo.plan.cost import START_SECONDS, cost, longest_pause_seconds, resolved_of, with_layout
-from kielo.plan.expected_speed import with_expectation
+from kielo.plan.cost import (
+    START_SECONDS,
+    cost,
+    longest_pause_seconds,
+    resolved_of,
+    with_expectation,
+    with_layout,
+)
 from kielo.plan.failures import Copies, Save, Steps, expect, published_rates
 from kielo.plan.layout_name import matches
 from kielo.plan.pipeline_simulation import closed_form_seconds, simulated_seconds

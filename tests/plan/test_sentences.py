@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kielo.plan import explain, overlap_offer
+from kielo.plan import compare, explain
 from kielo.plan.explain import bubble_share, recomputed_seconds, why
 from kielo.plan.pipeline_simulation import StageSeconds
 from kielo.plan.planned_layout import PlannedLayout
@@ -26,7 +26,7 @@ def other(monkeypatch) -> PlannedLayout:
         return [found]
 
     monkeypatch.setattr(explain, "plan_layouts", plan)
-    monkeypatch.setattr(overlap_offer, "plan_layouts", lambda *of: [planned()])  # which is no faster
+    monkeypatch.setattr(compare, "plan_layouts", lambda *of: [planned()])  # which is no faster
     return found
 
 

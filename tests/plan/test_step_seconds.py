@@ -20,10 +20,9 @@ from kielo.plan.collective_seconds import (
 from kielo.plan.efficiency import ARCHITECTURES, CONSTANTS, Efficiency, card_text, fitted, read_card
 from kielo.plan.layer_seconds import head_seconds, layer_seconds, matrix_flops
 from kielo.plan.least_squares import Members, Stop, fit_drawn_to_priors
-from kielo.plan.prediction_interval import interval
+from kielo.plan.planned_layout import interval
 from kielo.plan.step_seconds import hidden_data_seconds, step_seconds
-from kielo.plan.workload import Workload, machine_columns
-from kielo.plan.workload_row import workload_row
+from kielo.plan.workload import Workload, machine_columns, workload_row
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe

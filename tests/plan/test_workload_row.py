@@ -9,17 +9,16 @@ import pytest
 from kielo.models.families import complete
 from kielo.plan.collective_seconds import data_seconds, ring_bandwidth
 from kielo.plan.efficiency import ENGINES, Efficiency, fitted
-from kielo.plan.workload import ATTENTION_KERNELS, RECIPES, Workload
-from kielo.plan.workload_row import workload_row
+from kielo.plan.workload import ATTENTION_KERNELS, RECIPES, Workload, workload_row
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Fp8, Layout, Model
 from kielo.resolve.activation_bytes import layer_bytes, memory_columns
 from kielo.resolve.memory import memory_bytes
 from kielo.resolve.memory_row import StepSize, TrainOptions
-from kielo.resolve.ranks import rank_of_stage
 from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved
+from kielo.resolve.shares import rank_of_stage
 from kielo.resolve.state_bytes import state_bytes
 from kielo.resolve.text import imagined_text
 from tests.plan.workloads import workload

@@ -8,8 +8,7 @@ import pytest
 
 from kielo.recipe.cards import Cluster
 from kielo.recipe.complaints import Complaint, did_you_mean, dotted, from_validation, keys_of, nearest_key
-from kielo.recipe.error_messages import first_line, rank_prefix, sentence
-from kielo.recipe.errors import KieloError
+from kielo.recipe.errors import KieloError, first_line, rank_prefix, sentence
 from kielo.recipe.sections import Recipe, Source
 
 

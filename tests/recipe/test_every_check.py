@@ -8,8 +8,7 @@ from kielo.recipe.check import check
 from kielo.recipe.complaints import Complaint, did_you_mean, dotted, nearest_key, refuse
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
-from kielo.recipe.toml_lines import line_of, lines_of_keys
-from kielo.recipe.toml_text import toml_table
+from kielo.recipe.toml_text import line_of, lines_of_keys, toml_table
 
 SOURCES = [{"name": "a", "path": "a.txt"}, {"name": "b", "path": "b.txt"}]
 TRAIN = {"tokens": 1_000_000, "tokens_per_step": 2048}

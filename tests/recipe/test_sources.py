@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from kielo.recipe.languages_of_sources import source_languages
 from kielo.recipe.sections import Recipe, Source
+from kielo.recipe.several_languages import source_languages
 from kielo.recipe.source_kinds import KINDS
 
 

@@ -17,8 +17,8 @@ from tokenizers import (
 from transformers import AutoTokenizer
 
 from kielo.recipe.errors import KieloError
+from kielo.recipe.places import conversion
 from kielo.recipe.read import read_recipe
-from kielo.recipe.tokenizer_folder import conversion
 from kielo.tokenizer.facts import tokenizer_facts
 from kielo.tokenizer.load import encode, load_tokenizer
 from kielo.tokenizer.stage_inputs import ready_files

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kielo.artifact.masked_scores import (
+from kielo.artifact.scores import (
     Accuracy,
     FilledMask,
     Filling,

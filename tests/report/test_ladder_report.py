@@ -7,7 +7,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from kielo.artifact.ladder import Ladder, MeasuredSpeed, PlannedSpeed, ReferenceSpeed, Rung
+from kielo.artifact.launch_files import Ladder, MeasuredSpeed, PlannedSpeed, ReferenceSpeed, Rung
 from kielo.report import ladder as room
 from kielo.report.figures import DROPPED, OTHER, OURS, QUIET, RULE
 from kielo.report.ladder import base_rung, fastest, is_expected, markdown, notes, page, share_of_linear, table

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from kielo.artifact.masked_scores import Accuracy
 from kielo.artifact.metrics import HeldOutLoss, LeftOutSequence, PassedOver, PrecisionChange, PrecisionVerdict
 from kielo.artifact.row_map import RowMap
-from kielo.artifact.scores import BitsPerByte
+from kielo.artifact.scores import Accuracy, BitsPerByte
 from kielo.report import page
 from kielo.report.gather import gather
 from tests.report.made_page import ENCODER, NOTHING, section, sections, words

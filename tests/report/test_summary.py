@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kielo.artifact.masked_scores import Accuracy
+from kielo.artifact.scores import Accuracy
 from kielo.artifact.summary import BitsPerByteSummary, CorpusSummary, ParitySummary, StageTime, Summary
 from kielo.report.summary import language_row, summary_rows
 from kielo.report.units import format_bytes, format_seconds

@@ -4,8 +4,7 @@ from typing import Any
 
 from kielo.recipe.sections import Layout, Model, Recipe, Train
 from kielo.resolve.rules import LAYOUT_RULES, MACHINE_RULES, MODEL_RULES, Case, Machine, complaints
-from kielo.resolve.software import Software
-from kielo.resolve.torch_versions import NEWEST
+from kielo.resolve.software import NEWEST, Software
 
 
 def case_of(

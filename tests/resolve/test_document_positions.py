@@ -7,7 +7,7 @@ import pytest
 from kielo.models.families import complete
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Dataset, Model
-from kielo.resolve.document_positions import learns_positions, with_positions
+from kielo.resolve.activation_bytes import learns_positions, with_positions
 from kielo.resolve.resolve import consent
 from tests.resolve.rule_cases import model_complaints
 from tests.train.tiny_run import resolve, write_tokens

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from tokenizers import Tokenizer, models
 
-from kielo.artifact.run_recipe import write_run_recipe
+from kielo.artifact.run_format import write_run_recipe
 from kielo.models.families import keys_of_family
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES

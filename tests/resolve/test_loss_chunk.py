@@ -4,7 +4,7 @@ import pytest
 
 from kielo.recipe.cards import accelerator
 from kielo.recipe.sections import Layout, Model
-from kielo.resolve.loss_chunk import loss_chunk_tokens
+from kielo.resolve.activation_bytes import loss_chunk_tokens
 
 
 @pytest.mark.parametrize(

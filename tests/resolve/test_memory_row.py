@@ -7,7 +7,7 @@ from kielo.models.families import complete
 from kielo.recipe.cards import accelerator
 from kielo.recipe.sections import Fp8, Layout, Model, Train
 from kielo.resolve.activation_bytes import memory_columns
-from kielo.resolve.fits import needed_bytes, usable_bytes, workspace_bytes
+from kielo.resolve.memory import needed_bytes, usable_bytes, workspace_bytes
 from kielo.resolve.memory_row import MemoryColumns, StepSize, TrainOptions, memory_row
 
 MODEL = complete(

@@ -9,8 +9,7 @@ from kielo.plan.choose_layout import own
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.recipe.cards import accelerator
 from kielo.recipe.sections import Layout, Recipe
-from kielo.resolve.fits import usable_bytes
-from kielo.resolve.memory import memory_bytes
+from kielo.resolve.memory import memory_bytes, usable_bytes
 from kielo.resolve.memory_row import MemoryColumns, StepSize, TrainOptions, memory_row
 from kielo.resolve.micro_batch import RankOfRun, micro_batch
 from kielo.resolve.resolve import resolve

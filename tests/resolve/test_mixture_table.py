@@ -12,7 +12,7 @@ from kielo.cli.main import main
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases
 from kielo.recipe.read import read_recipe
-from kielo.resolve.mixture import num_sequences, weights_by_tokens
+from kielo.resolve.budget import num_sequences, weights_by_tokens
 from kielo.resolve.mixture_table import effective_tokens, mixture_table
 from kielo.resolve.phases import plan_phases
 from kielo.resolve.resolve import resolve

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from kielo.recipe.read import read_recipe
-from kielo.resolve.precision import chosen_precision, usual_precision
 from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import write
-from kielo.resolve.software import Software
+from kielo.resolve.software import Software, chosen_precision, usual_precision
 from kielo.resolve.text import imagined_text
 
 PLAIN, WITH_AMX = Software("2.13.0"), Software("2.13.0", has_amx=True)

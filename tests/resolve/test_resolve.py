@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models
 from kielo.artifact.manifest import hash_manifest, write_stage
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
-from kielo.resolve.mixture import num_sequences
+from kielo.resolve.budget import num_sequences
 from kielo.resolve.resolve import consent, resolve
 from kielo.resolve.resolved import read, write
 from kielo.resolve.software import Software

@@ -9,10 +9,9 @@ import pytest
 from kielo.recipe.cards import cluster
 from kielo.recipe.sections import Layout
 from kielo.resolve import software
-from kielo.resolve.ranks import coordinates, rank_of_stage
-from kielo.resolve.software import BACKEND_VARIABLE, Software, installed, missing_compiler, planned
-from kielo.resolve.tensor_overlap import chunks_of
-from kielo.resolve.torch_versions import NEWEST
+from kielo.resolve.shares import coordinates, rank_of_stage
+from kielo.resolve.software import BACKEND_VARIABLE, NEWEST, Software, installed, missing_compiler, planned
+from kielo.resolve.stages import chunks_of
 
 
 @pytest.fixture

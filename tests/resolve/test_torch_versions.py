@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from kielo.recipe.sections import Layout, Model
+from kielo.resolve.software import TRIED, as_tried, table
 from kielo.resolve.speed_advice import speed_advice
-from kielo.resolve.torch_versions import TRIED, as_tried, table
 from tests.resolve.rule_cases import layout_complaints
 
 MODEL = Model(

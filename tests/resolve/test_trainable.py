@@ -9,13 +9,13 @@ from kielo.models.families import complete
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase, full_phases
 from kielo.recipe.sections import Layout, Model
-from kielo.resolve.resolve import refuse_before_text
-from kielo.resolve.rules import MODEL_RULES, complaints
-from kielo.resolve.trainable import (
+from kielo.resolve.phases import (
     flops_per_token,
     frozen_share,
     trains,
 )
+from kielo.resolve.resolve import refuse_before_text
+from kielo.resolve.rules import MODEL_RULES, complaints
 from tests.resolve.rule_cases import case_of
 from tests.resolve.test_resolve import recipe
 

@@ -13,14 +13,13 @@ from kielo.artifact.documents import write_documents
 from kielo.artifact.manifest import hash_file, write_stage
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
-from kielo.tokenizer import facts, measure, ready_check, stage_inputs, train, unigram
+from kielo.tokenizer import facts, measure, stage_inputs, train, trial, unigram
 from kielo.tokenizer.chat_template import DEFAULT_TEMPLATE
 from kielo.tokenizer.control_tokens import control_tokens, read_object, without_control_tokens
 from kielo.tokenizer.decoded_documents import decoded_documents
-from kielo.tokenizer.extend import extend
+from kielo.tokenizer.extend import extend, learn_merges
 from kielo.tokenizer.facts import tokenizer_facts, tokenizer_hash
 from kielo.tokenizer.heldout import is_heldout, place_by_hash
-from kielo.tokenizer.learn_merges import learn_merges
 from kielo.tokenizer.load import (
     decode,
     encode,
@@ -193,18 +192,18 @@ def test_half_of_the_texts_may_be_lost(tmp_path, monkeypatch):
     letters = "abcdefghijklmnopqrstuvwxyzĠ"
     tokenizer = load_tokenizer(by_hand(tmp_path, *letters))
     good, lost = "abc", "a b c d e f g h i j k l m n o p q r s t u v w X y z a b c"
-    assert ready_check.refuse_lossy(tokenizer, [good, lost], "k") is None
-    assert ready_check.refuse_lossy(tokenizer, [], "k") is None
+    assert trial.refuse_lossy(tokenizer, [good, lost], "k") is None
+    assert trial.refuse_lossy(tokenizer, [], "k") is None
     with pytest.raises(KieloError) as refusal:
-        ready_check.refuse_lossy(tokenizer, [good, lost, lost], "the key")
+        trial.refuse_lossy(tokenizer, [good, lost, lost], "the key")
     assert "the key: of 3 texts 2 do not come back from this tokenizer: 'lmnopqrstuvwXyzabc' becomes " in str(
         refusal.value
     )
     with pytest.raises(KieloError, match="'abX' becomes 'ab' "):
-        ready_check.refuse_lossy(tokenizer, ["a bX"], "k")
+        trial.refuse_lossy(tokenizer, ["a bX"], "k")
     with pytest.raises(KieloError, match="of 256 texts 129 do not"):
-        ready_check.refuse_lossy(tokenizer, [lost] * 129 + [good] * 127 + [good] * 99, "k")
-    assert ready_check.refuse_lossy(tokenizer, [lost] * 128 + [good] * 128 + [lost] * 99, "k") is None
+        trial.refuse_lossy(tokenizer, [lost] * 129 + [good] * 127 + [good] * 99, "k")
+    assert trial.refuse_lossy(tokenizer, [lost] * 128 + [good] * 128 + [lost] * 99, "k") is None
 
 
 def test_a_tenth_of_the_ids_may_be_others(tmp_path):
@@ -214,14 +213,14 @@ def test_a_tenth_of_the_ids_may_be_others(tmp_path):
     for others, is_taken in (("abcdefghX", True), ("abcdefgYX", False)):
         theirs = by_hand(tmp_path / "theirs", *others)
         if is_taken:
-            assert ready_check.refuse_other_vocabulary(ours, theirs, "k") is None
+            assert trial.refuse_other_vocabulary(ours, theirs, "k") is None
         else:
             told = "k: .*: 2 of its 10 ids are other tokens there, such as 8: 'h' here, 'Y' in"
             with pytest.raises(KieloError, match=told):
-                ready_check.refuse_other_vocabulary(ours, theirs, "k")
+                trial.refuse_other_vocabulary(ours, theirs, "k")
     (theirs / "tokenizer.json").unlink()
-    assert ready_check.refuse_other_vocabulary(ours, theirs, "k") is None
-    assert ready_check.refuse_other_vocabulary(theirs, ours, "k") is None
+    assert trial.refuse_other_vocabulary(ours, theirs, "k") is None
+    assert trial.refuse_other_vocabulary(theirs, ours, "k") is None
 
 
 # --- What the stage reads ---

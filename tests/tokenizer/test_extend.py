@@ -16,9 +16,8 @@ from kielo.artifact.manifest import write_stage
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Recipe
-from kielo.tokenizer.extend import extend
+from kielo.tokenizer.extend import extend, learn_merges
 from kielo.tokenizer.heldout import is_heldout
-from kielo.tokenizer.learn_merges import learn_merges
 from kielo.tokenizer.load import TextTokenizer, decode, encode, load_tokenizer, vocabulary_size
 from kielo.tokenizer.row_map import make_row_map
 from kielo.tokenizer.train import save, train_on, train_tokenizer

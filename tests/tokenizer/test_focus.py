@@ -9,9 +9,8 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import TextTokenizer, load_tokenizer
 from kielo.tokenizer.row_map import example_ids, make_row_map, row_in_words, row_map_in_words
-from kielo.tokenizer.similar_tokens import sparsemax
-from kielo.tokenizer.token_names import TokenNames
-from kielo.tokenizer.token_vectors import read_token_vectors
+from kielo.tokenizer.spelling import TokenNames
+from kielo.tokenizer.token_vectors import read_token_vectors, sparsemax
 from kielo.tokenizer.train import save, train_on
 from tests.tokenizer.test_row_map import NEW, OLD
 

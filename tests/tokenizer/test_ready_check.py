@@ -11,13 +11,13 @@ from kielo.artifact.manifest import write_stage
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import load_tokenizer
-from kielo.tokenizer.ready_check import (
+from kielo.tokenizer.train import save, train_on, train_tokenizer
+from kielo.tokenizer.trial import (
     find_unknown,
     refuse_lossy,
     refuse_other_vocabulary,
     refuse_unknown,
 )
-from kielo.tokenizer.train import save, train_on, train_tokenizer
 from tests.tokenizer.test_row_map import NEW, OLD
 
 

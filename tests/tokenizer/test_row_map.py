@@ -15,7 +15,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import TextTokenizer, decode, load_tokenizer
 from kielo.tokenizer.row_map import example_ids, make_row_map, row_in_words, row_map_in_words
-from kielo.tokenizer.token_names import TokenNames, readable
+from kielo.tokenizer.spelling import TokenNames, readable
 from kielo.tokenizer.train import save, train_on, train_tokenizer
 
 OLD = [f"The house of {n} rivers and the rivers of the house, said the reader." for n in range(60)]

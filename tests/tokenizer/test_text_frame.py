@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
-from kielo.artifact.conversation import join_messages
+from kielo.artifact.documents import join_messages
 from kielo.dataset.document_packer import DocumentBatch, load_packer
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe

@@ -13,8 +13,8 @@ from pathlib import Path
 from kielo.artifact.run_format import FORMAT_VERSION
 from kielo.resolve.resolved import write
 from kielo.train.run import train
-from tests.ranks import run_ranks
 from tests.resolve.golden_runs import GOLDEN, RECIPES, RUN_FOLDER, golden_resolved
+from tests.started_ranks import run_ranks
 
 _STOP_AT = 4
 

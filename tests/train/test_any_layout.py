@@ -15,9 +15,9 @@ from kielo.artifact.checkpoint_index import read_plain
 from kielo.artifact.metrics import HeldOutLoss, Kind, TrainingStep, of_kind, read_metrics
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.resolve.resolved import Resolved
-from kielo.resolve.torch_versions import schedule_complaint
+from kielo.resolve.software import schedule_complaint
 from kielo.train.run import train
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import LENGTH, SEQUENCES, resolve, write_tokens
 
 STEPS = 8

@@ -3,10 +3,10 @@
 import socket
 from pathlib import Path
 
-from kielo.artifact.attempts import End, read_attempts
+from kielo.artifact.attempt_files import End, read_attempts
 from kielo.artifact.chronicle import CHRONICLE_NAME, attempts_of
 from kielo.train.run import train
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
 

@@ -11,7 +11,7 @@ from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.recipe.sections import Model
 from kielo.resolve.resolved import Resolved
 from kielo.train.run import train
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.test_masked_tokens import LTG_BERT, plan, write_tokenizer
 from tests.train.tiny_run import LENGTH, VOCABULARY, resolve, write_tokens
 

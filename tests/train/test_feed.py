@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from kielo.artifact.file_array import FileArray
+from kielo.artifact.token_file import FileArray
 from kielo.dataset.batches import NOT_COUNTED, Batch, Unreadable
 from kielo.recipe.errors import KieloError
 from kielo.train.feed import Care, Feed, cut

@@ -4,7 +4,7 @@ import gc
 import weakref
 
 from kielo.train.garbage import Garbage
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 
 
 class Node:

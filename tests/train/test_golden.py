@@ -8,8 +8,8 @@ import pytest
 from kielo.artifact.manifest import read_manifest
 from kielo.train.manifest import is_finished, withdraw_manifest
 from kielo.train.run import train
-from tests.ranks import run_ranks
 from tests.resolve.golden_runs import GOLDEN, golden_recipe, golden_resolved
+from tests.started_ranks import run_ranks
 
 VERSIONS = sorted(GOLDEN.glob("version_*"))
 

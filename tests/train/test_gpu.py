@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kielo.artifact.metrics import TrainingStep, of_kind, read_metrics
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.test_train import on_rank
 from tests.train.tiny_run import resolve, write_tokens
 

@@ -8,8 +8,8 @@ import torch
 
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Fp8, TrainIdentity
-from kielo.train import guard as guard_module
-from kielo.train.guard import Guard
+from kielo.train.watch import guard as guard_module
+from kielo.train.watch.guard import Guard
 
 CPU = torch.device("cpu")
 NAN, INF = math.nan, math.inf

@@ -18,7 +18,7 @@ from kielo.tokenizer.train import train_tokenizer
 from kielo.train.log import describe, set_scalars
 from kielo.train.run import train
 from tests.dataset.test_batches import make_documents, recipe, write_corpus
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import resolve
 
 LENGTH = 16

@@ -12,7 +12,7 @@ from kielo.dataset.masking import Masking, masking_vocabulary
 from kielo.models import families
 from kielo.models.blocks.decoder import init_weights
 from kielo.train.run import train
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.test_masked_tokens import losses, plan, write_tokenizer
 from tests.train.tiny_run import LENGTH, write_tokens
 

@@ -13,11 +13,11 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.parallel.materialise import local
-from kielo.parallel.world import start_world
+from kielo.ranks.world import start_world
 from kielo.recipe.sections import TrainIdentity
 from kielo.train.optimiser import build_optimiser
 from kielo.train.run import train
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
 LAMB = {"optimiser": "lamb", "adam_beta2": 0.98, "adam_epsilon": 1e-6}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from kielo.artifact.alerts import ALERTS_NAME
+from kielo.artifact.attempt_files import ALERTS_NAME
 from kielo.artifact.checkpoint_index import read_plain
 from kielo.artifact.metrics import LeftOutSequence, of_kind, read_metrics
 from kielo.artifact.token_set import TokenSet
@@ -27,7 +27,7 @@ from kielo.train.left_out import LeftOut
 from kielo.train.run import train
 from kielo.train.state import State
 from tests.fault_times import FaultTimes
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import LENGTH, VOCABULARY, resolve, write_tokens
 
 ROWS = 70  # of the embedding

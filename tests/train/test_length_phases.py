@@ -23,7 +23,7 @@ from kielo.resolve.text import imagined_text
 from kielo.train import build
 from kielo.train.run import train
 from tests.house.checks import ROOT
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.test_masked_tokens import write_tokenizer
 from tests.train.tiny_run import VOCABULARY
 

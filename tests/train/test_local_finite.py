@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kielo.train import local_finite
-from kielo.train.local_finite import LocalFinite, described
 from kielo.train.run import train
+from kielo.train.watch import local_finite
+from kielo.train.watch.local_finite import LocalFinite, described
 from tests.alerts import alerts
 from tests.fault_times import FaultTimes
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
 

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kielo.parallel.world import start_world
+from kielo.ranks.world import start_world
 from kielo.resolve.software import BACKEND_VARIABLE
 from kielo.train.loss import LossOptions, chunked_loss
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 
 
 def plain_loss(hidden, weight, labels, divisor, z_loss):

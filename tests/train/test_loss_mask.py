@@ -16,7 +16,7 @@ from kielo.dataset.batches import NOT_COUNTED, Batches
 from kielo.train.log import describe
 from kielo.train.run import train
 from kielo.verify.parity import ParityOptions, verify_parity
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import LENGTH, SEQUENCES, VOCABULARY, resolve
 
 # Another order of the same fp32 sums; the parity check's own tolerance of gradients and losses is 1e-5.

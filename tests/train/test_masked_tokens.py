@@ -18,7 +18,7 @@ from kielo.resolve.resolved import Resolved
 from kielo.train.feed import MicroBatch
 from kielo.train.next_token import NextToken, pick_counted
 from kielo.train.run import train
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import LENGTH, VOCABULARY, resolve, write_tokens
 
 

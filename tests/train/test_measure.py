@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from kielo.artifact.attempt_files import Outcome
 from kielo.artifact.metrics import TrainingStep, of_kind, read_metrics
-from kielo.artifact.outcome import Outcome
 from kielo.artifact.stage_json import read_json
 from kielo.plan.measured_run import measured_speed
 from kielo.recipe.errors import KieloError

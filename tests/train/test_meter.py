@@ -11,8 +11,7 @@ from kielo.artifact.metrics import PassedOver
 from kielo.recipe.errors import KieloError
 from kielo.train import meter as meter_module
 from kielo.train.final_check import refuse_unsound_end, refuse_unsound_weights
-from kielo.train.meter import Meter
-from kielo.train.step_row import StepRow, passed_over_row
+from kielo.train.meter import Meter, StepRow, passed_over_row
 
 CPU = torch.device("cpu")
 

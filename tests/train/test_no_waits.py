@@ -23,9 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import kielo
 from kielo.resolve.software import BACKEND_VARIABLE
-from kielo.train import delayed_reader, run
+from kielo.train import run
 from kielo.train.parts import PhaseParts, Run
-from tests.ranks import run_ranks
+from kielo.train.watch import delayed_reader
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
 aten = torch.ops.aten

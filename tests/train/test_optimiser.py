@@ -12,12 +12,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from kielo.parallel.world import start_world
+from kielo.ranks.world import start_world
 from kielo.recipe.sections import TrainIdentity
 from kielo.resolve.state_bytes import WIDENED_BYTES
 from kielo.train import optimiser as module
 from kielo.train.optimiser import MOMENTS, Optimiser, build_optimiser
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 
 FP32, BF16 = TrainIdentity(), TrainIdentity(optimiser_state="bf16")
 LAMB = TrainIdentity(optimiser="lamb")

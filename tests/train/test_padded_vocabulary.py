@@ -5,7 +5,7 @@ import torch
 
 from kielo.models.llama.model import Llama, initial_value
 from kielo.parallel.mesh import build_mesh
-from kielo.parallel.world import start_world
+from kielo.ranks.world import start_world
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Model
 from kielo.train.feed import MicroBatch
@@ -13,7 +13,7 @@ from kielo.train.next_token import NextToken
 from kielo.verify.layouts_cases import Case
 from kielo.verify.layouts_rank import differences, train_laid_out
 from kielo.verify.layouts_subject import Outcome, Subject, subject, train_plainly
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 
 STEPS = 4
 VOCABULARY_WEIGHTS = ("embed.weight", "head.weight")

@@ -31,7 +31,7 @@ from kielo.train import build
 from kielo.train.optimiser import is_decayed
 from kielo.train.run import train
 from tests.house.checks import ROOT
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 
 VOCABULARY = 67
 SETS = [

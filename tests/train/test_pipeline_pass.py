@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kielo.train import pipeline_forward_backward as module
+from kielo.train import forward_backward as module
 from kielo.train.feed import MicroBatch, StepBatch
-from kielo.train.pipeline_forward_backward import PipelineForwardBackward
+from kielo.train.forward_backward import PipelineForwardBackward
 
 HIDDEN = 3
 seen: list[Any] = []

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import xxhash
 
-from kielo.artifact.attempts import Beginning, Change, End, read_attempts
+from kielo.artifact.attempt_files import Beginning, Change, End, Outcome, read_attempts
 from kielo.artifact.manifest import read_manifest
 from kielo.artifact.metrics import HeldOutLoss, HeldOutScore, Row, TrainingStep, write_row
-from kielo.artifact.outcome import Outcome
 from kielo.artifact.stage_json import read_json
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved, read
-from kielo.train.attempts import note_beginning, note_end
 from kielo.train.manifest import (
     NOTHING_TO_DO,
     forget_outcome,
     has_outcome,
     is_finished,
+    note_beginning,
+    note_end,
     nothing_to_do,
     refuse_lost_checkpoints,
     settle,
@@ -236,7 +236,7 @@ def test_so_many_changes_are_named(
     write_plan(resolved)
     note_beginning(resolved, 0, ["nid1"])
     contents = iter(({}, before, {}, after))
-    monkeypatch.setattr("kielo.train.attempts.flat", lambda content: next(contents))
+    monkeypatch.setattr("kielo.train.manifest.flat", lambda content: next(contents))
     note_beginning(resolved, 3, ["nid1"])
     changes = read_attempts(tmp_path / "train")[1].changes
     assert changes[:2] == [

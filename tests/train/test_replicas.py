@@ -21,7 +21,7 @@ from kielo.train import loop
 from kielo.train.run import train
 from tests.alerts import alerts
 from tests.fault_times import FaultTimes
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
 

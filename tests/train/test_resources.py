@@ -11,11 +11,11 @@ import torch
 
 from kielo.artifact.checkpoint_folder import step_folders
 from kielo.checkpoint.checkpointer import Checkpointer
-from kielo.train import build, resources
-from kielo.train.host_memory import HostMemory, host_memory
-from kielo.train.resources import Resources
+from kielo.train import build
 from kielo.train.run import train
-from tests.ranks import run_ranks
+from kielo.train.watch import resources
+from kielo.train.watch.resources import HostMemory, Resources, host_memory
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
 GIB = 2**30

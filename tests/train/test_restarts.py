@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from kielo.artifact.outcome import Outcome
-from kielo.parallel.local_ranks import Failure
-from kielo.train.restarts import Attempt, why_not_again
+from kielo.artifact.attempt_files import Outcome
+from kielo.ranks.local_ranks import Failure
+from kielo.train.start_ranks import Attempt, why_not_again
 
 
 def attempt(code: int, step: int, newest: str = "", refusal: str = "", outcome: str = "failed") -> Attempt:

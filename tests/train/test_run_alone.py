@@ -12,13 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from kielo.artifact.attempts import read_attempts
+from kielo.artifact.attempt_files import REFUSAL_FILE, Outcome, read_attempts
 from kielo.artifact.manifest import read_manifest
 from kielo.artifact.metrics import METRICS_NAME, HeldOutLoss, of_kind, read_metrics
-from kielo.artifact.outcome import REFUSAL_FILE, Outcome
 from kielo.artifact.stage_json import read_json
 from kielo.dataset.batches import Batches
-from kielo.parallel.hang_watch import silent_seconds
+from kielo.ranks.hang_watch import silent_seconds
 from kielo.recipe.errors import KieloError
 from kielo.train import build
 from kielo.train import run as run_module

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from kielo.train import slow_ranks as slow_ranks_module
 from kielo.train.run import train
-from kielo.train.slow_ranks import SAMPLES, LayerTimes, SlowRank, SpeedWatch, described, slow_ranks
+from kielo.train.watch import slow_ranks as slow_ranks_module
+from kielo.train.watch.slow_ranks import SAMPLES, LayerTimes, SlowRank, SpeedWatch, described, slow_ranks
 from tests.alerts import alerts
 from tests.fault_times import FaultTimes
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
 

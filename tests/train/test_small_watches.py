@@ -12,11 +12,11 @@ from torch import nn
 from kielo.dataset.batches import Unreadable
 from kielo.recipe.errors import KieloError
 from kielo.train.failsafe_stream import FailsafeStream
-from kielo.train.host_memory import HostMemory, host_memory
 from kielo.train.left_out import LeftOut
-from kielo.train.local_finite import LocalFinite, described
 from kielo.train.reader import Reader
 from kielo.train.state import State
+from kielo.train.watch.local_finite import LocalFinite, described
+from kielo.train.watch.resources import HostMemory, host_memory
 
 GROUPS = "3:cpu:/other\n0::/job/step\n"
 NAMES = {2: ("memory.max", "memory.current", "file", "shmem"),

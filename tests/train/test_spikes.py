@@ -25,11 +25,12 @@ from kielo.recipe import sections
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import TrainIdentity
 from kielo.train import build
-from kielo.train import spikes as spike_module
 from kielo.train.log import Log
 from kielo.train.run import train
 from kielo.train.schedule import learning_rate
-from kielo.train.spikes import (
+from kielo.train.state import RunCheckpoints
+from kielo.train.watch import spikes as spike_module
+from kielo.train.watch.spikes import (
     Episode,
     Spikes,
     Verdict,
@@ -38,9 +39,8 @@ from kielo.train.spikes import (
     steps_to_pass_over,
     usual_value,
 )
-from kielo.train.state import RunCheckpoints
 from tests.alerts import alerts
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import LENGTH, VOCABULARY, resolve
 
 CPU = torch.device("cpu")

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from kielo.train import delayed_reader, slow_ranks
 from kielo.train import meter as meter_module
-from kielo.train.delayed_reader import DelayedReader
 from kielo.train.meter import Meter
-from kielo.train.slow_ranks import LayerTimes
+from kielo.train.watch import delayed_reader, slow_ranks
+from kielo.train.watch.delayed_reader import DelayedReader
+from kielo.train.watch.slow_ranks import LayerTimes
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kielo.artifact.outcome import EXIT_CODES, REFUSAL_FILE, Outcome
-from kielo.parallel.local_ranks import Failure
+from kielo.artifact.attempt_files import EXIT_CODES, REFUSAL_FILE, Outcome
+from kielo.ranks.local_ranks import Failure
 from kielo.recipe.errors import KieloError
 from kielo.train import start_ranks as module
 from kielo.train.start_ranks import read_outcome, start_ranks

@@ -12,13 +12,12 @@ from torch import nn
 
 from kielo.artifact.metrics import Fp8GradientProbe
 from kielo.train import fp8_probe, next_token
-from kielo.train.determinism import determinism
 from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.forward_backward import PlainForwardBackward
 from kielo.train.fp8_probe import Fp8Probe
 from kielo.train.loss import LossOptions
 from kielo.train.next_token import NextToken, pick_counted, tensor_axis
-from kielo.train.precision import change_before, next_precision, settle_matrix_products
+from kielo.train.precision import change_before, determinism, next_precision, settle_matrix_products
 from kielo.train.state import State
 
 

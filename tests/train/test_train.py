@@ -17,23 +17,22 @@ import numpy as np
 import pytest
 import torch
 
+from kielo.artifact.attempt_files import Outcome
 from kielo.artifact.checkpoint_index import CheckpointIndex, read_plain
+from kielo.artifact.checkpoint_inspection import list_checkpoints
 from kielo.artifact.manifest import read_manifest
 from kielo.artifact.metrics import HeldOutLoss, TrainingStep, of_kind, read_metrics
-from kielo.artifact.outcome import Outcome
-from kielo.artifact.whole_checkpoints import list_checkpoints
 from kielo.checkpoint import saving
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.dataset.batches import Batches
-from kielo.recipe.error_messages import sentence
-from kielo.recipe.errors import KieloError
+from kielo.recipe.errors import KieloError, sentence
 from kielo.resolve.resolved import Resolved
 from kielo.train.feed import Feed
 from kielo.train.manifest import is_finished
 from kielo.train.run import train
 from tests.alerts import alerts
 from tests.fault_times import FaultTimes, and_watch
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import LENGTH, SEQUENCES, resolve, write_tokens
 
 

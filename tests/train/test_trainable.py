@@ -11,18 +11,18 @@ from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.models.parameter_shapes import parameter_shapes
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout, Model, Recipe
-from kielo.resolve.resolve import refuse_before_text
-from kielo.resolve.resolved import Resolved
-from kielo.resolve.rules import MODEL_RULES, Case, Machine, complaints
-from kielo.resolve.state_bytes import state_bytes
-from kielo.resolve.trainable import (
+from kielo.resolve.phases import (
     flops_per_token,
     frozen_share,
     trains,
 )
+from kielo.resolve.resolve import refuse_before_text
+from kielo.resolve.resolved import Resolved
+from kielo.resolve.rules import MODEL_RULES, Case, Machine, complaints
+from kielo.resolve.state_bytes import state_bytes
 from kielo.train import build
 from kielo.train.run import train
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import SEQUENCES, resolve, write_tokens
 
 STEPS, BORDER = 8, 3  # the last step, and that of the phase with a frozen body

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from kielo.artifact.checkpoint_folder import step_folders
-from kielo.parallel.world import leave_together, start_world
+from kielo.ranks.world import leave_together, start_world
 from kielo.recipe.errors import KieloError
-from kielo.train import triggers as triggers_module
+from kielo.train import signals as triggers_module
 from kielo.train.run import train
-from kielo.train.triggers import Triggers
-from tests.ranks import run_ranks
+from kielo.train.signals import Triggers
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
 

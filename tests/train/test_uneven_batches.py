@@ -12,7 +12,7 @@ from kielo.dataset.batches import NOT_COUNTED, Batch, filled_up
 from kielo.resolve.resolved import Resolved
 from kielo.train import build
 from kielo.train.run import train
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
 # Two ranks that hold each half of a sum add it up in another order than one process: fp32 has 24 bits.

@@ -13,7 +13,7 @@ from kielo.resolve.resolved import Resolved
 from kielo.train import unlike_ranks
 from kielo.train.run import train
 from kielo.train.unlike_ranks import refuse_unlike_ranks
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
 

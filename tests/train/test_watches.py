@@ -17,7 +17,7 @@ from kielo.train import replica_check, spike_watch
 from kielo.train.go_back import go_back
 from kielo.train.replica_check import ReplicaCheck
 from kielo.train.spike_watch import SpikeWatch
-from kielo.train.spikes import Episode, Verdict
+from kielo.train.watch.spikes import Episode, Verdict
 
 
 class Checkpoints:

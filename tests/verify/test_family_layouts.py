@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from kielo.models import families
 from kielo.parallel.mesh import Mesh
-from kielo.parallel.world import start_world
+from kielo.ranks.world import start_world
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Model, Recipe
 from kielo.verify.layouts import BARS, verify_layouts
@@ -19,7 +19,7 @@ from kielo.verify.layouts_rank import compare
 from kielo.verify.layouts_subject import Outcome, Sizes, subject, train_plainly
 from kielo.verify.layouts_table import verdict
 from tests.models.tiny_configs import TINY
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 
 STEPS = 2  # the second shows what the first one's weights became
 SHALLOW = Sizes(layers=2)  # one of each kind, with and without a window; stages need four to cut a V

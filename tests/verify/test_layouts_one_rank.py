@@ -14,7 +14,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from kielo.models import families
-from kielo.parallel import objects
+from kielo.ranks import objects
 from kielo.recipe.read import read_recipe
 from kielo.resolve.software import BACKEND_VARIABLE
 from kielo.verify import layouts_rank

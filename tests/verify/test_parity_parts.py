@@ -12,10 +12,19 @@ from torch import nn
 
 from kielo.artifact.parity import FirstDifference, GradientNorms, Losses, Parity, Settings
 from kielo.train.feed import MicroBatch
-from kielo.verify.hugging_face_batch import hugging_face_batch
-from kielo.verify.parity_table import in_words, print_parity, verdict
-from kielo.verify.settings import base_of, differing, optimiser_settings, rope_settings
-from kielo.verify.trace import Trace, first_difference, largest_difference, relative_difference, trace_forward
+from kielo.verify.certificate import in_words, print_parity, verdict
+from kielo.verify.hugging_face_side import hugging_face_batch
+from kielo.verify.trace import (
+    Trace,
+    base_of,
+    differing,
+    first_difference,
+    largest_difference,
+    optimiser_settings,
+    relative_difference,
+    rope_settings,
+    trace_forward,
+)
 
 LEAST = torch.finfo(torch.float32).min
 

@@ -20,9 +20,9 @@ from kielo.artifact.preflight import BAD_NODES_NAME, Complaint, NodeVerdict, Pre
 from kielo.artifact.stage_json import read_json
 from kielo.checkpoint.agreement import Agreement
 from kielo.models.blocks import mlp
-from kielo.parallel import world as room
 from kielo.parallel.mesh import build_mesh
-from kielo.parallel.world import make_host_group, start_world
+from kielo.ranks import world as room
+from kielo.ranks.world import make_host_group, start_world
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
@@ -38,7 +38,7 @@ from kielo.verify.preflight.network import networks_of
 from kielo.verify.preflight.run import preflight, run_checks
 from kielo.verify.preflight.screen import check_rows, verdict_lines
 from kielo.verify.preflight.sizes import SIZES
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 
 RANKS, FAULTY = 4, 3  # two on each of two nodes; the faulty one is on the second
 FIRST_OF_NODE = 2  # the one that writes files for the second node

@@ -13,9 +13,7 @@ from torch.nn import functional as F
 from kielo.parallel.lower_right_attention import attend_to_all
 from kielo.recipe.errors import KieloError
 from kielo.verify.counted_world import CountedGroup, CountedStore
-from kielo.verify.fake_world import fake_world
-from kielo.verify.memory_ledger import Peak
-from kielo.verify.rank_watch import RankWatch
+from kielo.verify.rank_watch import Peak, RankWatch
 from kielo.verify.rehearse import heaviest_phase, rehearsed_micro_batches
 from kielo.verify.start_counts import (
     StartCounts,
@@ -24,7 +22,14 @@ from kielo.verify.start_counts import (
     nccl_store_operations,
     server_operations,
 )
-from kielo.verify.torch_fakes import fake_tensors, group_name, is_in_backward, plain_parts, storages_watched
+from kielo.verify.torch_fakes import (
+    fake_tensors,
+    fake_world,
+    group_name,
+    is_in_backward,
+    plain_parts,
+    storages_watched,
+)
 
 
 def test_floating_point_operations() -> None:

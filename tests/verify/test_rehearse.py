@@ -15,20 +15,20 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from kielo.cli.main import main
 from kielo.cli.rehearse import chosen_ranks
 from kielo.parallel.mesh import build_mesh
-from kielo.parallel.world import start_world
+from kielo.ranks.world import start_world
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved
+from kielo.resolve.software import schedule_complaint
 from kielo.resolve.state_bytes import state_bytes
 from kielo.resolve.text import imagined_text
-from kielo.resolve.torch_versions import schedule_complaint
 from kielo.train.build import laid_out
 from kielo.verify import rehearse as room
-from kielo.verify.fake_world import groups_of
 from kielo.verify.rank_watch import RankWatch
 from kielo.verify.rehearse import WatchedStep, heaviest_phase, rehearse, rehearsed_micro_batches
-from tests.ranks import run_ranks
+from kielo.verify.torch_fakes import groups_of
+from tests.started_ranks import run_ranks
 
 TINY = [
     "model.vocab_size=4098",

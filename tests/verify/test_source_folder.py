@@ -16,8 +16,8 @@ from kielo.models import families
 from kielo.models.piece import Piece
 from kielo.recipe.sections import Model
 from kielo.verify import source_folder
+from kielo.verify.certificate import verdict
 from kielo.verify.parity import ParityOptions, verify_parity
-from kielo.verify.parity_table import verdict
 from kielo.verify.source_folder import compare_source
 from tests.models.equality import pair
 from tests.models.tiny_configs import TINY

@@ -10,9 +10,9 @@ import start_counts
 import torch
 import torch.distributed as dist
 
-from kielo.parallel.open_files import open_files_needed
-from kielo.parallel.rendezvous import Rendezvous
 from kielo.plan.failures import STORE_OPERATIONS_PER_RANK, communicators
+from kielo.ranks.process_settings import open_files_needed
+from kielo.ranks.rendezvous import Rendezvous
 from kielo.recipe.sections import Layout
 from kielo.verify.counted_world import CountedStore
 from kielo.verify.start_counts import (
@@ -21,7 +21,7 @@ from kielo.verify.start_counts import (
     gloo_store_operations,
     server_operations,
 )
-from tests.ranks import run_ranks
+from tests.started_ranks import run_ranks
 
 
 def test_counts_of_a_start_do_not_grow_with_the_job():

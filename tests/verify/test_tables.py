@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from kielo.verify import layouts_table, rehearse_table, rounding
+from kielo.verify import layouts_table, parity, rehearse_table
 from kielo.verify.certificate import ParityOptions
-from kielo.verify.memory_ledger import MemoryLedger, Peak
-from kielo.verify.rounding import nudge, relative_loss_difference, rounding_differences
-from kielo.verify.settings import base_of, differing, frequencies_at_position_1
+from kielo.verify.parity import nudge, relative_loss_difference, rounding_differences
+from kielo.verify.rank_watch import MemoryLedger, Peak
+from kielo.verify.trace import base_of, differing, frequencies_at_position_1
 
 BARS = {"loss": 1e-5, "norm": 2e-5, "gradient": 3e-5, "weight": 4e-5}
 
@@ -225,7 +225,7 @@ def test_rounding_moves_each_weight_by_one_unit_and_the_largest_difference_stays
         )
         return side, SimpleNamespace(take=lambda step: step, close=lambda: events.append("close"))
 
-    monkeypatch.setattr(rounding, "nudge", lambda given, seed: events.append((given, seed)))
+    monkeypatch.setattr(parity, "nudge", lambda given, seed: events.append((given, seed)))
     assert rounding_differences(begin, [2.0, 4.0, 8.0]) == pytest.approx([0.1, 0.1, 0.2])
     one = [1, "update", 2, "update", 3, "update", "close"]
     assert events == [event for seed in range(3) for event in [("weights", seed), *one]]

@@ -10,7 +10,7 @@ import pytest
 from kielo.artifact.preflight import CheckReport, Complaint, Preflight
 from kielo.artifact.stage_json import read_json
 from kielo.checkpoint.agreement import Agreement
-from kielo.parallel.communicator import NoCommunicator
+from kielo.ranks.communicator import NoCommunicator
 from kielo.recipe.errors import KieloError
 from kielo.verify import position_heads, round_trip
 from kielo.verify.preflight import run

@@ -1,16 +1,114 @@
-"""Faults of a checkpoint: their kinds, and the check of its files against the records of its manifest."""
+"""Faults of a checkpoint: checksums by blocks, lines of its index, and the check of its files.
+
+Records are those of the manifest, `checkpoint_index.py`.
+"""
 
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
-from kielo.artifact import block_digests
+import xxhash
+
 from kielo.artifact.checkpoint_folder import INDEX_NAME, VERSION, os_error_text
-from kielo.artifact.checkpoint_index_lines import read_head
-from kielo.artifact.manifest import MANIFEST_NAME
+from kielo.artifact.manifest import MANIFEST_NAME, READ_BYTES
 from kielo.recipe.errors import KieloError
+
+# Checksums of a file by blocks of 64 MiB, so that damage has a place: bytes in, one xxh3-64 a block out.
+
+
+BLOCK_BYTES = 64 * 2**20
+
+
+class BlockDigests:
+    """The xxh3-64 of each `BLOCK_BYTES` of what passes, in hexadecimal; the last block may be shorter."""
+
+    def __init__(self) -> None:
+        self._whole: list[str] = []
+        self._block, self._block_bytes = xxhash.xxh3_64(), 0
+
+    def update(self, data: bytes | memoryview) -> None:
+        left = memoryview(data)
+        while left:
+            part = left[: BLOCK_BYTES - self._block_bytes]
+            left = left[len(part) :]
+            self._block.update(part)
+            self._block_bytes += len(part)
+            if self._block_bytes == BLOCK_BYTES:
+                self._whole.append(self._block.hexdigest())
+                self._block, self._block_bytes = xxhash.xxh3_64(), 0
+
+    def hexdigests(self) -> list[str]:
+        return self._whole + ([self._block.hexdigest()] if self._block_bytes else [])
+
+
+def first_wrong_block(path: Path, expected: list[str]) -> int | None:
+    """Returns the number of the first block whose digest is not the expected one; None if all are."""
+    digests = BlockDigests()
+    with open(path, "rb") as file:
+        while data := file.read(READ_BYTES):
+            digests.update(data)
+    pairs = zip_longest(digests.hexdigests(), expected)
+    return next((block for block, (found, written) in enumerate(pairs) if found != written), None)
+
+
+# The text of `index.json`: a head, then a line for each tensor, so that a reader parses only what it needs.
+#
+# The whole is one JSON object. The head is its first line: all keys but "tensors", and as "lines" the bytes
+# of each tensor's line. An index of one line, without "lines", is an older one.
+
+
+_TENSORS_FOLLOW = b', "tensors": {\n'
+_END = b"}}\n"
+
+
+def index_text(head: Mapping[str, Any], entries: Mapping[str, str]) -> Iterator[bytes]:
+    """Yields the text in parts. entries: tensor → the JSON of its entry."""
+    lines = {name: f"{json.dumps(name)}: {entry},\n".encode() for name, entry in entries.items()}
+    if lines:
+        last = next(reversed(lines))
+        lines[last] = lines[last].removesuffix(b",\n") + b"\n"
+    sizes = {name: len(line) for name, line in lines.items()}
+    yield json.dumps({**head, "lines": sizes}).encode().removesuffix(b"}") + _TENSORS_FOLLOW
+    yield from lines.values()
+    yield _END
+
+
+def read_head(file: BinaryIO) -> dict[str, Any]:
+    """Reads the head, and leaves the file at the first tensor's line. An older index is returned whole.
+
+    Raises ValueError for what is not JSON.
+    """
+    head = file.readline()
+    if head.endswith(_TENSORS_FOLLOW):
+        return json.loads(head.removesuffix(_TENSORS_FOLLOW) + b"}")
+    return json.loads(head + file.read())
+
+
+def read_entries(file: BinaryIO, lines: Mapping[str, int], names: set[str]) -> dict[str, Any]:
+    """Reads the entries of those tensors of `names` that `lines` has; the file is where `read_head` left it.
+
+    Raises ValueError, TypeError or AttributeError for lines that are not what was written.
+    """
+    begin, entries = file.tell(), {}
+    if begin + sum(lines.values()) + len(_END) != os.fstat(file.fileno()).st_size:
+        raise ValueError("its lines do not make up the file")
+    for name, num_bytes in lines.items():
+        if name in names:
+            file.seek(begin)
+            line = json.loads(b"{" + file.read(num_bytes).rstrip(b",\n") + b"}")
+            if list(line) != [name]:
+                raise ValueError(f"the line of {name} is that of {', '.join(line)}")
+            entries |= line
+        begin += num_bytes
+    return entries
+
+
+# Faults of a checkpoint: their kinds, and the check of its files against the records of its manifest.
+
 
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
@@ -83,9 +181,9 @@ def _file_damage(path: Path, expected: dict[str, Any], checksums: bool) -> str |
     if size != expected["bytes"]:
         damage = f"is {size} bytes long instead of {expected['bytes']}"
     elif checksums:
-        block = block_digests.first_wrong_block(path, expected["xxh3_64_blocks"])
+        block = first_wrong_block(path, expected["xxh3_64_blocks"])
         if block is not None:
-            start, end = block * block_digests.BLOCK_BYTES, min((block + 1) * block_digests.BLOCK_BYTES, size)
+            start, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, size)
             place = f"block {block} (bytes {start:,} to {end - 1:,})"
             damage = f"is not what was written: {place} has another checksum"
     if save_id == expected["save_id"]:

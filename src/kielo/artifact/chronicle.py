@@ -11,8 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from kielo.artifact.alerts import ALERTS_NAME, Alert
-from kielo.artifact.attempts import Beginning, End, read_attempts, read_lines
+from kielo.artifact.attempt_files import ALERTS_NAME, Alert, Beginning, End, read_attempts, read_lines
 from kielo.artifact.metrics import (
     METRICS_NAME,
     LeftOutSequence,

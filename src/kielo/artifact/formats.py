@@ -8,19 +8,16 @@ from typing import Any, Union
 
 from pydantic import BaseModel, TypeAdapter
 
-from kielo.artifact import alerts, attempts, metrics
+from kielo.artifact import attempt_files, metrics
+from kielo.artifact.attempt_files import Outcome
 from kielo.artifact.funnel import Funnel
-from kielo.artifact.ladder import Ladder
-from kielo.artifact.launch import Launch
-from kielo.artifact.masked_scores import MaskedScores
+from kielo.artifact.launch_files import Ladder, Launch, MadeSite
 from kielo.artifact.nearest_tokens import NearestTokens
-from kielo.artifact.outcome import Outcome
 from kielo.artifact.parity import Parity
 from kielo.artifact.prefetched import Prefetched
 from kielo.artifact.preflight import Preflight
 from kielo.artifact.row_map import RowMap
-from kielo.artifact.scores import Scores
-from kielo.artifact.site import MadeSite
+from kielo.artifact.scores import MaskedScores, Scores
 from kielo.artifact.stage_json import JsonFile
 from kielo.artifact.summary import Summary
 from kielo.artifact.token_sources import TokenFiles
@@ -58,14 +55,14 @@ FORMATS = {
         (*metrics.KINDS.values(), metrics.Row),
     ),
     "alerts": Format(
-        "train/" + alerts.ALERTS_NAME,
+        "train/" + attempt_files.ALERTS_NAME,
         "A fault that did not stop training, one JSON object a line.",
-        (alerts.Alert,),
+        (attempt_files.Alert,),
     ),
     "attempts": Format(
-        "train/" + attempts.ATTEMPTS_NAME,
+        "train/" + attempt_files.ATTEMPTS_NAME,
         "The beginning or the end of an attempt at training, one JSON object a line.",
-        (attempts.Beginning, attempts.End),
+        (attempt_files.Beginning, attempt_files.End),
     ),
     "outcome": _whole_file("train/", Outcome),
     "nearest_tokens": _whole_file("train/", NearestTokens),

@@ -31,8 +31,7 @@ from kielo.artifact.manifest import (
     write_json_atomically,
 )
 from kielo.artifact.stage_folder import StageFolder
-from kielo.recipe.error_messages import sentence
-from kielo.recipe.errors import KieloError
+from kielo.recipe.errors import KieloError, sentence
 
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 

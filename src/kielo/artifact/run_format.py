@@ -1,20 +1,28 @@
-"""The format in which a run is described: its version, and a migration from each version to the next.
+"""What a run folder says of its run: the recipe, and the format of its description, with migrations."""
 
-`resolved.toml` describes a run by its identity and its placement. The identity alone is also stored in each
-checkpoint's `index.json` and in the manifests of the stages `train` and `verify`. Each of these says the
-`format_version` that it was written in; version 0 did not say it. Readers migrate what they read, so that a
-run goes on when Kielo is upgraded in its middle.
-
-A key that is new and has a default needs no new version. To rename, move or remove a key, or to change its
-meaning: add an entry to `_MIGRATIONS`, and golden files (`python -m tests.train.make_golden`). Migrations
-work on plain tables, so that no later change of a section can break them, and accept tables that lack keys.
-"""
-
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kielo.artifact.own_text import HASH_COMMENT, is_own_text, write_own_text
 from kielo.recipe.errors import KieloError
+from kielo.recipe.read import RUN_RECIPE_NAME
+from kielo.recipe.sections import Recipe
+from kielo.recipe.toml_text import toml_table
+
+# The format in which a run is described: its version, and a migration from each version to the next.
+#
+# `resolved.toml` describes a run by its identity and its placement. The identity alone is also stored in
+# each checkpoint's `index.json` and in the manifests of the stages `train` and `verify`. Each of these says
+# the `format_version` that it was written in; version 0 did not say it. Readers migrate what they read, so
+# that a run goes on when Kielo is upgraded in its middle.
+#
+# A key that is new and has a default needs no new version. To rename, move or remove a key, or to change
+# its meaning: add an entry to `_MIGRATIONS`, and golden files (`python -m tests.train.make_golden`).
+# Migrations work on plain tables, so that no later change of a section can break them, and accept tables
+# that lack keys.
+
 
 VERSION_KEY = "format_version"
 Table = dict[str, Any]
@@ -137,3 +145,25 @@ def _without_version(stored: Mapping[str, Any], where: Path | str) -> tuple[Tabl
             "go on with the Kielo that wrote it, or with a later one"
         )
     return content, version
+
+
+# `recipe.toml` of a run folder: the recipe with the flags of the last `kielo run`.
+
+
+_HEADER = (
+    "# The recipe of this run with the flags of its last `kielo run`: verbs take this folder in its place.\n"
+    "# A copy that you change is yours: Kielo reads it and does not write it again.\n"
+)
+
+
+def write_run_recipe(recipe: Recipe, run_folder: Path) -> bool:
+    """Writes every value of `recipe` that is no default.
+
+    Returns False where a person's own file stays.
+    """
+    path = run_folder / RUN_RECIPE_NAME
+    if os.path.lexists(path) and not is_own_text(path):
+        return False
+    values = recipe.model_dump(mode="json", exclude_defaults=True, exclude={"folder"})
+    write_own_text(path, _HEADER + toml_table("", values), HASH_COMMENT)
+    return True

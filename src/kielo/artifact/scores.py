@@ -1,10 +1,13 @@
-"""`evaluate/scores.json`: the bits per byte of a model and of the baselines, and samples of its text."""
+"""What evaluation writes: `evaluate/scores.json`, and `evaluate/masked_scores.json` of encoders."""
 
 from typing import Any, ClassVar
 
 from pydantic import Field
 
 from kielo.artifact.stage_json import JsonFile, JsonObject
+
+# `evaluate/scores.json`: the bits per byte of a model and of the baselines, and samples of its text.
+
 
 BASELINES = ("unigram", "xz", "ngram")
 
@@ -87,3 +90,150 @@ class Scores(JsonFile):
     """UTF-8 bytes of the training text that xz and the byte n-gram were given."""
     ngram_order: int
     """Order of the byte n-gram: the longest n-gram, in bytes."""
+
+
+# `evaluate/masked_scores.json`: how well an encoder predicts hidden tokens, and what its states know.
+#
+# Shares of hidden tokens stand beside those of baselines; the measures of a person's own files are there
+# only where the recipe names such files.
+
+
+BASELINES_OF_HIDDEN_TOKENS = ("unigram", "bigram", "neighbours")
+
+
+class Accuracy(JsonObject):
+    """Shares of the hidden tokens that were predicted; more is better."""
+
+    model: float
+    """The model's."""
+    unigram: float
+    """That of the most frequent token of the training text."""
+    bigram: float
+    """That of the token which most often follows the one before in the training text."""
+    neighbours: float | None = None
+    """That of the likeliest token between the one before and the one after, by counted pairs."""
+
+    def baselines(self) -> dict[str, float]:
+        """Returns baseline → its share."""
+        found = {name: getattr(self, name) for name in BASELINES_OF_HIDDEN_TOKENS}
+        return {name: share for name, share in found.items() if share is not None}
+
+
+class PseudoBitsPerByte(JsonObject):
+    """Bits per byte of held-out text of which each token in turn is hidden; fewer is better.
+
+    Tokens are predicted from both sides, so these are no bits per byte of a decoder: nobody could decompress
+    with them.
+    """
+
+    token: float
+    """With the predicted token hidden alone (Salazar et al. 2020)."""
+    within_word: float
+    """With the later tokens of its word hidden too (Kauf and Ivanova 2023)."""
+    perplexity: float
+    """Pseudo-perplexity of a token, hidden alone."""
+    texts: int = Field(ge=1)
+    """Held-out documents of which the beginning, as long as a sequence, was scored."""
+    tokens: int = Field(ge=1)
+    """Tokens that were hidden in turn."""
+    bytes: int = Field(ge=1)
+    """UTF-8 bytes of these beginnings."""
+
+
+class PairAccuracy(JsonObject):
+    """Shares of minimal pairs of which the good sentence is likelier; a tie is a miss."""
+
+    pairs: int = Field(ge=1)
+    """Pairs."""
+    token: float
+    """By the pseudo-log-likelihood of Salazar et al. (2020): each token is hidden alone."""
+    within_word: float
+    """By that of Kauf and Ivanova (2023): the later tokens of the same word are hidden too."""
+
+
+class MinimalPairScores(JsonObject):
+    """The scores on a file of minimal pairs."""
+
+    file: str
+    """Its name."""
+    all: PairAccuracy
+    groups: dict[str, PairAccuracy]
+    """Phenomenon → its score; empty where the file names none."""
+
+
+class PartOfSpeechScores(JsonObject):
+    """Part-of-speech tags by a linear classifier of frozen states."""
+
+    accuracy: float
+    """Share of the words of the development file whose tag is right."""
+    baseline: float
+    """That of each word's most frequent tag in the training file; of unknown words the most frequent tag."""
+    words: int = Field(ge=1)
+    """Words of the development file."""
+    training_words: int = Field(ge=1)
+    """Words that the classifier learned from."""
+    tags: int
+    """Different tags in the training file."""
+    layer: int
+    """The layer whose output are the features, counted from 1."""
+    pieces: str
+    """The features of a word of several tokens: those of the first one, or their mean."""
+
+
+class Filling(JsonObject):
+    """A token for a hidden word."""
+
+    text: str
+    """The token's text, without spaces around it; of a token of spaces alone as Python spells it."""
+    probability: float
+    """By the model."""
+
+
+class FilledMask(JsonObject):
+    """A sentence with a hidden word, and what the model puts there."""
+
+    before: str
+    """The text before the hidden word."""
+    after: str
+    """The text after it."""
+    truth: str | None
+    """The hidden word; null: nobody knows it, the sentence is the recipe's."""
+    fillings: list[Filling]
+    """The likeliest ones, best first."""
+
+    def sentence(self) -> str:
+        """Returns the text with a gap in the place of the word."""
+        return f"{self.before}____{self.after}"
+
+    def likeliest(self) -> str:
+        """Returns the fillings with their probabilities, as people read them."""
+        return ", ".join(f"{one.text} {100 * one.probability:.0f} %" for one in self.fillings)
+
+
+class MaskedScores(JsonFile):
+    """The scores of one encoder on hidden tokens of the held-out text of a run."""
+
+    FILE_NAME: ClassVar[str] = "masked_scores.json"
+
+    model: str
+    """Name of the checkpoint's folder."""
+    accuracy: Accuracy
+    loss: float
+    """The model's mean loss in nats per hidden token."""
+    hidden_tokens: int = Field(ge=1)
+    """Tokens that were hidden."""
+    sequences: int = Field(ge=1)
+    """Sequences of held-out text."""
+    sequence_length: int
+    """Tokens of a sequence."""
+    masking: str
+    """The unit that is hidden: subword, whole_word or span."""
+    masking_rate: float
+    """Share of the tokens that are hidden."""
+    seed: int
+    """The seed that chose them."""
+    pseudo_bits_per_byte: PseudoBitsPerByte | None = None
+    filled_masks: list[FilledMask] = []
+    """Sentences with a hidden word."""
+    minimal_pairs: MinimalPairScores | None = None
+    part_of_speech: PartOfSpeechScores | None = None

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from kielo.artifact.masked_scores import Accuracy
+from kielo.artifact.scores import Accuracy
 from kielo.artifact.stage_json import JsonFile, JsonObject
 
 

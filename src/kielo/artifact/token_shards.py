@@ -1,7 +1,7 @@
 """Token shards: Megatron's indexed dataset, version 1, a pair of files `PREFIX.bin` and `PREFIX.idx`.
 
 `.bin` is the tokens of all documents, end to end, little-endian uint16 (vocabularies below 65,500) or int32.
-`.idx` is: magic "MMIDIDX\\0\\0", version u64, dtype code u8, sequences u64, document indices u64, then int32
+`.idx` is: magic "MMIDIDX\0\0", version u64, dtype code u8, sequences u64, document indices u64, then int32
 length of each sequence in tokens, int64 offset of each sequence in bytes, int64 number of the first sequence
 of each document with the total at the end. We write one sequence a document; shards with more (Megatron's
 sentence splitting) are read. Format: megatron-core `datasets/indexed_dataset.py`, whose reader reads ours
@@ -12,15 +12,47 @@ without it carries loss on every token.
 """
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kielo.artifact.durable import DurableFile
-from kielo.artifact.file_array import FileArray
+from kielo.artifact.token_file import FileArray
 from kielo.recipe.errors import KieloError
+
+# Files of parts, joined one after the other: token shards with their index, and any other bytes.
+
+
+READ_BYTES = 1 << 23
+
+
+def join_token_shards(parts: Sequence[Path], prefix: Path) -> None:
+    """Writes the shard `prefix` of all documents of the shards `parts`; they have one dtype.
+
+    A loss mask is written where the parts have one. In memory is one part's index at a time.
+    """
+    for suffix in (".bin", LOSS_MASK):
+        files = [part.with_name(part.name + suffix) for part in parts]
+        if files[0].is_file():
+            join_files(files, prefix.with_name(prefix.name + suffix))
+
+    def lengths() -> Iterator[np.ndarray]:
+        for part in parts:
+            yield np.diff(TokenShard(part).document_offsets)
+
+    write_index(prefix, TokenShard(parts[0]).dtype, lengths)
+
+
+def join_files(parts: Sequence[Path], path: Path) -> None:
+    """Writes the bytes of `parts`, one file after the other, to a file."""
+    with DurableFile(path) as whole:
+        for part in parts:
+            with open(part, "rb") as file:
+                while block := file.read(READ_BYTES):
+                    whole.write(block)
+
 
 LOSS_MASK = ".loss_mask"
 MAGIC = b"MMIDIDX\x00\x00"

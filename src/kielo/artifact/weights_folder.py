@@ -17,7 +17,7 @@ from typing import Any
 
 from kielo.artifact.prefetched import HUB_FOLDER, not_brought, prefetched_folder
 from kielo.recipe.errors import KieloError
-from kielo.recipe.tokenizer_folder import conversion
+from kielo.recipe.places import conversion
 
 CONFIG_FILE = "config.json"
 _INDEX = ".index.json"

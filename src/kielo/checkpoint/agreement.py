@@ -1,7 +1,7 @@
 """Agreement of all ranks: values in, the same value or the same error out on every rank.
 
 Without a process group the one process is rank 0 of 1, and nothing is sent. Sent values are descriptions
-(paths, names, shapes, messages), never tensors: what `parallel/objects.py` sends.
+(paths, names, shapes, messages), never tensors: what `ranks/objects.py` sends.
 """
 
 import socket
@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from kielo.parallel import objects
-from kielo.recipe.error_messages import sentence
-from kielo.recipe.errors import KieloError
+from kielo.ranks import objects
+from kielo.recipe.errors import KieloError, sentence
 
 T = TypeVar("T")
 R = TypeVar("R")

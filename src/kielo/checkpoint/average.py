@@ -23,15 +23,15 @@ from kielo.artifact.checkpoint_index import (
     chunk_key,
     entry_json,
     read_index,
+    write_checkpoint_manifest,
     write_index,
 )
-from kielo.artifact.checkpoint_manifest import write_checkpoint_manifest
 from kielo.artifact.durable import bring_to_disk, make_folder, name_durably
 from kielo.checkpoint.export_tensors import CheckpointRows, FileTensor, row_blocks
 from kielo.checkpoint.publish import failure, refuse_if_too_full
 from kielo.checkpoint.read_checkpoint import some_names, verify
-from kielo.checkpoint.safetensors_dtypes import DTYPES, nbytes
-from kielo.checkpoint.safetensors_stream import SafetensorsStream
+from kielo.checkpoint.safetensors_storage import SafetensorsStream
+from kielo.checkpoint.tensor_table import DTYPES, nbytes
 from kielo.models.piece import Piece
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import as_stored_now

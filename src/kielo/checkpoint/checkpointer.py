@@ -22,14 +22,10 @@ from kielo.artifact.checkpoint_folder import step_folder_name, step_folders, ste
 from kielo.artifact.checkpoint_index import read_plain
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.memory_copies import MemoryCopies
-from kielo.checkpoint.prune import mark_damaged, remove_later, remove_leftovers
-from kielo.checkpoint.publish import point_newest, shortage
-from kielo.checkpoint.restoring import fill
-from kielo.checkpoint.save_plan import SavePlanner
-from kielo.checkpoint.saving import Save, Saver, room_needed
-from kielo.checkpoint.staging import Staging
-from kielo.checkpoint.tied_tensors import untied
-from kielo.checkpoint.verification import Verification
+from kielo.checkpoint.publish import mark_damaged, point_newest, remove_later, remove_leftovers, shortage
+from kielo.checkpoint.read_checkpoint import Verification, fill
+from kielo.checkpoint.save_plan import SavePlanner, untied
+from kielo.checkpoint.saving import Save, Saver, Staging, room_needed
 from kielo.recipe.errors import KieloError
 
 logger = logging.getLogger(__name__)

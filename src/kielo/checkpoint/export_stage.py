@@ -8,7 +8,7 @@ from kielo.artifact.manifest import hash_file, hash_json, hash_manifest
 from kielo.artifact.resumable_stage import ResumableStage
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
-from kielo.tokenizer.folder_files import main_files, side_files
+from kielo.tokenizer.facts import main_files, side_files
 
 KIND, VERSION = "export", 3
 CARD_FILE = "README.md"

@@ -14,10 +14,8 @@ from torch import Tensor
 
 from kielo.artifact.checkpoint_index import CheckpointIndex, TensorEntry
 from kielo.checkpoint.export_stage import DTYPE_NAMES, SOURCE
-from kielo.checkpoint.pieces import is_finite, whole_box
-from kielo.checkpoint.safetensors_dtypes import DTYPES, nbytes
 from kielo.checkpoint.tensor_file import ReadBuffers, TensorFile, Wanted
-from kielo.checkpoint.tensor_table import StoredTensor, read_table
+from kielo.checkpoint.tensor_table import DTYPES, StoredTensor, is_finite, nbytes, read_table, whole_box
 from kielo.models import families
 from kielo.models.piece import Box, Piece, by_stored_name, stored_shape
 from kielo.recipe.errors import KieloError

@@ -21,7 +21,7 @@ from kielo.recipe.sections import Model
 from kielo.resolve.resolved import Identity, Placement
 from kielo.tokenizer.facts import tokenizer_hash
 from kielo.tokenizer.load import load_tokenizer
-from kielo.tokenizer.ready_check import refuse_other_vocabulary
+from kielo.tokenizer.trial import refuse_other_vocabulary
 
 
 def load_first_weights(

@@ -32,7 +32,7 @@ from kielo.checkpoint.export_tensors import (
     row_blocks,
 )
 from kielo.checkpoint.read_checkpoint import verify
-from kielo.checkpoint.safetensors_stream import SafetensorsStream
+from kielo.checkpoint.safetensors_storage import SafetensorsStream
 from kielo.checkpoint.source_settings import GENERATION_FILE, generation_config, settings_of_checkpoint
 from kielo.dataset.packed_documents import packed_sample
 from kielo.models import families

@@ -18,11 +18,10 @@ from torch import Tensor
 from kielo.artifact.weights_folder import CONFIG_FILE, weight_files
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.export_tensors import row_boxes
-from kielo.checkpoint.pieces import is_finite
 from kielo.checkpoint.read_checkpoint import some_names
+from kielo.checkpoint.save_plan import tied_names
 from kielo.checkpoint.tensor_file import ReadBuffers, TensorFile, Wanted
-from kielo.checkpoint.tensor_table import StoredTensor, read_table
-from kielo.checkpoint.tied_tensors import tied_names
+from kielo.checkpoint.tensor_table import StoredTensor, is_finite, read_table
 from kielo.checkpoint.transplant import Source, Transplant
 from kielo.models import families
 from kielo.models.piece import Piece, by_stored_name, stored_shape

@@ -19,7 +19,7 @@ from kielo.models.families import read_hf_config
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.load import TextTokenizer
 from kielo.tokenizer.row_map import example_ids, row_in_words
-from kielo.tokenizer.token_names import TokenNames
+from kielo.tokenizer.spelling import TokenNames
 
 NEW_TOKENS, NEAREST = 50, 5
 

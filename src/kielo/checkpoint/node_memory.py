@@ -18,7 +18,7 @@ from pathlib import Path
 
 from kielo.artifact.checkpoint_faults import FaultyCheckpoint
 from kielo.artifact.checkpoint_folder import step_folder_name, step_of
-from kielo.artifact.checkpoint_manifest import listed_files
+from kielo.artifact.checkpoint_index import listed_files
 from kielo.recipe.errors import KieloError
 
 MEMORY_FOLDER = Path("/dev/shm")

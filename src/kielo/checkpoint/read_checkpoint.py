@@ -1,17 +1,107 @@
-"""A checkpoint read by one process: verified files → whole tensors on the CPU."""
+"""Checkpoints read back: verified and restored by all ranks in any layout, or read by one process."""
 
+import socket
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 
-from kielo.artifact.checkpoint_faults import FaultyCheckpoint, find_fault
-from kielo.artifact.checkpoint_folder import INDEX_NAME
-from kielo.artifact.checkpoint_index import CheckpointIndex, TensorEntry, read_index
-from kielo.artifact.checkpoint_manifest import listed_files
-from kielo.checkpoint.safetensors_dtypes import DTYPES
+from kielo.artifact.checkpoint_faults import Fault, FaultyCheckpoint, find_fault
+from kielo.artifact.checkpoint_folder import INDEX_NAME, rank_of
+from kielo.artifact.checkpoint_index import CheckpointIndex, TensorEntry, listed_files, read_index
+from kielo.checkpoint.agreement import Agreement
+from kielo.checkpoint.safetensors_storage import fill_from_chunks
+from kielo.checkpoint.tensor_table import DTYPES
 from kielo.recipe.errors import KieloError
+
+# A verified checkpoint back into tensors of any layout: all ranks fill theirs, or all refuse.
+
+
+def fill(path: Path, tensors: dict[str, torch.Tensor], ranks: Agreement) -> dict[str, Any]:
+    """Fill `tensors` in place from the checkpoint `path`; returns its plain state.
+
+    Each rank reads the index's lines of its own tensors. Raises KieloError on every rank, before any tensor
+    changes, for names, shapes or dtypes that the checkpoint cannot fill.
+    """
+    index = complaint = None
+    try:
+        index = read_index(path, tensors)
+        complaint = missing_names(path, index, tensors) or _misfit(path, index, tensors)
+    except KieloError as error:
+        complaint = str(error)
+    ranks.refuse_together(complaint)
+    try:
+        ranks.on_all(lambda: fill_from_chunks(path, index, tensors))
+    except OSError as error:
+        raise KieloError(f"checkpoint {path} cannot be read: {error}") from error
+    return index.plain
+
+
+def _misfit(path: Path, index: CheckpointIndex, tensors: dict[str, torch.Tensor]) -> str | None:
+    for name, tensor in tensors.items():
+        entry = index.entry(name)
+        if tuple(tensor.shape) != entry.shape:
+            shapes = f"{list(entry.shape)}, not {list(tensor.shape)} as here"
+            return f"checkpoint {path}: {name} has the shape {shapes}"
+        if torch.promote_types(DTYPES[entry.dtype], tensor.dtype) != tensor.dtype:
+            return f"checkpoint {path}: {name} is stored as {entry.dtype}, which {tensor.dtype} cannot hold"
+    return None
+
+
+# Verification of a checkpoint by all ranks: each reads its share of the files, and all get one answer.
+
+
+class Verification:
+    """Compares checkpoints with their checksums; remembers which were whole. All ranks call it together."""
+
+    def __init__(self, ranks: Agreement):
+        self._ranks = ranks
+        self._whole: set[Path] = set()
+
+    def require(self, path: Path) -> None:
+        """Raises FaultyCheckpoint on every rank unless the checkpoint is whole, or was when last read."""
+        if path in self._whole:
+            return
+        fault = self.find_fault(path)
+        if fault is not None:
+            raise FaultyCheckpoint(path, fault)
+
+    def forget(self, path: Path) -> None:
+        """Verify the checkpoint again when next asked: it has been written again."""
+        self._whole.discard(path)
+
+    def find_fault(self, path: Path) -> Fault | None:
+        """Reads the whole checkpoint and returns its fault, None if it is whole; the same on every rank.
+
+        Each rank reads its share of the files, its own (maybe cached) first. A file that one rank could not
+        read outweighs damage that another saw.
+        """
+        files = self._ranks.on_first(lambda: _files_or_fault(path))
+        if isinstance(files, Fault):
+            return files
+        rank, size = self._ranks.rank, self._ranks.size
+        share = [name for name in files if (rank_of(name) or 0) % size == rank]
+        share.sort(key=lambda name: (rank_of(name) != rank, name))
+        fault = find_fault(path, share, files)
+        if fault is not None and size > 1:
+            fault = replace(fault, reason=f"{fault.reason} (rank {rank} on {socket.gethostname()})")
+        faults = sorted(filter(None, self._ranks.gather(fault)), key=lambda fault: fault.kind == "damaged")
+        if not faults:
+            self._whole.add(path)
+        return next(iter(faults), None)
+
+
+def _files_or_fault(path: Path) -> dict[str, dict[str, Any]] | Fault:
+    try:
+        return listed_files(path)
+    except FaultyCheckpoint as error:
+        return error.fault
+
+
+# A checkpoint read by one process: verified files → whole tensors on the CPU.
 
 
 def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, torch.Tensor]:

@@ -16,8 +16,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from kielo.checkpoint.safetensors_dtypes import DTYPES
-from kielo.checkpoint.tensor_table import StoredTensor, read_table
+from kielo.checkpoint.tensor_table import DTYPES, StoredTensor, read_table
 from kielo.models.piece import Box
 from kielo.recipe.errors import KieloError
 

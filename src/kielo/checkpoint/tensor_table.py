@@ -1,15 +1,11 @@
-"""Tables of tensor files: name → dtype, shape and place, checked before a byte of a tensor is read.
-
-Two kinds of file: safetensors, and the zip that `torch.save` writes (`pytorch_model.bin`). Of the latter
-nothing but its table of tensors is unpickled, and of that only tensors.
-"""
+"""Tensors in files: their tables, their dtypes, and the pieces that a family cuts them into."""
 
 import json
 import math
 import os
 import pickle
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,8 +16,71 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kielo.artifact.weights_folder import unique_keys
-from kielo.checkpoint.safetensors_dtypes import DTYPE_NAMES, DTYPES
+from kielo.models.piece import Box, Piece, stored_shape
 from kielo.recipe.errors import KieloError
+
+# Names of dtypes in safetensors files, and the bytes of a tensor.
+
+
+DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+
+def nbytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
+    return math.prod(shape) * dtype.itemsize
+
+
+# Parameters cut out of whole Hugging Face tensors in memory, and joined again, by a family's `Piece`s.
+
+
+def cut(stored: Tensor, piece: Piece, shape: Sequence[int]) -> Tensor:
+    """Cuts the parameter of `shape` (padding rows zero) out of the file's tensor; same dtype and device."""
+    value = stored.new_zeros(tuple(shape))
+    for ours, theirs in piece.boxes(whole_box(shape)):
+        part = stored[theirs]
+        value[ours] = part.mT if piece.transposed else part
+    return value
+
+
+def join(pieces: Mapping[str, Piece], values: Mapping[str, Tensor]) -> Tensor:
+    """Joins our parameters to the file's whole tensor. pieces: our name → its piece, all of one tensor."""
+    first = next(iter(values.values()))
+    stored = first.new_empty(stored_shape(pieces, {ours: values[ours].shape for ours in pieces}))
+    for ours, piece in pieces.items():
+        for box, theirs in piece.boxes(whole_box(values[ours].shape)):
+            part = values[ours][box]
+            stored[theirs] = part.mT if piece.transposed else part
+    return stored
+
+
+def is_finite(values: Tensor) -> bool:
+    """Returns True for a tensor without NaN and infinities. Allocates no mask; waits for the device."""
+    # aminmax of a tensor with NaN is NaN
+    return not values.numel() or bool(torch.stack(values.detach().aminmax()).isfinite().all())
+
+
+def whole_box(shape: Sequence[int]) -> Box:
+    return tuple(slice(0, size) for size in shape)
+
+
+# Tables of tensor files: name → dtype, shape and place, checked before a byte of a tensor is read.
+#
+# Two kinds of file: safetensors, and the zip that `torch.save` writes (`pytorch_model.bin`). Of the latter
+# nothing but its table of tensors is unpickled, and of that only tensors.
+
 
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from kielo.artifact.row_map import RowMap
-from kielo.checkpoint.pieces import is_finite
 from kielo.checkpoint.tensor_file import ReadBuffers, TensorFile, Wanted
-from kielo.checkpoint.tensor_table import StoredTensor
+from kielo.checkpoint.tensor_table import StoredTensor, is_finite
 from kielo.models.piece import Box
 
 BLOCK_BYTES = 32 * 2**20  # of old rows in fp32

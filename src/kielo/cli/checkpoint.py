@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kielo.artifact import whole_checkpoints
+from kielo.artifact import checkpoint_inspection
 from kielo.artifact.checkpoint_folder import run_around
 from kielo.artifact.checkpoint_inspection import (
     checkpoints_folder,
@@ -17,11 +17,11 @@ from kielo.artifact.checkpoint_inspection import (
     describe_tensors,
     find_checkpoints,
     find_faults,
+    list_checkpoints,
     newest_whole,
     refuse_no_checkpoint,
     state_after_verification,
 )
-from kielo.artifact.whole_checkpoints import list_checkpoints
 from kielo.cli.flags import add_verb, examples
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
@@ -208,7 +208,7 @@ def newest_checkpoint(run_folder: Path) -> Path:
 
     KieloError if none is whole.
     """
-    return whole_checkpoints.newest_checkpoint(
+    return checkpoint_inspection.newest_checkpoint(
         run_folder, warn=lambda warning: print_text(f"warning: {warning}")
     )
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from kielo.artifact.checkpoint_folder import INDEX_NAME
-from kielo.artifact.masked_scores import MaskedScores
+from kielo.artifact.scores import MaskedScores
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.recipe.errors import KieloError

@@ -15,10 +15,9 @@ from kielo.checkpoint.export_stage import CARD_FILE, ExportOptions, WantedExport
 from kielo.cli.flags import examples, takes_sets
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_text
 from kielo.recipe.errors import KieloError
-from kielo.recipe.places import place
+from kielo.recipe.places import conversion, place
 from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder, shipped_recipes
 from kielo.recipe.sections import Model, Recipe
-from kielo.recipe.tokenizer_folder import conversion
 
 
 def export_flags(parser: argparse.ArgumentParser) -> None:

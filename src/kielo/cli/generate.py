@@ -53,7 +53,7 @@ def generate(options: argparse.Namespace) -> None:
         if recipe.train.objective == "masked_tokens":
             return _fill(recipe, options)
     with keep_stdout_for_json(options.json), _hugging_face_folder(options) as folder:
-        from kielo.evaluate.continue_text import Sampling, continue_text
+        from kielo.evaluate.generate import Sampling, continue_text
 
         sampling = Sampling(options.tokens, options.temperature, options.top_k, options.seed)
         if not options.json:

@@ -30,7 +30,7 @@ def status_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def status(options: argparse.Namespace) -> None:
-    from kielo.artifact.ladder import Ladder
+    from kielo.artifact.launch_files import Ladder
     from kielo.launch.launch_folder import PACK_FILE
     from kielo.launch.status import status
 

@@ -8,17 +8,42 @@ import argparse
 import importlib
 import logging
 import os
+import platform
 import sys
 import traceback
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import gettempdir
 
 from kielo import __version__
 from kielo.artifact.special_files import files_only
-from kielo.cli.failure import report_unexpected
 from kielo.cli.flags import MainParser, add_verb, examples
 from kielo.cli.terminal import lasting_output, open_standard_streams
-from kielo.recipe.error_messages import sentence
+from kielo.recipe.errors import first_line, rank_prefix, sentence
 from kielo.train.signals import INTERRUPTED
+
+# The report of an unexpected exception: its traceback in a file, and a message that names the file.
+
+
+def report_unexpected(error: BaseException) -> str:
+    """Write the traceback to a file, here or in the temporary folder; returns the message that names it."""
+    text = "".join(traceback.format_exception(error))
+    fault = f"{rank_prefix()}a fault of Kielo's own ({type(error).__name__}: {first_line(error)})"
+    report = (
+        f"kielo {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
+        f"{datetime.now(UTC).isoformat(timespec='seconds')}\n{' '.join(sys.argv)}\n\n{text}"
+    )
+    for folder in (Path.cwd, lambda: Path(gettempdir())):
+        try:
+            path = folder() / f"kielo-error-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}.log"
+            with open(path, "x", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(report)
+        except OSError:
+            continue
+        return f"{fault}; its traceback is in {path}: please report it with that file"
+    return f"{fault}, and no traceback could be written; KIELO_TRACEBACK=1 shows it"
+
 
 STAGES = ("corpus", "tokenizer", "pack", "train", "verify", "evaluate", "export", "report")
 REQUEUE = 75

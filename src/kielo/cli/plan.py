@@ -309,8 +309,7 @@ def resolve(options: argparse.Namespace) -> int:
     from kielo.artifact.trained_text import has_trained
     from kielo.cli.plan_tables import identity_and_placement, layout_toml
     from kielo.plan.choose_layout import named
-    from kielo.plan.cost import with_layout
-    from kielo.plan.expected_speed import with_expectation
+    from kielo.plan.cost import with_expectation, with_layout
     from kielo.plan.run_to_plan import RunToPlan
     from kielo.recipe.cards import accelerator, cluster
     from kielo.recipe.read import read_recipe, run_folder

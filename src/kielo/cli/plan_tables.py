@@ -7,12 +7,10 @@ from textwrap import wrap
 from typing import Any
 
 from kielo.cli.terminal import flat
-from kielo.plan.compare import verdict
+from kielo.plan.compare import overlap_offer, verdict
 from kielo.plan.cost import START_SECONDS, Cost, with_layout
-from kielo.plan.overlap_offer import overlap_offer
 from kielo.plan.part_names import SECONDS, count_text
-from kielo.plan.planned_layout import PlannedLayout
-from kielo.plan.prediction_interval import SHARE
+from kielo.plan.planned_layout import SHARE, PlannedLayout
 from kielo.plan.remedies import in_words
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import Choice, Found

@@ -41,7 +41,7 @@ def preflight(options: argparse.Namespace) -> int:
 
 def _on_ranks(options: argparse.Namespace, recipe: Recipe, ranks: int) -> int:
     """Starts the ranks on this machine and waits; rank 0 prints."""
-    from kielo.parallel.local_ranks import Ranks
+    from kielo.ranks.local_ranks import Ranks
 
     _resolved(recipe, ranks)  # refuses what cannot run before a rank is started
     arguments = ["-m", "kielo", "preflight", options.recipe]
@@ -58,7 +58,7 @@ def _on_ranks(options: argparse.Namespace, recipe: Recipe, ranks: int) -> int:
 
 
 def _on_this_rank(options: argparse.Namespace, recipe: Recipe) -> int:
-    from kielo.parallel.rendezvous import find_rendezvous
+    from kielo.ranks.rendezvous import find_rendezvous
     from kielo.verify.preflight.run import preflight as run_preflight
 
     place, folder = find_rendezvous(), run_folder(recipe)

@@ -11,9 +11,9 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.read import run_folder
 from kielo.recipe.sections import Recipe
 from kielo.resolve.overview import overview_of_run
-from kielo.resolve.ranks import rank_of_stage
 from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved
+from kielo.resolve.shares import rank_of_stage
 from kielo.resolve.stages import rank_of_each_stage
 from kielo.resolve.text import imagined_text
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from kielo.artifact.lease import held
 from kielo.artifact.manifest import expire, read_manifest
-from kielo.artifact.run_recipe import write_run_recipe
+from kielo.artifact.run_format import write_run_recipe
 from kielo.artifact.stage_json import read_json
 from kielo.artifact.summary import StageTime, Summary
 from kielo.artifact.trained_text import refuse_while_trained_on

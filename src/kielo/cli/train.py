@@ -11,14 +11,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kielo.artifact.outcome import REFUSAL_FILE, Outcome
+from kielo.artifact.attempt_files import REFUSAL_FILE, Outcome
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.main import REQUEUE
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
-from kielo.parallel.rendezvous import find_rendezvous
+from kielo.ranks.rendezvous import find_rendezvous
 from kielo.recipe.cards import accelerator, cluster
-from kielo.recipe.error_messages import sentence
-from kielo.recipe.errors import KieloError
+from kielo.recipe.errors import KieloError, sentence
 from kielo.recipe.read import read_recipe, run_folder
 from kielo.recipe.sections import PACKED, Recipe
 from kielo.resolve.resolved import Resolved
@@ -244,11 +243,10 @@ def _finished(recipe: Recipe, ranks: int) -> Resolved | None:
     if the run was not finished then, which tells what.
     """
     from kielo.artifact.manifest import read_manifest
-    from kielo.plan.expected_speed import with_expectation
-    from kielo.resolve.precision import RESOLVED_NAME
+    from kielo.plan.cost import with_expectation
     from kielo.resolve.resolve import resolve
     from kielo.resolve.resolved import read
-    from kielo.resolve.software import installed
+    from kielo.resolve.software import RESOLVED_NAME, installed
     from kielo.train.manifest import is_finished
 
     folder = run_folder(recipe)
@@ -271,7 +269,7 @@ def train_here(recipe: Recipe, profile_steps: int = 0, measured_steps: int | Non
     profile_steps: how many steps of this attempt the profiler records (see `train/profile.py`); 0: none.
     measured_steps: how many to take without saving; None: all of the run, with its checkpoints.
     """
-    from kielo.parallel.rendezvous import find_rendezvous
+    from kielo.ranks.rendezvous import find_rendezvous
 
     place = find_rendezvous()
     # Several ranks find it out together: one of them may see another folder.
@@ -281,13 +279,12 @@ def train_here(recipe: Recipe, profile_steps: int = 0, measured_steps: int | Non
     import torch
 
     from kielo.artifact.weights_folder import resolve_weights, weights_here
-    from kielo.parallel.allocator import settle_allocator
-    from kielo.parallel.once_a_node import once_a_node
-    from kielo.parallel.world import meet
-    from kielo.plan.expected_speed import with_expectation
+    from kielo.plan.cost import with_expectation
     from kielo.plan.remedies import memory_warning
+    from kielo.ranks.process_settings import settle_allocator
+    from kielo.ranks.world import meet, once_a_node
     from kielo.resolve.shares import uneven_steps
-    from kielo.resolve.start_timeout import start_timeout_seconds
+    from kielo.resolve.software import start_timeout_seconds
     from kielo.train.run import measure, train
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -332,9 +329,8 @@ def _resolved_here(recipe: Recipe, ranks: int) -> tuple[Resolved, str]:
     """Resolves the recipe on this machine's devices; returns it and why it has its precision."""
     import torch
 
-    from kielo.resolve.precision import chosen_precision
     from kielo.resolve.resolve import resolve
-    from kielo.resolve.software import installed
+    from kielo.resolve.software import chosen_precision, installed
 
     device, folder = "cuda" if torch.cuda.is_available() else "cpu", run_folder(recipe)
     device_name = torch.cuda.get_device_name() if device == "cuda" else None

@@ -83,8 +83,7 @@ def certify(
     from kielo.cli.checkpoint import newest_checkpoint
     from kielo.dataset.provenance import check_tokens
     from kielo.resolve.resolved import read
-    from kielo.verify.certificate import ParityOptions, current_certificate
-    from kielo.verify.parity_table import print_parity
+    from kielo.verify.certificate import ParityOptions, current_certificate, print_parity
 
     if recipe.train.objective == "masked_tokens":
         raise KieloError(

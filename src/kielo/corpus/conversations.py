@@ -9,10 +9,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from kielo.artifact.conversation import ANSWERS, TURNS, WEIGHT, Message, split_messages
+from kielo.artifact.documents import ANSWERS, TURNS, WEIGHT, Message, split_messages
 from kielo.corpus.raw_record import BAD_MESSAGES, BadRecord
-from kielo.corpus.split_document import SplitDocument
-from kielo.corpus.step import DocumentFilter
+from kielo.corpus.step import DocumentFilter, SplitDocument
 
 ROLES = {
     "system": "system", "user": "user", "assistant": "assistant", "tool": "tool",

@@ -28,7 +28,7 @@ from kielo.artifact.manifest import (
 from kielo.artifact.prefetched import not_brought, text_folder
 from kielo.corpus.download import FetchProblem, fetch_debian_package, fetch_huggingface_dataset
 from kielo.corpus.raw_formats import RawSource, formats, is_about, is_data, is_readable
-from kielo.corpus.settings import is_cleaned, text_fields
+from kielo.corpus.step import is_cleaned, text_fields
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import REPLACED_FOLDERS
 from kielo.recipe.sections import Recipe, Source

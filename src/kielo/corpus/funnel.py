@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kielo.artifact.funnel import FunnelRow
+from kielo.corpus.filters import SCRIPT_EXAMPLE, SCRIPT_LINES
 from kielo.corpus.language_identification import THRESHOLDS
-from kielo.corpus.line_filters import SCRIPT_EXAMPLE, SCRIPT_LINES
 from kielo.corpus.raw_formats import RawSource
 from kielo.corpus.step import SEPARATOR, CorpusStep, labels_of
 

@@ -9,8 +9,7 @@ import unicodedata
 
 import regex
 
-from kielo.corpus.split_document import SplitDocument
-from kielo.corpus.step import CorpusStep
+from kielo.corpus.step import CorpusStep, SplitDocument
 
 # Controls but for the tab, and invisible characters that only ever split words: soft hyphen, zero-width
 # space, word joiner, byte-order mark. Joiners (U+200C, U+200D) stay: Persian and the scripts of India need

@@ -9,10 +9,8 @@ import xxhash
 
 from kielo.corpus.language_identification import NOT_SURE, LanguageFilter
 from kielo.corpus.normalise import count_c1, normalise_line
-from kielo.corpus.settings import LanguageRule
-from kielo.corpus.split_document import SplitDocument, lines_of
-from kielo.corpus.step import CorpusStep, DocumentFilter
-from kielo.recipe.templates import fill
+from kielo.corpus.step import CorpusStep, DocumentFilter, LanguageRule, SplitDocument, lines_of
+from kielo.recipe.source_kinds import fill
 
 # Shorter texts say too little for an identifier (docs/log.md).
 MIN_IDENTIFIED_CHARACTERS = 30

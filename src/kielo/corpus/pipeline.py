@@ -5,23 +5,210 @@ the filters of its languages, code, pairs and conversations through their own; t
 passes as it is.
 """
 
-from collections.abc import Callable, Sequence
+import heapq
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from kielo.corpus.code_filters import code_filters
+from datatrove.data import DocumentsPipeline
+
+from kielo.artifact.documents import SUFFIX, DocumentWriter, read_documents
 from kielo.corpus.conversations import AlternatingTurns, WholeConversations
-from kielo.corpus.document_files import MergeCleaned, WriteCleaned, WriteDocuments
-from kielo.corpus.document_filters import DocumentLength, NotEmpty, document_filters
-from kielo.corpus.duplicates import DocumentDuplicates, LineDuplicates
-from kielo.corpus.line_filters import line_filters
+from kielo.corpus.filters import (
+    DocumentDuplicates,
+    DocumentLength,
+    LineDuplicates,
+    NotEmpty,
+    document_filters,
+    line_filters,
+)
 from kielo.corpus.normalise import Normalise
 from kielo.corpus.pairs import LayOutPairs, NormaliseSides, SideLanguage, WholePairs
-from kielo.corpus.raw_formats import RawSource
-from kielo.corpus.read_sources import ReadSources
-from kielo.corpus.settings import is_cleaned, language_rules, side_rules
-from kielo.corpus.step import CorpusStep
+from kielo.corpus.programming_languages import code_filters
+from kielo.corpus.raw_formats import RawSource, records, unreadable
+from kielo.corpus.raw_record import BadRecord, Record
+from kielo.corpus.raw_texts import parse
+from kielo.corpus.step import (
+    CorpusStep,
+    SplitDocument,
+    is_cleaned,
+    language_rules,
+    side_rules,
+    split_document,
+    split_verbatim,
+)
 from kielo.recipe.cards import language
 from kielo.recipe.sections import Corpus, Recipe, Source
+
+# Reader of the sources: the first step of a corpus.
+#
+# A source's files -> split documents. Worker r of n takes documents r, r+n, … of each source, so one big
+# file keeps all workers busy, and `place` is a document's position in the corpus. A record that cannot be
+# read is passed over and counted; `run` refuses the corpus when there are too many of them.
+
+
+# Bad records of each source that are shown.
+MAX_EXAMPLES = 5
+MAX_EXAMPLE_CHARACTERS = 300
+
+
+class ReadSources(CorpusStep):
+    """Reads this worker's share of every source, and counts bad records."""
+
+    name = "read"
+
+    def __init__(self, sources: tuple[RawSource, ...], max_document_bytes: int):
+        super().__init__()
+        self.sources = sources
+        self.max_document_bytes = max_document_bytes
+        self.num_examples: Counter[str] = Counter()
+
+    def work(self, document: SplitDocument) -> bool:
+        self.count("source_documents", document.source)
+        self.count("source_bytes", document.source, document.num_bytes)
+        return True
+
+    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
+        return super().run(self.documents(rank, world_size), rank, world_size)
+
+    def documents(self, rank: int, world_size: int) -> Iterator[SplitDocument]:
+        for source_number, source in enumerate(self.sources):
+            for number, record in enumerate(records(source, self.max_document_bytes)):
+                if number == source.max_documents:
+                    break
+                if number % world_size != rank:
+                    continue
+                file = record.path.relative_to(source.root).as_posix()
+                try:
+                    raw = parse(record, source, self.max_document_bytes)
+                except BadRecord as problem:
+                    self.pass_over(source, number, record, problem)
+                    continue
+                except OSError as problem:
+                    raise unreadable(record.path, problem) from None
+                metadata = {"file": file, "number": record.number} | raw.facts
+                split = split_document if source.is_cleaned else split_verbatim
+                document = split(raw.text, raw.id, source.name, (source_number, number), metadata)
+                if raw.sides is not None:
+                    document.set_sides(raw.sides)
+                yield document
+
+    def pass_over(self, source: RawSource, number: int, record: Record, problem: BadRecord) -> None:
+        """Count a bad record, and keep the first ones as examples (see `bad_examples`)."""
+        self.source = source.name
+        self.count("source_documents", source.name)
+        self.count("source_bad", source.name)
+        self.count("documents", problem.reason)
+        if record.number == 0:
+            self.count("source_damaged_bytes", source.name, record.path.stat().st_size)
+        if self.num_examples[source.name] < MAX_EXAMPLES:
+            self.num_examples[source.name] += 1
+            text = str(problem).replace(f"{Path(source.root)}/", "", 1)[:MAX_EXAMPLE_CHARACTERS]
+            # Examples are labels, since counts are what every executor of datatrove brings home.
+            self.count("bad_example", json.dumps([source.name, number, text]))
+
+
+def bad_examples(labels: dict[str, int]) -> dict[str, list[str]]:
+    """Returns source name -> its first bad records in the order of the corpus, from `ReadSources`' counts."""
+    found = sorted(
+        json.loads(label.partition("/")[2]) for label in labels if label.startswith("bad_example/")
+    )
+    return {
+        name: [text for source, _, text in found if source == name][:MAX_EXAMPLES] for name, _, _ in found
+    }
+
+
+# Files of documents: those between the two passes, one a worker, and the corpus in its final files.
+#
+# Split documents -> cleaned/RANK.jsonl.zst -> merged in the order of the corpus ->
+# documents/NUMBER.jsonl.zst.
+
+
+# Text bytes of one file of the corpus: small enough to hand to many readers, large enough to be few.
+BYTES_PER_FILE = 512 << 20
+
+
+class WriteCleaned(CorpusStep):
+    """Ends the first pass: writes each worker's documents to a file of its own."""
+
+    name = "write cleaned"
+
+    def __init__(self, folder: Path):
+        super().__init__()
+        self.folder = str(folder)
+
+    def work(self, document: SplitDocument) -> bool:
+        return True
+
+    def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
+        with DocumentWriter(Path(self.folder) / f"{rank:05d}{SUFFIX}") as writer:
+            for document in super().run(data, rank, world_size):
+                writer.add(_as_record(document) | {"place": document.place})
+                yield document
+
+
+class MergeCleaned(CorpusStep):
+    """Begins the second pass: reads all workers' documents in the order of the corpus."""
+
+    name = "merge cleaned"
+
+    def __init__(self, folder: Path):
+        super().__init__()
+        self.folder = str(folder)
+
+    def work(self, document: SplitDocument) -> bool:
+        return True
+
+    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
+        files = [read_documents(path) for path in sorted(Path(self.folder).glob("*" + SUFFIX))]
+        for record in heapq.merge(*files, key=lambda record: record["place"]):
+            place = tuple(record["place"])
+            yield split_verbatim(record["text"], record["id"], record["source"], place, record["metadata"])
+
+
+class WriteDocuments(CorpusStep):
+    """Ends the second pass: writes the corpus in files of about BYTES_PER_FILE, and counts each source."""
+
+    name = "write"
+
+    def __init__(self, folder: Path):
+        super().__init__()
+        self.folder = str(folder)
+
+    def work(self, document: SplitDocument) -> bool:
+        self.count("source_documents", document.source)
+        self.count("source_bytes", document.source, document.num_bytes)
+        self.count("words", "", sum(map(len, document.words())))
+        return True
+
+    def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
+        writer, num_files, bytes_in_file = None, 0, 0
+        try:
+            for document in super().run(data, rank, world_size):
+                if writer is None or bytes_in_file >= BYTES_PER_FILE:
+                    if writer is not None:
+                        writer.close()
+                    writer = DocumentWriter(Path(self.folder) / f"{num_files:05d}{SUFFIX}")
+                    num_files, bytes_in_file = num_files + 1, 0
+                writer.add(_as_record(document))
+                bytes_in_file += document.num_bytes
+                yield document
+        except BaseException:
+            if writer is not None:
+                writer.abandon()
+            raise
+        if writer is not None:
+            writer.close()
+
+
+def _as_record(document: SplitDocument) -> dict:
+    return {
+        "id": document.id,
+        "text": document.join(),
+        "source": document.source,
+        "metadata": document.metadata,
+    }
 
 
 def first_pass(sources: tuple[RawSource, ...], recipe: Recipe, cleaned: Path) -> list[CorpusStep]:

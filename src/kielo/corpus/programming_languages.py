@@ -1,6 +1,13 @@
-"""Programming languages by the extension of a file's name. A name or an extension → a language, or None."""
+"""Programming languages by the extension of a file, and the filters of their code."""
 
+from collections.abc import Sequence
 from pathlib import PurePosixPath
+
+from kielo.corpus.step import DocumentFilter, SplitDocument
+from kielo.recipe.sections import CodeFilters
+
+# Programming languages by the extension of a file's name. A name or an extension → a language, or None.
+
 
 _EXTENSIONS = {
     "ada": "adb ads",
@@ -57,3 +64,91 @@ def programming_language(name_or_extension: str) -> str | None:
     name = name_or_extension.lower()
     extension = PurePosixPath(name).suffix.removeprefix(".") or name.removeprefix(".")
     return _BY_EXTENSION.get(extension) or (name if name in _EXTENSIONS else None)
+
+
+# Filters of code: they drop whole files and change none, so that code stays byte for byte.
+#
+# The measures are The Stack's and Codex's (Kocetkov et al. 2022, arXiv:2211.15533; Chen et al. 2021,
+# arXiv:2107.03374, section 3.1): length of lines, share of letters and digits, and marks of generated
+# files.
+
+
+# Marks of generated files stand in the header.
+HEADER_LINES = 10
+LANGUAGE = "programming_language"  # in a document's metadata
+
+
+def _lines(document: SplitDocument) -> list[str]:
+    """Returns the lines of a file, of old Macs' too, whose lines end with \\r alone."""
+    return [part for line in document.lines for part in (line.split("\r") if "\r" in line[:-1] else (line,))]
+
+
+def code_filters(code: CodeFilters) -> list[DocumentFilter]:
+    """Returns the filters that the section asks for, cheap ones first."""
+    return [
+        *([ProgrammingLanguage(code.languages)] if code.languages else []),
+        LineLengths(code.max_line_characters, code.max_mean_line_characters),
+        GeneratedMarks(code.generated_marks),
+        AlphanumericShare(code.min_alphanumeric_share),
+    ]
+
+
+class ProgrammingLanguage(DocumentFilter):
+    """Drops files in other programming languages, and those whose language is not known."""
+
+    name = "programming language"
+
+    def __init__(self, languages: Sequence[str]):
+        super().__init__()
+        self.languages = frozenset(languages)
+
+    def judge(self, document: SplitDocument) -> str | None:
+        found = document.metadata.get(LANGUAGE, "not known")
+        return None if found in self.languages else f"is {found}"
+
+
+class LineLengths(DocumentFilter):
+    """Drops files with a very long line, or with long lines on average: data, and minified code."""
+
+    name = "code line length"
+
+    def __init__(self, max_characters: int, max_mean_characters: float):
+        super().__init__()
+        self.max_characters, self.max_mean_characters = max_characters, max_mean_characters
+
+    def judge(self, document: SplitDocument) -> str | None:
+        lengths = [len(line) for line in _lines(document)]
+        if max(lengths) > self.max_characters:
+            return f"a line of over {self.max_characters} characters"
+        if sum(lengths) > self.max_mean_characters * len(lengths):
+            return f"lines of over {self.max_mean_characters:g} characters on average"
+        return None
+
+
+class GeneratedMarks(DocumentFilter):
+    """Drops files whose first lines say that a program wrote them."""
+
+    name = "generated code"
+
+    def __init__(self, marks: Sequence[str]):
+        super().__init__()
+        self.marks = tuple(mark.lower() for mark in marks)
+
+    def judge(self, document: SplitDocument) -> str | None:
+        header = "\n".join(_lines(document)[:HEADER_LINES]).lower()
+        return next((f"says {mark!r}" for mark in self.marks if mark in header), None)
+
+
+class AlphanumericShare(DocumentFilter):
+    """Drops files of which few characters are letters or digits; line ends are not counted."""
+
+    name = "alphanumeric share"
+
+    def __init__(self, min_share: float):
+        super().__init__()
+        self.min_share = min_share
+
+    def judge(self, document: SplitDocument) -> str | None:
+        total = sum(map(len, document.lines))
+        found = sum(sum(map(str.isalnum, line)) for line in document.lines)
+        return f"under {self.min_share:g}" if found < self.min_share * total else None

@@ -8,15 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kielo.artifact.conversation import TOOLS, TURNS, join_messages
-from kielo.artifact.documents import parse_record
+from kielo.artifact.documents import TOOLS, TURNS, join_messages, parse_record
 from kielo.artifact.text_files import SHOWING_BYTES, decode_text, marked_encoding, other_encoding
-from kielo.corpus.code_filters import LANGUAGE
 from kielo.corpus.conversations import read_conversation
-from kielo.corpus.html_encoding import decode_page
-from kielo.corpus.html_text import page_text
-from kielo.corpus.lenient_json import lenient_fields
-from kielo.corpus.programming_languages import programming_language
+from kielo.corpus.html_text import decode_page, page_text
+from kielo.corpus.json_records import lenient_fields
+from kielo.corpus.programming_languages import LANGUAGE, programming_language
 from kielo.corpus.raw_formats import FILE_NAME_FIELDS, RawSource, file_format
 from kielo.corpus.raw_record import NO_TEXT, NOT_UTF8, UNEQUAL, BadRecord, Record, too_long
 from kielo.recipe.errors import KieloError

@@ -24,19 +24,56 @@ from kielo.artifact.manifest import (
 )
 from kielo.artifact.prefetched import prefetched_folder
 from kielo.artifact.stage_json import write_json
+from kielo.artifact.text_files import read_lines
 from kielo.artifact.trained_text import refuse_to_replace
-from kielo.corpus.executor import run_pipeline
 from kielo.corpus.fetch import fetch_sources, file_stamps
 from kielo.corpus.funnel import build_funnel, by_source, empty_message, source_report, threshold_table
-from kielo.corpus.line_wrapping import wrapping_advice
-from kielo.corpus.pipeline import first_pass, second_pass
-from kielo.corpus.raw_formats import RawSource
-from kielo.corpus.read_sources import bad_examples
-from kielo.corpus.settings import effective_settings
-from kielo.corpus.step import CorpusStep, labels_of
+from kielo.corpus.pipeline import bad_examples, first_pass, second_pass
+from kielo.corpus.raw_formats import RawSource, file_format
+from kielo.corpus.step import CorpusStep, effective_settings, labels_of
+from kielo.corpus.worker_processes import run_pipeline
 from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
+
+# Notices .txt files whose lines were wrapped at a width: there a line is no document. A source → advice.
+
+
+LINES = 2000
+WIDTHS = range(40, 121)
+MAX_LINE_BYTES = 1 << 20
+
+
+def wrapping_advice(source: RawSource) -> str | None:
+    """Returns what to set for a source of .txt files that look wrapped, by the first of them; None if not.
+
+    Wrapped text is full to about the same width: nine of ten lines that another follows are longer than half
+    of the width that hardly any exceeds. Empty lines between them tell paragraphs apart.
+    """
+    files = [Path(source.root) / file for file in source.files]
+    path = next((path for path in files if file_format(path, source.kind) == "txt"), None)
+    if path is None or source.documents != "lines":
+        return None
+    lengths, empty = [], 0
+    for number, line in read_lines(path, MAX_LINE_BYTES, source.encoding):
+        if number > LINES or line is None:
+            break
+        text = line.decode("utf-8", "replace").rstrip()
+        lengths.append(len(text))
+        empty += not text
+    filled = sorted(a for a, b in zip(lengths, lengths[1:]) if a and b)
+    if len(filled) < 20:
+        return None
+    width = filled[len(filled) * 98 // 100]
+    full = sum(length > width / 2 for length in filled)
+    if width not in WIDTHS or max(filled) > 2 * width or full < 0.9 * len(filled) or not empty:
+        return None
+    return (
+        f"{path} looks wrapped at {width} characters, so that each of its lines is taken for a document; "
+        f'documents = "paragraphs" or "files" in the source joins them: '
+        f"""--set 'corpus.sources=[{{path="{path}", documents="paragraphs"}}]'"""
+    )
+
 
 KIND, VERSION = "corpus", 3
 # From so many records of a source on, one bad record is passed over whatever its share, unless none may be.

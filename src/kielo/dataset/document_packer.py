@@ -21,8 +21,7 @@ from kielo.dataset.encoded_documents import (
     begins_with_cls,
     sources_with_loss_mask,
 )
-from kielo.dataset.heldout_languages import HeldoutLanguages
-from kielo.dataset.heldout_sets import HELDOUT, SET_KEY, set_file
+from kielo.dataset.heldout_sets import HELDOUT, SET_KEY, HeldoutLanguages, set_file
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import longest_sequence_length
 from kielo.recipe.sections import Recipe

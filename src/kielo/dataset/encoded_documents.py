@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kielo.artifact.conversation import TOOLS, WEIGHT, carries_loss, messages_of
+from kielo.artifact.documents import TOOLS, WEIGHT, carries_loss, messages_of
 from kielo.artifact.manifest import read_manifest
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe

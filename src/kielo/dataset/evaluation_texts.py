@@ -26,7 +26,7 @@ from kielo.artifact.manifest import (
 from kielo.artifact.token_shards import TokenShardWriter
 from kielo.corpus.raw_formats import RawSource, formats, is_readable, records
 from kielo.corpus.raw_texts import parse
-from kielo.corpus.settings import text_fields
+from kielo.corpus.step import text_fields
 from kielo.dataset.document_packer import empty_counts
 from kielo.dataset.encoded_documents import BEGINS_WITH, DocumentEncoder
 from kielo.recipe.errors import KieloError

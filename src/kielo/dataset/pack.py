@@ -36,8 +36,7 @@ from kielo.dataset.encoded_documents import (
     begins_with_cls,
     sources_with_loss_mask,
 )
-from kielo.dataset.heldout_languages import SEPARATOR, HeldoutLanguages
-from kielo.dataset.heldout_sets import HELDOUT
+from kielo.dataset.heldout_sets import HELDOUT, SEPARATOR, HeldoutLanguages
 from kielo.dataset.pack_token_files import TokenFilesPacking, inputs_of, note_places
 from kielo.dataset.token_parts import TokenParts, TokenPartWriter, join_parts, remove_parts
 from kielo.recipe.errors import KieloError

@@ -15,8 +15,16 @@ import numpy as np
 
 from kielo.artifact.manifest import Manifest, hash_manifest, is_current, read_manifest, write_stage
 from kielo.dataset.batches import Shard, open_shard, packed_manifest
-from kielo.dataset.best_fit import best_fit_decreasing, one_a_sequence
-from kielo.dataset.packed_sequences import BEGINS, ENDS, FLAG_BITS, PACKING, file_names, packing_folder
+from kielo.dataset.packed_sequences import (
+    BEGINS,
+    ENDS,
+    FLAG_BITS,
+    PACKING,
+    best_fit_decreasing,
+    file_names,
+    one_a_sequence,
+    packing_folder,
+)
 from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import PACKED, Recipe
 

@@ -9,8 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kielo.artifact.conversation import Message, messages_of
-from kielo.artifact.documents import read_documents
+from kielo.artifact.documents import Message, messages_of, read_documents
 from kielo.artifact.manifest import hash_manifest, read_manifest
 from kielo.artifact.token_shards import TokenShard
 from kielo.dataset.heldout_sets import HELDOUT

@@ -11,7 +11,7 @@ from typing import Any
 
 from kielo.artifact.manifest import Manifest, as_json, hash_manifest, read_manifest
 from kielo.artifact.trained_text import has_trained
-from kielo.corpus.settings import effective_settings
+from kielo.corpus.step import effective_settings
 from kielo.dataset.batches import packed_manifest
 from kielo.dataset.encoded_documents import (
     BEGINS_WITH,

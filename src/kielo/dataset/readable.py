@@ -1,6 +1,6 @@
 """The sequences of a step that can be read: those that cannot are found one by one, and left empty.
 
-A cut, missing or failing file raises OSError (`artifact/file_array.py`), and a damaged one may give ids that
+A cut, missing or failing file raises OSError (`artifact/token_file.py`), and a damaged one may give ids that
 the embedding has no row for. An empty sequence is end-of-text without a label that counts, as those are that
 fill up a step, so that the step's loss and gradients are those of its other sequences.
 """
@@ -13,8 +13,7 @@ import numpy as np
 
 from kielo.dataset.batches import NOT_COUNTED, Batch, Batches, Unreadable
 from kielo.dataset.query import document_ids
-from kielo.recipe.error_messages import sentence
-from kielo.recipe.errors import KieloError
+from kielo.recipe.errors import KieloError, sentence
 
 
 def read_sequences(batches: Batches, samples: np.ndarray, vocab_rows: int) -> Batch:

@@ -21,7 +21,6 @@ import numpy as np
 from tqdm import tqdm
 
 from kielo.artifact.documents import SUFFIX, DocumentWriter, document_files
-from kielo.artifact.join_files import join_files, join_token_shards
 from kielo.artifact.manifest import (
     MANIFEST_NAME,
     hash_manifest,
@@ -32,7 +31,7 @@ from kielo.artifact.manifest import (
 )
 from kielo.artifact.stage_folder import StageFolder
 from kielo.artifact.text_files import read_lines
-from kielo.artifact.token_shards import TokenShardWriter
+from kielo.artifact.token_shards import TokenShardWriter, join_files, join_token_shards
 from kielo.corpus.worker_processes import results_in_order
 from kielo.dataset.document_packer import (
     HELDOUT_SETS,

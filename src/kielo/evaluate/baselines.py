@@ -1,6 +1,6 @@
 """Three baselines that a language model has to beat: the bits of held-out text, given the same training text.
 
-Training and held-out text → total bits. The convention, which `bits_per_byte.py` shares: a text is the
+Training and held-out text → total bits. The convention, which `contender.py` shares: a text is the
 UTF-8 bytes of its documents, and each document is closed by one border (the end-of-text token for the model
 and the token unigram; for the two byte baselines the byte 0xFF, which no UTF-8 text contains). The bits of
 borders count for every contender, and are divided by the bytes of the documents plus one per border.

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from kielo.dataset.encoded_documents import begins_with_cls
-from kielo.evaluate.bits_per_byte import MOST_LOGITS_PER_FORWARD
-from kielo.evaluate.contender import Contender, load_checkpoint
+from kielo.evaluate.contender import MOST_LOGITS_PER_FORWARD, Contender, load_checkpoint
 from kielo.recipe.sections import Recipe
 from kielo.resolve import resolved as resolved_file
 from kielo.tokenizer.load import encode, end_of_text_id, role_id, vocabulary_size

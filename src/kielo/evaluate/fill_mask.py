@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kielo.artifact.masked_scores import FilledMask, Filling
+from kielo.artifact.scores import FilledMask, Filling
 from kielo.evaluate.encoder import Encoder
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.load import decode

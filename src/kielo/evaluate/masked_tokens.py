@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from kielo.artifact.masked_scores import Accuracy, MaskedScores
+from kielo.artifact.scores import Accuracy, MaskedScores
 from kielo.dataset.batches import NOT_COUNTED, Batch
 from kielo.dataset.heldout_sets import heldout_sets
 from kielo.dataset.masking import Masking, masking_vocabulary

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kielo.artifact.masked_scores import PartOfSpeechScores
+from kielo.artifact.scores import PartOfSpeechScores
 from kielo.evaluate.conllu import Sentence, read_sentences
 from kielo.evaluate.encoder import Encoder, by_length
 from kielo.evaluate.texts import evenly

@@ -1,17 +1,16 @@
 """The evaluate stage: a run's checkpoint and texts → `evaluate/scores.json`; also the scores of other models.
 
-Every contender scores the same held-out documents under the convention of `bits_per_byte.py`. Encoders have
-`evaluate/masked_scores.json` instead, of `encoder_scores.py`; those of the hybrid objective have both.
+Every contender scores the same held-out documents under the convention of `contender.py`. Encoders have
+`evaluate/masked_scores.json` instead, of `score.py`; those of the hybrid objective have both.
 """
 
 from pathlib import Path
 
 from kielo.artifact.checkpoint_index import read_plain
+from kielo.artifact.checkpoint_inspection import newest_checkpoint
 from kielo.artifact.manifest import hash_file, hash_manifest, is_current, read_manifest, write_stage
-from kielo.artifact.masked_scores import MaskedScores
-from kielo.artifact.scores import Scores
+from kielo.artifact.scores import MaskedScores, Scores
 from kielo.artifact.stage_json import read_stage_json, write_json
-from kielo.artifact.whole_checkpoints import newest_checkpoint
 from kielo.dataset.heldout_sets import EVALUATION_TEXTS
 from kielo.dataset.provenance import check_recipe, check_tokenizer, check_tokens
 from kielo.recipe.errors import KieloError
@@ -47,8 +46,7 @@ def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -
         return read_stage_json(folder, MaskedScores if is_masked else Scores)
     # torch, which a finished stage does without
     from kielo.evaluate.contender import causal_use, load_checkpoint
-    from kielo.evaluate.encoder_scores import score_encoder
-    from kielo.evaluate.score import score
+    from kielo.evaluate.score import score, score_encoder
 
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         resolved = resolved_file.read(run_folder / "resolved.toml")

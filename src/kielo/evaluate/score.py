@@ -1,25 +1,73 @@
 """Scores a model on the held-out text of a run: bits per byte beside the baselines, and samples of its text.
 
-What is scored, and on which text, is decided here; `bits_per_byte.py` has the arithmetic.
+What is scored, and on which text, is decided here; `contender.py` has the arithmetic.
 """
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from kielo.artifact.conversation import messages_of
-from kielo.artifact.scores import BitsPerByte, Sample, Scores, SetScore
+from kielo.artifact.documents import messages_of
+from kielo.artifact.scores import BitsPerByte, FilledMask, MaskedScores, Sample, Scores, SetScore
 from kielo.dataset.encoded_documents import DocumentEncoder, stored_ids
 from kielo.evaluate.baselines import ByteNgram, byte_stream, unigram_bits, xz_bits
-from kielo.evaluate.bits_per_byte import counted_bytes, token_stream_bits
-from kielo.evaluate.contender import Contender, document_tokens
+from kielo.evaluate.contender import Contender, counted_bytes, document_tokens, token_stream_bits
+from kielo.evaluate.encoder import Encoder, open_encoder
+from kielo.evaluate.fill_mask import fill_heldout, fill_prompts
 from kielo.evaluate.generate import default_prompts, generate
-from kielo.evaluate.texts import documents_of_sets, heldout_documents, training_texts, training_token_counts
+from kielo.evaluate.masked_tokens import score_masked_tokens
+from kielo.evaluate.pseudo_likelihood import pseudo_bits_per_byte, score_minimal_pairs
+from kielo.evaluate.texts import (
+    documents_of_sets,
+    heldout_documents,
+    heldout_texts,
+    training_texts,
+    training_token_counts,
+)
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
+from kielo.resolve.resolved import Identity
 from kielo.tokenizer.load import TextTokenizer, end_of_text_id, load_tokenizer, vocabulary_size
+
+# All measures of an encoder: hidden tokens, pseudo-perplexity, filled masks, minimal pairs, parts of
+# speech.
+#
+# What is scored, and on which text, is decided here; the files of the measures' names have the arithmetic.
+
+
+def score_encoder(
+    contender: Contender, name: str, recipe: Recipe, identity: Identity, run_folder: Path
+) -> MaskedScores:
+    """Scores the contender, which `name` names, on the held-out text of a run and on the recipe's own files.
+
+    Raises KieloError for weights whose loss is not finite, and for a file that is missing or damaged.
+    """
+    evaluate = recipe.evaluate
+    scores = score_masked_tokens(contender, name, identity, run_folder)
+    encoder = open_encoder(contender, recipe)
+    texts, _ = heldout_texts(run_folder / "tokens")
+    texts = [texts[one] for one in np.random.default_rng(recipe.seed).permutation(len(texts))]
+    found: dict[str, Any] = {
+        "pseudo_bits_per_byte": pseudo_bits_per_byte(encoder, texts, evaluate.pseudo_tokens),
+        "filled_masks": _filled_masks(encoder, recipe, texts),
+    }
+    if evaluate.minimal_pairs:
+        found["minimal_pairs"] = score_minimal_pairs(encoder, Path(evaluate.minimal_pairs).expanduser())
+    if evaluate.part_of_speech.train:
+        from kielo.evaluate.part_of_speech import score_part_of_speech  # scikit-learn's seconds
+
+        found["part_of_speech"] = score_part_of_speech(encoder, evaluate.part_of_speech)
+    return scores.model_copy(update=found)
+
+
+def _filled_masks(encoder: Encoder, recipe: Recipe, texts: list[str]) -> list[FilledMask]:
+    if recipe.evaluate.prompts:
+        return fill_prompts(encoder, recipe.evaluate.prompts)
+    return fill_heldout(encoder, texts, recipe.seed)
+
 
 CONVENTION = (
     "bits of all tokens, end-of-text included, but without those that the tokenizer puts before each text, "

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kielo.artifact.conversation import messages_of
-from kielo.artifact.documents import SUFFIX, read_documents
+from kielo.artifact.documents import SUFFIX, messages_of, read_documents
 from kielo.artifact.manifest import check_sizes
 from kielo.dataset.batches import Shard, open_shard, packed_manifest
 from kielo.dataset.heldout_sets import HELDOUT, HeldoutSet, heldout_sets

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from kielo.recipe.control_characters import CONTROL
+from kielo.recipe.complaints import CONTROL
 from kielo.recipe.errors import KieloError
 
 

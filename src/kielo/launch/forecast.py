@@ -1,6 +1,6 @@
 """The planner's forecast of a launch: a recipe on so many nodes → the layout that it trains in, its cost."""
 
-from kielo.artifact.launch import Forecast
+from kielo.artifact.launch_files import Forecast
 from kielo.plan.choose_layout import named, own
 from kielo.plan.cost import cost, with_layout
 from kielo.plan.planned_layout import PlannedLayout

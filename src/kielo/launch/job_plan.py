@@ -9,10 +9,9 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from kielo.artifact.launch import Forecast
+from kielo.artifact.launch_files import Forecast, MadeSite
 from kielo.artifact.manifest import read_manifest
 from kielo.artifact.prefetched import VARIABLE
-from kielo.artifact.site import MadeSite
 from kielo.launch.bash import start_of
 from kielo.launch.forecast import forecast_of, planned_run
 from kielo.launch.prefetch import missing
@@ -24,7 +23,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.read import run_folder
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolve import resolve
-from kielo.resolve.start_timeout import start_timeout_seconds
+from kielo.resolve.software import start_timeout_seconds
 
 COMMANDS = {"slurm": "sbatch", "pbs": "qsub", "grid_engine": "qsub"}
 # Without a forecast: what a job gets to save in before its end, as for `kielo train --shutdown-seconds`.

@@ -1,7 +1,7 @@
 """The folder of a ladder, which a person can read and start again.
 
 RUN/launch/ladder_SITE
-  ladder.json                 planned and measured (artifact/ladder.py)
+  ladder.json                 planned and measured (artifact/launch_files.py)
   NODES_nodes/LAYOUT/         a run folder of its own for each rung, with links to the run's text
     launch/0001/              the rung's launch, as launch_folder.py writes one
   NODES_nodes/job_0001/       the job that runs the rungs of this number of nodes, one after another
@@ -13,13 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kielo import __version__
-from kielo.artifact.ladder import Ladder, PlannedSpeed, ReferenceSpeed, Rung
+from kielo.artifact.launch_files import Ladder, PlannedSpeed, ReferenceSpeed, Rung
 from kielo.artifact.stage_json import read_json, write_json
 from kielo.dataset.heldout_sets import EVALUATION_TEXTS
-from kielo.launch.ladder import NodesPlan, RungPlan, ladder_folder, main_phase, resolved_of_plan
+from kielo.launch.ladder import NodesPlan, RungPlan, ladder_folder, main_phase, resolved_of_plan, state
 from kielo.launch.launch_folder import write_ladder_job, write_launch
 from kielo.launch.queue import job_ids, states
-from kielo.launch.rung import state
 from kielo.launch.script import card_file
 from kielo.plan.measured_run import measured_speed
 from kielo.recipe.cards import Cluster

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from kielo import __version__
 from kielo.artifact.durable import make_folder
-from kielo.artifact.launch import Launch
+from kielo.artifact.launch_files import Launch
 from kielo.artifact.lease import Lease
 from kielo.artifact.manifest import write_text_atomically
 from kielo.artifact.stage_json import read_json, write_json

@@ -37,7 +37,7 @@ from kielo.recipe.cards import cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import run_folder
 from kielo.recipe.sections import Recipe
-from kielo.resolve.torch_versions import NEWEST
+from kielo.resolve.software import NEWEST
 
 _BLOCK_BYTES = 1 << 20
 _WRITTEN_BY = "# written by kielo prefetch\n"

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kielo.artifact.launch import Launch
+from kielo.artifact.launch_files import Launch
 from kielo.artifact.metrics import METRICS_NAME, TrainingStep, of_kind, read_metrics
 from kielo.artifact.stage_json import read_json
 from kielo.launch.launch_folder import LAUNCH_FOLDER

@@ -27,7 +27,7 @@ from kielo.parallel import lower_right_attention
 from kielo.parallel.mesh import Mesh
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout
-from kielo.resolve.ranks import lengths_that_split
+from kielo.resolve.shares import lengths_that_split
 
 
 def context_positions(sequence_length: int, ranks: int, rank: int) -> Tensor:

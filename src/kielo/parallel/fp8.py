@@ -1,20 +1,10 @@
-"""The layers' matrix products in FP8 (Micikevicius et al. 2022, arXiv:2209.05433), by torchao's Float8Linear.
-
-Weights stay fp32 parameters of the same names: inputs, weights and output gradients are scaled and rounded to
-FP8 just before they are multiplied. Used of torchao.float8 (0.15 and later): `convert_to_float8_training`,
-`Float8LinearConfig` with `from_recipe_name`, `enable_fsdp_float8_all_gather` and `emulate`, and
-`precompute_float8_dynamic_scale_for_fsdp`.
-
-The shard of a weight that is gathered in FP8 is a tensor around a tensor; `materialise.local` returns the
-inner one. Its scale is that of the whole weight, over the shard and the tensor axis, and is valid only for
-the values that it was computed from: code that changes weights calls `scale_weights` before the next forward.
-"""
+"""Matrix products in FP8, of the layers and of the head, by torchao."""
 
 import logging
 from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from types import ModuleType
 from typing import Any
 
@@ -26,12 +16,26 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional as F
 
 from kielo.models import families
-from kielo.models.tensor_parallel_styles import style_of
+from kielo.models.parameter_shapes import style_of
 from kielo.parallel.materialise import local
 from kielo.parallel.mesh import Mesh
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Fp8
 from kielo.resolve.fp8_matrices import is_kept
+
+# The layers' matrix products in FP8 (Micikevicius et al. 2022, arXiv:2209.05433), by torchao's
+# Float8Linear.
+#
+# Weights stay fp32 parameters of the same names: inputs, weights and output gradients are scaled and
+# rounded to FP8 just before they are multiplied. Used of torchao.float8 (0.15 and later):
+# `convert_to_float8_training`, `Float8LinearConfig` with `from_recipe_name`,
+# `enable_fsdp_float8_all_gather` and `emulate`, and `precompute_float8_dynamic_scale_for_fsdp`.
+#
+# The shard of a weight that is gathered in FP8 is a tensor around a tensor; `materialise.local` returns the
+# inner one. Its scale is that of the whole weight, over the shard and the tensor axis, and is valid only
+# for the values that it was computed from: code that changes weights calls `scale_weights` before the next
+# forward.
+
 
 _FIRST_CAPABILITY = (8, 9)  # Ada and Hopper; torch multiplies scaled rows there too since 2.7
 _AMD_ARCHITECTURES = ("gfx94", "gfx95", "gfx12")  # MI300, MI350, RDNA 4
@@ -214,3 +218,61 @@ def _silenced(*loggers: str) -> Iterator[None]:
     finally:
         for logger, was_disabled in before:
             logger.disabled = was_disabled
+
+
+# The head's products in FP8, by torchao's float8 as the layers' are; the loss multiplies them by chunks.
+
+
+class Fp8Head:
+    """Multiplies by a head's weight [v, d] in FP8: hidden states [c, d], and gradients of logits [c, v].
+
+    The weight is rounded once for all chunks of tokens. Scales are those of a chunk and of this rank's rows
+    of the weight. The weight's own gradient is not computed here: it stays a wide product, because FP8
+    products cannot be summed over the chunks in fp32 without another pass.
+    """
+
+    def __init__(self, weight_vd: Tensor, fp8: Fp8) -> None:
+        self._float8 = import_float8()
+        self._weight_vd, self._config = weight_vd, float8_config(fp8)
+        self._roles = self._float8.float8_training_tensor.GemmInputRole
+        # A linear of any size, for the settings of its products.
+        linear = nn.Linear(16, 16, bias=False, device="meta")
+        linear = self._float8.float8_linear.Float8Linear.from_float(linear, self._config)
+        self._mm_config = linear.linear_mm_config
+
+    def logits(self, hidden_cd: Tensor) -> Tensor:
+        """Computes hidden states × weightᵀ [c, v]."""
+        return torch.mm(
+            self._rounded(hidden_cd, self._config.cast_config_input, self._roles.INPUT, -1), self._weight_dv
+        )
+
+    def hidden_gradient(self, logits_gradient_cv: Tensor) -> Tensor:
+        """Computes the gradient of logits × weight [c, d]."""
+        cast = self._config.cast_config_grad_output
+        return torch.mm(
+            self._rounded(logits_gradient_cv, cast, self._roles.GRAD_OUTPUT, -1), self._backward_weight_vd
+        )
+
+    @cached_property
+    def _weight_dv(self) -> Tensor:
+        return self._rounded(self._weight_vd.t(), self._config.cast_config_weight, self._roles.WEIGHT, 0)
+
+    @cached_property
+    def _backward_weight_vd(self) -> Tensor:
+        # FP8 units take the second factor by columns.
+        by_columns = self._weight_vd.t().contiguous()
+        cast = self._config.cast_config_weight_for_grad_input
+        return self._rounded(by_columns, cast, self._roles.WEIGHT, -1).t()
+
+    def _rounded(self, tensor: Tensor, cast: Any, role: Any, dim: int) -> Tensor:
+        """Returns `tensor` scaled and rounded to FP8. dim: the one that a row's scale is for."""
+        scaling = self._float8.float8_scaling_utils
+        return scaling.hp_tensor_to_float8_dynamic(
+            tensor,
+            cast.target_dtype,
+            self._mm_config,
+            gemm_input_role=role,
+            scaling_granularity=cast.scaling_granularity,
+            axiswise_dim=scaling.get_maybe_axiswise_dim(dim, cast.scaling_granularity),
+            round_scales_to_power_of_2=self._config.round_scales_to_power_of_2,
+        )

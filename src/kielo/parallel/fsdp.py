@@ -14,7 +14,7 @@ already divided by the global number of counted tokens, so a mean over ranks wou
 
 Gradients of micro-batches are added up in fp32 whatever they are reduced in: at degree 1, and in pipelines
 that split the backward pass, whole on each rank and reduced once a step; else at degrees 2 and 3 reduced
-first and added up as shards (in pipelines by `pipeline_stage.py`).
+first and added up as shards (in pipelines by `pipeline_schedule.py`).
 `MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)` would add up whole gradients in bf16, because FSDP2
 converts them only where the dtypes differ (`FSDPParam.to_accumulated_grad_if_needed`, torch 2.10 to 2.13).
 

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from kielo.parallel.communicator import raise_communicator, warm_messages
-from kielo.parallel.world import World
+from kielo.ranks.communicator import raise_communicator, warm_messages
+from kielo.ranks.world import World
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout
-from kielo.resolve.ranks import AXES
+from kielo.resolve.shares import AXES
 
 SAMPLE_AXES = ("replicate", "shard")  # ranks along these see different samples
 TOKEN_AXES = (*SAMPLE_AXES, "context")  # ranks along these see different tokens

@@ -23,8 +23,7 @@ from kielo.models.blocks.mlp import Activation
 from kielo.models.blocks.norm import LayerNorm, RMSNorm
 from kielo.parallel import lower_right_attention
 from kielo.parallel.materialise import local
-from kielo.parallel.projection import AccumulatingProjection
-from kielo.parallel.row_product import RowSplitLinear
+from kielo.parallel.projection import AccumulatingProjection, RowSplitLinear
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout
 

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from kielo.parallel import objects
 from kielo.parallel.materialise import local
 from kielo.parallel.mesh import Mesh
+from kielo.ranks import objects
 
 AXES = ("replicate", "tensor")  # along which ranks may hold the same part of a tensor
 CHUNK_ELEMENTS = 2**22  # 32 MiB of int64 at a time

@@ -7,8 +7,11 @@ Shoeybi et al. 2019 (arXiv:1909.08053) with the sequence parallelism of Korthika
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -19,18 +22,98 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.distributed.tensor.placement_types import Placement
 from torch.nn import functional as F
 
 from kielo.models import families
-from kielo.models.tensor_parallel_styles import style_of
+from kielo.models.parameter_shapes import style_of
 from kielo.parallel.mesh import Mesh
-from kielo.parallel.projection import AccumulatingProjection
-from kielo.parallel.row_product import split_rows
-from kielo.parallel.split_embedding import SplitEmbedding
-from kielo.parallel.split_norm import split_norm
-from kielo.parallel.tensor_collectives import TensorAxis, own_part
+from kielo.parallel.projection import AccumulatingProjection, split_rows
+from kielo.parallel.tensor_collectives import TensorAxis, own_part, start_sum, wait
 from kielo.recipe.sections import Layout
-from kielo.resolve.tensor_overlap import chunks_of
+from kielo.resolve.stages import chunks_of
+
+# The embedding's rows split over the tensor axis: token ids [b, s] → this rank's part of hidden states.
+#
+# Each rank looks up the tokens whose rows it has, writes zeros for all others, and the ranks' results are
+# summed (Shoeybi et al. 2019, arXiv:1909.08053, section 3): scattered along the sequence with sequence
+# parallelism, whole on each rank without. One addend of each sum is not zero, so the sum is exact in every
+# precision. The gradient is of the rank's own rows: torch's `RowwiseParallel` gives each rank the gradient
+# of the whole vocabulary, t times the bytes.
+#
+# Shape letters: t = tensor ranks, b = batch, s = sequence, d = hidden size.
+
+
+class SplitEmbedding(ParallelStyle):
+    """A vocabulary's embedding whose rows divide by the ranks: each has rows r·v/t up to (r + 1)·v/t.
+
+    output: placement of the hidden states [b, s, d] that come out, of which each rank gets its part as a
+    plain tensor.
+    """
+
+    def __init__(self, output: Placement) -> None:
+        super().__init__()
+        self.output = output
+
+    def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
+        def split(_: str, embedding: nn.Module, axis: DeviceMesh) -> None:
+            rows = nn.Parameter(distribute_tensor(embedding.weight, axis, [Shard(0)]))
+            embedding.register_parameter("weight", rows)
+
+        distribute_module(module, axis, split)
+        module.forward = partial(_look_up, module, axis, self.output)
+        return module
+
+
+def _look_up(embedding: nn.Embedding, axis: DeviceMesh, output: Placement, ids_bs: Tensor) -> Tensor:
+    # Not kept from before: FSDP2 replaces the parameter by what it has gathered.
+    rows_vd = embedding.weight.to_local()
+    row_bs = ids_bs - axis.get_local_rank() * rows_vd.shape[0]
+    is_elsewhere_bs = (row_bs < 0) | (row_bs >= rows_vd.shape[0])
+    x_bsd = F.embedding(row_bs.masked_fill_(is_elsewhere_bs, 0), rows_vd)
+    # This also makes the gradient zero that row 0 gets from the tokens of other ranks.
+    x_bsd = x_bsd.masked_fill_(is_elsewhere_bs[..., None], 0)
+    summed = DTensor.from_local(x_bsd, axis, [Partial()], run_check=False)
+    return summed.redistribute(placements=[output]).to_local()
+
+
+# A LayerNorm without weights over features of which each tensor rank has a part.
+#
+# Mean and variance are of all features: three sums over the ranks, of one or two numbers a token. Computed
+# in fp32 inside. Shape letters: t = tensor ranks, f = features.
+
+
+def split_norm(x: Tensor, epsilon: float, axis: TensorAxis) -> Tensor:
+    """Returns this rank's part [..., f/t] of the normed features, of its part x [..., f/t]."""
+    return _SplitNorm.apply(x, epsilon, axis._replace(along_sequence=False))
+
+
+class _SplitNorm(torch.autograd.Function):
+    """`apply(x, epsilon, axis)`; keeps its input and two fp32 numbers a token."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, epsilon: float, axis: TensorAxis) -> Tensor:
+        mean = _mean(x.float(), axis)
+        centred = x.float() - mean
+        scale = torch.rsqrt(_mean(centred.square(), axis) + epsilon)
+        ctx.save_for_backward(x, mean, scale)
+        ctx.axis = axis
+        return (centred * scale).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        x, mean, scale = ctx.saved_tensors
+        normed, gradient = (x.float() - mean) * scale, gradient.float()
+        means = _mean(torch.stack((gradient, gradient * normed)), ctx.axis)
+        return ((gradient - means[0] - normed * means[1]) * scale).to(x.dtype), None, None
+
+
+def _mean(x: Tensor, axis: TensorAxis) -> Tensor:
+    """Returns the mean over all ranks' features, [..., 1]."""
+    total = wait(start_sum(x.sum(-1, keepdim=True), axis))
+    return total / (x.shape[-1] * axis.ranks)
+
 
 SEQUENCE_DIM = 1  # of activations [b, s, d]
 ALONG_SEQUENCE = ("sequence", "residual", "whole", "positions")

@@ -27,8 +27,7 @@ from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, memb
 from kielo.plan.least_squares import Stop, fit_drawn_to_priors
 from kielo.plan.measured_run import MeasuredRun, read_measured_run
 from kielo.plan.step_seconds import step_seconds
-from kielo.plan.workload import Workload
-from kielo.plan.workload_row import workload_row
+from kielo.plan.workload import Workload, workload_row
 from kielo.recipe.cards import Accelerator, Cluster, accelerators, clusters
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.cards import cluster as cluster_card

@@ -13,17 +13,14 @@ from typing import Any
 import numpy as np
 
 from kielo.plan.collective_seconds import context_layer_seconds
-from kielo.plan.compare import against, is_comparable, unfit
+from kielo.plan.compare import ASSUMED, against, is_comparable, overlap_offer, unfit
 from kielo.plan.layer_seconds import layer_seconds, matrix_flops
-from kielo.plan.overlap_offer import ASSUMED, overlap_offer
 from kielo.plan.overlap_seconds import exposed_tensor_seconds
 from kielo.plan.part_names import BYTES, SECONDS, capital, count_text, gb_text, listed, seconds_text
 from kielo.plan.pipeline_simulation import simulated_seconds
-from kielo.plan.planned_layout import PlannedLayout, plan_layouts
-from kielo.plan.precision import steps_by_precision
-from kielo.plan.prediction_interval import SHARE
+from kielo.plan.planned_layout import SHARE, PlannedLayout, plan_layouts
 from kielo.plan.step_seconds import optimiser_bytes
-from kielo.plan.workload import Workload
+from kielo.plan.workload import Workload, steps_by_precision
 from kielo.resolve.fp8_matrices import fp8_share, is_gathered_in_fp8
 from kielo.resolve.memory_row import StepSize
 from kielo.resolve.rules import LAYOUT_RULES, complaints

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from kielo.parallel.hang_watch import beat_seconds, silent_seconds
-from kielo.parallel.progress import stuck_seconds
-from kielo.parallel.rank_process import STACKS_SECONDS
+from kielo.ranks.hang_watch import beat_seconds, silent_seconds, stuck_seconds
+from kielo.ranks.rank_process import STACKS_SECONDS
 from kielo.recipe.cards import Cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from kielo.artifact.ladder import Ladder, MeasuredSpeed
+from kielo.artifact.attempt_files import Outcome
+from kielo.artifact.launch_files import Ladder, MeasuredSpeed
 from kielo.artifact.metrics import METRICS_NAME, PassedOver, TrainingStep, read_metrics
-from kielo.artifact.outcome import Outcome
 from kielo.artifact.stage_json import read_json
 from kielo.recipe.cards import Cluster, accelerator, cluster
 from kielo.recipe.errors import KieloError

@@ -8,8 +8,7 @@ from typing import Any
 
 from kielo.plan.calibrate import read_machine
 from kielo.plan.efficiency import Efficiency, fitted
-from kielo.plan.precision import main_precision
-from kielo.plan.workload_row import workload_row
+from kielo.plan.workload import main_precision, workload_row
 from kielo.recipe.cards import Accelerator, Cluster
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.cards import cluster as cluster_card
@@ -17,14 +16,13 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase, full_phases
 from kielo.recipe.sections import Layout, Model, Precision, Recipe
 from kielo.resolve.budget import check_budget, with_budget_of_ready_tokens
-from kielo.resolve.fits import usable_bytes
+from kielo.resolve.memory import usable_bytes
 from kielo.resolve.memory_row import StepSize, TrainOptions
-from kielo.resolve.precision import usual_precision, with_precision
+from kielo.resolve.phases import flops_per_token
 from kielo.resolve.resolve import case_before_text
 from kielo.resolve.rules import Case, Machine, device_has_fp8, refuse
-from kielo.resolve.software import planned
+from kielo.resolve.software import planned, usual_precision, with_precision
 from kielo.resolve.state_bytes import Bytes, host_bytes
-from kielo.resolve.trainable import flops_per_token
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ OPTIMISER_BYTES = 46
 # More of them where moments are kept in bf16: Kielo reads and writes them as fp32, and back, around the same
 # step.
 WIDENING_BYTES = 24
-# More of them by LAMB, each of whose operations goes through memory: counted from `train/lamb.py`.
+# More of them by LAMB, each of whose operations goes through memory: counted from `train/optimiser.py`.
 LAMB_BYTES = 212
 
 

@@ -18,7 +18,7 @@ from kielo.plan.search import search
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import Model, Recipe
-from kielo.resolve.trainable import flops_per_token
+from kielo.resolve.phases import flops_per_token
 from kielo.tokenizer.load import TextTokenizer
 
 Kind = Literal["keep", "extend", "replace"]

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from kielo.recipe.complaints import did_you_mean, from_validation, refuse
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Section
-from kielo.recipe.toml_lines import line_of, lines_of_keys
+from kielo.recipe.toml_text import line_of, lines_of_keys
 
 _MOST_IB_TIMEOUT = 22
 _CARDS = Path(__file__).resolve().parent.parent / "cards"

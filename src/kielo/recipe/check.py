@@ -9,14 +9,13 @@ from pathlib import Path
 
 from kielo.recipe.amounts import short_amount
 from kielo.recipe.cards import a_new_card, clusters, is_own_card, language, languages
-from kielo.recipe.complaints import Complaint, did_you_mean
-from kielo.recipe.control_characters import CONTROL, strings
-from kielo.recipe.languages_of_sources import languages_of
+from kielo.recipe.complaints import CONTROL, Complaint, did_you_mean, strings
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.phases import full_phases, skip_complaints, steps_of_run
+from kielo.recipe.places import conversion
 from kielo.recipe.sections import SHAPE_KEYS, Model, Recipe, Source
-from kielo.recipe.tokenizer_folder import conversion
+from kielo.recipe.several_languages import languages_of
 from kielo.recipe.without_effect import OF_A_SEGMENT, is_given, without_effect
 
 _SMALLEST_VOCABULARY = 258  # 256 bytes, end-of-text and padding

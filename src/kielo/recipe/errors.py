@@ -1,4 +1,10 @@
-"""The error that users read."""
+"""The error that users read, and messages for errors of others: memory, disk, network, packages."""
+
+import errno
+import json
+import os
+import resource
+import traceback
 
 
 class KieloError(Exception):
@@ -6,3 +12,121 @@ class KieloError(Exception):
 
     `kielo` prints the message without a traceback and exits 1.
     """
+
+
+# Messages for errors that are not Kielo's own: out of memory, disk, network, a missing package.
+#
+# An exception of an expected kind → one sentence. `cli/main.py` prints it, and a training run that fails
+# writes it into `outcome.json`.
+
+
+_EXTRAS = ("torch", "transformers", "accelerate", "safetensors", "tensorboard")
+# Advice by the operating system's error; without an entry its own message is enough.
+_ADVICE = {
+    errno.ENOSPC: "free some space, then the same command goes on",
+    errno.EDQUOT: "your quota is used up: free some space, then the same command goes on",
+    errno.EFBIG: "a file may not be that large here: see `ulimit -f`, or use another disk",
+    errno.EACCES: "see who may read and write there",
+    errno.EPERM: "see who may read and write there",
+    errno.EROFS: "the disk can only be read: name a place on another one, for a run its `folder`",
+    errno.ENOENT: "was it moved or removed?",
+    errno.ENOTDIR: "a file is where a folder is needed: move it away, or give another folder",
+    errno.EISDIR: "a folder is where a file is needed: move it away, or give another name",
+    errno.ELOOP: "a link there leads to itself",
+    errno.ENAMETOOLONG: "give it a shorter name",
+    errno.EMFILE: "too many files are open: raise `ulimit -n`",
+    errno.ENOMEM: "there is not enough memory",
+    errno.ESTALE: "the file system lost the file: try again; if that does not help, ask its administrators",
+    errno.EIO: "the disk or its network failed: the system's log (dmesg) says more",
+}
+
+
+# Where a process or a thread is refused: by Python, by the C++ library and by gloo.
+_NO_MORE_PROCESSES = ("can't start new thread", os.strerror(errno.EAGAIN))
+
+
+def no_more_processes(error: BaseException) -> str:
+    """Returns what would work if the system gave no further process or thread; "" for another error."""
+    if not any(sign in str(error) for sign in _NO_MORE_PROCESSES):
+        return ""
+    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    limit = f", which is {most}," if most != resource.RLIM_INFINITY else ","
+    return (
+        f"the system gives you no more processes and threads; what would work: a higher `ulimit -u`{limit} a "
+        "job in place of the login node, or fewer ranks and workers"
+    )
+
+
+def sentence(error: BaseException) -> str | None:
+    """Returns the message of an error of an expected kind; None where a traceback is needed."""
+    if isinstance(error, KieloError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").split(".")[0]
+        return (
+            f"this verb needs {package}; install it with: pip install 'kielo[train]'"
+            if package in _EXTRAS
+            else None
+        )
+    if _is_out_of_memory(error):
+        where = first_line(error) or "of the processor"
+        return f"{rank_prefix()}out of memory ({where}); smaller batches or a larger machine work"
+    if isinstance(error, RecursionError):
+        return "a file is nested too deeply to be read; what Kielo writes and reads is a few levels deep"
+    if isinstance(error, OSError | RuntimeError) and (said := no_more_processes(error)):
+        return f"{rank_prefix()}{said}"
+    if isinstance(error, OSError) and error.errno is not None:
+        return _of_the_system(error)
+    if isinstance(error, UnicodeError | json.JSONDecodeError):
+        return f"a file is not what it should be ({error}); KIELO_TRACEBACK=1 shows where it was read"
+    if _is_of_other_ranks(error):
+        return (
+            f"{rank_prefix()}the ranks lost each other{_where(error)} ({first_line(error)}); another rank's "
+            "message is the cause, if there is one; a rank that is merely slow needs a longer "
+            "train.step_timeout_seconds"
+        )
+    return None
+
+
+def _where(error: BaseException) -> str:
+    """Returns " at FILE:LINE in FUNCTION" of the innermost line outside of torch; empty if none is known."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/torch/" not in frame.filename]
+    if not frames:
+        return ""
+    last = frames[-1]
+    return f" at {'/'.join(last.filename.split('/')[-3:])}:{last.lineno} in {last.name}"
+
+
+def _of_the_system(error: OSError) -> str:
+    paths = " → ".join(str(path) for path in (error.filename, error.filename2) if path is not None)
+    reason = error.strerror or os.strerror(error.errno)
+    advice = _ADVICE.get(error.errno)
+    return f"{paths or 'a file or device'}: {reason}" + (f"; {advice}" if advice else "")
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Returns True for Python's and torch's errors of memory. torch is not imported; on CPUs it has none."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    )
+
+
+def _is_of_other_ranks(error: BaseException) -> bool:
+    """Returns True for errors of torch.distributed, and for gloo's, which have no class of their own."""
+    return (
+        type(error).__module__.startswith("torch.distributed")
+        or type(error).__name__.startswith("Dist")
+        or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
+    )
+
+
+def rank_prefix() -> str:
+    """Returns e.g. "rank 3: " in a process that a launcher started; else an empty text."""
+    return f"rank {os.environ['RANK']}: " if os.environ.get("RANK") else ""
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of the error's text, at most 300 characters."""
+    return next(iter(str(error).splitlines()), "")[:300]

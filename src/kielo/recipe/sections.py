@@ -30,8 +30,7 @@ from pydantic import (
 from kielo.recipe.amounts import Amount, is_amount, parse_amount
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.model_types import FAMILIES
-from kielo.recipe.source_kinds import KINDS
-from kielo.recipe.templates import DEFAULT_TEMPLATE, template_problem
+from kielo.recipe.source_kinds import DEFAULT_TEMPLATE, KINDS, template_problem
 
 Part = TypeVar("Part", bound="Section")
 

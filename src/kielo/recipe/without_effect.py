@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from kielo.recipe.languages_of_sources import languages_of
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.phases import FullPhase, full_phases, key_of_all_phases
 from kielo.recipe.sections import Phase, Recipe
+from kielo.recipe.several_languages import languages_of
 
 # Keys of a segment of the learning rate. A phase reads them only if it begins one.
 OF_A_SEGMENT = ("final_learning_rate_ratio", "schedule", "warmup_share", "decay_share")

@@ -19,8 +19,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from kielo.artifact.funnel import FunnelRow
 from kielo.artifact.metrics import Row
 from kielo.artifact.parity import loss_limits
-from kielo.report.baselines import baseline_name
-from kielo.report.units import format_bytes
+from kielo.report.units import baseline_name, format_bytes
 
 # Placeholder colour -> the variable that style.py defines for both schemes.
 INK, QUIET, RULE, OURS, OTHER, DROPPED = "#010101", "#020202", "#030303", "#040404", "#050505", "#060606"

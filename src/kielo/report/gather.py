@@ -13,7 +13,6 @@ from typing import Any
 from kielo.artifact.chronicle import chronicle
 from kielo.artifact.funnel import Funnel
 from kielo.artifact.manifest import Manifest, read_manifest
-from kielo.artifact.masked_scores import MaskedScores
 from kielo.artifact.metrics import (
     METRICS_NAME,
     HeldOutLoss,
@@ -28,7 +27,7 @@ from kielo.artifact.metrics import (
 from kielo.artifact.nearest_tokens import NearestTokens
 from kielo.artifact.parity import Parity
 from kielo.artifact.row_map import RowMap
-from kielo.artifact.scores import Scores
+from kielo.artifact.scores import MaskedScores, Scores
 from kielo.artifact.stage_json import JsonObject, read_json, read_stage_json
 from kielo.artifact.summary import BitsPerByteSummary, CorpusSummary, ParitySummary, StageTime, Summary
 from kielo.artifact.tokenizer_measure import TokenizerMeasure

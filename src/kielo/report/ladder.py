@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from kielo.artifact.durable import disk_problems_reported
-from kielo.artifact.ladder import PAGE_NAME, TABLE_NAME, Ladder, Rung
+from kielo.artifact.launch_files import PAGE_NAME, TABLE_NAME, Ladder, Rung
 from kielo.artifact.own_text import refuse_other_text, write_own_text
 from kielo.artifact.stage_json import write_json
 from kielo.report.figures import DROPPED, OTHER, OURS, QUIET, WIDTH_INCHES, page_grid, page_style, page_svg

@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from kielo import __version__
-from kielo.artifact.masked_scores import MaskedScores
 from kielo.artifact.own_text import is_own_text, write_own_text
 from kielo.artifact.parity import Parity
 from kielo.artifact.row_map import RowMap
-from kielo.artifact.scores import Scores
+from kielo.artifact.scores import MaskedScores, Scores
 from kielo.artifact.weights_folder import is_on_hub
-from kielo.recipe.languages_of_sources import languages_of
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import Model, Recipe, Source
-from kielo.report.baselines import HIDDEN_TOKENS, baseline_name
-from kielo.report.units import format_bytes
+from kielo.recipe.several_languages import languages_of
+from kielo.report.units import HIDDEN_TOKENS, baseline_name, format_bytes
 from kielo.resolve.overview import Overview
 
 

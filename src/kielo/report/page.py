@@ -11,15 +11,14 @@ from html import escape
 from typing import Any
 
 from kielo.artifact.funnel import FunnelRow
-from kielo.artifact.masked_scores import MaskedScores
 from kielo.artifact.metrics import PrecisionVerdict
 from kielo.artifact.nearest_tokens import NearestTokens
 from kielo.artifact.parity import Parity
 from kielo.artifact.row_map import RowMap
-from kielo.report.baselines import HIDDEN_TOKENS
+from kielo.artifact.scores import MaskedScores
 from kielo.report.figures import FIGURES
 from kielo.report.style import page_head
-from kielo.report.units import format_bytes, format_seconds
+from kielo.report.units import HIDDEN_TOKENS, format_bytes, format_seconds
 from kielo.resolve.overview import amount
 
 TOKENIZER_NAMES = {

@@ -18,8 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 from kielo.artifact.own_text import write_own_text
 from kielo.plan.part_names import SECONDS, parts_of
 from kielo.plan.pipeline_simulation import Span, timeline
-from kielo.plan.planned_layout import PlannedLayout
-from kielo.plan.prediction_interval import SHARE
+from kielo.plan.planned_layout import SHARE, PlannedLayout
 
 PAPER, INK, QUIET, RULE = "#ffffff", "#1b211d", "#5a645d", "#d9ded5"
 STRONG, WEAK = "#2f7d4f", "#b8651b"

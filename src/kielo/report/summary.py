@@ -4,11 +4,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kielo.artifact.masked_scores import Accuracy
-from kielo.artifact.scores import BASELINES
+from kielo.artifact.scores import BASELINES, Accuracy
 from kielo.artifact.summary import ParitySummary, Summary
-from kielo.report.baselines import HIDDEN_TOKENS
-from kielo.report.units import format_bytes, format_seconds
+from kielo.report.units import HIDDEN_TOKENS, format_bytes, format_seconds
 from kielo.resolve.overview import amount
 
 NAMES = {"unigram": "token unigram", "xz": "xz -9", "ngram": "byte n-gram"}

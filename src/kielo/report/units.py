@@ -1,4 +1,8 @@
-"""Numbers with their units as text, for the page, the card and the terminal."""
+"""Words of pages, card and terminal: numbers with their units, and names of baselines."""
+
+from kielo.artifact.scores import Scores
+
+# Numbers with their units as text, for the page, the card and the terminal.
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -21,3 +25,24 @@ def format_seconds(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+# Names of the baselines of bits per byte and of hidden tokens, as page, card and summary write them.
+
+
+_NAMES = {
+    "unigram": "Token unigram",
+    "xz": "xz -9 after the training text",
+    "ngram": "Interpolated byte {order}-gram",
+}
+
+HIDDEN_TOKENS = {
+    "unigram": "token unigram",
+    "bigram": "token bigram",
+    "neighbours": "token bigrams of both neighbours",
+}
+
+
+def baseline_name(name: str, scores: Scores) -> str:
+    """Returns a baseline's full name; `scores` has the order of the n-gram."""
+    return _NAMES[name].format(order=scores.ngram_order)

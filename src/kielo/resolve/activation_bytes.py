@@ -5,10 +5,51 @@ They are counted tensor by tensor from the code of `models/blocks`; `memory.memo
 
 from kielo.models.decoder_count import LayerParts
 from kielo.models.families import module
-from kielo.recipe.sections import Layout, Model, Precision
-from kielo.resolve.document_positions import learns_positions
-from kielo.resolve.loss_chunk import LEAST_CHUNK_TOKENS
+from kielo.recipe.cards import Accelerator
+from kielo.recipe.sections import DatasetIdentity, Layout, Model, Precision
 from kielo.resolve.stages import SCHEDULES, layers_of_stages, stages_of_rank
+
+# Restart of learned positions in each document: the recipe's key → the identity's.
+
+
+def learns_positions(model_type: str) -> bool:
+    """Returns True for families with an embedding of positions."""
+    return "position_table" in module(model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
+
+
+def with_positions(dataset: DatasetIdentity, model: Model) -> DatasetIdentity:
+    """Returns the section with restart_positions filled in: true, or None where positions do not begin anew.
+
+    Identities that were stored before this key existed have None: their positions continue.
+    """
+    applies = dataset.mask_documents and learns_positions(model.model_type)
+    restarts = True if applies and dataset.restart_positions is not False else None
+    return dataset.model_copy(update={"restart_positions": restarts})
+
+
+# Chooses the tokens whose logits exist at one time, by a device's memory; arithmetic, no torch.
+
+
+LEAST_CHUNK_TOKENS = 2048  # products of so many rows keep a device busy
+# Share of a device's memory that a chunk's logits may take in bf16. Uncompiled, with their fp32 softmax and
+# the chunk before, they take four times as much.
+_LOGITS_SHARE = 1 / 128
+_LOGIT_BYTES = 2
+
+
+def loss_chunk_tokens(asked: int | None, model: Model, layout: Layout, card: Accelerator | None) -> int:
+    """Returns the recipe's choice, else the largest power of two whose logits fit their share of memory.
+
+    Each chunk reads and writes the head's fp32 gradient once, so few and large ones are faster on a GPU. On a
+    CPU, and on a device of unknown memory, it is the least that is worth it.
+    """
+    if asked is not None:
+        return asked
+    if card is None or card.device == "cpu" or card.memory_bytes is None:
+        return LEAST_CHUNK_TOKENS
+    fitting = _LOGITS_SHARE * card.memory_bytes * layout.tensor / (_LOGIT_BYTES * model.vocab_rows)
+    return max(LEAST_CHUNK_TOKENS, 1 << int(fitting).bit_length() >> 1)
+
 
 _FP32 = 4
 # of an element that autograd keeps; fp8: outside the matrix products

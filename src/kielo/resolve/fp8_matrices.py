@@ -5,8 +5,7 @@ from fnmatch import fnmatchcase
 from math import prod
 
 from kielo.models import families
-from kielo.models.parameter_shapes import parameter_shapes
-from kielo.models.tensor_parallel_styles import style_of
+from kielo.models.parameter_shapes import parameter_shapes, style_of
 from kielo.recipe.sections import Fp8, Model
 
 MULTIPLE = 16  # both dims of a weight, on each rank: torch._scaled_mm takes no others

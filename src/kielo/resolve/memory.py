@@ -1,18 +1,58 @@
-"""Bytes of a device that Kielo trains on: exactly between steps, and what a step adds; arithmetic, no torch.
-
-`activation_bytes.memory_columns` counts what a layer keeps. Bytes of other engines, by formulas of papers,
-are in benchmarks/published_memory.py.
-"""
+"""Bytes of a device that Kielo trains on, and the one answer to "does it fit"; arithmetic, no torch."""
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
-from kielo.resolve.fits import WORKSPACE_BYTES, workspace_bytes
+from kielo.recipe.cards import Accelerator
 from kielo.resolve.memory_row import MemoryColumns
 from kielo.resolve.state_bytes import WIDENED_BYTES
+
+# The one answer to "does it fit": bytes that a step may reserve on a device, and those it needs; no torch.
+#
+# `kielo plan`, `kielo rehearse`, the choice of micro-batches and the warning of `kielo train` all ask here.
+# A card says what the driver gives (`given_bytes`) and what of it context and communicators take
+# (`context_bytes`); the allocator's share goes with what a step allocates and frees.
+
+
+Bytes = TypeVar("Bytes")  # a number, or a column of them
+# Bytes of a step that no formula counts: workspaces of kernels and of collectives, gathered gradients.
+WORKSPACE_BYTES = 1.5e9
+# Reserved beyond what is allocated: fragments of the allocator, as a share of what a step allocates and
+# frees.
+RESERVED_SHARE = 0.06
+# Devices are sold by powers of ten and built by powers of two: of "80 GB" a driver gives about 79 × 2^30
+# bytes.
+_DRIVER_SHARE = 0.99 * 2**30 / 1e9
+
+
+def usable_bytes(card: Accelerator) -> float | None:
+    """Returns the bytes that torch may reserve on a device; None where its card knows of no memory."""
+    if card.memory_bytes is None:
+        return None
+    return float(card.given_bytes or card.memory_bytes * _DRIVER_SHARE) - card.context_bytes
+
+
+def workspace_bytes(passing: Bytes) -> Bytes:
+    """Returns what torch reserves beside tensors, of which a step allocates and frees `passing` bytes."""
+    return WORKSPACE_BYTES + RESERVED_SHARE * passing
+
+
+def needed_bytes(held: Bytes, peak: Bytes) -> Bytes:
+    """Returns the bytes that torch reserves, from those of tensors.
+
+    held: between steps. peak: at one time within a step, with those.
+    """
+    return peak + workspace_bytes(peak - held)
+
+
+# Bytes of a device that Kielo trains on: exactly between steps, and what a step adds; arithmetic, no torch.
+#
+# `activation_bytes.memory_columns` counts what a layer keeps. Bytes of other engines, by formulas of
+# papers, are in benchmarks/published_memory.py.
+
 
 Column = np.ndarray
 Kind = Literal["rehearsed", "allocated", "reserved", "device"]

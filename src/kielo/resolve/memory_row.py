@@ -11,12 +11,17 @@ import numpy as np
 
 from kielo.recipe.cards import Accelerator
 from kielo.recipe.sections import Fp8, Layout, Model, OptimiserName, Precision, ReduceDtype, Train
-from kielo.resolve.activation_bytes import attention_dropout_bytes, dropout_bytes, layer_parts, memory_columns
+from kielo.resolve.activation_bytes import (
+    attention_dropout_bytes,
+    dropout_bytes,
+    layer_parts,
+    loss_chunk_tokens,
+    memory_columns,
+)
 from kielo.resolve.fp8_matrices import fp8_share, is_gathered_in_fp8
-from kielo.resolve.loss_chunk import loss_chunk_tokens
+from kielo.resolve.phases import frozen_share
 from kielo.resolve.stages import SCHEDULES
 from kielo.resolve.state_bytes import STATE_BYTES
-from kielo.resolve.trainable import frozen_share
 
 Column = np.ndarray
 _ZERO: Column = np.float64(0)

@@ -10,8 +10,7 @@ import numpy as np
 
 from kielo.recipe.cards import Accelerator
 from kielo.recipe.sections import Layout, Model
-from kielo.resolve.fits import usable_bytes
-from kielo.resolve.memory import memory_bytes
+from kielo.resolve.memory import memory_bytes, usable_bytes
 from kielo.resolve.memory_row import MemoryColumns, StepSize, TrainOptions, memory_row
 from kielo.resolve.shares import micro_batches_needed, preferred_size
 

@@ -10,11 +10,10 @@ from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.phases import FullPhase
 from kielo.recipe.sections import Model, Recipe
 from kielo.resolve.budget import has_budget, with_budget_of_ready_tokens
-from kielo.resolve.phases import epochs
+from kielo.resolve.phases import epochs, flops_per_token
 from kielo.resolve.resolve import case_before_text
 from kielo.resolve.resolved import Identity
 from kielo.resolve.text import Text, ready_tokens
-from kielo.resolve.trainable import flops_per_token
 
 
 @dataclass(frozen=True)

@@ -28,16 +28,13 @@ from kielo.recipe.sections import (
     TrainIdentity,
     TrainPlacement,
 )
-from kielo.resolve.budget import has_budget, with_budget
+from kielo.resolve.activation_bytes import loss_chunk_tokens, with_positions
+from kielo.resolve.budget import has_budget, mixture_of, num_sequences, with_budget
 from kielo.resolve.complete_model import complete_model
-from kielo.resolve.document_positions import with_positions
 from kielo.resolve.longer_run import goes_on_level, is_longer, way_to_go_on
-from kielo.resolve.loss_chunk import loss_chunk_tokens
 from kielo.resolve.memory_row import TrainOptions
 from kielo.resolve.micro_batch import RankOfRun, micro_batch, micro_batch_up_to
-from kielo.resolve.mixture import mixture_of, num_sequences
-from kielo.resolve.phases import merged, plan_learning_rates, plan_phases
-from kielo.resolve.precision import chosen_precision, precisions, with_precision
+from kielo.resolve.phases import flops_per_token, merged, plan_learning_rates, plan_phases
 from kielo.resolve.resolved import Identity, Phase, PhasePlacement, Placement, Resolved
 from kielo.resolve.rules import (
     LAYOUT_RULES,
@@ -51,12 +48,17 @@ from kielo.resolve.rules import (
     refuse,
 )
 from kielo.resolve.shares import micro_batches_needed
-from kielo.resolve.software import Software, planned
+from kielo.resolve.software import (
+    Software,
+    chosen_precision,
+    compile_advice,
+    planned,
+    precisions,
+    start_timeout_seconds,
+    with_precision,
+)
 from kielo.resolve.stages import layers_of_stages
-from kielo.resolve.start_timeout import start_timeout_seconds
 from kielo.resolve.text import Text, imagined_text, text_of_run
-from kielo.resolve.torch_versions import compile_advice
-from kielo.resolve.trainable import flops_per_token
 
 # Compiling takes half a minute of a processor, which does some 10^11 of them a second.
 _FLOPS_WORTH_COMPILING = 1e14

@@ -3,7 +3,7 @@
 Rules that need the recipe alone are in `recipe/check.py`. A rule yields one complaint for each thing to put
 right, with numbers that would work. `resolve` asks all rules; a plan and `kielo run` ask those whose facts
 are known before the first stage. Arithmetic that other rooms need of a rule stands beside its formula
-(`stages.py`, `torch_versions.py`, `fp8_matrices.py`).
+(`stages.py`, `software.py`, `fp8_matrices.py`).
 """
 
 import math
@@ -20,19 +20,15 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.phases import FullPhase, full_phases, skip_complaints
 from kielo.recipe.sections import Layout, Model, Recipe
-from kielo.resolve.document_positions import learns_positions
+from kielo.resolve.activation_bytes import learns_positions
+from kielo.resolve.budget import allowed_epochs, num_sequences, sources_with_text
 from kielo.resolve.fp8_matrices import MULTIPLE, is_kept, layer_matrices
-from kielo.resolve.mixture import allowed_epochs, num_sequences, sources_with_text
-from kielo.resolve.phases import epochs
-from kielo.resolve.precision import precisions
-from kielo.resolve.ranks import lengths_that_split
+from kielo.resolve.phases import epochs, trains
 from kielo.resolve.resolved import Phase
-from kielo.resolve.shares import MOST_FILLED
-from kielo.resolve.software import Software
+from kielo.resolve.shares import MOST_FILLED, lengths_that_split
+from kielo.resolve.software import NEWEST, Software, precisions, schedule_complaint
 from kielo.resolve.stages import SCHEDULES, micro_batch_complaint, num_stages, split_by_cost
 from kielo.resolve.text import Text
-from kielo.resolve.torch_versions import NEWEST, schedule_complaint
-from kielo.resolve.trainable import trains
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,106 @@
-"""The software that a run computes with, as far as its numbers depend on it; torch-free."""
+"""What the software and the processor of a run can do: versions, precision and limits; torch-free."""
 
 import os
+import re
 import shutil
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
-from kielo.recipe.cards import Cluster
-from kielo.resolve.torch_versions import NEWEST
+from kielo.artifact.checkpoint_folder import step_folders
+from kielo.recipe.cards import Cluster, cluster
+from kielo.recipe.sections import Layout, Precision, Recipe, Train
+from kielo.resolve.resolved import read
+from kielo.resolve.stages import SCHEDULES
+
+# Table of what each version of torch runs, as it was tried; torch-free.
+#
+# The resolver, the planner, the pipeline schedules and docs/layouts.md read it. A version that was not
+# tried counts as the newest tried one before it.
+
+
+TRIED = ("2.10", "2.11", "2.13")
+NEWEST = TRIED[-1]
+
+
+class Limit(NamedTuple):
+    """A feature that some versions of torch do not run well, and its failure there."""
+
+    what: str
+    works_on: tuple[str, ...]  # of TRIED
+    otherwise: str
+    instead: str
+
+
+_OTHER_SCHEDULES = "1f1b or interleaved_1f1b"
+SCHEDULE_LIMITS = {
+    "interleaved_zero_bubble": Limit(
+        'layout.pipeline_schedule = "interleaved_zero_bubble"',
+        ("2.13",),
+        "crashes at the first step",
+        _OTHER_SCHEDULES,
+    ),
+    **{
+        name: Limit(f'layout.pipeline_schedule = "{name}"', ("2.13",), "fails at the start", _OTHER_SCHEDULES)
+        for name in ("zbv", "dualpipev")
+    },
+}
+COMPILED_SPLIT_BACKWARD = Limit(
+    "layout.compile = true with a schedule that splits the backward",
+    (),
+    "computes each layer's backward twice; the numbers are right",
+    "layout.compile = false, or a schedule of " + _OTHER_SCHEDULES,
+)
+
+
+def as_tried(version: str) -> str:
+    """Returns the tried version by which `version`, such as "2.12.0+rocm7", is judged."""
+    number = _number(version)
+    return next((one for one in reversed(TRIED) if _number(one) <= number), TRIED[0])
+
+
+def schedule_complaint(schedule: str, version: str) -> str | None:
+    """Returns why torch `version` does not run a pipeline schedule, and what would work; None if it does."""
+    limit = SCHEDULE_LIMITS.get(schedule)
+    return None if limit is None else _complaint(limit, version)
+
+
+def compile_advice(layout: Layout) -> str | None:
+    """Returns why compiled layers are slow in `layout`; None if they are not."""
+    if layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward:
+        limit = COMPILED_SPLIT_BACKWARD
+        return f"{limit.what} {limit.otherwise}; what is faster: {limit.instead}"
+    return None
+
+
+def table() -> Iterator[str]:
+    """Yields the lines of the table in docs/layouts.md."""
+    yield f"| | {' | '.join(TRIED)} | otherwise |"
+    yield "|---" * (len(TRIED) + 2) + "|"
+    for limit in (*SCHEDULE_LIMITS.values(), COMPILED_SPLIT_BACKWARD):
+        marks = ("yes" if version in limit.works_on else "no" for version in TRIED)
+        yield f"| `{limit.what}` | {' | '.join(marks)} | {limit.otherwise} |"
+
+
+def _complaint(limit: Limit, version: str) -> str | None:
+    if as_tried(version) in limit.works_on:
+        return None
+    return (
+        f"{limit.what} {limit.otherwise} on torch {version}; it works on torch "
+        f"{' and '.join(limit.works_on)}; what would work: {limit.instead}"
+    )
+
+
+def _number(version: str) -> tuple[int, int]:
+    major, minor = re.match(r"(\d+)\.(\d+)", version).groups()
+    return int(major), int(minor)
+
+
+# The software that a run computes with, as far as its numbers depend on it; torch-free.
+
 
 # An environment variable and no key of a recipe: tests trace without writing machine code ("aot_eager").
 BACKEND_VARIABLE = "KIELO_COMPILE_BACKEND"
@@ -79,3 +171,64 @@ def missing_compiler(device: str) -> str | None:
         f"this machine has no {missing}, and torch.compile needs it; what would work: install it (Debian and "
         f"Ubuntu: apt-get install {package})"
     )
+
+
+# The precision of a run whose recipe names none: by the processor, or as the run began; no torch.
+
+
+RESOLVED_NAME = "resolved.toml"
+
+
+def usual_precision(device: str, has_amx: bool) -> tuple[Precision, str]:
+    """Returns the precision in which a device is fastest, and why.
+
+    With AVX-512 BF16 alone a step in bf16 took 1.4 to 2.1 times that in fp32 (docs/log.md); AMX multiplies
+    bf16 faster than fp32.
+    """
+    if device == "cuda":
+        return "bf16", "GPUs multiply bf16 several times as fast as fp32"
+    if has_amx:
+        return "bf16", "this processor has AMX, which multiplies bf16 faster than fp32"
+    return "fp32", "this processor has no AMX, and without it products in bf16 are slower than in fp32"
+
+
+def chosen_precision(recipe: Recipe, device: str, has_amx: bool, run_folder: Path) -> tuple[Precision, str]:
+    """Returns the precision of the run and why: the recipe's, that in which it began, or the usual one."""
+    if recipe.train.precision is not None:
+        return recipe.train.precision, "train.precision"
+    begun = _begun(run_folder)
+    if begun is not None:
+        return begun, "the run began in it"
+    return usual_precision(device, has_amx)
+
+
+def precisions(train: Train) -> list[Precision]:
+    """Return the precisions that the run computes in, in the order of its steps."""
+    return list(dict.fromkeys([train.precision, *(precision for _, precision in train.precision_changes)]))
+
+
+def with_precision(recipe: Recipe, precision: Precision) -> Recipe:
+    """Returns the recipe with `precision`, if it names none."""
+    if recipe.train.precision is not None:
+        return recipe
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"precision": precision})})
+
+
+def _begun(run_folder: Path) -> Precision | None:
+    """Returns the precision of a run that has checkpoints; None for one that has none."""
+    path = run_folder / RESOLVED_NAME
+    if not path.is_file() or not step_folders(run_folder / "train" / "checkpoints"):
+        return None
+    return read(path).identity.train.precision
+
+
+# How long ranks wait for each other at the start of a job: as the recipe says, or its cluster's card.
+
+
+_USUAL_SECONDS = 1800.0
+
+
+def start_timeout_seconds(recipe: Recipe) -> float:
+    """Returns the limit of the meeting, of each communicator's start and of the first steps' collectives."""
+    card = cluster(recipe.cluster)
+    return recipe.train.start_timeout_seconds or card.start_timeout_seconds or _USUAL_SECONDS

@@ -1,7 +1,7 @@
 """Advice on layouts that run, and run slowly: arithmetic on the recipe, torch-free."""
 
 from kielo.recipe.sections import Layout, Model
-from kielo.resolve.torch_versions import compile_advice
+from kielo.resolve.software import compile_advice
 
 
 def speed_advice(model: Model, layout: Layout, accelerator: str, has_fp8: bool = False) -> list[str]:

@@ -118,3 +118,16 @@ def micro_batch_complaint(schedule: str, micro_batches: int, ranks: int, stages:
 
 def _makes_rounds(micro_batches: int, ranks: int) -> bool:
     return micro_batches % max(1, micro_batches // ranks) == 0
+
+
+# How collectives of tensor ranks are cut to run beside products (`layout.tensor_overlap`); torch-free.
+
+
+# of a rank's part of the sequence. More would hide more of a collective, but by the planner's formulas the
+# smaller products cost more than that (docs/planning.md).
+CHUNKS = 2
+
+
+def chunks_of(layout: Layout) -> int:
+    """Returns the chunks into which a rank's part of the sequence is cut; 1: collectives run at once."""
+    return CHUNKS if layout.tensor_overlap == "chunked" and layout.tensor > 1 else 1

@@ -10,12 +10,11 @@ from math import prod
 from typing import Literal, TypeVar
 
 from kielo.models.families import module
-from kielo.models.parameter_shapes import parameter_shapes
-from kielo.models.tensor_parallel_styles import style_of
+from kielo.models.parameter_shapes import parameter_shapes, style_of
 from kielo.recipe.sections import Layout, Model
-from kielo.resolve.ranks import coordinates
+from kielo.resolve.phases import trains
+from kielo.resolve.shares import coordinates
 from kielo.resolve.stages import layer_numbers, stages_of_rank
-from kielo.resolve.trainable import trains
 
 Bytes = TypeVar("Bytes")  # a number, or a column of them
 _COPIES_IN_MEMORY = 4
@@ -82,7 +81,7 @@ def host_bytes(
 ) -> Bytes:
     """Computes a rank's bytes in the memory of its node, from the bytes that it holds between steps.
 
-    These are the copies of a save (`checkpoint/staging.py`), and all three with layout.cpu_offload. With
+    These are the copies of a save (`checkpoint/saving.py`), and all three with layout.cpu_offload. With
     checkpoint.memory_every_steps (`is_copied`) also the files of its own state and of a neighbour's, twice
     while new ones are written (`checkpoint/memory_copies.py`). On devices that have no memory of their own,
     what they hold is not counted here.

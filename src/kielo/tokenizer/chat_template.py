@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding
 
-from kielo.artifact.conversation import ANSWERS, WEIGHT, Message, carries_loss
+from kielo.artifact.documents import ANSWERS, WEIGHT, Message, carries_loss
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.control_tokens import CHAT_TEMPLATE_FILE, CONFIG_FILES, read_object
 from kielo.tokenizer.load import CONFIG_FILE, TextTokenizer, panics_told, special_token

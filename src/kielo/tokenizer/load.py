@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from kielo.artifact.manifest import write_text_atomically
 from kielo.recipe.errors import KieloError
-from kielo.recipe.tokenizer_folder import conversion
+from kielo.recipe.places import conversion
 from kielo.tokenizer.control_tokens import CONFIG_FILES, TextOnly, read_object, without_control_tokens
 
 END_OF_TEXT = "<|endoftext|>"

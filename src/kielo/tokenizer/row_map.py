@@ -2,7 +2,7 @@
 
 A new token whose text an old token has takes that token's row; any other the mean of the rows of the old
 tokens that its text is made of (NorMistral: Samuel et al. 2024, arXiv:2412.06484), or with `focus` a sum of
-rows weighted by similarity (`similar_tokens.py`). Tokens are compared by the
+rows weighted by similarity (`token_vectors.py`). Tokens are compared by the
 bytes that they stand for, so that conventions of leading space (Ġ of byte-level vocabularies, ▁ of
 SentencePiece) and of bytes (one character, or <0x0A>) do not matter. Control tokens take the row of the old
 one of their role, or else of their name, and never that of a text.
@@ -19,10 +19,8 @@ from kielo.artifact.row_map import RowMap, Transplant
 from kielo.tokenizer.control_tokens import CONFIG_FILES
 from kielo.tokenizer.facts import tokenizer_hash
 from kielo.tokenizer.load import TextTokenizer, special_token, vocabulary_size
-from kielo.tokenizer.similar_tokens import similar_rows
-from kielo.tokenizer.spelling import ALPHABET, SPACE, Spelling
-from kielo.tokenizer.token_names import TokenNames
-from kielo.tokenizer.token_vectors import read_token_vectors
+from kielo.tokenizer.spelling import ALPHABET, SPACE, Spelling, TokenNames
+from kielo.tokenizer.token_vectors import read_token_vectors, similar_rows
 
 # The order in which a token of several roles is looked up.
 _ROLES = ("eos_token", "bos_token", "unk_token", "pad_token", "mask_token", "sep_token", "cls_token")

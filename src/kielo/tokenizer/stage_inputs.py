@@ -14,9 +14,9 @@ from kielo.artifact.weights_folder import (
     weights_here,
 )
 from kielo.recipe.errors import KieloError
+from kielo.recipe.places import conversion
 from kielo.recipe.sections import Recipe
-from kielo.recipe.tokenizer_folder import conversion
-from kielo.tokenizer.folder_files import main_files
+from kielo.tokenizer.facts import main_files
 from kielo.tokenizer.load import TOKENIZER_FILE
 from kielo.tokenizer.token_vectors import check_form
 

@@ -35,17 +35,15 @@ from kielo.artifact.tokenizer_measure import TokenizerMeasure
 from kielo.artifact.trained_text import has_trained, refuse_to_replace
 from kielo.artifact.weights_folder import resolve_tokenizer, weights_here
 from kielo.recipe.errors import KieloError
-from kielo.recipe.languages_of_sources import languages_of
 from kielo.recipe.sections import Recipe
 from kielo.recipe.sections import Tokenizer as TokenizerSection
+from kielo.recipe.several_languages import languages_of
 from kielo.tokenizer.chat_template import DEFAULT_TEMPLATE, TURN_BEGINS, TURN_ENDS, ChatTemplate
 from kielo.tokenizer.control_tokens import read_object
 from kielo.tokenizer.decoded_documents import decoded_documents
 from kielo.tokenizer.extend import extend
-from kielo.tokenizer.facts import LARGEST_ID, tokenizer_hash
-from kielo.tokenizer.folder_files import side_files
+from kielo.tokenizer.facts import LARGEST_ID, side_files, tokenizer_hash
 from kielo.tokenizer.heldout import is_heldout, place_by_hash
-from kielo.tokenizer.learn_stoppably import learn_stoppably
 from kielo.tokenizer.load import (
     CONFIG_FILE,
     END_OF_TEXT,
@@ -58,13 +56,6 @@ from kielo.tokenizer.load import (
 )
 from kielo.tokenizer.measure import measure
 from kielo.tokenizer.pre_tokens import LONGEST_WORD, ShortWords, pre_tokenizer
-from kielo.tokenizer.ready_check import (
-    doubts_about_weights,
-    find_unknown,
-    refuse_lossy,
-    refuse_other_vocabulary,
-    refuse_unknown,
-)
 from kielo.tokenizer.row_map import make_row_map
 from kielo.tokenizer.stage_inputs import ready_files, tokenizer_of_weights, transplant_vectors
 from kielo.tokenizer.text_frame import (
@@ -73,8 +64,15 @@ from kielo.tokenizer.text_frame import (
     refuse_other_frame,
     write_frame,
 )
-from kielo.tokenizer.trial import try_tokenizer
-from kielo.tokenizer.unigram import unigram_tokenizer
+from kielo.tokenizer.trial import (
+    doubts_about_weights,
+    find_unknown,
+    refuse_lossy,
+    refuse_other_vocabulary,
+    refuse_unknown,
+    try_tokenizer,
+)
+from kielo.tokenizer.unigram import learn_stoppably, unigram_tokenizer
 
 KIND, VERSION = "tokenizer", 2
 logger = logging.getLogger(__name__)

@@ -1,20 +1,225 @@
-"""A tokenizer from elsewhere is tried in a process of its own, before any text is given to it.
+"""A tokenizer from elsewhere: tried in a process of its own, and refused if it loses text."""
 
-Its normaliser, its regular expressions and its model are a stranger's: they may never end, fill the memory,
-end the process, or give other ids each time. The process has limits of all that; Kielo names what it met.
-
-Run as a program it encodes each text of `PROBES` twice, and prints the name of each before.
-"""
-
+import json
+import math
 import os
 import resource
 import signal
 import subprocess
 import sys
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import regex
+
+from kielo.artifact.weights_folder import CONFIG_FILE as CONFIG_OF_MODEL
 from kielo.recipe.errors import KieloError
+from kielo.tokenizer.control_tokens import read_object, unknown_token
+from kielo.tokenizer.load import (
+    TOKENIZER_FILE,
+    TextTokenizer,
+    decode,
+    encode,
+    load_tokenizer,
+    role_name,
+    vocabulary_size,
+)
+
+# A ready tokenizer that loses text, or that is not that of the weights, is refused before text is packed.
+
+
+_CHECKED_TEXTS = 256
+_ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+# Rows beyond the tokens, by which weights are padded: 64 is usual, and many have a few hundred.
+_MOST_PADDING_ROWS, _MOST_PADDING = 512, 0.02
+_SHOWN = 24  # characters of a text that does not come back
+# What normalisers leave out is no loss: white space, controls, joiners, and marks on letters.
+_SEEN = regex.compile(r"[^\p{Z}\p{C}\p{M}]")
+
+
+class Unknown(NamedTuple):
+    """Characters of texts that a tokenizer has no token for. first: the first, with its neighbours."""
+
+    characters: int
+    of_characters: int
+    texts: int
+    of_texts: int
+    first: str
+
+    def sentence(self) -> str:
+        return (
+            f"{self.texts:,} of {self.of_texts:,} texts ({self.texts / self.of_texts:.1%}) have characters "
+            f"that this tokenizer lacks ({self.characters / self.of_characters:.2%} of all characters), "
+            f"first {self.first!r}"
+        )
+
+
+def find_unknown(tokenizer: TextTokenizer, texts: Iterable[str]) -> Unknown | None:
+    """Counts, in the first 256 texts, characters that are unknown or dropped; None if there are none.
+
+    Those of a token for unknown characters are unknown: of WordPiece, all of the word.
+    """
+    batch = [text for _, text in zip(range(_CHECKED_TEXTS), texts)]
+    places = _dropped if unknown_token(_model(tokenizer)) is None else _unknown
+    found = [(text, there) for text, there in zip(batch, places(tokenizer, batch)) if there]
+    if not found:
+        return None
+    text, (first, *_) = found[0]
+    return Unknown(
+        characters=sum(len(there) for _, there in found),
+        of_characters=sum(map(len, batch)),
+        texts=len(found),
+        of_texts=len(batch),
+        first=text[max(0, first - _SHOWN // 2) : first + _SHOWN // 2],
+    )
+
+
+def refuse_unknown(unknown: Unknown, share: float, key: str) -> None:
+    """Raises KieloError if more than `share` of the texts have characters that are unknown.
+
+    Of vocabularies with all bytes none has. Of those without, text of their languages has few: SentencePiece
+    leaves out 0.05 % of the characters. key: the recipe key that the tokenizer is of.
+    """
+    if unknown.texts <= share * unknown.of_texts:
+        return
+    accepted = math.ceil(100 * unknown.texts / unknown.of_texts) / 100
+    raise KieloError(
+        f"{key}: {unknown.sentence()}. A model could never write them. Fix: a byte-level tokenizer or one "
+        "with byte fallback, or no tokenizer.path, so that this recipe trains its own; "
+        f"tokenizer.max_unknown_share = {accepted:g} takes this one"
+    )
+
+
+def _model(tokenizer: TextTokenizer) -> dict[str, Any]:
+    return json.loads(tokenizer.whole.to_str())["model"]
+
+
+def _dropped(tokenizer: TextTokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
+    """Yields, of a model without a token for unknown characters, the places of those that give no token."""
+    characters = [one for one in sorted(set().union(*texts)) if _SEEN.match(one)]
+    dropped = {one for one, ids in zip(characters, encode(tokenizer, characters)) if not ids}
+    for text in texts:
+        yield [place for place, one in enumerate(text) if one in dropped]
+
+
+def _unknown(tokenizer: TextTokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
+    """Yields the places of characters that no token has but the one for unknown characters."""
+    unknown = tokenizer.whole.token_to_id(unknown_token(_model(tokenizer)))
+    encodings = tokenizer.for_text.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    for text, encoding in zip(texts, encodings):
+        lacking: set[int] = set()
+        if unknown in encoding.ids:
+            for number, (begin, end) in zip(encoding.ids, encoding.offsets):
+                lacking.update(range(begin, end) if number == unknown else ())
+        yield sorted(place for place in lacking if _SEEN.match(text[place]))
+
+
+def refuse_lossy(tokenizer: TextTokenizer, texts: Iterable[str], key: str) -> None:
+    """Raises KieloError where more than half of the first 256 texts do not come back, with an example.
+
+    Spaces and Unicode's compatibility forms (NFKC) may differ: many tokenizers normalise them. A model of
+    what is lost otherwise (letters that are unknown, capitals, accents) could never write such text. key:
+    the recipe key that the tokenizer is of.
+    """
+    batch = [text for _, text in zip(range(_CHECKED_TEXTS), texts)]
+    pairs = [
+        (_bare(text), _bare(back)) for text, back in zip(batch, decode(tokenizer, encode(tokenizer, batch)))
+    ]
+    lost = [(text, back) for text, back in pairs if text != back]
+    if 2 * len(lost) <= len(pairs):
+        return
+    text, back = lost[0]
+    first = next((n for n, (one, other) in enumerate(zip(text, back)) if one != other), len(back))
+    begin = max(0, first - _SHOWN // 2)
+    raise KieloError(
+        f"{key}: of {len(pairs):,} texts {len(lost):,} do not come back from this tokenizer: "
+        f"{text[begin : begin + _SHOWN]!r} becomes {back[begin : begin + _SHOWN]!r} (without spaces). What "
+        "would work: a byte-level tokenizer or one with byte fallback, that keeps capitals and accents; or "
+        "none, and this recipe trains its own"
+    )
+
+
+def _bare(text: str) -> str:
+    return "".join(unicodedata.normalize("NFKC", text).split())
+
+
+def refuse_other_vocabulary(tokenizer: Path, weights: Path, key: str) -> None:
+    """Raises KieloError where more than a tenth of the ids are other tokens in the tokenizer of the weights.
+
+    Both are folders; nothing is compared where one of them has no tokenizer. Some ids may differ, as those of
+    control tokens that were added later. key: the recipe key that `tokenizer` is of.
+    """
+    if not all((folder / TOKENIZER_FILE).is_file() for folder in (tokenizer, weights)):
+        return
+    ours, theirs = (
+        {number: token for token, number in load_tokenizer(folder).whole.get_vocab().items()}
+        for folder in (tokenizer, weights)
+    )
+    alike = sum(theirs.get(number) == token for number, token in ours.items())
+    if 10 * alike >= 9 * len(ours):
+        return
+    number = next(number for number in sorted(ours) if theirs.get(number) != ours[number])
+    raise KieloError(
+        f"{key}: is not the vocabulary of model.weights: {len(ours) - alike:,} of its {len(ours):,} ids are "
+        f"other tokens there, such as {number}: {ours[number]!r} here, {theirs.get(number)!r} in {weights}. "
+        f'What would work: tokenizer.path = "{weights}", or model.transplant = "mean", which makes rows for '
+        "this vocabulary"
+    )
+
+
+def doubts_about_weights(tokenizer: TextTokenizer, weights: Path) -> list[str]:
+    """Return why a tokenizer may not be that of weights whose folder has none, in sentences.
+
+    The configuration of the weights names ids of special tokens and the size of the vocabulary.
+    """
+    if (weights / TOKENIZER_FILE).is_file():  # which `refuse_other_vocabulary` compares
+        return []
+    configs = {name: read_object(weights / name) for name in (CONFIG_OF_MODEL, "generation_config.json")}
+    found = [*_other_special_ids(tokenizer, configs), *_other_size(tokenizer, configs[CONFIG_OF_MODEL])]
+    if not found:
+        return []
+    return [
+        f"{weights} has no {TOKENIZER_FILE}, so its vocabulary is not compared, and {tokenizer.folder} may "
+        f"not be the tokenizer of these weights: {'; '.join(found)}. Fix: tokenizer.path = the one that they "
+        "were trained with"
+    ]
+
+
+def _other_special_ids(tokenizer: TextTokenizer, configs: Mapping[str, Any]) -> Iterator[str]:
+    for role in _ROLES:
+        ours = tokenizer.end_of_text if role == "eos_token" else role_name(tokenizer, role)
+        listed = {file: _as_list(config.get(f"{role}_id")) for file, config in configs.items()}
+        theirs = [one for ids in listed.values() for one in ids]
+        number = None if ours is None else tokenizer.whole.token_to_id(ours)
+        if theirs and number is not None and number not in theirs:
+            file = next(file for file, ids in listed.items() if ids)
+            name = tokenizer.whole.id_to_token(theirs[0])
+            yield f"{role}_id in its {file} is {theirs[0]}, which is {name!r} here, and {ours!r} is {number}"
+
+
+def _as_list(value: Any) -> list[int]:
+    ids = value if isinstance(value, list) else [value]
+    return [one for one in ids if isinstance(one, int)]
+
+
+def _other_size(tokenizer: TextTokenizer, config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence if the weights have many more rows than tokens, which no padding explains."""
+    rows, size = config.get("vocab_size"), vocabulary_size(tokenizer)
+    if isinstance(rows, int) and rows - size > max(_MOST_PADDING_ROWS, _MOST_PADDING * rows):
+        yield f"its vocab_size is {rows:,}, where this tokenizer has {size:,} tokens"
+
+
+# A tokenizer from elsewhere is tried in a process of its own, before any text is given to it.
+#
+# Its normaliser, its regular expressions and its model are a stranger's: they may never end, fill the
+# memory, end the process, or give other ids each time. The process has limits of all that; Kielo names what
+# it met.
+#
+# Run as a program it encodes each text of `PROBES` twice, and prints the name of each before.
+
 
 MOST_FILE_BYTES = 1 << 30  # a vocabulary of 256,000 has 35 MB
 CPU_SECONDS, WALL_SECONDS = 60, 600

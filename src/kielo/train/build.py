@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from kielo.artifact.alerts import ALERTS_NAME
+from kielo.artifact.attempt_files import ALERTS_NAME
 from kielo.artifact.metrics import METRICS_NAME
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.first_weights import first_settings, load_first_weights, write_nearest_tokens
@@ -26,42 +26,41 @@ from kielo.models import families
 from kielo.parallel.context_parallel import context_positions
 from kielo.parallel.fp8 import refuse_without_fp8, scale_weights
 from kielo.parallel.gradient_clipping import clip_gradients
-from kielo.parallel.layer_marks import marked_layers
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import Mesh, build_mesh, communicators, data_rank, data_ranks, sum_over_data
 from kielo.parallel.parallelise import parallelise
-from kielo.parallel.progress import Progress
 from kielo.parallel.replicas import Replicas
-from kielo.parallel.time_limits import TimeLimits
-from kielo.parallel.world import World, make_host_group
+from kielo.ranks.communicator import TimeLimits
+from kielo.ranks.hang_watch import Progress
+from kielo.ranks.world import World, make_host_group
 from kielo.recipe.sections import Layout, Precision, TrainIdentity
+from kielo.resolve.phases import trains
 from kielo.resolve.resolved import Identity, Placement, Resolved
 from kielo.resolve.stages import SCHEDULES
-from kielo.resolve.trainable import trains
 from kielo.train.feed import Care, Feed
 from kielo.train.forward_backward import ForwardBackward, forward_backward_of
 from kielo.train.fp8_probe import Fp8Probe
 from kielo.train.garbage import Garbage
-from kielo.train.guard import Guard
 from kielo.train.heldout import HeldOut, HeldOutText, share_of
 from kielo.train.left_out import LeftOut
-from kielo.train.local_finite import LocalFinite
 from kielo.train.log import Log, MetricsFile, Sink, TensorBoard, Terminal, Wandb
-from kielo.train.meter import Meter
+from kielo.train.meter import Meter, StepRow
 from kielo.train.optimiser import build_optimiser
 from kielo.train.parts import PhaseParts, PrecisionParts, Run, StepParts
 from kielo.train.precision import next_precision, settle_matrix_products
 from kielo.train.profile import Profile
 from kielo.train.replica_check import ReplicaCheck
-from kielo.train.resources import Resources
 from kielo.train.schedule import learning_rate
-from kielo.train.slow_ranks import LayerTimes, SpeedWatch
 from kielo.train.spike_watch import SpikeWatch
-from kielo.train.spikes import Spikes
 from kielo.train.state import RunCheckpoints, State, note_alert
-from kielo.train.step_row import StepRow
 from kielo.train.stop import Stop
 from kielo.train.tokenizer_check import FirstLoss
+from kielo.train.watch.guard import Guard
+from kielo.train.watch.layer_marks import marked_layers
+from kielo.train.watch.local_finite import LocalFinite
+from kielo.train.watch.resources import Resources
+from kielo.train.watch.slow_ranks import LayerTimes, SpeedWatch
+from kielo.train.watch.spikes import Spikes
 
 
 def assemble(

@@ -8,8 +8,7 @@ import numpy as np
 from kielo.artifact.checkpoint_folder import step_folders, step_of
 from kielo.dataset.batches import NOT_COUNTED, Batches
 from kielo.recipe.cards import Accelerator, accelerator, accelerators
-from kielo.resolve.fits import usable_bytes
-from kielo.resolve.memory import memory_bytes
+from kielo.resolve.memory import memory_bytes, usable_bytes
 from kielo.resolve.memory_row import MemoryColumns, StepSize, TrainOptions, memory_row
 from kielo.resolve.resolved import Resolved
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kielo.artifact.file_array import file_being_read
+from kielo.artifact.token_file import file_being_read
 from kielo.dataset.batches import NOT_COUNTED, Batch, Unreadable
 from kielo.recipe.errors import KieloError
 from kielo.train.reader import Reader

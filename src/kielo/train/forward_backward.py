@@ -11,15 +11,151 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from kielo.parallel.fsdp import COMPUTE_DTYPES, set_last_micro_batch
-from kielo.parallel.mesh import Mesh, sum_over_data
+from kielo.parallel.mesh import Mesh, sum_over, sum_over_data
+from kielo.parallel.pipeline_parallel import ExampleTensors, Stages, schedule_of
+from kielo.parallel.pipeline_schedule import Schedule, ScheduleOptions
 from kielo.recipe.sections import Layout, Precision, TrainIdentity
-from kielo.resolve.stages import SCHEDULES
+from kielo.resolve.stages import SCHEDULES, rank_of_each_stage
 from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.next_token import NextToken, tensor_axis
-from kielo.train.pipeline_forward_backward import PipelineForwardBackward
+
+# One step's forward and backward passes through pipeline stages: a batch → the loss, gradients left behind.
+#
+# The same sum over counted tokens divided by their global number as below; torch's
+# schedule decides when which micro-batch goes through which stage, and what FSDP2 gathers and reduces
+# meanwhile.
+
+
+class PipelineForwardBackward:
+    """The pipeline's counterpart of `PlainForwardBackward`; every pipeline rank gets the same numbers.
+
+    schedule: a name of `resolve/stages.py`. splits_sequence: does the tensor axis split hidden states along
+    the sequence; stages then exchange fewer columns than there are tokens.
+    """
+
+    def __init__(
+        self,
+        model: Stages,
+        objective: NextToken,
+        sum_over_data: Callable[[Tensor], Tensor],
+        mesh: Mesh,
+        schedule: str,
+        splits_sequence: bool,
+        compute_dtype: torch.dtype,
+    ):
+        self._model, self._objective, self._sum_over_data = model, objective, sum_over_data
+        self._axis, self._schedule_name, self._compute_dtype = mesh["pipeline"], schedule, compute_dtype
+        self._sequence_parts = mesh["tensor"].size() if splits_sequence else 1
+        ranks = self._axis.size()
+        self._rank_of_each_stage = rank_of_each_stage(schedule, ranks, model.num_stages // ranks)
+        self._made: tuple[tuple[int, ...], Schedule] | None = None  # shapes, and the schedule for them
+        self._divisor: Tensor | None = None
+        self._most_counted: int | None = None  # labels that count in a micro-batch of the step
+        self.own_loss: Tensor | None = None  # of the last step, this rank's part before any sum
+        self._positions_s: Tensor | None = None
+        for part in model.parts:
+            part.register_forward_pre_hook(self._with_positions, with_kwargs=True)
+        if model.last is not None:
+            model.last.register_forward_hook(lambda module, inputs, output: objective.gathered(output))
+
+    def __call__(self, batch: StepBatch) -> Tensor:
+        """Returns the loss as `PlainForwardBackward` does, the same on every rank."""
+        micro_batches = batch.micro_batches
+        self._divisor = self._sum_over_data(batch.counted_tokens).clamp(min=1).to(torch.float32)
+        counts = [micro_batch.counted for micro_batch in micro_batches]
+        self._most_counted = None if None in counts else max(counts)
+        self._model.copy_tied()
+        self._place(micro_batches[0])
+        # torch's schedules take the whole step and split it again.
+        inputs, labels = (), None
+        if self._model.first is not None:
+            inputs = (torch.cat([micro_batch.inputs_bs for micro_batch in micro_batches]),)
+        if self._model.last is not None:
+            labels = torch.cat([micro_batch.labels_bs for micro_batch in micro_batches])
+        of_sequences = {
+            name: torch.cat([getattr(micro_batch, name) for micro_batch in micro_batches])
+            for name in ("documents_bs", "dropout_keys_b2")
+            if getattr(micro_batches[0], name) is not None
+        }
+        losses: list[Tensor] = []
+        self._schedule(micro_batches).step(
+            *inputs, target=labels, losses=losses, return_outputs=False, **of_sequences
+        )
+        self._model.add_tied_gradient()
+        loss = torch.zeros((), device=self._divisor.device)
+        for part in losses:  # the last stage's
+            loss += part.detach()
+        self.own_loss = loss
+        return sum_over(self._sum_over_data(loss), [self._axis])
+
+    def score(self, micro_batch: MicroBatch, divisor: Tensor, z_loss: float) -> Tensor:
+        """Returns this data rank's share of the loss, with another z-loss; no gradients.
+
+        It runs stage after stage, each rank waiting for the one before: held-out text comes in batches of any
+        size, which torch's schedules do not take.
+        """
+        self._place(micro_batch)
+        self._model.copy_tied()
+        model, group, ranks = self._model, self._axis.get_group(), self._rank_of_each_stage
+        hidden_bsd = None
+        for part, number in zip(model.parts, model.numbers):
+            if number > 0 and ranks[number - 1] != group.rank():
+                hidden_bsd = torch.empty(
+                    self._hidden_shape(micro_batch), dtype=self._compute_dtype, device=divisor.device
+                )
+                dist.recv(hidden_bsd, group=group, group_src=ranks[number - 1])
+            hidden_bsd = part(
+                micro_batch.inputs_bs if number == 0 else hidden_bsd, documents_bs=micro_batch.documents_bs
+            )
+            if number + 1 < model.num_stages and ranks[number + 1] != group.rank():
+                dist.send(hidden_bsd.contiguous(), group=group, group_dst=ranks[number + 1])
+        loss = torch.zeros((), device=divisor.device)
+        if model.last is not None:
+            loss = replace(self._objective, z_loss=z_loss).of_hidden(
+                model.last, hidden_bsd, micro_batch.labels_bs, divisor, micro_batch.counted
+            )
+        return sum_over(loss, [self._axis])
+
+    def _place(self, micro_batch: MicroBatch) -> None:
+        """Sets the positions for all stages: hidden states may hold fewer columns than there are tokens."""
+        self._positions_s = micro_batch.positions_s
+        if self._positions_s is None:
+            self._positions_s = torch.arange(
+                micro_batch.inputs_bs.shape[1], device=micro_batch.inputs_bs.device
+            )
+
+    def _with_positions(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        # Not an argument of the schedule, which would split it like the batch.
+        return args, kwargs | {"positions_s": self._positions_s}
+
+    def _hidden_shape(self, micro_batch: MicroBatch) -> tuple[int, int, int]:
+        rows, columns = micro_batch.inputs_bs.shape
+        return rows, columns // self._sequence_parts, self._model.config.hidden_size
+
+    def _schedule(self, micro_batches: list[MicroBatch]) -> Schedule:
+        """Returns the schedule for these micro-batches, made anew when their number or shapes change."""
+        shapes = (len(micro_batches), *micro_batches[0].inputs_bs.shape)
+        if self._made is None or self._made[0] != shapes:
+            empty = partial(torch.empty, device="meta", dtype=self._compute_dtype, requires_grad=True)
+            examples = ExampleTensors(
+                tokens_bs=micro_batches[0].inputs_bs.to("meta"),
+                hidden_bsd=empty(self._hidden_shape(micro_batches[0])),
+                output_bsd=empty((*micro_batches[0].inputs_bs.shape, self._model.config.hidden_size)),
+            )
+            options = ScheduleOptions(
+                self._schedule_name, len(micro_batches), self._loss, micro_batches[0].inputs_bs.device
+            )
+            self._made = shapes, schedule_of(self._model, options, examples)
+        return self._made[1]
+
+    def _loss(self, hidden_bsd: Tensor, labels_bs: Tensor) -> Tensor:
+        return self._objective.of_hidden(
+            self._model.last, hidden_bsd, labels_bs, self._divisor, self._most_counted
+        )
 
 
 class PlainForwardBackward:

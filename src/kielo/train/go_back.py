@@ -7,7 +7,7 @@ that the run went back to, so that any later attempt, on any number of ranks, pa
 from kielo.recipe.sections import Spikes
 from kielo.train.build import restore
 from kielo.train.parts import Run
-from kielo.train.spikes import steps_to_pass_over
+from kielo.train.watch.spikes import steps_to_pass_over
 
 
 def go_back(run: Run, settings: Spikes) -> bool:

@@ -21,9 +21,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from kielo.parallel.fp8_head import Fp8Head
+from kielo.parallel.fp8 import Fp8Head
 from kielo.recipe.sections import Fp8
-from kielo.resolve.loss_chunk import LEAST_CHUNK_TOKENS
+from kielo.resolve.activation_bytes import LEAST_CHUNK_TOKENS
 from kielo.resolve.software import chosen_backend
 
 IGNORED_LABEL = -100

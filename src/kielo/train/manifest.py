@@ -1,11 +1,13 @@
-"""The training stage's records: `resolved.toml` and `outcome.json` of every attempt, a manifest at its end.
+"""Records of the training stage: notes of attempts, `resolved.toml`, `outcome.json`, a manifest at its end.
 
-Torch-free. The folder is filled in place over many attempts. The manifest lists only the last checkpoint's
-manifest, which lists and checksums the rest: reading terabytes of weights once more would add nothing.
+Torch-free.
 """
 
+import json
+import logging
 import os
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -13,7 +15,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from kielo.artifact.attempt_files import (
+    EXIT_CODES,
+    STARTED_BY,
+    Beginning,
+    Change,
+    End,
+    Outcome,
+    append,
+    now,
+    read_attempts,
+)
 from kielo.artifact.checkpoint_folder import NEWEST_NAME, step_folders
+from kielo.artifact.chronicle import write_chronicle
 from kielo.artifact.lease import held
 from kielo.artifact.manifest import (
     MANIFEST_NAME,
@@ -25,13 +39,110 @@ from kielo.artifact.manifest import (
     read_manifest,
     write_json_atomically,
 )
-from kielo.artifact.metrics import METRICS_NAME, HeldOutLoss, TrainingStep, of_kind, read_metrics
-from kielo.artifact.outcome import EXIT_CODES, STARTED_BY, Outcome
+from kielo.artifact.metrics import (
+    METRICS_NAME,
+    HeldOutLoss,
+    TrainingStep,
+    of_kind,
+    read_metrics,
+    split_metrics,
+)
 from kielo.artifact.stage_json import read_json, write_json
 from kielo.recipe.errors import KieloError
-from kielo.resolve.precision import RESOLVED_NAME
+from kielo.resolve.resolve import flat
 from kielo.resolve.resolved import Resolved, as_stored_now, stored_identity, write
-from kielo.train.attempts import note_end
+from kielo.resolve.resolved import read as read_resolved
+from kielo.resolve.software import RESOLVED_NAME
+
+# Notes when an attempt begins and ends, and what is resolved differently, for the run's chronicle.
+#
+# Torch-free. A note that cannot be written is a warning: it never ends the training.
+
+
+logger = logging.getLogger(__name__)
+_MOST_CHANGES = 40
+
+
+def note_beginning(resolved: Resolved, from_step: int, hosts: Sequence[str]) -> None:
+    """Notes that an attempt begins, before its `resolved.toml` is written. One rank calls it.
+
+    hosts: names of the ranks' hosts.
+    """
+    folder = Path(resolved.placement.train_folder)
+    with _only_warns(folder):
+        is_first = not read_attempts(folder)
+        seen_step, seen_at = _last_seen(folder / METRICS_NAME)
+        append(
+            folder,
+            Beginning(
+                began_at=now(),
+                from_step=from_step,
+                ranks=len(hosts),
+                hosts=list(hosts),
+                versions=installed_versions(),
+                seen_step=seen_step,
+                seen_at=seen_at,
+                changes=[] if is_first else _changes(folder.parent / RESOLVED_NAME, resolved),
+            ),
+        )
+        write_chronicle(folder, resolved.identity.name)
+
+
+def note_end(resolved: Resolved, outcome: Outcome) -> None:
+    """Notes how the attempt that has begun ended; nothing where none has. One rank calls it."""
+    folder = Path(resolved.placement.train_folder)
+    with _only_warns(folder):
+        lines = read_attempts(folder)
+        if not lines or isinstance(lines[-1], End):
+            return
+        append(
+            folder,
+            End(ended_at=now(), outcome=outcome.outcome, step=outcome.step, message=outcome.message),
+        )
+        write_chronicle(folder, resolved.identity.name)
+
+
+@contextmanager
+def _only_warns(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, KieloError) as error:
+        logger.warning("%s: the chronicle is not up to date: %s", folder.parent, error)
+
+
+def _last_seen(metrics: Path) -> tuple[int | None, str | None]:
+    """Returns the last logged step of the attempt before this one, and when it was logged."""
+    steps = of_kind([row for row, _ in split_metrics(metrics)[0]], TrainingStep)
+    if not steps:
+        return None, None
+    seen = datetime.fromtimestamp(metrics.stat().st_mtime, UTC)
+    return max(row.step for row in steps), seen.isoformat(timespec="seconds")
+
+
+def _changes(path: Path, resolved: Resolved) -> list[Change]:
+    """Returns what differs from the `resolved.toml` of the attempt before; none where it cannot be read."""
+    with suppress(KieloError, OSError):
+        before, after = _flat(read_resolved(path)), _flat(resolved)
+        keys = [key for key in dict.fromkeys((*before, *after)) if before.get(key) != after.get(key)]
+        found = [Change(key=key, before=before.get(key, ""), after=after.get(key, "")) for key in keys]
+        left = len(found) - _MOST_CHANGES
+        more = [Change(key=f"and {left} keys more", before="", after="")] if left > 0 else []
+        return found[:_MOST_CHANGES] + more
+    return []
+
+
+def _flat(resolved: Resolved) -> dict[str, str]:
+    parts = (resolved.identity, resolved.placement)  # a section may have keys in both
+    values = [flat(part.model_dump(mode="json", exclude_none=True)).items() for part in parts]
+    return {key: json.dumps(value, ensure_ascii=False) for items in values for key, value in items}
+
+
+# The training stage's records: `resolved.toml` and `outcome.json` of every attempt, a manifest at its end.
+#
+# Torch-free. The folder is filled in place over many attempts. The manifest lists only the last
+# checkpoint's manifest, which lists and checksums the rest: reading terabytes of weights once more would
+# add nothing.
+
 
 KIND, VERSION = "train", 1
 NOTHING_TO_DO = "nothing to do: the run was finished before"

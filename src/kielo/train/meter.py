@@ -1,14 +1,20 @@
-"""The speed of training: tokens per second, TFLOP/s, share of the accelerator's peak, and the time left.
-
-In: the number of tokens done, at moments when the device has caught up with the host. Out: the figures since
-the last such moment. Time spent on held-out text and checkpoints is left out.
-"""
+"""Figures of the log: the speed of training, and the row of a step."""
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
+
+from kielo.artifact.metrics import PassedOver, TrainingStep
+from kielo.train.state import State
+from kielo.train.watch.guard import Guard, has_no_label
+
+# The speed of training: tokens per second, TFLOP/s, share of the accelerator's peak, and the time left.
+#
+# In: the number of tokens done, at moments when the device has caught up with the host. Out: the figures
+# since the last such moment. Time spent on held-out text and checkpoints is left out.
 
 
 class Meter:
@@ -97,3 +103,49 @@ class Meter:
     def _synchronise(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+# A step's row for the log: tensors on the device → plain numbers. Making it waits for the device.
+
+
+class StepRow:
+    """`phase`: the number of the one that steps are of."""
+
+    def __init__(self, meter: Meter, guard: Guard):
+        self.phase = 1
+        self._meter = meter
+        self._guard = guard
+
+    def __call__(
+        self, state: State, loss: Tensor, gradient_norm: Tensor, learning_rate: float
+    ) -> TrainingStep:
+        """Returns the row of this step: its own loss and norm, the speed since the last row.
+
+        Its loss is None if no label of the step counts.
+        """
+        # waits for the device, and so must come before the meter is read
+        loss_of_step, norm = loss.item(), gradient_norm.item()
+        return TrainingStep(
+            step=state.step,
+            tokens=state.tokens,
+            samples=state.samples,
+            phase=self.phase,
+            loss=None if has_no_label(loss_of_step, norm) else loss_of_step,
+            gradient_norm=norm,
+            learning_rate=learning_rate,
+            **self._meter.lap(state.tokens),
+            skipped=self._guard.skipped,
+            without_labels=self._guard.without_labels,
+        )
+
+
+def passed_over_row(state: State, phase: int, first_step: int, reason: str) -> PassedOver:
+    """Returns the row of the steps that were passed over, from `first_step` to the state's."""
+    return PassedOver(
+        step=state.step,
+        tokens=state.tokens,
+        samples=state.samples,
+        phase=phase,
+        passed_over_from=first_step,
+        passed_over_for=reason,
+    )

@@ -11,26 +11,25 @@ from torch import Tensor, nn
 
 from kielo.parallel.mesh import Mesh
 from kielo.parallel.replicas import Replicas
-from kielo.parallel.time_limits import TimeLimits
+from kielo.ranks.communicator import TimeLimits
 from kielo.recipe.sections import Precision
 from kielo.train.feed import Feed, StepBatch
 from kielo.train.forward_backward import ForwardBackward
 from kielo.train.garbage import Garbage
-from kielo.train.guard import Guard
 from kielo.train.heldout import HeldOut
 from kielo.train.left_out import LeftOut
-from kielo.train.local_finite import LocalFinite
 from kielo.train.log import Log
-from kielo.train.meter import Meter
+from kielo.train.meter import Meter, StepRow
 from kielo.train.optimiser import Optimiser
 from kielo.train.profile import Profile
 from kielo.train.replica_check import ReplicaCheck
-from kielo.train.resources import Resources
-from kielo.train.slow_ranks import LayerTimes, SpeedWatch
 from kielo.train.spike_watch import SpikeWatch
 from kielo.train.state import RunCheckpoints, State
-from kielo.train.step_row import StepRow
 from kielo.train.stop import Stop
+from kielo.train.watch.guard import Guard
+from kielo.train.watch.local_finite import LocalFinite
+from kielo.train.watch.resources import Resources
+from kielo.train.watch.slow_ranks import LayerTimes, SpeedWatch
 
 
 def _ignore(batch: StepBatch) -> None:

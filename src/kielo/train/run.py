@@ -11,22 +11,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from kielo.artifact.attempt_files import REFUSAL_FILE, Outcome, stopped_before_training
 from kielo.artifact.lease import Lease, held
-from kielo.artifact.outcome import REFUSAL_FILE, Outcome, stopped_before_training
 from kielo.artifact.trained_text import has_trained
 from kielo.checkpoint.agreement import Agreement
-from kielo.parallel.hang_watch import silent_seconds
-from kielo.parallel.heartbeat import Heartbeat
 from kielo.parallel.mesh import alike_communicators, communicators
-from kielo.parallel.progress import Progress
-from kielo.parallel.rendezvous import find_rendezvous
-from kielo.parallel.world import World, end_world, leave_together, start_world
-from kielo.recipe.error_messages import sentence
-from kielo.recipe.errors import KieloError
+from kielo.ranks.hang_watch import Progress, silent_seconds
+from kielo.ranks.heartbeat import Heartbeat
+from kielo.ranks.rendezvous import find_rendezvous
+from kielo.ranks.world import World, end_world, leave_together, start_world
+from kielo.recipe.errors import KieloError, sentence
 from kielo.resolve.resolved import Identity, Resolved
-from kielo.train.attempts import note_beginning
 from kielo.train.build import assemble, phase_parts, restore
-from kielo.train.determinism import determinism
 from kielo.train.final_check import refuse_unsound_end
 from kielo.train.go_back import go_back
 from kielo.train.loop import fit
@@ -34,6 +30,7 @@ from kielo.train.manifest import (
     forget_outcome,
     has_outcome,
     is_finished,
+    note_beginning,
     nothing_to_do,
     refuse_lost_checkpoints,
     settle,
@@ -41,14 +38,15 @@ from kielo.train.manifest import (
     write_plan,
     write_train_manifest,
 )
+from kielo.train.meter import passed_over_row
 from kielo.train.parts import Run
+from kielo.train.precision import determinism
 from kielo.train.precision_change import check_watched_change, next_check, settle_precision
+from kielo.train.signals import Triggers
 from kielo.train.state import State
-from kielo.train.step_row import passed_over_row
 from kielo.train.stop import Stop, StoppedBeforeTraining
 from kielo.train.token_check import TokenCheck
 from kielo.train.tokenizer_check import check_tokenizer
-from kielo.train.triggers import Triggers
 from kielo.train.unlike_ranks import refuse_unlike_ranks
 
 

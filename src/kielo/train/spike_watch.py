@@ -16,8 +16,8 @@ from kielo.dataset.query import documents_of_step
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved
 from kielo.train.log import Log
-from kielo.train.spikes import Episode, Spikes, Verdict, steps_to_pass_over
 from kielo.train.state import RunCheckpoints, State
+from kielo.train.watch.spikes import Episode, Spikes, Verdict, steps_to_pass_over
 
 NAMED_DOCUMENTS = 5  # of each source
 

@@ -1,30 +1,93 @@
 """Training on several ranks of this machine: start them, pass signals on, wait, and return their outcome.
 
 Each rank is a process of `kielo train`. The ranks write their outcome into a file, because the exit codes of
-several processes say less. Ranks that failed for a cause that may go away are started again (`restarts.py`).
+several processes say less. Ranks that failed for a cause that may go away are started again.
 """
 
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from types import FrameType
 
-from kielo.artifact.alerts import ALERTS_NAME, append_alert
+from kielo.artifact.attempt_files import (
+    ALERTS_NAME,
+    EXIT_CODES,
+    REFUSAL_FILE,
+    STARTED_BY,
+    Outcome,
+    append_alert,
+    stopped_before_training,
+)
 from kielo.artifact.checkpoint_folder import step_folders
 from kielo.artifact.manifest import MANIFEST_NAME
-from kielo.artifact.outcome import EXIT_CODES, REFUSAL_FILE, STARTED_BY, Outcome, stopped_before_training
 from kielo.artifact.stage_json import read_json
-from kielo.parallel.local_ranks import Failure, Ranks
+from kielo.ranks.local_ranks import Failure, Ranks
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import run_folder
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolve import resolve
 from kielo.resolve.software import installed
-from kielo.train.restarts import Attempt, why_not_again
 from kielo.train.signals import Presses, give_signals_back, take_over_signals
+
+# Decides whether ranks that have failed are started again. In: how each attempt ended. Torch-free.
+#
+# Processes that die and ranks that hang may be due to a device, a node or a moment. A refusal, a full disk
+# or the same failure at the same step will come again.
+
+
+_USAGE = 2
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The end of one attempt. refusal: what a rank said that a person can put right; mostly empty.
+
+    newest: the name of the newest whole checkpoint, empty where there is none.
+    """
+
+    failure: Failure
+    outcome: Outcome
+    refusal: str
+    newest: str
+
+    @property
+    def is_temporary(self) -> bool:
+        """Returns True if a rank was killed or hung, which its program may not be the cause of."""
+        return self.failure.code < 0 or self.outcome.outcome == "hung"
+
+
+def why_not_again(attempts: list[Attempt], most: int) -> str | None:
+    """Returns None if the ranks are to be started again, else the reason why not; empty where it is plain.
+
+    most: restarts in a row that make no new checkpoint.
+    """
+    last = attempts[-1]
+    if last.failure.code == _USAGE or (last.refusal and not last.is_temporary):
+        return ""
+    without_new = 0
+    for attempt in reversed(attempts):
+        if attempt.newest != last.newest:
+            break
+        without_new += 1
+    if without_new > most:
+        return f"{without_new} attempts in a row made no new checkpoint" if most else ""
+    if len(attempts) > 1 and _is_same(attempts[-2], last):
+        return "twice the same failure at the same step"
+    return None
+
+
+def _is_same(one: Attempt, other: Attempt) -> bool:
+    at = one.newest, one.outcome.step
+    return at == (other.newest, other.outcome.step) and (
+        one.failure == other.failure
+        if one.is_temporary or other.is_temporary
+        else one.outcome.message == other.outcome.message
+    )
+
 
 RESTARTS = 3  # in a row that make no new checkpoint
 _NOT_TO_BE_FORKED = ("nvidia0", "kfd", "dxg")  # devices whose libraries do not work in a forked process

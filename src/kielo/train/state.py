@@ -18,18 +18,17 @@ from typing import Any
 
 from torch import Tensor
 
-from kielo.artifact.alerts import append_alert
+from kielo.artifact.attempt_files import append_alert
 from kielo.artifact.checkpoint_folder import step_folder_name, step_folders, step_of
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.parallel.materialise import local
 from kielo.recipe.errors import KieloError
-from kielo.resolve.phases import first_difference, merged
+from kielo.resolve.phases import first_difference, merged, trains
 from kielo.resolve.resolve import consent
 from kielo.resolve.resolved import Resolved, read_identity, stored_identity
-from kielo.resolve.trainable import trains
-from kielo.train.guard import Guard
 from kielo.train.optimiser import MOMENTS, Optimiser
-from kielo.train.spikes import Spikes, steps_to_pass_over
+from kielo.train.watch.guard import Guard
+from kielo.train.watch.spikes import Spikes, steps_to_pass_over
 
 logger = logging.getLogger(__name__)
 

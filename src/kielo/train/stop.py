@@ -1,6 +1,6 @@
 """Deliberate stops: a signal to any rank, a file, a step limit or a cause ends the run after a whole step.
 
-In: the signals of `signals.py`, the files of `triggers.py`, a rank's cause (`resources.py`). Out:
+In: the signals of `signals.py`, the files of `signals.py`, a rank's cause (`resources.py`). Out:
 `agreed(step)`, the same answer on every rank.
 """
 
@@ -12,9 +12,8 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-from kielo.train.delayed_reader import DelayedReader
-from kielo.train.signals import INTERRUPTED, Presses, give_signals_back, take_over_signals
-from kielo.train.triggers import Triggers
+from kielo.train.signals import INTERRUPTED, Presses, Triggers, give_signals_back, take_over_signals
+from kielo.train.watch.delayed_reader import DelayedReader
 
 
 class StoppedBeforeTraining(BaseException):

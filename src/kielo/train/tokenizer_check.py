@@ -16,7 +16,7 @@ from kielo.dataset.packed_documents import packed_sample
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Identity, Resolved
 from kielo.tokenizer.load import TOKENIZER_FILE, load_tokenizer
-from kielo.tokenizer.ready_check import doubts_about_weights
+from kielo.tokenizer.trial import doubts_about_weights
 from kielo.train.token_check import refuse_altered
 
 

@@ -1,14 +1,20 @@
-"""The certificate of parity as a stage: what it certifies, and whether one is there already; torch-free."""
+"""The certificate of parity: what it certifies, whether one is there, and its table; torch-free."""
 
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 from kielo.artifact.manifest import MANIFEST_NAME, hash_manifest, is_current
-from kielo.artifact.parity import Parity
+from kielo.artifact.parity import Parity, loss_limits
 from kielo.artifact.stage_json import read_stage_json
 from kielo.resolve.resolved import Resolved, as_stored_now, stored_identity
+
+# The certificate of parity as a stage: what it certifies, and whether one is there already; torch-free.
+
 
 KIND, VERSION = "parity", 3
 
@@ -61,3 +67,84 @@ def current_certificate(
 def _migrated(folder: Path, section: dict[str, Any]) -> dict[str, Any]:
     """Returns a manifest's section, of any version of the identity's format, as this version writes it."""
     return section | {"identity": as_stored_now(section.get("identity", {}), folder / MANIFEST_NAME)}
+
+
+# The parity certificate as text on a terminal: settings side by side, both loss curves, the verdict.
+
+
+def print_parity(certificate: Parity, console: Console | None = None) -> None:
+    """Prints `certificate` (as in parity.json) to the console, by default the terminal."""
+    console = console or Console()
+    ours, theirs = certificate.settings.ours, certificate.settings.theirs
+    different = set(certificate.settings.differing)
+    table = Table(title="Effective settings", title_justify="left")
+    for column in ("", "Kielo", "Hugging Face"):
+        table.add_column(column)
+    for name, value in ours.items():
+        style = "bold red" if name in different else None
+        label = f"≠ {name}" if name in different else name
+        table.add_row(label, in_words(value), in_words(theirs[name]), style=style)
+    console.print(table)
+
+    curves = Table(title="Loss of each step (nats per token)", title_justify="left")
+    losses = certificate.losses
+    rounding = losses.rounding_differences
+    shown = ("step", "Kielo", "Hugging Face", "relative difference")
+    for column in (*shown, *(() if rounding is None else ("by rounding alone, so far",))):
+        curves.add_column(column, justify="right")
+    limits = loss_limits(certificate.tolerance, rounding or [0.0] * len(losses.ours))
+    for index, (our_loss, their_loss, difference, limit) in enumerate(
+        zip(losses.ours, losses.theirs, losses.relative_differences, limits, strict=True)
+    ):
+        cells = [str(index + 1), f"{our_loss:.7f}", f"{their_loss:.7f}", f"{difference:.1e}"]
+        cells += [] if rounding is None else [f"{rounding[index]:.1e}"]
+        curves.add_row(*cells, style="bold red" if not difference <= limit else None)
+    console.print(curves)
+    console.print(verdict(certificate), style="green" if certificate.passed else "bold red", highlight=False)
+
+
+def verdict(certificate: Parity) -> str:
+    """Returns one paragraph: passed, with the figures; or what differs, and where it starts."""
+    figures = (
+        f"largest relative loss difference {certificate.max_relative_loss_difference:.1e} over "
+        f"{certificate.steps} steps ({certificate.limit_in_words()}); logits differ by at most "
+        f"{certificate.logits_max_difference:.1e}, gradients by "
+        f"{certificate.gradient_max_relative_difference:.1e}"
+    )
+    source = [] if certificate.source is None else [certificate.source.in_words()]
+    if certificate.passed:
+        return "\n".join([*source, f"Parity with Hugging Face holds: {figures}."])
+    first = certificate.first_difference
+    lines = [*source, f"NO parity with Hugging Face: {figures}."]
+    if first.settings:
+        ours, theirs = certificate.settings.ours, certificate.settings.theirs
+        lines += [
+            f"Setting: {name}: {in_words(ours[name])} here, {in_words(theirs[name])} there."
+            for name in first.settings
+        ]
+    if first.layer:
+        lines.append(
+            f"First layer that differs: {first.layer} ({first.where}; relative "
+            f"{first.relative_difference:.1e})."
+        )
+    for key, label in (("weight", "Starting weight that differs"), ("gradient", "Gradient that differs most"),
+                       ("update", "Weight that differs most after step 1")):  # fmt: skip
+        if name := getattr(first, key):
+            lines.append(f"{label}: {name}.")
+    if first.step:
+        lines.append(f"Losses part at step {first.step}.")
+    return "\n".join(lines)
+
+
+def in_words(value: Any) -> str:
+    """A setting as the text of a table's cell: long lists by their ends, weight decay by its groups."""
+    if isinstance(value, dict):
+        groups = {
+            decay: sum(other == decay for other in value.values()) for decay in sorted(set(value.values()))
+        }
+        return "; ".join(f"{decay:g}: {count} tensors" for decay, count in groups.items())
+    if isinstance(value, (list, tuple)):
+        if len(value) > 4:
+            return f"{in_words(value[0])}, {in_words(value[1])} … {in_words(value[-1])} ({len(value)})"
+        return ", ".join(map(in_words, value)) or "none"
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from kielo.parallel.world import World, end_world, enter_world
+from kielo.ranks.world import World, end_world, enter_world
 
 DEVICE_BACKEND, HOST_BACKEND = "counted_device", "counted_host"  # in place of NCCL and gloo
 

@@ -22,17 +22,16 @@ from kielo.parallel.fsdp import forward_only
 from kielo.parallel.gradient_clipping import gradient_norm
 from kielo.parallel.materialise import local, materialise
 from kielo.parallel.mesh import build_mesh
-from kielo.parallel.world import World, end_world, start_world
+from kielo.ranks.world import World, end_world, start_world
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Identity, Placement
 from kielo.train.build import build_step, laid_out
 from kielo.train.feed import StepBatch
-from kielo.train.guard import Guard
 from kielo.train.loop import optimiser_step
 from kielo.train.precision import settle_matrix_products
 from kielo.train.schedule import learning_rate
-from kielo.verify.settings import dtype_names, optimiser_settings, rope_settings
-from kielo.verify.trace import Trace, trace_forward
+from kielo.train.watch.guard import Guard
+from kielo.verify.trace import Trace, dtype_names, optimiser_settings, rope_settings, trace_forward
 
 
 @contextmanager

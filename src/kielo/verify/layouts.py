@@ -22,7 +22,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from kielo.artifact.manifest import installed_versions, write_json_atomically
 from kielo.artifact.own_text import refuse_other_json
-from kielo.parallel.fork_server import listen_at_a_short_path
+from kielo.ranks.local_ranks import listen_at_a_short_path
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.resolve.software import installed_torch

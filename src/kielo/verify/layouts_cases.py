@@ -12,8 +12,8 @@ from typing import Any
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import Layout
+from kielo.resolve.software import schedule_complaint
 from kielo.resolve.stages import SCHEDULES
-from kielo.resolve.torch_versions import schedule_complaint
 
 INNER_AXES = ("replicate", "shard", "context", "tensor")
 AXES = ("pipeline", *INNER_AXES)

@@ -28,21 +28,20 @@ from torch.distributed.tensor import DTensor
 from kielo.checkpoint.read_checkpoint import some_names
 from kielo.dataset.batches import Batch
 from kielo.models import families
-from kielo.parallel import objects
 from kielo.parallel.compile import working_backend
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import Mesh, build_mesh, data_rank, data_ranks
 from kielo.parallel.parallelise import parallelise
-from kielo.parallel.world import World, end_world, start_world
+from kielo.ranks import objects
+from kielo.ranks.world import World, end_world, start_world
 from kielo.recipe.sections import Layout, Recipe
-from kielo.resolve.software import BACKEND_VARIABLE, chosen_backend
+from kielo.resolve.software import BACKEND_VARIABLE, chosen_backend, start_timeout_seconds
 from kielo.resolve.stages import layers_of_stages
-from kielo.resolve.start_timeout import start_timeout_seconds
 from kielo.train.build import build_step, positions_of_rank
 from kielo.train.feed import Feed, StepBatch
-from kielo.train.guard import Guard
 from kielo.train.loop import optimiser_step
 from kielo.train.precision import settle_matrix_products
+from kielo.train.watch.guard import Guard
 from kielo.verify.layouts_cases import AXES, Case
 from kielo.verify.layouts_subject import (
     Outcome,

@@ -6,12 +6,15 @@ optimiser steps. Data in: a resolved run and perhaps a checkpoint; data out: `pa
 does.
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from kielo.artifact.manifest import write_stage
 from kielo.artifact.parity import (
@@ -26,18 +29,63 @@ from kielo.artifact.parity import (
 from kielo.artifact.stage_json import write_json
 from kielo.artifact.weights_folder import resolve_weights
 from kielo.dataset.batches import Batches
-from kielo.parallel.world import World
+from kielo.ranks.world import World
 from kielo.recipe.sections import Model
 from kielo.resolve.resolved import Identity, Phase, Placement, Resolved
 from kielo.train.feed import Feed, StepBatch
-from kielo.verify.certificate import KIND, VERSION, ParityOptions, asked, current_certificate
+from kielo.verify.certificate import KIND, VERSION, ParityOptions, asked, current_certificate, print_parity
 from kielo.verify.hugging_face_side import HuggingFaceSide
 from kielo.verify.kielo_side import KieloSide, world_of_one
-from kielo.verify.parity_table import print_parity
-from kielo.verify.rounding import relative_loss_difference, rounding_differences
-from kielo.verify.settings import differing
 from kielo.verify.source_folder import compare_source
-from kielo.verify.trace import first_difference, largest_difference
+from kielo.verify.trace import differing, first_difference, largest_difference
+
+# How far rounding alone takes the losses of two trainings apart: transformers against itself.
+#
+# Two correct engines add in different orders, so their gradients differ in the last bits. AdamW divides an
+# element's gradient by its own size: where that is near zero, rounding decides the sign, and the weight
+# moves by the learning rate up or down. How fast losses part by that depends on the learning rate, the
+# text, the weights and the processor, so that no fixed tolerance holds for all. So it is measured:
+# transformers trains again from weights that are moved by one unit in the last place.
+
+
+TRAININGS = 3  # how far one parts by some step was seen to vary six-fold with its seed
+
+
+def rounding_differences(
+    begin: Callable[[], tuple[HuggingFaceSide, Feed]], losses: Sequence[float]
+) -> list[float]:
+    """Trains transformers from nudged weights; returns its largest relative difference up to each step.
+
+    begin: builds the side and its feed anew, as they were before the first step. losses: those of the side
+    without a nudge, nats per token, one for each step.
+    """
+    largest = [0.0] * len(losses)
+    for seed in range(TRAININGS):
+        side, feed = begin()
+        nudge(side.model.parameters(), seed)
+        try:
+            for number, loss in enumerate(losses):
+                nudged = side.backward(feed.take(number + 1))
+                side.update()
+                largest[number] = max(largest[number], relative_loss_difference(nudged, loss))
+        finally:
+            feed.close()
+    return list(accumulate(largest, max))
+
+
+@torch.no_grad()
+def nudge(weights: Iterable[Tensor], seed: int) -> None:
+    """Multiplies each element, in place, by 1 + ε or 1 − ε by chance, where ε is that of its dtype."""
+    generator = torch.Generator().manual_seed(seed)
+    for weight in weights:
+        signs = torch.randint(0, 2, weight.shape, generator=generator) * 2 - 1
+        weight.mul_(1 + torch.finfo(weight.dtype).eps * signs.to(weight))
+
+
+def relative_loss_difference(ours: float, theirs: float) -> float:
+    """Computes |ours − theirs| / |theirs|."""
+    return abs(ours - theirs) / max(abs(theirs), 1e-30)
+
 
 GRADIENT_TOLERANCE = 1e-3  # relative; fp32 rounding is about 1e-6, a wrong term is not under 1e-3
 
@@ -51,14 +99,14 @@ def verify_parity(
 ) -> Parity:
     """Compares both sides and writes the certificate to `folder`/parity.json; its `passed` is the answer.
 
-    With `model.weights` it begins with the folder itself, read by transformers and by the import
-    (`source_folder.py`). It passes when these are equal, at every step the losses agree within the tolerance,
-    no setting differs, and the first step's gradients agree. Where the first step agrees in all of it and
-    later losses part, they may part as far as `ROUNDING_FACTOR` times what rounding alone makes
-    (`rounding.py`).
+     With `model.weights` it begins with the folder itself, read by transformers and by the import
+     (`source_folder.py`). It passes when these are equal, at every step the losses agree within the
+     tolerance, no setting differs, and the first step's gradients agree. Where the first step agrees in all of it and
+     later losses part, they may part as far as `ROUNDING_FACTOR` times what rounding alone makes
+    .
 
-    Starts from `checkpoint`'s weights, else from those that the run starts from (`model.weights`, or the
-    seeded initial values). The table goes to `console` where one is given.
+     Starts from `checkpoint`'s weights, else from those that the run starts from (`model.weights`, or the
+     seeded initial values). The table goes to `console` where one is given.
     """
     identity, placement = _scaled(resolved)
     options = (options or ParityOptions()).fitting(identity.model.max_position_embeddings)

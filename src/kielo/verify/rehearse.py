@@ -17,23 +17,21 @@ from torch import Tensor, nn
 from kielo.parallel.fp8 import scale_weights
 from kielo.parallel.materialise import local, materialise
 from kielo.parallel.mesh import Mesh, build_mesh
-from kielo.parallel.world import World
+from kielo.ranks.world import World
 from kielo.recipe.cards import Cluster, accelerator, accelerators
 from kielo.recipe.errors import KieloError
-from kielo.resolve.fits import needed_bytes, usable_bytes
-from kielo.resolve.ranks import AXES, coordinates
+from kielo.resolve.memory import needed_bytes, usable_bytes
 from kielo.resolve.resolved import PhasePlacement, Resolved
+from kielo.resolve.shares import AXES, coordinates
 from kielo.resolve.stages import layer_numbers, micro_batch_complaint, num_stages, stages_of_rank
 from kielo.resolve.state_bytes import StateBytes, host_bytes, state_bytes
 from kielo.train.build import build_step, laid_out, positions_of_rank
 from kielo.train.feed import MicroBatch, StepBatch
-from kielo.train.guard import Guard
 from kielo.train.loop import optimiser_step
 from kielo.train.optimiser import Optimiser
-from kielo.verify.fake_world import fake_world, groups_of
-from kielo.verify.memory_ledger import Peak
-from kielo.verify.rank_watch import RankWatch
-from kielo.verify.torch_fakes import fake_tensors
+from kielo.train.watch.guard import Guard
+from kielo.verify.rank_watch import Peak, RankWatch
+from kielo.verify.torch_fakes import fake_tensors, fake_world, groups_of
 
 
 def rehearse(resolved: Resolved, rank: int, site: Cluster | None = None) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def collectives(rehearsal: dict[str, Any]) -> tuple[Sequence[str], list[tuple]]:
 
 
 def verdict(rehearsals: Sequence[dict[str, Any]]) -> str:
-    """Returns one sentence about the rank that needs most, by the definition of `resolve/fits.py`."""
+    """Returns one sentence about the rank that needs most, by the definition of `resolve/memory.py`."""
     worst = max(rehearsals, key=lambda rehearsal: rehearsal["needed_bytes"])
     needed, usable = worst["needed_bytes"], worst["usable_bytes"]
     said = (

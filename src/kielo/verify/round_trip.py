@@ -21,10 +21,9 @@ from kielo.checkpoint.export_stage import ExportOptions
 from kielo.checkpoint.export_tensors import row_boxes
 from kielo.checkpoint.hugging_face_export import export
 from kielo.checkpoint.hugging_face_import import load_model_weights, read_tables
-from kielo.checkpoint.safetensors_dtypes import DTYPES, nbytes
 from kielo.checkpoint.source_settings import read_settings
 from kielo.checkpoint.tensor_file import TensorFile, Wanted
-from kielo.checkpoint.tensor_table import StoredTensor
+from kielo.checkpoint.tensor_table import DTYPES, StoredTensor, nbytes
 from kielo.models import families
 from kielo.models.families import read_hf_config
 from kielo.parallel.materialise import materialise

@@ -20,9 +20,8 @@ from kielo.parallel.materialise import materialise
 from kielo.recipe.sections import Model
 from kielo.train.feed import MicroBatch
 from kielo.verify import hugging_face_side, kielo_side
-from kielo.verify.hugging_face_batch import hugging_face_batch
-from kielo.verify.settings import differing
-from kielo.verify.trace import Trace, first_difference, relative_difference, trace_forward
+from kielo.verify.hugging_face_side import hugging_face_batch
+from kielo.verify.trace import Trace, differing, first_difference, relative_difference, trace_forward
 
 # A model whose fp32 weights take more than this twice (4 billion parameters) is compared with two layers.
 WHOLE_MODEL_BYTES = 32 * 2**30

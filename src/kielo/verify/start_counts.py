@@ -11,9 +11,8 @@ import torch
 from kielo.models import families
 from kielo.parallel.materialise import local
 from kielo.parallel.mesh import build_mesh
-from kielo.parallel.once_a_node import once_a_node
-from kielo.parallel.rendezvous import Rendezvous
-from kielo.parallel.world import make_host_group
+from kielo.ranks.rendezvous import Rendezvous
+from kielo.ranks.world import make_host_group, once_a_node
 from kielo.resolve.resolved import Resolved
 from kielo.train.build import laid_out
 from kielo.verify.counted_world import DEVICE_BACKEND, CountedGroup, counted_world

@@ -3,6 +3,8 @@
 Tested with torch 2.10, 2.11 and 2.13.
 """
 
+import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -13,8 +15,12 @@ from torch.distributed.tensor import DTensor, debug
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from kielo.parallel.mesh import Mesh
+from kielo.parallel.pipeline_schedule import without_peers
+from kielo.ranks.world import World
 from kielo.recipe.errors import KieloError
-from kielo.resolve.torch_versions import NEWEST
+from kielo.resolve.shares import AXES
+from kielo.resolve.software import NEWEST
 
 _NEEDED = (
     (torch._C, "_current_graph_task_id"),
@@ -143,3 +149,45 @@ def sharding_watched(entered: Callable[[bool], None]) -> Iterator[None]:
         yield
     finally:
         ShardingPropagator._propagate_tensor_meta_non_cached = before
+
+
+# A world of any size of which only one rank exists, for rehearsals: its collectives do nothing.
+
+
+@contextmanager
+def fake_world(rank: int, size: int, has_pipeline: bool) -> Iterator[World]:
+    """Makes this process rank `rank` of `size`.
+
+    Raises KieloError where this process is in another world already, or where torch cannot rehearse.
+    """
+    check_version()
+    if dist.is_initialized():
+        raise KieloError("a rehearsal needs a process of its own, and this one has a process group already")
+    # torch would warn for every gathered tensor that gathering takes two steps.
+    logger = logging.getLogger("torch.distributed.tensor._redistribute")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    store = start_fake_group(rank, size)
+    try:
+        world = World(rank, size, 0, torch.device("cpu"), math.inf, store, is_rehearsed=True)
+        if has_pipeline:
+            with without_peers():
+                yield world
+        else:
+            yield world
+    finally:
+        end_fake_group()
+        logger.setLevel(level)
+
+
+def groups_of(mesh: Mesh) -> tuple[dict[str, str], str]:
+    """Returns (a communicator's name → its axis, the name of the communicator that weights are split over).
+
+    Where weights are split over shard × context, that is the axis `shard` too, or `context` where shard is 1.
+    """
+    found: dict[str, str] = {}
+    for ranks in (mesh.ranks, mesh.parameters):
+        for axis in (axis for axis in AXES if axis in ranks.mesh_dim_names):
+            if ranks[axis].size() > 1:
+                found.setdefault(ranks[axis].get_group().group_name, axis)
+    return found, mesh.of_parameters("shard").get_group().group_name

@@ -122,7 +122,7 @@ if [ -n "$DRIVER_CUDA" ] && [ "$cuda" -gt "${DRIVER_CUDA%%.*}" ]; then
 fi
 record='import platform, sys
 from datetime import UTC, datetime
-from kielo.artifact.site import MadeSite
+from kielo.artifact.launch_files import MadeSite
 from kielo.artifact.stage_json import write_json
 names = ("cluster", "image", "venv", "squash", "torch")
 now = datetime.now(UTC).isoformat(timespec="seconds")

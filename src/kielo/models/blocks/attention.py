@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
-from kielo.models.blocks import alibi_attention, blocked_attention, flex
+from kielo.models.blocks import alibi, blocked_attention, flex
 from kielo.models.blocks.alibi import Alibi
 from kielo.models.blocks.dropout import WeightNoise
 from kielo.models.blocks.joint_projection import JointProjection
@@ -187,7 +187,7 @@ class InnerAttention(nn.Module):
             return self._capped(q_bhsk, k_bgsk, v_bgsk, mask)
         if self.alibi is not None:
             seen = mask.distance, mask.visible
-            return alibi_attention.attend(q_bhsk, k_bgsk, v_bgsk, self.alibi.of(heads), seen, self.scale)
+            return alibi.attend(q_bhsk, k_bgsk, v_bgsk, self.alibi.of(heads), seen, self.scale)
         attn_mask = mask.visible
         return F.scaled_dot_product_attention(
             q_bhsk,

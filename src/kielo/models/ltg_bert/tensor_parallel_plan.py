@@ -1,6 +1,6 @@
 """Tensor-parallel plan of an LTG-BERT: module name → tensor-parallel style.
 
-`*` stands for a layer's number; `models/tensor_parallel_styles.py` says what the styles mean. Norms that are
+`*` stands for a layer's number; `models/parameter_shapes.py` says what the styles mean. Norms that are
 not named have no weights and norm each token by itself. The table of relative positions and its norm are on
 every rank, which computes them from the same numbers.
 """

@@ -1,6 +1,6 @@
 """Tensor-parallel plan of a ModernBERT: module name → tensor-parallel style.
 
-`*` stands for a layer's number; `models/tensor_parallel_styles.py` says what the styles mean. The first
+`*` stands for a layer's number; `models/parameter_shapes.py` says what the styles mean. The first
 layer's attention has no norm.
 """
 

@@ -1,6 +1,6 @@
 """Tensor-parallel plan of an OLMo 2 or 3: module name → tensor-parallel style.
 
-`*` stands for a layer's number; `models/tensor_parallel_styles.py` says what the styles mean.
+`*` stands for a layer's number; `models/parameter_shapes.py` says what the styles mean.
 """
 
 TENSOR_PARALLEL_PLAN: dict[str, str] = {

@@ -9,7 +9,7 @@ from math import prod
 
 from kielo.recipe.cards import Accelerator, Cluster
 from kielo.recipe.sections import Layout
-from kielo.resolve.ranks import AXES
+from kielo.resolve.shares import AXES
 from kielo.verify.layouts_subject import HEAD_DIM, VOCABULARY
 from kielo.verify.preflight import training
 from kielo.verify.preflight.checks import CHECKS

@@ -14,7 +14,7 @@ import numpy as np
 import torch.distributed as dist
 
 from kielo.artifact.durable import make_folder
-from kielo.recipe.error_messages import sentence
+from kielo.recipe.errors import sentence
 from kielo.resolve.resolved import Resolved
 from kielo.resolve.state_bytes import STATE_BYTES
 from kielo.verify.preflight.job import Finding, Job, spread

@@ -11,7 +11,7 @@ import torch
 
 from kielo.checkpoint.agreement import Agreement
 from kielo.parallel.mesh import Mesh
-from kielo.parallel.world import World
+from kielo.ranks.world import World
 from kielo.recipe.cards import Accelerator, Cluster, accelerator_of_device
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolved import Resolved

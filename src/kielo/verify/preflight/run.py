@@ -19,13 +19,11 @@ from kielo.artifact.own_text import refuse_other_json
 from kielo.artifact.preflight import BAD_NODES_NAME, CheckReport, Complaint, NodeVerdict, Preflight
 from kielo.artifact.stage_json import write_json
 from kielo.checkpoint.agreement import Agreement
-from kielo.parallel.communicator import NoCommunicator
 from kielo.parallel.mesh import build_mesh, communicators
-from kielo.parallel.time_limits import TimeLimits
-from kielo.parallel.world import end_world, make_host_group, start_world
+from kielo.ranks.communicator import NoCommunicator, TimeLimits
+from kielo.ranks.world import end_world, make_host_group, start_world
 from kielo.recipe.cards import cluster
-from kielo.recipe.error_messages import first_line, sentence
-from kielo.recipe.errors import KieloError
+from kielo.recipe.errors import KieloError, first_line, sentence
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolved import Resolved
 from kielo.verify.preflight.checks import CHECKS

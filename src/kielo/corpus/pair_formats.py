@@ -1,0 +1,248 @@
+"""Files of sentence pairs as records: TMX and tab-separated values."""
+
+import codecs
+import csv
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from xml.etree.ElementTree import Element, ParseError, XMLPullParser
+
+from kielo.artifact.text_files import SHOWING_BYTES, other_encoding, read_blocks, read_lines
+from kielo.corpus.raw_record import RAGGED, UNEQUAL, BadRecord, Record, too_long
+from kielo.recipe.errors import KieloError
+
+# Tab-separated values → a record for each row, its columns as bytes.
+#
+# Most files are plain: a row is a line, and a quote is a quote (OPUS, Tatoeba). Others have the quotes of
+# CSV (`csv.excel_tab`, spreadsheets), in which a column may hold tabs and line ends. The whole file
+# decides: text with plain quotes breaks CSV's rules soon.
+
+
+_TAB = b"\t"
+# A column in quotes that holds quotes, each written twice.
+_DOUBLED = re.compile(rb'(?:^|\t)"(?:[^"\t]|"")*""(?:[^"\t]|"")*"(?:\t|$)')
+_EVERY_BYTE = "latin-1"
+
+
+def tsv_records(path: Path, max_bytes: int, encoding: str | None = None) -> Iterator[Record]:
+    """Yields the rows, numbered by their first line. A row with another number of columns than most is bad.
+
+    So is its neighbour in a plain file if it may be the other half of a row that was cut at a line's end: it
+    has an odd number of quotes.
+    """
+    has_csv_quotes, usual = _survey(path, max_bytes, encoding)
+    rows = _csv_rows(path, max_bytes, encoding) if has_csv_quotes else _plain_rows(path, max_bytes, encoding)
+    before, was_ragged = None, False
+    for record in rows:
+        is_ragged = record.problem is None and len(record.content) != usual
+        is_half = not has_csv_quotes and _has_odd_quotes(record)
+        if before is not None:
+            is_half_before = is_ragged and not has_csv_quotes and _has_odd_quotes(before)
+            yield _ragged(before, usual) if is_half_before else before
+        before = _ragged(record, usual) if is_ragged or (was_ragged and is_half) else record
+        was_ragged = is_ragged
+    if before is not None:
+        yield before
+
+
+def _has_odd_quotes(record: Record) -> bool:
+    return record.problem is None and sum(column.count(b'"') for column in record.content) % 2 == 1
+
+
+def _ragged(record: Record, usual: int) -> Record:
+    told = (
+        f"{record.path}, line {record.number}: {len(record.content)} columns beside rows of {usual}, or part "
+        f"of such a row: a tab or line end in a column shifts the others. Fix: write the file with {usual} "
+        "columns in each line (`cut -f` leaves some out), or as JSONL"
+    )
+    return Record(record.path, record.number, None, BadRecord(RAGGED, told))
+
+
+def _plain_rows(path: Path, max_bytes: int, encoding: str | None) -> Iterator[Record]:
+    for number, line in read_lines(path, max_bytes, encoding):
+        if line is None:
+            yield Record(path, number, None, too_long(f"{path}, line {number}", max_bytes))
+        elif line.strip():
+            yield Record(path, number, line.split(_TAB))
+
+
+def _csv_rows(path: Path, max_bytes: int, encoding: str | None) -> Iterator[Record]:
+    rows = csv.reader(_csv_lines(path, max_bytes, encoding), csv.excel_tab, strict=True)
+    number = 1
+    for row in rows:
+        if "".join(row).strip():
+            yield Record(path, number, [column.encode(_EVERY_BYTE) for column in row])
+        number = rows.line_num + 1
+
+
+def _csv_lines(path: Path, max_bytes: int, encoding: str | None) -> Iterator[str]:
+    csv.field_size_limit(max_bytes)
+    for _, line in read_lines(path, max_bytes, encoding):
+        if line is None:
+            raise csv.Error("a line over max_bytes")
+        yield line.decode(_EVERY_BYTE) + "\n"
+
+
+def _survey(path: Path, max_bytes: int, encoding: str | None) -> tuple[bool, int]:
+    """Returns whether the file has CSV's quotes, and the number of columns of most rows.
+
+    It has if it keeps CSV's rules and they are needed: quotes within quotes, columns in all rows alike that
+    would not be without them, or quotes around every column.
+    """
+    lines: Counter[int] = Counter()
+    doubled = unquoted = 0
+    for _, line in read_lines(path, max_bytes, encoding):
+        if line is not None and line.strip():
+            lines[line.count(_TAB) + 1] += 1
+            doubled += b'""' in line and _DOUBLED.search(line) is not None
+            unquoted += line[:1] != b'"' or line[-1:] != b'"' or line.count(_TAB) != line.count(b'"\t"')
+    usual = max(lines, key=lines.__getitem__, default=0)
+    if not (doubled or len(lines) > 1 or not unquoted):
+        return False, usual
+    try:
+        rows = Counter(
+            len(row)
+            for row in csv.reader(_csv_lines(path, max_bytes, encoding), csv.excel_tab, strict=True)
+            if row
+        )
+    except csv.Error:
+        return False, usual
+    if doubled or not unquoted or len(rows) < len(lines):
+        return True, max(rows, key=rows.__getitem__)
+    return False, usual
+
+
+# TMX: translation memories in XML (LISA, TMX 1.4b). A file → a record for each pair of a translation unit.
+#
+# Read in pieces: a unit is dropped as soon as its records were made, so that memory does not grow with the
+# file. Names of elements count without their namespace.
+
+
+_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
+# Their content is code of the document that was translated, or a text beside the sentence (`sub`: a footnote,
+# the title of an image).
+_CODES = frozenset({"bpt", "ept", "ph", "it", "ut", "sub"})
+_BREAKS = frozenset({"lb", "cb", "pb"})  # types of codes that end a line, column or page
+_DECLARED = re.compile(rb"\s*<\?xml[^>]{0,200}encoding\s*=\s*[\"']([A-Za-z0-9._:-]+)")
+
+
+def tmx_records(
+    path: Path, languages: Sequence[str], max_bytes: int, encoding: str | None = None
+) -> Iterator[Record]:
+    """Yields the texts of each unit in the two languages; units are numbered from 1.
+
+    A unit that has several texts in a language gives several records: each text is in one of them. Raises
+    KieloError for a file that is no XML or is cut short, and for a unit over max_bytes.
+    """
+    parser, number, unfinished, body = XMLPullParser(("start", "end")), 0, 0, None
+    for text in _decoded(path, encoding):
+        try:
+            parser.feed(text)
+            events = list(parser.read_events())
+        except ParseError as problem:
+            raise KieloError(f"{path}, line {problem.position[0]}: not valid XML ({problem})") from None
+        unfinished += len(text)
+        for event, element in events:
+            name = element.tag.rpartition("}")[2]
+            if event == "start":
+                body = element if body is None and name == "body" else body
+            elif name in _CODES:
+                _empty(element)
+            elif name == "tu":
+                number, unfinished = number + 1, 0
+                yield from _unit_records(path, number, element, languages, max_bytes)
+                (element if body is None else body).clear()
+        if unfinished > max_bytes:
+            raise too_long(f"{path}, unit {number + 1}", max_bytes)
+    try:
+        parser.close()
+    except ParseError as problem:
+        raise KieloError(f"{path}: cut short or not XML ({problem}); copy or download it again") from None
+
+
+def _empty(code: Element) -> None:
+    """Removes what is inside of a code. A space stays for a line's end, so that no words are joined."""
+    del code[:]
+    code.text = " " if code.get("type") in _BREAKS else None
+
+
+def _unit_records(
+    path: Path, number: int, unit: Element, languages: Sequence[str], max_bytes: int
+) -> Iterator[Record]:
+    where, texts = f"{path}, unit {number}", _texts(unit)
+    sides = [_in_language(texts, language) for language in languages]
+    if not all(sides):
+        missing = next(language for language, side in zip(languages, sides) if not side)
+        told = (
+            f"{where}: no text in {missing!r}; its languages are {', '.join(texts)[:200] or 'none'}. Set "
+            "the source's pair_fields to two of them"
+        )
+        yield Record(path, number, None, BadRecord(UNEQUAL, told))
+        return
+    for place in range(max(map(len, sides))):
+        pair = tuple(side[min(place, len(side) - 1)] for side in sides)
+        if max(len(text.encode()) for text in pair) > max_bytes:
+            yield Record(path, number, None, too_long(where, max_bytes))
+        else:
+            yield Record(path, number, pair)
+
+
+def _texts(unit: Element) -> dict[str, list[str]]:
+    """Returns language code in lower case → texts, in the order of the file."""
+    found = defaultdict(list)
+    for variant in _children(unit, "tuv"):
+        code = (variant.get(_LANGUAGE) or variant.get("lang") or "").lower()
+        for segment in _children(variant, "seg"):
+            found[code].append("".join(segment.itertext()))
+    return found
+
+
+def _children(element: Element, name: str) -> list[Element]:
+    return [child for child in element if child.tag.rpartition("}")[2] == name]
+
+
+def _in_language(texts: dict[str, list[str]], language: str) -> list[str]:
+    """Returns the texts in a language, else those in the first of its regions (en-US for en)."""
+    wanted = language.lower()
+    regions = (code for code in texts if code.replace("_", "-").startswith(wanted + "-"))
+    code = wanted if wanted in texts else next(regions, None)
+    return texts[code] if code is not None else []
+
+
+def _decoded(path: Path, given: str | None) -> Iterator[str]:
+    """Yields the text of a file in the encoding that its bytes show, else `given`, else what it declares."""
+    decoder, encoding = None, ""
+    try:
+        for block in read_blocks(path):
+            if decoder is None and block:
+                encoding = other_encoding(block[:SHOWING_BYTES]) or given or _declared_encoding(block)
+                decoder = codecs.getincrementaldecoder(encoding)()
+            yield decoder.decode(block) if decoder else ""
+        yield decoder.decode(b"", final=True) if decoder else ""
+    except UnicodeDecodeError as problem:
+        raise KieloError(
+            f"{path}: invalid {encoding} (byte 0x{problem.object[problem.start]:02x}); correct the encoding "
+            "in its first line, or convert the file and name UTF-8 there"
+        ) from None
+    except LookupError:
+        raise KieloError(
+            f"{path}: its first line names the encoding {encoding!r}, which is unknown; correct it"
+        ) from None
+
+
+def _declared_encoding(start: bytes) -> str:
+    """Returns the declared encoding. Text that is called Latin-1 or ASCII is read as windows-1252."""
+    found = _DECLARED.match(start.removeprefix(codecs.BOM_UTF8)[:4096])
+    if not found or start.startswith(codecs.BOM_UTF8):
+        return "utf-8"
+    declared = found[1].decode()
+    try:
+        name = codecs.lookup(declared).name
+    except LookupError:
+        return declared
+    # One byte a letter, so it is not what it is called.
+    if name.startswith(("utf-16", "utf-32")):
+        return "utf-8"
+    # As the WHATWG encoding standard has it: no text has the controls that Latin-1 has in their places.
+    return "cp1252" if name in ("iso8859-1", "ascii") else name

@@ -1,0 +1,274 @@
+"""Communicators: started one at a time with the missing ranks named, and limits of time for their work."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout  # the same in torch 2.10, 2.11 and 2.13
+
+from kielo.ranks.hang_watch import STEPS, Progress
+from kielo.ranks.rendezvous import hosts_of_ranks, nodes_of_ranks
+from kielo.recipe.errors import KieloError, no_more_processes
+
+# Start of one communicator at a time: it is made and used once, and ranks that do not arrive are named.
+#
+# Process groups that are made together, or first used in the middle of a step, can hang without a message
+# (on LUMI a second process group hung in 13 of 17 four-node starts: laifs-container-recipes#44). So they
+# are made and warmed one after another, each in a thread that the caller waits for no longer than its time
+# limit; every rank sets a mark in the store when it arrives, and at the time limit the missing marks name
+# the missing ranks.
+
+
+_ANSWER_SECONDS = 3.0  # rank 0, which serves the store, stays as long (world.LINGER_SECONDS)
+
+
+class NoCommunicator(KieloError):
+    """A communicator that did not come up. `hosts`: those of the ranks that did not arrive, on rank 0.
+
+    Empty on other ranks, where all arrived, and where no launcher names the hosts.
+    """
+
+    def __init__(self, message: str, hosts: Sequence[str] = ()):
+        super().__init__(message)
+        self.hosts = tuple(hosts)
+
+
+@dataclass(frozen=True)
+class Startup:
+    """The rank that starts communicators, the store of the marks, and the time limit of each start."""
+
+    rank: int
+    store: dist.Store
+    device: torch.device
+    timeout_seconds: float
+
+    @property
+    def group_timeout(self) -> timedelta:
+        """Time limit of a new group, longer than that of its start, which names the missing ranks."""
+        return timedelta(seconds=self.timeout_seconds, minutes=30)
+
+
+def raise_communicator(
+    startup: Startup, name: str, ranks: Sequence[int], make: Callable[[], dist.ProcessGroup]
+) -> dist.ProcessGroup:
+    """Calls `make`, sums a one over the new group, and returns the group.
+
+    Args: `name` is the mesh axis (or "world") for messages and marks; `ranks` are the global ranks of the
+    group. Raises NoCommunicator naming the axis and the ranks that did not arrive within the time limit, on
+    every rank that did.
+    """
+    made = []
+
+    def start() -> None:
+        made.append(make())
+        _warm(made[0], len(ranks), startup.device)
+
+    _within_limit(startup, name, ranks, start)
+    return made[0]
+
+
+def warm_messages(startup: Startup, name: str, ranks: Sequence[int], group: dist.ProcessGroup) -> None:
+    """Sends one message each way between neighbours of `group`, and between its first and last rank.
+
+    A pipeline sends between these. NCCL makes a communicator of two ranks at their first message, which would
+    otherwise be in the middle of a step. `ranks` are the global ranks of the group. Raises KieloError naming
+    the rank that did not arrive within the time limit of each pair.
+    """
+    size, mine = len(ranks), list(ranks).index(startup.rank)
+    pairs = [(first, first + 1) for start in (0, 1) for first in range(start, size - 1, 2)]
+    if size > 2:
+        pairs.append((0, size - 1))
+    for pair in pairs:  # all ranks of the group take their pairs in this order
+        if mine not in pair:
+            continue
+        low, high = pair
+
+        def exchange(low: int = low, high: int = high) -> None:
+            message = torch.ones((), device=startup.device)
+            for source, target in ((low, high), (high, low)):
+                if mine == source:
+                    dist.send(message, group=group, group_dst=target)
+                else:
+                    dist.recv(message, group=group, group_src=source)
+            message.item()  # waits for the device
+
+        _within_limit(startup, f"{name} {low}-{high}", [ranks[low], ranks[high]], exchange)
+
+
+def _within_limit(startup: Startup, name: str, ranks: Sequence[int], start: Callable[[], None]) -> None:
+    """Calls `start` in a thread; raises KieloError if it fails or does not end within the time limit."""
+    marks = startup.store.clone()  # a store serves one thread at a time, and `start` may be waiting in it
+
+    def work() -> None:
+        if startup.device.type == "cuda":
+            torch.cuda.set_device(startup.device)  # the current device belongs to the thread
+        start()
+
+    marks.set(_mark(name, startup.rank), b"1")
+    reason, cause = f"was not up after {startup.timeout_seconds:g} s", None
+    try:
+        if in_thread(work, f"communicator {name}", startup.timeout_seconds):
+            return
+    except Exception as error:
+        if said := no_more_processes(error):
+            raise KieloError(f"rank {startup.rank}: communicator {name!r} failed: {said}") from error
+        reason, cause = f"failed ({error})", error
+    raise NoCommunicator(
+        f"rank {startup.rank}: communicator {name!r} {reason}: {who_is_missing(name, ranks, marks)}",
+        _hosts_missing(name, ranks, marks) if startup.rank == 0 else (),
+    ) from cause
+
+
+def in_thread(call: Callable[[], None], name: str, timeout_seconds: float | None = None) -> bool:
+    """Calls in another thread and waits; returns False at the time limit. Raises what `call` raises.
+
+    While it waits, this thread can take signals, which it cannot in a call of torch that waits for others.
+    """
+    errors: list[BaseException] = []
+    ended = threading.Event()
+
+    def work() -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: B036 - handed to the waiting thread, which raises it
+            errors.append(error)
+        ended.set()
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    is_ended = ended.wait(timeout_seconds)
+    if errors:
+        raise errors[0]
+    return is_ended
+
+
+def _warm(group: dist.ProcessGroup, size: int, device: torch.device) -> None:
+    count = torch.ones((), device=device)
+    dist.all_reduce(count, group=group)
+    if count.item() != size:  # .item() also waits for the device: an NCCL group connects here, not in `make`
+        raise RuntimeError(f"its first all-reduce counted {count.item():g} ranks instead of {size}")
+
+
+def who_is_missing(name: str, ranks: Sequence[int], store: dist.Store) -> str:
+    """Returns text about the ranks without a mark in `store`.
+
+    The first rank of the group to ask looks for the marks and leaves the text in the store for the others: of
+    thousands of ranks that give up at once, each would ask for thousands of marks.
+    """
+    text = f"missing/{name}/{ranks[0]}"
+    try:
+        if store.add(f"{text}/asked", 1) == 1:
+            store.set(text, _about(_missing(name, ranks, store), len(ranks)))
+        store.wait([text], timedelta(seconds=_ANSWER_SECONDS))
+        return store.get(text).decode()
+    except RuntimeError:  # dist.DistError is one
+        return "the store on rank 0 is gone, so rank 0 ended first; its message gives the reason"
+
+
+def _hosts_missing(name: str, ranks: Sequence[int], store: dist.Store) -> list[str]:
+    """Returns the hosts of the ranks without a mark; [] where the store is gone."""
+    with suppress(RuntimeError):
+        return hosts_of_ranks(_missing(name, ranks, store))
+    return []
+
+
+def _missing(name: str, ranks: Sequence[int], store: dist.Store) -> list[int]:
+    """Returns the ranks without a mark: one question, and two for each half that lacks some."""
+    if store.check([_mark(name, rank) for rank in ranks]):
+        return []
+    if len(ranks) == 1:
+        return list(ranks)
+    middle = len(ranks) // 2
+    return _missing(name, ranks[:middle], store) + _missing(name, ranks[middle:], store)
+
+
+def _about(missing: list[int], size: int) -> str:
+    if not missing:
+        return (
+            f"all {size} ranks arrived, but could not communicate; check the network interface "
+            "(NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME) and train.start_timeout_seconds"
+        )
+    shown = _some(list(map(str, missing)))
+    plural = "ranks" if len(missing) > 1 else "rank"
+    nodes = nodes_of_ranks(missing)
+    where = f" (they are on {_some(nodes)})" if nodes else ""
+    return (
+        f"{plural} {shown} did not arrive, {size - len(missing)} of {size} did{where}; look at the log "
+        f"of {plural} {shown}, or raise "
+        "train.start_timeout_seconds if they are merely slow"
+    )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:32]) + (f" and {len(names) - 32} more" if len(names) > 32 else "")
+
+
+def _mark(name: str, rank: int) -> str:
+    return f"arrived/{name}/{rank}"
+
+
+# Time limits of collectives: long until the first steps of a range are done, then short.
+#
+# The first steps compile and connect; in a pipeline each stage compiles only when the one before it has
+# sent its output. Later a rank that stops answering must end the job soon. NCCL watches collectives and
+# messages. gloo (on CPUs) watches collectives; a message of a pipeline keeps the limit with which its group
+# was made (`Startup.group_timeout`; torch cannot change it later), and ends at once where the other process
+# has ended.
+#
+# The same moments tell the heartbeat what a rank does (`hang_watch.py`).
+
+
+_FIRST_STEPS = 2  # the third step is compiled and warm
+
+
+class TimeLimits:
+    """The time limits of `groups`, long at first.
+
+    long_seconds, short_seconds: how long a rank may wait for another one in a collective, before and after
+    the first steps of a range are done. progress: is told what this rank does.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[dist.ProcessGroup],
+        long_seconds: float,
+        short_seconds: float,
+        progress: Progress | None = None,
+    ):
+        self._groups, self._long, self._short = groups, long_seconds, short_seconds
+        self.progress = progress or Progress(short_seconds, short_seconds, long_seconds, short_seconds)
+        self.restart()
+
+    def restart(self) -> None:
+        """Sets the long limit; called before the parts of a range of steps are built."""
+        self._steps = 0
+        self._set(self._long)
+        self.progress.begin("the build and the first steps")
+
+    def step_done(self, step: int) -> None:
+        """Counts a step of the range; after the first ones the short limit holds."""
+        self._steps += 1
+        self.progress.step_done(step)
+        if self._steps == _FIRST_STEPS:
+            self._set(self._short)
+            self.progress.begin(STEPS)
+
+    @property
+    def still_seconds(self) -> float:
+        """How long the ranks may show no progress now."""
+        return self.progress.limits()[0]
+
+    @contextmanager
+    def paused(self, doing: str) -> Iterator[None]:
+        """Sets the long limit for work between steps: held-out text (which compiles too) and saves."""
+        self._set(self._long)
+        with self.progress.during(doing):
+            yield
+        self._set(self._long if self._steps < _FIRST_STEPS else self._short)
+
+    def _set(self, seconds: float) -> None:
+        for group in self._groups:
+            _set_pg_timeout(timedelta(seconds=seconds), group)

@@ -1,0 +1,368 @@
+"""The progress that ranks note, and the judgement from their heartbeats: who hangs, and where."""
+
+import json
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+# The progress of this rank: its step, what it does, and how long that may take without a sign of progress.
+#
+# The thread that trains notes it, the thread of `heartbeat.py` reads it. Inside a step layers are marks of
+# progress (`layer_marks.py`); the longest pause between two of them in each step is remembered, and steps
+# may stand still as long as `stuck_seconds` says. Heartbeats come from another thread than the steps, so
+# the limit of silence does not depend on them. Work that is long on purpose (building and compiling,
+# held-out text, saves) has limits of its own.
+
+
+STEPS = "steps"
+_TIMES_P99 = 3.0
+_REMEMBERED_STEPS, _FEWEST_STEPS = 512, 10
+_MOST_EVENTS = 4096  # that the device has not come to
+
+
+class Event(Protocol):
+    """An event in the stream of a device. query: True once the device has passed it."""
+
+    def query(self) -> bool: ...
+
+
+class Progress:
+    """The progress of one rank.
+
+    floor_seconds: the shortest limit of a step. silent_seconds: that of silence in it. first_seconds: the
+    limit of long work that has not been done before. later_seconds: the shortest limit of long work that has,
+    and of silence during it. has_changed: is set when the limits may have changed, so that the others are
+    told at once.
+    """
+
+    def __init__(
+        self, floor_seconds: float, silent_seconds: float, first_seconds: float, later_seconds: float
+    ):
+        self._floor, self._silent = floor_seconds, silent_seconds
+        self._first, self._later = first_seconds, later_seconds
+        self.has_changed = threading.Event()
+        self.step = 0
+        self.doing = "the start"
+        self._since = self._marked = time.monotonic()
+        self._marks, self._events = 0, deque[Event]()
+        self._pause = 0.0  # the longest of this step
+        self._pauses: deque[float] = deque(maxlen=_REMEMBERED_STEPS)
+        self._longest: dict[str, float] = {}
+
+    def begin(self, doing: str) -> None:
+        """Notes that long work begins, or (`STEPS`) that ordinary steps do."""
+        self.doing, self._since = doing, time.monotonic()
+        self._marked, self._pause = self._since, 0.0
+        self.has_changed.set()
+
+    def mark(self) -> None:
+        """Notes progress inside a step."""
+        now = time.monotonic()
+        self._pause = max(self._pause, now - self._marked)
+        self._marked, self._marks = now, self._marks + 1
+
+    @property
+    def takes_events(self) -> bool:
+        """False while the device is far behind: more marks would tell nothing."""
+        return len(self._events) < _MOST_EVENTS
+
+    def mark_after(self, event: Event) -> None:
+        """Notes progress that counts once the device has passed `event`."""
+        self._events.append(event)
+
+    def marks(self) -> int:
+        """Returns how many marks were passed; the heartbeat calls it, which is when the device is asked."""
+        has_passed = False
+        with suppress(RuntimeError):  # of a device that has failed, as the thread that trains will learn
+            while self._events and self._events[0].query():
+                self._events.popleft()
+                has_passed = True
+        if has_passed:
+            self.mark()
+        return self._marks
+
+    def step_done(self, step: int) -> None:
+        """Notes that `step` is done."""
+        self.mark()
+        if self.doing == STEPS:
+            self._pauses.append(self._pause)
+        self.step, self._pause = step, 0.0
+
+    @contextmanager
+    def during(self, doing: str) -> Iterator[None]:
+        """Notes long work between steps."""
+        before = self.doing
+        self.begin(doing)
+        yield
+        self._longest[doing] = max(self._longest.get(doing, 0.0), time.monotonic() - self._since)
+        self.begin(before)
+
+    @property
+    def p99_seconds(self) -> float:
+        """The 99th percentile of the steps' longest pauses (nearest rank); 0 before the first."""
+        seconds = sorted(self._pauses)  # a copy, as the other thread may add to it
+        return seconds[int(0.99 * len(seconds))] if seconds else 0.0
+
+    @property
+    def stall_seconds(self) -> float:
+        """How long a pause of a step is worth a line: 3 × `p99_seconds`.
+
+        Infinite in long work, and before ten steps have shown what is usual.
+        """
+        if self.doing != STEPS or len(self._pauses) < _FEWEST_STEPS:
+            return math.inf
+        return _TIMES_P99 * self.p99_seconds
+
+    def limits(self) -> tuple[float, float]:
+        """Returns (still, silent): seconds without a sign of progress, and without a heartbeat."""
+        doing = self.doing
+        if doing == STEPS:
+            return stuck_seconds(self.p99_seconds, self._floor), self._silent
+        longest = self._longest.get(doing)
+        still = self._first if longest is None else max(self._later, _TIMES_P99 * longest)
+        return still, min(max(self._floor, self._later), still)
+
+
+def stuck_seconds(p99_seconds: float, floor_seconds: float) -> float:
+    """Returns how long steps may show no progress: `floor_seconds` longer than they usually do at most.
+
+    p99_seconds: the 99th percentile of the longest pause of a step. At most three times that, and at least
+    the floor.
+    """
+    return max(floor_seconds, min(_TIMES_P99 * p99_seconds, p99_seconds + floor_seconds))
+
+
+# Judges from the heartbeats of all ranks whether the job hangs, and which rank is the cause.
+#
+# In: the newest heartbeat of every rank, at every look. Out: a `Hang`, once. Only seconds of the one who
+# looks are counted, and a pause of its own counts little: clocks of two machines are never compared, and a
+# job that was stopped as a whole and continued is not taken for one that hangs.
+
+
+# A rank that has missed so many beats when the job stands still is frozen, and not waiting.
+_MISSED_BEATS = 4
+_STALL_BEATS = 5  # later than that, so that a frozen rank is told from those that wait for it
+_MOST_NAMED = 8
+_BEAT_SECONDS = 0.5
+_BEATS_PER_SECOND = 1000  # of all ranks together: what one store takes beside other work
+_SILENT_SECONDS, _SILENT_BEATS = 15.0, 15
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The newest sign of life of one rank.
+
+    number: counts its beats. moves: counts collectives and messages that it has begun, and layers that its
+    device has come to. entered: of groups in which all ranks begin the same collectives, by their ranks, how
+    many it has begun. at: the innermost line of its main thread outside of torch. is_inside: that thread is
+    inside torch.distributed. still_seconds, silent_seconds: its limits now (`Progress.limits`).
+    stall_seconds: how long a pause is worth a line (`Progress.stall_seconds`). p99_seconds: the 99th
+    percentile of the longest pause of a step.
+    """
+
+    number: int
+    step: int
+    doing: str
+    moves: int
+    entered: dict[str, int]
+    at: str
+    is_inside: bool
+    still_seconds: float
+    silent_seconds: float
+    stall_seconds: float
+    p99_seconds: float
+
+    @classmethod
+    def last(cls, number: int) -> "Beat":
+        """Returns the beat of a rank that sends no more. It has no limits, so the job is no longer judged."""
+        return cls(number, 0, "", 0, {}, "", False, math.inf, math.inf, math.inf, 0.0)
+
+    def text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, text: str | bytes) -> "Beat":
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A job that stands still. ranks: the cause; empty: all wait for each other. reason: ends a sentence.
+
+    is_silent: the ranks send no heartbeat.
+    """
+
+    ranks: tuple[int, ...]
+    is_silent: bool
+    seconds: float
+    reason: str
+
+
+class HangWatch:
+    """Counts for how long each rank was silent and the job stood still; each beats every `beat_seconds`."""
+
+    def __init__(self, num_ranks: int, beat_seconds: float):
+        self._beat_seconds = beat_seconds
+        self._seen: list[Beat | None] = [None] * num_ranks
+        self._silent = [0.0] * num_ranks
+        self._still = 0.0
+
+    def look(self, beats: Sequence[Beat], elapsed_seconds: float) -> Hang | None:
+        """Returns the hang that these beats show; None while there is none.
+
+        elapsed_seconds: since the look before, by the clock of the one who looks.
+        """
+        counted = min(elapsed_seconds, 2 * self._beat_seconds)
+        has_moved = False
+        for rank, beat in enumerate(beats):
+            before = self._seen[rank]
+            is_new = before is None or before.number != beat.number
+            self._silent[rank] = 0.0 if is_new else self._silent[rank] + counted
+            has_moved |= before is None or _place(before) != _place(beat)
+            self._seen[rank] = beat
+        self._still = 0.0 if has_moved else self._still + counted
+        silent_limit = max(beat.silent_seconds for beat in beats)
+        still_limit = max(beat.still_seconds for beat in beats)
+        if max(self._silent) <= silent_limit and self._still <= still_limit:
+            return None
+        silent = self._silent_ranks(silent_limit)
+        if silent:
+            seconds = max(self._silent)
+            return Hang(silent, True, seconds, "without a heartbeat" + _limit(beats, silent_limit))
+        return Hang(_cause(beats), False, self._still, "without progress" + _limit(beats, still_limit))
+
+    def stall(self, beats: Sequence[Beat]) -> Hang | None:
+        """Returns a pause of the steps that is not usual, for as long as it lasts; it may become a hang.
+
+        Called after `look`, with the same beats. None also where the limit of a hang is not later.
+        """
+        limit = stall_limit(self._beat_seconds, max(beat.stall_seconds for beat in beats))
+        if self._still <= limit or limit >= max(beat.still_seconds for beat in beats):
+            return None
+        silent = self._silent_ranks(max(beat.silent_seconds for beat in beats))
+        return Hang(silent or _cause(beats), bool(silent), self._still, f"without progress ({_usual(beats)})")
+
+    def _silent_ranks(self, silent_limit: float) -> tuple[int, ...]:
+        """Returns the ranks that have missed too many heartbeats to be waiting."""
+        frozen_seconds = min(_MISSED_BEATS * self._beat_seconds, silent_limit)
+        return tuple(rank for rank, seconds in enumerate(self._silent) if seconds > frozen_seconds)
+
+
+def beat_seconds(num_ranks: int) -> float:
+    """Returns the seconds from one heartbeat of a rank to its next."""
+    return max(_BEAT_SECONDS, num_ranks / _BEATS_PER_SECOND)
+
+
+def silent_seconds(hang_seconds: float, num_ranks: int) -> float:
+    """Returns how long a rank may send no heartbeat while others take steps: 15 s or beats, the longer one.
+
+    At most `hang_seconds`. After a link was interrupted, TCP tries 12.6 s after the first loss at the latest
+    for the sixth time. A step may wait for slow files and devices; heartbeats wait for nothing else.
+    """
+    return min(hang_seconds, max(_SILENT_SECONDS, _SILENT_BEATS * beat_seconds(num_ranks)))
+
+
+def stall_limit(beat_seconds: float, stall_seconds: float) -> float:
+    """Returns after how long a pause its cause is named: `stall_seconds`, and five beats at the least."""
+    return max(stall_seconds, _STALL_BEATS * beat_seconds)
+
+
+def describe(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], states: Mapping[int, str]) -> str:
+    """Returns a message that names the cause of a hang, where it is, and where the others wait.
+
+    beats: the last of all ranks; empty: not known. places: rank → node and process; states: rank → what the
+    kernel says of it, as far as they are known.
+    """
+    stands = f"the job hangs, {hang.seconds:.0f} s {hang.reason}"
+    if not hang.ranks:
+        return f"{stands}: all ranks wait for each other: {_lines(beats)}"
+    first = beats[hang.ranks[0]] if beats else None
+    during = f" after step {first.step}, during {first.doing}" if first else ""
+    return (
+        f"{stands}{during}. The cause: {_named(hang, beats, places, states)}. Start again from the newest "
+        "checkpoint; where it comes again on the same node, leave that node out"
+    )
+
+
+def describe_stall(stall: Hang, beats: Sequence[Beat], places: Mapping[int, str]) -> str:
+    """Returns a message that names the cause of a pause, where it is, and where the others wait."""
+    limit = max(beat.still_seconds for beat in beats)
+    cause = _named(stall, beats, places, {}) if stall.ranks else f"all ranks wait: {_waiting(beats)}"
+    stands = f"{stall.seconds:.1f} s {stall.reason}"
+    return f"{stands}. The cause: {cause}. The ranks end if it lasts {limit:.3g} s"
+
+
+def _named(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], states: Mapping[int, str]) -> str:
+    """Returns the ranks that are the cause with their lines, and where the others wait."""
+    named = []
+    for rank in hang.ranks[:_MOST_NAMED]:
+        state = f" ({states[rank]})" if rank in states else ""
+        at = f" at {beats[rank].at}" if beats else ""
+        place = f" on {places[rank]}" if rank in places else ""
+        named.append(f"rank {rank}{place}{state}{at}")
+    if len(hang.ranks) > _MOST_NAMED:
+        named.append(f"{len(hang.ranks) - _MOST_NAMED} more")
+    others = [rank for rank in range(len(beats)) if rank not in hang.ranks]
+    verb = "waits" if len(others) == 1 else "wait, the first"
+    waiting = f"; {_ranks(others)} {verb} at {beats[others[0]].at}" if others else ""
+    return f"{', '.join(named)}{waiting}"
+
+
+def _lines(beats: Sequence[Beat]) -> str:
+    """Returns where all ranks wait, and what that may mean."""
+    if len({beat.at for beat in beats}) == 1:
+        return f"{_waiting(beats)}. A network that lost a message is the likely cause: start again"
+    return f"{_waiting(beats)}. Collectives that do not match are a fault of the program, which comes again"
+
+
+def _waiting(beats: Sequence[Beat]) -> str:
+    """Returns where all ranks wait."""
+    lines: dict[str, list[int]] = {}
+    for rank, beat in enumerate(beats):
+        lines.setdefault(beat.at, []).append(rank)
+    return "; ".join(f"{_ranks(ranks)} at {line}" for line, ranks in lines.items())
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks[:_MOST_NAMED]))}{more}"
+
+
+def _place(beat: Beat) -> tuple[int, str, int]:
+    return beat.step, beat.doing, beat.moves
+
+
+def _limit(beats: Sequence[Beat], seconds: float) -> str:
+    return f" (the limit is {seconds:.3g} s; {_usual(beats)})"
+
+
+def _usual(beats: Sequence[Beat]) -> str:
+    p99 = max(beat.p99_seconds for beat in beats)
+    return f"steps usually pause for {p99:.3g} s at most"
+
+
+def _cause(beats: Sequence[Beat]) -> tuple[int, ...]:
+    """Returns the ranks that others wait for; none where all wait for each other."""
+    return tuple(_behind(beats) or _outside(beats))
+
+
+def _behind(beats: Sequence[Beat]) -> list[int]:
+    """Returns the ranks that others wait for: behind in a group, and ahead of others in none."""
+    groups: dict[str, dict[int, int]] = {}
+    for rank, beat in enumerate(beats):
+        for group, count in beat.entered.items():
+            groups.setdefault(group, {})[rank] = count
+    behind = {rank for counts in groups.values() for rank in counts if counts[rank] < max(counts.values())}
+    ahead = {rank for counts in groups.values() for rank in counts if counts[rank] > min(counts.values())}
+    return sorted(behind - ahead or behind)
+
+
+def _outside(beats: Sequence[Beat]) -> list[int]:
+    """Returns the ranks that are not inside torch.distributed, where others are; else none."""
+    outside = [rank for rank, beat in enumerate(beats) if not beat.is_inside]
+    return outside if len(outside) < len(beats) else []

@@ -1,0 +1,230 @@
+"""Processes of `kielo train` on this machine, one a rank: they are started, get signals, and are watched.
+
+They get the variables that torchrun would set. torchrun itself is not used: it turns every exit code into 1,
+and an intended stop into a page of traceback, and after a failure it imports torch again in every rank. Ranks
+are forked from a process that has done so (`rank_template.py`). Without torch.
+"""
+
+import json
+import multiprocessing.util
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+# Where the fork server of `multiprocessing` listens: at a path that the kernel takes, whatever TMPDIR is.
+
+
+# A socket's path has at most 107 bytes; multiprocessing adds two names of 15 and 18 to the folder.
+_MOST_FOLDER_BYTES = 70
+_SHORT_FOLDER = "/tmp"
+
+
+def listen_at_a_short_path() -> None:
+    """Has `multiprocessing` keep its sockets in /tmp where TMPDIR is too long for them; call it before the
+    server starts. Python does this by itself from 3.14 on.
+    """
+    usual = tempfile.gettempdir()
+    if len(os.fsencode(usual)) <= _MOST_FOLDER_BYTES:
+        return
+    tempfile.tempdir = _SHORT_FOLDER
+    try:
+        multiprocessing.util.get_temp_dir()  # is made once, and kept
+    finally:
+        tempfile.tempdir = usual
+
+
+_TEMPLATE = "kielo.ranks.rank_template"
+_LOOK_SECONDS = 0.05
+# The process from which the ranks are forked beats every second, once it has imported what they need.
+MOST_SILENT_SECONDS, MOST_START_SECONDS = 60, 1200
+# When a rank has failed, the others notice it by themselves, if their communication says so, and end.
+_NOTICE_SECONDS = 5.0
+# Below 32768, where Linux begins with the ports that it chooses itself.
+_PORTS, _PORT_TRIES = range(20_000, 32_768), 20
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first rank that failed: its exit code, or minus the number of the signal that ended it."""
+
+    rank: int
+    code: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} ended with {_describe(self.code)}"
+
+
+class Ranks:
+    """`number` processes of this Python with `arguments` (`-m MODULE ...` or `-c CODE`).
+
+    They are in a session of their own, so that Ctrl-C at a terminal reaches them once, through their parent.
+    stop_code: exit code of a rank that stopped as asked, which is no failure. modules: what is imported once
+    for all ranks; it must not start threads or use a GPU.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        number: int,
+        stop_code: int,
+        variables: Mapping[str, str] | None = None,
+        modules: Sequence[str] = (),
+    ):
+        self._arguments, self._number, self._stop_code = list(arguments), number, stop_code
+        threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // number)))
+        self._environment = os.environ | {"OMP_NUM_THREADS": threads} | dict(variables or {})
+        self._modules = modules
+        self._template: subprocess.Popen | None = None
+        self._running: set[int] = set()
+        self._attempt = 0
+        self._text = b""
+        self._has_beaten, self._silent_looks = False, 0
+        self._stop_signal: signal.Signals | None = None
+
+    def start(self, is_quiet: bool = False) -> None:
+        """Starts the ranks, also again after `wait`. is_quiet: they print to stderr, so that only the caller
+        uses stdout.
+        """
+        if self._template is None or self._template.poll() is not None:
+            self._start_template(is_quiet)
+        everyone = {
+            "WORLD_SIZE": str(self._number),
+            "LOCAL_WORLD_SIZE": str(self._number),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "TORCHELASTIC_RESTART_COUNT": str(self._attempt),
+        }
+        ranks = [everyone | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(self._number)]
+        self._running, self._attempt = set(range(self._number)), self._attempt + 1
+        self._send({"start": ranks, "arguments": self._arguments})
+
+    def stop(self, number: int) -> None:
+        """Makes `wait` send the signal `number` to all ranks. A signal handler may call it at any moment."""
+        self._stop_signal = signal.Signals(number)
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stop_signal is not None
+
+    def wait(self, shutdown_seconds: int) -> Failure | None:
+        """Waits until all ranks have ended. Returns the first that failed; None if none did.
+
+        Once one has failed, the others are ended. Ranks that still run `shutdown_seconds` after a stop are
+        killed.
+        """
+        failures: list[Failure] = []
+        until, is_told, is_killing = None, False, False
+        while self._running:
+            for rank, code in self._ends():
+                self._running.discard(rank)
+                if code not in (0, self._stop_code) and not (is_killing and failures):
+                    failures.append(Failure(rank, code))
+                    until = _sooner(until, _NOTICE_SECONDS)
+            if self._stop_signal is not None and not is_told:
+                self._send({"signal": self._stop_signal})
+                is_told, until = True, _sooner(until, shutdown_seconds)
+            if until is not None and time.monotonic() > until and not is_killing:
+                self._send({"signal": signal.SIGKILL})
+                is_killing = True
+        # Of ends that are seen at once, a signal is the cause and an exit code its effect on another rank.
+        return min(failures, key=lambda failure: failure.code >= 0, default=None)
+
+    def kill(self) -> None:
+        """Ends the ranks at once, and the process from which they were forked."""
+        if self._template is not None:
+            self._template.kill()  # the kernel ends its children
+            self.close()
+
+    def close(self) -> None:
+        """Ends the process from which the ranks were forked, and those that are left."""
+        if self._template is not None:
+            os.close(self._control)
+            self._template.wait()
+            os.close(self._report)
+            self._template = None
+
+    def _start_template(self, is_quiet: bool) -> None:
+        self._has_beaten, self._silent_looks, self._text = False, 0, b""
+        control, self._control = os.pipe()
+        self._report, report = os.pipe()
+        self._template = subprocess.Popen(
+            [sys.executable, "-P", "-m", _TEMPLATE, str(control), str(report), *self._modules],
+            env=self._environment,
+            stdout=2 if is_quiet else None,
+            pass_fds=(control, report),
+            start_new_session=True,
+        )
+        os.close(control)
+        os.close(report)
+
+    def _send(self, message: Mapping[str, object]) -> None:
+        with suppress(BrokenPipeError):  # it has ended, and its ranks with it, as `_ends` finds
+            os.write(self._control, json.dumps(message).encode() + b"\n")
+
+    def _ends(self) -> list[tuple[int, int]]:
+        """Returns (rank, exit code) of ranks that have ended since the last call; waits a moment for them."""
+        if not select.select([self._report], [], [], _LOOK_SECONDS)[0]:
+            self._look_for_life()
+            return []
+        self._silent_looks = 0
+        received = os.read(self._report, 2**16)
+        if not received:
+            code = self._template.wait()
+            return [(rank, code or -signal.SIGKILL) for rank in sorted(self._running)]
+        *lines, self._text = (self._text + received).split(b"\n")
+        found = [json.loads(line) for line in lines]
+        self._has_beaten = self._has_beaten or any("alive" in one for one in found)
+        return [(one["ended"], one["code"]) for one in found if "ended" in one]
+
+    def _look_for_life(self) -> None:
+        """Kills the process from which the ranks were forked if it is frozen: nobody else would notice.
+
+        Looks are counted, and not seconds: while this process is frozen too, none is.
+        """
+        self._silent_looks += 1
+        limit = MOST_SILENT_SECONDS if self._has_beaten else MOST_START_SECONDS
+        if self._silent_looks * _LOOK_SECONDS < limit:
+            return
+        print(
+            f"kielo: process {self._template.pid}, from which the ranks were forked, has not answered for "
+            f"{limit} s: it is frozen (SIGSTOP?); it is ended, and the ranks with it",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+        self._silent_looks = 0
+        self._template.kill()
+
+
+def _sooner(until: float | None, seconds: float) -> float:
+    """Returns the earlier of a time and `seconds` from now."""
+    return min(until or float("inf"), time.monotonic() + seconds)
+
+
+def free_port() -> int:
+    """Returns a TCP port that nobody listens on just now.
+
+    Seconds pass until the ranks meet there, so it is none that the kernel gives to other programs by itself.
+    """
+    for _ in range(_PORT_TRIES):
+        port = random.SystemRandom().choice(_PORTS)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def _describe(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return name + (" (out of memory?)" if -code == signal.SIGKILL else "")

@@ -1,0 +1,251 @@
+"""Where ranks meet: launcher variables → rank, world and address, and the interface that leads there."""
+
+import fcntl
+import ipaddress
+import os
+import re
+import socket
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kielo.recipe.errors import KieloError
+
+# This process's rank, and the place where the ranks meet. Launcher variables → `Rendezvous`.
+#
+# Three launchers are understood: torchrun (RANK, WORLD_SIZE, ...), Slurm's srun (SLURM_PROCID, ...) and
+# none at all, which is a world of one rank. torchrun wins over Slurm, because torchrun may run inside a
+# Slurm step.
+
+
+# Below 32768, where Linux starts to hand out ports to clients by itself, and above the registered services.
+_FIRST_PORT, _NUM_PORTS = 12_000, 20_000
+_LAST_PORT = 65_535
+_MOST_HOSTS = 100_000  # in one list: more than any cluster has
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """The meeting place of the ranks of one attempt; `host` is empty for a world of one rank.
+
+    store_is_running: the launcher already serves the store, as torchrun's agent does. attempt: keeps the keys
+    of a restarted job apart from those of its earlier attempts.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    host: str = ""
+    port: int = 0
+    store_is_running: bool = False
+    attempt: str = "0"
+
+
+def find_rendezvous(environment: Mapping[str, str] = os.environ) -> Rendezvous:
+    """Reads the launcher's variables. Raises KieloError naming a variable that is missing or is no number."""
+    if "RANK" in environment or "WORLD_SIZE" in environment:
+        return _from_torchrun(environment)
+    # A batch script outside srun has SLURM_PROCID=0 and SLURM_NTASKS too, but only a step has its node list.
+    if "SLURM_PROCID" in environment and "SLURM_STEP_NODELIST" in environment:
+        return _from_slurm(environment)
+    return Rendezvous(rank=0, size=1, local_rank=0)
+
+
+def _from_torchrun(environment: Mapping[str, str]) -> Rendezvous:
+    place, port = _place(environment, "RANK", "WORLD_SIZE"), _number(environment, "MASTER_PORT")
+    if not 1 <= port <= _LAST_PORT:
+        raise KieloError(f"environment variable MASTER_PORT={port} is no port; they are 1 to {_LAST_PORT}")
+    return Rendezvous(
+        **place,
+        local_rank=_number(environment, "LOCAL_RANK"),
+        host=_text(environment, "MASTER_ADDR"),
+        port=port,
+        store_is_running=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
+    )
+
+
+def _from_slurm(environment: Mapping[str, str]) -> Rendezvous:
+    size_key = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
+    job, step = _number(environment, "SLURM_JOB_ID"), 0
+    if "SLURM_STEP_ID" in environment:
+        step = _number(environment, "SLURM_STEP_ID")
+    # Each job (and step) has a port of its own, so that two on one node do not meet each other's ranks.
+    port = _FIRST_PORT + (job + 101 * step) % _NUM_PORTS
+    return Rendezvous(
+        **_place(environment, "SLURM_PROCID", size_key),
+        local_rank=_number(environment, "SLURM_LOCALID"),
+        host=first_host(environment["SLURM_STEP_NODELIST"]),
+        port=port,
+        attempt=f"{job}.{step}",
+    )
+
+
+def first_host(nodelist: str) -> str:
+    """Returns the first host of a Slurm node list: `nid[001002-001005,001009],gpu7` → `nid001002`."""
+    found = hosts(nodelist)
+    if not found or not found[0]:
+        raise KieloError(
+            f"environment variable SLURM_STEP_NODELIST={nodelist!r} names no host; is this a step of srun?"
+        )
+    return found[0]
+
+
+def hosts(nodelist: str) -> list[str]:
+    """Returns the hosts of a Slurm node list: `nid[08-10,12],gpu7` → nid08, nid09, nid10, nid12, gpu7."""
+    if nodelist.count("[") != nodelist.count("]"):
+        raise _no_list(nodelist)
+    parts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist)  # a comma in brackets divides numbers
+    return [host for part in parts for host in _expanded(part.strip())]
+
+
+def _expanded(part: str) -> list[str]:
+    before, bracket, rest = part.partition("[")
+    if not bracket:
+        return [part]
+    inside, _, after = rest.partition("]")
+    numbers: list[str] = []
+    for one in inside.split(","):
+        found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", one)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if not 0 <= last - first < _MOST_HOSTS or len(numbers) >= _MOST_HOSTS:
+            raise _no_list(part)
+        numbers += [f"{number:0{len(found[1])}}" for number in range(first, last + 1)]
+    ends = _expanded(after)
+    if len(numbers) * len(ends) > _MOST_HOSTS:
+        raise _no_list(part)
+    return [before + number + end for number in numbers for end in ends]
+
+
+def _no_list(text: str) -> KieloError:
+    return KieloError(f"{text[:60]!r} is no list of hosts as Slurm writes one, such as nid[001-016,020]")
+
+
+def nodes_of_ranks(ranks: Sequence[int], environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Returns the nodes of these ranks, each once, by the launcher's list: also of ranks that never began.
+
+    Slurm lists the hosts of a step; torchrun only numbers its nodes. Empty where neither says.
+    """
+    if "LOCAL_WORLD_SIZE" not in environment:
+        return hosts_of_ranks(ranks, environment)
+    per_node, nodes = (environment.get(key, "") for key in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"))
+    if not per_node.isdigit() or nodes in ("", "1"):
+        return []
+    return list(dict.fromkeys(f"node {rank // int(per_node)} of torchrun" for rank in ranks))
+
+
+def hosts_of_ranks(ranks: Sequence[int], environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Returns the hosts of these ranks, each once, by Slurm's list of the step and its tasks on each.
+
+    Empty outside of a step of one task a rank, and for a step whose tasks are not placed node by node.
+    """
+    if "LOCAL_WORLD_SIZE" in environment:  # torchrun's: a task is a node then
+        return []
+    tasks, nodelist = (environment.get(f"SLURM_STEP_{key}", "") for key in ("TASKS_PER_NODE", "NODELIST"))
+    if not tasks or not nodelist or not environment.get("SLURM_DISTRIBUTION", "block").startswith("block"):
+        return []
+    by_rank: list[str] = []
+    for host, number in zip(hosts(nodelist), _tasks_of_nodes(tasks)):
+        by_rank += [host] * number
+    return list(dict.fromkeys(by_rank[rank] for rank in ranks if rank < len(by_rank)))
+
+
+def _tasks_of_nodes(text: str) -> list[int]:
+    """Returns Slurm's tasks of each node: `8(x3),2` → 8, 8, 8, 2."""
+    found = []
+    for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        found += [int(number)] * min(int(times or 1), _MOST_HOSTS)
+    return found
+
+
+def _place(environment: Mapping[str, str], rank_key: str, size_key: str) -> dict[str, int]:
+    """Reads `rank` and `size`; an unexpected rank is refused, because all ranks would wait for ever."""
+    rank, size = _number(environment, rank_key), _number(environment, size_key)
+    if rank >= size:
+        raise KieloError(
+            f"environment variables {rank_key}={rank} and {size_key}={size}: ranks count from 0, so there is "
+            "none"
+        )
+    return {"rank": rank, "size": size}
+
+
+def _text(environment: Mapping[str, str], key: str) -> str:
+    if not environment.get(key):
+        raise KieloError(
+            f"environment variable {key} is not set, although others of its launcher are: start every rank "
+            "with `torchrun ... --no-python kielo train RECIPE` or `srun kielo train RECIPE`, or unset "
+            "RANK and WORLD_SIZE"
+        )
+    return environment[key]
+
+
+def _number(environment: Mapping[str, str], key: str) -> int:
+    text = _text(environment, key)
+    if not re.fullmatch(r"[0-9]{1,10}", text.strip()):
+        raise KieloError(f"environment variable {key} must be a whole number, not {text[:60]!r}")
+    return int(text)
+
+
+# The network interface of gloo, where torch would take the loopback, which leads to no other node.
+#
+# torch binds gloo to the address of the node's own name. Where that does not resolve, or as 127.0.1.1, it
+# is the loopback: ranks of one node meet, and those of several hang.
+
+
+_VARIABLE = "GLOO_SOCKET_IFNAME"
+_SIOCGIFADDR = 0x8915  # linux/sockios.h: an interface's IPv4 address
+
+
+def choose_gloo_interface(place: Rendezvous) -> None:
+    """Sets GLOO_SOCKET_IFNAME to the interface that leads to rank 0, and says so, where it is needed.
+
+    Ranks that meet on the loopback are of one machine, and listen nowhere else. Left alone: one rank, a
+    variable that is set, and a name that others can reach.
+    """
+    if place.size == 1 or os.environ.get(_VARIABLE):
+        return
+    own = _own_address_towards(place.host, place.port)
+    if own is None or (interface := _interface_of(own)) is None:
+        return
+    is_here = ipaddress.ip_address(own).is_loopback
+    if not is_here and _is_reachable(socket.gethostname()):
+        return
+    os.environ[_VARIABLE] = interface
+    if place.local_rank == 0 and not is_here:
+        print(
+            f"kielo: this node's own name, {socket.gethostname()}, leads to no address that other nodes "
+            f"reach; the ranks meet by {_VARIABLE}={interface}, which leads to {place.host}",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+
+
+def _is_reachable(name: str) -> bool:
+    """Returns True for a name of which each address is no loopback."""
+    try:
+        found = {address[0] for *_, address in socket.getaddrinfo(name, None)}
+    except OSError:
+        return False
+    return not any(ipaddress.ip_address(one.partition("%")[0]).is_loopback for one in found)
+
+
+def _own_address_towards(host: str, port: int) -> str | None:
+    """Returns the IPv4 address of this node on the way to `host`; None: there is no way. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, port))
+        except OSError:
+            return None
+        return probe.getsockname()[0]
+
+
+def _interface_of(address: str) -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:  # it has no IPv4 address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None

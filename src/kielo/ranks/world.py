@@ -1,0 +1,294 @@
+"""The world of ranks, started by one code path for all launchers; and what one rank does for its node."""
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from kielo.ranks.communicator import Startup, in_thread, raise_communicator
+from kielo.ranks.flight_record import keep_flight_record
+from kielo.ranks.process_settings import allow_open_files
+from kielo.ranks.rendezvous import Rendezvous, choose_gloo_interface, find_rendezvous
+from kielo.recipe.errors import KieloError, no_more_processes
+
+# The world of ranks: launcher variables → `World`, with a process group that has been used once.
+#
+# One code path: torchrun, Slurm and a single process all end in `init_process_group` (gloo on CPU, nccl on
+# CUDA and ROCm), so a laptop runs what a cluster runs.
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all. `store` is for marks of arrival; it carries no tensors.
+
+    timeout_seconds: the limit for each communicator. host_backend: the backend of groups over the CPU.
+    is_rehearsed: the other ranks are not real (`kielo rehearse`), and no communicator is waited for.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+    timeout_seconds: float
+    store: dist.Store = field(repr=False, compare=False)
+    host_backend: str = "gloo"
+    is_rehearsed: bool = False
+
+    @property
+    def startup(self) -> Startup:
+        return Startup(self.rank, self.store, self.device, self.timeout_seconds)
+
+
+_MOST_WAITING = 4096  # connections of ranks that come at once
+LINGER_SECONDS = 3.0  # that rank 0 stays after a start that failed
+_LAZY_GLOO = "TORCH_GLOO_LAZY_INIT"
+_world: World | None = None  # ended by end_world; one a process, like torch's default process group
+_meeting: tuple[Rendezvous, dist.Store] | None = None  # the store in which the ranks of an attempt meet
+
+
+def start_world(timeout_seconds: float, device: str | None = None) -> World:
+    """Meets the other ranks and makes the process group of all.
+
+    Args: `timeout_seconds` limits the meeting and the first all-reduce, each; `device` is "cpu" or "cuda",
+    default CUDA (or ROCm) where there is one. Raises KieloError naming the ranks that did not arrive.
+    """
+    place = find_rendezvous()
+    chosen = _device(device, place.local_rank)
+    backend = "nccl" if chosen.type == "cuda" else "gloo"
+    world = World(
+        place.rank, place.size, place.local_rank, chosen, timeout_seconds, meet(place, timeout_seconds)
+    )
+    try:
+        return enter_world(world, backend)
+    except KieloError:
+        linger(place)
+        raise
+
+
+def enter_world(world: World, backend: str) -> World:
+    """Makes the process group of all ranks, which meet in `world.store`; returns `world`."""
+    global _world
+    startup = world.startup
+    keep_flight_record()
+
+    def make() -> dist.ProcessGroup:
+        dist.init_process_group(
+            backend, store=world.store, rank=world.rank, world_size=world.size, timeout=startup.group_timeout
+        )
+        return dist.group.WORLD
+
+    raise_communicator(startup, "world", range(world.size), make)
+    _world = world
+    return world
+
+
+def meet(place: Rendezvous, timeout_seconds: float) -> dist.Store:
+    """Returns the store in which the ranks of this attempt meet, made once a process, or KieloError."""
+    global _meeting
+    if _meeting is None or _meeting[0] != place:
+        _meeting = place, dist.PrefixStore(f"kielo/{place.attempt}", connect(place, timeout_seconds))
+    return _meeting[1]
+
+
+def make_host_group(world: World, name: str, timeout_seconds: float) -> dist.ProcessGroup | None:
+    """Makes a group of all ranks over the CPU (gloo), for a thread beside the training; None for one rank.
+
+    Two ranks connect when they first send to each other: a ring and trees, and all with rank 0, instead of
+    all with all. Collectives of one group must come from one thread, in one order. All ranks call it
+    together. Raises KieloError naming the ranks that did not arrive within `timeout_seconds`.
+    """
+    if world.size == 1:
+        return None
+    ranks = range(world.size)
+
+    startup = replace(world.startup, device=torch.device("cpu"), timeout_seconds=timeout_seconds)
+
+    def make() -> dist.ProcessGroup:
+        with _connecting_lazily():
+            return dist.new_group(
+                list(ranks), timeout=startup.group_timeout, backend=world.host_backend, group_desc=name
+            )
+
+    return raise_communicator(startup, name, ranks, make)
+
+
+@contextmanager
+def _connecting_lazily() -> Iterator[None]:
+    """Makes gloo groups that are made meanwhile connect at first use; torch 2.10, 2.11 and 2.13 know it."""
+    os.environ[_LAZY_GLOO] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_LAZY_GLOO]
+
+
+def leave_together(wait_seconds: float) -> None:
+    """Waits until rank 0 is here too, which has more to write at the end. Never raises.
+
+    A launcher may end all ranks when the first of them exits with a code other than 0, as "requeue" is.
+    """
+    if _world is None or _world.size == 1:
+        return
+    with contextlib.suppress(RuntimeError):  # rank 0 has died, or needs longer than that
+        if _world.rank == 0:
+            _world.store.set("rank 0 is done", "1")
+        else:
+            _world.store.wait(["rank 0 is done"], timedelta(seconds=wait_seconds))
+
+
+def end_world(wait_seconds: float = 10.0) -> None:
+    """Ends the process group; rank 0, which serves the store, leaves last. Never raises.
+
+    Rank 0 waits at most `wait_seconds` for the others, so a dead rank does not delay it for long.
+    """
+    global _world, _meeting
+    if _world is not None and _world.size > 1:
+        with contextlib.suppress(RuntimeError):  # the store is gone when rank 0 has died
+            leaving = _world.store.add("leaving", 1)
+            until = time.monotonic() + wait_seconds
+            while _world.rank == 0 and leaving < _world.size and time.monotonic() < until:
+                time.sleep(0.01)
+                leaving = _world.store.add("leaving", 0)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    _world = _meeting = None
+
+
+def _device(kind: str | None, local_rank: int) -> torch.device:
+    if kind is None:
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if count == 0:
+        raise KieloError(
+            'device "cuda" was asked for, but this build of torch sees no GPU; device = "cpu" works'
+        )
+    # Slurm often shows each task only its own device; then that one is number 0 whatever the local rank.
+    index = 0 if count == 1 else local_rank
+    if index >= count:
+        raise KieloError(
+            f"local rank {local_rank} has no GPU: this node shows {count}; start {count} ranks a node"
+        )
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return device
+
+
+def connect(place: Rendezvous, timeout_seconds: float) -> dist.Store:
+    """Returns this rank's own connection to the store, which rank 0 serves unless the launcher does.
+
+    Raises KieloError where rank 0 is not found within the time limit, or too few files may be open.
+    """
+    if place.size == 1:
+        return dist.HashStore()  # in memory: one process needs no port
+    allow_open_files(place)
+    choose_gloo_interface(place)
+    made, serves = [], place.rank == 0 and not place.store_is_running
+
+    def make() -> None:
+        store = dist.TCPStore(
+            place.host,
+            place.port,
+            is_master=serves,
+            timeout=timedelta(seconds=timeout_seconds),
+            # The store's own waiting reports how many ranks are missing, but not which.
+            wait_for_workers=False,
+            multi_tenant=True,
+            master_listen_fd=_listening_socket(place) if serves else None,
+        )
+        made.append(store)
+
+    try:
+        in_thread(make, "store")
+        return made[0]
+    except RuntimeError as error:
+        if said := no_more_processes(error):
+            raise KieloError(f"rank {place.rank}: {said}") from error
+        raise KieloError(
+            f"rank {place.rank}: no meeting at {place.host}:{place.port} within {timeout_seconds:g} s; is "
+            f"rank 0 running there, and the port free and open? ({error})"
+        ) from error
+
+
+def _listening_socket(place: Rendezvous) -> int | None:
+    """Returns a socket that listens where the ranks meet and on no other interface, as torch's store would.
+
+    None where that address is none of this machine: a host's name may lead to its ranks by another way.
+    """
+    try:
+        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+    except OSError:
+        return None
+    for family, kind, protocol, _, address in found:
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(_MOST_WAITING)
+        except OSError:
+            listener.close()
+            continue
+        return listener.detach()
+    return None
+
+
+def linger(place: Rendezvous) -> None:
+    """Keeps rank 0, which serves the store, alive until the other ranks' time limits have passed too."""
+    if place.rank == 0 and place.size > 1 and not place.store_is_running:
+        time.sleep(LINGER_SECONDS)
+
+
+# Actions that one rank of each node does for its node, with the same outcome on every rank.
+#
+# They need no process group, only the store in which the ranks meet, so they can run before a run is
+# resolved.
+
+
+def once_a_node(
+    name: str, action: Callable[[], object], place: Rendezvous, meeting: dist.Store, limit_seconds: float
+) -> None:
+    """Calls `action` on the ranks of local rank 0; the others wait for all of these, at most `limit_seconds`.
+
+    Called by all ranks with the same `name`, once an attempt. meeting: the store of `world.meet`. Raises
+    KieloError on every rank, with the same message, where an action raised one, and on a rank that has waited
+    too long.
+    """
+    if place.size == 1:
+        action()
+        return
+    store = dist.PrefixStore(f"once_a_node/{name}", meeting)
+    if place.local_rank == 0:
+        complaint = _complaint(action)
+        if complaint:
+            store.compare_set("complaint", "", complaint)
+    if store.add("settled", 1) == place.size:  # the last one: every action has ended
+        store.set("verdict", store.get("complaint") if store.check(["complaint"]) else b"")
+    try:
+        store.wait(["verdict"], timedelta(seconds=limit_seconds))
+        verdict = store.get("verdict").decode()
+    except RuntimeError as error:
+        raise KieloError(
+            f"rank {place.rank}: waited {limit_seconds:g} s for one rank of each node to {name}, and not "
+            "all have come to an end"
+        ) from error
+    if verdict:
+        linger(place)
+        raise KieloError(verdict)
+
+
+def _complaint(action: Callable[[], object]) -> str | None:
+    try:
+        action()
+    except KieloError as error:
+        return str(error)
+    except Exception as error:  # the others must not wait for it
+        return f"{type(error).__name__}: {error}"
+    return None

@@ -1,0 +1,127 @@
+"""Skips steps whose loss or gradient norm is not finite, and ends a run with too many of them in a row.
+
+In: the loss and the global gradient norm of a step, the same on every rank. Out: a flag on the device for the
+optimiser, counts for the log, KieloError once too many steps in a row were bad, and, for the watch over a
+change of precision, the losses and norms of the last steps.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import TrainIdentity
+from kielo.train.watch.delayed_reader import DelayedReader
+
+
+def has_no_label(loss: Any, gradient_norm: Any) -> Any:
+    """Returns True for a step in which no label counted: it has neither loss nor gradient.
+
+    A model that predicts each label with certainty has some of both, which is above 0 in fp32. loss,
+    gradient_norm: floats, or scalars on the device.
+    """
+    return (loss == 0) & (gradient_norm == 0)
+
+
+class Guard:
+    """Counts bad steps on the device, so that a sound step costs no wait; the host reads the counts late.
+
+    See `delayed_reader.py`.
+    """
+
+    def __init__(self, device: torch.device, train: TrainIdentity):
+        self._max_in_a_row = train.max_skipped_steps_in_a_row
+        # a ring of (loss, norm)
+        self._remembered = torch.full((train.fp8.watch_steps, 2), math.nan, device=device)
+        self._steps = 0  # checked in all; the ring holds the last of them
+        # bad in a row up to now, bad in all, without a label in all
+        self._counts = torch.zeros(3, dtype=torch.int64, device=device)
+        self._late = DelayedReader(device)
+        self._read: list[float] | None = None
+
+    def check(self, loss: Tensor, gradient_norm: Tensor) -> Tensor:
+        """Returns a float32 scalar on the device: 1 where this step must be skipped.
+
+        All ranks get the same, as both inputs are the same on all ranks.
+        """
+        bad = ~(torch.isfinite(loss) & torch.isfinite(gradient_norm))
+        self._counts[0] = (self._counts[0] + 1) * bad
+        self._counts[1] += bad
+        self._counts[2] += has_no_label(loss, gradient_norm)
+        self._remembered[self._steps % len(self._remembered)] = torch.stack(
+            (loss.float(), gradient_norm.float())
+        )
+        self._steps += 1
+        return bad.to(torch.float32)
+
+    @property
+    def steps_behind(self) -> int:
+        """How many steps after a step `was_bad` and `stop_if_diverged` know of it."""
+        return self._late.steps_behind
+
+    def was_bad(self) -> bool:
+        """Returns True if the last finished step was bad; called once after each step, by all ranks."""
+        self._read = self._late.read(self._counts)
+        return bool(self._read and self._read[0])
+
+    def stop_if_diverged(self, step: int, way_on: Callable[[int], str] = lambda first_bad_step: "") -> None:
+        """Raises KieloError after too many bad steps in a row, counted up to the last `was_bad`.
+
+        way_on: the first of them → how to go on, a sentence for the message. All ranks call it together.
+        """
+        counts = self._read
+        if counts is None or counts[0] < self._max_in_a_row:
+            return
+        first_bad_step = max(1, step - self._late.steps_behind - int(counts[0]) + 1)
+        raise KieloError(
+            f"step {step}: the loss or the gradient norm was not finite {int(counts[0])} steps in a row "
+            f"(train.max_skipped_steps_in_a_row = {self._max_in_a_row}), so the run stops. "
+            f"{way_on(first_bad_step)}What helps: train.skip_steps = [[{first_bad_step}, {step}]] where the "
+            f"text is at fault (see `kielo data RECIPE --step {first_bad_step}`), or, in a new run, a lower "
+            "train.learning_rate or a longer train.warmup_share"
+        )
+
+    @property
+    def bad_in_a_row(self) -> int:
+        """The number of bad steps up to now without a sound one between them. Waits for the device."""
+        return int(self._counts[0].item())
+
+    @property
+    def skipped(self) -> int:
+        """The number of steps skipped since step 1. Waits for the device."""
+        return int(self._counts[1].item())
+
+    @property
+    def without_labels(self) -> int:
+        """The number of steps since step 1 in which no label counted. Waits for the device."""
+        return int(self._counts[2].item())
+
+    def last(self, steps: int) -> list[tuple[float, float]]:
+        """Returns loss and gradient norm of the last remembered steps, oldest first. Waits for the device.
+
+        Steps in which no label counted are left out.
+        """
+        size = len(self._remembered)
+        rows = self._remembered.tolist()
+        last = [rows[step % size] for step in range(max(0, self._steps - min(steps, size)), self._steps)]
+        return [(loss, norm) for loss, norm in last if not has_no_label(loss, norm)]
+
+    def plain_state(self) -> dict[str, object]:
+        in_a_row, skipped, without_labels = self._counts.tolist()
+        last = [
+            [value if math.isfinite(value) else None for value in row]
+            for row in self.last(len(self._remembered))
+        ]
+        return {"in_a_row": in_a_row, "skipped": skipped, "without_labels": without_labels, "last": last}
+
+    def restore(self, state: dict[str, object]) -> None:
+        counts = state["in_a_row"], state["skipped"], state.get("without_labels", 0)
+        self._counts.copy_(torch.tensor(counts))
+        self._late = DelayedReader(self._counts.device)  # counts of later steps may be on their way
+        last = state.get("last", [])[-len(self._remembered) :]
+        for number, row in enumerate(last):
+            self._remembered[number] = torch.tensor([math.nan if value is None else value for value in row])
+        self._steps = len(last)

@@ -1,0 +1,183 @@
+"""Watches what a run may use up: host memory, /dev/shm, and room on the disk for the next save.
+
+The first rank of each node looks every few seconds; rank 0 looks at the disk. What gets short is an alert,
+once. Where host memory has grown so much that the kernel would soon end a process, the run is asked to save
+and to stop: started again, it has the memory that it began with.
+"""
+
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+# Host memory that is left to the processes of this job on this node, in bytes. Linux; without torch.
+#
+# The kernel ends a process when the memory of the node is used up, or that of a control group (cgroup), by
+# which schedulers and containers limit a job. Page cache is given back when memory is needed, and does not
+# count; what is in /dev/shm does.
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Bytes that can still be taken (`available`) of `limit`. owner: whose limit it is, for messages."""
+
+    available: int
+    limit: int
+    owner: str
+
+    @property
+    def taken_share(self) -> float:
+        return 1 - self.available / self.limit
+
+
+def host_memory(root: Path = Path("/")) -> HostMemory | None:
+    """Returns the memory of the node or of the job's cgroup, whichever has less left; None where unknown.
+
+    root: the folder that holds `proc` and `sys`.
+    """
+    found = [*_of_node(root), *_of_groups(root)]
+    return min(found, key=lambda memory: memory.available, default=None)
+
+
+def _of_node(root: Path) -> list[HostMemory]:
+    """Reads proc(5)'s meminfo, whose numbers are KiB."""
+    with suppress(OSError, KeyError, ValueError):
+        rows = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
+        kib = {words[0].rstrip(":"): int(words[1]) for words in rows}
+        return [HostMemory(kib["MemAvailable"] * 1024, kib["MemTotal"] * 1024, "the node")]
+    return []
+
+
+def _of_groups(root: Path) -> list[HostMemory]:
+    """Reads the limits of this process's cgroup and those around it, of version 2 or 1."""
+    found: list[HostMemory] = []
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "":
+                top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "file", "shmem")
+            elif "memory" in controllers.split(","):
+                top = root / "sys/fs/cgroup/memory"
+                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem")
+            else:
+                continue
+            group = top / path.lstrip("/")
+            for folder in (group, *group.parents):
+                found += _of_group(folder, names)
+                if folder == top:
+                    break
+    return found
+
+
+def _of_group(folder: Path, names: tuple[str, str, str, str]) -> list[HostMemory]:
+    """Returns nothing for a group without a limit, for which version 1 gives one of exabytes."""
+    limit_name, used_name, cache_name, shared_name = names
+    with suppress(OSError, ValueError, KeyError):  # version 2 says "max"
+        limit, used = (int((folder / name).read_text()) for name in (limit_name, used_name))
+        rows = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        stat = {words[0]: int(words[1]) for words in rows}
+        taken = used - (stat[cache_name] - stat[shared_name])
+        return [HostMemory(max(0, limit - taken), limit, "the job's limit (cgroup)")]
+    return []
+
+
+_LOOK_SECONDS = 5.0
+_SHORT_SHARE = 0.9  # of the memory's limit that is taken
+_RESERVE_SHARE = 0.03  # of the limit: a run that has grown stops when less is left
+_GROWTH_SECONDS = (20.0, 60.0)  # growth is measured over so long, at least and at most
+_SECONDS_TO_SAVE = 120.0  # for the step under way and a save
+_SHARED_MEMORY = Path("/dev/shm")
+_SHARED_MEMORY_SHARE = 0.05  # of its size; an alert when less is free
+
+
+class Resources:
+    """The resources of this rank's node.
+
+    alert(step, message): warns people. ask_to_stop(cause): makes the run save and stop. shortage: returns why
+    the next save would find no room on the disk, None if it would find it. is_looking: False on a rank whose
+    node another rank looks after. read_memory: returns the memory that is left, None where unknown.
+    """
+
+    def __init__(
+        self,
+        alert: Callable[[int, str], None],
+        ask_to_stop: Callable[[str], None],
+        shortage: Callable[[], str | None],
+        is_looking: bool,
+        read_memory: Callable[[], HostMemory | None] = host_memory,
+        look_seconds: float = _LOOK_SECONDS,
+    ):
+        self._alert, self._ask_to_stop, self._shortage = alert, ask_to_stop, shortage
+        self._read_memory, self._look_seconds = read_memory, look_seconds
+        self._next_look = -float("inf") if is_looking else float("inf")
+        self._told: set[str] = set()
+        self._first: HostMemory | None = None
+        self._available: deque[tuple[float, int]] = deque()  # (time, bytes) of the last minute
+
+    def look(self, step: int) -> None:
+        """Looks, if it is time to. Called after every step; waits for no other rank."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + self._look_seconds
+        shortage = self._shortage()
+        self._tell_once(
+            step, "disk", shortage and f"the next checkpoint would not be saved as things are: {shortage}"
+        )
+        self._tell_once(step, "shared memory", _complaint_of_shared_memory())
+        memory = self._read_memory()
+        if memory is not None:
+            self._look_at_memory(step, now, memory)
+
+    def _look_at_memory(self, step: int, now: float, memory: HostMemory) -> None:
+        self._first = self._first or memory
+        self._available.append((now, memory.available))
+        while now - self._available[0][0] > _GROWTH_SECONDS[1]:
+            self._available.popleft()
+        if memory.taken_share <= _SHORT_SHARE:
+            self._tell_once(step, "memory", None)
+            return
+        grown, reserve = self._first.available - memory.available, _RESERVE_SHARE * memory.limit
+        taken = (
+            f"host memory of {socket.gethostname()}: {memory.taken_share:.0%} of {memory.limit / 1e9:.1f} GB "
+            f"({memory.owner}) are taken, {grown / 1e9:.2f} GB more than after this attempt's first step"
+        )
+        if memory.available < reserve < grown or self._seconds_left() < _SECONDS_TO_SAVE:
+            self._tell_once(step, "stop", f"{taken}. The run saves and stops before the kernel ends it")
+            self._ask_to_stop(taken)
+        else:
+            self._tell_once(step, "memory", f"{taken}. When none is left, the kernel ends the run")
+
+    def _seconds_left(self) -> float:
+        """Returns in how many seconds no memory is left, if it goes on as in the last minute."""
+        (first_at, first), (last_at, last) = self._available[0], self._available[-1]
+        if last_at - first_at < _GROWTH_SECONDS[0] or first <= last:
+            return float("inf")
+        return last * (last_at - first_at) / (first - last)
+
+    def _tell_once(self, step: int, topic: str, message: str | None) -> None:
+        """Alerts of a topic, and again only after a message of None."""
+        if message is None:
+            self._told.discard(topic)
+        elif topic not in self._told:
+            self._told.add(topic)
+            self._alert(step, message)
+
+
+def _complaint_of_shared_memory() -> str | None:
+    """Returns a message if the memory file system of this node is nearly full."""
+    try:
+        system = os.statvfs(_SHARED_MEMORY)
+    except OSError:  # only Linux has it
+        return None
+    if system.f_bavail >= _SHARED_MEMORY_SHARE * system.f_blocks:
+        return None
+    return (
+        f"{_SHARED_MEMORY} of {socket.gethostname()} is nearly full: {system.f_bavail * system.f_frsize:,} "
+        "bytes are free, and a communicator that finds no room there ends its rank. Remove what earlier jobs "
+        "left in it"
+    )

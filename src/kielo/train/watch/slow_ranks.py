@@ -1,0 +1,141 @@
+"""Names ranks that are slower than the others, by the time of work that waits for nobody.
+
+All ranks take the same time for a step, because each waits for the slowest. So each rank measures how long
+its own layers take in the forward pass, from the moment when FSDP2 has gathered their weights: of a sample of
+steps, with events of the device or the host's clock. Ranks that share a layer's tensors wait for each other
+inside it, and are named together.
+"""
+
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from kielo.checkpoint.agreement import Agreement
+from kielo.train.watch.delayed_reader import DelayedReader
+
+SAMPLE_EVERY_STEPS = 5
+SAMPLES = 8  # with the delays of reading, a rank is named within 50 steps
+LEAST_EXCESS = 0.1
+_MOST_CALLS = 256  # of layers in a sample; events cost the host some microseconds each
+
+
+class LayerTimes:
+    """Measures the forward passes of a model's layers between `start` and `stop`."""
+
+    def __init__(self, model: nn.Module, device: torch.device):
+        self._on_gpu = device.type == "cuda"
+        self._calls: list[tuple[Any, Any]] = []
+        self._is_on, self._begun = False, None
+        self.were_started = False
+        for part in getattr(model, "parts", [model]):
+            for layer in part.layers.values():
+                layer.register_forward_pre_hook(self._begin)  # after FSDP2's own, which waits for weights
+                layer.register_forward_hook(self._end)
+
+    def start(self) -> None:
+        self._is_on, self._calls, self.were_started = True, [], True
+
+    def stop(self) -> None:
+        self._is_on = False
+
+    def seconds(self) -> float:
+        """Returns the mean over the layers that were measured last; 0 for none. Waits until they are done."""
+        if not self._calls:
+            return 0.0
+        if not self._on_gpu:
+            return fmean(end - begin for begin, end in self._calls)
+        self._calls[-1][1].synchronize()
+        return fmean(begin.elapsed_time(end) for begin, end in self._calls) / 1000
+
+    def _begin(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        is_measured = self._is_on and len(self._calls) < _MOST_CALLS and torch.is_grad_enabled()
+        self._begun = self._now() if is_measured else None
+
+    def _end(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if self._begun is not None:
+            self._calls.append((self._begun, self._now()))
+
+    def _now(self) -> Any:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+@dataclass(frozen=True)
+class SlowRank:
+    """A rank whose layers take `seconds`, and the median rank's `usual_seconds`."""
+
+    rank: int
+    seconds: float
+    usual_seconds: float
+
+
+def slow_ranks(samples: Sequence[Sequence[float]]) -> list[SlowRank]:
+    """Returns the ranks whose fastest sample is slower than the slowest usual one, by `LEAST_EXCESS` or more.
+
+    samples: seconds of each rank, at several steps. Usual is the median over the ranks of a step (the lower
+    one of two). With noise alone a given rank is found in fewer than one of 12,870 groups of 8 samples.
+    """
+    usual = [sorted(of_step)[(len(of_step) - 1) // 2] for of_step in samples]
+    found = []
+    for rank, of_rank in enumerate(zip(*samples, strict=True)):
+        if min(of_rank) > (1 + LEAST_EXCESS) * max(usual):
+            found.append(SlowRank(rank, fmean(of_rank), fmean(usual)))
+    return found
+
+
+class SpeedWatch:
+    """Shares the samples of all ranks, one number each, and tells of slow ones. All ranks call it."""
+
+    def __init__(self, device: torch.device, alert: Callable[[int, str], None]):
+        self._device, self._alert = device, alert
+        self._late = DelayedReader(device)
+        self._samples: deque[list[float]] = deque(maxlen=SAMPLES)
+        self._told: set[int] = set()
+
+    def begin(self, step: int, layers: LayerTimes) -> None:
+        """Called before each step. On a GPU the sample before, which is long done, is shared first."""
+        if dist.get_world_size() == 1 or step % SAMPLE_EVERY_STEPS:
+            return
+        if layers.were_started:
+            self._share(step, layers.seconds())
+        layers.start()
+
+    def end(self, layers: LayerTimes) -> None:
+        """Called after each step."""
+        layers.stop()
+
+    def _share(self, step: int, seconds: float) -> None:
+        everyone = torch.zeros(dist.get_world_size(), device=self._device)
+        everyone[dist.get_rank()].fill_(seconds)
+        dist.all_reduce(everyone)
+        read = self._late.read(everyone)
+        if read is None:
+            return
+        self._samples.append(read)
+        if len(self._samples) < SAMPLES:
+            return
+        slow = slow_ranks(self._samples)
+        if {one.rank for one in slow} - self._told:
+            hosts = Agreement().gather(socket.gethostname())
+            self._alert(step, "; ".join(described(one, hosts[one.rank]) for one in slow))
+        self._told = {one.rank for one in slow}
+
+
+def described(slow: SlowRank, host: str) -> str:
+    """Returns how slow a rank is, and what it costs all of them."""
+    return (
+        f"rank {slow.rank} ({host}) is slow: {1000 * slow.seconds:.3g} ms a layer, where the median rank "
+        f"takes {1000 * slow.usual_seconds:.3g} ms; all ranks wait for it, so the job may lose "
+        f"{1 - slow.usual_seconds / slow.seconds:.0%} of its speed. What helps: leave that node out"
+    )

@@ -1,0 +1,46 @@
+"""The accelerator card's settings of torch's allocator are in the environment before CUDA starts."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from kielo.recipe.cards import accelerator, accelerators
+
+PROGRAM = """
+import json, os, sys
+from kielo.ranks.process_settings import settle_allocator
+said = settle_allocator(sys.argv[1])
+print(json.dumps([said, {name: value for name, value in os.environ.items() if "ALLOC_CONF" in name}]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("card", "own", "expected"),
+    [
+        ("h200", {}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ("h200", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, None),
+        ("h200", {"PYTORCH_ALLOC_CONF": ""}, None),
+        ("mi250x_gcd", {}, None),
+    ],
+)
+def test_a_process_has_the_cards_settings_unless_it_was_given_some(card, own, expected):
+    plain = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, accelerator(card).allocator_settings],
+        env=plain | own,
+        capture_output=True,
+        check=True,
+    )
+    said, found = json.loads(done.stdout)
+    assert found == (own if expected is None else expected)
+    assert ("expandable_segments:True" in said) == (expected is not None)
+
+
+def test_only_nvidias_segments_can_grow():
+    """AMD's allocator has not been tried with them; a CPU has none."""
+    for card in map(accelerator, accelerators()):
+        is_nvidia = card.device == "cuda" and not card.architecture.startswith("cdna")
+        assert card.allocator_settings == ("expandable_segments:True" if is_nvidia else "")
