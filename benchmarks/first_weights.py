@@ -46,7 +46,7 @@ def main() -> None:
     with torch.device("meta"):
         parameters = families.build_model(one_layer).named_parameters()
         shapes = {name: p.shape for name, p in parameters if name.startswith("layers.") and p.dim() == 2}
-    all_parameters = families.module(model.model_type, "count").parameters(model)
+    all_parameters = families.module(model.model_type, "tables").parameters(model)
     times = all_parameters / sum(shape.numel() for shape in shapes.values())
     ways = _ways(one_layer)
     seconds: dict[str, list[float]] = {way: [] for way in ways}

@@ -42,7 +42,7 @@ from kielo.checkpoint.safetensors_storage import SafetensorsStream
 from kielo.checkpoint.transplant import Transplant
 from kielo.models.families import hf_config
 from kielo.models.llama.model import Llama
-from kielo.models.llama.names import to_hugging_face
+from kielo.models.llama.tables import to_hugging_face
 from kielo.parallel.materialise import local, local_slices, materialise
 from kielo.parallel.mesh import AXES, Mesh
 from kielo.parallel.parallelise import parallelise

@@ -137,7 +137,7 @@ def layers_that_fit(name: str, free_bytes: float, moments: str = "fp32") -> int:
     if shape.layers is not None:
         return shape.layers
     whole = whole_model(name)
-    count = module(whole.model_type, "count")
+    count = module(whole.model_type, "tables")
     tokens = shape.micro_batch_sequences * shape.sequence_length
     layout = recipe_of(name, 1, "bf16").layout
     kept, _ = layer_bytes(whole, layout, 2)
@@ -156,7 +156,7 @@ def layers_that_fit(name: str, free_bytes: float, moments: str = "fp32") -> int:
 
 def state_bytes(model: Model, moments: str) -> int:
     """Returns bytes of one contender between two steps."""
-    return _STATE_BYTES[moments] * module(model.model_type, "count").parameters(model)
+    return _STATE_BYTES[moments] * module(model.model_type, "tables").parameters(model)
 
 
 def whole_model(name: str) -> Model:
@@ -177,7 +177,7 @@ def flops_of(name: str, layers: int) -> dict[str, float]:
     """
     shape, whole = SHAPES[name], whole_model(name)
     model = with_layers(whole, layers)
-    count = module(model.model_type, "count")
+    count = module(model.model_type, "tables")
     per_token = count.flops_per_token(model, shape.sequence_length)
     head = 6 * model.vocab_size * model.hidden_size
     return {

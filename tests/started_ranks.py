@@ -28,7 +28,7 @@ _PRELOAD = [
     "torchao.float8",
     "kielo.train.run",
     "kielo.models.llama.model",
-    "kielo.models.llama.tensor_parallel_plan",
+    "kielo.models.llama.tables",
     "numpy",
     "pydantic",
     "pytest",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from kielo.models.llama.model import initial_value
-from kielo.models.llama.names import to_hugging_face
+from kielo.models.llama.tables import to_hugging_face
 from kielo.ranks.world import World
 from kielo.recipe.sections import Model
 from kielo.resolve.resolved import Resolved

@@ -19,7 +19,7 @@ from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
 from torchtitan.models.llama3 import Llama3Model, _build_llama3_layers, parallelize_llama
 
 from contenders.contender import OPTIMISER, Contender, LeftOut, Work, adamw, next_tokens
-from kielo.models.llama.names import to_hugging_face
+from kielo.models.llama.tables import to_hugging_face
 
 _INIT: dict[str, Any] = {"weight": nn.init.zeros_}  # all are filled afterwards
 

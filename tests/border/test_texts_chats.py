@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from kielo.artifact.documents import read_documents
-from kielo.corpus.run import run_corpus
+from kielo.corpus.corpus_stage import run_corpus
 from kielo.dataset.encoded_documents import DocumentEncoder
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus, Recipe

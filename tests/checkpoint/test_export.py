@@ -25,7 +25,7 @@ from kielo.checkpoint.safetensors_storage import SafetensorsStream
 from kielo.checkpoint.tensor_table import cut, join, read_table
 from kielo.models import families
 from kielo.models.llama.model import Llama
-from kielo.models.llama.names import to_hugging_face
+from kielo.models.llama.tables import to_hugging_face
 from kielo.models.piece import Piece, by_stored_name
 from kielo.recipe.errors import KieloError
 from tests.checkpoint.layouts import config, model_on_ranks, values
@@ -254,7 +254,7 @@ def test_fused_transposed_and_padded_weights_lie_where_the_file_wants_them(
 
 def test_names_and_dtypes_of_the_source_come_back(tmp_path, monkeypatch):
     """A mixed record is followed tensor by tensor: no base model's prefix, a tied head that was stored."""
-    names = families.module("llama", "names")
+    names = families.module("llama", "tables")
     monkeypatch.setattr(names, "BASE_MODEL_PREFIX", "model.", raising=False)
     model = plain_model(config(tied=True))
     with torch.no_grad():

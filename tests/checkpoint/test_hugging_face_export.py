@@ -15,7 +15,7 @@ from kielo.checkpoint.export_stage import ExportOptions, tokenizer_files
 from kielo.checkpoint.hugging_face_export import export
 from kielo.checkpoint.tensor_table import read_table
 from kielo.models.llama.model import Llama
-from kielo.models.llama.names import to_hugging_face
+from kielo.models.llama.tables import to_hugging_face
 from kielo.recipe.errors import KieloError
 from tests.bar import bars_of
 from tests.checkpoint.layouts import config

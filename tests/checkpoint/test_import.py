@@ -22,7 +22,7 @@ from kielo.checkpoint.hugging_face_import import load_model_weights, load_weight
 from kielo.checkpoint.tensor_file import ReadBuffers, TensorFile, Wanted
 from kielo.checkpoint.tensor_table import join, read_table
 from kielo.models.llama.model import Llama
-from kielo.models.llama.names import to_hugging_face
+from kielo.models.llama.tables import to_hugging_face
 from kielo.models.piece import Piece, by_stored_name
 from kielo.parallel.materialise import local, local_slices
 from kielo.recipe.errors import KieloError

@@ -13,7 +13,7 @@ from kielo.models.families import hf_config
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import load_tokenizer
-from kielo.tokenizer.row_map import example_ids, make_row_map
+from kielo.tokenizer.make_row_map import example_ids, make_row_map
 from kielo.tokenizer.spelling import TokenNames
 from kielo.tokenizer.train import save, train_on
 from tests.checkpoint.layouts import config

@@ -13,7 +13,7 @@ from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.checkpoint.transplant import Transplant
 from kielo.models.families import hf_config
 from kielo.models.llama.model import Llama
-from kielo.models.llama.names import to_hugging_face
+from kielo.models.llama.tables import to_hugging_face
 from kielo.parallel.materialise import local, local_slices
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model

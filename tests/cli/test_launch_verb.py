@@ -367,10 +367,10 @@ def test_a_ladder_is_tabled_and_written(capsys, monkeypatch, tmp_path) -> None:
     ladder = SimpleNamespace(content=lambda: {"rungs": []})
     wrote = []
     monkeypatch.setattr("kielo.launch.ladder_folder.read_ladder", lambda folder: ladder)
-    write = "kielo.report.ladder.write_ladder_report"
+    write = "kielo.report.ladder_page.write_ladder_report"
     monkeypatch.setattr(write, lambda folder, of: wrote.append((folder, of)) or [folder / "a", folder / "b"])
-    monkeypatch.setattr("kielo.report.ladder.table", lambda of: (("nodes", "speed"), [(1, 2)]))
-    monkeypatch.setattr("kielo.report.ladder.notes", lambda of: ["one", "two"])
+    monkeypatch.setattr("kielo.report.ladder_page.table", lambda of: (("nodes", "speed"), [(1, 2)]))
+    monkeypatch.setattr("kielo.report.ladder_page.notes", lambda of: ["one", "two"])
     told = f"nodes\tspeed\n1\t2\none\ntwo\nwrote {tmp_path}/a, {tmp_path}/b\n"
     assert said(capsys, "status", str(tmp_path)) == told
     assert json.loads(said(capsys, "status", str(tmp_path), "--json")) == {"rungs": []}

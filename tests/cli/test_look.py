@@ -146,7 +146,7 @@ MADE = RowMap(
 def mapped(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Tokenizers are the names of their folders; a token is called by its tokenizer and id."""
     noted = SimpleNamespace(made=MADE, asked=[])
-    make = "kielo.tokenizer.row_map.make_row_map"
+    make = "kielo.tokenizer.make_row_map.make_row_map"
     monkeypatch.setattr(make, lambda *given: noted.asked.append(given) or noted.made)
     monkeypatch.setattr("kielo.tokenizer.load.load_tokenizer", lambda folder: folder.name)
     monkeypatch.setattr("kielo.tokenizer.spelling.TokenNames", lambda of: lambda number: f"{of}{number}")

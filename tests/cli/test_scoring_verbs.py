@@ -43,7 +43,7 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     of = SimpleNamespace(scores=scores, asked=[], causal=None)
     monkeypatch.setattr("kielo.cli.checkpoint.newest_checkpoint", lambda run: run / "newest")
     monkeypatch.setattr("kielo.artifact.stage_json.read_stage_json", lambda folder, kind: of.causal)
-    run = "kielo.evaluate.run"
+    run = "kielo.evaluate.evaluation"
     monkeypatch.setattr(f"{run}.evaluate", lambda *given: of.asked.append((*given[1:], False)) or of.scores)
     theirs = f"{run}.evaluate_hugging_face"
     monkeypatch.setattr(theirs, lambda *given: of.asked.append((*given[1:], True)) or of.scores)
@@ -246,7 +246,9 @@ def test_a_preflight_of_this_rank_tells_its_verdict(
     screen = "kielo.verify.preflight.screen"
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("kielo.resolve.resolve.resolve", resolve)
-    monkeypatch.setattr("kielo.verify.preflight.run.preflight", lambda *_: print("checking") or has_passed)
+    monkeypatch.setattr(
+        "kielo.verify.preflight.check_nodes.preflight", lambda *_: print("checking") or has_passed
+    )
     monkeypatch.setattr("kielo.cli.preflight.read_json", lambda folder, kind: has(nodes=3))
     monkeypatch.setattr(f"{screen}.check_rows", lambda of: [("a", "b")])
     monkeypatch.setattr(f"{screen}.CHECK_TITLES", ("check", "result"))

@@ -45,7 +45,7 @@ class Stages:
         self._now = 100.0
         self._patch = monkeypatch.setattr
         self._patch("kielo.cli.run.time", SimpleNamespace(monotonic=lambda: self._now))
-        self._stage("kielo.corpus.run.run_corpus", "corpus", lambda recipe, folder, raw: folder)
+        self._stage("kielo.corpus.corpus_stage.run_corpus", "corpus", lambda recipe, folder, raw: folder)
         self._stage(
             "kielo.tokenizer.train.train_tokenizer", "tokenizer", lambda recipe, corpus, folder: folder
         )
@@ -54,10 +54,10 @@ class Stages:
         ranks = "kielo.cli.train.train_on_ranks"
         self._stage(ranks, "train", lambda recipe, *_: Path(recipe.folder) / "train")
         self._stage("kielo.cli.verify.certify", "verify", lambda recipe, run, **_: run / "verify")
-        self._stage("kielo.evaluate.run.evaluate", "evaluate", lambda recipe, run, _: run / "evaluate")
+        self._stage("kielo.evaluate.evaluation.evaluate", "evaluate", lambda recipe, run, _: run / "evaluate")
         self._stage("kielo.cli.export.export_checkpoint", "export", lambda *given: given[1])
         self._patch("kielo.report.write.write_report", self._report)
-        self._patch("kielo.report.summary.print_summary", lambda summary: print(f"of {summary.content()}"))
+        self._patch("kielo.report.make_summary.print_summary", lambda of: print(f"of {of.content()}"))
         self._patch("kielo.cli.run.read_json", lambda *_: SimpleNamespace(content=lambda: self.summary))
         self._patch("kielo.cli.checkpoint.newest_checkpoint", lambda run: run / "newest")
         self._patch("kielo.tokenizer.train.unfilled_vocabulary", lambda recipe, made: "")

@@ -278,9 +278,9 @@ def test_a_finished_run_starts_no_rank(resolved, recipe, tmp_path, monkeypatch) 
     ends = SimpleNamespace(is_finished=True)
     monkeypatch.setattr("kielo.train.start_ranks.start_ranks", lambda *_: outcome(message="started"))
     monkeypatch.setattr("kielo.resolve.resolved.read", lambda path: SimpleNamespace(placement=placement))
-    monkeypatch.setattr("kielo.train.manifest.is_finished", lambda _: ends.is_finished)
+    monkeypatch.setattr("kielo.train.records.is_finished", lambda _: ends.is_finished)
     said = {id(resolved): outcome(message="nothing to do")}
-    monkeypatch.setattr("kielo.train.manifest.nothing_to_do", lambda of: said[id(of)])
+    monkeypatch.setattr("kielo.train.records.nothing_to_do", lambda of: said[id(of)])
     read = read_recipe(str(recipe)).recipe
 
     def both() -> tuple[str, bool]:

@@ -114,7 +114,7 @@ def priced(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(f"{plan}.embedding_share", lambda model, size: size / 1000)
     monkeypatch.setattr("kielo.tokenizer.load.vocabulary_size", lambda tokenizer: tokenizer)
     row_map = SimpleNamespace(rows=[0] * 50, copied=20)
-    monkeypatch.setattr("kielo.tokenizer.row_map.make_row_map", lambda *_: row_map)
+    monkeypatch.setattr("kielo.tokenizer.make_row_map.make_row_map", lambda *_: row_map)
     return of
 
 

@@ -9,7 +9,7 @@ import pytest
 from kielo.artifact.documents import messages_of, read_documents
 from kielo.artifact.funnel import Funnel
 from kielo.artifact.stage_json import read_json
-from kielo.corpus.run import run_corpus
+from kielo.corpus.corpus_stage import run_corpus
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus, Recipe
 

@@ -9,6 +9,7 @@ import xxhash
 from kielo.artifact.documents import read_documents
 from kielo.corpus import pairs, pipeline
 from kielo.corpus.conversations import AlternatingTurns, WholeConversations, read_conversation
+from kielo.corpus.corpus_stage import wrapping_advice
 from kielo.corpus.filters import DocumentDuplicates, DocumentLength, LineLength, NotEmpty
 from kielo.corpus.html_text import page_text
 from kielo.corpus.normalise import Normalise
@@ -24,7 +25,6 @@ from kielo.corpus.programming_languages import (
 )
 from kielo.corpus.raw_formats import RawSource
 from kielo.corpus.raw_record import BadRecord
-from kielo.corpus.run import wrapping_advice
 from kielo.corpus.step import (
     CorpusStep,
     LanguageRule,

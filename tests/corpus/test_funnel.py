@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from kielo.artifact.funnel import FunnelRow
-from kielo.corpus.funnel import build_funnel, by_source, empty_message, threshold_table
+from kielo.corpus.make_funnel import build_funnel, by_source, empty_message, threshold_table
 from kielo.corpus.step import labels_of
 
 

@@ -9,7 +9,7 @@ import zstandard
 
 from kielo.artifact.documents import read_documents
 from kielo.artifact.manifest import hash_manifest
-from kielo.corpus.run import run_corpus
+from kielo.corpus.corpus_stage import run_corpus
 from kielo.recipe.errors import KieloError
 from tests.corpus.texts import ENGLISH, estonian_document, recipe
 
@@ -115,7 +115,7 @@ def test_a_script_without_a_main_guard_can_call_it(tmp_path):
     script = tmp_path / "my script.py"
     script.write_text(
         "from pathlib import Path\n"
-        "from kielo.corpus.run import run_corpus\n"
+        "from kielo.corpus.corpus_stage import run_corpus\n"
         "from kielo.recipe.sections import Corpus, Recipe\n"
         "here = Path(__file__).parent\n"
         "corpus = Corpus(sources=str(here / 'a.jsonl'), workers=2)\n"

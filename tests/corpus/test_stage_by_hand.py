@@ -8,10 +8,10 @@ import pytest
 from kielo.artifact.funnel import Funnel
 from kielo.artifact.manifest import write_stage
 from kielo.artifact.stage_json import read_json
-from kielo.corpus import run as corpus_run
+from kielo.corpus import corpus_stage as corpus_run
+from kielo.corpus.corpus_stage import run_corpus
 from kielo.corpus.pipeline import MergeCleaned, first_pass, second_pass
 from kielo.corpus.raw_formats import RawSource
-from kielo.corpus.run import run_corpus
 from kielo.corpus.step import effective_settings, language_rule, language_rules, side_rules, text_fields
 from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError

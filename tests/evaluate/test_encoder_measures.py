@@ -20,6 +20,7 @@ from kielo.dataset.pack import pack
 from kielo.evaluate.conllu import read_sentences
 from kielo.evaluate.contender import load_checkpoint
 from kielo.evaluate.encoder import Encoder, open_encoder
+from kielo.evaluate.evaluation import evaluate
 from kielo.evaluate.fill_mask import fill_prompts
 from kielo.evaluate.part_of_speech import score_part_of_speech, word_states
 from kielo.evaluate.pseudo_likelihood import (
@@ -29,7 +30,6 @@ from kielo.evaluate.pseudo_likelihood import (
     read_pairs,
     score_minimal_pairs,
 )
-from kielo.evaluate.run import evaluate
 from kielo.evaluate.token_baselines import TokenBaselines
 from kielo.models import families
 from kielo.models.blocks.decoder import init_weights

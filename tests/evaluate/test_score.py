@@ -10,8 +10,8 @@ import torch
 from kielo.dataset.heldout_sets import HeldoutSet
 from kielo.evaluate import score as module
 from kielo.evaluate.baselines import ByteNgram, byte_stream, xz_bits
+from kielo.evaluate.evaluation import evaluate_hugging_face
 from kielo.evaluate.generate import generate
-from kielo.evaluate.run import evaluate_hugging_face
 from kielo.evaluate.score import score
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe

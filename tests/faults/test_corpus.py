@@ -26,7 +26,7 @@ import pytest
 import zstandard
 
 from kielo.artifact.documents import read_documents
-from kielo.corpus import run as corpus_run
+from kielo.corpus import corpus_stage as corpus_run
 from kielo.corpus.worker_processes import run_pipeline
 from kielo.recipe.errors import KieloError
 from tests.corpus.texts import estonian_document

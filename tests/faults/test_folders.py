@@ -704,15 +704,15 @@ def test_a_stage_folder_that_is_a_mount_is_refused_before_the_work(finished, sta
 
 
 def test_a_run_folder_that_vanishes_during_a_stage(workplace, here, monkeypatch):
-    from kielo.corpus import run
+    from kielo.corpus import corpus_stage
 
-    write_funnel = run.write_json
+    write_funnel = corpus_stage.write_json
 
     def vanishing(*arguments):
         write_funnel(*arguments)
         shutil.rmtree(workplace / "run")
 
-    monkeypatch.setattr(run, "write_json", vanishing)
+    monkeypatch.setattr(corpus_stage, "write_json", vanishing)
     refused(
         here(workplace, "run", "tiny.toml", "--to", "corpus"),
         "was not written: No such file or directory",

@@ -462,7 +462,7 @@ def test_training_goes_on_under_the_lease_of_its_run(packed, ranks):
 @pytest.mark.parametrize("stage", ["corpus", "pack"])
 def test_sigterm_in_a_stage_gives_the_lease_back(packed, here, monkeypatch, stage):
     """Exit code 75, nothing half-made, and the next job is not kept waiting."""
-    from kielo.corpus import run as corpus
+    from kielo.corpus import corpus_stage as corpus
     from kielo.tokenizer import piece_cache
 
     def work(*_):

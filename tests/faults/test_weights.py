@@ -52,7 +52,7 @@ def write_weights(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
     """
     model = families.complete(TINY, 64)
     torch.manual_seed(1)
-    names = families.module("llama", "names")
+    names = families.module("llama", "tables")
     parameters = dict(families.build_model(model).named_parameters())
     tensors = {
         piece.name: 0.02 * torch.randn(parameters[ours][: piece.rows].shape)
@@ -326,7 +326,7 @@ def test_a_mistral_without_a_window_has_that_of_transformers(tmp_path: Path) -> 
     assert model.sliding_window == 4096
     ours = families.build_model(model)
     stored = load_file(tmp_path / "model.safetensors")
-    pieces = families.module("mistral", "names").to_hugging_face(model)
+    pieces = families.module("mistral", "tables").to_hugging_face(model)
     tokens = torch.randint(0, 97, (1, 4160), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         for name, parameter in ours.named_parameters():
@@ -643,7 +643,7 @@ def test_all_ranks_refuse_what_one_has_seen(tmp_path: Path) -> None:
     """A NaN that lies in the shard of one rank is told by both, alike, once."""
     model = layouts_config()
     parameters = dict(families.build_model(model).named_parameters())
-    pieces = families.module("llama", "names").to_hugging_face(model)
+    pieces = families.module("llama", "tables").to_hugging_face(model)
     tensors = {
         piece.name: torch.zeros(parameters[ours][: piece.rows].shape) for ours, piece in pieces.items()
     }

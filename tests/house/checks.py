@@ -13,7 +13,7 @@ FORBIDDEN_IN_MODELS = ("torch.distributed", "torch.cuda", "os", "kielo.parallel"
 UNPICKLING = re.compile(
     r"(\w+\.)*((all_)?gather|broadcast|scatter|send|recv)_object(_list)?|torch\.load|(\w*pickle|shelve|rpc|Listener)"
 )
-FAMILY_TABLES = ("tensor_parallel_plan", "names", "count")
+FAMILY_TABLES = ("tables",)
 MOST_ARGUMENTS = 7
 
 

@@ -9,7 +9,7 @@ import pytest
 import zstandard
 
 from kielo.artifact.manifest import read_manifest
-from kielo.corpus.run import run_corpus
+from kielo.corpus.corpus_stage import run_corpus
 from kielo.dataset.pack import pack
 from kielo.recipe.read import read_first_language, shipped_recipes
 from kielo.recipe.several_languages import languages_of

@@ -15,7 +15,7 @@ from kielo.artifact.launch_files import Ladder, MeasuredSpeed, PlannedSpeed, Ref
 from kielo.artifact.stage_json import read_json, write_json
 from kielo.cli.main import main
 from kielo.launch.script import SCRIPTS
-from kielo.report.ladder import markdown, page, table, write_ladder_report
+from kielo.report.ladder_page import markdown, page, table, write_ladder_report
 from tests.cli.test_run import write_recipe
 from tests.launch.stand_in import Site
 

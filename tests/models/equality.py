@@ -49,14 +49,14 @@ def pair(config: dict[str, Any], folder: Path) -> tuple[Decoder, PreTrainedModel
 
 @torch.no_grad()
 def fill(ours: Decoder, stored: dict[str, Tensor]) -> None:
-    pieces = families.module(ours.config.model_type, "names").to_hugging_face(ours.config)
+    pieces = families.module(ours.config.model_type, "tables").to_hugging_face(ours.config)
     for name, parameter in ours.named_parameters():
         parameter.copy_(cut(stored[pieces[name].name], pieces[name], parameter.shape))
 
 
 def their_gradients(ours: Decoder, theirs: PreTrainedModel) -> dict[str, Tensor]:
     """Our parameter name → transformers' gradient of it."""
-    pieces = families.module(ours.config.model_type, "names").to_hugging_face(ours.config)
+    pieces = families.module(ours.config.model_type, "tables").to_hugging_face(ours.config)
     named = stored_parameters(theirs, pieces)
     return {
         name: cut(named[pieces[name].name].grad, pieces[name], parameter.shape)

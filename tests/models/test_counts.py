@@ -32,7 +32,7 @@ def test_parameters_are_those_of_the_shapes(model_type, bias, tied):
     """With every bias that the family may have and without, tied and not; the head multiplies in any case,
     and what is looked up does not.
     """
-    count = module(model_type, "count")
+    count = module(model_type, "tables")
     config = model(model_type)
     for change in ({"attention_bias": bias}, {"mlp_bias": bias}, {"tie_word_embeddings": tied}):
         changed = config.model_copy(update=change)
@@ -82,13 +82,13 @@ LLAMA = 3 * (192 + 480 + 16) + 8 + 800
 )  # fmt: skip
 def test_flops_of_a_token_are_added_up_by_hand(model_type, changes, length, flops):
     """Six for each parameter that it is multiplied with, and those of attention by what a query sees."""
-    assert module(model_type, "count").flops_per_token(model(model_type, **changes), length) == flops
+    assert module(model_type, "tables").flops_per_token(model(model_type, **changes), length) == flops
 
 
 @pytest.mark.parametrize("model_type", [name for name in FAMILIES if not FAMILIES[name].is_encoder])
 def test_every_decoder_counts_attention_alike(model_type):
     """Also the families that count no weights alike."""
-    count, config = module(model_type, "count"), model(model_type)
+    count, config = module(model_type, "tables"), model(model_type)
     config = config.model_copy(update={"sliding_window": None, "layer_types": None})
     expected = 6 * count.parameters_without_embedding(config) + 3 * 6 * 8 * 16
     assert count.flops_per_token(config, 16) == expected
@@ -197,7 +197,7 @@ def test_every_family_passes_and_two_complaints_are_both_told():
     check(least)
     neox = model("gpt_neox", hidden_size=16).model_copy(update={"rotary_pct": 0.5})
     check(neox)
-    assert module("gpt_neox", "count").rotary_size(neox) == 2
+    assert module("gpt_neox", "tables").rotary_size(neox) == 2
     both = model("llama").model_copy(update={"head_dim": 3, "vocab_size": None})
     with pytest.raises(KieloError, match="vocab_size is not set; model.head_dim = 3 is odd"):
         check(both)
@@ -230,4 +230,4 @@ PARTS = {
 def test_a_layer_has_its_familys_parts(model_type: str) -> None:
     """An LTG-BERT of 14 buckets has 2 × 14 - 1 relative positions."""
     config = model(model_type, position_bucket_size=14)
-    assert module(model_type, "count").layer_parts(config) == PARTS[model_type]
+    assert module(model_type, "tables").layer_parts(config) == PARTS[model_type]

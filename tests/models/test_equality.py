@@ -62,7 +62,7 @@ def test_names_cover_every_tensor_and_give_it_back(models, tmp_path) -> None:
     ours, theirs = models
     theirs.save_pretrained(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
-    pieces = families.module(ours.config.model_type, "names").to_hugging_face(ours.config)
+    pieces = families.module(ours.config.model_type, "tables").to_hugging_face(ours.config)
     assert list(pieces) == [name for name, _ in ours.named_parameters()]
     grouped = by_stored_name(pieces)
     assert set(grouped) == set(stored)
@@ -75,7 +75,7 @@ def test_names_cover_every_tensor_and_give_it_back(models, tmp_path) -> None:
 def test_the_tensor_parallel_plan_covers_every_parameter_once(models) -> None:
     """One known style for each module with parameters, and no style that no module of any variant has."""
     ours, _ = models
-    plan = families.module(ours.config.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
+    plan = families.module(ours.config.model_type, "tables").TENSOR_PARALLEL_PLAN
     assert set(plan.values()) <= set(STYLES)
     styles = Counter()
     for name, module in ours.named_modules():
@@ -89,7 +89,7 @@ def test_the_tensor_parallel_plan_covers_every_parameter_once(models) -> None:
 def test_count_is_the_models(models) -> None:
     """The arithmetic count is that of the built model, without padding, and Hugging Face's own."""
     ours, theirs = models
-    count = families.module(ours.config.model_type, "count")
+    count = families.module(ours.config.model_type, "tables")
     assert count.parameters(ours.config) == sum(parameter.numel() for parameter in theirs.parameters())
     assert ours.embed.weight.shape[0] == 128 > VOCABULARY
 

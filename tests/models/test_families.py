@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoConfig
 
 from kielo.models import families
-from kielo.models.llama import count
+from kielo.models.llama import tables
 from kielo.models.parameter_shapes import parameter_shapes
 from kielo.models.rope_scaling import normalise_rope
 from kielo.recipe.errors import KieloError
@@ -140,8 +140,8 @@ def read(tmp_path, config: dict):
 
 def test_published_sizes(tmp_path) -> None:
     """Llama 3.1's config files give the parameter counts that its weight files have."""
-    assert count.parameters(read(tmp_path, LLAMA_3_1_8B)) == 8_030_261_248
-    assert count.parameters(read(tmp_path, LLAMA_3_1_8B | SIZE_70B)) == 70_553_706_496
+    assert tables.parameters(read(tmp_path, LLAMA_3_1_8B)) == 8_030_261_248
+    assert tables.parameters(read(tmp_path, LLAMA_3_1_8B | SIZE_70B)) == 70_553_706_496
 
 
 def test_spellings_of_rope_mean_one_thing(tmp_path) -> None:
@@ -186,7 +186,7 @@ def test_old_files_of_fused_families_are_read(tmp_path, published: dict, paramet
     four = read(tmp_path, published)
     AutoConfig.for_model(**published).save_pretrained(tmp_path)
     assert families.read_hf_config(tmp_path) == four
-    assert families.module(four.model_type, "count").parameters(four) == parameters
+    assert families.module(four.model_type, "tables").parameters(four) == parameters
     assert four.max_position_embeddings == 2048 and four.rotary_pct == (
         0.25 if published is GPT_NEOX_20B else 1.0
     )
@@ -411,7 +411,7 @@ def test_a_file_that_is_no_config_is_told(tmp_path) -> None:
         with pytest.raises(KieloError, match=r"config\.json: not valid JSON \(Expecting"):
             families.read_hf_config(tmp_path)
     with pytest.raises(KieloError) as caught:
-        families.module("mamba", "count")
+        families.module("mamba", "tables")
     assert str(caught.value) == f"model.model_type = 'mamba' is not a family here; known: {known}"
 
 
@@ -419,7 +419,7 @@ def test_tables_need_no_torch() -> None:
     """A login node reads families, counts, names and tensor-parallel plans without torch."""
     program = (
         "import sys; from kielo.models import families; "
-        "[families.module('llama', part) for part in ('count', 'tensor_parallel_plan', 'names')]; "
+        "families.module('llama', 'tables'); "
         "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
@@ -439,7 +439,7 @@ def test_the_parts_of_a_layer_are_those_of_its_parameters(model_type):
         vocab_size=99,
     )
     config = families.complete(asked, 32)
-    parts = families.module(model_type, "count").layer_parts(config)
+    parts = families.module(model_type, "tables").layer_parts(config)
     names = [
         name.removeprefix("layers.1.") for name in parameter_shapes(config) if name.startswith("layers.1.")
     ]

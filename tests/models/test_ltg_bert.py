@@ -14,7 +14,7 @@ from kielo.checkpoint.tensor_table import join
 from kielo.models import families
 from kielo.models.blocks.decoder import init_weights
 from kielo.models.blocks.relative_attention import RelativeMaskMaker, row_of_distance
-from kielo.models.ltg_bert import count, names
+from kielo.models.ltg_bert import tables
 from kielo.models.parameter_shapes import parameter_shapes
 from kielo.models.piece import by_stored_name
 from kielo.recipe.errors import KieloError
@@ -57,7 +57,7 @@ def random_model(folder: Path, layout: str) -> tuple[torch.nn.Module, dict[str, 
 
 def stored_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
     values = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    grouped = by_stored_name(names.to_hugging_face(model.config))
+    grouped = by_stored_name(tables.to_hugging_face(model.config))
     return {name: join(pieces, {part: values[part] for part in pieces}) for name, pieces in grouped.items()}
 
 
@@ -97,7 +97,7 @@ def test_logits_and_gradients_are_those_of_the_equations(tmp_path, layout: str, 
     weights = torch.linspace(-1, 1, logits.numel(), dtype=torch.float64).view_as(logits).sin()
     (logits * weights).sum().backward()
     (expected * weights).sum().backward()
-    grouped = by_stored_name(names.to_hugging_face(model.config))
+    grouped = by_stored_name(tables.to_hugging_face(model.config))
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     for name, pieces in grouped.items():
         found = join(pieces, {part: gradients[part] for part in pieces})
@@ -146,7 +146,7 @@ def test_the_table_of_rows_has_all_of_them() -> None:
 def test_published_sizes(tmp_path) -> None:
     """HPLT's base model, counted and built; NorBERT 3 of the same network, as its sizes are rounded."""
     base = read(tmp_path, HPLT_BASE)
-    assert count.parameters(base) == 124_984_832
+    assert tables.parameters(base) == 124_984_832
     with torch.device("meta"):
         built = families.build_model(base)
     assert sum(parameter.numel() for parameter in built.parameters()) == 124_984_832
@@ -158,16 +158,16 @@ def test_published_sizes(tmp_path) -> None:
             "architectures": ["NorbertForMaskedLM"], "vocab_size": 50_000, "hidden_size": hidden,
             "num_attention_heads": heads, "num_hidden_layers": layers, "intermediate_size": inside,
         }  # fmt: skip
-        assert round(count.parameters(read(tmp_path, config)) / 1e6) == pytest.approx(millions, abs=1)
+        assert round(tables.parameters(read(tmp_path, config)) / 1e6) == pytest.approx(millions, abs=1)
 
 
 def test_a_token_is_charged_for_all_keys_of_the_sequence(tmp_path) -> None:
     """Six a parameter that multiplies it, and in each of 12 layers 12 × 768 a key and a relative position."""
     base = read(tmp_path, HPLT_BASE)
-    tables = (32_768 + 63) * 768 + 2 * 768
+    rows = (32_768 + 63) * 768 + 2 * 768
     head = 32_768 * 768  # tied, and multiplied all the same
-    expected = 6 * (124_984_832 - tables + head) + 12 * 12 * 768 * (512 + 63)
-    assert count.flops_per_token(base, 512) == expected
+    expected = 6 * (124_984_832 - rows + head) + 12 * 12 * 768 * (512 + 63)
+    assert tables.flops_per_token(base, 512) == expected
 
 
 @pytest.mark.parametrize(

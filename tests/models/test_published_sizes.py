@@ -164,7 +164,7 @@ def test_the_count_is_the_published_one(name: str) -> None:
     config = families.complete(
         Model(vocab_multiple=1, **section), section.get("max_position_embeddings", 2048)
     )
-    count = families.module(config.model_type, "count").parameters(config)
+    count = families.module(config.model_type, "tables").parameters(config)
     with torch.device("meta"):
         model = families.build_model(config)
     assert count == sum(parameter.numel() for parameter in model.parameters())

@@ -63,7 +63,9 @@ def test_matrix_flops_are_the_familys_count():
         + 6 * model.vocab_rows * model.hidden_size
     )
     attention = 6 * 512 * 2048 * 4
-    assert flops + attention == pytest.approx(module("llama", "count").flops_per_token(model, 2048), rel=1e-3)
+    assert flops + attention == pytest.approx(
+        module("llama", "tables").flops_per_token(model, 2048), rel=1e-3
+    )
     assert work.tokens_per_step[0] == 2 * 4 * 8 * 2048 and work.devices[0] == 8
 
 

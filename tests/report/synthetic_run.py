@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kielo.artifact.manifest import write_manifest
-from kielo.artifact.parity import Settings, SourceFolder
+from kielo.artifact.parity_result import Settings, SourceFolder
 from kielo.artifact.summary import StageTime
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolve import resolve

@@ -16,7 +16,7 @@ from kielo.artifact.scores import (
 )
 from kielo.report import model_card, page
 from kielo.report.gather import gather, summarise
-from kielo.report.summary import summary_rows
+from kielo.report.make_summary import summary_rows
 from tests.report import synthetic_run
 from tests.report.synthetic_run import HOSTILE, RECIPE, STAGES
 from tests.report.test_report import Page

@@ -8,9 +8,18 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from kielo.artifact.launch_files import Ladder, MeasuredSpeed, PlannedSpeed, ReferenceSpeed, Rung
-from kielo.report import ladder as room
+from kielo.report import ladder_page as room
 from kielo.report.figures import DROPPED, OTHER, OURS, QUIET, RULE
-from kielo.report.ladder import base_rung, fastest, is_expected, markdown, notes, page, share_of_linear, table
+from kielo.report.ladder_page import (
+    base_rung,
+    fastest,
+    is_expected,
+    markdown,
+    notes,
+    page,
+    share_of_linear,
+    table,
+)
 
 
 def rung(nodes: int, layout: str, speed: float | None, tflops: float = 0.0, *planned: float) -> Rung:

@@ -16,7 +16,7 @@ from kielo.artifact.stage_json import read_json
 from kielo.artifact.summary import Summary
 from kielo.recipe.errors import KieloError
 from kielo.report.figures import FIGURES, parity_curves
-from kielo.report.summary import print_summary
+from kielo.report.make_summary import print_summary
 from kielo.report.units import format_bytes, format_seconds
 from kielo.report.write import write_report
 from tests.report import synthetic_run

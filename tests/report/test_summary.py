@@ -6,7 +6,7 @@ import pytest
 
 from kielo.artifact.scores import Accuracy
 from kielo.artifact.summary import BitsPerByteSummary, CorpusSummary, ParitySummary, StageTime, Summary
-from kielo.report.summary import language_row, summary_rows
+from kielo.report.make_summary import language_row, summary_rows
 from kielo.report.units import format_bytes, format_seconds
 
 NO_CORPUS = CorpusSummary(bytes_in=None, documents_in=None, bytes_kept=None, documents_kept=None)

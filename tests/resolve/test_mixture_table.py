@@ -14,7 +14,7 @@ from kielo.recipe.phases import full_phases
 from kielo.recipe.read import read_recipe
 from kielo.resolve.budget import num_sequences, weights_by_tokens
 from kielo.resolve.mixture_table import effective_tokens, mixture_table
-from kielo.resolve.phases import plan_phases
+from kielo.resolve.planned_phases import plan_phases
 from kielo.resolve.resolve import resolve
 from kielo.resolve.rules import Case, Machine, Steps, complaints, repeats_of_sources
 from kielo.resolve.text import Text

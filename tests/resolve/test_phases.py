@@ -12,7 +12,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases, ramp_steps
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import BatchRamp
-from kielo.resolve.phases import (
+from kielo.resolve.planned_phases import (
     epochs,
     first_difference,
     merged,

@@ -9,7 +9,7 @@ from kielo.models.families import complete
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase, full_phases
 from kielo.recipe.sections import Layout, Model
-from kielo.resolve.phases import (
+from kielo.resolve.planned_phases import (
     flops_per_token,
     frozen_share,
     trains,

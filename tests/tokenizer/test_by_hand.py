@@ -19,7 +19,7 @@ from kielo.tokenizer.control_tokens import control_tokens, read_object, without_
 from kielo.tokenizer.decoded_documents import decoded_documents
 from kielo.tokenizer.extend import extend, learn_merges
 from kielo.tokenizer.facts import tokenizer_facts, tokenizer_hash
-from kielo.tokenizer.heldout import is_heldout, place_by_hash
+from kielo.tokenizer.heldout_split import is_heldout, place_by_hash
 from kielo.tokenizer.load import (
     decode,
     encode,
@@ -30,7 +30,7 @@ from kielo.tokenizer.load import (
     special_token,
     vocabulary_size,
 )
-from kielo.tokenizer.row_map import RowMap, example_ids, make_row_map, row_in_words, row_map_in_words
+from kielo.tokenizer.make_row_map import RowMap, example_ids, make_row_map, row_in_words, row_map_in_words
 from kielo.tokenizer.spelling import ALPHABET
 from kielo.tokenizer.train import (
     TrainingSample,

@@ -14,7 +14,7 @@ from kielo.artifact.stage_json import read_stage_json
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import TextTokenizer, decode, load_tokenizer
-from kielo.tokenizer.row_map import example_ids, make_row_map, row_in_words, row_map_in_words
+from kielo.tokenizer.make_row_map import example_ids, make_row_map, row_in_words, row_map_in_words
 from kielo.tokenizer.spelling import TokenNames, readable
 from kielo.tokenizer.train import save, train_on, train_tokenizer
 

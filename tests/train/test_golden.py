@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kielo.artifact.manifest import read_manifest
-from kielo.train.manifest import is_finished, withdraw_manifest
+from kielo.train.records import is_finished, withdraw_manifest
 from kielo.train.run import train
 from tests.resolve.golden_runs import GOLDEN, golden_recipe, golden_resolved
 from tests.started_ranks import run_ranks

@@ -28,8 +28,8 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import TrainPlacement
 from kielo.train import meter as meter_module
 from kielo.train.log import Log, MetricsFile, PlainLines, ProgressBar, TensorBoard, Wandb, describe
-from kielo.train.manifest import usual_tokens_per_second, wall_seconds
 from kielo.train.meter import Meter
+from kielo.train.records import usual_tokens_per_second, wall_seconds
 
 
 def row(step: int, loss: float = 2.0) -> TrainingStep:

@@ -14,7 +14,7 @@ from kielo.artifact.metrics import HeldOutLoss, HeldOutScore, Row, TrainingStep,
 from kielo.artifact.stage_json import read_json
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved, read
-from kielo.train.manifest import (
+from kielo.train.records import (
     NOTHING_TO_DO,
     forget_outcome,
     has_outcome,
@@ -236,7 +236,7 @@ def test_so_many_changes_are_named(
     write_plan(resolved)
     note_beginning(resolved, 0, ["nid1"])
     contents = iter(({}, before, {}, after))
-    monkeypatch.setattr("kielo.train.manifest.flat", lambda content: next(contents))
+    monkeypatch.setattr("kielo.train.records.flat", lambda content: next(contents))
     note_beginning(resolved, 3, ["nid1"])
     changes = read_attempts(tmp_path / "train")[1].changes
     assert changes[:2] == [

@@ -28,7 +28,7 @@ from kielo.dataset.batches import Batches
 from kielo.recipe.errors import KieloError, sentence
 from kielo.resolve.resolved import Resolved
 from kielo.train.feed import Feed
-from kielo.train.manifest import is_finished
+from kielo.train.records import is_finished
 from kielo.train.run import train
 from tests.alerts import alerts
 from tests.fault_times import FaultTimes, and_watch

@@ -11,7 +11,7 @@ from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.models.parameter_shapes import parameter_shapes
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout, Model, Recipe
-from kielo.resolve.phases import (
+from kielo.resolve.planned_phases import (
     flops_per_token,
     frozen_share,
     trains,

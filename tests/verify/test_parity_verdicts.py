@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kielo.artifact.manifest import read_manifest, write_stage
-from kielo.artifact.parity import Parity
+from kielo.artifact.parity_result import Parity
 from kielo.artifact.stage_json import read_stage_json, write_json
 from kielo.verify import parity
 from kielo.verify.certificate import ParityOptions, asked, current_certificate

@@ -31,11 +31,11 @@ from kielo.resolve.resolve import resolve
 from kielo.resolve.text import imagined_text
 from kielo.verify.preflight import clock, collectives, device, training
 from kielo.verify.preflight.binding import cores_of_binding, in_ranges
+from kielo.verify.preflight.check_nodes import preflight, run_checks
 from kielo.verify.preflight.checks import CHECKS
 from kielo.verify.preflight.counts import count, seconds
 from kielo.verify.preflight.job import Check, Job
 from kielo.verify.preflight.network import networks_of
-from kielo.verify.preflight.run import preflight, run_checks
 from kielo.verify.preflight.screen import check_rows, verdict_lines
 from kielo.verify.preflight.sizes import SIZES
 from tests.started_ranks import run_ranks

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kielo.verify.preflight import binding, clock, device, network, software, training
+from kielo.verify.preflight import binding, clock, device, network, same_software, training
 from kielo.verify.preflight.sizes import Sizes
 from tests.verify.made_job import card, job, layout, told
 
@@ -17,22 +17,23 @@ CPU = torch.device("cpu")
 
 def test_what_most_ranks_have_is_right() -> None:
     found = [{"torch": "2.1", "b": "x"}, {"torch": "2.2", "b": "x"}, {"torch": "2.1"}]
-    assert told(software.judge(found, job())) == [
+    assert told(same_software.judge(found, job())) == [
         (2, "b is not set, and x on 2 of 3 ranks", True), (1, "torch is 2.2, and 2.1 on 2 of 3 ranks", True),
     ]  # fmt: skip
-    assert software.judge([found[0]] * 2, job()) == []
+    assert same_software.judge([found[0]] * 2, job()) == []
     found[0] |= {"device": "D", "NCCL": "2.2"}
     assert (
-        software.summarise(found, job()) == "torch 2.1, NCCL 2.2, device D, and 1 more versions and settings"
+        same_software.summarise(found, job())
+        == "torch 2.1, NCCL 2.2, device D, and 1 more versions and settings"
     )
 
 
 def test_settings_that_change_what_a_rank_does_are_compared(monkeypatch) -> None:
-    for name in [name for name in os.environ if name.startswith(software.PREFIXES)]:
+    for name in [name for name in os.environ if name.startswith(same_software.PREFIXES)]:
         monkeypatch.delenv(name)
     for name in ("NCCL_PROTO", "NCCL_DEBUG_FILE", "RCCL_DEBUG", "OMP_X", "ROCR_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "1")
-    found = software.measure(job(kind="cpu"))
+    found = same_software.measure(job(kind="cpu"))
     versions = {"python", "kielo", "kielo's code", "torch", "numpy", "safetensors", "pydantic"}
     assert found.keys() - {"driver"} == versions | {"NCCL_PROTO", "OMP_X"}
     assert found["torch"].partition("+")[0] == torch.__version__.partition("+")[0]

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kielo.artifact.parity import SourceFolder
+from kielo.artifact.parity_result import SourceFolder
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.models import families
 from kielo.models.piece import Piece
@@ -96,7 +96,7 @@ def swapped(pieces: dict[str, Piece]) -> dict[str, Piece]:
 
 def test_a_tensor_in_another_one_s_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names that Kielo has wrong: the layer is named."""
-    model, names = saved("llama", tmp_path), families.module("llama", "names")
+    model, names = saved("llama", tmp_path), families.module("llama", "tables")
     right: Callable[[Model], dict[str, Piece]] = names.to_hugging_face
     monkeypatch.setattr(names, "to_hugging_face", lambda config: swapped(right(config)))
     found = compared(tmp_path, model)

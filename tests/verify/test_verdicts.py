@@ -13,9 +13,9 @@ from kielo.checkpoint.agreement import Agreement
 from kielo.ranks.communicator import NoCommunicator
 from kielo.recipe.errors import KieloError
 from kielo.verify import position_heads, round_trip
-from kielo.verify.preflight import run
+from kielo.verify.preflight import check_nodes
+from kielo.verify.preflight.check_nodes import run_checks
 from kielo.verify.preflight.job import Check, Finding, Job, name_of_this_node
-from kielo.verify.preflight.run import run_checks
 
 
 def tensor(dtype: str, size: int, sha256: str = "0123456789abcdef0123") -> dict[str, Any]:
@@ -86,7 +86,7 @@ def checked(folder: Path, *stubs: Stub, nodes: tuple[str, ...] = ("n0",)) -> tup
 def test_checks_run_in_order_and_their_findings_are_kept(tmp_path: Path, monkeypatch) -> None:
     """Refusals come first; a warning refuses nobody. Seconds are by a clock that counts in whole ones."""
     ticks = iter([10.0, 20.0, 21.5, 30.0, 32.25, 50.0])
-    monkeypatch.setattr(run.time, "monotonic", lambda: next(ticks))
+    monkeypatch.setattr(check_nodes.time, "monotonic", lambda: next(ticks))
     warned, refused = (
         Stub("a", [Finding(0, "odd", False)]),
         Stub("b", [Finding(0, "broken"), Finding(None, "x")]),
@@ -150,12 +150,12 @@ def started(monkeypatch, tmp_path):
             "Agreement": lambda group: Agreement(), "end_world": lambda: preflight.ended.append("ended"),
             "cluster": lambda name: "the cluster",
         }.items():  # fmt: skip
-            monkeypatch.setattr(run, name, stand_in)
+            monkeypatch.setattr(check_nodes, name, stand_in)
         placement = SimpleNamespace(
             device=device, layout="layout", world_size=1, train=SimpleNamespace(start_timeout_seconds=7.0)
         )
         resolved, recipe = SimpleNamespace(placement=placement), SimpleNamespace(cluster="c")
-        return run.preflight(recipe, resolved, tmp_path)
+        return check_nodes.preflight(recipe, resolved, tmp_path)
 
     return preflight
 
@@ -165,7 +165,7 @@ def test_the_log_that_nccl_was_asked_for_goes(started, monkeypatch, tmp_path, is
     """But not a person's; none is asked for on CPUs. Each wait of a rank has a limit."""
     log = tmp_path / "nccl.log"
     log.write_text("NCCL INFO")
-    monkeypatch.setattr(run, "ask_nccl_for_a_log", lambda: log)
+    monkeypatch.setattr(check_nodes, "ask_nccl_for_a_log", lambda: log)
     monkeypatch.delenv("NCCL_DEBUG_FILE", raising=False)
     if not is_own:
         monkeypatch.setenv("NCCL_DEBUG_FILE", str(log))

@@ -13,7 +13,7 @@ from kielo.artifact.attempt_files import Outcome
 from kielo.artifact.funnel import Funnel
 from kielo.artifact.launch_files import Ladder, Launch, MadeSite
 from kielo.artifact.nearest_tokens import NearestTokens
-from kielo.artifact.parity import Parity
+from kielo.artifact.parity_result import Parity
 from kielo.artifact.prefetched import Prefetched
 from kielo.artifact.preflight import Preflight
 from kielo.artifact.row_map import RowMap

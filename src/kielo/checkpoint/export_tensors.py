@@ -46,7 +46,7 @@ def file_tensors(index: CheckpointIndex, model: Model, dtype: str) -> list[FileT
     dtype: a key of EXPORT_DTYPES, or "source": names and dtypes of the weights that training began from,
     which the checkpoint stores as `source_tensors`. KieloError where that record does not fit the model.
     """
-    names = families.module(model.model_type, "names")
+    names = families.module(model.model_type, "tables")
     grouped = by_stored_name(names.to_hugging_face(model))
     source = index.plain["source_tensors"] if dtype == SOURCE else {}
     if model.tie_word_embeddings:

@@ -90,7 +90,7 @@ def export(
 
 def _write(wanted: WantedExport, card: str | None) -> None:
     stage, options, index, model = wanted.stage, wanted.options, wanted.index, wanted.model
-    names = families.module(model.model_type, "names")
+    names = families.module(model.model_type, "tables")
     verify(wanted.checkpoint, index, [f"model/{ours}" for ours in names.to_hugging_face(model)])
     tensors = file_tensors(index, model, options.dtype)
     stored_dtype = str(_usual_dtype(tensors)).removeprefix("torch.")

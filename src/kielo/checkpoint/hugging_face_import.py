@@ -64,12 +64,12 @@ def load_model_weights(
 
     stored: the folder's model if `model` is only a part of it, fewer layers; the others are not read.
     """
-    pieces = families.module(model.model_type, "names").to_hugging_face(model)
+    pieces = families.module(model.model_type, "tables").to_hugging_face(model)
     return load_weights(parameters, source, pieces, group, _other_names(model, stored or model), transplant)
 
 
 def _other_names(model: Model, stored: Model) -> Names:
-    names, tied, untied = families.module(model.model_type, "names"), {}, model
+    names, tied, untied = families.module(model.model_type, "tables"), {}, model
     if model.tie_word_embeddings:
         untied = model.model_copy(update={"tie_word_embeddings": False})
         tied["embed.weight"] = names.to_hugging_face(untied)["head.weight"].name
@@ -152,7 +152,7 @@ def stored_embedding(source: Path, model: Model) -> Source:
 
     Raises KieloError where it is missing, and as `read_tables` does.
     """
-    names, found = families.module(model.model_type, "names"), read_tables(source)
+    names, found = families.module(model.model_type, "tables"), read_tables(source)
     name = names.to_hugging_face(model)["embed.weight"].name
     in_source = _in_source("embed.weight", name, found, _other_names(model, model))
     if in_source is None:

@@ -18,7 +18,7 @@ from kielo.checkpoint.transplant import BLOCK_BYTES, Source, Transplant
 from kielo.models.families import read_hf_config
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.load import TextTokenizer
-from kielo.tokenizer.row_map import example_ids, row_in_words
+from kielo.tokenizer.make_row_map import example_ids, row_in_words
 from kielo.tokenizer.spelling import TokenNames
 
 NEW_TOKENS, NEAREST = 50, 5

@@ -49,7 +49,7 @@ def evaluate(options: argparse.Namespace) -> None:
     from kielo.artifact.scores import Scores
     from kielo.artifact.stage_json import read_stage_json
     from kielo.cli.checkpoint import newest_checkpoint
-    from kielo.evaluate.run import evaluate, evaluate_hugging_face
+    from kielo.evaluate.evaluation import evaluate, evaluate_hugging_face
 
     if is_hugging_face:
         scores = evaluate_hugging_face(recipe, folder, model)

@@ -59,7 +59,7 @@ def _is_of_languages(reference: str) -> bool:
 def _ladder(folder: Path, is_json: bool) -> None:
     """Prints and writes what the rungs measured by now, beside the plan."""
     from kielo.launch.ladder_folder import read_ladder
-    from kielo.report.ladder import notes, table, write_ladder_report
+    from kielo.report.ladder_page import notes, table, write_ladder_report
 
     ladder = read_ladder(folder)
     written = write_ladder_report(folder, ladder)

@@ -348,7 +348,7 @@ def row_map_flags(parser: argparse.ArgumentParser) -> None:
 
 def row_map(options: argparse.Namespace) -> None:
     from kielo.tokenizer.load import load_tokenizer
-    from kielo.tokenizer.row_map import example_ids, make_row_map, row_in_words, row_map_in_words
+    from kielo.tokenizer.make_row_map import example_ids, make_row_map, row_in_words, row_map_in_words
     from kielo.tokenizer.spelling import TokenNames
 
     if options.examples < 0:

@@ -59,7 +59,7 @@ def _on_ranks(options: argparse.Namespace, recipe: Recipe, ranks: int) -> int:
 
 def _on_this_rank(options: argparse.Namespace, recipe: Recipe) -> int:
     from kielo.ranks.rendezvous import find_rendezvous
-    from kielo.verify.preflight.run import preflight as run_preflight
+    from kielo.verify.preflight.check_nodes import preflight as run_preflight
 
     place, folder = find_rendezvous(), run_folder(recipe)
     with keep_stdout_for_json(options.json):

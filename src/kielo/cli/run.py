@@ -253,7 +253,7 @@ def _chosen(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _corpus(invocation: Invocation) -> None:
-    from kielo.corpus.run import run_corpus
+    from kielo.corpus.corpus_stage import run_corpus
 
     if not invocation.recipe.corpus.of_raw_text.sources:
         print_text("   nothing to do: all sources are ready tokens, which are read in place")
@@ -313,7 +313,7 @@ def _check_budget(invocation: Invocation) -> None:
 def _tokenizer(invocation: Invocation) -> None:
     from kielo.artifact.row_map import RowMap
     from kielo.artifact.stage_json import read_stage_json
-    from kielo.tokenizer.row_map import row_map_in_words
+    from kielo.tokenizer.make_row_map import row_map_in_words
     from kielo.tokenizer.train import train_tokenizer, unfilled_vocabulary
 
     _need(invocation, "corpus")
@@ -440,7 +440,7 @@ def _verify(invocation: Invocation) -> None:
 
 def _evaluate(invocation: Invocation) -> None:
     from kielo.cli.checkpoint import newest_checkpoint
-    from kielo.evaluate.run import evaluate
+    from kielo.evaluate.evaluation import evaluate
 
     _need(invocation, "corpus", "tokenizer", "tokens", "train")
     evaluate(invocation.recipe, invocation.folder, newest_checkpoint(invocation.folder))
@@ -460,7 +460,7 @@ def _export(invocation: Invocation) -> None:
 
 
 def _report(invocation: Invocation) -> None:
-    from kielo.report.summary import print_summary
+    from kielo.report.make_summary import print_summary
     from kielo.report.write import write_report
 
     certified = [] if _is_encoder(invocation) else ["verify"]

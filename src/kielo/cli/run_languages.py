@@ -186,7 +186,7 @@ def _print(outcomes: dict[str, Outcome], is_json: bool) -> None:
 
 
 def _print_table(states: Mapping[str, str], summaries: Mapping[str, Summary | None]) -> None:
-    from kielo.report.summary import language_row
+    from kielo.report.make_summary import language_row
 
     rows = [(code, state, *language_row(summaries.get(code))) for code, state in states.items()]
     print_table(("language", "run", "text kept", "score", "time"), rows)

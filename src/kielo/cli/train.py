@@ -229,7 +229,7 @@ def is_done(recipe: Recipe, ranks: int) -> bool:
 
 def _done_before(recipe: Recipe, ranks: int) -> Outcome | None:
     """Returns the outcome of a finished run, noted as that of this attempt; None where torch has to look."""
-    from kielo.train.manifest import nothing_to_do
+    from kielo.train.records import nothing_to_do
 
     resolved = _finished(recipe, ranks)
     return None if resolved is None else nothing_to_do(resolved)
@@ -247,7 +247,7 @@ def _finished(recipe: Recipe, ranks: int) -> Resolved | None:
     from kielo.resolve.resolve import resolve
     from kielo.resolve.resolved import read
     from kielo.resolve.software import RESOLVED_NAME, installed
-    from kielo.train.manifest import is_finished
+    from kielo.train.records import is_finished
 
     folder = run_folder(recipe)
     if not (folder / RESOLVED_NAME).is_file() or read_manifest(folder / "train") is None:

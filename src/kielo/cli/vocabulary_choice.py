@@ -83,7 +83,7 @@ def _vocabularies(
 ) -> list["Vocabulary"]:
     from kielo.plan.vocabulary_choice import Vocabulary, kind_of
     from kielo.tokenizer.load import vocabulary_size
-    from kielo.tokenizer.row_map import make_row_map
+    from kielo.tokenizer.make_row_map import make_row_map
 
     kept, found = next(iter(tokenizers.values())), []
     for name, tokenizer in tokenizers.items():

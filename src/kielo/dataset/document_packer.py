@@ -25,7 +25,7 @@ from kielo.dataset.heldout_sets import HELDOUT, SET_KEY, HeldoutLanguages, set_f
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import longest_sequence_length
 from kielo.recipe.sections import Recipe
-from kielo.tokenizer.heldout import is_heldout
+from kielo.tokenizer.heldout_split import is_heldout
 from kielo.tokenizer.load import TextTokenizer, decode, end_of_text_id, load_tokenizer, role_id
 from kielo.tokenizer.measure import WORD
 

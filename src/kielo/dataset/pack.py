@@ -43,7 +43,9 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import longest_sequence_length
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.facts import tokenizer_facts, tokenizer_hash
-from kielo.tokenizer.heldout import is_heldout as is_heldout  # re-exported: the split belongs to both rooms
+from kielo.tokenizer.heldout_split import (
+    is_heldout as is_heldout,  # re-exported: the split belongs to both rooms
+)
 from kielo.tokenizer.load import load_tokenizer
 
 # Folders without the held-out sets of sources, which were written before there were any, stay current. So do

@@ -1,4 +1,4 @@
-"""The keys of a Hugging Face `config.json`, as each family declares them in its `names.py`; torch-free.
+"""The keys of a Hugging Face `config.json`, as each family declares them in its `tables.py`; torch-free.
 
 A family's `KEYS` is a table of entries. An entry says which keys of `config.json` and of `[model]` belong
 together, their values, and the value of a key that is left out. The import, the export and the refusals all

@@ -1,6 +1,6 @@
 """Parameters and FLOPs of the parts that decoders share, by arithmetic on a `[model]` section; torch-free.
 
-A family's `count.py` adds up what its layers have. Rows that pad the vocabulary do not count: they are
+A family's `tables.py` adds up what its layers have. Rows that pad the vocabulary do not count: they are
 neither trained nor published.
 """
 

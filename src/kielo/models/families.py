@@ -1,7 +1,7 @@
 """The model families Kielo knows, and how a Hugging Face `config.json` becomes a `[model]` section.
 
 Torch-free: a login node plans with it. Data in: Hugging Face's model_type ("qwen3") or a `config.json`; data
-out: one of the family's four files as a module, or a complete `recipe.sections.Model`.
+out: the family's tables or its model as a module, or a complete `recipe.sections.Model`.
 """
 
 import importlib
@@ -27,8 +27,8 @@ _REFUSED = {
 _NESTED = ("text_config", "llm_config", "language_config")
 
 
-def module(model_type: str, part: Literal["count", "tensor_parallel_plan", "names", "model"]) -> ModuleType:
-    """Imports one of a family's four files; only `model` imports torch. KieloError for an unknown family."""
+def module(model_type: str, part: Literal["tables", "model"]) -> ModuleType:
+    """Imports a family's tables, or its model, which imports torch. KieloError for an unknown family."""
     if model_type not in FAMILIES:
         raise KieloError(
             f"model.model_type = {model_type!r} is not a family here; known: {', '.join(FAMILIES)}"
@@ -56,7 +56,7 @@ def build_model(config: Model) -> Any:
 
 def config_entries(model_type: str) -> tuple[config_keys.Entry, ...]:
     """Return the family's table of the keys of config.json and [model]."""
-    return module(model_type, "names").KEYS[model_type]
+    return module(model_type, "tables").KEYS[model_type]
 
 
 def keys_of_family(model_type: str) -> set[str]:
@@ -83,7 +83,7 @@ def model_complaints(model: Model, given: Collection[str] = ()) -> Iterator[str]
 
     given: keys that a person gives, which the family must have even if they have their default's value.
     """
-    parts = module(model.model_type, "count").layer_parts(model)
+    parts = module(model.model_type, "tables").layer_parts(model)
     if parts.is_rotary and model.head_dim and model.head_dim % 2:
         yield f"model.head_dim = {model.head_dim} is odd; rotary positions need pairs"
     if model.num_key_value_heads and model.num_attention_heads % model.num_key_value_heads:

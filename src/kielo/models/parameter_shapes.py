@@ -34,7 +34,7 @@ def style_of(plan: dict[str, str], module_name: str) -> str | None:
 
 # Every parameter of a model with its shape, from the `[model]` section alone; torch-free.
 #
-# Names are those of a family's `names.py`; a test compares the shapes with those of its `model.py`.
+# Names are those of a family's `tables.py`; a test compares the shapes with those of its `model.py`.
 
 
 _INTO_HEADS = {"q": "num_attention_heads", "k": "num_key_value_heads", "v": "num_key_value_heads"}
@@ -43,8 +43,8 @@ _INTO_HEADS = {"q": "num_attention_heads", "k": "num_key_value_heads", "v": "num
 def parameter_shapes(config: Model) -> dict[str, tuple[int, ...]]:
     """Returns name → whole shape, in the model's order, for a complete `config`; a tied head is left out."""
     family = config.model_type
-    plan = module(family, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
-    names = module(family, "names").to_hugging_face(config)
+    plan = module(family, "tables").TENSOR_PARALLEL_PLAN
+    names = module(family, "tables").to_hugging_face(config)
     return {name: _shape(config, name, plan) for name in names}
 
 
@@ -66,7 +66,7 @@ def _matrix(config: Model, last: str) -> tuple[int, int]:
     if last in _INTO_HEADS:
         return getattr(config, _INTO_HEADS[last]) * config.head_dim, hidden
     if last == "position_table":
-        first = getattr(module(config.model_type, "count"), "FIRST_POSITION", 0)
+        first = getattr(module(config.model_type, "tables"), "FIRST_POSITION", 0)
         return first + config.max_position_embeddings, hidden
     return {
         "o": (hidden, config.num_attention_heads * config.head_dim),

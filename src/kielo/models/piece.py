@@ -1,7 +1,7 @@
 """The place of a parameter in Hugging Face's files: the piece of a stored tensor that it is; torch-free.
 
 Kielo's attention has a matrix each for queries, keys and values; BLOOM and GPT-NeoX store the three fused,
-head by head, and GPT-2 side by side and transposed. A family's `names.py` has a `Piece` for each parameter;
+head by head, and GPT-2 side by side and transposed. A family's `tables.py` has a `Piece` for each parameter;
 reading, writing and comparing weights use it, for the whole parameter or the box of it that a rank owns.
 """
 

@@ -105,7 +105,7 @@ def with_shape(model: Model) -> Model:
 def count(model: Model) -> int:
     """Counts the parameters of a model with a shape; positions as many as a GPT's usual 2048, if unset."""
     full = complete(model, model.max_position_embeddings or 2048)
-    return module(model.model_type, "count").parameters(full)
+    return module(model.model_type, "tables").parameters(full)
 
 
 def usual_shape(anchors: tuple[tuple[float, int, int], ...], wanted: int) -> tuple[float, float]:

@@ -179,7 +179,7 @@ def _is_gathered_in_fp8(model: nn.Module, name: str, module: nn.Linear, mesh: Me
     if not fp8.gathered_in_fp8 or fp8.scaling != "tensorwise":
         return False
     rows = module.out_features
-    plan = families.module(model.config.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
+    plan = families.module(model.config.model_type, "tables").TENSOR_PARALLEL_PLAN
     if style_of(plan, name) == "column":
         rows //= mesh.of_parameters("tensor").size()
     return rows % mesh.of_parameters("shard").size() == 0

@@ -2,7 +2,7 @@
 
 Shoeybi et al. 2019 (arXiv:1909.08053) with the sequence parallelism of Korthikanti et al. 2022
 (arXiv:2205.05198), which can be left out: it costs the same traffic and divides the activations. The family's
-`tensor_parallel_plan.py` names a style for each module; here each becomes one of torch's own parallel styles.
+`tables.py` names a style for each module; here each becomes one of torch's own parallel styles.
 """
 
 from collections.abc import Callable
@@ -128,7 +128,7 @@ def apply_tensor_parallel(model: nn.Module, mesh: Mesh, layout: Layout) -> None:
     """
     if layout.tensor == 1:
         return
-    plan = families.module(model.config.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
+    plan = families.module(model.config.model_type, "tables").TENSOR_PARALLEL_PLAN
     mesh_axis = mesh.of_parameters("tensor")
     chunks = chunks_of(layout)
     axis = TensorAxis(mesh_axis.get_group().group_name, layout.tensor, layout.sequence_parallel, chunks)

@@ -18,7 +18,7 @@ from kielo.recipe.sections import Layout, Model, Precision, Recipe
 from kielo.resolve.budget import check_budget, with_budget_of_ready_tokens
 from kielo.resolve.memory import usable_bytes
 from kielo.resolve.memory_row import StepSize, TrainOptions
-from kielo.resolve.phases import flops_per_token
+from kielo.resolve.planned_phases import flops_per_token
 from kielo.resolve.resolve import case_before_text
 from kielo.resolve.rules import Case, Machine, device_has_fp8, refuse
 from kielo.resolve.software import planned, usual_precision, with_precision

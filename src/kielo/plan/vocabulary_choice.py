@@ -18,7 +18,7 @@ from kielo.plan.search import search
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import Model, Recipe
-from kielo.resolve.phases import flops_per_token
+from kielo.resolve.planned_phases import flops_per_token
 from kielo.tokenizer.load import TextTokenizer
 
 Kind = Literal["keep", "extend", "replace"]
@@ -132,7 +132,7 @@ class Pricing:
         text_hours, relearn_hours = self._hours_per_token(model)
         return Choice(
             of, count(model), embedding_share(model, of.size), tokens, relearn_tokens,
-            float(tokens * module(model.model_type, "count").flops_per_token(model, self._length)),
+            float(tokens * module(model.model_type, "tables").flops_per_token(model, self._length)),
             float(relearn_tokens * flops_per_token(model, self._length, _VOCABULARY)),
             None if text_hours is None else tokens * text_hours,
             None if relearn_hours is None else relearn_tokens * relearn_hours,

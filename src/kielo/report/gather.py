@@ -25,7 +25,7 @@ from kielo.artifact.metrics import (
     read_metrics,
 )
 from kielo.artifact.nearest_tokens import NearestTokens
-from kielo.artifact.parity import Parity
+from kielo.artifact.parity_result import Parity
 from kielo.artifact.row_map import RowMap
 from kielo.artifact.scores import MaskedScores, Scores
 from kielo.artifact.stage_json import JsonObject, read_json, read_stage_json

@@ -12,7 +12,7 @@ from typing import Any
 
 from kielo import __version__
 from kielo.artifact.own_text import is_own_text, write_own_text
-from kielo.artifact.parity import Parity
+from kielo.artifact.parity_result import Parity
 from kielo.artifact.row_map import RowMap
 from kielo.artifact.scores import MaskedScores, Scores
 from kielo.artifact.weights_folder import is_on_hub

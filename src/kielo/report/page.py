@@ -13,7 +13,7 @@ from typing import Any
 from kielo.artifact.funnel import FunnelRow
 from kielo.artifact.metrics import PrecisionVerdict
 from kielo.artifact.nearest_tokens import NearestTokens
-from kielo.artifact.parity import Parity
+from kielo.artifact.parity_result import Parity
 from kielo.artifact.row_map import RowMap
 from kielo.artifact.scores import MaskedScores
 from kielo.report.figures import FIGURES

@@ -14,7 +14,7 @@ from kielo.resolve.stages import SCHEDULES, layers_of_stages, stages_of_rank
 
 def learns_positions(model_type: str) -> bool:
     """Returns True for families with an embedding of positions."""
-    return "position_table" in module(model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
+    return "position_table" in module(model_type, "tables").TENSOR_PARALLEL_PLAN
 
 
 def with_positions(dataset: DatasetIdentity, model: Model) -> DatasetIdentity:
@@ -109,7 +109,7 @@ def memory_columns(
 
 def layer_parts(model: Model) -> LayerParts:
     """Returns what the model's family counts of its layer."""
-    return module(model.model_type, "count").layer_parts(model)
+    return module(model.model_type, "tables").layer_parts(model)
 
 
 def layer_bytes(
@@ -247,7 +247,7 @@ def _position_elements(model: Model) -> float:
     """Counts the elements of learned positions, which every tensor rank of the first stage holds whole."""
     if not learns_positions(model.model_type):
         return 0.0
-    first = getattr(module(model.model_type, "count"), "FIRST_POSITION", 0)
+    first = getattr(module(model.model_type, "tables"), "FIRST_POSITION", 0)
     return (first + model.max_position_embeddings) * model.hidden_size
 
 

@@ -14,8 +14,8 @@ _MATRIX_STYLES = ("column", "row")
 
 def layer_matrices(model: Model) -> list[str]:
     """Returns the names of all modules in the layers of the whole model that are one matrix."""
-    plan = families.module(model.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
-    weights = families.module(model.model_type, "names").to_hugging_face(model)
+    plan = families.module(model.model_type, "tables").TENSOR_PARALLEL_PLAN
+    weights = families.module(model.model_type, "tables").to_hugging_face(model)
     modules = (
         name.removesuffix(".weight")
         for name in weights

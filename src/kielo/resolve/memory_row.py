@@ -19,7 +19,7 @@ from kielo.resolve.activation_bytes import (
     memory_columns,
 )
 from kielo.resolve.fp8_matrices import fp8_share, is_gathered_in_fp8
-from kielo.resolve.phases import frozen_share
+from kielo.resolve.planned_phases import frozen_share
 from kielo.resolve.stages import SCHEDULES
 from kielo.resolve.state_bytes import STATE_BYTES
 

@@ -18,7 +18,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import PACKED, Recipe, Source
 from kielo.resolve.budget import allowed_epochs, mixture_of, with_budget
-from kielo.resolve.phases import epochs, plan_phases
+from kielo.resolve.planned_phases import epochs, plan_phases
 from kielo.resolve.resolved import Phase
 from kielo.resolve.rules import Case, Machine, Steps, complaints, mixture_has_text, repeats_of_sources
 from kielo.resolve.text import (

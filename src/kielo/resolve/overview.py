@@ -10,7 +10,7 @@ from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.phases import FullPhase
 from kielo.recipe.sections import Model, Recipe
 from kielo.resolve.budget import has_budget, with_budget_of_ready_tokens
-from kielo.resolve.phases import epochs, flops_per_token
+from kielo.resolve.planned_phases import epochs, flops_per_token
 from kielo.resolve.resolve import case_before_text
 from kielo.resolve.resolved import Identity
 from kielo.resolve.text import Text, ready_tokens
@@ -131,7 +131,7 @@ _Kind = tuple[int, int, int, tuple[str, ...]]
 
 def _overview(model: Model, kinds: Sequence[_Kind], learning_rates: Sequence[str]) -> Overview:
     """Adds up; kinds: (tokens, tokens a step, tokens of a sequence, trained modules) of each phase."""
-    count = module(model.model_type, "count")
+    count = module(model.model_type, "tables")
     return Overview(
         model,
         count.parameters(model),

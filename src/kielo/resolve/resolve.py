@@ -34,7 +34,7 @@ from kielo.resolve.complete_model import complete_model
 from kielo.resolve.longer_run import goes_on_level, is_longer, way_to_go_on
 from kielo.resolve.memory_row import TrainOptions
 from kielo.resolve.micro_batch import RankOfRun, micro_batch, micro_batch_up_to
-from kielo.resolve.phases import flops_per_token, merged, plan_learning_rates, plan_phases
+from kielo.resolve.planned_phases import flops_per_token, merged, plan_learning_rates, plan_phases
 from kielo.resolve.resolved import Identity, Phase, PhasePlacement, Placement, Resolved
 from kielo.resolve.rules import (
     LAYOUT_RULES,
@@ -186,7 +186,7 @@ def _placement(
     run_folder: Path,
 ) -> Placement:
     model, card = identity.model, machine.card
-    count = module(model.model_type, "count")
+    count = module(model.model_type, "tables")
     chunk_tokens = loss_chunk_tokens(recipe.train.loss_chunk_tokens, model, layout, card)
     return Placement(
         world_size=machine.world_size,
@@ -321,7 +321,7 @@ def _compiles(layout: Layout, machine: Machine, identity: Identity) -> bool:
         machine.software.missing_compiler,
         compile_advice(layout),
     )
-    flops = 6 * module(identity.model.model_type, "count").parameters(identity.model) * identity.total_tokens
+    flops = 6 * module(identity.model.model_type, "tables").parameters(identity.model) * identity.total_tokens
     is_worth_it = machine.device == "cuda" or (
         machine.software.has_amx and identity.train.precision == "bf16" and flops > _FLOPS_WORTH_COMPILING
     )

@@ -23,7 +23,7 @@ from kielo.recipe.sections import Layout, Model, Recipe
 from kielo.resolve.activation_bytes import learns_positions
 from kielo.resolve.budget import allowed_epochs, num_sequences, sources_with_text
 from kielo.resolve.fp8_matrices import MULTIPLE, is_kept, layer_matrices
-from kielo.resolve.phases import epochs, trains
+from kielo.resolve.planned_phases import epochs, trains
 from kielo.resolve.resolved import Phase
 from kielo.resolve.shares import MOST_FILLED, lengths_that_split
 from kielo.resolve.software import NEWEST, Software, precisions, schedule_complaint
@@ -431,7 +431,7 @@ def _attention_is_compiled(case: Case) -> Complaints:
     if missing is None or case.machine.device != "cuda":
         return
     model, recipe = case.model, case.recipe
-    parts, dropout = module(model.model_type, "count").layer_parts(model), recipe.train.attention_dropout
+    parts, dropout = module(model.model_type, "tables").layer_parts(model), recipe.train.attention_dropout
     for phase in case.phases:
         windows = model.sliding_window is not None and model.sliding_window < phase.sequence_length
         reasons = {

@@ -45,7 +45,7 @@ def layers_of_stages(model: Model, sequence_length: int, layout: Layout) -> tupl
         return (model.num_hidden_layers,)
     if layout.pipeline_layers is not None:
         return layout.pipeline_layers
-    count = module(model.model_type, "count")
+    count = module(model.model_type, "tables")
     head = 6 * model.vocab_size * model.hidden_size
     layer = (count.flops_per_token(model, sequence_length) - head) / model.num_hidden_layers
     return split_by_cost(model.num_hidden_layers, num_stages(layout), layer, head)

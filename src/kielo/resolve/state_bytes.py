@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 from kielo.models.families import module
 from kielo.models.parameter_shapes import parameter_shapes, style_of
 from kielo.recipe.sections import Layout, Model
-from kielo.resolve.phases import trains
+from kielo.resolve.planned_phases import trains
 from kielo.resolve.shares import coordinates
 from kielo.resolve.stages import layer_numbers, stages_of_rank
 
@@ -98,7 +98,7 @@ def _shapes_of_rank(
 
     Copies are of a tied embedding, and of what every pipeline stage needs.
     """
-    plan = module(model.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
+    plan = module(model.model_type, "tables").TENSOR_PARALLEL_PLAN
     shapes = parameter_shapes(model)
     layers, stages, is_last = _layers_of_rank(model, layout, pipeline_rank)
     for name, shape in shapes.items():
@@ -114,7 +114,7 @@ def _shapes_of_rank(
     if is_last and layout.pipeline > 1 and "head.weight" not in shapes:
         copy = _on_tensor_axis(shapes["embed.weight"], "weight", "column", layout.tensor)
         yield "head.weight", copy, True
-    for name in getattr(module(model.model_type, "count"), "OF_ALL_STAGES", ()):
+    for name in getattr(module(model.model_type, "tables"), "OF_ALL_STAGES", ()):
         for _ in range(stages - (pipeline_rank == 0)):
             yield name, shapes[name], True
 

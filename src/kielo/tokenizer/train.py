@@ -43,7 +43,7 @@ from kielo.tokenizer.control_tokens import read_object
 from kielo.tokenizer.decoded_documents import decoded_documents
 from kielo.tokenizer.extend import extend
 from kielo.tokenizer.facts import LARGEST_ID, side_files, tokenizer_hash
-from kielo.tokenizer.heldout import is_heldout, place_by_hash
+from kielo.tokenizer.heldout_split import is_heldout, place_by_hash
 from kielo.tokenizer.load import (
     CONFIG_FILE,
     END_OF_TEXT,
@@ -54,9 +54,9 @@ from kielo.tokenizer.load import (
     vocabulary_size,
     write_without_dropout,
 )
+from kielo.tokenizer.make_row_map import make_row_map
 from kielo.tokenizer.measure import measure
 from kielo.tokenizer.pre_tokens import LONGEST_WORD, ShortWords, pre_tokenizer
-from kielo.tokenizer.row_map import make_row_map
 from kielo.tokenizer.stage_inputs import ready_files, tokenizer_of_weights, transplant_vectors
 from kielo.tokenizer.text_frame import (
     IDS_BEFORE_TEXTS,

@@ -34,7 +34,7 @@ from kielo.ranks.communicator import TimeLimits
 from kielo.ranks.hang_watch import Progress
 from kielo.ranks.world import World, make_host_group
 from kielo.recipe.sections import Layout, Precision, TrainIdentity
-from kielo.resolve.phases import trains
+from kielo.resolve.planned_phases import trains
 from kielo.resolve.resolved import Identity, Placement, Resolved
 from kielo.resolve.stages import SCHEDULES
 from kielo.train.feed import Care, Feed

@@ -26,7 +26,11 @@ from kielo.train.build import assemble, phase_parts, restore
 from kielo.train.final_check import refuse_unsound_end
 from kielo.train.go_back import go_back
 from kielo.train.loop import fit
-from kielo.train.manifest import (
+from kielo.train.meter import passed_over_row
+from kielo.train.parts import Run
+from kielo.train.precision import determinism
+from kielo.train.precision_change import check_watched_change, next_check, settle_precision
+from kielo.train.records import (
     forget_outcome,
     has_outcome,
     is_finished,
@@ -38,10 +42,6 @@ from kielo.train.manifest import (
     write_plan,
     write_train_manifest,
 )
-from kielo.train.meter import passed_over_row
-from kielo.train.parts import Run
-from kielo.train.precision import determinism
-from kielo.train.precision_change import check_watched_change, next_check, settle_precision
 from kielo.train.signals import Triggers
 from kielo.train.state import State
 from kielo.train.stop import Stop, StoppedBeforeTraining

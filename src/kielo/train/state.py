@@ -23,7 +23,7 @@ from kielo.artifact.checkpoint_folder import step_folder_name, step_folders, ste
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.parallel.materialise import local
 from kielo.recipe.errors import KieloError
-from kielo.resolve.phases import first_difference, merged, trains
+from kielo.resolve.planned_phases import first_difference, merged, trains
 from kielo.resolve.resolve import consent
 from kielo.resolve.resolved import Resolved, read_identity, stored_identity
 from kielo.train.optimiser import MOMENTS, Optimiser

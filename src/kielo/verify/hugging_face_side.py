@@ -139,8 +139,8 @@ class HuggingFaceSide:
         weights: our name → values (no padding rows) to copy. overrides: keys to set wrong on purpose.
         """
         identity = _overridden(identity, overrides)
-        self._pieces = families.module(identity.model.model_type, "names").to_hugging_face(identity.model)
-        parts = families.module(identity.model.model_type, "count").layer_parts(identity.model)
+        self._pieces = families.module(identity.model.model_type, "tables").to_hugging_face(identity.model)
+        parts = families.module(identity.model.model_type, "tables").layer_parts(identity.model)
         self._takes_documents_alone = parts.has_alibi or bool(identity.dataset.restart_positions)
         self._shapes = {name: weight.shape for name, weight in weights.items()}
         self._max_gradient_norm = identity.train.max_gradient_norm

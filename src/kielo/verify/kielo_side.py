@@ -58,7 +58,7 @@ class KieloSide:
         self._max_gradient_norm = identity.train.max_gradient_norm
         self._mesh = build_mesh(world, placement.layout)
         family = families.module(identity.model.model_type, "model")
-        names = families.module(identity.model.model_type, "names").to_hugging_face(identity.model)
+        names = families.module(identity.model.model_type, "tables").to_hugging_face(identity.model)
         self._rows = {ours: piece.rows for ours, piece in names.items()}
         self.model = laid_out(identity, placement, self._mesh, "fp32")
         stored = {}

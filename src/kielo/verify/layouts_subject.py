@@ -117,7 +117,7 @@ def family_of(recipe: Recipe) -> str:
 def _tiny(model: Model, tied: bool | None, of: Sizes) -> Model:
     """`model` with small sizes; features that are more than a size (wide heads, windows, scales) stay."""
     sizes = of.of_model() | {"tie_word_embeddings": tied}
-    parts = families.module(model.model_type, "count").layer_parts(model)
+    parts = families.module(model.model_type, "tables").layer_parts(model)
     if not parts.has_groups:
         sizes["num_key_value_heads"] = sizes["num_attention_heads"]
     if parts.mlp_ratio is not None:

@@ -17,7 +17,7 @@ from rich.console import Console
 from torch import Tensor
 
 from kielo.artifact.manifest import write_stage
-from kielo.artifact.parity import (
+from kielo.artifact.parity_result import (
     FirstDifference,
     GradientNorms,
     Losses,
@@ -99,14 +99,13 @@ def verify_parity(
 ) -> Parity:
     """Compares both sides and writes the certificate to `folder`/parity.json; its `passed` is the answer.
 
-     With `model.weights` it begins with the folder itself, read by transformers and by the import
-     (`source_folder.py`). It passes when these are equal, at every step the losses agree within the
-     tolerance, no setting differs, and the first step's gradients agree. Where the first step agrees in all of it and
-     later losses part, they may part as far as `ROUNDING_FACTOR` times what rounding alone makes
-    .
+    With `model.weights` it begins with the folder itself, read by transformers and by the import
+    (`source_folder.py`). It passes when these are equal, at every step the losses agree within the tolerance,
+    no setting differs, and the first step's gradients agree. Where the first step agrees in all of it and
+    later losses part, they may part as far as `ROUNDING_FACTOR` times what rounding alone makes.
 
-     Starts from `checkpoint`'s weights, else from those that the run starts from (`model.weights`, or the
-     seeded initial values). The table goes to `console` where one is given.
+    Starts from `checkpoint`'s weights, else from those that the run starts from (`model.weights`, or the
+    seeded initial values). The table goes to `console` where one is given.
     """
     identity, placement = _scaled(resolved)
     options = (options or ParityOptions()).fitting(identity.model.max_position_embeddings)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from kielo.artifact.parity import Settings, SourceFolder
+from kielo.artifact.parity_result import Settings, SourceFolder
 from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.models import families
 from kielo.models.decoder_count import layer_types
@@ -41,13 +41,13 @@ def compare_source(folder: Path, model: Model, sequence_length: int) -> SourceFo
         model = model.model_copy(update={"transplant": None, "vocab_size": own})
     config = AutoConfig.from_pretrained(folder)
     windows = {"window of each layer": (_our_windows(model), _their_windows(config))}
-    number = 2 * 4 * families.module(model.model_type, "count").parameters(model)
+    number = 2 * 4 * families.module(model.model_type, "tables").parameters(model)
     compared = model if number <= WHOLE_MODEL_BYTES else _two_layers(model, config)
     length = min(sequence_length, model.max_position_embeddings)
     generator = torch.Generator().manual_seed(_SEED)
     tokens = torch.randint(0, model.vocab_size, (_SEQUENCES, length), generator=generator)
     theirs, ours = _their_model(folder, config), _our_model(folder, compared, model)
-    pieces = families.module(model.model_type, "names").to_hugging_face(compared)
+    pieces = families.module(model.model_type, "tables").to_hugging_face(compared)
     modules = hugging_face_side.modules_by_our_names(theirs, pieces)
     arguments = hugging_face_batch(MicroBatch(tokens, tokens, None), theirs, False).arguments
     with torch.no_grad():

@@ -22,7 +22,7 @@ from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import RMSNorm
 from kielo.models.blocks.rope import RotaryEmbedding
 from kielo.models.decoder_count import layer_types
-from kielo.models.gemma.count import has_head_norms
+from kielo.models.gemma.tables import has_head_norms
 from kielo.models.piece import Box
 from kielo.recipe.sections import Model
 

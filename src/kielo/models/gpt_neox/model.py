@@ -18,7 +18,7 @@ from kielo.models.blocks.init import constant, seeded_normal
 from kielo.models.blocks.mlp import PlainMLP
 from kielo.models.blocks.norm import LayerNorm
 from kielo.models.blocks.rope import RotaryEmbedding
-from kielo.models.gpt_neox.count import rotary_size
+from kielo.models.gpt_neox.tables import rotary_size
 from kielo.models.piece import Box
 from kielo.recipe.sections import Model
 

@@ -22,7 +22,7 @@ from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import RMSNorm
 from kielo.models.blocks.rope import RotaryEmbedding
 from kielo.models.decoder_count import layer_types
-from kielo.models.llama.count import attention_biases, has_head_norms
+from kielo.models.llama.tables import attention_biases, has_head_norms
 from kielo.models.piece import Box
 from kielo.recipe.sections import Model
 

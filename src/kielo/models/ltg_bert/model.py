@@ -20,7 +20,7 @@ from kielo.models.blocks.init import constant, seeded_normal
 from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import LayerNorm
 from kielo.models.blocks.relative_attention import RelativeAttention, RelativeMask, RelativeMaskMaker
-from kielo.models.ltg_bert.count import OF_ALL_STAGES, relative_rows
+from kielo.models.ltg_bert.tables import OF_ALL_STAGES, relative_rows
 from kielo.models.piece import Box
 from kielo.recipe.sections import Model
 

@@ -20,7 +20,7 @@ from kielo.models.blocks.init import constant, seeded_normal
 from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import LayerNorm
 from kielo.models.blocks.rope import RotaryEmbedding
-from kielo.models.modernbert.count import layer_types
+from kielo.models.modernbert.tables import layer_types
 from kielo.models.piece import Box
 from kielo.recipe.sections import Model
 

@@ -12,7 +12,7 @@ from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
 from kielo.models.blocks.norm import LayerNorm
 from kielo.models.gpt2 import model as gpt2
 from kielo.models.gpt2.model import Layer
-from kielo.models.opt.count import FIRST_POSITION
+from kielo.models.opt.tables import FIRST_POSITION
 from kielo.models.piece import Box
 from kielo.recipe.sections import Model
 

@@ -27,7 +27,7 @@ from kielo.artifact.stage_json import write_json
 from kielo.artifact.text_files import read_lines
 from kielo.artifact.trained_text import refuse_to_replace
 from kielo.corpus.fetch import fetch_sources, file_stamps
-from kielo.corpus.funnel import build_funnel, by_source, empty_message, source_report, threshold_table
+from kielo.corpus.make_funnel import build_funnel, by_source, empty_message, source_report, threshold_table
 from kielo.corpus.pipeline import bad_examples, first_pass, second_pass
 from kielo.corpus.raw_formats import RawSource, file_format
 from kielo.corpus.step import CorpusStep, effective_settings, labels_of

@@ -62,7 +62,7 @@ def flops_per_token(model: Model, sequence_length: int, patterns: Sequence[str])
         for name, shape in parameter_shapes(model).items()
         if name not in looked_up and not trains(model, patterns, name)
     )
-    return module(model.model_type, "count").flops_per_token(model, sequence_length) - 2 * frozen
+    return module(model.model_type, "tables").flops_per_token(model, sequence_length) - 2 * frozen
 
 
 # (source, sequence length) → the tokens that an epoch of it has to predict (`Text.epoch_tokens`)

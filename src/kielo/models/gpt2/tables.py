@@ -1,12 +1,75 @@
-"""GPT-2 in Hugging Face's form: parameter names, and `config.json` in and out; torch-free.
+"""GPT-2 as tables: sizes, FLOPs, styles of tensor ranks, names and keys in Hugging Face's form.
 
 Dropout is a part of training, not of the model: a config's value is ignored, and exports say 0.
 """
 
+from kielo.models import decoder_count
 from kielo.models.config_keys import Choice, Entry, Key, NoWindows, Unread, WholeHeads, fixed, only, switch
 from kielo.models.config_reader import LAYERS, NUMBER, SIZE
+from kielo.models.decoder_count import (
+    LayerParts,
+    attention_parameters,
+    embedding_parameters,
+    plain_mlp_parameters,
+)
 from kielo.models.piece import Piece
 from kielo.recipe.sections import Model
+
+# Parameters and FLOPs of a GPT-2, by arithmetic on its `[model]` section; torch-free.
+
+
+def layer_parts(config: Model) -> LayerParts:
+    return LayerParts(mlp_matrices=2, is_rotary=False, has_groups=False)
+
+
+def layer_parameters(config: Model) -> int:
+    """Counts one layer: attention, MLP, and two norms with weight and bias."""
+    attention = attention_parameters(config, bool(config.attention_bias), bool(config.attention_bias))
+    return attention + plain_mlp_parameters(config, bool(config.mlp_bias)) + 4 * config.hidden_size
+
+
+def parameters(config: Model) -> int:
+    """Counts all parameters; a tied head counts once."""
+    input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
+    positions = config.max_position_embeddings * config.hidden_size
+    return input_embedding + positions + parameters_without_embedding(config)
+
+
+def parameters_without_embedding(config: Model) -> int:
+    """Counts the parameters that multiply a token: all but both embeddings; the head counts, tied or not."""
+    return (
+        config.num_hidden_layers * layer_parameters(config)
+        + 2 * config.hidden_size
+        + embedding_parameters(config)
+    )
+
+
+def flops_per_token(config: Model, sequence_length: int) -> int:
+    return decoder_count.flops_per_token(config, parameters_without_embedding(config), sequence_length)
+
+
+# Tensor-parallel plan of a GPT-2: module name → tensor-parallel style.
+#
+# `*` stands for a layer's number; `models/parameter_shapes.py` says what the styles mean.
+
+
+TENSOR_PARALLEL_PLAN: dict[str, str] = {
+    "embed": "vocabulary",
+    "position_table": "positions",
+    "layers.*.attention_norm": "sequence",
+    "layers.*.attention.project": "gather",
+    "layers.*.attention.q": "column",
+    "layers.*.attention.k": "column",
+    "layers.*.attention.v": "column",
+    "layers.*.attention.o": "row",
+    "layers.*.mlp_norm": "sequence",
+    "layers.*.mlp.project": "gather",
+    "layers.*.mlp.up": "column",
+    "layers.*.mlp.down": "row",
+    "norm": "sequence",
+    "head": "column",
+}
+
 
 # Causal masks that older transformers saved among the weights.
 IGNORED = (r"\.attn\.(masked_)?bias$",)

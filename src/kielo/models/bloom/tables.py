@@ -1,4 +1,4 @@
-"""BLOOM in Hugging Face's form: parameter names, and `config.json` in and out; torch-free.
+"""BLOOM as tables: sizes, FLOPs, styles of tensor ranks, names and keys in Hugging Face's form.
 
 Dropout, which is 0 in published files, is not done and its keys are ignored. Distances have no bound, and the
 config has none: max_position_embeddings is `seq_length`, the length of training, where a file has it.
@@ -7,11 +7,74 @@ config has none: max_position_embeddings is `seq_length`, the length of training
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kielo.models.bloom.count import TANH_GELUS
+from kielo.models import decoder_count
 from kielo.models.config_keys import Entry, Key, NoWindows, Unread, WholeHeads, fixed, only, switch
 from kielo.models.config_reader import LAYERS, NUMBER, SIZE, ConfigReader
+from kielo.models.decoder_count import (
+    LayerParts,
+    attention_parameters,
+    embedding_parameters,
+    plain_mlp_parameters,
+)
 from kielo.models.piece import Piece, fused_by_head
 from kielo.recipe.sections import Model
+
+# Parameters and FLOPs of a BLOOM (also FinGPT and Poro-34B), from its `[model]` section; torch-free.
+
+
+TANH_GELUS = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
+
+
+def layer_parts(config: Model) -> LayerParts:
+    return LayerParts(mlp_matrices=2, is_rotary=False, has_groups=False, has_alibi=True, mlp_ratio=4)
+
+
+def layer_parameters(config: Model) -> int:
+    """Counts one layer: attention, MLP, and the weights and biases of two norms."""
+    return (
+        attention_parameters(config, True, True) + plain_mlp_parameters(config, True) + 4 * config.hidden_size
+    )
+
+
+def parameters(config: Model) -> int:
+    """Counts all parameters; a tied head counts once."""
+    input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
+    return input_embedding + parameters_without_embedding(config)
+
+
+def parameters_without_embedding(config: Model) -> int:
+    """Counts the parameters that multiply a token: all but the embedding; the head counts, tied or not."""
+    layers = config.num_hidden_layers * layer_parameters(config)
+    return layers + 4 * config.hidden_size + embedding_parameters(config)
+
+
+def flops_per_token(config: Model, sequence_length: int) -> int:
+    return decoder_count.flops_per_token(config, parameters_without_embedding(config), sequence_length)
+
+
+# Tensor-parallel plan of a BLOOM: module name → tensor-parallel style.
+#
+# `*` stands for a layer's number; `models/parameter_shapes.py` says what the styles mean.
+
+
+TENSOR_PARALLEL_PLAN: dict[str, str] = {
+    "embed": "vocabulary",
+    "embed_norm": "residual",
+    "layers.*.attention_norm": "sequence",
+    "layers.*.attention.project": "gather",
+    "layers.*.attention.q": "column",
+    "layers.*.attention.k": "column",
+    "layers.*.attention.v": "column",
+    "layers.*.attention.inner.alibi": "slopes",
+    "layers.*.attention.o": "row",
+    "layers.*.mlp_norm": "sequence",
+    "layers.*.mlp.project": "gather",
+    "layers.*.mlp.up": "column",
+    "layers.*.mlp.down": "row",
+    "norm": "sequence",
+    "head": "column",
+}
+
 
 IGNORED = ()
 BASE_MODEL_PREFIX = "transformer."

@@ -1,10 +1,11 @@
-"""GPT-NeoX in Hugging Face's form: parameter names, and `config.json` in and out; torch-free.
+"""GPT-NeoX as tables: sizes, FLOPs, styles of tensor ranks, names and keys in Hugging Face's form.
 
 Dropout, which is 0 in published files, is not done and its keys are ignored.
 """
 
 from collections.abc import Iterable
 
+from kielo.models import decoder_count
 from kielo.models.config_keys import (
     Choice,
     Entry,
@@ -18,9 +19,72 @@ from kielo.models.config_keys import (
     switch,
 )
 from kielo.models.config_reader import LAYERS, NUMBER, SIZE, SWITCH
-from kielo.models.gpt_neox.count import rotary_size
+from kielo.models.decoder_count import (
+    LayerParts,
+    attention_parameters,
+    embedding_parameters,
+    plain_mlp_parameters,
+)
 from kielo.models.piece import Piece, fused_by_head
 from kielo.recipe.sections import Model
+
+# Parameters and FLOPs of a GPT-NeoX (and Pythia), by arithmetic on its `[model]` section; torch-free.
+
+
+def rotary_size(config: Model) -> int:
+    """Returns how many numbers of each head RoPE rotates: the first ones."""
+    return int(config.head_dim * config.rotary_pct)
+
+
+def layer_parts(config: Model) -> LayerParts:
+    return LayerParts(mlp_matrices=2, has_groups=False)
+
+
+def layer_parameters(config: Model) -> int:
+    """Counts one layer: attention, MLP, and the weights and biases of two norms."""
+    bias = bool(config.attention_bias)
+    return (
+        attention_parameters(config, bias, bias) + plain_mlp_parameters(config, True) + 4 * config.hidden_size
+    )
+
+
+def parameters(config: Model) -> int:
+    """Counts all parameters; a tied head counts once."""
+    input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
+    return input_embedding + parameters_without_embedding(config)
+
+
+def parameters_without_embedding(config: Model) -> int:
+    """Counts the parameters that multiply a token: all but the embedding; the head counts, tied or not."""
+    layers = config.num_hidden_layers * layer_parameters(config)
+    return layers + 2 * config.hidden_size + embedding_parameters(config)
+
+
+def flops_per_token(config: Model, sequence_length: int) -> int:
+    return decoder_count.flops_per_token(config, parameters_without_embedding(config), sequence_length)
+
+
+# Tensor-parallel plan of a GPT-NeoX: module name → tensor-parallel style.
+#
+# `*` stands for a layer's number; `models/parameter_shapes.py` says what the styles mean.
+
+
+TENSOR_PARALLEL_PLAN: dict[str, str] = {
+    "embed": "vocabulary",
+    "layers.*.attention_norm": "sequence",
+    "layers.*.attention.project": "gather",
+    "layers.*.attention.q": "column",
+    "layers.*.attention.k": "column",
+    "layers.*.attention.v": "column",
+    "layers.*.attention.o": "row",
+    "layers.*.mlp_norm": "sequence",
+    "layers.*.mlp.project": "gather",
+    "layers.*.mlp.up": "column",
+    "layers.*.mlp.down": "row",
+    "norm": "sequence",
+    "head": "column",
+}
+
 
 # Masks and frequencies that older transformers saved among the weights.
 IGNORED = (r"\.attention\.(masked_)?bias$", r"\.rotary_emb\.inv_freq$")

@@ -1,13 +1,85 @@
-"""Gemma 2 and 3 in Hugging Face's form: parameter names, and `config.json` in and out; torch-free."""
+"""Gemma 2 and 3 as tables: sizes, FLOPs, styles of tensor ranks, names and keys in Hugging Face's form."""
 
 from collections.abc import Iterable
 from typing import Any
 
+from kielo.models import decoder_count
 from kielo.models.config_keys import Entry, HeadWidth, Key, Rope, RopeByKind, Windows, fixed, only, switch
 from kielo.models.config_reader import LAYERS, NUMBER, SIZE
-from kielo.models.gemma.count import has_head_norms
+from kielo.models.decoder_count import (
+    LayerParts,
+    attention_parameters,
+    embedding_parameters,
+    gated_mlp_parameters,
+)
 from kielo.models.piece import Piece
 from kielo.recipe.sections import Model
+
+# Parameters and FLOPs of a Gemma 2 or 3, by arithmetic on its `[model]` section; torch-free.
+
+
+def has_head_norms(config: Model) -> bool:
+    """Returns True for a Gemma 3, which norms queries and keys of each head; Gemma 2 caps their scores."""
+    return config.model_type == "gemma3_text"
+
+
+def layer_parts(config: Model) -> LayerParts:
+    return LayerParts(mlp_matrices=3, norms=4, has_head_norms=has_head_norms(config))
+
+
+def layer_parameters(config: Model) -> int:
+    """Counts one layer: attention, MLP, and the norms before and after each."""
+    norms = 4 * config.hidden_size + 2 * config.head_dim * has_head_norms(config)
+    bias = bool(config.attention_bias)
+    return attention_parameters(config, bias, bias) + gated_mlp_parameters(config, False) + norms
+
+
+def parameters(config: Model) -> int:
+    """Counts all parameters; a tied head counts once."""
+    input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
+    return input_embedding + parameters_without_embedding(config)
+
+
+def parameters_without_embedding(config: Model) -> int:
+    """Counts the parameters that multiply a token: all but the embedding; the head counts, tied or not."""
+    return (
+        config.num_hidden_layers * layer_parameters(config)
+        + config.hidden_size
+        + embedding_parameters(config)
+    )
+
+
+def flops_per_token(config: Model, sequence_length: int) -> int:
+    return decoder_count.flops_per_token(config, parameters_without_embedding(config), sequence_length)
+
+
+# Tensor-parallel plan of a Gemma 2 or 3: module name → tensor-parallel style.
+#
+# `*` stands for a layer's number; `models/parameter_shapes.py` says what the styles mean. Entries for
+# modules that a variant lacks are skipped.
+
+
+TENSOR_PARALLEL_PLAN: dict[str, str] = {
+    "embed": "vocabulary",
+    "layers.*.attention_norm": "sequence",
+    "layers.*.attention.project": "gather",
+    "layers.*.attention.q": "column",
+    "layers.*.attention.k": "column",
+    "layers.*.attention.v": "column",
+    "layers.*.attention.q_norm": "each_head",
+    "layers.*.attention.k_norm": "each_head",
+    "layers.*.attention.o": "row",
+    "layers.*.attention_post_norm": "residual",
+    "layers.*.mlp_norm": "sequence",
+    "layers.*.mlp.project": "gather",
+    "layers.*.mlp.gate": "column",
+    "layers.*.mlp.up": "column",
+    "layers.*.mlp.down": "row",
+    "layers.*.mlp_post_norm": "residual",
+    "norm": "sequence",
+    "head": "column",
+}
+
 
 # Buffers that older transformers saved among the weights; they are computed here.
 IGNORED = (r"\.rotary_emb\.inv_freq$",)

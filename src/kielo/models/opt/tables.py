@@ -1,4 +1,4 @@
-"""OPT in Hugging Face's form: parameter names, and `config.json` in and out; torch-free.
+"""OPT as tables: sizes, FLOPs, styles of tensor ranks, names and keys in Hugging Face's form.
 
 Dropout is a part of training, not of the model: a config's value is ignored, and exports say 0.
 """
@@ -8,9 +8,41 @@ from typing import Any
 
 from kielo.models.config_keys import Choice, Entry, Key, NoWindows, Unread, WholeHeads, fixed, only, switch
 from kielo.models.config_reader import LAYERS, NUMBER, SIZE, SWITCH, ConfigReader
-from kielo.models.opt.count import EPSILON
+from kielo.models.gpt2 import tables as gpt2
+from kielo.models.gpt2.tables import (
+    TENSOR_PARALLEL_PLAN,
+    flops_per_token,
+    layer_parts,
+    parameters_without_embedding,
+)
 from kielo.models.piece import Piece
 from kielo.recipe.sections import Model
+
+# Parameters and FLOPs of an OPT, by arithmetic on its `[model]` section; torch-free.
+#
+# They are a GPT-2's, plus two rows of the position embedding that no token uses.
+
+
+__all__ = [
+    "FIRST_POSITION",
+    "TENSOR_PARALLEL_PLAN",
+    "flops_per_token",
+    "layer_parts",
+    "parameters",
+    "parameters_without_embedding",
+]
+
+FIRST_POSITION = 2  # row of position 0 in the position embedding
+EPSILON = 1e-5  # of every norm: transformers has no key for it
+
+
+def parameters(config: Model) -> int:
+    """Counts all parameters; a tied head counts once."""
+    return gpt2.parameters(config) + FIRST_POSITION * config.hidden_size
+
+
+# Tensor-parallel plan of an OPT, whose modules are GPT-2's.
+
 
 # A version number that fairseq's converter left among the weights.
 IGNORED = (r"decoder\.version$",)

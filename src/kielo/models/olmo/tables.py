@@ -1,7 +1,8 @@
-"""OLMo 2 and 3 in Hugging Face's form: parameter names, and `config.json` in and out; torch-free."""
+"""OLMo 2 and 3 as tables: sizes, FLOPs, styles of tensor ranks, names and keys in Hugging Face's form."""
 
 from operator import itemgetter
 
+from kielo.models import decoder_count
 from kielo.models.config_keys import (
     Entry,
     HeadWidth,
@@ -15,8 +16,74 @@ from kielo.models.config_keys import (
     switch,
 )
 from kielo.models.config_reader import LAYERS, NUMBER, SIZE
+from kielo.models.decoder_count import (
+    LayerParts,
+    attention_parameters,
+    embedding_parameters,
+    gated_mlp_parameters,
+)
 from kielo.models.piece import Piece
 from kielo.recipe.sections import Model
+
+# Parameters and FLOPs of an OLMo 2 or 3, by arithmetic on its `[model]` section; torch-free.
+
+
+def layer_parts(config: Model) -> LayerParts:
+    return LayerParts(mlp_matrices=3, has_head_norms=True, norms_inputs=False)
+
+
+def layer_parameters(config: Model) -> int:
+    """Counts one layer: attention, MLP, two norms after them, and the norms of queries and of keys."""
+    norms = (
+        2 * config.hidden_size + (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
+    )
+    bias = bool(config.attention_bias)
+    return attention_parameters(config, bias, bias) + gated_mlp_parameters(config, False) + norms
+
+
+def parameters(config: Model) -> int:
+    """Counts all parameters; a tied head counts once."""
+    input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
+    return input_embedding + parameters_without_embedding(config)
+
+
+def parameters_without_embedding(config: Model) -> int:
+    """Counts the parameters that multiply a token: all but the embedding; the head counts, tied or not."""
+    return (
+        config.num_hidden_layers * layer_parameters(config)
+        + config.hidden_size
+        + embedding_parameters(config)
+    )
+
+
+def flops_per_token(config: Model, sequence_length: int) -> int:
+    return decoder_count.flops_per_token(config, parameters_without_embedding(config), sequence_length)
+
+
+# Tensor-parallel plan of an OLMo 2 or 3: module name → tensor-parallel style.
+#
+# `*` stands for a layer's number; `models/parameter_shapes.py` says what the styles mean.
+
+
+TENSOR_PARALLEL_PLAN: dict[str, str] = {
+    "embed": "vocabulary",
+    "layers.*.attention.project": "gather",
+    "layers.*.attention.q": "column",
+    "layers.*.attention.k": "column",
+    "layers.*.attention.v": "column",
+    "layers.*.attention.q_norm": "all_heads",
+    "layers.*.attention.k_norm": "all_heads",
+    "layers.*.attention.o": "row",
+    "layers.*.attention_post_norm": "residual",
+    "layers.*.mlp.project": "gather",
+    "layers.*.mlp.gate": "column",
+    "layers.*.mlp.up": "column",
+    "layers.*.mlp.down": "row",
+    "layers.*.mlp_post_norm": "residual",
+    "norm": "sequence",
+    "head": "column",
+}
+
 
 # Buffers that older transformers saved among the weights; they are computed here.
 IGNORED = (r"\.rotary_emb\.inv_freq$",)
