@@ -11,17 +11,18 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from kielo.recipe.read import read_recipe
-from kielo.resolve.resolve import resolve
-from kielo.resolve.resolved import Resolved
-from kielo.resolve.text import imagined_text
-from kielo.verify.start_counts import (
+from counted_start import (
     NORMAL_NUMBERS_PER_SECOND,
     SECONDS_PER_PLANNED_PART,
     StartCounts,
     count_start,
     server_operations,
 )
+
+from kielo.recipe.read import read_recipe
+from kielo.resolve.resolve import resolve
+from kielo.resolve.resolved import Resolved
+from kielo.resolve.text import imagined_text
 
 _ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results" / "start_counts.json"

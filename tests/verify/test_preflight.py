@@ -33,12 +33,12 @@ from kielo.verify.preflight import clock, collectives, device, training
 from kielo.verify.preflight.binding import cores_of_binding, in_ranges
 from kielo.verify.preflight.check_nodes import preflight, run_checks
 from kielo.verify.preflight.checks import CHECKS
-from kielo.verify.preflight.counts import count, seconds
 from kielo.verify.preflight.job import Check, Job
 from kielo.verify.preflight.network import networks_of
 from kielo.verify.preflight.screen import check_rows, verdict_lines
 from kielo.verify.preflight.sizes import SIZES
 from tests.started_ranks import run_ranks
+from tests.verify.preflight_counts import count, seconds
 
 RANKS, FAULTY = 4, 3  # two on each of two nodes; the faulty one is on the second
 FIRST_OF_NODE = 2  # the one that writes files for the second node

@@ -7,21 +7,22 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn import functional as F
-
-from kielo.parallel.lower_right_attention import attend_to_all
-from kielo.recipe.errors import KieloError
-from kielo.verify.counted_world import CountedGroup, CountedStore
-from kielo.verify.rank_watch import Peak, RankWatch
-from kielo.verify.rehearse import heaviest_phase, rehearsed_micro_batches
-from kielo.verify.start_counts import (
+from counted_start import (
+    CountedGroup,
+    CountedStore,
     StartCounts,
     gloo_peers,
     gloo_store_operations,
     nccl_store_operations,
     server_operations,
 )
+from torch import nn
+from torch.nn import functional as F
+
+from kielo.parallel.lower_right_attention import attend_to_all
+from kielo.recipe.errors import KieloError
+from kielo.verify.rank_watch import Peak, RankWatch
+from kielo.verify.rehearse import heaviest_phase, rehearsed_micro_batches
 from kielo.verify.torch_fakes import (
     fake_tensors,
     fake_world,

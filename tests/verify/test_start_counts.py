@@ -9,18 +9,18 @@ import pytest
 import start_counts
 import torch
 import torch.distributed as dist
-
-from kielo.plan.failures import STORE_OPERATIONS_PER_RANK, communicators
-from kielo.ranks.process_settings import open_files_needed
-from kielo.ranks.rendezvous import Rendezvous
-from kielo.recipe.sections import Layout
-from kielo.verify.counted_world import CountedStore
-from kielo.verify.start_counts import (
+from counted_start import (
+    CountedStore,
     count_start,
     gloo_peers,
     gloo_store_operations,
     server_operations,
 )
+
+from kielo.plan.failures import STORE_OPERATIONS_PER_RANK, communicators
+from kielo.ranks.process_settings import open_files_needed
+from kielo.ranks.rendezvous import Rendezvous
+from kielo.recipe.sections import Layout
 from tests.started_ranks import run_ranks
 
 
