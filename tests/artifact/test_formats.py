@@ -20,7 +20,6 @@ from kielo.artifact.launch_files import (
 )
 from kielo.artifact.manifest import write_manifest
 from kielo.artifact.metrics import METRICS_NAME, Row, of_kind, read_metrics
-from kielo.artifact.nearest_tokens import NearestTokens, NearToken, NewToken
 from kielo.artifact.prefetched import Brought, Prefetched
 from kielo.artifact.preflight import CheckReport, Complaint, NodeVerdict, Preflight
 from kielo.artifact.row_map import RowMap
@@ -60,8 +59,6 @@ def run_folder(tmp_path_factory):
         method="mean", old_tokenizer="0", old_vocabulary_size=2, rows=[[0], [0, 1], []],
         control_tokens={"õ": "</s>"},
     ))  # fmt: skip
-    near = [NearToken(token="Ġõ", cosine=0.5)]
-    write_json(folder / "train", NearestTokens(tokens=[NewToken(token="õ", made_of="o + ~", nearest=near)]))
     append_alert(folder / "train" / ALERTS_NAME, 4, "õ")
     complaint = Complaint(check="clock", rank=1, node="õ", message="late", is_refusal=True)
     checks = [CheckReport(name="clock", summary="", seconds=0.5, found=[[1.0], None])]

@@ -10,7 +10,7 @@ import torch
 from kielo.artifact.row_map import RowMap
 from kielo.artifact.stage_json import write_json
 from kielo.checkpoint import first_weights as module
-from kielo.checkpoint.first_weights import load_first_weights, write_nearest_tokens
+from kielo.checkpoint.first_weights import load_first_weights
 from kielo.recipe.errors import KieloError
 
 
@@ -90,9 +90,3 @@ def test_a_row_map_of_another_size(calls, tmp_path) -> None:
             KieloError, match=rf"row_map\.json: has 3 rows for a vocabulary of {size:,}; `kielo run"
         ):
             load_first_weights({}, *of_run(tmp_path, "mean", size))
-
-
-def test_no_neighbours_are_written_where_no_row_is_composed(calls, tmp_path) -> None:
-    for transplant in (None, "random"):
-        write_nearest_tokens(*of_run(tmp_path, transplant))
-    assert calls == [] and list(tmp_path.iterdir()) == []

@@ -156,11 +156,11 @@ TYPED: list[tuple[str, dict]] = [
         "model": "g", "bytes": "h", "relearn": "i", "cluster": "j", "nodes": 3, "json": True,
     }),
     ("tokenizer map a b", {
-        "subverb": "map", "old": "a", "new": "b", "vectors": None, "examples": 20, "weights": None,
+        "subverb": "map", "old": "a", "new": "b", "vectors": None, "examples": 20,
         "json": False,
     }),
-    ("tokenizer map a b --vectors c --examples 3 --weights d --json", {
-        "subverb": "map", "old": "a", "new": "b", "vectors": "c", "examples": 3, "weights": "d", "json": True,
+    ("tokenizer map a b --vectors c --examples 3 --json", {
+        "subverb": "map", "old": "a", "new": "b", "vectors": "c", "examples": 3, "json": True,
     }),
     ("checkpoint list a", {"subverb": "list", "run": "a", "verify": False, "json": False}),
     ("checkpoint list a --verify --json", {"subverb": "list", "run": "a", "verify": True, "json": True}),

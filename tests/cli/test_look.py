@@ -172,22 +172,6 @@ def test_old_tokens_of_new_rows_are_shown(mapped, capsys) -> None:
     assert capsys.readouterr().err == "kielo: --examples -1: give 0 or more\n"
 
 
-def test_nearest_old_tokens_are_shown_with_weights(mapped, capsys, monkeypatch) -> None:
-    token = SimpleNamespace(token="new1", made_of="old2", nearest_in_words=lambda: "old7 0.9")
-    asked = []
-    monkeypatch.setattr("kielo.artifact.weights_folder.resolve_weights", lambda weights: f"of {weights}")
-    monkeypatch.setattr(
-        "kielo.checkpoint.nearest_tokens.nearest_tokens",
-        lambda weights, names, number: (
-            asked.append((weights, names, number)) or SimpleNamespace(tokens=[token])
-        ),
-    )
-    table = said(capsys, "tokenizer", "map", "old", "new", "--weights", "w", "--examples", "4")
-    assert table.endswith("new token\told tokens\tnearest old tokens\nnew1\told2\told7 0.9\n")
-    ((weights, names, number),) = asked
-    assert (weights, number) == ("of w", 4) and tuple(vars(names).values())[:2] == ("old", "new")
-
-
 def test_the_folder_of_a_run_is_not_that_of_its_tokenizer(tmp_path) -> None:
     assert tokenizer_folder(tmp_path) == tmp_path
     (tmp_path / "tokenizer").mkdir()

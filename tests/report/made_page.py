@@ -11,7 +11,7 @@ ENCODER = RECIPE.model_copy(update={"train": RECIPE.train.model_copy(update={"ob
 NOTHING = {
     "scores": None, "parity": None, "masked_scores": None, "overview": None, "training": None, "corpus": None,
     "funnel": None, "tokenizer": None, "tokens": None, "packing": [], "export": None, "row_map": None,
-    "nearest_tokens": None, "chronicle": [], "stage_rows": [], "versions": {}, "kielo_version": "9.8",
+    "chronicle": [], "stage_rows": [], "versions": {}, "kielo_version": "9.8",
     "recipe": RECIPE,
 }  # fmt: skip
 

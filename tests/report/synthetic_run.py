@@ -99,19 +99,16 @@ def tokenizer_and_tokens(folder: Path) -> None:
 
 
 def transplant(folder: Path) -> None:
-    """Adds what a run with model.transplant has besides: the map of rows, and neighbours of new tokens."""
+    """Adds what a run with model.transplant has besides: the map of rows."""
     rows = [[4], [3], [2, 5], [1, 1, 2], [9], [], [7], [8], [3, 5], [1, 2, 3]]
     row_map = {
         "method": "mean",
         "old_tokenizer": "",
         "old_vocabulary_size": 10,
         "rows": rows,
-        "control_tokens": {"<|end|>": "</s>"},
+        "control_tokens": {"<|end|>": "</s>", HOSTILE: "<s>"},
     }
     (folder / "tokenizer" / "row_map.json").write_text(json.dumps(row_map), encoding="utf-8")
-    nearest = [{"token": HOSTILE, "cosine": 0.834}, {"token": "▁house", "cosine": 0.25}]
-    tokens = [{"token": "▁maja", "made_of": "m + aja", "nearest": nearest}]
-    (folder / "train" / "nearest_tokens.json").write_text(json.dumps({"tokens": tokens}), encoding="utf-8")
 
 
 def training(folder: Path) -> None:

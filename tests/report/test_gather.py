@@ -97,7 +97,7 @@ def test_an_empty_folder_gives_nothing(tmp_path: Path) -> None:
     found = gather(tmp_path, RECIPE, {})
     empty = ("packing", "chronicle", "export_counts", "versions", "stages")
     assert all(not found[key] and found[key] is not None for key in empty)
-    nothing = {"corpus", "funnel", "tokenizer", "row_map", "nearest_tokens", "tokens", "overview", "training",
+    nothing = {"corpus", "funnel", "tokenizer", "row_map", "tokens", "overview", "training",
                "parity", "scores", "masked_scores", "export"}  # fmt: skip
     assert {key for key, value in found.items() if value is None} == nothing
     assert found["run_folder"] == str(tmp_path) and found["kielo_version"] == kielo_version() != ""

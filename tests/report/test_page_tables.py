@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from kielo.artifact.chronicle import chronicle
-from kielo.artifact.nearest_tokens import NearestTokens
 from kielo.artifact.row_map import RowMap
 from kielo.report import page
 from kielo.report.gather import gather
@@ -108,29 +107,20 @@ def test_words_of_a_transplant() -> None:
         rows=[[1], [2], [3, 4], [5, 6, 7], [1, 2, 3, 4], [], [], []],
         control_tokens={"<|b|>": "</s>", "<|a|>": "<s>"}, weights={"3": [0.1, 0.2, 0.7]},
     )  # fmt: skip
-    near = [{"token": "x", "cosine": 0.834}, {"token": "y", "cosine": 0.25}]
-    tokens = [{"token": "uus", "made_of": "u + us", "nearest": near}]
-    found = NOTHING | {
-        "row_map": made,
-        "nearest_tokens": NearestTokens.model_validate({"tokens": tokens}),
-    }
+    found = NOTHING | {"row_map": made}
     html = section("transplant", found)
     assert Text(html).lines == [
         "Rows of the new vocabulary", "Tokens", "Share",
         "Those of a token of the same text, byte or role", "2", "25.0%",
         "Made of 3.0 old rows, on average (1 weighted by similarity)", "3", "37.5%", "Random", "3", "37.5%",
         "Control token", "Begins as", "<|a|>", "<s>", "<|b|>", "</s>",
-        "New token", "Made of", "Nearest old tokens, with cosines of the embedding's rows",
-        "uus", "u + us", "x 0.83, y 0.25",
     ]  # fmt: skip
-    assert '<td class="text">&lt;s&gt;</td>' in html and '<td class="text">x 0.83, y 0.25</td>' in html
+    assert '<td class="text">&lt;s&gt;</td>' in html
     bare = made.model_copy(update={"weights": {}, "control_tokens": {}, "rows": []})
-    for nearest in (None, NearestTokens(tokens=[])):
-        lines = words("transplant", found | {"row_map": bare, "nearest_tokens": nearest})
-        assert lines[3:] == [
-            "Those of a token of the same text, byte or role", "0", "0.0%",
-            "Made of 0.0 old rows, on average", "0", "0.0%", "Random", "0", "0.0%",
-        ]  # fmt: skip
+    assert words("transplant", found | {"row_map": bare})[3:] == [
+        "Those of a token of the same text, byte or role", "0", "0.0%",
+        "Made of 0.0 old rows, on average", "0", "0.0%", "Random", "0", "0.0%",
+    ]  # fmt: skip
 
 
 def test_stages_with_and_without_a_time() -> None:

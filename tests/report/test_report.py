@@ -79,18 +79,14 @@ def test_summary_has_just_the_promised_keys(run_folder: Path) -> None:
 
 
 def test_a_transplanted_vocabulary_has_a_section(run_folder: Path, tmp_path: Path) -> None:
-    """Rows copied, composed and random, and neighbours once the training has begun; without a map none."""
+    """Rows copied, composed and random; without a map none."""
     assert "old weights" not in Page((run_folder / "report.html").read_text(encoding="utf-8")).text
     shutil.copytree(run_folder, tmp_path / "run")
     synthetic_run.transplant(tmp_path / "run")
     page = write_report(tmp_path / "run", RECIPE, STAGES).read_text(encoding="utf-8")
     for told in ("A new vocabulary for old weights", "5 50.0%", "Made of 2.5 old rows, on average", "4 40.0%",
-                 "1 10.0%", "<|end|> </s>", f"▁maja m + aja {HOSTILE} 0.83, ▁house 0.25"):  # fmt: skip
+                 "1 10.0%", "<|end|> </s>", f"{HOSTILE} <s>"):  # fmt: skip
         assert told in Page(page).text, told
-    (tmp_path / "run" / "train" / "nearest_tokens.json").unlink()
-    assert "Nearest old tokens" not in write_report(tmp_path / "run", RECIPE, STAGES).read_text(
-        encoding="utf-8"
-    )
 
 
 def test_page_asks_nothing_of_the_network_and_runs_nothing(run_folder: Path) -> None:

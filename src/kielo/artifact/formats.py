@@ -12,7 +12,6 @@ from kielo.artifact import attempt_files, metrics
 from kielo.artifact.attempt_files import Outcome
 from kielo.artifact.funnel import Funnel
 from kielo.artifact.launch_files import Ladder, Launch, MadeSite
-from kielo.artifact.nearest_tokens import NearestTokens
 from kielo.artifact.parity_result import Parity
 from kielo.artifact.prefetched import Prefetched
 from kielo.artifact.preflight import Preflight
@@ -65,7 +64,6 @@ FORMATS = {
         (attempt_files.Beginning, attempt_files.End),
     ),
     "outcome": _whole_file("train/", Outcome),
-    "nearest_tokens": _whole_file("train/", NearestTokens),
     "launch": _whole_file("launch/0001/", Launch),
     "prefetched": _whole_file("", Prefetched),
     "site": _whole_file("sites/CLUSTER/", MadeSite),

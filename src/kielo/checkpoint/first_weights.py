@@ -8,11 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from kielo.artifact.row_map import RowMap
-from kielo.artifact.stage_json import read_stage_json, write_json
+from kielo.artifact.stage_json import read_stage_json
 from kielo.artifact.weights_folder import resolve_weights
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.hugging_face_import import load_model_weights
-from kielo.checkpoint.nearest_tokens import Vocabularies, nearest_tokens
 from kielo.checkpoint.source_settings import read_settings
 from kielo.checkpoint.transplant import Transplant
 from kielo.models import families
@@ -20,7 +19,6 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
 from kielo.resolve.resolved import Identity, Placement
 from kielo.tokenizer.facts import tokenizer_hash
-from kielo.tokenizer.load import load_tokenizer
 from kielo.tokenizer.trial import refuse_other_vocabulary
 
 
@@ -47,25 +45,6 @@ def first_settings(identity: Identity, placement: Placement, group: Any = None) 
     """Read the settings of `model.weights` (`read_settings`), on rank 0 for all ranks of `group`."""
     source, folder = resolve_weights(identity.model.weights), Path(placement.tokenizer_folder)
     return Agreement(group).on_first(lambda: read_settings(source, folder))
-
-
-def write_nearest_tokens(identity: Identity, placement: Placement, group: Any = None) -> None:
-    """Writes `NearestTokens` of a transplant into the training's folder; the other ranks wait for rank 0.
-
-    Nothing is written where no row is composed. Called by all ranks of `group`; raises KieloError as
-    `load_first_weights` and `nearest_tokens` do.
-    """
-    model = identity.model
-    if model.transplant in (None, "random"):
-        return
-    source, folder = resolve_weights(model.weights), Path(placement.tokenizer_folder)
-
-    def write() -> None:
-        old, new = load_tokenizer(source), load_tokenizer(folder)
-        found = nearest_tokens(source, Vocabularies(old, new, _row_map(folder, source, model)))
-        write_json(placement.train_folder, found)
-
-    Agreement(group).on_first(write)
 
 
 def _first_value(initial_value: Any, model: Model, seed: int, name: str, shape: Any, box: Any) -> Tensor:

@@ -147,19 +147,6 @@ def read_tables(source: Path) -> StoredTensors:
     return found
 
 
-def stored_embedding(source: Path, model: Model) -> Source:
-    """Returns where the embedding is in the files of a folder; `model` is that of its config.json.
-
-    Raises KieloError where it is missing, and as `read_tables` does.
-    """
-    names, found = families.module(model.model_type, "tables"), read_tables(source)
-    name = names.to_hugging_face(model)["embed.weight"].name
-    in_source = _in_source("embed.weight", name, found, _other_names(model, model))
-    if in_source is None:
-        raise KieloError(f"{source}: tensors of the model are missing: {name}")
-    return Source(*found[in_source], ReadBuffers())
-
-
 def _in_source(ours: str, name: str, found: StoredTensors, other_names: Names) -> str | None:
     """Returns the source's name of the tensor of our parameter, None where it is missing."""
     candidates = (name, name.removeprefix(other_names.base_prefix), other_names.tied.get(ours))

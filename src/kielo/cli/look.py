@@ -340,9 +340,6 @@ def row_map_flags(parser: argparse.ArgumentParser) -> None:
         "--vectors", metavar="FILE", help="as model.transplant_vectors: weigh old rows by similarity (FOCUS)"
     )
     parser.add_argument("--examples", type=int, default=20, metavar="N", help="new tokens to show")
-    parser.add_argument(
-        "--weights", metavar="FOLDER", help="the weights: show the nearest old tokens of each, too"
-    )
     parser.add_argument("--json", action="store_true")
 
 
@@ -361,18 +358,9 @@ def row_map(options: argparse.Namespace) -> None:
     print_text(row_map_in_words(made))
     if made.control_tokens:
         print_table(["control token", "row of"], sorted(made.control_tokens.items()))
-    if options.weights is None:
-        ids, old_names, new_names = example_ids(made, options.examples), TokenNames(old), TokenNames(new)
-        rows = [(new_names(new_id), row_in_words(made, new_id, old_names)) for new_id in ids]
-        return print_table(["new token", "old tokens"], rows)
-    from kielo.artifact.weights_folder import resolve_weights
-    from kielo.checkpoint.nearest_tokens import Vocabularies, nearest_tokens
-
-    found = nearest_tokens(resolve_weights(options.weights), Vocabularies(old, new, made), options.examples)
-    print_table(
-        ["new token", "old tokens", "nearest old tokens"],
-        [(one.token, one.made_of, one.nearest_in_words()) for one in found.tokens],
-    )
+    ids, old_names, new_names = example_ids(made, options.examples), TokenNames(old), TokenNames(new)
+    rows = [(new_names(new_id), row_in_words(made, new_id, old_names)) for new_id in ids]
+    print_table(["new token", "old tokens"], rows)
 
 
 def tokenizer_folder(folder: Path) -> Path:

@@ -24,11 +24,10 @@ from kielo.artifact.metrics import (
     of_kind,
     read_metrics,
 )
-from kielo.artifact.nearest_tokens import NearestTokens
 from kielo.artifact.parity_result import Parity
 from kielo.artifact.row_map import RowMap
 from kielo.artifact.scores import MaskedScores, Scores
-from kielo.artifact.stage_json import JsonObject, read_json, read_stage_json
+from kielo.artifact.stage_json import JsonObject, read_stage_json
 from kielo.artifact.summary import BitsPerByteSummary, CorpusSummary, ParitySummary, StageTime, Summary
 from kielo.artifact.tokenizer_measure import TokenizerMeasure
 from kielo.dataset.packed_sequences import FOLDER as PACKING
@@ -68,7 +67,6 @@ def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> di
         "funnel": read_stage_json(run_folder / "corpus", Funnel),
         "tokenizer": read_stage_json(run_folder / "tokenizer", TokenizerMeasure),
         "row_map": read_stage_json(run_folder / "tokenizer", RowMap),
-        "nearest_tokens": read_json(run_folder / "train", NearestTokens),
         "tokens": manifests["pack"].counts if manifests["pack"] else None,
         "packing": packing_rows(packing) if packing else [],
         "overview": _overview(run_folder, manifests),

@@ -12,7 +12,6 @@ from typing import Any
 
 from kielo.artifact.funnel import FunnelRow
 from kielo.artifact.metrics import PrecisionVerdict
-from kielo.artifact.nearest_tokens import NearestTokens
 from kielo.artifact.parity_result import Parity
 from kielo.artifact.row_map import RowMap
 from kielo.artifact.scores import MaskedScores
@@ -430,12 +429,6 @@ def _transplant(gathered: dict[str, Any]) -> str:
     if made.control_tokens:
         header = ("Control token", "Begins as")
         parts.append(html_table(header, sorted(made.control_tokens.items()), text_columns=2))
-    nearest: NearestTokens | None = gathered["nearest_tokens"]
-    if nearest is None or not nearest.tokens:
-        return "\n".join(parts)
-    header = ("New token", "Made of", "Nearest old tokens, with cosines of the embedding's rows")
-    rows = [(one.token, one.made_of, one.nearest_in_words()) for one in nearest.tokens]
-    parts.append(html_table(header, rows, text_columns=3))
     return "\n".join(parts)
 
 

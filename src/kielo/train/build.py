@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from kielo.artifact.attempt_files import ALERTS_NAME
 from kielo.artifact.metrics import METRICS_NAME
 from kielo.checkpoint.checkpointer import Checkpointer
-from kielo.checkpoint.first_weights import first_settings, load_first_weights, write_nearest_tokens
+from kielo.checkpoint.first_weights import first_settings, load_first_weights
 from kielo.dataset.batches import Batch, Batches, filled_up, with_dropout_keys
 from kielo.dataset.heldout_sets import heldout_sets
 from kielo.dataset.masking import Masking, masking_rate, masking_vocabulary
@@ -220,7 +220,6 @@ def _build_precision(
     if weights is not None and not is_restored:
         source_tensors = load_first_weights(dict(model.named_parameters()), identity, placement)
         source_settings = first_settings(identity, placement)
-        write_nearest_tokens(identity, placement)
     step = build_step(
         model, mesh, identity.train, placement.layout, placement.train.loss_chunk_tokens, precision, guard
     )
