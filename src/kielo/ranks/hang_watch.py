@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from typing import Protocol
 
 # The progress of this rank: its step, what it does, and how long that may take without a sign of progress.
@@ -158,7 +159,7 @@ class Beat:
     """The newest sign of life of one rank.
 
     number: counts its beats. moves: counts collectives and messages that it has begun, and layers that its
-    device has come to. entered: of groups in which all ranks begin the same collectives, by their ranks, how
+    device has come to. entered: of groups in which all ranks begin the same collectives, by `group_key`, how
     many it has begun. at: the innermost line of its main thread outside of torch. is_inside: that thread is
     inside torch.distributed. still_seconds, silent_seconds: its limits now (`Progress.limits`).
     stall_seconds: how long a pause is worth a line (`Progress.stall_seconds`). p99_seconds: the 99th
@@ -183,7 +184,8 @@ class Beat:
         return cls(number, 0, "", 0, {}, "", False, math.inf, math.inf, math.inf, 0.0)
 
     def text(self) -> str:
-        return json.dumps(asdict(self))
+        """Returns what is sent: less than 1 KB, whatever the number of ranks (benchmarks/heartbeats.py)."""
+        return json.dumps(asdict(self), ensure_ascii=False)
 
     @classmethod
     def read(cls, text: str | bytes) -> "Beat":
@@ -201,6 +203,14 @@ class Hang:
     is_silent: bool
     seconds: float
     reason: str
+
+
+def group_key(ranks: Sequence[int]) -> str:
+    """Returns a short name of the group of these ranks, the same on each of them: 64 bits of a hash.
+
+    The ranks themselves are 30 KB in each beat of a job of 6,144, which one store sends to those who look.
+    """
+    return blake2b(",".join(map(str, ranks)).encode(), digest_size=8).hexdigest()
 
 
 class HangWatch:
@@ -227,7 +237,7 @@ class HangWatch:
             self._seen[rank] = beat
         self._still = 0.0 if has_moved else self._still + counted
         silent_limit = max(beat.silent_seconds for beat in beats)
-        still_limit = max(beat.still_seconds for beat in beats)
+        still_limit = max(max(beat.still_seconds for beat in beats), _STALL_BEATS * self._beat_seconds)
         if max(self._silent) <= silent_limit and self._still <= still_limit:
             return None
         silent = self._silent_ranks(silent_limit)
@@ -259,12 +269,14 @@ def beat_seconds(num_ranks: int) -> float:
 
 
 def silent_seconds(hang_seconds: float, num_ranks: int) -> float:
-    """Returns how long a rank may send no heartbeat while others take steps: 15 s or beats, the longer one.
+    """Returns how long a rank may send no heartbeat while others take steps: 15 beats where they take 15 s.
 
-    At most `hang_seconds`. After a link was interrupted, TCP tries 12.6 s after the first loss at the latest
-    for the sixth time. A step may wait for slow files and devices; heartbeats wait for nothing else.
+    Else 15 s, or `hang_seconds` where that is shorter. After a link was interrupted, TCP tries 12.6 s after
+    the first loss at the latest for the sixth time. A step may wait for slow files and devices; heartbeats
+    wait for nothing else.
     """
-    return min(hang_seconds, max(_SILENT_SECONDS, _SILENT_BEATS * beat_seconds(num_ranks)))
+    beats_seconds = _SILENT_BEATS * beat_seconds(num_ranks)
+    return beats_seconds if beats_seconds > _SILENT_SECONDS else min(hang_seconds, _SILENT_SECONDS)
 
 
 def stall_limit(beat_seconds: float, stall_seconds: float) -> float:

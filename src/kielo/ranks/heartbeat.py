@@ -37,6 +37,7 @@ from kielo.ranks.hang_watch import (
     beat_seconds,
     describe,
     describe_stall,
+    group_key,
     stall_limit,
 )
 from kielo.ranks.rank_process import RankProcess
@@ -49,6 +50,7 @@ _ANSWER_SECONDS = 5.0  # of the store, at the end
 _ENDING_SECONDS = 15.0  # until all ranks have written theirs
 _LONGEST_END_SECONDS = 4 * _ENDING_SECONDS  # more than the waits of `_end_together`, one after the other
 _MOST_CHARACTERS = 2000  # of an error, in the store
+_LONGEST_LINE = 200  # characters of a place in the code, in a beat
 _NO_HANG = "none"
 _TORCH = os.path.dirname(torch.__file__)
 _DISTRIBUTED = os.path.join(_TORCH, "distributed")
@@ -89,7 +91,7 @@ class Heartbeat:
 
         alike: of these, those in which all ranks begin the same collectives and messages.
         """
-        self._alike = {",".join(map(str, dist.get_process_group_ranks(group))): group for group in alike}
+        self._alike = {group_key(dist.get_process_group_ranks(group)): group for group in alike}
         self._groups = tuple(groups)
 
     def __enter__(self) -> "Heartbeat":
@@ -202,7 +204,7 @@ class Heartbeat:
             doing=self._progress.doing,
             moves=sum(map(_begun, self._groups)) + self._progress.marks(),
             entered={ranks: _begun(group) for ranks, group in self._alike.items()},
-            at=_line_of(frame),
+            at=_line_of(frame)[:_LONGEST_LINE],
             is_inside=frame is not None and frame.f_code.co_filename.startswith(_DISTRIBUTED),
             still_seconds=still,
             silent_seconds=silent,

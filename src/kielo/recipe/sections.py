@@ -1034,8 +1034,8 @@ class TrainPlacement(Section):
         ge=1,
         le=604_800,
         description="the ranks end, and the stuck one is named, when none gets on for so long beyond the "
-        "usual pauses of steps, at most for 3 × these, or when one is silent for so long or 15 s; 1 rank "
-        "alone: for `step_timeout_seconds`",
+        "usual pauses of steps, at most for 3 × these, or when one is silent for so long or 15 s (from 1,000 "
+        "ranks on for 15 ms a rank); 1 rank alone: for `step_timeout_seconds`",
     )
 
 
