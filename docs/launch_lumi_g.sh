@@ -99,12 +99,6 @@ leave_out_of_waiting_jobs() {
     done
 }
 
-# The node of the first task that srun blames, if that was killed; the tasks after it are its victims.
-first_node_that_failed() {
-    grep -m 1 '^srun: error: [^:]*: tasks\{0,1\} ' "$1" |
-        sed -n 's/^srun: error: \([^:]*\): tasks\{0,1\} [0-9,-]*: \(Killed\|Segmentation fault\|Bus error\|Aborted\).*/\1/p'
-}
-
 describe_nodes() { timeout 60 sinfo -N -o '%N %t %E' --nodes="$(joined "${hosts[@]}")"; }
 
 # Nodes that are left out, by $RUN/launch/left_out_nodes; an entry holds for 7 days, for nodes are repaired.
@@ -117,13 +111,12 @@ left_out() {
 # ---- The attempt -------------------------------------------------------------------------------------------------------
 # Files of a chain of jobs, all in $FOLDER/chain:
 #   jobs                    the ids of the chain's jobs, in order, as submit.sh wrote them
-#   attempts                a line for each start and each end: start|end, job, restart, nodes, seconds since 1970, how, why
+#   attempts                a line for each start (with the newest checkpoint) and each end (how, why):
+#                           start|end, job, restart, nodes, seconds since 1970, newest|how, why
 #   stopped                 why no job of this chain trains any more; remove it, and submit.sh goes on
-#   newest, without_new     the newest checkpoint at the last start, and how many attempts in a row began at it
-#   last_failure            how the last attempt failed, and at which checkpoint
-#   failed_nodes            nodes on which a rank was killed or hung, a line for each time
+#   failed_nodes            nodes on which a rank hung, a line for each time
 # and in $RUN/launch/left_out_nodes, for all chains of the run: node, day, reason.
-# An attempt of which a rank was killed or hung is followed by another one in the same job, while there is time.
+# What follows an attempt is decided by Kielo, in the container (launch/decide.py), which writes $ATTEMPT/decision.
 
 cd "$WORKING_FOLDER" || exit 1
 CHAIN=$FOLDER/chain
@@ -171,29 +164,33 @@ fi
 
 # A chain that does not come on is stopped, in place of burning its hours.
 count_attempt() {
-    local without=0
+    local without=0 last=
     newest=$(newest_checkpoint)
-    if [ -f "$CHAIN/newest" ] && [ "$(cat "$CHAIN/newest")" = "$newest" ]; then without=$(($(cat "$CHAIN/without_new") + 1)); fi
-    printf '%s' "$newest" > "$CHAIN/newest"
-    printf '%s' "$without" > "$CHAIN/without_new"
+    if [ -f "$CHAIN/attempts" ]; then
+        without=$(awk -F '\t' -v newest="$newest" '$1 == "start" { n = ($6 == newest) ? n + 1 : 0 } END { print n + 0 }' "$CHAIN/attempts")
+        last=$(awk -F '\t' '$1 == "end" { why = $7 } END { print why }' "$CHAIN/attempts")
+    fi
     if [ "$without" -ge "$MOST_WITHOUT_NEW" ]; then
-        stop_chain "$without attempts in a row made no checkpoint after ${newest:-the start}; the last: $(cut -f 1 "$CHAIN/last_failure" 2>/dev/null)"
+        stop_chain "$without attempts in a row made no checkpoint after ${newest:-the start}; the last: $last"
         exit 1
     fi
 }
 count_attempt
 
-# Of $NODES + $SPARES nodes, the first that are not left out. Nodes that failed in this job come last.
+# Of $NODES + $SPARES nodes, the first that are not left out. Nodes that were blamed in this job are taken last.
 suspects=()
 pick_hosts() {
-    local host later=()
-    hosts=()
-    while read -r host; do
+    local host all first=() later=() picked
+    mapfile -t all < <(hosts_of_job)
+    for host in "${all[@]}"; do
         if left_out | grep -qxF "$host"; then continue; fi
-        if [[ " ${suspects[*]} " = *" $host "* ]]; then later+=("$host"); else hosts+=("$host"); fi
-    done < <(hosts_of_job)
-    hosts=("${hosts[@]}" "${later[@]}")
-    hosts=("${hosts[@]:0:NODES}")
+        if [[ " ${suspects[*]} " = *" $host "* ]]; then later+=("$host"); else first+=("$host"); fi
+    done
+    first+=("${later[@]}")
+    picked=" ${first[*]:0:NODES} "
+    # Task 0 runs on the first in the scheduler's order: srun sorts the list that it is given.
+    hosts=()
+    for host in "${all[@]}"; do if [[ $picked = *" $host "* ]]; then hosts+=("$host"); fi; done
     [ "${#hosts[@]}" -eq "$NODES" ]
 }
 say_too_few() { say "of this job's $((NODES + SPARES)) nodes only ${#hosts[@]} are not left out, and $NODES are needed"; }
@@ -215,7 +212,7 @@ prepare_nodes() {
     reason=$(grep -m 1 -o 'node_folder: .*' "$ATTEMPT/prepare.txt" | tr '\t' ' ')
     if [ -z "$reason" ]; then return 0; fi
     say "$reason"
-    note start "" "" && note end failed "$reason"
+    note start "$newest" "" && note end failed "$reason"
     return 1
 }
 
@@ -229,7 +226,7 @@ choose_meeting() {
 
 if ! pick_hosts; then
     say_too_few
-    note start "" "" && note end "no nodes" "too few nodes that are not left out"
+    note start "$newest" "" && note end "no nodes" "too few nodes that are not left out"
     exit 1
 fi
 choose_meeting 0
@@ -334,106 +331,85 @@ run_hash=$(printf %s "$(realpath -m "$RUN/train/checkpoints")" | sha256sum | cut
 trap 'if [ -n "$timer" ]; then kill "$timer" 2> /dev/null; fi
     on_each_node rm -rf -- "$OWN_FOLDER" "/dev/shm/kielo_$(id -u)/$run_hash"' EXIT
 
-# One attempt: the ranks train, and $outcome and $message say what came of it.
+# Asks Kielo what follows: $outcome and $reason say what came of the attempt; $ends: why the chain is over; $again: yes
+# where another attempt in this job may help; $blamed, $left_out_now: nodes, with commas.
+decide() {
+    local key value
+    outcome=failed ends='' again=no blamed='' left_out_now=''
+    reason=${1:-the ranks ended with exit code $code; the first error is in $ATTEMPT}
+    timeout 300 "${CONTAINER[@]}" bash "$FOLDER/rank.sh" "$FOLDER" "$ATTEMPT" --decide "$code" "$1" > "$ATTEMPT/decide.txt" 2>&1
+    if [ ! -f "$ATTEMPT/decision" ]; then
+        say "Kielo could not decide what follows; why is in $ATTEMPT/decide.txt"
+        return
+    fi
+    while IFS='=' read -r key value; do
+        case $key in
+            outcome) outcome=$value ;;
+            reason) reason=$value ;;
+            ends) ends=$value ;;
+            again) again=$value ;;
+            blamed_nodes) blamed=$value ;;
+            left_out_nodes) left_out_now=$value ;;
+        esac
+    done < "$ATTEMPT/decision"
+}
+
+# One attempt: the ranks train, and `decide` says what came of it and what follows.
 run_attempt() {
-    local trains=no outcome_file=$RUN/train/outcome.json
-    note start "" ""
+    local trains=no
+    note start "$newest" ""
     say "attempt from ${newest:-the start} on $(joined "${hosts[@]}"); logs of each node and rank in $ATTEMPT"
-    if [ "$PREFLIGHT" = yes ] && [ "$again" -eq 0 ]; then check_nodes; fi
+    if [ "$PREFLIGHT" = yes ] && [ "$attempts" -eq 0 ]; then check_nodes; fi
     if [ -z "$refusal" ] && [ "$asked" = no ] && [ ! -f "$CHAIN/stopped" ]; then
         trains=yes
         run_step "$([ "$TORCHRUN" = yes ] && echo --torchrun || echo --rank)"
     fi
-    # Exit codes of many ranks say little; rank 0 says in outcome.json how the training ended, if it began.
     if [ "$trains" = no ] && { [ "$asked" = yes ] || [ -f "$CHAIN/stopped" ]; }; then
-        outcome=requeue
-        message="asked to stop before it trained"
-    elif [ -n "$refusal" ]; then
-        outcome=failed
-        message=$refusal
-    elif [ -f "$ATTEMPT/silent" ]; then
-        outcome=hung
-        message=$(cat "$ATTEMPT/silent")
-    elif [ "$outcome_file" -nt "$ATTEMPT/meeting.sh" ]; then
-        outcome=$(sed -n 's/^ *"outcome": *"\([a-z]*\)".*/\1/p' "$outcome_file")
-        message=$(sed -n 's/^ *"message": *"\(.*\)",\{0,1\}$/\1/p' "$outcome_file")
+        outcome=requeue reason="asked to stop before it trained" ends='' blamed='' left_out_now=''
     else
-        # Other programs have exit codes too: srun, the container's, a shell without its environment.
-        case $code in
-            0) if grep -qs '"outcome": *"finished"' "$outcome_file"; then outcome=finished; else outcome=failed; fi ;;
-            75) outcome=requeue ;;
-            76) outcome=hung ;;
-            *) outcome=failed ;;
-        esac
-        message=$(cat "$ATTEMPT/refusal.txt" 2> /dev/null || echo "the ranks ended with exit code $code; the first error is in $ATTEMPT")
+        decide "$refusal"
     fi
-    message=$(printf '%s' "$message" | tr '\t\n' '  ')
-    note end "$outcome" "$message"
-    say "$outcome${message:+: $message}"
+    note end "$outcome" "$reason"
+    say "$outcome${reason:+: $reason}"
 }
 
-# Ends the job, unless another attempt may follow in it. A node on which ranks were killed or hung twice is left out of
-# the jobs that follow.
+# Ends the job, unless another attempt is to follow in it.
 judge() {
-    local node failure
-    case $outcome in
-        finished)
-            stop_chain finished
-            exit 0
-            ;;
-        requeue)
-            if [ -f "$RUN/triggers/stop" ]; then stop_chain "stopped by $RUN/triggers/stop"; fi
-            if [ ! -f "$CHAIN/stopped" ] && declare -F is_preempted > /dev/null && is_preempted && come_again; then
-                say "made room for another job: it waits again, and spends no job of the chain"
-            else
-                say_if_last
-            fi
-            exit 0
-            ;;
-    esac
-    node=$(first_node_that_failed "$ATTEMPT/step.txt")
-    if [ "$outcome" = hung ]; then node=$(sed -n 's/.*The cause: rank [0-9]* on \([^ .]*\)[^ ]* (process .*/\1/p' <<< "$message"); fi
-    if [ -n "$node" ]; then
-        say "a rank was killed or hung on $node"
-        suspects+=("$node")
-        echo "$node" >> "$CHAIN/failed_nodes"
-        if [ "$(grep -cxF "$node" "$CHAIN/failed_nodes")" -ge 2 ]; then
-            printf '%s %s ranks were killed or hung there twice, last in job %s\n' "$node" "$(date -u +%F)" "$JOB" >> "$RUN/launch/left_out_nodes"
-            leave_out_of_waiting_jobs "$(left_out | paste -sd ,)"
-        fi
+    if [ -n "$blamed" ]; then
+        say "blamed: $blamed"
+        IFS=, read -ra blamed_hosts <<< "$blamed"
+        suspects+=("${blamed_hosts[@]}")
     fi
-    # The same failure at the same place does not go away by itself; nor does a command that kielo does not understand.
-    failure=$(printf '%s\t%s' "$message" "$(newest_checkpoint)")
-    if [ "$code" -eq 2 ] && grep -qsE '^kielo [a-z]+: ' "$ATTEMPT"/*.log; then
-        stop_chain "kielo did not understand its command: $message"
-        exit 1
-    elif [ -z "$node" ] && [ "$failure" = "$(cat "$CHAIN/last_failure" 2> /dev/null)" ]; then
-        stop_chain "twice the same: $message"
-        exit 1
+    if [ -n "$left_out_now" ]; then leave_out_of_waiting_jobs "$(left_out | paste -sd ,)"; fi
+    if [ -n "$ends" ]; then stop_chain "$ends"; fi
+    if [ "$outcome" = requeue ] && [ -z "$ends" ] && [ ! -f "$CHAIN/stopped" ] &&
+        declare -F is_preempted > /dev/null && is_preempted && come_again; then
+        say "made room for another job: it waits again, and spends no job of the chain"
+        exit 0
     fi
-    printf '%s' "$failure" > "$CHAIN/last_failure"
-    # A start takes minutes of many nodes: it must be worth it.
-    if { [ -z "$node" ] && [ "$outcome" != hung ]; } || [ "$asked" = yes ] ||
+    # A start takes minutes of many nodes: another one in this job must be worth it.
+    if [ -n "$ends" ] || [ "$again" != yes ] || [ "$asked" = yes ] ||
         [ "$((WALL_SECONDS - SECONDS))" -le "$((3 * GRACE_SECONDS))" ]; then
         say_if_last
+        if [ "$outcome" = finished ] || [ "$outcome" = requeue ]; then exit 0; fi
         exit 1
     fi
 }
 
 code=0
-again=0
+attempts=0
 refusal=
 while true; do
     run_attempt
     judge
-    again=$((again + 1))
+    attempts=$((attempts + 1))
     count_attempt
     if ! pick_hosts; then
         say_too_few
         exit 1
     fi
-    ATTEMPT=$FOLDER/logs/$JOB.$RESTARTS.$again
+    ATTEMPT=$FOLDER/logs/$JOB.$RESTARTS.$attempts
     mkdir -p "$ATTEMPT"
-    choose_meeting "$((13 * again))"
+    choose_meeting "$((13 * attempts))"
     say "again in the same job, $SECONDS s after its start"
 done

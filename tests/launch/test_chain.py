@@ -1,15 +1,18 @@
 """The chain's logic, which is bash: `job.sh` runs against a scheduler of stubs, and must go on or stop."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from kielo.artifact.attempt_files import EXIT_CODES, Outcome
 from kielo.cli.main import main
 
 FLAGS = ["--cluster", "karolina", "--nodes", "16", "--account", "open-00-00"]
@@ -24,13 +27,21 @@ STUBS = {
     "mpirun": 'case "$*" in *"rank.sh"*"--rank"*) . "$ATTEMPT_STUB" ;; esac',
     "qdel": 'echo "$@" >> "$CANCELLED"',
 }
-FAILED = "echo 'srun: error: node3: task 5: Killed' >&2; exit 137"
+KILLED = "echo 'srun: error: node3: task 5: Killed' >&2; exit 137"
 
 
-def ends(outcome: str, message: str, code: int) -> str:
-    """Bash for a training that leaves this outcome.json."""
-    text = f'{{\\n "outcome": "{outcome}",\\n "message": "{message}"\\n}}\\n'
-    return f"mkdir -p {{run}}/train; printf '{text}' > {{run}}/train/outcome.json; exit {code}"
+def ends(outcome: str, message: str, code: int, *nodes: str) -> str:
+    """Bash for a training that leaves this outcome.json. nodes: those that its heartbeat blames."""
+    found = Outcome(
+        outcome=outcome,
+        step=3,
+        tokens=96,
+        exit_code=EXIT_CODES[outcome],
+        message=message,
+        blamed_nodes=list(nodes),
+    )
+    file = f"{{run}}/train/{Outcome.FILE_NAME}"
+    return f"mkdir -p {{run}}/train; echo '{json.dumps(found.content())}' > {file}; exit {code}"
 
 
 PBS = ["--cluster", "abci3", "--nodes", "16", "--account", "gaa00000", "--dry-run"]
@@ -175,19 +186,21 @@ def test_the_same_failure_twice_ends_the_chain(chain: Chain) -> None:
     """Another failure, or the same one after a new checkpoint, does not."""
     chain.checkpoint(5)
     assert chain.job(ends("failed", "loss is NaN", 1)) == 1 and not chain.stopped
-    chain.checkpoint(10)
-    assert chain.job(ends("failed", "loss is NaN", 1)) == 1 and not chain.stopped
-    assert chain.job(ends("failed", "loss is NaN", 1)) == 1
-    assert chain.stopped == "twice the same: loss is NaN"
+    folder = "{run}/train/checkpoints/step_00000010"
+    saves = f"mkdir -p {folder}; touch {folder}/manifest.json; "
+    assert chain.job(saves + ends("failed", "loss is NaN", 1)) == 1 and not chain.stopped
+    assert chain.job(ends("failed", "the disk is full", 1)) == 1 and not chain.stopped
+    assert chain.job(ends("failed", "the disk is full", 1)) == 1
+    assert chain.stopped == "twice the same: the disk is full"
 
 
 def test_a_command_that_is_not_understood_ends_the_chain_at_once(chain: Chain) -> None:
-    """Other programs exit with 2, too: then the log has no line of Kielo's, and the next job tries again."""
+    """Other programs exit with 2, too: then no rank has noted a refusal, and the next job tries again."""
     assert chain.job("exit 2") == 1 and not chain.stopped
     chain.checkpoint(5)
-    log = "$(ls -td {run}/launch/0001/logs/*.0 | head -n 1)/node1.00000.log"
-    assert chain.job(f"""echo "kielo train: error: no such run" > "{log}"; exit 2""") == 1
-    assert "did not understand" in chain.stopped
+    refused = "export KIELO_REFUSAL_FILE=$(ls -td {run}/launch/0001/logs/*.0 | head -n 1)/refusal.txt; "
+    assert chain.job(f"{refused} '{sys.executable}' -m kielo train run --step 3; exit $?") == 1
+    assert chain.stopped.startswith("kielo did not understand its command: unrecognized arguments: --step 3")
 
 
 def test_an_exit_code_0_without_the_outcome_is_a_failure(chain: Chain) -> None:
@@ -212,14 +225,13 @@ AGAIN = "n=$(($(cat {run}/tries 2> /dev/null) + 1)); echo $n > {run}/tries; if [
 
 def hung(node: str, then: str = "exit 0", first: str = "") -> str:
     """Bash for a training that hangs the first time, by a rank on `node`. first, then: of its two tries."""
-    said = f"the job hangs, 31 s without a heartbeat. The cause: rank 5 on {node} (process 12) at feed.py:86"
-    return AGAIN + f"{then}; fi; {first}" + ends("hung", said, 76)
+    return AGAIN + f"{then}; fi; {first}" + ends("hung", "the job hangs, 31 s without a heartbeat", 76, node)
 
 
 def test_a_hang_is_followed_by_another_attempt_in_the_same_job(chain: Chain, fault_times) -> None:
     """It has a log folder and a port of its own, and its node is noted."""
     first, second = "touch {run}/hangs; ", "touch {run}/again; "
-    assert chain.job(hung("node4.site", second + ends("finished", "", 0), first)) == 0
+    assert chain.job(hung("node4", second + ends("finished", "", 0), first)) == 0
     of_files = time.monotonic() - time.time()
     for moment, name in (("planted", "hangs"), ("found", "again")):
         fault_times.note(moment, (chain.run / name).stat().st_mtime + of_files)
@@ -245,6 +257,38 @@ def test_a_spare_node_takes_the_place_of_one_that_failed(chain: Chain) -> None:
     assert "node4" in hosts[0] and "node4" not in hosts[1] and "node16" in hosts[1]
 
 
+def test_killed_ranks_are_tried_again_and_blame_no_node(chain: Chain) -> None:
+    """srun names the first node whose tasks it lost, mostly one of those that gave up waiting."""
+    assert chain.job(AGAIN + ends("finished", "", 0) + "; fi; " + KILLED) == 0
+    assert chain.stopped == "finished" and not (chain.folder / "chain/failed_nodes").read_text()
+    assert "ended with exit code 137" in chain.attempts[1]
+
+
+def test_the_ranks_meet_on_the_node_of_task_0(chain: Chain) -> None:
+    """The first node by the scheduler, whatever list srun is given: also where it hung and is taken last."""
+    assert chain.job(hung("node1", ends("finished", "", 0))) == 0
+    for name in ("7.0", "7.0.1"):
+        meeting = (chain.folder / "logs" / name / "meeting.sh").read_text()
+        assert re.search(r"MASTER_ADDR=node1\b(?!\d)", meeting), meeting
+
+
+def test_without_a_decision_the_next_job_goes_on(chain: Chain) -> None:
+    """As of a container that does not start. The chain still ends where no attempt makes a checkpoint."""
+    with open(chain.folder / "environment.sh", "a") as environment:
+        environment.write("DECIDE=(false)\n")
+    for _ in range(3):
+        assert chain.job(ends("failed", "loss is NaN", 1)) == 1 and not chain.stopped
+    log = (chain.folder / "log").read_text()
+    assert (
+        log.count("Kielo could not decide what follows") == 3
+        and "failed: the ranks ended with exit code 1" in log
+    )
+    assert chain.job("touch {run}/trained_again") == 1
+    assert chain.stopped.startswith(
+        "3 attempts in a row made no checkpoint after the start; the last: the ranks ended"
+    )
+
+
 def test_no_attempt_begins_when_the_job_is_nearly_over(chain: Chain) -> None:
     job = (chain.folder / "job.sh").read_text()
     (chain.folder / "job.sh").write_text(re.sub("WALL_SECONDS=.*", "WALL_SECONDS=600", job))
@@ -252,10 +296,10 @@ def test_no_attempt_begins_when_the_job_is_nearly_over(chain: Chain) -> None:
     assert (chain.run / "tries").read_text() == "1\n"
 
 
-def test_a_node_on_which_ranks_were_killed_twice_is_left_out(chain: Chain, fault_times) -> None:
+def test_a_node_on_which_ranks_hung_twice_is_left_out(chain: Chain, fault_times) -> None:
     """In one job or two. Without it there are too few nodes, and the job says so before it starts a step."""
     fault_times.note("planted")
-    assert chain.job(FAILED) == 1
+    assert chain.job(ends("hung", "the job hangs", 76, "node3")) == 1
     fault_times.note("found")
     (entry,) = (chain.run / "launch/left_out_nodes").read_text().splitlines()
     assert entry.startswith("node3 ") and not chain.stopped

@@ -62,18 +62,15 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
     "5 the step ends when a task fails": [("lumi_g", "job.sh", [r"--kill-on-bad-exit=1"])],
     # That ranks agree on the step is the training's: tests/train/test_train.py.
     "6 every rank is told": [("lumi_g", "job.sh", [r'--ntasks="\$\(\(NODES \* tasks_per_node\)\)"'])],
-    "7 the outcome is read from a file": [
-        (
-            "lumi_g",
-            "job.sh",
-            [r"outcome_file=\$RUN/train/outcome.json", r"75\) outcome=requeue", r"0\) if grep .*finished"],
-        )
+    "7 what follows is read from a file": [
+        ("lumi_g", "job.sh", [r"--decide \"\$code\"", r'done < "\$ATTEMPT/decision"']),
+        ("lumi_g", "environment.sh", [r"^DECIDE=\(python -m kielo.launch.decide\)"]),
     ],
     "8 a chain, which ends when the run does": [
         (
             "lumi_g",
             "job.sh",
-            [r"^ +stop_chain finished$", r"scancel --quiet"],
+            [r"stop_chain \"\$ends\"", r"scancel --quiet"],
         ),
         ("lumi_g", "submit.sh", [r"--dependency=\"afterany:\$1"]),
         ("abci3", "submit.sh", [r"depend=afterany:"]),
@@ -155,7 +152,7 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
         ("lumi_g", "job.sh", [r"software.txt", r"stat --format 'image", r"--versions"]),
         ("lumi_g", "launch.json", [r'"kielo": ', r'"card": "lumi_g']),
     ],
-    "20 files that stop it": [("lumi_g", "job.sh", [r"CHAIN/stopped", r"triggers/stop"])],
+    "20 files that stop it": [("lumi_g", "job.sh", [r"CHAIN/stopped"])],
     # On a real scheduler: tests/slurm. Here, that bash reads each of them: test_bash_reads_every_script.
     "21 it runs as it is": [
         ("lumi_g", "submit.sh", [r"sbatch --parsable"]),
@@ -272,3 +269,12 @@ def test_no_command_of_a_scheduler_waits_without_a_limit() -> None:
     ]
     assert unlimited == []
     assert "timeout 300 sbatch --parsable" in (SCRIPTS / "submit_slurm.sh").read_text()
+
+
+def test_a_job_reads_no_message_that_was_written_for_people() -> None:
+    """What follows an attempt is in its `decision`: bash finds no node and no outcome in a sentence."""
+    body = (SCRIPTS / "body.sh").read_text(encoding="utf-8")
+    assert not re.search(r"\b(sed|jq|grep -[a-z]*o)\b", body.replace("grep -m 1 -o 'node_folder: .*'", ""))
+    assert "outcome.json" not in body and "srun: error" not in "".join(
+        path.read_text(encoding="utf-8") for path in SCRIPTS.glob("*.sh")
+    )

@@ -264,7 +264,8 @@ PLAIN = [
 def commands(python: str, venv: str = "", flags: str = "") -> list[str]:
     return [
         f"VENV={venv}", f"PYTHON=({python})", f"KIELO=({python} -m kielo)",
-        f"TORCHRUN=({python} -m torch.distributed.run)", f"TRAIN_FLAGS=({flags})",
+        f"TORCHRUN=({python} -m torch.distributed.run)", f"DECIDE=({python} -m kielo.launch.decide)",
+        f"TRAIN_FLAGS=({flags})",
     ]  # fmt: skip
 
 
@@ -309,7 +310,7 @@ def test_the_python_of_an_image_or_an_environment(here) -> None:
         (Wishes(), ""), (Wishes(venv="mine"), f"{here}/mine"),
         (Wishes(venv="mine", image="none"), f"{here}/mine"),
     ):  # fmt: skip
-        assert environment_script(plan(of, wishes)).splitlines()[-5:] == commands("python", venv)
+        assert environment_script(plan(of, wishes)).splitlines()[-6:] == commands("python", venv)
     both = plan(of, Wishes(venv="mine"), made=made("/site"), site_folder=Path("/site"))
     assert both.venv == f"{here}/mine" and both.image == "/site/image.sif"
     assert plan(of, Wishes(image="/c.sif"), made=made("/site")).image == "/c.sif"

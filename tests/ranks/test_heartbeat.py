@@ -194,8 +194,8 @@ class Rank:
         assert code == 76
         raise Ended
 
-    def tell(self, message: str, comes_again: bool) -> None:
-        self.message, self.comes_again = message, comes_again
+    def tell(self, message: str, comes_again: bool, nodes: list[str]) -> None:
+        self.message, self.comes_again, self.blamed = message, comes_again, list(nodes)
         self.store.done.append("tell")
 
 
@@ -334,7 +334,7 @@ def test_a_frozen_rank_is_asked_for_its_stacks_once_the_cause_is_told(make: Call
         "hang/named = ", "wait for hang/named", "stacks of 1001", "kill 1001", "hang/ended", "hang/over = ",
         "wait for hang/over", "hang/left", "end",
     ]  # fmt: skip
-    assert rank.now == 100.0 and not rank.comes_again
+    assert rank.now == 100.0 and not rank.comes_again and rank.blamed == ["nid1"]
     assert (
         "The cause: rank 1 on nid1 (process 1001) (it was stopped) at kielo/train/loop.py:20" in rank.message
     )

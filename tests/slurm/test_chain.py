@@ -12,6 +12,8 @@ from datetime import datetime
 
 import pytest
 
+from kielo.artifact.attempt_files import Outcome
+from kielo.artifact.stage_json import write_json
 from kielo.cli.main import main
 from tests.slurm.jobs import TWO_NODES, launch, queue, start_again
 from tests.slurm.launched_run import NAME, STEPS, LaunchedRun, weights
@@ -142,6 +144,25 @@ def test_a_chain_survives_scancel_requeue_and_a_lost_node(machine, run, undistur
     machine.start_daemons()
     run.wait(lambda: lost not in processes(run.of_scheduler))
     assert weights(run.folder) == undisturbed
+
+
+@pytest.mark.full
+def test_a_retry_in_the_job_meets_where_task_0_runs(machine, run, undisturbed) -> None:
+    """The node that is blamed is the first of the job. It is taken last, and yet srun puts task 0 there: it
+    goes by its own order of nodes, and not by that of the list.
+    """
+    launch(*TWO_NODES)
+    (job,) = run.ids
+    run.freeze(job)
+    (first,) = processes(run.of_scheduler | {"SLURM_PROCID": "0"})
+    blamed = Outcome(outcome="hung", step=1, tokens=1, exit_code=76, message="x", blamed_nodes=[NAMES[0]])
+    write_json(run.folder / "train", blamed)
+    os.kill(first, signal.SIGKILL)
+    run.wait(lambda: run.stopped != "")
+    assert run.stopped == "finished" and weights(run.folder) == undisturbed
+    attempt = run.launch / "logs" / f"{job}.0.1"
+    (log,) = attempt.glob("*.00000.log")
+    assert f"MASTER_ADDR={log.name.partition('.')[0]} " in (attempt / "meeting.sh").read_text()
 
 
 @pytest.mark.full

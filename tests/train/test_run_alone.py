@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from kielo.artifact.attempt_files import REFUSAL_FILE, Outcome, read_attempts
+from kielo.artifact.attempt_files import REFUSAL_FILE, Outcome, read_attempts, read_refusal
 from kielo.artifact.manifest import read_manifest
 from kielo.artifact.metrics import METRICS_NAME, HeldOutLoss, of_kind, read_metrics
 from kielo.artifact.stage_json import read_json
@@ -119,10 +119,13 @@ def test_a_hang_is_recorded_where_it_can_be(
     seen: list[Any] = []
 
     def note(comes_again: bool) -> None:
-        Heart.made.hang("all ranks wait", comes_again)
+        Heart.made.hang("all ranks wait", comes_again, ["nid7"])
         outcome = read_json(tmp_path / "train", Outcome)
         seen.append(outcome and (outcome.outcome, outcome.step, outcome.tokens, outcome.message))
-        seen.append((file.read_text() if file.exists() else None, capsys.readouterr().err))
+        assert outcome is None or outcome.blamed_nodes == ["nid7"]
+        refusal = read_refusal(file)
+        assert refusal is None or (refusal.blamed_nodes, refusal.is_usage) == (["nid7"], False)
+        seen.append((refusal and refusal.message, capsys.readouterr().err))
         file.unlink(missing_ok=True)
 
     def in_training(run: Run, phase: PhaseParts) -> None:

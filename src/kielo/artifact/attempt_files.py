@@ -40,7 +40,7 @@ def append_alert(path: Path, step: int, message: str) -> None:
 # 75: EX_TEMPFAIL, "stopped on purpose, start me again"
 # 76: ranks ended because one of them was stuck (`ranks/heartbeat.py`)
 EXIT_CODES = {"finished": 0, "failed": 1, "requeue": 75, "hung": 76}
-# environment variable: the file in which a rank tells the process that started it why it did not begin
+# environment variable: the file in which a rank tells what started it why it did not begin, as a `Refusal`
 REFUSAL_FILE = "KIELO_REFUSAL_FILE"
 # environment variable: a name by which the process that started the ranks knows the outcome of their attempt
 STARTED_BY = "KIELO_STARTED_BY"
@@ -64,6 +64,37 @@ class Outcome(JsonFile):
     """The reason, and how to go on; empty where there is nothing to say."""
     started_by: str = ""
     """A name that the process which started the ranks gave the attempt; empty: none did."""
+    blamed_nodes: list[str] = []
+    """Hosts of the ranks that were stuck, as far as that is known."""
+
+
+class Refusal(JsonObject):
+    """Why training did not begin."""
+
+    message: str
+    """The reason, and what would work."""
+    blamed_nodes: list[str] = []
+    """Hosts of the ranks that were stuck at the start."""
+    is_usage: bool = False
+    """The command was not understood, so the same one never will be."""
+
+
+def note_refusal(refusal: Refusal) -> None:
+    """Tells what started this process, where it asked to be told. OSError where that cannot be written."""
+    if file := os.environ.get(REFUSAL_FILE):
+        Path(file).write_text(json.dumps(refusal.content(), ensure_ascii=False), encoding="utf-8")
+
+
+def read_refusal(file: Path) -> Refusal | None:
+    """Returns what a rank noted in `file`; None where it noted nothing. What was cut off is its message."""
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    try:
+        return Refusal.model_validate_json(text) if text else None
+    except ValidationError:
+        return Refusal(message=text)
 
 
 def stopped_before_training(how: str = "") -> Outcome:

@@ -62,6 +62,11 @@ def step_folders(folder: Path) -> list[Path]:
     return sorted((folder / name for name in names), key=step_of, reverse=True)
 
 
+def newest_written(folder: Path) -> str:
+    """Returns the name of the newest checkpoint in `folder` that has its manifest; empty where none has."""
+    return next((path.name for path in step_folders(folder) if (path / "manifest.json").exists()), "")
+
+
 def os_error_text(error: OSError) -> str:
     """The reason and the errno's name: "Input/output error (EIO)"."""
     return f"{error.strerror or error} ({errno.errorcode.get(error.errno, error.errno)})"

@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import importlib
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -110,6 +111,10 @@ def refuse_usage(parser: _Parser, message: str) -> NoReturn:
         fitting = [command for command in parser.commands if f"{flag} " in command]
     if not message.endswith("?"):
         message += f"; for example: {fitting[0]}" if fitting else f"; see {parser.prog} --help"
+    if "KIELO_REFUSAL_FILE" in os.environ:  # the job that started this one does not try it again
+        from kielo.artifact.attempt_files import Refusal, note_refusal
+
+        note_refusal(Refusal(message=message, is_usage=True))
     parser.exit(2, f"{parser.prog}: {message}\n")
 
 

@@ -9,9 +9,8 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from kielo.artifact.attempt_files import REFUSAL_FILE, Outcome
+from kielo.artifact.attempt_files import REFUSAL_FILE, Outcome, Refusal, note_refusal
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.main import REQUEUE
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
@@ -319,9 +318,8 @@ def train_here(recipe: Recipe, profile_steps: int = 0, measured_steps: int | Non
             return measure(resolved, measured_steps, profile_steps)
         return train(resolved, profile_steps=profile_steps)
     except (KieloError, OSError) as error:
-        file = os.environ.get(REFUSAL_FILE)
-        if file and (isinstance(error, KieloError) or error.errno in _LASTING):
-            Path(file).write_text(sentence(error) or "", encoding="utf-8")
+        if isinstance(error, KieloError) or error.errno in _LASTING:
+            note_refusal(Refusal(message=sentence(error) or ""))
         raise
 
 

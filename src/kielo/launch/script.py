@@ -120,6 +120,7 @@ def environment_script(plan: JobPlan) -> str:
         assign("VENV", plan.venv),
         array("PYTHON", python), array("KIELO", [*python, "-m", "kielo"]),
         array("TORCHRUN", [*python, "-m", "torch.distributed.run"]),
+        array("DECIDE", [*python, "-m", "kielo.launch.decide"]),
         array("TRAIN_FLAGS", ["--measure", str(plan.measured_steps)] if plan.measured_steps else []),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"

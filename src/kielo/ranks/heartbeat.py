@@ -51,6 +51,7 @@ _ENDING_SECONDS = 15.0  # until all ranks have written theirs
 _LONGEST_END_SECONDS = 4 * _ENDING_SECONDS  # more than the waits of `_end_together`, one after the other
 _MOST_CHARACTERS = 2000  # of an error, in the store
 _LONGEST_LINE = 200  # characters of a place in the code, in a beat
+_MOST_BLAMED = 2  # hosts of one hang; more have a network or a file system in common
 _NO_HANG = "none"
 _TORCH = os.path.dirname(torch.__file__)
 _DISTRIBUTED = os.path.join(_TORCH, "distributed")
@@ -62,11 +63,16 @@ class Heartbeat:
     """The heartbeat of this rank, for as long as it is entered.
 
     stacks_folder: where each rank writes its stacks when the job hangs. on_hang: called on one rank, before
-    the ranks end, with the message, and True if the program is the cause and will do it again.
+    the ranks end, with the message, True if the program is the cause and will do it again, and the hosts that
+    are blamed: those of the ranks that are the cause, unless they are so many that it is none of these.
     """
 
     def __init__(
-        self, world: World, progress: Progress, stacks_folder: Path, on_hang: Callable[[str, bool], None]
+        self,
+        world: World,
+        progress: Progress,
+        stacks_folder: Path,
+        on_hang: Callable[[str, bool, Sequence[str]], None],
     ):
         self._world, self._progress = world, progress
         self._stacks_folder, self._on_hang = stacks_folder, on_hang
@@ -335,7 +341,9 @@ class Heartbeat:
         places = {rank: str(process) for rank, process in processes.items()}
         message = describe(hang, self._beats, places, states)
         message += f". Stacks of the ranks are in {self._stacks_folder}"
-        self._on_hang(message, not hang.ranks and len({beat.at for beat in self._beats}) > 1)
+        hosts = sorted({process.host.partition(".")[0] for process in processes.values()})
+        comes_again = not hang.ranks and len({beat.at for beat in self._beats}) > 1
+        self._on_hang(message, comes_again, hosts if len(hosts) <= _MOST_BLAMED else ())
 
 
 def _begun(group: dist.ProcessGroup) -> int:

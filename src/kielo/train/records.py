@@ -176,16 +176,21 @@ def write_plan(resolved: Resolved) -> None:
 
 
 def settle(
-    resolved: Resolved, what: str, done: tuple[int, int], message: str = "", is_writing: bool = True
+    resolved: Resolved,
+    what: str,
+    done: tuple[int, int],
+    message: str = "",
+    is_writing: bool = True,
+    blamed_nodes: Sequence[str] = (),
 ) -> Outcome:
     """Returns the outcome of an attempt; writes it to `outcome.json` and the chronicle.
 
-    done: steps and tokens.
+    done: steps and tokens. blamed_nodes: hosts of the ranks that were stuck.
     """
     step, tokens = done
     outcome = Outcome(
         outcome=what, step=step, tokens=tokens, exit_code=EXIT_CODES[what], message=message,
-        started_by=os.environ.get(STARTED_BY, ""),
+        started_by=os.environ.get(STARTED_BY, ""), blamed_nodes=list(blamed_nodes),
     )  # fmt: skip
     if is_writing:
         write_json(resolved.placement.train_folder, outcome)

@@ -7,11 +7,11 @@ import faulthandler
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from kielo.artifact.attempt_files import REFUSAL_FILE, Outcome, stopped_before_training
+from kielo.artifact.attempt_files import REFUSAL_FILE, Outcome, Refusal, note_refusal, stopped_before_training
 from kielo.artifact.lease import Lease, held
 from kielo.artifact.trained_text import has_trained
 from kielo.checkpoint.agreement import Agreement
@@ -122,8 +122,9 @@ def _attempt(
         Agreement().on_first(lambda: refuse_lost_checkpoints(resolved))
     progress = _progress(resolved, world)
 
-    def note_hang(message: str, comes_again: bool) -> None:
-        _note_hang(resolved, (message, comes_again), state if has_begun else None, lease)
+    def note_hang(message: str, comes_again: bool, nodes: Sequence[str]) -> None:
+        hang = Refusal(message=message, blamed_nodes=list(nodes))
+        _note_hang(resolved, hang, comes_again, state if has_begun else None, lease)
 
     stacks = Path(resolved.placement.train_folder) / "stacks"
     try:
@@ -170,20 +171,22 @@ def _progress(resolved: Resolved, world: World) -> Progress:
     return Progress(floor, silent, train.start_timeout_seconds, train.step_timeout_seconds)
 
 
-def _note_hang(resolved: Resolved, hang: tuple[str, bool], state: State | None, lease: Lease) -> None:
-    """Records a hang, on one rank: (message, whether it comes again), which is then a failure.
+def _note_hang(
+    resolved: Resolved, hang: Refusal, comes_again: bool, state: State | None, lease: Lease
+) -> None:
+    """Records a hang, on one rank; one that comes again is a failure.
 
     state: None before training began, when earlier records are kept.
     """
-    (message, comes_again), parent = hang, os.environ.get(REFUSAL_FILE)
     if state is not None:
+        what, done = "failed" if comes_again else "hung", (state.step, state.tokens)
         with suppress(OSError, KieloError):
             lease.check()
-            settle(resolved, "failed" if comes_again else "hung", (state.step, state.tokens), message)
-    if parent and (state is None or comes_again):
-        Path(parent).write_text(message, encoding="utf-8")
-    if not parent:  # which prints it
-        print(f"kielo: {message}", file=sys.stderr, flush=True)
+            settle(resolved, what, done, hang.message, blamed_nodes=hang.blamed_nodes)
+    if state is None or comes_again:
+        note_refusal(hang)
+    if REFUSAL_FILE not in os.environ:  # else what started this rank prints it
+        print(f"kielo: {hang.message}", file=sys.stderr, flush=True)
 
 
 def _run_folder(resolved: Resolved) -> Path:

@@ -20,10 +20,10 @@ from kielo.artifact.attempt_files import (
     STARTED_BY,
     Outcome,
     append_alert,
+    read_refusal,
     stopped_before_training,
 )
-from kielo.artifact.checkpoint_folder import step_folders
-from kielo.artifact.manifest import MANIFEST_NAME
+from kielo.artifact.checkpoint_folder import newest_written
 from kielo.artifact.stage_json import read_json
 from kielo.ranks.local_ranks import Failure, Ranks
 from kielo.recipe.errors import KieloError
@@ -126,11 +126,12 @@ def start_ranks(
             state_before = _state_of(folder / Outcome.FILE_NAME)
             Path(refusal.name).write_text("", encoding="utf-8")
             failure = _wait(started, shutdown_seconds, is_quiet)
-            said = Path(refusal.name).read_text(encoding="utf-8")
+            refused = read_refusal(Path(refusal.name))
+            said = refused.message if refused else ""
             outcome = read_outcome(folder, state_before, str(failure or ""), started.is_stopping, said, name)
             if failure is None or started.is_stopping or outcome.outcome in ("finished", "requeue"):
                 break
-            attempts.append(Attempt(failure, outcome, said, _newest_checkpoint(folder)))
+            attempts.append(Attempt(failure, outcome, said, newest_written(folder / "checkpoints")))
             why_not = why_not_again(attempts, restarts)
             if why_not is not None:
                 if why_not:
@@ -140,12 +141,6 @@ def start_ranks(
             _say_again(folder, attempts[-1])
         started.close()
         return outcome
-
-
-def _newest_checkpoint(folder: Path) -> str:
-    """Returns the name of the newest whole checkpoint of the train folder; empty where there is none."""
-    found = (path.name for path in step_folders(folder / "checkpoints") if (path / MANIFEST_NAME).exists())
-    return next(found, "")
 
 
 def _say_again(folder: Path, attempt: Attempt) -> None:

@@ -15,10 +15,6 @@ cancel_jobs() { timeout 60 qdel "$@"; }
 
 leave_out_of_waiting_jobs() { say "jobs that wait cannot be told to leave out $1 here; launch again to do so"; }
 
-first_node_that_failed() {
-    sed -n 's/^mpirun noticed that process rank [0-9]* with PID [0-9]* on node \([^ ]*\) exited on signal.*/\1/p' "$1" | head -n 1
-}
-
 describe_nodes() { printf '%s\n' "${hosts[@]}"; }
 
 # PBS and Grid Engine give no warning before the time is over, and Grid Engine has no signal for a job but the one that

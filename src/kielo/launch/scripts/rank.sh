@@ -1,6 +1,6 @@
 #!/bin/bash
 # One task of a job: job.sh starts it on every node, inside the container where there is one.
-# rank.sh FOLDER ATTEMPT --rank | --torchrun SECONDS | --preflight | --versions
+# rank.sh FOLDER ATTEMPT --rank | --torchrun SECONDS | --preflight | --versions | --decide CODE REFUSAL
 FOLDER=$1 ATTEMPT=$2 what=$3
 # shellcheck source=/dev/null
 . "$FOLDER/environment.sh"
@@ -14,6 +14,8 @@ if [ "$what" = --versions ]; then
     "${PYTHON[@]}" -m pip list --format freeze 2> /dev/null
     exit 0
 fi
+
+if [ "$what" = --decide ]; then exec "${DECIDE[@]}" "$FOLDER" "$ATTEMPT" "$4" "$5"; fi
 
 # The numbers of this task are known only here: in the batch script they would be those of one task for all.
 RANK=${SLURM_PROCID:-${OMPI_COMM_WORLD_RANK:?no srun and no mpirun started this}}

@@ -43,10 +43,4 @@ leave_out_of_waiting_jobs() {
     done
 }
 
-# The node of the first task that srun blames, if that was killed; the tasks after it are its victims.
-first_node_that_failed() {
-    grep -m 1 '^srun: error: [^:]*: tasks\{0,1\} ' "$1" |
-        sed -n 's/^srun: error: \([^:]*\): tasks\{0,1\} [0-9,-]*: \(Killed\|Segmentation fault\|Bus error\|Aborted\).*/\1/p'
-}
-
 describe_nodes() { timeout 60 sinfo -N -o '%N %t %E' --nodes="$(joined "${hosts[@]}")"; }

@@ -1,0 +1,164 @@
+"""What follows an attempt of a launched run: `python -m kielo.launch.decide LAUNCH ATTEMPT CODE [REFUSAL]`.
+
+In: the exit code of the step that trained, what its ranks left (`train/outcome.json`, `refusal.txt`), and the
+attempts before it, in the launch's `chain/`. Out: `ATTEMPT/decision`, a KEY=VALUE a line, which job.sh reads.
+That runs outside of the container, where Python may be missing, and reads nothing else that Kielo says.
+"""
+
+import signal
+import sys
+from collections import Counter
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kielo.artifact.attempt_files import EXIT_CODES, Outcome, Refusal, read_refusal
+from kielo.artifact.checkpoint_folder import newest_written
+from kielo.artifact.manifest import write_text_atomically
+from kielo.artifact.stage_json import read_json
+from kielo.recipe.errors import KieloError
+
+DECISION_NAME = "decision"
+# Exit codes of a task that a signal ended, as shells, srun and mpirun pass them on.
+_KILLED = {128 + number for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)}
+_BY_CODE = {code: outcome for outcome, code in EXIT_CODES.items() if outcome != "finished"}
+_TIMES_BLAMED = 2  # after which a node is left out
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What job.sh is to do.
+
+    outcome: as in `Outcome`. reason: one line, mostly how to go on. ends: why no job of the chain trains any
+    more; empty: the next one does. again: "yes" where another attempt in this job may help. blamed_nodes:
+    hosts, with commas, that other hosts of the job come before. left_out_nodes: those that later jobs do
+    without from now on.
+    """
+
+    outcome: str
+    reason: str
+    ends: str = ""
+    again: str = "no"
+    blamed_nodes: str = ""
+    left_out_nodes: str = ""
+
+    def text(self) -> str:
+        lines = (f"{key}={' '.join(value.split())}\n" for key, value in asdict(self).items())
+        return "".join(lines)
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """The attempts so far, by `chain/attempts`: the job of the last start, and the failure before it.
+
+    failure: the reason of the last attempt that failed, and the newest checkpoint that it left.
+    """
+
+    job: str
+    failure: tuple[str, str] | None
+
+    @classmethod
+    def read(cls, file: Path) -> "_Chain":
+        job, reason, failure = "", None, None
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            kind, of_job, _, _, _, how, why = (line.split("\t") + [""] * 7)[:7]
+            if kind == "start":  # at the newest checkpoint, which it notes as `how`
+                failure = failure if reason is None else (reason, how)
+                job, reason = of_job, None
+            elif how in ("failed", "hung"):
+                reason = why
+        return cls(job, failure)
+
+
+def decide(launch: Path, attempt: Path, code: int, refusal: str = "") -> Decision:
+    """Returns what follows the attempt whose logs are in `attempt`; notes the nodes that are blamed.
+
+    code: of the step that trained. refusal: why it did not train, as the job itself found; mostly empty.
+    """
+    run = launch.parents[1]
+    outcome, said, is_usage = _ending(run, attempt, code, refusal)
+    decision = Decision(outcome, said.message)
+    if outcome == "finished":
+        return _with(decision, ends="finished")
+    if outcome == "requeue":
+        trigger = run / "triggers" / "stop"
+        return _with(decision, ends=f"stopped by {trigger}" if trigger.exists() else "")
+    if is_usage:
+        return _with(decision, ends=f"kielo did not understand its command: {said.message}")
+    chain = _Chain.read(launch / "chain" / "attempts")
+    is_killed = not refusal and code in _KILLED
+    if not is_killed and not said.blamed_nodes:  # what does not go away by itself
+        newest = newest_written(run / "train" / "checkpoints")
+        if chain.failure == (" ".join(said.message.split()), newest):
+            return _with(decision, ends=f"twice the same: {said.message}")
+    return _with(
+        decision,
+        again="yes" if is_killed or outcome == "hung" else "no",
+        blamed_nodes=",".join(said.blamed_nodes),
+        left_out_nodes=",".join(_left_out(launch, said.blamed_nodes, chain.job)),
+    )
+
+
+def _with(decision: Decision, **values: str) -> Decision:
+    return Decision(**asdict(decision) | values)
+
+
+def _ending(run: Path, attempt: Path, code: int, refusal: str) -> tuple[str, Refusal, bool]:
+    """Returns the outcome, its reason with the nodes that are blamed, and True for a wrong command."""
+    if refusal:
+        return "failed", Refusal(message=refusal), False
+    silent = attempt / "silent"
+    if silent.exists():
+        return "hung", Refusal(message=silent.read_text(encoding="utf-8").strip()), False
+    said = _outcome_of(run, attempt)
+    if said is not None:
+        return said.outcome, Refusal(message=said.message, blamed_nodes=said.blamed_nodes), False
+    refused = read_refusal(attempt / "refusal.txt")
+    ended = f"the ranks ended with exit code {code}; the first error is in {attempt}"
+    if code == EXIT_CODES["finished"]:  # a step that never became Kielo, or one with nothing left to do
+        before = _read_outcome(run)
+        outcome = "finished" if before is not None and before.outcome == "finished" else "failed"
+        return outcome, refused or Refusal(message="" if outcome == "finished" else ended), False
+    is_usage = refused is not None and refused.is_usage
+    return _BY_CODE.get(code, "failed"), refused or Refusal(message=ended), is_usage
+
+
+def _outcome_of(run: Path, attempt: Path) -> Outcome | None:
+    """Returns the outcome that this attempt wrote; None where it wrote none."""
+    file = run / "train" / Outcome.FILE_NAME
+    try:
+        is_new = file.stat().st_mtime_ns > (attempt / "meeting.sh").stat().st_mtime_ns
+    except OSError:
+        return None
+    return _read_outcome(run) if is_new else None
+
+
+def _read_outcome(run: Path) -> Outcome | None:
+    try:
+        return read_json(run / "train", Outcome)
+    except (KieloError, OSError):
+        return None
+
+
+def _left_out(launch: Path, blamed: list[str], job: str) -> list[str]:
+    """Notes these nodes; returns those that were blamed before in this chain, which are left out now."""
+    noted = launch / "chain" / "failed_nodes"
+    with open(noted, "a", encoding="utf-8") as file:
+        file.writelines(f"{node}\n" for node in blamed)
+    times = Counter(noted.read_text(encoding="utf-8").split())
+    found = [node for node in blamed if times[node] >= _TIMES_BLAMED]
+    if found:
+        today = datetime.now(UTC).date().isoformat()
+        with open(launch.parent / "left_out_nodes", "a", encoding="utf-8") as file:
+            file.writelines(f"{node} {today} ranks hung there twice, last in job {job}\n" for node in found)
+    return found
+
+
+def main(arguments: list[str]) -> None:
+    launch, attempt, code, *refusal = arguments
+    decision = decide(Path(launch), Path(attempt), int(code), *refusal)
+    write_text_atomically(Path(attempt) / DECISION_NAME, decision.text())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
