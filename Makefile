@@ -22,16 +22,18 @@ unexport PYTHONDONTWRITEBYTECODE
 TORCH_210 ?= .torch/2.10
 TORCH_211 ?= .torch/2.11
 
-.PHONY: help demo test test-faults test-full test-slurm test-slurm-short test-torches test-border border-peers mutants soak lint bench-peers bench-gpu clean
+.PHONY: help demo test test-faults test-full test-slurm test-slurm-short test-torches test-border border-peers mutants soak lint format lock bench-peers bench-gpu clean
 
 help:
 	@echo "Times are of two quiet cores, after the install (2 minutes at the first call; a GPU for bench-gpu)."
 	@echo "make demo                4 min  real Estonian text to a verified, publishable model"
-	@echo "make test                9 min  the test suite, in WORKERS=$(WORKERS) processes"
+	@echo "make test                6 min  the test suite, in WORKERS=$(WORKERS) processes"
 	@echo "make test-faults         7 min  odd inputs, faults and careless uses: nothing is lost, nothing is silent"
 	@echo "make test-full          1 hour  test, test-faults, and the cases marked full (each layout, whole sweeps)"
 	@echo "make mutants            1 hour  changes the source in small ways and counts how many changes a test notices"
 	@echo "make lint                 20 s  ruff and the stairs of imports"
+	@echo "make format                5 s  the source in the form that lint asks for"
+	@echo "make lock                  5 s  writes constraints.lock: each package of this environment with its version"
 	@echo "make soak MINUTES=5      8 min  8 ranks, a random fault each minute, and the end of an undisturbed run"
 	@echo "make test-slurm-short    3 min  jobs on a real Slurm of four nodes here (root; apt-get install slurm-wlm munge)"
 	@echo "make test-slurm          8 min  all of them, and a Grid Engine (gridengine-master gridengine-exec gridengine-client openmpi-bin)"
@@ -90,6 +92,15 @@ lint: $(VENV)/.test
 	$(BIN)/python -m ruff check src tests benchmarks docs
 	$(BIN)/python -m ruff format --check -q src tests benchmarks docs
 	$(BIN)/lint-imports
+
+format: $(VENV)/.test
+	$(BIN)/python -m ruff check -q --fix src tests benchmarks docs
+	$(BIN)/python -m ruff format -q src tests benchmarks docs
+
+# What a fresh machine gets today. Kielo's own ranges are in pyproject.toml; constraints.txt has the pins that every install needs.
+lock: $(VENV)/.test
+	{ echo "# Written by make lock: pip install -c constraints.lock -e '.[train,test]' gives this environment again."; \
+		$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//'; } > constraints.lock
 
 # Peers want other versions of what Kielo uses, so they live apart.
 $(PEERS)/.peers: pyproject.toml constraints.txt

@@ -92,7 +92,9 @@ def test_a_dependency_that_breaks_and_a_cancel(machine, run, capsys, fault_times
     """
     launch(*TWO_NODES, "--jobs", "3")
     first, second, third = run.ids
-    control = machine.ask("sbatch", "--parsable", f"--dependency=afterok:{first}", "--wrap", "true")
+    control = machine.ask(
+        "sbatch", "--parsable", "--output=/dev/null", f"--dependency=afterok:{first}", "--wrap", "true"
+    )
     run.wait(lambda: queue(machine).get(first, "").startswith("RUNNING"))
     fault_times.note("planted")
     machine.ask("scancel", "--signal=KILL", "--full", first)
