@@ -12,6 +12,7 @@ from kielo.plan.failures import Failures, Rate
 from kielo.plan.planned_layout import PlannedLayout
 from kielo.plan.search import Choice, Found
 from kielo.recipe.sections import Layout, Recipe
+from tests.plan.hand_made import a_phase
 
 SITE = SimpleNamespace(
     name="hall", billing_unit="node-hours", billed_per_node_hour=0.5, devices_per_node=4, max_wall_hours=36.0,
@@ -37,7 +38,8 @@ def a_layout(
     layout = Layout(**({"tensor": 1, "pipeline": 1, "shard": 4 * nodes} | axes))
     parts = {"matrix": 0.75 * seconds, "bubble": 0.25 * seconds, "tensor_traffic": 0.0}
     return PlannedLayout(
-        run, layout, nodes, 4 * nodes, 512, 2, 3, 512 * 6 * 4 * nodes, parts, 0.9 * seconds, 1.2 * seconds,
+        run, layout, nodes, 4 * nodes, a_phase(512, 512 * 6 * 4 * nodes), 2, 3, parts,
+        0.9 * seconds, 1.2 * seconds,
         {"weights": 0.25e9 * gigabytes, "logits": 0.75e9 * gigabytes}, 0.125,
     )  # fmt: skip
 
@@ -195,9 +197,8 @@ def test_short_notes_of_what_does_not_fit(monkeypatch) -> None:
         "would: "
         "less.",
     ]
-    uneven = PlannedLayout(
-        **(vars(best) | {"tokens_per_step": 35_328})
-    )  # 69 sequences on 20 ranks, 6 of each
+    # 69 sequences on 20 ranks, 6 of each
+    uneven = PlannedLayout(**(vars(best) | {"phase": a_phase(512, 35_328)}))
     said = [
         line
         for line in tables.short_notes(RUN, [uneven, uneven], {5: uneven}, "{layout}")

@@ -10,6 +10,7 @@ from kielo.plan.efficiency import CONSTANTS, Efficiency, members
 from kielo.plan.planned_layout import PlannedLayout
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.recipe.cards import accelerator
+from kielo.recipe.phases import FullPhase
 from kielo.recipe.sections import Layout, Model, Recipe
 from tests.launch.hand_made import site
 
@@ -60,6 +61,13 @@ def run(precision: str = "bf16", card: dict[str, Any] | None = None, **sections:
     return RunToPlan(recipe, model(), site(torch="2.13"), device, Efficiency(values), spread, precision)
 
 
+def a_phase(sequence_length: int, tokens_per_step: int, trainable: tuple[str, ...] = ()) -> FullPhase:
+    return FullPhase(
+        1, 10 * tokens_per_step, tokens_per_step, sequence_length, {"a": 1.0}, "even", "concatenate", None,
+        trainable, None, frozenset(),
+    )  # fmt: skip
+
+
 def planned(
     of: RunToPlan | None = None,
     seconds: dict[str, float] | None = None,
@@ -73,6 +81,6 @@ def planned(
     devices = data * shape.tensor * shape.pipeline * shape.context
     micro_batches = -(-48 // (data * micro_batch))
     return PlannedLayout(
-        of or run(), shape, -(-devices // 4), devices, 2048, micro_batch, micro_batches, 98_304,
+        of or run(), shape, -(-devices // 4), devices, a_phase(2048, 98_304), micro_batch, micro_batches,
         SECONDS | (seconds or {}), 11.0, 14.5, BYTES | (bytes_ or {}), 0.45,
     )  # fmt: skip

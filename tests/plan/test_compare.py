@@ -18,7 +18,7 @@ from kielo.plan.part_names import (
     signed_text,
 )
 from kielo.plan.planned_layout import Need, PlannedLayout
-from tests.plan.hand_made import planned, run
+from tests.plan.hand_made import a_phase, planned, run
 
 
 def fast() -> PlannedLayout:
@@ -87,7 +87,7 @@ def test_verdicts():
         in verdict([slow, exact])
     )
     # steps of twice the tokens, in 12 s instead of 12: half of each part is saved
-    double = replace(slow, tokens_per_step=2 * 98_304)
+    double = replace(slow, phase=a_phase(2048, 2 * 98_304))
     assert verdict([slow, double]).startswith(
         "tp2-pp4-dp3-mb2-zero1-1f1b is 2.0 times as fast as tp2-pp4-dp3-mb2-zero1-1f1b (16,384 tokens/s "
         "against 8,192), mostly by matrix products (−6.00 s a step)."
@@ -137,7 +137,12 @@ def test_layouts_of_the_same_step_and_machine_compare():
     assert is_comparable(one, fast())
     elsewhere = replace(one.run, site=one.run.site.model_copy(update={"name": "there"}))
     larger = replace(one.run, model=one.run.model.model_copy(update={"num_hidden_layers": 9}))
-    for changed in ({"nodes": 5}, {"tokens_per_step": 1}, {"sequence_length": 1}, {"run": elsewhere}):
+    for changed in (
+        {"nodes": 5},
+        {"phase": a_phase(2048, 1)},
+        {"phase": a_phase(1, 98_304)},
+        {"run": elsewhere},
+    ):
         assert not is_comparable(one, replace(one, **changed))
     assert not is_comparable(one, replace(one, run=larger))
 

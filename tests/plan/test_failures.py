@@ -242,9 +242,8 @@ def test_the_bars_on_1024_devices(planned: PlannedLayout) -> None:
     faster = planned.run.recipe.train.model_copy(update={"hang_seconds": 15.0})
     recipe = planned.run.recipe.model_copy(update={"train": faster})
     own = replace(planned, run=replace(planned.run, recipe=recipe))
-    assert cost(own, rate=rate).failures.frozen_seconds == pytest.approx(
-        found.frozen_seconds - silent_seconds(20.0, 1024) + 15.0
-    )
+    # of so many ranks 15 beats take longer than any of these
+    assert cost(own, rate=rate).failures.frozen_seconds == pytest.approx(found.frozen_seconds)
     assert cost(own, rate=rate).failures.stuck_seconds < found.stuck_seconds - 4
     assert found.best_share > found.effective_share
     assert found.daly_seconds == pytest.approx(found.young_seconds, rel=0.01)

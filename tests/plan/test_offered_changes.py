@@ -1,5 +1,6 @@
 """What is offered where a layout does not fit: each change that is tried, in order, and its words."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -8,14 +9,15 @@ import pytest
 from kielo.plan import compare as offers
 from kielo.plan import remedies as of_memory
 from kielo.plan.compare import overlap_offer
-from kielo.plan.planned_layout import PlannedLayout
+from kielo.plan.explain import why
+from kielo.plan.planned_layout import PlannedLayout, plan_layouts
 from kielo.plan.remedies import Remedy, in_words, memory_warning, remedies
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Layout
 from kielo.resolve.resolve import resolve
 from kielo.resolve.text import imagined_text
-from tests.plan.hand_made import planned, run
+from tests.plan.hand_made import a_phase, planned, run
 from tests.plan.test_remedies import TOO_LARGE
 
 TRIED: list[list[tuple[Layout, int, int]]] = []
@@ -161,7 +163,7 @@ def test_a_step_must_have_a_sequence_for_each_rank(monkeypatch):
     ]  # fmt: skip
     for tokens, nodes in ((32, [8]), (31, [])):
         train = {"tokens": 2048 * tokens * 10, "tokens_per_step": 2048 * tokens}
-        remedies(replace(wide, run=run(train=train), tokens_per_step=2048 * tokens))
+        remedies(replace(wide, run=run(train=train), phase=a_phase(2048, 2048 * tokens)))
         assert [changed[1] for changed in TRIED[-2] if changed[1] != 4] == nodes
 
 
@@ -198,3 +200,23 @@ def test_chunks_are_not_offered_where_there_are_none(keys, monkeypatch):
     monkeypatch.setattr(offers, "plan_layouts", None)
     assert overlap_offer(planned(**keys)) is None
     assert overlap_offer(planned(run("fp8"))) is None
+
+
+def test_a_changed_layout_is_planned_in_the_phase_of_the_plan() -> None:
+    """Phases may differ only in what they train: each sentence is of the phase whose plan it explains."""
+    of = RunToPlan.of_recipe(read_recipe("norwegian_7b_warm").recipe)
+    frozen, whole = of.phases
+    assert (frozen.sequence_length, frozen.tokens_per_step) == (whole.sequence_length, whole.tokens_per_step)
+    usual = Layout(tensor=8, pipeline=1, shard=8, recompute="none", zero=1)
+    chunked = usual.model_copy(update={"tensor_overlap": "chunked"})
+    again = usual.model_copy(update={"recompute": "full"})
+    told = []
+    for phase in (frozen, whole):
+        before, after, slower = plan_layouts(of, [(one, 8, 4) for one in (usual, chunked, again)], phase)
+        saved = 1 - after.step_seconds / before.step_seconds
+        assert f"would take {saved:.1%} off a step" in overlap_offer(before)
+        (said,) = [line for line in why(slower) if "Without it the step would take" in line]
+        seconds = float(re.search(r"Without it the step would take (\S+) s", said)[1])
+        assert seconds == pytest.approx(before.step_seconds, rel=0.01)
+        told.append(seconds)
+    assert told[0] < 0.8 * told[1]

@@ -127,4 +127,4 @@ def test_flops_of_a_token_are_those_of_the_phase() -> None:
     of = run()
     weights = 8 * (4 * 1024**2 + 3 * 1024 * 2816) + 32_000 * 1024 + 17 * 1024
     attention = 8 * 12 * 1024 * 2048 // 2
-    assert of.flops_per_token(2048) == 6 * weights + attention
+    assert of.flops_per_token(of.phase) == 6 * weights + attention

@@ -34,12 +34,8 @@ def overlap_offer(planned: PlannedLayout) -> str | None:
     if planned.run.precision == "fp8":  # whose matrices gather at once
         return None
     chunked = layout.model_copy(update={"tensor_overlap": "chunked"})
-    phase = next(
-        one
-        for one in planned.run.phases
-        if (one.sequence_length, one.tokens_per_step) == (planned.sequence_length, planned.tokens_per_step)
-    )
-    (changed,) = plan_layouts(planned.run, [(chunked, planned.nodes, planned.micro_batch)], phase)
+    layouts = [(chunked, planned.nodes, planned.micro_batch)]
+    (changed,) = plan_layouts(planned.run, layouts, planned.phase)
     saved = 1 - changed.step_seconds / planned.step_seconds
     if saved < _LEAST:
         return None

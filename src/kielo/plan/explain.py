@@ -162,27 +162,16 @@ class _Facts:
     def work(self) -> Workload:
         planned = self.planned
         step = StepSize(planned.sequence_length, planned.micro_batch, planned.micro_batches)
-        return Workload.of([self.run.columns(self.layout, step)])
+        return Workload.of([self.run.columns(self.layout, step, planned.phase.trainable)])
 
     def constant(self, name: str) -> float:
         """Returns a fitted constant for this machine and engine."""
         return float(np.ravel(getattr(self.run.efficiency.of(self.work), name))[0])
 
-    def with_layout(self, **changes: object) -> PlannedLayout | None:
-        """Plans the same step with the layout changed; None if the run has no such phase."""
-        planned = self.planned
-        phase = next(
-            (
-                phase for phase in self.run.phases
-                if phase.sequence_length == planned.sequence_length
-                and phase.tokens_per_step == planned.tokens_per_step
-            ),
-            None,
-        )  # fmt: skip
-        if phase is None:
-            return None
-        layout = self.layout.model_copy(update=changes)
-        return plan_layouts(self.run, [(layout, planned.nodes, planned.micro_batch)], phase)[0]
+    def with_layout(self, **changes: object) -> PlannedLayout:
+        """Plans the same step with the layout changed."""
+        planned, layout = self.planned, self.layout.model_copy(update=changes)
+        return plan_layouts(self.run, [(layout, planned.nodes, planned.micro_batch)], planned.phase)[0]
 
 
 def _matrix(facts: _Facts) -> str:
@@ -299,13 +288,12 @@ def _other_schedules(facts: _Facts, divisor: int) -> Iterator[str]:
         ):
             continue
         other = facts.with_layout(**changes)
-        if other is not None:
-            yield (
-                f"{schedule} with {each} stages a rank would have a bubble of "
-                f"{seconds_text(planned, other.seconds['bubble'])}, "
-                f"a step of {seconds_text(planned, other.step_seconds)} and {gb_text(other.peak_bytes)} "
-                f"GB{unfit(other)}."
-            )
+        yield (
+            f"{schedule} with {each} stages a rank would have a bubble of "
+            f"{seconds_text(planned, other.seconds['bubble'])}, "
+            f"a step of {seconds_text(planned, other.step_seconds)} and {gb_text(other.peak_bytes)} "
+            f"GB{unfit(other)}."
+        )
 
 
 def _tensor(facts: _Facts) -> str:
@@ -413,9 +401,8 @@ def _recomputation(planned: PlannedLayout) -> Iterator[str]:
         "FLOPs than the model's."
     )
     other = facts.with_layout(recompute="none", recompute_every_layers=1)
-    if other is not None:
-        step = seconds_text(planned, other.step_seconds)
-        text += f" Without it the step would take {step} and {gb_text(other.peak_bytes)} GB{unfit(other)}."
+    step = seconds_text(planned, other.step_seconds)
+    text += f" Without it the step would take {step} and {gb_text(other.peak_bytes)} GB{unfit(other)}."
     yield text
 
 
@@ -462,7 +449,7 @@ def _recomputed_flops(facts: _Facts) -> float:
         np.maximum(work.layers_again, work.attention_again) * 2 * work.heads * work.head_dim * work.sequence
     )
     anew = work.layers * (2 * work.layer_parameters * matrix + attention)
-    return float(anew[0]) / facts.run.flops_per_token(planned.sequence_length)
+    return float(anew[0]) / facts.run.flops_per_token(planned.phase)
 
 
 def _bound(planned: PlannedLayout) -> str:

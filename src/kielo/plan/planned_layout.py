@@ -153,7 +153,7 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True)
 class PlannedLayout:
-    """One layout of a run on `nodes` nodes. `layout.shard` is a number, not 0.
+    """One layout of a run on `nodes` nodes, in steps of `phase`. `layout.shard` is a number, not 0.
 
     `seconds`: part → seconds of an optimiser step, as the fields of `StepSeconds`; they add up to
     `step_seconds`. `bytes`: part → bytes of the fullest device; they add up to `peak_bytes` (as torch's
@@ -166,10 +166,9 @@ class PlannedLayout:
     layout: Layout
     nodes: int
     devices: int
-    sequence_length: int
+    phase: FullPhase
     micro_batch: int
     micro_batches: int
-    tokens_per_step: int
     seconds: dict[str, float]
     low_seconds: float
     high_seconds: float
@@ -177,6 +176,14 @@ class PlannedLayout:
     hidden_data_seconds: float = 0.0
     stages: StageSeconds | None = None
     is_last_fullest: bool = False
+
+    @property
+    def sequence_length(self) -> int:
+        return self.phase.sequence_length
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.phase.tokens_per_step
 
     @property
     def name(self) -> str:
@@ -239,7 +246,7 @@ class PlannedLayout:
     @property
     def tflops_per_device(self) -> float:
         """TFLOP/s by the model's FLOPs, with causal attention and without recomputation."""
-        return self.tokens_per_second * self.run.flops_per_token(self.sequence_length) / self.devices / 1e12
+        return self.tokens_per_second * self.run.flops_per_token(self.phase) / self.devices / 1e12
 
     @property
     def mfu(self) -> float:
@@ -276,8 +283,7 @@ def plan_layouts(
         low, high = interval(np.array(sum(parts.values())), run.spread)
         found.append(
             PlannedLayout(
-                run, layout, nodes, int(work.devices[index]), phase.sequence_length, size,
-                int(work.micro_batches[index]), phase.tokens_per_step,
+                run, layout, nodes, int(work.devices[index]), phase, size, int(work.micro_batches[index]),
                 parts, float(low), float(high),
                 {name: float(column[index]) for name, column in memory.items()}, float(hidden[index]), stages,
                 bool(last[index]),

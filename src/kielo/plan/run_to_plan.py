@@ -137,6 +137,6 @@ class RunToPlan:
         options = TrainOptions.of(self.precision, self.recipe.train, trainable)
         return workload_row(self.model, layout, self.card, self.site, step, options)
 
-    def flops_per_token(self, sequence_length: int) -> int:
-        """Computes the model FLOPs of a token of the phase by which layouts are ranked."""
-        return flops_per_token(self.model, sequence_length, self.phase.trainable)
+    def flops_per_token(self, phase: FullPhase) -> int:
+        """Computes the model FLOPs of a token of `phase`."""
+        return flops_per_token(self.model, phase.sequence_length, phase.trainable)

@@ -280,7 +280,8 @@ def _forms(run: RunToPlan, devices: Sequence[int], found: Found) -> _Forms:
     sizes = _MICRO_BATCHES
     for layout in _layouts(run, devices, found):
         several = layout.model_copy(update={"shard": 2})
-        row = run.columns(several, StepSize(run.phase.sequence_length, micro_batch=1, micro_batches=2))
+        step = StepSize(run.phase.sequence_length, micro_batch=1, micro_batches=2)
+        row = run.columns(several, step, run.phase.trainable)
         splits = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
         for zero, hybrid in _ZERO:
             if not (splits and zero == 3):
