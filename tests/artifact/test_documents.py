@@ -137,6 +137,27 @@ def test_lines_up_to_a_limit(tmp_path) -> None:
     assert (READ_BYTES, ZSTD_READ_BYTES) == (262_144, 512)
 
 
+SHORT = {
+    "Russian": "Привет", "Greek": "Καλημέρα κόσμε", "Hebrew": "שלום", "Thai": "สวัสดี", "Tamil": "வணக்கம்",
+    "Hindi": "नमस्ते दुनिया", "Armenian": "Բարեւ…, աշխարհ",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("script", SHORT)
+@pytest.mark.parametrize("name", ["UTF-16LE", "UTF-16BE"])
+def test_a_word_in_utf16_is_known_by_its_bytes(script: str, name: str) -> None:
+    """Most of these bytes are valid UTF-8, and would become text of control characters."""
+    assert other_encoding(SHORT[script].encode(name)) == name
+
+
+@pytest.mark.parametrize(
+    "text", ["a\tb\tc\td\te\tf\n", "1\n0\n1\n1\n0\n0\n", "\x01a\x02b", "Привет, мир", "日本語", ""]
+)
+def test_short_text_that_is_no_utf16(text: str) -> None:
+    """Tables of single letters, dirt, and UTF-8 itself."""
+    assert other_encoding(text.encode()) is None
+
+
 @pytest.mark.parametrize("name", ["UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE"])
 def test_an_encoding_is_known_by_its_mark_and_by_its_zero_bytes(name) -> None:
     text = "Kord elas kuningas"

@@ -42,7 +42,8 @@ _CONTROLS = bytes(set(range(32)) - set(b"\t\n\r"))
 # Shares of control bytes above which text of one byte a letter, and UTF-8, is looked at as UTF-16; and of
 # characters that no text has, up to which it is that. UTF-16 that is UTF-8, too, is of scripts in few blocks.
 _FEW_CONTROLS, _MANY_CONTROLS, _MOST_DIRT, _MOST_BLOCKS = 0.01, 0.04, 0.02, 8
-_FEWEST_BYTES = 64  # fewer say nothing
+_FEWEST_BYTES = 64  # of text whose share of control bytes says something
+_FEWEST_LETTERS, _MOST_HIGH_BYTES = 4, 0.9  # of shorter text in UTF-16
 
 
 class OtherEncoding(KieloError):
@@ -106,8 +107,10 @@ def other_encoding(start: bytes) -> str | None:
 
 def _other_script(start: bytes) -> str | None:
     """Returns UTF-16LE or BE for text of another script than Latin, which may be valid UTF-8 by chance."""
-    controls = (len(start) - len(start.translate(None, _CONTROLS))) / max(len(start), 1)
-    if len(start) < _FEWEST_BYTES or controls <= _FEW_CONTROLS:
+    if len(start) < _FEWEST_BYTES:
+        return _few_letters(start)
+    controls = (len(start) - len(start.translate(None, _CONTROLS))) / len(start)
+    if controls <= _FEW_CONTROLS:
         return None
     is_utf8 = "\ufffd" not in start.decode("utf-8", "replace")[:-1]  # the last one may be cut
     if is_utf8 and controls <= _MANY_CONTROLS:
@@ -119,6 +122,24 @@ def _other_script(start: bytes) -> str | None:
         if _dirt(text) <= _MOST_DIRT and (not is_utf8 or len(blocks) <= _MOST_BLOCKS):
             found[encoding] = len(blocks)  # read by the wrong halves, text is all over Unicode
     return min(found, key=found.__getitem__, default=None)
+
+
+def _few_letters(start: bytes) -> str | None:
+    """Returns UTF-16LE or BE for a word or two of a script below U+2000.
+
+    Nearly every second byte is below 0x20 then. A table of single letters has tabs and line ends there, and
+    no other control byte.
+    """
+    for encoding, place in (("UTF-16LE", 1), ("UTF-16BE", 0)):
+        high = start[place::2]
+        is_high = sum(byte < 0x20 for byte in high) >= max(_FEWEST_LETTERS, _MOST_HIGH_BYTES * len(high))
+        if (
+            is_high
+            and any(byte in _CONTROLS for byte in high)
+            and not _dirt(start.decode(encoding, "replace"))
+        ):
+            return encoding
+    return None
 
 
 def _dirt(text: str) -> float:
