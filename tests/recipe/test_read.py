@@ -1,5 +1,6 @@
 """Recipes: what is read, where it came from, and what is said when it does not fit."""
 
+import os
 import tomllib
 
 import pytest
@@ -343,3 +344,9 @@ def test_a_run_folder_is_none_of_its_inputs(tmp_path, monkeypatch, small):
     )
     assert refusal("folder=file/x").startswith("folder = 'file/x': file is a file; move it away")
     assert refusal("folder=r/new/deep") is None
+    # Near the longest path that the system takes, a run trained for hours and could not save.
+    most = os.pathconf("/", "PC_PATH_MAX") - 1
+    longest = (("/" + "d" * 99) * 50)[: most - 128]
+    assert refusal(f"folder={longest}") is None
+    said = refusal(f"folder={longest}d")
+    assert said.startswith(f"folder: the path of the run folder has {most - 127:,} bytes, and its files need")

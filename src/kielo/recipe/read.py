@@ -29,6 +29,8 @@ from kielo.recipe.several_languages import codes_of, filled, of_language
 # The folders of a run that stages replace as a whole. `train` is filled in place, and `raw` may hold a
 # person's text.
 REPLACED_FOLDERS = ("corpus", "tokenizer", "tokens", "verify", "evaluate", "hf")
+# Of the longest name in a run folder, a file of a checkpoint that is being written, with room to spare.
+_BYTES_BELOW = 128
 RUN_RECIPE_NAME = "recipe.toml"  # in a run folder; `kielo run` writes it
 WRITTEN = "# The recipe of this "  # begins a line of those that Kielo writes
 NOT_GIVEN = "not given"  # origin of a value that stands in for one of the recipe
@@ -129,10 +131,16 @@ def shipped_recipes() -> dict[str, Path]:
 def run_folder(recipe: Recipe) -> Path:
     """Returns the run folder, which need not exist yet.
 
-    Raises KieloError where it cannot be a folder, and where text, a tokenizer or weights that the recipe
-    names lie in a folder of the run that a stage replaces.
+    Raises KieloError where it cannot be a folder, or none with Kielo's files, and where text, a tokenizer or
+    weights that the recipe names lie in a folder of the run that a stage replaces.
     """
     folder = place(recipe.folder or f"runs/{recipe.name}")
+    num_bytes, most = len(os.fsencode(os.path.abspath(folder))), os.pathconf("/", "PC_PATH_MAX") - 1
+    if num_bytes + _BYTES_BELOW > most:
+        raise KieloError(
+            f"folder: the path of the run folder has {num_bytes:,} bytes, and its files need {_BYTES_BELOW} "
+            f"more; the system takes {most:,}. What would work: a shorter folder; nothing was written"
+        )
     for above in (folder, *folder.parents):
         if above.is_symlink() and not os.path.exists(above):
             raise KieloError(
