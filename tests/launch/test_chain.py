@@ -272,6 +272,15 @@ def test_the_ranks_meet_on_the_node_of_task_0(chain: Chain) -> None:
         assert re.search(r"MASTER_ADDR=node1\b(?!\d)", meeting), meeting
 
 
+def test_a_job_whose_watcher_is_killed_goes_on(chain: Chain) -> None:
+    """Who looks for signs of life is a process of its own; without it ranks still watch each other."""
+    kill = (
+        "for pid in $(pgrep -P $PPID); do [ $pid = $$ ] || { kill -KILL $pid; touch {run}/killed; }; done; "
+    )
+    assert chain.job("mkdir -p {run}; " + kill + ends("finished", "", 0)) == 0
+    assert chain.stopped == "finished" and (chain.run / "killed").exists()
+
+
 def test_without_a_decision_the_next_job_goes_on(chain: Chain) -> None:
     """As of a container that does not start. The chain still ends where no attempt makes a checkpoint."""
     with open(chain.folder / "environment.sh", "a") as environment:
