@@ -137,7 +137,7 @@ for _ in range(1200):
 DEAF_RANKS = f"""
 import sys
 from kielo.cli.main import main
-from kielo.parallel import local_ranks
+from kielo.ranks import local_ranks
 class Deaf(local_ranks.Ranks):
     def __init__(self, arguments, *others):
         super().__init__(["-c", {DEAF!r}], *others)
