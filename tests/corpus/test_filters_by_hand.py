@@ -34,6 +34,7 @@ from kielo.corpus.step import (
     split_verbatim,
 )
 from kielo.recipe.sections import CodeFilters
+from tests.corpus.counted import counted
 
 
 def document(text="", number=0, source="d", sides=None, **metadata) -> SplitDocument:
@@ -48,11 +49,7 @@ def run(step: CorpusStep, *documents: SplitDocument) -> tuple[list[str], dict[st
     before = counted(step)
     left = [one.join() for one in step.run(iter(documents))]
     now = {label: count - before.get(label, 0) for label, count in counted(step).items()}
-    return left, {label: count for label, count in now.items() if count and not label.startswith("of/")}
-
-
-def counted(step: CorpusStep) -> dict[str, int]:
-    return {label: int(metric.total) for label, metric in step.stats.stats.items()}
+    return left, {label: count for label, count in now.items() if count}
 
 
 def kept(step: CorpusStep, text: str, **metadata) -> bool:
@@ -78,19 +75,18 @@ def test_a_line_filter_counts_lines_bytes_and_documents():
         document("x:1", 3, "c"), document("keep", 4, "a"),
     ]  # fmt: skip
     left = [one.lines for one in step.run(iter(documents))]
-    counts = counted(step)
-    assert left == [["keep"], ["x:1"], ["keep"]] and step.detail == "detail" and not step.tally
-    own = {label: count for label, count in counts.items() if not label.startswith("of/")}
-    assert own == {
+    assert left == [["keep"], ["x:1"], ["keep"]] and step.detail == "detail"
+    assert counted(step) == {
         "lines/x": 3, "bytes/x": 5 + 4 + 5, "lines/y": 3, "bytes/y": 5 + 5 + 5, "documents/y": 2,
         "documents_left/": 3, "bytes_left/": 5 + 4 + 5,
     }  # fmt: skip
-    assert {label: count for label, count in counts.items() if label.startswith("of/b/")} == {
-        "of/b/lines/x": 1, "of/b/bytes/x": 5, "of/b/lines/y": 1, "of/b/bytes/y": 5, "of/b/documents/y": 1
+    assert counted(step, "b") == {
+        "lines/x": 1, "bytes/x": 5, "lines/y": 1, "bytes/y": 5, "documents/y": 1
     }  # fmt: skip
-    assert counts["of/c/documents_left/"] == 1 and counts["of/a/bytes_left/"] == 10
+    assert counted(step, "c") == {"documents_left/": 1, "bytes_left/": 4} and counted(step, "d") == {}
+    assert counted(step, "a")["bytes_left/"] == 10 and step.examples == []
     empty = split_document("", "d/0", "a", (0, 0), {})
-    assert list(DropMarked().run(iter([empty]))) == [] and not list(DropMarked().run(None))
+    assert list(DropMarked().run(iter([empty]))) == [] and not list(DropMarked().run(()))
 
 
 def test_a_document_filter_counts_what_it_drops():
@@ -107,8 +103,7 @@ def test_a_document_filter_counts_what_it_drops():
     }  # fmt: skip
 
 
-def test_a_step_that_runs_again_counts_anew():
-    """What a run has handed over is not handed over by the next one."""
+def test_a_step_that_runs_again_adds_to_its_counts():
     step = DropMarked()
     for times in (1, 2, 3):
         assert len(list(step.run(iter([document("a\nb:x")])))) == 1
@@ -119,6 +114,44 @@ def test_a_step_that_runs_again_counts_anew():
             "bytes_left/": 2 * times,
         }
         assert counted(step).items() >= expected.items()
+
+
+class CountUp(CorpusStep):
+    """Gives `rank` + 1 documents to an empty pipeline, and passes on the others but the first."""
+
+    def __init__(self, name, rank):
+        super().__init__()
+        self.name, self.rank = name, rank
+
+    def run(self, documents):
+        return super().run(list(documents) or [document("ab", number) for number in range(self.rank + 1)])
+
+    def work(self, document):
+        self.count("seen", f"by {self.rank}")
+        self.count_example("example", document.place, f"{document.id} of {self.rank}", 1)
+        return self.name == "first" or document.place > (0, 0)
+
+
+def test_counts_of_steps_are_summed_over_workers(monkeypatch):
+    """Each step is fed by the one before; each worker makes its own steps, and knows its rank."""
+
+    def in_turn(make, ranks, workers, what):
+        assert (list(ranks), what) == (list(range(workers)), "corpus")
+        return (make()(rank) for rank in ranks)
+
+    def steps_of(rank):
+        return [CountUp("first", rank), CountUp("second", rank).for_sources(["d"], "of d")]
+
+    first, second = pipeline.run_on_workers(steps_of, 1)
+    assert first.counts["d"]["documents_left", ""] == 1 and second.counts["d"]["documents_left", ""] == 0
+    monkeypatch.setattr(pipeline, "results_in_order", in_turn)
+    first, second = pipeline.run_on_workers(steps_of, 3)
+    seen = {("seen", "by 0"): 1, ("seen", "by 1"): 2, ("seen", "by 2"): 3, ("example", ""): 6}
+    assert first.counts == {"d": seen | {("documents_left", ""): 6, ("bytes_left", ""): 18}}
+    assert second.counts == {"d": seen | {("documents_left", ""): 3, ("bytes_left", ""): 9}}
+    assert [(one.name, one.detail) for one in (first, second)] == [("first", ""), ("second", "of d")]
+    examples = [("d", "example", (0, 0), f"d/0 of {rank}") for rank in range(3)]
+    assert first.examples == second.examples == examples
 
 
 def test_normal_form_is_counted():
@@ -140,7 +173,7 @@ def test_a_split_document_counts_bytes_by_line():
     one.set_sides(("a\nb", "c"))
     assert one.lines == ["a", "b", "c"] and one.sides == ("a\nb", "c")
     verbatim = split_verbatim("a\r\n\x0cb\n", "x", "s", (1, 2), {"k": 1})
-    assert verbatim.lines == ["a\r", "\x0cb", ""] and verbatim.join() == verbatim.text == "a\r\n\x0cb\n"
+    assert verbatim.lines == ["a\r", "\x0cb", ""] and verbatim.join() == "a\r\n\x0cb\n"
     assert (verbatim.place, verbatim.metadata, verbatim.id) == ((1, 2), {"k": 1}, "x")
 
 
@@ -354,13 +387,13 @@ def test_wrapped_text_at_the_borders(tmp_path):
 
 
 def test_files_of_documents(tmp_path, monkeypatch):
-    """Merged in the order of their places, in files of a number of bytes; sources, bytes and words are
-    counted; a run that fails leaves no file.
+    """Merged in the order of their places, in files of a number of bytes; documents, bytes and words of each
+    source are counted; a run that fails leaves no file.
     """
     for rank, places in enumerate(((0, 3), (1, 2))):
         documents = [document(f"sõna {n}\nab", n, "s" if n < 3 else "t", k=n) for n in places]
-        step = WriteCleaned(tmp_path / "cleaned")
-        assert len(list(step.run(iter(documents), rank, 2))) == 2
+        step = WriteCleaned(tmp_path / "cleaned", rank)
+        assert len(list(step.run(iter(documents)))) == 2
     assert sorted(path.name for path in (tmp_path / "cleaned").iterdir()) == [
         "00000.jsonl.zst", "00001.jsonl.zst"
     ]  # fmt: skip
@@ -374,11 +407,9 @@ def test_files_of_documents(tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "BYTES_PER_FILE", 22)
     step = WriteDocuments(tmp_path / "documents")
     assert len(list(step.run(iter(merged)))) == 4
-    counts = counted(step)
-    assert {label: one for label, one in counts.items() if not label.startswith("of/")} == {
-        "source_documents/s": 3, "source_bytes/s": 33, "source_documents/t": 1, "source_bytes/t": 11,
-        "words/": 8, "documents_left/": 4, "bytes_left/": 44,
-    }  # fmt: skip
+    assert counted(step) == {"words/": 8, "documents_left/": 4, "bytes_left/": 44}
+    assert counted(step, "s") == {"words/": 6, "documents_left/": 3, "bytes_left/": 33}
+    assert counted(step, "t") == {"words/": 2, "documents_left/": 1, "bytes_left/": 11}
     files = sorted((tmp_path / "documents").iterdir())
     assert [path.name for path in files] == ["00000.jsonl.zst", "00001.jsonl.zst"]
     assert [[one["id"] for one in read_documents(path)] for path in files] == [["s/0", "s/1"], ["s/2", "t/3"]]

@@ -1,16 +1,19 @@
 """The funnel's rows, tables and message by hand: what is added up, in which order, and what is left out."""
 
-from types import SimpleNamespace
-
-import pytest
+from collections import Counter
 
 from kielo.artifact.funnel import FunnelRow
-from kielo.corpus.make_funnel import build_funnel, by_source, empty_message, threshold_table
-from kielo.corpus.step import labels_of
+from kielo.corpus.make_funnel import build_funnel, empty_message, threshold_table
+from kielo.corpus.step import Tally
 
 
-def step(name, detail=""):
-    return SimpleNamespace(name=name, detail=detail)
+def tally(name, detail="", examples=(), **sources):
+    """A step's tally; sources: name → {"what/reason": number}."""
+    counts = {
+        source: Counter({tuple(label.split("/", 1)): number for label, number in labels.items()})
+        for source, labels in sources.items()
+    }
+    return Tally(name, detail, counts, list(examples))
 
 
 def row(name, reason, documents, lines, num_bytes, left=(0, 0)):
@@ -25,50 +28,58 @@ def test_rows_of_the_funnel_by_hand():
     a step without a reason has one empty row; steps that only write have none.
     """
     reasons = {"f": (1, 40), "b": (2, 50), "a": (2, 50), "c": (3, 50), "d": (9, 45), "e": (0, 41)}
-    many = {"documents_left/": 7, "bytes_left/": 700, "lines/a": 5, "of/web/bytes/a": 50, "source_bytes/x": 4}
+    many = {"documents_left/": 7, "bytes_left/": 700, "lines/a": 5, "words/": 50, "bytes_at/x": 4}
     for reason, (documents, size) in reasons.items():
         many |= {f"documents/{reason}": documents, f"bytes/{reason}": size}
     left = {"documents_left/": 7, "bytes_left/": 700}
-    steps = [step("read"), step("script", "et or fi"), step("write"), step("merge cleaned"), step("pairs")]
-    counts = [left, many, left | {"bytes/no": 3}, left, left | {"lines/one/two": 2}]
+    script = "script", "et or fi"
+    half = {label: number // 2 for label, number in many.items()}
+    rest = {label: number - half[label] for label, number in many.items()}
+    tallies = [
+        tally("read", web=left), tally(*script, web=half, book=rest), tally("write", web={"bytes/no": 3}),
+        tally("merge cleaned", web=left), tally("pairs", web=left | {"lines/one/two": 2}),
+    ]  # fmt: skip
     ordered = [
         row("script (et or fi)", "c", 3, 0, 50, (7, 700)), row("script (et or fi)", "a", 2, 5, 50, (7, 700)),
         row("script (et or fi)", "b", 2, 0, 50, (7, 700)), row("script (et or fi)", "d", 9, 0, 45, (7, 700)),
         row("script (et or fi)", "e", 0, 0, 41, (7, 700)), row("script (et or fi)", "f", 1, 0, 40, (7, 700)),
     ]  # fmt: skip
     first, last = row("read", "", 0, 0, 0, (7, 700)), row("pairs", "one/two", 0, 2, 0, (7, 700))
-    assert build_funnel(steps, counts) == [first, *ordered, last]
+    assert build_funnel(tallies) == [first, *ordered, last]
     more = many | {"documents/g": 4, "bytes/g": 5, "lines/g": 1, "documents/h": 2, "bytes/h": 6}
-    (*shown, others) = build_funnel([steps[1]], [more])
+    (*shown, others) = build_funnel([tally(*script, web=more)])
     assert shown == ordered and others == row("script (et or fi)", "other reasons", 6, 1, 11, (7, 700))
-    seven = build_funnel([steps[1]], [many | {"bytes/z": 1}])
+    seven = build_funnel([tally(*script, web=many | {"bytes/z": 1})])
     assert seven[6] == row("script (et or fi)", "other reasons", 0, 0, 1, (7, 700)) and len(seven) == 7
-    assert build_funnel([step("x")], [{}]) == [row("x", "", 0, 0, 0)]
+    assert build_funnel([tally("x")]) == [row("x", "", 0, 0, 0)]
 
 
 def test_the_table_of_thresholds_adds_up_the_steps():
     """Of all language steps of lines and of documents each; without bytes there is no share."""
     lines = {"bytes_identified/": 300, "bytes_at/0.5": 200, "bytes_at/0.95": 1}
-    steps = [step("line language"), step("read"), step("line language"), step("document language")]
-    counts = [lines, lines, {"bytes_identified/": 100, "bytes_at/0.5": 100}, {}]
-    assert threshold_table(steps, counts) == {
+    more = {"bytes_identified/": 100, "bytes_at/0.5": 100}
+    read = tally("read", a=lines)
+    tallies = [tally("line language", a=lines), read, tally("line language", a=more)]
+    assert threshold_table([*tallies, tally("document language")]) == {
         "lines": {"0.5": 0.75, "0.65": 0.0, "0.8": 0.0, "0.9": 0.0, "0.95": 0.0025},
         "documents": {"0.5": 0.0, "0.65": 0.0, "0.8": 0.0, "0.9": 0.0, "0.95": 0.0},
     }
-    third = threshold_table([step("document language")], [{"bytes_identified/": 3, "bytes_at/0.9": 1}])
+    third = threshold_table([tally("document language", a={"bytes_identified/": 3, "bytes_at/0.9": 1})])
     assert third == {"documents": {"0.5": 0.0, "0.65": 0.0, "0.8": 0.0, "0.9": 0.3333, "0.95": 0.0}}
-    assert threshold_table([step("read")], [lines]) == {}
-    for table in (threshold_table, build_funnel):
-        with pytest.raises(ValueError, match="argument 2 is shorter"):
-            table(steps, counts[:3])
+    assert threshold_table([read]) == {}
 
 
-def test_counts_of_sources():
-    """By the labels of sources alone; those of one source are those that begin with its name."""
-    labels = {"source_documents/a": 3, "source_bytes/a": 9, "source_bad/b": 1, "bytes/a": 5}
-    assert by_source(labels) == {"a": {"documents": 3, "bytes": 9}, "b": {"bad": 1}}
-    mixed = {"of/a/bytes/x": 1, "of/ab/bytes/x": 2, "bytes/x": 3, "of/a/bytes_left/": 4}
-    assert labels_of("a", mixed) == {"bytes/x": 1, "bytes_left/": 4}
+def test_tallies_of_sources_and_workers():
+    """Counts of 0 stay counts; examples come in the order of the corpus, whichever worker had them."""
+    first = [("a", "bad", (0, 9), "z"), ("b", "bad", (1, 0), "x"), ("a", "kept", (0, 1), "k")]
+    both = tally("read", examples=first, a={"bytes/x": 1, "lines/x": 0}, b={"bytes/x": 2})
+    both.add(tally("read", examples=[("a", "bad", (0, 2), "y")], a={"bytes/x": 10, "words/": 4}))
+    assert both.of("a").total() == {("bytes", "x"): 11, ("lines", "x"): 0, ("words", ""): 4}
+    assert both.total() == {("bytes", "x"): 13, ("lines", "x"): 0, ("words", ""): 4}
+    assert list(both.total()) == [("bytes", "x"), ("lines", "x"), ("words", "")]
+    assert both.of("c").total() == {} and list(both.counts) == ["a", "b"]
+    assert both.first_examples("a", "bad", 5) == ["y", "z"] and both.first_examples("a", "bad", 1) == ["y"]
+    assert both.first_examples("b", "bad", 5) == ["x"] and both.first_examples("b", "kept", 5) == []
 
 
 def test_the_message_of_an_empty_corpus_by_hand():

@@ -7,11 +7,12 @@ import pyarrow.parquet
 import pytest
 
 from kielo.corpus import raw_formats
-from kielo.corpus.pipeline import ReadSources, bad_examples
+from kielo.corpus.pipeline import ReadSources
 from kielo.corpus.raw_formats import RawSource, column_path, file_format, formats, is_readable, records
 from kielo.corpus.raw_record import BadRecord, Record
 from kielo.corpus.raw_texts import parse
 from kielo.recipe.errors import KieloError
+from tests.corpus.counted import counted, tally
 
 
 def source(folder: Path, *files: str, **changes) -> RawSource:
@@ -278,26 +279,24 @@ def test_a_reader_takes_its_share_and_shows_the_first_bad_records(tmp_path):
     )
     shares = []
     for rank in range(2):
-        reader = ReadSources(both, 99)
-        shares.append((list(reader.run(None, rank, 2)), reader))
+        reader = ReadSources(both, 99, 2, rank)
+        shares.append((list(reader.run()), reader))
     assert [one.id for one in shares[0][0]] == [f"s/a.txt:{n + 1}" for n in range(0, 15, 2)] + ["b/b.jsonl:1"]
     assert [one.place for one in shares[0][0]][-2:] == [(0, 14), (1, 0)] and shares[1][0] == []
     assert shares[0][0][-1].lines == ["x\ry"] and shares[0][0][0].metadata == {"file": "a.txt", "number": 1}
-    counts = {label: int(metric.total) for label, metric in shares[1][1].stats.stats.items()}
-    assert counts["source_documents/s"] == counts["source_bad/s"] == counts["documents/not UTF-8"] == 7
-    assert counts["of/s/documents/not UTF-8"] == 7 and "source_damaged_bytes/s" not in counts
-    examples = bad_examples(counts)["s"]
+    reader = shares[1][1]
+    assert counted(reader) == counted(reader, "s") == {"bad/": 7, "documents/not UTF-8": 7}
+    assert len(reader.examples) == 5
+    examples = tally(reader).first_examples("s", "bad", 5)
     assert len(examples) == 5 and all(
         text.startswith(f"a.txt, line {2 * n + 2}: ") for n, text in enumerate(examples)
     )
     alone = list(ReadSources(both, 99).run())  # one worker has all of them
     assert [one.id for one in alone] == [one.id for one in shares[0][0]]
-    assert len(list(ReadSources((source(tmp_path, "a.txt"),), 99).run(None, 1, 3))) == 3  # of 1, 4, … 19
+    assert len(list(ReadSources((source(tmp_path, "a.txt"),), 99, 3, 1).run())) == 3  # of 1, 4, … 19
     (tmp_path / "c.parquet").write_bytes(b"PAR1" * 200)
     reader = ReadSources((source(tmp_path, "c.parquet", name="c"),), 99)
     assert list(reader.run()) == []
-    counts = {label: int(metric.total) for label, metric in reader.stats.stats.items()}
-    assert counts["source_damaged_bytes/c"] == 800
-    assert len(bad_examples(counts)["c"][0]) <= 300 and "c.parquet: damaged" in bad_examples(counts)["c"][0]
-    mixed = {'bad_example/["a", 9, "z"]': 1, 'bad_example/["a", 2, "y"]': 1, 'bad_example/["b", 0, "x"]': 1}
-    assert bad_examples(mixed | {"bytes/x": 1}) == {"a": ["y", "z"], "b": ["x"]}
+    assert counted(reader, "c")["damaged_bytes/"] == 800
+    (example,) = tally(reader).first_examples("c", "bad", 5)
+    assert len(example) <= 300 and "c.parquet: damaged" in example

@@ -12,18 +12,19 @@ import zstandard
 
 from kielo.corpus.fetch import fetch_sources
 from kielo.corpus.html_text import page_text
-from kielo.corpus.pipeline import ReadSources, bad_examples
+from kielo.corpus.pipeline import ReadSources
 from kielo.recipe.sections import Corpus, Recipe, Source
+from tests.corpus.counted import counted, tally
 from tests.corpus.texts import ESTONIAN
 
 
-def _reader(source, tmp_path):
+def _reader(source, tmp_path, workers=1, rank=0):
     recipe = Recipe(name="t", language="et", corpus=Corpus(sources=[source]))
-    return ReadSources(fetch_sources(recipe, tmp_path / "raw", print), 1_000_000)
+    return ReadSources(fetch_sources(recipe, tmp_path / "raw", print), 1_000_000, workers, rank)
 
 
-def _read(source, tmp_path, rank=0, world_size=1):
-    return list(_reader(source, tmp_path).run(None, rank, world_size))
+def _read(source, tmp_path, workers=1, rank=0):
+    return list(_reader(source, tmp_path, workers, rank).run())
 
 
 def _parquet(columns):
@@ -64,7 +65,7 @@ def test_every_format_gives_the_same_documents_to_any_number_of_workers(tmp_path
         documents = _read(source, tmp_path)
         assert [document.lines for document in documents] == [[line] for line in ESTONIAN], name
         assert len({document.id for document in documents}) == len(ESTONIAN)
-        shared = [document for rank in range(3) for document in _read(source, tmp_path, rank, 3)]
+        shared = [document for rank in range(3) for document in _read(source, tmp_path, 3, rank)]
         shared.sort(key=lambda document: document.place)
         assert shared == documents, name
         few = _read(source.model_copy(update={"max_documents": 2}), tmp_path)
@@ -116,7 +117,7 @@ def test_bad_input_is_passed_over_and_named(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     reader = _reader(Source(name="a", path=str(tmp_path / name)), tmp_path)
     documents = list(reader.run())
-    labels = {label: int(metric.total) for label, metric in reader.stats.stats.items()}
-    (example,) = bad_examples(labels)["a"]
+    (example,) = tally(reader).first_examples("a", "bad", 5)
     assert re.match(message, example), example
-    assert labels["source_bad/a"] == 1 and labels["source_documents/a"] == len(documents) + 1
+    counts = counted(reader, "a")
+    assert counts["bad/"] == 1 and counts.get("documents_left/", 0) == len(documents)

@@ -11,6 +11,7 @@ from kielo.artifact.documents import read_documents
 from kielo.artifact.manifest import hash_manifest
 from kielo.corpus.corpus_stage import run_corpus
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Corpus, Recipe
 from tests.corpus.texts import ENGLISH, estonian_document, recipe
 
 
@@ -60,6 +61,38 @@ def test_same_corpus_for_any_number_of_workers_and_a_funnel_that_adds_up(tmp_pat
     for what in ("documents", "bytes"):
         assert sum(row[what] for row in rows) == counts[f"{what}_in"] - counts[f"{what}_kept"]
         assert rows[-1][f"{what}_left"] == counts[f"{what}_kept"]
+
+
+def test_same_messages_for_any_number_of_workers(tmp_path, capsys):
+    """Reasons of equally many documents, examples of one document and of several, and bad records."""
+    wrong = [[], [("user", "a")], [("user", "a"), ("assistant", " ")], [("user", "a"), ("user", "b")]]
+    chats = [
+        [{"role": role, "content": text} for role, text in chat]
+        for chat in (*wrong[::-1], [("user", "a"), ("assistant", "b")], *wrong)
+    ]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    foreign = ["Дом", "Привет, мир", "Привет, мир"]
+    texts = ["\n".join([estonian_document(number), *foreign[3 - number % 4 :]]) for number in range(12)]
+    lines = [json.dumps({"text": text}) for text in texts]
+    lines[5:5] = lines[9:9] = ["no JSON", "{}", "no JSON", "{}"]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    paths = [("a.jsonl", "text"), ("c.jsonl", "instructions")]
+    sources = [{"path": str(tmp_path / name), "kind": kind} for name, kind in paths]
+    told = {}
+    for workers in (1, 2, 3):
+        corpus = Corpus(sources=sources, workers=workers, max_bad_share=0.9)
+        made = run_corpus(
+            Recipe(name="t", language="et", corpus=corpus), tmp_path / f"c{workers}", tmp_path / "raw"
+        )
+        first, *rest = capsys.readouterr().err.splitlines()
+        assert first == f"corpus: cleaning 2 files with {workers} workers"
+        told[workers] = rest, made.counts
+        assert hash_manifest(tmp_path / f"c{workers}") == hash_manifest(tmp_path / "c1")
+    assert told[1] == told[2] == told[3]
+    (examples,) = [line for line in told[1][0] if "another script dropped" in line]
+    assert examples.endswith(
+        "a: 18 lines with letters of another script dropped, e.g. Привет, мир | Привет, мир"
+    )
 
 
 def test_nothing_to_do_when_nothing_changed(tmp_path):

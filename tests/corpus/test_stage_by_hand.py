@@ -1,6 +1,7 @@
 """The corpus stage around its steps: bad shares, messages, settings and the order of steps, by hand."""
 
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,14 @@ from kielo.corpus import corpus_stage as corpus_run
 from kielo.corpus.corpus_stage import run_corpus
 from kielo.corpus.pipeline import MergeCleaned, first_pass, second_pass
 from kielo.corpus.raw_formats import RawSource
-from kielo.corpus.step import effective_settings, language_rule, language_rules, side_rules, text_fields
+from kielo.corpus.step import (
+    Tally,
+    effective_settings,
+    language_rule,
+    language_rules,
+    side_rules,
+    text_fields,
+)
 from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus, Recipe, Source
@@ -154,17 +162,22 @@ def test_a_file_that_changes_meanwhile_and_an_empty_one(tmp_path, monkeypatch):
     )
     stamps = {"now": ((3, 7),)}
     monkeypatch.setattr(corpus_run, "file_stamps", lambda root, files: stamps["now"])
-    labels = {"source_documents/a": 2, "source_bytes/a": 5}
-    (described,) = corpus_run.describe_read((raw,), {"source_documents/a": 4})
-    assert (described["bytes_in"], described["bad_records"], described["damaged_file_bytes"]) == (0, 0, 0)
-    (described,) = corpus_run.describe_read((raw,), labels)
-    assert (described["documents_in"], described["bytes_in"], described["file_bytes"]) == (2, 5, 3)
+
+    def read(**counts) -> Tally:
+        return Tally("read", "", {"a": Counter({(what, ""): n for what, n in counts.items()})}, [])
+
+    (described,) = corpus_run.describe_read((raw,), read(bad=4, damaged_bytes=2))
+    assert (described["bytes_in"], described["documents_in"], described["bad_records"]) == (0, 4, 4)
+    assert described["damaged_file_bytes"] == 2
+    (described,) = corpus_run.describe_read((raw,), read(documents_left=2, bytes_left=5, bad=1))
+    assert (described["documents_in"], described["bytes_in"], described["file_bytes"]) == (3, 5, 3)
+    assert (described["bad_records"], described["damaged_file_bytes"]) == (1, 0)
     with pytest.raises(KieloError, match=r"corpus.sources, a: no document in o \(1 files\)"):
-        corpus_run.describe_read((raw,), {})
+        corpus_run.describe_read((raw,), Tally("read", "", {}, []))
     for now in ((4, 7), (3, 8)):
         stamps["now"] = (now,)
         with pytest.raises(KieloError, match="a.txt: changed while the corpus was read"):
-            corpus_run.describe_read((raw,), labels)
+            corpus_run.describe_read((raw,), read(documents_left=2))
 
 
 @pytest.mark.parametrize(
@@ -377,7 +390,7 @@ def test_steps_and_the_sources_that_they_see():
         ("merge cleaned", "", None), ("document duplicates", "", None),
         ("line duplicates", "", ["fi", "own"]), ("document length", "", ["fi", "own"]), ("write", "", None),
     ]  # fmt: skip
-    assert (second[0].folder, second[-1].folder, second[3].min_characters) == ("x", "y", 100)
+    assert (second[0].folder, second[-1].folder, second[3].min_characters) == (Path("x"), Path("y"), 100)
     bare = recipe("own", deduplicate_documents=False, deduplicate_lines=False).corpus
     assert [step.name for step in second_pass(bare, Path("x"), Path("y"))] == [
         "merge cleaned", "document length", "write"

@@ -23,6 +23,7 @@ from kielo.corpus.step import effective_settings, split_document
 from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus
+from tests.corpus.counted import counted
 from tests.corpus.texts import ENGLISH, ESTONIAN
 
 
@@ -33,7 +34,7 @@ def _document(*lines, number=0):
 def _run(step, *documents):
     """The lines left of each document left, and the step's counts."""
     left = [document.lines for document in step.run(iter(documents))]
-    return left, {label: int(metric.total) for label, metric in step.stats.stats.items()}
+    return left, counted(step)
 
 
 def test_normal_form():
@@ -77,7 +78,7 @@ def test_script_at_the_borders():
         assert _own_script("õ яЯ", ["Latin"], letters) and not _own_script("õ яЯж", ["Latin"], letters)
     assert _own_script("õ \u02bc e\u0301\u0483", ["Latin"])  # of Common, and marks of Inherited
     with pytest.raises(KieloError, match="script Latin, Klingon has a name that Unicode does not know"):
-        ScriptFilter(["Latin", "Klingon"], "", 0.1).start()
+        ScriptFilter(["Latin", "Klingon"], "", 0.1)
 
 
 @pytest.mark.parametrize("identifier", ["py3langid", "lid176"])

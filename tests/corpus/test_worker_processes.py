@@ -16,7 +16,6 @@ from kielo.corpus.worker_processes import (
     Worker,
     WorkerEnded,
     results_in_order,
-    run_pipeline,
 )
 from kielo.recipe.errors import KieloError
 
@@ -288,23 +287,3 @@ def test_what_is_changed_for_the_start_of_a_worker_comes_back(monkeypatch):
     assert "__spec__" not in main.__dict__
     monkeypatch.undo()
     assert {name: main.__dict__.get(name, ...) for name in before} == before
-
-
-def test_counts_of_steps_are_summed_over_workers(team):
-    """Each step is fed by the one before; each worker has its rank."""
-
-    class Step:
-        def __init__(self, name):
-            self.name, self.stats = name, SimpleNamespace(stats={})
-
-        def __call__(self, documents, rank, world_size):
-            for document in documents if documents is not None else range(rank + 1):
-                for label in ("all", f"of {rank} of {world_size}"):
-                    count = self.stats.stats.setdefault(label, SimpleNamespace(total=0.0))
-                    count.total += 1
-                if document or self.name == "first":
-                    yield document
-
-    first, second = run_pipeline([Step("first"), Step("second")], 1)
-    assert first == second == {"all": 1, "of 0 of 1": 1}
-    assert [type(count) for count in first.values()] == [int, int]

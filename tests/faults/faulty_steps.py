@@ -7,8 +7,7 @@ import os
 import signal
 import threading
 
-from datatrove.pipeline.base import PipelineStep
-
+from kielo.corpus.step import CorpusStep
 from kielo.recipe.errors import KieloError
 
 
@@ -35,16 +34,19 @@ FAULTS = {
 }
 
 
-class Faulty(PipelineStep):
+class Faulty(CorpusStep):
     name = "faulty"
-    type = "test"
 
-    def __init__(self, fault: str):
+    def __init__(self, fault: str, rank: int):
         super().__init__()
-        self.fault = fault
+        self.fault, self.rank = fault, rank
 
-    def run(self, data=None, rank: int = 0, world_size: int = 1):
-        if rank == 1:
+    def run(self, documents):
+        if self.rank == 1:
             FAULTS[self.fault]()
         threading.Event().wait()
         yield
+
+
+def faulty_steps(fault: str, rank: int) -> list[CorpusStep]:
+    return [Faulty(fault, rank)]

@@ -18,6 +18,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pyarrow
@@ -27,10 +28,10 @@ import zstandard
 
 from kielo.artifact.documents import read_documents
 from kielo.corpus import corpus_stage as corpus_run
-from kielo.corpus.worker_processes import run_pipeline
+from kielo.corpus.pipeline import run_on_workers
 from kielo.recipe.errors import KieloError
 from tests.corpus.texts import estonian_document
-from tests.faults.faulty_steps import Faulty
+from tests.faults.faulty_steps import faulty_steps
 from tests.faults.trial import belongings, kielo, refused, start, went_well, write_workplace
 
 LINES = [estonian_document(number).replace("\n", " ") for number in range(40)]
@@ -482,14 +483,14 @@ def test_a_package_with_links_gives_only_its_own_files(here, workplace, monkeypa
 def test_one_worker_ends_all(fault, kind, message):
     """The other worker would wait for ever."""
     with pytest.raises(kind, match=message):
-        run_pipeline([Faulty(fault)], 2)
+        run_on_workers(partial(faulty_steps, fault), 2)
     assert not multiprocessing.active_children()
 
 
 def test_a_bug_in_a_worker_keeps_its_traceback():
     """The exception is the worker's own; a note says where in the worker it came from."""
     with pytest.raises(ZeroDivisionError, match="of our own") as caught:
-        run_pipeline([Faulty("bug")], 2)
+        run_on_workers(partial(faulty_steps, "bug"), 2)
     assert (
         "corpus worker 1 of 2" in caught.value.__notes__[0] and "faulty_steps.py" in caught.value.__notes__[0]
     )
@@ -497,7 +498,7 @@ def test_a_bug_in_a_worker_keeps_its_traceback():
 
 @pytest.mark.parametrize("attempt", range(3))
 def test_bad_input_with_two_workers_is_refused(workplace, attempt):
-    """datatrove's pool hung 3 times of 60 here, and said nothing."""
+    """A pool that is not watched hung 3 times of 60 here, and said nothing."""
     (workplace / "text.txt").write_bytes(b"hea\nhalb \xf5\n" * 20)
     refused(
         kielo(workplace, "run", "tiny.toml", "--only", "corpus", "--set", "corpus.workers=2"),

@@ -25,13 +25,6 @@ EXPORT_NEWEST = ["export", "run", "--to", "mine"]
 EXPORT_STEP = ["export", "run/train/checkpoints/step_00000015", "--to", "mine"]
 
 
-def absolute(workplace: Path) -> list[str]:
-    """Sets absolute paths for the corpus stage in this process: datatrove's file systems remember where a
-    relative path led the first time.
-    """
-    return ["--set", f"folder={workplace / 'run'}"]
-
-
 def results(workplace: Path) -> dict[str, str]:
     """All but the cache of the sources' hashes, which is renewed where a folder was copied."""
     return {
@@ -241,7 +234,7 @@ def test_without_checkpoints_a_changed_text_is_made_anew(packed, here, change):
     if apply:
         apply(packed)
     before = belongings(packed / "run" / "tokens")
-    went_well(here(packed, "run", "tiny.toml", "--to", "pack", *absolute(packed), *arguments))
+    went_well(here(packed, "run", "tiny.toml", "--to", "pack", *arguments))
     assert belongings(packed / "run" / "tokens") != before
 
 
@@ -469,9 +462,9 @@ def test_sigterm_in_a_stage_gives_the_lease_back(packed, here, monkeypatch, stag
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("not ended")
 
-    monkeypatch.setattr(*{"corpus": (corpus, "run_pipeline"), "pack": (piece_cache, "encode")}[stage], work)
+    monkeypatch.setattr(*{"corpus": (corpus, "run_on_workers"), "pack": (piece_cache, "encode")}[stage], work)
     before = results(packed / "run")
-    outcome = went_well(here(packed, "run", "tiny.toml", *absolute(packed), "--again", stage), code=75)
+    outcome = went_well(here(packed, "run", "tiny.toml", "--again", stage), code=75)
     assert "the same command" in outcome.err
     after = results(packed / "run")
     # which says that it is to be made
@@ -541,13 +534,10 @@ def replace_file(path: Path, content: bytes) -> None:
 @pytest.mark.parametrize("through", [Path.write_bytes, replace_file], ids=["in place", "put in its place"])
 def test_a_source_of_the_same_size_and_time_is_another(packed, here, through):
     """Other text under the same name, size and time of change is no reason for "nothing to do"."""
-    assert (
-        "nothing to do"
-        in went_well(here(packed, "run", "tiny.toml", "--to", "corpus", *absolute(packed))).out
-    )
+    assert "nothing to do" in went_well(here(packed, "run", "tiny.toml", "--to", "corpus")).out
     rewritten(packed / "text.txt", through)
     before = read_manifest(packed / "run" / "corpus").inputs
-    went_well(here(packed, "run", "tiny.toml", "--to", "corpus", *absolute(packed)))
+    went_well(here(packed, "run", "tiny.toml", "--to", "corpus"))
     assert read_manifest(packed / "run" / "corpus").inputs != before
 
 
@@ -564,7 +554,7 @@ def test_a_small_file_of_a_stage_that_was_altered_is_made_again(packed, here, st
     path = packed / "run" / file
     whole = path.read_bytes()
     flip_a_bit(path, keeps_times=True)
-    went_well(here(packed, "run", "tiny.toml", "--only", stage, *absolute(packed)))
+    went_well(here(packed, "run", "tiny.toml", "--only", stage))
     assert path.read_bytes() == whole
 
 
@@ -574,9 +564,7 @@ def test_again_makes_a_data_stage_anew(packed, here, stage):
     folder = {"pack": "tokens"}.get(stage, stage)
     place = packed / "run" / folder
     before, inode = read_manifest(place).files, place.stat().st_ino
-    told = went_well(
-        here(packed, "run", "tiny.toml", "--to", "pack", "--again", stage, *absolute(packed))
-    ).out
+    told = went_well(here(packed, "run", "tiny.toml", "--to", "pack", "--again", stage)).out
     assert told.count("nothing to do") == 2 and f"{stage} makes it anew" not in told
     assert read_manifest(place).files == before and place.stat().st_ino != inode
 
@@ -654,7 +642,6 @@ def test_a_corpus_made_anew_after_packing_is_noticed(packed, here, verb):
             "tiny.toml",
             "--only",
             "corpus",
-            *absolute(packed),
             "--set",
             "corpus.min_document_characters=200",
         )

@@ -57,6 +57,12 @@ def test_the_command_line_loads_no_room():
     assert loaded_after(asked, heavy + rooms) == []
 
 
+def test_cleaning_loads_no_tables_or_toolkits():
+    """The corpus stage, which every worker imports anew, brings no library for data frames or pipelines."""
+    heavy = ("pandas", "nltk", "dill", "multiprocess", "datatrove", "pyarrow", "numpy")
+    assert loaded_after("import kielo.corpus.corpus_stage", heavy) == []
+
+
 def test_the_check_sees_what_a_library_loads():
     """Broken on purpose: a library that loads another one in turn is noticed."""
     assert loaded_after("import kielo.recipe.sections", ("pydantic", "pydantic_core")) == [

@@ -31,7 +31,7 @@ READ_BYTES = 1 << 20
 DAMAGED_FILE = "file"  # beginning of such a difference
 # Files up to this size are hashed, not only measured, to decide whether a stage is current.
 HASHED_BYTES = 1 << 20
-PACKAGES = ("kielo", "numpy", "tokenizers", "torch", "transformers", "datatrove")
+PACKAGES = ("kielo", "numpy", "tokenizers", "torch", "transformers")
 
 
 @dataclass(frozen=True)

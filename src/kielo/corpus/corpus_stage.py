@@ -1,8 +1,8 @@
 """The corpus stage: raw text -> clean documents, and the funnel of what was dropped.
 
-Two passes of datatrove steps. The first works on each document alone, on all workers; the second knows the
-whole corpus (duplicates) and runs in this process, in the order of the sources. So the outcome is the same,
-byte for byte, for any number of workers.
+Two passes of steps. The first works on each document alone, on all workers; the second knows the whole corpus
+(duplicates) and runs in this process, in the order of the sources. So the outcome is the same, byte for byte,
+for any number of workers.
 """
 
 import math
@@ -11,6 +11,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,10 @@ from kielo.artifact.stage_json import write_json
 from kielo.artifact.text_files import read_lines
 from kielo.artifact.trained_text import refuse_to_replace
 from kielo.corpus.fetch import fetch_sources, file_stamps
-from kielo.corpus.make_funnel import build_funnel, by_source, empty_message, source_report, threshold_table
-from kielo.corpus.pipeline import bad_examples, first_pass, second_pass
+from kielo.corpus.make_funnel import build_funnel, empty_message, source_report, threshold_table
+from kielo.corpus.pipeline import BAD, MAX_EXAMPLES, first_pass, run_on_workers, second_pass
 from kielo.corpus.raw_formats import RawSource, file_format
-from kielo.corpus.step import CorpusStep, effective_settings, labels_of
-from kielo.corpus.worker_processes import run_pipeline
+from kielo.corpus.step import Tally, effective_settings
 from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
@@ -119,20 +119,19 @@ def _clean(
     settings = effective_settings(corpus, language(recipe.language))
     cleaned = folder / "cleaned"
     say(f"cleaning {sum(len(source.files) for source in sources):,} files with {corpus.workers} workers")
-    steps = first_pass(sources, recipe, cleaned)
-    tallies = run_pipeline(steps, corpus.workers)
+    of_rank = partial(first_pass, sources, recipe, cleaned, corpus.workers)
+    tallies = run_on_workers(of_rank, corpus.workers)
     read = describe_read(sources, tallies[0])
     refuse_bad_sources(read, corpus.max_bad_share)
-    final_steps = second_pass(corpus, cleaned, folder / "documents")
-    steps, tallies = steps + final_steps, tallies + run_pipeline(final_steps, 1)
+    tallies += run_on_workers(lambda rank: second_pass(corpus, cleaned, folder / "documents"), 1)
     shutil.rmtree(cleaned)
-    _conclude(sources, read, settings, steps, tallies, folder, counts)
+    _conclude(sources, read, settings, tallies, folder, counts)
     for raw, source in zip(sources, counts["sources"], strict=True):
         if source["bytes_kept"] < MUCH_IS_LEFT * source["bytes_in"] and (advice := wrapping_advice(raw)):
             say(f"{raw.name}: {source['bytes_kept'] / source['bytes_in']:.0%} of the text is kept. {advice}")
         if source["bad_records"]:
             say(f"passed over {bad_records_in_words(source)}; the first: {source['bad_examples'][0]}")
-        for line in source_report(raw, source, steps, tallies):
+        for line in source_report(raw, source, tallies):
             say(line)
     say(
         f"kept {counts['documents_kept']:,} of {counts['documents_in']:,} documents, "
@@ -140,9 +139,8 @@ def _clean(
     )
 
 
-def describe_read(sources: tuple[RawSource, ...], labels: dict[str, int]) -> list[dict[str, Any]]:
+def describe_read(sources: tuple[RawSource, ...], reader: Tally) -> list[dict[str, Any]]:
     """Describes what was read of each source. KieloError for one that was empty, or changed meanwhile."""
-    read, examples = by_source(labels), bad_examples(labels)
     described = []
     for source in sources:
         for file, before, now in zip(
@@ -153,11 +151,11 @@ def describe_read(sources: tuple[RawSource, ...], labels: dict[str, int]) -> lis
                     f"{Path(source.root) / file}: changed while the corpus was read; run again once nobody "
                     "writes to it"
                 )
-        if source.name not in read:
+        if source.name not in reader.counts:
             raise KieloError(
                 f"corpus.sources, {source.name}: no document in {source.origin} ({len(source.files)} files)"
             )
-        counted = read[source.name]
+        counted = reader.counts[source.name]
         described.append(
             {
                 "name": source.name,
@@ -165,11 +163,11 @@ def describe_read(sources: tuple[RawSource, ...], labels: dict[str, int]) -> lis
                 "files": len(source.files),
                 "files_not_read": len(source.unread),
                 "file_bytes": sum(size for size, _ in source.stamps),
-                "documents_in": counted["documents"],
-                "bytes_in": counted.get("bytes", 0),
-                "bad_records": counted.get("bad", 0),
-                "damaged_file_bytes": counted.get("damaged_bytes", 0),
-                "bad_examples": examples.get(source.name, []),
+                "documents_in": counted["documents_left", ""] + counted[BAD, ""],
+                "bytes_in": counted["bytes_left", ""],
+                "bad_records": counted[BAD, ""],
+                "damaged_file_bytes": counted["damaged_bytes", ""],
+                "bad_examples": reader.first_examples(source.name, BAD, MAX_EXAMPLES),
             }
         )
     return described
@@ -206,35 +204,31 @@ def _conclude(
     sources: tuple[RawSource, ...],
     read: list[dict[str, Any]],
     settings: dict[str, Any],
-    steps: Sequence[CorpusStep],
-    tallies: Sequence[dict[str, int]],
+    tallies: Sequence[Tally],
     folder: Path,
     counts: dict[str, Any],
 ) -> None:
     """Write funnel.json and the counts; KieloError when nothing is left of a source."""
-    rows, table = build_funnel(steps, tallies), threshold_table(steps, tallies)
-    kept = by_source(tallies[-1])
+    rows, table = build_funnel(tallies), threshold_table(tallies)
+    kept = tallies[-1].counts
     if empty := [source for source in sources if source.name not in kept]:
-        messages = [
-            [_empty_source(raw.name, settings, steps, tallies), wrapping_advice(raw)] for raw in empty
-        ]
+        messages = [[_empty_source(raw.name, settings, tallies), wrapping_advice(raw)] for raw in empty]
         raise KieloError("\n".join(part for message in messages for part in message if part))
     described = [
-        source | {f"{what}_kept": amount for what, amount in kept[source["name"]].items()} for source in read
+        source | {f"{what}_kept": kept[source["name"]][f"{what}_left", ""] for what in ("documents", "bytes")}
+        for source in read
     ]
     for what in ("bytes_in", "documents_in", "bytes_kept", "documents_kept"):
         counts[what] = sum(source[what] for source in described)
-    counts["words_kept"] = tallies[-1].get("words/", 0)
+    counts["words_kept"] = tallies[-1].total()["words", ""]
     counts["sources"] = described
     sources = [FunnelSource(**source) for source in described]
     write_json(folder, Funnel(settings=settings, sources=sources, steps=rows, threshold_table=table))
 
 
-def _empty_source(
-    name: str, settings: dict[str, Any], steps: Sequence[CorpusStep], tallies: Sequence[dict[str, int]]
-) -> str:
+def _empty_source(name: str, settings: dict[str, Any], tallies: Sequence[Tally]) -> str:
     """Returns the message on a source of which nothing is left, with the funnel of its own documents."""
-    own = [labels_of(name, labels) for labels in tallies]
+    own = [tally.of(name) for tally in tallies]
     rule, kind = settings["language_rules"].get(name), settings["kinds"][settings["sources"].index(name)]
     what = f"corpus.sources, {name} (kind = {kind!r}"
     if rule:
@@ -260,7 +254,7 @@ def _empty_source(
         )
     else:
         advice = "All of it is empty, or an earlier source has the same documents"
-    return empty_message(f"{what})", build_funnel(steps, own), threshold_table(steps, own), advice)
+    return empty_message(f"{what})", build_funnel(own), threshold_table(own), advice)
 
 
 def _speaker(progress: bool) -> Callable[[str], None]:

@@ -1,6 +1,5 @@
 """Filters of cleaned text: of lines, of documents, and of what occurs twice."""
 
-import json
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
@@ -21,9 +20,10 @@ from kielo.recipe.sections import Corpus
 # by filter and reason.
 
 
-SCRIPT_LINES, SCRIPT_EXAMPLE = "script_lines", "script_example"
+# Lines with letters of another script: what is counted, and kept as examples.
+FOREIGN_DROPPED, FOREIGN_KEPT = "script_lines_dropped", "script_lines_kept"
 # Lines that are shown of each source, and of each as much.
-_EXAMPLES, _EXAMPLE_CHARACTERS = 2, 100
+NUM_EXAMPLES, _EXAMPLE_CHARACTERS = 2, 100
 
 
 def line_filters(corpus: Corpus, rule: LanguageRule) -> list[LineFilter]:
@@ -50,12 +50,8 @@ class ScriptFilter(LineFilter):
         self.scripts = tuple(scripts)
         self.letters = letters
         self.max_foreign_share = max_foreign_share
-        self.foreign: regex.Pattern | None = None
+        self.foreign = _foreign_letters(self.scripts, letters)
         self.is_latin_own = "Latin" in self.scripts
-        self.num_examples: Counter[tuple[str, str]] = Counter()
-
-    def start(self) -> None:
-        self.foreign = _foreign_letters(self.scripts, self.letters)
 
     def judge(self, document: SplitDocument) -> list[str | None]:
         return [self._judge_line(line, document) for line in document.lines]
@@ -67,15 +63,9 @@ class ScriptFilter(LineFilter):
         if not foreign:
             return None
         is_kept = len(foreign) <= self.max_foreign_share * sum(map(str.isalpha, line))
-        self._note("kept" if is_kept else "dropped", line, document)
+        kind = FOREIGN_KEPT if is_kept else FOREIGN_DROPPED
+        self.count_example(kind, document.place, line[:_EXAMPLE_CHARACTERS], NUM_EXAMPLES)
         return None if is_kept else f"letters of another script ({_script(foreign)})"
-
-    def _note(self, what: str, line: str, document: SplitDocument) -> None:
-        self.count(SCRIPT_LINES, what)
-        self.num_examples[document.source, what] += 1
-        if self.num_examples[document.source, what] <= _EXAMPLES:
-            # Examples are labels, since counts are what every executor of datatrove brings home.
-            self.count(SCRIPT_EXAMPLE, json.dumps([document.place, what, line[:_EXAMPLE_CHARACTERS]]))
 
 
 class LineLength(LineFilter):

@@ -84,25 +84,19 @@ class LanguageFilter(CorpusStep):
         self.identifier = identifier
         self.codes = tuple(codes)
         self.threshold = threshold
-        self.identify = self.remembered = None
+        model, own_codes = load_identifier(identifier), self.codes
 
-    def start(self) -> None:
-        model = load_identifier(self.identifier)
-
+        # Without `self`, so that no cycle of references keeps the remembered texts when the step is gone.
         def identify(text: str) -> tuple[float, str]:
             probabilities = model.probabilities(text[:MAX_CHARACTERS])
             best = max(probabilities, key=probabilities.get, default="?")
-            return sum(probabilities.get(code, 0.0) for code in self.codes), best
+            return sum(probabilities.get(code, 0.0) for code in own_codes), best
 
         self.identify, self.remembered = identify, lru_cache(maxsize=REMEMBERED_TEXTS)(identify)
 
-    def report_tally(self) -> None:
-        super().report_tally()
-        self.identify = self.remembered = None
-
     def verdict(self, text: str, num_bytes: int) -> str | None:
         probability, best = (self.remembered if len(text) <= REMEMBERED_CHARACTERS else self.identify)(text)
-        self.count("bytes_identified", "", num_bytes)
+        self.count("bytes_identified", amount=num_bytes)
         for threshold in THRESHOLDS:
             if probability >= threshold:
                 self.count("bytes_at", str(threshold), num_bytes)

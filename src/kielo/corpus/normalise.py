@@ -34,8 +34,8 @@ def normalise_line(line: str) -> str:
 def count_c1(step: CorpusStep, text: str, what: str = "c1") -> None:
     """Counts controls of a document: "c1" that `normalise_line` writes as letters, "c1_kept" that stay."""
     if not text.isascii() and (found := len(C1.findall(text))):
-        step.count(f"{what}_characters", "", found)
-        step.count(f"{what}_documents", "")
+        step.count(f"{what}_characters", amount=found)
+        step.count(f"{what}_documents")
 
 
 class Normalise(CorpusStep):

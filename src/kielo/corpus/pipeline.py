@@ -6,12 +6,10 @@ passes as it is.
 """
 
 import heapq
-import json
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-
-from datatrove.data import DocumentsPipeline
 
 from kielo.artifact.documents import SUFFIX, DocumentWriter, read_documents
 from kielo.corpus.conversations import AlternatingTurns, WholeConversations
@@ -32,12 +30,14 @@ from kielo.corpus.raw_texts import parse
 from kielo.corpus.step import (
     CorpusStep,
     SplitDocument,
+    Tally,
     is_cleaned,
     language_rules,
     side_rules,
     split_document,
     split_verbatim,
 )
+from kielo.corpus.worker_processes import results_in_order
 from kielo.recipe.cards import language
 from kielo.recipe.sections import Corpus, Recipe, Source
 
@@ -48,42 +48,40 @@ from kielo.recipe.sections import Corpus, Recipe, Source
 # read is passed over and counted; `run` refuses the corpus when there are too many of them.
 
 
+BAD = "bad"  # records: what is counted, and kept as examples
 # Bad records of each source that are shown.
 MAX_EXAMPLES = 5
 MAX_EXAMPLE_CHARACTERS = 300
 
 
 class ReadSources(CorpusStep):
-    """Reads this worker's share of every source, and counts bad records."""
+    """Reads the share of every source that worker `rank` of `workers` has, and counts bad records."""
 
     name = "read"
 
-    def __init__(self, sources: tuple[RawSource, ...], max_document_bytes: int):
+    def __init__(
+        self, sources: tuple[RawSource, ...], max_document_bytes: int, workers: int = 1, rank: int = 0
+    ):
         super().__init__()
         self.sources = sources
         self.max_document_bytes = max_document_bytes
-        self.num_examples: Counter[str] = Counter()
+        self.workers, self.rank = workers, rank
 
-    def work(self, document: SplitDocument) -> bool:
-        self.count("source_documents", document.source)
-        self.count("source_bytes", document.source, document.num_bytes)
-        return True
+    def run(self, documents: Iterable[SplitDocument] = ()) -> Iterator[SplitDocument]:
+        return super().run(self.documents())
 
-    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        return super().run(self.documents(rank, world_size), rank, world_size)
-
-    def documents(self, rank: int, world_size: int) -> Iterator[SplitDocument]:
+    def documents(self) -> Iterator[SplitDocument]:
         for source_number, source in enumerate(self.sources):
             for number, record in enumerate(records(source, self.max_document_bytes)):
                 if number == source.max_documents:
                     break
-                if number % world_size != rank:
+                if number % self.workers != self.rank:
                     continue
                 file = record.path.relative_to(source.root).as_posix()
                 try:
                     raw = parse(record, source, self.max_document_bytes)
                 except BadRecord as problem:
-                    self.pass_over(source, number, record, problem)
+                    self.pass_over(source, (source_number, number), record, problem)
                     continue
                 except OSError as problem:
                     raise unreadable(record.path, problem) from None
@@ -94,29 +92,16 @@ class ReadSources(CorpusStep):
                     document.set_sides(raw.sides)
                 yield document
 
-    def pass_over(self, source: RawSource, number: int, record: Record, problem: BadRecord) -> None:
-        """Count a bad record, and keep the first ones as examples (see `bad_examples`)."""
+    def pass_over(
+        self, source: RawSource, place: tuple[int, int], record: Record, problem: BadRecord
+    ) -> None:
+        """Count a bad record, and keep the first ones as examples."""
         self.source = source.name
-        self.count("source_documents", source.name)
-        self.count("source_bad", source.name)
         self.count("documents", problem.reason)
         if record.number == 0:
-            self.count("source_damaged_bytes", source.name, record.path.stat().st_size)
-        if self.num_examples[source.name] < MAX_EXAMPLES:
-            self.num_examples[source.name] += 1
-            text = str(problem).replace(f"{Path(source.root)}/", "", 1)[:MAX_EXAMPLE_CHARACTERS]
-            # Examples are labels, since counts are what every executor of datatrove brings home.
-            self.count("bad_example", json.dumps([source.name, number, text]))
-
-
-def bad_examples(labels: dict[str, int]) -> dict[str, list[str]]:
-    """Returns source name -> its first bad records in the order of the corpus, from `ReadSources`' counts."""
-    found = sorted(
-        json.loads(label.partition("/")[2]) for label in labels if label.startswith("bad_example/")
-    )
-    return {
-        name: [text for source, _, text in found if source == name][:MAX_EXAMPLES] for name, _, _ in found
-    }
+            self.count("damaged_bytes", amount=record.path.stat().st_size)
+        text = str(problem).replace(f"{Path(source.root)}/", "", 1)[:MAX_EXAMPLE_CHARACTERS]
+        self.count_example(BAD, place, text, MAX_EXAMPLES)
 
 
 # Files of documents: those between the two passes, one a worker, and the corpus in its final files.
@@ -134,16 +119,13 @@ class WriteCleaned(CorpusStep):
 
     name = "write cleaned"
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, rank: int = 0):
         super().__init__()
-        self.folder = str(folder)
+        self.path = folder / f"{rank:05d}{SUFFIX}"
 
-    def work(self, document: SplitDocument) -> bool:
-        return True
-
-    def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        with DocumentWriter(Path(self.folder) / f"{rank:05d}{SUFFIX}") as writer:
-            for document in super().run(data, rank, world_size):
+    def run(self, documents: Iterable[SplitDocument]) -> Iterator[SplitDocument]:
+        with DocumentWriter(self.path) as writer:
+            for document in super().run(documents):
                 writer.add(_as_record(document) | {"place": document.place})
                 yield document
 
@@ -155,41 +137,36 @@ class MergeCleaned(CorpusStep):
 
     def __init__(self, folder: Path):
         super().__init__()
-        self.folder = str(folder)
+        self.folder = folder
 
-    def work(self, document: SplitDocument) -> bool:
-        return True
-
-    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        files = [read_documents(path) for path in sorted(Path(self.folder).glob("*" + SUFFIX))]
+    def run(self, documents: Iterable[SplitDocument] = ()) -> Iterator[SplitDocument]:
+        files = [read_documents(path) for path in sorted(self.folder.glob("*" + SUFFIX))]
         for record in heapq.merge(*files, key=lambda record: record["place"]):
             place = tuple(record["place"])
             yield split_verbatim(record["text"], record["id"], record["source"], place, record["metadata"])
 
 
 class WriteDocuments(CorpusStep):
-    """Ends the second pass: writes the corpus in files of about BYTES_PER_FILE, and counts each source."""
+    """Ends the second pass: writes the corpus in files of about BYTES_PER_FILE, and counts its words."""
 
     name = "write"
 
     def __init__(self, folder: Path):
         super().__init__()
-        self.folder = str(folder)
+        self.folder = folder
 
     def work(self, document: SplitDocument) -> bool:
-        self.count("source_documents", document.source)
-        self.count("source_bytes", document.source, document.num_bytes)
-        self.count("words", "", sum(map(len, document.words())))
+        self.count("words", amount=sum(map(len, document.words())))
         return True
 
-    def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
+    def run(self, documents: Iterable[SplitDocument]) -> Iterator[SplitDocument]:
         writer, num_files, bytes_in_file = None, 0, 0
         try:
-            for document in super().run(data, rank, world_size):
+            for document in super().run(documents):
                 if writer is None or bytes_in_file >= BYTES_PER_FILE:
                     if writer is not None:
                         writer.close()
-                    writer = DocumentWriter(Path(self.folder) / f"{num_files:05d}{SUFFIX}")
+                    writer = DocumentWriter(self.folder / f"{num_files:05d}{SUFFIX}")
                     num_files, bytes_in_file = num_files + 1, 0
                 writer.add(_as_record(document))
                 bytes_in_file += document.num_bytes
@@ -211,24 +188,56 @@ def _as_record(document: SplitDocument) -> dict:
     }
 
 
-def first_pass(sources: tuple[RawSource, ...], recipe: Recipe, cleaned: Path) -> list[CorpusStep]:
-    """Steps that need one document at a time; they run on all workers."""
+# The two passes, and their run.
+
+
+def run_on_workers(make_steps: Callable[[int], list[CorpusStep]], workers: int) -> list[Tally]:
+    """Run the steps that `make_steps` gives for each rank in a worker of its own; returns each step's tally.
+
+    With one worker everything happens in this process. The first exception of a worker ends the others and is
+    raised here. Raises KieloError for a worker that was killed or ran out of memory.
+    """
+    make = partial(partial, _run_steps, make_steps)
+    tallies_of_workers = results_in_order(make, range(workers), workers, "corpus")
+    totals = next(tallies_of_workers)
+    for tallies in tallies_of_workers:
+        for total, tally in zip(totals, tallies, strict=True):
+            total.add(tally)
+    return totals
+
+
+def _run_steps(make_steps: Callable[[int], list[CorpusStep]], rank: int) -> list[Tally]:
+    steps = make_steps(rank)
+    documents: Iterable[SplitDocument] = ()
+    for step in steps:
+        documents = step.run(documents)
+    deque(documents, maxlen=0)
+    return [Tally(step.name, step.detail, step.counts, step.examples) for step in steps]
+
+
+def first_pass(
+    sources: tuple[RawSource, ...], recipe: Recipe, cleaned: Path, workers: int = 1, rank: int = 0
+) -> list[CorpusStep]:
+    """Returns the steps that need one document at a time, for worker `rank` of `workers`."""
     corpus = recipe.corpus
     own, others = _names(corpus, is_cleaned), _names(corpus, _is_taken_whole)
     return [
-        ReadSources(sources, corpus.max_document_bytes),
+        ReadSources(sources, corpus.max_document_bytes, workers, rank),
         *([NotEmpty().for_sources(others)] if others else []),
         *([Normalise().for_sources(own)] if own else []),
         *_language_steps(corpus, recipe.language),
         *_code_steps(corpus),
         *_pair_steps(recipe),
         *_conversation_steps(corpus),
-        WriteCleaned(cleaned),
+        WriteCleaned(cleaned, rank),
     ]
 
 
 def second_pass(corpus: Corpus, cleaned: Path, documents: Path) -> list[CorpusStep]:
-    """Steps that need the whole corpus. Length is last: a document may lose most lines as duplicates."""
+    """Returns the steps that need the whole corpus.
+
+    Length is last: a document may lose most lines as duplicates.
+    """
     own = _names(corpus, is_cleaned)
     return [
         MergeCleaned(cleaned),

@@ -1,14 +1,12 @@
 """What every corpus step has: its settings, its documents, and the count of what it drops."""
 
-from abc import abstractmethod
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 import regex
-from datatrove.data import Document, DocumentsPipeline
-from datatrove.pipeline.base import PipelineStep
 
 from kielo.recipe.cards import Language, language
 from kielo.recipe.errors import KieloError
@@ -134,10 +132,9 @@ def effective_settings(corpus: Corpus, card: Language) -> dict[str, Any]:
 
 # A document in the corpus steps, split into lines and words once, for all of them.
 #
-# datatrove's own filters split the text again at every step, which costs more than all else they do
-# (measured: about 0.2 MB/s a core for its full chain). Here a step reads `lines` or `words()` and drops
-# lines with `keep`; the text is joined again once, at the end. datatrove `Document` -> the same with its
-# split.
+# To split the text again at every step costs more than all else that steps do (measured: about 0.2 MB/s a
+# core). Here a step reads `lines` or `words()` and drops lines with `keep`; the text is joined again once,
+# at the end.
 
 
 # A word is a run of letters with the marks, apostrophes and hyphens inside it; digits alone are no words.
@@ -146,16 +143,18 @@ _LINE_ENDS = regex.compile("\r\n|[\n\r\v\f\x1c-\x1e\u2028\u2029]")
 
 
 @dataclass(slots=True)
-class SplitDocument(Document):
-    """A datatrove document whose content is `lines`; `text` is empty until `join`.
+class SplitDocument:
+    """A document whose content is `lines`.
 
     `place` is (number of the source, number of the document in it): the order of the corpus, whichever worker
     had it. `sides` are the two texts of a pair that is not laid out yet. `line_bytes` holds each line's UTF-8
     bytes with its line end.
     """
 
-    source: str = ""
-    place: tuple[int, int] = (0, 0)
+    id: str
+    source: str
+    place: tuple[int, int]
+    metadata: dict[str, Any]
     lines: list[str] = field(default_factory=list)
     line_bytes: list[int] = field(default_factory=list)
     sides: tuple[str, str] | None = None
@@ -190,9 +189,8 @@ class SplitDocument(Document):
         return self._words
 
     def join(self) -> str:
-        """Returns the document's text, also set as `text` for steps of datatrove that follow."""
-        self.text = "\n".join(self.lines)
-        return self.text
+        """Returns the document's text."""
+        return "\n".join(self.lines)
 
 
 def lines_of(text: str) -> list[str]:
@@ -205,47 +203,69 @@ def lines_of(text: str) -> list[str]:
 
 def split_document(text: str, id: str, source: str, place: tuple[int, int], metadata: dict) -> SplitDocument:
     """Makes a document from its raw text, split into lines."""
-    document = SplitDocument(text="", id=id, metadata=metadata, source=source, place=place)
+    document = SplitDocument(id, source, place, metadata)
     document.set_lines(lines_of(text))
     return document
 
 
 def split_verbatim(text: str, id: str, source: str, place: tuple[int, int], metadata: dict) -> SplitDocument:
     """Makes a document whose `join` gives back `text`, character by character: it is split at "\\n" alone."""
-    document = SplitDocument(text="", id=id, metadata=metadata, source=source, place=place)
+    document = SplitDocument(id, source, place, metadata)
     document.set_lines(text.split("\n"))
     return document
 
 
-# Base of every corpus step: a datatrove `PipelineStep` that counts documents, lines and bytes it drops.
-#
-# The counts are sent as datatrove statistics, which the executor sums over the workers; `funnel` reads
-# them. Documents in -> documents left, and counts by reason.
+# The counts of a step, and the base of every step.
 
 
-# One label of a count: what was counted, and for which reason.
-SEPARATOR = "/"
-# Begins the labels of one source's counts; its name, which holds no separator, and the label itself follow.
-OF_SOURCE = "of"
+Counts = dict[str, Counter[tuple[str, str]]]
+"""Source → (what was counted, for which reason) → number."""
+Example = tuple[str, str, tuple[int, int], str]
+"""(source, kind of example, place of its document, text)"""
 
 
-def labels_of(source: str, labels: dict[str, int]) -> dict[str, int]:
-    """Returns the counts of one source's documents, under the labels of the whole corpus."""
-    prefix = f"{OF_SOURCE}{SEPARATOR}{source}{SEPARATOR}"
-    return {label.removeprefix(prefix): count for label, count in labels.items() if label.startswith(prefix)}
+@dataclass
+class Tally:
+    """What a step counted and which examples it kept, of one worker's share of the corpus or of all of it."""
+
+    name: str
+    detail: str
+    counts: Counts
+    examples: list[Example]
+
+    def add(self, other: "Tally") -> None:
+        """Add what the same step of another worker counted."""
+        for source, counts in other.counts.items():
+            self.counts[source].update(counts)
+        self.examples += other.examples
+
+    def of(self, source: str) -> "Tally":
+        """Returns the counts of one source alone."""
+        return replace(self, counts={source: self.counts.get(source, Counter())})
+
+    def total(self) -> Counter[tuple[str, str]]:
+        """Returns the counts summed over the sources."""
+        total: Counter[tuple[str, str]] = Counter()
+        for counts in self.counts.values():
+            total.update(counts)
+        return total
+
+    def first_examples(self, source: str, kind: str, most: int) -> list[str]:
+        """Returns the texts of a source's first examples in the order of the corpus, at most `most`."""
+        found = sorted(example for example in self.examples if example[:2] == (source, kind))
+        return [text for *_, text in found[:most]]
 
 
-class CorpusStep(PipelineStep):
+class CorpusStep(ABC):
     """Passes documents through `work`, and counts what is left after it."""
 
-    type = "kielo"
     name: str
     detail: str = ""
-    """Tells this step from others of its name, in the funnel."""
+    """Distinguishes this step from others of its name, in the funnel."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.tally: Counter[str] = Counter()
+        self.counts: Counts = defaultdict(Counter)
+        self.examples: list[Example] = []
         self.only: frozenset[str] | None = None
         self.source = ""
 
@@ -254,38 +274,28 @@ class CorpusStep(PipelineStep):
         self.only, self.detail = frozenset(names), detail
         return self
 
-    def start(self) -> None:  # noqa: B027 (most steps need nothing)
-        """Called in the worker before the first document: the place to load a model."""
-
-    @abstractmethod
     def work(self, document: SplitDocument) -> bool:
         """Change the document; False drops it (and the step has counted why)."""
+        return True
 
-    def count(self, what: str, reason: str, amount: int = 1) -> None:
-        """Count once for the whole corpus and once for the source of the document at work."""
-        label = f"{what}{SEPARATOR}{reason}"
-        self.tally[label] += amount
-        if self.source:
-            self.tally[f"{OF_SOURCE}{SEPARATOR}{self.source}{SEPARATOR}{label}"] += amount
+    def count(self, what: str, reason: str = "", amount: int = 1) -> None:
+        """Count for the source of the document at work."""
+        self.counts[self.source][what, reason] += amount
 
-    def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        self.start()
-        for document in data or ():
+    def count_example(self, kind: str, place: tuple[int, int], text: str, most: int) -> None:
+        """Count one of a kind, and keep the first `most` of each source as examples."""
+        self.count(kind)
+        if self.counts[self.source][kind, ""] <= most:
+            self.examples.append((self.source, kind, place, text))
+
+    def run(self, documents: Iterable[SplitDocument]) -> Iterator[SplitDocument]:
+        """Yields the documents that are left."""
+        for document in documents:
             self.source = document.source
             if self.only is not None and self.source not in self.only or self.work(document):
-                self.count_left(document)
+                self.count("documents_left")
+                self.count("bytes_left", amount=document.num_bytes)
                 yield document
-        self.report_tally()
-
-    def count_left(self, document: SplitDocument) -> None:
-        self.count("documents_left", "")
-        self.count("bytes_left", "", document.num_bytes)
-
-    def report_tally(self) -> None:
-        """Hand the counts to datatrove, once: its running variance for every line would cost seconds."""
-        for label, amount in self.tally.items():
-            self.stat_update(label, value=amount)
-        self.tally.clear()
 
 
 class LineFilter(CorpusStep):

@@ -2,8 +2,8 @@
 
 Batches of work -> their results, in the same order. A worker is a spawned process with a pipe. The first
 error ends all workers; a pipe that closes without an answer tells that its worker was killed; and a worker
-whose parent is gone ends itself. A pool of `multiprocessing` or datatrove waits for ever for a worker that
-was killed, may lock up when an error ends it, and outlives a signal to its parent.
+whose parent is gone ends itself. A pool of `multiprocessing` waits for ever for a worker that was killed, may
+lock up when an error ends it, and outlives a signal to its parent.
 """
 
 import multiprocessing
@@ -13,16 +13,14 @@ import signal
 import sys
 import threading
 import traceback
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from kielo.corpus.step import CorpusStep
 from kielo.recipe.errors import KieloError
 
 # One thread for each worker: several pools of threads on the same cores only get in each other's way.
@@ -236,31 +234,3 @@ def environment_of_worker(values: dict[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-# Executor of datatrove steps on processes of this machine.
-#
-# Steps and a number of workers -> what each step counted, summed over the workers.
-
-
-def run_pipeline(steps: Sequence[CorpusStep], workers: int) -> list[dict[str, int]]:
-    """Run the steps over all ranks, one a worker; returns for each step its counts by label.
-
-    With one worker everything happens in this process. The first exception of a worker ends the others and is
-    raised here. Raises KieloError for a worker that was killed or ran out of memory.
-    """
-    totals: list[Counter[str]] = [Counter() for _ in steps]
-    make = partial(partial, _run_rank, steps, workers)
-    for counts_of_steps in results_in_order(make, range(workers), workers, "corpus"):
-        for total, counts in zip(totals, counts_of_steps, strict=True):
-            total.update(counts)
-    return [dict(total) for total in totals]
-
-
-def _run_rank(steps: Sequence[CorpusStep], world_size: int, rank: int) -> list[dict[str, int]]:
-    """Run the steps on one rank's share, each step fed by the one before; returns their counts."""
-    documents = None
-    for step in steps:
-        documents = step(documents, rank, world_size)
-    deque(documents, maxlen=0)
-    return [{label: int(metric.total) for label, metric in step.stats.stats.items()} for step in steps]

@@ -1,0 +1,13 @@
+"""What a step counted, with labels that are quick to read in a test."""
+
+from kielo.corpus.step import CorpusStep, Tally
+
+
+def tally(step: CorpusStep) -> Tally:
+    return Tally(step.name, step.detail, step.counts, step.examples)
+
+
+def counted(step: CorpusStep, source: str | None = None) -> dict[str, int]:
+    """Returns "what/reason" → number, of one source or of the whole corpus."""
+    of = tally(step) if source is None else tally(step).of(source)
+    return {f"{what}/{reason}": number for (what, reason), number in of.total().items()}
