@@ -112,7 +112,6 @@ def measured(folder: Path, case: dict[str, Any], options: argparse.Namespace) ->
         number=1, first_step=1, last_step=10**9, first_sample=0, order_first_sample=0, sequence_length=length,
         sequences_per_step=sequences,
         mixture={name: 1.0 + place for place, name in enumerate("abcd"[: case["sources"]])}, offsets={},
-        mixture_order="every_sample",
         packing="one_stream",
     )  # fmt: skip
     batches = Batches(folder, 1, phase, LONGEST, 0, case["documents"])

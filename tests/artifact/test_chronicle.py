@@ -25,7 +25,6 @@ from kielo.artifact.chronicle import (
 )
 from kielo.artifact.metrics import (
     METRICS_NAME,
-    LeftOutSequence,
     PassedOver,
     PrecisionChange,
     PrecisionVerdict,
@@ -87,7 +86,7 @@ def test_what_a_consortium_would_note(folder: Path) -> None:
         ("2", "version of torch", "2.10.0", "2.11.0"),
         ("3", "version of torch", "2.11.0", "2.10.0"),
     ]
-    assert table(tables, "Spikes, and what was passed over or left out") == [
+    assert table(tables, "Spikes, and what was passed over") == [
         ("13", "steps 12 to 13 passed over: skip_steps")
     ]
     assert table(tables, "Alerts") == [("2026-11-23 10:19:00", "14", "rank 1 was killed (SIGKILL)")]
@@ -143,8 +142,6 @@ def test_a_whole_chronicle(tmp_path) -> None:
               highest_loss_step=1008),
         Spike(step=1012, spike_from=1, spike_to=2, outcome="passed", highest_loss=None, usual_loss=2.0,
               highest_loss_step=1),
-        LeftOutSequence(step=1013, left_out_sample=1234, source="a", documents=["x", "y"], reason="cut"),
-        LeftOutSequence(step=1014, left_out_sample=5, source="b", reason="gone"),
         PrecisionVerdict(step=1015, precision="fp8", precision_from=1001, outcome="kept", loss_rise=None,
                          gradient_norm_rise=None),
         PrecisionChange(step=1016, precision="bf16"),
@@ -156,7 +153,7 @@ def test_a_whole_chronicle(tmp_path) -> None:
     (tmp_path / ALERTS_NAME).write_text("".join(json.dumps(alert) + "\n" for alert in alerts))
     tables = chronicle(tmp_path)
     assert [table.title for table in tables] == [
-        "Time", "Attempts", "Spikes, and what was passed over or left out", "Alerts, the last 200 of 201",
+        "Time", "Attempts", "Spikes, and what was passed over", "Alerts, the last 200 of 201",
     ]  # fmt: skip
     lines = [("attempts", "1"), ("steps taken again", "0"), ("on steps that were kept", "2 min")]  # 150 s
     assert tables[0].rows == lines
@@ -168,8 +165,6 @@ def test_a_whole_chronicle(tmp_path) -> None:
         ("1,010", "steps 1,005 to 1,010 passed over: spike"),
         ("1,011", "spike in steps 1,008 to 1,009: told (loss 3.142, usual 2)"),
         ("1,012", "spike in steps 1 to 2: passed"),
-        ("1,013", "sample 1,234 of a left out: cut; documents x, y"),
-        ("1,014", "sample 5 of b left out: gone"),
         ("1,015", "change to fp8 after step 1,000: kept"), ("1,016", "bf16 from the next step on"),
     ]  # fmt: skip
     assert len(tables[3].rows) == 200 and tables[3].rows[0] == ("2026-11-23 10:00:01", "1", "m1")

@@ -7,7 +7,6 @@ from kielo.artifact.metrics import (
     Fp8GradientProbe,
     HeldOutLoss,
     HeldOutScore,
-    LeftOutSequence,
     PassedOver,
     PrecisionChange,
     PrecisionVerdict,
@@ -33,9 +32,7 @@ LINES = {
     b'"seconds_left": 1.5, "skipped": 1}': TrainingStep,
     b'{"step": 20, "tokens": 2560, "heldout_loss": 4.25}': HeldOutLoss,
     b'{"step": 12, "tokens": 1536, "samples": 96, "phase": 2, "passed_over_from": 9}': PassedOver,
-    b'{"step": 12, "left_out_sample": 95, "source": "web", "documents": [], "reason": "web.bin: cut"}': (
-        LeftOutSequence
-    ),
+    b'{"step": 12, "left_out_sample": 95, "source": "web", "documents": [], "reason": "web.bin: cut"}': Row,
     b'{"step": 8, "tokens": 1024, "precision": "fp8"}': PrecisionChange,
     b'{"step": 8, "tokens": 1024, "precision": "fp8", "precision_from": 9, "outcome": "taken back", '
     b'"loss_rise": 0.31, "gradient_norm_rise": null}': PrecisionVerdict,
@@ -98,7 +95,6 @@ ROWS = {
     PassedOver: '"passed_over_from": 1', Fp8GradientProbe: '"fp8_gradient_cosine": 0.5',
     Spike: '"spike_from": 1, "spike_to": 2, "outcome": "told", "highest_loss": 1.0, "usual_loss": 1.0, '
     '"highest_loss_step": 1',
-    LeftOutSequence: '"left_out_sample": 1, "source": "a", "reason": "b"',
     PrecisionChange: '"precision": "bf16"',
     PrecisionVerdict: '"precision": "bf16", "precision_from": 1, "outcome": "kept", "loss_rise": 0.1, '
     '"gradient_norm_rise": 0.1',

@@ -6,44 +6,46 @@ from kielo.artifact.run_format import migrated_identity, migrated_run
 from kielo.recipe.errors import KieloError
 
 
-def identity_0() -> dict:
-    return {
-        "name": "x",
-        "mask_documents": True,
-        "weight_decay": 0.1,
-        "phases": [{"mixture": {"a": 1, "b": 1}}],
-    }
-
-
 def test_formats_of_earlier_versions() -> None:
-    """Keys move to the tables of their sections; phases say how samples are shared out; no key is lost."""
-    assert migrated_identity(identity_0(), "f") == {
-        "format_version": 2, "name": "x", "dataset": {"mask_documents": True}, "train": {"weight_decay": 0.1},
-        "phases": [{"mixture": {"a": 1, "b": 1}, "mixture_order": "blocks_of_256"}],
+    """Version 3 has one order of samples, and leaves no sequence out; no other key is lost."""
+    phases = [{"number": 1, "mixture_order": "every_sample"}, {"mixture_order": "blocks_of_256"}, {}]
+    stored = {"format_version": 2, "name": "x", "phases": phases}
+    migrated = {"name": "x", "phases": [{"number": 1}, {"mixture_order": "blocks_of_256"}, {}]}
+    assert migrated_identity(stored, "f") == {"format_version": 3} | migrated
+    assert migrated_identity({"format_version": 2, "a": 1}, "f") == {
+        "format_version": 3, "a": 1, "phases": [],
     }  # fmt: skip
-    one = {"format_version": 1, "phases": [{"mixture": {"a": 1}}, {}]}
-    assert migrated_identity(one, "f")["phases"] == [
-        {"mixture": {"a": 1}, "mixture_order": "every_sample"}, {"mixture_order": "every_sample"},
-    ]  # fmt: skip
-    placement = {
-        "ranks": 4, "pipeline": 2, "pipeline_layers": [1, 2, 3, 4], "log_every_steps": 5,
-        "checkpoint_every_steps": 7, "keep_newest": 2,
+    placement = {"ranks": 4, "train": {"log_every_steps": 5, "max_left_out_sequences": 7}}
+    run = {"format_version": 2, "identity": {"name": "x", "phases": phases}, "placement": placement}
+    assert migrated_run(run, "f") == {
+        "identity": migrated, "placement": {"ranks": 4, "train": {"log_every_steps": 5}},
     }  # fmt: skip
-    assert migrated_run({"identity": identity_0(), "placement": placement}, "f")["placement"] == {
-        "ranks": 4, "train": {"log_every_steps": 5}, "checkpoint": {"every_steps": 7, "keep_newest": 2},
-        "layout": {"compile": False, "recompute_saved_operators": [], "pipeline": 2,
-                   "pipeline_layers": [1, 2, 3, 4], "pipeline_stages_per_rank": 2},
-    }  # fmt: skip
-    alone = migrated_run({"identity": {}, "placement": {"pipeline": 1, "pipeline_layers": [4]}}, "f")
-    assert alone["placement"]["layout"] == {"compile": False, "recompute_saved_operators": [], "pipeline": 1}
-    now = {"format_version": 2, "identity": {"phases": []}, "placement": {"a": 1}}
-    assert migrated_run(now, "f") == {"identity": {"phases": []}, "placement": {"a": 1}}
-    with pytest.raises(KieloError, match="f: is of format version 3, and this Kielo reads versions up to 2"):
-        migrated_identity({"format_version": 3}, "f")
+    now = {"format_version": 3, "identity": {"phases": phases}, "placement": {"a": 1}}
+    assert migrated_run(now, "f") == {"identity": {"phases": phases}, "placement": {"a": 1}}
+
+
+@pytest.mark.parametrize(
+    ("stored", "version", "way"),
+    [
+        ({"format_version": 4}, 4, "with a later one"),
+        ({"format_version": 1}, 1, "begin the run again in another folder"),
+        ({"format_version": 0}, 0, "begin the run again in another folder"),
+        ({"name": "x"}, 0, "begin the run again in another folder"),
+    ],
+)
+def test_versions_that_are_not_read(stored: dict, version: int, way: str) -> None:
+    said = f"^f: is of format version {version}, and this Kielo reads versions 2 to 3; go on with the Kielo"
+    with pytest.raises(KieloError, match=f"{said} that wrote it, or {way}$"):
+        migrated_identity(stored, "f")
+    with pytest.raises(KieloError, match=said):
+        migrated_run(stored, "f")
+
+
+def test_what_describes_no_run() -> None:
     for wrong in (-1, "1", 0.5):
         with pytest.raises(KieloError, match="format_version = .* is no version of the format"):
             migrated_identity({"format_version": wrong}, "f")
-    with pytest.raises(KieloError, match="is not of format version 0"):
-        migrated_run({"identity": {}}, "f")
+    with pytest.raises(KieloError, match="is not of format version 2"):
+        migrated_run({"format_version": 2, "identity": {}}, "f")
     with pytest.raises(KieloError, match="describes no run, but holds 5"):
         migrated_identity(5, "f")

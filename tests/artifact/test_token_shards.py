@@ -157,7 +157,6 @@ def test_the_bytes_of_a_shard(tmp_path, monkeypatch) -> None:
     (tmp_path / "s.bin").write_bytes(bytes(9))
     with pytest.raises(KieloError, match="describes 10 bytes .5 tokens of 2 bytes., the data has 9"):
         TokenShard(tmp_path / "s")
-    assert TokenShard(tmp_path / "s", may_be_cut=True).num_tokens == 5
 
 
 def index_of(documents: list[int], lengths: tuple[int, ...] = (2, 1)) -> bytes:
@@ -191,21 +190,19 @@ def test_rows_of_a_shard_share_a_token(tmp_path):
     assert (which.tolist(), tokens.tolist()) == ([0, 0, 2, 3, 3], [3, 5, 5, 3, 5])
 
 
-def test_what_may_be_missing_of_a_shard(tmp_path):
-    """The tokens, where they may be cut; never the index."""
+def test_files_that_a_shard_lacks_are_named(tmp_path):
     with TokenShardWriter(tmp_path / "a", 300, has_loss_mask=True) as writer:
         writer.add(np.array([1, 2, 3]), np.array([True, False, True]))
-    (tmp_path / "a.loss_mask").write_bytes(b"\1")
-    shard = TokenShard(tmp_path / "a", may_be_cut=True)
+    shard = TokenShard(tmp_path / "a")
     assert shard.loss_mask[:1].tolist() == [1] and len(shard.loss_mask) == 3
     (tmp_path / "a.loss_mask").unlink()
+    assert TokenShard(tmp_path / "a").loss_mask is None
     (tmp_path / "a.bin").unlink()
-    assert TokenShard(tmp_path / "a", may_be_cut=True).num_tokens == 3
     with pytest.raises(KieloError, match=r"a\.bin: no such file; a token shard is a pair"):
         TokenShard(tmp_path / "a")
     (tmp_path / "a.idx").unlink()
     with pytest.raises(KieloError, match=r"a\.idx: no such file; a token shard is a pair"):
-        TokenShard(tmp_path / "a", may_be_cut=True)
+        TokenShard(tmp_path / "a")
 
 
 def test_a_mask_of_another_length_is_refused_and_nothing_is_left(tmp_path):

@@ -14,7 +14,6 @@ from kielo.artifact.token_sources import (
     checksum,
     find_token_files,
     find_token_sources,
-    is_cut,
 )
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Source
@@ -185,22 +184,23 @@ def test_the_width_of_ids(dtype, vocab_size, width, tmp_path):
     assert list(found) == ["web"] and found["web"].files[0].tokens == 12 // width
 
 
-def test_files_that_may_be_cut(shard):
-    """Missing or shorter ones are passed over where they may be; longer ones never."""
+def test_files_of_another_size_or_time_changed(shard):
+    """Shorter and longer ones, one that is gone, and one that was written again with the same bytes."""
     found = find_token_files("web", str(shard), 2)
     data = shard.with_name("a.bin")
     whole = data.read_bytes()
     arguments = ("web", found.folder, found.files, found.times_ns)
-    for content in (whole[:-2], None):
-        data.write_bytes(content) if content else data.unlink()
-        assert is_cut(data, len(whole))
-        check_unchanged(*arguments, may_be_cut=True)
+    check_unchanged(*arguments)
+    for content in (whole[:-2], whole + b"12"):
+        data.write_bytes(content)
+        sizes = rf"\({len(content)} bytes, described were 18\)"
+        with pytest.raises(KieloError, match=rf"a\.bin: changed .* {sizes}; source web is read in"):
+            check_unchanged(*arguments)
+    data.unlink()
+    with pytest.raises(KieloError, match=r"a\.bin: cannot be read \(No such file"):
+        check_unchanged(*arguments)
     data.write_bytes(whole)
+    with pytest.raises(KieloError, match=r"a\.bin: changed .* \(its data, index or loss mask was written"):
+        check_unchanged(*arguments)
     os.utime(data, ns=(found.times_ns[0][0],) * 2)
-    assert not is_cut(data, len(whole)) and not is_cut(data, len(whole) - 1) and is_cut(data, len(whole) + 1)
-    check_unchanged(*arguments, may_be_cut=True)
-    data.write_bytes(whole + b"12")
-    with pytest.raises(
-        KieloError, match=r"a\.bin: changed .* \(20 bytes, described were 18\); source web is read in"
-    ):
-        check_unchanged(*arguments, may_be_cut=True)
+    check_unchanged(*arguments)

@@ -84,7 +84,6 @@ def phase(**changes):
         "sequence_length": LENGTH,
         "sequences_per_step": PER_STEP,
         "mixture": {"a": 3.0, "b": 1.0},
-        "mixture_order": "every_sample",
         "packing": "one_stream",
         "offsets": {},
     }
@@ -371,7 +370,7 @@ def test_a_batch_by_hand(tmp_path):
     shard = TokenShard(write_tokens(tmp_path, {"a": rows}, {"a": flags}) / "a")
     batch = shard_batch(shard, np.array([0, 2, 1]), 4, mask_documents=True)
     none = NOT_COUNTED
-    assert batch.samples.tolist() == [0, 2, 1] and batch.unreadable == () and batch.dropout_keys is None
+    assert batch.samples.tolist() == [0, 2, 1] and batch.dropout_keys is None
     assert batch.inputs.tolist() == [[5, 6, 0, 7], [0, 11, 0, 0], [0, 8, 9, 10]]
     # Token 7 follows end-of-text and its flag is 0; so is that of 6 and 10.
     assert batch.labels.tolist() == [[none, 0, none, 0], [11, 0, none, none], [8, 9, none, 0]]
@@ -417,10 +416,8 @@ def test_samples_of_ranks_and_what_no_step_or_rank_is(run):
             source.samples(step, rank, ranks)
 
 
-def test_cut_shards_are_refused_unless_they_may_be_cut(tmp_path):
-    """Tokens and masks that are shorter, and tokens that are gone; an index is whole in either case, and so
-    is a mask there. What is left of them is read.
-    """
+def test_shards_of_another_size_are_refused(tmp_path):
+    """Tokens, index and mask that are shorter or gone, and tokens that are longer."""
     rows, flags = [[1, 2, 3, 0]] * 30, [[1, 0, 1, 1]] * 30
     folder = write_tokens(tmp_path, {"a": rows}, {"a": flags})
     assert isinstance(open_shard(folder, "a"), TokenShard)
@@ -437,21 +434,10 @@ def test_cut_shards_are_refused_unless_they_may_be_cut(tmp_path):
                 open_shard(folder, "a")
             with pytest.raises(KieloError, match=told):
                 Batches(folder, 7, of, LENGTH, 0, False)
-            if name == "a.bin" or (name == "a.loss_mask" and left):
-                shard = open_shard(folder, "a", may_be_cut=True)
-                assert shard.num_tokens == 120 and Batches(folder, 7, of, LENGTH, 0, False, True).shards
-                with pytest.raises(OSError):
-                    shard.read(116, 4) if name == "a.bin" else shard.loss_mask[116:120]
-                if left:
-                    assert shard.read(0, 4).tolist() == [1, 2, 3, 0] and shard.loss_mask[:4].sum() == 3
-            else:
-                with pytest.raises(KieloError, match=told):
-                    open_shard(folder, "a", may_be_cut=True)
         (folder / name).write_bytes(content)
     (folder / "a.bin").write_bytes(whole["a.bin"] + b"\0\0")
-    for may_be_cut in (False, True):  # longer is not cut: other tokens
-        with pytest.raises(KieloError, match=r"a\.bin: it has 242 bytes, and the stage wrote 240"):
-            open_shard(folder, "a", may_be_cut)
+    with pytest.raises(KieloError, match=r"a\.bin: it has 242 bytes, and the stage wrote 240"):
+        open_shard(folder, "a")
 
 
 def test_mistakes_are_named(run, tmp_path):

@@ -131,7 +131,7 @@ def batches(tokens: Path, length: int = LENGTHS[0], mixture: dict | None = None,
     phase = SimpleNamespace(
         number=1, first_step=1, last_step=10_000, first_sample=0, order_first_sample=0,
         sequence_length=length, sequences_per_step=PER_STEP, mixture=mixture or {"a": 3.0, "b": 1.0},
-        mixture_order="every_sample", packing="best_fit", offsets={},
+        packing="best_fit", offsets={},
     )  # fmt: skip
     return Batches(tokens, seed, phase, max(LENGTHS), END, True)
 

@@ -15,7 +15,6 @@ from kielo.dataset.masking import Masking, MaskingVocabulary, masking_rate, mask
 from kielo.dataset.pack import pack
 from kielo.dataset.pack_sequences import pack_sequences
 from kielo.dataset.provenance import check_recipe
-from kielo.dataset.readable import read_sequences
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import decode, load_tokenizer, role_id
@@ -356,13 +355,10 @@ def read_answers(answers: Path, way: str) -> Batch:
     packing = "best_fit" if way == "best_fit" else "one_stream"
     made = Batches(tokens, SEED, phase(mixture={"a": 1.0}, packing=packing), LENGTH, 0, False)
     samples = np.arange(-(-made.order.sources[0].num_tokens // LENGTH))
-    if way != "one_by_one":
-        return made.read(samples)
-    # The last ids have no rows, so that the sequences are read each by itself, and the last left out.
-    return read_sequences(made, samples, made.shards[0].num_tokens - LENGTH)
+    return made.read(samples)
 
 
-@pytest.mark.parametrize("way", ["one_stream", "best_fit", "heldout", "one_by_one"])
+@pytest.mark.parametrize("way", ["one_stream", "best_fit", "heldout"])
 @pytest.mark.parametrize("kind", ["subword", "span"])
 def test_hidden_are_only_tokens_that_carry_loss(answers, kind: str, way: str) -> None:
     """The first token of a sequence too. In a stream, at rate 1, it is each of them that is an input."""
@@ -375,7 +371,7 @@ def test_hidden_are_only_tokens_that_carry_loss(answers, kind: str, way: str) ->
     assert len(first & with_loss) > 10 < len(first - with_loss)
     if way in ("one_stream", "heldout"):
         assert hidden == with_loss & set(ids[:-1])
-    assert hidden & first == first & with_loss if way != "one_by_one" else hidden & first
+    assert hidden & first == first & with_loss
 
 
 def test_a_first_token_that_an_earlier_phase_has_had_is_not_hidden(answers) -> None:

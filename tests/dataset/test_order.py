@@ -10,8 +10,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kielo.dataset.order import (
-    BLOCK_SAMPLES,
-    BLOCKS_PER_PERIOD,
     LARGEST_PERIOD,
     Mixture,
     Order,
@@ -19,7 +17,6 @@ from kielo.dataset.order import (
     Phase,
     chairman_assignment,
     share_out,
-    share_out_blocks,
 )
 from kielo.dataset.permutation import LARGEST_SIZE, key_from, permute
 
@@ -210,7 +207,7 @@ def test_epochs_and_sources_are_shuffled_differently():
 def test_every_prefix_has_its_shares(weights):
     """After each of the first 1,000 samples every source has had its weight's share to within one sample, and
     so it is of the period's quotas after each sample of two periods."""
-    mixture = Mixture(weights, "every_sample", 0)
+    mixture = Mixture(weights)
     period = mixture.period_samples
     source, _ = mixture.locate(np.arange(2 * period))
     number = np.arange(1, 2 * period + 1)
@@ -228,9 +225,9 @@ def test_shares_of_tens_of_sources_and_of_typed_weights():
     had = np.cumsum(np.eye(40, dtype=np.int32)[chairman_assignment(tuple(quotas.tolist()))], axis=0)
     due = np.arange(1, LARGEST_PERIOD + 1)[:, None] * (quotas / LARGEST_PERIOD)
     assert np.abs(had - due).max() <= 1 - 1 / 78 + 1e-9
-    assert Mixture([0.55, 0.25, 0.2], "every_sample", 0).period_samples == 20
-    assert Mixture([1, 1, 1], "every_sample", 0).quotas.tolist() == [1, 1, 1]
-    thirds = Mixture([2, 1], "every_sample", 0).locate(np.arange(9, 15))
+    assert Mixture([0.55, 0.25, 0.2]).period_samples == 20
+    assert Mixture([1, 1, 1]).quotas.tolist() == [1, 1, 1]
+    thirds = Mixture([2, 1]).locate(np.arange(9, 15))
     assert [part.tolist() for part in thirds] == [[0, 1, 0, 0, 1, 0], [6, 3, 7, 8, 4, 9]]
 
 
@@ -271,11 +268,11 @@ def test_a_period_is_the_common_denominator_up_to_its_bound():
     """At 2^18 it is that, above it 2^18, with shares by largest remainders; turns go on from period to
     period, and what was taken is counted over both.
     """
-    at, above = (Mixture([1, n - 1], "every_sample", 0) for n in (LARGEST_PERIOD, LARGEST_PERIOD + 1))
+    at, above = (Mixture([1, n - 1]) for n in (LARGEST_PERIOD, LARGEST_PERIOD + 1))
     assert at.period_samples == above.period_samples == LARGEST_PERIOD == 262_144
     assert at.quotas.tolist() == above.quotas.tolist() == [1, LARGEST_PERIOD - 1]
-    assert Mixture([1, LARGEST_PERIOD - 2], "every_sample", 0).period_samples == LARGEST_PERIOD - 1
-    small = Mixture([3, 2, 1], "every_sample", 0)
+    assert Mixture([1, LARGEST_PERIOD - 2]).period_samples == LARGEST_PERIOD - 1
+    small = Mixture([3, 2, 1])
     assert small.quotas.tolist() == [3, 2, 1]
     schedule = plain_assignment((3, 2, 1)) * 3
     source, turn = small.locate(np.arange(18))
@@ -283,77 +280,6 @@ def test_a_period_is_the_common_denominator_up_to_its_bound():
     assert turn.tolist() == [schedule[:n].count(one) for n, one in enumerate(schedule)]
     for number in range(18):
         assert small.taken(number) == [schedule[:number].count(one) for one in range(3)]
-
-
-def test_the_order_of_earlier_runs_is_the_published_shuffle():
-    """blocks_of_256: block by block the places of plain integers, sorted by their noise."""
-    key = 2**64 - 300  # the noise of later places wraps around
-    mixture = Mixture([3, 1, 1e-9], "blocks_of_256", key)
-    assert mixture.period_samples == LARGEST_PERIOD and mixture.quotas.tolist() == [196_607, 65_536, 1]
-    counts = share_out_blocks(mixture.quotas, BLOCKS_PER_PERIOD)
-    source, _ = mixture.locate(np.arange(3 * BLOCK_SAMPLES))
-    for block in range(3):
-        ordered = [one for one in range(3) for _ in range(counts[block, one])]
-        places = range(block * BLOCK_SAMPLES, (block + 1) * BLOCK_SAMPLES)
-        noise = [plain_scramble((place + key) % 2**64) for place in places]
-        shuffled = [ordered[at] for at in sorted(range(BLOCK_SAMPLES), key=noise.__getitem__)]
-        assert source[block * BLOCK_SAMPLES : (block + 1) * BLOCK_SAMPLES].tolist() == shuffled
-    alone = Mixture([5.0], "blocks_of_256", 3)
-    assert alone.period_samples == 1 and [part.tolist() for part in alone.locate(np.arange(3))] == [
-        [0, 0, 0], [0, 1, 2]
-    ]  # fmt: skip
-
-
-def test_blocks_by_hand():
-    """Each source's floor is due, and the nearest deadline takes the room that is left, the earlier of two.
-
-    Of quotas 3, 2 and 1, after one of three blocks 1, 2/3 and 1/3 are due: the second's next one by block 2,
-    the third's by block 3. After two, 2, 4/3 and 2/3: both by block 3.
-    """
-    assert share_out_blocks(np.array([3, 2, 1]), 3).tolist() == [[1, 1, 0], [1, 1, 0], [1, 0, 1]]
-    assert share_out_blocks(np.array([1, 2, 3]), 3).tolist() == [[0, 1, 1], [1, 0, 1], [0, 1, 1]]
-    assert share_out_blocks(np.array([4, 2]), 2).tolist() == [[2, 1], [2, 1]]
-    assert share_out_blocks(np.array([5]), 1).tolist() == [[5]]
-    with pytest.raises(ValueError, match="7 samples do not fill 2 blocks"):
-        share_out_blocks(np.array([4, 3]), 2)
-
-
-@FEWER
-@given(seed=seeds, weights=weights)
-def test_the_order_of_earlier_runs_has_exact_blocks(seed, weights):
-    """blocks_of_256: every period holds exactly the largest-remainder quotas, every block those that the
-    schedule says, and after any number of blocks each source has had its share to within one sample."""
-    mixture = Mixture(weights, "blocks_of_256", seed)
-    quotas = share_out(weights, mixture.period_samples)
-    assert quotas.sum() == mixture.period_samples
-    exact = np.array(weights) / sum(weights) * mixture.period_samples
-    assert np.abs(quotas - exact).max() < 1 or quotas.min() == 1
-    for period in (0, 3):
-        start = period * mixture.period_samples
-        source, _ = mixture.locate(np.arange(start, start + mixture.period_samples))
-        assert np.array_equal(np.bincount(source, minlength=len(weights)), quotas)
-        if len(weights) == 1:
-            continue
-        blocks = np.stack([np.bincount(b, minlength=len(weights)) for b in source.reshape(-1, BLOCK_SAMPLES)])
-        assert np.array_equal(blocks, share_out_blocks(quotas, BLOCKS_PER_PERIOD))
-        due = quotas * np.arange(1, len(blocks) + 1)[:, None] / len(blocks)
-        assert np.abs(blocks.cumsum(axis=0) - due).max() < 1
-
-
-@FEW
-@given(st.lists(st.integers(1, 60), min_size=2, max_size=9), st.integers(2, 40), st.integers(1, 40))
-def test_blocks_can_always_be_filled(parts, num_blocks, block_samples):
-    """Whatever the quotas, earliest deadline fills every block exactly and keeps every prefix within one
-    sample."""
-    total = num_blocks * block_samples
-    if total < len(parts):
-        return
-    quotas = share_out(parts, total)
-    counts = share_out_blocks(quotas, num_blocks)
-    assert counts.min() >= 0 and (counts.sum(axis=1) == block_samples).all()
-    assert np.array_equal(counts.sum(axis=0), quotas)
-    ahead = counts.cumsum(axis=0) * num_blocks - quotas * np.arange(1, num_blocks + 1)[:, None]
-    assert np.abs(ahead).max() < num_blocks
 
 
 def test_largest_remainders():

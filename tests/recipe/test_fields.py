@@ -95,7 +95,6 @@ train.heldout_sequences 64 >0 whole
 train.loss_chunk_tokens None >0 whole
 train.log_every_steps 10 >0 whole
 train.heldout_every_steps 100 >0 whole
-train.max_left_out_sequences 0 >=0 whole
 train.compare_replicas_every_steps 100 >=0 whole
 train.collect_garbage_every_steps 50 >0 whole
 train.start_timeout_seconds None >=1 <=604_800

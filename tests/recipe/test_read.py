@@ -350,3 +350,14 @@ def test_a_run_folder_is_none_of_its_inputs(tmp_path, monkeypatch, small):
     assert refusal(f"folder={longest}") is None
     said = refusal(f"folder={longest}d")
     assert said.startswith(f"folder: the path of the run folder has {most - 127:,} bytes, and its files need")
+
+
+def test_a_key_that_is_gone_is_dropped_only_from_recipes_that_kielo_wrote(small):
+    """A run of format version 2 goes on from its folder; in a person's recipe the key is unknown."""
+    text = SMALL.replace("[train]\n", "[train]\nmax_left_out_sequences = 3\n")
+    small.write_text(text, encoding="utf-8")
+    assert "unknown key train.max_left_out_sequences" in message(small)
+    small.write_text(f"# The recipe of this run\n{text}", encoding="utf-8")
+    assert read_recipe(small).recipe.train.tokens == 1_000_000
+    small.write_text('# The recipe of this run\nname = "x"\nlanguage = "et"\ntrain = 5\n', encoding="utf-8")
+    assert "train = 5 does not fit" in message(small)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kielo.artifact.metrics import HeldOutLoss, LeftOutSequence, PassedOver, PrecisionChange, PrecisionVerdict
+from kielo.artifact.metrics import HeldOutLoss, PassedOver, PrecisionChange, PrecisionVerdict
 from kielo.artifact.row_map import RowMap
 from kielo.artifact.scores import Accuracy, BitsPerByte
 from kielo.report import page
@@ -178,13 +178,12 @@ def test_words_of_an_encoder() -> None:
 
 
 def test_the_sentence_of_the_training(gathered) -> None:
-    """Steps, tokens, speed, share of the peak, and all that was passed over, left out or changed."""
+    """Steps, tokens, speed, share of the peak, and all that was passed over or changed."""
     last = gathered["training"]["steps"][-1]
     passed_over = [
         PassedOver(step=738, passed_over_from=733), PassedOver(step=2100, passed_over_from=1050),
         PassedOver(step=41, passed_over_from=39, passed_over_for="spike"),
     ]  # fmt: skip
-    left_out = [LeftOutSequence(step=4, left_out_sample=7, source=name, reason="") for name in "bab"]
     judged = {"gradient_norm_rise": 0.1, "loss_rise": 0.2, "precision_from": 9}
     precisions = [
         PrecisionChange(step=1200, precision="bf16"),
@@ -193,16 +192,15 @@ def test_the_sentence_of_the_training(gathered) -> None:
     ]
     training = {
         "steps": [last, last.model_copy(update={"step": 1234, "tokens": 5678, "mfu": 0.415, "skipped": 0})],
-        "passed_over": passed_over, "left_out": left_out, "precisions": precisions, "heldout": [],
+        "passed_over": passed_over, "precisions": precisions, "heldout": [],
         "tokens_per_second": 98765.4,
     }  # fmt: skip
-    alone = {"passed_over": [], "left_out": [], "precisions": [], "tokens_per_second": None}
+    alone = {"passed_over": [], "precisions": [], "tokens_per_second": None}
     assert words("training", NOTHING | {"training": training})[0] == (
         "1,234 optimiser steps over 5,678 tokens, at 98,765 tokens per second (median), 41.5 % of the "
         "accelerator's peak; steps passed over, as the recipe asks: 733–738, 1,050–2,100; steps passed over, "
-        "after spikes of the loss: 39–41; sequences left out, as they could not be read: 3 of a, b; bf16 "
-        "after step 1,200; the precision before after step 1,400 again: the loss or the gradient norm had "
-        "risen."
+        "after spikes of the loss: 39–41; bf16 after step 1,200; the precision before after step 1,400 "
+        "again: the loss or the gradient norm had risen."
     )
     training |= alone | {"steps": [last.model_copy(update={"tokens": None, "skipped": 3})]}
     assert words("training", NOTHING | {"training": training}) == [

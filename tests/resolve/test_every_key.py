@@ -134,7 +134,7 @@ READ_BY_EVERY_RUN = {
     ),
     "what happens every so many steps, and limits of time": (
         "train.heldout_sequences", "train.log_every_steps", "train.heldout_every_steps",
-        "train.max_left_out_sequences", "train.compare_replicas_every_steps", "train.wandb",
+        "train.compare_replicas_every_steps", "train.wandb",
         "train.tensorboard", "train.collect_garbage_every_steps", "train.start_timeout_seconds",
         "train.step_timeout_seconds", "train.hang_seconds", "checkpoint.keep_newest",
         "checkpoint.keep_every_steps", "checkpoint.memory_every_steps",

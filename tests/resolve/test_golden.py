@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kielo.artifact.checkpoint_index import read_index
-from kielo.artifact.run_format import FORMAT_VERSION
+from kielo.artifact.run_format import FORMAT_VERSION, OLDEST_VERSION
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolve import consent
 from kielo.resolve.resolved import as_stored_now, read, read_identity, stored_identity, write
@@ -24,7 +24,8 @@ def as_file(name: str, folder: Path) -> dict[str, Any]:
 
 
 def test_every_version_has_golden_files():
-    assert [folder.name for folder in VERSIONS] == [f"version_{n}" for n in range(FORMAT_VERSION + 1)]
+    numbers = range(OLDEST_VERSION, FORMAT_VERSION + 1)
+    assert [folder.name for folder in VERSIONS] == [f"version_{n}" for n in numbers]
 
 
 @pytest.mark.parametrize("folder", VERSIONS, ids=lambda folder: folder.name)
@@ -54,55 +55,61 @@ def _common(written: Any, golden: Any) -> Any:
     return written
 
 
-def test_keys_that_version_0_did_not_always_have():
-    """What was added to version 0 with a default may be missing."""
-    stored = json.loads((GOLDEN / "version_0" / "checkpoint" / "index.json").read_text())["plain"]["identity"]
-    added = ("skip_steps", "precision_changes", "fp8", "optimiser_state")
-    older = {key: value for key, value in stored.items() if key not in added}
-    assert read_identity(older, "older") == read_identity(stored, "newer")
-    assert as_stored_now(older, "older") == as_stored_now(stored, "newer")
+def test_what_version_2_left_out_is_no_longer_kept():
+    """Its run of "tiny" left a sequence out, as train.max_left_out_sequences = 3 let it."""
+    plain = read_index(GOLDEN / "version_2" / "checkpoint").plain
+    assert [(one["step"], one["sample"]) for one in plain["left_out"]] == [(3, 17)]
+    assert "max_left_out_sequences = 3" in (GOLDEN / "version_2" / "tiny.toml").read_text(encoding="utf-8")
+    assert "left_out" not in read_index(GOLDEN / "version_3" / "checkpoint").plain
 
 
-def test_a_run_from_before_keeps_its_order_of_samples_or_is_refused(tmp_path):
-    """Where several sources are mixed, version 1 shared out by blocks: another rule is refused, naming the
-    key that goes on. One source alone has the same order by both."""
-    stored = json.loads((GOLDEN / "version_1" / "checkpoint" / "index.json").read_text())["plain"]["identity"]
-    recipe = golden_recipe("tiny")
-    dataset = recipe.dataset.model_copy(update={"mixture_order": "every_sample"})
-    changed = golden_resolved("tiny", recipe=recipe.model_copy(update={"dataset": dataset}))
-    with pytest.raises(KieloError, match=r"(?s)phases.1.mixture_order.*--set dataset.mixture_order=blocks"):
-        consent(read_identity(stored, "old"), changed)
-    stored["phases"][0]["mixture"] = {"books": 1.0}
-    assert read_identity(stored, "old").phases[0].mixture_order == "every_sample"
+def test_a_run_in_the_order_of_blocks_is_refused():
+    """Version 2 could go on with the order of samples of earlier versions; it is refused by name."""
+    stored = json.loads((GOLDEN / "version_2" / "checkpoint" / "index.json").read_text())["plain"]["identity"]
+    assert stored["phases"][0]["mixture_order"] == "every_sample"
+    assert read_identity(stored, "every").phases
+    stored["phases"][0]["mixture_order"] = "blocks_of_256"
+    with pytest.raises(KieloError, match=r"blocks: describes its run with keys .*phases\.0\.mixture_order"):
+        read_identity(stored, "blocks")
 
 
-def test_a_later_version_is_refused_naming_file_and_versions(tmp_path):
+def test_other_versions_are_refused_naming_file_and_versions(tmp_path):
     """In `resolved.toml` and in a checkpoint. A version that is none is refused as well."""
     path = tmp_path / "resolved.toml"
     write(golden_resolved("tiny"), path)
     text = path.read_text(encoding="utf-8")
-    for version, words in ((7, f"is of format version 7.*up to {FORMAT_VERSION}"), ('"x"', "no version")):
+    this = f"and this Kielo reads versions {OLDEST_VERSION} to {FORMAT_VERSION}; go on with the Kielo that"
+    cases = {
+        "7": f"is of format version 7, {this} wrote it, or with a later one",
+        "1": f"is of format version 1, {this} wrote it, or begin the run again in another folder",
+        '"x"': "no version",
+    }
+    for version, words in cases.items():
         path.write_text(text.replace(f"format_version = {FORMAT_VERSION}", f"format_version = {version}"))
         with pytest.raises(KieloError, match=f"resolved.toml: .*{words}"):
             read(path)
     shutil.copy(VERSIONS[-1] / "checkpoint" / "index.json", tmp_path)
     index = json.loads((tmp_path / "index.json").read_text(encoding="utf-8"))
-    index["plain"]["identity"]["format_version"] = 7
-    (tmp_path / "index.json").write_text(json.dumps(index), encoding="utf-8")
-    with pytest.raises(KieloError, match="index.json: is of format version 7"):
-        read_index(tmp_path)
+    for version in (7, 1, 0):
+        index["plain"]["identity"]["format_version"] = version
+        if version == 0:  # which did not say it
+            del index["plain"]["identity"]["format_version"]
+        (tmp_path / "index.json").write_text(json.dumps(index), encoding="utf-8")
+        with pytest.raises(KieloError, match=f"index.json: is of format version {version}, and this Kielo"):
+            read_index(tmp_path)
 
 
 def test_tables_that_no_version_wrote_are_refused(tmp_path):
-    """A broken file of version 0 is no traceback."""
+    """A broken file of an older version is no traceback."""
     path = tmp_path / "resolved.toml"
     for text in (
         "identity = 3\n[placement]\n",
         "[identity]\n",
-        "[identity]\n[placement]\npipeline = 'two'\n",
+        "[identity]\n[placement]\ntrain = 'two'\n",
+        "[identity]\nphases = [1]\n[placement]\n",
     ):
-        path.write_text(text)
-        with pytest.raises(KieloError, match="resolved.toml: is not of format version 0"):
+        path.write_text(f"format_version = 2\n{text}")
+        with pytest.raises(KieloError, match="resolved.toml: is not of format version 2"):
             read(path)
     with pytest.raises(KieloError, match="index.json: describes no run"):
         read_identity(3, "index.json")

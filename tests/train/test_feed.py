@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from kielo.artifact.token_file import FileArray
-from kielo.dataset.batches import NOT_COUNTED, Batch, Unreadable
+from kielo.dataset.batches import NOT_COUNTED, Batch
 from kielo.recipe.errors import KieloError
-from kielo.train.feed import Care, Feed, cut
+from kielo.train.feed import Feed, Replacement, cut
 
 SEQUENCES, LENGTH, LAST_STEP = 6, 8, 5
 CPU = torch.device("cpu")
@@ -133,8 +133,7 @@ def test_a_frozen_reader_is_replaced(tmp_path, comes_back, fault_times):
         fault_times.note("found")
         alerts.append((step, message))
 
-    care = Care(lambda step, unreadable: frozenset(), reopened, lambda: 0.6, alert)
-    feed = Feed(reader_of(path), 4, LAST_STEP, CPU, care=care)
+    feed = Feed(reader_of(path), 4, LAST_STEP, CPU, replacement=Replacement(reopened, lambda: 0.6, alert))
     try:
         for step in range(1, 3):
             feed.take(step)
@@ -161,32 +160,3 @@ def test_cutting_copies_nothing_but_chosen_columns():
         assert (
             piece.labels_bs.is_contiguous() and piece.labels_bs.shape[1] == 2 and piece.documents_bs is None
         )
-
-
-def test_a_step_is_read_again_without_what_another_rank_could_not_read():
-    """Sequences 202 and 204 of step 2; what this rank itself could not read was empty at once."""
-    asked: list[tuple] = []
-    unreadable = Unreadable(202, "books", ((0, 5),), (), "gone")
-
-    def read(step: int, *left_out: frozenset[int]) -> Batch:
-        asked.append((step, *left_out))
-        found = read_step(step)
-        if left_out:
-            found.labels[4] = NOT_COUNTED
-        return replace(found, unreadable=(unreadable,) if step == 2 else ())
-
-    def agree(step: int, of_rank: tuple[Unreadable, ...]) -> frozenset[int]:
-        assert [one.sample for one in of_rank] == ([202] if step == 2 else [])
-        return frozenset(left_out if step == 2 else ())
-
-    care = Care(agree, lambda: read, lambda: 60.0, lambda *alert: None)
-    for left_out in ({202}, {202, 999}, {202, 204}):
-        asked.clear()
-        feed = Feed(read, 4, 2, CPU, care=care)
-        feed.take(1)
-        found = feed.take(2)
-        feed.close()
-        is_again = 204 in left_out
-        assert asked == [(1,), (2,), *[(2, frozenset(left_out))] * is_again]
-        assert bool((found.micro_batches[1].labels_bs[0] == NOT_COUNTED).all()) == is_again
-        assert found.micro_batches[1].counted == int((found.micro_batches[1].labels_bs != NOT_COUNTED).sum())

@@ -15,7 +15,6 @@ from kielo.artifact.metrics import (
     Fp8GradientProbe,
     HeldOutLoss,
     HeldOutScore,
-    LeftOutSequence,
     PassedOver,
     PrecisionChange,
     PrecisionVerdict,
@@ -224,10 +223,6 @@ ROWS: list[tuple[Row, str]] = [
             highest_loss_step=6,
         ),
         "spike of steps 5 to 8 went back: loss up to 7.2500, usual 2.5000",
-    ),
-    (
-        LeftOutSequence(step=9, left_out_sample=12, source="news", reason="news.bin: is gone"),
-        "sample 12 of news left out: news.bin: is gone",
     ),
     (
         Fp8GradientProbe(step=9, fp8_gradient_cosine=0.998765),

@@ -1,4 +1,4 @@
-"""Watches of a rank and a node by hand: memory, streams, steps that were not finite, and what is left out."""
+"""Watches of a rank and a node by hand: memory, streams, and steps that were not finite."""
 
 import os
 import threading
@@ -9,12 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from kielo.dataset.batches import Unreadable
-from kielo.recipe.errors import KieloError
 from kielo.train.failsafe_stream import FailsafeStream
-from kielo.train.left_out import LeftOut
 from kielo.train.reader import Reader
-from kielo.train.state import State
 from kielo.train.watch.local_finite import LocalFinite, described
 from kielo.train.watch.resources import HostMemory, host_memory
 
@@ -68,43 +64,6 @@ def test_the_memory_of_a_group(tmp_path: Path, version: int) -> None:
     write(tmp_path, group(f"{top}/job", version, "max", 600_000, 0, 0))
     write(tmp_path, group(f"{top}/job/step", version, 900_000, 200_000, 0, 0))
     assert host_memory(tmp_path).owner == "the node"
-
-
-def unreadable(number: int, documents: int) -> list[Unreadable]:
-    names = tuple(f"a.txt:{place}" for place in range(documents))
-    return [
-        Unreadable(sample, "books", ((0, 5),), names, "books.bin: gone") for sample in range(3, 3 + number)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("number", "documents", "said"),
-    [
-        (1, 0, "sample 3 of books: books.bin: gone"),
-        (1, 5, "sample 3 of books (a.txt:0, a.txt:1, a.txt:2, a.txt:3, a.txt:4): books.bin: gone"),
-        (3, 6, "sample 3 of books (a.txt:0, a.txt:1, a.txt:2, a.txt:3, a.txt:4, 1 more): books.bin: gone, "
-               "and 2 more sequences"),
-        (2, 8, "sample 3 of books (a.txt:0, a.txt:1, a.txt:2, a.txt:3, a.txt:4, 3 more): books.bin: gone, "
-               "and 1 more sequences"),
-    ],
-)  # fmt: skip
-def test_what_is_left_out_is_said_and_written_down(number: int, documents: int, said: str) -> None:
-    rows, alerts, state = [], [], State(left_out=[{"sample": 1}])
-    left_out = LeftOut(9, state, None, rows.append, lambda *alert: alerts.append(alert))
-    found = unreadable(number, documents)
-    assert left_out.agree(8, 7, found[::-1]) == frozenset(range(3, 3 + number))
-    so_far = f"{number + 1} of at most 9 (train.max_left_out_sequences)"
-    assert alerts == [(7, f"{said}; left out, {so_far}")]
-    names = [f"a.txt:{place}" for place in range(documents)]
-    assert state.left_out[1] == {
-        "step": 7, "sample": 3, "source": "books", "ranges": [(0, 5)], "documents": names,
-    }  # fmt: skip
-    assert [(row.step, row.left_out_sample, row.source, row.documents, row.reason) for row in rows] == [
-        (7, sample, "books", names, "books.bin: gone") for sample in range(3, 3 + number)
-    ]
-    assert left_out.agree(8, 8, []) == frozenset() and len(alerts) == 1
-    with pytest.raises(KieloError, match=r"^step 9: no sequence of it can be read; sample 3 of books"):
-        left_out.agree(2, 9, unreadable(2, 0))
 
 
 @pytest.mark.parametrize(("bad", "more"), [(8, ""), (9, " and 1 ranks more"), (11, " and 3 ranks more")])

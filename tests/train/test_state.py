@@ -123,7 +123,7 @@ def test_what_a_checkpoint_holds(resolved: Resolved) -> None:
     plain = saved.done.pop()[3]
     expected = {
         "step": 1, "tokens": 128, "samples": 8, "skipped_steps": [], "precisions": [], "refused_changes": [],
-        "watch": None, "trouble": None, "spikes": [], "trained": [], "left_out": [], "loss": 2.5,
+        "watch": None, "trouble": None, "spikes": [], "trained": [], "loss": 2.5,
         "optimiser_updates": 5, "guard": {"in_a_row": 0, "skipped": 0}, "spike_watch": {"past": []},
         "identity": stored_identity(resolved.identity), "source_tensors": {"a.weight": "BF16"},
         "source_settings": {}, "tokenizer_hash": resolved.placement.tokenizer_hash,

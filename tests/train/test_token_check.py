@@ -1,4 +1,4 @@
-"""Token files are compared with their checksums once; what is damaged is refused, or left out as asked."""
+"""Token files are compared with their checksums once; what is damaged is refused by name."""
 
 import errno
 import json
@@ -59,15 +59,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def trained(folder: Path, **changes: Any) -> Resolved:
-    """A run that has a checkpoint, and may leave five sequences out."""
-    (folder / "train" / "checkpoints" / "step_00000004").mkdir(parents=True)
-    return resolve(folder, **{"max_left_out_sequences": 5} | changes)
-
-
-def checked(resolved: Resolved, ranks: Ranks | None = None) -> list[str]:
+def checked(resolved: Resolved, ranks: Ranks | None = None) -> None:
     with TokenCheck(resolved, ranks or Ranks()) as tokens:
-        return tokens.finish()
+        tokens.finish()
 
 
 class Alone(Ranks):
@@ -86,7 +80,7 @@ def test_files_are_read_once_the_largest_first(folder: Path, read: list[str]) ->
     again.
     """
     resolved, tokens = resolve(folder), folder / "tokens"
-    assert checked(resolved, Alone()) == []
+    checked(resolved, Alone())
     sizes = [(tokens / name).stat().st_size for name in read]
     assert set(read) == FILES and sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]
     record = folder / "train" / "tokens_verified.json"
@@ -96,31 +90,31 @@ def test_files_are_read_once_the_largest_first(folder: Path, read: list[str]) ->
     state = [checksum, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
     assert states["news.bin"] == state and set(states) == FILES
     read.clear()
-    assert checked(resolved, Alone()) == [] and read == []
+    checked(resolved, Alone())
+    assert read == []
     os.utime(tokens / "news.bin", ns=(5, 5))
-    assert checked(resolved, Alone()) == [] and read == ["news.bin"]
+    checked(resolved, Alone())
+    assert read == ["news.bin"]
     for text in ("[]", "{"):
         read.clear()
         record.write_text(text)
-        assert checked(resolved, Alone()) == [] and set(read) == FILES
+        checked(resolved, Alone())
+        assert set(read) == FILES
 
 
 def test_ranks_share_the_files_and_wait_for_each_other(folder: Path, read: list[str]) -> None:
-    """Each reads every second file; all go on when both have read theirs, with what either has found."""
+    """Each reads every second file; all go on when both have read theirs."""
     resolved = resolve(folder)
-    assert checked(resolved, Alone()) == []
+    checked(resolved, Alone())
     in_order = list(read)
     for rank in (0, 1):
         (folder / "train" / "tokens_verified.json").unlink()
         read.clear()
-        ranks = Ranks(rank, bool=[False, True], dict=[{"news.bin": "is cut"}])
-        damage = "; it was damaged since the run began. Sequences that need what is lost are left out "
-        assert checked(resolved, ranks) == [
-            f"{folder / 'tokens' / 'news.bin'}: is cut{damage}(train.max_left_out_sequences)"
-        ]
-        assert read == in_order[rank::2] and ranks.asked == ["bool", "bool", "dict"]
+        ranks = Ranks(rank, bool=[False, True])
+        checked(resolved, ranks)
+        assert read == in_order[rank::2] and ranks.asked == ["bool", "bool"]
         states = json.loads((folder / "train" / "tokens_verified.json").read_text())
-        assert set(states) == FILES - {"news.bin"}
+        assert set(states) == FILES
 
 
 def spoil(file: Path, place: int, token: int) -> None:
@@ -129,12 +123,21 @@ def spoil(file: Path, place: int, token: int) -> None:
         content.write(np.array([token], "<u2").tobytes())
 
 
-@pytest.mark.parametrize("changes", [{}, {"max_left_out_sequences": 0}])
-def test_a_file_that_was_altered_is_refused(folder: Path, changes: dict[str, Any]) -> None:
-    """By name and with what would work, also where sequences may be left out: nobody knows which."""
-    resolved = trained(folder, **changes)
-    file, tokens = folder / "tokens" / "books.bin", folder / "tokens"
-    spoil(file, 3, ROWS - 1)
+def trained(folder: Path) -> Resolved:
+    """A run that has a checkpoint."""
+    (folder / "train" / "checkpoints" / "step_00000004").mkdir(parents=True)
+    return resolve(folder)
+
+
+@pytest.mark.parametrize(("place", "token"), [(3, ROWS - 1), (0, ROWS), (100, 60_000), (-1, 2**16 - 1)])
+@pytest.mark.parametrize("run", [resolve, trained])
+def test_a_file_that_was_altered_is_refused(
+    folder: Path, run: Callable[[Path], Resolved], place: int, token: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name and with what would work, wherever in the file, which is read in parts."""
+    monkeypatch.setattr(token_check, "READ_BYTES", 64)
+    resolved, file, tokens = run(folder), folder / "tokens" / "books.bin", folder / "tokens"
+    spoil(file, place % (file.stat().st_size // 2), token)
     with pytest.raises(KieloError) as caught:
         checked(resolved)
     assert str(caught.value) == (
@@ -145,61 +148,30 @@ def test_a_file_that_was_altered_is_refused(folder: Path, changes: dict[str, Any
     assert not (folder / "train" / "tokens_verified.json").exists()
 
 
-@pytest.mark.parametrize(("place", "token"), [(0, ROWS), (1, 60_000), (100, ROWS), (-1, 2**16 - 1)])
-def test_ids_outside_of_the_vocabulary_are_left_out(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, place: int, token: int
-) -> None:
-    """Wherever in the file, which is read in parts; a run that has not trained, or with 0, is refused."""
-    monkeypatch.setattr(token_check, "READ_BYTES", 64)
-    file = folder / "tokens" / "books.bin"
-    spoil(file, place % (file.stat().st_size // 2), token)
-    with pytest.raises(KieloError, match=r"books\.bin: is not what the pack stage wrote, its checksum"):
-        checked(resolve(folder, max_left_out_sequences=5))
-    (told,) = checked(trained(folder))
-    reason = f"has another checksum, and ids up to {token:,}, but the vocabulary has 70 rows"
-    assert told.startswith(f"{file}: {reason}; it was damaged since the run began.")
-    assert "books.bin" not in json.loads((folder / "train" / "tokens_verified.json").read_text())
-    with pytest.raises(KieloError, match=r"books\.bin: is not what the pack stage wrote, its checksum"):
-        checked(resolve(folder))
-
-
-def test_files_that_are_cut_or_gone_are_left_out(folder: Path, read: list[str]) -> None:
-    """In the order of their names, unread. Indexes and held-out text are never left out."""
-    resolved, tokens = trained(folder, max_left_out_sequences=1), folder / "tokens"
-    size = (tokens / "news.bin").stat().st_size
-    os.truncate(tokens / "news.bin", size - 2)
+@pytest.mark.parametrize("run", [resolve, trained])
+def test_files_that_are_cut_or_gone_are_refused(folder: Path, run: Callable[[Path], Resolved]) -> None:
+    resolved, tokens = run(folder), folder / "tokens"
+    size = (tokens / "books.bin").stat().st_size
+    os.truncate(tokens / "books.bin", size - 2)
+    with pytest.raises(KieloError, match=rf"books\.bin: it has {size - 2:,} bytes, and the stage wrote"):
+        checked(resolved)
     (tokens / "books.bin").unlink()
-    first, second = checked(resolved, Alone())
-    assert first.startswith(f"{tokens / 'books.bin'}: cannot be read (No such file or directory); it was")
-    assert second.startswith(f"{tokens / 'news.bin'}: has {size - 2:,} bytes of {size:,}; it was damaged")
-    assert set(read) == FILES - {"books.bin", "news.bin"}
     with pytest.raises(KieloError, match=r"books\.bin: it is missing, and the stage wrote"):
-        checked(resolve(folder))
-    os.truncate(tokens / "heldout.bin", 10)
-    with pytest.raises(KieloError, match=r"heldout\.bin: it has 10 bytes, and the stage wrote"):
         checked(resolved)
 
 
-@pytest.mark.parametrize(("name", "is_left_out"), [("news.bin", True), ("news.idx", False)])
-def test_a_file_that_cannot_be_read(folder: Path, monkeypatch, name: str, is_left_out: bool) -> None:
-    whole, asked = token_check.hash_unless_stopped, []
+def test_a_file_that_cannot_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = token_check.hash_unless_stopped
 
     def refuse(path: Path, stopped: Event) -> str | None:
-        asked.append(path.name)
-        if path.name == name:
+        if path.name == "news.bin":
             raise OSError(errno.EIO, "Input/output error")
         return whole(path, stopped)
 
-    resolved, file = trained(folder), folder / "tokens" / name
     monkeypatch.setattr(token_check, "hash_unless_stopped", refuse)
-    if is_left_out:
-        (told,) = checked(resolved, Alone())
-        assert told.startswith(f"{file}: cannot be read (Input/output error); it was damaged")
-        assert set(asked) == FILES  # those after it too
-    else:
-        with pytest.raises(KieloError) as caught:
-            checked(resolved, Alone())
-        assert str(caught.value) == f"{file}: cannot be read (Input/output error)"
+    with pytest.raises(KieloError) as caught:
+        checked(trained(folder), Alone())
+    assert str(caught.value) == f"{folder / 'tokens' / 'news.bin'}: cannot be read (Input/output error)"
 
 
 def test_tokens_that_were_replaced_are_refused(folder: Path) -> None:
@@ -224,20 +196,6 @@ def test_leaving_early_stops_the_reading(folder: Path, monkeypatch: pytest.Monke
     stopped: list[Event] = []
     monkeypatch.setattr(token_check, "hash_unless_stopped", lambda path, stop: stopped.append(stop))
     with TokenCheck(resolve(folder), Alone()) as tokens:
-        assert tokens.finish() == [] and not stopped[0].is_set()
+        tokens.finish()
+        assert not stopped[0].is_set()
     assert stopped[0].is_set()
-
-
-def test_sources_that_are_read_in_place_are_compared_before_the_first_step(folder: Path, monkeypatch) -> None:
-    """Where damage may be left out later; a run that has trained goes on."""
-    opened: list[str] = []
-    file = folder / "tokens" / "manifest.json"
-    manifest = json.loads(file.read_text())
-    manifest["counts"]["sources"]["news"]["folder"] = "elsewhere"
-    file.write_text(json.dumps(manifest))
-    monkeypatch.setattr(token_check, "open_shard", lambda where, name: opened.append(name))
-    for most, expected in ((0, []), (5, ["news"])):
-        opened.clear()
-        assert checked(resolve(folder, max_left_out_sequences=most), Alone()) == [] and opened == expected
-    opened.clear()
-    assert checked(trained(folder), Alone()) == [] and opened == []

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from kielo.artifact.attempt_files import ALERTS_NAME, Alert, Beginning, End, read_attempts, read_lines
 from kielo.artifact.metrics import (
     METRICS_NAME,
-    LeftOutSequence,
     PassedOver,
     PrecisionChange,
     PrecisionVerdict,
@@ -88,7 +87,7 @@ def chronicle(train_folder: Path) -> list[Table]:
             [_attempt_row(number, attempt, alerts) for number, attempt in enumerate(attempts, start=1)],
         ),
         Table("Changes", ("attempt", "key", "before", "after"), _change_rows(attempts)),
-        Table("Spikes, and what was passed over or left out", ("step", "what"), _event_rows(rows)),
+        Table("Spikes, and what was passed over", ("step", "what"), _event_rows(rows)),
         Table(
             f"Alerts{f', the last {_MOST_ALERTS} of {len(alerts)}' if len(alerts) > _MOST_ALERTS else ''}",
             ("time (UTC)", "step", "message"),
@@ -218,10 +217,6 @@ def _event_rows(rows: Sequence[Row]) -> list[tuple[str, ...]]:
                     what += f" (loss {row.highest_loss:.4g}, usual {row.usual_loss:.4g})"
             case PassedOver():
                 what = f"steps {row.passed_over_from:,} to {row.step:,} passed over: {row.passed_over_for}"
-            case LeftOutSequence():
-                what = f"sample {row.left_out_sample:,} of {row.source} left out: {row.reason}"
-                if row.documents:
-                    what += f"; documents {', '.join(row.documents)}"
             case PrecisionVerdict():
                 what = f"change to {row.precision} after step {row.precision_from - 1:,}: {row.outcome}"
             case PrecisionChange():

@@ -126,19 +126,6 @@ class Spike(Row):
     """The step of the highest loss."""
 
 
-class LeftOutSequence(Row):
-    """A sequence of the step that all ranks left out, as it could not be read."""
-
-    left_out_sample: int
-    """Its number in the run."""
-    source: str
-    """The source that it is of."""
-    documents: list[str] = []
-    """Ids of its documents, as far as they are known."""
-    reason: str
-    """The file, and what is wrong with it."""
-
-
 class PrecisionChange(Row):
     """A change of precision after `step`."""
 
@@ -175,7 +162,6 @@ KINDS: dict[str, type[Row]] = {
     "passed_over_from": PassedOver,
     "fp8_gradient_cosine": Fp8GradientProbe,
     "spike_from": Spike,
-    "left_out_sample": LeftOutSequence,
     "outcome": PrecisionVerdict,
     "precision": PrecisionChange,
 }

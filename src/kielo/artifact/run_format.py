@@ -15,8 +15,8 @@ from kielo.recipe.toml_text import toml_table
 #
 # `resolved.toml` describes a run by its identity and its placement. The identity alone is also stored in
 # each checkpoint's `index.json` and in the manifests of the stages `train` and `verify`. Each of these says
-# the `format_version` that it was written in; version 0 did not say it. Readers migrate what they read, so
-# that a run goes on when Kielo is upgraded in its middle.
+# the `format_version` that it was written in. Readers migrate what they read, so that a run continues if
+# Kielo is upgraded before its end. Versions 0 and 1 were never released and are refused.
 #
 # A key that is new and has a default needs no new version. To rename, move or remove a key, or to change
 # its meaning: add an entry to `_MIGRATIONS`, and golden files (`python -m tests.train.make_golden`).
@@ -25,6 +25,7 @@ from kielo.recipe.toml_text import toml_table
 
 
 VERSION_KEY = "format_version"
+OLDEST_VERSION = 2
 Table = dict[str, Any]
 
 
@@ -35,66 +36,24 @@ class Migration(NamedTuple):
     placement: Callable[[Table], Table]
 
 
-def _identity_from_0(identity: Table) -> Table:
-    """Version 1 stores the keys of [train] and [dataset] in tables of these names."""
-    identity, dataset = _split(identity, ("mask_documents",))
-    identity, train = _split(identity, (
-        "skip_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_gradient_norm",
-        "z_loss", "precision", "precision_changes", "fp8", "optimiser_state", "max_skipped_steps_in_a_row",
-        "heldout_sequences",
-    ))  # fmt: skip
-    return identity | {"dataset": dataset, "train": train}
+def _identity_from_2(identity: Table) -> Table:
+    """Remove the order of samples that version 3 always has; any other order stays and is refused."""
+    phases = [
+        {key: value for key, value in phase.items() if (key, value) != ("mixture_order", "every_sample")}
+        for phase in identity.get("phases", [])
+    ]
+    return identity | {"phases": phases}
 
 
-def _placement_from_0(placement: Table) -> Table:
-    """Version 1 stores the keys of [layout], [train] and [checkpoint] in tables of these names.
-
-    A layout without stages lists no layers of stages, and one with stages says how many a rank has.
-    """
-    placement, layout = _split(placement, (
-        "pipeline", "pipeline_schedule", "pipeline_layers", "replicate", "shard", "context", "tensor",
-        "expert", "sequence_parallel", "zero", "cpu_offload", "context_attention", "compile", "recompute",
-        "recompute_every_layers", "recompute_saved_operators",
-    ))  # fmt: skip
-    layout = {"compile": False, "recompute_saved_operators": []} | layout
-    ranks, layers = layout.get("pipeline", 1), layout.pop("pipeline_layers", [])
-    if ranks > 1:
-        layout |= {"pipeline_layers": layers, "pipeline_stages_per_rank": len(layers) // ranks}
-    placement, train = _split(placement, (
-        "loss_chunk_tokens", "log_every_steps", "heldout_every_steps", "tensorboard", "start_timeout_seconds",
-    ))  # fmt: skip
-    placement, checkpoint = _split(placement, ("checkpoint_every_steps", "keep_newest", "keep_every_steps"))
-    if "checkpoint_every_steps" in checkpoint:
-        checkpoint["every_steps"] = checkpoint.pop("checkpoint_every_steps")
-    return placement | {"layout": layout, "train": train, "checkpoint": checkpoint}
+def _placement_from_2(placement: Table) -> Table:
+    train = {
+        key: value for key, value in placement.get("train", {}).items() if key != "max_left_out_sequences"
+    }
+    return placement | {"train": train}
 
 
-def _identity_from_1(identity: Table) -> Table:
-    """Version 2 says by which rule the samples of a phase are shared out; before there was one, of blocks.
-
-    A run of one source has the same order by both.
-    """
-    phases = identity.get("phases", [])
-    is_mixed = any(len(phase.get("mixture", {})) > 1 for phase in phases)
-    order = "blocks_of_256" if is_mixed else "every_sample"
-    return identity | {"phases": [{"mixture_order": order} | phase for phase in phases]}
-
-
-def _split(table: Table, names: tuple[str, ...]) -> tuple[Table, Table]:
-    """Returns (the table without `names`, what it held under `names`)."""
-    rest = {key: value for key, value in table.items() if key not in names}
-    return rest, {key: table[key] for key in names if key in table}
-
-
-def _unchanged(table: Table) -> Table:
-    return table
-
-
-_MIGRATIONS = (
-    Migration(_identity_from_0, _placement_from_0),
-    Migration(_identity_from_1, _unchanged),
-)  # entry n: from version n to n + 1
-FORMAT_VERSION = len(_MIGRATIONS)
+_MIGRATIONS = (Migration(_identity_from_2, _placement_from_2),)  # entry n: from OLDEST_VERSION + n
+FORMAT_VERSION = OLDEST_VERSION + len(_MIGRATIONS)
 
 
 def with_version(content: Mapping[str, Any]) -> Table:
@@ -105,10 +64,10 @@ def with_version(content: Mapping[str, Any]) -> Table:
 def migrated_identity(stored: Mapping[str, Any], where: Path | str) -> Table:
     """Returns an identity that was stored with its version as this version stores it, with the version.
 
-    Raises KieloError naming `where` and both versions for a later version than this code knows.
+    Raises KieloError naming `where` and the versions for an older or later version than this code reads.
     """
     identity, version = _without_version(stored, where)
-    for migration in _MIGRATIONS[version:]:
+    for migration in _MIGRATIONS[version - OLDEST_VERSION :]:
         identity = migration.identity(identity)
     return with_version(identity)
 
@@ -120,7 +79,7 @@ def migrated_run(stored: Mapping[str, Any], where: Path | str) -> Table:
     """
     run, version = _without_version(stored, where)
     try:
-        for migration in _MIGRATIONS[version:]:
+        for migration in _MIGRATIONS[version - OLDEST_VERSION :]:
             run = {
                 "identity": migration.identity(run["identity"]),
                 "placement": migration.placement(run["placement"]),
@@ -139,10 +98,12 @@ def _without_version(stored: Mapping[str, Any], where: Path | str) -> tuple[Tabl
     version = content.pop(VERSION_KEY, 0)
     if not isinstance(version, int) or version < 0:
         raise KieloError(f"{where}: {VERSION_KEY} = {version!r} is no version of the format")
-    if version > FORMAT_VERSION:
+    if not OLDEST_VERSION <= version <= FORMAT_VERSION:
+        is_later = version > FORMAT_VERSION
         raise KieloError(
-            f"{where}: is of format version {version}, and this Kielo reads versions up to {FORMAT_VERSION}; "
-            "go on with the Kielo that wrote it, or with a later one"
+            f"{where}: is of format version {version}, and this Kielo reads versions {OLDEST_VERSION} to "
+            f"{FORMAT_VERSION}; go on with the Kielo that wrote it, or "
+            + ("with a later one" if is_later else "begin the run again in another folder")
         )
     return content, version
 

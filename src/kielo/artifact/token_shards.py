@@ -161,26 +161,23 @@ class TokenShard:
 
     num_tokens, num_documents; dtype of the stored ids; document_offsets: int64 [num_documents + 1], tokens.
     loss_mask: of uint8 [num_tokens], 0 where predicting the token carries no loss; None where all of them do.
-    may_be_cut: tokens and mask may be missing or shorter than the index says; reading what is gone raises
-    OSError.
     """
 
-    def __init__(self, prefix: Path | str, may_be_cut: bool = False):
+    def __init__(self, prefix: Path | str):
         self.prefix = Path(prefix)
         self._index_path = _beside(self.prefix, ".idx")
         self._data_path = _beside(self.prefix, ".bin")
         for path in (self._index_path, self._data_path):
-            if not path.is_file() and not (may_be_cut and path == self._data_path):
+            if not path.is_file():
                 raise KieloError(f"{path}: no such file; a token shard is a pair PREFIX.bin and PREFIX.idx")
         self.dtype, lengths, documents = self._read_index()
         sequence_ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
         self.document_offsets: np.ndarray = sequence_ends[documents]
         self.num_tokens = int(sequence_ends[-1])
         self.num_documents = len(documents) - 1
-        if not may_be_cut:
-            self._check_data_size()
+        self._check_data_size()
         self._tokens = FileArray(self._data_path, self.dtype, self.num_tokens)
-        self.loss_mask = self._read_loss_mask(may_be_cut)
+        self.loss_mask = self._read_loss_mask()
 
     def read(self, start_token: int, count: int) -> np.ndarray:
         """Returns tokens start_token .. start_token+count-1 of the stream, [count].
@@ -245,11 +242,11 @@ class TokenShard:
             )
         return np.dtype(DTYPES[code]).newbyteorder("<"), lengths, documents
 
-    def _read_loss_mask(self, may_be_cut: bool) -> FileArray | None:
+    def _read_loss_mask(self) -> FileArray | None:
         path = _beside(self.prefix, LOSS_MASK)
         if not path.is_file():
             return None
-        if not may_be_cut and path.stat().st_size != self.num_tokens:
+        if path.stat().st_size != self.num_tokens:
             raise KieloError(
                 f"{path}: {path.stat().st_size:,} bytes for the {self.num_tokens:,} tokens of "
                 f"{self._data_path.name}; copy both files again, or run the pack stage again"

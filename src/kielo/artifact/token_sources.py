@@ -129,21 +129,14 @@ def list_token_files(name: str, place: str, leave_out: Sequence[str] = ()) -> tu
 
 
 def check_unchanged(
-    name: str,
-    folder: Path,
-    files: Sequence[TokenFile],
-    times_ns: Sequence[Sequence[int]],
-    may_be_cut: bool = False,
+    name: str, folder: Path, files: Sequence[TokenFile], times_ns: Sequence[Sequence[int]]
 ) -> None:
     """Raises KieloError for a file of another size or time than described.
 
-    Another time means another content, until the pack stage has read all of it again. may_be_cut: files may
-    be missing or shorter than described.
+    Another time means another content, until the pack stage has read all of it again.
     """
     for file, noted in zip(files, times_ns, strict=True):
         path = folder / file.name
-        if may_be_cut and is_cut(path, file.bytes):
-            continue
         try:
             size, times = path.stat().st_size, _times(folder, file)
         except OSError as problem:
@@ -179,14 +172,6 @@ def _parts(folder: Path, file: TokenFile) -> list[Path]:
     index = index_path(path, file.format)
     beside = [path.with_name(file.loss_mask)] if file.loss_mask else []
     return [path, *([index] if index and file.index_bytes else []), *beside]
-
-
-def is_cut(path: Path, bytes_: int) -> bool:
-    """Returns True if the file is missing, or shorter than the `bytes_` that it had."""
-    try:
-        return path.stat().st_size < bytes_
-    except OSError:
-        return True
 
 
 def _width(source: Source, vocab_size: int) -> int:

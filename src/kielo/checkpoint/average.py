@@ -183,7 +183,8 @@ def _refuse_misfit(indexes: Mapping[Path, CheckpointIndex], num_given: int) -> N
 
 def _identity(path: Path, index: CheckpointIndex) -> dict[str, Any]:
     """Returns the identity with keys that Kielo had not yet when the checkpoint was written."""
-    return as_stored_now(index.plain.get("identity", {}), path)
+    identity = index.plain.get("identity")
+    return {} if identity is None else as_stored_now(identity, path)
 
 
 def _described(index: CheckpointIndex) -> dict[str, tuple[str, tuple[int, ...], str]]:

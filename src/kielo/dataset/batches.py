@@ -17,31 +17,16 @@ from kielo.artifact.manifest import Manifest, check_sizes, read_manifest
 from kielo.artifact.stage_json import read_stage_json
 from kielo.artifact.token_set import TokenSet
 from kielo.artifact.token_shards import LOSS_MASK, TokenShard
-from kielo.artifact.token_sources import TokenFiles, check_unchanged, is_cut
+from kielo.artifact.token_sources import TokenFiles, check_unchanged
 from kielo.dataset.order import Located, Order, OrderSource, Phase
 from kielo.dataset.packed_sequences import PackedSequences, Pieces
 from kielo.dataset.permutation import key_from, keys_of_epochs
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import PACKED, MixtureOrder, Packing
+from kielo.recipe.sections import PACKED, Packing
 
 Shard = TokenShard | TokenSet
 Numbers = TypeVar("Numbers")
 NOT_COUNTED = -100  # PyTorch's and Hugging Face's label for "no loss here"
-
-
-@dataclass(frozen=True)
-class Unreadable:
-    """A sequence whose tokens the disk does not give, or whose ids are outside of the vocabulary.
-
-    sample: its number in the run. ranges: (first token, tokens) of its parts in the stream of the source.
-    documents: their ids, as far as they are known. reason: names the file and what is wrong with it.
-    """
-
-    sample: int
-    source: str
-    ranges: tuple[tuple[int, int], ...]
-    documents: tuple[str, ...]
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -51,9 +36,8 @@ class Batch:
     inputs, labels: int64 [n, s], labels being the next token or -100; documents: int32 [n, s], the document's
     number inside its sequence (0, 1, …), or None; for an encoder `causal_documents` of these numbers, where a
     token sees only those before it. samples: int64 [n], global sample numbers. dropout_keys: int32 [n, 2],
-    what the dropout of each sequence follows from, or None. unreadable: of these sequences, those that are
-    empty because they could not be read. first_counts: bool [n], whether the first token of each sequence,
-    which no label of it is, carries loss; None: all of them do.
+    what the dropout of each sequence follows from, or None. first_counts: bool [n], whether the first token
+    of each sequence, which no label of it is, carries loss; None: all of them do.
     """
 
     inputs: np.ndarray
@@ -61,7 +45,6 @@ class Batch:
     documents: np.ndarray | None
     samples: np.ndarray
     dropout_keys: np.ndarray | None = None
-    unreadable: tuple[Unreadable, ...] = ()
     first_counts: np.ndarray | None = None
 
 
@@ -76,7 +59,6 @@ class PhaseSteps(Protocol):
     sequence_length: int
     sequences_per_step: int
     mixture: Mapping[str, float]
-    mixture_order: MixtureOrder
     packing: Packing
     offsets: Mapping[str, int]
 
@@ -84,8 +66,8 @@ class PhaseSteps(Protocol):
 class Batches:
     """The batches of a phase, each computed on request: nothing is prefetched, nothing has to be restored.
 
-    folder: the pack stage's output. longest_sequence_length: the longest of the whole run. may_be_cut: as of
-    `open_shard`. Raises KieloError for a folder that is not packed or a mixture with an unknown source.
+    folder: the pack stage's output. longest_sequence_length: the longest of the whole run. Raises KieloError
+    for a folder that is not packed or a mixture with an unknown source.
     """
 
     def __init__(
@@ -96,7 +78,6 @@ class Batches:
         longest_sequence_length: int,
         end_of_text_id: int,
         mask_documents: bool,
-        may_be_cut: bool = False,
     ):
         self.folder, self.phase, self.mask_documents = Path(folder), phase, mask_documents
         counts = packed_manifest(self.folder).counts["sources"]
@@ -105,7 +86,7 @@ class Batches:
                 raise KieloError(f"the mixture's {name}: {self.folder} has the sources {', '.join(counts)}")
         # By name, so that the order of lines in a recipe does not change the order of the data.
         self.names = sorted(phase.mixture)
-        self.shards = [open_shard(self.folder, name, may_be_cut) for name in self.names]
+        self.shards = [open_shard(self.folder, name) for name in self.names]
         length, longest = phase.sequence_length, longest_sequence_length
         self._reader: _StreamReader | _PackedReader
         if phase.packing in PACKED:
@@ -129,7 +110,6 @@ class Batches:
                 length,
                 longest,
                 phase.offsets,
-                phase.mixture_order,
                 phase.packing != "as_is",
             ),
             [OrderSource(name, tokens, phase.mixture[name]) for name, tokens in zip(self.names, num_tokens)],
@@ -221,12 +201,10 @@ def packed_manifest(folder: Path | str) -> Manifest:
     return manifest
 
 
-def open_shard(folder: Path | str, name: str, may_be_cut: bool = False) -> Shard:
+def open_shard(folder: Path | str, name: str) -> Shard:
     """Opens a source's shard in a tokens folder, or its files where they are read in place.
 
     Raises KieloError when files have other sizes than the pack stage wrote, or are others than it described.
-    may_be_cut: files of tokens and masks may be shorter or, but for masks, missing; reading what is gone
-    raises OSError.
     """
     manifest = packed_manifest(folder)
     counts = manifest.counts.get("sources", {}).get(name, {})  # a folder of texts to score has no sources
@@ -240,21 +218,12 @@ def open_shard(folder: Path | str, name: str, may_be_cut: bool = False) -> Shard
                 f"{folder}: an earlier version of Kielo described the files of source {name}, without their "
                 "checksums; `kielo run RECIPE --to pack` reads them once"
             )
-        check_unchanged(name, place, files.files, counts["times_ns"], may_be_cut)
+        check_unchanged(name, place, files.files, counts["times_ns"])
         return TokenSet(place, files.files, files.training_tokens, described.end_of_text_id)
     parts = [f"{name}.bin", f"{name}.idx"]
     parts += [mask for mask in [name + LOSS_MASK] if mask in manifest.files]
-    whole = [part for part in parts if not (may_be_cut and _may_be_read_in_part(folder, part, manifest))]
-    check_sizes(folder, manifest, whole)
-    return TokenShard(Path(folder) / name, may_be_cut)
-
-
-def _may_be_read_in_part(folder: Path | str, name: str, manifest: Manifest) -> bool:
-    """Returns True if what is gone of a file is noticed as it is read: tokens, and a mask that is there."""
-    path = Path(folder) / name
-    return (path.suffix == ".bin" or (name.endswith(LOSS_MASK) and path.is_file())) and is_cut(
-        path, manifest.files[name]["bytes"]
-    )
+    check_sizes(folder, manifest, parts)
+    return TokenShard(Path(folder) / name)
 
 
 class _StreamReader:

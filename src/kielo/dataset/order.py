@@ -19,8 +19,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from kielo.dataset.permutation import LARGEST_SIZE, key_from, keys_of_epochs, permute, scramble
-from kielo.recipe.sections import MixtureOrder
+from kielo.dataset.permutation import LARGEST_SIZE, key_from, keys_of_epochs, permute
 
 # The mixture of sources: weights -> a periodic schedule that gives each sample a source, with exact quotas.
 #
@@ -32,14 +31,9 @@ from kielo.recipe.sections import MixtureOrder
 #
 # The k-th sample of a source gets turn k, so what has been drawn of a source is always a prefix. Therefore
 # a phase can end at any sample, and one offset for each source describes where it ended.
-#
-# Runs of format version 1 and before keep shares after each block of 256 samples, not after each sample:
-# the order "blocks_of_256" is theirs.
 
 
 LARGEST_PERIOD = 1 << 18
-BLOCK_SAMPLES = 256
-BLOCKS_PER_PERIOD = LARGEST_PERIOD // BLOCK_SAMPLES
 
 
 def share_out(weights: Sequence[float | Fraction], total: int) -> np.ndarray:
@@ -63,29 +57,6 @@ def share_out(weights: Sequence[float | Fraction], total: int) -> np.ndarray:
             quotas[quotas.index(max(quotas))] -= 1
             quotas[source] = 1
     return np.array(quotas, dtype=np.int64)
-
-
-def share_out_blocks(quotas: np.ndarray, num_blocks: int) -> np.ndarray:
-    """Returns the number of samples of each source in each block: int64 [num_blocks, sources].
-
-    Every row adds up to the block's size and every column to its quota; after b blocks source i has had
-    floor or ceiling of quotas[i] * b / num_blocks.
-    """
-    block_samples, left_over = divmod(int(quotas.sum()), num_blocks)
-    if left_over:
-        raise ValueError(f"share_out_blocks: {quotas.sum()} samples do not fill {num_blocks} blocks")
-    counts = np.empty((num_blocks, len(quotas)), dtype=np.int64)
-    given = np.zeros(len(quotas), dtype=np.int64)
-    for block in range(1, num_blocks + 1):
-        now = np.maximum(given, quotas * block // num_blocks)  # what is due by now
-        room = block_samples * block - int(now.sum())
-        if room:
-            released = np.flatnonzero(now * num_blocks < quotas * block)  # may have one more, not due yet
-            deadline = -(-(now[released] + 1) * num_blocks // quotas[released])
-            now[released[np.argsort(deadline, kind="stable")[:room]]] += 1
-        counts[block - 1] = now - given
-        given = now
-    return counts
 
 
 def exact_shares(weights: Sequence[float]) -> list[Fraction]:
@@ -123,23 +94,14 @@ def chairman_assignment(quotas: tuple[int, ...]) -> np.ndarray:
 
 
 class Mixture:
-    """The schedule of one phase. `quotas` int64 [sources]: samples of each source in one period.
+    """The schedule of one phase. `quotas` int64 [sources]: samples of each source in one period."""
 
-    key: of the shuffle in "blocks_of_256"; "every_sample" has none.
-    """
-
-    def __init__(self, weights: Sequence[float], order: MixtureOrder, key: int):
-        if order == "every_sample":
-            shares = exact_shares(weights)
-            denominator = math.lcm(*(share.denominator for share in shares))
-            self.period_samples = denominator if denominator <= LARGEST_PERIOD else LARGEST_PERIOD
-            self.quotas = share_out(shares, self.period_samples)
-            self._source = chairman_assignment(tuple(self.quotas.tolist()))
-        else:
-            self.period_samples = 1 if len(weights) == 1 else LARGEST_PERIOD
-            blocks = self.period_samples // BLOCK_SAMPLES or 1
-            self.quotas = share_out(weights, self.period_samples)
-            self._source = _shuffled_in_blocks(share_out_blocks(self.quotas, blocks), key)
+    def __init__(self, weights: Sequence[float]):
+        shares = exact_shares(weights)
+        denominator = math.lcm(*(share.denominator for share in shares))
+        self.period_samples = denominator if denominator <= LARGEST_PERIOD else LARGEST_PERIOD
+        self.quotas = share_out(shares, self.period_samples)
+        self._source = chairman_assignment(tuple(self.quotas.tolist()))
         self._turn = _turns(self._source, self.quotas)
 
     def locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -153,15 +115,6 @@ class Mixture:
         periods, rest = divmod(num_samples, self.period_samples)
         part = np.bincount(self._source[:rest], minlength=len(self.quotas))
         return [periods * int(quota) + int(count) for quota, count in zip(self.quotas, part)]
-
-
-def _shuffled_in_blocks(counts: np.ndarray, key: int) -> np.ndarray:
-    """Returns the source of each sample; counts: samples of each source in each block [blocks, sources]."""
-    blocks, sources = counts.shape
-    ordered = np.repeat(np.tile(np.arange(sources), blocks), counts.ravel()).reshape(blocks, -1)
-    noise = scramble(np.arange(ordered.size, dtype=np.uint64) + np.array([key], dtype=np.uint64))
-    places = np.argsort(noise.reshape(blocks, -1), axis=1, kind="stable")
-    return np.take_along_axis(ordered, places, axis=1).ravel().astype(np.int32)
 
 
 def _turns(source: np.ndarray, quotas: np.ndarray) -> np.ndarray:
@@ -199,7 +152,6 @@ class Phase:
     sequence_length: int
     longest_sequence_length: int
     offsets: Mapping[str, int] = field(default_factory=dict)
-    mixture_order: MixtureOrder = "every_sample"
     is_shuffled: bool = True
 
 
@@ -229,8 +181,7 @@ class Order:
         if len({source.name for source in sources}) != len(sources):
             raise ValueError("two sources have one name: " + repr([source.name for source in sources]))
         self.seed, self.phase, self.sources = seed, phase, tuple(sources)
-        key = key_from("mixture", seed, phase.number)
-        self.mixture = Mixture([source.weight for source in sources], phase.mixture_order, key)
+        self.mixture = Mixture([source.weight for source in sources])
         self._sequences_per_block = longest // length
         tokens = np.array([source.num_tokens for source in sources], dtype=np.int64)
         self._num_sequences = -(-tokens // length)

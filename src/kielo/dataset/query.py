@@ -1,14 +1,20 @@
-"""The documents of a step: (tokens folder, step) -> rows, computed from the order; nothing was logged."""
+"""The documents of a step: (tokens folder, step) -> rows, computed from the order; nothing was logged.
+
+Also reads the sequences of a step with an error that names the documents that cannot be read.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kielo.artifact.token_set import TokenSet
-from kielo.dataset.batches import Batches, PhaseSteps, Shard, document_numbers
-from kielo.recipe.errors import KieloError
+from kielo.dataset.batches import NOT_COUNTED, Batch, Batches, PhaseSteps, Shard, document_numbers
+from kielo.recipe.errors import KieloError, sentence
+
+_MOST_NAMED = 5  # documents, in a message
 
 
 def documents_of_step(
@@ -70,6 +76,60 @@ def document_ids(batches: Batches, source: int, ranges: Iterable[tuple[int, int]
     numbers = {document for document in found if isinstance(document, int)}
     ids = read_ids(batches.folder, batches.names[source], numbers) if numbers else {}
     return list(dict.fromkeys(ids[one] if isinstance(one, int) else one for one in found))
+
+
+def read_sequences(batches: Batches, step: int, samples: np.ndarray, vocab_rows: int) -> Batch:
+    """Read samples [n] of a step; after an error, read them again one by one.
+
+    vocab_rows: of the embedding. Raises KieloError for the first sample that cannot be read or has ids
+    outside of these rows; the message names step, source, documents and file.
+    """
+    with suppress(OSError, KieloError):
+        batch = batches.read(samples)
+        if not _is_outside(batch, vocab_rows):
+            return batch
+    for sample in samples[:, None]:
+        reason = _unreadable(batches, sample, vocab_rows)
+        if reason is not None:
+            raise KieloError(
+                f"step {step}: {_described(batches, sample)}: {reason}. Fix: restore the file and start "
+                "again; the run resumes from its newest checkpoint"
+            )
+    return batches.read(samples)
+
+
+def _unreadable(batches: Batches, sample: np.ndarray, vocab_rows: int) -> str | None:
+    try:
+        batch = batches.read(sample)
+    except (OSError, KieloError) as error:
+        return sentence(error) or str(error)
+    if not _is_outside(batch, vocab_rows):
+        return None
+    shard = batches.shards[int(batches.order.locate(sample).source[0])]
+    file = "the file" if isinstance(shard, TokenSet) else f"{shard.prefix}.bin"
+    largest = max(batch.inputs.max(), batch.labels.max())
+    return f"{file}: has ids up to {largest:,}, but the vocabulary has {vocab_rows:,} rows"
+
+
+def _is_outside(batch: Batch, vocab_rows: int) -> bool:
+    """Returns True if the embedding or the head lacks a row for an id."""
+    if not batch.inputs.size:
+        return False
+    inputs, labels = batch.inputs, batch.labels
+    is_below = inputs.min() < 0 or ((labels < 0) & (labels != NOT_COUNTED)).any()
+    return bool(is_below or max(inputs.max(), labels.max()) >= vocab_rows)
+
+
+def _described(batches: Batches, sample: np.ndarray) -> str:
+    """Returns e.g. "sample 12 of books (a.txt:3, a.txt:9)", with the documents as far as they are known."""
+    located = batches.order.locate(sample)
+    (ranges,), source = batches.ranges(located), int(located.source[0])
+    documents: list[str] = []
+    with suppress(OSError, KieloError):
+        documents = document_ids(batches, source, ranges)
+    names = ", ".join(documents[:_MOST_NAMED])
+    more = f", {len(documents) - _MOST_NAMED} more" if len(documents) > _MOST_NAMED else ""
+    return f"sample {sample[0]} of {batches.names[source]}" + (f" ({names}{more})" if names else "")
 
 
 def _tokens_with_loss(shard: Shard, start: int, count: int) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kielo.recipe.sections import BatchRamp, MixtureOrder, Packing, Phase, Recipe
+from kielo.recipe.sections import BatchRamp, Packing, Phase, Recipe
 
 # of the keys that a phase shares; all others: train
 _SECTION = {"sequence_length": "dataset", "mixture": "dataset"}
@@ -34,7 +34,6 @@ class FullPhase:
     tokens_per_step: int
     sequence_length: int
     mixture: Mapping[str, float]
-    mixture_order: MixtureOrder
     packing: Packing
     micro_batch_sequences: int | None
     trainable: tuple[str, ...]
@@ -66,8 +65,7 @@ def full_phases(recipe: Recipe) -> tuple[FullPhase, ...]:
         tokens = train.tokens or train.tokens_per_step
         return (FullPhase(
             1, tokens, train.tokens_per_step, dataset.sequence_length, dataset.mixture,
-            dataset.mixture_order, dataset.packing, train.micro_batch_sequences, train.trainable, rate,
-            frozenset(),
+            dataset.packing, train.micro_batch_sequences, train.trainable, rate, frozenset(),
         ),)  # fmt: skip
     return tuple(_full(recipe, number, phase) for number, phase in enumerate(recipe.phases, start=1))
 
@@ -160,7 +158,6 @@ def _full(recipe: Recipe, number: int, phase: Phase) -> FullPhase:
         _or(phase.tokens_per_step, train.tokens_per_step),
         _or(phase.sequence_length, dataset.sequence_length),
         _or(phase.mixture, dataset.mixture),
-        dataset.mixture_order,
         dataset.packing,
         _or(phase.micro_batch_sequences, train.micro_batch_sequences),
         _or(phase.trainable, train.trainable),

@@ -238,6 +238,8 @@ def _label(path: Path) -> str:
 def _with_base(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns the file's values over those of the recipe that it extends, and where each key came from."""
     data = read_toml(path)
+    if _is_written(str(path)):
+        _leave_out(data, ("train", "max_left_out_sequences"))  # of format version 2: such a run goes on
     if {"language", LANGUAGES} <= set(data):
         raise KieloError(f"{path}: has both language and {LANGUAGES}; give one of them")
     base_reference = data.pop("extends", None)

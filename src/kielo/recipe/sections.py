@@ -476,7 +476,6 @@ class Tokenizer(Section):
         return "tokenizer.path" if self.path else "tokenizer.extend"
 
 
-MixtureOrder = Literal["every_sample", "blocks_of_256"]
 Packing = Literal["one_stream", "best_fit", "one_a_sequence", "as_is"]
 PACKED = ("best_fit", "one_a_sequence")  # with documents that are put into sequences before training
 
@@ -515,11 +514,6 @@ class Dataset(DatasetIdentity):
         description="a source's share is its tokens^(1/temperature): 1 is by tokens, more "
         "makes the shares of small sources larger (3.3 is the α = 0.3 of XLM-R). Only with several sources, "
         "without a mixture",
-    )
-    mixture_order: MixtureOrder = Field(
-        "every_sample",
-        description="shares are within one sample of the weights after every sample, or after every 256, as "
-        "in runs that format version 1 or before began: those are continued with blocks_of_256",
     )
     packing: Packing = Field(
         "one_stream",
@@ -997,13 +991,6 @@ class TrainPlacement(Section):
     log_every_steps: PositiveInt = Field(10, description="steps from one line of the log to the next")
     heldout_every_steps: PositiveInt = Field(
         100, description="steps from one scoring of held-out text to the next"
-    )
-    max_left_out_sequences: int = Field(
-        0,
-        ge=0,
-        description="sequences that a run may leave out as they cannot be read in mid-run, or after it was "
-        "stopped: their file is cut, gone or fails, or has ids outside of the vocabulary; 0: the first one "
-        "stops the run",
     )
     compare_replicas_every_steps: int = Field(
         100,

@@ -16,7 +16,6 @@ from kielo.artifact.manifest import Manifest, read_manifest
 from kielo.artifact.metrics import (
     METRICS_NAME,
     HeldOutLoss,
-    LeftOutSequence,
     PassedOver,
     PrecisionChange,
     Row,
@@ -143,7 +142,6 @@ def _training(folder: Path, manifest: Manifest | None) -> dict[str, Any] | None:
         "steps": steps,
         "heldout": _by_step(of_kind(rows, HeldOutLoss)),
         "passed_over": _by_step(of_kind(rows, PassedOver)),
-        "left_out": of_kind(rows, LeftOutSequence),
         "precisions": _by_step(of_kind(rows, PrecisionChange)),
         "tokens_per_second": counts.get("tokens_per_second")
         or (median(speeds[1:] or speeds) if speeds else None),

@@ -290,11 +290,6 @@ def _training(gathered: dict[str, Any]) -> str:
         if rows:
             ranges = ", ".join(f"{row.passed_over_from:,}–{row.step:,}" for row in rows)
             sentence += f"; steps passed over, {words}: {ranges}"
-    if training["left_out"]:
-        sources = ", ".join(sorted({row.source for row in training["left_out"]}))
-        sentence += (
-            f"; sequences left out, as they could not be read: {len(training['left_out']):,} of {sources}"
-        )
     for row in training["precisions"]:
         match row:
             case PrecisionVerdict(outcome="taken back"):

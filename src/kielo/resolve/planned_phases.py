@@ -94,8 +94,8 @@ def plan_phases(
                 number=phase.number, first_step=step, steps=steps, first_sample=sample,
                 sequence_length=phase.sequence_length, sequences_per_step=sequences,
                 tokens_per_step=sequences * phase.sequence_length, mixture=dict(mixture),
-                mixture_order=phase.mixture_order, packing=phase.packing,
-                order_first_sample=order_first_sample, offsets=offsets, trainable=phase.trainable,
+                packing=phase.packing, order_first_sample=order_first_sample, offsets=offsets,
+                trainable=phase.trainable,
             ))  # fmt: skip
             step, sample = step + steps, sample + steps * sequences
         if phase is not asked[-1] and mixture:
@@ -104,9 +104,8 @@ def plan_phases(
                 OrderSource(name, epoch_tokens(name, length), mixture[name]) for name in sorted(mixture)
             ]
             order = OrderPhase(
-                phase.number, order_first_sample, length, length if is_packed else longest, offsets,
-                phase.mixture_order,
-            )  # fmt: skip
+                phase.number, order_first_sample, length, length if is_packed else longest, offsets
+            )
             drawn = Order(seed, order, sources).offsets_at(sample)
             read |= {name: (length, drawn[name]) for name in drawn if drawn[name] != offsets.get(name)}
             next_length = asked[phase.number].sequence_length

@@ -261,11 +261,6 @@ def consent(old: Identity, new: Resolved, step: int = 0) -> None:
         way = "Go back"
     if changed:
         lines = "\n".join(f"  - {key}: was {before.get(key)!r}, is now {after.get(key)!r}" for key in changed)
-        if any(key.endswith(".mixture_order") for key in changed):
-            lines += (
-                "\n    (the order of the samples follows dataset.mixture_order; a run that an earlier Kielo "
-                "began goes on with --set dataset.mixture_order=blocks_of_256)"
-            )
         if "dataset.restart_positions" in changed:
             lines += (
                 "\n    (a run whose learned positions continue through documents goes on with --set "

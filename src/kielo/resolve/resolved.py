@@ -30,7 +30,6 @@ from kielo.recipe.sections import (
     Checkpoint,
     DatasetIdentity,
     Layout,
-    MixtureOrder,
     Model,
     Packing,
     RecipeIdentity,
@@ -68,7 +67,6 @@ class Phase(_Frozen):
     mixture: dict[str, float]
     order_first_sample: int
     offsets: dict[str, int]
-    mixture_order: MixtureOrder = "every_sample"
     packing: Packing = "one_stream"
     trainable: tuple[str, ...] = ()
 

@@ -5,7 +5,7 @@ here, once.
 """
 
 import gc
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ from kielo.checkpoint.first_weights import first_settings, load_first_weights
 from kielo.dataset.batches import Batch, Batches, filled_up, with_dropout_keys
 from kielo.dataset.heldout_sets import heldout_sets
 from kielo.dataset.masking import Masking, masking_rate, masking_vocabulary
-from kielo.dataset.readable import read_sequences, without_sequences
+from kielo.dataset.query import read_sequences
 from kielo.models import families
 from kielo.parallel.context_parallel import context_positions
 from kielo.parallel.fp8 import refuse_without_fp8, scale_weights
@@ -37,12 +37,11 @@ from kielo.recipe.sections import Layout, Precision, TrainIdentity
 from kielo.resolve.planned_phases import trains
 from kielo.resolve.resolved import Identity, Placement, Resolved
 from kielo.resolve.stages import SCHEDULES
-from kielo.train.feed import Care, Feed
+from kielo.train.feed import Feed, Replacement
 from kielo.train.forward_backward import ForwardBackward, forward_backward_of
 from kielo.train.fp8_probe import Fp8Probe
 from kielo.train.garbage import Garbage
 from kielo.train.heldout import HeldOut, HeldOutText, share_of
-from kielo.train.left_out import LeftOut
 from kielo.train.log import Log, MetricsFile, Sink, TensorBoard, Terminal, Wandb
 from kielo.train.meter import Meter, StepRow
 from kielo.train.optimiser import build_optimiser
@@ -118,7 +117,6 @@ def assemble(
             checkpoints.shortage if world.rank == 0 else lambda: None,
             is_looking=world.local_rank == 0,
         ),
-        left_out=_left_out(placement, world, state, log, alert),
         checkpoints=checkpoints,
         alert=alert,
         # At the third step everything is compiled and warm.
@@ -294,22 +292,13 @@ def _fill(
     )
 
 
-def _left_out(
-    placement: Placement, world: World, state: State, log: Log, alert: Callable[[int, str], None]
-) -> LeftOut:
-    """Makes a group for what all ranks must leave out, if anything may be."""
-    most = placement.train.max_left_out_sequences
-    group = make_host_group(world, "data", world.timeout_seconds) if most else None
-    return LeftOut(most, state, group, log.write, alert)
-
-
 def _feed(run: Run, resolved: Resolved, index: int, last_step: int) -> Feed:
     identity, placement, phase = resolved.identity, resolved.placement, resolved.identity.phases[index]
     rank, ranks, placed = data_rank(run.mesh), data_ranks(run.mesh), placement.phases[index]
     rows = placed.micro_batch_sequences * placed.micro_batches_per_step
     prepare, end = prepared(identity, placement), placement.end_of_text_id
 
-    def opened() -> Callable[..., Batch]:
+    def opened() -> Callable[[int], Batch]:
         batches = Batches(
             Path(placement.tokens_folder),
             identity.seed,
@@ -317,13 +306,11 @@ def _feed(run: Run, resolved: Resolved, index: int, last_step: int) -> Feed:
             identity.longest_sequence_length,
             end,
             identity.dataset.mask_documents,
-            may_be_cut=placement.train.max_left_out_sequences > 0,
         )
 
-        def read_step(step: int, left_out: Set[int] = frozenset()) -> Batch:
-            batch = read_sequences(batches, batches.samples(step, rank, ranks), identity.model.vocab_rows)
-            empty = left_out | {one.sample for one in batch.unreadable}
-            batch = without_sequences(prepare(batch, step), empty, end)
+        def read_step(step: int) -> Batch:
+            samples = batches.samples(step, rank, ranks)
+            batch = prepare(read_sequences(batches, step, samples, identity.model.vocab_rows), step)
             if identity.train.has_dropout:
                 batch = with_dropout_keys(batch, identity.seed)
             return filled_up(batch, rows, end)
@@ -336,8 +323,7 @@ def _feed(run: Run, resolved: Resolved, index: int, last_step: int) -> Feed:
         last_step,
         run.device,
         positions_of_rank(phase.sequence_length, run.mesh),
-        Care(
-            partial(run.left_out.agree, phase.sequences_per_step),
+        Replacement(
             opened,
             lambda: run.time_limits.still_seconds * 0.45,  # twice, before others take this rank for stuck
             _alert(placement),

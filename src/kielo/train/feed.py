@@ -5,7 +5,7 @@ one step ahead; on a GPU it also pins what it read and starts its copy, on a str
 neither the host nor the arithmetic waits for data. A reader that is frozen is replaced.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import count, repeat
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kielo.artifact.token_file import file_being_read
-from kielo.dataset.batches import NOT_COUNTED, Batch, Unreadable
+from kielo.dataset.batches import NOT_COUNTED, Batch
 from kielo.recipe.errors import KieloError
 from kielo.train.reader import Reader
 
@@ -51,14 +51,10 @@ class StepBatch:
 
 @dataclass(frozen=True)
 class _Arriving:
-    """A step's batch, the tensors that hold it, and on a GPU the event after which they are all there.
-
-    unreadable: sequences of this rank that are empty because they could not be read.
-    """
+    """A step's batch, the tensors that hold it, and on a GPU the event after which they are all there."""
 
     batch: StepBatch
     tensors: tuple[Tensor, ...]
-    unreadable: tuple[Unreadable, ...] = ()
     arrived: torch.cuda.Event | None = None
 
 
@@ -67,17 +63,14 @@ _Tensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)
-class Care:
-    """What a feed does about sequences that cannot be read, and about a reader that is frozen.
+class Replacement:
+    """How a feed replaces a reader that is frozen.
 
-    agree: (step, sequences that this rank could not read) → samples that all ranks leave out of the step;
-    every rank calls it for each step that it takes. reopened: makes another `read_step`, which also takes
-    the samples to leave out, in the thread that will use it. frozen_seconds: the longest wait for a reader
-    at present. alert: (step, message).
+    reopened: makes another `read_step`, in the thread that will use it. frozen_seconds: the longest wait for
+    a reader at present. alert: (step, message).
     """
 
-    agree: Callable[[int, Sequence[Unreadable]], frozenset[int]]
-    reopened: Callable[[], Callable[..., Batch]]
+    reopened: Callable[[], Callable[[int], Batch]]
     frozen_seconds: Callable[[], float]
     alert: Callable[[int, str], None]
 
@@ -86,21 +79,21 @@ class Feed:
     """Gives the batch of each step; a thread reads, cuts and copies one step ahead.
 
     read_step: from the step (1-based) to this rank's sequences of it. positions_s: the columns that this rank
-    takes of each sequence; None: all. care: None: an error of reading is raised, and a frozen reader is
-    waited for. The device holds at most one step more than the one that was taken.
+    takes of each sequence; None: all. replacement: None: a frozen reader is waited for. The device holds at
+    most one step more than the one that was taken.
     """
 
     def __init__(
         self,
-        read_step: Callable[..., Batch],
+        read_step: Callable[[int], Batch],
         micro_batch_sequences: int,
         last_step: int,
         device: torch.device,
         positions_s: Tensor | None = None,
-        care: Care | None = None,
+        replacement: Replacement | None = None,
     ):
-        self._read_step: Callable[..., Batch] | None = read_step
-        self._care = care
+        self._read_step: Callable[[int], Batch] | None = read_step
+        self._replacement = replacement
         self._micro_batch_sequences = micro_batch_sequences
         self._last_step = last_step
         self._device = device
@@ -119,11 +112,6 @@ class Feed:
         if self._ahead is None or self._ahead[0] != step:
             self._ahead = self._begin(step)
         arriving = self._arrived(step, self._ahead[1])
-        if self._care is not None:
-            left_out = self._care.agree(step, arriving.unreadable)
-            own = {one.sample for one in arriving.unreadable}
-            if left_out.intersection(arriving.batch.samples) - own:  # only another rank could not read them
-                arriving = self._arrived(step, self._begin(step, left_out)[1])
         self._ahead = self._begin(step + 1) if step < self._last_step else None
         if arriving.arrived is not None:
             # The device waits here, not the host: work queued from now on runs after the copies. The memory
@@ -137,14 +125,14 @@ class Feed:
     def close(self) -> None:
         self._reader.close()
 
-    def _begin(self, step: int, *left_out: frozenset[int]) -> tuple[int, Future[_Arriving]]:
-        return step, self._reader.submit(self._read, self._read_step, step, *left_out)
+    def _begin(self, step: int) -> tuple[int, Future[_Arriving]]:
+        return step, self._reader.submit(self._read, self._read_step, step)
 
     def _arrived(self, step: int, reading: Future[_Arriving]) -> _Arriving:
         """Waits for a step; a reader that takes too long is left alone, and another one reads the step."""
-        if self._care is None:
+        if self._replacement is None:
             return reading.result()
-        seconds = self._care.frozen_seconds()
+        seconds = self._replacement.frozen_seconds()
         for tries_left in reversed(range(_TRIES)):
             try:
                 return reading.result(seconds)
@@ -153,7 +141,9 @@ class Feed:
                     raise
             file = file_being_read(self._reader.thread) or "the text"
             if tries_left:
-                self._care.alert(step, f"{file}: no answer for {seconds:g} s; another reader tries it again")
+                self._replacement.alert(
+                    step, f"{file}: no answer for {seconds:g} s; another reader tries it again"
+                )
                 self._reader, self._read_step = Reader(self._choose_device), None
                 reading = self._begin(step)[1]
         raise KieloError(
@@ -167,18 +157,16 @@ class Feed:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
-    def _read(
-        self, read_step: Callable[..., Batch] | None, step: int, *left_out: frozenset[int]
-    ) -> _Arriving:
+    def _read(self, read_step: Callable[[int], Batch] | None, step: int) -> _Arriving:
         """Reads a step in the reader's thread. read_step: None: to be opened again."""
         if read_step is None:
-            read_step = self._read_step = self._care.reopened()
-        batch = read_step(step, *left_out)
+            read_step = self._read_step = self._replacement.reopened()
+        batch = read_step(step)
         tensors = _on_host(batch, self._columns_s)
         samples, labels = tuple(batch.samples.tolist()), tensors[1].numpy()
         counted_n = np.count_nonzero(labels != NOT_COUNTED, axis=1)
         if self._copies is None:
-            return replace(self._arriving(step, samples, tensors, counted_n), unreadable=batch.unreadable)
+            return self._arriving(step, samples, tensors, counted_n)
         with torch.cuda.stream(self._copies):
             # A copy to the device makes the host wait, except from pinned memory.
             copied = (
@@ -186,7 +174,7 @@ class Feed:
                 for tensor in tensors
             )  # fmt: skip
             arriving = self._arriving(step, samples, tuple(copied), counted_n)
-            return replace(arriving, unreadable=batch.unreadable, arrived=self._copies.record_event())
+            return replace(arriving, arrived=self._copies.record_event())
 
     def _arriving(
         self, step: int, samples: tuple[int, ...], tensors: _Tensors, counted_n: np.ndarray

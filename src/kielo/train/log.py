@@ -18,7 +18,6 @@ from kielo.artifact.manifest import write_text_atomically
 from kielo.artifact.metrics import (
     Fp8GradientProbe,
     HeldOutLoss,
-    LeftOutSequence,
     PassedOver,
     PrecisionChange,
     PrecisionVerdict,
@@ -372,8 +371,6 @@ def describe(row: Row) -> str:
                 f"spike of steps {row.spike_from} to {row.spike_to} {row.outcome}: loss up to "
                 f"{row.highest_loss:.4f}, usual {row.usual_loss:.4f}"
             )
-        case LeftOutSequence():
-            return f"sample {row.left_out_sample} of {row.source} left out: {row.reason}"
         case Fp8GradientProbe():
             return f"gradients in fp8 and in bf16: cosine {row.fp8_gradient_cosine:.5f}"
         case PrecisionVerdict():

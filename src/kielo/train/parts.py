@@ -17,7 +17,6 @@ from kielo.train.feed import Feed, StepBatch
 from kielo.train.forward_backward import ForwardBackward
 from kielo.train.garbage import Garbage
 from kielo.train.heldout import HeldOut
-from kielo.train.left_out import LeftOut
 from kielo.train.log import Log
 from kielo.train.meter import Meter, StepRow
 from kielo.train.optimiser import Optimiser
@@ -95,7 +94,6 @@ class Run:
     log: Log
     stop: Stop
     resources: Resources
-    left_out: LeftOut
     checkpoints: RunCheckpoints
     alert: Callable[[int, str], None]
     profile: Profile

@@ -135,7 +135,8 @@ def _attempt(
                 run = assemble(resolved, world, stop, lease.check, progress, profile_steps, is_saving)
                 heartbeat.use(communicators(run.mesh), alike_communicators(run.mesh))
                 state = run.state
-                for warning in [*warnings, *tokens.finish()]:
+                tokens.finish()
+                for warning in warnings:
                     run.alert(run.checkpoints.newest_step or 0, warning)
             has_begun = True
             hosts = Agreement().gather(socket.gethostname())

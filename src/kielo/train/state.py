@@ -1,10 +1,10 @@
 """The state of a run, and its checkpoints.
 
 A checkpoint holds the weights, both moments, the number of updates, step, tokens and samples (all that the
-data order needs), the steps that were passed over, the sequences that were left out, the precision of each
-range of steps, the guard's counts, the step's loss and the identity of the run. Nothing in it depends on the
-layout, so any number of ranks restores it. On the same number the run ends with bitwise the weights of one
-that was never stopped: always on CPUs, on GPUs with train.deterministic.
+data order needs), the steps that were passed over, the precision of each range of steps, the guard's counts,
+the step's loss and the identity of the run. Nothing in it depends on the layout, so any number of ranks
+restores it. On the same number the run ends with bitwise the weights of one that was never stopped: always on
+CPUs, on GPUs with train.deterministic.
 """
 
 import logging
@@ -44,9 +44,7 @@ class State:
     the last save that followed one}. None where none were, or where enough sound steps have followed.
     spikes: for which the run went back, in that order: {"first_step", "last_step": of what is passed over for
     it, "learning_rate_factor": of the steps from the first on}. trained: [updates of the run before it,
-    modules] of each range of steps that trains other modules; none where all steps train all. left_out:
-    sequences that could not be read: {"step", "sample", "source", "ranges": [first token, tokens] of its
-    parts in the source's stream, "documents"}.
+    modules] of each range of steps that trains other modules; none where all steps train all.
     """
 
     step: int = 0
@@ -59,7 +57,6 @@ class State:
     trouble: dict[str, int] | None = None
     spikes: list[dict[str, Any]] = field(default_factory=list)
     trained: list[list] = field(default_factory=list)
-    left_out: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def spike_steps(self) -> list[tuple[int, int]]:
@@ -101,7 +98,10 @@ class State:
         return begins
 
     def restore(self, plain: Mapping[str, object]) -> None:
-        """Takes over a checkpoint's plain state; fields that older versions lacked keep their first value."""
+        """Take over a checkpoint's plain state.
+
+        Fields that older versions lacked keep their first value; what older versions stored besides is lost.
+        """
         for name, first in asdict(State()).items():
             setattr(self, name, plain.get(name, first))
 

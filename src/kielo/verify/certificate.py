@@ -66,7 +66,9 @@ def current_certificate(
 
 def _migrated(folder: Path, section: dict[str, Any]) -> dict[str, Any]:
     """Returns a manifest's section, of any version of the identity's format, as this version writes it."""
-    return section | {"identity": as_stored_now(section.get("identity", {}), folder / MANIFEST_NAME)}
+    if "identity" not in section:
+        return section
+    return section | {"identity": as_stored_now(section["identity"], folder / MANIFEST_NAME)}
 
 
 # The parity certificate as text on a terminal: settings side by side, both loss curves, the verdict.

@@ -1,4 +1,4 @@
-"""Sequences that cannot be read, and the documents of those that can, of a few tokens by hand."""
+"""The documents of a step, and of sequences that cannot be read, of a few tokens by hand."""
 
 import os
 from pathlib import Path
@@ -9,9 +9,8 @@ import pytest
 from kielo.artifact.manifest import write_stage
 from kielo.artifact.stage_json import write_json
 from kielo.artifact.token_sources import TokenFiles, TokenFileSet, find_token_files
-from kielo.dataset.batches import NOT_COUNTED, Batch, Batches, Unreadable, open_shard
-from kielo.dataset.query import document_ids, documents_of_step
-from kielo.dataset.readable import read_sequences, without_sequences
+from kielo.dataset.batches import NOT_COUNTED, Batch, Batches, open_shard
+from kielo.dataset.query import document_ids, documents_of_step, read_sequences
 from kielo.recipe.errors import KieloError
 from tests.dataset.test_batches import phase, write_tokens
 
@@ -33,34 +32,37 @@ def sample_of(batches: Batches, sequence: int) -> int:
     return batches.order.locate(SAMPLES).sequence.tolist().index(sequence)
 
 
+FIX = ". Fix: restore the file and start again; the run resumes from its newest checkpoint"
+
+
+def refused(batches: Batches, samples: np.ndarray, vocab_rows: int) -> str:
+    with pytest.raises(KieloError) as caught:
+        read_sequences(batches, 9, samples, vocab_rows)
+    return str(caught.value)
+
+
 @pytest.mark.parametrize("mask_documents", [True, False])
-def test_ids_without_a_row_leave_one_sequence_empty(tmp_path, mask_documents):
+def test_ids_without_a_row_are_refused(tmp_path, mask_documents):
     """70 is an input and a label of the sequence of tokens 8 to 11, and of no other one."""
     batches = opened(tmp_path, mask_documents)
-    sound, bad = batches.read(SAMPLES), sample_of(batches, 2)
-    found = read_sequences(batches, SAMPLES, 60)
-    expected = Unreadable(bad, "a", ((8, 4),), ("r", "s"), "has ids up to 70, but the vocabulary has 60 rows")
-    assert found.unreadable == (expected,)
-    assert found.samples.tolist() == [0, 1, 2, 3, 4]
-    others = [row for row in range(5) if row != bad]
-    for name in ("inputs", "labels", "documents"):
-        values, whole = getattr(found, name), getattr(sound, name)
-        if name == "documents" and not mask_documents:
-            assert values is None
-            continue
-        assert values.dtype == whole.dtype and values.shape == (5, 4)
-        assert values[bad].tolist() == [0, 0, 0, 0]
-        assert np.array_equal(values[others], whole[others])
+    bad, file = sample_of(batches, 2), tmp_path / "tokens" / "a.bin"
+    reason = f"{file}: has ids up to 70, but the vocabulary has 60 rows"
+    assert refused(batches, SAMPLES, 60) == f"step 9: sample {bad} of a (r, s): {reason}{FIX}"
+    others = np.array([sample for sample in SAMPLES if sample != bad])
+    found, expected = read_sequences(batches, 9, others, 60), batches.read(others)
+    assert np.array_equal(found.inputs, expected.inputs) and np.array_equal(found.labels, expected.labels)
+    (tmp_path / "tokens" / "a.ids.txt").unlink()  # documents are named as far as they are known
+    assert refused(batches, SAMPLES, 60) == f"step 9: sample {bad} of a: {reason}{FIX}"
 
 
 def test_the_largest_id_has_a_row(tmp_path):
     """As an input and as a label: 70 is both, and 71 rows have it; one row fewer have not."""
     batches = opened(tmp_path)
     one = np.array([sample_of(batches, 2)])
-    assert read_sequences(batches, SAMPLES, 71).unreadable == ()
-    assert read_sequences(batches, one, 71).unreadable == ()
-    assert len(read_sequences(batches, one, 70).unreadable) == 1
-    assert read_sequences(batches, np.arange(0), 1).inputs.shape == (0, 4)
+    for samples in (SAMPLES, one):
+        assert np.array_equal(read_sequences(batches, 9, samples, 71).inputs, batches.read(samples).inputs)
+    assert "ids up to 70" in refused(batches, one, 70)
+    assert read_sequences(batches, 9, np.arange(0), 1).inputs.shape == (0, 4)
 
 
 class Damaged:
@@ -68,9 +70,7 @@ class Damaged:
 
     def __init__(self, batches: Batches, inputs: list[int], labels: list[int]):
         self.order, self.names, self.shards = batches.order, batches.names, batches.shards
-        self.phase, self.ranges, self.folder, self.mask_documents = (
-            batches.phase, batches.ranges, batches.folder, False
-        )  # fmt: skip
+        self.ranges, self.folder = batches.ranges, batches.folder
         self._rows = np.array([inputs]), np.array([labels])
 
     def read(self, samples: np.ndarray) -> Batch:
@@ -91,14 +91,12 @@ class Damaged:
 )
 def test_ids_outside_by_their_borders(tmp_path, inputs, labels, largest):
     """Of ten rows 0 to 9 are inside, and -100 is no label; the reason names the largest id of the sample."""
-    found = read_sequences(Damaged(opened(tmp_path), inputs, labels), np.array([0, 3]), 10)
+    batches = Damaged(opened(tmp_path), inputs, labels)
     if largest is None:
-        assert found.unreadable == () and found.inputs.tolist() == [inputs] * 2
+        assert read_sequences(batches, 9, np.array([3, 0]), 10).inputs.tolist() == [inputs] * 2
         return
-    assert [one.sample for one in found.unreadable] == [0, 3]
-    reason = f"has ids up to {largest}, but the vocabulary has 10 rows"
-    assert {one.reason for one in found.unreadable} == {reason}
-    assert found.inputs.tolist() == found.labels.tolist() == [[0, 0, 0, 0]] * 2
+    said = refused(batches, np.array([3, 0]), 10)
+    assert said.startswith("step 9: sample 3 of a (") and f"has ids up to {largest}, but" in said
 
 
 @pytest.mark.parametrize(
@@ -123,39 +121,40 @@ def test_what_a_file_says_is_the_reason(tmp_path, monkeypatch, error, reason):
         return read(samples)
 
     monkeypatch.setattr(batches, "read", failing)
-    (one,) = read_sequences(batches, SAMPLES, 71).unreadable
-    assert (one.sample, one.source, one.reason) == (3, "a", reason)
+    said = refused(batches, SAMPLES, 71)
+    assert said.startswith("step 9: sample 3 of a (") and said.endswith(f"): {reason}{FIX}")
     error = ValueError("odd")
     with pytest.raises(ValueError, match="odd"):
-        read_sequences(batches, SAMPLES, 71)
+        read_sequences(batches, 9, SAMPLES, 71)
 
 
-def test_documents_are_named_as_far_as_they_are_known(tmp_path):
-    """Without the list of ids there are none; ranges of a stream name each document once, in their order."""
+def test_an_error_that_does_not_come_again_is_passed(tmp_path, monkeypatch):
+    batches = opened(tmp_path)
+    read, expected, errors = batches.read, batches.read(SAMPLES), [OSError("a.bin: busy")]
+
+    def failing(samples: np.ndarray) -> Batch:
+        if errors:
+            raise errors.pop()
+        return read(samples)
+
+    monkeypatch.setattr(batches, "read", failing)
+    assert np.array_equal(read_sequences(batches, 9, SAMPLES, 71).inputs, expected.inputs) and not errors
+
+
+@pytest.mark.parametrize(("number", "more"), [(5, ""), (6, ", 1 more"), (8, ", 3 more")])
+def test_five_documents_are_named(tmp_path, number, more):
+    write_tokens(tmp_path, {"a": [[70]] * number + [[0]]})
+    names = [f"a.txt:{place}" for place in range(number)]
+    (tmp_path / "tokens" / "a.ids.txt").write_text("\n".join([*names, "end"]) + "\n")
+    of = phase(mixture={"a": 1.0}, sequence_length=number, sequences_per_step=1)
+    said = refused(Batches(tmp_path / "tokens", 7, of, number, 0, False), np.arange(1), 60)
+    assert said.startswith(f"step 9: sample 0 of a ({', '.join(names[:5])}{more}): ")
+
+
+def test_ranges_of_a_stream_name_each_document_once(tmp_path):
     batches = opened(tmp_path)
     assert document_ids(batches, 0, [(5, 4), (0, 2), (7, 1)]) == ["q", "r", "p"]
     assert document_ids(batches, 0, []) == []
-    (tmp_path / "tokens" / "a.ids.txt").unlink()
-    (one,) = read_sequences(batches, SAMPLES, 60).unreadable
-    assert one.documents == () and one.ranges == ((8, 4),)
-
-
-def test_sequences_are_emptied_by_their_samples():
-    """A copy: the batch stays as it is, and is given back where none of its samples is asked for."""
-    inputs, labels = np.array([[1, 2], [3, 4], [5, 6]]), np.array([[2, 3], [4, NOT_COUNTED], [6, 7]])
-    batch = Batch(inputs, labels, np.array([[0, 1], [0, 0], [0, 1]]), np.array([30, 10, 20]))
-    assert without_sequences(batch, {0, 1, 2}, 9) is batch
-    found = without_sequences(batch, {20, 30, 40}, 9)
-    assert found.inputs.tolist() == [[9, 9], [3, 4], [9, 9]]
-    assert found.labels.tolist() == [[NOT_COUNTED] * 2, [4, NOT_COUNTED], [NOT_COUNTED] * 2]
-    assert found.documents.tolist() == [[0, 0], [0, 0], [0, 0]]
-    assert found.samples.tolist() == [30, 10, 20]
-    assert inputs.tolist() == [[1, 2], [3, 4], [5, 6]] and batch.documents.tolist() == [
-        [0, 1],
-        [0, 0],
-        [0, 1],
-    ]
-    assert without_sequences(Batch(inputs, labels, None, np.arange(3)), {1}, 9).documents is None
 
 
 def test_documents_of_files_that_are_read_in_place(tmp_path):
