@@ -359,5 +359,10 @@ def test_a_key_that_is_gone_is_dropped_only_from_recipes_that_kielo_wrote(small)
     assert "unknown key train.max_left_out_sequences" in message(small)
     small.write_text(f"# The recipe of this run\n{text}", encoding="utf-8")
     assert read_recipe(small).recipe.train.tokens == 1_000_000
+    ordered = f'# The recipe of this run\n{SMALL}\n[dataset]\nmixture_order = "every_sample"\n'
+    small.write_text(ordered, encoding="utf-8")
+    assert read_recipe(small).recipe.name == "small"
+    small.write_text(ordered.replace("every_sample", "blocks_of_256"), encoding="utf-8")
+    assert "unknown key dataset.mixture_order" in message(small)
     small.write_text('# The recipe of this run\nname = "x"\nlanguage = "et"\ntrain = 5\n', encoding="utf-8")
     assert "train = 5 does not fit" in message(small)

@@ -240,6 +240,9 @@ def _with_base(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     data = read_toml(path)
     if _is_written(str(path)):
         _leave_out(data, ("train", "max_left_out_sequences"))  # of format version 2: such a run goes on
+        dataset = data.get("dataset")
+        if isinstance(dataset, dict) and dataset.get("mixture_order") == "every_sample":  # the only one now
+            del dataset["mixture_order"]
     if {"language", LANGUAGES} <= set(data):
         raise KieloError(f"{path}: has both language and {LANGUAGES}; give one of them")
     base_reference = data.pop("extends", None)
