@@ -21,12 +21,12 @@ from kielo.artifact.launch_files import (
 from kielo.artifact.manifest import write_manifest
 from kielo.artifact.metrics import METRICS_NAME, Row, of_kind, read_metrics
 from kielo.artifact.prefetched import Brought, Prefetched
-from kielo.artifact.preflight import CheckReport, Complaint, NodeVerdict, Preflight
-from kielo.artifact.row_map import RowMap
 from kielo.artifact.scores import Accuracy, MaskedScores
 from kielo.artifact.stage_json import JsonFile, read_json, read_stage_json, write_json
 from kielo.artifact.token_file import TokenFile
 from kielo.artifact.token_sources import TokenFiles, TokenFileSet
+from kielo.artifact.tokenizer_files import RowMap
+from kielo.artifact.verify_results import CheckReport, Complaint, NodeVerdict, Preflight
 from kielo.cli.main import main
 from kielo.recipe.errors import KieloError
 from kielo.report.write import write_report

@@ -1,6 +1,6 @@
 """How far losses may part, in numbers and in words."""
 
-from kielo.artifact.parity_result import ROUNDING_FACTOR, Losses, Parity, loss_limits
+from kielo.artifact.verify_results import ROUNDING_FACTOR, Losses, Parity, loss_limits
 
 
 def test_limits_of_parity() -> None:

@@ -16,7 +16,7 @@ import xxhash
 
 from kielo.artifact.checkpoint_faults import FaultyCheckpoint
 from kielo.artifact.checkpoint_index import read_checkpoint_manifest, read_index
-from kielo.artifact.row_map import RowMap
+from kielo.artifact.tokenizer_files import RowMap
 from kielo.checkpoint import node_memory, save_plan
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.average import average

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kielo.artifact.metrics import METRICS_NAME, PassedOver, write_row
-from kielo.artifact.row_map import RowMap
+from kielo.artifact.tokenizer_files import RowMap
 from kielo.cli.look import tokenizer_folder
 from kielo.cli.main import main
 from kielo.recipe.errors import KieloError

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kielo.artifact.checkpoint_folder import INDEX_NAME
-from kielo.artifact.preflight import BAD_NODES_NAME, Preflight
 from kielo.artifact.scores import MaskedScores
+from kielo.artifact.verify_results import BAD_NODES_NAME, Preflight
 from kielo.cli.main import main
 from kielo.cli.rehearse import chosen_ranks
 from kielo.recipe.errors import KieloError

@@ -282,12 +282,12 @@ def test_tokens_altered_between_two_attempts_are_not_trained_on(trained, here, k
 
 def test_unchanged_tokens_are_read_once(trained, here, monkeypatch):
     """A job that is requeued reads none of them again."""
-    from kielo.train import token_check
+    from kielo.train import start_checks
 
     workplace, read = half_trained(trained), []
-    whole = token_check.hash_unless_stopped
+    whole = start_checks.hash_unless_stopped
     monkeypatch.setattr(
-        token_check,
+        start_checks,
         "hash_unless_stopped",
         lambda path, *rest: (read.append(path.name), whole(path, *rest))[1],
     )
@@ -303,7 +303,7 @@ def test_unchanged_tokens_are_read_once(trained, here, monkeypatch):
 def check_on_rank(folder: Path) -> str:
     from kielo.checkpoint.agreement import Agreement
     from kielo.recipe.errors import KieloError
-    from kielo.train.token_check import TokenCheck
+    from kielo.train.start_checks import TokenCheck
     from tests.train.tiny_run import resolve
 
     with TokenCheck(resolve(folder, shard=2), Agreement()) as tokens:

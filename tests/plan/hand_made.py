@@ -63,7 +63,7 @@ def run(precision: str = "bf16", card: dict[str, Any] | None = None, **sections:
 
 def a_phase(sequence_length: int, tokens_per_step: int, trainable: tuple[str, ...] = ()) -> FullPhase:
     return FullPhase(
-        1, 10 * tokens_per_step, tokens_per_step, sequence_length, {"a": 1.0}, "even", "concatenate", None,
+        1, 10 * tokens_per_step, tokens_per_step, sequence_length, {"a": 1.0}, "one_stream", None,
         trainable, None, frozenset(),
     )  # fmt: skip
 

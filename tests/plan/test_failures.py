@@ -26,7 +26,7 @@ from kielo.plan.failures import (
 from kielo.plan.planned_layout import PlannedLayout
 from kielo.plan.search import search
 from kielo.ranks.hang_watch import silent_seconds
-from kielo.ranks.rank_process import STACKS_SECONDS
+from kielo.ranks.local_ranks import STACKS_SECONDS
 from kielo.recipe.cards import cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout

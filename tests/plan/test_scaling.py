@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from kielo.plan import scaling
+from kielo.plan import compare
+from kielo.plan.compare import strong_and_weak
 from kielo.plan.run_to_plan import RunToPlan
-from kielo.plan.scaling import strong_and_weak
 from kielo.plan.search import Found
 from tests.plan.hand_made import model
 from tests.plan.test_run_to_plan import recipe
@@ -27,7 +27,7 @@ def test_a_batch_grows_with_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
         names = ["fast", "slow"] if number != 6 else []
         return Found(ranked={number: [fastest(number, name) for name in names]})
 
-    monkeypatch.setattr(scaling, "search", search)
+    monkeypatch.setattr(compare, "search", search)
     run = RunToPlan.of(recipe(), model())
     numbers = [1, 2, 3, 5, 6]
     ranked = {number: [fastest(number, "first"), fastest(number, "second")] for number in numbers[1:]}

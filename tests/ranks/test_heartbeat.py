@@ -21,7 +21,7 @@ from kielo.ranks import hang_watch as progress_module
 from kielo.ranks import heartbeat
 from kielo.ranks.hang_watch import STEPS, Beat, Hang, Progress
 from kielo.ranks.heartbeat import Heartbeat
-from kielo.ranks.rank_process import RankProcess
+from kielo.ranks.local_ranks import RankProcess
 
 BEAT = Beat(
     number=5, step=7, doing=STEPS, moves=10, entered={"0,1": 5}, at="kielo/train/loop.py:20 in fit",

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kielo.ranks import flight_record, rank_process
+from kielo.ranks import flight_record, local_ranks
 from kielo.ranks.flight_record import keep_flight_record, write_flight_record
-from kielo.ranks.rank_process import RankProcess
+from kielo.ranks.local_ranks import RankProcess
 
 RANK = RankProcess("nid7", 12, 5)
 
@@ -41,7 +41,7 @@ def system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         "shutil": SimpleNamespace(which=lambda program: program if program in found.here else None),
         "subprocess": SimpleNamespace(run=run, SubprocessError=ValueError),
     }.items():
-        monkeypatch.setattr(rank_process, name, module)
+        monkeypatch.setattr(local_ranks, name, module)
     (tmp_path / "proc/12/fd").mkdir(parents=True)
     (tmp_path / "proc/12/fd/5").touch()
     return found

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from kielo.artifact.manifest import write_manifest
-from kielo.artifact.parity_result import Settings, SourceFolder
 from kielo.artifact.summary import StageTime
+from kielo.artifact.verify_results import Settings, SourceFolder
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import write

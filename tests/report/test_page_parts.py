@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kielo.artifact.metrics import HeldOutLoss, PassedOver, PrecisionChange, PrecisionVerdict
-from kielo.artifact.row_map import RowMap
 from kielo.artifact.scores import Accuracy, BitsPerByte
+from kielo.artifact.tokenizer_files import RowMap
 from kielo.report import page
 from kielo.report.gather import gather
 from tests.report.made_page import ENCODER, NOTHING, section, sections, words

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kielo.artifact.chronicle import chronicle
-from kielo.artifact.row_map import RowMap
+from kielo.artifact.tokenizer_files import RowMap
 from kielo.report import page
 from kielo.report.gather import gather
 from tests.report.made_page import NOTHING, section, words

@@ -3,9 +3,9 @@
 import pytest
 
 from kielo.models.families import complete
+from kielo.plan.remedies import speed_advice
 from kielo.recipe.sections import Layout, Model
 from kielo.resolve.activation_bytes import attention_dropout_bytes
-from kielo.resolve.speed_advice import speed_advice
 from tests.resolve.rule_cases import attention_complaints, layout_complaints, model_complaints
 
 MODEL = Model(

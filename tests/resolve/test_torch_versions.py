@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from kielo.plan.remedies import speed_advice
 from kielo.recipe.sections import Layout, Model
 from kielo.resolve.software import TRIED, as_tried, table
-from kielo.resolve.speed_advice import speed_advice
 from tests.resolve.rule_cases import layout_complaints
 
 MODEL = Model(

@@ -16,7 +16,6 @@ from kielo.recipe.sections import Recipe
 from kielo.tokenizer import facts, measure, stage_inputs, train, trial, unigram
 from kielo.tokenizer.chat_template import DEFAULT_TEMPLATE
 from kielo.tokenizer.control_tokens import control_tokens, read_object, without_control_tokens
-from kielo.tokenizer.decoded_documents import decoded_documents
 from kielo.tokenizer.extend import extend, learn_merges
 from kielo.tokenizer.facts import tokenizer_facts, tokenizer_hash
 from kielo.tokenizer.heldout_split import is_heldout, place_by_hash
@@ -31,7 +30,9 @@ from kielo.tokenizer.load import (
     vocabulary_size,
 )
 from kielo.tokenizer.make_row_map import RowMap, example_ids, make_row_map, row_in_words, row_map_in_words
+from kielo.tokenizer.pre_tokens import word_pieces
 from kielo.tokenizer.spelling import ALPHABET
+from kielo.tokenizer.stage_inputs import decoded_documents
 from kielo.tokenizer.train import (
     TrainingSample,
     texts_to_measure,
@@ -39,7 +40,6 @@ from kielo.tokenizer.train import (
     train_tokenizer,
     unfilled_vocabulary,
 )
-from kielo.tokenizer.word_pieces import word_pieces
 
 END = "<|endoftext|>"
 

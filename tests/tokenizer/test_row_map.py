@@ -9,8 +9,8 @@ from tokenizers.models import BPE, Unigram, WordLevel
 
 from kielo.artifact.documents import write_documents
 from kielo.artifact.manifest import write_stage
-from kielo.artifact.row_map import RowMap
 from kielo.artifact.stage_json import read_stage_json
+from kielo.artifact.tokenizer_files import RowMap
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import TextTokenizer, decode, load_tokenizer

@@ -14,8 +14,8 @@ import xxhash
 
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved
-from kielo.train import token_check
-from kielo.train.token_check import TokenCheck, hash_unless_stopped
+from kielo.train import start_checks
+from kielo.train.start_checks import TokenCheck, hash_unless_stopped
 from tests.train.tiny_run import resolve, write_tokens
 
 ROWS = 70  # of the embedding: 67 words, padded to tens
@@ -52,10 +52,13 @@ def folder(tmp_path: Path) -> Path:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that are read, in their order."""
     names: list[str] = []
-    whole = token_check.hash_unless_stopped
-    monkeypatch.setattr(
-        token_check, "hash_unless_stopped", lambda path, stop: (names.append(path.name), whole(path, stop))[1]
-    )
+    whole = start_checks.hash_unless_stopped
+
+    def noted(path: Path, stop: Event) -> str | None:
+        names.append(path.name)
+        return whole(path, stop)
+
+    monkeypatch.setattr(start_checks, "hash_unless_stopped", noted)
     return names
 
 
@@ -135,7 +138,7 @@ def test_a_file_that_was_altered_is_refused(
     folder: Path, run: Callable[[Path], Resolved], place: int, token: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By name and with what would work, wherever in the file, which is read in parts."""
-    monkeypatch.setattr(token_check, "READ_BYTES", 64)
+    monkeypatch.setattr(start_checks, "READ_BYTES", 64)
     resolved, file, tokens = run(folder), folder / "tokens" / "books.bin", folder / "tokens"
     spoil(file, place % (file.stat().st_size // 2), token)
     with pytest.raises(KieloError) as caught:
@@ -161,14 +164,14 @@ def test_files_that_are_cut_or_gone_are_refused(folder: Path, run: Callable[[Pat
 
 
 def test_a_file_that_cannot_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = token_check.hash_unless_stopped
+    whole = start_checks.hash_unless_stopped
 
     def refuse(path: Path, stopped: Event) -> str | None:
         if path.name == "news.bin":
             raise OSError(errno.EIO, "Input/output error")
         return whole(path, stopped)
 
-    monkeypatch.setattr(token_check, "hash_unless_stopped", refuse)
+    monkeypatch.setattr(start_checks, "hash_unless_stopped", refuse)
     with pytest.raises(KieloError) as caught:
         checked(trained(folder), Alone())
     assert str(caught.value) == f"{folder / 'tokens' / 'news.bin'}: cannot be read (Input/output error)"
@@ -183,7 +186,7 @@ def test_tokens_that_were_replaced_are_refused(folder: Path) -> None:
 
 
 def test_a_checksum_is_that_of_the_whole_file_unless_it_is_stopped(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(token_check, "READ_BYTES", 3)
+    monkeypatch.setattr(start_checks, "READ_BYTES", 3)
     content, stopped = bytes(range(8)), Event()
     (tmp_path / "file").write_bytes(content)
     assert hash_unless_stopped(tmp_path / "file", stopped) == xxhash.xxh3_128_hexdigest(content)
@@ -194,7 +197,7 @@ def test_a_checksum_is_that_of_the_whole_file_unless_it_is_stopped(tmp_path: Pat
 def test_leaving_early_stops_the_reading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread ends with the check, whatever is left to read."""
     stopped: list[Event] = []
-    monkeypatch.setattr(token_check, "hash_unless_stopped", lambda path, stop: stopped.append(stop))
+    monkeypatch.setattr(start_checks, "hash_unless_stopped", lambda path, stop: stopped.append(stop))
     with TokenCheck(resolve(folder), Alone()) as tokens:
         tokens.finish()
         assert not stopped[0].is_set()

@@ -10,9 +10,9 @@ import pytest
 from kielo.artifact.manifest import hash_json
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved
-from kielo.train import unlike_ranks
+from kielo.train import start_checks
 from kielo.train.run import train
-from kielo.train.unlike_ranks import refuse_unlike_ranks
+from kielo.train.start_checks import refuse_unlike_ranks
 from tests.started_ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
@@ -48,7 +48,7 @@ def test_eight_keys_are_named_with_the_first_rank_of_each_value(
     write_tokens(tmp_path / "tokens")
     resolved = resolve(tmp_path)
     own: dict = {}
-    monkeypatch.setattr(unlike_ranks, "flat", lambda content: own)
+    monkeypatch.setattr(start_checks, "flat", lambda content: own)
 
     def refused(*everyone: dict) -> str:
         own.clear()

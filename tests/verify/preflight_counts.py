@@ -12,7 +12,7 @@ from kielo.recipe.sections import Layout
 from kielo.resolve.shares import AXES
 from kielo.verify.layouts_subject import HEAD_DIM, VOCABULARY
 from kielo.verify.preflight import training
-from kielo.verify.preflight.checks import CHECKS
+from kielo.verify.preflight.check_nodes import CHECKS
 from kielo.verify.preflight.collectives import (
     COLLECTIVES,
     DTYPES,

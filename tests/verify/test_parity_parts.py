@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from kielo.artifact.parity_result import FirstDifference, GradientNorms, Losses, Parity, Settings
+from kielo.artifact.verify_results import FirstDifference, GradientNorms, Losses, Parity, Settings
 from kielo.train.feed import MicroBatch
 from kielo.verify.certificate import in_words, print_parity, verdict
 from kielo.verify.hugging_face_side import hugging_face_batch

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kielo.artifact.manifest import read_manifest, write_stage
-from kielo.artifact.parity_result import Parity
 from kielo.artifact.stage_json import read_stage_json, write_json
+from kielo.artifact.verify_results import Parity
 from kielo.verify import parity
 from kielo.verify.certificate import ParityOptions, asked, current_certificate
 from kielo.verify.parity import verify_parity

@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kielo
-from kielo.artifact.preflight import BAD_NODES_NAME, Complaint, NodeVerdict, Preflight
 from kielo.artifact.stage_json import read_json
+from kielo.artifact.verify_results import BAD_NODES_NAME, Complaint, NodeVerdict, Preflight
 from kielo.checkpoint.agreement import Agreement
 from kielo.models.blocks import mlp
 from kielo.parallel.mesh import build_mesh
@@ -31,8 +31,7 @@ from kielo.resolve.resolve import resolve
 from kielo.resolve.text import imagined_text
 from kielo.verify.preflight import clock, collectives, device, training
 from kielo.verify.preflight.binding import cores_of_binding, in_ranges
-from kielo.verify.preflight.check_nodes import preflight, run_checks
-from kielo.verify.preflight.checks import CHECKS
+from kielo.verify.preflight.check_nodes import CHECKS, preflight, run_checks
 from kielo.verify.preflight.job import Check, Job
 from kielo.verify.preflight.network import networks_of
 from kielo.verify.preflight.screen import check_rows, verdict_lines

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from kielo.artifact.preflight import CheckReport, Complaint, NodeVerdict, Preflight
+from kielo.artifact.verify_results import CheckReport, Complaint, NodeVerdict, Preflight
 from kielo.verify.preflight import files
-from kielo.verify.preflight.checks import CHECKS
+from kielo.verify.preflight.check_nodes import CHECKS
 from kielo.verify.preflight.job import Job, spread
 from kielo.verify.preflight.screen import check_rows, verdict_lines
 from kielo.verify.preflight.sizes import CLOCK_ROUNDS, FILE_CHUNK_BYTES, SIZES, STEPS, Sizes

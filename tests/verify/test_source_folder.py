@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kielo.artifact.parity_result import SourceFolder
+from kielo.artifact.verify_results import SourceFolder
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.models import families
 from kielo.models.piece import Piece

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kielo.artifact.preflight import CheckReport, Complaint, Preflight
 from kielo.artifact.stage_json import read_json
+from kielo.artifact.verify_results import CheckReport, Complaint, Preflight
 from kielo.checkpoint.agreement import Agreement
 from kielo.ranks.communicator import NoCommunicator
 from kielo.recipe.errors import KieloError

@@ -12,15 +12,13 @@ from kielo.artifact import attempt_files, metrics
 from kielo.artifact.attempt_files import Outcome
 from kielo.artifact.funnel import Funnel
 from kielo.artifact.launch_files import Ladder, Launch, MadeSite
-from kielo.artifact.parity_result import Parity
 from kielo.artifact.prefetched import Prefetched
-from kielo.artifact.preflight import Preflight
-from kielo.artifact.row_map import RowMap
 from kielo.artifact.scores import MaskedScores, Scores
 from kielo.artifact.stage_json import JsonFile
 from kielo.artifact.summary import Summary
 from kielo.artifact.token_sources import TokenFiles
-from kielo.artifact.tokenizer_measure import TokenizerMeasure
+from kielo.artifact.tokenizer_files import RowMap, TokenizerMeasure
+from kielo.artifact.verify_results import Parity, Preflight
 from kielo.recipe.schema import DIALECT, json_schema
 from kielo.recipe.sections import Recipe
 

@@ -1,7 +1,7 @@
 """JSON files that stages exchange: each has a type, and is written and read through it.
 
-The types are in files beside this one (`scores.py`, `parity_result.py`, …); `formats.py` lists them. The keys
-in a file are in the order in which the type declares them.
+The types are in files beside this one (`scores.py`, `verify_results.py`, …); `formats.py` lists them. The
+keys in a file are in the order in which the type declares them.
 """
 
 from pathlib import Path

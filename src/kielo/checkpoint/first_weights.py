@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from kielo.artifact.row_map import RowMap
 from kielo.artifact.stage_json import read_stage_json
+from kielo.artifact.tokenizer_files import RowMap
 from kielo.artifact.weights_folder import resolve_weights
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.hugging_face_import import load_model_weights

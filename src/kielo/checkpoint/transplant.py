@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kielo.artifact.row_map import RowMap
+from kielo.artifact.tokenizer_files import RowMap
 from kielo.checkpoint.tensor_file import ReadBuffers, TensorFile, Wanted
 from kielo.checkpoint.tensor_table import StoredTensor, is_finite
 from kielo.models.piece import Box

@@ -310,13 +310,13 @@ def resolve(options: argparse.Namespace) -> int:
     from kielo.cli.plan_tables import identity_and_placement, layout_toml
     from kielo.plan.choose_layout import named
     from kielo.plan.cost import with_expectation, with_layout
+    from kielo.plan.remedies import speed_advice
     from kielo.plan.run_to_plan import RunToPlan
     from kielo.recipe.cards import accelerator, cluster
     from kielo.recipe.read import read_recipe, run_folder
     from kielo.resolve.resolve import resolve
     from kielo.resolve.resolved import write
     from kielo.resolve.shares import uneven_steps
-    from kielo.resolve.speed_advice import speed_advice
 
     given = {"cluster": options.cluster, "machine": options.machine}
     sets = [*options.sets, *(f'{key}="{value}"' for key, value in given.items() if value)]
@@ -418,7 +418,7 @@ def _nodes(text: str | None, site: "Cluster") -> list[int]:
 def _plot_scaling(folder: str, run: "RunToPlan", nodes: list[int], found: "Found") -> str:
     if len(nodes) < 2:
         raise KieloError("--plot draws scaling over several numbers of nodes: give --nodes 4..256")
-    from kielo.plan.scaling import strong_and_weak
+    from kielo.plan.compare import strong_and_weak
     from kielo.report.plan_figures import scaling_svg
 
     path = _new_file(folder, f"scaling_{run.recipe.name}_{run.site.name}.svg")

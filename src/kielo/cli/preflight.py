@@ -6,8 +6,8 @@ node or the job is refused.
 
 import argparse
 
-from kielo.artifact.preflight import BAD_NODES_NAME, Preflight
 from kielo.artifact.stage_json import read_json
+from kielo.artifact.verify_results import BAD_NODES_NAME, Preflight
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.cli.train import is_rank

@@ -311,8 +311,8 @@ def _check_budget(invocation: Invocation) -> None:
 
 
 def _tokenizer(invocation: Invocation) -> None:
-    from kielo.artifact.row_map import RowMap
     from kielo.artifact.stage_json import read_stage_json
+    from kielo.artifact.tokenizer_files import RowMap
     from kielo.tokenizer.make_row_map import row_map_in_words
     from kielo.tokenizer.train import train_tokenizer, unfilled_vocabulary
 

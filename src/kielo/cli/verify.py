@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact.lease import held
-from kielo.artifact.parity_result import Parity
+from kielo.artifact.verify_results import Parity
 from kielo.artifact.weights_folder import passed_over_in_words
 from kielo.cli.flags import add_verb, examples, takes_recipe
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text

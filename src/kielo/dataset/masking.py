@@ -29,7 +29,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import MaskingKind
 from kielo.tokenizer.control_tokens import control_tokens
 from kielo.tokenizer.load import CONFIG_FILE, load_tokenizer, role_id, vocabulary_size
-from kielo.tokenizer.word_pieces import WordPieces, word_pieces
+from kielo.tokenizer.pre_tokens import WordPieces, word_pieces
 
 RANDOM_SHARE, KEPT_SHARE = 0.1, 0.1  # of hidden spans
 # Lengths of spans: geometric with this probability, modulo 11, at least 1.

@@ -18,7 +18,7 @@ from kielo.evaluate.contender import MOST_LOGITS_PER_FORWARD, Contender, load_ch
 from kielo.recipe.sections import Recipe
 from kielo.resolve import resolved as resolved_file
 from kielo.tokenizer.load import encode, end_of_text_id, role_id, vocabulary_size
-from kielo.tokenizer.word_pieces import WordPieces, word_pieces
+from kielo.tokenizer.pre_tokens import WordPieces, word_pieces
 
 TOKENS_AT_ONCE = 8192
 

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from kielo.ranks.hang_watch import beat_seconds, silent_seconds, stuck_seconds
-from kielo.ranks.rank_process import STACKS_SECONDS
+from kielo.ranks.local_ranks import STACKS_SECONDS
 from kielo.recipe.cards import Cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout

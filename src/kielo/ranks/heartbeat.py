@@ -5,7 +5,7 @@ for, and no collective is needed. Two ranks look at the beats of all (`hang_watc
 every rank that still can writes where its threads are, the cause is printed and recorded, and all ranks end
 with exit code 76.
 
-A rank that is frozen does not write anything; one of the same node asks it to (`rank_process.py`).
+A rank that is frozen does not write anything; one of the same node asks it to (`local_ranks.py`).
 """
 
 import faulthandler
@@ -40,7 +40,7 @@ from kielo.ranks.hang_watch import (
     group_key,
     stall_limit,
 )
-from kielo.ranks.rank_process import RankProcess
+from kielo.ranks.local_ranks import RankProcess
 from kielo.ranks.world import World
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from kielo.artifact.funnel import FunnelRow
 from kielo.artifact.metrics import Row
-from kielo.artifact.parity_result import loss_limits
+from kielo.artifact.verify_results import loss_limits
 from kielo.report.units import baseline_name, format_bytes
 
 # Placeholder colour -> the variable that style.py defines for both schemes.

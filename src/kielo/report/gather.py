@@ -23,12 +23,11 @@ from kielo.artifact.metrics import (
     of_kind,
     read_metrics,
 )
-from kielo.artifact.parity_result import Parity
-from kielo.artifact.row_map import RowMap
 from kielo.artifact.scores import MaskedScores, Scores
 from kielo.artifact.stage_json import JsonObject, read_stage_json
 from kielo.artifact.summary import BitsPerByteSummary, CorpusSummary, ParitySummary, StageTime, Summary
-from kielo.artifact.tokenizer_measure import TokenizerMeasure
+from kielo.artifact.tokenizer_files import RowMap, TokenizerMeasure
+from kielo.artifact.verify_results import Parity
 from kielo.dataset.packed_sequences import FOLDER as PACKING
 from kielo.dataset.packed_sequences import packing_rows
 from kielo.recipe.sections import Recipe

@@ -12,9 +12,9 @@ from typing import Any
 
 from kielo import __version__
 from kielo.artifact.own_text import is_own_text, write_own_text
-from kielo.artifact.parity_result import Parity
-from kielo.artifact.row_map import RowMap
 from kielo.artifact.scores import MaskedScores, Scores
+from kielo.artifact.tokenizer_files import RowMap
+from kielo.artifact.verify_results import Parity
 from kielo.artifact.weights_folder import is_on_hub
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import Model, Recipe, Source

@@ -12,9 +12,9 @@ from typing import Any
 
 from kielo.artifact.funnel import FunnelRow
 from kielo.artifact.metrics import PrecisionVerdict
-from kielo.artifact.parity_result import Parity
-from kielo.artifact.row_map import RowMap
 from kielo.artifact.scores import MaskedScores
+from kielo.artifact.tokenizer_files import RowMap
+from kielo.artifact.verify_results import Parity
 from kielo.report.figures import FIGURES
 from kielo.report.style import page_head
 from kielo.report.units import HIDDEN_TOKENS, format_bytes, format_seconds

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kielo.artifact.row_map import RowMap, Transplant
+from kielo.artifact.tokenizer_files import RowMap, Transplant
 from kielo.tokenizer.control_tokens import CONFIG_FILES
 from kielo.tokenizer.facts import tokenizer_hash
 from kielo.tokenizer.load import TextTokenizer, special_token, vocabulary_size

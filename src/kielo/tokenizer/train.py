@@ -31,7 +31,7 @@ from kielo.artifact.manifest import (
     write_text_atomically,
 )
 from kielo.artifact.stage_json import write_json
-from kielo.artifact.tokenizer_measure import TokenizerMeasure
+from kielo.artifact.tokenizer_files import TokenizerMeasure
 from kielo.artifact.trained_text import has_trained, refuse_to_replace
 from kielo.artifact.weights_folder import resolve_tokenizer, weights_here
 from kielo.recipe.errors import KieloError
@@ -40,7 +40,6 @@ from kielo.recipe.sections import Tokenizer as TokenizerSection
 from kielo.recipe.several_languages import languages_of
 from kielo.tokenizer.chat_template import DEFAULT_TEMPLATE, TURN_BEGINS, TURN_ENDS, ChatTemplate
 from kielo.tokenizer.control_tokens import read_object
-from kielo.tokenizer.decoded_documents import decoded_documents
 from kielo.tokenizer.extend import extend
 from kielo.tokenizer.facts import LARGEST_ID, side_files, tokenizer_hash
 from kielo.tokenizer.heldout_split import is_heldout, place_by_hash
@@ -57,7 +56,12 @@ from kielo.tokenizer.load import (
 from kielo.tokenizer.make_row_map import make_row_map
 from kielo.tokenizer.measure import measure
 from kielo.tokenizer.pre_tokens import LONGEST_WORD, ShortWords, pre_tokenizer
-from kielo.tokenizer.stage_inputs import ready_files, tokenizer_of_weights, transplant_vectors
+from kielo.tokenizer.stage_inputs import (
+    decoded_documents,
+    ready_files,
+    tokenizer_of_weights,
+    transplant_vectors,
+)
 from kielo.tokenizer.text_frame import (
     IDS_BEFORE_TEXTS,
     ids_before_texts,

@@ -51,9 +51,9 @@ from kielo.train.profile import Profile
 from kielo.train.replica_check import ReplicaCheck
 from kielo.train.schedule import learning_rate
 from kielo.train.spike_watch import SpikeWatch
+from kielo.train.start_checks import FirstLoss
 from kielo.train.state import RunCheckpoints, State, note_alert
 from kielo.train.stop import Stop
-from kielo.train.tokenizer_check import FirstLoss
 from kielo.train.watch.guard import Guard
 from kielo.train.watch.layer_marks import marked_layers
 from kielo.train.watch.local_finite import LocalFinite

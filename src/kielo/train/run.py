@@ -43,11 +43,9 @@ from kielo.train.records import (
     write_train_manifest,
 )
 from kielo.train.signals import Triggers
+from kielo.train.start_checks import TokenCheck, check_tokenizer, refuse_unlike_ranks
 from kielo.train.state import State
 from kielo.train.stop import Stop, StoppedBeforeTraining
-from kielo.train.token_check import TokenCheck
-from kielo.train.tokenizer_check import check_tokenizer
-from kielo.train.unlike_ranks import refuse_unlike_ranks
 
 
 def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int = 0) -> Outcome:

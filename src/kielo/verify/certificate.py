@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from kielo.artifact.manifest import MANIFEST_NAME, hash_manifest, is_current
-from kielo.artifact.parity_result import Parity, loss_limits
 from kielo.artifact.stage_json import read_stage_json
+from kielo.artifact.verify_results import Parity, loss_limits
 from kielo.resolve.resolved import Resolved, as_stored_now, stored_identity
 
 # The certificate of parity as a stage: what it certifies, and whether one is there already; torch-free.

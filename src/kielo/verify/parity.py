@@ -17,7 +17,8 @@ from rich.console import Console
 from torch import Tensor
 
 from kielo.artifact.manifest import write_stage
-from kielo.artifact.parity_result import (
+from kielo.artifact.stage_json import write_json
+from kielo.artifact.verify_results import (
     FirstDifference,
     GradientNorms,
     Losses,
@@ -26,7 +27,6 @@ from kielo.artifact.parity_result import (
     SourceFolder,
     loss_limits,
 )
-from kielo.artifact.stage_json import write_json
 from kielo.artifact.weights_folder import resolve_weights
 from kielo.dataset.batches import Batches
 from kielo.ranks.world import World

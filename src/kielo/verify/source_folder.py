@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from kielo.artifact.parity_result import Settings, SourceFolder
+from kielo.artifact.verify_results import Settings, SourceFolder
 from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.models import families
 from kielo.models.decoder_count import layer_types

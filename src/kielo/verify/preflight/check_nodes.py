@@ -16,8 +16,8 @@ from typing import Any
 
 from kielo.artifact.durable import DurableFile
 from kielo.artifact.own_text import refuse_other_json
-from kielo.artifact.preflight import BAD_NODES_NAME, CheckReport, Complaint, NodeVerdict, Preflight
 from kielo.artifact.stage_json import write_json
+from kielo.artifact.verify_results import BAD_NODES_NAME, CheckReport, Complaint, NodeVerdict, Preflight
 from kielo.checkpoint.agreement import Agreement
 from kielo.parallel.mesh import build_mesh, communicators
 from kielo.ranks.communicator import NoCommunicator, TimeLimits
@@ -26,9 +26,36 @@ from kielo.recipe.cards import cluster
 from kielo.recipe.errors import KieloError, first_line, sentence
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolved import Resolved
-from kielo.verify.preflight.checks import CHECKS
+from kielo.verify.preflight import (
+    binding,
+    clock,
+    collectives,
+    device,
+    files,
+    network,
+    same_software,
+    training,
+)
 from kielo.verify.preflight.job import Check, Finding, Job, name_of_this_node
 from kielo.verify.preflight.network import ask_nccl_for_a_log
+
+# The table of checks, in their order: what explains later findings comes first.
+
+
+CHECKS = tuple(
+    Check(name, module.measure, module.judge, module.summarise)
+    for name, module in (
+        ("software", same_software),
+        ("clock", clock),
+        ("binding", binding),
+        ("device", device),
+        ("collectives", collectives),
+        ("network", network),  # NCCL has named its network by now
+        ("files", files),
+        ("training", training),
+    )
+)
+
 
 # How long a rank waits for another one in a check, and with what the others found. Checks take seconds.
 _LIMIT_SECONDS, _HOST_LIMIT_SECONDS = 120.0, 300.0

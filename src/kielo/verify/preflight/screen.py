@@ -1,6 +1,6 @@
 """The verdict of a preflight as text on one screen: the checks, the nodes, and what is wrong. Torch-free."""
 
-from kielo.artifact.preflight import Complaint, Preflight
+from kielo.artifact.verify_results import Complaint, Preflight
 
 CHECK_TITLES = ("check", "found", "seconds", "")
 _MOST_COMPLAINTS, _MOST_NODES = 20, 8

@@ -1,0 +1,281 @@
+"""What is checked before the first step: that ranks agree, that tokens are sound, and the tokenizer."""
+
+import json
+import math
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import xxhash
+
+from kielo.artifact.manifest import (
+    READ_BYTES,
+    Manifest,
+    check_sizes,
+    hash_file,
+    hash_json,
+    hash_manifest,
+    read_manifest,
+    write_json_atomically,
+)
+from kielo.artifact.metrics import Row, TrainingStep
+from kielo.artifact.token_shards import LOSS_MASK
+from kielo.artifact.weights_folder import resolve_weights
+from kielo.checkpoint.agreement import Agreement
+from kielo.checkpoint.auto_tokenizer import NOT_COMPARED, compare_folder
+from kielo.dataset.batches import packed_manifest
+from kielo.dataset.packed_documents import packed_sample
+from kielo.recipe.errors import KieloError
+from kielo.resolve.resolve import flat
+from kielo.resolve.resolved import Identity, Resolved
+from kielo.tokenizer.load import TOKENIZER_FILE, load_tokenizer
+from kielo.tokenizer.trial import doubts_about_weights
+
+# Refuses ranks that would train different things: each resolves the recipe by its own processor and files.
+#
+# A recipe without `train.precision`, on nodes of which some have AMX, would be trained in bf16 by those and
+# in fp32 by the others, and ranks that disagree on micro-batches or on the layout wait for each other in
+# vain.
+
+
+# What may differ: where a rank's files are, which device it has and how fast that is. Compiled layers compute
+# the same as others, but for rounding.
+_OF_ONE_RANK: dict[str, Any] = {
+    **dict.fromkeys(("device", "accelerator", "peak_tflops"), True),
+    **dict.fromkeys(("tokens_folder", "tokenizer_folder", "train_folder"), True),
+    "layout": {"compile"},
+    "phases": {"__all__": {"planned_tokens_per_second"}},
+}
+_MOST_KEYS = 8
+
+
+def refuse_unlike_ranks(resolved: Resolved, ranks: Agreement) -> None:
+    """Raises KieloError on every rank, with the keys, their values and ranks, where two ranks differ."""
+    own = flat(resolved.placement.model_dump(mode="json", exclude=_OF_ONE_RANK))
+    own |= flat(resolved.identity.model_dump(mode="json"))
+    if len(set(ranks.gather(hash_json(own)))) == 1:
+        return
+    everyone = ranks.gather(own)
+    keys = [key for key in dict.fromkeys(key for one in everyone for key in one) if _differs(key, everyone)]
+    lines = [f"  - {key}: {_by_ranks(key, everyone)}" for key in keys[:_MOST_KEYS]]
+    if len(keys) > _MOST_KEYS:
+        lines.append(f"  - and {len(keys) - _MOST_KEYS} keys more")
+    ways = "the same recipe and run folder on all nodes, or nodes of one kind"
+    if "train.precision" in keys:
+        ways = f"--set train.precision={everyone[0]['train.precision']}, where the recipe names none; {ways}"
+    listed = "\n".join(lines)
+    raise KieloError(
+        f"the ranks would not train the same:\n{listed}\nWhat would work: {ways}. Nothing was changed"
+    )
+
+
+def _differs(key: str, everyone: list[dict[str, Any]]) -> bool:
+    return any(one.get(key) != everyone[0].get(key) for one in everyone)
+
+
+def _by_ranks(key: str, everyone: list[dict[str, Any]]) -> str:
+    """Returns each value of the key with the ranks that have it: the first, and how many more."""
+    found: dict[str, list[int]] = {}
+    for rank, one in enumerate(everyone):
+        found.setdefault(f"{one.get(key)}", []).append(rank)
+    return ", ".join(
+        f"{value} on rank {ranks[0]}" + (f" and {len(ranks) - 1} more" if len(ranks) > 1 else "")
+        for value, ranks in found.items()
+    )
+
+
+# Before the first step: transformers' AutoTokenizer gives the packed ids, and the weights fit them.
+#
+# What a run trains on is read by other programs later, by AutoTokenizer. A difference in texts ends the
+# attempt before a step is taken; what an export mends, and what may be wrong with the weights' tokenizer,
+# is said.
+
+
+def check_tokenizer(resolved: Resolved) -> list[str]:
+    """Return what is to be said of the run's tokenizer, in sentences.
+
+    Raise KieloError, with the first text that differs, if AutoTokenizer gives other ids than were packed.
+    """
+    placement, folder = resolved.placement, Path(resolved.placement.tokenizer_folder)
+    packed = read_manifest(placement.tokens_folder)
+    is_ours = packed is not None and "tokenizer" in packed.inputs and (folder / TOKENIZER_FILE).is_file()
+    if not is_ours:  # packed by another program
+        return []
+    if _is_made_here(folder):
+        return _doubts(resolved.identity, folder)
+    sample = packed_sample(Path(placement.tokens_folder).parent)
+    try:
+        said, warnings = compare_folder(folder, resolved.identity.model.model_type, sample)
+    except KieloError:
+        refuse_altered(Path(placement.tokens_folder), packed)  # other ids may be those of a damaged file
+        raise
+    if said == NOT_COMPARED:
+        warnings.append(said)
+    else:
+        print(f"tokenizer: {said}", flush=True)
+    return warnings + _doubts(resolved.identity, folder)
+
+
+def _is_made_here(folder: Path) -> bool:
+    """Returns True for a tokenizer that Kielo trained, and whose files nobody wrote but Kielo.
+
+    They say nothing by which AutoTokenizer could differ, and the export compares them all the same: here that
+    would cost the import of transformers at each start.
+    """
+    made = read_manifest(folder)
+    return made is not None and not (made.section.get("path") or made.section.get("extend"))
+
+
+def _doubts(identity: Identity, folder: Path) -> list[str]:
+    weights = identity.model.weights
+    if weights is None or identity.model.transplant is not None:
+        return []
+    return doubts_about_weights(load_tokenizer(folder), resolve_weights(weights))
+
+
+class FirstLoss:
+    """A sink of the log that warns if weights know no more of the first step's text than a random guess."""
+
+    def __init__(self, identity: Identity, alert: Callable[[int, str], None]):
+        self._model, self._alert = identity.model, alert
+        self._is_watching = False
+
+    def start(self, step: int) -> None:
+        self._is_watching = step == 0
+
+    def write(self, row: Row) -> None:
+        if not self._is_watching or not isinstance(row, TrainingStep):
+            return
+        self._is_watching = False
+        guess = math.log(self._model.vocab_size)
+        if row.loss is not None and not row.loss < guess:
+            self._alert(
+                row.step,
+                f"the first loss of {self._model.weights} is {row.loss:.2f}, and that of a guess among "
+                f"{self._model.vocab_size:,} tokens is {guess:.2f}: the tokenizer is probably not that of "
+                "these weights. Fix: tokenizer.path = the one that they were trained with",
+            )
+
+    def close(self) -> None:
+        pass
+
+
+# Checks token files against the checksums in their manifest, in a thread while the model is built.
+#
+# Files that an earlier attempt found sound, and whose size, times and inode are unchanged, are not read
+# again: `train/tokens_verified.json` lists them, so that a requeued job reads nothing. The ranks share the
+# files.
+
+
+RECORD_NAME = "tokens_verified.json"
+SUFFIXES = (".bin", ".idx", LOSS_MASK)
+# between two collectives: one that waited while terabytes are read would time out
+WAIT_SECONDS = 10.0
+
+
+class TokenCheck:
+    """Verifies the files of the tokens folder. All ranks make it, `finish` it and leave it together.
+
+    ranks: used by the calling thread only. Raises KieloError on every rank for a file of another size than
+    listed, and for a folder that was replaced after the run was resolved.
+    """
+
+    def __init__(self, resolved: Resolved, ranks: Agreement):
+        placement = resolved.placement
+        self._folder, self._ranks = Path(placement.tokens_folder), ranks
+        self._tokens_hash = resolved.identity.tokens_hash
+        self._record_path = Path(placement.train_folder) / RECORD_NAME
+        self._stopped = Event()
+        self._listed, self._unread = ranks.on_first(self._look)
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokens")
+        self._reading: Future[str | None] = self._reader.submit(
+            self._read, self._unread[ranks.rank :: ranks.size]
+        )
+
+    def __enter__(self) -> "TokenCheck":
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._stopped.set()
+        self._reader.shutdown()
+
+    def finish(self) -> None:
+        """Waits until every rank has read its share. Raises KieloError on every rank for a changed file."""
+        while not all(self._ranks.gather(self._is_read())):
+            pass
+        self._ranks.refuse_together(self._reading.result())
+        if self._unread:
+            self._ranks.on_first(lambda: write_json_atomically(self._record_path, self._states))
+
+    def _look(self) -> tuple[dict[str, str], list[str]]:
+        """Returns, on rank 0: file → listed checksum, and the files to read, the largest first."""
+        manifest = packed_manifest(self._folder)
+        if hash_manifest(self._folder) != self._tokens_hash:
+            raise KieloError(f"{self._folder}: was replaced while this job started; start it again")
+        names = [name for name in manifest.files if name.endswith(SUFFIXES)]
+        check_sizes(self._folder, manifest, names)
+        self._listed = {name: manifest.files[name]["xxh3_128"] for name in names}
+        # States from before the reading: a file that changes during it is read again next time.
+        self._states = {
+            name: [checksum, *_state(self._folder / name)] for name, checksum in self._listed.items()
+        }
+        verified = _read_record(self._record_path)
+        unread = [name for name in names if verified.get(name) != self._states[name]]
+        return self._listed, sorted(unread, key=lambda name: -manifest.files[name]["bytes"])
+
+    def _is_read(self) -> bool:
+        return bool(wait([self._reading], timeout=WAIT_SECONDS).done)
+
+    def _read(self, names: list[str]) -> str | None:
+        """Compare files with their checksums, in the thread; return what is wrong with the first odd one."""
+        for name in names:
+            path = self._folder / name
+            try:
+                if hash_unless_stopped(path, self._stopped) not in (None, self._listed[name]):
+                    return _altered(path)
+            except OSError as error:
+                return f"{path}: cannot be read ({error.strerror})"
+        return None
+
+
+def refuse_altered(folder: Path, manifest: Manifest) -> None:
+    """Raises KieloError for a file of tokens or of their text that is not what the pack stage wrote."""
+    for name, listed in manifest.files.items():
+        if hash_file(folder / name) != listed["xxh3_128"]:
+            raise KieloError(_altered(folder / name))
+
+
+def _altered(path: Path) -> str:
+    return (
+        f"{path}: is not what the pack stage wrote, its checksum differs from "
+        f"{path.with_name('manifest.json')}: it was altered or damaged since. No step was taken. "
+        f"What would work: a whole copy of the file in its place; or move {path.parent} away, "
+        "and `kielo run RECIPE --to pack` packs the same corpus again"
+    )
+
+
+def hash_unless_stopped(path: Path, stopped: Event) -> str | None:
+    """Computes a file's xxh3-128 as `manifest.hash_file` does; None when `stopped` is set meanwhile."""
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while block := file.read(READ_BYTES):
+            if stopped.is_set():
+                return None
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _state(path: Path) -> list[int]:
+    """Returns what changes with a file: size, times in nanoseconds, inode."""
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
