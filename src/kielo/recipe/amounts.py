@@ -46,12 +46,15 @@ def parse_device_hours(text: str) -> int | None:
     return parse_amount(found[1]) if found else None
 
 
-def short_amount(number: int) -> str:
-    """Returns the number with the largest unit that keeps two digits after the point: "3B", "1.24B"."""
+def short_amount(number: float) -> str:
+    """Returns the number with the largest unit that keeps two digits after the point: "3B", "1.24B".
+
+    A number below 1000 has three figures.
+    """
     for unit in ("T", "B", "M", "K"):
         if number >= _UNITS[unit]:
             return f"{number / _UNITS[unit]:.2f}".rstrip("0").rstrip(".") + unit
-    return str(number)
+    return f"{number:.3g}"
 
 
 def format_seconds(seconds: float) -> str:
