@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +23,6 @@ from kielo.artifact.summary import Summary
 from kielo.artifact.tokenizer_files import RowMap
 from kielo.recipe.read import read_recipe
 from kielo.report.figures import bits_per_byte_bars
-from kielo.report.style import CSS
 from kielo.report.units import HIDDEN_TOKENS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -131,7 +131,8 @@ def picture(result: dict) -> str:
         bits_per_byte=BitsPerByte(**result["summary"]["bits_per_byte"]),
         ngram_order=read_recipe("demo_estonian").recipe.evaluate.ngram_order,
     )
-    colours = dict(reversed(re.findall(r"(--\w+): (#\w{6})", CSS)))  # the first of each name is the light one
+    style = files("kielo.report").joinpath("frame.html.jinja").read_text(encoding="utf-8")
+    colours = dict(reversed(re.findall(r"(--\w+): (#\w{6})", style)))  # the first of a name is the light one
     svg = re.sub(r"var\((--\w+)\)", lambda found: colours[found[1]], bits_per_byte_bars({"scores": scores}))
     ground = f'<rect width="100%" height="100%" fill="{colours["--paper"]}"/>'
     return '<?xml version="1.0" encoding="utf-8"?>\n' + re.sub(r"(<svg [^>]*>)", rf"\1{ground}", svg, count=1)

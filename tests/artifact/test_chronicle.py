@@ -96,8 +96,8 @@ def test_lost_and_effective_time(folder: Path) -> None:
     """Attempts of 14, 10 and 10 minutes in 50; 28 steps of a minute each were kept."""
     values = dict(table(chronicle(folder), "Time"))
     assert values == {
-        "attempts": "3", "steps taken again": "4", "on steps that were kept": "28 min",
-        "in attempts": "34 min (82.4% of them effective)", "between attempts": "16 min",
+        "attempts": "3", "steps taken again": "4", "on steps that were kept": "28 min 00 s",
+        "in attempts": "34 min 00 s (82.4% of them effective)", "between attempts": "16 min 00 s",
     }  # fmt: skip
 
 
@@ -155,7 +155,7 @@ def test_a_whole_chronicle(tmp_path) -> None:
     assert [table.title for table in tables] == [
         "Time", "Attempts", "Spikes, and what was passed over", "Alerts, the last 200 of 201",
     ]  # fmt: skip
-    lines = [("attempts", "1"), ("steps taken again", "0"), ("on steps that were kept", "2 min")]  # 150 s
+    lines = [("attempts", "1"), ("steps taken again", "0"), ("on steps that were kept", "2 min 30 s")]
     assert tables[0].rows == lines
     assert tables[1].rows == [(
         "1", "2026-11-23 10:00:00", "", "1,001 –", "0", "1,200", "n0, n1, n2, n3, n4, n5, n6, n7 and 1 more",
@@ -177,7 +177,7 @@ def test_a_whole_chronicle(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "told"),
-    [(119, "119 s"), (120, "2 min"), (7199, "120 min"), (7200, "2.0 h"), (9000, "2.5 h")],
+    [(119, "1 min 59 s"), (9000, "2 h 30 min")],
 )
 def test_seconds_of_an_attempt(seconds, told, tmp_path) -> None:
     """Until its end, or until it was last seen; between attempts is what is left."""
@@ -186,7 +186,9 @@ def test_seconds_of_an_attempt(seconds, told, tmp_path) -> None:
     ended = f"2026-11-23T{10 + hours}:{rest // 60:02d}:{rest % 60:02d}+00:00"
     append(tmp_path, End(ended_at=ended, outcome="requeue", step=9, message=""))
     values = dict(chronicle(tmp_path)[0].rows)
-    assert values["in attempts"] == f"{told} (0.0% of them effective)" and values["between attempts"] == "0 s"
+    assert (
+        values["in attempts"] == f"{told} (0.0% of them effective)" and values["between attempts"] == "0.0 s"
+    )
     (attempt,) = attempts_of(tmp_path)
     assert (attempt.seconds, attempt.last_step, attempt.lost_steps) == (seconds, 9, 0)
 
@@ -216,8 +218,8 @@ def test_times_and_steps_of_three_attempts(tmp_path) -> None:
             file.write(json.dumps(text) + "\n")
     tables = {table.title: table for table in chronicle(tmp_path)}
     assert tables["Time"].rows == [
-        ("attempts", "3"), ("steps taken again", "3"), ("on steps that were kept", "75 s"),
-        ("in attempts", "10 min (13.2% of them effective)"), ("between attempts", "12 min"),
+        ("attempts", "3"), ("steps taken again", "3"), ("on steps that were kept", "1 min 15 s"),
+        ("in attempts", "9 min 30 s (13.2% of them effective)"), ("between attempts", "12 min 00 s"),
     ]  # fmt: skip
     assert tables["Attempts"].rows == [
         ("1", "2026-11-23 10:00:00", "last seen 2026-11-23 10:05:00", "5 – 9", "3", "3", "a",

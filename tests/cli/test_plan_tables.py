@@ -342,7 +342,7 @@ def test_what_failures_cost() -> None:
     assert failure_rows(listed, costs) == (
         ("nodes", "failure in", "down", "save every", "effective", "as it saves", "spares"),
         [
-            (3, "48.0 h", "120 s", "80 steps", "93.8%", "87.5%", 2),
+            (3, "2.0 days", "120 s", "80 steps", "93.8%", "87.5%", 2),
             (5, "3.0 days", "120 s", "1,234 steps", "93.8%", "87.5%", 3),
         ],
     )
@@ -359,8 +359,8 @@ def test_what_failures_cost() -> None:
         "are lost, half of the time between two saves and the 21 s that writing takes.",
         "A save stops training for 1.5 s, so the best time between two is 2,500 s by Young and 2,400 s by "
         "Daly.",
-        "checkpoint.every_steps = 250 is a save every 2.0 h, with 87.5% of the time effective; what would "
-        "work: "
+        "checkpoint.every_steps = 250 is a save every 2 h 00 min, with 87.5% of the time effective; what "
+        "would work: "
         "checkpoint.every_steps = 80, with 93.8%.",
     ]
     copying = a_run()
@@ -380,6 +380,6 @@ def test_what_failures_cost() -> None:
     assert len(lines) == 4 and "In seconds: found 30, start 90, y 0." in lines[1]
     exactly = failures(best_share=0.005, effective_share=0.0)
     assert len(failure_notes(RUN, [FAST], [a_cost(failures=exactly)])) == 3
-    for seconds, said in ((47.951 * 3600, "48.0 h"), (48 * 3600 + 1, "2.0 days")):
+    for seconds, said in ((47.951 * 3600, "47 h 57 min"), (48 * 3600 + 1, "2.0 days")):
         costs = [a_cost(failures=failures(mean_seconds=seconds))]
         assert failure_rows([FAST], costs)[1][0][1] == said

@@ -344,15 +344,15 @@ WORTH = (
 
 
 def test_the_text_by_source_and_phase(capsys, monkeypatch) -> None:
-    """Three figures and a unit; names up to 16 characters are whole."""
+    """Amounts with a unit; names up to 16 characters are whole."""
     monkeypatch.setattr(mixture, "mixture_table", lambda recipe, folder: TABLE)
     assert main(["plan", "data", "own_text"]) == 0
     assert capsys.readouterr().out == (
         "Estimated from the corpus.\n\n"
         "source\tdocuments\tbytes\twords\ttokens\ttok/word\tepochs\tworth\n"
-        "a\t812\t5.68k\t617\t1.23k\t2.00\t2.00\t2.35k\n"
-        "a_name_of_seven~\t–\t1.25M\t–\t34.2k\t–\t0.12\t3.1G\n"
-        "a_name_of_sevent\t1\t1k\t333\t999\t3.00\t1.00\t1.4T\n\n"
+        "a\t812\t5.68 kB\t617\t1.23K\t2.00\t2.00\t2.35K\n"
+        "a_name_of_seven~\t–\t1.25 MB\t–\t34.25K\t–\t0.12\t3.1B\n"
+        "a_name_of_sevent\t1\t1.00 kB\t333\t999\t3.00\t1.00\t1.4T\n\n"
         "phase\tsource\tshare of a step\tsequences of a step\ttokens\tepochs\n"
         "1\ta_name_of_seven~\t12.50%\t1.50\t1.25M\t0.25\n"
         "2\ta\t87.50%\t10.50\t35\t1.75\n\n" + WORTH + "\n"
@@ -377,11 +377,11 @@ def test_the_text_with_loss_packing_and_complaints(capsys, monkeypatch) -> None:
     assert said.out == (
         "Counted in the corpus.\n\n"
         "source\tdocuments\tbytes\twords\ttokens\twith loss\ttok/word\tepochs\tworth\n"
-        "a\t812\t5.68k\t617\t1.23k\t567\t2.00\t2.00\t2.35k\n"
-        "a_name_of_sevent\t1\t1k\t333\t999\t999\t3.00\t1.00\t1.4T\n\n"
+        "a\t812\t5.68 kB\t617\t1.23K\t567\t2.00\t2.00\t2.35K\n"
+        "a_name_of_sevent\t1\t1.00 kB\t333\t999\t999\t3.00\t1.00\t1.4T\n\n"
         "phase\tsource\tshare of a step\tsequences of a step\ttokens\tepochs\n\n"
         "best-fit packed\tsequence\tsequences\tdocuments cut\tin one stream\tfilling\n"
-        "a\t1,024\t2.35k\t1.25%\t25.00%\t98.765%\n\n" + WORTH + "\n"
+        "a\t1,024\t2.35K\t1.25%\t25.00%\t98.765%\n\n" + WORTH + "\n"
     )
     for complaints, code in (((), 0), (("one",), 1)):
         monkeypatch.setattr(mixture, "mixture_table", lambda *_, of=complaints: replace(TABLE, complaints=of))

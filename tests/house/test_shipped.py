@@ -73,13 +73,13 @@ def test_a_recipe_that_does_not_check_is_caught():
         read_recipe(next(iter(shipped_recipes())), ["train.tokens_per_step=1"])
 
 
-def test_the_wheel_carries_every_card_and_recipe():
-    """Each TOML file in the package matches a pattern of package-data."""
+def test_the_wheel_carries_every_card_recipe_and_template():
+    """Each TOML file and template in the package matches a pattern of package-data."""
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
         "kielo"
     ]
     carried = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
-    assert set(PACKAGE.rglob("*.toml")) <= carried
+    assert {*PACKAGE.rglob("*.toml"), *PACKAGE.rglob("*.jinja")} <= carried
 
 
 def test_the_readme_shows_the_committed_result_of_the_demo():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kielo.recipe.amounts import parse_amount, parse_device_hours, short_amount
+from kielo.recipe.amounts import format_seconds, parse_amount, parse_device_hours, short_amount
 from kielo.recipe.read import read_recipe
 
 
@@ -65,3 +65,17 @@ def test_a_short_amount_keeps_two_digits_after_the_point() -> None:
         10**9: "1B", 2_500_000_000: "2.5B", 10**12: "1T", 10**13: "10T",
     }  # fmt: skip
     assert {number: short_amount(number) for number in written} == written
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0.0 s"), (9.94, "9.9 s"), (9.99, "10.0 s"), (10, "10 s"), (59.4, "59 s"),
+        (59.6, "1 min 00 s"), (60, "1 min 00 s"), (252, "4 min 12 s"), (3599, "59 min 59 s"),
+        (3599.7, "1 h 00 min"), (3600, "1 h 00 min"),
+        (7325, "2 h 02 min"), (11_100, "3 h 05 min"), (90_061, "25 h 01 min"),
+        (48 * 3600 - 1, "47 h 59 min"), (48 * 3600, "2.0 days"), (2.5 * 86400, "2.5 days"),
+    ],
+)  # fmt: skip
+def test_seconds_at_the_borders_of_units(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text

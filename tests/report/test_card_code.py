@@ -13,6 +13,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from kielo.artifact.run_format import with_version
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.cli.main import main
 from kielo.models import families
@@ -68,7 +69,7 @@ def made_run(folder: Path, kind: str) -> Path:
         families.complete(Model(model_type=model_type, vocab_size=len(names), **sizes), 128)
     )
     init_weights(model, 3)
-    identity = {"name": kind, "model": model.config.model_dump(mode="json"), "train": train}
+    identity = with_version({"name": kind, "model": model.config.model_dump(mode="json"), "train": train})
     checkpointer = Checkpointer(folder / "train" / "checkpoints")
     values = {f"model/{name}": value.detach() for name, value in model.named_parameters()}
     checkpointer.save(1, values, {"identity": identity})

@@ -230,11 +230,11 @@ def test_the_card_of_an_export() -> None:
 
 
 def test_a_card_that_a_person_changed_stays(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    found = NOTHING | {"recipe": RECIPE, "export": str(tmp_path)}
-    assert write_model_card(found | {"export": None}) is None and not list(tmp_path.iterdir())
     path = tmp_path / "README.md"
-    for _ in range(2):  # its own card is replaced
-        assert write_model_card(found) == path and is_own_text(path)
+    for text in (card(), card(), card(recipe=RECIPE.model_copy(update={"name": "other"}))):
+        write_model_card(tmp_path, text)  # its own card is replaced
+        assert is_own_text(path) and path.read_text(encoding="utf-8").startswith(text)
     path.write_text("mine", encoding="utf-8")
-    assert write_model_card(found) is None and path.read_text() == "mine"
-    assert capsys.readouterr().err == f"report: {path} was changed by hand and stays as it is\n"
+    write_model_card(tmp_path, card())
+    assert path.read_text() == "mine"
+    assert capsys.readouterr().err == f"{path} was changed by hand and stays as it is\n"

@@ -115,7 +115,7 @@ def test_axes_and_legend_of_scaling() -> None:
     assert speed.get_yscale() == "log" and len(speed.yaxis.get_minorticklocs()) == 0
     ticks = [tick for tick in speed.yaxis.get_major_locator().tick_values(100, 3000) if 100 <= tick <= 3000]
     assert ticks == [100, 200, 500, 1000, 2000]
-    assert speed.yaxis.get_major_formatter()(12_345.0, 0) == "12.3k"
+    assert speed.yaxis.get_major_formatter()(12_345.0, 0) == "12.35K"
     assert speed.get_title("left") == "tokens/s, with the 80% interval"
     assert share.get_title("left") == "efficiency: tokens/s a node, by those of the fewest nodes"
     assert {axes._left_title.get_size() for axes in (speed, share)} == {11}
@@ -203,7 +203,7 @@ def test_bars_of_parts() -> None:
     assert {(one.get_size(), one.get_ha(), one.get_va()) for one in numbers} == {(8, "center", "center")}
     ends = [one for one in axes.texts if hasattr(one, "xyann")]
     assert [(one.get_text(), tuple(one.xyann), to_hex(one.get_color())) for one in ends] == [
-        ("10 s, 5k tokens/s", (6, 0), INK), ("8 s, 6.25k tokens/s", (6, 0), INK),
+        ("10 s, 5K tokens/s", (6, 0), INK), ("8 s, 6.25K tokens/s", (6, 0), INK),
     ]  # fmt: skip
     assert [tuple(one.xy) for one in ends] == [(pytest.approx(10), 0), (pytest.approx(8), 1)]
 
@@ -238,17 +238,17 @@ def test_a_layout_that_does_not_fit_has_more_room_for_words() -> None:
     assert axes.get_xlim() == (0, pytest.approx(14.8))
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels == ["a\n2 nodes", "b\n1,024 nodes"]
-    assert axes.texts[-1].get_text() == "10 s, 5k tokens/s, does not fit"
+    assert axes.texts[-1].get_text() == "10 s, 5K tokens/s, does not fit"
 
 
 @pytest.mark.parametrize(
     ("speed", "text"),
     [
-        (999.4, "999"), (1000.0, "1k"), (1e6, "1M"), (1.5e9, "1.5G"), (12_345.0, "12.3k"), (2e12, "2e+03G"),
+        (999.4, "999"), (1000.0, "1K"), (1e6, "1M"), (1.5e9, "1.5B"), (12_345.0, "12.35K"), (2e12, "2T"),
         (0.25, "0.25"),
     ],
 )  # fmt: skip
-def test_speeds_in_three_figures(speed: float, text: str) -> None:
+def test_speeds_as_short_amounts(speed: float, text: str) -> None:
     one: Any = parted("a", matrix=2.0)
     one.tokens_per_second = speed
     (axes,) = parts_figure([one]).axes

@@ -7,7 +7,7 @@ import pytest
 from kielo.artifact.scores import Accuracy
 from kielo.artifact.summary import BitsPerByteSummary, CorpusSummary, ParitySummary, StageTime, Summary
 from kielo.report.make_summary import language_row, summary_rows
-from kielo.report.units import format_bytes, format_seconds
+from kielo.report.units import format_bytes
 
 NO_CORPUS = CorpusSummary(bytes_in=None, documents_in=None, bytes_kept=None, documents_kept=None)
 NO_BITS = BitsPerByteSummary(model=None, unigram=None, xz=None, ngram=None)
@@ -110,14 +110,3 @@ def test_the_row_of_a_language(of: Summary | None, row: tuple[str, str, str]) ->
 )  # fmt: skip
 def test_bytes_at_the_borders_of_units(size: float, text: str) -> None:
     assert format_bytes(size) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (9.94, "9.9 s"), (10, "10 s"), (60, "1 min 00 s"), (3599, "59 min 59 s"), (3600, "1 h 00 min"),
-        (7325, "2 h 02 min"), (90_061, "25 h 01 min"),
-    ],
-)  # fmt: skip
-def test_seconds_at_the_borders_of_units(seconds: float, text: str) -> None:
-    assert format_seconds(seconds) == text

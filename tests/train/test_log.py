@@ -67,7 +67,8 @@ def test_rows_beyond_the_restored_step_are_dropped(tmp_path: Path) -> None:
     assert [step for step in range(1, 26) if log.due(step)] == [1, 10, 20, 25]
     assert stream.getvalue().splitlines()[-3:] == [
         "going on after step 10 of 25",
-        "step 20/25  loss nan  norm 1.00  lr 1.00e-03  1,234 tokens/s  0.01 TFLOP/s  skipped 1  left 2 min",
+        "step 20/25  loss nan  norm 1.00  lr 1.00e-03  1,234 tokens/s  0.01 TFLOP/s  skipped 1  "
+        "left 1 min 40 s",
         "step 20/25  held-out loss 1.5000",
     ]
 
@@ -134,7 +135,7 @@ def test_the_progress_bar_cuts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     bar.start(0)
     bar.write(row(10))
     bar.close()
-    for figure in ("loss 2.0000", "1,234 tokens/s", "skipped 1", "left 2 min"):
+    for figure in ("loss 2.0000", "1,234 tokens/s", "skipped 1", "left 1 min 40 s"):
         assert figure in screen.getvalue()
     assert "…" not in screen.getvalue()
 
@@ -196,16 +197,17 @@ SETS = {
     "code": HeldOutScore(loss=1.5),
 }
 ROWS: list[tuple[Row, str]] = [
-    (TrainingStep(**STEP), f"{SPEED}  0.114 TFLOP/s  left 3 min"),
+    (TrainingStep(**STEP), f"{SPEED}  0.114 TFLOP/s  left 3 min 00 s"),
     (
         TrainingStep(**STEP | {"planned_tokens_per_second": 20_000.0, "mfu": 0.4321, "skipped": 2}),
-        f"{SPEED} (20,000 planned)  0.114 TFLOP/s  MFU 43.2%  skipped 2  left 3 min",
+        f"{SPEED} (20,000 planned)  0.114 TFLOP/s  MFU 43.2%  skipped 2  left 3 min 00 s",
     ),
     *(
         (TrainingStep(**STEP | {"seconds_left": seconds}), f"{SPEED}  0.114 TFLOP/s  left {left}")
         for seconds, left in (
-            (59.4, "59 s"), (60.0, "1 min"), (7199.0, "120 min"), (7200.0, "2.0 h"), (9000.0, "2.5 h")
-        )
+            (59.4, "59 s"), (60.0, "1 min 00 s"), (7199.0, "1 h 59 min"), (7200.0, "2 h 00 min"),
+            (9000.0, "2 h 30 min"),
+        )  # fmt: skip
     ),
     (HeldOutLoss(step=7, heldout_loss=3.12), "held-out loss 3.1200"),
     (

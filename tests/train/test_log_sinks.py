@@ -17,7 +17,7 @@ from kielo.train.log import Log, MetricsFile, PlainLines, ProgressBar, TensorBoa
 from tests.train.test_log import no_alert, row
 
 PASSED_OVER = PassedOver(step=9, passed_over_from=7)
-LINE = "loss 2.0000  norm 1.00  lr 1.00e-03  1,234 tokens/s  0.01 TFLOP/s  skipped 1  left 2 min"
+LINE = "loss 2.0000  norm 1.00  lr 1.00e-03  1,234 tokens/s  0.01 TFLOP/s  skipped 1  left 1 min 40 s"
 
 
 class Screen(io.StringIO):

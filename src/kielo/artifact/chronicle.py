@@ -23,6 +23,7 @@ from kielo.artifact.metrics import (
     split_metrics,
 )
 from kielo.artifact.own_text import write_own_text
+from kielo.recipe.amounts import format_seconds
 
 CHRONICLE_NAME = "chronicle.md"
 _MOST_ALERTS, _MOST_HOSTS, _MOST_CHARACTERS = 200, 8, 400
@@ -153,13 +154,13 @@ def _time_rows(attempts: Sequence[Attempt], rows: Sequence[Row]) -> list[tuple[s
     found = [
         ("attempts", str(len(attempts))),
         ("steps taken again", f"{lost:,}"),
-        ("on steps that were kept", _duration(effective)),
+        ("on steps that were kept", format_seconds(effective)),
     ]
     if in_attempts:
         share = f" ({min(1.0, effective / in_attempts):.1%} of them effective)"
         found += [
-            ("in attempts", _duration(in_attempts) + share),
-            ("between attempts", _duration(max(0.0, since - in_attempts))),
+            ("in attempts", format_seconds(in_attempts) + share),
+            ("between attempts", format_seconds(max(0.0, since - in_attempts))),
         ]
     return found
 
@@ -254,9 +255,3 @@ def _between(begin: str, end: str) -> float:
         return max(0.0, (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds())
     except (ValueError, TypeError):  # a person's line
         return 0.0
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

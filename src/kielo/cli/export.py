@@ -10,7 +10,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from kielo.artifact.checkpoint_folder import run_around
-from kielo.artifact.own_text import is_own_text, marked, write_own_text
 from kielo.checkpoint.export_stage import CARD_FILE, ExportOptions, WantedExport, wanted_export
 from kielo.cli.flags import examples, takes_sets
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_text
@@ -102,8 +101,12 @@ def export_checkpoint(
         from kielo.checkpoint.hugging_face_export import export
 
         export(checkpoint, to, model, tokenizer_folder, wanted.options, card)
-    elif recipe is not None:
-        _renew_card(to, card)
+    elif recipe is not None and (to / CARD_FILE).exists():
+        run = run_around(to)
+        if run is None or to.resolve() != run / "hf":  # whose card is the report's, with results
+            from kielo.report.model_card import write_model_card
+
+            write_model_card(to, card)
     return model
 
 
@@ -118,17 +121,6 @@ def _card(wanted: WantedExport, recipe: Recipe | None) -> str:
     is_hybrid = identity.get("train", {}).get("causal_share", 0) > 0
     exported = Exported(wanted.model, origin, identity.get("name"), wanted.options.dtype, is_hybrid)
     return render_export(exported, recipe)
-
-
-def _renew_card(to: Path, card: str) -> None:
-    """Write the card over one that Kielo wrote. The report has its own for the export of the run itself."""
-    path, run = to / CARD_FILE, run_around(to)
-    if not path.exists() or (run and to.resolve() == run / "hf"):
-        return
-    if not is_own_text(path):
-        print(f"{path} was changed by hand and stays as it is", file=sys.stderr)
-    elif path.read_text(encoding="utf-8") != marked(card):
-        write_own_text(path, card)
 
 
 def _checkpoint(reference: str, sets: Sequence[str]) -> tuple[Path, Recipe | None]:

@@ -107,7 +107,7 @@ def refuse_usage(parser: _Parser, message: str) -> NoReturn:
     ):
         flag, kind, given = found.groups()
         if kind:
-            message = f"{flag} {given}: give a {'whole ' * (kind == 'int')}number"
+            message = f"{flag} {given}: give a {'whole number' if kind == 'int' else 'number'}"
         fitting = [command for command in parser.commands if f"{flag} " in command]
     if not message.endswith("?"):
         message += f"; for example: {fitting[0]}" if fitting else f"; see {parser.prog} --help"

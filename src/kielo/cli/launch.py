@@ -149,7 +149,7 @@ def launch(options: argparse.Namespace) -> int:
     if said := network_needed(plan):
         print_text(f"note: {said}")
     if ids:
-        print_text(f"submitted {', '.join(ids)}" + f"; {answer}" * bool(answer))
+        print_text(f"submitted {', '.join(ids)}" + (f"; {answer}" if answer else ""))
     else:
         print_text(
             f"nothing is submitted; {start_of(folder / 'submit.sh')} does it, on a login node of "
@@ -209,7 +209,7 @@ def _pack(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> in
         _show_paths(paths)
     print_text(f"wrote {folder}; kielo status {folder} shows how many parts are there")
     if ids:
-        print_text(f"submitted {', '.join(ids)}" + f"; {answer}" * bool(answer))
+        print_text(f"submitted {', '.join(ids)}" + (f"; {answer}" if answer else ""))
     else:
         print_text(f"nothing is submitted; {start_of(folder / 'submit.sh')} does it")
     return 0
@@ -268,7 +268,7 @@ def _submitted(
         if not is_dry:
             try:
                 ids, answer = submit(jobs[on_nodes.nodes], on_nodes.job.site.scheduler)
-                said = f"job {', '.join(ids)}" + f"; {answer}" * bool(answer)
+                said = f"job {', '.join(ids)}" + (f"; {answer}" if answer else "")
             except KieloError as error:
                 refusals.append(str(error))
                 said = "refused"

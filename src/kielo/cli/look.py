@@ -77,8 +77,9 @@ def _files_in_words(files: dict[str, Any]) -> str:
     told = []
     for what, key in (("read", "read"), ("not read", "not_read")):
         names = files[key]
-        shown = ", ".join(names[:_SHOWN_FILES]) + ", …" * (len(names) > _SHOWN_FILES)
-        told += [f"{len(names):,} {what}" + f": {shown}" * bool(shown)] if names or key == "read" else []
+        shown = ", ".join(names[:_SHOWN_FILES]) + (", …" if len(names) > _SHOWN_FILES else "")
+        if names or key == "read":
+            told.append(f"{len(names):,} {what}" + (f": {shown}" if shown else ""))
     return "; ".join(told)
 
 

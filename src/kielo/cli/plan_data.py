@@ -1,12 +1,15 @@
 """`kielo plan data`: the text of a run by source and phase, before anything is trained. No torch."""
 
 import argparse
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.terminal import print_json, print_table, print_text
+from kielo.recipe.amounts import short_amount
 from kielo.recipe.errors import KieloError
+from kielo.report.units import format_bytes
 
 if TYPE_CHECKING:
     from kielo.resolve.mixture_table import MixtureTable
@@ -56,14 +59,14 @@ def _print_sources(table: "MixtureTable") -> None:
     rows = [
         (
             _name(row.source),
-            _short(row.amount.documents),
-            _short(row.amount.bytes),
-            _short(row.amount.words),
-            _short(row.amount.tokens),
-            *([_short(row.amount.tokens_with_loss or row.amount.tokens)] if has_mask else []),
+            _known(row.amount.documents),
+            _known(row.amount.bytes, format_bytes),
+            _known(row.amount.words),
+            _known(row.amount.tokens),
+            *([_known(row.amount.tokens_with_loss or row.amount.tokens)] if has_mask else []),
             "–" if row.amount.tokens_per_word is None else f"{row.amount.tokens_per_word:.2f}",
             f"{row.epochs:.2f}",
-            _short(row.effective_tokens),
+            _known(row.effective_tokens),
         )
         for row in table.sources
     ]
@@ -79,7 +82,7 @@ def _print_phases(table: "MixtureTable") -> None:
             _name(row.source),
             f"{row.share:.2%}",
             f"{row.sequences_per_step:.2f}",
-            _short(row.tokens),
+            _known(row.tokens),
             f"{row.epochs:.2f}",
         )
         for row in table.phases
@@ -96,7 +99,7 @@ def _print_packing(table: "MixtureTable") -> None:
         (
             _name(row.source),
             f"{row.sequence_length:,}",
-            _short(row.sequences),
+            _known(row.sequences),
             f"{row.cut:.2%}",
             f"{row.cut_in_one_stream:.2%}",
             f"{row.filling:.3%}",
@@ -111,11 +114,5 @@ def _name(source: str) -> str:
     return source if len(source) <= _LONGEST_NAME else source[: _LONGEST_NAME - 1] + "~"
 
 
-def _short(number: float | None) -> str:
-    """Returns 812, 34.2k, 1.25M, 3.10G or 1.40T; – where it is not known."""
-    if number is None:
-        return "–"
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.0f}"
+def _known(number: float | None, as_text: Callable[[float], str] = short_amount) -> str:
+    return "–" if number is None else as_text(number)

@@ -7,6 +7,7 @@ from kielo.plan.cost import Cost
 from kielo.plan.failures import Failures
 from kielo.plan.planned_layout import PlannedLayout
 from kielo.plan.run_to_plan import RunToPlan
+from kielo.recipe.amounts import format_seconds
 
 _WORTH_A_WORD = 0.005  # of the time, that another interval of saves would win
 
@@ -16,7 +17,7 @@ def failure_rows(listed: Sequence[PlannedLayout], costs: Sequence[Cost]) -> Tabl
     titles = ("nodes", "failure in", "down", "save every", "effective", "as it saves", "spares")
     rows = [
         (
-            planned.nodes, _time(found.mean_seconds), f"{found.down_seconds:.0f} s",
+            planned.nodes, format_seconds(found.mean_seconds), f"{found.down_seconds:.0f} s",
             f"{found.best_steps:,} steps", f"{found.best_share:.1%}", f"{found.effective_share:.1%}",
             found.spare_nodes,
         )
@@ -35,8 +36,8 @@ def failure_notes(run: RunToPlan, listed: Sequence[PlannedLayout], costs: Sequen
     lines = [
         f"Failures: {found.rate.per_1000_device_days:.3g} of a device in 1,000 days ({found.rate.source}). "
         "effective: time spent on steps that are kept, with a save so often; as it saves: as the recipe "
-        f"does. spares: nodes with which 95 % of jobs of {_time(found.job_seconds)} can replace all that "
-        "failed.",
+        f"does. spares: nodes with which 95 % of jobs of {format_seconds(found.job_seconds)} can replace all "
+        "that failed.",
         f"On {devices} training goes on {found.down_seconds:.0f} s after a failure, "
         f"{found.frozen_seconds:.0f} s where a node or process only falls silent, "
         f"{found.stuck_seconds:.0f} s where a rank is stuck and alive, in the same job. In seconds: {parts}. "
@@ -54,7 +55,7 @@ def failure_notes(run: RunToPlan, listed: Sequence[PlannedLayout], costs: Sequen
         )
     if found.best_share - found.effective_share > _WORTH_A_WORD:
         lines.append(
-            f"checkpoint.every_steps = {every} is a save every {_time(found.own_seconds)}, with "
+            f"checkpoint.every_steps = {every} is a save every {format_seconds(found.own_seconds)}, with "
             f"{found.effective_share:.1%} of the time effective; what would work: checkpoint.every_steps = "
             f"{found.best_steps}, with {found.best_share:.1%}."
         )
@@ -70,7 +71,3 @@ def _first_of_each(
         if cost.failures is not None:
             first.setdefault(planned.nodes, (planned, cost.failures))
     return list(first.values())
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} h" if seconds <= 48 * 3600 else f"{seconds / 86400:.1f} days"

@@ -57,7 +57,7 @@ def best_rows(
             (
                 planned.nodes, f"{planned.tokens_per_second:,.0f}", f"{planned.peak_bytes / _GIGA:.1f}",
                 f"{its_cost.days:,.1f}", *(f"{number:,.0f}" for number in hours if number is not None),
-                _broken(planned.name + " *" * is_own),
+                _broken(planned.name + (" *" if is_own else "")),
             )
         )  # fmt: skip
     return titles, list(dict.fromkeys(rows))  # the recipe's own layout may be among the fastest
@@ -157,7 +157,7 @@ def notes(
             f"tokens/s, {fits}"
         )
     first = listed[0]
-    source = f" ({run.card.memory_source})" * bool(run.card.memory_source)
+    source = f" ({run.card.memory_source})" if run.card.memory_source else ""
     wall = f"jobs of at most {run.site.max_wall_hours:g} hours, " if run.site.max_wall_hours else ""
     lines.append(
         f"{run.usable_bytes / _GIGA:.1f} GB a device are usable{source}. '{first.name}' takes "
@@ -183,13 +183,14 @@ def short_notes(
     lines, slower = [], []
     for nodes, planned in own.items():
         best = next((each for each in listed if each.nodes == nodes), None)
-        on = f" on {count_text(nodes, 'node')}" * (len(own) > 1)
+        on = f" on {count_text(nodes, 'node')}" if len(own) > 1 else ""
         if best is None:
             lines.append(f"No layout fits{on}.")
         elif isinstance(planned, str):
             lines.append(f"The recipe's own layout cannot run{on}: {planned}")
         elif planned.name == best.name:
-            lines.append(f"The recipe's own layout{' (*)' * (len(own) == 1)} is the fastest{on}.")
+            mark = " (*)" if len(own) == 1 else ""
+            lines.append(f"The recipe's own layout{mark} is the fastest{on}.")
         elif len(own) == 1:
             lines.append(f"* the recipe's own layout. {verdict([best, planned])}")
         elif not planned.fits:

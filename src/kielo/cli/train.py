@@ -138,7 +138,7 @@ def _dry_run(recipe: Recipe, ranks: int, is_json: bool) -> int:
         *overview_of_run(resolved.identity).rows(),
         *_packing_rows(resolved),
         ("device", f"{found['ranks']} × {found['accelerator']} ({found['device']})"),
-        ("precision", f"{found['precision']}: {why}" + ", layers are compiled" * bool(found["compile"])),
+        ("precision", f"{found['precision']}: {why}" + (", layers are compiled" if found["compile"] else "")),
         (
             "a rank's step",
             f"{found['micro_batches_per_step']} micro-batches of {found['micro_batch_sequences']} sequences",

@@ -1,4 +1,4 @@
-"""Large numbers as people write them: "3B", "350M", "1.5T" → whole numbers, and back."""
+"""Large numbers as people write them, "3B", "350M", "1.5T" → whole numbers, and back; durations as text."""
 
 import re
 from typing import Annotated, Any
@@ -46,12 +46,29 @@ def parse_device_hours(text: str) -> int | None:
     return parse_amount(found[1]) if found else None
 
 
-def short_amount(number: int) -> str:
-    """Returns the number with the largest unit that keeps two digits after the point: "3B", "1.24B"."""
+def short_amount(number: float) -> str:
+    """Returns the number with the largest unit that keeps two digits after the point: "3B", "1.24B".
+
+    A number below 1000 has three figures.
+    """
     for unit in ("T", "B", "M", "K"):
         if number >= _UNITS[unit]:
             return f"{number / _UNITS[unit]:.2f}".rstrip("0").rstrip(".") + unit
-    return str(number)
+    return f"{number:.3g}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Returns 0.4 s, 38 s, 4 min 12 s, 3 h 05 min or, from two days on, 2.5 days."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{seconds / 86400:.1f} days"
 
 
 Amount = Annotated[PositiveInt, BeforeValidator(parse_amount, json_schema_input_type=int | str)]

@@ -21,7 +21,7 @@ from kielo.artifact.metrics import Row
 from kielo.artifact.verify_results import loss_limits
 from kielo.report.units import baseline_name, format_bytes
 
-# Placeholder colour -> the variable that style.py defines for both schemes.
+# Placeholder colour -> the variable that frame.html.jinja defines for both schemes.
 INK, QUIET, RULE, OURS, OTHER, DROPPED = "#010101", "#020202", "#030303", "#040404", "#050505", "#060606"
 VARIABLES = {
     INK: "--ink", QUIET: "--quiet", RULE: "--rule", OURS: "--ours", OTHER: "--other", DROPPED: "--dropped"

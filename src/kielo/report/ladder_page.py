@@ -4,7 +4,6 @@ The page is one HTML file, as the report of a run: nothing is fetched when it is
 """
 
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -16,8 +15,7 @@ from kielo.artifact.launch_files import PAGE_NAME, TABLE_NAME, Ladder, Rung
 from kielo.artifact.own_text import refuse_other_text, write_own_text
 from kielo.artifact.stage_json import write_json
 from kielo.report.figures import DROPPED, OTHER, OURS, QUIET, WIDTH_INCHES, page_grid, page_style, page_svg
-from kielo.report.page import html_table
-from kielo.report.style import page_head
+from kielo.report.page import fill_template
 from kielo.resolve.overview import amount
 
 TITLES = ("nodes", "layout", "tokens/s", "TFLOP/s a device", "% of linear", "planned", "difference")
@@ -114,34 +112,21 @@ def page(ladder: Ladder) -> str:
         number for number, rung in enumerate(ladder.rungs)
         if rung.measured is None or (rung.planned and not is_expected(rung))
     ]  # fmt: skip
-    figures = ""
+    figures = []
     if base_rung(ladder.rungs) is not None:
-        figures = (
-            f"<figure>{scaling_figure(ladder)}<figcaption>Measured speed of the fastest layout on each "
-            "number of nodes, the plan of the same layout with its interval, and linear scaling from the "
-            f"fewest nodes.</figcaption></figure>\n<figure>{device_figure(ladder)}<figcaption>TFLOP/s of "
-            f"a device{', and what others measured' * bool(ladder.references)}.</figcaption></figure>"
-        )
-    sentences = "\n".join(f"<p class='note'>{escape(note)}</p>" for note in notes(ladder))
-    name = escape(ladder.name)
-    return f"""{page_head(f"{ladder.name} · Kielo ladder")}
-<body>
-<header>
-<p class="eyebrow">Kielo {escape(ladder.kielo_version)} · {escape(ladder.written_at)}</p>
-<h1>{name} on {escape(ladder.cluster)}: scaling</h1>
-</header>
-<main>
-<section>
-{figures}
-</section>
-<section><h2>Measured and planned</h2>
-{html_table(titles, rows, text_columns=2, marked=apart)}
-{sentences}
-</section>
-</main>
-</body>
-</html>
-"""
+        others = ", and what others measured" if ladder.references else ""
+        figures = [
+            (
+                scaling_figure(ladder),
+                "Measured speed of the fastest layout on each number of nodes, the plan of the same layout "
+                "with its interval, and linear scaling from the fewest nodes.",
+            ),
+            (device_figure(ladder), f"TFLOP/s of a device{others}."),
+        ]
+    return fill_template(
+        "ladder.html.jinja", ladder=ladder, titles=titles, rows=rows, marked=apart, figures=figures,
+        notes=notes(ladder),
+    )  # fmt: skip
 
 
 def fastest(rungs: Sequence[Rung]) -> list[Rung]:

@@ -6,7 +6,8 @@ from rich.text import Text
 
 from kielo.artifact.scores import BASELINES, Accuracy
 from kielo.artifact.summary import ParitySummary, Summary
-from kielo.report.units import HIDDEN_TOKENS, format_bytes, format_seconds
+from kielo.recipe.amounts import format_seconds
+from kielo.report.units import HIDDEN_TOKENS, format_bytes
 from kielo.resolve.overview import amount
 
 NAMES = {"unigram": "token unigram", "xz": "xz -9", "ngram": "byte n-gram"}

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from kielo import __version__
-from kielo.artifact.own_text import is_own_text, write_own_text
+from kielo.artifact.own_text import is_own_text, marked, write_own_text
 from kielo.artifact.scores import MaskedScores, Scores
 from kielo.artifact.tokenizer_files import RowMap
 from kielo.artifact.verify_results import Parity
 from kielo.artifact.weights_folder import is_on_hub
+from kielo.checkpoint.export_stage import CARD_FILE
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import Model, Recipe, Source
 from kielo.recipe.several_languages import languages_of
@@ -23,19 +24,13 @@ from kielo.report.units import HIDDEN_TOKENS, baseline_name, format_bytes
 from kielo.resolve.overview import Overview
 
 
-def write_model_card(gathered: dict[str, Any]) -> Path | None:
-    """Writes the card into the exported folder.
-
-    Returns None if nothing has been exported yet, or if a person has changed the card.
-    """
-    if not gathered["export"]:
-        return None
-    path = Path(gathered["export"]) / "README.md"
+def write_model_card(folder: Path, card: str) -> None:
+    """Writes the card into the folder of an export, unless a person has changed the one there."""
+    path = folder / CARD_FILE
     if path.exists() and not is_own_text(path):
-        print(f"report: {path} was changed by hand and stays as it is", file=sys.stderr)
-        return None
-    write_own_text(path, render(gathered))
-    return path
+        print(f"{path} was changed by hand and stays as it is", file=sys.stderr)
+    elif not path.exists() or path.read_text(encoding="utf-8") != marked(card):
+        write_own_text(path, card)
 
 
 def render(gathered: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from kielo.artifact.own_text import write_own_text
 from kielo.plan.part_names import SECONDS, parts_of
 from kielo.plan.pipeline_simulation import Span, timeline
 from kielo.plan.planned_layout import SHARE, PlannedLayout
+from kielo.recipe.amounts import short_amount
 
 PAPER, INK, QUIET, RULE = "#ffffff", "#1b211d", "#5a645d", "#d9ded5"
 STRONG, WEAK = "#2f7d4f", "#b8651b"
@@ -155,7 +156,7 @@ def scaling_figure(strong: Sequence[PlannedLayout], weak: Sequence[PlannedLayout
         )  # fmt: skip
     speed.set_yscale("log")
     speed.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    speed.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    speed.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short_amount(value)))
     speed.yaxis.set_minor_formatter(NullFormatter())
     speed.yaxis.set_minor_locator(NullLocator())
     share.axhline(100, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
@@ -203,7 +204,7 @@ def parts_figure(several: Sequence[PlannedLayout]) -> Figure:
             start += seconds
         unfit = "" if planned.fits else ", does not fit"
         axes.annotate(
-            f"{planned.step_seconds:.4g} s, {_short(planned.tokens_per_second)} tokens/s{unfit}",
+            f"{planned.step_seconds:.4g} s, {short_amount(planned.tokens_per_second)} tokens/s{unfit}",
             (start, position),
             (6, 0), textcoords="offset points", va="center", color=INK,
         )  # fmt: skip
@@ -304,14 +305,6 @@ def _name_list(
 def _titled(planned: PlannedLayout, several: Sequence[PlannedLayout]) -> str:
     nodes = f"\n{planned.nodes:,} nodes" if len({each.nodes for each in several}) > 1 else ""
     return planned.name + nodes
-
-
-def _short(value: float) -> str:
-    """Returns 12.3k or 1.5M: three figures."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}"
 
 
 def _paler(colour: str, share: float) -> tuple[float, ...]:

@@ -1,8 +1,6 @@
-"""Words of pages, card and terminal: numbers with their units, and names of baselines."""
+"""Words of pages, card and terminal: bytes with their unit, and names of baselines."""
 
 from kielo.artifact.scores import Scores
-
-# Numbers with their units as text, for the page, the card and the terminal.
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -15,21 +13,7 @@ def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
-def format_seconds(seconds: float) -> str:
-    """Returns 0.4 s, 38 s, 4 min 12 s or 3 h 05 min."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
 # Names of the baselines of bits per byte and of hidden tokens, as page, card and summary write them.
-
-
 _NAMES = {
     "unigram": "Token unigram",
     "xz": "xz -9 after the training text",

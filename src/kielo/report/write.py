@@ -35,7 +35,8 @@ def write_report(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime] 
             f"{error}), so no report can be made of it; run that stage again"
         ) from error
     with disk_problems_reported(f"{run_folder}: the report"):
-        model_card.write_model_card(gathered)
+        if gathered["export"]:
+            model_card.write_model_card(Path(gathered["export"]), model_card.render(gathered))
         write_own_text(path, html)
         own = StageTime(seconds=round(time.monotonic() - started, 3), skipped=False)
         write_json(run_folder, summarise(gathered | {"stages": earlier | {"report": own}}))

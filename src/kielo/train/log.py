@@ -28,6 +28,7 @@ from kielo.artifact.metrics import (
     split_metrics,
     write_row,
 )
+from kielo.recipe.amounts import format_seconds
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import TrainPlacement
 from kielo.train.failsafe_stream import FailsafeStream
@@ -357,7 +358,7 @@ class Terminal:
 
 
 def describe(row: Row) -> str:
-    """Returns e.g. "loss 3.120  norm 0.84  lr 9.1e-04  12,300 tokens/s  0.11 TFLOP/s  left 3 min"."""
+    """Returns e.g. "loss 3.120  norm 0.84  lr 9.1e-04  12,300 tokens/s  0.11 TFLOP/s  left 3 min 12 s"."""
     match row:
         case TrainingStep():
             return _describe_step(row)
@@ -398,14 +399,7 @@ def _describe_step(row: TrainingStep) -> str:
         parts.append(f"skipped {row.skipped}")
     if row.without_labels:
         parts.append(f"without labels {row.without_labels}")
-    return "  ".join([*parts, f"left {_duration(row.seconds_left)}"])
-
-
-def _duration(seconds: float) -> str:
-    minutes = seconds / 60
-    if minutes < 1:
-        return f"{seconds:.0f} s"
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+    return "  ".join([*parts, f"left {format_seconds(row.seconds_left)}"])
 
 
 def _describe_heldout(row: HeldOutLoss) -> str:
