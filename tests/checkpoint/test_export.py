@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from kielo.artifact.manifest import read_manifest
 from kielo.artifact.own_text import marked
 from kielo.artifact.resumable_stage import ResumableStage
+from kielo.artifact.run_format import with_version
 from kielo.checkpoint import export_tensors
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.export_stage import ExportOptions
@@ -89,7 +90,9 @@ def test_an_export_is_the_same_model_in_transformers(tmp_path, tokenizer_folder,
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = plain_model(config(tied))
-    path = saved(tmp_path / "checkpoints", model.state_dict(), {"identity": {"name": "tiny run"}})
+    path = saved(
+        tmp_path / "checkpoints", model.state_dict(), {"identity": with_version({"name": "tiny run"})}
+    )
     options = ExportOptions(max_shard_bytes=SHARD_BYTES)
     folder = export(path, tmp_path / "hf", config(tied), tokenizer_folder, options)
     index = json.loads((folder / "model.safetensors.index.json").read_text())

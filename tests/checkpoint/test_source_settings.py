@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from kielo.artifact.run_format import with_version
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.hugging_face_export import export
 from kielo.checkpoint.source_settings import read_settings
@@ -169,7 +170,8 @@ def test_checkpoints_of_earlier_versions(is_there, tmp_path, caplog) -> None:
     model = read_hf_config(source).model_copy(update={"weights": f"hf:{weights}"})
     checkpointer = Checkpointer(tmp_path / "checkpoints")
     tensors = {f"model/{name}": torch.zeros_like(value) for name, value in Llama(model).state_dict().items()}
-    checkpointer.save(3, tensors, {"identity": {"name": "old", "model": model.model_dump(mode="json")}})
+    identity = with_version({"name": "old", "model": model.model_dump(mode="json")})
+    checkpointer.save(3, tensors, {"identity": identity})
     with caplog.at_level(logging.WARNING):
         folder = export(checkpointer.settle(), tmp_path / "out", model, source)
     checkpointer.close()

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from kielo.artifact.run_format import with_version
 from kielo.checkpoint.average import average
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.cli.main import main
@@ -23,7 +24,7 @@ from tests.checkpoint.layouts import config
 def run(tmp_path) -> Path:
     """A run folder with two checkpoints and a tokenizer that names one token."""
     folder = tmp_path / "run"
-    plain = {"identity": {"name": "tiny", "model": config().model_dump(mode="json")}}
+    plain = {"identity": with_version({"name": "tiny", "model": config().model_dump(mode="json")})}
     checkpointer = Checkpointer(folder / "train" / "checkpoints")
     for step in (1, 2):
         checkpointer.save(
