@@ -316,7 +316,7 @@ def test_an_odd_resolved_run_is_named_and_training_writes_it_again(content, trai
     path = trained / "run" / "resolved.toml"
     path.write_bytes(content)
     is_toml = content in (b"", b"identity = 3", b"[identity]\nname = 1")
-    told = "is not of format version 0" if is_toml else "not valid TOML"
+    told = "is of format version 0" if is_toml else "not valid TOML"
     refused(here(trained, "verify", "parity", "tiny.toml"), told, "resolved.toml")
     refused(
         here(trained, "train", "tiny.toml"),
