@@ -137,7 +137,6 @@ def main() -> None:
     ranks, port = options.ranks, free_port()
     context = multiprocessing.get_context("fork")
     until = context.Value("d", 0.0)
-    server = connect(port, True, ranks)  # which stays until the end, in this process
     ear, mouth = context.Pipe(duplex=False)
     clients = [
         context.Process(target=speak, args=(number, port, ranks, until), daemon=True)
@@ -148,9 +147,12 @@ def main() -> None:
     ]
     for process in [*clients, *watchers]:
         process.start()
+    server = connect(port, True, ranks)  # in this process, after the forks, which copy no thread
     seen, deadline = dist.PrefixStore("beats", server), time.monotonic() + 120
     while not seen.check([f"beat/{rank}" for rank in range(ranks)]):
         if time.monotonic() > deadline:
+            for process in watchers:
+                process.kill()
             sys.exit("not all ranks have sent a beat within 2 minutes")
         time.sleep(1.0)
     until.value = time.monotonic() + 60 * options.minutes
@@ -158,7 +160,7 @@ def main() -> None:
     while len(answers) < len(watchers) and any(process.is_alive() for process in watchers):
         if ear.poll(1.0):
             answers.append(ear.recv())
-    for process in watchers:
+    for process in [*watchers, *clients]:  # before the store ends with this process
         process.join()
     size = len(beat_of(10**6, [group_key(group) for group in groups_of(0, ranks)]).text().encode())
     found = {

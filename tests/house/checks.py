@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -46,6 +47,16 @@ def banned_names(package: Path) -> list[str]:
 def parsed(folder: Path) -> Iterator[tuple[Path, ast.Module]]:
     for path in sorted(folder.rglob("*.py")):
         yield path, ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def repeated_names(package: Path) -> list[str]:
+    """Names that several files outside of models/ and cli/ have: a reader could not tell them apart."""
+    names = Counter(
+        path.name
+        for path in package.rglob("*.py")
+        if path.relative_to(package).parts[0] not in ("models", "cli") and path.name != "__init__.py"
+    )
+    return sorted(name for name, count in names.items() if count > 1)
 
 
 def functions_with_many_arguments(package: Path) -> list[str]:

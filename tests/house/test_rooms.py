@@ -44,6 +44,15 @@ def test_no_room_or_file_has_a_name_that_says_nothing(house):
     assert checks.banned_names(house) == ["core", "models/model_utils.py"]
 
 
+def test_no_two_files_have_one_name(house):
+    """Families and verbs have files of one name each; elsewhere a name occurs once."""
+    assert checks.repeated_names(PACKAGE) == []
+    for folder in ("train", "verify", "cli"):
+        (house / folder).mkdir()
+        (house / folder / "run.py").touch()
+    assert checks.repeated_names(house) == ["run.py"]
+
+
 def test_no_function_takes_more_than_seven_arguments(house):
     """More than that are fields of a frozen dataclass of options, with names at the call."""
     assert checks.functions_with_many_arguments(PACKAGE) == []

@@ -101,10 +101,13 @@ def test_a_process_that_ends_when_it_is_woken_is_not_waited_for(system: Any, let
     assert RANK.stacks() == "Thread 1" and system.slept == [0.1] * 2
 
 
-def test_a_process_knows_its_host(system: Any) -> None:
+def test_a_process_knows_its_host(system: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the scheduler's name of the node, which may differ from the host's: a job excludes nodes by it."""
     assert str(RANK) == "nid7 (process 12)" and not RANK.is_here()
     assert RankProcess.own(4) == RankProcess(socket.gethostname(), 77, 4)
     assert RankProcess.own(4).is_here()
+    monkeypatch.setenv("SLURMD_NODENAME", "nid7")
+    assert RankProcess.own(4).host == "nid7" and RANK.is_here()
 
 
 def test_a_record_is_written_where_torch_has_noted_something(monkeypatch, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_a_retry_in_the_job_meets_where_task_0_runs(machine, run, undisturbed) -
     launch(*TWO_NODES)
     (job,) = run.ids
     run.freeze(job)
-    (first,) = processes(run.of_scheduler | {"SLURM_PROCID": "0"})
+    (first,) = set(run.ranks()) & processes(run.of_scheduler | {"SLURM_PROCID": "0"}).keys()
     blamed = Outcome(outcome="hung", step=1, tokens=1, exit_code=76, message="x", blamed_nodes=[NAMES[0]])
     write_json(run.folder / "train", blamed)
     os.kill(first, signal.SIGKILL)

@@ -11,11 +11,12 @@ from kielo.artifact.stage_json import read_json
 from kielo.artifact.verify_results import CheckReport, Complaint, Preflight
 from kielo.checkpoint.agreement import Agreement
 from kielo.ranks.communicator import NoCommunicator
+from kielo.ranks.local_ranks import name_of_this_node
 from kielo.recipe.errors import KieloError
 from kielo.verify import position_heads, round_trip
 from kielo.verify.preflight import check_nodes
 from kielo.verify.preflight.check_nodes import run_checks
-from kielo.verify.preflight.job import Check, Finding, Job, name_of_this_node
+from kielo.verify.preflight.job import Check, Finding, Job
 
 
 def tensor(dtype: str, size: int, sha256: str = "0123456789abcdef0123") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What attempts at a run leave in `train/`: `attempts.jsonl`, `alerts.jsonl` and `outcome.json`."""
+"""Read and write the notes of attempts in `train/`: `attempts.jsonl`, `alerts.jsonl` and `outcome.json`."""
 
 import json
 import os
@@ -72,21 +72,21 @@ class Refusal(JsonObject):
     """Why training did not begin."""
 
     message: str
-    """The reason, and what would work."""
+    """The reason, and how to fix it."""
     blamed_nodes: list[str] = []
     """Hosts of the ranks that were stuck at the start."""
     is_usage: bool = False
-    """The command was not understood, so the same one never will be."""
+    """The command has wrong flags or values, so a repeated attempt fails too."""
 
 
 def note_refusal(refusal: Refusal) -> None:
-    """Tells what started this process, where it asked to be told. OSError where that cannot be written."""
+    """Write the refusal to the file that `KIELO_REFUSAL_FILE` names, if any. Raise OSError if that fails."""
     if file := os.environ.get(REFUSAL_FILE):
         Path(file).write_text(json.dumps(refusal.content(), ensure_ascii=False), encoding="utf-8")
 
 
 def read_refusal(file: Path) -> Refusal | None:
-    """Returns what a rank noted in `file`; None where it noted nothing. What was cut off is its message."""
+    """Return the refusal in `file`; None if there is none. Text that is no JSON becomes the message."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""What a run folder says of its run: the recipe, and the format of its description, with migrations."""
+"""A run's description in its folder: the recipe, and the format version with its migrations."""
 
 import os
 from collections.abc import Callable, Mapping

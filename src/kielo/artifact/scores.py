@@ -1,4 +1,4 @@
-"""What evaluation writes: `evaluate/scores.json`, and `evaluate/masked_scores.json` of encoders."""
+"""The scores of a model: `evaluate/scores.json`, and `evaluate/masked_scores.json` of encoders."""
 
 from typing import Any, ClassVar
 

@@ -125,10 +125,10 @@ def _other_script(start: bytes) -> str | None:
 
 
 def _few_letters(start: bytes) -> str | None:
-    """Returns UTF-16LE or BE for a word or two of a script below U+2000.
+    """Return UTF-16LE or UTF-16BE for a word or two of a script below U+2000.
 
-    Nearly every second byte is below 0x20 then. A table of single letters has tabs and line ends there, and
-    no other control byte.
+    Nearly every second byte of such text is below 0x20. A table of single letters has tabs and line ends in
+    these places, but no other control bytes.
     """
     for encoding, place in (("UTF-16LE", 1), ("UTF-16BE", 0)):
         high = start[place::2]

@@ -1,4 +1,4 @@
-"""What every corpus step has: its settings, its documents, and the count of what it drops."""
+"""The base of every corpus step, its settings, its documents, and the counts of dropped text."""
 
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
@@ -226,7 +226,7 @@ Example = tuple[str, str, tuple[int, int], str]
 
 @dataclass
 class Tally:
-    """What a step counted and which examples it kept, of one worker's share of the corpus or of all of it."""
+    """Counts and examples of a step, for one worker's share of the corpus or for the whole corpus."""
 
     name: str
     detail: str

@@ -1,8 +1,8 @@
-"""What follows an attempt of a launched run: `python -m kielo.launch.decide LAUNCH ATTEMPT CODE [REFUSAL]`.
+"""Decide what follows an attempt: `python -m kielo.launch.decide LAUNCH ATTEMPT CODE [REFUSAL]`.
 
-In: the exit code of the step that trained, what its ranks left (`train/outcome.json`, `refusal.txt`), and the
-attempts before it, in the launch's `chain/`. Out: `ATTEMPT/decision`, a KEY=VALUE a line, which job.sh reads.
-That runs outside of the container, where Python may be missing, and reads nothing else that Kielo says.
+In: the exit code of the training step, the files of its ranks (`train/outcome.json`, `refusal.txt`), and the
+earlier attempts in the launch's `chain/`. Out: `ATTEMPT/decision`, with KEY=VALUE lines. job.sh reads only
+this file, because it runs outside of the container, where Python may be missing.
 """
 
 import signal
@@ -27,12 +27,11 @@ _TIMES_BLAMED = 2  # after which a node is left out
 
 @dataclass(frozen=True)
 class Decision:
-    """What job.sh is to do.
+    """The decision that job.sh carries out.
 
-    outcome: as in `Outcome`. reason: one line, mostly how to go on. ends: why no job of the chain trains any
-    more; empty: the next one does. again: "yes" where another attempt in this job may help. blamed_nodes:
-    hosts, with commas, that other hosts of the job come before. left_out_nodes: those that later jobs do
-    without from now on.
+    outcome: as in `Outcome`. reason: one line for people. ends: the reason why the chain ends; empty if the
+    next job trains. again: "yes" if another attempt in this job may help. blamed_nodes: hosts, separated by
+    commas, that this job uses last. left_out_nodes: hosts that later jobs must not use.
     """
 
     outcome: str
@@ -49,9 +48,9 @@ class Decision:
 
 @dataclass(frozen=True)
 class _Chain:
-    """The attempts so far, by `chain/attempts`: the job of the last start, and the failure before it.
+    """The content of `chain/attempts`: the job of the last start, and the failure before it.
 
-    failure: the reason of the last attempt that failed, and the newest checkpoint that it left.
+    failure: (reason, newest checkpoint afterwards) of the last failed attempt.
     """
 
     job: str
@@ -71,9 +70,9 @@ class _Chain:
 
 
 def decide(launch: Path, attempt: Path, code: int, refusal: str = "") -> Decision:
-    """Returns what follows the attempt whose logs are in `attempt`; notes the nodes that are blamed.
+    """Return what follows the attempt with logs in `attempt`, and record the blamed nodes.
 
-    code: of the step that trained. refusal: why it did not train, as the job itself found; mostly empty.
+    code: exit code of the training step. refusal: the job's own reason why it did not train, or "".
     """
     run = launch.parents[1]
     outcome, said, is_usage = _ending(run, attempt, code, refusal)
@@ -87,7 +86,7 @@ def decide(launch: Path, attempt: Path, code: int, refusal: str = "") -> Decisio
         return _with(decision, ends=f"kielo did not understand its command: {said.message}")
     chain = _Chain.read(launch / "chain" / "attempts")
     is_killed = not refusal and code in _KILLED
-    if not is_killed and not said.blamed_nodes:  # what does not go away by itself
+    if not is_killed and not said.blamed_nodes:  # the cause is not a device or a node
         newest = newest_written(run / "train" / "checkpoints")
         if chain.failure == (" ".join(said.message.split()), newest):
             return _with(decision, ends=f"twice the same: {said.message}")
@@ -104,7 +103,7 @@ def _with(decision: Decision, **values: str) -> Decision:
 
 
 def _ending(run: Path, attempt: Path, code: int, refusal: str) -> tuple[str, Refusal, bool]:
-    """Returns the outcome, its reason with the nodes that are blamed, and True for a wrong command."""
+    """Return the outcome, its reason with the blamed nodes, and True for a command with wrong usage."""
     if refusal:
         return "failed", Refusal(message=refusal), False
     silent = attempt / "silent"
@@ -115,7 +114,7 @@ def _ending(run: Path, attempt: Path, code: int, refusal: str) -> tuple[str, Ref
         return said.outcome, Refusal(message=said.message, blamed_nodes=said.blamed_nodes), False
     refused = read_refusal(attempt / "refusal.txt")
     ended = f"the ranks ended with exit code {code}; the first error is in {attempt}"
-    if code == EXIT_CODES["finished"]:  # a step that never became Kielo, or one with nothing left to do
+    if code == EXIT_CODES["finished"]:  # Kielo did not start, or the run was finished before
         before = _read_outcome(run)
         outcome = "finished" if before is not None and before.outcome == "finished" else "failed"
         return outcome, refused or Refusal(message="" if outcome == "finished" else ended), False
@@ -124,7 +123,7 @@ def _ending(run: Path, attempt: Path, code: int, refusal: str) -> tuple[str, Ref
 
 
 def _outcome_of(run: Path, attempt: Path) -> Outcome | None:
-    """Returns the outcome that this attempt wrote; None where it wrote none."""
+    """Return the outcome that this attempt wrote; None if it wrote none."""
     file = run / "train" / Outcome.FILE_NAME
     try:
         is_new = file.stat().st_mtime_ns > (attempt / "meeting.sh").stat().st_mtime_ns
@@ -141,7 +140,7 @@ def _read_outcome(run: Path) -> Outcome | None:
 
 
 def _left_out(launch: Path, blamed: list[str], job: str) -> list[str]:
-    """Notes these nodes; returns those that were blamed before in this chain, which are left out now."""
+    """Record the blamed nodes; return the nodes that this chain has blamed twice, and leave them out."""
     noted = launch / "chain" / "failed_nodes"
     with open(noted, "a", encoding="utf-8") as file:
         file.writelines(f"{node}\n" for node in blamed)

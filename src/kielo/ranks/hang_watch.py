@@ -184,7 +184,7 @@ class Beat:
         return cls(number, 0, "", 0, {}, "", False, math.inf, math.inf, math.inf, 0.0)
 
     def text(self) -> str:
-        """Returns what is sent: less than 1 KB, whatever the number of ranks (benchmarks/heartbeats.py)."""
+        """Return the beat as JSON: less than 1 KB for any number of ranks (benchmarks/heartbeats.py)."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
     @classmethod
@@ -206,9 +206,10 @@ class Hang:
 
 
 def group_key(ranks: Sequence[int]) -> str:
-    """Returns a short name of the group of these ranks, the same on each of them: 64 bits of a hash.
+    """Return a short key of the group of these ranks, a hash of 64 bits, equal on each rank.
 
-    The ranks themselves are 30 KB in each beat of a job of 6,144, which one store sends to those who look.
+    A list of ranks takes 30 KB in each beat of a job of 6,144 ranks, and one store sends every beat to the
+    watching ranks.
     """
     return blake2b(",".join(map(str, ranks)).encode(), digest_size=8).hexdigest()
 
@@ -269,11 +270,11 @@ def beat_seconds(num_ranks: int) -> float:
 
 
 def silent_seconds(hang_seconds: float, num_ranks: int) -> float:
-    """Returns how long a rank may send no heartbeat while others take steps: 15 beats where they take 15 s.
+    """Return how long a rank may send no heartbeat while others take steps.
 
-    Else 15 s, or `hang_seconds` where that is shorter. After a link was interrupted, TCP tries 12.6 s after
-    the first loss at the latest for the sixth time. A step may wait for slow files and devices; heartbeats
-    wait for nothing else.
+    15 beats if they take longer than 15 s, else 15 s or a shorter `hang_seconds`. After a link was
+    interrupted, TCP tries for the sixth time 12.6 s after the first loss at the latest. A step may wait for
+    slow files and devices; heartbeats wait for nothing else.
     """
     beats_seconds = _SILENT_BEATS * beat_seconds(num_ranks)
     return beats_seconds if beats_seconds > _SILENT_SECONDS else min(hang_seconds, _SILENT_SECONDS)

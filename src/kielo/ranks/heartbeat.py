@@ -62,9 +62,9 @@ _KIELO = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 class Heartbeat:
     """The heartbeat of this rank, for as long as it is entered.
 
-    stacks_folder: where each rank writes its stacks when the job hangs. on_hang: called on one rank, before
-    the ranks end, with the message, True if the program is the cause and will do it again, and the hosts that
-    are blamed: those of the ranks that are the cause, unless they are so many that it is none of these.
+    stacks_folder: each rank writes its stacks there when the job hangs. on_hang: called on one rank before
+    the ranks end, with the message, True if the program is the cause and the hang will recur, and the blamed
+    hosts. No host is blamed if the stuck ranks are on more than `_MOST_BLAMED` hosts.
     """
 
     def __init__(

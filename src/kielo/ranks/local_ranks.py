@@ -40,6 +40,11 @@ _STATES = {
 _OTHER_STATE = "none of its Python threads runs: a library may hold Python's lock"
 
 
+def name_of_this_node() -> str:
+    """Return the scheduler's name of this node, by which a job can exclude it, or else the host's name."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
 @dataclass(frozen=True)
 class RankProcess:
     """The process of a rank. stacks_file: its descriptor of the file into which SIGUSR2 writes stacks."""
@@ -50,13 +55,13 @@ class RankProcess:
 
     @classmethod
     def own(cls, stacks_file: int) -> "RankProcess":
-        return cls(socket.gethostname(), os.getpid(), stacks_file)
+        return cls(name_of_this_node(), os.getpid(), stacks_file)
 
     def __str__(self) -> str:
         return f"{self.host} (process {self.pid})"
 
     def is_here(self) -> bool:
-        return self.host == socket.gethostname()
+        return self.host == name_of_this_node()
 
     def state(self) -> str:
         """Returns in words why the process may be silent."""

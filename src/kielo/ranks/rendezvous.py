@@ -1,4 +1,4 @@
-"""Where ranks meet: launcher variables → rank, world and address, and the interface that leads there."""
+"""Find the meeting place of the ranks: launcher variables → rank, world and address, and the interface."""
 
 import fcntl
 import ipaddress

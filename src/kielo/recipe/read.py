@@ -139,7 +139,7 @@ def run_folder(recipe: Recipe) -> Path:
     if num_bytes + _BYTES_BELOW > most:
         raise KieloError(
             f"folder: the path of the run folder has {num_bytes:,} bytes, and its files need {_BYTES_BELOW} "
-            f"more; the system takes {most:,}. What would work: a shorter folder; nothing was written"
+            f"more, but the system allows {most:,}. Fix: a shorter `folder`; nothing was written"
         )
     for above in (folder, *folder.parents):
         if above.is_symlink() and not os.path.exists(above):

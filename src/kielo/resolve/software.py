@@ -1,4 +1,4 @@
-"""What the software and the processor of a run can do: versions, precision and limits; torch-free."""
+"""Properties of the software and the processor of a run: versions, precision and limits; torch-free."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What asks a running training to save or stop: signals, and files in `RUN/triggers`."""
+"""Requests to a running training to save or stop: signals, and files in `RUN/triggers`."""
 
 import signal
 import time

@@ -1,4 +1,4 @@
-"""What is checked before the first step: that ranks agree, that tokens are sound, and the tokenizer."""
+"""Checks before the first step: equal ranks, sound token files, and the tokenizer."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What two sides of a comparison show: settings in force, and inputs and outputs of modules."""
+"""Traces of two models for a comparison: settings in force, and inputs and outputs of modules."""
 
 import math
 from collections.abc import Callable, Iterable

@@ -21,6 +21,7 @@ from kielo.artifact.verify_results import BAD_NODES_NAME, CheckReport, Complaint
 from kielo.checkpoint.agreement import Agreement
 from kielo.parallel.mesh import build_mesh, communicators
 from kielo.ranks.communicator import NoCommunicator, TimeLimits
+from kielo.ranks.local_ranks import name_of_this_node
 from kielo.ranks.world import end_world, make_host_group, start_world
 from kielo.recipe.cards import cluster
 from kielo.recipe.errors import KieloError, first_line, sentence
@@ -36,7 +37,7 @@ from kielo.verify.preflight import (
     same_software,
     training,
 )
-from kielo.verify.preflight.job import Check, Finding, Job, name_of_this_node
+from kielo.verify.preflight.job import Check, Finding, Job
 from kielo.verify.preflight.network import ask_nccl_for_a_log
 
 # The table of checks, in their order: what explains later findings comes first.

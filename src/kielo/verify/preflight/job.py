@@ -1,7 +1,5 @@
 """The job as one of its ranks sees it, which every check looks at, and the form of a check."""
 
-import os
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,11 +81,6 @@ class Check:
     measure: Callable[[Job], Any]
     judge: Callable[[Sequence[Any], Job], list[Finding]]
     summarise: Callable[[Sequence[Any], Job], str]
-
-
-def name_of_this_node() -> str:
-    """Returns the scheduler's name of this node, with which a job can leave it out, or the host's name."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def spread(values: Sequence[float], unit: str) -> str:
