@@ -1,5 +1,6 @@
 """A silent rank as another one of its node sees it, in a folder in place of /proc; torch's flight record."""
 
+import os
 import pickle
 import signal
 import socket
@@ -37,7 +38,9 @@ def system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     for name, module in {
         "Path": lambda path: tmp_path / str(path).lstrip("/"),
         "time": SimpleNamespace(monotonic=lambda: found.now, sleep=sleep),
-        "os": SimpleNamespace(kill=lambda *both: found.done.append(both), getpid=lambda: 77),
+        "os": SimpleNamespace(
+            kill=lambda *both: found.done.append(both), getpid=lambda: 77, environ=os.environ
+        ),
         "shutil": SimpleNamespace(which=lambda program: program if program in found.here else None),
         "subprocess": SimpleNamespace(run=run, SubprocessError=ValueError),
     }.items():
@@ -103,6 +106,7 @@ def test_a_process_that_ends_when_it_is_woken_is_not_waited_for(system: Any, let
 
 def test_a_process_knows_its_host(system: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the scheduler's name of the node, which may differ from the host's: a job excludes nodes by it."""
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
     assert str(RANK) == "nid7 (process 12)" and not RANK.is_here()
     assert RankProcess.own(4) == RankProcess(socket.gethostname(), 77, 4)
     assert RankProcess.own(4).is_here()
