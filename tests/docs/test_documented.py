@@ -107,14 +107,14 @@ def test_every_block_does_what_its_page_says():
 
 
 def test_layout_names_are_those_of_the_planner():
-    """docs/layout_names.md explains every term that exists; its example has the name that it says."""
-    page = (ROOT / "docs" / "layout_names.md").read_text(encoding="utf-8")
+    """docs/layouts.md explains every term that exists; its example has the name that it says."""
+    page = (ROOT / "docs" / "layouts.md").read_text(encoding="utf-8").partition("## Names of layouts")[2]
     terms = [term for row in re.findall(r"^\| (`.*?) \|", page, re.M) for term in re.findall(r"`(.+?)`", row)]
     for term in terms:
         matches(term)
     unknown = pytest.raises(KieloError, matches, "nonsense").value
     known = re.search(r"what would work: (.*)", str(unknown))[1].split(", ")
-    asked_only = re.search(r"asked for although.*?without a number", page, re.S)[0]
+    asked_only = re.search(r"also accepts these terms.*?without a number", page, re.S)[0]
     kinds = {re.sub(r"[\d+]+", "#", term) for term in [*terms, *re.findall(r"`(.+?)`", asked_only)]}
     assert {re.sub(r"[\d+]+", "#", term) for term in known} - kinds == {"full/#"} - kinds
     name, text = re.search(r"So `(.*?)` is\s+```toml\n(.*?)```", page, re.S).groups()
