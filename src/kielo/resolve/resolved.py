@@ -25,7 +25,6 @@ from kielo.artifact.run_format import (
     migrated_run,
     with_version,
 )
-from kielo.recipe.cards import OWN_FILE_STALL_SECONDS
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import (
     Checkpoint,
@@ -161,6 +160,9 @@ class Identity(RecipeIdentity):
             if phase.first_step <= step
         )
         return within + max(0, step - self.total_steps) * self.phases[-1].tokens_per_step
+
+
+OWN_FILE_STALL_SECONDS = 18.0  # of a machine that shares no file system
 
 
 class PhasePlacement(_Frozen):
