@@ -282,7 +282,7 @@ class Cluster(Section):
     def _has_card(cls, name: str) -> str:
         known = accelerators()
         if name not in known:
-            named = {one: [] for one in known}
+            named: dict[str, list[str]] = {one: [] for one in known}
             raise ValueError(
                 f"no accelerator card has this name; known: {', '.join(known)}{did_you_mean(name, named)}"
             )

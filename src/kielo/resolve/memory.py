@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 
 from kielo.recipe.cards import Accelerator
 from kielo.resolve.memory_row import MemoryColumns
-from kielo.resolve.state_bytes import WIDENED_BYTES
+from kielo.resolve.state_bytes import WIDENED_BYTES, Bytes
 
 # The one answer to "does it fit": bytes that a step may reserve on a device, and those it needs; no torch.
 #
@@ -17,7 +17,6 @@ from kielo.resolve.state_bytes import WIDENED_BYTES
 # (`context_bytes`); the allocator's share goes with what a step allocates and frees.
 
 
-Bytes = TypeVar("Bytes")  # a number, or a column of them
 # Bytes of a step that no formula counts: workspaces of kernels and of collectives, gathered gradients.
 WORKSPACE_BYTES = 1.5e9
 # Reserved beyond what is allocated: fragments of the allocator, as a share of what a step allocates and
@@ -157,7 +156,7 @@ class _Rank:
             work.optimiser_bytes * (self.trained - copy) / shard,
         )
         times = self.bytes_at_times()
-        at = np.argmax([sum(parts) for parts in times], axis=0)
+        at = np.argmax([sum(parts[1:], parts[0]) for parts in times], axis=0)
         gradients, gathered, activations, logits = (
             np.choose(at, [parts[part] for parts in times]) for part in range(4)
         )
@@ -335,4 +334,6 @@ class _Rank:
 
 def _chosen(condition: Column, one: MemoryBytes, other: MemoryBytes) -> MemoryBytes:
     """Returns `one` where the condition holds, else `other`."""
-    return MemoryBytes(*(np.where(condition, a, b) for a, b in zip(vars(one).values(), vars(other).values())))
+    return MemoryBytes(
+        *(np.where(condition, a, b) for a, b in zip(vars(one).values(), vars(other).values(), strict=True))
+    )

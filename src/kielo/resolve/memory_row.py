@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 
 from kielo.recipe.cards import Accelerator
-from kielo.recipe.sections import Fp8, Layout, Model, OptimiserName, Precision, ReduceDtype, Train
+from kielo.recipe.sections import CompleteModel, Fp8, Layout, OptimiserName, Precision, ReduceDtype, Train
 from kielo.resolve.activation_bytes import (
     attention_dropout_bytes,
     dropout_bytes,
@@ -24,7 +24,7 @@ from kielo.resolve.stages import SCHEDULES
 from kielo.resolve.state_bytes import STATE_BYTES
 
 Column = np.ndarray
-_ZERO: Column = np.float64(0)
+_ZERO: Any = np.float64(0)  # a column of any length
 
 
 class StepSize(NamedTuple):
@@ -150,7 +150,7 @@ class MemoryColumns:
 
 
 def memory_row(
-    model: Model,
+    model: CompleteModel,
     layout: Layout,
     step: StepSize,
     train: TrainOptions,

@@ -28,9 +28,9 @@ from kielo.artifact.run_format import (
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import (
     Checkpoint,
+    CompleteModel,
     DatasetIdentity,
     Layout,
-    Model,
     Packing,
     RecipeIdentity,
     ScheduleName,
@@ -48,7 +48,7 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
-class Phase(_Frozen):
+class PlannedPhase(_Frozen):
     """Steps `first_step` … `last_step` (from 1) of one size, from sample `first_sample` on.
 
     `number` is the recipe's phase; those of a batch ramp share it, and with it their order of the data, which
@@ -111,11 +111,11 @@ class Identity(RecipeIdentity):
     `heldout_sequences` are at most those that there are.
     """
 
-    model: Model
+    model: CompleteModel
     dataset: DatasetIdentity
     train: TrainIdentity
     tokens_hash: str
-    phases: tuple[Phase, ...]
+    phases: tuple[PlannedPhase, ...]
     learning_rates: tuple[LearningRateSegment, ...]
 
     @property

@@ -95,8 +95,10 @@ def _complaint(limit: Limit, version: str) -> str | None:
 
 
 def _number(version: str) -> tuple[int, int]:
-    major, minor = re.match(r"(\d+)\.(\d+)", version).groups()
-    return int(major), int(minor)
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None:
+        raise ValueError(f"{version!r} is no version of torch")
+    return int(found[1]), int(found[2])
 
 
 # The software that a run computes with, as far as its numbers depend on it; torch-free.
@@ -203,8 +205,9 @@ def chosen_precision(recipe: Recipe, device: str, has_amx: bool, run_folder: Pat
 
 
 def precisions(train: Train) -> list[Precision]:
-    """Return the precisions that the run computes in, in the order of its steps."""
-    return list(dict.fromkeys([train.precision, *(precision for _, precision in train.precision_changes)]))
+    """Return the precisions that the run computes in, in the order of its steps, if they are chosen."""
+    all_of_them = [train.precision, *(precision for _, precision in train.precision_changes)]
+    return list(dict.fromkeys(precision for precision in all_of_them if precision is not None))
 
 
 def with_precision(recipe: Recipe, precision: Precision) -> Recipe:

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, TypeVar
 
+import numpy as np
+
 from kielo.models.families import module
 from kielo.models.parameter_shapes import parameter_shapes, style_of
-from kielo.recipe.sections import Layout, Model
+from kielo.recipe.sections import CompleteModel, Layout
 from kielo.resolve.planned_phases import trains
 from kielo.resolve.shares import coordinates
 from kielo.resolve.stages import layer_numbers, stages_of_rank
 
-Bytes = TypeVar("Bytes")  # a number, or a column of them
+Bytes = TypeVar("Bytes", float, np.ndarray)  # a number, or a column of them
 _COPIES_IN_MEMORY = 4
 _FP32 = 4
 _MOMENTS = 2
@@ -46,7 +48,7 @@ class StateBytes:
 
 
 def state_bytes(
-    model: Model,
+    model: CompleteModel,
     layout: Layout,
     rank: int,
     optimiser_state: Literal["fp32", "bf16"] = "fp32",
@@ -92,7 +94,7 @@ def host_bytes(
 
 
 def _shapes_of_rank(
-    model: Model, layout: Layout, pipeline_rank: int
+    model: CompleteModel, layout: Layout, pipeline_rank: int
 ) -> Iterator[tuple[str, tuple[int, ...], bool]]:
     """Yields (name, shape on one tensor rank, True for a copy) of each parameter.
 
@@ -119,11 +121,11 @@ def _shapes_of_rank(
             yield name, shapes[name], True
 
 
-def _layers_of_rank(model: Model, layout: Layout, pipeline_rank: int) -> tuple[set[int], int, bool]:
+def _layers_of_rank(model: CompleteModel, layout: Layout, pipeline_rank: int) -> tuple[set[int], int, bool]:
     """Returns (the numbers of its layers, how many stages it has, True if it has the last one)."""
     if layout.pipeline == 1:
         return set(range(model.num_hidden_layers)), 1, True
-    ranges = layer_numbers(layout.pipeline_layers)
+    ranges = layer_numbers(layout)
     stages = stages_of_rank(
         layout.pipeline_schedule, layout.pipeline, pipeline_rank, len(ranges) // layout.pipeline
     )

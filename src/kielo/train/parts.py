@@ -53,7 +53,7 @@ class StepParts:
 class PrecisionParts:
     """The model in one precision and everything that holds it; a change of precision replaces all of it.
 
-    So does a change of what is trained. trainable: as in `resolved.Phase`.
+    So does a change of what is trained. trainable: as in `resolved.PlannedPhase`.
     """
 
     precision: Precision

@@ -295,7 +295,7 @@ def _stages(resolved: Resolved, pipeline_rank: int) -> dict[str, list[int]]:
     layout = resolved.placement.layout
     if layout.pipeline == 1:
         return {"0": [0, resolved.identity.model.num_hidden_layers - 1]}
-    ranges = layer_numbers(layout.pipeline_layers)
+    ranges = layer_numbers(layout)
     numbers = stages_of_rank(
         layout.pipeline_schedule, layout.pipeline, pipeline_rank, layout.pipeline_stages_per_rank
     )
