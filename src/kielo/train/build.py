@@ -48,17 +48,18 @@ from kielo.train.optimiser import build_optimiser
 from kielo.train.parts import PhaseParts, PrecisionParts, Run, StepParts
 from kielo.train.precision import next_precision, settle_matrix_products
 from kielo.train.profile import Profile
-from kielo.train.replica_check import ReplicaCheck
 from kielo.train.schedule import learning_rate
-from kielo.train.spike_watch import SpikeWatch
 from kielo.train.start_checks import FirstLoss
 from kielo.train.state import RunCheckpoints, State, note_alert
 from kielo.train.stop import Stop
+from kielo.train.watch.checks import Divergence, NotFinite
 from kielo.train.watch.guard import Guard
 from kielo.train.watch.layer_marks import marked_layers
 from kielo.train.watch.local_finite import LocalFinite
+from kielo.train.watch.replica_check import ReplicaCheck
 from kielo.train.watch.resources import Resources
 from kielo.train.watch.slow_ranks import LayerTimes, SpeedWatch
+from kielo.train.watch.spike_watch import SpikeWatch
 from kielo.train.watch.spikes import Spikes
 
 
@@ -97,15 +98,26 @@ def assemble(
     log = Log(placement.train, identity.total_steps, _sinks(identity, placement, world))
     alert = _alert(placement) if world.rank == 0 else lambda step, message: None
     precision = next_precision(identity, checkpoints.found)
+    spike_watch = SpikeWatch(
+        spikes, resolved, checkpoints.go_back_before, lambda: state.spikes, log.write, alert
+    )
+    replica_check = ReplicaCheck(placement.train, checkpoints.go_back_before)
     return Run(
         device=device,
         mesh=mesh,
         time_limits=time_limits,
         state=state,
         guard=guard,
-        replica_check=ReplicaCheck(placement.train, checkpoints),
+        checks=(
+            NotFinite(guard, alert),
+            # Before divergence ends the run: going back may help.
+            spike_watch,
+            Divergence(guard, checkpoints.way_on),
+            replica_check,
+        ),
+        spike_watch=spike_watch,
+        replica_check=replica_check,
         speed_watch=SpeedWatch(device, alert),
-        spike_watch=SpikeWatch(spikes, resolved, checkpoints, state, log, alert),
         learning_rate=learning_rate(identity),
         meter=meter,
         step_row=StepRow(meter, guard),

@@ -55,7 +55,7 @@ class PipelineForwardBackward:
         self._made: tuple[tuple[int, ...], Schedule] | None = None  # shapes, and the schedule for them
         self._divisor: Tensor | None = None
         self._most_counted: int | None = None  # labels that count in a micro-batch of the step
-        self.own_loss: Tensor | None = None  # of the last step, this rank's part before any sum
+        self.own_loss = torch.tensor(torch.nan)  # of the last step, this rank's part before any sum
         self._positions_s: Tensor | None = None
         for part in model.parts:
             part.register_forward_pre_hook(self._with_positions, with_kwargs=True)
@@ -168,7 +168,7 @@ class PlainForwardBackward:
         self._model = model
         self._objective = objective
         self._sum_over_data = sum_over_data
-        self.own_loss: Tensor | None = None  # of the last step, this rank's part before any sum
+        self.own_loss = torch.tensor(torch.nan)  # of the last step, this rank's part before any sum
 
     def __call__(self, batch: StepBatch) -> Tensor:
         """Returns the loss, a float32 scalar on the device; the gradients are left on the parameters.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kielo.train.feed import StepBatch
 from kielo.train.parts import PhaseParts, Run, StepParts
+from kielo.train.watch.checks import TakenStep
 
 
 def fit(run: Run, phase: PhaseParts) -> bool:
@@ -25,13 +26,16 @@ def fit(run: Run, phase: PhaseParts) -> bool:
         run.speed_watch.begin(state.step, run.current.layer_times)
         loss, gradient_norm = optimiser_step(run.current.step, batch, learning_rate)
         run.speed_watch.end(run.current.layer_times)
-        run.current.local_finite.note(state.step, run.current.step.forward_backward.own_loss)
-        if run.guard.was_bad():
-            step, found = run.current.local_finite.seen(run.guard.steps_behind)
-            run.alert(step, f"the step was not finite, and is left out; first seen by {found}")
-        if run.spike_watch.must_go_back(state.step, loss, gradient_norm):
+        taken = TakenStep(
+            state.step,
+            loss,
+            gradient_norm,
+            run.current.step.forward_backward.own_loss,
+            run.current.local_finite,
+            run.current.replicas,
+        )
+        if any(check.after_step(taken) == "go back" for check in run.checks):
             return False
-        run.guard.stop_if_diverged(state.step, run.checkpoints.way_on)
         run.profile.step(state.step)
         run.time_limits.step_done(state.step)
         run.garbage.step(state.step)
@@ -48,7 +52,7 @@ def fit(run: Run, phase: PhaseParts) -> bool:
         is_copying = not is_saving and run.checkpoints.is_copy_due(state.step)
         is_last = state.step == phase.last_step  # a change of precision may save after it
         is_kept = is_saving or is_copying or is_last
-        if run.replica_check.must_go_back(state.step, run.current.replicas, is_kept):
+        if is_kept and run.replica_check.before_keeping(taken) == "go back":
             return False
         if is_saving:
             with run.meter.paused(), run.time_limits.paused("a save"):

@@ -21,14 +21,15 @@ from kielo.train.log import Log
 from kielo.train.meter import Meter, StepRow
 from kielo.train.optimiser import Optimiser
 from kielo.train.profile import Profile
-from kielo.train.replica_check import ReplicaCheck
-from kielo.train.spike_watch import SpikeWatch
 from kielo.train.state import RunCheckpoints, State
 from kielo.train.stop import Stop
+from kielo.train.watch.checks import Check
 from kielo.train.watch.guard import Guard
 from kielo.train.watch.local_finite import LocalFinite
+from kielo.train.watch.replica_check import ReplicaCheck
 from kielo.train.watch.resources import Resources
 from kielo.train.watch.slow_ranks import LayerTimes, SpeedWatch
+from kielo.train.watch.spike_watch import SpikeWatch
 
 
 def _ignore(batch: StepBatch) -> None:
@@ -78,13 +79,17 @@ class PhaseParts:
 
 @dataclass
 class Run:
-    """The parts of one attempt at a run. `current` are the parts of the precision in use."""
+    """The parts of one attempt at a run. `current` are the parts of the precision in use.
+
+    checks: asked after each step, in this order, by the loop.
+    """
 
     device: torch.device
     mesh: Mesh
     time_limits: TimeLimits
     state: State
     guard: Guard
+    checks: tuple[Check, ...]
     spike_watch: SpikeWatch
     replica_check: ReplicaCheck
     speed_watch: SpeedWatch

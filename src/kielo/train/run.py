@@ -232,7 +232,7 @@ def _fit_phases(run: Run, resolved: Resolved) -> str:
         if steps.is_skipped:
             is_stopped = _pass_over(run, identity, steps.phase_index, steps.last_step)
         else:
-            last_step = min(steps.last_step, next_check(run, identity.train.fp8))
+            last_step = next_check(run, identity.train.fp8, steps.last_step)
             with phase_parts(run, resolved, steps.phase_index, last_step) as phase:
                 is_stopped = fit(run, phase)
             if not is_stopped and not go_back(run, resolved.identity.train.spikes):

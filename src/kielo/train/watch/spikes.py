@@ -52,6 +52,18 @@ class Episode:
 
 
 @dataclass(frozen=True)
+class WentBack:
+    """A spike that the run went back for: the steps that are passed over, and the factor of later rates.
+
+    learning_rate_factor: of the steps from the first on.
+    """
+
+    first_step: int
+    last_step: int
+    learning_rate_factor: float
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The kind of an episode at `step`; "harmful": its loss stayed high, or was not finite too often."""
 
