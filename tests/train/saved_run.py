@@ -76,6 +76,8 @@ class Checkpointer:
 class Optimiser:
     """Of three parameters, of which `made` made updates."""
 
+    moment_names = ("exp_avg", "exp_avg_sq")
+
     def __init__(self, made: int = 5):
         self.parameters = {
             name: torch.zeros(2) for name in ("embed.weight", "head.weight", "layers.0.mlp.up.weight")

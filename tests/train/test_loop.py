@@ -19,12 +19,12 @@ class Noted:
     """Notes calls in `done`, as (name, arguments…)."""
 
     def __init__(self, done: list[tuple], name: str, answers: dict[str, Any]):
-        self.done, self.name, self.answers = done, name, answers
+        self.done, self.of, self.answers = done, name, answers
 
     def __getattr__(self, name: str) -> Any:
         def call(*given: Any) -> Any:
-            self.done.append((f"{self.name}.{name}", *given))
-            answer = self.answers.get(f"{self.name}.{name}")
+            self.done.append((f"{self.of}.{name}", *given))
+            answer = self.answers.get(f"{self.of}.{name}")
             return answer(*given) if callable(answer) else answer
 
         return call
@@ -59,13 +59,17 @@ class Looping:
             lambda: self.done.append(("clip",)) or "norm",
             self.guard,
             part("optimiser"),
-            lambda batch: self.done.append(("on_gradients", batch)),
+            (
+                lambda batch: self.done.append(("on_gradients", batch)),
+                lambda batch: self.done.append(("also on_gradients", batch)),
+            ),
         )
         step.forward_backward.own_loss = "own loss"
         self.current = SimpleNamespace(
             step=step, layer_times="layer times", local_finite="local finite", heldout=part("heldout"),
-            replicas="replicas",
+            replicas="replicas", periodic=(part("statistics"),),
         )  # fmt: skip
+        self.current.heldout.name, self.current.periodic[0].name = "held-out text", "statistics"
         self.feed = part("feed")
 
     @contextmanager
@@ -86,7 +90,7 @@ def step(number: int) -> list[tuple]:
     """What a step does before anything is asked of it; the batch has the number of the step."""
     return [
         ("feed.take", number), ("speed_watch.begin", number, "layer times"), ("forward_backward", number),
-        ("on_gradients", number), ("clip",), ("guard.check", "loss", "norm"),
+        ("on_gradients", number), ("also on_gradients", number), ("clip",), ("guard.check", "loss", "norm"),
         ("optimiser.step", number * 0.25, "skip"), ("optimiser.zero_grad",),
         ("speed_watch.end", "layer times"),
     ]  # fmt: skip
@@ -112,8 +116,8 @@ def test_a_step_in_which_nothing_is_due() -> None:
         for number, is_last in ((5, False), (6, True))
         for call in [
             *step(number), *ordinary(number), ("log.due", number), ("heldout.due", number),
-            ("resources.look", number), ("stop.agreed", number), ("checkpoints.due", number),
-            ("checkpoints.is_copy_due", number),
+            ("statistics.due", number), ("resources.look", number), ("stop.agreed", number),
+            ("checkpoints.due", number), ("checkpoints.is_copy_due", number),
             *([("replica_check.before_keeping", taken(number))] if is_last else []),
         ]
     ]  # fmt: skip
@@ -126,14 +130,16 @@ def in_pause(what: str, *calls: tuple) -> list[tuple]:
 
 
 def test_rows_are_logged_and_held_out_text_is_scored_beside_the_clock() -> None:
-    run = Looping(
-        **TAKEN, log__due=True, heldout__due=True, heldout__row=lambda state: ("heldout", state.step)
-    )
+    """And after it what the caller of the training asked for."""
+    rows = {f"{name}__row": lambda state, name=name: (name, state.step) for name in ("heldout", "statistics")}
+    run = Looping(**TAKEN, log__due=True, heldout__due=True, statistics__due=True, **rows)
     assert run.fit(5) is False
     begin = len(step(5) + ordinary(5)) + 1
-    assert run.done[begin : begin + 8] == [
+    assert run.done[begin : begin + 15] == [
         ("log.write", ("row", "loss", "norm", 1.25)), ("heldout.due", 5),
         *in_pause("held-out text", ("heldout.row", run.state), ("log.write", ("heldout", 5))),
+        ("statistics.due", 5),
+        *in_pause("statistics", ("statistics.row", run.state), ("log.write", ("statistics", 5))),
     ]  # fmt: skip
 
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from kielo.models.blocks.decoder import Decoder
 from kielo.parallel.materialise import local
 from kielo.parallel.mesh import Mesh
 from kielo.parallel.pipeline_schedule import Schedule, ScheduleOptions, make_schedule
@@ -34,22 +35,23 @@ class Stages(nn.Module):
     """
 
     def __init__(
-        self, parts: Sequence[nn.Module], numbers: Sequence[int], num_stages: int, axis: DeviceMesh
+        self, parts: Sequence[Decoder], numbers: Sequence[int], num_stages: int, axis: DeviceMesh
     ) -> None:
         super().__init__()
         self.parts, self.numbers, self.num_stages = nn.ModuleList(parts), tuple(numbers), num_stages
         self.axis, self.config = axis, parts[0].config
+        self._decoders = tuple(parts)  # as `parts`, whose entries torch calls modules
         self._is_tied = bool(self.config.tie_word_embeddings)
 
     @property
-    def first(self) -> nn.Module | None:
+    def first(self) -> Decoder | None:
         """The stage that takes tokens, if this rank has it."""
-        return self.parts[0] if self.numbers[0] == 0 else None
+        return self._decoders[0] if self.numbers[0] == 0 else None
 
     @property
-    def last(self) -> nn.Module | None:
+    def last(self) -> Decoder | None:
         """The stage that has the head, if this rank has it."""
-        return self.parts[-1] if self.numbers[-1] == self.num_stages - 1 else None
+        return self._decoders[-1] if self.numbers[-1] == self.num_stages - 1 else None
 
     def named_parameters(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
         for part, number in zip(self.parts, self.numbers):

@@ -26,7 +26,8 @@ class FullPhase:
     """One phase, complete. `number` counts from 1.
 
     `micro_batch_sequences`: None where Kielo chooses. `learning_rate`: the segment that begins with the
-    phase; None where the one before goes on. `trainable`: none for all modules.
+    phase; None where the one before goes on. `max_gradient_norm`: None for [train]'s. `trainable`: none for
+    all modules.
     """
 
     number: int
@@ -36,6 +37,7 @@ class FullPhase:
     mixture: Mapping[str, float]
     packing: Packing
     micro_batch_sequences: int | None
+    max_gradient_norm: float | None
     trainable: tuple[str, ...]
     learning_rate: LearningRate | None
     given: frozenset[str]
@@ -65,7 +67,7 @@ def full_phases(recipe: Recipe) -> tuple[FullPhase, ...]:
         tokens = train.tokens or train.tokens_per_step
         return (FullPhase(
             1, tokens, train.tokens_per_step, dataset.sequence_length, dataset.mixture,
-            dataset.packing, train.micro_batch_sequences, train.trainable, rate, frozenset(),
+            dataset.packing, train.micro_batch_sequences, None, train.trainable, rate, frozenset(),
         ),)  # fmt: skip
     return tuple(_full(recipe, number, phase) for number, phase in enumerate(recipe.phases, start=1))
 
@@ -160,6 +162,7 @@ def _full(recipe: Recipe, number: int, phase: Phase) -> FullPhase:
         _or(phase.mixture, dataset.mixture),
         dataset.packing,
         _or(phase.micro_batch_sequences, train.micro_batch_sequences),
+        None if phase.max_gradient_norm == train.max_gradient_norm else phase.max_gradient_norm,
         _or(phase.trainable, train.trainable),
         rate,
         frozenset(name for name in Phase.model_fields if getattr(phase, name) is not None),

@@ -42,10 +42,10 @@ def fit(run: Run, phase: PhaseParts) -> bool:
 
         if run.log.due(state.step):  # the host waits for the device
             run.log.write(run.step_row(state, loss, gradient_norm, learning_rate))
-        heldout = run.current.heldout
-        if heldout.due(state.step):
-            with run.meter.paused(), run.time_limits.paused("held-out text"):
-                run.log.write(heldout.row(state))
+        for periodic in (run.current.heldout, *run.current.periodic):
+            if periodic.due(state.step):
+                with run.meter.paused(), run.time_limits.paused(periodic.name):
+                    run.log.write(periodic.row(state))
         run.resources.look(state.step)
         stopping = run.stop.agreed(state.step)
         is_saving = stopping or run.stop.is_save_agreed or run.checkpoints.due(state.step)
@@ -73,7 +73,8 @@ def optimiser_step(parts: StepParts, batch: StepBatch, learning_rate: float) -> 
     `kielo verify` and `kielo rehearse` call it too, so that they check the step that training takes.
     """
     loss = parts.forward_backward(batch)  # divided by the counted tokens of all ranks; gradients are sums
-    parts.on_gradients(batch)
+    for on_gradients in parts.on_gradients:
+        on_gradients(batch)
     gradient_norm = parts.clip()
     skip = parts.guard.check(loss, gradient_norm)  # stays on the device, where the optimiser reads it
     parts.optimiser.step(learning_rate, skip)

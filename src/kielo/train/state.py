@@ -27,7 +27,7 @@ from kielo.recipe.sections import Precision
 from kielo.resolve.planned_phases import first_difference, merged, trains
 from kielo.resolve.resolve import consent
 from kielo.resolve.resolved import Resolved, read_identity, stored_identity
-from kielo.train.optimiser import MOMENTS, Optimiser
+from kielo.train.optimiser import Optimiser
 from kielo.train.watch.guard import Guard, GuardState
 from kielo.train.watch.spikes import Spikes, WentBack, steps_to_pass_over
 
@@ -353,7 +353,8 @@ class RunCheckpoints:
         stored.restore(plain)
         updates = plain["optimiser_updates"]
         begun = {name: stored.begun(partial(self._is_trained, name)) for name in self._optimiser.parameters}
-        new = {f"optimiser/{name}/{moment}" for name in begun if begun[name] is None for moment in MOMENTS}
+        frozen = [name for name, first in begun.items() if first is None]
+        new = {f"optimiser/{name}/{moment}" for name in frozen for moment in self._optimiser.moment_names}
         tensors = {name: tensor for name, tensor in self._tensors.items() if name not in new}
         self._checkpointer.restore(self.newest, tensors)
         for name in new:
