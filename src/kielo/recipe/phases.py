@@ -37,10 +37,10 @@ class FullPhase:
     mixture: Mapping[str, float]
     packing: Packing
     micro_batch_sequences: int | None
-    max_gradient_norm: float | None
     trainable: tuple[str, ...]
     learning_rate: LearningRate | None
     given: frozenset[str]
+    max_gradient_norm: float | None = None
 
     def key(self, name: str) -> str:
         """Returns the key that has the value: "phases.2.sequence_length", or "dataset.…" if left out."""
@@ -67,7 +67,7 @@ def full_phases(recipe: Recipe) -> tuple[FullPhase, ...]:
         tokens = train.tokens or train.tokens_per_step
         return (FullPhase(
             1, tokens, train.tokens_per_step, dataset.sequence_length, dataset.mixture,
-            dataset.packing, train.micro_batch_sequences, None, train.trainable, rate, frozenset(),
+            dataset.packing, train.micro_batch_sequences, train.trainable, rate, frozenset(),
         ),)  # fmt: skip
     return tuple(_full(recipe, number, phase) for number, phase in enumerate(recipe.phases, start=1))
 
@@ -162,10 +162,10 @@ def _full(recipe: Recipe, number: int, phase: Phase) -> FullPhase:
         _or(phase.mixture, dataset.mixture),
         dataset.packing,
         _or(phase.micro_batch_sequences, train.micro_batch_sequences),
-        None if phase.max_gradient_norm == train.max_gradient_norm else phase.max_gradient_norm,
         _or(phase.trainable, train.trainable),
         rate,
         frozenset(name for name in Phase.model_fields if getattr(phase, name) is not None),
+        None if phase.max_gradient_norm == train.max_gradient_norm else phase.max_gradient_norm,
     )
 
 
