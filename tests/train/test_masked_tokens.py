@@ -17,7 +17,7 @@ from kielo.models.families import complete
 from kielo.recipe.sections import Model
 from kielo.resolve.resolved import Resolved
 from kielo.train.feed import MicroBatch
-from kielo.train.next_token import NextToken, pick_counted
+from kielo.train.forward_backward import NextToken, pick_counted
 from kielo.train.run import train
 from tests.started_ranks import run_ranks
 from tests.train.tiny_run import LENGTH, VOCABULARY, resolve, write_tokens

@@ -10,7 +10,7 @@ from kielo.ranks.world import start_world
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Model
 from kielo.train.feed import MicroBatch
-from kielo.train.next_token import NextToken
+from kielo.train.forward_backward import NextToken
 from kielo.verify.layouts_cases import Case
 from kielo.verify.layouts_rank import differences, train_laid_out
 from kielo.verify.layouts_subject import Outcome, Subject, subject, train_plainly

@@ -19,7 +19,6 @@ from kielo.plan.overlap_seconds import exposed_tensor_seconds
 from kielo.plan.part_names import BYTES, SECONDS, capital, count_text, gb_text, listed, seconds_text
 from kielo.plan.pipeline_simulation import simulated_seconds
 from kielo.plan.planned_layout import SHARE, PlannedLayout, plan_layouts
-from kielo.plan.step_seconds import optimiser_bytes
 from kielo.plan.workload import Workload, steps_by_precision
 from kielo.resolve.fp8_matrices import fp8_share, is_gathered_in_fp8
 from kielo.resolve.memory_row import StepSize
@@ -356,11 +355,9 @@ def _data(facts: _Facts) -> str:
 
 
 def _optimiser(facts: _Facts) -> str:
-    shard = facts.layout.shard * facts.layout.context
+    shard, moved = facts.layout.shard * facts.layout.context, float(facts.work.update_traffic_bytes[0])
     share = f"its share of 1/{shard} of the rank's parameters" if shard > 1 else "all parameters of the rank"
-    return (
-        f"{float(optimiser_bytes(facts.work)[0]):g} bytes a parameter through memory once a step, of {share}."
-    )
+    return f"{moved:g} bytes a parameter through memory once a step, of {share}."
 
 
 def _fixed(facts: _Facts) -> str:

@@ -30,6 +30,7 @@ from pydantic import (
 from kielo.recipe.amounts import Amount, is_amount, parse_amount
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.model_types import FAMILIES
+from kielo.recipe.optimisers import OPTIMISERS
 from kielo.recipe.source_kinds import DEFAULT_TEMPLATE, KINDS, template_problem
 
 Part = TypeVar("Part", bound="Section")
@@ -898,7 +899,8 @@ class TrainSchedule(Section):
 
 
 Objective = Literal["next_token", "masked_tokens"]
-OptimiserName = Literal["adamw", "lamb"]
+OptimiserName = Literal[tuple(OPTIMISERS)]
+StateDtype = Literal["fp32", "bf16"]
 MaskingKind = Literal["subword", "whole_word", "span"]
 
 
@@ -939,7 +941,7 @@ class TrainIdentity(Section):
     )
     optimiser: OptimiserName = Field(
         "adamw",
-        description="lamb: Adam with each matrix's step scaled to the matrix's own length, for large batches",
+        description="; ".join(f"{name}: {of.about}" for name, of in OPTIMISERS.items() if of.about),
     )
     weight_decay: float = Field(0.1, ge=0, description="of matrices; biases and norms have none")
     adam_beta1: float = Field(0.9, gt=0, lt=1, description="decay of the mean of gradients")
@@ -978,9 +980,7 @@ class TrainIdentity(Section):
         (), description="[step, precision]: what is computed in from that step on"
     )
     fp8: Fp8 = Field(Fp8(), description="how layers multiply where the precision is fp8")
-    optimiser_state: Literal["fp32", "bf16"] = Field(
-        "fp32", description="precision in which moments are kept"
-    )
+    optimiser_state: StateDtype = Field("fp32", description="precision in which moments are kept")
     gradient_reduce_dtype: ReduceDtype = Field(
         "fp32", description="dtype in which data-parallel ranks send and add up gradients"
     )
@@ -1073,6 +1073,9 @@ class Phase(Section):
         ge=0,
         le=1,
         description=f"share of the segment's tokens. Only with schedule = {_WITH_DECAY_SHARE}",
+    )
+    max_gradient_norm: PositiveFloat | None = Field(
+        None, description="longer gradients are shortened to this norm"
     )
     trainable: tuple[str, ...] | None = Field(
         None, description="modules that are trained, all others are frozen; [] for all"

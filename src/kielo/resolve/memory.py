@@ -7,8 +7,9 @@ from typing import Literal
 import numpy as np
 
 from kielo.recipe.cards import Accelerator
+from kielo.recipe.optimisers import WIDENED_BYTES
 from kielo.resolve.memory_row import MemoryColumns
-from kielo.resolve.state_bytes import WIDENED_BYTES, Bytes
+from kielo.resolve.state_bytes import Bytes
 
 # The one answer to "does it fit": bytes that a step may reserve on a device, and those it needs; no torch.
 #
@@ -260,17 +261,12 @@ class _Rank:
 
     @cached_property
     def widened(self) -> Column:
-        """Bytes in fp32 that the optimiser's step has beside what is kept.
-
-        AdamW: moments that are kept in bf16. LAMB: the update of one parameter and a part of it.
-        """
-        work, wide = self.work, 2 * _FP32_BYTES
-        adamw = np.where(
-            work.optimiser_bytes < wide, np.minimum(wide * self.trained / self.shard, WIDENED_BYTES), 0.0
-        )
+        """Bytes in fp32 that the optimiser's step has beside what is kept."""
+        work = self.work
+        widened = np.minimum(work.widened_bytes * self.trained / self.shard, WIDENED_BYTES)
         matrix = (1.0 - work.frozen) * work.hidden * work.ffn / work.tensor
         largest = np.maximum(np.maximum(self.embedding, self.head), matrix)
-        return np.where(work.is_lamb > 0, wide * largest / self.shard, adamw)
+        return np.maximum(work.whole_update_bytes * largest / self.shard, widened)
 
     @cached_property
     def waits_whole(self) -> Column:

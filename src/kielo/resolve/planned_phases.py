@@ -96,7 +96,7 @@ def plan_phases(
                 sequence_length=phase.sequence_length, sequences_per_step=sequences,
                 tokens_per_step=sequences * phase.sequence_length, mixture=dict(mixture),
                 packing=phase.packing, order_first_sample=order_first_sample, offsets=offsets,
-                trainable=phase.trainable,
+                max_gradient_norm=phase.max_gradient_norm, trainable=phase.trainable,
             ))  # fmt: skip
             step, sample = step + steps, sample + steps * sequences
         if phase is not asked[-1] and mixture:

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
@@ -53,8 +53,8 @@ class PlannedPhase(_Frozen):
 
     `number` is the recipe's phase; those of a batch ramp share it, and with it their order of the data, which
     begins at `order_first_sample` with `offsets` tokens drawn from each source before it, the filling of
-    best-fit packed sequences included. `mixture`: source → weight. `trainable`: the modules that are trained,
-    none for all.
+    best-fit packed sequences included. `mixture`: source → weight. `max_gradient_norm`: None for that of
+    `train`. `trainable`: the modules that are trained, none for all.
     """
 
     number: PositiveInt
@@ -68,6 +68,7 @@ class PlannedPhase(_Frozen):
     order_first_sample: int
     offsets: dict[str, int]
     packing: Packing = "one_stream"
+    max_gradient_norm: float | None = None
     trainable: tuple[str, ...] = ()
 
     @property
@@ -136,6 +137,11 @@ class Identity(RecipeIdentity):
             (i for i, phase in enumerate(self.phases) if step <= phase.last_step), len(self.phases) - 1
         )
 
+    def max_gradient_norm(self, index: int) -> float:
+        """Returns the norm that gradients are clipped to in steps of `phases[index]`."""
+        own = self.phases[index].max_gradient_norm
+        return self.train.max_gradient_norm if own is None else own
+
     def next_steps(self, step: int, also_skipped: Sequence[tuple[int, int]] = ()) -> StepRange:
         """Returns the steps from `step` on that are taken in one go, when those before it are done.
 
@@ -197,6 +203,16 @@ class Placement(_Frozen):
     tokens_folder: str
     tokenizer_folder: str
     train_folder: str
+
+
+Value = TypeVar("Value")
+
+
+def filled(value: Value | None) -> Value:
+    """Returns a value of a section that a recipe may leave out, and that `resolve` has filled in."""
+    if value is None:
+        raise ValueError("a section of a recipe that is not resolved")
+    return value
 
 
 class Resolved(_Frozen):

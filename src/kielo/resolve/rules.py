@@ -6,10 +6,12 @@ are known before the first stage. Arithmetic that other rooms need of a rule sta
 (`stages.py`, `software.py`, `fp8_matrices.py`).
 """
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import reduce
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +21,7 @@ from kielo.models.rope_scaling import unread_keys
 from kielo.recipe.cards import Accelerator
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
+from kielo.recipe.optimisers import OPTIMISERS
 from kielo.recipe.phases import FullPhase, full_phases, skip_complaints
 from kielo.recipe.sections import CompleteModel, Layout, Recipe
 from kielo.resolve.activation_bytes import learns_positions
@@ -251,6 +254,17 @@ def _moments_in_bf16(case: Case) -> Complaints:
                 f'train.{key} = {beta:g} with train.optimiser_state = "bf16": a step would change a moment '
                 f"by {1 - beta:.2g} of itself, which rounding to bf16 takes back (up to {_LOST_SHARE:.2g}); "
                 f'what would work: train.{key} of at most 0.99, or train.optimiser_state = "fp32"'
+            )
+
+
+def _combined_with_optimiser(case: Case) -> Complaints:
+    name = case.recipe.train.optimiser
+    for key, allowed in OPTIMISERS[name].only_with.items():
+        value = reduce(getattr, key.split("."), case.recipe)
+        if value not in allowed:
+            yield (
+                f'{key} = {json.dumps(value)} cannot be combined with train.optimiser = "{name}". '
+                f"Fix: {key} = {' or '.join(map(json.dumps, allowed))}"
             )
 
 
@@ -746,6 +760,7 @@ MODEL_RULES: tuple[Rule, ...] = (
     _restarted_positions,
     _attention_dropout,
     _moments_in_bf16,
+    _combined_with_optimiser,
     _trained_modules,
 )
 LAYOUT_RULES: tuple[Rule, ...] = (
