@@ -2,7 +2,7 @@
 
 import pytest
 
-from kielo.plan.overlap_seconds import exposed_tensor_seconds
+from kielo.plan.layer_seconds import exposed_tensor_seconds
 from kielo.plan.pipeline_simulation import StageSeconds
 from kielo.plan.planned_layout import Passes, Pipeline, layout_pipeline, passes, with_simulation
 from kielo.recipe.sections import Layout

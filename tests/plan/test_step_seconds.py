@@ -8,6 +8,7 @@ from planner_fit import fit, spread
 from planner_ranking import agreeing_pairs, expected_tau, regret
 
 from kielo.models.families import complete, module
+from kielo.plan.calibrate import fit_drawn_to_priors
 from kielo.plan.collective_seconds import (
     context_layer_seconds,
     data_seconds,
@@ -19,7 +20,6 @@ from kielo.plan.collective_seconds import (
 )
 from kielo.plan.efficiency import ARCHITECTURES, CONSTANTS, Efficiency, card_text, fitted, read_card
 from kielo.plan.layer_seconds import head_seconds, layer_seconds, matrix_flops
-from kielo.plan.least_squares import Members, Stop, fit_drawn_to_priors
 from kielo.plan.planned_layout import interval
 from kielo.plan.step_seconds import hidden_data_seconds, step_seconds
 from kielo.plan.workload import Workload, machine_columns, workload_row
@@ -411,10 +411,10 @@ def test_parameters_moved_at_once_end_where_those_moved_alone_do():
     def errors(parameters):
         return scale * (parameters[of] - [0.1, 0.3, 0.2, 0.3, 0.5]) + np.sin(parameters[2] - of)
 
-    priors = (30.0, np.zeros(3), np.ones(3), np.zeros(3), Stop(40, 1e-9))
-    members = [Members(0, 2, of), Members(2, 1, np.zeros(5, int))]
-    assert fit_drawn_to_priors(errors, *priors, members) == pytest.approx(
-        fit_drawn_to_priors(errors, *priors)
+    priors = (30.0, np.zeros(3), np.ones(3), np.zeros(3))
+    depends = np.stack([of == 0, of == 1, np.ones(5, bool)], axis=1)
+    assert fit_drawn_to_priors(errors, *priors, depends) == pytest.approx(
+        fit_drawn_to_priors(errors, *priors), rel=1e-4
     )
 
 

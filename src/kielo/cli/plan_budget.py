@@ -10,7 +10,7 @@ from kielo.recipe.amounts import parse_amount, parse_device_hours, short_amount
 from kielo.recipe.errors import KieloError
 
 if TYPE_CHECKING:
-    from kielo.plan.compute_budget import Row
+    from kielo.plan.scaling_laws import Row
     from kielo.recipe.sections import Recipe
 
 _OF_LAYOUTS = ("nodes", "top", "wide", "all", "plot", "wall_hours")  # flags that say nothing to a law
@@ -19,7 +19,7 @@ _LEAST_FLOPS = 1e12
 
 def plan_budget(options: argparse.Namespace) -> int:
     """Print the table. Exit code 1 where training would refuse the recipe's own number of tokens."""
-    from kielo.plan.compute_budget import advise
+    from kielo.plan.scaling_laws import advise
     from kielo.recipe.sections import Dataset
 
     if options.budget is None:

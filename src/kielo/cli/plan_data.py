@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from kielo.cli.flags import examples, takes_recipe
+from kielo.cli.flags import VerbParser, examples, takes_recipe
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.recipe.amounts import short_amount
 from kielo.recipe.errors import KieloError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _LONGEST_NAME = 16  # characters; longer names of sources are cut, for a table of 80 columns
 
 
-def data_flags(parser: argparse.ArgumentParser) -> None:
+def data_flags(parser: VerbParser) -> None:
     examples(
         parser,
         "kielo plan data demo_estonian",

@@ -173,7 +173,8 @@ def _program(schedule: str, ranks: int, chunks: int, micro_batches: int) -> list
     else:
         orders = [_order(schedule, ranks, rank, own[rank], micro_batches) for rank in range(ranks)]
     done: dict[tuple[str, int, int], int] = {}
-    at, program, moved = [0] * ranks, [], True
+    at, moved = [0] * ranks, True
+    program: list[_ProgramTask] = []
     what_of = {kind: number * stages for number, kind in enumerate(_KINDS)}
     while moved:
         moved = False
@@ -207,7 +208,8 @@ def _durations(schedule: str, stages: StageSeconds) -> list[float]:
 def _ends(program: list[_ProgramTask], schedule: str, stages: StageSeconds, ranks: int) -> list[float]:
     """Computes the time at which each task ends."""
     seconds, hop = _durations(schedule, stages), stages.hop
-    free, ends = [0.0] * ranks, []
+    free = [0.0] * ranks
+    ends: list[float] = []
     for rank, what, need, is_sent, *_ in program:
         ready = 0.0 if need < 0 else ends[need] + hop if is_sent else ends[need]
         now = free[rank]

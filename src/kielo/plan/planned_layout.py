@@ -9,9 +9,8 @@ import numpy as np
 
 from kielo.plan.collective_seconds import context_layer_seconds, stage_seconds
 from kielo.plan.efficiency import Efficiency
-from kielo.plan.layer_seconds import head_seconds, layer_seconds
+from kielo.plan.layer_seconds import exposed_tensor_seconds, head_seconds, layer_seconds
 from kielo.plan.layout_name import layout_name
-from kielo.plan.overlap_seconds import exposed_tensor_seconds
 from kielo.plan.pipeline_simulation import StageSeconds, closed_form_seconds, simulated_seconds
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.step_seconds import hidden_data_seconds, step_seconds
@@ -134,6 +133,9 @@ def with_simulation(parts: dict[str, float], pipeline: Pipeline, layers_assumed:
     return found
 
 
+OF_HOST = "of host memory a node"
+
+
 class Need(NamedTuple):
     """Bytes of one kind of memory that a layout needs, and that there are."""
 
@@ -228,7 +230,7 @@ class PlannedLayout:
 
     @property
     def host_need(self) -> Need:
-        return Need(self.host_bytes_per_node, self.run.usable_host_bytes, "of host memory a node")
+        return Need(self.host_bytes_per_node, self.run.usable_host_bytes, OF_HOST)
 
     @property
     def need(self) -> Need:

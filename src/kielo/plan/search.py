@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kielo.plan.layout_name import layout_name
-from kielo.plan.planned_layout import Need, PlannedLayout, plan_layouts
+from kielo.plan.planned_layout import OF_HOST, PlannedLayout, plan_layouts
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
@@ -148,17 +148,17 @@ def _on_nodes(
         return
     memory = memory_bytes(work.take(runs))
     peak = memory.peak("reserved")
-    needs = [
-        Need(peak, run.usable_bytes),
-        Need(run.host_bytes_per_node(memory.parts(), False), run.usable_host_bytes, "of host memory a node"),
-    ]
-    fits = np.ones(len(runs), bool)
-    for need in needs:
-        if (fits & ~need.fits).any():
-            refused[f"needs more than {need.usable / 1e9:.1f} GB {need.where}"] = [
-                layouts[number] for number in runs[fits & ~need.fits]
+    host, fits = run.host_bytes_per_node(memory.parts(), False), np.ones(len(runs), bool)
+    for needed, usable, where in (
+        (peak, run.usable_bytes, "a device"),
+        (host, run.usable_host_bytes, OF_HOST),
+    ):
+        lacks = fits & (needed > usable)
+        if lacks.any():
+            refused[f"needs more than {usable / 1e9:.1f} GB {where}"] = [
+                layouts[number] for number in runs[lacks]
             ]
-        fits &= need.fits
+        fits &= ~lacks
     least = layouts[runs[np.argmin(peak)]]
     found.nearest[nodes] = plan_layouts(run, [(least.layout, nodes, least.micro_batch)])[0]
     runs = runs[fits]
@@ -174,7 +174,9 @@ def _best_of_each_kind(order: Sequence[Choice], seconds: Column, keep: int) -> l
 
     `seconds` [n] of each: kinds that are far slower than the best come last.
     """
-    first, rest, seen = [], [], set()
+    first: list[Choice] = []
+    rest: list[Choice] = []
+    seen = set()
     for one, time in zip(order, seconds):
         form = one.form
         kind = (

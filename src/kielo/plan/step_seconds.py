@@ -12,8 +12,7 @@ from kielo.plan.collective_seconds import (
     stage_seconds,
 )  # fmt: skip
 from kielo.plan.efficiency import Efficiency
-from kielo.plan.layer_seconds import head_seconds, layer_seconds
-from kielo.plan.overlap_seconds import exposed_tensor_seconds
+from kielo.plan.layer_seconds import exposed_tensor_seconds, head_seconds, layer_seconds
 from kielo.plan.workload import Workload
 
 Column = np.ndarray

@@ -150,7 +150,8 @@ class Pricing:
         train = self._recipe.train.model_copy(update={"trainable": _VOCABULARY})
         frozen_run = RunToPlan.of(self._recipe.model_copy(update={"train": train}), model)
         frozen = plan_layouts(frozen_run, [(fastest.layout, self._nodes, fastest.micro_batch)])[0]
-        return tuple(one.devices / one.tokens_per_second / 3600 for one in (fastest, frozen))
+        hours = [one.devices / one.tokens_per_second / 3600 for one in (fastest, frozen)]
+        return hours[0], hours[1]
 
 
 @dataclass(frozen=True)
