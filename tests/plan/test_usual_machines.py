@@ -8,9 +8,9 @@ from datetime import date
 
 import numpy as np
 import pytest
+from planned_beside_measured import compare
 
 from kielo.plan.calibrate import (
-    compare,
     fit_drawn_to_priors,
     measure,
     priors_of,

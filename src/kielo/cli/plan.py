@@ -37,13 +37,14 @@ _MOST_NODE_COUNTS = 12
 
 def plan_flags(parser: VerbParser) -> None:
     examples(
-        parser, "kielo plan estonian_llama31_70b --nodes 4..256",
+        parser,
+        "kielo plan estonian_llama31_70b --nodes 4..256",
         "kielo plan --params 3B --cluster lumi_g --nodes 16",
         "kielo plan estonian_llama31_70b --nodes 16 --all",
         "kielo plan estonian_llama31_70b --nodes 128 --failures",
         "kielo plan compare estonian_llama31_70b tp8pp4 tp8pp8 --nodes 16",
         "kielo plan --budget 20000h --corpus 6.6B --cluster lumi_g",
-    )  # fmt: skip
+    )
     parser.may_begin_with(SUBVERBS)
     _takes_machine(parser, may_be_idea=True)
     parser.add_argument(
@@ -58,9 +59,7 @@ def plan_flags(parser: VerbParser) -> None:
         help="with --budget: different tokens that there are, such as 6.6B; default: those of RECIPE's text",
     )
     parser.add_argument(
-        "--wide",
-        action="store_true",
-        help="more layouts, seconds by part, and why others are not listed",
+        "--wide", action="store_true", help="more layouts, seconds by part, and why others are not listed"
     )
     parser.add_argument("--top", type=int, metavar="K", help="list so many layouts for each number of nodes")
     parser.add_argument("--all", action="store_true", help="as --wide, with every layout that is not listed")
@@ -78,9 +77,10 @@ def plan_flags(parser: VerbParser) -> None:
 
 def compare_flags(parser: VerbParser) -> None:
     examples(
-        parser, "kielo plan compare estonian_llama31_70b tp8pp4 tp8pp8 --nodes 16",
+        parser,
+        "kielo plan compare estonian_llama31_70b tp8pp4 tp8pp8 --nodes 16",
         "kielo plan compare estonian_llama31_70b tp8pp4 tp8pp8 --nodes 16,128,256 --plot pictures",
-    )  # fmt: skip
+    )
     _takes_machine(parser)
     parser.add_argument(
         "layouts", nargs="+", metavar="LAYOUT", help="(a part of) a layout's name, such as tp8pp4"
@@ -93,9 +93,10 @@ def compare_flags(parser: VerbParser) -> None:
 
 def explain_flags(parser: VerbParser) -> None:
     examples(
-        parser, "kielo plan explain estonian_llama31_70b tp8pp4 --nodes 16",
+        parser,
+        "kielo plan explain estonian_llama31_70b tp8pp4 --nodes 16",
         "kielo plan explain estonian_llama31_70b tp8pp4 --nodes 16 --plot pictures",
-    )  # fmt: skip
+    )
     _takes_machine(parser)
     parser.add_argument("layout", metavar="LAYOUT", help="(a part of) the layout's name, such as tp8pp4")
     parser.add_argument("--plot", metavar="DIR", help="draw the pipeline's timeline into this folder, as SVG")
@@ -104,9 +105,10 @@ def explain_flags(parser: VerbParser) -> None:
 
 def calibrate_flags(parser: VerbParser) -> None:
     examples(
-        parser, "kielo plan calibrate runs/demo_estonian --to my_machine.toml",
+        parser,
+        "kielo plan calibrate runs/demo_estonian --to my_machine.toml",
         "kielo plan calibrate runs/poro_34b/launch/ladder_lumi_g --to lumi_measured.toml",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "metrics",
         nargs="+",
@@ -118,9 +120,10 @@ def calibrate_flags(parser: VerbParser) -> None:
 
 def resolve_flags(parser: VerbParser) -> None:
     examples(
-        parser, "kielo plan resolve demo_estonian --ranks 2",
+        parser,
+        "kielo plan resolve demo_estonian --ranks 2",
         "kielo plan resolve estonian_llama31_70b --nodes 16 --layout tp8pp4",
-    )  # fmt: skip
+    )
     _takes_machine(parser)
     parser.add_argument("--layout", metavar="LAYOUT", help="this layout in place of the recipe's")
     parser.add_argument("--ranks", type=int, help="ranks in place of --nodes; default: 1")
@@ -233,12 +236,8 @@ def compare(options: argparse.Namespace) -> int:
         plots.append(str(_new_file(options.plot, "compared.svg")))
         parts_svg(several, Path(plots[0]))
     if options.json:
-        print_json(
-            {
-                "compared": [planned_json(planned, cost(planned, options.wall_hours)) for planned in several],
-                "plots": plots,
-            }
-        )
+        compared = [planned_json(planned, cost(planned, options.wall_hours)) for planned in several]
+        print_json({"compared": compared, "plots": plots})
         return 0
     print_table(*compare(several))
     for number in nodes:
@@ -268,13 +267,8 @@ def explain(options: argparse.Namespace) -> int:
         plots.append(str(_new_file(options.plot, f"timeline_{planned.name.replace('/', '_')}.svg")))
         timeline_svg(planned, Path(plots[0]))
     if options.json:
-        print_json(
-            {
-                "planned": planned_json(planned, cost(planned, options.wall_hours)),
-                "why": [row._asdict() for row in rows],
-                "plots": plots,
-            }
-        )
+        content = planned_json(planned, cost(planned, options.wall_hours))
+        print_json({"planned": content, "why": [row._asdict() for row in rows], "plots": plots})
         return 0
     print_table(("part", "seconds", "share", "reason"), [row.cells(planned) for row in rows])
     print("\nIn the recipe:\n" + layout_toml(planned))
@@ -347,7 +341,6 @@ def resolve(options: argparse.Namespace) -> int:
 
 
 def _run_and_nodes(options: argparse.Namespace) -> tuple["RunToPlan", list[int]]:
-    """Returns the run and --nodes; says on stderr what an idea left open."""
     from kielo.plan.run_to_plan import RunToPlan
 
     if options.wall_hours is not None and not 0 < options.wall_hours < math.inf:

@@ -112,7 +112,6 @@ def _marked(planned: PlannedLayout, own: Sequence[Costed]) -> str:
 
 
 def _broken(name: str) -> str:
-    """Breaks the name of a layout before a term, so that it fits its column."""
     return "\n".join(wrap(name.replace("-", "- "), _NAME_COLUMNS)).replace("- ", "-")
 
 
@@ -190,7 +189,6 @@ def _own_notes(listed: Sequence[PlannedLayout], own: Mapping[int, PlannedLayout 
 
 
 def _overlap(listed: Sequence[PlannedLayout]) -> list[str]:
-    """Returns what overlapping the tensor axis would bring the first layout that has one."""
     first = next((planned for planned in listed if planned.layout.tensor > 1), None)
     offer = overlap_offer(first) if first else None
     return [offer] if offer else []

@@ -57,21 +57,6 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Steps of one size: the median of their measured seconds, and the planner's seconds by part."""
-
-    sequence_length: int
-    micro_batch: int
-    micro_batches: int
-    measured_seconds: float
-    parts: dict[str, float]
-
-    @property
-    def planned_seconds(self) -> float:
-        return sum(self.parts.values())
-
-
-@dataclass(frozen=True)
 class Prior:
     """A figure to fit: its start, and how far from it (standard deviation of the logarithm) it may move."""
 
@@ -124,7 +109,7 @@ def measure(paths: Sequence[Path | str], site: Cluster | None = None) -> Machine
     card = accelerator_card("cpu") if placement.device == "cpu" else _gpu_card(runs[0])
     priors = priors_of(card)
     start = with_figures(card, precision, {name: prior.start for name, prior in priors.items()})
-    work = _work(runs, start, site)
+    work = workload_of(runs, start, site)
     seconds = np.array([np.median(times) for run in runs for times in run.seconds.values()])
     values = _solve(priors, lambda values: _predict(work, card, values), np.log(seconds))
     errors = np.log(seconds) - np.log(_predict(work, card, values))
@@ -132,29 +117,6 @@ def measure(paths: Sequence[Path | str], site: Cluster | None = None) -> Machine
         _with_source(with_figures(card, precision, values)), efficiency_with(card, values), _spread(errors),
         precision, ranks, tuple(str(run.path) for run in runs),
     )  # fmt: skip
-
-
-def compare(machine: Machine, path: Path | str, site: Cluster | None = None) -> list[Comparison]:
-    """Compares a run's metrics.jsonl with the machine's card, for each size of its steps.
-
-    Raises KieloError like `measure`, and for a run on another kind of device than the card's.
-    """
-    run = read_measured_run(Path(path))
-    placement, precision = run.resolved.placement, run.precision
-    is_same = placement.device == machine.accelerator.device and precision == machine.precision
-    if not is_same or (placement.device == "cpu" and placement.world_size != machine.ranks):
-        raise KieloError(
-            f"{path} is of {_device(run)}, the card of {machine.ranks} ranks on "
-            f"{machine.accelerator.name!r} in {machine.precision}; what would work: a run like those that "
-            "the card was made from"
-        )
-    parts = step_seconds(_work([run], machine.accelerator, site), machine.efficiency)
-    return [
-        Comparison(
-            *size, float(np.median(times)), {name: float(part[index]) for name, part in vars(parts).items()}
-        )
-        for index, (size, times) in enumerate(run.seconds.items())
-    ]
 
 
 def write_machine(machine: Machine, path: Path | str) -> None:
@@ -209,17 +171,16 @@ def read_machine(path: Path | str) -> Machine:
 
 
 def _refuse_mixed(runs: Sequence[MeasuredRun]) -> None:
-    """Raises KieloError if the runs are not on one kind of device in one precision."""
-    first = _device(runs[0])
+    first = device_of(runs[0])
     for run in runs[1:]:
-        if _device(run) != first:
+        if device_of(run) != first:
             raise KieloError(
-                f"{run.path} is of {_device(run)}, {runs[0].path} of {first}; what would work: runs of one "
+                f"{run.path} is of {device_of(run)}, {runs[0].path} of {first}; what would work: runs of one "
                 "kind of device in one precision, and on a processor with as many ranks"
             )
 
 
-def _device(run: MeasuredRun) -> str:
+def device_of(run: MeasuredRun) -> str:
     placement, precision = run.resolved.placement, run.precision
     if placement.device == "cpu":
         return f"{placement.world_size} ranks on a processor in {precision}"
@@ -238,7 +199,7 @@ def _gpu_card(run: MeasuredRun) -> Accelerator:
     return card
 
 
-def _work(runs: Sequence[MeasuredRun], card: Accelerator, site: Cluster | None) -> Workload:
+def workload_of(runs: Sequence[MeasuredRun], card: Accelerator, site: Cluster | None) -> Workload:
     """Returns a row for each size of step of each run; the peak is that of the runs' precision."""
     ranks = max(run.resolved.placement.world_size for run in runs)
     site = site or _site_of(card, ranks)
@@ -308,11 +269,13 @@ def with_figures(card: Accelerator, precision: str, values: Mapping[str, float])
     if "flops" not in values:
         return card
     memory = values["flops"] * values["bytes_a_flop"]
-    return card.model_copy(update={
-        "peak_tflops": {precision: values["flops"] / 1e12},
-        "memory_bandwidth_tb_per_second": memory / 1e12,
-        "link_gb_per_second": memory * values["link_share"] / 1e9,
-    })  # fmt: skip
+    return card.model_copy(
+        update={
+            "peak_tflops": {precision: values["flops"] / 1e12},
+            "memory_bandwidth_tb_per_second": memory / 1e12,
+            "link_gb_per_second": memory * values["link_share"] / 1e9,
+        }
+    )
 
 
 def _with_source(card: Accelerator) -> Accelerator:
@@ -321,7 +284,6 @@ def _with_source(card: Accelerator) -> Accelerator:
 
 
 def _predict(work: Workload, card: Accelerator, values: Mapping[str, float]) -> Column:
-    """Predicts seconds of a step on the machine with these figures."""
     if "flops" in values:
         ones = np.ones(len(work))
         memory = values["flops"] * values["bytes_a_flop"] * ones
@@ -336,7 +298,6 @@ def _predict(work: Workload, card: Accelerator, values: Mapping[str, float]) -> 
 def _solve(
     priors: Mapping[str, Prior], predict: Callable[[Mapping[str, float]], Column], target: Column
 ) -> dict[str, float]:
-    """Fits the figures for which `predict` gives exp(`target`), each drawn to its prior."""
     origin = np.log([prior.start for prior in priors.values()])
     spreads = np.array([prior.spread for prior in priors.values()])
 

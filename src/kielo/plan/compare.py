@@ -237,7 +237,6 @@ def _faster(first: PlannedLayout, second: PlannedLayout) -> str:
 
 
 def _called(planned: PlannedLayout, several: Sequence[PlannedLayout]) -> str:
-    """Returns the layout's name, with its nodes if they differ."""
     return planned.name + (
         f" on {count_text(planned.nodes, 'node')}" if len({each.nodes for each in several}) > 1 else ""
     )

@@ -262,7 +262,6 @@ def _simulated_bubble(planned: PlannedLayout, stages: StageSeconds, micro_batche
 
 
 def _precision(planned: PlannedLayout) -> Iterator[Row]:
-    """Yields what is computed in which precision, unless everything is in one."""
     run, fp8 = planned.run, planned.run.recipe.train.fp8
     steps = steps_by_precision(run.recipe)
     if len(steps) > 1:
@@ -317,7 +316,6 @@ def _memory(planned: PlannedLayout) -> Iterator[Row]:
 
 
 def _changes(planned: PlannedLayout, work: Workload) -> Iterator[Row]:
-    """Yields changes of the layout, each with a step's seconds, what it needs, and whether that fits."""
     layout = planned.layout
     if layout.recompute != "none":
         other = _planned_with(planned, {"recompute": "none", "recompute_every_layers": 1})
@@ -409,5 +407,4 @@ def _recomputed_flops(planned: PlannedLayout, work: Workload) -> float:
 
 
 def _first(constant: Any) -> float:
-    """Returns a fitted constant of the only row."""
     return float(np.ravel(constant)[0])

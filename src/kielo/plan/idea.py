@@ -89,7 +89,6 @@ def parameters_asked(recipe: Recipe) -> int:
 
 
 def _filled(recipe: Recipe, section: str, key: str, value: int | float) -> tuple[Recipe, int | float]:
-    """Returns the recipe with the key set, if it was not, and its value."""
     table = getattr(recipe, section)
     if key in table.model_fields_set:
         return recipe, getattr(table, key)

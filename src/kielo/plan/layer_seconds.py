@@ -88,7 +88,7 @@ def layer_seconds(work: Workload, rates: Any) -> LayerSeconds:
         + _cheap_again_seconds(work, rates),
         rates.layer_seconds
         * passes
-        * _chunk_launches(work)
+        * (1 + _CHUNK_LAUNCHES * (work.overlap_chunks - 1))
         * (1 + _is_routed(work) * work.expert_layers * _EXPERT_LAUNCHES),
         work.architecture == ARCHITECTURES.index("cpu"),
     )
@@ -157,7 +157,7 @@ def matrix_products(work: Workload) -> list[Product]:
         products += [
             Product(tokens, gates * width, work.hidden, times=share),
             Product(tokens, work.hidden, width, times=share, is_summed=True),
-        ]  # fmt: skip
+        ]
     local = np.maximum(work.experts / work.expert_ranks, 1)
     rows = tokens * np.maximum(work.experts_each, 1) / local * work.expert_tensor / work.tensor
     width = np.maximum(work.expert_ffn, 1) / work.expert_tensor
@@ -169,12 +169,10 @@ def matrix_products(work: Workload) -> list[Product]:
 
 
 def _is_routed(work: Workload) -> Column:
-    """Returns 1 where tokens are sent to more experts than one, else 0."""
     return (work.experts > 1).astype(float)
 
 
 def _matrix_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
-    """Computes seconds of one layer's matrix products: (forward, backward)."""
     in_recipe, wide = work.recipe > 0, np.zeros(len(work), bool)
     share, has_wide_last = (
         np.where(in_recipe, work.recipe_share, 1.0),
@@ -185,9 +183,10 @@ def _matrix_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
         rows, columns, inner = part.rows, part.columns, part.inner
         seconds = []
         for sides, is_in in (
-            ((rows, columns, inner), in_recipe), ((rows, inner, columns), in_recipe),
+            ((rows, columns, inner), in_recipe),
+            ((rows, inner, columns), in_recipe),
             ((columns, inner, rows), in_recipe & ~has_wide_last),
-        ):  # fmt: skip
+        ):
             time = product_seconds(work, rates, *sides, is_in, part.groups)
             if np.any(share < 1):
                 time = share * time + (1 - share) * product_seconds(work, rates, *sides, wide, part.groups)
@@ -241,11 +240,6 @@ def _attention_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
     fused_backward = 2.5 * np.where(work.deterministic > 0, _DETERMINISTIC_BACKWARD, 1.0)
     seen = flops / np.where(work.causal > 0, 2, 1)  # fused kernels leave out what is masked
     return np.where(is_flash, seen / flash_rate, plain), np.where(is_flash, fused_backward, 2.0)
-
-
-def _chunk_launches(work: Workload) -> Column:
-    """Returns the factor on a layer's launches where collectives of tensor ranks run in chunks."""
-    return 1 + _CHUNK_LAUNCHES * (work.overlap_chunks - 1)
 
 
 def _cheap_again_seconds(work: Workload, rates: Any) -> Column:

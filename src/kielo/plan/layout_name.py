@@ -68,7 +68,6 @@ def matches(wanted: str) -> Callable[[Layout, int], bool]:
 
 
 def _terms(layout: Layout, micro_batch: int) -> list[_Term]:
-    """Lists all terms that describe a layout, in the order of its name."""
     data = layout.replicate * layout.shard
     is_one_device = layout.tensor == layout.pipeline == layout.context == data == 1
     terms = [_axis("tp", layout.tensor)]

@@ -136,7 +136,6 @@ def measured_speed(run_folder: Path) -> MeasuredSpeed | None:
 
 
 def _rows(path: Path) -> list[_StepRow]:
-    """Reads the rows of training steps and of steps that were passed over."""
     return [
         row
         for row in read_metrics(path)

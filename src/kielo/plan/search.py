@@ -7,6 +7,7 @@ dropped with a reason.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -20,13 +21,7 @@ from kielo.recipe.sections import Layout
 from kielo.resolve.memory import memory_bytes
 from kielo.resolve.memory_row import StepSize
 from kielo.resolve.rules import LAYOUT_RULES, complaints
-from kielo.resolve.shares import (
-    IN_ROUNDS,
-    MOST_FILLED,
-    NEED_STAGES,
-    least_accepted,
-    preferred_size,
-)
+from kielo.resolve.shares import IN_ROUNDS, MOST_FILLED, NEED_STAGES, least_accepted, preferred_size
 from kielo.resolve.stages import SCHEDULES
 
 Column = np.ndarray
@@ -46,6 +41,7 @@ _FAR_SLOWER = 1.5  # times the seconds of the fastest
 _FEWEST = 8  # layouts simulated for each number of nodes, and of those that match a name
 
 
+_KIND = attrgetter("tensor", "pipeline", "context", "pipeline_schedule", "pipeline_stages_per_rank")
 # keys of [layout] that are not searched
 _AS_IN_RECIPE = ("context_attention", "compile", "tensor_overlap")
 
@@ -178,14 +174,7 @@ def _best_of_each_kind(order: Sequence[Choice], seconds: Column, keep: int) -> l
     rest: list[Choice] = []
     seen = set()
     for one, time in zip(order, seconds):
-        form = one.form
-        kind = (
-            form.tensor,
-            form.pipeline,
-            form.context,
-            form.pipeline_schedule,
-            form.pipeline_stages_per_rank,
-        )
+        kind = _KIND(one.form)
         (rest if kind in seen or time > _FAR_SLOWER * seconds[0] else first).append(one)
         seen.add(kind)
     return (first + rest)[:keep]
@@ -207,7 +196,6 @@ def _data_ranks(run: RunToPlan, forms: _Forms, nodes: int) -> tuple[Column, Colu
 def _micro_batches(
     run: RunToPlan, work: Workload, layouts: list[Choice], data: Column
 ) -> tuple[Column, Column]:
-    """Returns (micro-batches of a step, "" or why there cannot be so many)."""
     sequences = run.phase.tokens_per_step // run.phase.sequence_length
     schedule = _Schedules.of(work, layouts)
     number, reasons = schedule.reasons(sequences, data, "")
@@ -300,7 +288,6 @@ def _forms(run: RunToPlan, devices: Sequence[int], found: Found) -> _Forms:
 
 
 def _layouts(run: RunToPlan, devices: Sequence[int], found: Found) -> Iterator[Layout]:
-    """Yields every layout with one data-parallel rank and ZeRO 1."""
     usual = {key: getattr(run.recipe.layout, key) for key in _AS_IN_RECIPE}
     for layout in _axes(run, devices, found):
         splits = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
@@ -331,7 +318,6 @@ def _axes(run: RunToPlan, devices: Sequence[int], found: Found) -> Iterator[Layo
 
 
 def _schedules(run: RunToPlan, layout: Layout, found: Found) -> Iterator[Layout]:
-    """Yields the layout under each schedule that has enough layers."""
     choices: list[dict] = [{}]
     if layout.pipeline > 1:
         choices = [

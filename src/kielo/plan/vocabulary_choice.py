@@ -190,7 +190,6 @@ def check_rows(model: Model, kept: TextTokenizer, size: int) -> None:
 
 
 def _tokens(recipe: Recipe, is_frozen: bool) -> int:
-    """Sums the phases in which the body is frozen, or the others."""
     return sum(
         phase.tokens
         for phase in full_phases(recipe)

@@ -19,8 +19,6 @@ from kielo.resolve.fp8_matrices import fp8_share
 from kielo.resolve.memory_row import MemoryColumns, StepSize, TrainOptions, memory_row
 from kielo.resolve.stages import chunks_of
 
-# Precision of a run for plans: that of most steps, and its name in the planner's columns; no torch.
-
 
 def steps_by_precision(recipe: Recipe) -> dict[Precision, int]:
     """Returns precision → steps that the recipe asks for in it, skipped ones included."""
@@ -213,9 +211,6 @@ def machine_columns(
         "network_bandwidth": network_bytes_per_second / node_devices or card.link_gb_per_second * 1e9,
         "node_devices": node_devices,
     }
-
-
-# A layout of a recipe on a machine → a row of a `Workload`: Kielo's settings as the planner's columns.
 
 
 # What `layout.recompute` names → the column with the share of it that is recomputed, less "_again".
