@@ -68,7 +68,7 @@ def explain(planned: PlannedLayout, others: Sequence[PlannedLayout] = ()) -> lis
         *_parts(planned, work),
         *_precision(planned),
         *_memory(planned),
-        *_changes(planned, work),
+        *_changes(planned),
         *(_change(planned, other, f"layout {other.name}", changed_parts(other, planned)) for other in rivals),
     ]
 
@@ -96,18 +96,16 @@ def recomputed_seconds(planned: PlannedLayout) -> dict[str, float]:
 def _step(planned: PlannedLayout) -> Row:
     copies = planned.layout.replicate * planned.layout.shard
     low, high = (seconds_text(planned, seconds) for seconds in (planned.low_seconds, planned.high_seconds))
-    return Row(
-        "step",
-        planned.step_seconds,
-        1.0,
+    reason = (
         f"{planned.name} on {count_text(planned.nodes, 'node')} ({count_text(planned.devices, 'device')}): "
         f"{planned.tokens_per_step:,} tokens at {planned.tokens_per_second:,.0f} tokens/s, "
         f"{planned.tflops_per_device:.1f} TFLOP/s a device (model FLOPs), {planned.mfu:.1%} of its peak; "
         f"{count_text(copies, 'data-parallel rank')} with {count_text(planned.micro_batches, 'micro-batch')} "
         f"of {planned.micro_batch} × {planned.sequence_length:,} tokens"
         f"{f' ({planned.shares})' * bool(planned.shares.empty_share)}; {SHARE:.0%} of measured steps are "
-        f"expected in {low} to {high}",
+        f"expected in {low} to {high}"
     )
+    return Row("step", planned.step_seconds, 1.0, reason)
 
 
 def _parts(planned: PlannedLayout, work: Workload) -> Iterator[Row]:
@@ -132,13 +130,9 @@ def _parts(planned: PlannedLayout, work: Workload) -> Iterator[Row]:
         of = ", ".join(
             f"{SECONDS[part]} {seconds_text(planned, each)}" for part, each in again.items() if each
         )
-        yield Row(
-            "of these, recomputation",
-            seconds,
-            seconds / planned.step_seconds,
-            f"{planned.layout.recompute}{f' in one layer of {every}' * (every > 1)}: {of or 'nothing'}; "
-            f"{_recomputed_flops(planned, work):.0%} more FLOPs than the model's",
-        )
+        kind = f"{planned.layout.recompute}{f' in one layer of {every}' * (every > 1)}: {of or 'nothing'}"
+        more = f"{_recomputed_flops(planned, work):.0%} more FLOPs than the model's"
+        yield Row("of these, recomputation", seconds, seconds / planned.step_seconds, f"{kind}; {more}")
 
 
 def _work_reasons(planned: PlannedLayout, work: Workload) -> dict[str, str]:
@@ -212,21 +206,17 @@ def _data(planned: PlannedLayout, rates: Any) -> str:
     ranks, times = layout.shard * layout.context, count_text(planned.micro_batches, "micro-batch")
     is_late = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
     if layout.zero == 3 and ranks > 1:
-        how, hides = (
-            f"parameters are gathered and gradients scattered for each of {times}",
-            rates.gather_hidden,
-        )
+        how = f"parameters are gathered and gradients scattered for each of {times}"
+        hides = rates.gather_hidden
     elif layout.zero == 2 and not is_late:
         how = f"parameters are gathered once a step, and gradients scattered for each of {times}"
     else:
-        how, behind = (
-            "gradients and parameters are exchanged once a step, so larger steps make its share smaller",
-            "",
-        )
+        how = "gradients and parameters are exchanged once a step, so larger steps make its share smaller"
+        behind = "a backward pass"
     return (
         f"between {layout.replicate * ranks} ranks {how}; another "
         f"{seconds_text(planned, planned.hidden_data_seconds)} are hidden, as {_first(hides):.0%} of "
-        f"{behind or 'a backward pass'} can hide traffic, which slows it by {_first(rates.overlap_cost):.0%} "
+        f"{behind} can hide traffic, which slows it by {_first(rates.overlap_cost):.0%} "
         "of what is hidden"
     )
 
@@ -266,25 +256,16 @@ def _precision(planned: PlannedLayout) -> Iterator[Row]:
     steps = steps_by_precision(run.recipe)
     if len(steps) > 1:
         others = listed([f"{number:,} in {name}" for name, number in steps.items() if name != run.precision])
-        share = steps.get(run.precision, 0) / sum(steps.values())
-        yield Row(
-            "precision",
-            None,
-            share,
-            f"planned for {run.precision}, of {steps.get(run.precision, 0):,} of {sum(steps.values()):,} "
-            f"steps ({others})",
-        )
+        mine, whole = steps.get(run.precision, 0), sum(steps.values())
+        reason = f"planned for {run.precision}, of {mine:,} of {whole:,} steps ({others})"
+        yield Row("precision", None, mine / whole, reason)
     if run.precision == "fp8":
         gathered = ", which are also gathered in 8 bits" * is_gathered_in_fp8(fp8, run.card.device)
         products = "; products for weights' gradients in bf16" * (fp8.scaling == "rowwise_with_gw_hp")
         head = "the head's weight gradient" if fp8.head else "the head"
-        yield Row(
-            f"FP8 ({fp8.scaling})",
-            None,
-            fp8_share(run.model, fp8),
-            f"of the layers' matrices{gathered}{products}; {head}, attention and what is kept for the "
-            "backward pass in bf16",
-        )
+        wide = f"{head}, attention and what is kept for the backward pass in bf16"
+        reason = f"of the layers' matrices{gathered}{products}; {wide}"
+        yield Row(f"FP8 ({fp8.scaling})", None, fp8_share(run.model, fp8), reason)
 
 
 def _memory(planned: PlannedLayout) -> Iterator[Row]:
@@ -293,13 +274,8 @@ def _memory(planned: PlannedLayout) -> Iterator[Row]:
     sizes = sorted(planned.bytes.items(), key=lambda each: -each[1])
     parts = ", ".join(f"{BYTES.get(part, part)} {gb_text(size)}" for part, size in sizes if size > 0)
     fits = {True: "fits", False: "does not fit"}
-    yield Row(
-        "memory",
-        None,
-        need.bytes / need.usable,
-        f"{fits[need.fits]}: {gb_text(need.bytes)} of {gb_text(need.usable)} usable GB on the fullest, "
-        f"{planned.fullest}: {parts}",
-    )
+    of = f"{gb_text(need.bytes)} of {gb_text(need.usable)} usable GB on the fullest, {planned.fullest}"
+    yield Row("memory", None, need.bytes / need.usable, f"{fits[need.fits]}: {of}: {parts}")
     content = "the copies that a save makes of weights and optimiser state"
     if planned.run.card.device == "cpu":
         content = f"all of the above and {content}"
@@ -307,15 +283,11 @@ def _memory(planned: PlannedLayout) -> Iterator[Row]:
         content = f"weights, gradients and optimiser state, and {content}"
     if planned.run.recipe.checkpoint.memory_every_steps:
         content += ", and those that stay in memory (checkpoint.memory_every_steps)"
-    yield Row(
-        "host memory",
-        None,
-        host.bytes / host.usable,
-        f"{fits[host.fits]}: at most {gb_text(host.bytes)} of {gb_text(host.usable)} GB a node: {content}",
-    )
+    of = f"at most {gb_text(host.bytes)} of {gb_text(host.usable)} GB a node"
+    yield Row("host memory", None, host.bytes / host.usable, f"{fits[host.fits]}: {of}: {content}")
 
 
-def _changes(planned: PlannedLayout, work: Workload) -> Iterator[Row]:
+def _changes(planned: PlannedLayout) -> Iterator[Row]:
     layout = planned.layout
     if layout.recompute != "none":
         other = _planned_with(planned, {"recompute": "none", "recompute_every_layers": 1})
