@@ -83,7 +83,7 @@ def test_the_plan_offers_what_it_would_save_and_plans_it_alike():
         f'"chunked" would take {saved:.1%} off a step' in offer
         and "not measured on a GPU" in offer.replace("\n", " ")
     )
-    (row,) = [row for row in explain(planned) if row.part == 'layout.tensor_overlap = "chunked"']
+    (row,) = [row for row in explain(planned) if row.part == "chunked collectives"]
     assert row.seconds == other.step_seconds and "not measured on a GPU" in row.reason
     reasons = " ".join(row.reason for row in explain(other))
     assert overlap_offer(other) is None and "in 2 chunks beside products" in reasons

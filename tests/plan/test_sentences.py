@@ -87,10 +87,10 @@ def test_a_layout_is_explained():
         ("16 micro-batches", "", "",
          "would leave a bubble of 18.8% of the work; takes 196,608 tokens a step or micro-batches of "
          "1 × 2,048 tokens"),
-        ("interleaved_1f1b, 2 stages a rank", "11.50", "95.8%",
-         "pipeline bubble 0.25 s; 56.7 instead of 30.7 GB, which does not fit into 48.0 GB"),
-        ("zbv, 2 stages a rank", "11.50", "95.8%",
-         "pipeline bubble 0.25 s; 56.7 instead of 30.7 GB, which does not fit into 48.0 GB"),
+        ("interleaved_1f1b", "11.50", "95.8%",
+         "2 stages a rank: pipeline bubble 0.25 s; 56.7 instead of 30.7 GB, which does not fit into 48.0 GB"),
+        ("zbv", "11.50", "95.8%",
+         "2 stages a rank: pipeline bubble 0.25 s; 56.7 instead of 30.7 GB, which does not fit into 48.0 GB"),
     ]  # fmt: skip
     changes = [layout for ((layout, nodes, size),), _ in ASKED]
     assert [(one.pipeline_schedule, one.pipeline_stages_per_rank) for one in changes] == [
@@ -135,8 +135,8 @@ SAID: list[tuple[dict[str, Any], str, str]] = [
      "= 1/32 = 3.1% of a rank's work"),
     (ROUND | {"shard": 1, "micro_batch": 3}, "32 micro-batches",
      "32 micro-batches|||would leave a bubble of 1.6% of the work; takes 196,608 tokens a step"),
-    (ROUND | {"shard": 1, "micro_batch": 3}, "interleaved_1f1b, 4 stages a rank",
-     "interleaved_1f1b, 4 stages a rank|11.50|95.8%|pipeline bubble 0.25 s; 56.7 instead of 30.7 GB, "
+    (ROUND | {"shard": 1, "micro_batch": 3}, "interleaved_1f1b",
+     "interleaved_1f1b|11.50|95.8%|4 stages a rank: pipeline bubble 0.25 s; 56.7 instead of 30.7 GB, "
      "which does not fit into 48.0 GB"),
     # twelve stages a rank: none that is tried has twice as many
     (ROUND | {"pipeline_stages_per_rank": 4, "shard": 6}, "pipeline bubble",

@@ -69,7 +69,10 @@ def explain(planned: PlannedLayout, others: Sequence[PlannedLayout] = ()) -> lis
         *_precision(planned),
         *_memory(planned),
         *_changes(planned),
-        *(_change(planned, other, f"layout {other.name}", changed_parts(other, planned)) for other in rivals),
+        *(
+            _change(planned, other, "other layout", f"{other.name}: {changed_parts(other, planned)}")
+            for other in rivals
+        ),
     ]
 
 
@@ -296,9 +299,8 @@ def _changes(planned: PlannedLayout) -> Iterator[Row]:
         yield _more_micro_batches(planned)
         yield from _other_schedules(planned)
     if chunked := with_overlap(planned):
-        yield _change(
-            planned, chunked, 'layout.tensor_overlap = "chunked"', f"collectives beside products, {ASSUMED}"
-        )
+        reason = f'layout.tensor_overlap = "chunked" runs them beside products, {ASSUMED}'
+        yield _change(planned, chunked, "chunked collectives", reason)
 
 
 def _change(planned: PlannedLayout, other: PlannedLayout, title: str, reason: str) -> Row:
@@ -347,8 +349,8 @@ def _other_schedules(planned: PlannedLayout) -> Iterator[Row]:
         if micro_batch_complaint(schedule, planned.micro_batches, layout.pipeline, stages) is not None:
             continue
         other = _planned_with(planned, changes)
-        bubble = f"pipeline bubble {seconds_text(planned, other.seconds['bubble'])}"
-        yield _change(planned, other, f"{schedule}, {each} stages a rank", bubble)
+        bubble = seconds_text(planned, other.seconds["bubble"])
+        yield _change(planned, other, schedule, f"{each} stages a rank: pipeline bubble {bubble}")
 
 
 def _layer_parts(work: Workload, rates: Any) -> dict[str, float]:
