@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 BORDER := .border
+DOCS := .docs
 PART ?= 1
 # Processes of the test suite. Each takes whole files, so that what a file shares is made once.
 WORKERS ?= 2
@@ -22,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TORCH_210 ?= .torch/2.10
 TORCH_211 ?= .torch/2.11
 
-.PHONY: help demo test test-faults test-full test-slurm test-slurm-short test-torches test-border border-peers mutants soak lint format lock bench-peers bench-gpu clean
+.PHONY: help demo test test-faults test-full test-slurm test-slurm-short test-torches test-border border-peers mutants soak lint format lock bench-peers bench-gpu docs clean
 
 help:
 	@echo "Times are of two quiet cores, after the install (2 minutes at the first call; a GPU for bench-gpu)."
@@ -41,6 +42,7 @@ help:
 	@echo "make test-border         5 min  what Kielo exports, in transformers 4, lm-eval, TRL, CTranslate2, sentence-transformers"
 	@echo "make bench-peers         5 min  installs the engines that benchmarks/step.py compares with"
 	@echo "make bench-gpu PART=1    9 min  each bar that needs a GPU, in parts 1, 2, 3 and 4"
+	@echo "make docs                  10 s  the pages of docs/ as a site, in site/; a dead link is an error"
 	@echo "make clean                      removes the virtual environments, runs and builds"
 
 $(VENV)/.train: pyproject.toml constraints.txt
@@ -128,5 +130,15 @@ test-border: $(BORDER)/.peers
 bench-gpu:
 	$(GPU_PYTHON) benchmarks/gpu.py --part $(PART) $(BENCH_OPTIONS)
 
+# The packages of the extra alone: a site needs nothing of Kielo's own.
+$(DOCS)/.docs: pyproject.toml constraints.txt
+	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(DOCS)/packages.txt
+	$(DOCS)/bin/python -m pip install -q -c constraints.txt -r $(DOCS)/packages.txt
+	touch $@
+
+docs: $(DOCS)/.docs
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build
+
 clean:
-	rm -rf $(VENV) $(PEERS) $(BORDER) .torch runs build dist src/*.egg-info
+	rm -rf $(VENV) $(PEERS) $(BORDER) $(DOCS) .torch runs build dist site src/*.egg-info

@@ -5,7 +5,8 @@
 One rank of a job that is not there is laid out as for training, in tensors without memory, and goes forward
 with two numbers of layers; the difference of what it then holds is a layer's. The formula counts bytes of
 bf16, with flash attention and sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198, section 4,
-without dropout; derived in docs/layouts.md). Prints a table and writes results/layer_bytes.json.
+without dropout). Prints a table and writes results/layer_bytes.json and results/layer_bytes.md, which
+derives the formula.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from kielo.verify.rank_watch import RankWatch
 from kielo.verify.torch_fakes import fake_tensors, fake_world, groups_of
 
 RESULTS = Path(__file__).parent / "results" / "layer_bytes.json"
+PAGE_BEGIN, PAGE_END = "<!-- layers: written by benchmarks/layer_bytes.py -->\n", "<!-- /layers -->\n"
 _BF16 = 2
 _FEW, _MANY = 1, 3  # layers
 LENGTH = 4096  # tokens, one sequence
@@ -117,6 +119,25 @@ def measured() -> Iterator[dict[str, Any]]:
                 }  # fmt: skip
 
 
+def table(found: dict[str, Any]) -> str:
+    """Returns the measured bytes of all models, numbers of tensor ranks and choices, as Markdown."""
+    lines = ["| model | tensor ranks | recompute | MB of a layer | by the formula |", "|---|--:|---|--:|--:|"]
+    lines += [
+        f"| {row['model']} | {row['tensor']} | `{row['recompute']}` | {row['bytes'] / 1e6:.1f} "
+        f"| {row['by_the_formula']:.3f} |"
+        for row in found["layers"]
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_page(found: dict[str, Any], page: Path) -> None:
+    """Writes the table between its marks, into the page beside the results."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(PAGE_BEGIN)
+    page.write_text(
+        before + PAGE_BEGIN + table(found) + PAGE_END + rest.partition(PAGE_END)[2], encoding="utf-8"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--to", type=Path, default=RESULTS, help="the file to write")
@@ -137,6 +158,8 @@ def main() -> None:
         "layers": rows,
     }
     options.to.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if options.to == RESULTS:
+        write_page(found, RESULTS.with_suffix(".md"))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ measured is Kielo's own training, `kielo run`, for each arm and seed in a folder
 finished is not made again, one that was stopped goes on from its checkpoint. Where apt is missing: --english
 and --estonian take folders of help pages.
 
-To benchmarks/results/new_language.json, and from it the table of docs/new_language.md and
+To benchmarks/results/new_language.json, and from it the table of new_language.md beside it and
 docs/pictures/new_language.svg.
 """
 
@@ -50,7 +50,7 @@ from kielo.tokenizer.heldout_split import is_heldout, place_by_hash
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "new_language.json"
-PAGE = ROOT / "docs" / "new_language.md"
+PAGE = RESULT.with_suffix(".md")
 PICTURE = ROOT / "docs" / "pictures" / "new_language.svg"
 SEEDS = (1, 2, 3)
 TENTHS = 10

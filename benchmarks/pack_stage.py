@@ -8,7 +8,7 @@ it once. Megatron-LM's way is that of its tools/preprocess_data.py, written here
 (`megatron`), or by `tokenizers` alone, which is faster (`megatron_fast`). The clock of each side starts when
 all its workers are ready, and stops when the last file is whole. Sides take turns, each in a process of its
 own; whatever they write must be the same bytes. The result is the ratio of the tokens/s of each turn, as
-geometric mean and median, with an interval of 95 %. See docs/running.md.
+geometric mean and median, with an interval of 95 %. See docs/text.md.
 """
 
 import argparse

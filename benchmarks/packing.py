@@ -3,7 +3,7 @@
 `python benchmarks/packing.py [RUN/tokens ...]` writes results/packing.json. Speed: documents with lengths as
 of web text (log-normal, median 500 tokens, 1,200 on average) are packed into sequences of 4,096; each case
 runs in a process of its own, whose peak memory is what Linux counts. Each RUN/tokens gives a table by source
-and sequence length. See docs/mixtures.md.
+and sequence length. See docs/text.md.
 """
 
 import argparse

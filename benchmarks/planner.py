@@ -5,7 +5,7 @@
     python benchmarks/planner.py --fit                   # fit again, cross-validate, write card and tables
 
 --fit writes the constants to the shipped card, the score to results/planner.json and its tables to
-docs/planning.md.
+results/planner.md and, in short, docs/planning.md.
 
 Errors are |predicted / published - 1| in seconds a step (or tokens a second): a family's figure is the median
 of its rows, the summary's are the median and the 90th percentile over families. Mixtures of experts and rows
@@ -39,7 +39,8 @@ from kielo.resolve.memory import usable_bytes
 
 HERE = Path(__file__).resolve().parent
 CARD = HERE.parent / "src" / "kielo" / "cards" / "efficiency" / "published_runs.toml"
-DOCUMENT = HERE.parent / "docs" / "planning.md"
+DOCUMENT = HERE / "results" / "planner.md"
+PAGE = HERE.parent / "docs" / "planning.md"
 SWEEPS = ("vtrain-3.6", "vtrain-18.4", "vtrain-39.1", "vtrain-175", "aa-13B", "aa-65B", "bs-a100")
 # Isaev et al. 2023 (doi:10.1145/3581784.3607102): mean error of their model on eight step times of
 # Korthikanti et al. 2022.
@@ -82,6 +83,7 @@ def main() -> None:
         kept = {name: value for name, value in result.items() if name != "rows"}
         (HERE / "results" / "planner.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
         put_tables(DOCUMENT, tables(result, efficiency))
+        put_tables(PAGE, {"accuracy": short_table(result)})
     print(json.dumps(result, indent=1) if options.json else text(result))
 
 
@@ -465,6 +467,21 @@ def tables(result: dict[str, Any], efficiency: Efficiency) -> dict[str, str]:
     }  # fmt: skip
 
 
+def short_table(result: dict[str, Any]) -> str:
+    """Returns the three rows of the summary that a user decides by, as Markdown."""
+    rows = {
+        "fitted on all families": result["summary"],
+        "fitted without the predicted family": result["cross_validation"]["summary"],
+        "fitted without the predicted project": result["projects_left_out"],
+    }
+    lines = ["| constants | median error | 90th percentile |", "|---|--:|--:|"]
+    lines += [
+        f"| {name} | {row['median_absolute_error']:.1%} | {row['p90_absolute_error']:.1%} |"
+        for name, row in rows.items()
+    ]
+    return "\n".join(lines)
+
+
 def put_tables(document: Path, found: dict[str, str]) -> None:
     """Writes each table between `<!-- NAME -->` and `<!-- end -->`."""
     content = document.read_text(encoding="utf-8")
@@ -475,7 +492,8 @@ def put_tables(document: Path, found: dict[str, str]) -> None:
 
 
 _CARD_HEADER = """What machines and engines reach: fitted on benchmarks/published_runs.csv.
-Written by `python benchmarks/planner.py --fit`; docs/planning.md explains each constant. Do not edit by hand.
+Written by `python benchmarks/planner.py --fit`. benchmarks/results/planner.md explains each constant. Do
+not edit by hand.
 An architecture or engine without published runs keeps the value that the fit starts from."""
 
 

@@ -1,6 +1,8 @@
 """The worked example of docs/planning.md: every table and picture in it is what these commands say.
 
-    python benchmarks/planner_example.py  # writes tables into docs/planning.md, pictures beside it
+    python benchmarks/planner_example.py  # writes tables into two pages, pictures beside the first
+
+results/planner_example.md has the whole tables, docs/planning.md the columns that a reader decides by.
 
 Estonian 70B on LUMI, 128 to 256 nodes: ranked, compared, explained, drawn; and the layouts of all
 shipped recipes. Seconds on one core.
@@ -23,8 +25,9 @@ from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import search
 from kielo.recipe.read import read_first_language, shipped_recipes
 
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "planning.md"
-PICTURES = DOCUMENT.parent / "pictures"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "planning.md"
+DOCUMENT = Path(__file__).resolve().parent / "results" / "planner_example.md"
+PICTURES = PAGE.parent / "pictures"
 RECIPE = "estonian_llama31_70b"
 
 
@@ -33,17 +36,24 @@ def main() -> None:
     compared = asked("compare", RECIPE, "tp8pp4", "tp8pp8", "--nodes", "16,128,256")["compared"]
     few = asked(RECIPE, "--nodes", "4,8,16", "--top", "3")
     why = asked("explain", RECIPE, "tp8pp4", "--nodes", "128", "--plot", str(PICTURES))
-    asked(RECIPE, "--nodes", "4..256", "--plot", str(PICTURES))
+    best = asked(RECIPE, "--nodes", "4..256", "--top", "1", "--plot", str(PICTURES))
     (PICTURES / f"timeline_{why['planned']['name'].replace('/', '_')}.svg").rename(
         PICTURES / "timeline_tp8pp4.svg"
+    )
+    put_tables(
+        PAGE,
+        {
+            "best": short_ranking(best["layouts"]),
+            "compared": short_ranking(compared),
+            "nothing": complaint(RECIPE, "--nodes", "2"),
+        },
     )
     put_tables(DOCUMENT, {
         "ranked": ranking(ranked["layouts"]), "few": ranking(few["layouts"]),
         "compared": side_by_side(compared),
-        "why": reasons(why["why"]),
         "refused": refused(ranked["not_listed"]),
         "measured": measured(),
-        "parts": parts(ranked["layouts"]), "shipped": shipped(), "nothing": complaint(RECIPE, "--nodes", "2"),
+        "parts": parts(ranked["layouts"]), "shipped": shipped(),
     })  # fmt: skip
 
 
@@ -54,20 +64,6 @@ def asked(*arguments: str) -> dict[str, Any]:
         if kielo(["plan", *arguments, "--json"]):
             raise SystemExit(f"kielo plan {' '.join(arguments)} failed")
     return json.loads(said.getvalue())
-
-
-def reasons(rows: Sequence[dict[str, Any]]) -> str:
-    """Returns the rows of `kielo plan explain`, seconds to the fourth figure."""
-    cells = (
-        (
-            row["part"],
-            "" if row["seconds"] is None else f"{row['seconds']:#.4g}",
-            "" if row["share"] is None else f"{row['share']:.1%}",
-            row["reason"],
-        )
-        for row in rows
-    )
-    return table(("part", "seconds", "share", "reason"), cells)
 
 
 def complaint(*arguments: str) -> str:
@@ -163,6 +159,19 @@ def ranking(layouts: Sequence[dict[str, Any]]) -> str:
         for layout in layouts
     )  # fmt: skip
     return table(titles, rows)
+
+
+def short_ranking(layouts: Sequence[dict[str, Any]]) -> str:
+    """Returns one row a layout, of the figures that go into an application."""
+    rows = (
+        (
+            layout["nodes"], f"`{layout['name']}`", f"{layout['tokens_per_second']:,.0f}",
+            "–".join(f"{bound:.1f}" for bound in layout["interval_seconds"]),
+            f"{layout['peak_bytes'] / 1e9:.1f}", f"{layout['cost']['device_hours']:,.0f}",
+        )
+        for layout in layouts
+    )  # fmt: skip
+    return table(("nodes", "layout", "tokens/s", "s a step", "GB a GCD", "GCD-hours"), rows)
 
 
 def parts(layouts: Sequence[dict[str, Any]]) -> str:

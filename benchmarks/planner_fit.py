@@ -15,7 +15,7 @@ from kielo.plan.workload import Workload
 
 Column = np.ndarray
 # Correlation of the priors of one constant's members, by what they are. Of 0 to 0.9 the choice hardly matters
-# to families left out; more than this makes runs that were seen worse (docs/log.md, 2026-11-23).
+# to families left out; more than this makes runs that were seen worse (benchmarks/log, 2026-11-23).
 _ALIKE = {"engine": 0.3, "architecture": 0.1}
 _NOISE = 0.04  # of a family's figure: what the prior's spread is weighed against
 

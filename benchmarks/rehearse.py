@@ -1,6 +1,6 @@
 """Benchmark of rehearsals: their seconds, and a table of what fits.
 
-`python benchmarks/rehearse.py` writes results/rehearse_cpu.json.
+`python benchmarks/rehearse.py` writes results/rehearse_cpu.json and the first table of results/rehearse.md.
 
 Each runs in a process of its own through the command line; seconds are wall and processor time of the whole
 command. `--only bars` or `--only fit` runs a part and `--only 500B` the bars that begin so; other figures
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "rehearse_cpu.json"
+PAGE = RESULTS.with_name("rehearse.md")
 # Seed 004 says 500B and no more; these dimensions make 506 billion parameters.
 _500B = [
     "model.hidden_size=20480", "model.intermediate_size=55296", "model.num_hidden_layers=116",
@@ -113,6 +114,14 @@ def fit(nodes: int, pipeline: int, sequence_length: int, recompute: str) -> dict
     return row
 
 
+def bars_table(bars: dict[str, dict[str, Any]]) -> str:
+    lines = ["| job | seconds | of a processor | resident, GB |", "|---|--:|--:|--:|"]
+    for name, row in bars.items():
+        resident = row["max_rss_bytes"] / 1e9
+        lines.append(f"| {name} | {row['seconds']:.1f} | {row['processor_seconds']:.1f} | {resident:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", metavar="PART", default="")
@@ -130,6 +139,9 @@ def main() -> None:
         }
     if only in ("", "fit"):
         result["fit_70b"] = [fit(*case) for case in FIT]
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition("<!-- bars -->\n")
+    after = rest[rest.index("<!-- end -->") :]
+    PAGE.write_text(f"{before}<!-- bars -->\n{bars_table(result['bars'])}{after}", encoding="utf-8")
     RESULTS.write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Counts the start of a rank of 8 to 6,144: results/start_counts.json and the table in docs/rehearse.md.
+"""Counts the start of a rank of 8 to 6,144: results/start_counts.json, and the table beside it in Markdown.
 
     python benchmarks/start_counts.py
 
@@ -26,7 +26,7 @@ from kielo.resolve.text import imagined_text
 
 _ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results" / "start_counts.json"
-PAGE = _ROOT / "docs" / "rehearse.md"
+PAGE = RESULTS.with_suffix(".md")
 BEGIN, END = "<!-- start: written by benchmarks/start_counts.py -->\n", "<!-- /start -->\n"
 SIZES = (8, 64, 512, 6144)
 

@@ -2,7 +2,7 @@
 
 In: the summary of a run, and an encoder's scores; with a run folder, its files first become
 benchmarks/results/demo_estonian.json, demo_estonian_bert.json for an encoder, or demo_new_language.json for
-one that follows another run. Out: Markdown tables in README.md, docs/encoders.md and docs/new_language.md,
+one that follows another run. Out: Markdown tables in README.md, docs/encoders.md and docs/tokenizer.md,
 and the report's figure of bits per byte as docs/pictures/demo_bits_per_byte.svg.
 """
 
@@ -146,7 +146,7 @@ def main() -> None:
     _write(ROOT / "README.md", table(result))
     _write(ROOT / "docs" / "encoders.md", encoder_table(json.loads(ENCODER_RESULT.read_text("utf-8"))))
     followed = json.loads(NEW_LANGUAGE_RESULT.read_text("utf-8"))
-    _write(ROOT / "docs" / "new_language.md", new_language_table(followed, result))
+    _write(ROOT / "docs" / "tokenizer.md", new_language_table(followed, result))
 
 
 def _keep(run_folder: Path) -> None:

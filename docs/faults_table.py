@@ -1,7 +1,7 @@
 """Writes the tables of docs/faults.md, by `python docs/faults_table.py`.
 
 In: the docstrings of the fault suite, docs/fault_matrix.toml, and the seconds that benchmarks have
-measured. Out: Markdown tables.
+measured. Out: three Markdown tables.
 """
 
 import ast
@@ -16,6 +16,7 @@ MATRIX = ROOT / "docs" / "fault_matrix.toml"
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- cases: written by docs/faults_table.py; do not edit by hand -->\n", "<!-- /cases -->"
 MATRIX_BEGIN, MATRIX_END = BEGIN.replace("cases", "matrix"), END.replace("cases", "matrix")
+SOAK_BEGIN, SOAK_END = BEGIN.replace("cases", "soak"), END.replace("cases", "soak")
 
 
 def table() -> str:
@@ -45,6 +46,27 @@ def matrix() -> str:
         "|---|---|---|---|--:|--:|",
     ]
     return "\n".join([*head, *rows]) + "\n"
+
+
+def soak() -> str:
+    """Returns the result of the last soak: its size, and the longest seconds of each fault."""
+    result = json.loads((RESULTS / "soak.json").read_text(encoding="utf-8"))
+    bits = "the same" if result["has_the_same_bits"] else "OTHER"
+    allowed = result["share_that_the_faults_allow"]
+    head = (
+        f"{result['minutes']:.0f} minutes, {result['date']}: {result['faults']} faults, {result['steps']} "
+        f"steps of {result['step_seconds']:.2f} s, {bits} bits at the end.\n"
+        f"Effective share: {result['effective_share']:.1%}, of {allowed:.1%} that the faults allow.\n"
+    )
+    lines = [
+        "| fault | row | times | found after, s | next step after, s | recovered after, s |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    names = ("found_seconds", "next_step_seconds", "recovered_seconds")
+    for case in result["cases"]:
+        cells = [case["fault"], case["row"], str(case["times"]), *(f"{case[name]:.1f}" for name in names)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([head, *lines]) + "\n"
 
 
 def _seconds(row: dict[str, Any], timed: dict[str, dict[str, Any]]) -> list[str]:
@@ -87,7 +109,11 @@ def _first_sentence(path: Path) -> str:
 
 def main() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    for begin, made, end in ((BEGIN, table(), END), (MATRIX_BEGIN, matrix(), MATRIX_END)):
+    for begin, made, end in (
+        (BEGIN, table(), END),
+        (MATRIX_BEGIN, matrix(), MATRIX_END),
+        (SOAK_BEGIN, soak(), SOAK_END),
+    ):
         before, rest = text.split(begin, 1)
         text = before + begin + made + end + rest.split(end, 1)[1]
     PAGE.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Writes docs/launch_lumi_g.sh, the job that docs/launch.md shows: `python docs/launch_script.py`."""
+"""Writes docs/launch_lumi_g.sh, the job that docs/clusters.md shows: `python docs/launch_script.py`."""
 
 import contextlib
 import io

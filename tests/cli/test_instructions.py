@@ -1,4 +1,4 @@
-"""The recipe of docs/sources.md with conversations, at toy sizes."""
+"""The recipe of docs/text.md with conversations, at toy sizes."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def write_chats(folder: Path, number: int = 60) -> None:
 def flags(tmp_path, monkeypatch) -> list[str]:
     """The recipe as the page has it, in a folder with its text, and flags that make it small."""
     block = next(
-        block.text for block in blocks(ROOT / "docs" / "sources.md") if 'kind = "instructions"' in block.text
+        block.text for block in blocks(ROOT / "docs" / "text.md") if 'kind = "instructions"' in block.text
     )
     (tmp_path / "my_chats.toml").write_text(block, encoding="utf-8")
     write_chats(tmp_path)

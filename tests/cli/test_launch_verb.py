@@ -244,7 +244,7 @@ def found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     (folder / "logs").mkdir()
     state = SimpleNamespace(is_=Status(folder, launch, ["7", "8"], {}, [], None, None, "", [], {}), ended=[])
     monkeypatch.setattr("kielo.launch.status.status", lambda run: state.is_)
-    monkeypatch.setattr("kielo.launch.queue.end_jobs", lambda *given: state.ended.append(given))
+    monkeypatch.setattr("kielo.launch.schedulers.end_jobs", lambda *given: state.ended.append(given))
     return state
 
 

@@ -52,7 +52,7 @@ FAST, SLOW = a_layout(RUN), a_layout(RUN, seconds=4.0, gigabytes=50.0, shard=6, 
 
 
 def test_the_layouts_have_these_names() -> None:
-    """As docs/layout_names.md reads them; all figures of this file are of these two."""
+    """As docs/layouts.md reads them; all figures of this file are of these two."""
     assert (FAST.name, SLOW.name) == ("dp12-mb2-zero1", "dp12-hsdp6-mb2-zero1")
     assert FAST.tokens_per_second == 36_864 / 2 and SLOW.tokens_per_second == 36_864 / 4
 

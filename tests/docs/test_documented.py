@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -107,17 +108,47 @@ def test_every_block_does_what_its_page_says():
 
 
 def test_layout_names_are_those_of_the_planner():
-    """docs/layout_names.md explains every term that exists; its example has the name that it says."""
-    page = (ROOT / "docs" / "layout_names.md").read_text(encoding="utf-8")
+    """docs/layouts.md explains every term that exists; its example has the name that it says."""
+    page = (ROOT / "docs" / "layouts.md").read_text(encoding="utf-8").partition("## Names of layouts")[2]
     terms = [term for row in re.findall(r"^\| (`.*?) \|", page, re.M) for term in re.findall(r"`(.+?)`", row)]
     for term in terms:
         matches(term)
     unknown = pytest.raises(KieloError, matches, "nonsense").value
     known = re.search(r"what would work: (.*)", str(unknown))[1].split(", ")
-    asked_only = re.search(r"asked for although.*?without a number", page, re.S)[0]
+    asked_only = re.search(r"also accepts these terms.*?without a number", page, re.S)[0]
     kinds = {re.sub(r"[\d+]+", "#", term) for term in [*terms, *re.findall(r"`(.+?)`", asked_only)]}
     assert {re.sub(r"[\d+]+", "#", term) for term in known} - kinds == {"full/#"} - kinds
     name, text = re.search(r"So `(.*?)` is\s+```toml\n(.*?)```", page, re.S).groups()
     table = tomllib.loads(text)
     micro_batch = table["train"]["micro_batch_sequences"]
     assert layout_name(Layout(**table["layout"]), micro_batch) == name
+
+
+def dead_links(page: Path, text: str) -> list[str]:
+    """The links of a page to files and headings of the repository that there are not."""
+    found = []
+    for link in re.findall(r"\]\(([^)\s:]+)\)", re.sub(r"```.*?```", "", text, flags=re.S)):
+        target, _, anchor = link.partition("#")
+        path = page.parent / target if target else page
+        if target and not path.exists():
+            found.append(link)
+        elif anchor:
+            lines = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8") if target else text, flags=re.S)
+            headings = re.findall(r"^#+ (.*)$", lines, re.M)
+            if anchor not in {re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in headings}:
+                found.append(link)
+    return found
+
+
+def test_links_lead_somewhere():
+    """`make docs` refuses a dead link too, but downloads what it needs."""
+    notes = [*ROOT.glob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
+    texts = {page: page.read_text(encoding="utf-8") for page in {*pages(), *notes}}
+    found = {page.name: dead_links(page, text) for page, text in texts.items()}
+    assert {name: links for name, links in found.items() if links} == {}
+
+
+def test_a_dead_link_is_found():
+    """Broken on purpose: a file, a heading of another page and of its own."""
+    text = "# Here\n[a](no.md) [b](recipe.md#no) [c](#no) [d](#here) [e](recipe.md) [f](https://no.org/x)\n"
+    assert dead_links(ROOT / "docs" / "page.md", text) == ["no.md", "recipe.md#no", "#no"]

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,9 @@ from torch.distributed.flight_recorder.components import loader
 
 from kielo.artifact.attempt_files import Outcome
 from kielo.artifact.stage_json import read_json
+from kielo.dataset.batches import Batches
 from kielo.ranks.hang_watch import Progress
+from kielo.train import build
 from kielo.train.feed import Feed
 from kielo.train.run import train
 from tests.fault_times import FaultTimes
@@ -126,6 +129,37 @@ def test_a_rank_that_failed_alone_says_why(tmp_path):
     assert outcome.outcome in ("failed", "hung") and "ValueError: planted" in outcome.message
     said = (tmp_path / "stderr_1.txt").read_text()
     assert "The cause: rank 0 on" in said and "(it failed: ValueError: planted)" in said
+
+
+def wait_for_text(folder: Path, seconds: float, hang_seconds: float) -> Outcome:
+    """Train on two ranks: from step 5 on the text of rank 1 does not answer for so long, on a file system
+    that may stall for six seconds.
+    """
+    read, comes_back = build.read_sequences, []
+
+    def read_late(batches: Batches, step: int, *given: Any):
+        if step >= STUCK_STEP and int(os.environ["RANK"]) == 1:
+            comes_back.append(time.monotonic() + seconds)
+            time.sleep(max(0.0, comes_back[0] - time.monotonic()))
+        return read(batches, step, *given)
+
+    build.read_sequences = read_late
+    return train(resolve(folder, shard=2, micro_batch=1, hang_seconds=hang_seconds, file_stall_seconds=6.0))
+
+
+def test_a_stall_of_files_within_the_limit_ends_no_run(tmp_path):
+    """It is longer than a hang; the second reader has the text."""
+    write_tokens(tmp_path / "tokens")
+    outcomes = run_ranks(wait_for_text, 2, tmp_path, 4.5, 3.0)
+    assert [outcome.outcome for outcome in outcomes] == ["finished"] * 2
+    assert "no answer for 3 s; another reader" in (tmp_path / "train" / "alerts.jsonl").read_text()
+
+
+def test_a_stall_of_files_beyond_the_limit_ends_the_run(tmp_path):
+    """The rank that waits says so before the others take it for stuck."""
+    write_tokens(tmp_path / "tokens")
+    with pytest.raises(RuntimeError, match="step 5: the text: 2 readers had no answer for 3 s each"):
+        run_ranks(wait_for_text, 2, tmp_path, 60.0, 6.5)
 
 
 # Who is stuck and how; what the message names; the rank whose stacks show the line.

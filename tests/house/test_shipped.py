@@ -94,7 +94,7 @@ def test_the_readme_shows_the_committed_result_of_the_demo():
 
 
 def test_the_page_of_a_new_language_shows_the_committed_result_of_its_demo():
-    """The table in docs/new_language.md is made of benchmarks/results/demo_new_language.json, whose model
+    """The table in docs/tokenizer.md is made of benchmarks/results/demo_new_language.json, whose model
     beats its baselines.
     """
     results = ROOT / "benchmarks" / "results"
@@ -103,7 +103,7 @@ def test_the_page_of_a_new_language_shows_the_committed_result_of_its_demo():
         for name in ("demo_new_language", "demo_estonian")
     )
     table = runpy.run_path(str(ROOT / "docs" / "demo_table.py"))["new_language_table"](followed, from_scratch)
-    assert table in (ROOT / "docs" / "new_language.md").read_text(encoding="utf-8")
+    assert table in (ROOT / "docs" / "tokenizer.md").read_text(encoding="utf-8")
     bits = followed["summary"]["bits_per_byte"]
     assert bits["model"] < min(bits["unigram"], bits["xz"], bits["ngram"])
 

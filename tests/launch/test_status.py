@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kielo.cli.main import main
-from kielo.launch.queue import end_jobs, states
+from kielo.launch.schedulers import end_jobs, states
 
 SQUEUE = "#!/bin/bash\necho '12 RUNNING None'; echo '13 PENDING Dependency'\n"
 LOGGED = (

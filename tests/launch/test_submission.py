@@ -10,7 +10,7 @@ import pytest
 from kielo.cli.main import main
 from kielo.launch.job_plan import Wishes
 from kielo.launch.launch_folder import submit, write_launch
-from kielo.launch.queue import ends, states
+from kielo.launch.schedulers import ends, states
 from kielo.launch.script import submit_script
 from kielo.launch.status import status
 from kielo.recipe.errors import KieloError

@@ -11,9 +11,17 @@ from pathlib import Path
 import pytest
 
 from kielo.launch.job_plan import Wishes
-from kielo.launch.script import (
+from kielo.launch.schedulers import (
+    SCHEDULERS,
     SCRIPTS,
+    Scheduler,
     clock,
+    end_jobs,
+    ends,
+    hides_jobs,
+    states,
+)
+from kielo.launch.script import (
     environment_script,
     job_script,
     ladder_script,
@@ -37,9 +45,20 @@ def here(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+def shared_text(name: str) -> str:
+    scheduler = name.removeprefix("submit_")
+    if scheduler not in ("slurm", "pbs", "grid_engine"):
+        return (SCRIPTS / f"{name}.sh").read_text(encoding="utf-8")
+    parts = (SCRIPTS / f"{scheduler}.sh").read_text(encoding="utf-8").split("\n# ---- Submission\n")
+    return parts[scheduler != name]
+
+
 def head(text: str, *shared: str) -> list[str]:
-    """Returns the lines before the shared scripts, which must follow as they are, one after the other."""
-    tail = "\n".join((SCRIPTS / f"{name}.sh").read_text(encoding="utf-8") for name in shared)
+    """Returns the lines before the shared scripts, which must follow as they are, one after the other.
+
+    A scheduler's script has the part of job.sh, and that of submit.sh, whose name is submit_SCHEDULER here.
+    """
+    tail = "\n".join(map(shared_text, shared))
     assert text.endswith("\n" + tail)
     return text.removesuffix("\n" + tail).splitlines()
 
@@ -205,9 +224,7 @@ def test_a_submission_knows_what_its_job_asks_for(scheduler, here) -> None:
         assert head(submit_script(asked, JOB), "left_out", own, "submitted", "submit") == [
             *common, f"RUN={here}/runs/mine", "JOBS=5", *facts,
         ]  # fmt: skip
-        shares = head(
-            submit_pack_script(asked, JOB, 6), own, f"submit_pack_{scheduler}", "submitted", "submit_pack"
-        )
+        shares = head(submit_pack_script(asked, JOB, 6), own, "submitted", "submit_pack")
         assert shares == [*common, "SHARES=6", *facts]
 
 
@@ -328,3 +345,36 @@ def test_one_core_at_least_and_devices_of_all_nodes() -> None:
     small = plan(site(cpu_cores_per_node=3))
     assert (small.cores_per_device, small.devices) == (1, 12) and plan(site()).cores_per_device == 7
     assert plan(site(), recipe=recipe(name="other")).recipe.name == "other"
+
+
+FOURTH = """
+JOB=$FOURTH_JOB
+
+# ---- Submission
+submit_one() { timeout 300 put "$FOLDER/job.sh" | id_of; }
+"""
+
+
+def test_a_scheduler_is_an_entry_and_a_script(here, tmp_path, monkeypatch) -> None:
+    """A made-up fourth: its lines, both parts of its script, and how its jobs are listed and ended."""
+    (tmp_path / "fourth.sh").write_text(FOURTH)
+    entry = Scheduler(
+        submit="put", script=tmp_path / "fourth.sh", starter=SCRIPTS / "mpirun.sh", prefix="#4",
+        request=lambda plan, folder, packs: [f"name {plan.recipe.name}", f"log {folder}"],
+        listing=("printf", "12 waits\\n13 runs\\n"), takes_ids=False,
+        states=lambda told: dict(line.split() for line in told.splitlines()),
+        waiting="waits", end=("touch", f"{tmp_path}/ended"),
+    )  # fmt: skip
+    monkeypatch.setitem(SCHEDULERS, "fourth", entry)
+    asked = plan(site().model_copy(update={"scheduler": "fourth"}))
+    job, submission = job_script(asked, JOB), submit_script(asked, JOB)
+    assert [line for line in job.splitlines() if line.startswith("#4")] == [
+        "#4 name mine",
+        "#4 log /jobs/0001",
+    ]
+    assert "JOB=$FOURTH_JOB" in job and "mpirun -np" in job and "timeout 300 put" not in job
+    assert "timeout 300 put" in submission and "FOURTH_JOB" not in submission
+    assert states("fourth", ["13", "11"]) == {"13": "runs"} and ends("fourth", ["13"]) == {}
+    monkeypatch.chdir(tmp_path)
+    end_jobs("fourth", {"12": "waits", "13": "runs"}, at_once=False)
+    assert (tmp_path / "12").exists() and not (tmp_path / "13").exists() and not hides_jobs("fourth")

@@ -1,8 +1,10 @@
 """Bytes that a layer keeps for its backward: Megatron's formula, and the planner's count."""
 
+import json
+
 import pytest
 import torch
-from layer_bytes import formula_bytes, kept_bytes, model_of
+from layer_bytes import RESULTS, formula_bytes, kept_bytes, model_of, table
 
 from kielo.parallel.mesh import build_mesh
 from kielo.parallel.projection import split_rows
@@ -74,3 +76,9 @@ def test_a_product_and_its_sum_in_one_operator_are_counted():
         assert output.shape == (1, 3, 8)
         assert watch.calls["tensor", "reduce-scatter"] == 1
         assert watch.flops["matrix products"] == 2 * 6 * 8 * 8
+
+
+def test_the_page_holds_the_measured_bytes():
+    """benchmarks/results/layer_bytes.md has the table of the committed measurement."""
+    found = json.loads(RESULTS.read_text(encoding="utf-8"))
+    assert table(found) in RESULTS.with_suffix(".md").read_text(encoding="utf-8")

@@ -103,8 +103,8 @@ def test_device_hours_are_flops_at_the_usual_share_of_peak(capsys):
 
 
 def test_the_page_shows_what_the_verb_says(capsys):
-    """The example of docs/budget.md, line by line, but for the width of its columns."""
-    page = (ROOT / "docs" / "budget.md").read_text(encoding="utf-8")
+    """The example of docs/planning.md, line by line, but for the width of its columns."""
+    page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8").partition("## How large a model")[2]
     (shown,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
     assert main(["plan", "--budget", "20000h", "--corpus", "6.6B", "--cluster", "lumi_g"]) == 0
     said = [line.split() for line in capsys.readouterr().out.splitlines()]

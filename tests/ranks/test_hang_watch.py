@@ -376,7 +376,7 @@ def test_layers_are_marks_on_the_way_forward_and_back():
     ],
 )
 def test_silence_is_noticed_after_15_beats_or_15_seconds(hang, ranks, expected):
-    """After 15 beats where they take longer than 15 s, as docs/running.md says; else after 15 s, or the
+    """After 15 beats where they take longer than 15 s, as docs/training.md says; else after 15 s, or the
     recipe's seconds where they are fewer.
     """
     assert silent_seconds(hang, ranks) == pytest.approx(expected)

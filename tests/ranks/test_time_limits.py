@@ -57,10 +57,10 @@ def test_the_short_limit_holds_after_two_steps_of_a_range(told) -> None:
 
 def test_without_a_heartbeat_the_short_limit_is_that_of_progress(told) -> None:
     limits = TimeLimits((), LONG, SHORT)
-    assert limits.still_seconds == LONG
+    assert limits.progress.limits()[0] == LONG
     limits.step_done(1)
     limits.step_done(2)
-    assert limits.still_seconds == SHORT and told == []
+    assert limits.progress.limits()[0] == SHORT and told == []
 
 
 class Clock:
@@ -154,6 +154,25 @@ def test_silence_in_long_work_is_allowed_for_no_longer_than_standing_still(clock
     assert progress.limits() == (6.0, 6.0)
     progress = Progress(floor_seconds=8.0, silent_seconds=2.0, first_seconds=50.0, later_seconds=6.0)
     assert progress.limits() == (50.0, 8.0)
+
+
+def test_a_wait_for_files_has_its_own_limits(clock: Clock) -> None:
+    """Both limits are long in a wait, of which the rank itself has nine tenths; its end is progress."""
+    progress = Progress(3.0, 2.0, 50.0, 6.0, file_seconds=9.0)
+    progress.begin(STEPS)
+    for _ in range(2):
+        marks = progress.marks()
+        with progress.at_files() as seconds:
+            assert seconds == pytest.approx(9.0) and progress.limits() == pytest.approx((10.0, 10.0))
+            assert progress.marks() == marks
+        assert progress.limits() == (3.0, 2.0) and progress.marks() == marks + 1
+    with pytest.raises(OSError), progress.at_files():
+        raise OSError
+    assert progress.limits() == (3.0, 2.0)
+    for _ in range(2):
+        take_step(progress, clock, 20.0)
+    with progress.at_files() as seconds:  # steps that are slower than files
+        assert progress.limits() == (23.0, pytest.approx(10.0)) and seconds == pytest.approx(0.9 * 23.0)
 
 
 def test_how_long_steps_may_stand_still() -> None:

@@ -32,7 +32,7 @@ ABOVE: list[tuple[type, dict[str, Any], dict[str, tuple[float, float]]]] = [
         "cpu_cores_per_node": (0, 1), "network_gbit_per_second_per_node": (-0.001, 0),
         "ring_share": (0, 0.001), "max_nodes_per_job": (0, 1), "file_system_gb_per_second": (0, 0.001),
         "failures_per_1000_device_days": (0, 0.001), "billed_per_node_hour": (0, 0.001),
-        "start_timeout_seconds": (0.999, 1),
+        "start_timeout_seconds": (0.999, 1), "file_stall_seconds": (0.999, 1),
     }),
     (Partition, {"name": "x"}, {"max_hours": (0, 0.001), "max_nodes": (0, 1)}),
     (Reference, REFERENCE, {

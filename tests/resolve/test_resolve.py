@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from kielo.artifact.manifest import hash_manifest, write_stage
+from kielo.recipe import cards
+from kielo.recipe.cards import cluster, clusters
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.resolve.budget import num_sequences
@@ -23,6 +26,7 @@ from kielo.resolve.software import Software
 from kielo.tokenizer import load
 
 VOCABULARY = 300
+CARDS = Path(cards.__file__).parents[1] / "cards" / "clusters"
 
 
 def recipe(**sections) -> Recipe:
@@ -84,6 +88,17 @@ def test_the_cluster_says_how_long_a_start_takes(run_folder):
     ):
         resolved = resolve(recipe(**sections), run_folder, 1, "cpu")
         assert resolved.placement.train.start_timeout_seconds == seconds
+
+
+def test_the_cluster_says_how_long_files_may_stall(run_folder, tmp_path):
+    """Two minutes where nodes share a file system, as all shipped cards with a scheduler do."""
+    own = tmp_path / "own.toml"
+    own.write_text("file_stall_seconds = 45\n" + (CARDS / "lumi_g.toml").read_text())
+    for name, seconds in (("laptop", 18.0), ("lumi_g", 120.0), (str(own), 45.0)):
+        resolved = resolve(recipe(cluster=name), run_folder, 1, "cpu")
+        assert resolved.placement.file_stall_seconds == seconds
+    alone = {name for name in clusters() if cluster(name).longest_file_stall == 18.0}
+    assert alone == {"laptop"}
 
 
 def test_every_derived_number(run_folder):

@@ -53,7 +53,7 @@ GENERATION = (
     "{% endgeneration %}{% else %}{{ '<|im_start|>' + m.content + '<|im_start|>' }}{% endif %}{% endfor %}"
 )
 WITHOUT_MARKS = re.search(
-    r"```text\n(\{% if bos_token .*?\n)```", Path("docs/sources.md").read_text(), re.DOTALL
+    r"```text\n(\{% if bos_token .*?\n)```", Path("docs/text.md").read_text(), re.DOTALL
 )[1]
 # Template, its control tokens, end of text, and what ends an answer ("" stands for the document's end).
 TEMPLATES = {
@@ -61,7 +61,7 @@ TEMPLATES = {
     "llama 3": (LLAMA3, ("<|start|>", "<|stop|>", "<|eot_id|>"), END, "<|eot_id|>"),
     "mistral": (MISTRAL, ("<s>", "</s>", "[INST]", "[/INST]"), "</s>", "</s>"),
     "qwen 3": (LATEST, ("<|im_start|>", "<|im_end|>", "<think>", "</think>"), END, "<|im_end|>"),
-    "of docs/sources.md": (WITHOUT_MARKS, (), END, "\n\n"),
+    "of docs/text.md": (WITHOUT_MARKS, (), END, "\n\n"),
     "plain": (PLAIN, (), END, "\n\n"),
     "generation": (GENERATION, ("<|im_start|>", "<|im_end|>"), END, "<|im_end|>"),
 }
@@ -85,7 +85,7 @@ def write_tokenizer(folder: Path, template: str | None, marks=(), end: str = END
 
 def test_shipped_templates_mark_answers_for_other_trainers():
     """Only with the block can transformers and TRL find them."""
-    for name in ("kielo", "of docs/sources.md"):
+    for name in ("kielo", "of docs/text.md"):
         assert "{% generation %}" in TEMPLATES[name][0]
 
 

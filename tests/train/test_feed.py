@@ -5,6 +5,7 @@ cut into micro-batches without copies.
 import os
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,7 +134,9 @@ def test_a_frozen_reader_is_replaced(tmp_path, comes_back, fault_times):
         fault_times.note("found")
         alerts.append((step, message))
 
-    feed = Feed(reader_of(path), 4, LAST_STEP, CPU, replacement=Replacement(reopened, lambda: 0.6, alert))
+    feed = Feed(
+        reader_of(path), 4, LAST_STEP, CPU, replacement=Replacement(reopened, lambda: nullcontext(1.2), alert)
+    )
     try:
         for step in range(1, 3):
             feed.take(step)

@@ -186,8 +186,9 @@ def test_other_ranks_go_on_with_the_same_samples_and_masks(
 
 def test_the_docs_recipe_is_hplts_schedule(tmp_path: Path) -> None:
     """31,250 steps of 4,194,304 tokens: 70 % at length 128, 20 % at 256 and 10 % at 512."""
-    text = (ROOT / "docs" / "training_parts.md").read_text(encoding="utf-8")
-    (tmp_path / "recipe.toml").write_text(re.search(r"```toml\n(.*?)```", text, re.S)[1], encoding="utf-8")
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    block = re.search(r'```toml\n(name = "et_bert".*?)```', text, re.S)[1]
+    (tmp_path / "recipe.toml").write_text(block, encoding="utf-8")
     recipe = read_recipe(tmp_path / "recipe.toml", []).recipe
     identity = resolve(recipe, tmp_path, 128, "cpu", text=imagined_text(recipe)).identity
     phases = identity.phases

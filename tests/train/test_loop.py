@@ -1,7 +1,7 @@
 """A turn of the training loop, by stand-ins that note what is asked of them, in its order."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,7 +47,8 @@ class Looping:
         self.guard.steps_behind, self.stop.is_save_agreed = 1, given.get("save_agreed", False)
         self.meter = SimpleNamespace(paused=lambda: self.pause("the meter"))
         self.time_limits = SimpleNamespace(
-            paused=self.pause, step_done=lambda step: self.done.append(("time_limits.step_done", step))
+            paused=self.pause, progress=SimpleNamespace(at_files=nullcontext),
+            step_done=lambda step: self.done.append(("time_limits.step_done", step)),
         )  # fmt: skip
         self.alert = lambda *alert: self.done.append(("alert", *alert))
         self.learning_rate = lambda tokens: tokens / 100

@@ -1,4 +1,4 @@
-"""The run of docs/phases.md: a batch ramp, longer sequences, another mixture,
+"""The run of docs/training.md: a batch ramp, longer sequences, another mixture,
 rewarming and steps passed over.
 """
 
@@ -69,8 +69,10 @@ def write_stages(folder: Path) -> None:
 
 def resolved_in(folder: Path, *sets: str, ranks: int = 1) -> Resolved:
     """The recipe of the docs, resolved in a run folder that has its stages."""
-    text = (ROOT / "docs" / "phases.md").read_text(encoding="utf-8")
-    (folder / "recipe.toml").write_text(re.search(r"```toml\n(.*?)```", text, re.S)[1], encoding="utf-8")
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    (folder / "recipe.toml").write_text(
+        re.search(r'```toml\n(name = "phases".*?)```', text, re.S)[1], encoding="utf-8"
+    )
     if not (folder / "tokens").exists():
         write_stages(folder)
     return resolve(read_recipe(folder / "recipe.toml", [*SETS, *sets]).recipe, folder, ranks, "cpu")

@@ -146,7 +146,11 @@ def test_a_hang_is_recorded_where_it_can_be(
     monkeypatch.setattr(run_module, "assemble", before)
     looping.append(in_training)
     with pytest.raises(Reached):
-        train(resolved_in(tmp_path, tokens, hang_seconds=17.0, step_timeout_seconds=40.0))
+        train(
+            resolved_in(
+                tmp_path, tokens, hang_seconds=17.0, step_timeout_seconds=40.0, file_stall_seconds=9.0
+            )
+        )
     said = ("all ranks wait", "") if parent else (None, "kielo: all ranks wait\n")
     silent = (None, "") if parent else said
     assert seen[:2] == [None, said]
@@ -156,7 +160,7 @@ def test_a_hang_is_recorded_where_it_can_be(
     assert (outcome.outcome, outcome.step, outcome.message) == ("failed", 1, "Reached: the end")
     assert Heart.made.stacks == tmp_path / "train" / "stacks" and Heart.made.groups is not None
     # One rank alone waits as long as a step may take.
-    assert limits == [(40.0, silent_seconds(40.0, 1), 120.0, 40.0)]
+    assert limits == [(40.0, silent_seconds(40.0, 1), 120.0, 40.0, 9.0)]
 
 
 def test_the_batches_of_a_step_are_those_of_the_order(
@@ -171,7 +175,7 @@ def test_the_batches_of_a_step_are_those_of_the_order(
         return feed(*given)
 
     monkeypatch.setattr(build, "Feed", noted)
-    looping.append(lambda run, phase: feeds.append((run.time_limits.still_seconds, phase)))
+    looping.append(lambda run, phase: feeds.append((run.time_limits.progress.limits()[0], phase)))
     looping.append(lambda run, phase: phase.feed.take(1))
     resolved = resolved_in(tmp_path, tokens, micro_batch=3)
     before = threading.enumerate()  # a reader that another test froze may be among them
@@ -188,7 +192,8 @@ def test_the_batches_of_a_step_are_those_of_the_order(
         assert len(batch.inputs) == 9 and (batch.labels[8] == -100).all()
         assert (batch.inputs[:8] == expected.inputs).all() and (batch.labels[:8] == expected.labels).all()
         assert batch.samples.tolist() == list(range(32, 40)) and batch.dropout_keys is None
-    assert replacement.frozen_seconds() == pytest.approx(0.45 * still)
+    with replacement.waiting() as seconds:
+        assert seconds == pytest.approx(0.9 * still)
     replacement.alert(3, "no answer")
     alert = json.loads((tmp_path / "train" / "alerts.jsonl").read_text().splitlines()[-1])
     assert (alert["step"], alert["message"]) == (3, "no answer")

@@ -31,7 +31,7 @@ _SECONDS_PER_COLLECTIVE = 2e-3
 _SECONDS_PER_HOST_MESSAGE = 0.3e-3
 # Objects of each check: sizes and contents are gathered and scattered, and an error's text is sent to all.
 _HOST_ROUNDS_OF_CHECK = 6
-# One core of this tiny model's training on one process (measured, 2026-11-23, docs/log.md).
+# One core of this tiny model's training on one process (measured, 2026-11-23, benchmarks/log/2026-11.md).
 _CPU_FLOPS_PER_SECOND = 5e9
 _NODE_FILE_BYTES_PER_SECOND = 0.5e9
 # At most: a layer's collectives in a micro-batch on tensor (with recomputation), context and FSDP's axes and

@@ -84,7 +84,7 @@ def test_the_host_group_connects_each_rank_with_few(size):
 
 
 def test_the_page_holds_the_counts():
-    """docs/rehearse.md has the table of the committed counts."""
+    """benchmarks/results/start_counts.md has the table of the committed counts."""
     assert start_counts.table(start_counts.read()) in start_counts.PAGE.read_text(encoding="utf-8")
 
 

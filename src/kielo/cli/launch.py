@@ -169,7 +169,7 @@ def _pack(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> in
         write_pack_jobs,
     )
     from kielo.launch.pack_jobs import check_packable, plan_pack_jobs
-    from kielo.launch.script import clock
+    from kielo.launch.schedulers import clock
 
     for flag in ("nodes", "layout", "jobs", "grace", "ladder", "spares", "torchrun", "preflight"):
         if getattr(options, flag):
@@ -300,7 +300,7 @@ def _numbers(text: str) -> list[int]:
 
 def _rows(plan: "JobPlan") -> list[tuple[str, str]]:
     """Returns the facts that a person checks before the queue."""
-    from kielo.launch.script import clock
+    from kielo.launch.schedulers import clock
 
     spares = f" and {plan.wishes.spares} spare ones" if plan.wishes.spares else ""
     queue = plan.partition.label

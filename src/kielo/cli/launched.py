@@ -105,7 +105,7 @@ def cancel_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def cancel(options: argparse.Namespace) -> None:
-    from kielo.launch.queue import end_jobs
+    from kielo.launch.schedulers import end_jobs
     from kielo.launch.status import status
 
     found = status(Path(options.run))

@@ -12,7 +12,7 @@ from kielo.corpus.normalise import count_c1, normalise_line
 from kielo.corpus.step import CorpusStep, DocumentFilter, LanguageRule, SplitDocument, lines_of
 from kielo.recipe.source_kinds import fill
 
-# Shorter texts say too little for an identifier (docs/log.md).
+# Shorter texts say too little for an identifier (benchmarks/log/2026-11.md).
 MIN_IDENTIFIED_CHARACTERS = 30
 DRAW = 18  # seed of the choice of layouts
 

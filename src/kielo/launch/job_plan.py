@@ -25,7 +25,6 @@ from kielo.recipe.sections import Recipe
 from kielo.resolve.resolve import resolve
 from kielo.resolve.software import start_timeout_seconds
 
-COMMANDS = {"slurm": "sbatch", "pbs": "qsub", "grid_engine": "qsub"}
 # Without a forecast: what a job gets to save in before its end, as for `kielo train --shutdown-seconds`.
 _USUAL_GRACE_SECONDS = 600
 # With one: at least so long, for a file system's slow hour costs more than five minutes of a job.

@@ -18,7 +18,7 @@ from kielo.artifact.stage_json import read_json, write_json
 from kielo.dataset.heldout_sets import EVALUATION_TEXTS
 from kielo.launch.ladder import NodesPlan, RungPlan, ladder_folder, main_phase, resolved_of_plan, state
 from kielo.launch.launch_folder import write_ladder_job, write_launch
-from kielo.launch.queue import job_ids, states
+from kielo.launch.schedulers import job_ids, states
 from kielo.launch.script import card_file
 from kielo.plan.measured_run import measured_speed
 from kielo.recipe.cards import Cluster

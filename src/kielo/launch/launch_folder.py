@@ -25,10 +25,9 @@ from kielo.artifact.lease import Lease
 from kielo.artifact.manifest import write_text_atomically
 from kielo.artifact.stage_json import read_json, write_json
 from kielo.launch.bash import comment, start_of
-from kielo.launch.job_plan import COMMANDS, JobPlan
-from kielo.launch.queue import hides_jobs, job_ids, states
+from kielo.launch.job_plan import JobPlan
+from kielo.launch.schedulers import SCHEDULERS, SCRIPTS, hides_jobs, job_ids, states
 from kielo.launch.script import (
-    SCRIPTS,
     card_file,
     environment_script,
     job_script,
@@ -154,14 +153,14 @@ def submit(folder: Path, scheduler: str) -> tuple[list[str], str]:
     answer = " ".join(done.stderr.split())
     if done.returncode:
         raise KieloError(
-            f"{COMMANDS[scheduler]} refused the job, and nothing is queued: {answer}; {folder} stays: change "
-            f"it and submit it by `{start_of(folder / 'submit.sh')}`, or launch again"
+            f"{SCHEDULERS[scheduler].submit} refused the job, and nothing is queued: {answer}; {folder} "
+            f"stays: change it and submit it by `{start_of(folder / 'submit.sh')}`, or launch again"
         )
     return done.stdout.split(), answer
 
 
 def refuse_without_scheduler(plan: JobPlan) -> None:
-    command = COMMANDS[plan.site.scheduler]
+    command = SCHEDULERS[plan.site.scheduler].submit
     if shutil.which(command) is None:
         raise KieloError(
             f"{command} is not on this machine's PATH, and {plan.site.name} takes jobs by it; what would "
@@ -221,7 +220,7 @@ def _versions(scheduler: str, card: str) -> dict[str, str]:
     source = Path(__file__).resolve().parents[3]
     if (source / ".git").exists():
         found["commit"] = _answer(["git", "-C", str(source), "describe", "--always", "--dirty"])
-    command = COMMANDS[scheduler]
+    command = SCHEDULERS[scheduler].submit
     if scheduler == "slurm" and shutil.which(command):
         found[command] = _answer([command, "--version"])
     return found

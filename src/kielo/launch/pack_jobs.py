@@ -12,7 +12,7 @@ from kielo.artifact.manifest import read_manifest
 from kielo.dataset.pack import PackProgress, pack_progress
 from kielo.launch.job_plan import JobPlan, Wishes, check_environment, check_request, made_for
 from kielo.launch.launch_folder import LAUNCH_FOLDER, PACK_PREFIX
-from kielo.launch.queue import job_ids, states, states_or_reason
+from kielo.launch.schedulers import job_ids, states, states_or_reason
 from kielo.recipe.cards import cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder

@@ -10,16 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kielo.artifact.prefetched import VARIABLE, prefetched_folder
-from kielo.launch.bash import array, assign, comment, exports, quoted, request
+from kielo.launch.bash import array, assign, comment, exports, quoted
 from kielo.launch.job_paths import binds, hub_cache
 from kielo.launch.job_plan import JobPlan
+from kielo.launch.schedulers import SCHEDULERS, SCRIPTS
 from kielo.recipe.cards import is_own_card
 from kielo.recipe.read import run_folder
 
-SCRIPTS = Path(__file__).resolve().parent / "scripts"
 # Attempts in a row without a new checkpoint, after which a chain ends.
 MOST_WITHOUT_NEW = 3
-_OWN_FILES = {"slurm": ("slurm",), "pbs": ("pbs", "mpirun"), "grid_engine": ("grid_engine", "mpirun")}
 # Packages in ~/.local would shadow the environment's, and not be there for another person.
 _NO_PACKAGES_OF_HOME = {"PYTHONNOUSERSITE": "1"}
 # Those of the person who submits; the site's modules, which come after it, may set it.
@@ -31,16 +30,26 @@ _OFFLINE = {
 
 def job_script(plan: JobPlan, folder: Path) -> str:
     """Returns job.sh, which is in `folder` (an absolute path)."""
-    parts = ["#!/bin/bash -l", *_about(plan), "#", *_request(plan, folder), "", *_settings(plan, folder), ""]
+    scheduler = SCHEDULERS[plan.site.scheduler]
+    parts = [
+        "#!/bin/bash -l",
+        *_about(plan),
+        "#",
+        *scheduler.request_lines(plan, folder),
+        "",
+        *_settings(plan, folder),
+        "",
+    ]
     parts += [*_setup(plan), ""]
-    own = [_text(name) for name in (*_OWN_FILES[plan.site.scheduler], "left_out", "body")]
+    own = [*scheduler.for_jobs(), _text("left_out"), _text("body")]
     return "\n".join(parts) + "\n".join(own)
 
 
 def ladder_script(plan: JobPlan, folder: Path, rungs: Sequence[tuple[Path, int]]) -> str:
     """Returns job.sh of a ladder's rungs on one number of nodes: (folder of a launch, limit in seconds)."""
+    scheduler = SCHEDULERS[plan.site.scheduler]
     parts = [
-        "#!/bin/bash -l", *_about(plan), "#", *_request(plan, folder), "",
+        "#!/bin/bash -l", *_about(plan), "#", *scheduler.request_lines(plan, folder), "",
         assign("WORKING_FOLDER", str(Path.cwd())), array("RUNGS", [str(launch) for launch, _ in rungs]),
         f"LIMITS=({' '.join(str(seconds) for _, seconds in rungs)})", "",
     ]  # fmt: skip
@@ -49,8 +58,9 @@ def ladder_script(plan: JobPlan, folder: Path, rungs: Sequence[tuple[Path, int]]
 
 def pack_script(plan: JobPlan, folder: Path, shares: int) -> str:
     """Returns job.sh of the jobs that pack a run's text: the shares, and the one that joins their parts."""
+    scheduler = SCHEDULERS[plan.site.scheduler]
     parts = [
-        "#!/bin/bash -l", *_about(plan), "#", *_request(plan, folder, packs=True), "",
+        "#!/bin/bash -l", *_about(plan), "#", *scheduler.request_lines(plan, folder, packs=True), "",
         assign("WORKING_FOLDER", str(Path.cwd())), assign("FOLDER", str(folder)), f"SHARES={shares}",
         *(comment(line) for line in _sources(plan, "container", "image")),
         array("CONTAINER", _container(plan, packs=True)), "",
@@ -61,28 +71,30 @@ def pack_script(plan: JobPlan, folder: Path, shares: int) -> str:
 
 def submit_pack_script(plan: JobPlan, folder: Path, shares: int) -> str:
     """Returns submit.sh, which submits the shares, and the job that joins them when all of them are over."""
-    scheduler = plan.site.scheduler
-    scripts = (f"submit_{scheduler}", f"submit_pack_{scheduler}", "submitted", "submit_pack")
-    return _submission(plan, folder, [f"SHARES={shares}"], scripts)
+    return _submission(plan, folder, [f"SHARES={shares}"], [], "submit_pack")
 
 
 def submit_script(plan: JobPlan, folder: Path) -> str:
     """Returns submit.sh, which submits the chain of job.sh."""
     settings = [assign("RUN", str(run_folder(plan.recipe).absolute())), f"JOBS={plan.chain_length}"]
-    return _submission(
-        plan, folder, settings, ("left_out", f"submit_{plan.site.scheduler}", "submitted", "submit")
-    )
+    return _submission(plan, folder, settings, ["left_out"], "submit")
 
 
-def _submission(plan: JobPlan, folder: Path, settings: Sequence[str], scripts: Sequence[str]) -> str:
-    """Returns bash that knows what job.sh asks for, as `submitted.sh` compares it."""
+def _submission(
+    plan: JobPlan, folder: Path, settings: Sequence[str], before: Sequence[str], main: str
+) -> str:
+    """Returns bash that knows what job.sh asks for, as `submitted.sh` compares it.
+
+    before, main: names of scripts before and after the scheduler's.
+    """
     lines = [
         "#!/bin/bash", assign("WORKING_FOLDER", str(Path.cwd())), assign("FOLDER", str(folder)), *settings,
         "# what job.sh asks for", assign("ACCOUNT", plan.wishes.account or ""),
         assign("PARTITION", plan.partition.name), assign("QOS", plan.partition.qos),
         f"JOB_NODES={plan.nodes + plan.wishes.spares}", f"WALL_SECONDS={plan.wall_seconds}", "",
     ]  # fmt: skip
-    return "\n".join(lines) + "\n" + "\n".join(map(_text, scripts))
+    own = SCHEDULERS[plan.site.scheduler].for_submission()
+    return "\n".join([*lines, *map(_text, before), own, _text("submitted"), _text(main)])
 
 
 def environment_script(plan: JobPlan) -> str:
@@ -137,11 +149,6 @@ def _is_own_python(plan: JobPlan) -> bool:
     return not plan.image and not plan.venv
 
 
-def clock(seconds: int) -> str:
-    """Returns hours, minutes and seconds as schedulers read them: 172800 → 48:00:00."""
-    return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
-
-
 def _about(plan: JobPlan) -> list[str]:
     site = plan.site
     lines = [
@@ -151,46 +158,6 @@ def _about(plan: JobPlan) -> list[str]:
         *_sources(plan, "partitions", "devices", "options", "account"),
     ]
     return [comment(line) for line in lines]
-
-
-def _request(plan: JobPlan, folder: Path, packs: bool = False) -> list[str]:
-    """Returns the lines that the scheduler reads.
-
-    packs: of a job that packs text, which is one process on a node; its array and its waiting for others are
-    of the submission.
-    """
-    nodes, name, queue = plan.nodes + plan.wishes.spares, plan.recipe.name + "_pack" * packs, plan.partition
-    account, of_site, time = plan.wishes.account, plan.jobs_of_site, clock(plan.wall_seconds)
-    if plan.site.scheduler == "slurm":
-        tasks, cores = plan.site.devices_per_node, plan.cores_per_device
-        if packs:
-            tasks, cores = 1, plan.site.cpu_cores_per_node
-        options = [
-            f"--job-name={name}", f"--partition={queue.name}" * bool(queue.name),
-            f"--qos={queue.qos}" * bool(queue.qos),
-            f"--constraint={queue.constraint}" * bool(queue.constraint),
-            f"--account={account}" * bool(account), f"--nodes={nodes}", of_site.devices, "--exclusive",
-            f"--ntasks-per-node={tasks}", f"--cpus-per-task={cores}", *of_site.options, f"--time={time}",
-            f"--signal=USR1@{plan.grace_seconds}" * (not packs), "--requeue", "--open-mode=append",
-            f"--output={_path(str(folder).replace('%', '%%') + '/logs/job_%j.log')}",
-        ]  # fmt: skip
-        return request("#SBATCH", options)
-    if plan.site.scheduler == "pbs":
-        options = [
-            f"-N {name}", f"-q {queue.name}", f"-P {account}" * bool(account), f"-l select={nodes}",
-            f"-l walltime={time}", *of_site.options, "-r y", "-j oe", f"-o {_path(f'{folder}/logs/')}",
-        ]  # fmt: skip
-        return request("#PBS", options)
-    options = [
-        f"-N {name}", f"-l {queue.name}={nodes}", f"-l h_rt={time}", *of_site.options, "-r y", "-j y",
-        "-S /bin/bash", f"-o {_path(f'{folder}/logs/')}",
-    ]  # fmt: skip
-    return request("#$", options)
-
-
-def _path(path: str) -> str:
-    """Returns the path for a line that a scheduler reads, in quotes if it has blanks."""
-    return f'"{path}"' if len(path.split()) > 1 else path
 
 
 def _container(plan: JobPlan, packs: bool = False) -> list[str]:

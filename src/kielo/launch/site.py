@@ -77,7 +77,7 @@ def plan_site(card: str, site: Cluster, container: str | None, wheels: str | Non
     if image and not site.jobs.container:
         raise KieloError(
             f"--container {image}: the card of {site.name} does not say how ranks start in a container; what "
-            "would work: a card of your own with jobs.container, as docs/sites.md says, or none"
+            "would work: a card of your own with jobs.container, as docs/clusters.md says, or none"
         )
     if build_from:
         image = "image_" + re.sub(r"[^A-Za-z0-9.-]+", "_", build_from.partition("://")[2]) + ".sif"

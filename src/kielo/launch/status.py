@@ -10,7 +10,7 @@ from kielo.artifact.launch_files import Launch
 from kielo.artifact.metrics import METRICS_NAME, TrainingStep, of_kind, read_metrics
 from kielo.artifact.stage_json import read_json
 from kielo.launch.launch_folder import LAUNCH_FOLDER
-from kielo.launch.queue import ends, job_ids, states_or_reason
+from kielo.launch.schedulers import ends, job_ids, states_or_reason
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import read as read_resolved
 

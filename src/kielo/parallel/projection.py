@@ -27,7 +27,8 @@ from kielo.parallel.tensor_collectives import (
 #
 # Gradients of the shared input are added up inside the matrix products (`addmm_`) instead of being written
 # one by one and added afterwards. The products stay separate: to join them, rows of all matrices would have
-# to be copied into one for each forward and backward, which costs more than it gives (docs/speed.md).
+# to be copied into one for each forward and backward, which costs more than it gives
+# (benchmarks/results/speed.md).
 #
 # On the tensor axis with sequence parallelism each rank keeps its part of the input only, s/t of s
 # positions, and gathers the rest again for the gradients of the weights (Korthikanti et al. 2022,

@@ -256,11 +256,6 @@ class TimeLimits:
             self._set(self._short)
             self.progress.begin(STEPS)
 
-    @property
-    def still_seconds(self) -> float:
-        """How long the ranks may show no progress now."""
-        return self.progress.limits()[0]
-
     @contextmanager
     def paused(self, doing: str) -> Iterator[None]:
         """Sets the long limit for work between steps: held-out text (which compiles too) and saves."""

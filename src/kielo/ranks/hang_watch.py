@@ -17,13 +17,15 @@ from typing import Protocol
 # progress (`layer_marks.py`); the longest pause between two of them in each step is remembered, and steps
 # may stand still as long as `stuck_seconds` says. Heartbeats come from another thread than the steps, so
 # the limit of silence does not depend on them. Work that is long on purpose (building and compiling,
-# held-out text, saves) has limits of its own.
+# held-out text, saves) has limits of its own. So has a wait for files: a file system that nodes share stalls
+# for minutes, and a line that the heartbeat's thread writes to a file waits with it.
 
 
 STEPS = "steps"
 _TIMES_P99 = 3.0
 _REMEMBERED_STEPS, _FEWEST_STEPS = 512, 10
 _MOST_EVENTS = 4096  # that the device has not come to
+_OWN_SHARE = 0.9  # of the limit of a wait for files; after it the rank itself names the file
 
 
 class Event(Protocol):
@@ -37,15 +39,21 @@ class Progress:
 
     floor_seconds: the shortest limit of a step. silent_seconds: that of silence in it. first_seconds: the
     limit of long work that has not been done before. later_seconds: the shortest limit of long work that has,
-    and of silence during it. has_changed: is set when the limits may have changed, so that the others are
-    told at once.
+    and of silence during it. file_seconds: how long a rank may wait for files. has_changed: is set when the
+    limits may have changed, so that the others are told at once.
     """
 
     def __init__(
-        self, floor_seconds: float, silent_seconds: float, first_seconds: float, later_seconds: float
+        self,
+        floor_seconds: float,
+        silent_seconds: float,
+        first_seconds: float,
+        later_seconds: float,
+        file_seconds: float = 0.0,
     ):
         self._floor, self._silent = floor_seconds, silent_seconds
         self._first, self._later = first_seconds, later_seconds
+        self._files, self._is_at_files = file_seconds / _OWN_SHARE, False
         self.has_changed = threading.Event()
         self.step = 0
         self.doing = "the start"
@@ -103,6 +111,16 @@ class Progress:
         self._longest[doing] = max(self._longest.get(doing, 0.0), time.monotonic() - self._since)
         self.begin(before)
 
+    @contextmanager
+    def at_files(self) -> Iterator[float]:
+        """Note a wait for files inside a step. Yield how long it may last before other ranks end this one."""
+        self._is_at_files = True
+        try:
+            yield _OWN_SHARE * self.limits()[0]
+        finally:
+            self.mark()  # before the limit becomes short: the wait was no standstill
+            self._is_at_files = False
+
     @property
     def p99_seconds(self) -> float:
         """The 99th percentile of the steps' longest pauses (nearest rank); 0 before the first."""
@@ -123,7 +141,9 @@ class Progress:
         """Returns (still, silent): seconds without a sign of progress, and without a heartbeat."""
         doing = self.doing
         if doing == STEPS:
-            return stuck_seconds(self.p99_seconds, self._floor), self._silent
+            still, silent = stuck_seconds(self.p99_seconds, self._floor), self._silent
+            files = self._files if self._is_at_files else 0.0
+            return max(still, files), max(silent, files)
         longest = self._longest.get(doing)
         still = self._first if longest is None else max(self._later, _TIMES_P99 * longest)
         return still, min(max(self._floor, self._later), still)

@@ -42,7 +42,7 @@ def from_json(text: str | bytes) -> Any:
         raise KieloError(
             f"a rank sent what cannot be read ({type(error).__name__}: {error}): the ranks run different "
             "versions of Kielo, or something else wrote to their ports. What would work: one version, "
-            "and a network that only the job reaches (docs/launch.md)"
+            "and a network that only the job reaches (docs/clusters.md)"
         ) from error
 
 

@@ -25,6 +25,7 @@ from kielo.artifact.run_format import (
     migrated_run,
     with_version,
 )
+from kielo.recipe.cards import OWN_FILE_STALL_SECONDS
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import (
     Checkpoint,
@@ -176,7 +177,7 @@ class Placement(_Frozen):
 
     `layout` has every size filled in: its axes multiply to `world_size`, and typed into a recipe it gives
     the same run. `checkpoint.keep_every_steps` is filled in. peak_tflops: precision → TFLOP/s of one
-    accelerator, for those that its card knows.
+    accelerator, for those that its card knows. file_stall_seconds: how long a file may give no answer.
     """
 
     world_size: PositiveInt
@@ -189,6 +190,7 @@ class Placement(_Frozen):
     peak_tflops: dict[str, float] = {}
     parameters: int
     end_of_text_id: int
+    file_stall_seconds: float = OWN_FILE_STALL_SECONDS
     tokenizer_hash: str = ""
     tokens_folder: str
     tokenizer_folder: str

@@ -182,7 +182,7 @@ RESOLVED_NAME = "resolved.toml"
 def usual_precision(device: str, has_amx: bool) -> tuple[Precision, str]:
     """Returns the precision in which a device is fastest, and why.
 
-    With AVX-512 BF16 alone a step in bf16 took 1.4 to 2.1 times that in fp32 (docs/log.md); AMX multiplies
+    With AVX-512 BF16 alone a step in bf16 took 1.4 to 2.1 times that in fp32 (benchmarks/log); AMX multiplies
     bf16 faster than fp32.
     """
     if device == "cuda":

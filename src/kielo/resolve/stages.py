@@ -124,7 +124,7 @@ def _makes_rounds(micro_batches: int, ranks: int) -> bool:
 
 
 # of a rank's part of the sequence. More would hide more of a collective, but by the planner's formulas the
-# smaller products cost more than that (docs/planning.md).
+# smaller products cost more than that (benchmarks/results/planner.md).
 CHUNKS = 2
 
 

@@ -352,7 +352,7 @@ def _compiled(folder: Path) -> Callable[..., str]:
     if (found := _template(folder)) is None:
         raise KieloError(
             f'{folder}: this tokenizer has no chat template, by which a source of kind = "instructions" is '
-            f"laid out; what would work: a {CHAT_TEMPLATE_FILE} in a copy of the folder (docs/sources.md has "
+            f"laid out; what would work: a {CHAT_TEMPLATE_FILE} in a copy of the folder (docs/text.md has "
             "one that needs no control tokens), or a tokenizer that Kielo trains (no tokenizer.path)"
         )
     place, template = found

@@ -93,8 +93,9 @@ def assemble(
     checkpointer = _checkpointer(placement, world, permit)
     checkpoints = RunCheckpoints(checkpointer, resolved, guard, spikes, state, is_saving)
     meter = Meter(world.size, identity.total_tokens, device)
-    stop.use(device)
-    log = Log(placement.train, identity.total_steps, _sinks(identity, placement, world))
+    stop.use(device, progress.at_files)
+    sinks = _sinks(identity, placement, world)
+    log = Log(placement.train, identity.total_steps, sinks, progress.at_files)
     alert = _alert(placement) if world.rank == 0 else lambda step, message: None
     precision = next_precision(identity, checkpoints.found)
     return Run(
@@ -323,11 +324,7 @@ def _feed(run: Run, resolved: Resolved, index: int, last_step: int) -> Feed:
         last_step,
         run.device,
         positions_of_rank(phase.sequence_length, run.mesh),
-        Replacement(
-            opened,
-            lambda: run.time_limits.still_seconds * 0.45,  # twice, before others take this rank for stuck
-            _alert(placement),
-        ),
+        Replacement(opened, run.time_limits.progress.at_files, _alert(placement)),
     )
 
 

@@ -7,6 +7,7 @@ neither the host nor the arithmetic waits for data. A reader that is frozen is r
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import count, repeat
 
@@ -66,12 +67,12 @@ _Tensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 class Replacement:
     """How a feed replaces a reader that is frozen.
 
-    reopened: makes another `read_step`, in the thread that will use it. frozen_seconds: the longest wait for
-    a reader at present. alert: (step, message).
+    reopened: makes another `read_step`, in the thread that will use it. waiting: is entered for a wait, and
+    gives its limit in seconds (`Progress.at_files`). alert: (step, message).
     """
 
     reopened: Callable[[], Callable[[int], Batch]]
-    frozen_seconds: Callable[[], float]
+    waiting: Callable[[], AbstractContextManager[float]]
     alert: Callable[[int, str], None]
 
 
@@ -130,9 +131,15 @@ class Feed:
 
     def _arrived(self, step: int, reading: Future[_Arriving]) -> _Arriving:
         """Waits for a step; a reader that takes too long is left alone, and another one reads the step."""
-        if self._replacement is None:
+        if self._replacement is None or reading.done():
             return reading.result()
-        seconds = self._replacement.frozen_seconds()
+        with self._replacement.waiting() as limit_seconds:
+            return self._read_again(step, reading, self._replacement, limit_seconds / _TRIES)
+
+    def _read_again(
+        self, step: int, reading: Future[_Arriving], replacement: Replacement, seconds: float
+    ) -> _Arriving:
+        """Waits for each of the readers of a step for so many seconds."""
         for tries_left in reversed(range(_TRIES)):
             try:
                 return reading.result(seconds)
@@ -141,9 +148,7 @@ class Feed:
                     raise
             file = file_being_read(self._reader.thread) or "the text"
             if tries_left:
-                self._replacement.alert(
-                    step, f"{file}: no answer for {seconds:g} s; another reader tries it again"
-                )
+                replacement.alert(step, f"{file}: no answer for {seconds:g} s; another reader tries it again")
                 self._reader, self._read_step = Reader(self._choose_device), None
                 reading = self._begin(step)[1]
         raise KieloError(

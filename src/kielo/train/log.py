@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TextIO
 
@@ -46,12 +46,21 @@ class Sink(Protocol):
 
 
 class Log:
-    """Passes rows on to its sinks; a rank without sinks pays nothing."""
+    """Passes rows on to its sinks; a rank without sinks pays nothing.
 
-    def __init__(self, train: TrainPlacement, total_steps: int, sinks: Sequence[Sink]):
+    at_files: is entered while they are written (`Progress.at_files`).
+    """
+
+    def __init__(
+        self,
+        train: TrainPlacement,
+        total_steps: int,
+        sinks: Sequence[Sink],
+        at_files: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ):
         self._every_steps = train.log_every_steps
         self._total_steps = total_steps
-        self._sinks = sinks
+        self._sinks, self._at_files = sinks, at_files
 
     def start(self, step: int) -> None:
         for sink in self._sinks:
@@ -67,8 +76,9 @@ class Log:
         return step % self._every_steps == 0 or step in (1, self._total_steps)
 
     def write(self, row: Row) -> None:
-        for sink in self._sinks:
-            sink.write(row)
+        with self._at_files():
+            for sink in self._sinks:
+                sink.write(row)
 
     def close(self) -> None:
         for sink in self._sinks:

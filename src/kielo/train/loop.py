@@ -42,7 +42,8 @@ def fit(run: Run, phase: PhaseParts) -> bool:
         if heldout.due(state.step):
             with run.meter.paused(), run.time_limits.paused("held-out text"):
                 run.log.write(heldout.row(state))
-        run.resources.look(state.step)
+        with run.time_limits.progress.at_files():
+            run.resources.look(state.step)
         stopping = run.stop.agreed(state.step)
         is_saving = stopping or run.stop.is_save_agreed or run.checkpoints.due(state.step)
         is_copying = not is_saving and run.checkpoints.is_copy_due(state.step)

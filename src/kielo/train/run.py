@@ -167,7 +167,8 @@ def _progress(resolved: Resolved, world: World) -> Progress:
     # Nobody waits for one rank alone, and no other rank can tell that it is stuck.
     floor = train.hang_seconds if world.size > 1 else max(train.hang_seconds, train.step_timeout_seconds)
     silent = silent_seconds(floor, world.size)
-    return Progress(floor, silent, train.start_timeout_seconds, train.step_timeout_seconds)
+    files = resolved.placement.file_stall_seconds
+    return Progress(floor, silent, train.start_timeout_seconds, train.step_timeout_seconds, files)
 
 
 def _note_hang(

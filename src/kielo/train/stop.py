@@ -6,7 +6,8 @@ In: the signals of `signals.py`, the files of `signals.py`, a rank's cause (`res
 
 import os
 import signal
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import FrameType
 
 import torch
@@ -43,6 +44,7 @@ class Stop:
         self._is_meeting = True
         self._device = torch.device("cpu")
         self._late = DelayedReader(self._device)
+        self._at_files: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def __enter__(self) -> "Stop":
         self._handlers_before = take_over_signals(self._note)
@@ -73,9 +75,16 @@ class Stop:
             with suppress(OSError):
                 os.write(2, f"\nkielo: {text}\n".encode())
 
-    def use(self, device: torch.device) -> None:
-        """Sets the device that the ranks' process group works on, when all of them have met."""
-        self._is_meeting = False
+    def use(
+        self,
+        device: torch.device,
+        at_files: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """Sets the device that the ranks' process group works on, when all of them have met.
+
+        at_files: is entered while the trigger files are looked at (`Progress.at_files`).
+        """
+        self._is_meeting, self._at_files = False, at_files
         self._device, self._late = device, DelayedReader(device)
 
     def agreed(self, step: int) -> bool:
@@ -86,7 +95,8 @@ class Stop:
         """
         is_save_wanted = False
         if self._triggers is not None:
-            is_stop_wanted, is_save_wanted = self._triggers.look()
+            with self._at_files():
+                is_stop_wanted, is_save_wanted = self._triggers.look()
             if is_stop_wanted and not self.wanted:
                 self._tell("triggers/stop: finishing the step and saving")
             self.wanted = self.wanted or is_stop_wanted

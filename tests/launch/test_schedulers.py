@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kielo.launch import queue
-from kielo.launch.queue import NoAnswer, end_jobs, hides_jobs, states, states_or_reason
+from kielo.launch import schedulers
+from kielo.launch.schedulers import NoAnswer, end_jobs, hides_jobs, states, states_or_reason
 from kielo.recipe.errors import KieloError
 
 
@@ -112,8 +112,8 @@ def test_a_refusal_is_told_as_the_scheduler_says_it(tmp_path, command) -> None:
 
 def test_a_scheduler_that_does_not_answer(tmp_path, command, monkeypatch) -> None:
     """One line after a minute; less here."""
-    assert queue.LIMIT_SECONDS == 60
-    monkeypatch.setattr(queue, "LIMIT_SECONDS", 0.05)
+    assert schedulers.LIMIT_SECONDS == 60
+    monkeypatch.setattr(schedulers, "LIMIT_SECONDS", 0.05)
     command("squeue", more="exec sleep 20")
     with pytest.raises(KieloError, match="squeue did not answer within 0.05 s; try again"):
         states("slurm", ["1"])
