@@ -51,7 +51,7 @@ def main() -> None:
     put_tables(DOCUMENT, {
         "ranked": ranking(ranked["layouts"]), "few": ranking(few["layouts"]),
         "compared": side_by_side(compared),
-        "why": "\n".join(f"> {line}\n>" for line in why["why"]).removesuffix("\n>"),
+        "why": reasons(why["why"]),
         "refused": refused(ranked["not_listed"]),
         "measured": measured(),
         "parts": parts(ranked["layouts"]), "shipped": shipped(),
@@ -65,6 +65,20 @@ def asked(*arguments: str) -> dict[str, Any]:
         if kielo(["plan", *arguments, "--json"]):
             raise SystemExit(f"kielo plan {' '.join(arguments)} failed")
     return json.loads(said.getvalue())
+
+
+def reasons(rows: Sequence[dict[str, Any]]) -> str:
+    """Returns the rows of `kielo plan explain`, seconds to the fourth figure."""
+    cells = (
+        (
+            row["part"],
+            "" if row["seconds"] is None else f"{row['seconds']:#.4g}",
+            "" if row["share"] is None else f"{row['share']:.1%}",
+            row["reason"],
+        )
+        for row in rows
+    )
+    return table(("part", "seconds", "share", "reason"), cells)
 
 
 def complaint(*arguments: str) -> str:

@@ -1,14 +1,14 @@
 """Fit of all constants of `kielo/plan/efficiency.py` to published runs, and the interval; no torch.
 
-The method is that of `kielo/plan/least_squares.py`. Every family weighs the same, whatever its rows.
+The method is that of `kielo/plan/calibrate.py`. Every family weighs the same, whatever its rows.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
+from kielo.plan.calibrate import fit_drawn_to_priors
 from kielo.plan.efficiency import CONSTANTS, Efficiency, members
-from kielo.plan.least_squares import Members, Stop, fit_drawn_to_priors
 from kielo.plan.planned_layout import SHARE
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
@@ -20,9 +20,7 @@ _ALIKE = {"engine": 0.3, "architecture": 0.1}
 _NOISE = 0.04  # of a family's figure: what the prior's spread is weighed against
 
 
-def fit(
-    work: Workload, seconds: Column, families: list[str], start: Efficiency | None = None, rounds: int = 25
-) -> Efficiency:
+def fit(work: Workload, seconds: Column, families: list[str], start: Efficiency | None = None) -> Efficiency:
     """Fits the constants that predict `seconds` [n] of `work`; `families` [n] names each row's group."""
     target = np.log(seconds)
 
@@ -31,9 +29,7 @@ def fit(
 
     mean, weights = _flat(Efficiency.start()), family_weights(families) / _NOISE
     begin = _flat(start) if start else mean
-    return _unflat(
-        fit_drawn_to_priors(errors, weights, mean, _covariance(), begin, Stop(rounds), _members_of(work))
-    )
+    return _unflat(fit_drawn_to_priors(errors, weights, mean, _covariance(), begin, _depends(work)))
 
 
 def spread(log_errors: Column, families: Sequence[str]) -> dict[str, float]:
@@ -62,15 +58,13 @@ def _flat(efficiency: Efficiency) -> Column:
     return np.log(np.concatenate([efficiency.values[name] for name in CONSTANTS]))
 
 
-def _members_of(work: Workload) -> list[Members]:
-    """Returns the members of each constant: a run depends on one architecture's and one engine's alone."""
-    found, at = [], 0
+def _depends(work: Workload) -> Column:
+    """Returns True for each constant's members [n, k] of a run: one architecture's and one engine's alone."""
+    columns = []
     for name, constant in CONSTANTS.items():
-        count = len(members(name))
         of = np.zeros(len(work)) if constant.by == "all" else getattr(work, constant.by)
-        found.append(Members(at, count, of.astype(int)))
-        at += count
-    return found
+        columns.append(of[:, None] == np.arange(len(members(name))))
+    return np.concatenate(columns, axis=1)
 
 
 def _unflat(parameters: Column) -> Efficiency:

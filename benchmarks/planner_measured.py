@@ -30,13 +30,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from planned_beside_measured import Comparison, compare
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from kielo.artifact.manifest import write_stage
 from kielo.artifact.metrics import METRICS_NAME, TrainingStep, of_kind, read_metrics
 from kielo.artifact.token_shards import TokenShardWriter
-from kielo.plan.calibrate import Comparison, Machine, compare, measure, read_machine, write_machine
+from kielo.plan.calibrate import Machine, measure, read_machine, write_machine
 from kielo.recipe.errors import KieloError
 
 RESULTS = Path(__file__).parent / "results" / "planner_measured_cpu.json"

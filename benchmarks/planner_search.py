@@ -19,8 +19,10 @@ from pathlib import Path
 
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
 
+from pipeline_closed_forms import closed_form_seconds
+
 from kielo.models.families import complete
-from kielo.plan.pipeline_simulation import closed_form_seconds, simulated_seconds
+from kielo.plan.pipeline_simulation import simulated_seconds
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import search
 from kielo.recipe.read import read_recipe

@@ -10,6 +10,7 @@ import pytest
 
 from kielo.cli.main import main
 from kielo.plan import choose_layout
+from kielo.plan.explain import Row
 from kielo.plan.search import Found
 from kielo.recipe.cards import cluster
 from kielo.recipe.errors import KieloError
@@ -17,7 +18,7 @@ from kielo.resolve import mixture_table as mixture
 from kielo.resolve import resolve as resolving
 from kielo.resolve.mixture_table import MixtureTable, PhaseRow, SourceAmount, SourceRow
 from kielo.resolve.text import imagined_text
-from tests.cli.test_plan_tables import a_cost, a_layout, failures
+from tests.cli.test_plan_tables import a_cost, a_layout, a_run, failures
 
 RECIPE = ["own_text", "--cluster", "lumi_g"]
 
@@ -99,9 +100,9 @@ def test_so_many_layouts_are_listed(planner, capsys, words, listed) -> None:
     ("words", "listed"), [(["--nodes", "3"], 4), (["--nodes", "3,5"], 6), (["--nodes", "3", "--top", "2"], 2)]
 )
 def test_more_are_listed_wide_and_as_json(planner, capsys, words, listed) -> None:
-    """Twelve, of which there are four here, or three on each of several; each with its seconds too."""
+    """Twelve, of which there are four here, or three on each of several."""
     for flag in ("--wide", "--all"):
-        assert len(rows(capsys, *words, flag)) == 2 * listed
+        assert len(rows(capsys, *words, flag)) == listed
     assert main(["plan", *RECIPE, *words, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert len(said["layouts"]) == listed and said["plots"] == [] and "languages" not in said
@@ -111,11 +112,10 @@ def test_hours_rates_and_own_layouts_are_asked_for(planner, capsys) -> None:
     assert len(rows(capsys, "--nodes", "3", "--wall-hours", "12.5")) == 3
     assert planner.costs == [(3, 12.5, None)] * 3
     planner.costs.clear()
-    planner.own = a_layout(SimpleNamespace(usable_bytes=60e9, host_bytes_per_node=lambda *_: 3e10,
-                                           usable_host_bytes=4e11), 3, 1.5, tensor=2, shard=6)  # fmt: skip
+    planner.own = a_layout(a_run(), 3, 1.5, tensor=2, shard=6)
     assert main(["plan", *RECIPE, "--nodes", "3", "--wide"]) == 0
-    assert "3 nodes, the recipe's own layout: tp2-dp6-mb2-zero1, 24,576 tokens/s" in capsys.readouterr().out
-    assert len(planner.costs) == 4
+    assert "\n3\ttp2-dp6-mb2-zero1 *\t24,576\t" in capsys.readouterr().out
+    assert len(planner.costs) == 5
     planner.costs.clear()
     (marked,) = [row for row in rows(capsys, "--nodes", "3") if row.endswith(" *")]
     assert marked.startswith("3\t24,576\t40.0\t3.0\t2,400\t") and len(planner.costs) == 4
@@ -233,12 +233,12 @@ def test_comparing(planner, capsys, monkeypatch, tmp_path: Path) -> None:
 
 def test_explaining(planner, capsys, monkeypatch, tmp_path: Path) -> None:
     asked = []
-    monkeypatch.setattr(
-        "kielo.plan.explain.why", lambda planned, others: asked.append(others) or ["so it is."]
-    )
+    row = Row("bubble", 0.25, 0.5, "so it is")
+    monkeypatch.setattr("kielo.plan.explain.explain", lambda planned, others: asked.append(others) or [row])
     assert main(["plan", "explain", *RECIPE, "tp3", "--nodes", "3"]) == 0
     assert capsys.readouterr().out == (
-        "so it is.\n\nIn the recipe:\n[layout]\ntensor = 3\n\n[train]\nmicro_batch_sequences = 2\n"
+        "part\tseconds\tshare\treason\nbubble\t0.250\t50.0%\tso it is\n\nIn the recipe:\n[layout]\n"
+        "tensor = 3\n\n[train]\nmicro_batch_sequences = 2\n"
     )
     assert [one.layout.tensor for one in asked[0]] == [2, 4, 6] and not planner.may_be_nearest
     assert main(["plan", "explain", *RECIPE, "tp3", "--nodes", "3,5"]) == 1
@@ -249,7 +249,10 @@ def test_explaining(planner, capsys, monkeypatch, tmp_path: Path) -> None:
     assert main(["plan", "explain", *RECIPE, "tp3", *words]) == 0
     said = json.loads(capsys.readouterr().out)
     assert drawn == [tmp_path / "timeline_tp3-dp2-mb2-zero1.svg"] and said["plots"] == [str(drawn[0])]
-    assert said["why"] == ["so it is."] and said["planned"]["name"] == "tp3-dp2-mb2-zero1"
+    assert (
+        said["why"] == [{"part": "bubble", "seconds": 0.25, "share": 0.5, "reason": "so it is"}]
+        and said["planned"]["name"] == "tp3-dp2-mb2-zero1"
+    )
     assert planner.costs == [(3, 5.0, None)]
 
 

@@ -15,7 +15,7 @@ from kielo.artifact.launch_files import Ladder, MeasuredSpeed, PlannedSpeed, Ref
 from kielo.artifact.stage_json import read_json, write_json
 from kielo.cli.main import main
 from kielo.launch.script import SCRIPTS
-from kielo.report.ladder_page import markdown, page, table, write_ladder_report
+from kielo.report.ladder_page import markdown, table, write_ladder_report
 from tests.cli.test_run import write_recipe
 from tests.launch.stand_in import Site
 
@@ -155,17 +155,13 @@ def test_the_table_is_measured_beside_planned() -> None:
     assert rows[3] == ("8", "dp64", "failed: out of memory on rank 3", "–", "–", "7,000", "–")
 
 
-def test_the_page_stands_alone_and_escapes(tmp_path) -> None:
-    """Nothing is fetched, both figures are in it, and the references; a person's page is not replaced."""
-    html = page(a_ladder())
-    assert "<h1>&lt;run&gt; on lumi_g" in html and html.count("<svg") == 2 and "<run>" not in html
-    assert "http" not in html.replace("http-equiv", "").replace("http://www.w3.org/", "")
-    assert "91 TFLOP/s a device ± 10%, Megatron (x)" in html and "Megatron" in markdown(a_ladder())
+def test_the_report_has_the_references_and_replaces_no_other_file(tmp_path) -> None:
+    assert "91 TFLOP/s a device ± 10%, Megatron (x)" in markdown(a_ladder())
     write_ladder_report(tmp_path, a_ladder())
     assert read_json(tmp_path, Ladder) == a_ladder()
     write_ladder_report(tmp_path, a_ladder())  # its own is
-    (tmp_path / "ladder.html").write_text("mine")
-    with pytest.raises(Exception, match="ladder.html: is there already"):
+    (tmp_path / "ladder.md").write_text("mine")
+    with pytest.raises(Exception, match="ladder.md: is there already"):
         write_ladder_report(tmp_path, a_ladder())
 
 

@@ -12,6 +12,7 @@ from kielo.plan.run_to_plan import RunToPlan
 from kielo.recipe.cards import accelerator
 from kielo.recipe.phases import FullPhase
 from kielo.recipe.sections import Layout, Model, Recipe
+from kielo.resolve.software import with_precision
 from tests.launch.hand_made import site
 
 # Each part of a step of 12 s.
@@ -46,7 +47,7 @@ def run(precision: str = "bf16", card: dict[str, Any] | None = None, **sections:
         "corpus": {"sources": [{"name": "a", "path": "a.txt"}]}, "cluster": "laptop",
         "dataset": {"sequence_length": 2048}, "train": {"tokens": 98_304 * 10, "tokens_per_step": 98_304},
     } | sections  # fmt: skip
-    recipe = Recipe.model_validate({"name": "mine", "language": "et"} | sections)
+    recipe = with_precision(Recipe.model_validate({"name": "mine", "language": "et"} | sections), "bf16")
     device = accelerator("h100_80").model_copy(
         update={"peak_tflops": {"bf16": 1.0, "fp8": 4.0}, "memory_bandwidth_tb_per_second": 1e18,
                 "power_share": 0.25, "memory_bytes": 50 * 10**9, "given_bytes": 50 * 10**9,

@@ -4,9 +4,17 @@ import math
 
 import pytest
 
-from kielo.plan import compute_budget
-from kielo.plan.compute_budget import advise, parameters_of
-from kielo.plan.scaling_laws import CHINCHILLA, Choice, best_repeated, of_size, repeated, repeated_loss
+from kielo.plan import scaling_laws as room
+from kielo.plan.scaling_laws import (
+    CHINCHILLA,
+    Choice,
+    advise,
+    best_repeated,
+    of_size,
+    parameters_of,
+    repeated,
+    repeated_loss,
+)
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Recipe
 
@@ -25,7 +33,7 @@ def best_of(tokens: float):
 
 def test_the_best_reads_the_text_twenty_times(monkeypatch):
     """Four times are 8 billion tokens, for which the budget trains 6 billion parameters."""
-    monkeypatch.setattr(compute_budget, "best_repeated", best_of(40e9))
+    monkeypatch.setattr(room, "best_repeated", best_of(40e9))
     found = advise(FLOPS, UNIQUE, 4)
     four, sixteen = repeated(6e9, 8e9, 2e9), repeated(1.5e9, 32e9, 2e9)
     assert [(row.what, row.law) for row in found.rows] == [
@@ -55,14 +63,14 @@ def test_the_best_reads_the_text_twenty_times(monkeypatch):
 )  # fmt: skip
 def test_a_row_and_a_sentence_come_beyond_the_limits(tokens, max_epochs, rows, sentences, monkeypatch):
     """At 16 times nothing is said yet, and at the recipe's own limit nothing is refused."""
-    monkeypatch.setattr(compute_budget, "best_repeated", best_of(tokens))
+    monkeypatch.setattr(room, "best_repeated", best_of(tokens))
     found = advise(FLOPS, UNIQUE, max_epochs)
     assert [row.what for row in found.rows[2:]] == rows and len(found.sentences) == sentences
 
 
 def test_a_recipe_has_its_size_and_its_length(monkeypatch):
     """Llama 3.1's 70,553,706,496 parameters, and ten billion tokens: five readings."""
-    monkeypatch.setattr(compute_budget, "best_repeated", best_of(40e9))
+    monkeypatch.setattr(room, "best_repeated", best_of(40e9))
     recipe = read_recipe("estonian_llama31_70b", ["train.tokens=10000000000"]).recipe
     parameters = 70_553_706_496
     assert parameters_of(recipe) == parameters
@@ -88,14 +96,14 @@ def test_a_recipe_has_its_size_and_its_length(monkeypatch):
 
 def test_a_recipe_without_a_budget_or_without_a_size_has_fewer_rows(monkeypatch):
     """Its length is not looked at, or its size is not; tokens that are too many are refused in any case."""
-    monkeypatch.setattr(compute_budget, "best_repeated", best_of(8e9))
+    monkeypatch.setattr(room, "best_repeated", best_of(8e9))
     settings = {"name": "t", "language": "et", "corpus": {"sources": ["a.txt"]}}
     sized = Recipe(**settings, model={"vocab_size": 260})
     found = advise(FLOPS, UNIQUE, 4, sized)
     assert [row.what for row in found.rows[2:]] == ["this size"] and found.complaints == ()
     assert found.sentences == ()
     train = {"tokens": 9_000_000_000}
-    monkeypatch.setattr(compute_budget, "model_of_weights_here", lambda model: None)
+    monkeypatch.setattr(room, "model_of_weights_here", lambda model: None)
     elsewhere = Recipe(**settings, train=train, model={"weights": "hf:a/b"}, tokenizer={"path": "x"})
     assert parameters_of(elsewhere) is None
     found = advise(FLOPS, UNIQUE, 4, elsewhere)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from planned_beside_measured import compare
 
 from kielo.plan.calibrate import (
     Machine,
-    compare,
     efficiency_with,
     measure,
     priors_of,

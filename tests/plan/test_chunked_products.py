@@ -1,8 +1,9 @@
 """Seconds of chunked collectives and of a pipeline's stages, added up by hand."""
 
 import pytest
+from pipeline_closed_forms import closed_form_seconds
 
-from kielo.plan.overlap_seconds import exposed_tensor_seconds
+from kielo.plan.layer_seconds import exposed_tensor_seconds
 from kielo.plan.pipeline_simulation import StageSeconds
 from kielo.plan.planned_layout import Passes, Pipeline, layout_pipeline, passes, with_simulation
 from kielo.recipe.sections import Layout
@@ -107,7 +108,8 @@ def test_stages_have_thirds_of_their_layers():
     assert found.stages.whole() == pytest.approx([35.2, 24.2])
     assert found.busiest_rank() == (0,)
     # one after another: 5 × 35.2 of the first rank, 24.2 of the last once, and hops
-    assert found.closed_form_seconds() == pytest.approx(5 * 35.2 + 24.2 + 2 * 0.25 * (1 + 4 / 2))
+    clock = (found.schedule, found.stages, found.ranks, found.micro_batches)
+    assert closed_form_seconds(*clock) == pytest.approx(5 * 35.2 + 24.2 + 2 * 0.25 * (1 + 4 / 2))
 
 
 def test_the_bubble_is_what_a_simulated_step_takes_beyond_the_busiest_ranks_work():

@@ -1,4 +1,4 @@
-"""A layout's sentences: their numbers add up, what they promise is what the clock and the planner say."""
+"""A layout's explanation: its numbers add up, what it promises is what the clock and the planner say."""
 
 import re
 from dataclasses import fields, replace
@@ -8,9 +8,8 @@ import pytest
 
 from kielo.models.families import complete
 from kielo.plan.collective_seconds import data_seconds, ring_steps_seconds
-from kielo.plan.compare import compare, differences, verdict
-from kielo.plan.explain import bubble_share, recomputed_seconds, why
-from kielo.plan.part_names import BYTES, SECONDS
+from kielo.plan.compare import BYTES, SECONDS, compare, differences, verdict
+from kielo.plan.explain import Row, bubble_share, explain, recomputed_seconds
 from kielo.plan.pipeline_simulation import StageSeconds, simulated_seconds
 from kielo.plan.planned_layout import PlannedLayout, plan_layouts, workload
 from kielo.plan.run_to_plan import RunToPlan
@@ -46,8 +45,8 @@ LAYOUTS = [
 ]  # fmt: skip
 
 
-def sentence(lines: list[str], start: str) -> str:
-    return next(line for line in lines if line.startswith(start))
+def row_of(one: PlannedLayout, part: str) -> Row:
+    return next(row for row in explain(one) if row.part == part)
 
 
 def test_every_part_has_a_name():
@@ -56,19 +55,21 @@ def test_every_part_has_a_name():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_parts_of_the_sentences_add_up(layout):
+def test_the_parts_add_up(layout):
     """Seconds to the step, shares to one, GB to the peak; largest first."""
     one = planned(**layout)
-    lines = why(one)
-    told = [re.match(r"[^:]+: ([\d.]+) s, ([\d.]+)%\. ", line) for line in lines]
-    seconds, shares = zip(*((float(found[1]), float(found[2])) for found in told if found))
-    assert sum(seconds) == pytest.approx(one.step_seconds, rel=2e-3)
-    assert sum(shares) == pytest.approx(100, abs=0.5)
+    rows = explain(one)
+    parts = [row for row in rows if row.part in SECONDS.values()]
+    seconds, shares = zip(*((row.seconds, row.share) for row in parts))
+    assert sum(seconds) == pytest.approx(one.step_seconds) and rows[0].seconds == one.step_seconds
+    assert sum(shares) == pytest.approx(1)
     assert list(seconds) == sorted(seconds, reverse=True)
-    memory = sentence(lines, "Memory")
-    sizes = re.findall(r"[a-z] ([\d.]+)(?:,|\.$)", memory.partition("1e9 bytes: ")[2])
+    bound = next(row for row in parts if row.part not in ("matrix products", "output head and loss"))
+    assert [row for row in parts if "bounds the step" in row.reason] == [bound]
+    memory = row_of(one, "memory").reason
+    sizes = re.findall(r"[a-z] ([\d.]+)(?:,|$)", memory.partition("fullest")[2])
     assert sum(map(float, sizes)) == pytest.approx(one.peak_bytes / 1e9, abs=0.3)
-    assert ("Memory fits" in memory) == one.fits
+    assert memory.startswith("fits") == one.fits
 
 
 @pytest.mark.parametrize(
@@ -88,19 +89,19 @@ def test_the_bubbles_formula_is_the_clocks(schedule, each):
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved_1f1b"])
-def test_what_the_bubbles_sentence_promises_the_clock_keeps(schedule):
+def test_what_more_micro_batches_promise_the_clock_keeps(schedule):
     one = planned(pipeline_schedule=schedule, micro_batch=2)
-    text = sentence(why(one), "Pipeline bubble")
-    many, left = re.search(r"(\d+) micro-batches would leave ([\d.]+)%", text).groups()
-    assert int(many) == 2 * one.micro_batches
+    many = 2 * one.micro_batches
+    text = row_of(one, f"{many} micro-batches").reason
+    left = re.search(r"would leave a bubble of ([\d.]+)%", text)[1]
 
     def idle(micro_batches: int) -> float:
         whole, ranks = one.stages.whole(), one.layout.pipeline
         heaviest = max(sum(whole[rank::ranks]) for rank in range(ranks))
         return simulated_seconds(schedule, one.stages, ranks, micro_batches) / (micro_batches * heaviest) - 1
 
-    assert float(left) / 100 == pytest.approx(idle(int(many)), abs=6e-4)
-    assert idle(int(many)) == pytest.approx(idle(one.micro_batches) / 2, rel=0.1)
+    assert float(left) / 100 == pytest.approx(idle(many), abs=6e-4)
+    assert idle(many) == pytest.approx(idle(one.micro_batches) / 2, rel=0.1)
     # Each way to get as many: they are the same step with twice the micro-batches.
     assert (
         f"{2 * one.tokens_per_step:,} tokens a step, "
@@ -110,13 +111,12 @@ def test_what_the_bubbles_sentence_promises_the_clock_keeps(schedule):
 
 def test_the_other_schedules_bubble_is_as_the_planner_plans_it():
     one, other = planned(), planned(pipeline_schedule="interleaved_1f1b")
-    text = sentence(why(one), "Pipeline bubble")
-    assert (
-        f"interleaved_1f1b with 2 stages a rank would have a bubble of {other.seconds['bubble']:.2f} s"
-        in text
-    )
+    row = row_of(one, "interleaved_1f1b")
+    assert row.seconds == other.step_seconds
+    assert f"2 stages a rank: pipeline bubble {other.seconds['bubble']:.2f} s" in row.reason
     assert other.seconds["bubble"] < 0.6 * one.seconds["bubble"]
-    assert "zbv" in text and "zbv" not in sentence(why(planned(recompute="full")), "Pipeline bubble")
+    parts = [{row.part for row in explain(each)} for each in (one, planned(recompute="full"))]
+    assert ["zbv" in some for some in parts] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -127,16 +127,15 @@ def test_recomputation_is_what_its_absence_saves(recompute):
     for part, seconds in recomputed_seconds(with_it).items():
         assert with_it.seconds[part] - seconds == pytest.approx(without.seconds[part], rel=1e-9, abs=1e-9)
     if recompute["recompute"] == "full":  # a forward pass by a pass of three, less the head's
-        assert 30 <= int(re.search(r"(\d+)% more FLOPs", sentence(why(with_it), "Recomputation"))[1]) <= 33
-    assert f"Without it the step would take {without.step_seconds:.1f} s" in sentence(
-        why(with_it), "Recomputation"
-    )
+        reason = row_of(with_it, "of these, recomputation").reason
+        assert 30 <= int(re.search(r"(\d+)% more FLOPs", reason)[1]) <= 33
+    assert row_of(with_it, "no recomputation").seconds == without.step_seconds
 
 
 def test_hidden_traffic_is_told_with_the_exposed():
     """Both together are all the traffic that there is."""
     one = planned(tensor=1, pipeline=1, zero=3)
-    hidden = float(re.search(r"Another ([\d.]+) s are hidden", sentence(why(one), "Data traffic"))[1])
+    hidden = float(re.search(r"another ([\d.]+) s are hidden", row_of(one, "data traffic").reason)[1])
     work = workload(one.run, [(one.layout, one.micro_batch, one.run.phase)])
     rates = one.run.efficiency.of(work)
     (once, each), (steps_once, steps_each) = data_seconds(work, rates), ring_steps_seconds(work, rates)
@@ -149,16 +148,14 @@ def test_hidden_traffic_is_told_with_the_exposed():
 def test_differences_between_layouts_add_up():
     one, two, elsewhere = planned(), planned(recompute="full"), replace(planned(pipeline=2), nodes=2)
     assert sum(differences(one, two).values()) == pytest.approx(one.step_seconds - two.step_seconds)
-    against = [line for line in why(one, [one, two, elsewhere]) if line.startswith("Against")]
-    assert len(against) == 1 and two.name in against[0]
+    (other,) = [row for row in explain(one, [one, two, elsewhere]) if row.part == "other layout"]
+    assert other.reason.startswith(f"{two.name}: matrix products (+") and other.seconds == two.step_seconds
     numbers = [
-        float(text.replace("−", "-")) for text in re.findall(r"(?:\(|rest )([−+][\d.]+) s", against[0])
+        float(text.replace("−", "-")) for text in re.findall(r"(?:\(|rest )([−+][\d.]+) s", other.reason)
     ]
     # Each is rounded to the step's fourth figure.
-    assert sum(numbers) == pytest.approx(one.step_seconds - two.step_seconds, abs=0.05 * len(numbers))
-    assert "faster" in against[0] and against[0].index("better in matrix products") < against[0].index(
-        "the rest"
-    )
+    assert sum(numbers) == pytest.approx(two.step_seconds - one.step_seconds, abs=0.05 * len(numbers))
+    assert other.share > 1
 
 
 def test_the_verdict_names_the_faster_and_why():

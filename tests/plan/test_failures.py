@@ -276,7 +276,7 @@ def test_plan_failures(capsys) -> None:
     assert main([*words, "checkpoint.every_steps=2000"]) == 0
     text = capsys.readouterr().out
     assert "failure in" in text and "arXiv:2407.21783" in text and "2.1 days" in text
-    assert "checkpoint.every_steps = 2000 is a save every" in text and "what would work: checkpoint" in text
+    assert "checkpoint.every_steps = 2000 is a save every" in text and "Fix: checkpoint" in text
     assert main([*words, "checkpoint.every_steps=2000", "--failures", "100"]) == 1
     said = capsys.readouterr().err
     assert "on 1,024 devices, 100 failures of a device in 1,000 days are a failure every 844 s" in said

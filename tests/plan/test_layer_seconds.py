@@ -14,8 +14,13 @@ from kielo.plan.collective_seconds import (
     tensor_halves,
     tensor_layer_seconds,
 )
-from kielo.plan.layer_seconds import LayerSeconds, head_seconds, layer_seconds, product_seconds
-from kielo.plan.overlap_seconds import exposed_tensor_seconds
+from kielo.plan.layer_seconds import (
+    LayerSeconds,
+    exposed_tensor_seconds,
+    head_seconds,
+    layer_seconds,
+    product_seconds,
+)
 from tests.plan.workloads import workload
 
 # 1,000 FLOP/s, half of which products reach, and 100 bytes/s; links of 10 in a node and 4 between nodes.

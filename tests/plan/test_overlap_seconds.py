@@ -5,14 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kielo.plan import overlap_seconds
+from kielo.plan import layer_seconds as of_layers
 from kielo.plan.choose_layout import named
 from kielo.plan.collective_seconds import tensor_layer_seconds
 from kielo.plan.compare import overlap_offer
 from kielo.plan.efficiency import Efficiency
-from kielo.plan.explain import why
-from kielo.plan.layer_seconds import layer_seconds
-from kielo.plan.overlap_seconds import exposed_tensor_seconds
+from kielo.plan.explain import explain
+from kielo.plan.layer_seconds import exposed_tensor_seconds, layer_seconds
 from kielo.plan.planned_layout import plan_layouts
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.recipe.read import read_recipe
@@ -26,7 +25,7 @@ LARGE = {
 
 def ideal(monkeypatch) -> Efficiency:
     """Nothing but transfers and products: no latency, no waste of small products, no contention."""
-    monkeypatch.setattr(overlap_seconds, "BESIDE_COLLECTIVE", 1.0)
+    monkeypatch.setattr(of_layers, "BESIDE_COLLECTIVE", 1.0)
     tiny = np.array([1e-12])
     return Efficiency(
         Efficiency.start().values
@@ -74,7 +73,7 @@ def run_of(*sets: str) -> RunToPlan:
 
 
 def test_the_plan_offers_what_it_would_save_and_plans_it_alike():
-    """The percentage is that of the layout with the key set; said once by --why, never of one tensor rank."""
+    """The percentage is that of the layout with the key set; said once, never of one tensor rank."""
     planned = named(run_of(), 16, "tp8pp4zero1norecompute")
     offer = overlap_offer(planned)
     chunked = planned.layout.model_copy(update={"tensor_overlap": "chunked"})
@@ -84,7 +83,9 @@ def test_the_plan_offers_what_it_would_save_and_plans_it_alike():
         f'"chunked" would take {saved:.1%} off a step' in offer
         and "not measured on a GPU" in offer.replace("\n", " ")
     )
-    assert offer in why(planned)
-    assert overlap_offer(other) is None and "in 2 chunks beside products" in " ".join(why(other))
+    (row,) = [row for row in explain(planned) if row.part == "chunked collectives"]
+    assert row.seconds == other.step_seconds and "not measured on a GPU" in row.reason
+    reasons = " ".join(row.reason for row in explain(other))
+    assert overlap_offer(other) is None and "in 2 chunks beside products" in reasons
     alone = planned.layout.model_copy(update={"tensor": 1, "shard": 8 * planned.layout.shard})
     assert overlap_offer(replace(planned, layout=alone)) is None

@@ -4,8 +4,9 @@ from collections import defaultdict
 from dataclasses import replace
 
 import pytest
+from pipeline_closed_forms import closed_form_seconds
 
-from kielo.plan.pipeline_simulation import StageSeconds, closed_form_seconds, simulated_seconds, timeline
+from kielo.plan.pipeline_simulation import StageSeconds, simulated_seconds, timeline
 
 SCHEDULES = [
     ("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("interleaved_1f1b", 4),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kielo.models.families import complete
-from kielo.plan.explain import why
+from kielo.plan.explain import explain
 from kielo.plan.planned_layout import plan_layouts
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.step_seconds import step_seconds
@@ -39,8 +39,8 @@ def test_most_steps_say_what_a_plan_is_for():
     assert changed.precision == main_precision(changed.recipe) == "bf16"
     late = run_of('train.precision_changes=[[4, "fp8"]]')
     assert late.precision == "fp8"
-    words = why(plan_layouts(late, [(SHARDED, 4, 1)])[0])
-    assert any("7 of 10 steps" in sentence and "3 in bf16" in sentence for sentence in words)
+    rows = explain(plan_layouts(late, [(SHARDED, 4, 1)])[0])
+    assert any("7 of 10 steps" in row.reason and "3 in bf16" in row.reason for row in rows)
 
 
 def test_fp8_is_for_the_products_of_layers_alone():
@@ -90,7 +90,7 @@ def test_moments_in_bf16_halve_the_optimiser_and_cost_time():
     assert narrow.bytes["optimiser"] == pytest.approx(wide.bytes["optimiser"] / 2)
     assert narrow.peak_bytes < wide.peak_bytes
     assert narrow.seconds["optimiser"] == pytest.approx(wide.seconds["optimiser"] * 70 / 46)
-    assert any("70 bytes a parameter" in sentence for sentence in why(narrow))
+    assert any("70 bytes a parameter" in row.reason for row in explain(narrow))
 
 
 def test_the_head_in_fp8_is_faster_and_has_its_weight_twice_in_8_bits():
@@ -100,7 +100,7 @@ def test_the_head_in_fp8_is_faster_and_has_its_weight_twice_in_8_bits():
     more = 2 * model.vocab_rows * model.hidden_size / SHARDED.tensor
     assert narrow.peak_bytes - wide.peak_bytes == pytest.approx(more, rel=0.1)
     assert sum(narrow.seconds.values()) < sum(wide.seconds.values())
-    assert any("the head's weight gradient, attention" in sentence for sentence in why(narrow))
+    assert any("the head's weight gradient, attention" in row.reason for row in explain(narrow))
 
 
 def test_rows_of_either_stand_in_one_workload():

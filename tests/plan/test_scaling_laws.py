@@ -7,8 +7,7 @@ import re
 import pytest
 
 from kielo.cli.main import main
-from kielo.plan.compute_budget import advise
-from kielo.plan.scaling_laws import CHINCHILLA, best_repeated, of_size, repeated_loss
+from kielo.plan.scaling_laws import CHINCHILLA, advise, best_repeated, of_size, repeated_loss
 from kielo.recipe.read import read_recipe
 from tests.house.checks import ROOT
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from pipeline_closed_forms import closed_form_seconds
 
 from kielo.models.families import complete
 from kielo.plan.choose_layout import named
@@ -20,7 +21,7 @@ from kielo.plan.cost import (
 )
 from kielo.plan.failures import Copies, Save, Steps, expect, published_rates
 from kielo.plan.layout_name import matches
-from kielo.plan.pipeline_simulation import closed_form_seconds, simulated_seconds
+from kielo.plan.pipeline_simulation import simulated_seconds
 from kielo.plan.planned_layout import plan_layouts
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import Choice, Found, search

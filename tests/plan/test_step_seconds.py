@@ -8,6 +8,7 @@ from planner_fit import fit, spread
 from planner_ranking import agreeing_pairs, expected_tau, regret
 
 from kielo.models.families import complete, module
+from kielo.plan.calibrate import fit_drawn_to_priors
 from kielo.plan.collective_seconds import (
     context_layer_seconds,
     data_seconds,
@@ -19,7 +20,6 @@ from kielo.plan.collective_seconds import (
 )
 from kielo.plan.efficiency import ARCHITECTURES, CONSTANTS, Efficiency, card_text, fitted, read_card
 from kielo.plan.layer_seconds import head_seconds, layer_seconds, matrix_flops
-from kielo.plan.least_squares import Members, Stop, fit_drawn_to_priors
 from kielo.plan.planned_layout import interval
 from kielo.plan.step_seconds import hidden_data_seconds, step_seconds
 from kielo.plan.workload import Workload, machine_columns, workload_row
@@ -99,7 +99,8 @@ def test_an_encoders_attention_takes_twice_as_long():
     assert step.attention[1] == pytest.approx(2 * step.attention[0]) and step.matrix[0] == step.matrix[1]
     assert step.attention[2] == step.attention[3]
     for name, is_causal in (("ltg_bert_base", 0.0), ("norwegian_7b", 1.0)):
-        model = complete(read_recipe(name).recipe.model, 512).model_copy(update={"vocab_size": 32_768})
+        declared = read_recipe(name).recipe.model.model_copy(update={"vocab_size": 32_768})
+        model = complete(declared, 512)
         machine = accelerator("h100_80"), cluster("dgx_h100")
         train = TrainOptions(precision="bf16")
         row = workload_row(model, Layout(shard=8), *machine, StepSize(512, 1, 1), train)
@@ -409,10 +410,10 @@ def test_parameters_moved_at_once_end_where_those_moved_alone_do():
     def errors(parameters):
         return scale * (parameters[of] - [0.1, 0.3, 0.2, 0.3, 0.5]) + np.sin(parameters[2] - of)
 
-    priors = (30.0, np.zeros(3), np.ones(3), np.zeros(3), Stop(40, 1e-9))
-    members = [Members(0, 2, of), Members(2, 1, np.zeros(5, int))]
-    assert fit_drawn_to_priors(errors, *priors, members) == pytest.approx(
-        fit_drawn_to_priors(errors, *priors)
+    priors = (30.0, np.zeros(3), np.ones(3), np.zeros(3))
+    depends = np.stack([of == 0, of == 1, np.ones(5, bool)], axis=1)
+    assert fit_drawn_to_priors(errors, *priors, depends) == pytest.approx(
+        fit_drawn_to_priors(errors, *priors), rel=1e-4
     )
 
 

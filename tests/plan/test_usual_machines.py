@@ -2,16 +2,24 @@
 
 import json
 import math
+import sys
 from dataclasses import replace
 from datetime import date
 
 import numpy as np
 import pytest
+from planned_beside_measured import compare
 
-from kielo.plan.calibrate import compare, measure, priors_of, with_figures, write_machine
+from kielo.plan.calibrate import (
+    fit_drawn_to_priors,
+    measure,
+    priors_of,
+    with_figures,
+    write_machine,
+)
 from kielo.plan.efficiency import CONSTANTS, fitted, members
-from kielo.plan.least_squares import Stop, fit_drawn_to_priors
 from kielo.recipe.cards import accelerator
+from kielo.recipe.errors import KieloError
 from tests.plan.test_calibrate import machine_of
 from tests.plan.test_measured_run import ALL, log, resolved
 
@@ -106,10 +114,10 @@ def test_a_fit_is_where_losses_and_priors_balance():
     """One figure x of x - 1, drawn to 0: without a bend the mean by inverse variances; beyond 0.08 errors
     count like their size, so the pull of one is 0.08 × 100 at most.
     """
-    start, stop = np.zeros(1), Stop(200, 1e-12)
+    start = np.zeros(1)
 
     def found(weight: float, spread: float, far: float) -> float:
-        fit = fit_drawn_to_priors(lambda x: x - far, weight, np.zeros(1), np.array([spread]), start, stop)
+        fit = fit_drawn_to_priors(lambda x: x - far, weight, np.zeros(1), np.array([spread]), start)
         return float(fit[0])
 
     assert found(10.0, 0.1, 0.001) == pytest.approx(0.0005, rel=1e-3)
@@ -121,11 +129,12 @@ def test_a_fit_is_where_losses_and_priors_balance():
     assert x == pytest.approx(0.08, rel=0.01)
     whole = fit_drawn_to_priors(
         lambda x: x - np.array([0.001, 0.003]), 10.0, np.array([0.0, 0.001]),
-        np.array([[0.01, 0.0], [0.0, 0.04]]), np.zeros(2), stop,
+        np.array([[0.01, 0.0], [0.0, 0.04]]), np.zeros(2),
     )  # fmt: skip
     assert whole == pytest.approx([0.0005, 0.001 + 0.002 * 0.8], rel=1e-3)
-    # moves are half at most: a round from 0 to a value far away
-    one = fit_drawn_to_priors(lambda x: x - 5.0, 1e3, np.zeros(1), np.full(1, 1e3), start, Stop(1))
-    assert one == pytest.approx([0.5])
-    two = fit_drawn_to_priors(lambda x: x + 5.0, 1e3, np.zeros(1), np.full(1, 1e3), start, Stop(2))
-    assert two == pytest.approx([-1.0])
+
+
+def test_without_scipy_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(KieloError, match=r"needs scipy\. Fix: pip install 'kielo\[calibrate\]'"):
+        fit_drawn_to_priors(lambda x: x, 1.0, np.zeros(1), np.ones(1), np.zeros(1))

@@ -165,24 +165,7 @@ def test_settings_as_text(gathered) -> None:
     assert f"<tr class=differs>{cells}" in html and html.count("class=differs") == 1
 
 
-def test_a_table_is_written_so() -> None:
-    """On a ladder's page: the first two columns are text and the others numbers."""
-    ladder = SimpleNamespace(name="", cluster="", kielo_version="", written_at="")
-    usual = {"ladder": ladder, "figures": [], "notes": [], "titles": ("a", "<b>", "c"), "marked": [1]}
-    html = page.fill_template("ladder.html.jinja", **usual, rows=[("1", "<", 2), ("x", "&", "z")])
-    assert (
-        '<div class="scroll"><table class="wide"><thead><tr><th class="text" scope="col">a</th>'
-        '<th class="text" scope="col">&lt;b&gt;</th><th class="number" scope="col">c</th></tr></thead>'
-        '<tbody><tr><td class="text">1</td><td class="text">&lt;</td><td class="number">2</td></tr>'
-        '<tr class=differs><td class="text">x</td><td class="text">&amp;</td><td class="number">z</td></tr>'
-        "</tbody></table></div>"
-    ) in html
-    for row in (("one", "two"), ("one", "two", "three", "four")):
-        with pytest.raises(ValueError, match="zip"):
-            page.fill_template("ladder.html.jinja", **usual, rows=[row])
-
-
 def test_a_value_that_a_page_needs_is_named() -> None:
     """A page never has a gap where a value is missing."""
-    with pytest.raises(LookupError, match="ladder"):
-        page.fill_template("ladder.html.jinja")
+    with pytest.raises(LookupError, match="recipe"):
+        page.fill_template("page.html.jinja")

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.collections import PolyCollection
 
 from kielo.models.families import complete
-from kielo.plan.part_names import SECONDS
+from kielo.plan.compare import SECONDS
 from kielo.plan.pipeline_simulation import timeline
 from kielo.plan.planned_layout import PlannedLayout, plan_layouts
 from kielo.plan.run_to_plan import RunToPlan

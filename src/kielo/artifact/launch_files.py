@@ -105,7 +105,7 @@ class Launch(JsonFile):
 # for each rung. `kielo launch --ladder` writes what is planned, `kielo status` adds what was measured.
 
 
-PAGE_NAME, TABLE_NAME = "ladder.html", "ladder.md"  # beside ladder.json
+TABLE_NAME = "ladder.md"  # beside ladder.json
 
 
 class PlannedSpeed(JsonObject):

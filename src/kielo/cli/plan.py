@@ -7,6 +7,7 @@ import argparse
 import math
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,13 +37,14 @@ _MOST_NODE_COUNTS = 12
 
 def plan_flags(parser: VerbParser) -> None:
     examples(
-        parser, "kielo plan estonian_llama31_70b --nodes 4..256",
+        parser,
+        "kielo plan estonian_llama31_70b --nodes 4..256",
         "kielo plan --params 3B --cluster lumi_g --nodes 16",
         "kielo plan estonian_llama31_70b --nodes 16 --all",
         "kielo plan estonian_llama31_70b --nodes 128 --failures",
         "kielo plan compare estonian_llama31_70b tp8pp4 tp8pp8 --nodes 16",
         "kielo plan --budget 20000h --corpus 6.6B --cluster lumi_g",
-    )  # fmt: skip
+    )
     parser.may_begin_with(SUBVERBS)
     _takes_machine(parser, may_be_idea=True)
     parser.add_argument(
@@ -57,9 +59,7 @@ def plan_flags(parser: VerbParser) -> None:
         help="with --budget: different tokens that there are, such as 6.6B; default: those of RECIPE's text",
     )
     parser.add_argument(
-        "--wide",
-        action="store_true",
-        help="more layouts, seconds by part, and why others are not listed",
+        "--wide", action="store_true", help="more layouts, seconds by part, and why others are not listed"
     )
     parser.add_argument("--top", type=int, metavar="K", help="list so many layouts for each number of nodes")
     parser.add_argument("--all", action="store_true", help="as --wide, with every layout that is not listed")
@@ -75,11 +75,12 @@ def plan_flags(parser: VerbParser) -> None:
     _takes_wall_hours(parser)
 
 
-def compare_flags(parser: argparse.ArgumentParser) -> None:
+def compare_flags(parser: VerbParser) -> None:
     examples(
-        parser, "kielo plan compare estonian_llama31_70b tp8pp4 tp8pp8 --nodes 16",
+        parser,
+        "kielo plan compare estonian_llama31_70b tp8pp4 tp8pp8 --nodes 16",
         "kielo plan compare estonian_llama31_70b tp8pp4 tp8pp8 --nodes 16,128,256 --plot pictures",
-    )  # fmt: skip
+    )
     _takes_machine(parser)
     parser.add_argument(
         "layouts", nargs="+", metavar="LAYOUT", help="(a part of) a layout's name, such as tp8pp4"
@@ -90,22 +91,24 @@ def compare_flags(parser: argparse.ArgumentParser) -> None:
     _takes_wall_hours(parser)
 
 
-def explain_flags(parser: argparse.ArgumentParser) -> None:
+def explain_flags(parser: VerbParser) -> None:
     examples(
-        parser, "kielo plan explain estonian_llama31_70b tp8pp4 --nodes 16",
+        parser,
+        "kielo plan explain estonian_llama31_70b tp8pp4 --nodes 16",
         "kielo plan explain estonian_llama31_70b tp8pp4 --nodes 16 --plot pictures",
-    )  # fmt: skip
+    )
     _takes_machine(parser)
     parser.add_argument("layout", metavar="LAYOUT", help="(a part of) the layout's name, such as tp8pp4")
     parser.add_argument("--plot", metavar="DIR", help="draw the pipeline's timeline into this folder, as SVG")
     _takes_wall_hours(parser)
 
 
-def calibrate_flags(parser: argparse.ArgumentParser) -> None:
+def calibrate_flags(parser: VerbParser) -> None:
     examples(
-        parser, "kielo plan calibrate runs/demo_estonian --to my_machine.toml",
+        parser,
+        "kielo plan calibrate runs/demo_estonian --to my_machine.toml",
         "kielo plan calibrate runs/poro_34b/launch/ladder_lumi_g --to lumi_measured.toml",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "metrics",
         nargs="+",
@@ -115,17 +118,18 @@ def calibrate_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", required=True, metavar="CARD", help="file to write, for `--machine`")
 
 
-def resolve_flags(parser: argparse.ArgumentParser) -> None:
+def resolve_flags(parser: VerbParser) -> None:
     examples(
-        parser, "kielo plan resolve demo_estonian --ranks 2",
+        parser,
+        "kielo plan resolve demo_estonian --ranks 2",
         "kielo plan resolve estonian_llama31_70b --nodes 16 --layout tp8pp4",
-    )  # fmt: skip
+    )
     _takes_machine(parser)
     parser.add_argument("--layout", metavar="LAYOUT", help="this layout in place of the recipe's")
     parser.add_argument("--ranks", type=int, help="ranks in place of --nodes; default: 1")
 
 
-def _takes_machine(parser: argparse.ArgumentParser, may_be_idea: bool = False) -> None:
+def _takes_machine(parser: VerbParser, may_be_idea: bool = False) -> None:
     (takes_idea if may_be_idea else takes_recipe)(parser)
     parser.add_argument("--cluster", help="cluster card (see `kielo clusters`); default: the recipe's")
     parser.add_argument(
@@ -139,7 +143,7 @@ def _takes_machine(parser: argparse.ArgumentParser, may_be_idea: bool = False) -
     parser.add_argument("--json", action="store_true", help="print all figures as JSON, in seconds and bytes")
 
 
-def _takes_wall_hours(parser: argparse.ArgumentParser) -> None:
+def _takes_wall_hours(parser: VerbParser) -> None:
     parser.add_argument("--wall-hours", type=float, metavar="H", help="longest job; default: the site's")
 
 
@@ -148,18 +152,7 @@ def plan(options: argparse.Namespace) -> int:
         from kielo.cli.plan_budget import plan_budget
 
         return plan_budget(options)
-    from kielo.cli.plan_tables import (
-        best_rows,
-        facts,
-        languages_rows,
-        notes,
-        of_all_languages,
-        part_rows,
-        plan_json,
-        ranking_rows,
-        refusal_rows,
-        short_notes,
-    )
+    from kielo.cli import plan_tables as tables
     from kielo.plan.choose_layout import different_axes, nothing_runs, own
     from kielo.plan.cost import cost
     from kielo.plan.failures import rate_of
@@ -176,39 +169,40 @@ def plan(options: argparse.Namespace) -> int:
         raise nothing_runs(run, nodes, found)
     is_full = options.wide or options.all or options.json
     many = options.top or (_LISTED if is_full else _LISTED_IN_SHORT)[len(nodes) > 1]
-    listed = [planned for number in nodes for planned in different_axes(found.ranked[number])[:many]]
-    costs = [cost(planned, options.wall_hours, rate) for planned in listed]
-    owns = {number: own(run, number) for number in nodes}
+
+    def costed(several: Iterable[PlannedLayout | str]) -> list[tables.Costed]:
+        of = [one for one in several if isinstance(one, PlannedLayout)]
+        return [(planned, cost(planned, options.wall_hours, rate)) for planned in of]
+
+    layouts = [planned for number in nodes for planned in different_axes(found.ranked[number])[:many]]
+    listed, owns = costed(layouts), {number: own(run, number) for number in nodes}
     plots = [_plot_scaling(options.plot, run, nodes, found)] if options.plot else []
     of_all = None
     if codes:
-        planned = [one[:1] for one in map(different_axes, found.ranked.values())]
-        chosen = [one for one in [*sum(planned, []), *owns.values()] if isinstance(one, PlannedLayout)]
-        of_all = of_all_languages(codes, [(one, cost(one, options.wall_hours, rate)) for one in chosen])
+        fastest = [planned for ranked in found.ranked.values() for planned in ranked[:1]]
+        of_all = tables.of_all_languages(codes, costed([*fastest, *owns.values()]))
     if options.json:
-        content = plan_json(run, found, listed, costs, owns, options.all) | {"plots": plots}
+        content = tables.plan_json(run, found, listed, owns, options.all) | {"plots": plots}
         print_json(content | ({"languages": of_all} if of_all else {}))
         return 0
-    print_table(("", ""), facts(run, nodes, found))
-    if options.wide or options.all:
-        print_table(*ranking_rows(listed, costs), is_wide=True)
-        print("seconds of a step by part")
-        print_table(*part_rows(listed), is_wide=True)
-        print_table(*refusal_rows(found, options.all), is_wide=True)
-        lines = notes(run, listed, costs, owns, found)
+    print_table(("", ""), tables.facts(run, nodes, found))
+    own_costs = costed(owns.values()) if is_full or len(nodes) == 1 else []
+    lines = tables.notes(run, layouts, owns)
+    if is_full:
+        print_table(*tables.layout_rows(listed, own_costs, found, options.all), is_wide=True)
+        lines.append(tables.assumptions(run, layouts[0], rate is not None))
     else:
-        only = owns[nodes[0]] if len(nodes) == 1 else None
-        own_cost = (only, cost(only, options.wall_hours, rate)) if isinstance(only, PlannedLayout) else None
-        print_table(*best_rows(run, list(zip(listed, costs)), own_cost))
-        lines = short_notes(run, listed, owns, _explaining(options))
+        print_table(*tables.best_rows(run, listed, own_costs))
+    explain = f"{_explaining(options).format(layout=layouts[0].name)} --nodes {layouts[0].nodes}"
+    more = "" if is_full else "--wide; "
+    lines.append(f"More: {more}`{explain}` explains a layout and prints it for the recipe.")
     if rate is not None:
-        from kielo.cli.plan_failures import failure_notes, failure_rows
-
-        print_table(*failure_rows(listed, costs))
-        lines += failure_notes(run, listed, costs)
+        table, said = tables.failure_table(run, listed)
+        print_table(*table)
+        lines += said
     if of_all:
         print_text(f"All {len(codes)} languages, a run each, as was planned for {codes[0]}:")
-        print_table(*languages_rows(run, of_all))
+        print_table(*tables.languages_rows(run, of_all))
     for line in [*lines, *(f"wrote {path}" for path in plots)]:
         print_text(line)
     return 0
@@ -242,12 +236,8 @@ def compare(options: argparse.Namespace) -> int:
         plots.append(str(_new_file(options.plot, "compared.svg")))
         parts_svg(several, Path(plots[0]))
     if options.json:
-        print_json(
-            {
-                "compared": [planned_json(planned, cost(planned, options.wall_hours)) for planned in several],
-                "plots": plots,
-            }
-        )
+        compared = [planned_json(planned, cost(planned, options.wall_hours)) for planned in several]
+        print_json({"compared": compared, "plots": plots})
         return 0
     print_table(*compare(several))
     for number in nodes:
@@ -261,7 +251,7 @@ def explain(options: argparse.Namespace) -> int:
     from kielo.cli.plan_tables import layout_toml, planned_json
     from kielo.plan.choose_layout import different_axes, named
     from kielo.plan.cost import cost
-    from kielo.plan.explain import why
+    from kielo.plan.explain import explain
     from kielo.plan.search import search
 
     run, nodes = _run_and_nodes(options)
@@ -269,7 +259,7 @@ def explain(options: argparse.Namespace) -> int:
         raise KieloError("`kielo plan explain` is about one number of nodes: give --nodes one number")
     planned = named(run, nodes[0], options.layout)
     best = search(run, nodes).ranked[nodes[0]]
-    lines = why(planned, [other for other in different_axes(best)[:3] if other.name != planned.name])
+    rows = explain(planned, [other for other in different_axes(best)[:3] if other.name != planned.name])
     plots = []
     if options.plot:
         from kielo.report.plan_figures import timeline_svg
@@ -277,16 +267,10 @@ def explain(options: argparse.Namespace) -> int:
         plots.append(str(_new_file(options.plot, f"timeline_{planned.name.replace('/', '_')}.svg")))
         timeline_svg(planned, Path(plots[0]))
     if options.json:
-        print_json(
-            {
-                "planned": planned_json(planned, cost(planned, options.wall_hours)),
-                "why": lines,
-                "plots": plots,
-            }
-        )
+        content = planned_json(planned, cost(planned, options.wall_hours))
+        print_json({"planned": content, "why": [row._asdict() for row in rows], "plots": plots})
         return 0
-    for line in lines:
-        print_text(line)
+    print_table(("part", "seconds", "share", "reason"), [row.cells(planned) for row in rows])
     print("\nIn the recipe:\n" + layout_toml(planned))
     for path in plots:
         print_text(f"wrote {path}")
@@ -357,7 +341,6 @@ def resolve(options: argparse.Namespace) -> int:
 
 
 def _run_and_nodes(options: argparse.Namespace) -> tuple["RunToPlan", list[int]]:
-    """Returns the run and --nodes; says on stderr what an idea left open."""
     from kielo.plan.run_to_plan import RunToPlan
 
     if options.wall_hours is not None and not 0 < options.wall_hours < math.inf:

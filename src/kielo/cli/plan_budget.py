@@ -10,7 +10,7 @@ from kielo.recipe.amounts import parse_amount, parse_device_hours, short_amount
 from kielo.recipe.errors import KieloError
 
 if TYPE_CHECKING:
-    from kielo.plan.compute_budget import Row
+    from kielo.plan.scaling_laws import Row
     from kielo.recipe.sections import Recipe
 
 _OF_LAYOUTS = ("nodes", "top", "wide", "all", "plot", "wall_hours")  # flags that say nothing to a law
@@ -19,7 +19,7 @@ _LEAST_FLOPS = 1e12
 
 def plan_budget(options: argparse.Namespace) -> int:
     """Print the table. Exit code 1 where training would refuse the recipe's own number of tokens."""
-    from kielo.plan.compute_budget import advise
+    from kielo.plan.scaling_laws import advise
     from kielo.recipe.sections import Dataset
 
     if options.budget is None:
@@ -35,13 +35,9 @@ def plan_budget(options: argparse.Namespace) -> int:
     has_size = bool(options.recipe or options.params)
     advice = advise(flops, unique, max_epochs, recipe if has_size else None)
     if options.json:
-        rows = [_json(row) for row in advice.rows]
-        print_json(
-            {
-                "flops": flops, "unique_tokens": unique, "max_epochs": max_epochs, "choices": rows,
-                "advice": advice.sentences, "complaints": advice.complaints,
-            }
-        )  # fmt: skip
+        computed = {"flops": flops, "unique_tokens": unique, "max_epochs": max_epochs}
+        said_too = {"advice": advice.sentences, "complaints": advice.complaints}
+        print_json(computed | {"choices": [_json(row) for row in advice.rows]} | said_too)
         return 1 if advice.complaints else 0
     print_text(f"{said}, and a text of {short_amount(unique)} different tokens.\n")
     titles = ("", "parameters", "tokens", "epochs", "expected loss", "by the law of")
@@ -60,7 +56,6 @@ def plan_budget(options: argparse.Namespace) -> int:
 
 
 def _recipe(options: argparse.Namespace) -> "Recipe | None":
-    """Returns the recipe, or one of --params and --set alone; None where nothing was given."""
     from kielo.recipe.read import read_recipe
 
     given = {"cluster": options.cluster, "machine": options.machine, "model.params": options.params}
@@ -71,7 +66,6 @@ def _recipe(options: argparse.Namespace) -> "Recipe | None":
 
 
 def _flops(budget: str, recipe: "Recipe | None") -> tuple[float, str]:
-    """Returns the FLOPs of --budget, and how they were counted."""
     from kielo.plan.idea import USUAL_MFU, flops_of_device_hours
     from kielo.recipe.cards import accelerator, cluster
 
@@ -105,7 +99,6 @@ def _flops(budget: str, recipe: "Recipe | None") -> tuple[float, str]:
 
 
 def _unique_tokens(corpus: str | None, recipe: "Recipe | None") -> int:
-    """Returns the different tokens that there are: --corpus, else those of the recipe's text."""
     from kielo.recipe.read import run_folder
     from kielo.resolve.mixture_table import mixture_table
 
@@ -128,18 +121,10 @@ def _unique_tokens(corpus: str | None, recipe: "Recipe | None") -> int:
 
 
 def _cells(row: "Row") -> tuple[str, ...]:
-    choice = row.choice
-    return (
-        row.what,
-        short_amount(round(choice.parameters)),
-        short_amount(round(choice.tokens)),
-        f"{choice.epochs:.2f}",
-        f"{choice.loss:.3f}",
-        row.law,
-    )
+    sizes = (short_amount(round(size)) for size in (row.choice.parameters, row.choice.tokens))
+    return row.what, *sizes, f"{row.choice.epochs:.2f}", f"{row.choice.loss:.3f}", row.law
 
 
 def _json(row: "Row") -> dict:
-    choice = row.choice
-    computed = {"epochs": choice.epochs, "flops": choice.flops}
-    return {"what": row.what, "law": row.law, **asdict(choice), **computed}
+    computed = {"epochs": row.choice.epochs, "flops": row.choice.flops}
+    return {"what": row.what, "law": row.law} | asdict(row.choice) | computed

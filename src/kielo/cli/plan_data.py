@@ -1,11 +1,11 @@
 """`kielo plan data`: the text of a run by source and phase, before anything is trained. No torch."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kielo.cli.flags import examples, takes_recipe
+from kielo.cli.flags import VerbParser, examples, takes_recipe
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.recipe.amounts import short_amount
 from kielo.recipe.errors import KieloError
@@ -17,13 +17,9 @@ if TYPE_CHECKING:
 _LONGEST_NAME = 16  # characters; longer names of sources are cut, for a table of 80 columns
 
 
-def data_flags(parser: argparse.ArgumentParser) -> None:
-    examples(
-        parser,
-        "kielo plan data demo_estonian",
-        "kielo plan data poro_34b --set dataset.temperature=3.3",
-        "kielo plan data runs/demo_estonian --json",
-    )
+def data_flags(parser: VerbParser) -> None:
+    names = ("demo_estonian", "poro_34b --set dataset.temperature=3.3", "runs/demo_estonian --json")
+    examples(parser, *(f"kielo plan data {name}" for name in names))
     takes_recipe(parser)
     parser.add_argument("--json", action="store_true", help="print all figures as JSON, in tokens and bytes")
 
@@ -39,9 +35,9 @@ def data(options: argparse.Namespace) -> int:
         print_json(asdict(table))
         return 1 if table.complaints else 0
     print_text(f"{'Estimated from' if table.is_estimate else 'Counted in'} the {table.origin}.\n")
-    _print_sources(table)
-    _print_phases(table)
-    _print_packing(table)
+    for titles, rows in _tables(table):
+        print_table(titles, rows)
+        print()
     print_text(
         "worth: as many different tokens would teach as much as these, read so often (Muennighoff et al. "
         "2023)."
@@ -52,62 +48,43 @@ def data(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_sources(table: "MixtureTable") -> None:
+def _tables(table: "MixtureTable") -> Iterator[tuple[tuple[str, ...], list[tuple[Any, ...]]]]:
+    """Yields titles and rows of sources, of phases, and of packing if there is any."""
     has_mask = any(row.amount.tokens_with_loss is not None for row in table.sources)
     with_loss = ("with loss",) if has_mask else ()
-    titles = ("source", "documents", "bytes", "words", "tokens", *with_loss, "tok/word", "epochs", "worth")
-    rows = [
-        (
-            _name(row.source),
-            _known(row.amount.documents),
-            _known(row.amount.bytes, format_bytes),
-            _known(row.amount.words),
-            _known(row.amount.tokens),
-            *([_known(row.amount.tokens_with_loss or row.amount.tokens)] if has_mask else []),
-            "–" if row.amount.tokens_per_word is None else f"{row.amount.tokens_per_word:.2f}",
-            f"{row.epochs:.2f}",
-            _known(row.effective_tokens),
+    yield (
+        ("source", "documents", "bytes", "words", "tokens", *with_loss, "tok/word", "epochs", "worth"),
+        [
+            (
+                *(_name(row.source), _known(of.documents), _known(of.bytes, format_bytes), _known(of.words)),
+                *(_known(of.tokens), *([_known(of.tokens_with_loss or of.tokens)] if has_mask else [])),
+                *("–" if of.tokens_per_word is None else f"{of.tokens_per_word:.2f}", f"{row.epochs:.2f}"),
+                _known(row.effective_tokens),
+            )
+            for row, of in ((row, row.amount) for row in table.sources)
+        ],
+    )
+    yield (
+        ("phase", "source", "share of a step", "sequences of a step", "tokens", "epochs"),
+        [
+            (
+                *(row.phase, _name(row.source), f"{row.share:.2%}", f"{row.sequences_per_step:.2f}"),
+                *(_known(row.tokens), f"{row.epochs:.2f}"),
+            )
+            for row in table.phases
+        ],
+    )
+    if table.packing:
+        yield (
+            ("best-fit packed", "sequence", "sequences", "documents cut", "in one stream", "filling"),
+            [
+                (
+                    *(_name(row.source), f"{row.sequence_length:,}", _known(row.sequences)),
+                    *(f"{row.cut:.2%}", f"{row.cut_in_one_stream:.2%}", f"{row.filling:.3%}"),
+                )
+                for row in table.packing
+            ],
         )
-        for row in table.sources
-    ]
-    print_table(titles, rows)
-    print()
-
-
-def _print_phases(table: "MixtureTable") -> None:
-    titles = ("phase", "source", "share of a step", "sequences of a step", "tokens", "epochs")
-    rows = [
-        (
-            row.phase,
-            _name(row.source),
-            f"{row.share:.2%}",
-            f"{row.sequences_per_step:.2f}",
-            _known(row.tokens),
-            f"{row.epochs:.2f}",
-        )
-        for row in table.phases
-    ]
-    print_table(titles, rows)
-    print()
-
-
-def _print_packing(table: "MixtureTable") -> None:
-    if not table.packing:
-        return
-    titles = ("best-fit packed", "sequence", "sequences", "documents cut", "in one stream", "filling")
-    rows = [
-        (
-            _name(row.source),
-            f"{row.sequence_length:,}",
-            _known(row.sequences),
-            f"{row.cut:.2%}",
-            f"{row.cut_in_one_stream:.2%}",
-            f"{row.filling:.3%}",
-        )
-        for row in table.packing
-    ]
-    print_table(titles, rows)
-    print()
 
 
 def _name(source: str) -> str:

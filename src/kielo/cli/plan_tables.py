@@ -1,128 +1,137 @@
 """The output of `kielo plan`: found layouts → rows for people and values for machines."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from textwrap import wrap
 from typing import Any
 
 from kielo.cli.terminal import flat
-from kielo.plan.compare import overlap_offer, verdict
+from kielo.plan.compare import SECONDS, count_text, gb_text, overlap_offer, verdict
 from kielo.plan.cost import START_SECONDS, Cost, with_layout
-from kielo.plan.part_names import SECONDS, count_text
+from kielo.plan.failures import Failures
 from kielo.plan.planned_layout import SHARE, PlannedLayout
 from kielo.plan.remedies import in_words
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import Choice, Found
+from kielo.recipe.amounts import format_seconds
 from kielo.recipe.without_effect import layout_in_force
 from kielo.resolve.overview import overview_of_phases
 from kielo.resolve.resolved import Resolved
 
 Table = tuple[Sequence[str], list[tuple[Any, ...]]]
-_GIGA = 1e9
+Costed = tuple[PlannedLayout, Cost]
 _NAME_COLUMNS = 24  # of a layout, beside six columns of figures in a line of 80
 _UNEVEN_NAMED = 3  # layouts whose ranks have uneven numbers of sequences
 _NAMES_IN_JSON = 3  # of refused layouts for a reason, unless all are asked for
+_LEAST_SECONDS = 5e-7  # of a part that is shown
+_WORTH_A_WORD = 0.005  # of the time, that another interval of saves would win
 
 
 def facts(run: RunToPlan, nodes: Sequence[int], found: Found) -> list[tuple[str, str]]:
     """Returns (name, value) of the run and the machine that layouts are ranked for."""
-    rows = overview_of_phases(run.model, run.phases).rows()
     of_phase = f", ranked by phase {run.phase.number}" if len(run.phases) > 1 else ""
     numbers = ", ".join(f"{number:,}" for number in nodes)
     return [
         ("recipe", run.recipe.name),
         *([("about", run.recipe.description)] if run.recipe.description else []),
-        *rows,
+        *overview_of_phases(run.model, run.phases).rows(),
         (
             "machine",
             f"{run.site.name}, {numbers} nodes of {count_text(run.site.devices_per_node, 'device')} "
-            f"({run.card.name}), {run.usable_bytes / _GIGA:.1f} GB of each usable",
+            f"({run.card.name}), {gb_text(run.usable_bytes)} GB of each usable",
         ),
         ("layouts", f"{found.looked_at:,} looked at, in {run.precision}{of_phase}"),
     ]
 
 
-def best_rows(
-    run: RunToPlan, listed: Sequence[tuple[PlannedLayout, Cost]], own: tuple[PlannedLayout, Cost] | None
-) -> Table:
+def best_rows(run: RunToPlan, listed: Sequence[Costed], own: Sequence[Costed]) -> Table:
     """Returns rows that fit a line of 80 columns: the fastest layouts, and the recipe's own, marked by *."""
-    unit = run.site.billing_unit
-    titles = ("nodes", "tokens/s", "GB", "days", "device-hours", *([unit] if unit else []), "layout")
-    rows = []
-    for planned, its_cost in [*listed, *([own] if own else [])]:
-        is_own = own is not None and planned.name == own[0].name
-        hours = [its_cost.device_hours, billed_hours(run, its_cost.device_hours)]
-        rows.append(
-            (
-                planned.nodes, f"{planned.tokens_per_second:,.0f}", f"{planned.peak_bytes / _GIGA:.1f}",
-                f"{its_cost.days:,.1f}", *(f"{number:,.0f}" for number in hours if number is not None),
-                _broken(planned.name + (" *" if is_own else "")),
-            )
-        )  # fmt: skip
+    titles = ("nodes", "tokens/s", "GB", "days", *_hour_titles(run), "layout")
+    rows = [
+        (
+            planned.nodes,
+            f"{planned.tokens_per_second:,.0f}",
+            gb_text(planned.peak_bytes),
+            f"{cost.days:,.1f}",
+            *_hours(run, cost.device_hours),
+            _broken(_marked(planned, own)),
+        )
+        for planned, cost in [*listed, *own]
+    ]
     return titles, list(dict.fromkeys(rows))  # the recipe's own layout may be among the fastest
 
 
+def layout_rows(listed: Sequence[Costed], own: Sequence[Costed], found: Found, is_all: bool) -> Table:
+    """Returns every figure of the layouts, seconds by part, and layouts that are not listed with the reason.
+
+    is_all: every one of these, else one for each reason with their number. Leaves out parts that none has.
+    """
+    several = list({(each[0].nodes, each[0].name): each for each in [*listed, *own]}.values())
+    parts = [
+        part for part in SECONDS if any(one.seconds.get(part, 0) >= _LEAST_SECONDS for one, _ in several)
+    ]
+    titles = (
+        *("nodes", "layout", "tokens/s", "s a step", f"{SHARE:.0%} interval", "TFLOP/s a device", "MFU"),
+        *("GB a device", "device hours", "days", "jobs", "checkpoint"),
+        *(f"{SECONDS[part]}, s" for part in parts),
+        *("data traffic hidden, s", "why not"),
+    )
+    rows: list[tuple[Any, ...]] = [
+        (
+            planned.nodes,
+            _marked(planned, own),
+            f"{planned.tokens_per_second:,.0f}",
+            f"{planned.step_seconds:.3g}",
+            f"{planned.low_seconds:.3g}–{planned.high_seconds:.3g}",
+            f"{planned.tflops_per_device:.1f}",
+            f"{planned.mfu:.1%}",
+            gb_text(planned.peak_bytes),
+            f"{cost.device_hours:,.0f}",
+            f"{cost.days:,.1f}",
+            cost.jobs,
+            f"{cost.checkpoint_bytes / 1e9:,.0f} GB in {cost.checkpoint_seconds:.0f} s",
+            *(f"{planned.seconds.get(part, 0):.3g}" for part in parts),
+            f"{planned.hidden_data_seconds:.3g}",
+            "" if planned.fits else "does not fit",
+        )
+        for planned, cost in several
+    ]
+    blank = ("",) * (len(titles) - 3)
+    for nodes, reasons in [("any", found.impossible), *found.refused.items()]:
+        for why, layouts in sorted(reasons.items(), key=lambda item: -len(item[1])):
+            more = f" and {len(layouts) - 1:,} more" if len(layouts) > 1 else ""
+            names = [name(one) for one in layouts] if is_all else [name(layouts[0]) + more]
+            rows += [(nodes, each, *blank, why) for each in names]
+    return titles, rows
+
+
+def _marked(planned: PlannedLayout, own: Sequence[Costed]) -> str:
+    is_own = (planned.nodes, planned.name) in {(one.nodes, one.name) for one, _ in own}
+    return planned.name + " *" * is_own
+
+
 def _broken(name: str) -> str:
-    """Breaks the name of a layout before a term, so that it fits its column."""
     return "\n".join(wrap(name.replace("-", "- "), _NAME_COLUMNS)).replace("- ", "-")
 
 
+def _hour_titles(run: RunToPlan) -> list[str]:
+    return ["device-hours", *([run.site.billing_unit] if run.site.billing_unit else [])]
+
+
+def _hours(run: RunToPlan, device_hours: float) -> list[str]:
+    billed = billed_hours(run, device_hours)
+    return [f"{hours:,.0f}" for hours in (device_hours, billed) if hours is not None]
+
+
 def billed_hours(run: RunToPlan, device_hours: float) -> float | None:
-    """Returns what the site bills for `device_hours`, in its billing unit; None where no card says it."""
+    """Returns what the site bills for `device_hours`, in its billing unit; None if no card says it."""
     per_node_hour = run.site.billed_per_node_hour
     return None if per_node_hour is None else device_hours / run.site.devices_per_node * per_node_hour
 
 
-def ranking_rows(listed: Sequence[PlannedLayout], costs: Sequence[Cost]) -> Table:
-    titles = (
-        "nodes", "layout", "tokens/s", "s a step", f"{SHARE:.0%} interval", "TFLOP/s a device", "MFU",
-        "GB a device", "bubble", "device hours", "days", "jobs", "checkpoint",
-    )  # fmt: skip
-    rows = [
-        (
-            planned.nodes, planned.name, f"{planned.tokens_per_second:,.0f}", f"{planned.step_seconds:.3g}",
-            f"{planned.low_seconds:.3g}–{planned.high_seconds:.3g}", f"{planned.tflops_per_device:.1f}",
-            f"{planned.mfu:.1%}", f"{planned.peak_bytes / _GIGA:.1f}",
-            f"{planned.seconds['bubble'] / planned.step_seconds:.1%}",
-            f"{cost.device_hours:,.0f}", f"{cost.days:,.1f}", cost.jobs,
-            f"{cost.checkpoint_bytes / _GIGA:,.0f} GB in {cost.checkpoint_seconds:.0f} s",
-        )
-        for planned, cost in zip(listed, costs)
-    ]  # fmt: skip
-    return titles, rows
-
-
-def part_rows(listed: Sequence[PlannedLayout]) -> Table:
-    """Seconds of a step by part; parts that no layout has are left out."""
-    parts = [part for part in listed[0].seconds if any(planned.seconds[part] >= 5e-7 for planned in listed)]
-    rows = [
-        (
-            planned.nodes,
-            planned.name,
-            *(f"{planned.seconds[part]:.3g}" for part in parts),
-            f"{planned.hidden_data_seconds:.3g}",
-        )
-        for planned in listed
-    ]
-    return ("nodes", "layout", *(SECONDS.get(part, part) for part in parts), "data traffic hidden"), rows
-
-
-def refusal_rows(found: Found, is_all: bool) -> Table:
-    """Returns why layouts are not listed: reasons with a count and an example, or every layout by name."""
-    rows: list[tuple[Any, ...]] = []
-    for nodes, reasons in {**{"any": found.impossible}, **found.refused}.items():
-        for why, layouts in sorted(reasons.items(), key=lambda item: -len(item[1])):
-            rows += (
-                [(nodes, 1, name(one), why) for one in layouts]
-                if is_all
-                else [(nodes, len(layouts), name(layouts[0]), why)]
-            )
-    return ("nodes", "layouts", "not listed" if is_all else "not listed, for example", "why not"), rows
-
-
 def name(choice: Choice) -> str:
-    """Returns the layout's name; the axes alone where no number of nodes makes it possible."""
+    """Returns the layout's name; the axes alone if no number of nodes makes it possible."""
     layout = choice.layout
     if layout.shard * layout.replicate > 1:
         return choice.name
@@ -131,120 +140,55 @@ def name(choice: Choice) -> str:
 
 
 def notes(
-    run: RunToPlan,
-    listed: Sequence[PlannedLayout],
-    costs: Sequence[Cost],
-    own: Mapping[int, PlannedLayout | str],
-    found: Found,
+    run: RunToPlan, listed: Sequence[PlannedLayout], own: Mapping[int, PlannedLayout | str]
 ) -> list[str]:
-    """Returns sentences: the rank of the recipe's own layout, and the assumptions behind the figures."""
-    lines = []
-    for nodes, planned in own.items():
-        if isinstance(planned, str):
-            lines.append(f"{nodes} nodes, the recipe's own layout: {planned}")
-            continue
-        best = found.ranked[nodes][0] if found.ranked[nodes] else None
-        behind = (
-            f", {1 - planned.tokens_per_second / best.tokens_per_second:.0%} slower than the best"
-            if best and planned.tokens_per_second < best.tokens_per_second
-            else ""
-        )
-        need = planned.need
-        gb = f"{need.bytes / _GIGA:.1f} of {need.usable / _GIGA:.1f} GB{need.of_host}"
-        fits = f"{gb}{behind}" if planned.fits else f"does not fit, {gb}"
-        lines.append(
-            f"{nodes} nodes, the recipe's own layout: {planned.name}, {planned.tokens_per_second:,.0f} "
-            f"tokens/s, {fits}"
-        )
-    first = listed[0]
+    """Returns sentences on the recipe's own layout beside the fastest, and on what they leave to be known."""
+    return [
+        *_own_notes(listed, own),
+        *_unfitting(own),
+        *_empty(listed, own),
+        *_overlap(listed),
+        *_agreement(run, own),
+    ]
+
+
+def assumptions(run: RunToPlan, first: PlannedLayout, has_failures: bool) -> str:
+    """Returns what the figures assume. first: the fastest layout."""
     source = f" ({run.card.memory_source})" if run.card.memory_source else ""
     wall = f"jobs of at most {run.site.max_wall_hours:g} hours, " if run.site.max_wall_hours else ""
-    lines.append(
-        f"{run.usable_bytes / _GIGA:.1f} GB a device are usable{source}. '{first.name}' takes "
-        f"{first.host_bytes_per_node / _GIGA:.1f} of {run.usable_host_bytes / _GIGA:.1f} GB of host memory a "
-        "node. Hours are of "
-        f"{wall}{START_SECONDS / 60:.0f} minutes to start each, a save every "
+    return (
+        f"{gb_text(run.usable_bytes)} GB a device are usable{source}. '{first.name}' takes "
+        f"{gb_text(first.host_bytes_per_node)} of {gb_text(run.usable_host_bytes)} GB of host memory a node. "
+        f"Hours are of {wall}{START_SECONDS / 60:.0f} minutes to start each, a save every "
         f"{run.recipe.checkpoint.every_steps} steps and held-out text; no queue"
-        f"{'' if costs[0].failures else ', no failures'}. MFU is of "
-        f"model FLOPs at {run.peak_tflops:g} TFLOP/s. `kielo plan explain` says why '{first.name}' is so "
-        "fast; `kielo rehearse` measures the bytes."
+        f"{'' if has_failures else ', no failures'}. MFU is of model FLOPs at {run.peak_tflops:g} TFLOP/s."
     )
-    lines += _unfitting(own) + _empty(listed, own) + _overlap(listed) + _agreement(run, own)
-    return lines
 
 
-def short_notes(
-    run: RunToPlan, listed: Sequence[PlannedLayout], own: Mapping[int, PlannedLayout | str], explain: str
-) -> list[str]:
-    """Returns sentences: how the recipe's own layout differs from the fastest one, and what to ask next.
-
-    explain: what a person types to explain a layout, with {layout} for its name.
-    """
-    lines, slower = [], []
+def _own_notes(listed: Sequence[PlannedLayout], own: Mapping[int, PlannedLayout | str]) -> Iterator[str]:
+    slower = []
     for nodes, planned in own.items():
         best = next((each for each in listed if each.nodes == nodes), None)
         on = f" on {count_text(nodes, 'node')}" if len(own) > 1 else ""
         if best is None:
-            lines.append(f"No layout fits{on}.")
+            yield f"No layout fits{on}."
         elif isinstance(planned, str):
-            lines.append(f"The recipe's own layout cannot run{on}: {planned}")
+            yield f"The recipe's own layout cannot run{on}: {planned}"
         elif planned.name == best.name:
-            mark = " (*)" if len(own) == 1 else ""
-            lines.append(f"The recipe's own layout{mark} is the fastest{on}.")
+            yield f"The recipe's own layout{' (*)' * (len(own) == 1)} is the fastest{on}."
         elif len(own) == 1:
-            lines.append(f"* the recipe's own layout. {verdict([best, planned])}")
+            yield f"* the recipe's own layout. {verdict([best, planned])}"
         elif not planned.fits:
-            lines.append(f"The recipe's own layout does not fit{on}.")
+            yield f"The recipe's own layout does not fit{on}."
         elif planned.tokens_per_second > best.tokens_per_second:
-            lines.append(f"The recipe's own layout is faster than those that were looked at{on}.")
+            yield f"The recipe's own layout is faster than those that were looked at{on}."
         else:
             slower.append(f"{1 - planned.tokens_per_second / best.tokens_per_second:.0%}{on}")
     if slower:
-        lines.append(f"The recipe's own layout is slower than the fastest by {', '.join(slower)}.")
-    lines += _unfitting(own) + _empty(listed, own) + _overlap(listed) + _agreement(run, own)
-    name = listed[0].name
-    lines.append(
-        f"More: --wide; `{explain.format(layout=name)} --nodes {listed[0].nodes}` explains a layout and "
-        "prints it for the recipe."
-    )
-    return lines
-
-
-def of_all_languages(codes: Sequence[str], planned: Sequence[tuple[PlannedLayout, Cost]]) -> dict[str, Any]:
-    """Returns the cost of a run for each language, on each of the layouts that were planned for the first."""
-    layouts = [
-        {
-            "name": one.name, "nodes": one.nodes, "hours_each": 24 * its_cost.days,
-            "days_in_a_row": len(codes) * its_cost.days,
-            "device_hours": len(codes) * its_cost.device_hours,
-            "billed_hours": billed_hours(one.run, len(codes) * its_cost.device_hours),
-        }
-        for one, its_cost in planned
-    ]  # fmt: skip
-    distinct = {(one["nodes"], one["name"]): one for one in layouts}  # the recipe's own may be the fastest
-    return {"codes": list(codes), "planned": codes[0], "layouts": list(distinct.values())}
-
-
-def languages_rows(run: RunToPlan, of_all: Mapping[str, Any]) -> Table:
-    """Returns what `of_all_languages` found as rows, one for each layout."""
-    unit = run.site.billing_unit
-    titles = (
-        "nodes", "hours each", "days in a row", "device-hours", *([unit] if unit else []), "layout",
-    )  # fmt: skip
-    rows = []
-    for one in of_all["layouts"]:
-        hours = [number for number in (one["device_hours"], one["billed_hours"]) if number is not None]
-        rows.append(
-            (
-                one["nodes"], f"{one['hours_each']:,.1f}", f"{one['days_in_a_row']:,.1f}",
-                *(f"{number:,.0f}" for number in hours), _broken(one["name"]),
-            )
-        )  # fmt: skip
-    return titles, rows
+        yield f"The recipe's own layout is slower than the fastest by {', '.join(slower)}."
 
 
 def _overlap(listed: Sequence[PlannedLayout]) -> list[str]:
-    """Returns what overlapping the tensor axis would bring the first layout that has one."""
     first = next((planned for planned in listed if planned.layout.tensor > 1), None)
     offer = overlap_offer(first) if first else None
     return [offer] if offer else []
@@ -263,10 +207,10 @@ def _empty(listed: Sequence[PlannedLayout], own: Mapping[int, PlannedLayout | st
 
 
 def _unfitting(own: Mapping[int, PlannedLayout | str]) -> list[str]:
-    """Returns where the recipe's own layout does not fit, by the rank that needs most, and what would."""
+    """Returns what the recipe's own layout lacks, by the rank that needs most, and what would make it fit."""
     return [
-        f"On {count_text(nodes, 'node')} the recipe's own layout needs {planned.need.bytes / _GIGA:.1f} GB"
-        f"{planned.need.of_host or ' on ' + planned.fullest}, of {planned.need.usable / _GIGA:.1f} usable; "
+        f"On {count_text(nodes, 'node')} the recipe's own layout needs {gb_text(planned.need.bytes)} GB"
+        f"{planned.need.of_host or ' on ' + planned.fullest}, of {gb_text(planned.need.usable)} usable; "
         f"{in_words(planned)}."
         for nodes, planned in own.items()
         if isinstance(planned, PlannedLayout) and not planned.fits
@@ -283,31 +227,107 @@ def _agreement(run: RunToPlan, own: Mapping[int, PlannedLayout | str]) -> list[s
     ]
 
 
+def of_all_languages(codes: Sequence[str], planned: Sequence[Costed]) -> dict[str, Any]:
+    """Returns the cost of a run for each language, on each of the layouts that were planned for the first."""
+    many, layouts = len(codes), {}  # the recipe's own may be the fastest
+    for one, cost in planned:
+        layouts[one.nodes, one.name] = {
+            "name": one.name,
+            "nodes": one.nodes,
+            "hours_each": 24 * cost.days,
+            "days_in_a_row": many * cost.days,
+            "device_hours": many * cost.device_hours,
+            "billed_hours": billed_hours(one.run, many * cost.device_hours),
+        }
+    return {"codes": list(codes), "planned": codes[0], "layouts": list(layouts.values())}
+
+
+def languages_rows(run: RunToPlan, of_all: Mapping[str, Any]) -> Table:
+    """Returns what `of_all_languages` found as rows, one for each layout."""
+    rows = [
+        (
+            one["nodes"],
+            f"{one['hours_each']:,.1f}",
+            f"{one['days_in_a_row']:,.1f}",
+            *_hours(run, one["device_hours"]),
+            _broken(one["name"]),
+        )
+        for one in of_all["layouts"]
+    ]
+    return ("nodes", "hours each", "days in a row", *_hour_titles(run), "layout"), rows
+
+
+def failure_table(run: RunToPlan, listed: Sequence[Costed]) -> tuple[Table, list[str]]:
+    """Returns what failures cost the fastest layout on each number of nodes, and sentences on the last."""
+    first: dict[int, tuple[PlannedLayout, Cost, Failures]] = {}
+    for planned, cost in listed:
+        if cost.failures is not None:
+            first.setdefault(planned.nodes, (planned, cost, cost.failures))
+    titles = ("nodes", "failure in", "down", "save every", "effective", "as it saves", "spares")
+    rows = [
+        (
+            planned.nodes,
+            format_seconds(found.mean_seconds),
+            f"{found.down_seconds:.0f} s",
+            f"{found.best_steps:,} steps",
+            f"{found.best_share:.1%}",
+            f"{found.effective_share:.1%}",
+            found.spare_nodes,
+        )
+        for planned, _, found in first.values()
+    ]
+    planned, cost, found = list(first.values())[-1]
+    parts = ", ".join(f"{part} {seconds:.0f}" for part, seconds in found.down.items() if seconds >= 0.5)
+    lines = [
+        f"Failures: {found.rate.per_1000_device_days:.3g} of a device in 1,000 days ({found.rate.source}). "
+        "effective: time spent on steps that are kept, with a save so often; as it saves: as the recipe "
+        f"does. spares: nodes with which 95 % of jobs of {format_seconds(found.job_seconds)} can replace all "
+        "that failed.",
+        f"On {planned.devices:,} devices a save stops training for {cost.stop_seconds:.1f} s, so the best "
+        f"time between two is {found.young_seconds:,.0f} s (Young 1974) or {found.daly_seconds:,.0f} s (Daly "
+        f"2006). After a failure training resumes in {found.down_seconds:.0f} s ({parts}), in "
+        f"{found.frozen_seconds:.0f} s if a node falls silent, in {found.stuck_seconds:.0f} s if a rank is "
+        f"stuck, and lacks {found.own_seconds / 2 + cost.checkpoint_seconds:,.0f} s of steps.",
+    ]
+    checkpoint = run.recipe.checkpoint
+    if checkpoint.memory_every_steps:
+        lost = checkpoint.memory_every_steps * planned.step_seconds / 2
+        lines.append(
+            f"checkpoint.memory_every_steps = {checkpoint.memory_every_steps}: a failure of one node costs "
+            f"{lost:,.0f} s of steps besides writing; of several nodes those since the last save."
+        )
+    if found.best_share - found.effective_share > _WORTH_A_WORD:
+        lines.append(
+            f"checkpoint.every_steps = {checkpoint.every_steps} is a save every "
+            f"{format_seconds(found.own_seconds)}, with {found.effective_share:.1%} of the time effective. "
+            f"Fix: checkpoint.every_steps = {found.best_steps}, with {found.best_share:.1%}."
+        )
+    return (titles, rows), lines
+
+
 def planned_json(planned: PlannedLayout, cost: Cost) -> dict[str, Any]:
     billed = billed_hours(planned.run, cost.device_hours)
     failures = None if cost.failures is None else asdict(cost.failures)
-    return {
-        "name": planned.name, "nodes": planned.nodes, "devices": planned.devices,
-        "layout": planned.layout.model_dump(mode="json"), "micro_batch_sequences": planned.micro_batch,
-        "micro_batches_per_step": planned.micro_batches, "sequence_length": planned.sequence_length,
-        "tokens_per_step": planned.tokens_per_step, "fits": planned.fits, "bytes": planned.bytes,
-        "peak_bytes": planned.peak_bytes, "usable_bytes": planned.run.usable_bytes,
-        "host_bytes_per_node": planned.host_bytes_per_node,
+    same = (
+        *("name", "nodes", "devices", "sequence_length", "tokens_per_step", "fits", "bytes", "peak_bytes"),
+        *("host_bytes_per_node", "seconds", "hidden_data_seconds", "step_seconds", "tokens_per_second"),
+        *("tflops_per_device", "mfu"),
+    )
+    return {key: getattr(planned, key) for key in same} | {
+        "layout": planned.layout.model_dump(mode="json"),
+        "micro_batch_sequences": planned.micro_batch,
+        "micro_batches_per_step": planned.micro_batches,
+        "usable_bytes": planned.run.usable_bytes,
         "usable_host_bytes_per_node": planned.run.usable_host_bytes,
-        "seconds": planned.seconds, "hidden_data_seconds": planned.hidden_data_seconds,
-        "step_seconds": planned.step_seconds,
         "interval_seconds": [planned.low_seconds, planned.high_seconds],
-        "tokens_per_second": planned.tokens_per_second, "tflops_per_device": planned.tflops_per_device,
-        "mfu": planned.mfu, 
         "cost": vars(cost) | {"days": cost.days, "billed_hours": billed, "failures": failures},
-    }  # fmt: skip
+    }
 
 
 def plan_json(
     run: RunToPlan,
     found: Found,
-    listed: Sequence[PlannedLayout],
-    costs: Sequence[Cost],
+    listed: Sequence[Costed],
     own: Mapping[int, PlannedLayout | str],
     is_all: bool,
 ) -> dict[str, Any]:
@@ -318,64 +338,61 @@ def plan_json(
             for why, some in of.items()
         ]
 
+    of_own = ("name", "tokens_per_second", "step_seconds", "peak_bytes", "fits")
     return {
-        "recipe": run.recipe.name, "cluster": run.site.name, "looked_at": found.looked_at,
+        "recipe": run.recipe.name,
+        "cluster": run.site.name,
+        "looked_at": found.looked_at,
         "run": overview_of_phases(run.model, run.phases).figures(),
         "billing_unit": run.site.billing_unit or None,
-        "layouts": [planned_json(planned, cost) for planned, cost in zip(listed, costs)],
-        "own": {nodes: each if isinstance(each, str) else _own_json(each) for nodes, each in own.items()},
+        "layouts": [planned_json(planned, cost) for planned, cost in listed],
+        "own": {
+            nodes: each if isinstance(each, str) else {key: getattr(each, key) for key in of_own}
+            for nodes, each in own.items()
+        },
         "not_listed": {"any": reasons(found.impossible)}
-        | {nodes: reasons(of) for nodes, of in found.refused.items()},
-    }  # fmt: skip
-
-
-def _own_json(planned: PlannedLayout) -> dict[str, Any]:
-    return {
-        key: getattr(planned, key)
-        for key in ("name", "tokens_per_second", "step_seconds", "peak_bytes", "fits")
+        | {str(nodes): reasons(of) for nodes, of in found.refused.items()},
     }
 
 
 def layout_toml(planned: PlannedLayout) -> str:
     """Returns the lines of a recipe that choose this layout."""
     chosen = layout_in_force(with_layout(planned.run.recipe, planned))
-    lines = [f"{key} = {_toml(value)}" for key, value in chosen.items() if key != "shard"]
+    lines = [f"{key} = {json.dumps(value)}" for key, value in chosen.items() if key != "shard"]
     return "\n".join(["[layout]", *lines, "", "[train]", f"micro_batch_sequences = {planned.micro_batch}"])
 
 
-def _toml(value: Any) -> str:
-    return (
-        str(value).lower()
-        if isinstance(value, bool)
-        else f'"{value}"'
-        if isinstance(value, str)
-        else str(value)
-    )
-
-
-def identity_and_placement(resolved: Resolved) -> list[Table]:
-    """Returns tables of every number of a resolved run: identity, placement, phases and learning rates."""
-    tables: list[Table] = []
+def identity_and_placement(resolved: Resolved) -> Iterator[Table]:
+    """Yields tables of every number of a resolved run: identity, placement, phases and learning rates."""
     for title, part in (("identity", resolved.identity), ("placement", resolved.placement)):
-        values = part.model_dump(mode="json", exclude={"phases", "learning_rates"})
-        tables.append(
-            ((title, "value"), [(key, json.dumps(value, ensure_ascii=False)) for key, value in flat(values)])
-        )
-    phases = [
-        (phase.number, f"{phase.first_step}–{phase.last_step}", phase.tokens_per_step, phase.sequence_length,
-         f"{placed.micro_batches_per_step} × {placed.micro_batch_sequences}",
-         ", ".join(f"{name} {weight:g}" for name, weight in phase.mixture.items()))
-        for phase, placed in zip(resolved.identity.phases, resolved.placement.phases)
-    ]  # fmt: skip
-    tables.append(
-        (("phase", "steps", "tokens a step", "sequence", "micro-batches × sequences", "mixture"), phases)
+        values = flat(part.model_dump(mode="json", exclude={"phases", "learning_rates"}))
+        yield (title, "value"), [(key, json.dumps(value, ensure_ascii=False)) for key, value in values]
+    yield (
+        ("phase", "steps", "tokens a step", "sequence", "micro-batches × sequences", "mixture"),
+        [
+            (
+                phase.number,
+                f"{phase.first_step}–{phase.last_step}",
+                phase.tokens_per_step,
+                phase.sequence_length,
+                f"{placed.micro_batches_per_step} × {placed.micro_batch_sequences}",
+                ", ".join(f"{name} {weight:g}" for name, weight in phase.mixture.items()),
+            )
+            for phase, placed in zip(resolved.identity.phases, resolved.placement.phases)
+        ],
     )
-    rates = [
-        (f"{rate.first_token:,}", f"{rate.tokens:,}", rate.schedule, f"{rate.peak:g}", f"{rate.final:g}",
-         f"{rate.warmup_tokens:,}", f"{rate.decay_tokens:,}")
-        for rate in resolved.identity.learning_rates
-    ]  # fmt: skip
-    tables.append(
-        (("learning rate after token", "tokens", "schedule", "peak", "final", "warm-up", "decay"), rates)
+    yield (
+        ("learning rate after token", "tokens", "schedule", "peak", "final", "warm-up", "decay"),
+        [
+            (
+                f"{rate.first_token:,}",
+                f"{rate.tokens:,}",
+                rate.schedule,
+                f"{rate.peak:g}",
+                f"{rate.final:g}",
+                f"{rate.warmup_tokens:,}",
+                f"{rate.decay_tokens:,}",
+            )
+            for rate in resolved.identity.learning_rates
+        ],
     )
-    return tables

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from kielo.cli.flags import examples
+from kielo.cli.flags import VerbParser, examples
 from kielo.cli.ideas import read_idea, takes_idea
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.recipe.cards import Cluster, accelerator, cluster
@@ -18,7 +18,7 @@ from kielo.resolve.stages import rank_of_each_stage
 from kielo.resolve.text import imagined_text
 
 
-def rehearse_flags(parser: argparse.ArgumentParser) -> None:
+def rehearse_flags(parser: VerbParser) -> None:
     examples(parser, "kielo rehearse estonian_llama31_70b --cluster lumi_g --nodes 4 --all-stages")
     takes_idea(parser)
     parser.add_argument("--cluster", help="cluster card (see `kielo clusters`); default: the recipe's")
@@ -104,5 +104,5 @@ def chosen_ranks(resolved: Resolved, rank: int | None, stage: int | None, all_st
         raise KieloError(f"--stage {stage}: the layout has stages 0 to {stages - 1}")
     if layout.pipeline == 1:
         return [0]
-    owners = rank_of_each_stage(layout.pipeline_schedule, layout.pipeline, layout.pipeline_stages_per_rank)
+    owners = rank_of_each_stage(layout.pipeline_schedule, layout.pipeline, stages // layout.pipeline)
     return [rank_of_stage(layout, owners[stage])]

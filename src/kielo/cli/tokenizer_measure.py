@@ -87,7 +87,7 @@ def measure(options: argparse.Namespace) -> None:
         from kielo.cli.vocabulary_choice import advise, choice_json, choice_rows, in_words
 
         advice = advise(options, tokenizers, figures)
-    words = in_words(advice) if advice else []
+    words = [in_words(advice)] if advice else []
     if options.json:
         choices = [choice_json(one) for one in advice.choices] if advice else []
         return print_json({"measured_on": source, "tokenizers": figures, "choices": choices, "advice": words})

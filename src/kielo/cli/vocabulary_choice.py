@@ -1,4 +1,4 @@
-"""Keep, extend or replace a model's vocabulary: table and words of `kielo tokenizer measure`. No torch."""
+"""Keep, extend or replace a model's vocabulary: table and decision of `kielo tokenizer measure`. No torch."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kielo.cli.ideas import STAND_INS
 from kielo.recipe.amounts import parse_amount, short_amount
 from kielo.recipe.errors import KieloError
+from kielo.report.units import format_bytes
 
 if TYPE_CHECKING:
     from kielo.plan.vocabulary_choice import Advice, Choice, Vocabulary
@@ -19,9 +20,7 @@ _ENDINGS = ("KB", "MB", "GB", "TB")  # of --bytes
 
 
 def advise(
-    options: argparse.Namespace,
-    tokenizers: Mapping[str, "TextTokenizer"],
-    figures: dict[str, dict[str, Any]],
+    options: argparse.Namespace, tokenizers: Mapping[str, "TextTokenizer"], figures: dict[str, dict[str, Any]]
 ) -> "Advice | None":
     """Returns the choices between tokenizers; None for one tokenizer, and without an amount of text.
 
@@ -126,79 +125,58 @@ def _amount(flag: str, text: str) -> int:
     return number
 
 
-def in_words(advice: "Advice") -> list[str]:
-    """Returns the recommendation and its reasons."""
+def in_words(advice: "Advice") -> str:
+    """Returns the decision and its reason."""
     kept, best = advice.choices[0], advice.best
+    unit, text = _unit(advice), format_bytes(advice.text_bytes)
     if best is kept:
-        lines = [f"Keep {kept.vocabulary.name}: no other choice saves a twentieth of its {_cost(kept)}."]
-    else:
-        verb = {"keep": "Take", "extend": "Extend to", "replace": "Replace by"}[best.vocabulary.kind]
-        lines = [
-            f"{verb} {best.vocabulary.name}: {short_amount(best.text_tokens)} tokens in place of "
-            f"{short_amount(kept.text_tokens)} ({best.text_tokens / kept.text_tokens - 1:+.0%}), and "
-            f"{_cost(best)} in place of {_figure(kept.cost)} ({best.cost / kept.cost - 1:+.0%}), with those "
-            "that learn its new rows."
-        ]
-    lines += [_reason(advice, one) for one in advice.choices[1:] if one.vocabulary.kind != "keep"]
-    return [
-        *lines,
-        "This counts compute, for text like the measured one. Which vocabulary learns more from the same "
-        "text, held-out bits per byte of training with each say.",
-    ]
-
-
-def _reason(advice: "Advice", choice: "Choice") -> str:
-    from kielo.report.units import format_bytes
-
-    of, pays_from = choice.vocabulary, advice.pays_from_bytes(choice)
-    line = (
-        f"{of.name}: learning {of.new_rows:,} new rows with the body frozen takes "
-        f"{short_amount(choice.relearn_tokens)} tokens, {_cost(choice, choice.relearn_cost)}"
-    )
-    if pays_from is None:
-        line += "; its tokens of the text cost no less, so it never pays"
-    else:
-        line += (
-            f"; it pays from {format_bytes(pays_from)} of text on, and there are "
-            f"{format_bytes(advice.text_bytes)}"
+        return (
+            f"Keep {kept.vocabulary.name}: no other choice saves a twentieth of its {_figure(kept.cost)} "
+            f"{unit}, for {text} of text."
         )
-    english = advice.choices[0].vocabulary.english_tokens
-    if english is not None and of.english_tokens is not None:
-        line += f". English takes {of.english_tokens / english - 1:+.0%} tokens"
-    return f"{line}."
-
-
-def _cost(choice: "Choice", cost: float | None = None) -> str:
-    unit = "FLOPs" if choice.text_hours is None else "device-hours"
-    return f"{_figure(choice.cost if cost is None else cost)} {unit}"
-
-
-def choice_rows(advice: "Advice") -> tuple[Sequence[str], list[Sequence[str]]]:
-    unit = "FLOPs" if advice.choices[0].text_hours is None else "device-hours"
-    titles = (
-        "",
-        "tokenizer",
-        "tokens",
-        unit,
-        "new rows",
-        "tokens for them",
-        f"{unit} for them",
-        f"{unit} in all",
+    verb = {"keep": "Take", "extend": "Extend to", "replace": "Replace by"}[best.vocabulary.kind]
+    return (
+        f"{verb} {best.vocabulary.name}: {short_amount(best.text_tokens)} tokens in place of "
+        f"{short_amount(kept.text_tokens)} ({best.text_tokens / kept.text_tokens - 1:+.0%}), and "
+        f"{_figure(best.cost)} {unit} in place of {_figure(kept.cost)} ({best.cost / kept.cost - 1:+.0%}) "
+        f"with those that learn its new rows, for {text} of text."
     )
-    rows = [
-        (
-            one.vocabulary.kind,
-            one.vocabulary.name,
-            short_amount(one.text_tokens),
-            _figure(one.text_cost),
-            f"{one.vocabulary.new_rows:,}",
-            short_amount(one.relearn_tokens),
-            _figure(one.relearn_cost),
-            _figure(one.cost),
+
+
+def choice_rows(advice: "Advice") -> tuple[Sequence[str], list[tuple[str, ...]]]:
+    """Returns titles and a row for each choice, with what it changes for English where that was measured."""
+    unit, english = _unit(advice), advice.choices[0].vocabulary.english_tokens
+    titles = ("", "tokenizer", "tokens", unit, "new rows", "tokens for them", f"{unit} for them")
+    rows = []
+    for one in advice.choices:
+        of, pays_from = one.vocabulary, advice.pays_from_bytes(one)
+        rows.append(
+            (
+                of.kind,
+                of.name,
+                short_amount(one.text_tokens),
+                _figure(one.text_cost),
+                f"{of.new_rows:,}",
+                short_amount(one.relearn_tokens),
+                _figure(one.relearn_cost),
+                _figure(one.cost),
+                "–"
+                if one is advice.choices[0]
+                else "never"
+                if pays_from is None
+                else format_bytes(pays_from),
+                *(
+                    [f"{of.english_tokens / english - 1:+.0%}" if of.english_tokens else "–"]
+                    if english
+                    else []
+                ),
+            )
         )
-        for one in advice.choices
-    ]
-    return titles, rows
+    return (*titles, f"{unit} in all", "pays from", *(["English tokens"] if english else [])), rows
+
+
+def _unit(advice: "Advice") -> str:
+    return "FLOPs" if advice.choices[0].text_hours is None else "device-hours"
 
 
 def _figure(cost: float) -> str:

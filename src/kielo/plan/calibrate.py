@@ -2,9 +2,8 @@
 
 Steps of one size (sequence length, micro-batch, micro-batches) are one measurement: their median
 (`measured_run.py` reads them).
-`least_squares.py` fits constants of `efficiency.py` to the measurements, but only those that a run of Kielo
-can show. Each is drawn to the value that is usual for such a device, and keeps it where the runs show
-nothing.
+Constants of `efficiency.py` are fitted to the measurements, but only those that a run of Kielo can show. Each
+is drawn to the value that is usual for such a device, and keeps it if the runs show nothing of it.
 
 A GPU keeps the peaks of its card. A processor's card has none: its peak, memory bandwidth and the bandwidth
 between ranks are fitted too. There a rank is a process with its share of the cores, so a card of two ranks
@@ -24,7 +23,6 @@ import numpy as np
 
 from kielo.artifact.own_text import HASH_COMMENT, write_own_text
 from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, members, read_card
-from kielo.plan.least_squares import Stop, fit_drawn_to_priors
 from kielo.plan.measured_run import MeasuredRun, read_measured_run
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload, workload_row
@@ -36,7 +34,7 @@ from kielo.resolve.memory_row import TrainOptions
 
 Column = np.ndarray
 _NOISE = 0.02  # expected error of a median step; the spreads below are weighed against it
-_ROUNDS, _LEAST_GAIN = 60, 1e-6  # few figures, quickly fitted
+_BEND = 0.08  # of an error's logarithm: larger errors count like their size, not like its square
 # least half-width of the interval: the runs' residuals show nothing of other shapes
 _NARROWEST = 0.08
 _NORMAL_TAIL = 1.28  # standard deviations, either way, that hold 80 % of a normal distribution
@@ -56,21 +54,6 @@ class Machine:
     precision: str
     ranks: int
     runs: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Steps of one size: the median of their measured seconds, and the planner's seconds by part."""
-
-    sequence_length: int
-    micro_batch: int
-    micro_batches: int
-    measured_seconds: float
-    parts: dict[str, float]
-
-    @property
-    def planned_seconds(self) -> float:
-        return sum(self.parts.values())
 
 
 @dataclass(frozen=True)
@@ -121,12 +104,12 @@ def measure(paths: Sequence[Path | str], site: Cluster | None = None) -> Machine
             "no metrics.jsonl was given; what would work: runs/NAME/train/metrics.jsonl of a run of your own"
         )
     _refuse_mixed(runs)
-    placement, precision = runs[0].resolved.placement, runs[0].resolved.identity.train.precision
+    placement, precision = runs[0].resolved.placement, runs[0].precision
     ranks = max(run.resolved.placement.world_size for run in runs)
     card = accelerator_card("cpu") if placement.device == "cpu" else _gpu_card(runs[0])
     priors = priors_of(card)
     start = with_figures(card, precision, {name: prior.start for name, prior in priors.items()})
-    work = _work(runs, start, site)
+    work = workload_of(runs, start, site)
     seconds = np.array([np.median(times) for run in runs for times in run.seconds.values()])
     values = _solve(priors, lambda values: _predict(work, card, values), np.log(seconds))
     errors = np.log(seconds) - np.log(_predict(work, card, values))
@@ -134,29 +117,6 @@ def measure(paths: Sequence[Path | str], site: Cluster | None = None) -> Machine
         _with_source(with_figures(card, precision, values)), efficiency_with(card, values), _spread(errors),
         precision, ranks, tuple(str(run.path) for run in runs),
     )  # fmt: skip
-
-
-def compare(machine: Machine, path: Path | str, site: Cluster | None = None) -> list[Comparison]:
-    """Compares a run's metrics.jsonl with the machine's card, for each size of its steps.
-
-    Raises KieloError like `measure`, and for a run on another kind of device than the card's.
-    """
-    run = read_measured_run(Path(path))
-    placement, precision = run.resolved.placement, run.resolved.identity.train.precision
-    is_same = placement.device == machine.accelerator.device and precision == machine.precision
-    if not is_same or (placement.device == "cpu" and placement.world_size != machine.ranks):
-        raise KieloError(
-            f"{path} is of {_device(run)}, the card of {machine.ranks} ranks on "
-            f"{machine.accelerator.name!r} in {machine.precision}; what would work: a run like those that "
-            "the card was made from"
-        )
-    parts = step_seconds(_work([run], machine.accelerator, site), machine.efficiency)
-    return [
-        Comparison(
-            *size, float(np.median(times)), {name: float(part[index]) for name, part in vars(parts).items()}
-        )
-        for index, (size, times) in enumerate(run.seconds.items())
-    ]
 
 
 def write_machine(machine: Machine, path: Path | str) -> None:
@@ -211,25 +171,24 @@ def read_machine(path: Path | str) -> Machine:
 
 
 def _refuse_mixed(runs: Sequence[MeasuredRun]) -> None:
-    """Raises KieloError if the runs are not on one kind of device in one precision."""
-    first = _device(runs[0])
+    first = device_of(runs[0])
     for run in runs[1:]:
-        if _device(run) != first:
+        if device_of(run) != first:
             raise KieloError(
-                f"{run.path} is of {_device(run)}, {runs[0].path} of {first}; what would work: runs of one "
+                f"{run.path} is of {device_of(run)}, {runs[0].path} of {first}; what would work: runs of one "
                 "kind of device in one precision, and on a processor with as many ranks"
             )
 
 
-def _device(run: MeasuredRun) -> str:
-    placement, precision = run.resolved.placement, run.resolved.identity.train.precision
+def device_of(run: MeasuredRun) -> str:
+    placement, precision = run.resolved.placement, run.precision
     if placement.device == "cpu":
         return f"{placement.world_size} ranks on a processor in {precision}"
     return f"{placement.accelerator} in {precision}"
 
 
 def _gpu_card(run: MeasuredRun) -> Accelerator:
-    name, precision = run.resolved.placement.accelerator, run.resolved.identity.train.precision
+    name, precision = run.resolved.placement.accelerator, run.precision
     card = accelerator_card(name) if name in accelerators() else None
     if card is None or precision not in card.peak_tflops or card.memory_bandwidth_tb_per_second is None:
         raise KieloError(
@@ -240,11 +199,11 @@ def _gpu_card(run: MeasuredRun) -> Accelerator:
     return card
 
 
-def _work(runs: Sequence[MeasuredRun], card: Accelerator, site: Cluster | None) -> Workload:
+def workload_of(runs: Sequence[MeasuredRun], card: Accelerator, site: Cluster | None) -> Workload:
     """Returns a row for each size of step of each run; the peak is that of the runs' precision."""
     ranks = max(run.resolved.placement.world_size for run in runs)
     site = site or _site_of(card, ranks)
-    precision = runs[0].resolved.identity.train.precision
+    precision = runs[0].precision
     if precision != "fp8":
         # Bytes count as in bf16: a processor's bandwidths are fitted to that.
         card = card.model_copy(
@@ -310,11 +269,13 @@ def with_figures(card: Accelerator, precision: str, values: Mapping[str, float])
     if "flops" not in values:
         return card
     memory = values["flops"] * values["bytes_a_flop"]
-    return card.model_copy(update={
-        "peak_tflops": {precision: values["flops"] / 1e12},
-        "memory_bandwidth_tb_per_second": memory / 1e12,
-        "link_gb_per_second": memory * values["link_share"] / 1e9,
-    })  # fmt: skip
+    return card.model_copy(
+        update={
+            "peak_tflops": {precision: values["flops"] / 1e12},
+            "memory_bandwidth_tb_per_second": memory / 1e12,
+            "link_gb_per_second": memory * values["link_share"] / 1e9,
+        }
+    )
 
 
 def _with_source(card: Accelerator) -> Accelerator:
@@ -323,7 +284,6 @@ def _with_source(card: Accelerator) -> Accelerator:
 
 
 def _predict(work: Workload, card: Accelerator, values: Mapping[str, float]) -> Column:
-    """Predicts seconds of a step on the machine with these figures."""
     if "flops" in values:
         ones = np.ones(len(work))
         memory = values["flops"] * values["bytes_a_flop"] * ones
@@ -338,7 +298,6 @@ def _predict(work: Workload, card: Accelerator, values: Mapping[str, float]) -> 
 def _solve(
     priors: Mapping[str, Prior], predict: Callable[[Mapping[str, float]], Column], target: Column
 ) -> dict[str, float]:
-    """Fits the figures for which `predict` gives exp(`target`), each drawn to its prior."""
     origin = np.log([prior.start for prior in priors.values()])
     spreads = np.array([prior.spread for prior in priors.values()])
 
@@ -348,8 +307,37 @@ def _solve(
     def errors(parameters: Column) -> Column:
         return np.log(predict(named(parameters))) - target
 
-    stop = Stop(_ROUNDS, _LEAST_GAIN)
-    return named(fit_drawn_to_priors(errors, 1 / _NOISE, origin, spreads, origin, stop))
+    return named(fit_drawn_to_priors(errors, 1 / _NOISE, origin, spreads, origin))
+
+
+def fit_drawn_to_priors(
+    errors: Callable[[Column], Column],
+    weights: Column | float,
+    mean: Column,
+    spread: Column,
+    start: Column,
+    depends: Column | None = None,
+) -> Column:
+    """Fits parameters [k] by scipy's trust regions (Branch et al. 1999), beginning at `start`.
+
+    Minimises the squares of `errors` [n] (pseudo-Huber beyond `_BEND`, Charbonnier et al. 1997, so that a
+    wrong row does not pull the fit; times `weights`) and of the parameters' distance from `mean` by `spread`:
+    standard deviations [k] or a covariance [k, k]. depends: [n, k], True for parameters that an error depends
+    on; those that share no error are moved at once. Raises KieloError without scipy.
+    """
+    try:
+        from scipy.optimize import least_squares
+    except ImportError:
+        raise KieloError("a fit needs scipy. Fix: pip install 'kielo[calibrate]'") from None
+    whiten = np.diag(1 / spread) if spread.ndim == 1 else np.linalg.inv(np.linalg.cholesky(spread))
+
+    def residuals(parameters: Column) -> Column:
+        found = errors(parameters)
+        robust = np.sign(found) * _BEND * np.sqrt(2 * (np.sqrt(1 + (found / _BEND) ** 2) - 1))
+        return np.concatenate([robust * weights, whiten @ (parameters - mean)])
+
+    sparsity = None if depends is None else np.concatenate([depends, whiten != 0])
+    return least_squares(residuals, start, x_scale="jac", jac_sparsity=sparsity).x
 
 
 def _spread(errors: Column) -> dict[str, float]:

@@ -106,7 +106,6 @@ def _batch_advice(run: RunToPlan, nodes: Sequence[int]) -> str:
 
 
 def _not_among(name: str, run: RunToPlan, nodes: int, found: Found) -> KieloError:
-    """Makes the error that says why no layout of that name is in the ranking."""
     fits = matches(name)
     if nodes in found.nearest:
         nearest, need = found.nearest[nodes], found.nearest[nodes].need

@@ -1,25 +1,61 @@
-"""Comparison of planned layouts, of numbers of nodes, and with chunked collectives; no torch."""
+"""Names of the parts of a step and of memory, comparison of planned layouts, and scaling; no torch."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
-from kielo.plan.overlap_seconds import BESIDE_COLLECTIVE
-from kielo.plan.part_names import (
-    BYTES,
-    SECONDS,
-    count_text,
-    decimals,
-    gb_text,
-    listed,
-    parts_of,
-    seconds_text,
-    signed_text,
-)
+from kielo.plan.layer_seconds import BESIDE_COLLECTIVE
 from kielo.plan.planned_layout import SHARE, PlannedLayout, plan_layouts
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import Found, search
 from kielo.recipe.sections import Phase, Recipe, Train
 
-# Strong and weak scaling of a run over numbers of nodes; no torch.
+SECONDS = {  # part of a step → its name
+    "matrix": "matrix products", "attention": "attention", "elementwise": "norms and activations",
+    "launch": "kernel launches", "head": "output head and loss", "bubble": "pipeline bubble",
+    "tensor_traffic": "tensor traffic", "context_traffic": "context traffic",
+    "pipeline_traffic": "pipeline traffic", "data_traffic": "data traffic", "optimiser": "optimiser",
+    "fixed": "fixed costs", "slowest": "slowest device",
+}  # fmt: skip
+BYTES = {
+    "weights": "weights", "gradients": "gradients", "optimiser": "optimiser state",
+    "activations": "activations", "logits": "logits", "gathered": "gathered parameters",
+    "workspace": "workspace",
+}  # fmt: skip
+
+
+def parts_of(several: Sequence[Mapping[str, float]], names: Mapping[str, str]) -> list[str]:
+    """Returns the parts that at least one of `several` has, in the order of `names`."""
+    known = dict.fromkeys([*names, *(part for each in several for part in each)])
+    return [part for part in known if any(each.get(part, 0.0) > 0 for each in several)]
+
+
+def decimals(planned: PlannedLayout) -> int:
+    """Returns the decimals that show four figures of the step's seconds."""
+    return max(0, 3 - math.floor(math.log10(planned.step_seconds)))
+
+
+def seconds_text(planned: PlannedLayout, seconds: float) -> str:
+    """Returns seconds as text, to the step's fourth figure, or to two figures if they are smaller."""
+    own = 1 - math.floor(math.log10(abs(seconds))) if seconds else 0
+    return f"{seconds:.{max(decimals(planned), own)}f} s".replace("-", "−")
+
+
+def signed_text(seconds: float, places: int) -> str:
+    return f"{seconds:+.{places}f} s".replace("-", "−")
+
+
+def gb_text(size: float) -> str:
+    return f"{size / 1e9:.1f}"
+
+
+def count_text(number: int, noun: str) -> str:
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun}{plural if number != 1 else ''}"
+
+
+def listed(texts: Sequence[str], conjunction: str = "and") -> str:
+    """Returns "a, b or c"."""
+    return f" {conjunction} ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
 def strong_and_weak(
@@ -49,9 +85,6 @@ def _grown(recipe: Recipe, nodes: int, first: int) -> Recipe:
     return recipe.model_copy(update={"train": larger(recipe.train), "phases": phases})
 
 
-# The gain that `layout.tensor_overlap = "chunked"` would bring a planned layout, in words; no torch.
-
-
 _LEAST = 0.005  # of a step; less is not worth a sentence
 ASSUMED = (
     f"by assumption: a product beside a collective keeps {BESIDE_COLLECTIVE:.0%} of its rate. It was not "
@@ -59,8 +92,8 @@ ASSUMED = (
 )
 
 
-def overlap_offer(planned: PlannedLayout) -> str | None:
-    """Returns a sentence where collectives in chunks would make the steps of `planned` shorter, by plan."""
+def with_overlap(planned: PlannedLayout) -> PlannedLayout | None:
+    """Plans collectives in chunks; returns None if they cannot be or make the step hardly shorter."""
     layout = planned.layout
     if layout.tensor == 1 or layout.tensor_overlap != "none" or not layout.sequence_parallel:
         return None
@@ -69,16 +102,19 @@ def overlap_offer(planned: PlannedLayout) -> str | None:
     chunked = layout.model_copy(update={"tensor_overlap": "chunked"})
     layouts = [(chunked, planned.nodes, planned.micro_batch)]
     (changed,) = plan_layouts(planned.run, layouts, planned.phase)
-    saved = 1 - changed.step_seconds / planned.step_seconds
-    if saved < _LEAST:
+    return changed if changed.step_seconds <= (1 - _LEAST) * planned.step_seconds else None
+
+
+def overlap_offer(planned: PlannedLayout) -> str | None:
+    """Returns a sentence on the gain of collectives in chunks, if there is one."""
+    changed = with_overlap(planned)
+    if changed is None:
         return None
+    saved = 1 - changed.step_seconds / planned.step_seconds
     return (
         f'{planned.name}: layout.tensor_overlap = "chunked" would take {saved:.1%} off a step, since its '
         f"collectives then run beside products ({ASSUMED})."
     )
-
-
-# Comparison of planned layouts: a table, a verdict, and the parts where one is better or worse; no torch.
 
 
 _NAMED_SHARE = 0.005  # of a step; smaller differences between layouts are added up
@@ -88,41 +124,34 @@ def compare(several: Sequence[PlannedLayout]) -> tuple[tuple[str, ...], list[tup
     """Returns (titles, rows) of a table with a column for each layout, without parts that no layout has."""
     places = max(decimals(planned) for planned in several)
 
-    def row(title: str, cell: Callable[[PlannedLayout], str]) -> tuple[str, ...]:
-        return (title, *(cell(planned) for planned in several))
+    def seconds(values: Iterable[float]) -> list[str]:
+        return [f"{value:.{places}f}" for value in values]
 
-    def seconds(number: float) -> str:
-        return f"{number:.{places}f}"
+    def sizes(values: Iterable[float]) -> list[str]:
+        return [gb_text(value) for value in values]
 
-    rows = [row("nodes", lambda planned: f"{planned.nodes:,}")]
-    rows += [
-        row(
-            f"{SECONDS.get(part, part)}, s",
-            lambda planned, part=part: seconds(planned.seconds.get(part, 0.0)),
-        )
-        for part in parts_of([planned.seconds for planned in several], SECONDS)
-    ]
-    rows += [
-        row("step, s", lambda planned: seconds(planned.step_seconds)),
-        row(
-            f"{SHARE:.0%} interval, s",
-            lambda planned: f"{seconds(planned.low_seconds)}–{seconds(planned.high_seconds)}",
-        ),
-        row("tokens/s", lambda planned: f"{planned.tokens_per_second:,.0f}"),
-        row("TFLOP/s a device", lambda planned: f"{planned.tflops_per_device:.1f}"),
-        row("MFU", lambda planned: f"{planned.mfu:.1%}"),
-    ]
-    rows += [
-        row(f"{BYTES.get(part, part)}, GB", lambda planned, part=part: gb_text(planned.bytes.get(part, 0.0)))
-        for part in parts_of([planned.bytes for planned in several], BYTES)
-    ]
-    rows += [
-        row("memory in all, GB", lambda planned: gb_text(planned.peak_bytes)),
-        row("of usable, GB", lambda planned: gb_text(planned.run.usable_bytes)),
-        row("host memory a node, GB", lambda planned: gb_text(planned.host_bytes_per_node)),
-        row("fits", lambda planned: "yes" if planned.fits else "no"),
-    ]
-    return ("", *(planned.name for planned in several)), rows
+    lows = zip(seconds(one.low_seconds for one in several), seconds(one.high_seconds for one in several))
+    cells = {
+        "nodes": [f"{one.nodes:,}" for one in several],
+        **{
+            f"{SECONDS.get(part, part)}, s": seconds(one.seconds.get(part, 0.0) for one in several)
+            for part in parts_of([one.seconds for one in several], SECONDS)
+        },
+        "step, s": seconds(one.step_seconds for one in several),
+        f"{SHARE:.0%} interval, s": [f"{low}–{high}" for low, high in lows],
+        "tokens/s": [f"{one.tokens_per_second:,.0f}" for one in several],
+        "TFLOP/s a device": [f"{one.tflops_per_device:.1f}" for one in several],
+        "MFU": [f"{one.mfu:.1%}" for one in several],
+        **{
+            f"{BYTES.get(part, part)}, GB": sizes(one.bytes.get(part, 0.0) for one in several)
+            for part in parts_of([one.bytes for one in several], BYTES)
+        },
+        "memory in all, GB": sizes(one.peak_bytes for one in several),
+        "of usable, GB": sizes(one.run.usable_bytes for one in several),
+        "host memory a node, GB": sizes(one.host_bytes_per_node for one in several),
+        "fits": ["yes" if one.fits else "no" for one in several],
+    }
+    return ("", *(one.name for one in several)), [(title, *each) for title, each in cells.items()]
 
 
 def verdict(several: Sequence[PlannedLayout]) -> str:
@@ -163,41 +192,21 @@ def is_comparable(one: PlannedLayout, other: PlannedLayout) -> bool:
     )  # fmt: skip
 
 
-def against(planned: PlannedLayout, other: PlannedLayout) -> str:
-    """Says where it is better and worse than `other`; the differences add up to that of the steps."""
-    gain = planned.tokens_per_second / other.tokens_per_second - 1
-    speed = (
-        f"{abs(gain):.1%} {'faster' if gain >= 0 else 'slower'}"
-        if gain < 1
-        else f"{1 + gain:.1f} times as fast"
-    )
-    own, others = (seconds_text(planned, each.step_seconds) for each in (planned, other))
-    text = f"Against {other.name} it is {speed} ({own} instead of {others})"
-    less = planned.peak_bytes - other.peak_bytes
-    memory = f"It takes {gb_text(abs(less))} GB {'less' if less < 0 else 'more'}{unfit(other)}."
-    return f"{text}: {_named_differences(planned, other)}. {memory}"
-
-
 def unfit(planned: PlannedLayout) -> str:
     need = planned.need
     return "" if need.fits else f", which does not fit into {gb_text(need.usable)} GB{need.of_host}"
 
 
-def _named_differences(planned: PlannedLayout, other: PlannedLayout) -> str:
-    """Returns "better in pipeline bubble (−1.20 s)" and so on; small differences are added up."""
+def changed_parts(planned: PlannedLayout, other: PlannedLayout) -> str:
+    """Returns where `planned` takes more and less than `other`, largest first; small parts are added up."""
     found, places = differences(planned, other), decimals(planned)
     large = {
         part: seconds
         for part, seconds in found.items()
         if abs(seconds) >= _NAMED_SHARE * planned.step_seconds
     }
-    texts = []
-    for text, sign in (("better in", -1), ("worse in", 1)):
-        some = {part: seconds for part, seconds in large.items() if seconds * sign > 0}
-        if some:
-            texts.append(f"{text} {_with_seconds(some, places)}")
-    rest = sum(found.values()) - sum(large.values())
-    return "; ".join([*texts, f"the rest {signed_text(rest, places)}"])
+    rest = f"the rest {signed_text(sum(found.values()) - sum(large.values()), places)}"
+    return ", ".join([*([_with_seconds(large, places)] if large else []), rest])
 
 
 def _with_seconds(parts: Mapping[str, float], places: int, of: str = "") -> str:
@@ -228,7 +237,6 @@ def _faster(first: PlannedLayout, second: PlannedLayout) -> str:
 
 
 def _called(planned: PlannedLayout, several: Sequence[PlannedLayout]) -> str:
-    """Returns the layout's name, with its nodes if they differ."""
     return planned.name + (
         f" on {count_text(planned.nodes, 'node')}" if len({each.nodes for each in several}) > 1 else ""
     )

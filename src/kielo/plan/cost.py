@@ -16,8 +16,6 @@ from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved
 from kielo.resolve.text import imagined_text
 
-# Expected speed of a resolved run: planned tokens a second, printed beside measured ones; no torch.
-
 
 def tokens_per_second(run: RunToPlan, resolved: Resolved) -> list[float]:
     """Computes tokens a second of each resolved phase, over all ranks, by the closed form.
@@ -60,9 +58,6 @@ def with_expectation(resolved: Resolved, recipe: Recipe) -> Resolved:
         for placed, speed in zip(placement.phases, tokens_per_second(run, resolved))
     )
     return resolved.model_copy(update={"placement": placement.model_copy(update={"phases": phases})})
-
-
-# Cost of a run on a planned layout: hours, device-hours, jobs in a chain, checkpoints; no torch.
 
 
 # From a job's start to its first step: containers and imports on all nodes, communicators, reading the

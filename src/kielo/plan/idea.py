@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from kielo.models.proportions import count
-from kielo.plan.scaling_laws import FLOPS_PER_PARAMETER_AND_TOKEN
 from kielo.recipe.sections import Recipe
 from kielo.resolve.budget import has_budget, with_budget_of_ready_tokens
 
+FLOPS_PER_PARAMETER_AND_TOKEN = 6  # forward and backward (Kaplan et al. 2020, arXiv:2001.08361)
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022 (arXiv:2203.15556)
 # Share of the bf16 peak that large runs reach; only turns device-hours into tokens, before there is a plan.
 USUAL_MFU = 0.35
@@ -66,7 +66,7 @@ def with_usual_training(recipe: Recipe) -> tuple[Recipe, list[str]]:
     if has_budget(recipe) or recipe.model.weights is not None:
         return recipe, []
     usual = usual_training(parameters_asked(recipe))
-    vocab_size = recipe.model.vocab_size or recipe.tokenizer.vocab_size
+    vocab_size: float = recipe.model.vocab_size or recipe.tokenizer.vocab_size
     if recipe.tokenizer.path is None and recipe.model.vocab_size is None:
         recipe, vocab_size = _filled(recipe, "tokenizer", "vocab_size", usual.vocabulary_size)
     recipe, length = _filled(recipe, "dataset", "sequence_length", usual.sequence_length)
@@ -89,7 +89,6 @@ def parameters_asked(recipe: Recipe) -> int:
 
 
 def _filled(recipe: Recipe, section: str, key: str, value: int | float) -> tuple[Recipe, int | float]:
-    """Returns the recipe with the key set, if it was not, and its value."""
     table = getattr(recipe, section)
     if key in table.model_fields_set:
         return recipe, getattr(table, key)

@@ -3,6 +3,13 @@
 FLOPs: 2 a weight and token forward, 4 backward (Narayanan et al. 2021, arXiv:2104.04473, appendix), 4 × width
 × keys a query for attention, and fused attention's backward 2.5 times its forward (Dao 2023,
 arXiv:2307.08691, section 4.1).
+
+Of a collective of n chunks and T seconds beside a product of P seconds, T / n is waited for, as the first
+gather (or the last sum) has nothing beside it; of the others what is longer than the product,
+(n - 1) / n × (T - P), if positive. The product takes longer: smaller products fill the device less, by the
+formula of any product; beside a collective it is slower; and its chunks are copied into the sequence's order.
+How much slower, and how many more kernels are launched, are assumptions: no published run and no measurement
+of ours separates them.
 """
 
 from dataclasses import dataclass
@@ -10,7 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from kielo.plan.collective_seconds import gather_logits_seconds
+from kielo.plan.collective_seconds import (
+    gather_logits_seconds,
+    ring_bandwidth,
+    tensor_halves,
+    tensor_layer_seconds,
+)
 from kielo.plan.efficiency import ARCHITECTURES, ENGINES
 from kielo.plan.workload import Workload
 
@@ -24,6 +36,9 @@ _EAGER_NORM_BYTES = 36
 # Kernels that a chunk of overlapped collectives adds, by those of a layer: a collective, a product and a copy
 # for each of six products, of about 100. Assumed.
 _CHUNK_LAUNCHES = 18 / 100
+# Assumed: the share of its rate that a product keeps beside a collective, whose kernels take up some of the
+# device's multiprocessors.
+BESIDE_COLLECTIVE = 0.9
 
 # Bytes of a logit: read and written as bf16 and fp32, with gradients; and where each step of a loss in fp32
 # (maximum, difference, exponential, sum, quotient, gradient) goes through memory.
@@ -73,7 +88,7 @@ def layer_seconds(work: Workload, rates: Any) -> LayerSeconds:
         + _cheap_again_seconds(work, rates),
         rates.layer_seconds
         * passes
-        * _chunk_launches(work)
+        * (1 + _CHUNK_LAUNCHES * (work.overlap_chunks - 1))
         * (1 + _is_routed(work) * work.expert_layers * _EXPERT_LAUNCHES),
         work.architecture == ARCHITECTURES.index("cpu"),
     )
@@ -142,7 +157,7 @@ def matrix_products(work: Workload) -> list[Product]:
         products += [
             Product(tokens, gates * width, work.hidden, times=share),
             Product(tokens, work.hidden, width, times=share, is_summed=True),
-        ]  # fmt: skip
+        ]
     local = np.maximum(work.experts / work.expert_ranks, 1)
     rows = tokens * np.maximum(work.experts_each, 1) / local * work.expert_tensor / work.tensor
     width = np.maximum(work.expert_ffn, 1) / work.expert_tensor
@@ -154,25 +169,24 @@ def matrix_products(work: Workload) -> list[Product]:
 
 
 def _is_routed(work: Workload) -> Column:
-    """Returns 1 where tokens are sent to more experts than one, else 0."""
     return (work.experts > 1).astype(float)
 
 
 def _matrix_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
-    """Computes seconds of one layer's matrix products: (forward, backward)."""
     in_recipe, wide = work.recipe > 0, np.zeros(len(work), bool)
     share, has_wide_last = (
         np.where(in_recipe, work.recipe_share, 1.0),
         in_recipe & (work.wide_weight_gradients > 0),
     )
-    forward = backward = 0.0
+    forward, backward = np.zeros(len(work)), np.zeros(len(work))
     for part in matrix_products(work):
         rows, columns, inner = part.rows, part.columns, part.inner
         seconds = []
         for sides, is_in in (
-            ((rows, columns, inner), in_recipe), ((rows, inner, columns), in_recipe),
+            ((rows, columns, inner), in_recipe),
+            ((rows, inner, columns), in_recipe),
             ((columns, inner, rows), in_recipe & ~has_wide_last),
-        ):  # fmt: skip
+        ):
             time = product_seconds(work, rates, *sides, is_in, part.groups)
             if np.any(share < 1):
                 time = share * time + (1 - share) * product_seconds(work, rates, *sides, wide, part.groups)
@@ -228,11 +242,6 @@ def _attention_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
     return np.where(is_flash, seen / flash_rate, plain), np.where(is_flash, fused_backward, 2.0)
 
 
-def _chunk_launches(work: Workload) -> Column:
-    """Returns the factor on a layer's launches where collectives of tensor ranks run in chunks."""
-    return 1 + _CHUNK_LAUNCHES * (work.overlap_chunks - 1)
-
-
 def _cheap_again_seconds(work: Workload, rates: Any) -> Column:
     """Computes seconds of norms and activations that the backward makes again: each reads and writes once."""
     share = np.where(work.sequence_parallel > 0, 1 / work.tensor, 1.0)
@@ -284,3 +293,54 @@ def _elementwise_seconds(work: Workload, rates: Any) -> Column:
     added = np.where(is_added, rates.accumulate * bytes_each * work.layer_parameters_of_rank, 0.0)
     added = (1.0 - work.frozen) * added
     return (passing + added) / (work.memory_bandwidth * rates.memory)
+
+
+def exposed_tensor_seconds(work: Workload, rates: Any) -> Column:
+    """Computes seconds of a layer and micro-batch that tensor-parallel traffic adds, forward and backward.
+
+    Chunked are the gathers before column-split matrices, in each forward pass; and, unless whole layers are
+    made again, the sums after row-split ones and the gathers before these matrices' backward. The gather of
+    inputs again, and the sums of their gradients, run beside products in any case and count as in
+    `tensor_layer_seconds`.
+    """
+    at_once = tensor_layer_seconds(work, rates)
+    if not np.any(work.overlap_chunks > 1):
+        return at_once
+    forward = 1 + work.layers_again
+    is_joined = work.layers_again == 0
+    added, halves = np.zeros(len(work)), np.zeros(len(work))
+    for product in matrix_products(work):
+        if not product.is_summed:
+            added = added + forward * _chunked(work, rates, product, _copied(product, True))
+            halves = halves + forward
+            continue
+        turned = Product(product.rows, product.inner, product.columns, product.groups, product.times)
+        both = _chunked(work, rates, product, _copied(product, False))
+        both = both + _chunked(work, rates, turned, _copied(turned, True) + _copied(turned, False))
+        added, halves = added + is_joined * both, halves + 2 * is_joined
+    left = 1 - halves / tensor_halves(work)
+    return np.where(work.overlap_chunks > 1, at_once * left + added, at_once)
+
+
+def _chunked(work: Workload, rates: Any, product: Product, copied: Column) -> Column:
+    """Computes seconds that a product and its collective take beyond the product alone at once.
+
+    copied: elements that are copied for it.
+    """
+    n = work.overlap_chunks
+    wide = np.zeros(len(work), bool)
+    alone = product_seconds(work, rates, product.rows, product.columns, product.inner, wide)
+    pieces = n * product_seconds(work, rates, product.rows / n, product.columns, product.inner, wide)
+    share = (work.tensor - 1) / work.tensor
+    bandwidth = ring_bandwidth(work, rates, np.minimum(work.tensor, work.node_devices), work.tensor)
+    half = share * work.tokens * work.hidden * _BF16_BYTES / bandwidth
+    half = half + n * rates.latency_seconds * np.sqrt(work.tensor) / 2
+    exposed = half / n + (n - 1) / n * np.maximum(0.0, half - pieces)
+    slowed = (n - 1) / n * np.minimum(half, pieces) * (1 / BESIDE_COLLECTIVE - 1)
+    copies = 2 * _BF16_BYTES * copied / (work.memory_bandwidth * rates.memory)
+    return product.times * (exposed * rates.tensor_exposed + pieces - alone + slowed + copies)
+
+
+def _copied(product: Product, is_result: bool) -> Column:
+    """Returns elements of the product's result, or of its input."""
+    return product.rows * (product.columns if is_result else product.inner)

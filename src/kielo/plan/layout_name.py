@@ -35,7 +35,7 @@ _TERM = re.compile(
     r"|layers\d+(?:\+\d+)*|saved_[a-z0-9_.+]*"
 )
 _SYNONYMS = {"interleaved1f1b": "interleaved", "interleavedzerobubble": "zb"}
-_BETWEEN = re.compile(r"[-×x*,;\s]*")
+_BETWEEN = re.compile(r"[-×x*,;\s]+")
 
 
 class _Term(NamedTuple):
@@ -68,7 +68,6 @@ def matches(wanted: str) -> Callable[[Layout, int], bool]:
 
 
 def _terms(layout: Layout, micro_batch: int) -> list[_Term]:
-    """Lists all terms that describe a layout, in the order of its name."""
     data = layout.replicate * layout.shard
     is_one_device = layout.tensor == layout.pipeline == layout.context == data == 1
     terms = [_axis("tp", layout.tensor)]
@@ -106,7 +105,7 @@ def _recomputation(layout: Layout) -> list[_Term]:
     if layout.recompute == "none":
         return [_Term("norecompute", False)]
     every = layout.recompute_every_layers
-    terms = [_Term(layout.recompute + (f"/{every}" if every > 1 else ""))]
+    terms = [_Term(f"{layout.recompute}{f'/{every}' if every > 1 else ''}")]
     if layout.recompute == "operators" and layout.recompute_saved_operators != _USUAL_OPERATORS:
         terms += [_Term("saved_" + "+".join(layout.recompute_saved_operators).lower())]
     return terms
@@ -114,9 +113,11 @@ def _recomputation(layout: Layout) -> list[_Term]:
 
 def _asked(wanted: str) -> set[str]:
     """Splits `wanted` into terms; raises KieloError for what is no term."""
-    text, terms = wanted.lower(), set()
-    at = _BETWEEN.match(text).end()
+    text, terms, at = wanted.lower(), set(), 0
     while at < len(text):
+        if between := _BETWEEN.match(text, at):
+            at = between.end()
+            continue
         found = _TERM.match(text, at)
         if found is None:
             raise KieloError(
@@ -124,7 +125,7 @@ def _asked(wanted: str) -> set[str]:
             )
         term = re.sub(r"[ =_-]", "", found[0]) if not found[0].startswith("saved") else found[0]
         terms.add(_SYNONYMS.get(term, term))
-        at = _BETWEEN.match(text, found.end()).end()
+        at = found.end()
     if not terms:
         raise KieloError(f"{wanted!r} has no term of a layout's name; what would work: {_KNOWN}")
     return terms

@@ -12,6 +12,7 @@ from kielo.artifact.metrics import METRICS_NAME, PassedOver, TrainingStep, read_
 from kielo.artifact.stage_json import read_json
 from kielo.recipe.cards import Cluster, accelerator, cluster
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Precision
 from kielo.resolve.memory_row import StepSize
 from kielo.resolve.resolved import Resolved
 from kielo.resolve.resolved import read as read_resolved
@@ -28,6 +29,14 @@ class MeasuredRun:
     path: Path
     resolved: Resolved
     seconds: dict[StepSize, list[float]]
+
+    @property
+    def precision(self) -> Precision:
+        """The precision of the first steps. Raises KieloError if a newer or damaged file leaves it open."""
+        precision = self.resolved.identity.train.precision
+        if precision is None:
+            raise KieloError(f"{self.path}: its resolved.toml has no train.precision. Fix: measure again")
+        return precision
 
 
 def read_measured_run(path: Path) -> MeasuredRun:
@@ -127,7 +136,6 @@ def measured_speed(run_folder: Path) -> MeasuredSpeed | None:
 
 
 def _rows(path: Path) -> list[_StepRow]:
-    """Reads the rows of training steps and of steps that were passed over."""
     return [
         row
         for row in read_metrics(path)
@@ -173,7 +181,8 @@ def _seconds_by_size(rows: Sequence[_StepRow], resolved: Resolved) -> dict[StepS
     the attempt, rows across two phases or of one with frozen modules, and all rows from the first change
     of precision on.
     """
-    identity, found, before = resolved.identity, {}, None
+    identity, before = resolved.identity, None
+    found: dict[StepSize, list[float]] = {}
     for row in rows:
         first, before = None if before is None else before + 1, row.step
         if first is None or isinstance(row, PassedOver):

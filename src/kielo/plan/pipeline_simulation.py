@@ -1,4 +1,4 @@
-"""Seconds of a pipeline: closed forms for all schedules, and a simulation of each that checks them.
+"""Seconds of a pipeline: a simulation of each schedule.
 
 A stage's pass over a micro-batch takes forward, backward for its inputs, and backward for its weights. Only
 schedules that split the backward pass run the last two apart. Sources: GPipe (Huang et al. 2019,
@@ -8,7 +8,6 @@ DualPipeV is the half that needs no second copy of the weights.
 """
 
 import heapq
-import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ from kielo.resolve.stages import SCHEDULES, stages_of_rank
 
 _Task = tuple[str, int, int]  # (kind, stage, micro-batch)
 _KINDS = ("forward", "backward", "weights")
-# True for a V → hops for each micro-batch and doubling of the ranks
-_WAITS_OF_SPLIT = {True: 1.4, False: 0.0}
 # Micro-batches for each rank after which a schedule repeats itself; with 2, uneven stages do not yet.
 _SIMULATED_ROUNDS = 4
 _LONG = 8  # ranks; longer pipelines, whose simulation takes seconds, get half as many rounds
@@ -59,58 +56,8 @@ class Span:
     end: float
 
 
-def closed_form_seconds(schedule: str, stages: StageSeconds, ranks: int, micro_batches: int) -> float:
-    """Computes seconds from the first forward to the last backward: t ≈ a (m - 1) + filling and emptying.
-
-    a is the work of the heaviest rank. 1F1B: Σ of all stages for the first micro-batch. Interleaving divides
-    the wait beyond a rank's own work by its stages. A split backward pass fills that wait with work on
-    weights, except for the first micro-batch's way forward to the rank that starts last.
-    """
-    whole, chunks = stages.whole(), len(stages.forward) // ranks
-    if schedule == "gpipe":
-        backward = [b + w for b, w in zip(stages.backward_inputs, stages.backward_weights)]
-        steady = (micro_batches - 1) * (max(stages.forward) + max(backward))
-        return sum(stages.forward) + sum(backward) + steady + 2 * stages.hop * (ranks - 1)
-    of_rank = [
-        sum(whole[stage] for stage in stages_of_rank(schedule, ranks, rank, chunks)) for rank in range(ranks)
-    ]
-    heaviest, total = max(of_rank), sum(of_rank)
-    if schedule == "interleaved_1f1b" and micro_batches < ranks:
-        # The first micro-batch is back at the first rank long after the last has left it, so none waits for
-        # another there.
-        return total + (micro_batches - 1) * max(whole) + 2 * stages.hop * (len(whole) - 1)
-    if SCHEDULES[schedule].splits_backward:
-        fill = _fill_of_split(schedule, stages, ranks)
-        # Found by simulation: tasks are so short that a rank waits for its neighbours more often the more
-        # ranks there are.
-        waits = _WAITS_OF_SPLIT[SCHEDULES[schedule].is_v] * math.log2(ranks) * micro_batches
-        return micro_batches * heaviest + fill + stages.hop * (2 * (ranks - 1) + waits)
-    hops = 2 * stages.hop * (ranks - 1) * (1 + (micro_batches - 1) / ranks * (chunks == 1))
-    if chunks > 1:
-        # A rank idles while the first chunk's stages before it have their first forward and last backward
-        # pass, and while the last chunk's stages after it have their first of both.
-        idle = [sum(whole[:rank]) + sum(whole[ranks * (chunks - 1) + rank + 1 :]) for rank in range(ranks)]
-        hops = 2 * stages.hop * (ranks - 1 + (ranks * chunks - ranks) / ranks)
-        return max(micro_batches * work + wait for work, wait in zip(of_rank, idle)) + hops
-    return micro_batches * heaviest + total - heaviest + hops
-
-
-def _fill_of_split(schedule: str, stages: StageSeconds, ranks: int) -> float:
-    """Computes the wait that a split backward pass cannot fill.
-
-    It is the way forward to the last rank and, where stages run in one direction, also the way back less the
-    work on weights that waits.
-    """
-    first_pass = sum(stages.forward[: ranks - 1])
-    if SCHEDULES[schedule].is_v:
-        return first_pass
-    return first_pass + max(
-        0.0, sum(stages.backward_inputs[: ranks - 1]) - sum(stages.backward_weights[: ranks - 1])
-    )
-
-
 def simulated_seconds(schedule: str, stages: StageSeconds, ranks: int, micro_batches: int) -> float:
-    """Simulates the schedule and returns the same seconds; long steps by their repeating part."""
+    """Returns seconds from the first forward to the last backward; long steps by their repeating part."""
     chunks = len(stages.forward) // ranks
     unit = _round(ranks, micro_batches) if chunks > 1 and not SCHEDULES[schedule].is_v else ranks
     few = (_SIMULATED_ROUNDS if ranks <= _LONG else _SIMULATED_ROUNDS // 2) * unit
@@ -173,7 +120,8 @@ def _program(schedule: str, ranks: int, chunks: int, micro_batches: int) -> list
     else:
         orders = [_order(schedule, ranks, rank, own[rank], micro_batches) for rank in range(ranks)]
     done: dict[tuple[str, int, int], int] = {}
-    at, program, moved = [0] * ranks, [], True
+    at, moved = [0] * ranks, True
+    program: list[_ProgramTask] = []
     what_of = {kind: number * stages for number, kind in enumerate(_KINDS)}
     while moved:
         moved = False
@@ -197,7 +145,6 @@ def _program(schedule: str, ranks: int, chunks: int, micro_batches: int) -> list
 
 
 def _durations(schedule: str, stages: StageSeconds) -> list[float]:
-    """Returns seconds by `_ProgramTask.what`."""
     backward = stages.backward_inputs
     if not SCHEDULES[schedule].splits_backward:
         backward = tuple(inputs + weights for inputs, weights in zip(backward, stages.backward_weights))
@@ -205,9 +152,9 @@ def _durations(schedule: str, stages: StageSeconds) -> list[float]:
 
 
 def _ends(program: list[_ProgramTask], schedule: str, stages: StageSeconds, ranks: int) -> list[float]:
-    """Computes the time at which each task ends."""
     seconds, hop = _durations(schedule, stages), stages.hop
-    free, ends = [0.0] * ranks, []
+    free = [0.0] * ranks
+    ends: list[float] = []
     for rank, what, need, is_sent, *_ in program:
         ready = 0.0 if need < 0 else ends[need] + hop if is_sent else ends[need]
         now = free[rank]
@@ -217,7 +164,6 @@ def _ends(program: list[_ProgramTask], schedule: str, stages: StageSeconds, rank
 
 
 def _order(schedule: str, ranks: int, rank: int, own: Sequence[int], micro_batches: int) -> list[_Task]:
-    """Returns a rank's work in order, for schedules other than a V."""
     chunks = len(own)
     if schedule == "gpipe":
         forward = [("forward", own[0], m) for m in range(micro_batches)]
@@ -258,8 +204,10 @@ class _GreedyOrders:
     def __init__(self, stages: StageSeconds, own: Sequence[Sequence[int]], micro_batches: int) -> None:
         self.own, self.last, self.hop = own, len(stages.forward) - 1, stages.hop
         self.seconds = {
-            "forward": stages.forward, "backward": stages.backward_inputs, "weights": stages.backward_weights
-        }  # fmt: skip
+            "forward": stages.forward,
+            "backward": stages.backward_inputs,
+            "weights": stages.backward_weights,
+        }
         self.rank_of = {stage: rank for rank, some in enumerate(own) for stage in some}
         self.most_kept = len(own[0]) * len(own)  # passes kept on a rank: 1F1B's memory
         # Tasks that are ready, by rank: (-stage, micro-batch), (micro-batch, stage), and a queue.
@@ -287,7 +235,6 @@ class _GreedyOrders:
         heapq.heappush(self.events, (time, next(self.count), rank, task))
 
     def _receive(self, now: float) -> set[int]:
-        """Takes the events of this time and returns the ranks that they concern."""
         ranks = set()
         while self.events and self.events[0][0] <= now + _SAME_TIME:
             _, _, rank, task = heapq.heappop(self.events)
@@ -302,7 +249,6 @@ class _GreedyOrders:
         return ranks
 
     def _take(self, rank: int) -> _Task | None:
-        """Removes and returns the rank's best task that is ready: backward, forward, then weights."""
         forward = self.forward[rank]
         if self.backward[rank]:
             micro_batch, stage = heapq.heappop(self.backward[rank])
@@ -319,7 +265,6 @@ class _GreedyOrders:
         return None
 
     def _start_next(self, rank: int, now: float) -> None:
-        """Starts the rank's next task, and posts its end and the task that then becomes ready."""
         task = self._take(rank)
         if task is None:
             return

@@ -9,10 +9,9 @@ import numpy as np
 
 from kielo.plan.collective_seconds import context_layer_seconds, stage_seconds
 from kielo.plan.efficiency import Efficiency
-from kielo.plan.layer_seconds import head_seconds, layer_seconds
+from kielo.plan.layer_seconds import exposed_tensor_seconds, head_seconds, layer_seconds
 from kielo.plan.layout_name import layout_name
-from kielo.plan.overlap_seconds import exposed_tensor_seconds
-from kielo.plan.pipeline_simulation import StageSeconds, closed_form_seconds, simulated_seconds
+from kielo.plan.pipeline_simulation import StageSeconds, simulated_seconds
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.step_seconds import hidden_data_seconds, step_seconds
 from kielo.plan.workload import Workload
@@ -23,9 +22,6 @@ from kielo.resolve.memory_row import StepSize
 from kielo.resolve.shares import Shares, micro_batches_needed, rank_of_stage
 from kielo.resolve.stages import layers_of_stages, num_stages, stages_of_rank
 
-# Prediction interval: how far a prediction may be off, by the [interval] of a card; no torch.
-
-
 Column = np.ndarray
 SHARE = 0.8  # of new measurements that should be inside
 
@@ -33,9 +29,6 @@ SHARE = 0.8  # of new measurements that should be inside
 def interval(seconds: Column, figures: Mapping[str, float]) -> tuple[Column, Column]:
     """Returns (low, high), between which `SHARE` of measured seconds are expected, by a card's [interval]."""
     return seconds * np.exp(figures["lower"]), seconds * np.exp(figures["upper"])
-
-
-# Seconds of a layout's pipeline: its stages, and a step's parts with the simulated bubble; no torch.
 
 
 _OF_LAYERS = ("matrix", "attention", "elementwise", "launch", "tensor_traffic", "context_traffic")
@@ -59,9 +52,6 @@ class Pipeline:
 
     def simulated_seconds(self) -> float:
         return simulated_seconds(self.schedule, self.stages, self.ranks, self.micro_batches)
-
-    def closed_form_seconds(self) -> float:
-        return closed_form_seconds(self.schedule, self.stages, self.ranks, self.micro_batches)
 
     def busiest_rank(self) -> tuple[int, ...]:
         """Returns the stages of the rank with most work."""
@@ -132,6 +122,9 @@ def with_simulation(parts: dict[str, float], pipeline: Pipeline, layers_assumed:
     found["bubble"] = max(0.0, seconds - work)
     found["slowest"] *= seconds / sum(parts[name] for name in (*_OF_LAYERS, "head", "bubble"))
     return found
+
+
+OF_HOST = "of host memory a node"
 
 
 class Need(NamedTuple):
@@ -228,7 +221,7 @@ class PlannedLayout:
 
     @property
     def host_need(self) -> Need:
-        return Need(self.host_bytes_per_node, self.run.usable_host_bytes, "of host memory a node")
+        return Need(self.host_bytes_per_node, self.run.usable_host_bytes, OF_HOST)
 
     @property
     def need(self) -> Need:

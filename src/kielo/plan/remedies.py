@@ -14,8 +14,6 @@ from kielo.resolve.rules import LAYOUT_RULES, complaints
 from kielo.resolve.software import compile_advice
 from kielo.resolve.stages import SCHEDULES
 
-# Advice on layouts that run, and run slowly: arithmetic on the recipe, torch-free.
-
 
 def speed_advice(model: CompleteModel, layout: Layout, accelerator: str, has_fp8: bool = False) -> list[str]:
     """Returns advice on sizes that are slow on a machine, and on slow combinations of keys.
@@ -51,8 +49,6 @@ def speed_advice(model: CompleteModel, layout: Layout, accelerator: str, has_fp8
     return advice
 
 
-# Remedies that bring a layout under the memory of a device, each of them planned; no torch.
-#
 # A remedy is one change of the recipe's keys, or two where no single one is enough: more recomputation, a
 # higher ZeRO degree, more tensor or pipeline ranks, smaller micro-batches, or more nodes.
 
@@ -127,7 +123,6 @@ def memory_warning(resolved: Resolved, recipe: Recipe) -> str | None:
 
 
 def _single_changes(planned: PlannedLayout) -> Iterator[dict[str, Any]]:
-    """Yields changes of the recipe's keys that take less memory."""
     layout, run = planned.layout, planned.run
     splits = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
     yield from _more_recomputation(layout)
@@ -165,7 +160,6 @@ def _strength(recompute: str, every_layers: int) -> tuple[bool, float]:
 
 
 def _that_fit(planned: PlannedLayout, several: list[dict[str, Any]]) -> list[Remedy]:
-    """Returns the changes whose layouts run and fit, the least slow first."""
     changed = [(changes, made) for changes in several if (made := _changed(planned, changes)) is not None]
     plans = plan_layouts(planned.run, [made for _, made in changed], simulate=False)
     (before,) = plan_layouts(

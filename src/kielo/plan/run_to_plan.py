@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from kielo.plan.calibrate import read_machine
 from kielo.plan.efficiency import Efficiency, fitted
@@ -22,7 +25,9 @@ from kielo.resolve.planned_phases import flops_per_token
 from kielo.resolve.resolve import case_before_text
 from kielo.resolve.rules import Case, Machine, device_has_fp8, refuse
 from kielo.resolve.software import planned, usual_precision, with_precision
-from kielo.resolve.state_bytes import Bytes, host_bytes
+from kielo.resolve.state_bytes import host_bytes
+
+Bytes = TypeVar("Bytes", float, np.ndarray)  # a number, or a column of them
 
 
 @dataclass(frozen=True)
@@ -115,12 +120,13 @@ class RunToPlan:
 
         parts: as of `MemoryBytes.parts`. Devices without memory of their own hold them there too.
         """
-        held = [parts.get(name, 0.0) for name in ("weights", "gradients", "optimiser")]
-        is_copied = self.recipe.checkpoint.memory_every_steps > 0
-        if self.card.device == "cpu":
-            copies = host_bytes(*held, False, is_copied)
-            return self.site.devices_per_node * (copies + sum(parts.values()))
-        return self.site.devices_per_node * host_bytes(*held, is_offloaded, is_copied)
+        whole: Bytes = reduce(add, parts.values())
+        weights, gradients, optimiser = (
+            parts.get(name, 0 * whole) for name in ("weights", "gradients", "optimiser")
+        )
+        is_copied, on_cpu = self.recipe.checkpoint.memory_every_steps > 0, self.card.device == "cpu"
+        copies = host_bytes(weights, gradients, optimiser, is_offloaded and not on_cpu, is_copied)
+        return self.site.devices_per_node * (copies + whole if on_cpu else copies)
 
     @cached_property
     def case(self) -> Case:

@@ -4,16 +4,21 @@ Two fitted laws. Chinchilla's, for text that is read once: L = E + A/N^α + B/D^
 arXiv:2203.15556), with the constants of Besiroglu et al. 2024 (arXiv:2404.10102), who fitted it again. And
 that of Muennighoff et al. 2023 (arXiv:2305.16264), in which repeated text, and parameters beyond what the
 different text can teach, count less and less; constants of the authors' code (huggingface/datablations).
-Both were fitted to English web text. No torch.
+Both were fitted to English web text. `advise` lays them beside what a recipe asks for. No torch.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kielo.plan.idea import FLOPS_PER_PARAMETER_AND_TOKEN, parameters_asked
+from kielo.recipe.amounts import short_amount
+from kielo.recipe.phases import full_phases
+from kielo.recipe.sections import Recipe
+from kielo.resolve.budget import has_budget
+from kielo.resolve.complete_model import model_of_weights_here
 from kielo.resolve.mixture_table import WORTH_OF_REPEATS
 
-FLOPS_PER_PARAMETER_AND_TOKEN = 6  # forward and backward (Kaplan et al. 2020, arXiv:2001.08361)
 # Readings after which repetition brings next to nothing (Muennighoff et al. 2023, section 6).
 USEFUL_EPOCHS = 16
 _WORTH_OF_EXCESS = 5.309743  # R_N*: as WORTH_OF_REPEATS, of parameters
@@ -120,3 +125,87 @@ def _argmin(function: Callable[[float], float], low: float, high: float) -> floa
         left, right = high - golden * (high - low), low + golden * (high - low)
         low, high = (low, right) if function(left) < function(right) else (left, high)
     return (low + high) / 2
+
+
+@dataclass(frozen=True)
+class Row:
+    """One choice of size and tokens. law: by whose law its loss is; losses of two laws do not compare."""
+
+    what: str
+    law: str
+    choice: Choice
+
+
+@dataclass(frozen=True)
+class Advice:
+    """rows: from the law's own best to what the recipe asks for. complaints: what training would refuse."""
+
+    rows: tuple[Row, ...]
+    sentences: tuple[str, ...]
+    complaints: tuple[str, ...]
+
+
+def advise(flops: float, unique_tokens: int, max_epochs: float, recipe: Recipe | None = None) -> Advice:
+    """Returns the advice for so many FLOPs and different tokens.
+
+    max_epochs: how often training may read the text. recipe: one whose size, and tokens where it has a
+    budget, are looked at too.
+    """
+    endless, best = CHINCHILLA.optimum(flops), best_repeated(flops, unique_tokens)
+    rows = [Row("unlimited text", "Chinchilla", endless), Row("this text", "repetition", best)]
+    for epochs in sorted({max_epochs, USEFUL_EPOCHS}):
+        if best.epochs > epochs:
+            rows.append(Row(f"{epochs:g} epochs", "repetition", _capped(flops, unique_tokens, epochs)))
+    parameters = parameters_of(recipe) if recipe else None
+    if parameters:
+        rows.append(Row("this size", "repetition", of_size(flops, parameters, unique_tokens)))
+    tokens = sum(phase.tokens for phase in full_phases(recipe)) if recipe and has_budget(recipe) else 0
+    if parameters and tokens:
+        rows.append(Row("the recipe", "repetition", repeated(parameters, tokens, unique_tokens)))
+    complaints = []
+    if tokens > max_epochs * unique_tokens:
+        complaints.append(
+            f"the recipe's {tokens:,} tokens read a text of {unique_tokens:,} tokens "
+            f"{tokens / unique_tokens:.2f} times, more than dataset.max_epochs = {max_epochs:g}; what would "
+            f"work: at most {int(max_epochs * unique_tokens):,} tokens, dataset.max_epochs = "
+            f"{math.ceil(tokens / unique_tokens)}, or more text"
+        )
+    return Advice(tuple(rows), tuple(_sentences(rows, flops, unique_tokens, max_epochs)), tuple(complaints))
+
+
+def parameters_of(recipe: Recipe) -> int | None:
+    """Returns the parameters that the recipe asks for; None of weights that are not on this machine."""
+    if recipe.model.weights is None:
+        return parameters_asked(recipe)
+    model = model_of_weights_here(recipe.model)
+    return parameters_asked(recipe.model_copy(update={"model": model})) if model else None
+
+
+def _capped(flops: float, unique_tokens: int, max_epochs: float) -> Choice:
+    """Returns the best choice that reads the text `max_epochs` times at most, where the best reads more."""
+    tokens = max_epochs * unique_tokens
+    return repeated(flops / FLOPS_PER_PARAMETER_AND_TOKEN / tokens, tokens, unique_tokens)
+
+
+def _sentences(rows: list[Row], flops: float, unique_tokens: int, max_epochs: float) -> list[str]:
+    by_name = {row.what: row.choice for row in rows}
+    best, said = by_name["this text"], []
+    capped = by_name.get(f"{max_epochs:g} epochs")
+    if capped is not None:
+        said.append(
+            f"The best length reads the text {best.epochs:.3g} times, and dataset.max_epochs = "
+            f"{max_epochs:g} refuses that before the first step; what would work: "
+            f"{short_amount(round(capped.parameters))} parameters and {short_amount(round(capped.tokens))} "
+            f"tokens, for {capped.loss - best.loss:.3f} more loss, or dataset.max_epochs = "
+            f"{min(math.ceil(best.epochs), max(USEFUL_EPOCHS, math.ceil(max_epochs)))}."
+        )
+    if best.epochs > USEFUL_EPOCHS:
+        said.append(
+            f"Beyond {USEFUL_EPOCHS} epochs a text teaches next to nothing. A tenth of this budget would "
+            f"cost {best_repeated(flops / 10, unique_tokens).loss - best.loss:.3f} of loss, and ten times "
+            f"the text would gain {best.loss - best_repeated(flops, 10 * unique_tokens).loss:.3f}."
+        )
+    mine = by_name.get("the recipe")
+    if mine is not None:
+        said.append(f"The recipe takes {mine.flops / flops:.0%} of this budget.")
+    return said

@@ -7,12 +7,13 @@ dropped with a reason.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
 from kielo.plan.layout_name import layout_name
-from kielo.plan.planned_layout import Need, PlannedLayout, plan_layouts
+from kielo.plan.planned_layout import OF_HOST, PlannedLayout, plan_layouts
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
@@ -20,13 +21,7 @@ from kielo.recipe.sections import Layout
 from kielo.resolve.memory import memory_bytes
 from kielo.resolve.memory_row import StepSize
 from kielo.resolve.rules import LAYOUT_RULES, complaints
-from kielo.resolve.shares import (
-    IN_ROUNDS,
-    MOST_FILLED,
-    NEED_STAGES,
-    least_accepted,
-    preferred_size,
-)
+from kielo.resolve.shares import IN_ROUNDS, MOST_FILLED, NEED_STAGES, least_accepted, preferred_size
 from kielo.resolve.stages import SCHEDULES
 
 Column = np.ndarray
@@ -46,6 +41,7 @@ _FAR_SLOWER = 1.5  # times the seconds of the fastest
 _FEWEST = 8  # layouts simulated for each number of nodes, and of those that match a name
 
 
+_KIND = attrgetter("tensor", "pipeline", "context", "pipeline_schedule", "pipeline_stages_per_rank")
 # keys of [layout] that are not searched
 _AS_IN_RECIPE = ("context_attention", "compile", "tensor_overlap")
 
@@ -148,17 +144,17 @@ def _on_nodes(
         return
     memory = memory_bytes(work.take(runs))
     peak = memory.peak("reserved")
-    needs = [
-        Need(peak, run.usable_bytes),
-        Need(run.host_bytes_per_node(memory.parts(), False), run.usable_host_bytes, "of host memory a node"),
-    ]
-    fits = np.ones(len(runs), bool)
-    for need in needs:
-        if (fits & ~need.fits).any():
-            refused[f"needs more than {need.usable / 1e9:.1f} GB {need.where}"] = [
-                layouts[number] for number in runs[fits & ~need.fits]
+    host, fits = run.host_bytes_per_node(memory.parts(), False), np.ones(len(runs), bool)
+    for needed, usable, where in (
+        (peak, run.usable_bytes, "a device"),
+        (host, run.usable_host_bytes, OF_HOST),
+    ):
+        lacks = fits & (needed > usable)
+        if lacks.any():
+            refused[f"needs more than {usable / 1e9:.1f} GB {where}"] = [
+                layouts[number] for number in runs[lacks]
             ]
-        fits &= need.fits
+        fits &= ~lacks
     least = layouts[runs[np.argmin(peak)]]
     found.nearest[nodes] = plan_layouts(run, [(least.layout, nodes, least.micro_batch)])[0]
     runs = runs[fits]
@@ -174,16 +170,11 @@ def _best_of_each_kind(order: Sequence[Choice], seconds: Column, keep: int) -> l
 
     `seconds` [n] of each: kinds that are far slower than the best come last.
     """
-    first, rest, seen = [], [], set()
+    first: list[Choice] = []
+    rest: list[Choice] = []
+    seen = set()
     for one, time in zip(order, seconds):
-        form = one.form
-        kind = (
-            form.tensor,
-            form.pipeline,
-            form.context,
-            form.pipeline_schedule,
-            form.pipeline_stages_per_rank,
-        )
+        kind = _KIND(one.form)
         (rest if kind in seen or time > _FAR_SLOWER * seconds[0] else first).append(one)
         seen.add(kind)
     return (first + rest)[:keep]
@@ -205,7 +196,6 @@ def _data_ranks(run: RunToPlan, forms: _Forms, nodes: int) -> tuple[Column, Colu
 def _micro_batches(
     run: RunToPlan, work: Workload, layouts: list[Choice], data: Column
 ) -> tuple[Column, Column]:
-    """Returns (micro-batches of a step, "" or why there cannot be so many)."""
     sequences = run.phase.tokens_per_step // run.phase.sequence_length
     schedule = _Schedules.of(work, layouts)
     number, reasons = schedule.reasons(sequences, data, "")
@@ -298,7 +288,6 @@ def _forms(run: RunToPlan, devices: Sequence[int], found: Found) -> _Forms:
 
 
 def _layouts(run: RunToPlan, devices: Sequence[int], found: Found) -> Iterator[Layout]:
-    """Yields every layout with one data-parallel rank and ZeRO 1."""
     usual = {key: getattr(run.recipe.layout, key) for key in _AS_IN_RECIPE}
     for layout in _axes(run, devices, found):
         splits = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
@@ -329,7 +318,6 @@ def _axes(run: RunToPlan, devices: Sequence[int], found: Found) -> Iterator[Layo
 
 
 def _schedules(run: RunToPlan, layout: Layout, found: Found) -> Iterator[Layout]:
-    """Yields the layout under each schedule that has enough layers."""
     choices: list[dict] = [{}]
     if layout.pipeline > 1:
         choices = [

@@ -10,10 +10,9 @@ from kielo.plan.collective_seconds import (
     expert_layer_seconds,
     ring_steps_seconds,
     stage_seconds,
-)  # fmt: skip
+)
 from kielo.plan.efficiency import Efficiency
-from kielo.plan.layer_seconds import head_seconds, layer_seconds
-from kielo.plan.overlap_seconds import exposed_tensor_seconds
+from kielo.plan.layer_seconds import exposed_tensor_seconds, head_seconds, layer_seconds
 from kielo.plan.workload import Workload
 
 Column = np.ndarray
@@ -61,8 +60,7 @@ def step_seconds(work: Workload, efficiency: Efficiency) -> StepSeconds:
     head_extra = np.where(is_even | (work.pipeline == 1), head, np.maximum(0, head - per_layer * work.chunks))
     heaviest = layers * per_layer + head_extra
     mean = (work.layers * per_layer + head) / work.pipeline
-    # With a split backward pass, only the first micro-batch's way forward is idle
-    # (`pipeline_simulation.closed_form_seconds`).
+    # With a split backward pass, only the first micro-batch's way forward is idle.
     left = np.where(work.splits_backward > 0, 1 / 3, 1.0)
     bubble = np.maximum(0, work.pipeline * mean - heaviest) / work.chunks * left
     hop = stage_seconds(work, rates)

@@ -150,7 +150,8 @@ class Pricing:
         train = self._recipe.train.model_copy(update={"trainable": _VOCABULARY})
         frozen_run = RunToPlan.of(self._recipe.model_copy(update={"train": train}), model)
         frozen = plan_layouts(frozen_run, [(fastest.layout, self._nodes, fastest.micro_batch)])[0]
-        return tuple(one.devices / one.tokens_per_second / 3600 for one in (fastest, frozen))
+        hours = [one.devices / one.tokens_per_second / 3600 for one in (fastest, frozen)]
+        return hours[0], hours[1]
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,6 @@ def check_rows(model: CompleteModel, kept: TextTokenizer, size: int) -> None:
 
 
 def _tokens(recipe: Recipe, is_frozen: bool) -> int:
-    """Sums the phases in which the body is frozen, or the others."""
     return sum(
         phase.tokens
         for phase in full_phases(recipe)

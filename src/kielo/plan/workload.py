@@ -19,17 +19,14 @@ from kielo.resolve.fp8_matrices import fp8_share
 from kielo.resolve.memory_row import MemoryColumns, StepSize, TrainOptions, memory_row
 from kielo.resolve.stages import chunks_of
 
-# Precision of a run for plans: that of most steps, and its name in the planner's columns; no torch.
-
 
 def steps_by_precision(recipe: Recipe) -> dict[Precision, int]:
     """Returns precision → steps that the recipe asks for in it, skipped ones included."""
     after = 1 + (steps_of_run(recipe) or 1)  # of a run whose length is not known yet, one step
-    begins = [
-        (1, recipe.train.precision),
-        *sorted(recipe.train.precision_changes),
-        (after, recipe.train.precision),
-    ]
+    first_precision = recipe.train.precision
+    if first_precision is None:
+        raise KieloError('train.precision is not resolved. Fix: train.precision = "bf16"')
+    begins = [(1, first_precision), *sorted(recipe.train.precision_changes), (after, first_precision)]
     steps: dict[Precision, int] = {}
     for (first, precision), (following, _) in zip(begins, begins[1:]):
         steps[precision] = steps.get(precision, 0) + max(0, min(following, after) - first)
@@ -39,7 +36,7 @@ def steps_by_precision(recipe: Recipe) -> dict[Precision, int]:
 def main_precision(recipe: Recipe) -> Precision:
     """Returns the precision of most steps; of two with equally many, the earlier one."""
     steps = steps_by_precision(recipe)
-    return max(steps, key=steps.get)
+    return max(steps, key=lambda precision: steps[precision])
 
 
 def matrix_recipe(precision: Precision, fp8: Fp8) -> str:
@@ -52,8 +49,8 @@ def matrix_recipe(precision: Precision, fp8: Fp8) -> str:
 Column = np.ndarray
 ATTENTION_KERNELS = ("unfused", "fused_softmax", "flash_1", "flash", "cudnn")
 RECIPES = ("bf16", "fp8", "fp8_rowwise", "mxfp8", "nvfp4")  # of the matrix products: fp16 counts as bf16
-_ZERO: Column = np.float64(0)
-_ONE: Column = np.float64(1)
+_ZERO: Any = np.float64(0)  # a number stands for a column of it
+_ONE: Any = np.float64(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,9 +211,6 @@ def machine_columns(
         "network_bandwidth": network_bytes_per_second / node_devices or card.link_gb_per_second * 1e9,
         "node_devices": node_devices,
     }
-
-
-# A layout of a recipe on a machine → a row of a `Workload`: Kielo's settings as the planner's columns.
 
 
 # What `layout.recompute` names → the column with the share of it that is recomputed, less "_again".

@@ -1,41 +1,31 @@
-"""A ladder's measurements beside the plan: `Ladder` → a table, `ladder.md`, and a page for an application.
-
-The page is one HTML file, as the report of a run: nothing is fetched when it is opened.
-"""
+"""A ladder's measurements beside the plan: `Ladder` → a table and `ladder.md`, for an application."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
-
 from kielo.artifact.durable import disk_problems_reported
-from kielo.artifact.launch_files import PAGE_NAME, TABLE_NAME, Ladder, Rung
+from kielo.artifact.launch_files import TABLE_NAME, Ladder, MeasuredSpeed, PlannedSpeed, Rung
 from kielo.artifact.own_text import refuse_other_text, write_own_text
 from kielo.artifact.stage_json import write_json
-from kielo.report.figures import DROPPED, OTHER, OURS, QUIET, WIDTH_INCHES, page_grid, page_style, page_svg
-from kielo.report.page import fill_template
 from kielo.resolve.overview import amount
 
 TITLES = ("nodes", "layout", "tokens/s", "TFLOP/s a device", "% of linear", "planned", "difference")
 
 
 def write_ladder_report(folder: Path, ladder: Ladder) -> list[Path]:
-    """Writes ladder.json, ladder.md and ladder.html into the ladder's folder; returns the paths."""
-    paths = [folder / Ladder.FILE_NAME, folder / TABLE_NAME, folder / PAGE_NAME]
-    for path in paths[1:]:
-        refuse_other_text(path)
+    """Writes ladder.json and ladder.md into the ladder's folder; returns the paths."""
+    path = folder / TABLE_NAME
+    refuse_other_text(path)
     with disk_problems_reported(f"{folder}: the report"):
         write_json(folder, ladder)
-        write_own_text(paths[1], markdown(ladder))
-        write_own_text(paths[2], page(ladder))
-    return paths
+        write_own_text(path, markdown(ladder))
+    return [folder / Ladder.FILE_NAME, path]
 
 
 def table(ladder: Ladder) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Returns titles and rows: measured, and beside it planned; a rung that is not measured says why."""
-    base, rows = base_rung(ladder.rungs), []
+    rows: list[tuple[str, ...]] = []
+    base = linear_speed(ladder.rungs)
     for rung in ladder.rungs:
         planned = f"{rung.planned.tokens_per_second:,.0f}" if rung.planned else "–"
         if rung.measured is None:
@@ -44,30 +34,23 @@ def table(ladder: Ladder) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         measured, difference = rung.measured, "–"
         if rung.planned:
             share = measured.tokens_per_second / rung.planned.tokens_per_second - 1
-            difference = f"{share:+.0%}" + ("" if is_expected(rung) else " (outside of the interval)")
-        rows.append((
-            str(rung.nodes), rung.layout, f"{measured.tokens_per_second:,.0f}",
-            f"{measured.tflops_per_device:.3g}", f"{share_of_linear(rung, base):.0%}", planned, difference,
-        ))  # fmt: skip
+            is_expected = is_in_interval(measured, rung.planned)
+            difference = f"{share:+.0%}" + ("" if is_expected else " (outside of the interval)")
+        cells = (f"{measured.tokens_per_second:,.0f}", f"{measured.tflops_per_device:.3g}")
+        linear = f"{measured.tokens_per_second / rung.nodes / base:.0%}"
+        rows.append((str(rung.nodes), rung.layout, *cells, linear, planned, difference))
     return TITLES, rows
 
 
-def base_rung(rungs: Sequence[Rung]) -> Rung | None:
-    """Returns the fastest measured rung on the fewest nodes, the measure of linear; None: there is none."""
-    measured = [rung for rung in rungs if rung.measured]
-    return min(measured, key=lambda rung: (rung.nodes, -rung.measured.tokens_per_second), default=None)
+def linear_speed(rungs: Sequence[Rung]) -> float:
+    """Returns tokens/s of a node, of the fastest measured rung on the fewest nodes; 0 without one."""
+    speeds = [(rung.nodes, rung.measured.tokens_per_second / rung.nodes) for rung in rungs if rung.measured]
+    return min(speeds, key=lambda speed: (speed[0], -speed[1]), default=(0, 0.0))[1]
 
 
-def share_of_linear(rung: Rung, base: Rung) -> float:
-    """Computes tokens a second of a node, by those of the base's nodes."""
-    each = rung.measured.tokens_per_second / rung.nodes
-    return each / (base.measured.tokens_per_second / base.nodes)
-
-
-def is_expected(rung: Rung) -> bool:
-    """Returns True where the measured speed is inside of the plan's interval."""
-    low, high = rung.planned.low_tokens_per_second, rung.planned.high_tokens_per_second
-    return low <= rung.measured.tokens_per_second <= high
+def is_in_interval(measured: MeasuredSpeed, planned: PlannedSpeed) -> bool:
+    low, high = planned.low_tokens_per_second, planned.high_tokens_per_second
+    return low <= measured.tokens_per_second <= high
 
 
 def notes(ladder: Ladder) -> list[str]:
@@ -87,7 +70,7 @@ def notes(ladder: Ladder) -> list[str]:
         f"{one.software} ({one.source})."
         for one in ladder.references
     ]
-    if base_rung(ladder.rungs) is not None:
+    if linear_speed(ladder.rungs):
         lines.append(
             "To plan with what was measured: kielo plan calibrate LADDER --to measured.toml, then kielo plan "
             "RECIPE --machine measured.toml."
@@ -103,112 +86,3 @@ def markdown(ladder: Ladder) -> str:
     lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
     sentences = [line for note in notes(ladder) for line in ("", note)]
     return "\n".join([*head, *lines, *sentences]) + "\n"
-
-
-def page(ladder: Ladder) -> str:
-    """Returns the whole page as HTML."""
-    titles, rows = table(ladder)
-    apart = [
-        number for number, rung in enumerate(ladder.rungs)
-        if rung.measured is None or (rung.planned and not is_expected(rung))
-    ]  # fmt: skip
-    figures = []
-    if base_rung(ladder.rungs) is not None:
-        others = ", and what others measured" if ladder.references else ""
-        figures = [
-            (
-                scaling_figure(ladder),
-                "Measured speed of the fastest layout on each number of nodes, the plan of the same layout "
-                "with its interval, and linear scaling from the fewest nodes.",
-            ),
-            (device_figure(ladder), f"TFLOP/s of a device{others}."),
-        ]
-    return fill_template(
-        "ladder.html.jinja", ladder=ladder, titles=titles, rows=rows, marked=apart, figures=figures,
-        notes=notes(ladder),
-    )  # fmt: skip
-
-
-def fastest(rungs: Sequence[Rung]) -> list[Rung]:
-    """Returns the fastest measured rung on each number of nodes, few nodes first."""
-    best: dict[int, Rung] = {}
-    for rung in (rung for rung in rungs if rung.measured):
-        before = best.get(rung.nodes)
-        if before is None or rung.measured.tokens_per_second > before.measured.tokens_per_second:
-            best[rung.nodes] = rung
-    return [best[nodes] for nodes in sorted(best)]
-
-
-def scaling_figure(ladder: Ladder) -> str:
-    """Draws tokens a second over nodes: measured, planned with its interval, and linear."""
-    best, base = fastest(ladder.rungs), base_rung(ladder.rungs)
-    nodes = [rung.nodes for rung in best]
-    with page_style():
-        figure = Figure(figsize=(WIDTH_INCHES, 3.6), layout="constrained")
-        axes = figure.subplots()
-        each = base.measured.tokens_per_second / base.nodes
-        axes.plot(
-            nodes, [each * count for count in nodes], color=QUIET, linewidth=1, linestyle=(0, (4, 3)),
-            label="linear",
-        )  # fmt: skip
-        planned = [rung for rung in best if rung.planned]
-        if planned:
-            counts = [rung.nodes for rung in planned]
-            low = [rung.planned.tokens_per_second - rung.planned.low_tokens_per_second for rung in planned]
-            high = [rung.planned.high_tokens_per_second - rung.planned.tokens_per_second for rung in planned]
-            axes.errorbar(
-                counts, [rung.planned.tokens_per_second for rung in planned], yerr=[low, high], color=OTHER,
-                linewidth=1.2, marker="s", markersize=4, capsize=3, label="planned",
-            )  # fmt: skip
-        speeds = [rung.measured.tokens_per_second for rung in best]
-        axes.plot(nodes, speeds, color=OURS, linewidth=1.8, marker="o", markersize=5, label="measured")
-        for rung, speed in zip(best, speeds):
-            axes.annotate(
-                f"{share_of_linear(rung, base):.0%}", (rung.nodes, speed), (0, -14),
-                textcoords="offset points", ha="center", color=OURS,
-            )  # fmt: skip
-        axes.set_ylim(0, axes.get_ylim()[1])
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        axes.set_ylabel("tokens per second")
-        axes.legend(frameon=False, loc="upper left")
-        _nodes_axis(axes, nodes)
-        return page_svg(figure, "scaling")
-
-
-def device_figure(ladder: Ladder) -> str:
-    """Draws TFLOP/s of a device over nodes, for every measured layout, beside what others measured."""
-    measured = [rung for rung in ladder.rungs if rung.measured]
-    best = fastest(ladder.rungs)
-    with page_style():
-        figure = Figure(figsize=(WIDTH_INCHES, 3.0), layout="constrained")
-        axes = figure.subplots()
-        axes.plot(
-            [rung.nodes for rung in measured], [rung.measured.tflops_per_device for rung in measured],
-            color=OTHER, linestyle="", marker="o", markersize=4, label="other layouts",
-        )  # fmt: skip
-        axes.plot(
-            [rung.nodes for rung in best], [rung.measured.tflops_per_device for rung in best], color=OURS,
-            linewidth=1.8, marker="o", markersize=5, label="the fastest layout",
-        )  # fmt: skip
-        if ladder.references:
-            others = ladder.references
-            axes.errorbar(
-                [one.nodes for one in others], [one.tflops_per_device for one in others],
-                yerr=[one.tflops_per_device * one.tolerance for one in others], color=DROPPED, linestyle="",
-                marker="D", markersize=4, capsize=3, label=others[0].software,
-            )  # fmt: skip
-        axes.set_ylim(0, axes.get_ylim()[1])
-        axes.set_ylabel("TFLOP/s of a device")
-        axes.legend(frameon=False, loc="lower left")
-        _nodes_axis(
-            axes, sorted({rung.nodes for rung in measured} | {one.nodes for one in ladder.references})
-        )
-        return page_svg(figure, "device")
-
-
-def _nodes_axis(axes: Axes, nodes: Sequence[int]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(list(nodes), [f"{count:,}" for count in nodes])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("nodes")
-    page_grid(axes)

@@ -11,7 +11,6 @@ from typing import Any
 
 from kielo.artifact.scores import MaskedScores
 from kielo.artifact.tokenizer_files import RowMap, TokenizerMeasure
-from kielo.plan.part_names import capital
 from kielo.recipe.amounts import format_seconds
 from kielo.report.figures import FIGURES
 from kielo.report.units import HIDDEN_TOKENS, format_bytes
@@ -177,7 +176,7 @@ def _transplant_rows(made: RowMap) -> list[tuple[str, str, str]]:
 
 
 def _label(key: str) -> str:
-    return capital(key.replace("_", " "))
+    return key[:1].upper() + key[1:].replace("_", " ")
 
 
 def _percent(share: float) -> str:
