@@ -8,6 +8,7 @@ import pytest
 from kielo.artifact.checkpoint_index import (
     CheckpointIndex,
     Chunk,
+    PlainState,
     TensorEntry,
     chunk_key,
     entry_json,
@@ -30,9 +31,9 @@ def written(folder: Path) -> CheckpointIndex:
         )
         tensors[name] = TensorEntry("F32", (CHUNKS, 3), chunks)
     aliases = {"model/tied": "model/täht 7"}
-    index = CheckpointIndex("0123456789abcdef", 100, tensors, aliases, {"tokens": 10**12, "loss": 1 / 3})
+    index = CheckpointIndex("0123456789abcdef", 100, tensors, aliases, PlainState(tokens=10**12, loss=1 / 3))
     record = write_index(folder, index, {name: entry_json(entry) for name, entry in tensors.items()})
-    assert record["bytes"] == (folder / "index.json").stat().st_size
+    assert record.bytes == (folder / "index.json").stat().st_size
     return index
 
 

@@ -55,7 +55,7 @@ def test_same_inputs_and_section_mean_nothing_to_do(tmp_path):
     assert not is_current(folder, "trial", 1, INPUTS, {"sizes": [1, 3], "name": "é"})
     manifest = read_manifest(folder)
     assert manifest.counts == {"lines": 3} and manifest.wall_seconds >= 0
-    assert manifest.files["deep/a.txt"]["xxh3_128"] == hash_file(folder / "deep/a.txt")
+    assert manifest.files["deep/a.txt"].xxh3_128 == hash_file(folder / "deep/a.txt")
     for other in ("tex", "Text"):
         (folder / "deep" / "a.txt").write_text(other)
         assert not is_current(folder, "trial", 1, INPUTS, SECTION)
@@ -143,7 +143,7 @@ def test_rewriting_replaces_and_a_torn_manifest_is_named(tmp_path):
     (folder / "manifest.json").write_text('{"kind": "tri')
     with pytest.raises(
         KieloError,
-        match=r"manifest\.json: not a readable manifest of Kielo's \(JSONDecodeError.*move .*stage away",
+        match=r"manifest\.json: not a readable manifest of Kielo's \(Invalid JSON.*move .*stage away",
     ):
         read_manifest(folder)
 

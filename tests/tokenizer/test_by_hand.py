@@ -328,7 +328,10 @@ def corpus(tmp_path) -> Path:
     with write_stage(tmp_path / "corpus", "corpus", 1, {}, {}) as stage:
         write_documents(stage.folder / "documents" / "00000.jsonl.zst", documents)
         sizes = {"a": 600, "b": 200, "c": 600}
-        stage.counts["sources"] = [{"name": name, "bytes_kept": size} for name, size in sizes.items()]
+        others = {"origin": "", "files": 1, "documents_in": 0, "bytes_in": 0, "documents_kept": 0}
+        stage.counts["sources"] = [
+            others | {"name": name, "bytes_kept": size} for name, size in sizes.items()
+        ]
         stage.counts["bytes_kept"] = 1400
     return tmp_path / "corpus"
 

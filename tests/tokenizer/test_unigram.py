@@ -232,7 +232,10 @@ def test_shares_of_languages_in_the_sample(tmp_path):
     with write_stage(tmp_path / "corpus", "corpus", 1, {}, {}) as stage:
         write_documents(stage.folder / "documents" / "00000.jsonl.zst", documents)
         stage.counts["bytes_kept"] = length * sum(sizes.values())
-        stage.counts["sources"] = [{"name": code, "bytes_kept": length * n} for code, n in sizes.items()]
+        others = {"origin": "", "files": 1, "documents_in": 0, "bytes_in": 0, "documents_kept": 0}
+        stage.counts["sources"] = [
+            others | {"name": code, "bytes_kept": length * n} for code, n in sizes.items()
+        ]
     sources = [{"name": code, "path": "a.txt", "language": [code]} for code in sizes]
 
     def shares(**asked) -> list[float]:

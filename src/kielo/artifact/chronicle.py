@@ -151,7 +151,7 @@ def _time_rows(attempts: Sequence[Attempt], rows: Sequence[Row]) -> list[tuple[s
     since = _between(attempts[0].begin.began_at, last) if last else 0.0
     effective = effective_seconds(rows)
     lost = sum(attempt.lost_steps for attempt in attempts)
-    found = [
+    found: list[tuple[str, ...]] = [
         ("attempts", str(len(attempts))),
         ("steps taken again", f"{lost:,}"),
         ("on steps that were kept", format_seconds(effective)),
@@ -195,7 +195,7 @@ def _cause(attempt: Attempt, alerts: Sequence[Alert]) -> str:
 
 
 def _change_rows(attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for number, attempt in enumerate(attempts[1:], start=2):
         for change in attempt.begin.changes:
             rows.append((str(number), change.key, change.before, change.after))
@@ -209,7 +209,7 @@ def _change_rows(attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
 
 
 def _event_rows(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    found = []
+    found: list[tuple[str, ...]] = []
     for row in rows:
         match row:
             case Spike():

@@ -66,9 +66,9 @@ class DocumentWriter:
     def __init__(self, path: Path | str):
         self.path = Path(path)
         self._file = DurableFile(self.path)
-        self._stream = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL, write_checksum=True).stream_writer(
-            self._file, closefd=False
-        )
+        compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL, write_checksum=True)
+        # The stub asks for a whole file, and only `write` is called.
+        self._stream = compressor.stream_writer(self._file, closefd=False)  # type: ignore[arg-type]
 
     def add(self, document: dict[str, Any]) -> None:
         self._stream.write(orjson.dumps(document) + b"\n")

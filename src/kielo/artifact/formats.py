@@ -79,5 +79,6 @@ def schema_of(name: str) -> dict[str, Any]:
     if name == "recipe":
         return json_schema()
     found = FORMATS[name]
-    schema = TypeAdapter(Union[found.types]).json_schema()  # noqa: UP007 - of a tuple
+    kinds: Any = Union[found.types]  # noqa: UP007 - of a tuple
+    schema = TypeAdapter(kinds).json_schema()
     return {"$schema": DIALECT, **schema, "title": found.file, "description": found.content}

@@ -9,6 +9,7 @@ from io import FileIO
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from kielo.artifact.stage_json import JsonObject
 
@@ -27,7 +28,7 @@ class FileArray:
     After an error it is opened again, so that what goes away with the file system's next answer does no harm.
     """
 
-    def __init__(self, path: Path, dtype: np.dtype | str, length: int, first_byte: int = 0):
+    def __init__(self, path: Path, dtype: DTypeLike, length: int, first_byte: int = 0):
         self._path, self._length, self._first_byte = path, length, first_byte
         self.dtype = np.dtype(dtype)
         self._file: FileIO | None = None

@@ -48,7 +48,7 @@ def file_tensors(index: CheckpointIndex, model: Model, dtype: str) -> list[FileT
     """
     names = families.module(model.model_type, "tables")
     grouped = by_stored_name(names.to_hugging_face(model))
-    source = index.plain["source_tensors"] if dtype == SOURCE else {}
+    source = index.plain.source_tensors if dtype == SOURCE else {}
     if model.tie_word_embeddings:
         head = names.to_hugging_face(model.model_copy(update={"tie_word_embeddings": False}))["head.weight"]
         # Some files of tied models hold the head all the same.

@@ -31,7 +31,7 @@ def load_first_weights(
     of other weights or of another tokenizer.
     """
     model = identity.model
-    source, folder = resolve_weights(model.weights), Path(placement.tokenizer_folder)
+    source, folder = _source(model), Path(placement.tokenizer_folder)
     if model.transplant is None:
         Agreement(group).on_first(lambda: refuse_other_vocabulary(folder, source, str(folder)))
         return load_model_weights(parameters, source, model, group)
@@ -43,8 +43,14 @@ def load_first_weights(
 
 def first_settings(identity: Identity, placement: Placement, group: Any = None) -> dict[str, Any]:
     """Read the settings of `model.weights` (`read_settings`), on rank 0 for all ranks of `group`."""
-    source, folder = resolve_weights(identity.model.weights), Path(placement.tokenizer_folder)
+    source, folder = _source(identity.model), Path(placement.tokenizer_folder)
     return Agreement(group).on_first(lambda: read_settings(source, folder))
+
+
+def _source(model: Model) -> Path:
+    if model.weights is None:
+        raise ValueError("a model without model.weights begins from initial values")
+    return resolve_weights(model.weights)
 
 
 def _first_value(initial_value: Any, model: Model, seed: int, name: str, shape: Any, box: Any) -> Tensor:

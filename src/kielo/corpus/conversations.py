@@ -129,8 +129,9 @@ def _content(where: str, name: str, content: Any, more: dict[str, Any]) -> str:
             one.get("text") if isinstance(one, dict) and one.get("type") == "text" else None
             for one in content
         ]
-        if all(isinstance(one, str) for one in texts):
-            return "".join(texts)
+        found = [one for one in texts if isinstance(one, str)]
+        if len(found) == len(texts):
+            return "".join(found)
         kinds = {str(one.get("type")) if isinstance(one, dict) else type(one).__name__ for one in content}
         raise BadRecord(
             BAD_MESSAGES, f"{where}: its {name!r} has parts of {', '.join(sorted(kinds))}; only text is read"

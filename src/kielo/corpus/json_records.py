@@ -4,7 +4,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterator
-from json.decoder import scanstring
+from json.decoder import scanstring  # type: ignore[attr-defined]  # which the stub lacks
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,9 @@ def _value(text: str, place: int) -> tuple[Any, int]:
         raise ValueError from None
 
 
-def _skip(text: str, place: int) -> int:
-    return _SPACE.match(text, place).end()
+def _skip(text: str, place: int, passed_over: re.Pattern[str] = _SPACE) -> int:
+    found = passed_over.match(text, place)
+    return found.end() if found else place
 
 
 def _is_storable(value: Any) -> bool:
@@ -104,7 +105,7 @@ def json_records(path: Path, max_bytes: int, encoding: str | None) -> Iterator[R
         if not number and not is_array and (start := text.lstrip()):
             is_array, text = start.startswith("["), start.removeprefix("[")
         place = 0
-        while not is_over and (place := _BETWEEN.match(text, place).end()) < len(text):
+        while not is_over and (place := _skip(text, place, _BETWEEN)) < len(text):
             if is_array and text[place] == "]":
                 is_over, place = True, place + 1
                 break

@@ -89,7 +89,7 @@ class LanguageFilter(CorpusStep):
         # Without `self`, so that no cycle of references keeps the remembered texts when the step is gone.
         def identify(text: str) -> tuple[float, str]:
             probabilities = model.probabilities(text[:MAX_CHARACTERS])
-            best = max(probabilities, key=probabilities.get, default="?")
+            best = max(probabilities, key=probabilities.__getitem__, default="?")
             return sum(probabilities.get(code, 0.0) for code in own_codes), best
 
         self.identify, self.remembered = identify, lru_cache(maxsize=REMEMBERED_TEXTS)(identify)

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kielo.artifact.funnel import FunnelRow
+from kielo.artifact.funnel import FunnelRow, FunnelSource
 from kielo.corpus.filters import FOREIGN_DROPPED, FOREIGN_KEPT, NUM_EXAMPLES
 from kielo.corpus.language_identification import THRESHOLDS
 from kielo.corpus.raw_formats import RawSource
@@ -53,7 +53,7 @@ def threshold_table(tallies: Sequence[Tally]) -> dict[str, Any]:
     return table
 
 
-def source_report(raw: RawSource, source: dict[str, Any], tallies: Sequence[Tally]) -> Iterator[str]:
+def source_report(raw: RawSource, source: FunnelSource, tallies: Sequence[Tally]) -> Iterator[str]:
     """Yields what became of a source, for the last screen: its files, and its documents by reason."""
     own = [tally.of(raw.name) for tally in tallies]
     total, dropped = Counter[tuple[str, str]](), Counter[str]()
@@ -66,7 +66,7 @@ def source_report(raw: RawSource, source: dict[str, Any], tallies: Sequence[Tall
     told = "; ".join(f"{amount:,} {reason}" for reason, amount in dropped.most_common())
     files = f"{len(raw.files):,} files read" + f", {len(raw.unread):,} not read" * bool(raw.unread)
     yield (
-        f"{raw.name}: {files}; {source['documents_in']:,} documents in, {source['documents_kept']:,} kept"
+        f"{raw.name}: {files}; {source.documents_in:,} documents in, {source.documents_kept:,} kept"
         + f"; dropped: {told}" * bool(told)
     )
     for what, became in (

@@ -267,7 +267,8 @@ def _code_steps(corpus: Corpus) -> list[CorpusStep]:
 
 def _pair_steps(recipe: Recipe) -> list[CorpusStep]:
     """Returns the steps of parallel text: cleaning once, languages and layout of each source."""
-    corpus, steps = recipe.corpus, []
+    corpus = recipe.corpus
+    steps: list[CorpusStep] = []
     pairs = [source for source in corpus.sources if source.kind == "parallel"]
     cleaned = [source.name for source in pairs if source.clean]
     steps += [NormaliseSides().for_sources(cleaned)] if cleaned else []

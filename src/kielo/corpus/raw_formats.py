@@ -191,7 +191,8 @@ def is_blank(line: bytes) -> bool:
 def _several_lines(path: Path, source: RawSource, max_bytes: int) -> Iterator[Record]:
     """Yields documents of several lines, each numbered by its first, with \\n as line ends."""
     ends_at_empty_line = source.documents == "paragraphs"
-    first, size, lines = 0, 0, []
+    first, size = 0, 0
+    lines: list[bytes] = []
 
     def document() -> Record:
         if size > max_bytes:
@@ -267,7 +268,7 @@ def _check_column(path: Path, schema: Any, name: str, has_text: bool) -> None:
     column, *inner = column_path(name, schema.names)
     if (number := schema.names.count(column)) > 1:
         raise KieloError(f"{path}: {number} columns have the name {column!r}; write it with one of them")
-    kind = schema.field(column).type if number else None
+    kind: Any = schema.field(column).type if number else None
     for part in inner:
         is_field = kind is not None and pyarrow.types.is_struct(kind) and kind.get_field_index(part) >= 0
         kind = kind.field(part).type if is_field else None

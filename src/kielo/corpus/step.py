@@ -170,6 +170,12 @@ class SplitDocument:
         self.line_bytes = [len(line.encode()) + 1 for line in self.lines]
         self._words = None
 
+    def pair(self) -> tuple[str, str]:
+        """Returns the two sides. Raises ValueError for a document that is no pair."""
+        if self.sides is None:
+            raise ValueError(f"{self.id} is no pair")
+        return self.sides
+
     def set_sides(self, sides: tuple[str, str]) -> None:
         """Make this a pair; its lines, which steps count, are those of both sides."""
         self.sides = sides

@@ -144,6 +144,8 @@ class Masking:
             return np.broadcast_to(np.arange(length), tokens.shape)
         begins = np.zeros((num_rows, length), bool)
         if self._kind == "whole_word":
+            if self._vocabulary.pieces is None:
+                raise ValueError("whole words need a vocabulary that tells their pieces")
             begins[:, 1:] = ~self._vocabulary.pieces.go_on(tokens)
         else:
             ends = np.cumsum(span_lengths(_uniform(keys, _LENGTHS, length)), axis=1)

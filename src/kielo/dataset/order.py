@@ -84,7 +84,9 @@ def chairman_assignment(quotas: tuple[int, ...]) -> np.ndarray:
     due = (turn * parts + parts - 1) * period // (parts * quota[source]) + 1
     by_release = np.argsort(released, kind="stable")
     waiting = (due * num_sources + source)[by_release].tolist()  # one number: sooner due is smaller
-    release, next_released, heap, schedule = released[by_release].tolist(), 0, [], []
+    release, next_released = released[by_release].tolist(), 0
+    heap: list[int] = []
+    schedule: list[int] = []
     for sample in range(1, period + 1):
         while next_released < period and release[next_released] <= sample:
             heappush(heap, waiting[next_released])

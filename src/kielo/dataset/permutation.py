@@ -31,7 +31,7 @@ def scramble(values: np.ndarray) -> np.ndarray:
     return values
 
 
-def keys_of_epochs(key: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+def keys_of_epochs(key: np.ndarray | np.uint64, epoch: np.ndarray) -> np.ndarray:
     """Returns one key for each (key, epoch). uint64 [n], int64 [n] -> uint64 [n]."""
     return scramble(key + epoch.astype(np.uint64) * np.uint64(_GOLDEN))
 

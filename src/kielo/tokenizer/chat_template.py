@@ -214,7 +214,9 @@ class ChatTemplate:
 
         [] where a sign around an answer is not just where it should be.
         """
-        signed, signs, of = [], [], set(numbers)
+        signed: list[Message] = []
+        signs: list[str] = []
+        of = set(numbers)
         for number, message in enumerate(messages):
             if number in of:
                 content = message["content"]

@@ -83,7 +83,7 @@ def without_control_tokens(whole: Tokenizer, folder: Path, end_of_text: str) -> 
     else:
         model["vocab"] = {hidden.get(name, name): number for name, number in model["vocab"].items()}
     if model.get("unk_token"):
-        model["unk_token"] = hidden.get(unknown, unknown)
+        model["unk_token"] = None if unknown is None else hidden.get(unknown, unknown)
     if "merges" in model:
         model["merges"] = [merge for merge in model["merges"] if not _touches(merge, control)]
     content["post_processor"] = None  # it only puts control tokens around texts

@@ -88,12 +88,13 @@ class PieceCache:
 
     def encode(self, texts: Sequence[str]) -> list[EncodedText]:
         """Encodes each text as `load.encode` does, with the same errors."""
-        if self.cut_rule is None:
+        rule = self.cut_rule
+        if rule is None:
             return [
                 EncodedText(np.array(row, dtype=np.int32), len(WORD.findall(text)))
                 for text, row in zip(texts, encode(self._tokenizer, texts), strict=True)
             ]
-        rows = [self._keys(text) for text in texts]
+        rows = [_keys(text, rule) for text in texts]
         known = self._ids
         missing = list({key for row in rows for key in row if key not in known})
         self._learn(missing, texts)
@@ -104,12 +105,6 @@ class PieceCache:
         ]
         self._forget(missing)
         return encoded
-
-    def _keys(self, text: str) -> list[str | tuple[str]]:
-        row: list[str | tuple[str]] = cut(text, self.cut_rule.at_signs, self.cut_rule.at_lines)
-        if row and self.cut_rule.first_differs:
-            row[0] = (row[0],)
-        return row
 
     def _learn(self, keys: Sequence[str | tuple[str]], texts: Sequence[str]) -> None:
         pieces = [_piece(key) for key in keys]
@@ -248,6 +243,11 @@ def _parts(content: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any
     if content is None:
         return []
     return list(content[key]) if content["type"] == "Sequence" else [content]
+
+
+def _keys(text: str, rule: CutRule) -> list[str | tuple[str]]:
+    pieces = cut(text, rule.at_signs, rule.at_lines)
+    return [(pieces[0],), *pieces[1:]] if pieces and rule.first_differs else [*pieces]
 
 
 def _piece(key: str | tuple[str]) -> str:

@@ -107,7 +107,8 @@ def _dropped(tokenizer: TextTokenizer, texts: Sequence[str]) -> Iterator[list[in
 
 def _unknown(tokenizer: TextTokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
     """Yields the places of characters that no token has but the one for unknown characters."""
-    unknown = tokenizer.whole.token_to_id(unknown_token(_model(tokenizer)))
+    name = unknown_token(_model(tokenizer))
+    unknown = None if name is None else tokenizer.whole.token_to_id(name)
     encodings = tokenizer.for_text.tokenizer.encode_batch(list(texts), add_special_tokens=False)
     for text, encoding in zip(texts, encodings):
         lacking: set[int] = set()
