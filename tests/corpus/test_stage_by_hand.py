@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kielo.artifact.funnel import Funnel, FunnelSource
 from kielo.artifact.manifest import write_stage
+from kielo.artifact.stage_counts import Funnel, FunnelSource
 from kielo.artifact.stage_json import read_json
 from kielo.corpus import corpus_stage as corpus_run
 from kielo.corpus.corpus_stage import run_corpus

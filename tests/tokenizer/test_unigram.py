@@ -18,11 +18,11 @@ from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer import unigram
 from kielo.tokenizer.extend import extend
-from kielo.tokenizer.heldout_split import is_heldout
 from kielo.tokenizer.load import decode, encode, load_tokenizer, vocabulary_size
 from kielo.tokenizer.make_row_map import make_row_map
 from kielo.tokenizer.pre_tokens import cut_words
 from kielo.tokenizer.spelling import ALPHABET, BYTES
+from kielo.tokenizer.stage_inputs import is_heldout
 from kielo.tokenizer.train import TrainingSample, save, train_on
 
 LATIN = ["ma", "ja", "jõ", "gi", "koer", "lind", "öö", "vee", "suur", "tee"]

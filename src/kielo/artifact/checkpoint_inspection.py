@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
@@ -23,6 +22,7 @@ from kielo.artifact.checkpoint_index import (
     read_index,
     read_state,
 )
+from kielo.artifact.json_object import JsonTable
 from kielo.recipe.errors import KieloError
 
 # The whole checkpoints of a run: one checked, all of them listed, and the newest that is whole.
@@ -37,7 +37,7 @@ def check_checkpoint(folder: Path, checksums: bool = True) -> Fault | None:
     return find_fault(folder, sorted(files), files, checksums)
 
 
-def list_checkpoints(folder: Path, checksums: bool = False) -> list[dict[str, Any]]:
+def list_checkpoints(folder: Path, checksums: bool = False) -> list[JsonTable]:
     """Lists the checkpoints in `folder`, newest first, one row each.
 
     A row is {"name", "step", "tokens", "loss", "bytes", "written_at", "state"}. state:
@@ -85,7 +85,7 @@ def newest_checkpoint(run_folder: Path, warn: Callable[[str], object] | None = N
     return path
 
 
-def _row(path: Path, checksums: bool) -> dict[str, Any]:
+def _row(path: Path, checksums: bool) -> JsonTable:
     fault = check_checkpoint(path, checksums)
     written_at, state = None, PlainState()
     with suppress(KieloError):
@@ -171,7 +171,7 @@ def state_after_verification(faults: list[Fault]) -> str:
     return f"{faults[0].kind}: {'; '.join(fault.reason for fault in faults)}" if faults else "verified"
 
 
-def describe_checkpoint(path: Path) -> dict[str, Any]:
+def describe_checkpoint(path: Path) -> JsonTable:
     """Returns the facts of one checkpoint, as `kielo checkpoint show --json` prints them."""
     index = read_index(path)
     state = index.plain
@@ -197,7 +197,7 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
     }
 
 
-def describe_tensors(path: Path) -> list[dict[str, Any]]:
+def describe_tensors(path: Path) -> list[JsonTable]:
     """Returns a row for each tensor: dtype, shape, number of chunks, and the tensor that it is tied to."""
     index = read_index(path)
     return [
@@ -217,7 +217,7 @@ def _is_checkpoint(path: Path) -> bool:
     return (path / INDEX_NAME).is_file() or (path.is_dir() and step_of(path.resolve()) is not None)
 
 
-def _parts(index: CheckpointIndex) -> list[dict[str, Any]]:
+def _parts(index: CheckpointIndex) -> list[JsonTable]:
     """Counts tensors, elements and bytes by part (`model`, `optimiser`) and dtype; tied tensors once."""
     groups: dict[tuple[str, str], list[TensorEntry]] = {}
     for name, entry in index.tensors.items():

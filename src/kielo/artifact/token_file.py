@@ -54,7 +54,7 @@ class FileArray:
         thread = threading.get_ident()
         _BEING_READ[thread] = self._path
         try:
-            for row, start in zip(found, starts.tolist()):
+            for row, start in zip(found, starts.tolist(), strict=True):
                 self._fill(memoryview(row).cast("B"), self._first_byte + start * self.dtype.itemsize)
         except OSError:
             self._file = None
@@ -120,7 +120,7 @@ class DocumentIndex(ABC):
 
     def number_at(self, token: int) -> int:
         """Returns the number of the first document that begins at `token` or after it."""
-        return bisect_left(range(self.num_documents), token, key=lambda number: self._start(number))
+        return bisect_left(range(self.num_documents), token, key=self._start)
 
     def _start(self, number: int) -> int:
         return int(self.starts(number, number + 1)[0])

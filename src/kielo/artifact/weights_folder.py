@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.prefetched import HUB_FOLDER, not_brought, prefetched_folder
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import conversion
@@ -195,7 +196,7 @@ def _indexed(folder: Path, index: str) -> Mapping[Path, list[str]]:
     return files
 
 
-def unique_keys(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(path: Path, pairs: list[tuple[str, Any]]) -> JsonTable:
     """Returns a JSON object of the file `path`. KieloError for two entries of one name."""
     content = dict(pairs)
     if len(content) < len(pairs):

@@ -21,7 +21,7 @@ from kielo.checkpoint.export_tensors import row_boxes
 from kielo.checkpoint.read_checkpoint import some_names
 from kielo.checkpoint.save_plan import tied_names
 from kielo.checkpoint.tensor_file import ReadBuffers, TensorFile, Wanted
-from kielo.checkpoint.tensor_table import StoredTensor, is_finite, read_table
+from kielo.checkpoint.tensor_table import StoredTensor, is_finite, moved, read_table
 from kielo.checkpoint.transplant import Source, Transplant
 from kielo.models import families
 from kielo.models.piece import Piece, by_stored_name, stored_shape
@@ -258,7 +258,7 @@ def _fill(
         if shard.numel() and piece.rows is not None:
             shard[max(0, piece.rows - box[0].start) :].zero_()
         for part, in_file in piece.boxes(box):
-            target = shard[tuple(slice(p.start - b.start, p.stop - b.start) for p, b in zip(part, box))]
+            target = shard[moved(part, [one.start for one in box])]
             wanted_part = Wanted(stored, in_file, target.mT if piece.transposed else target)
             by_file.setdefault(path, []).append((names[piece.name], wanted_part))
     for path, of_file in sorted(by_file.items()):

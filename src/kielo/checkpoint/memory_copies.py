@@ -126,7 +126,7 @@ class MemoryCopies:
     ):
         self._checkpoints, self._ranks, self._planner = checkpoints, ranks, planner
         self._on_alert, self._permit = on_alert, permit
-        numbers, hosts = map(list, zip(*ranks.gather((local_rank, socket.gethostname()))))
+        numbers, hosts = map(list, zip(*ranks.gather((local_rank, socket.gethostname())), strict=True))
         self._ranks_a_node = max(numbers) + 1
         expected = [rank % self._ranks_a_node for rank in range(ranks.size)]
         if numbers != expected or ranks.size % self._ranks_a_node:

@@ -148,7 +148,7 @@ def _assemble(folder: Path, entry: TensorEntry) -> torch.Tensor:
     """Reads the whole tensor onto the CPU, shape `entry.shape`, from its chunks."""
     whole = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
     for chunk in entry.chunks:
-        box = tuple(slice(start, start + size) for start, size in zip(chunk.offset, chunk.shape))
+        box = tuple(slice(start, start + size) for start, size in zip(chunk.offset, chunk.shape, strict=True))
         with safe_open(Path(folder) / chunk.file, framework="pt") as file:
             whole[box] = file.get_tensor(chunk.key)
     return whole

@@ -16,7 +16,7 @@ from kielo.artifact.checkpoint_faults import BlockDigests, CheckpointFile
 from kielo.artifact.checkpoint_folder import rank_file_name
 from kielo.artifact.checkpoint_index import CheckpointIndex, chunk_key
 from kielo.checkpoint.save_plan import HeldChunk
-from kielo.checkpoint.tensor_table import DTYPE_NAMES, DTYPES, nbytes
+from kielo.checkpoint.tensor_table import DTYPE_NAMES, DTYPES, moved, nbytes, overlap
 from kielo.parallel.materialise import local, local_slices
 
 # A stream of tensors into a safetensors file, one at a time: tensors in, file and its checksums out.
@@ -162,19 +162,11 @@ def fill_from_chunks(folder: Path, index: CheckpointIndex, tensors: Mapping[str,
     for name, tensor in tensors.items():
         target, box = local(tensor).detach(), local_slices(tensor)
         for chunk in index.entry(name).chunks:
-            shared = [
-                slice(max(part.start, start), min(part.stop, start + size))
-                for part, start, size in zip(box, chunk.offset, chunk.shape)
-            ]
-            if all(part.start < part.stop for part in shared):
-                inside = _moved(shared, chunk.offset)
-                part = target[_moved(shared, [part.start for part in box])]
+            if (shared := overlap(box, chunk)) is not None:
+                inside = moved(shared, chunk.offset)
+                part = target[moved(shared, [part.start for part in box])]
                 by_file[chunk.file].append((chunk.key, inside, part))
     for name, parts in by_file.items():
         with safe_open(folder / name, framework="pt") as file:
             for key, inside, part in parts:
                 part.copy_(file.get_slice(key)[inside] if inside else file.get_tensor(key))
-
-
-def _moved(box: Sequence[slice], origin: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(slice(part.start - start, part.stop - start) for part, start in zip(box, origin))

@@ -15,9 +15,9 @@ from typing import Any
 from kielo.artifact.lease import held
 from kielo.artifact.manifest import expire, read_manifest
 from kielo.artifact.run_format import write_run_recipe
+from kielo.artifact.scores import StageTime, Summary
 from kielo.artifact.stage_counts import CorpusCounts
 from kielo.artifact.stage_json import read_counts, read_json
-from kielo.artifact.summary import StageTime, Summary
 from kielo.artifact.trained_text import refuse_while_trained_on
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.main import REQUEUE, STAGES

@@ -12,9 +12,9 @@ import textwrap
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
-from kielo.artifact.funnel import Funnel, FunnelSource
 from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import (
     Manifest,
@@ -24,7 +24,7 @@ from kielo.artifact.manifest import (
     write_stage,
 )
 from kielo.artifact.prefetched import prefetched_folder
-from kielo.artifact.stage_counts import CorpusCounts
+from kielo.artifact.stage_counts import CorpusCounts, Funnel, FunnelSource
 from kielo.artifact.stage_json import counts_of, write_json
 from kielo.artifact.text_files import read_lines
 from kielo.artifact.trained_text import refuse_to_replace
@@ -62,7 +62,7 @@ def wrapping_advice(source: RawSource) -> str | None:
         text = line.decode("utf-8", "replace").rstrip()
         lengths.append(len(text))
         empty += not text
-    filled = sorted(a for a, b in zip(lengths, lengths[1:]) if a and b)
+    filled = sorted(a for a, b in pairwise(lengths) if a and b)
     if len(filled) < 20:
         return None
     width = filled[len(filled) * 98 // 100]

@@ -64,7 +64,7 @@ class Lid176:
         # fastText reads one line; in capitals it takes European languages for others.
         line = text.replace("\n", " ")
         labels = self._model.predict(line.lower() if line.isupper() else line, k=self.NUM_BEST)
-        return {label.removeprefix("__label__"): min(float(p), 1.0) for label, p in zip(*labels)}
+        return {label.removeprefix("__label__"): min(float(p), 1.0) for label, p in zip(*labels, strict=True)}
 
 
 IDENTIFIERS: dict[str, type[Identifier]] = {"py3langid": Py3langid, "lid176": Lid176}

@@ -5,9 +5,9 @@ The steps' counts → rows for people (`artifact/funnel.py`).
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from kielo.artifact.funnel import FunnelRow, FunnelSource
+from kielo.artifact.json_object import JsonTable
+from kielo.artifact.stage_counts import FunnelRow, FunnelSource
 from kielo.corpus.filters import FOREIGN_DROPPED, FOREIGN_KEPT, NUM_EXAMPLES
 from kielo.corpus.language_identification import THRESHOLDS
 from kielo.corpus.raw_formats import RawSource
@@ -33,7 +33,7 @@ def build_funnel(tallies: Sequence[Tally]) -> list[FunnelRow]:
     return rows
 
 
-def threshold_table(tallies: Sequence[Tally]) -> dict[str, Any]:
+def threshold_table(tallies: Sequence[Tally]) -> JsonTable:
     """Returns the shares of bytes that reached each threshold: {"lines": {"0.5": share, …}, "documents": …}.
 
     Shares are of the lines that reached their language step, and of the documents (each with all its bytes)
@@ -87,7 +87,7 @@ def source_report(raw: RawSource, source: FunnelSource, tallies: Sequence[Tally]
             )
 
 
-def empty_message(what: str, rows: Sequence[FunnelRow], table: dict[str, Any], advice: str) -> str:
+def empty_message(what: str, rows: Sequence[FunnelRow], table: JsonTable, advice: str) -> str:
     """Returns why nothing was left and what to change: the funnel, and the share kept at each threshold."""
     lines = [f"corpus: nothing is left of {what}. What each step dropped:"]
     lines += [

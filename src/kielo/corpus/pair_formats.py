@@ -175,7 +175,7 @@ def _unit_records(
     where, texts = f"{path}, unit {number}", _texts(unit)
     sides = [_in_language(texts, language) for language in languages]
     if not all(sides):
-        missing = next(language for language, side in zip(languages, sides) if not side)
+        missing = next(language for language, side in zip(languages, sides, strict=True) if not side)
         told = (
             f"{where}: no text in {missing!r}; its languages are {', '.join(texts)[:200] or 'none'}. Set "
             "the source's pair_fields to two of them"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from kielo.artifact.documents import SUFFIX, DocumentWriter, read_documents
+from kielo.artifact.documents import SUFFIX, Document, DocumentWriter, read_documents
 from kielo.corpus.conversations import AlternatingTurns, WholeConversations
 from kielo.corpus.filters import (
     DocumentDuplicates,
@@ -126,7 +126,7 @@ class WriteCleaned(CorpusStep):
     def run(self, documents: Iterable[SplitDocument]) -> Iterator[SplitDocument]:
         with DocumentWriter(self.path) as writer:
             for document in super().run(documents):
-                writer.add(_as_record(document) | {"place": document.place})
+                writer.add({**_as_record(document), "place": document.place})
                 yield document
 
 
@@ -141,9 +141,10 @@ class MergeCleaned(CorpusStep):
 
     def run(self, documents: Iterable[SplitDocument] = ()) -> Iterator[SplitDocument]:
         files = [read_documents(path) for path in sorted(self.folder.glob("*" + SUFFIX))]
-        for record in heapq.merge(*files, key=lambda record: record["place"]):
-            place = tuple(record["place"])
-            yield split_verbatim(record["text"], record["id"], record["source"], place, record["metadata"])
+        for record in heapq.merge(*files, key=lambda record: tuple(record["place"])):
+            source, number = record["place"]
+            place, facts = (source, number), record["metadata"]
+            yield split_verbatim(record["text"], record["id"], record["source"], place, facts)
 
 
 class WriteDocuments(CorpusStep):
@@ -179,7 +180,7 @@ class WriteDocuments(CorpusStep):
             writer.close()
 
 
-def _as_record(document: SplitDocument) -> dict:
+def _as_record(document: SplitDocument) -> Document:
     return {
         "id": document.id,
         "text": document.join(),

@@ -12,10 +12,9 @@ from typing import Any
 
 from kielo.artifact.text_files import COMPRESSED, OtherEncoding, read_lines
 from kielo.corpus.conversations import OTHER_FIELDS, has_questions
-from kielo.corpus.json_records import json_records
 from kielo.corpus.pair_formats import tmx_records, tsv_records
 from kielo.corpus.programming_languages import programming_language
-from kielo.corpus.raw_record import DAMAGED_FILE, BadRecord, Record, too_long
+from kielo.corpus.raw_record import DAMAGED_FILE, BadRecord, Record, json_records, too_long
 from kielo.recipe.errors import KieloError
 
 _JSON = ("jsonl", "ndjson", "json")

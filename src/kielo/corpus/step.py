@@ -4,10 +4,11 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self
+from typing import Self
 
 import regex
 
+from kielo.artifact.json_object import JsonTable
 from kielo.recipe.cards import Language, language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus, Source
@@ -98,7 +99,7 @@ def language_rules(corpus: Corpus, default: str) -> dict[str, LanguageRule]:
     }
 
 
-def effective_settings(corpus: Corpus, card: Language) -> dict[str, Any]:
+def effective_settings(corpus: Corpus, card: Language) -> JsonTable:
     """Returns all that decides the outcome, for the manifest. `card`: of the recipe's language.
 
     Raises KieloError as `language_rule` does.
@@ -154,7 +155,7 @@ class SplitDocument:
     id: str
     source: str
     place: tuple[int, int]
-    metadata: dict[str, Any]
+    metadata: JsonTable
     lines: list[str] = field(default_factory=list)
     line_bytes: list[int] = field(default_factory=list)
     sides: tuple[str, str] | None = None

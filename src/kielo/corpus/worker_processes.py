@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from kielo.artifact.json_object import JsonTable
 from kielo.recipe.errors import KieloError
 
 # One thread for each worker: several pools of threads on the same cores only get in each other's way.
@@ -205,7 +206,7 @@ def without_main_file() -> Iterator[None]:
     """
     main = sys.modules["__main__"]
     names = ("__file__", "__spec__")
-    held: dict[str, Any] = {name: main.__dict__.pop(name) for name in names if name in main.__dict__}
+    held: JsonTable = {name: main.__dict__.pop(name) for name in names if name in main.__dict__}
     main.__spec__ = None
     try:
         yield

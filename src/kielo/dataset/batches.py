@@ -19,9 +19,8 @@ from kielo.artifact.stage_json import counts_of, read_stage_json
 from kielo.artifact.token_set import TokenSet
 from kielo.artifact.token_shards import LOSS_MASK, TokenShard
 from kielo.artifact.token_sources import TokenFiles, check_unchanged
-from kielo.dataset.order import Located, Order, OrderSource, Phase
+from kielo.dataset.order import Located, Order, OrderSource, Phase, key_from, keys_of_epochs
 from kielo.dataset.packed_sequences import PackedSequences, Pieces
-from kielo.dataset.permutation import key_from, keys_of_epochs
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import PACKED, Packing
 
@@ -117,7 +116,10 @@ class Batches:
                 phase.offsets,
                 phase.packing != "as_is",
             ),
-            [OrderSource(name, tokens, phase.mixture[name]) for name, tokens in zip(self.names, num_tokens)],
+            [
+                OrderSource(name, tokens, phase.mixture[name])
+                for name, tokens in zip(self.names, num_tokens, strict=True)
+            ],
         )
 
     def step(self, step: int, data_rank: int, data_ranks: int) -> Batch:
@@ -294,7 +296,7 @@ class _StreamReader:
         starts = (located.sequence * self._length).tolist()
         return [
             [(start, min(self._length, self._shards[source].num_tokens - 1 - start))]
-            for source, start in zip(located.source.tolist(), starts)
+            for source, start in zip(located.source.tolist(), starts, strict=True)
         ]
 
     def _gather(
@@ -324,7 +326,7 @@ class _StreamReader:
         mask = self._shards[number].loss_mask
         if mask is None:
             return
-        for row, first in zip(rows, first_token):
+        for row, first in zip(rows, first_token, strict=True):
             is_without = mask[first : first + self._length + 1] == 0
             labels[row, np.flatnonzero(is_without[1:])] = NOT_COUNTED
             first_counts[row] &= not is_without[0]
@@ -391,14 +393,14 @@ class _PackedReader:
         found: list[list[tuple[int, int]]] = [[] for _ in located.source]
         for rows, _, pieces in self._pieces(located):
             for row, start, count in zip(
-                rows[pieces.row].tolist(), pieces.start.tolist(), pieces.count.tolist()
+                rows[pieces.row].tolist(), pieces.start.tolist(), pieces.count.tolist(), strict=True
             ):
                 found[row].append((start, count))
         return found
 
     def _pieces(self, located: Located) -> Iterator[tuple[np.ndarray, Shard, Pieces]]:
         """Yields (rows of the batch, their shard, the pieces in them) of each source that has any."""
-        for number, (shard, packed) in enumerate(zip(self._shards, self._packed)):
+        for number, (shard, packed) in enumerate(zip(self._shards, self._packed, strict=True)):
             rows = np.flatnonzero(located.source == number)
             if len(rows):
                 yield rows, shard, packed.pieces(located.sequence[rows], located.epoch[rows])
@@ -414,6 +416,7 @@ def _copy_pieces(
         pieces.start.tolist(),
         pieces.count.tolist(),
         pieces.ends.tolist(),
+        strict=True,
     ):
         tokens = shard.read(start, count if ends else count + 1)
         inputs[at, column : column + count] = tokens[:count]

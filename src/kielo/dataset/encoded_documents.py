@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from kielo.artifact.documents import TOOLS, WEIGHT, carries_loss, messages_of
+from kielo.artifact.documents import TOOLS, WEIGHT, Document, carries_loss, messages_of
 from kielo.artifact.manifest import read_manifest
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
@@ -72,7 +71,7 @@ class DocumentEncoder:
     def _template(self) -> ChatTemplate:
         return ChatTemplate(self._tokenizer)
 
-    def encode(self, documents: Sequence[dict[str, Any]]) -> list[EncodedDocument]:
+    def encode(self, documents: Sequence[Document]) -> list[EncodedDocument]:
         """Encodes documents. Raises KieloError, naming file and line, for what the template does not take."""
         encoded: dict[int, EncodedDocument] = {}
         found = {number: messages_of(document) for number, document in enumerate(documents)}
@@ -106,7 +105,7 @@ class DocumentEncoder:
         return [encoded[number] for number in found]
 
 
-def stored_ids(document: dict[str, Any]) -> list[int] | None:
+def stored_ids(document: Document) -> list[int] | None:
     """Returns the ids of a document of ready tokens; None for another."""
     return document["metadata"].get(STORED_IDS)
 
@@ -142,12 +141,12 @@ def begins_with_cls(recipe: Recipe) -> bool:
     return recipe.train.objective == "masked_tokens" and not recipe.corpus.token_sources
 
 
-def _place(document: dict[str, Any]) -> str:
+def _place(document: Document) -> str:
     facts = document["metadata"]
     return f"source {document['source']}: {facts['file']}, line or row {facts['number']}"
 
 
-def _refuse_weights(document: dict[str, Any]) -> None:
+def _refuse_weights(document: Document) -> None:
     """Raises KieloError for a message that should carry no loss, where all tokens do."""
     for number, message in enumerate(messages_of(document) or (), start=1):
         if message.get(WEIGHT, 1) == 0:
@@ -157,7 +156,7 @@ def _refuse_weights(document: dict[str, Any]) -> None:
             )
 
 
-def _answer_bytes(document: dict[str, Any]) -> int:
+def _answer_bytes(document: Document) -> int:
     """Returns the bytes of the answers that carry loss, what they have besides text as JSON."""
     size = 0
     for message in messages_of(document) or ():

@@ -10,11 +10,10 @@ run may get other texts in its middle.
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from kielo.artifact.documents import SUFFIX, DocumentWriter
+from kielo.artifact.documents import SUFFIX, Document, DocumentWriter
 from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import (
     hash_file,
@@ -103,13 +102,13 @@ def _raw_source(text: EvaluationText) -> RawSource:
     )
 
 
-def _settings(text: EvaluationText) -> dict[str, Any]:
+def _settings(text: EvaluationText) -> JsonTable:
     """Returns what decides how a text is read; of running text as manifests of all versions have it."""
     settings = text.model_dump(mode="json") | {"text_field": text.text_field or "text"}
     return {key: settings[key] for key in settings if text.kind != "text" or key not in ("kind", "loss")}
 
 
-def _documents(source: RawSource, max_bytes: int) -> Iterator[dict[str, Any]]:
+def _documents(source: RawSource, max_bytes: int) -> Iterator[Document]:
     for record in records(source, max_bytes):
         raw = parse(record, source, max_bytes)
         file = record.path.relative_to(source.root).as_posix()

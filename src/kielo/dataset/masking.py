@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from kielo.dataset.batches import NOT_COUNTED, Batch, causal_documents
-from kielo.dataset.permutation import key_from, keys_of_epochs, scramble
+from kielo.dataset.order import key_from, keys_of_epochs, scramble
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import MaskingKind
 from kielo.tokenizer.control_tokens import control_tokens

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import (
     Manifest,
     finished_manifest,
@@ -44,10 +45,10 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import longest_sequence_length
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.facts import tokenizer_facts, tokenizer_hash
-from kielo.tokenizer.heldout_split import (
+from kielo.tokenizer.load import load_tokenizer
+from kielo.tokenizer.stage_inputs import (
     is_heldout as is_heldout,  # re-exported: the split belongs to both rooms
 )
-from kielo.tokenizer.load import load_tokenizer
 
 # Folders without the held-out sets of sources, which were written before there were any, stay current. So do
 # folders without BEGINS_WITH if the tokenizer puts nothing before a text.
@@ -138,7 +139,7 @@ def pack_progress(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, f
 
 def _identity(
     recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path
-) -> tuple[dict[str, str], dict[str, Any], dict[str, FoundFiles]]:
+) -> tuple[dict[str, str], JsonTable, dict[str, FoundFiles]]:
     """Returns (inputs, section) of the stage, and the files of sources that are ready tokens."""
     inputs, found = {"tokenizer": hash_manifest(tokenizer_folder)}, {}
     if recipe.corpus.of_raw_text.sources:
@@ -170,9 +171,9 @@ def _make_parts(
     return parts.make(vocab_size, bool(sources_with_loss_mask(recipe)), share)
 
 
-def _section(recipe: Recipe, tokenizer_folder: Path) -> dict[str, Any]:
+def _section(recipe: Recipe, tokenizer_folder: Path) -> JsonTable:
     """Returns the settings that the outcome of the pack stage depends on, as its manifest has them."""
-    section: dict[str, Any] = {"heldout_share": recipe.dataset.heldout_share}
+    section: JsonTable = {"heldout_share": recipe.dataset.heldout_share}
     if on_answers := sources_with_loss_mask(recipe):
         section["loss_on_answers"] = sorted(on_answers)
     if too_long := {one.name: one.too_long for one in recipe.corpus.sources if one.too_long != "split"}:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from kielo.artifact.json_object import JsonTable
+from kielo.artifact.documents import Document
 from kielo.artifact.manifest import Manifest, read_manifest, rewrite_counts
 from kielo.artifact.stage_counts import PackCounts, TokenCounts
 from kielo.artifact.stage_json import counts_of
@@ -269,7 +269,7 @@ class TokenFilesPacking:
         self.counts: dict[str, TokenCounts] = {}
         self._sets: dict[str, TokenFileSet] = {}
 
-    def heldout(self, tokenizer_hash: str) -> Iterator[tuple[JsonTable, list[int], np.ndarray | None]]:
+    def heldout(self, tokenizer_hash: str) -> Iterator[tuple[Document, list[int], np.ndarray | None]]:
         """Checks each source and yields its held-out documents: (document, ids without end-of-text, mask).
 
         mask: which of the ids, and of an end-of-text after them, carry loss; None where all do.
@@ -289,11 +289,15 @@ class TokenFilesPacking:
                 row = row[:-1] if has_end else row
                 heldout += 1
                 if row:
-                    document: JsonTable = {"id": f"{name}/{stream.document_name(start)}", "source": name}
-                    document |= {"metadata": {STORED_IDS: row}}
+                    document: Document = {
+                        "id": f"{name}/{stream.document_name(start)}",
+                        "source": name,
+                        "metadata": {STORED_IDS: row},
+                        "text": decode(self._tokenizer, [row], False)[0],
+                    }
                     if flags is not None and not has_end:
                         flags = np.append(flags, False)
-                    yield document | {"text": decode(self._tokenizer, [row], False)[0]}, row, flags
+                    yield document, row, flags
             documents = [file.documents for file in found.files]
             is_indexed = None not in documents
             self.counts[name] = TokenCounts(

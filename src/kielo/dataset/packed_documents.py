@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from kielo.artifact.documents import Message, messages_of, read_documents
+from kielo.artifact.documents import Document, Message, messages_of, read_documents
 from kielo.artifact.manifest import finished_manifest, hash_manifest, read_manifest
 from kielo.artifact.stage_counts import CorpusCounts, PackCounts
 from kielo.artifact.stage_json import counts_of
@@ -21,7 +21,7 @@ MOST_OF_SOURCE = 400
 MOST_CHARACTERS = 16_000_000  # in all; as many are read past, of sources with enough documents
 LONGEST = 200_000  # characters
 
-WithIds = tuple[dict[str, Any], list[int] | None]  # a document as the corpus has it, and its ids
+WithIds = tuple[Document, list[int] | None]  # a document as the corpus has it, and its ids
 
 
 class SampleDocument(NamedTuple):

@@ -21,7 +21,7 @@ import numpy as np
 from kielo.artifact.manifest import Manifest, check_sizes, hash_manifest, read_manifest
 from kielo.artifact.stage_counts import PackingCounts
 from kielo.artifact.stage_json import counts_of
-from kielo.dataset.permutation import key_from, keys_of_epochs, permute, scramble
+from kielo.dataset.order import key_from, keys_of_epochs, permute, scramble
 from kielo.recipe.errors import KieloError
 
 # Best-fit-decreasing packing of pieces of documents: numbers of pieces by length -> sequences.

@@ -21,6 +21,7 @@ import numpy as np
 from tqdm import tqdm
 
 from kielo.artifact.documents import SUFFIX, DocumentWriter, document_files
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import (
     MANIFEST_NAME,
     finished_manifest,
@@ -183,7 +184,7 @@ class TokenParts:
     def _folders(self) -> dict[Path, Path]:
         return {file: self._folder / f"{number:05d}" for number, file in enumerate(self._files)}
 
-    def _identity(self, file: Path) -> tuple[str, int, dict[str, str], dict[str, Any]]:
+    def _identity(self, file: Path) -> tuple[str, int, dict[str, str], JsonTable]:
         return KIND, VERSION, self._inputs, self._section | {"file": file.name}
 
     def _packed(self, files: Sequence[Path]) -> Generator[PackedDocuments, None, None]:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -179,7 +180,7 @@ class ChatTemplate:
         spans |= {number: self._after_prompt(place, messages, number, tools, text) for number in rich}
         learned_spans = [spans[number] for number in answers if learned[number]]
         borders = [0, *(border for span in learned_spans for border in span), len(text) + 1]
-        pieces = [text[first:last] for first, last in zip(borders, borders[1:])]
+        pieces = [text[first:last] for first, last in pairwise(borders)]
         final = [self._disguise.take_off(words, self._marks.sub(self._hide, piece)) for piece in pieces]
         has_end = bool(learned_spans) and learned_spans[-1][1] > len(text)
         return Rendered(self._disguise.take_off(words, text), final, is_whole=True, has_end=has_end)
@@ -375,7 +376,7 @@ def end_of_answers(tokenizer: TextTokenizer) -> int | None:
     question, answer = Message(role="user", content="1"), Message(role=ANSWERS, content="2")
     template = ChatTemplate(tokenizer)
     (laid_out,) = template.lay_out([("one question and its answer", [question, answer])])
-    ids = [number for number, is_answer in zip(laid_out.ids, laid_out.is_answer) if is_answer]
+    ids = [number for number, is_answer in zip(laid_out.ids, laid_out.is_answer, strict=True) if is_answer]
     return ids[-1] if ids and ids[-1] in tokenizer.for_text.control_tokens else None
 
 

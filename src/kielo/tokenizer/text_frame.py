@@ -6,10 +6,11 @@ read from tokenizer.json alone, as in transformers 5: `add_bos_token` in tokeniz
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import hash_file, read_manifest, write_json_atomically, write_text_atomically
 from kielo.artifact.stage_counts import TokenizerCounts
 from kielo.artifact.stage_json import counts_of
@@ -85,8 +86,8 @@ def write_frame(folder: Path, bos: AsTokenizer, eos: AsTokenizer) -> None:
 
 
 def _post_processor(
-    old: dict[str, Any] | None, tokenizer: Tokenizer, before: list[str], after: list[str]
-) -> dict[str, Any] | None:
+    old: JsonTable | None, tokenizer: Tokenizer, before: list[str], after: list[str]
+) -> JsonTable | None:
     """Return the JSON of a post-processor that puts these tokens around texts; offsets are those of `old`."""
     parts = [old] if old else []
     if old and old["type"] == "Sequence":
@@ -94,7 +95,7 @@ def _post_processor(
     parts = [part for part in parts if part["type"] == "ByteLevel"]
     if before or after:
 
-        def framed(text: str, number: int) -> list[dict[str, Any]]:
+        def framed(text: str, number: int) -> list[JsonTable]:
             around = [[{"SpecialToken": {"id": name, "type_id": number}} for name in names]
                       for names in (before, after)]  # fmt: skip
             return [*around[0], {"Sequence": {"id": text, "type_id": number}}, *around[1]]

@@ -150,7 +150,7 @@ def similar_rows(
     for begin in range(0, len(asked), _BLOCK):
         block = asked[begin : begin + _BLOCK]
         weights = sparsemax(unit[block] @ unit[known].T).astype(np.float32)
-        for new, row in zip(block.tolist(), weights):
+        for new, row in zip(block.tolist(), weights, strict=True):
             (places,) = np.nonzero(row)
             places = places[np.argsort(old[places])]
             yield new, old[places].tolist(), [float(str(weight)) for weight in row[places]]

@@ -14,12 +14,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers.models import BPE
 
 from kielo.artifact.documents import read_documents
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import (
     Manifest,
     finished_manifest,
@@ -44,7 +44,6 @@ from kielo.tokenizer.chat_template import DEFAULT_TEMPLATE, TURN_BEGINS, TURN_EN
 from kielo.tokenizer.control_tokens import read_object
 from kielo.tokenizer.extend import extend
 from kielo.tokenizer.facts import side_files, tokenizer_hash
-from kielo.tokenizer.heldout_split import is_heldout, place_by_hash
 from kielo.tokenizer.load import (
     CONFIG_FILE,
     END_OF_TEXT,
@@ -60,6 +59,8 @@ from kielo.tokenizer.measure import measure
 from kielo.tokenizer.pre_tokens import LONGEST_WORD, ShortWords, pre_tokenizer
 from kielo.tokenizer.stage_inputs import (
     decoded_documents,
+    is_heldout,
+    place_by_hash,
     ready_files,
     tokenizer_of_weights,
     transplant_vectors,
@@ -289,7 +290,7 @@ def _version(recipe: Recipe, folder: Path) -> int:
     return min(made.version, version) if made and has_trained(folder.parent) else version
 
 
-def _settings(recipe: Recipe) -> dict[str, Any]:
+def _settings(recipe: Recipe) -> JsonTable:
     """Returns the section as manifests have it: keys of later versions only where they are set."""
     given = recipe.tokenizer.model_dump(exclude={"max_unknown_share"})  # it changes no token
     fields = TokenizerSection.model_fields
