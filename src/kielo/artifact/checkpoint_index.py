@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,7 +30,6 @@ from kielo.artifact.manifest import (
     MANIFEST_NAME,
     Manifest,
     hash_json,
-    installed_versions,
     write_text_atomically,
 )
 from kielo.artifact.run_format import migrated_identity
@@ -255,17 +253,7 @@ def write_checkpoint_manifest(
     files: by their names, the index among them.
     """
     saved = CheckpointCounts(step=index.step, tensor_bytes=tensor_bytes, save_id=index.save_id)
-    manifest = CheckpointManifest(
-        kind="checkpoint",
-        version=VERSION,
-        inputs={},
-        section={},
-        counts=saved.content(),
-        wall_seconds=round(wall_seconds, 3),
-        versions=installed_versions(),
-        files=files,
-        written_at=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
+    manifest = CheckpointManifest.of_now("checkpoint", VERSION, {}, {}, saved.content(), wall_seconds, files)
     content = manifest.content()
     write_text_atomically(
         Path(folder) / MANIFEST_NAME, _manifest_text(content | {_OWN_DIGEST: hash_json(content)})

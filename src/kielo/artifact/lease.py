@@ -307,7 +307,6 @@ def _process_state(pid: int) -> tuple[str, int]:
 
 
 def _create(path: Path, text: str) -> bool:
-    """Make the file if it is not there; returns True if it was made."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:

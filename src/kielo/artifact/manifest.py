@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import xxhash
 from pydantic import ValidationError
@@ -66,6 +66,30 @@ class Manifest(JsonObject):
     """Path, relative to the folder → the file."""
     written_at: str
     """Date and time in UTC, ISO 8601, to the second."""
+
+    @classmethod
+    def of_now(
+        cls,
+        kind: str,
+        version: int,
+        inputs: Mapping[str, str],
+        section: Mapping[str, Any],
+        counts: Mapping[str, Any],
+        wall_seconds: float,
+        files: Mapping[str, FileRecord],
+    ) -> Self:
+        """Returns a manifest that is written now, by the packages that are installed."""
+        return cls(
+            kind=kind,
+            version=version,
+            inputs=dict(inputs),
+            section=as_json(section),
+            counts=as_json(counts),
+            wall_seconds=round(wall_seconds, 3),
+            versions=installed_versions(),
+            files=files,
+            written_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
 
 
 @dataclass
@@ -272,17 +296,8 @@ def write_manifest(
     """Bring the files under `folder` to the disk, hash them, and write the manifest that vouches for them."""
     folder = Path(folder)
     bring_tree_to_disk(folder)
-    manifest = Manifest(
-        kind=kind,
-        version=version,
-        inputs=dict(inputs),
-        section=as_json(section),
-        counts=as_json(counts),
-        wall_seconds=round(wall_seconds, 3),
-        versions=installed_versions(),
-        files=_describe_files(folder),
-        written_at=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
+    files = _describe_files(folder)
+    manifest = Manifest.of_now(kind, version, inputs, section, counts, wall_seconds, files)
     write_json_atomically(folder / MANIFEST_NAME, manifest.content())
     return manifest
 

@@ -12,7 +12,6 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from kielo.artifact.manifest import (
     Manifest,
     as_json,
     hash_json,
-    installed_versions,
     is_current,
     refuse_foreign,
     write_json_atomically,
@@ -123,21 +121,12 @@ class ResumableStage:
         """Write the manifest: all files are written. Its counts get the sha256 of each file."""
         records = dict(sorted((self.finished | self._small).items()))
         sha256 = {name: record.sha256 for name, record in records.items()}
-        kind, version, inputs, section = self._identity
-        manifest = Manifest(
-            kind=kind,
-            version=version,
-            inputs=inputs,
-            section=section,
-            counts=as_json(counts) | {"sha256": sha256},
-            wall_seconds=round(time.monotonic() - self._began, 3),
-            versions=installed_versions(),
-            files={
-                name: FileRecord(**record.model_dump(exclude_unset=True, exclude={"sha256"}))
-                for name, record in records.items()
-            },
-            written_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
+        files = {
+            name: FileRecord(**record.model_dump(exclude_unset=True, exclude={"sha256"}))
+            for name, record in records.items()
+        }
+        seconds = time.monotonic() - self._began
+        manifest = Manifest.of_now(*self._identity, as_json(counts) | {"sha256": sha256}, seconds, files)
         write_json_atomically(self.new / MANIFEST_NAME, manifest.content())
 
     def publish(self) -> None:

@@ -246,7 +246,6 @@ def _decompress(
 
 
 def _decompress_zstd(path: Path) -> Iterator[bytes]:
-    """Decompressed blocks of a file of one or more frames."""
     frame: Any = None
     is_cut_short = True
     for block in _read_plain(path, ZSTD_READ_BYTES):

@@ -184,13 +184,11 @@ def _refuse_misfit(indexes: Mapping[Path, CheckpointIndex], num_given: int) -> N
 
 
 def _identity(path: Path, index: CheckpointIndex) -> Mapping[str, object]:
-    """Returns the identity with keys that Kielo had not yet when the checkpoint was written."""
     identity = index.plain.identity
     return as_stored_now(identity, path) if identity else {}
 
 
 def _described(index: CheckpointIndex) -> dict[str, tuple[str, tuple[int, ...], str]]:
-    """Describes the model tensors: name → dtype, shape, and the name that it is stored under."""
     return {
         name: (index.entry(name).dtype, index.entry(name).shape, index.aliases.get(name, name))
         for name in _model_names(index)

@@ -273,7 +273,6 @@ class Checkpointer:
             self._ranks.on_first(lambda: point_newest(newest))
 
     def _candidates(self) -> list[Path]:
-        """Rank 0: lists what may be taken for a checkpoint, newest first."""
         with suppress(OSError):
             remove_leftovers(self.folder)
         return step_folders(self.folder)

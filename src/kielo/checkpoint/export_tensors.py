@@ -164,7 +164,6 @@ class CheckpointRows:
         return block
 
     def _want(self, wanted: dict[str, list[Wanted]], entry: TensorEntry, box: Box, target: Tensor) -> None:
-        """Add the parts of a parameter's `box` in each of its chunks to `wanted`, by file."""
         for chunk in entry.chunks:
             if (shared := overlap(box, chunk)) is not None:
                 if chunk.file not in self._tables:

@@ -152,7 +152,6 @@ def read_tables(source: Path) -> StoredTensors:
 
 
 def _in_source(ours: str, name: str, found: StoredTensors, other_names: Names) -> str | None:
-    """Returns the source's name of the tensor of our parameter, None where it is missing."""
     candidates = (name, name.removeprefix(other_names.base_prefix), other_names.tied.get(ours))
     return next((known for known in candidates if known in found), None)
 

@@ -90,7 +90,6 @@ def exchange_files(
 
 
 def _pieces(files: Sequence[SizedFile]) -> list[tuple[Path, int, int]]:
-    """Returns (file, first byte, bytes) of each piece, in the order in which they are sent."""
     return [
         (path, begin, min(PIECE_BYTES, num_bytes - begin))
         for path, num_bytes in files
@@ -187,14 +186,12 @@ class MemoryCopies:
         self._ranks.on_all(lambda: action() if self._is_first_of_node else None)
 
     def _newest_save_id(self) -> str | None:
-        """Rank 0: returns the save id of the newest checkpoint on the disk that has a manifest."""
         for path in step_folders(self._checkpoints):
             with suppress(FaultyCheckpoint):
                 return read_checkpoint_manifest(path).saved.save_id
         return None
 
     def _write_files(self, save: Save, name: CopyName) -> None:
-        """Writes the files of this rank, and sends them to the node that keeps them too."""
         began, rank, size = time.monotonic(), self._ranks.rank, self._ranks.size
         self._ranks.refuse_together(complaint_unless_finite(save.copies))
         plan, partial = self._planner.plan(save.tensors), self._node.partial(name)

@@ -145,7 +145,6 @@ def some_names(names: list[str]) -> str:
 
 
 def _assemble(folder: Path, entry: TensorEntry) -> torch.Tensor:
-    """Reads the whole tensor onto the CPU, shape `entry.shape`, from its chunks."""
     whole = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
     for chunk in entry.chunks:
         box = tuple(slice(start, start + size) for start, size in zip(chunk.offset, chunk.shape, strict=True))

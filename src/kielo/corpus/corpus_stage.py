@@ -265,8 +265,6 @@ def _empty_source(name: str, settings: JsonTable, tallies: Sequence[Tally]) -> s
 
 
 def _speaker(progress: bool) -> Callable[[str], None]:
-    """Returns a function that prints lines of progress on standard error, or nothing."""
-
     def say(line: str) -> None:
         if progress:
             text = f"corpus: {line}"

@@ -75,7 +75,6 @@ def fetch_text(source: Source, folder: Path, say: Callable[[str], None]) -> tupl
 
 
 def _wanted(source: Source) -> JsonTable:
-    """Returns all that decides what is downloaded."""
     return source.model_dump(
         include={"debian_package", "huggingface_dataset", "huggingface_subset", "max_documents"}
     )

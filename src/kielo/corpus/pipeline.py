@@ -250,7 +250,6 @@ def second_pass(corpus: Corpus, cleaned: Path, documents: Path) -> list[CorpusSt
 
 
 def _language_steps(corpus: Corpus, language: str) -> list[CorpusStep]:
-    """Returns the filters of lines, then those of documents, once for each set of languages."""
     rules = language_rules(corpus, language)
     groups = {rule: [name for name in rules if rules[name] == rule] for rule in rules.values()}
     steps: list[CorpusStep] = []
@@ -267,7 +266,6 @@ def _code_steps(corpus: Corpus) -> list[CorpusStep]:
 
 
 def _pair_steps(recipe: Recipe) -> list[CorpusStep]:
-    """Returns the steps of parallel text: cleaning once, languages and layout of each source."""
     corpus = recipe.corpus
     steps: list[CorpusStep] = []
     pairs = [source for source in corpus.sources if source.kind == "parallel"]

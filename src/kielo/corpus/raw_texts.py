@@ -66,7 +66,6 @@ def parse(record: Record, source: RawSource, max_bytes: int) -> RawText:
 
 
 def _from_fields(id: str, where: str, fields: JsonTable, source: RawSource) -> RawText:
-    """Makes a text of a JSON object or a row."""
     fields = _with_inner_fields(fields, source.text_fields)
     if source.kind == "parallel":
         first, second = (_side(where, fields, name) for name in source.text_fields)
@@ -110,7 +109,6 @@ def _inner_field(fields: JsonTable, name: str) -> Any:
 
 
 def _side(where: str, fields: JsonTable, name: str) -> str:
-    """Returns one side of a pair."""
     value = fields.get(name)
     if not isinstance(value, str):
         raise BadRecord(

@@ -157,7 +157,6 @@ def _refuse_weights(document: Document) -> None:
 
 
 def _answer_bytes(document: Document) -> int:
-    """Returns the bytes of the answers that carry loss, what they have besides text as JSON."""
     size = 0
     for message in messages_of(document) or ():
         if not carries_loss(message):

@@ -157,7 +157,6 @@ def _identity(
 
 
 def _refuse(folder: Path, inputs: Mapping[str, str], section: Mapping[str, Any]) -> None:
-    """Raises KieloError, before hours of packing, where the shards could not take their place."""
     refuse_to_replace(folder, KIND, VERSION, inputs, section)
     refuse_foreign(folder, KIND)
 
@@ -165,14 +164,12 @@ def _refuse(folder: Path, inputs: Mapping[str, str], section: Mapping[str, Any])
 def _make_parts(
     recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path, share: tuple[int, int] = (1, 1)
 ) -> list[Path]:
-    """Makes the parts of a share that are not finished yet; returns all folders of the share."""
     parts = TokenParts(recipe, corpus_folder, tokenizer_folder, folder, _section(recipe, tokenizer_folder))
     vocab_size = tokenizer_facts(tokenizer_folder).vocabulary_size
     return parts.make(vocab_size, bool(sources_with_loss_mask(recipe)), share)
 
 
 def _section(recipe: Recipe, tokenizer_folder: Path) -> JsonTable:
-    """Returns the settings that the outcome of the pack stage depends on, as its manifest has them."""
     section: JsonTable = {"heldout_share": recipe.dataset.heldout_share}
     if on_answers := sources_with_loss_mask(recipe):
         section["loss_on_answers"] = sorted(on_answers)
@@ -205,7 +202,6 @@ def _heldout_of_token_files(
 
 
 def _tell_too_long(recipe: Recipe, counts: Mapping[str, TokenCounts]) -> None:
-    """Says how many conversations are longer than a sequence, and what becomes of them."""
     done = {
         "split": "their rest is trained without its beginning; too_long of the source has other ways",
         "truncate": "their rest was left out",

@@ -133,7 +133,6 @@ def _described(batches: Batches, sample: np.ndarray) -> str:
 
 
 def _tokens_with_loss(shard: Shard, start: int, count: int) -> int:
-    """Returns how many of the tokens start .. start + count - 1 carry loss."""
     return count if shard.loss_mask is None else int(shard.loss_mask[start : start + count].sum())
 
 

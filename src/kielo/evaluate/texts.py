@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kielo.artifact.documents import SUFFIX, messages_of, read_documents
+from kielo.artifact.documents import SUFFIX, Document, messages_of, read_documents
 from kielo.artifact.manifest import check_sizes
 from kielo.dataset.batches import Shard, open_shard, packed_counts, packed_manifest
 from kielo.dataset.heldout_sets import HELDOUT, HeldoutSet, heldout_sets
@@ -30,7 +30,7 @@ def heldout_texts(tokens_folder: Path) -> tuple[list[str], dict[str, int]]:
     return [document["text"] for document in documents], coverage
 
 
-def heldout_documents(tokens_folder: Path) -> tuple[list[dict[str, Any]], dict[str, int]]:
+def heldout_documents(tokens_folder: Path) -> tuple[list[Document], dict[str, int]]:
     """Returns the held-out documents, or an even sample of about 4 MiB; and the number and bytes of all.
 
     Conversations are left out, for baselines know no turns; where there is nothing else, their text is taken.
@@ -49,7 +49,7 @@ def heldout_documents(tokens_folder: Path) -> tuple[list[dict[str, Any]], dict[s
     }
 
 
-def documents_of_sets(tokens_folder: Path) -> Iterator[tuple[HeldoutSet, list[dict[str, Any]]]]:
+def documents_of_sets(tokens_folder: Path) -> Iterator[tuple[HeldoutSet, list[Document]]]:
     """Yields each source's held-out set and each outside text, with an even sample of about 1 MiB of it."""
     for one in heldout_sets(tokens_folder)[1:]:
         is_source = one.folder == Path(tokens_folder)

@@ -265,7 +265,6 @@ class ChatTemplate:
 
 
 def _bare(messages: Sequence[Message], numbers: Collection[int]) -> list[Message]:
-    """Returns the messages, those with these numbers with nothing but their text."""
     bare = list(messages)
     for number in numbers:
         bare[number] = {"role": bare[number]["role"], "content": bare[number]["content"]}
@@ -386,7 +385,6 @@ def has_chat_template(folder: Path) -> bool:
 
 
 def _template(folder: Path) -> tuple[Path, str] | None:
-    """Returns (the file, its chat template)."""
     path = folder / CHAT_TEMPLATE_FILE
     if path.is_file():
         return path, path.read_text(encoding="utf-8", errors="replace")
@@ -398,7 +396,6 @@ def _template(folder: Path) -> tuple[Path, str] | None:
 
 
 def _special_tokens(folder: Path) -> dict[str, str]:
-    """Returns the names that templates know: bos_token, eos_token, …"""
     roles = {
         key: special_token(folder / file, key)
         for file in reversed(CONFIG_FILES)

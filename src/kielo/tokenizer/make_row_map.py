@@ -163,7 +163,6 @@ class _Vocabulary:
 
 
 def _control_tokens(old: _Vocabulary, new: _Vocabulary) -> dict[str, str]:
-    """Returns new control token → the old one that it takes its row from, by role, else by name."""
     found = {}
     new_roles, old_roles = _roles(new.tokenizer.folder), _roles(old.tokenizer.folder)
     for name in sorted(new.control):
@@ -175,6 +174,5 @@ def _control_tokens(old: _Vocabulary, new: _Vocabulary) -> dict[str, str]:
 
 
 def _roles(folder: Path) -> Mapping[str, str]:
-    """Returns role → token, in the order of `_ROLES`."""
     named = {role: [special_token(folder / file, role) for file in CONFIG_FILES] for role in _ROLES}
     return {role: next(filter(None, names)) for role, names in named.items() if any(names)}

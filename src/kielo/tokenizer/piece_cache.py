@@ -239,7 +239,6 @@ def is_within_pieces(token: Mapping[str, Any], is_normalised: bool) -> bool:
 
 
 def _parts(content: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
-    """Returns the parts of a sequence of normalisers or pre-tokenisers, [] for none."""
     if content is None:
         return []
     return list(content[key]) if content["type"] == "Sequence" else [content]

@@ -320,13 +320,11 @@ def _sources(recipe: Recipe) -> set[str]:
 
 
 def _encoder_tokens(recipe: Recipe) -> dict[str, str]:
-    """Returns role → name of an encoder's control tokens, for the recipe's own tokenizer, or {}."""
     is_own = recipe.train.objective == "masked_tokens" and not recipe.tokenizer.ready
     return ENCODER_TOKENS if is_own else {}
 
 
 def _marks(recipe: Recipe) -> list[str]:
-    """Returns the control tokens of the chat template that the recipe's own tokenizer gets, or none."""
     return [TURN_BEGINS, TURN_ENDS] if _has_chats(recipe) and not recipe.tokenizer.ready else []
 
 
