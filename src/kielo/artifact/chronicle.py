@@ -172,9 +172,15 @@ def _attempt_row(number: int, attempt: Attempt, alerts: Sequence[Alert]) -> tupl
     hosts = list(dict.fromkeys(begin.hosts))
     more = f" and {len(hosts) - _MOST_HOSTS} more" if len(hosts) > _MOST_HOSTS else ""
     return (
-        str(number), _short(begin.began_at), _ended(attempt), steps, f"{attempt.lost_steps:,}",
-        f"{begin.ranks:,}", ", ".join(hosts[:_MOST_HOSTS]) + more, _cause(attempt, alerts),
-    )  # fmt: skip
+        str(number),
+        _short(begin.began_at),
+        _ended(attempt),
+        steps,
+        f"{attempt.lost_steps:,}",
+        f"{begin.ranks:,}",
+        ", ".join(hosts[:_MOST_HOSTS]) + more,
+        _cause(attempt, alerts),
+    )
 
 
 def _ended(attempt: Attempt) -> str:

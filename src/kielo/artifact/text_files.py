@@ -37,9 +37,13 @@ _MARKS = (
 )
 # Which of every four bytes are zero -> the encoding: of Latin text, and of any other in UTF-32.
 _ZERO_PLACES = {
-    (1, 3): "UTF-16LE", (0, 2): "UTF-16BE", (1, 2, 3): "UTF-32LE", (0, 1, 2): "UTF-32BE",
-    (2, 3): "UTF-32LE", (0, 1): "UTF-32BE",
-}  # fmt: skip
+    (1, 3): "UTF-16LE",
+    (0, 2): "UTF-16BE",
+    (1, 2, 3): "UTF-32LE",
+    (0, 1, 2): "UTF-32BE",
+    (2, 3): "UTF-32LE",
+    (0, 1): "UTF-32BE",
+}
 _CONTROLS = bytes(set(range(32)) - set(b"\t\n\r"))
 # Shares of control bytes above which text of one byte a letter, and UTF-8, is looked at as UTF-16; and of
 # characters that no text has, up to which it is that. UTF-16 that is UTF-8, too, is of scripts in few blocks.

@@ -221,10 +221,14 @@ def _here(where: str, is_whole: Callable[[Path], bool]) -> Path | None:
         try:
             folder = Path(
                 snapshot_download(
-                    name, revision=revision or None, cache_dir=hub, local_files_only=True,
-                    allow_patterns=[*_SMALL_FILES, pattern], ignore_patterns=["*/*"],
+                    name,
+                    revision=revision or None,
+                    cache_dir=hub,
+                    local_files_only=True,
+                    allow_patterns=[*_SMALL_FILES, pattern],
+                    ignore_patterns=["*/*"],
                 )
-            )  # fmt: skip
+            )
         except (LocalEntryNotFoundError, ValueError):
             continue
         if is_whole(folder):
@@ -275,9 +279,12 @@ def _fetched(what: str, reference: str, pattern: str, hub: Path | None) -> Path:
     try:
         # Without the repository's subfolders: they hold copies in other formats. But for one.
         snapshot = snapshot_download(
-            name, revision=revision or None, allow_patterns=[*_SMALL_FILES, pattern],
-            ignore_patterns=["*/*"], cache_dir=hub,
-        )  # fmt: skip
+            name,
+            revision=revision or None,
+            allow_patterns=[*_SMALL_FILES, pattern],
+            ignore_patterns=["*/*"],
+            cache_dir=hub,
+        )
         commit = Path(snapshot).name if _COMMIT.fullmatch(Path(snapshot).name) else revision or None
         templates = [f"{TEMPLATES_FOLDER}/*.jinja"]
         snapshot_download(name, revision=commit, allow_patterns=templates, cache_dir=hub)

@@ -63,8 +63,9 @@ def settings_of_checkpoint(plain: PlainState, tokenizer_folder: Path | None) -> 
                 "%s is no longer there, and this checkpoint of an earlier Kielo does not keep its %s: the "
                 "export has the end tokens of the tokenizer and no settings for sampling. Fix: bring the "
                 "folder back and export again",
-                weights, GENERATION_FILE,
-            )  # fmt: skip
+                weights,
+                GENERATION_FILE,
+            )
     for one in (kept or {}).get("left_out", ()):
         logger.warning("%s of %s: %s, so the export leaves it out", GENERATION_FILE, weights, one)
     return kept or {}

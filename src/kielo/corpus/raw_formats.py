@@ -21,9 +21,11 @@ _JSON = ("jsonl", "ndjson", "json")
 # Kind of source → suffixes of files of records, each also compressed; .parquet and .html are not.
 # Where there is code, .json are settings.
 _RECORDS = {
-    "text": ("txt", *_JSON), "code": ("jsonl", "ndjson"), "parallel": ("tsv", *_JSON, "tmx"),
+    "text": ("txt", *_JSON),
+    "code": ("jsonl", "ndjson"),
+    "parallel": ("tsv", *_JSON, "tmx"),
     "instructions": _JSON,
-}  # fmt: skip
+}
 _PACKED = "|".join(re.escape(suffix) for suffix in COMPRESSED)
 _KNOWN = {
     kind: re.compile(
@@ -288,6 +290,10 @@ def _is_text(kind: Any) -> bool:
         kind = kind.storage_type
     kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
     return kind in (
-        pyarrow.string(), pyarrow.large_string(), pyarrow.string_view(),
-        pyarrow.binary(), pyarrow.large_binary(), pyarrow.binary_view(),
-    )  # fmt: skip
+        pyarrow.string(),
+        pyarrow.large_string(),
+        pyarrow.string_view(),
+        pyarrow.binary(),
+        pyarrow.large_binary(),
+        pyarrow.binary_view(),
+    )

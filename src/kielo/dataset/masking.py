@@ -63,8 +63,13 @@ def masking_vocabulary(folder: Path | str, kind: MaskingKind) -> MaskingVocabula
         )
     vocabulary = tokenizer.whole.get_vocab(with_added_tokens=True)
     is_control = np.zeros(vocabulary_size(tokenizer), bool)
-    is_control[[vocabulary[one] for one in control_tokens(tokenizer.folder, tokenizer.end_of_text)
-                if one in vocabulary]] = True  # fmt: skip
+    is_control[
+        [
+            vocabulary[one]
+            for one in control_tokens(tokenizer.folder, tokenizer.end_of_text)
+            if one in vocabulary
+        ]
+    ] = True
     has_token = np.zeros_like(is_control)
     has_token[list(vocabulary.values())] = True
     pieces = word_pieces(tokenizer) if kind == "whole_word" else None

@@ -213,9 +213,13 @@ def _tell_too_long(recipe: Recipe, counts: Mapping[str, TokenCounts]) -> None:
             total = (of_source.documents or 0) + (number if source.too_long == "drop" else 0)
             logger.warning(
                 "%s: %s of %s conversations (%.0f %%) are longer than %s tokens; %s",
-                source.name, f"{number:,}", f"{total:,}", 100 * number / total,
-                longest_sequence_length(recipe), done[source.too_long],
-            )  # fmt: skip
+                source.name,
+                f"{number:,}",
+                f"{total:,}",
+                100 * number / total,
+                longest_sequence_length(recipe),
+                done[source.too_long],
+            )
 
 
 def check_joined(recipe: Recipe, joined: PartCounts, corpus_folder: Path) -> None:

@@ -36,9 +36,14 @@ _QWEN_35 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _SCRIPTS = (
-    r"\p{Latin}", r"\p{Cyrillic}", r"\p{Greek}", r"\p{Hangul}", r"\p{Han}々〆", r"\p{Hiragana}",
+    r"\p{Latin}",
+    r"\p{Cyrillic}",
+    r"\p{Greek}",
+    r"\p{Hangul}",
+    r"\p{Han}々〆",
+    r"\p{Hiragana}",
     r"\p{Katakana}ー",
-)  # fmt: skip
+)
 _ONE_SCRIPT = "|".join(rf"[{script}][{script}\p{{M}}]*" for script in _SCRIPTS)
 # Of tokenizers that Kielo trained until version 1 of the stage.
 _KIELO_1 = (
@@ -46,9 +51,7 @@ _KIELO_1 = (
     r"|[\r\n]+|[^\S\r\n]+(?=[\r\n]|$)|[^\S\r\n]+(?!\S)|\s+"
 )
 # Pattern of pre-tokens → whether one always ends after a line's end that no white space follows.
-ENDS_LINES = {
-    PRE_TOKENS: True, _QWEN_35: True, _KIELO_1: True, _GPT_2: False, _LLAMA_3: True, _QWEN_2: True
-}  # fmt: skip
+ENDS_LINES = {PRE_TOKENS: True, _QWEN_35: True, _KIELO_1: True, _GPT_2: False, _LLAMA_3: True, _QWEN_2: True}
 _NORMALISERS = {"NFC", "NFKC"}
 _MODELS = {"BPE", "Unigram", "WordPiece", "WordLevel"}  # each encodes a pre-token without looking at others
 

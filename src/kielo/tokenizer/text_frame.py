@@ -96,8 +96,10 @@ def _post_processor(
     if before or after:
 
         def framed(text: str, number: int) -> list[JsonTable]:
-            around = [[{"SpecialToken": {"id": name, "type_id": number}} for name in names]
-                      for names in (before, after)]  # fmt: skip
+            around = [
+                [{"SpecialToken": {"id": name, "type_id": number}} for name in names]
+                for names in (before, after)
+            ]
             return [*around[0], {"Sequence": {"id": text, "type_id": number}}, *around[1]]
 
         parts.append(

@@ -89,9 +89,12 @@ PADDING = "<|padding|>"
 MEASURED_BYTES = 2_000_000
 # Of encoders, by their role; ids 0 to 4.
 ENCODER_TOKENS = {
-    "pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
     "mask_token": "[MASK]",
-}  # fmt: skip
+}
 # Keys of [tokenizer] that came after manifests of version 1.
 _LATER_KEYS = {"extend", "unchanged_sources", "model", "temperature", "reserved_tokens", "bos", "eos"}
 
