@@ -26,12 +26,7 @@ from kielo.artifact.checkpoint_faults import (
 )
 from kielo.artifact.checkpoint_folder import INDEX_NAME, VERSION, step_of
 from kielo.artifact.json_object import JsonObject, JsonTable, checked
-from kielo.artifact.manifest import (
-    MANIFEST_NAME,
-    Manifest,
-    hash_json,
-    write_text_atomically,
-)
+from kielo.artifact.manifest import MANIFEST_NAME, Manifest, hash_json, write_text_atomically
 from kielo.artifact.run_format import migrated_identity
 from kielo.artifact.stage_counts import CheckpointCounts
 from kielo.recipe.errors import KieloError

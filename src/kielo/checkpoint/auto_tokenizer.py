@@ -21,14 +21,7 @@ from kielo.dataset.packed_documents import SampleDocument
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.chat_template import ChatTemplate, LaidOut, has_chat_template
 from kielo.tokenizer.control_tokens import CONFIG_FILES, read_object
-from kielo.tokenizer.load import (
-    CONFIG_FILE,
-    TOKENIZER_FILE,
-    TextTokenizer,
-    encode,
-    load_tokenizer,
-    role_name,
-)
+from kielo.tokenizer.load import CONFIG_FILE, TOKENIZER_FILE, TextTokenizer, encode, load_tokenizer, role_name
 from kielo.tokenizer.text_frame import text_frame
 
 PLAIN_CLASS = "PreTrainedTokenizerFast"  # reads tokenizer.json as it is, in transformers 4 and 5

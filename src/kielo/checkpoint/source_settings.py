@@ -115,9 +115,7 @@ def _renumbering(source: Path, folder: Path | None) -> Callable[[int], tuple[int
 
 
 def _renumbered(
-    settings: Mapping[str, Any],
-    new_id: Callable[[int], tuple[int | None, str | None]],
-    left_out: list[str],
+    settings: Mapping[str, Any], new_id: Callable[[int], tuple[int | None, str | None]], left_out: list[str]
 ) -> JsonTable:
     """Return the settings with new ids; lists lose the tokens that are left out."""
     renumbered = {}

@@ -16,13 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from kielo.artifact.json_object import JsonTable
-from kielo.artifact.manifest import (
-    Manifest,
-    finished_manifest,
-    is_current,
-    refuse_foreign,
-    write_stage,
-)
+from kielo.artifact.manifest import Manifest, finished_manifest, is_current, refuse_foreign, write_stage
 from kielo.artifact.prefetched import prefetched_folder
 from kielo.artifact.stage_counts import CorpusCounts, Funnel, FunnelSource
 from kielo.artifact.stage_json import counts_of, write_json
@@ -109,10 +103,7 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
 
 
 def _clean(
-    sources: tuple[RawSource, ...],
-    recipe: Recipe,
-    folder: Path,
-    say: Callable[[str], None],
+    sources: tuple[RawSource, ...], recipe: Recipe, folder: Path, say: Callable[[str], None]
 ) -> CorpusCounts:
     """Run both passes in the stage's partial folder: write documents/ and funnel.json; returns the counts."""
     corpus = recipe.corpus

@@ -250,12 +250,7 @@ class _StreamReader:
     """
 
     def __init__(
-        self,
-        shards: Sequence[Shard],
-        length: int,
-        end: int,
-        mask_documents: bool,
-        is_blockwise: bool = False,
+        self, shards: Sequence[Shard], length: int, end: int, mask_documents: bool, is_blockwise: bool = False
     ):
         self._is_blockwise = is_blockwise
         self._shards, self._length, self._end, self._mask_documents = shards, length, end, mask_documents

@@ -137,9 +137,7 @@ class Masking:
         which = (_uniform(keys, _TOKENS, tokens.shape[1]) * len(ordinary)).astype(np.int64)
         hidden = np.where(is_random, ordinary[which], np.where(is_kept, tokens, vocabulary.mask_id))
         return replace(
-            batch,
-            inputs=np.where(is_hidden, hidden, tokens),
-            labels=np.where(is_hidden, tokens, NOT_COUNTED),
+            batch, inputs=np.where(is_hidden, hidden, tokens), labels=np.where(is_hidden, tokens, NOT_COUNTED)
         )
 
     def _spans(self, tokens: np.ndarray, keys: np.ndarray) -> np.ndarray:

@@ -204,12 +204,7 @@ class ChatTemplate:
         return len(prompt), len(text) + 1 if is_last else len(whole.rstrip())
 
     def _pieces(
-        self,
-        place: str,
-        messages: Sequence[Message],
-        tools: Any,
-        numbers: Collection[int],
-        is_stripped: bool,
+        self, place: str, messages: Sequence[Message], tools: Any, numbers: Collection[int], is_stripped: bool
     ) -> list[str]:
         """Returns the template's text cut at the answers: what is none, an answer, what is none, …
 

@@ -10,13 +10,7 @@ from kielo.artifact.weights_folder import TEMPLATES_FOLDER
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import conversion
 from kielo.tokenizer.control_tokens import CONFIG_FILES
-from kielo.tokenizer.load import (
-    TOKENIZER_FILE,
-    end_of_text,
-    end_of_text_id,
-    load_tokenizer,
-    vocabulary_size,
-)
+from kielo.tokenizer.load import TOKENIZER_FILE, end_of_text, end_of_text_id, load_tokenizer, vocabulary_size
 
 # The files of a tokenizer in Hugging Face form, by their names in its folder.
 

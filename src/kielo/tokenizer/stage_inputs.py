@@ -12,12 +12,7 @@ import xxhash
 from kielo.artifact.prefetched import prefetched_folder
 from kielo.artifact.token_set import TokenSet
 from kielo.artifact.token_sources import find_token_sources
-from kielo.artifact.weights_folder import (
-    is_on_hub,
-    resolve_tokenizer,
-    resolve_weights,
-    weights_here,
-)
+from kielo.artifact.weights_folder import is_on_hub, resolve_tokenizer, resolve_weights, weights_here
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import conversion
 from kielo.recipe.sections import Recipe

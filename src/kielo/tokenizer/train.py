@@ -65,11 +65,7 @@ from kielo.tokenizer.stage_inputs import (
     tokenizer_of_weights,
     transplant_vectors,
 )
-from kielo.tokenizer.text_frame import (
-    ids_before_texts,
-    refuse_other_frame,
-    write_frame,
-)
+from kielo.tokenizer.text_frame import ids_before_texts, refuse_other_frame, write_frame
 from kielo.tokenizer.trial import (
     doubts_about_weights,
     find_unknown,
