@@ -81,6 +81,17 @@ def test_wrong_sizes_of_lines_are_refused(tmp_path, lines):
         read_index(tmp_path, None)
 
 
+def test_an_odd_key_of_the_plain_state_is_named(tmp_path) -> None:
+    """With the index that has it; a key that this Kielo does not know stays."""
+    state = PlainState.model_validate({"tokens": 5, "of_a_newer_kielo": 1})
+    write_index(tmp_path, CheckpointIndex("0", 1, {}, plain=state), {})
+    assert read_index(tmp_path).plain.content() == {"tokens": 5, "of_a_newer_kielo": 1}
+    path = tmp_path / "index.json"
+    path.write_bytes(path.read_bytes().replace(b'"tokens": 5', b'"tokens": "5"'))
+    with pytest.raises(KieloError, match=r"index\.json: .*\(plain\.tokens: Input should be a valid integer"):
+        read_index(tmp_path)
+
+
 def test_an_index_whose_tensors_are_not_whole(tmp_path) -> None:
     """Chunks that make up no shape, and a name that is tied to nothing."""
     good = TensorEntry("F32", (2, 3), (Chunk((0, 0), (2, 3), "f", "k"),))

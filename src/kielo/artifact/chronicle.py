@@ -113,7 +113,7 @@ def attempts_of(train_folder: Path) -> list[Attempt]:
     lines = read_attempts(train_folder)
     begins = [(at, line) for at, line in enumerate(lines) if isinstance(line, Beginning)]
     found = []
-    for (at, begin), (until, after) in zip(begins, [*begins[1:], (len(lines), None)], strict=True):
+    for (at, begin), (until, after) in zip(begins, [*begins[1:], (len(lines), None)], strict=False):
         ends = [line for line in lines[at + 1 : until] if isinstance(line, End)]
         found.append(Attempt(begin, ends[-1] if ends else None, after))
     return found

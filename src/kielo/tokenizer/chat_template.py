@@ -370,7 +370,7 @@ def end_of_answers(tokenizer: TextTokenizer) -> int | None:
     question, answer = Message(role="user", content="1"), Message(role=ANSWERS, content="2")
     template = ChatTemplate(tokenizer)
     (laid_out,) = template.lay_out([("one question and its answer", [question, answer])])
-    ids = [number for number, is_answer in zip(laid_out.ids, laid_out.is_answer, strict=True) if is_answer]
+    ids = [number for number, is_answer in zip(laid_out.ids, laid_out.is_answer, strict=False) if is_answer]
     return ids[-1] if ids and ids[-1] in tokenizer.for_text.control_tokens else None
 
 
