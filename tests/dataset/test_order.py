@@ -43,7 +43,7 @@ def plain_scramble(value):
 
 
 def plain_permute(index, size, key):
-    """The Feistel network of permutation.py on one number, round by round, until it is inside."""
+    """The Feistel network of order.py on one number, round by round, until it is inside."""
     bits = max(2, (size - 1).bit_length())
     right_bits = bits // 2
     while True:

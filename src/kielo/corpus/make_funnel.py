@@ -1,6 +1,6 @@
 """The funnel: what each step dropped and why, what was left, and the message if nothing was.
 
-The steps' counts → rows for people (`artifact/funnel.py`).
+The steps' counts → rows for people (`artifact/stage_counts.py`).
 """
 
 from collections import Counter, defaultdict
