@@ -18,7 +18,7 @@ from kielo.recipe.places import conversion
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.facts import main_files
 from kielo.tokenizer.load import TOKENIZER_FILE, TextTokenizer, decode, end_of_text_id, vocabulary_size
-from kielo.tokenizer.token_vectors import check_form
+from kielo.tokenizer.make_row_map import check_form
 
 # Text of ready token files, where a run has no corpus to measure a tokenizer on.
 
