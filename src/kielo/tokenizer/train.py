@@ -420,7 +420,8 @@ def unfilled_vocabulary(recipe: Recipe, made: Manifest) -> str:
 
     made: the manifest of the stage.
     """
-    asked, size = recipe.tokenizer, made.counts["largest_id"] + 1
+    largest = TokenizerCounts.model_validate(made.counts).largest_id
+    asked, size = recipe.tokenizer, (largest or 0) + 1
     if asked.path is not None or size >= asked.vocab_size:
         return ""
     why = f"no other pair occurs {asked.min_frequency} times (tokenizer.min_frequency)"
