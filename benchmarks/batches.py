@@ -99,7 +99,7 @@ def pack(folder: Path, vocabulary: int, megabytes: int) -> None:
                 for length in lengths:
                     writer.add(generator.integers(1, vocabulary, length))
             counts[name] = {"tokens": int(lengths.sum()), "documents": len(lengths), "bytes": 1}
-        stage.counts.update({"heldout": {"documents": 0}, "sources": counts})
+        stage.counts.update({"heldout": {"tokens": 0}, "sources": counts})
     for file in sorted(folder.glob("*.bin")):
         file.read_bytes()  # into the page cache
 

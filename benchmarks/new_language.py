@@ -46,7 +46,7 @@ from kielo.cli.main import REQUEUE
 from kielo.cli.main import main as run_kielo
 from kielo.recipe.read import read_recipe
 from kielo.recipe.toml_text import toml_table
-from kielo.tokenizer.heldout_split import is_heldout, place_by_hash
+from kielo.tokenizer.stage_inputs import is_heldout, place_by_hash
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "new_language.json"

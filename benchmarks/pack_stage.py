@@ -66,7 +66,7 @@ def prepare(folder: Path, name: str) -> None:
     """Makes FOLDER/NAME: corpus and tokenizer, and the training documents as text.jsonl."""
     from kielo.artifact.documents import DocumentWriter, read_documents
     from kielo.artifact.manifest import read_manifest, write_stage
-    from kielo.tokenizer.heldout_split import is_heldout
+    from kielo.tokenizer.stage_inputs import is_heldout
     from kielo.tokenizer.train import train_tokenizer
 
     place = folder / name

@@ -54,12 +54,12 @@ def speed(num_documents: int) -> dict[str, Any]:
             pass
         making = time.perf_counter() - started
         with write_stage(run / "tokens", "tokens", 1, {}, {}) as stage:
-            stage.counts["sources"] = {"web": {}}
+            stage.counts.update(sources={"web": {"tokens": 0}}, heldout={"tokens": 0})
         inputs = {"tokens": hash_manifest(run / "tokens")}
         started = time.perf_counter()
         with write_stage(run / FOLDER, KIND, VERSION, inputs, {"sequence_lengths": [LENGTH]}) as stage:
             counts = pack_source(shard, LENGTH, stage.folder, "web")
-            stage.counts["sources"] = {"web": {str(LENGTH): counts}}
+            stage.counts["sources"] = {"web": {str(LENGTH): counts.content()}}
         seconds = time.perf_counter() - started - 2 * making  # lengths are read twice
         on_disk = sum(path.stat().st_size for path in (run / FOLDER).iterdir())
         packed = PackedSequences(run / "tokens", "web", LENGTH, 1)
@@ -70,25 +70,25 @@ def speed(num_documents: int) -> dict[str, Any]:
         reading = time.perf_counter() - started
     return {
         "documents": num_documents,
-        "tokens": counts["sequences"] * LENGTH - counts["filling"],
+        "tokens": counts.sequences * LENGTH - counts.filling,
         "seconds": round(seconds, 2),
         "documents_per_second": round(num_documents / seconds),
         "peak_bytes": _peak_bytes(),
         "bytes_on_disk": on_disk,
-        "cut": counts["cut_documents"] / num_documents,
-        "cut_in_one_stream": counts["cut_in_one_stream"] / num_documents,
-        "filling": counts["filling"] / counts["sequences"] / LENGTH,
+        "cut": counts.cut_documents / num_documents,
+        "cut_in_one_stream": counts.cut_in_one_stream / num_documents,
+        "filling": counts.filling / counts.sequences / LENGTH,
         "milliseconds_to_find_256_sequences": round(1000 * reading / STEPS, 3),
     }
 
 
 def real(tokens_folder: Path) -> list[dict[str, Any]]:
     """Packs the sources of a tokens folder at several lengths, elsewhere."""
-    from kielo.dataset.batches import open_shard, packed_manifest
+    from kielo.dataset.batches import open_shard, packed_counts
     from kielo.dataset.pack_sequences import pack_source
 
     rows = []
-    for name in packed_manifest(tokens_folder).counts["sources"]:
+    for name in packed_counts(tokens_folder).sources:
         shard = open_shard(tokens_folder, name)
         for length in REAL_LENGTHS:
             with tempfile.TemporaryDirectory() as place:

@@ -26,7 +26,7 @@ class Parity:
         # First: what is imported here for the first time must not take the stand-ins below for its own.
         monkeypatch.setattr("kielo.verify.parity.verify_parity", self.verify)
         monkeypatch.setattr("kielo.cli.checkpoint.newest_checkpoint", lambda run: run / "newest")
-        monkeypatch.setattr("kielo.artifact.checkpoint_index.read_plain", lambda folder: {"of": folder.name})
+        monkeypatch.setattr("kielo.artifact.checkpoint_index.read_state", lambda folder: {"of": folder.name})
         monkeypatch.setattr("kielo.dataset.provenance.check_tokens", lambda *given: self.asked.append(given))
         monkeypatch.setattr("kielo.resolve.resolved.read", lambda path: path.name)
         monkeypatch.setattr("kielo.verify.certificate.current_certificate", lambda *what: self.current)

@@ -79,7 +79,7 @@ def certify(
 
     shows_current: print a certificate that was there already, too.
     """
-    from kielo.artifact.checkpoint_index import read_plain
+    from kielo.artifact.checkpoint_index import read_state
     from kielo.cli.checkpoint import newest_checkpoint
     from kielo.dataset.provenance import check_tokens
     from kielo.resolve.resolved import read
@@ -91,7 +91,7 @@ def certify(
             "what would work: `kielo verify layouts`, or round-trip"
         )
     section, checkpoint = recipe.verify, newest_checkpoint(folder)
-    check_tokens(read_plain(checkpoint), folder)
+    check_tokens(read_state(checkpoint), folder)
     options = ParityOptions(
         steps=steps or section.parity_steps,
         sequences_per_step=section.parity_sequences_per_step,
