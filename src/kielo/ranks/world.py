@@ -82,7 +82,9 @@ def enter_world(world: World, backend: str) -> World:
         dist.init_process_group(
             backend, store=world.store, rank=world.rank, world_size=world.size, timeout=startup.group_timeout
         )
-        return dist.group.WORLD
+        if (everyone := dist.group.WORLD) is None:
+            raise KieloError("torch has made no process group")
+        return everyone
 
     raise_communicator(startup, "world", range(world.size), make)
     _world = world
@@ -270,7 +272,7 @@ def once_a_node(
         if complaint:
             store.compare_set("complaint", "", complaint)
     if store.add("settled", 1) == place.size:  # the last one: every action has ended
-        store.set("verdict", store.get("complaint") if store.check(["complaint"]) else b"")
+        store.set("verdict", store.get("complaint").decode() if store.check(["complaint"]) else "")
     try:
         store.wait(["verdict"], timedelta(seconds=limit_seconds))
         verdict = store.get("verdict").decode()

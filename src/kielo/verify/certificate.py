@@ -61,7 +61,7 @@ def current_certificate(
     if not is_current(folder, KIND, VERSION, inputs, section, migrate=partial(_migrated, folder)):
         return None
     certificate = read_stage_json(folder, Parity)
-    return certificate if certificate.passed else None
+    return certificate if certificate is not None and certificate.passed else None
 
 
 def _migrated(folder: Path, section: dict[str, Any]) -> dict[str, Any]:
@@ -116,15 +116,16 @@ def verdict(certificate: Parity) -> str:
     source = [] if certificate.source is None else [certificate.source.in_words()]
     if certificate.passed:
         return "\n".join([*source, f"Parity with Hugging Face holds: {figures}."])
-    first = certificate.first_difference
     lines = [*source, f"NO parity with Hugging Face: {figures}."]
+    if (first := certificate.first_difference) is None:
+        return "\n".join(lines)
     if first.settings:
         ours, theirs = certificate.settings.ours, certificate.settings.theirs
         lines += [
             f"Setting: {name}: {in_words(ours[name])} here, {in_words(theirs[name])} there."
             for name in first.settings
         ]
-    if first.layer:
+    if first.layer and first.relative_difference is not None:
         lines.append(
             f"First layer that differs: {first.layer} ({first.where}; relative "
             f"{first.relative_difference:.1e})."

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from kielo.artifact.verify_results import Settings, SourceFolder
 from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.models import families
+from kielo.models.blocks.decoder import Decoder
 from kielo.models.decoder_count import layer_types
 from kielo.parallel.materialise import materialise
 from kielo.recipe.sections import Model
@@ -87,7 +87,7 @@ def _comparison(
     )
 
 
-def _our_model(folder: Path, model: Model, stored: Model) -> nn.Module:
+def _our_model(folder: Path, model: Model, stored: Model) -> Decoder:
     with torch.device("meta"):
         ours = families.build_model(model)
     materialise(ours, torch.device("cpu"), None)

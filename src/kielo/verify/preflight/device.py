@@ -66,7 +66,7 @@ def multiply(left: Tensor, right: Tensor) -> Tensor:
 
 def digest(tensor: Tensor) -> str:
     """Returns a hash of the tensor's bits."""
-    return xxhash.xxh3_64_hexdigest(tensor.cpu().view(torch.uint8).numpy())
+    return xxhash.xxh3_64_hexdigest(tensor.cpu().view(torch.uint8).numpy().data)
 
 
 def processor_name() -> str:
