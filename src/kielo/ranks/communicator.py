@@ -53,7 +53,7 @@ class Startup:
 
 
 def raise_communicator(
-    startup: Startup, name: str, ranks: Sequence[int], make: Callable[[], dist.ProcessGroup]
+    startup: Startup, name: str, ranks: Sequence[int], make: Callable[[], dist.ProcessGroup | None]
 ) -> dist.ProcessGroup:
     """Calls `make`, sums a one over the new group, and returns the group.
 
@@ -61,11 +61,13 @@ def raise_communicator(
     group. Raises NoCommunicator naming the axis and the ranks that did not arrive within the time limit, on
     every rank that did.
     """
-    made = []
+    made: list[dist.ProcessGroup] = []
 
     def start() -> None:
-        made.append(make())
-        _warm(made[0], len(ranks), startup.device)
+        if (group := make()) is None:  # by torch's types; it raises instead
+            raise KieloError(f"torch has made no group {name!r}")
+        made.append(group)
+        _warm(group, len(ranks), startup.device)
 
     _within_limit(startup, name, ranks, start)
     return made[0]

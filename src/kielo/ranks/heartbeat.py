@@ -309,7 +309,6 @@ class Heartbeat:
             left = store.add("hang/left", 0)
 
     def _heard(self, hang: Hang) -> int:
-        """Returns how many ranks can say something at the end."""
         return self._world.size - (len(hang.ranks) if hang.is_silent else 0)
 
     def _end_without_store(self, hang: Hang) -> None:
@@ -332,7 +331,6 @@ class Heartbeat:
         return hang.is_silent and self._world.rank in hang.ranks
 
     def _end_silent(self, rank: int, process: RankProcess) -> None:
-        """Writes the stacks of a silent rank of this node and ends it."""
         self._file(rank).write_text(process.stacks() or "it wrote no stacks\n", encoding="utf-8")
         with suppress(OSError):  # it would go on, and record that it lost the other ranks
             os.kill(process.pid, signal.SIGKILL)

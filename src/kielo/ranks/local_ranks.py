@@ -256,7 +256,6 @@ class Ranks:
 
 
 def _sooner(until: float | None, seconds: float) -> float:
-    """Returns the earlier of a time and `seconds` from now."""
     return min(until or float("inf"), time.monotonic() + seconds)
 
 

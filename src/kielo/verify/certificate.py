@@ -34,9 +34,10 @@ class ParityOptions:
     sequence_length: int = 128
     hugging_face_overrides: dict[str, Any] = field(default_factory=dict)
 
-    def fitting(self, max_position_embeddings: int) -> "ParityOptions":
+    def fitting(self, max_position_embeddings: int | None) -> "ParityOptions":
         """Returns these options with sequences no longer than the model has positions."""
-        return replace(self, sequence_length=min(self.sequence_length, max_position_embeddings))
+        most = max_position_embeddings or self.sequence_length
+        return replace(self, sequence_length=min(self.sequence_length, most))
 
 
 def asked(

@@ -332,7 +332,6 @@ def _override(config: PretrainedConfig, key: str, value: Any) -> None:
 
 
 def _groups(model: PreTrainedModel, weight_decay: float) -> list[dict[str, Any]]:
-    """Groups parameters by weight decay, by transformers' own rule on names."""
     decayed = set(get_parameter_names(model, [nn.LayerNorm], _NOT_DECAYED))
     named = list(model.named_parameters())
     return [

@@ -22,7 +22,7 @@ from kielo.resolve.software import installed_torch
 from kielo.verify.layouts_cases import Case, all_cases, cases_that_run, chosen_cases
 from kielo.verify.layouts_rank import Asked, refusal_of
 from kielo.verify.layouts_subject import family_of, subject
-from kielo.verify.layouts_table import left_out_line
+from kielo.verify.screens import left_out_line
 
 CERTIFICATE_NAME = "layouts.json"
 # fp32. Loss and norm at each step; gradients after the first step's backward and weights after the last step.

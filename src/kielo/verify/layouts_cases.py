@@ -177,7 +177,6 @@ def _recomputation() -> list[Case]:
 
 
 def _compiled() -> list[Case]:
-    """Makes cases of compiled layers, which GPUs have by default."""
     layouts: list[dict[str, Any]] = [
         {"shard": 2, "zero": 3, "recompute": "operators"},
         {"tensor": 2},

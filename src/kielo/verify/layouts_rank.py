@@ -287,7 +287,6 @@ def _feed(of: Subject, case: Case, steps: int, world: World, mesh: Mesh) -> Feed
 
 
 def _layout(of: Subject, case: Case) -> Layout:
-    """The case's layout with the layers of its stages."""
     layers = layers_of_stages(of.model, of.sizes.length, case.section)
     return case.section.model_copy(update={"pipeline_layers": layers})
 

@@ -111,7 +111,6 @@ def run_checks(job: Job, checks: Sequence[Check] = CHECKS) -> bool:
 
 
 def _measured(check: Check, job: Job) -> tuple[Any, str]:
-    """Returns what this rank measures, and "" or the error that it raised."""
     try:
         return check.measure(job), ""
     except Exception as error:  # of any kind: it is this rank's finding

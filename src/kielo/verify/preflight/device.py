@@ -14,8 +14,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from kielo.verify.preflight.job import Finding, Job, spread
-from kielo.verify.preflight.sizes import Sizes
+from kielo.verify.preflight.job import Finding, Job, Sizes, spread
 
 # Of the median of all devices of its kind. GPUs: a proposal; LUMI's own tests allow 5 to 10 %. Processors
 # share caches and memory with other work.
