@@ -6,10 +6,11 @@ milliseconds. (Forking the pytest process itself would inherit torch's thread po
 
 import faulthandler
 import gc
-import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
-from kielo.ranks.local_ranks import free_port, listen_at_a_short_path
+from kielo.ranks.local_ranks import free_port
 
 _PRELOAD = [
     "torch",
@@ -67,6 +68,19 @@ def run_ranks(
             process.kill()
             process.join()
     return _results(outcomes, num_ranks, timeout_seconds)
+
+
+def listen_at_a_short_path() -> None:
+    """Has `multiprocessing` keep its sockets in /tmp where TMPDIR is too long for them.
+
+    A path has at most 107 bytes, of which the names take 37. Python does this by itself from 3.14 on.
+    """
+    usual = tempfile.gettempdir()
+    tempfile.tempdir = usual if len(os.fsencode(usual)) <= 70 else "/tmp"
+    try:
+        multiprocessing.util.get_temp_dir()  # is made once, and kept
+    finally:
+        tempfile.tempdir = usual
 
 
 @cache

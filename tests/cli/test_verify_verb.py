@@ -103,8 +103,8 @@ def test_layouts_are_tabled(passed, recipe, tmp_path, capsys, monkeypatch) -> No
         return made
 
     monkeypatch.setattr("kielo.verify.layouts.verify_layouts", verify)
-    monkeypatch.setattr("kielo.verify.layouts_table.table", lambda of: (("case", "loss"), [("tensor2", 1)]))
-    monkeypatch.setattr("kielo.verify.layouts_table.verdict", lambda of: f"passed: {of['passed']}")
+    monkeypatch.setattr("kielo.verify.screens.layouts_table", lambda of: (("case", "loss"), [("tensor2", 1)]))
+    monkeypatch.setattr("kielo.verify.screens.layouts_verdict", lambda of: f"passed: {of['passed']}")
     assert main(["verify", "layouts", str(recipe)]) == 1 - passed
     folder = tmp_path / "run" / "layouts"
     said = capsys.readouterr().out

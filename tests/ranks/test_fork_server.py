@@ -6,7 +6,7 @@ import sys
 
 FORK = """
 import multiprocessing, tempfile
-from kielo.ranks.local_ranks import listen_at_a_short_path
+from tests.started_ranks import listen_at_a_short_path
 listen_at_a_short_path()
 process = multiprocessing.get_context("forkserver").Process(target=print, args=("forked",))
 process.start()

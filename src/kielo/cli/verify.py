@@ -135,7 +135,7 @@ def layouts(options: argparse.Namespace) -> int:
     _check_steps(options.steps)
     recipe = read_recipe(options.recipe, options.sets).recipe
     from kielo.verify.layouts import CERTIFICATE_NAME, verify_layouts
-    from kielo.verify.layouts_table import table, verdict
+    from kielo.verify.screens import layouts_table, layouts_verdict
 
     # Not in verify/: that folder is parity's stage, and is replaced as a whole.
     folder = run_folder(recipe) / "layouts"
@@ -143,8 +143,8 @@ def layouts(options: argparse.Namespace) -> int:
     if options.json:
         print_json(certificate)
     else:
-        print_table(*table(certificate))
-        print_text(verdict(certificate))
+        print_table(*layouts_table(certificate))
+        print_text(layouts_verdict(certificate))
         print_text(f"certificate: {folder / CERTIFICATE_NAME}")
     return 0 if certificate["passed"] else 1
 
