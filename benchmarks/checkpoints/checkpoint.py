@@ -1,7 +1,7 @@
 """Benchmark of saves: seconds that one stops training, and seconds until it is published.
 
-    python benchmarks/checkpoint.py --gb 1.5            # 1 and 2 ranks
-    python benchmarks/checkpoint.py --gb 0.2 --ranks 1
+    python benchmarks/checkpoints/checkpoint.py --gb 1.5  # 1 and 2 ranks
+    python benchmarks/checkpoints/checkpoint.py --gb 0.2 --ranks 1
 
 Each rank holds --gb GB of fp32 tensors on the CPU, as many as a model and its moments have, saves them
 several times and does small steps (a matrix product each) until the save is published. The bar for what
@@ -11,10 +11,10 @@ training may be stopped is 0.2 s + bytes per rank / 1 GB/s. Writes results/check
 import argparse
 import json
 import os
-import platform
 import shutil
 import socket
 import statistics
+import sys
 import tempfile
 import time
 from datetime import date
@@ -29,6 +29,9 @@ from kielo.artifact.checkpoint_inspection import newest_complete
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.ranks.world import World, end_world, make_host_group, start_world
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+from machine import machine
+
 TENSORS, COLUMNS = 300, 1024
 BAR_SECONDS, BAR_BYTES_PER_SECOND = 0.2, 1e9
 
@@ -38,7 +41,7 @@ def main() -> None:
     cases = [_case(ranks, options) for ranks in options.ranks]
     result = {
         "date": date.today().isoformat(),
-        "machine": _machine(),
+        "machine": machine(),
         "versions": {name: version(name) for name in ("kielo", "torch")},
         "folder_file_system": _file_system(options.folder),
         "bar_seconds": f"{BAR_SECONDS} + bytes per rank / {BAR_BYTES_PER_SECOND:.0e}",
@@ -169,14 +172,6 @@ def _file_system(folder: str | None) -> str:
     return max(around)[1] if around else "unknown"
 
 
-def _machine() -> dict:
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
-    return {"cpu": cpu, "cores": len(os.sched_getaffinity(0))}
-
-
 def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -191,7 +186,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--saves", type=int, default=4)
     parser.add_argument("--folder", help="where to write checkpoints; default: the system's temporary folder")
-    parser.add_argument("--to", default=str(Path(__file__).parent / "results"), help="folder of the result")
+    parser.add_argument(
+        "--to", default=str(Path(__file__).parents[1] / "results"), help="folder of the result"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args()
     needed = 4 * options.gb * 1e9 * max(options.ranks)  # two kept, one under way, and some air

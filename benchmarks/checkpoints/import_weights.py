@@ -1,6 +1,6 @@
 """Hugging Face weights into memory: peak resident memory and speed, each case in a process of its own.
 
-    python benchmarks/import_weights.py --cases 3b 8b 70b 70b_vocabulary transformers
+    python benchmarks/checkpoints/import_weights.py --cases 3b 8b 70b 70b_vocabulary transformers
 
 3b            the shape of Llama 3.2 3B, bf16 in shards, onto one rank in fp32
 8b            Llama 3.1 8B onto each rank of tensor 2 in turn
@@ -19,7 +19,6 @@ use the machine, trust the ratio and not the seconds. Writes results/import_weig
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -47,6 +46,9 @@ from kielo.parallel.materialise import local, local_slices, materialise
 from kielo.parallel.mesh import AXES, Mesh
 from kielo.parallel.parallelise import parallelise
 from kielo.recipe.sections import Layout, Model
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+from machine import machine, peak_bytes
 
 SHARD_BYTES = 5_000_000_000
 EDGE_NUMBERS = 2048  # 4 KiB of bf16
@@ -128,7 +130,11 @@ def main() -> None:
             cases[case] = _case(case, Path(folder), options)
     result = {
         "date": date.today().isoformat(),
-        "machine": _machine(),
+        "machine": {
+            **machine(),
+            "torch_threads": torch.get_num_threads(),
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        },
         "versions": {name: version(name) for name in ("kielo", "torch", "transformers", "safetensors")},
         "small": options.small,
         "cases": cases,
@@ -221,7 +227,7 @@ def _do(task: Task) -> dict:
     if task.what == "transformers":
         return _transformers(task)
     model = _laid_out(task)
-    baseline_bytes = _peak_resident_bytes()
+    baseline_bytes = peak_bytes()
     materialise(model, torch.device("cpu"), None)
     parameters = dict(model.named_parameters())
     _forget_cached(Path(task.folder))
@@ -238,7 +244,7 @@ def _do(task: Task) -> dict:
         "shard_bytes": sum(local(p).numel() * 4 for p in parameters.values()),
         "bytes_read": bytes_read,
         "baseline_bytes": baseline_bytes,
-        "peak_bytes": _peak_resident_bytes(),
+        "peak_bytes": peak_bytes(),
         "seconds": round(seconds, 3),
         "processor_seconds": processor_seconds,
     }
@@ -322,7 +328,7 @@ def _bare_loop(parameters: dict[str, Tensor], folder: Path, model: Model) -> int
 def _transformers(task: Task) -> dict:
     from transformers import LlamaForCausalLM
 
-    baseline_bytes = _peak_resident_bytes()
+    baseline_bytes = peak_bytes()
     _forget_cached(Path(task.folder))
     start = time.perf_counter()
     model = LlamaForCausalLM.from_pretrained(task.folder, dtype=torch.float32)
@@ -330,7 +336,7 @@ def _transformers(task: Task) -> dict:
     total = sum(float(parameter.detach().sum()) for parameter in model.parameters())
     return {
         "baseline_bytes": baseline_bytes,
-        "peak_bytes": _peak_resident_bytes(),
+        "peak_bytes": peak_bytes(),
         "seconds": round(time.perf_counter() - start, 3),
         "sum": total,
     }
@@ -536,21 +542,6 @@ def _remove(folder: Path) -> None:
     folder.rmdir()
 
 
-def _peak_resident_bytes() -> int:
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-
-
-def _machine() -> dict:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    cpu = next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine()
-    )
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    cores = len(os.sched_getaffinity(0))
-    return {"cpu": cpu, "cores": cores, "torch_threads": torch.get_num_threads(), "memory_bytes": memory}
-
-
 def _table(result: dict) -> str:
     lines = []
     for case, found in result["cases"].items():
@@ -587,7 +578,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--folder", default="runs", help="where the files are made: 17 GB for 8b, and removed"
     )
-    parser.add_argument("--to", default=str(Path(__file__).parent / "results"), help="folder of the result")
+    parser.add_argument(
+        "--to", default=str(Path(__file__).parents[1] / "results"), help="folder of the result"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()

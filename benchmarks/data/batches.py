@@ -1,6 +1,6 @@
 """Speed of the data order and the batches on one core: packed shards to arrays, in tokens a second.
 
-    python benchmarks/batches.py                 # about a minute; writes results/batches_cpu.json
+    python benchmarks/data/batches.py  # about a minute; writes results/batches_cpu.json
 
 A folder of made tokens is packed in a temporary place and read once, so that it lies in the page cache. Then
 every step is asked for in turn, one thread on one core, as rank 0 of 1 and, for the plain case, of 64. Both
@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,7 +34,10 @@ from kielo.artifact.manifest import write_stage
 from kielo.artifact.token_shards import TokenShardWriter
 from kielo.dataset.batches import Batches
 
-RESULTS = Path(__file__).resolve().parent / "results" / "batches_cpu.json"
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+from machine import processor
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "batches_cpu.json"
 BAR = 20e6
 LENGTHS, LONGEST = (512, 2048, 8192), 8192
 TOKENS_PER_STEP = 131_072
@@ -55,7 +59,7 @@ def main() -> None:
                 print(_line(rows[-1]), flush=True)
     result = {
         "date": date.today().isoformat(), "python": platform.python_version(), "numpy": np.__version__,
-        "machine": {"cpu": _cpu(), "cores_used": 1, "core": core}, "megabytes": options.megabytes,
+        "machine": {"cpu": processor(), "cores_used": 1, "core": core}, "megabytes": options.megabytes,
         "bar_tokens_per_second": BAR,
         "passed": all(row["processor_tokens_per_second"] >= BAR for row in rows if not row["documents"]),
         "rows": rows,
@@ -164,15 +168,6 @@ def _on_one_core() -> int | None:
     core = max(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})
     return core
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Accuracy of py3langid and lid.176.ftz on short lines: the table behind the recipe's default.
 
-    python benchmarks/language_identification.py [--lines 1000] [--results FILE]
+    python benchmarks/data/language_identification.py [--lines 1000] [--results FILE]
 
 Text: the LibreOffice help in six languages (Debian packages, MPL-2.0, fetched with apt-get). Its pages are
 parallel and of one version, so a line that also stands in the English help is untranslated and left out;
@@ -29,7 +29,7 @@ from kielo.recipe.sections import Source
 
 LANGUAGES = ("et", "fi", "sv", "da", "eu")
 LENGTHS = ((10, 29), (30, 79), (80, 400))
-RESULTS = Path(__file__).parent / "results" / "language_identification.json"
+RESULTS = Path(__file__).parents[1] / "results" / "language_identification.json"
 MIN_LETTER_SHARE = 0.7
 
 

@@ -1,6 +1,6 @@
 """Benchmark of ready token files: seconds and memory to describe and open 100 GB of them.
 
-`python benchmarks/open_tokens.py` writes results/open_tokens.json. The files are sparse: nothing but the
+`python benchmarks/data/open_tokens.py` writes results/open_tokens.json. The files are sparse: nothing but the
 indexes takes room on the disk. Each case runs in a process of its own, whose peak memory is what Linux
 counts; "again" is a start of training, which has the description and compares sizes and times. Seconds of the
 processor are those of describing: other work on the machine does not change them much.
@@ -19,7 +19,10 @@ from typing import Any
 
 import numpy as np
 
-RESULTS = Path(__file__).parent / "results" / "open_tokens.json"
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+from machine import peak_bytes
+
+RESULTS = Path(__file__).parents[1] / "results" / "open_tokens.json"
 TOTAL_BYTES = 100 * 10**9
 DOCUMENT_TOKENS = 10_000
 LENGTH, ROWS = 4096, 64
@@ -62,7 +65,7 @@ def opened(folder: Path, kind: str) -> dict[str, Any]:
     from kielo.artifact.token_set import TokenSet
     from kielo.artifact.token_sources import check_unchanged, find_token_files
 
-    before = _peak_bytes()
+    before = peak_bytes()
     started, processor = time.perf_counter(), time.process_time()
     found = find_token_files("web", str(folder), 2)
     described, processor = time.perf_counter(), time.process_time() - processor
@@ -81,15 +84,9 @@ def opened(folder: Path, kind: str) -> dict[str, Any]:
         "describe_processor_seconds": round(processor, 3),
         "again_seconds": round(ready - described, 3),
         "first_batch_seconds": round(read - ready, 3),
-        "peak_bytes": _peak_bytes(),
+        "peak_bytes": peak_bytes(),
         "peak_bytes_before": before,
     }
-
-
-def _peak_bytes() -> int:
-    """Returns the peak of this program; getrusage also counts what was in memory before its exec."""
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def main() -> None:

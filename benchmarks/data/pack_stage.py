@@ -1,6 +1,6 @@
 """Benchmark of the pack stage against Megatron-LM's way: the same text, tokenizer, two workers, bytes.
 
-`python benchmarks/pack_stage.py FOLDER` writes results/pack_stage.json. FOLDER keeps the text, which is
+`python benchmarks/data/pack_stage.py FOLDER` writes results/pack_stage.json. FOLDER keeps the text, which is
 fetched once: the LibreOffice help of Debian in six languages (`small`) or twenty-six (`large`), each line of
 it once. Megatron-LM's way is that of its tools/preprocess_data.py, written here from its description: a
 `multiprocessing.Pool` encodes one document at a time, `imap` by 32, and megatron-core's own
@@ -31,7 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results" / "pack_stage.json"
+RESULTS = Path(__file__).parents[1] / "results" / "pack_stage.json"
 SMALL = ("et", "eu", "da", "fi", "sv", "en-us")
 LARGE = (
     *SMALL, "de", "fr", "nl", "es", "it", "pl", "cs", "hu", "ru", "el", "pt", "tr", "ca", "gl", "sk", "sl",

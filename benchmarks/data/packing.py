@@ -1,9 +1,9 @@
 """Benchmark of best-fit packing: documents a second, and documents cut on real text.
 
-`python benchmarks/packing.py [RUN/tokens ...]` writes results/packing.json. Speed: documents with lengths as
-of web text (log-normal, median 500 tokens, 1,200 on average) are packed into sequences of 4,096; each case
-runs in a process of its own, whose peak memory is what Linux counts. Each RUN/tokens gives a table by source
-and sequence length. See docs/text.md.
+`python benchmarks/data/packing.py [RUN/tokens ...]` writes results/packing.json. Speed: documents with
+lengths as of web text (log-normal, median 500 tokens, 1,200 on average) are packed into sequences of 4,096;
+each case runs in a process of its own, whose peak memory is what Linux counts. Each RUN/tokens gives a table
+by source and sequence length. See docs/text.md.
 """
 
 import argparse
@@ -18,7 +18,10 @@ from typing import Any
 
 import numpy as np
 
-RESULTS = Path(__file__).parent / "results" / "packing.json"
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+from machine import peak_bytes
+
+RESULTS = Path(__file__).parents[1] / "results" / "packing.json"
 DOCUMENTS = (10**6, 10**7, 10**8)
 BLOCK_DOCUMENTS = 1 << 20
 LENGTH, STEPS, SEQUENCES = 4096, 20, 256
@@ -73,7 +76,7 @@ def speed(num_documents: int) -> dict[str, Any]:
         "tokens": counts["sequences"] * LENGTH - counts["filling"],
         "seconds": round(seconds, 2),
         "documents_per_second": round(num_documents / seconds),
-        "peak_bytes": _peak_bytes(),
+        "peak_bytes": peak_bytes(),
         "bytes_on_disk": on_disk,
         "cut": counts["cut_documents"] / num_documents,
         "cut_in_one_stream": counts["cut_in_one_stream"] / num_documents,
@@ -95,12 +98,6 @@ def real(tokens_folder: Path) -> list[dict[str, Any]]:
                 counts = pack_source(shard, length, Path(place), name)
             rows.append({"source": name, "sequence_length": length, **counts})
     return rows
-
-
-def _peak_bytes() -> int:
-    """Returns the peak of this program; getrusage also counts what was in memory before its exec."""
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def main() -> None:

@@ -1,18 +1,17 @@
 """Benchmark of learning a vocabulary: byte-pair encoding of 32,768 tokens from 100 MB of text.
 
-`python benchmarks/train_tokenizer.py FOLDER` writes results/train_tokenizer.json. The text is the LibreOffice
-help of Debian in six languages, each line of it once, as pack_stage.py has it, whose FOLDER this is; and then
-the same documents with other letters in place of theirs, until there are 100 MB. Such a copy has words of its
-own, as text of further languages has. A vocabulary is learned as by `kielo run --only tokenizer`, from the
-files of a corpus to the tokenizer in memory, in a process of its own for each turn. A turn with a quarter of
-the text shows how memory grows with it; `tokenizer.max_sample_bytes` bounds the text.
+`python benchmarks/data/train_tokenizer.py FOLDER` writes results/train_tokenizer.json. The text is the
+LibreOffice help of Debian in six languages, each line of it once, as pack_stage.py has it, whose FOLDER this
+is; and then the same documents with other letters in place of theirs, until there are 100 MB. Such a copy has
+words of its own, as text of further languages has. A vocabulary is learned as by `kielo run --only
+tokenizer`, from the files of a corpus to the tokenizer in memory, in a process of its own for each turn. A
+turn with a quarter of the text shows how memory grows with it; `tokenizer.max_sample_bytes` bounds the text.
 """
 
 import argparse
 import json
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -24,7 +23,10 @@ from typing import Any
 
 import pack_stage
 
-RESULTS = Path(__file__).parent / "results" / "train_tokenizer.json"
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+from machine import peak_bytes
+
+RESULTS = Path(__file__).parents[1] / "results" / "train_tokenizer.json"
 TEXT_BYTES = 100_000_000
 BAR_SECONDS = 60
 # Letters that take each other's place: vowels, and the others.
@@ -72,20 +74,16 @@ def measure(corpus: Path, sample_bytes: int) -> dict[str, Any]:
 
     settings = Tokenizer(vocab_size=pack_stage.VOCABULARY, max_sample_bytes=sample_bytes)
     wanted = pack_stage.recipe().model_copy(update={"tokenizer": settings})
-    before, started, processor = _peak_bytes(), time.perf_counter(), time.process_time()
+    before, started, processor = peak_bytes(), time.perf_counter(), time.process_time()
     tokenizer = train_on(TrainingSample(wanted, corpus, {"text"}), wanted)
     return {
         "sample_megabytes": sample_bytes / 1e6,
         "seconds": time.perf_counter() - started,
         "processor_seconds": time.process_time() - processor,
-        "peak_bytes": _peak_bytes(),
+        "peak_bytes": peak_bytes(),
         "peak_bytes_before": before,
         "vocabulary": tokenizer.get_vocab_size(),
     }
-
-
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """Benchmark of faults: seconds from each until it is found and until the next step, as its test notes them.
 
-    python benchmarks/fault_seconds.py             # every row of docs/fault_matrix.toml that names a test
-    python benchmarks/fault_seconds.py R2 R3       # these rows; the others of the file stay
-    python benchmarks/fault_seconds.py --slurm     # also those that start a Slurm (root; minutes)
+    python benchmarks/faults/fault_seconds.py          # every row of docs/fault_matrix.toml that names a test
+    python benchmarks/faults/fault_seconds.py R2 R3    # these rows; the others of the file stay
+    python benchmarks/faults/fault_seconds.py --slurm  # also those that start a Slurm (root; minutes)
 
 Runs the tests of the key `seconds`, one after another, and reads what each noted (`tests/fault_times.py`)
 from pytest's report. A row whose test was skipped or failed has no seconds. Writes
@@ -22,10 +22,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
 from junit import properties
 
-_ROOT = Path(__file__).resolve().parents[1]
-_RESULT = Path(__file__).parent / "results" / "fault_seconds.json"
+_ROOT = Path(__file__).resolve().parents[2]
+_RESULT = Path(__file__).parents[1] / "results" / "fault_seconds.json"
 _SLURM = "tests/slurm/"
 
 

@@ -1,7 +1,7 @@
 """Heartbeats of 6,144 ranks through torch's real store, on one machine: results/heartbeats.json.
 
-    python benchmarks/heartbeats.py                # 5 minutes of beats, after a minute of starting
-    python benchmarks/heartbeats.py --minutes 1 --ranks 1024
+    python benchmarks/faults/heartbeats.py  # 5 minutes of beats, after a minute of starting
+    python benchmarks/faults/heartbeats.py --minutes 1 --ranks 1024
 
 96 processes speak for 64 ranks each, over a connection of their own for each process. All send the beats that
 `ranks/heartbeat.py` sends, of a job with tensor 8 x pipeline 8 x data 96, when they are due. Ranks 0 and
@@ -30,7 +30,7 @@ from kielo.ranks.hang_watch import STEPS, Beat, HangWatch, Progress, beat_second
 from kielo.ranks.local_ranks import free_port
 from kielo.ranks.world import World
 
-RESULT = Path(__file__).parent / "results" / "heartbeats.json"
+RESULT = Path(__file__).parents[1] / "results" / "heartbeats.json"
 TENSOR, PIPELINE = 8, 8
 RANKS_OF_A_PROCESS = 64
 MOST_BYTES, MOST_SECONDS = 1000, 1.0

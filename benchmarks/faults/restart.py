@@ -1,7 +1,7 @@
 """Benchmark of a restart: a rank of 8 is killed; seconds until the ranks have ended, and until the next step.
 
-    python benchmarks/restart.py                       # 8 gloo ranks, rank 5 is killed, then rank 0
-    python benchmarks/restart.py --ranks 2 --victims 1
+    python benchmarks/faults/restart.py  # 8 gloo ranks, rank 5 is killed, then rank 0
+    python benchmarks/faults/restart.py --ranks 2 --victims 1
 
 A small run is trained by `kielo train --ranks N` once undisturbed, and once for each victim, which gets
 SIGKILL in the step after a checkpoint. All times are of this process, as it reads the run's output: `killed`
@@ -198,11 +198,11 @@ def _step_of(line: str) -> int | None:
 
 def _rank_process(launcher: int, rank: int) -> int:
     """Returns the process of a rank: ranks are the children, in order, of the one that forks them."""
-    (template,) = _children(launcher)
-    return _children(template)[rank]
+    (template,) = children(launcher)
+    return children(template)[rank]
 
 
-def _children(process: int) -> list[int]:
+def children(process: int) -> list[int]:
     text = Path(f"/proc/{process}/task/{process}/children").read_text()
     return [int(number) for number in text.split()]
 
@@ -253,7 +253,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--victims", type=int, nargs="+", default=[5, 0])
-    parser.add_argument("--to", default=str(Path(__file__).parent / "results"))
+    parser.add_argument("--to", default=str(Path(__file__).parents[1] / "results"))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     options.load = os.getloadavg()[0]

@@ -1,7 +1,7 @@
 """Soak: 8 gloo ranks train a small model, and a random fault comes every minute, for as long as asked.
 
-    python benchmarks/soak.py --minutes 5
-    python benchmarks/soak.py --minutes 600 --seed 2      # a night
+    python benchmarks/faults/soak.py --minutes 5
+    python benchmarks/faults/soak.py --minutes 600 --seed 2  # a night
 
 Each step waits for `--wait` seconds, as for devices (`soak_step.py`); a save comes every five steps. `FAULTS`
 lists the faults, with their rows of docs/fault_matrix.toml. They come in a random order in which each comes
@@ -44,7 +44,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from restart import pack
+from restart import children, pack
 from soak_step import FLIP_SIGNAL, WAIT_SECONDS
 
 from kielo.artifact.attempt_files import EXIT_CODES
@@ -125,8 +125,8 @@ class Job:
 
     def processes(self) -> list[int]:
         """Returns the launcher, the process that forks the ranks, and the ranks in order."""
-        (self.template,) = _children(self.process.pid)
-        return [self.process.pid, self.template, *_children(self.template)]
+        (self.template,) = children(self.process.pid)
+        return [self.process.pid, self.template, *children(self.template)]
 
     def send(self, rank: int, number: int) -> None:
         _, _, *ranks = self.processes()
@@ -487,11 +487,6 @@ def _sleep_until(at: float) -> None:
     time.sleep(max(0.0, at - time.monotonic()))
 
 
-def _children(process: int) -> list[int]:
-    text = Path(f"/proc/{process}/task/{process}/children").read_text()
-    return [int(number) for number in text.split()]
-
-
 def _is_alive(process: int) -> bool:
     with suppress(OSError):
         text = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
@@ -507,7 +502,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--wait", type=float, default=0.4, help="seconds that each step waits")
     parser.add_argument("--seed", type=int, default=1, help="of the order of faults and ranks")
-    parser.add_argument("--to", default=str(Path(__file__).parent / "results"))
+    parser.add_argument("--to", default=str(Path(__file__).parents[1] / "results"))
     options = parser.parse_args()
     options.load = os.getloadavg()[0]
     return options

@@ -1,8 +1,8 @@
 """Accuracy of the planner on published runs, and the fit of its constants to them.
 
-    python benchmarks/planner.py                         # the shipped constants on the committed table
-    python benchmarks/planner.py --runs FILE.csv --json  # another table with the same columns
-    python benchmarks/planner.py --fit                   # fit again, cross-validate, write card and tables
+    python benchmarks/planner/planner.py  # the shipped constants on the committed table
+    python benchmarks/planner/planner.py --runs FILE.csv --json  # another table with the same columns
+    python benchmarks/planner/planner.py --fit  # fit again, cross-validate, write card and tables
 
 --fit writes the constants to the shipped card, the score to results/planner.json and its tables to
 results/planner.md and, in short, docs/planning.md.
@@ -18,6 +18,7 @@ import argparse
 import json
 import re
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
@@ -37,10 +38,14 @@ from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
 from kielo.resolve.memory import usable_bytes
 
-HERE = Path(__file__).resolve().parent
-CARD = HERE.parent / "src" / "kielo" / "cards" / "efficiency" / "published_runs.toml"
-DOCUMENT = HERE / "results" / "planner.md"
-PAGE = HERE.parent / "docs" / "planning.md"
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+from page_tables import put_tables
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+CARD = ROOT / "src" / "kielo" / "cards" / "efficiency" / "published_runs.toml"
+DOCUMENT = RESULTS / "planner.md"
+PAGE = ROOT / "docs" / "planning.md"
 SWEEPS = ("vtrain-3.6", "vtrain-18.4", "vtrain-39.1", "vtrain-175", "aa-13B", "aa-65B", "bs-a100")
 # Isaev et al. 2023 (doi:10.1145/3581784.3607102): mean error of their model on eight step times of
 # Korthikanti et al. 2022.
@@ -81,7 +86,7 @@ def main() -> None:
     result["interval"] = figures
     if options.fit:
         kept = {name: value for name, value in result.items() if name != "rows"}
-        (HERE / "results" / "planner.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        (RESULTS / "planner.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
         put_tables(DOCUMENT, tables(result, efficiency))
         put_tables(PAGE, {"accuracy": short_table(result)})
     print(json.dumps(result, indent=1) if options.json else text(result))
@@ -482,18 +487,9 @@ def short_table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def put_tables(document: Path, found: dict[str, str]) -> None:
-    """Writes each table between `<!-- NAME -->` and `<!-- end -->`."""
-    content = document.read_text(encoding="utf-8")
-    for name, table in found.items():
-        place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        content = place.sub(lambda match, table=table: f"{match[1]}{table}\n{match[2]}", content)
-    document.write_text(content, encoding="utf-8")
-
-
-_CARD_HEADER = """What machines and engines reach: fitted on benchmarks/published_runs.csv.
-Written by `python benchmarks/planner.py --fit`. benchmarks/results/planner.md explains each constant. Do
-not edit by hand.
+_CARD_HEADER = """What machines and engines reach: fitted on benchmarks/planner/published_runs.csv.
+Written by `python benchmarks/planner/planner.py --fit`. benchmarks/results/planner.md explains each constant.
+Do not edit by hand.
 An architecture or engine without published runs keeps the value that the fit starts from."""
 
 
@@ -502,7 +498,9 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--runs", default=HERE / "published_runs.csv", help="a CSV with the committed table's columns"
+        "--runs",
+        default=Path(__file__).with_name("published_runs.csv"),
+        help="a CSV with the committed table's columns",
     )
     parser.add_argument("--json", action="store_true", help="all figures as JSON")
     parser.add_argument(

@@ -1,6 +1,6 @@
 """The worked example of docs/planning.md: every table and picture in it is what these commands say.
 
-    python benchmarks/planner_example.py  # writes tables into two pages, pictures beside the first
+    python benchmarks/planner/planner_example.py  # writes tables into two pages, pictures beside the first
 
 results/planner_example.md has the whole tables, docs/planning.md the columns that a reader decides by.
 
@@ -11,13 +11,12 @@ shipped recipes. Seconds on one core.
 import io
 import json
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from textwrap import fill
 from typing import Any
-
-from planner import put_tables
 
 from kielo.cli.main import main as kielo
 from kielo.plan.choose_layout import own
@@ -25,8 +24,11 @@ from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import search
 from kielo.recipe.read import read_first_language, shipped_recipes
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "planning.md"
-DOCUMENT = Path(__file__).resolve().parent / "results" / "planner_example.md"
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+from page_tables import put_tables
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "planning.md"
+DOCUMENT = Path(__file__).resolve().parents[1] / "results" / "planner_example.md"
 PICTURES = PAGE.parent / "pictures"
 RECIPE = "estonian_llama31_70b"
 
@@ -114,9 +116,9 @@ def shipped() -> str:
 
 
 def measured() -> str:
-    """Returns the last result of benchmarks/planner_measured.py, without the run that made the card."""
+    """Returns the last result of planner_measured.py, without the run that made the card."""
     result = json.loads(
-        (Path(__file__).parent / "results" / "planner_measured_cpu.json").read_text(encoding="utf-8")
+        (Path(__file__).parents[1] / "results" / "planner_measured_cpu.json").read_text(encoding="utf-8")
     )
     rows = (
         (run["name"], ", ".join(f"{key} {value}" for key, value in run["layout"].items()),

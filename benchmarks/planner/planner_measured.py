@@ -1,7 +1,7 @@
 """Accuracy of a card made from one run, for other shapes and layouts of the same machine.
 
-    python benchmarks/planner_measured.py             # about six minutes on two cores that do nothing else
-    python benchmarks/planner_measured.py --keep DIR  # keeps runs in DIR and does not train them again
+    python benchmarks/planner/planner_measured.py  # about six minutes on two cores that do nothing else
+    python benchmarks/planner/planner_measured.py --keep DIR  # keeps runs in DIR, does not train them again
 
 One run of Kielo, whose phases differ in sequence length, micro-batch and micro-batches, is what `kielo plan
 calibrate` gets. Then others are trained, of other hidden sizes, layers, vocabularies and layouts, and their
@@ -14,7 +14,6 @@ too few steps left is trained again. Writes results/planner_measured_cpu.json.
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -39,7 +38,9 @@ from kielo.artifact.token_shards import TokenShardWriter
 from kielo.plan.calibrate import Comparison, Machine, compare, measure, read_machine, write_machine
 from kielo.recipe.errors import KieloError
 
-RESULTS = Path(__file__).parent / "results" / "planner_measured_cpu.json"
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+
+RESULTS = Path(__file__).parents[1] / "results" / "planner_measured_cpu.json"
 RANKS, WORDS, DOCUMENTS, TOKENS_A_DOCUMENT = 2, 512, 4000, 1000
 MOST_OTHERS = 0.1  # share of the cores during a step
 ENOUGH = 6  # steps of each kind, beyond those that `measure` takes for warm-up
@@ -107,7 +108,7 @@ def main() -> None:
         machine = read_machine(card)
         rows = [_row(training, runs[training.name], machine) for training in (MEASURING, *OTHERS)]
     result = {
-        "date": date.today().isoformat(), "machine": _machine(), "ranks": RANKS,
+        "date": date.today().isoformat(), "machine": machine(), "ranks": RANKS,
         "threads_per_rank": (os.cpu_count() or 1) // RANKS,
         "versions": {name: version(name) for name in ("kielo", "torch", "numpy")},
         "card": {"peak_tflops": machine.accelerator.peak_tflops,
@@ -316,14 +317,6 @@ def _under(process: int) -> list[int]:
     for number in found:
         found += [child for child, parent in parents.items() if parent == number]
     return found
-
-
-def _machine() -> dict[str, Any]:
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
-    return {"cpu": cpu, "cores": len(os.sched_getaffinity(0))}
 
 
 def _report(result: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Accuracy of the planner's memory formulas for Kielo's own training, against `kielo rehearse`.
 
-    python benchmarks/planner_memory.py            # 33 layouts of small models with wide layers, and a table
-    python benchmarks/planner_memory.py --long     # also the shipped 70B on 4 and on 2 LUMI nodes
+    python benchmarks/planner/planner_memory.py  # 33 layouts of small models with wide layers, and a table
+    python benchmarks/planner/planner_memory.py --long  # also the shipped 70B on 4 and on 2 LUMI nodes
 
 Writes results/planner_memory.json; --json prints it. Both sides count tensors alone, with a processor's
 attention (`workload_row(on_processor=True)`, `MemoryBytes.peak("rehearsed")`). Of a pipeline the first
@@ -33,7 +33,7 @@ from kielo.resolve.state_bytes import state_bytes
 from kielo.resolve.text import imagined_text
 from kielo.verify.rehearse import heaviest_phase, rehearse
 
-RESULTS = Path(__file__).parent / "results" / "planner_memory.json"
+RESULTS = Path(__file__).parents[1] / "results" / "planner_memory.json"
 _SMALL = {
     "model.vocab_size": 32000, "model.hidden_size": 4096, "model.intermediate_size": 11008,
     "model.num_hidden_layers": 4,

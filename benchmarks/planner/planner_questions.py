@@ -1,6 +1,6 @@
 """The planner's answers to questions about LUMI and H100 clusters, beside what people measured.
 
-    python benchmarks/planner_questions.py
+    python benchmarks/planner/planner_questions.py
 
 140B on LUMI (CSC's blog post on scaling to thousands of MI250X): 161.2 TFLOP/s a module at 48 nodes and 80 %
 of that at 768; 172B on H100 (LLM-jp, on Google's A3 nodes): 400 TFLOP/s in bf16 and 545 to 553 with FP8; 70B

@@ -1,6 +1,6 @@
 """Speed of the planner's search, and errors of its closed forms against the simulated pipelines.
 
-    python benchmarks/planner_search.py  # one core; writes results/planner_search_cpu.json
+    python benchmarks/planner/planner_search.py  # one core; writes results/planner_search_cpu.json
 
 Three figures: seconds for 10,000 layouts of one run (bar: 2 s on one core) with the best 50 simulated; how
 far their closed forms are from the clock (bar: 2 %); and seconds of the whole command `kielo plan` as a user
@@ -41,7 +41,7 @@ COMMANDS = (
     "compare estonian_llama31_70b tp8pp4 tp8pp8 --nodes 16",
     "explain estonian_llama31_70b tp8pp4 --nodes 16",
 )
-RESULTS = Path(__file__).resolve().parent / "results" / "planner_search_cpu.json"
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "planner_search_cpu.json"
 TIMES = 5
 
 

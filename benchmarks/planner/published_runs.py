@@ -1,6 +1,6 @@
 """Published training runs, read from a table: what was trained, on what, how fast; no torch.
 
-The table's columns are those of benchmarks/published_runs.csv. What a row leaves out is filled in as its
+The table's columns are those of published_runs.csv. What a row leaves out is filled in as its
 engine does by default, and a row that leaves out what cannot be guessed is marked.
 """
 

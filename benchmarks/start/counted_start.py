@@ -138,8 +138,8 @@ def counted_world(rank: int, size: int) -> Iterator[CountedWorld]:
 
 
 TENSORS_SAVED = 3  # of each parameter: the weight and AdamW's two moments
-NORMAL_NUMBERS_PER_SECOND = 87e6  # on one core (measured, benchmarks/first_weights.py)
-SECONDS_PER_PLANNED_PART = 17e-6  # on rank 0 (measured, benchmarks/save_planning.py)
+NORMAL_NUMBERS_PER_SECOND = 87e6  # on one core (measured, benchmarks/results/first_weights_cpu.json)
+SECONDS_PER_PLANNED_PART = 17e-6  # on rank 0 (measured, benchmarks/results/save_planning.json)
 # torch's TORCH_NCCL_RANKS_PER_ROOT: larger communicators have several roots (NCCL 2.23 and later).
 _RANKS_PER_ROOT = 128
 # NCCL's bootstrap.cc: to the ring's next rank and from the one before; one that listens for messages, one for

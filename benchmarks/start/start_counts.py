@@ -1,12 +1,13 @@
 """Counts the start of a rank of 8 to 6,144: results/start_counts.json, and the table beside it in Markdown.
 
-    python benchmarks/start_counts.py
+    python benchmarks/start/start_counts.py
 
 Needs no GPU and about a minute. The recipe is lumi_140b_scaling: tensor 8 × pipeline 8 × data 1 to 96, and
 on 8 ranks tensor 8 alone. Counted on the first two ranks, one in the middle and the last.
 """
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -24,10 +25,12 @@ from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved
 from kielo.resolve.text import imagined_text
 
-_ROOT = Path(__file__).resolve().parents[1]
-RESULTS = Path(__file__).parent / "results" / "start_counts.json"
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+from page_tables import put_tables
+
+RESULTS = Path(__file__).parents[1] / "results" / "start_counts.json"
 PAGE = RESULTS.with_suffix(".md")
-BEGIN, END = "<!-- start: written by benchmarks/start_counts.py -->\n", "<!-- /start -->\n"
+MARK = "start: written by benchmarks/start/start_counts.py"
 SIZES = (8, 64, 512, 6144)
 
 
@@ -68,7 +71,7 @@ def table(found: dict[int, list[StartCounts]]) -> str:
         "|---" + "|--:" * len(found) + "|",
     ]
     lines += [f"| {name} | " + " | ".join(map(of, found.values())) + " |" for name, of in rows.items()]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def read() -> dict[int, list[StartCounts]]:
@@ -84,8 +87,7 @@ def main() -> None:
     found = {size: count(size) for size in SIZES}
     stored = {str(size): [asdict(one) for one in of] for size, of in found.items()}
     RESULTS.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(before + BEGIN + table(found) + END + rest.partition(END)[2], encoding="utf-8")
+    put_tables(PAGE, {MARK: table(found)})
     print(table(found))
 
 

@@ -15,10 +15,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
 from junit import outcome
 
-_ROOT = Path(__file__).resolve().parents[1]
-_RESULT = Path(__file__).parent / "results" / "test_full.json"
+_ROOT = Path(__file__).resolve().parents[2]
+_RESULT = Path(__file__).parents[1] / "results" / "test_full.json"
 # Name of the part → arguments of pytest. The longest come first, so that two processes end at the same time.
 _FAMILIES = "tests/verify/test_family_layouts.py"
 _DEMOS = [f"tests/cli/test_{name}.py" for name in ("demo", "encoder", "follows")]

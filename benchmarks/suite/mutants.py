@@ -1,8 +1,8 @@
 """Can the tests fail? Changes Kielo's source in small ways, and counts how many changes a test notices.
 
-    python benchmarks/mutants.py                # all known changes and 200 drawn ones: `make mutants`
-    python benchmarks/mutants.py --draw 0       # known changes: benchmarks/mutants/*.toml, each with its test
-    python benchmarks/mutants.py --no-known --draw 50 --seed 7 --rooms resolve plan
+    python benchmarks/suite/mutants.py           # all known changes and 200 drawn ones: `make mutants`
+    python benchmarks/suite/mutants.py --draw 0  # known changes: mutants/*.toml, each with its test
+    python benchmarks/suite/mutants.py --no-known --draw 50 --seed 7 --rooms resolve plan
 
 Known changes are changes that no test noticed in the past. Each names the test that catches it since. For
 drawn changes the suite (`make test`, `make test-faults`) runs once in a copy of the checkout, with a probe at
@@ -30,9 +30,9 @@ from typing import Any
 
 from mutant_sites import Mutant, add_probes, draw
 
-_ROOT = Path(__file__).resolve().parents[1]
-LISTS = Path(__file__).parent / "mutants"
-_RESULT = Path(__file__).parent / "results" / "mutants.json"
+_ROOT = Path(__file__).resolve().parents[2]
+LISTS = Path(__file__).parents[1] / "mutants"
+_RESULT = Path(__file__).parents[1] / "results" / "mutants.json"
 # Imported before a test process is forked, so that a change costs the seconds of its tests only.
 _IMPORTED = (
     "torch",

@@ -18,10 +18,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
 from junit import outcome
 
-_ROOT = Path(__file__).resolve().parents[1]
-_RESULT = Path(__file__).parent / "results" / "test_torches.json"
+_ROOT = Path(__file__).resolve().parents[2]
+_RESULT = Path(__file__).parents[1] / "results" / "test_torches.json"
 TESTS = ("tests/ranks", "tests/parallel", "tests/train", "tests/checkpoint")
 
 

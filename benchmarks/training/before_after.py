@@ -1,7 +1,7 @@
 """A decoder's step in two versions of Kielo, side by side, and the bytes that each rehearses.
 
     mkdir before && git archive COMMIT src benchmarks | tar -x -C before
-    python benchmarks/before_after.py before . --shape tiny --precision fp32 --pairs 20
+    python benchmarks/training/before_after.py before . --shape tiny --precision fp32 --pairs 20
 
 Each version runs in a process of its own, from its own `src` and `benchmarks`, as the contender "kielo" of
 `step.py`: the same weights, tokens and settings. They take turns, every other round in the opposite order,
@@ -30,8 +30,11 @@ from typing import Any
 
 import numpy as np
 
-RESULTS = Path(__file__).parent / "results"
-_BOOTSTRAP, _SEED = 10_000, 1
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+from ratios import interval
+
+RESULTS = Path(__file__).parents[1] / "results"
+_SEED = 1
 REHEARSALS = {
     "demo, one rank": ["demo_estonian", "--ranks", "1"],
     "demo, documents, tensor 2 and pipeline 2": [
@@ -94,7 +97,9 @@ class Version:
         )
 
     def variables(self) -> dict[str, str]:
-        path = os.pathsep.join([str(self.folder / "src"), str(self.folder / "benchmarks")])
+        # The last one has the contenders of versions before 2026-11-27.
+        folders = ("src", "benchmarks/training", "benchmarks")
+        path = os.pathsep.join(str(self.folder / folder) for folder in folders)
         return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
     def turn(self, number: int) -> None:
@@ -154,11 +159,9 @@ def compared(before: Version, after: Version, options: argparse.Namespace) -> di
         version.end()
     one, other = ([row["seconds"] for row in version.rows[2:]] for version in (before, after))
     ratios = np.array(one) / np.array(other)
-    chosen = np.random.default_rng(_SEED).integers(len(ratios), size=(_BOOTSTRAP, len(ratios)))
-    interval = np.quantile(np.median(ratios[chosen], axis=1), (0.025, 0.975))
     return {
         "ratio": round(float(np.median(ratios)), 4),
-        "interval": [round(float(bound), 4) for bound in interval],
+        "interval": [round(float(bound), 4) for bound in interval(ratios)],
         "seconds_before": one, "seconds_after": other,
         "losses_are_equal": [row["loss"] for row in before.rows] == [row["loss"] for row in after.rows],
     }  # fmt: skip

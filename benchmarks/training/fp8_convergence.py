@@ -1,8 +1,8 @@
 """Convergence of FP8 against bf16: real text in bf16, in FP8, with the head too, and with a change to FP8.
 
-    python benchmarks/fp8_convergence.py --shape small --tokens runs/demo_estonian  # CPU, emulated: minutes
-    python benchmarks/fp8_convergence.py --shape llama_1b --tokens runs/demo_estonian  # a GPU that has FP8
-    python benchmarks/fp8_convergence.py ... --seconds-limit 500  # go on by the same command
+    python benchmarks/training/fp8_convergence.py --shape small --tokens runs/demo_estonian  # CPU: minutes
+    python benchmarks/training/fp8_convergence.py --shape llama_1b --tokens runs/demo_estonian  # GPU with FP8
+    python benchmarks/training/fp8_convergence.py ... --seconds-limit 500  # go on by the same command
 
 --tokens: a run folder with finished `tokens` and `tokenizer` stages (`kielo run RECIPE --to pack` makes one),
 or its `tokens`. The vocabulary is that of the tokens: of the named shape only the body is as it is called.
@@ -43,7 +43,7 @@ from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved
 from kielo.resolve.text import text_of_run
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 RUNS = ("bf16", "fp8", "fp8_head", "bf16_to_fp8")
 _IN_FP8 = ("fp8", "fp8_head")  # from the first step on
 LOSS_BAR, COSINE_BAR, SPIKE_BAR = 0.003, 0.99, 0.02

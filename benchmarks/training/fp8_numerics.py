@@ -1,7 +1,7 @@
 """FP8 products of one linear layer against fp32: output, input gradient and weight gradient of each scaling.
 
-    python benchmarks/fp8_numerics.py                   emulated, on the CPU
-    python benchmarks/fp8_numerics.py --device cuda     by the GPU's own FP8 kernels
+    python benchmarks/training/fp8_numerics.py                   emulated, on the CPU
+    python benchmarks/training/fp8_numerics.py --device cuda     by the GPU's own FP8 kernels
 
 An error is ‖FP8 - fp32‖ / ‖fp32‖ over all entries. Its bound follows from the formats: a number is rounded to
 one of its two neighbours, whose distance Δ is 2⁻³ (e4m3) or 2⁻² (e5m2) of the power of two below it, and
@@ -16,7 +16,7 @@ Writes results/fp8_numerics_cpu.json.
 import argparse
 import json
 import math
-import platform
+import sys
 from dataclasses import replace
 from datetime import date
 from importlib.metadata import version
@@ -27,6 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from kielo.parallel.fp8 import import_float8
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+from machine import processor
 
 SCALINGS = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 
@@ -59,7 +62,7 @@ def main() -> None:
                     print(*map(_line, rows[-len(measurements) :]), sep="\n", flush=True)
     result = {
         "date": date.today().isoformat(),
-        "machine": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "machine": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
         "emulated": device.type == "cpu",
         "dtype": "bf16",
         "versions": {name: version(name) for name in ("kielo", "torch", "torchao")},
@@ -173,15 +176,6 @@ def _line(row: dict[str, Any]) -> str:
     )
 
 
-def _processor() -> str:
-    names = [
-        line.split(":")[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if "model name" in line
-    ]
-    return names[0] if names else platform.processor()
-
-
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -190,7 +184,9 @@ def _options() -> argparse.Namespace:
         "--device", choices=["cpu", "cuda"], default="cpu", help="cpu: emulated; cuda: the GPU's kernels"
     )
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
-    parser.add_argument("--to", default=str(Path(__file__).parent / "results"), help="folder of the result")
+    parser.add_argument(
+        "--to", default=str(Path(__file__).parents[1] / "results"), help="folder of the result"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser.parse_args()
 

@@ -21,8 +21,8 @@ from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_HERE = Path(__file__).parent
-RESULTS = _HERE / "results"
+_ROOT = Path(__file__).parents[2]
+RESULTS = _ROOT / "benchmarks" / "results"
 _PART_SECONDS = 540
 # Version of torch → of the torchao that goes with it.
 _TORCHAO = {"2.10": "0.16.0", "2.11": "0.17.0", "2.13": "0.18.0"}
@@ -51,8 +51,8 @@ def _step(shape: str, contenders: str, seconds: int, pairs: int, moments: str = 
     """
     name = f"step {shape}" + ", moments in bf16" * (moments == "bf16")
     arguments = (
-        "benchmarks/step.py", "--shape", shape, "--precision", "bf16", "--device", "cuda", "--contenders",
-        contenders, "--moments", moments,
+        "benchmarks/training/step.py", "--shape", shape, "--precision", "bf16", "--device", "cuda",
+        "--contenders", contenders, "--moments", moments,
         "--pairs", str(pairs), "--warm-up", "1", "--steps-per-turn", "1", "--parts", "--seconds-limit",
         "{seconds}",
         "--to", "{to}", "--skip-done",
@@ -74,7 +74,7 @@ PARTS: dict[int, list[Command]] = {
         Command(
             "fp8 convergence",
             (
-                "benchmarks/fp8_convergence.py",
+                "benchmarks/training/fp8_convergence.py",
                 "--shape",
                 "llama_1b",
                 "--tokens",
@@ -86,7 +86,7 @@ PARTS: dict[int, list[Command]] = {
         ),
         Command(
             "memory",
-            ("benchmarks/step_memory.py", "--seconds-limit", "90", "{results}"),
+            ("benchmarks/training/step_memory.py", "--seconds-limit", "90", "{results}"),
             235,
             is_repeated=True,
         ),
@@ -131,7 +131,7 @@ def main() -> None:
 
 def missing_packages() -> list[str]:
     """Returns what Kielo requires and this Python lacks, as pip takes it; torch itself is left out."""
-    project = tomllib.loads((_HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     torch = ".".join(_installed("torch").split(".")[:2])
     required = [*project["dependencies"], *project["optional-dependencies"]["train"], "pytest"]
     required.append(f"torchao=={_TORCHAO[torch]}" if torch in _TORCHAO else "torchao")
@@ -179,11 +179,11 @@ def _run(command: Command, seconds: float, folder: Path, options: argparse.Names
         for part in (results if word == "{results}" else [values.get(word, word)])
     ]
     arguments = [word for word in arguments if not (options.all and word == "--skip-done")]
-    paths = [str(_HERE.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(_ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     print("$ python " + " ".join(arguments), flush=True)
     with subprocess.Popen(
-        [sys.executable, *arguments], cwd=_HERE.parent, env=environment, start_new_session=True
+        [sys.executable, *arguments], cwd=_ROOT, env=environment, start_new_session=True
     ) as process:
         try:
             return process.wait(seconds)

@@ -1,6 +1,6 @@
 """Bytes of activations that a layer keeps from forward to backward, beside Megatron's formula.
 
-    python benchmarks/layer_bytes.py
+    python benchmarks/training/layer_bytes.py
 
 One rank of a job that is not there is laid out as for training, in tensors without memory, and goes forward
 with two numbers of layers; the difference of what it then holds is a layer's. The formula counts bytes of
@@ -13,6 +13,7 @@ import argparse
 import datetime
 import json
 import platform
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -32,8 +33,11 @@ from kielo.train.build import positions_of_rank
 from kielo.verify.rank_watch import RankWatch
 from kielo.verify.torch_fakes import fake_tensors, fake_world, groups_of
 
-RESULTS = Path(__file__).parent / "results" / "layer_bytes.json"
-PAGE_BEGIN, PAGE_END = "<!-- layers: written by benchmarks/layer_bytes.py -->\n", "<!-- /layers -->\n"
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+from page_tables import put_tables
+
+RESULTS = Path(__file__).parents[1] / "results" / "layer_bytes.json"
+MARK = "layers: written by benchmarks/training/layer_bytes.py"
 _BF16 = 2
 _FEW, _MANY = 1, 3  # layers
 LENGTH = 4096  # tokens, one sequence
@@ -127,15 +131,7 @@ def table(found: dict[str, Any]) -> str:
         f"| {row['by_the_formula']:.3f} |"
         for row in found["layers"]
     ]
-    return "\n".join(lines) + "\n"
-
-
-def write_page(found: dict[str, Any], page: Path) -> None:
-    """Writes the table between its marks, into the page beside the results."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(PAGE_BEGIN)
-    page.write_text(
-        before + PAGE_BEGIN + table(found) + PAGE_END + rest.partition(PAGE_END)[2], encoding="utf-8"
-    )
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -159,7 +155,7 @@ def main() -> None:
     }
     options.to.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     if options.to == RESULTS:
-        write_page(found, RESULTS.with_suffix(".md"))
+        put_tables(RESULTS.with_suffix(".md"), {MARK: table(found)})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """LTG-BERT's attention, forward and backward: Kielo's form and the published one, side by side.
 
-    python benchmarks/ltg_bert_attention.py --lengths 128 256 512 --batch 4 --rounds 20
+    python benchmarks/training/ltg_bert_attention.py --lengths 128 256 512 --batch 4 --rounds 20
 
 published   the queries and keys of the relative positions are looked up for each pair of tokens, [s, s, 2d],
             and multiplied with each query and key (written here from the equations: Samuel et al. 2023,
@@ -22,6 +22,7 @@ import json
 import os
 import platform
 import random
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -35,8 +36,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kielo.models.blocks.relative_attention import PositionHeads, RelativeInnerAttention, RelativeMaskMaker
 
-RESULTS = Path(__file__).parent / "results"
-_BOOTSTRAP, _SEED = 10_000, 1
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+from ratios import interval
+
+RESULTS = Path(__file__).parents[1] / "results"
+_SEED = 1
 BUCKET, LONGEST = 32, 512
 
 # q, k, v [b, h, s, k] and the projected positions [63, 2d] to outputs [b, h, s, k].
@@ -165,11 +169,6 @@ def measure(work: Work, rounds: int) -> dict[str, list[float]]:
         for name in order:
             seconds[name].append(work.seconds(name))
     return {name: of_way[1:] for name, of_way in seconds.items()}
-
-
-def interval(ratios: np.ndarray) -> list[float]:
-    chosen = np.random.default_rng(_SEED).integers(len(ratios), size=(_BOOTSTRAP, len(ratios)))
-    return [float(value) for value in np.quantile(np.median(ratios[chosen], axis=1), (0.025, 0.975))]
 
 
 def main() -> None:

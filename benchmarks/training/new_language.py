@@ -1,9 +1,9 @@
 """A new language in an old model: what a new vocabulary, its first rows and a frozen body bring.
 
-    python benchmarks/new_language.py                  # the whole; two processes, a core each
-    python benchmarks/new_language.py --toy            # seconds a run, to try the script; writes no result
-    python benchmarks/new_language.py --seconds-limit 500   # the same command goes on
-    python benchmarks/new_language.py --show           # the table of what has been measured so far
+    python benchmarks/training/new_language.py  # the whole; two processes, a core each
+    python benchmarks/training/new_language.py --toy  # seconds a run, to try the script; writes no result
+    python benchmarks/training/new_language.py --seconds-limit 500  # the same command goes on
+    python benchmarks/training/new_language.py --show  # the table of what has been measured so far
 
 A small model learns the English LibreOffice help (the shipped demo_english); then it goes on with the
 Estonian help, in several ways (`ARMS`), all on the same bytes of text, read once. After each tenth both
@@ -18,7 +18,7 @@ docs/pictures/new_language.svg.
 
 import argparse
 import json
-import platform
+import os
 import signal
 import statistics
 import sys
@@ -37,7 +37,6 @@ from typing import Any
 import matplotlib
 import torch
 from matplotlib.figure import Figure
-from planner import put_tables
 
 from kielo.artifact.documents import read_documents
 from kielo.artifact.manifest import installed_versions, read_manifest, write_json_atomically
@@ -48,7 +47,11 @@ from kielo.recipe.read import read_recipe
 from kielo.recipe.toml_text import toml_table
 from kielo.tokenizer.heldout_split import is_heldout, place_by_hash
 
-ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+from machine import processor
+from page_tables import put_tables
+
+ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "new_language.json"
 PAGE = RESULT.with_suffix(".md")
 PICTURE = ROOT / "docs" / "pictures" / "new_language.svg"
@@ -393,7 +396,8 @@ def measured(place: Place) -> dict[str, Any]:
         for arm in ARMS
     }
     return {
-        "date": date.today().isoformat(), "versions": installed_versions(), "machine": _machine(),
+        "date": date.today().isoformat(), "versions": installed_versions(),
+        "machine": f"{os.cpu_count()} cores of {processor()}",
         "size": vars(place.size), "learning_rate": LEARNING_RATE, "replay_share": REPLAY_SHARE,
         "frozen_tenths": FROZEN_TENTHS, "base": _base(place), "arms": arms,
     }  # fmt: skip
@@ -480,15 +484,6 @@ def _svg(figure: Figure) -> str:
     file = io.BytesIO()
     figure.savefig(file, format="svg", facecolor="white", metadata={"Date": None})
     return file.getvalue().decode()
-
-
-def _machine() -> str:
-    names = [
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    return f"{len(names)} cores of {names[0] if names else platform.machine()}"
 
 
 def _options() -> argparse.Namespace:

@@ -1,6 +1,6 @@
 """Benchmark of rehearsals: their seconds, and a table of what fits.
 
-`python benchmarks/rehearse.py` writes results/rehearse_cpu.json and the first table of results/rehearse.md.
+`python benchmarks/training/rehearse.py` writes results/rehearse_cpu.json, and a table in results/rehearse.md.
 
 Each runs in a process of its own through the command line; seconds are wall and processor time of the whole
 command. `--only bars` or `--only fit` runs a part and `--only 500B` the bars that begin so; other figures
@@ -18,7 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results" / "rehearse_cpu.json"
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+from page_tables import put_tables
+
+RESULTS = Path(__file__).parents[1] / "results" / "rehearse_cpu.json"
 PAGE = RESULTS.with_name("rehearse.md")
 # Seed 004 says 500B and no more; these dimensions make 506 billion parameters.
 _500B = [
@@ -119,7 +122,7 @@ def bars_table(bars: dict[str, dict[str, Any]]) -> str:
     for name, row in bars.items():
         resident = row["max_rss_bytes"] / 1e9
         lines.append(f"| {name} | {row['seconds']:.1f} | {row['processor_seconds']:.1f} | {resident:.2f} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -139,9 +142,7 @@ def main() -> None:
         }
     if only in ("", "fit"):
         result["fit_70b"] = [fit(*case) for case in FIT]
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition("<!-- bars -->\n")
-    after = rest[rest.index("<!-- end -->") :]
-    PAGE.write_text(f"{before}<!-- bars -->\n{bars_table(result['bars'])}{after}", encoding="utf-8")
+    put_tables(PAGE, {"bars": bars_table(result["bars"])})
     RESULTS.write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,7 +1,7 @@
 """One training step (forward, backward, clip, AdamW): Kielo's and its peers', side by side in one process.
 
-    python benchmarks/step.py --shape tiny --precision fp32 --pairs 20
-    python benchmarks/step.py --shape llama_8b --precision bf16 --contenders kielo,kielo-fp8,trainer
+    python benchmarks/training/step.py --shape tiny --precision fp32 --pairs 20
+    python benchmarks/training/step.py --shape llama_8b --precision bf16 --contenders kielo,kielo-fp8,trainer
 
 All start from the same weights, take the same random tokens in as many micro-batches, with the same settings
 of the optimiser, and are as shipped (`contenders/`). They go in rounds, every other one in the opposite
@@ -41,7 +41,7 @@ from kielo.recipe.cards import accelerator_of_device
 from kielo.recipe.errors import KieloError
 from kielo.train.precision import settle_matrix_products
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 OWN = ("kielo", "kielo-compiled", "kielo-fp8")
 CPU_CONTENDERS = ("kielo", "trainer", "transformers", "litgpt", "olmo-core")
 GPU_CONTENDERS = (

@@ -1,6 +1,6 @@
 """Memory of Kielo's step on a GPU, beside what `kielo rehearse` predicts for the same step.
 
-    python benchmarks/step_memory.py benchmarks/results/step_*_cuda.json
+    python benchmarks/training/step_memory.py benchmarks/results/step_*_cuda.json
 
 Each rehearsal runs in a process of its own and needs no GPU. Adds what it finds to the results.
 """
@@ -25,7 +25,7 @@ def main() -> None:
         print(json.dumps(_rehearsed(*options.rehearse)))
         return
     if not options.results:
-        sys.exit("no results to compare with; benchmarks/step.py writes them on a GPU")
+        sys.exit("no results to compare with; benchmarks/training/step.py writes them on a GPU")
     for path in map(Path, options.results):
         result = json.loads(path.read_text(encoding="utf-8"))
         for name, row in result["contenders"].items():
