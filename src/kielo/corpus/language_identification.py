@@ -2,7 +2,7 @@
 
 An identifier answers how probable it is that a text is in one of the language's codes (a model may know a
 language under several: Bokmål as `no` or `nb`). The default was chosen by
-benchmarks/language_identification.py. A filter keeps texts whose probability reaches the threshold, and
+benchmarks/data/language_identification.py. A filter keeps texts whose probability reaches the threshold, and
 counts how much other thresholds would keep.
 """
 

@@ -204,7 +204,7 @@ class Beat:
         return cls(number, 0, "", 0, {}, "", False, math.inf, math.inf, math.inf, 0.0)
 
     def text(self) -> str:
-        """Return the beat as JSON: less than 1 KB for any number of ranks (benchmarks/heartbeats.py)."""
+        """Return the beat as JSON: under 1 KB for any number of ranks (benchmarks/faults/heartbeats.py)."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
     @classmethod
