@@ -21,19 +21,27 @@ from typing import Any
 
 from kielo.ranks.local_ranks import free_port
 
-_PRELOAD = [
+_PRELOAD = (
     "torch",
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
-    "torchao.float8",
     "kielo.train.run",
     "kielo.models.llama.model",
     "kielo.models.llama.tables",
     "numpy",
     "pydantic",
     "pytest",
-]
+)
+
+
+def preload(has_cuda: bool) -> list[str]:
+    """Returns the modules that the server imports. has_cuda: torch is a build for GPUs.
+
+    torchao looks at the GPU when it is imported, and a process that was forked afterwards cannot use CUDA:
+    there each rank imports it for itself.
+    """
+    return [*_PRELOAD, *([] if has_cuda else ["torchao.float8"])]
 
 
 def run_ranks(
@@ -88,8 +96,10 @@ def _forking() -> ForkServerContext:
     """Returns the context of the server once that has imported all: on a slow disk or beside much other work
     it takes a minute, which is none of a rank's.
     """
+    import torch
+
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
+    context.set_forkserver_preload(preload(torch.backends.cuda.is_built()))
     listen_at_a_short_path()
     first = context.Process(target=int)
     first.start()
