@@ -19,7 +19,6 @@ from kielo.recipe.sections import Section
 from kielo.recipe.toml_text import line_of, lines_of_keys
 
 _MOST_IB_TIMEOUT = 22
-SHARED_FILE_STALL_SECONDS, OWN_FILE_STALL_SECONDS = 120.0, 18.0
 _CARDS = Path(__file__).resolve().parent.parent / "cards"
 NEW_CARD = _CARDS / "new_cluster.toml"  # to fill in; @NAME@ stands for its name
 
@@ -258,12 +257,6 @@ class Cluster(Section):
     jobs: Jobs | None = Field(
         None, description="how jobs are started there; left out: none by `kielo launch`"
     )
-
-    @property
-    def longest_file_stall(self) -> float:
-        """Return `file_stall_seconds`, or its default for this machine."""
-        shared = SHARED_FILE_STALL_SECONDS if self.scheduler != "none" else OWN_FILE_STALL_SECONDS
-        return self.file_stall_seconds or shared
 
     @field_validator("sources")
     @classmethod

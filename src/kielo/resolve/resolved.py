@@ -25,7 +25,6 @@ from kielo.artifact.run_format import (
     migrated_run,
     with_version,
 )
-from kielo.recipe.cards import OWN_FILE_STALL_SECONDS
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import (
     Checkpoint,
@@ -41,6 +40,7 @@ from kielo.recipe.sections import (
 from kielo.recipe.toml_text import toml_table
 
 _HEADER = "# Written by kielo from the recipe and the machine; edit the recipe instead.\n"
+OWN_FILE_STALL_SECONDS = 18.0  # of a file system that no other machine shares
 
 
 class _Frozen(BaseModel):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kielo.artifact.checkpoint_folder import step_folders
 from kielo.recipe.cards import Cluster, cluster
 from kielo.recipe.sections import Layout, Precision, Recipe, Train
-from kielo.resolve.resolved import read
+from kielo.resolve.resolved import OWN_FILE_STALL_SECONDS, read
 from kielo.resolve.stages import SCHEDULES
 
 # Table of what each version of torch runs, as it was tried; torch-free.
@@ -226,9 +226,17 @@ def _begun(run_folder: Path) -> Precision | None:
 
 
 _USUAL_SECONDS = 1800.0
+_SHARED_FILE_STALL_SECONDS = 120.0
 
 
 def start_timeout_seconds(recipe: Recipe) -> float:
     """Returns the limit of the meeting, of each communicator's start and of the first steps' collectives."""
     card = cluster(recipe.cluster)
     return recipe.train.start_timeout_seconds or card.start_timeout_seconds or _USUAL_SECONDS
+
+
+def file_stall_seconds(recipe: Recipe) -> float:
+    """Returns how long a file may give no answer: longer where nodes share a file system."""
+    card = cluster(recipe.cluster)
+    usual = OWN_FILE_STALL_SECONDS if card.scheduler == "none" else _SHARED_FILE_STALL_SECONDS
+    return card.file_stall_seconds or usual
