@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models
 
 from kielo.artifact.manifest import hash_manifest, write_stage
 from kielo.recipe import cards
-from kielo.recipe.cards import cluster, clusters
+from kielo.recipe.cards import clusters
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.resolve.budget import num_sequences
@@ -97,7 +97,7 @@ def test_the_cluster_says_how_long_files_may_stall(run_folder, tmp_path):
     for name, seconds in (("laptop", 18.0), ("lumi_g", 120.0), (str(own), 45.0)):
         resolved = resolve(recipe(cluster=name), run_folder, 1, "cpu")
         assert resolved.placement.file_stall_seconds == seconds
-    alone = {name for name in clusters() if file_stall_seconds(cluster(name)) == 18.0}
+    alone = {name for name in clusters() if file_stall_seconds(recipe(cluster=name)) == 18.0}
     assert alone == {"laptop"}
 
 

@@ -218,7 +218,7 @@ def _placement(
         peak_tflops=card.peak_tflops if card else {},
         parameters=count.parameters(model),
         end_of_text_id=text.end_of_text_id,
-        file_stall_seconds=file_stall_seconds(cluster(recipe.cluster)),
+        file_stall_seconds=file_stall_seconds(recipe),
         tokenizer_hash=text.tokenizer_hash,
         tokens_folder=str(run_folder / "tokens"),
         tokenizer_folder=str(run_folder / "tokenizer"),

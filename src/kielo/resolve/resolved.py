@@ -40,6 +40,7 @@ from kielo.recipe.sections import (
 from kielo.recipe.toml_text import toml_table
 
 _HEADER = "# Written by kielo from the recipe and the machine; edit the recipe instead.\n"
+OWN_FILE_STALL_SECONDS = 18.0  # of a file system that no other machine shares
 
 
 class _Frozen(BaseModel):
@@ -166,9 +167,6 @@ class Identity(RecipeIdentity):
             if phase.first_step <= step
         )
         return within + max(0, step - self.total_steps) * self.phases[-1].tokens_per_step
-
-
-OWN_FILE_STALL_SECONDS = 18.0  # of a machine that shares no file system
 
 
 class PhasePlacement(_Frozen):

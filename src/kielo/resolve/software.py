@@ -238,7 +238,8 @@ def start_timeout_seconds(recipe: Recipe) -> float:
     return recipe.train.start_timeout_seconds or card.start_timeout_seconds or _USUAL_SECONDS
 
 
-def file_stall_seconds(card: Cluster) -> float:
-    """Return the longest stall of the machine's file system that ends no run."""
-    is_shared = card.scheduler != "none"
-    return card.file_stall_seconds or (_SHARED_FILE_STALL_SECONDS if is_shared else OWN_FILE_STALL_SECONDS)
+def file_stall_seconds(recipe: Recipe) -> float:
+    """Returns how long a file may give no answer: longer where nodes share a file system."""
+    card = cluster(recipe.cluster)
+    usual = OWN_FILE_STALL_SECONDS if card.scheduler == "none" else _SHARED_FILE_STALL_SECONDS
+    return card.file_stall_seconds or usual
