@@ -40,7 +40,7 @@ from kielo.artifact.tokenizer_files import RowMap
 from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.checkpoint.safetensors_storage import SafetensorsStream
 from kielo.checkpoint.transplant import Transplant
-from kielo.models.families import hf_config
+from kielo.models.families import complete, hf_config
 from kielo.models.llama.model import Llama
 from kielo.models.llama.tables import to_hugging_face
 from kielo.parallel.materialise import local, local_slices, materialise
@@ -60,20 +60,23 @@ _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 def _llama(
     hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, tied: bool = False
 ) -> Model:
-    return Model(
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=hidden // heads,
-        vocab_size=128256,
-        max_position_embeddings=8192,
-        rms_norm_eps=1e-5,
-        rope_theta=500_000.0,
-        tie_word_embeddings=tied,
-        attention_bias=False,
-        mlp_bias=False,
+    return complete(
+        Model(
+            hidden_size=hidden,
+            intermediate_size=intermediate,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=hidden // heads,
+            vocab_size=128256,
+            max_position_embeddings=8192,
+            rms_norm_eps=1e-5,
+            rope_theta=500_000.0,
+            tie_word_embeddings=tied,
+            attention_bias=False,
+            mlp_bias=False,
+        ),
+        8192,
     )
 
 

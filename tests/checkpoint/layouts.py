@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from kielo.models.blocks.init import constant
+from kielo.models.families import complete
 from kielo.models.llama.model import Llama, initial_value
 from kielo.models.piece import Box
 from kielo.parallel.materialise import materialise
@@ -17,17 +18,20 @@ from kielo.recipe.sections import Layout, Model
 
 def config(tied: bool = False, vocab_size: int = 67) -> Model:
     """67 rows do not divide by the ranks: shards are uneven."""
-    return Model(
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=4,
-        vocab_size=vocab_size,
-        vocab_multiple=1,
-        max_position_embeddings=32,
-        tie_word_embeddings=tied,
+    return complete(
+        Model(
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=4,
+            vocab_size=vocab_size,
+            vocab_multiple=1,
+            max_position_embeddings=32,
+            tie_word_embeddings=tied,
+        ),
+        32,
     )
 
 

@@ -20,7 +20,7 @@ import torch
 
 from kielo.artifact.checkpoint_inspection import check_checkpoint
 from kielo.artifact.manifest import hash_json
-from kielo.train import next_token
+from kielo.train import forward_backward
 from kielo.train.optimiser import Optimiser
 from tests.faults.trial import belongings, refused, went_well
 
@@ -513,9 +513,9 @@ def bad_losses(monkeypatch) -> Callable[[set[int]], None]:
     """
 
     def start(bad_steps: set[int]) -> None:
-        original, calls = next_token.chunked_loss, iter(range(1, 1000))
+        original, calls = forward_backward.chunked_loss, iter(range(1, 1000))
         monkeypatch.setattr(
-            next_token, "chunked_loss",
+            forward_backward, "chunked_loss",
             lambda *arguments: original(*arguments) * (math.nan if next(calls) in bad_steps else 1.0),
         )  # fmt: skip
 

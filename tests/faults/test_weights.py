@@ -23,6 +23,7 @@ from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.cli.train import train_here
 from kielo.models import families
+from kielo.models.families import complete
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Model
@@ -35,10 +36,10 @@ from tests.models.equality import our_logits, pair
 from tests.started_ranks import run_ranks
 
 Here = Callable[..., Outcome]
-TINY = Model(
+TINY = complete(Model(
     hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=320,
     tie_word_embeddings=False, max_position_embeddings=64,
-)  # fmt: skip
+), 64)  # fmt: skip
 EMBEDDING, NORM, DOWN = (
     "model.embed_tokens.weight",
     "model.norm.weight",

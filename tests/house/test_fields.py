@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 from kielo.recipe import cards, sections
 from kielo.recipe.sections import BatchRamp, Fp8, Recipe, Source
-from kielo.resolve.resolved import Identity, LearningRateSegment, Phase, PhasePlacement, Placement
+from kielo.resolve.resolved import Identity, LearningRateSegment, PhasePlacement, Placement, PlannedPhase
 from kielo.resolve.shares import AXES
 from tests.house.checks import PACKAGE, attributes_read
 
@@ -70,7 +70,7 @@ def test_every_resolved_field_is_read():
     found = unread_fields(PACKAGE, Identity, "identity", leaving_out)
     found += unread_fields(PACKAGE, Placement, "placement", leaving_out)
     leaving_out = ("resolve/planned_phases.py", "resolve/resolve.py", *NO_USE)
-    found += unread_fields(PACKAGE, Phase, "phase", leaving_out) + unread_fields(
+    found += unread_fields(PACKAGE, PlannedPhase, "phase", leaving_out) + unread_fields(
         PACKAGE, LearningRateSegment, "segment", leaving_out
     )
     found += unread_fields(PACKAGE, PhasePlacement, "placed", leaving_out)

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from kielo.recipe import sections
 from kielo.recipe.sections import (
     Checkpoint,
+    CompleteModel,
     Dataset,
     DatasetIdentity,
     Layout,
@@ -38,11 +39,12 @@ def declared_twice(identity: type[BaseModel], placement: type[BaseModel]) -> lis
 def test_identity_and_placement_embed_the_sections_whole():
     """Each is one class of the recipe; what they declare themselves is no key of a section."""
     embedded = {
-        Identity: {"model": Model, "dataset": DatasetIdentity, "train": TrainIdentity},
+        Identity: {"model": CompleteModel, "dataset": DatasetIdentity, "train": TrainIdentity},
         Placement: {"layout": Layout, "train": TrainPlacement, "checkpoint": Checkpoint},
     }
     for part, expected in embedded.items():
         assert {name: part.model_fields[name].annotation for name in expected} == expected
+    assert list(CompleteModel.model_fields) == list(Model.model_fields)
     assert issubclass(Identity, RecipeIdentity) and issubclass(Recipe, RecipeIdentity)
     assert declared_twice(Identity, Placement) == []
 

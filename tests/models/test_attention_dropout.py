@@ -160,7 +160,7 @@ def test_encoders_drop_in_training_and_nowhere_else(name: str) -> None:
     assert torch.equal(model(tokens), plain) and torch.equal(one, again)
     assert not torch.allclose(one, plain, atol=1e-3) and not torch.allclose(one, other, atol=1e-3)
     if name.startswith("ltg_bert"):
-        maker = model.make_masks
+        maker = model.make_relative_mask
         maker.forward = lambda documents, length, device: maker.in_blocks(documents, length)
         with torch.no_grad():
             torch.testing.assert_close(model(tokens, None, None, keys(range(2))), one, atol=5e-6, rtol=0)

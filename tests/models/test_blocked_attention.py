@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kielo.models.blocks.blocked_attention import Terms, attend
+from kielo.models.blocks.blocked_attention import Tables, Terms, attend
 from kielo.models.blocks.dropout import NoiseMaker, WeightNoise, drop_weights
 from tests.models.test_dropout import keys
 
@@ -38,9 +38,9 @@ def test_blocks_are_the_plain_softmax(has_tables: bool, has_noise: bool, dtype: 
     given, rows, visible, gradient = inputs(dtype)
     dropped = noise() if has_noise else None
     mine, plain = ([one.detach().clone().requires_grad_() for one in given] for _ in range(2))
-    tables = tuple(mine[3:]) if has_tables else (None, None)
+    tables = Tables(*mine[3:], rows) if has_tables else None
     seen = visible if has_noise else None
-    out = attend(*mine[:3], Terms(0.7, rows if has_tables else None, seen, dropped), tables)
+    out = attend(*mine[:3], Terms(0.7, tables, seen, dropped))
     q, k, v, of_queries, of_keys = (one.double() for one in plain)
     scores = 0.7 * q @ k.mT
     if has_tables:

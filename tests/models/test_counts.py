@@ -96,7 +96,6 @@ def test_every_decoder_counts_attention_alike(model_type):
 
 OF_WINDOWS = "it is of mistral, qwen2, qwen3, olmo3, gemma2, gemma3_text, modernbert. Fix: leave the key out"
 COMPLAINTS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "unset": ("llama", {"vocab_size": None}, "model.vocab_size is not set"),
     "odd heads": ("llama", {"head_dim": 3}, "model.head_dim = 3 is odd; rotary positions need pairs"),
     "groups": (
         "llama", {"num_key_value_heads": 3},
@@ -198,9 +197,16 @@ def test_every_family_passes_and_two_complaints_are_both_told():
     neox = model("gpt_neox", hidden_size=16).model_copy(update={"rotary_pct": 0.5})
     check(neox)
     assert module("gpt_neox", "tables").rotary_size(neox) == 2
-    both = model("llama").model_copy(update={"head_dim": 3, "vocab_size": None})
-    with pytest.raises(KieloError, match="vocab_size is not set; model.head_dim = 3 is odd"):
+    both = model("llama").model_copy(update={"head_dim": 3, "num_key_value_heads": 3})
+    with pytest.raises(
+        KieloError, match="head_dim = 3 is odd; rotary .*; model.num_attention_heads = 4 is no"
+    ):
         check(both)
+
+
+def test_a_model_without_a_vocabulary_is_not_complete():
+    with pytest.raises(KieloError, match="^model.vocab_size is not set$"):
+        complete(Model(), 64)
 
 
 def parts(mlp_matrices: int, norms: int = 2, **others: Any) -> LayerParts:

@@ -183,7 +183,7 @@ LEFT_OUT = {
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_a_key_that_a_section_leaves_out_is_the_familys(model_type: str) -> None:
     """And what is given stays, None excepted; heads and positions follow from the others."""
-    asked = Model(model_type=model_type, hidden_size=48, num_attention_heads=6)
+    asked = Model(model_type=model_type, vocab_size=97, hidden_size=48, num_attention_heads=6)
     model = complete(asked, 80)
     found = (model.hidden_act, model.tie_word_embeddings, model.attention_bias, model.mlp_bias)
     assert found == LEFT_OUT[model_type]

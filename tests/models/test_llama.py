@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kielo.models.blocks.decoder import init_weights
-from kielo.models.families import hf_config, read_hf_config
+from kielo.models.families import complete, hf_config, read_hf_config
 from kielo.models.llama import tables
 from kielo.models.llama.model import Llama
 from kielo.models.llama.tables import to_hugging_face
@@ -19,15 +19,18 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 # 96 tokens in 128 rows, of which the last 32 hold what nobody must see.
-TINY = Model(
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    vocab_size=96,
-    max_position_embeddings=64,
+TINY = complete(
+    Model(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=96,
+        max_position_embeddings=64,
+    ),
+    64,
 )
 VARIANTS = {
     "plain": TINY,

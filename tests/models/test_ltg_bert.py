@@ -117,7 +117,7 @@ def test_flex_attention_computes_the_dense_scores(tmp_path, layout: str) -> None
     """Uncompiled, forward: within 1e-6 of the dense code in fp32, with documents, without, and causal."""
     model, _ = random_model(tmp_path, layout)
     model = model.float()
-    attention, maker = model.layers["0"].attention, model.make_masks
+    attention, maker = model.layers["0"].attention, model.make_relative_mask
     with torch.no_grad():
         x = model.embed(batch()[0])
         for numbers in map(documents_of, ("one text", "documents", "causal")):

@@ -16,6 +16,7 @@ from torch import nn
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.checkpoint.save_plan import tied_names
+from kielo.models.families import complete
 from kielo.models.llama.model import Llama, initial_value
 from kielo.models.piece import Box
 from kielo.parallel.fp8 import (
@@ -47,11 +48,11 @@ pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="needs kiel
 
 NUMERICS = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "fp8_numerics.py"))
 SCALINGS = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
-CONFIG = Model(
+CONFIG = complete(Model(
     hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
     head_dim=16,
     vocab_size=66, vocab_multiple=2, max_position_embeddings=16, tie_word_embeddings=False,
-)  # fmt: skip
+), 16)  # fmt: skip
 SEQUENCES, LENGTH = 4, 16
 
 

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from kielo.models.families import complete
 from kielo.models.llama.model import Llama, initial_value
 from kielo.parallel.fsdp import forward_only, set_last_micro_batch
 from kielo.parallel.gradient_clipping import clip_gradients
@@ -20,17 +21,20 @@ SEQUENCES, LENGTH, VOCABULARY = 8, 16, 67
 
 
 def config(tied: bool) -> Model:
-    return Model(
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=4,
-        vocab_size=VOCABULARY,
-        vocab_multiple=1,
-        max_position_embeddings=LENGTH,
-        tie_word_embeddings=tied,
+    return complete(
+        Model(
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=4,
+            vocab_size=VOCABULARY,
+            vocab_multiple=1,
+            max_position_embeddings=LENGTH,
+            tie_word_embeddings=tied,
+        ),
+        LENGTH,
     )
 
 

@@ -191,6 +191,6 @@ def test_a_loss_keeps_its_graph_no_longer_than_its_backward_pass(monkeypatch: py
         assert (made.grad_fn is not None) == keeps
         assert given.pop() == (3, {"loss": made, "full_backward": is_full, "last_backward": True})
     stage.backward_one_chunk(4)
-    assert given.pop() == (4, {"loss": None, "full_backward": True})
+    assert given.pop() == (4, {"loss": None, "full_backward": True, "last_backward": False})
     (send,) = stage.get_fwd_send_ops(5)
     assert send.tensor.tolist() == [5.0, 5.0] and not send.tensor.requires_grad

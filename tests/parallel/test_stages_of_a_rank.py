@@ -205,7 +205,7 @@ def test_stages_are_told_what_they_take_and_send(monkeypatch: pytest.MonkeyPatch
     examples = ExampleTensors("tokens", "hidden", "output")
     made = stages((0, 3))
     options, parts, numbers, count, shapes, group = schedule_of(made, "options", examples)
-    assert (options, numbers, count, group) == ("options", (0, 3), 4, "group") and parts is made.parts
+    assert (options, numbers, count, group) == ("options", (0, 3), 4, "group") and parts == (*made.parts,)
     assert shapes == [("tokens", "hidden"), ("hidden", "output")]
     assert schedule_of(stages((1, 2)), "options", examples)[4] == 2 * [("hidden", "hidden")]
     assert schedule_of(stages((0,), last=0), "options", examples)[4] == [("tokens", "output")]

@@ -17,8 +17,7 @@ from kielo.parallel.parallelise import parallelise
 from kielo.ranks.world import start_world
 from kielo.recipe.sections import TrainIdentity
 from kielo.train.feed import MicroBatch, StepBatch, cut
-from kielo.train.forward_backward import PlainForwardBackward, forward_backward_of
-from kielo.train.next_token import NextToken, tensor_axis
+from kielo.train.forward_backward import NextToken, PlainForwardBackward, forward_backward_of, tensor_axis
 from tests.parallel.test_layouts import LENGTH, SEQUENCES, VOCABULARY, batch, config, fill, layout
 from tests.started_ranks import run_ranks
 

@@ -208,11 +208,10 @@ ENDS = 2 * 32_000 * 1024  # of its embedding and head
 
 
 def test_the_optimisers_part_is_bytes_through_memory():
-    """46 a parameter, 24 more for moments in bf16, 212 more by LAMB: of a rank's share, less what is frozen,
-    and of experts by their own replicas.
+    """46 a parameter, or those of the row: of a rank's share, less what is frozen, and of experts by their
+    own replicas. Matrix products of the update come on top.
     """
     own = {"compute_bytes": 2, "reduce_bytes": 4, "gathered_bytes": 2, "optimiser_bytes": 8}
-    narrow = own | {"optimiser_bytes": 4}
     shards, mixture = {"data": 8, "shard": 8}, {"experts": 8, "experts_each": 2, "expert_ffn": 1024, "ffn": 0}
     mixture |= {"expert_layers": 1, "expert_ranks": 4}
     whole = 4 * LAYER + ENDS
@@ -220,8 +219,7 @@ def test_the_optimisers_part_is_bytes_through_memory():
     expected = [
         ({"zero": 0, **shards}, 46 * whole), ({**shards}, 46 * whole / 8),
         ({"zero": 3, **shards}, 46 * whole / 8),
-        (own, 46 * whole), (narrow, 70 * whole), (narrow | {"compute_bytes": 0}, 46 * whole),
-        (own | {"is_lamb": 1}, 258 * whole), (narrow | {"is_lamb": 1}, 258 * whole),
+        (own, 46 * whole), (own | {"update_traffic_bytes": 70}, 70 * whole),
         (own | {"frozen": 0.25}, 46 * (3 * LAYER + ENDS)), ({"tied": 1}, 46 * (4 * LAYER + ENDS / 2)),
         ({"tensor": 2}, 46 * whole / 2), ({"pipeline": 2}, 46 * (2 * LAYER + ENDS / 2)),
         (mixture | shards, 46 * (dense / 8 + experts / 2)),

@@ -158,6 +158,7 @@ OWN = {
     "tokens": 4096, "tokens_per_step": 1024, "sequence_length": 256, "mixture": {"b": 2.0},
     "micro_batch_sequences": 1, "learning_rate": 0.75, "final_learning_rate_ratio": 0.0625,
     "schedule": "cosine", "warmup_share": 0.25, "decay_share": 0.5, "trainable": ["head"],
+    "max_gradient_norm": 0.25,
 }  # fmt: skip
 
 
@@ -172,6 +173,7 @@ def test_phases_are_completed() -> None:
     assert (second.number, second.tokens, second.tokens_per_step) == (2, 4096, 1024)
     assert (second.sequence_length, dict(second.mixture)) == (256, {"b": 2.0})
     assert (second.micro_batch_sequences, second.trainable) == (1, ("head",))
+    assert (first.max_gradient_norm, second.max_gradient_norm) == (None, 0.25)
     assert second.learning_rate == LearningRate(0.75, 0.0625, "cosine", 0.25, 0.5)
     keys = [phase.key(name) for phase in (first, second) for name in ("sequence_length", "schedule")]
     assert keys == [

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from kielo.models.families import complete
 from kielo.recipe.cards import Jobs
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import (
@@ -236,8 +237,8 @@ def test_numbers_fit_64_bits() -> None:
 
 def test_rows_of_the_vocabulary_are_a_multiple() -> None:
     rows = {129: 192, 128: 128, 127: 128}
-    assert {size: Model(vocab_size=size).vocab_rows for size in rows} == rows
-    assert Model(vocab_size=10, vocab_multiple=7).vocab_rows == 14
+    assert {size: complete(Model(vocab_size=size), 64).vocab_rows for size in rows} == rows
+    assert complete(Model(vocab_size=10, vocab_multiple=7), 64).vocab_rows == 14
 
 
 def test_properties_join_what_the_keys_say() -> None:

@@ -10,6 +10,7 @@ from huggingface_hub import ModelCard
 from kielo import __version__
 from kielo.artifact.own_text import is_own_text
 from kielo.artifact.scores import BitsPerByte
+from kielo.models.families import complete
 from kielo.recipe.sections import Model, Recipe
 from kielo.report import model_card
 from kielo.report.gather import gather
@@ -177,7 +178,7 @@ def test_what_begins_markup_is_escaped() -> None:
 
 
 def exported(**changed: Any) -> model_card.Exported:
-    model = Model(model_type="llama", vocab_size=97, weights=changed.pop("weights", None))
+    model = complete(Model(model_type="llama", vocab_size=97, weights=changed.pop("weights", None)), 64)
     return model_card.Exported(
         **{"model": model, "origin": "step 7", "run": "a_b", "dtype": "bf16"} | changed
     )
@@ -222,7 +223,7 @@ def test_the_card_of_an_export() -> None:
         "A causal language model for the languages `no`, `fi` (llama, weights in bf16): step 7 of the run "
         f"a\\_b, exported by `kielo` {__version__}.\n\n## How to load it\n\n```python\n"
     ) in text
-    encoder = Model(model_type="ltg_bert", vocab_size=97)
+    encoder = complete(Model(model_type="ltg_bert", vocab_size=97), 64)
     bare = model_card.render_export(exported(model=encoder, run=None, is_hybrid=True), None)
     assert "# A masked and causal language model\n\nA masked and causal language model (ltg_bert" in bare
     titles = [line for line in bare.split("\n") if line.startswith("## ")]

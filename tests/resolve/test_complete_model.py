@@ -18,7 +18,6 @@ from kielo.resolve.complete_model import (
     size_of_ready_tokenizer,
 )
 from kielo.resolve.rules import MODEL_RULES, Case, Machine, complaints
-from kielo.resolve.text import Text
 from tests.resolve.test_resolve import finish_tokenizer, recipe
 
 CONFIG = {
@@ -38,8 +37,7 @@ def completed(vocabulary: int, *lengths: int, **model: Any) -> tuple[Model, list
     one = recipe(model=model)
     phases = tuple(replace(full_phases(one)[0], sequence_length=length) for length in lengths)
     made = complete_model(one, phases, vocabulary)
-    text = Text({}, 0, "", vocabulary, 0)
-    return made, complaints(Case(one, made, Machine(), phases, text), MODEL_RULES)
+    return made, complaints(Case(one, made, Machine(), phases, vocabulary), MODEL_RULES)
 
 
 def test_sizes_that_do_not_fit_are_refused_and_those_that_just_do_are_not() -> None:

@@ -289,7 +289,7 @@ def test_a_key_of_another_family_is_refused(tokenizer, model_type) -> None:
 SHARED = {
     "tokens_per_step": "1024", "sequence_length": "64", "mixture": "{a = 1}", "micro_batch_sequences": "2",
     "learning_rate": "1e-3", "final_learning_rate_ratio": "0.1", "schedule": '"wsd"', "warmup_share": "0.1",
-    "decay_share": "0.2", "trainable": '["embed", "layers"]',
+    "decay_share": "0.2", "max_gradient_norm": "0.5", "trainable": '["embed", "layers"]',
 }  # fmt: skip
 
 

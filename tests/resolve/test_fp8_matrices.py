@@ -3,16 +3,17 @@
 import pytest
 
 from kielo.models import families
+from kielo.models.families import complete
 from kielo.recipe.sections import Fp8, Layout, Model
 from kielo.resolve.fp8_matrices import is_kept, layer_matrices
 from tests.resolve.rule_cases import fp8_complaints
 
-MODEL = Model(
+MODEL = complete(Model(
     hidden_size=2048, intermediate_size=5632, num_hidden_layers=4, num_attention_heads=16,
     num_key_value_heads=4,
     head_dim=128, vocab_size=32000, max_position_embeddings=4096, attention_bias=False, mlp_bias=False,
     tie_word_embeddings=False,
-)  # fmt: skip
+), 4096)  # fmt: skip
 
 
 def changed(**keys) -> Model:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kielo.models.families import complete
 from kielo.recipe.cards import accelerator
 from kielo.recipe.sections import Layout, Model
 from kielo.resolve.activation_bytes import loss_chunk_tokens
@@ -20,7 +21,7 @@ from kielo.resolve.activation_bytes import loss_chunk_tokens
     ],
 )
 def test_a_chunks_logits_take_their_share_of_memory(asked, card, vocabulary, tensor, tokens):
-    model = Model(vocab_size=vocabulary)
+    model = complete(Model(vocab_size=vocabulary), 64)
     found = loss_chunk_tokens(asked, model, Layout(tensor=tensor), card and accelerator(card))
     assert found == tokens
 
@@ -29,4 +30,4 @@ def test_a_chunks_logits_take_their_share_of_memory(asked, card, vocabulary, ten
 def test_a_share_is_a_128th(memory_bytes, tokens):
     """2^37 / 128 bytes are 8,192 tokens × 65,536 logits × 2 bytes, and no more."""
     card = accelerator("h200").model_copy(update={"memory_bytes": memory_bytes})
-    assert loss_chunk_tokens(None, Model(vocab_size=65_536), Layout(), card) == tokens
+    assert loss_chunk_tokens(None, complete(Model(vocab_size=65_536), 64), Layout(), card) == tokens

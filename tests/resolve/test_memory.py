@@ -56,6 +56,8 @@ WIDE, WIDE_ALL, WIDE_FIRST = 7000, 3 * 7000 + 2 * TABLE, 3 * 7000 + TABLE
 DEEP = {"sequence": 2, "layer_elements": WIDE, "first_parameters": WIDE_ALL}
 DEEP_FIRST = DEEP | {"first_parameters": WIDE_FIRST, "last_parameters": WIDE + TABLE}
 ALONE = {"sequence": 1, "micro_batches": 1}
+OF_LAMB = ALONE | {"whole_update_bytes": 8}
+NARROW = ALONE | {"optimiser_bytes": 4, "widened_bytes": 8}
 # what is changed → the bytes of weights and of the optimiser, then those at the time of the peak: gradients,
 # gathered parameters, activations, logits
 BY_HAND: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
@@ -237,33 +239,33 @@ BY_HAND: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     # In the optimiser's step. On one shard the tables' gradients have a copy.
     "step": (ALONE, (4 * ALL, 8 * ALL, 4 * ALL + 4 * 2 * TABLE, 0, 0, 0)),
     "step of LAMB": (
-        ALONE | {"is_lamb": 1}, (4 * ALL, 8 * ALL, 4 * ALL + 4 * 2 * TABLE, 8 * TABLE, 0, 0)
+        OF_LAMB, (4 * ALL, 8 * ALL, 4 * ALL + 4 * 2 * TABLE, 8 * TABLE, 0, 0)
     ),
     "step of LAMB, two shards": (
-        ALONE | {"is_lamb": 1, "ffn": 200, "shard": 2, "zero": 3, "kept_bytes": 0, "first_layers": 600,
+        OF_LAMB | {"ffn": 200, "shard": 2, "zero": 3, "kept_bytes": 0, "first_layers": 600,
                  "layer_elements": 35, "first_parameters": 600 * 35 + 2 * TABLE},
         (2 * 22_600, 4 * 22_600, 2 * 22_600, 4 * 8 * 200, 0, 0),
     ),
     "step of LAMB, a wide MLP": (
-        ALONE | {"is_lamb": 1, "ffn": 200},
+        OF_LAMB | {"ffn": 200},
         (4 * ALL, 8 * ALL, 4 * ALL + 4 * 2 * TABLE, 8 * 8 * 200, 0, 0),
     ),
     "step of LAMB, a wide MLP on two tensor ranks": (
-        ALONE | {"is_lamb": 1, "ffn": 200, "tensor": 2, "layer_elements": 350, "first_parameters": ALL / 2},
+        OF_LAMB | {"ffn": 200, "tensor": 2, "layer_elements": 350, "first_parameters": ALL / 2},
         (2 * ALL, 4 * ALL, 2 * ALL + 2 * 2 * TABLE, 8 * 8 * 100, 0, 0),
     ),
     "step of LAMB, a wide MLP frozen in half": (
-        ALONE | {"is_lamb": 1, "ffn": 300, "frozen": 0.5},
+        OF_LAMB | {"ffn": 300, "frozen": 0.5},
         (4 * ALL, 8 * (ALL - 1050), 4 * (ALL - 1050) + 4 * 2 * TABLE, 8 * 8 * 150, 0, 0),
     ),
     "step of moments in bf16": (
-        ALONE | {"optimiser_bytes": 4}, (4 * ALL, 4 * ALL, 4 * ALL + 4 * 2 * TABLE, 8 * ALL, 0, 0)
+        NARROW, (4 * ALL, 4 * ALL, 4 * ALL + 4 * 2 * TABLE, 8 * ALL, 0, 0)
     ),
     "step of moments in bf16, two shards": (
-        ALONE | {"optimiser_bytes": 4, "shard": 2}, (2 * ALL, 2 * ALL, 2 * ALL, 4 * ALL, 0, 0)
+        NARROW | {"shard": 2}, (2 * ALL, 2 * ALL, 2 * ALL, 4 * ALL, 0, 0)
     ),
     "step of moments in bf16, many at a time": (
-        ALONE | {"optimiser_bytes": 4, "first_layers": 30, "layer_elements": 1e7,
+        NARROW | {"first_layers": 30, "layer_elements": 1e7,
                  "first_parameters": 3e8 + 2 * TABLE},
         (4 * (3e8 + 1600), 4 * (3e8 + 1600), 4 * (3e8 + 1600) + 4 * 1600, 2**28, 0, 0),
     ),

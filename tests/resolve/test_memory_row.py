@@ -22,7 +22,8 @@ LAYOUT = Layout(shard=4, replicate=2)
 ROW = {
     "hidden": 64, "ffn": 160, "mlp_matrices": 3, "vocabulary": 104, "sequence": 128, "tensor": 1,
     "pipeline": 1, "chunks": 1, "context": 1, "shard": 4, "zero": 1, "sequence_parallel": 0, "micro_batch": 3,
-    "micro_batches": 5, "splits_backward": 0, "optimiser_bytes": 8, "is_lamb": 0, "tied": 0,
+    "micro_batches": 5, "splits_backward": 0, "optimiser_bytes": 8, "tied": 0,
+    "update_traffic_bytes": 46, "update_flops": 0, "widened_bytes": 0, "whole_update_bytes": 0,
     "head_in_recipe": 0, "reduce_bytes": 4, "frozen": 0,
 }  # fmt: skip
 
@@ -66,8 +67,11 @@ def test_a_layout_changes_its_own_columns(layout, changes):
 @pytest.mark.parametrize(
     ("options", "changes"),
     [
-        ({"optimiser_state": "bf16"}, {"optimiser_bytes": 4}),
-        ({"optimiser": "lamb"}, {"is_lamb": 1}),
+        (
+            {"optimiser_state": "bf16"},
+            {"optimiser_bytes": 4, "update_traffic_bytes": 70, "widened_bytes": 8},
+        ),
+        ({"optimiser": "lamb"}, {"update_traffic_bytes": 258, "whole_update_bytes": 8}),
         ({"gradient_reduce_dtype": "bf16"}, {"reduce_bytes": 2}),
         ({"trainable": ("embed", "layers.0", "layers.1", "layers.2")}, {"frozen": 0.25}),
         ({"hidden_dropout": 0.1}, {"kept_bytes": own()["kept_bytes"] + 2 * 64}),
@@ -113,8 +117,9 @@ def test_rows_become_columns_and_may_leave_out_what_has_a_default():
     columns = MemoryColumns.of([row(), row(layout=Layout(shard=4, context=2))])
     assert len(columns) == 2 and list(columns.tokens) == [3 * 128, 3 * 128 / 2]
     assert list(columns.take(np.array([False, True])).context) == [2]
-    bare = {key: value for key, value in row().items() if key not in ("frozen", "is_lamb")}
-    assert list(MemoryColumns.of([bare]).frozen) == [0]
+    bare = {key: value for key, value in row().items() if key not in ("frozen", "update_traffic_bytes")}
+    columns = MemoryColumns.of([bare])
+    assert list(columns.frozen) == [0] and list(columns.update_traffic_bytes) == [46]
     with pytest.raises(KeyError, match="^'hidden'$"):
         MemoryColumns.of([{key: value for key, value in row().items() if key != "hidden"}])
 

@@ -16,7 +16,7 @@ from kielo.resolve.budget import num_sequences, weights_by_tokens
 from kielo.resolve.mixture_table import effective_tokens, mixture_table
 from kielo.resolve.planned_phases import plan_phases
 from kielo.resolve.resolve import resolve
-from kielo.resolve.rules import Case, Machine, Steps, complaints, repeats_of_sources
+from kielo.resolve.rules import StepCase, Steps, complaints, repeats_of_sources
 from kielo.resolve.text import Text
 
 OWN = ["corpus.sources=fi.txt,en.txt,code.txt", "train.tokens_per_step=2048", "dataset.sequence_length=256"]
@@ -227,7 +227,7 @@ def test_a_source_may_be_read_as_often_as_is_allowed_and_a_quota_more() -> None:
             asked, [{"fi": of_80, "en": 80 - of_80}], None, 1, lambda name, length: tokens[name]
         )
         text = Text(tokens, 0, "hash", 0, 0, packed_sequences={256: {"fi": fi_sequences, "en": 100}})
-        case = Case(changed, changed.model, Machine(), asked, text, Steps(phases))
+        case = StepCase(changed, asked, text, Path("tokens"), Steps(phases))
         return complaints(case, [repeats_of_sources])
 
     # 60 of 80 sequences are fi's; of a source of n sequences it may read 2 n + 1

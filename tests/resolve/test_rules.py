@@ -8,10 +8,10 @@ from kielo.recipe.sections import Layout, Model
 from kielo.resolve.activation_bytes import attention_dropout_bytes
 from tests.resolve.rule_cases import attention_complaints, layout_complaints, model_complaints
 
-MODEL = Model(
+MODEL = complete(Model(
     hidden_size=2048, intermediate_size=5632, num_attention_heads=12, num_key_value_heads=4, head_dim=128,
     vocab_size=32001, max_position_embeddings=4096,
-)  # fmt: skip
+), 4096)  # fmt: skip
 
 
 def completed(model_type: str, **keys) -> Model:
@@ -44,7 +44,7 @@ def test_what_does_not_divide_is_named_with_numbers_that_would(layout, length, n
 def test_relative_positions_need_whole_sequences():
     """An LTG-BERT is refused the context axis by name, and nothing else; a ModernBERT has it."""
     sizes = {"vocab_size": 64, "num_key_value_heads": 8, "head_dim": 32, "max_position_embeddings": 64}
-    relative, rotary = (Model(model_type=name, **sizes) for name in ("ltg_bert", "modernbert"))
+    relative, rotary = (complete(Model(model_type=name, **sizes), 64) for name in ("ltg_bert", "modernbert"))
     assert layout_complaints(rotary, 64, Layout(context=2)) == []
     (complaint,) = layout_complaints(relative, 64, Layout(context=2))
     assert "what would work: layout.context = 1" in complaint
@@ -100,7 +100,7 @@ def test_only_encoders_drop_weights_of_attention():
     assert model_complaints(completed("llama")) == []
     assert model_complaints(completed("modernbert"), train=dropped | masked) == []
     sizes = {"vocab_size": 64, "num_key_value_heads": 8, "head_dim": 32, "max_position_embeddings": 64}
-    model = Model(model_type="modernbert", sliding_window=65, **sizes)
+    model = complete(Model(model_type="modernbert", sliding_window=65, **sizes), 64)
     assert attention_complaints(model, 64, False, 0.0, "no compiler") == []
     (asked,) = attention_complaints(model, 64, False, 0.1, "no compiler")
     assert "train.attention_dropout = 0.1" in asked
@@ -112,7 +112,7 @@ def test_dropped_weights_are_counted():
     ranks; none where the layer is made again.
     """
     sizes = {"vocab_size": 64, "num_key_value_heads": 8, "head_dim": 32, "max_position_embeddings": 64}
-    model = Model(model_type="ltg_bert", **sizes)
+    model = complete(Model(model_type="ltg_bert", **sizes), 64)
     one = attention_dropout_bytes(model, Layout(), "bf16")
     assert one == 2 * 2 * 8 * 32 + 3 * 4 * 8 and model.num_attention_heads == 8
     assert attention_dropout_bytes(model, Layout(tensor=2), "bf16") == one / 2
@@ -209,7 +209,7 @@ def test_attention_needs_a_compiler_for_what_it_is_asked():
     sizes = {"vocab_size": 64, "num_key_value_heads": 8, "head_dim": 32, "max_position_embeddings": 64}
 
     def answer(masks_documents=False, missing="no compiler", **keys):
-        found = attention_complaints(Model(**sizes | keys), 64, masks_documents, 0.0, missing)
+        found = attention_complaints(complete(Model(**sizes | keys), 64), 64, masks_documents, 0.0, missing)
         return "; ".join(found) or None
 
     assert answer() is None and answer(masks_documents=True, missing=None) is None
@@ -261,7 +261,7 @@ def test_what_cannot_split_is_refused_with_numbers_that_would(
     context: int, tensor: int, form: str, length: int, words: list[str]
 ) -> None:
     """Divisible sequence and heads pass; otherwise each complaint names the sizes that would work."""
-    model = Model(num_attention_heads=8, num_key_value_heads=4, vocab_size=64)
+    model = complete(Model(num_attention_heads=8, num_key_value_heads=4, vocab_size=64), 64)
     layout = Layout(context=context, tensor=tensor, context_attention=form, sequence_parallel=False)
     complaints = "; ".join(layout_complaints(model, length, layout))
     assert bool(complaints) == bool(words)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.distributed.pipelining import schedules as torch_schedules
 
+from kielo.models.families import complete
 from kielo.parallel.pipeline_schedule import TORCH_CLASSES
 from kielo.recipe.sections import Layout, Model
 from kielo.resolve.stages import (
@@ -24,11 +25,11 @@ from kielo.resolve.stages import (
 )
 from tests.resolve.rule_cases import layout_complaints
 
-MODEL = Model(
+MODEL = complete(Model(
     hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8,
     num_key_value_heads=4, head_dim=64,
     vocab_size=32000, max_position_embeddings=1024,
-)  # fmt: skip
+), 1024)  # fmt: skip
 
 
 def test_stages_lie_in_a_loop_or_in_a_v():
@@ -71,7 +72,11 @@ def test_layers_are_split_by_flops():
     assert layers_of_stages(MODEL, 65536, Layout(pipeline=2)) == (4, 4)
     small = MODEL.model_copy(update={"vocab_size": 100})
     assert layers_of_stages(small, 1024, Layout(pipeline=2, pipeline_schedule="zbv")) == (2, 2, 2, 2)
-    assert layer_numbers((2, 1, 0)) == [range(0, 2), range(2, 3), range(3, 3)]
+    assert layer_numbers(Layout(pipeline=3, pipeline_layers=(2, 1, 0))) == [
+        range(0, 2),
+        range(2, 3),
+        range(3, 3),
+    ]
 
 
 INTERLEAVED = {"pipeline": 2, "pipeline_schedule": "interleaved_1f1b"}

@@ -4,15 +4,16 @@ from pathlib import Path
 
 import pytest
 
+from kielo.models.families import complete
 from kielo.plan.remedies import speed_advice
 from kielo.recipe.sections import Layout, Model
 from kielo.resolve.software import TRIED, as_tried, table
 from tests.resolve.rule_cases import layout_complaints
 
-MODEL = Model(
+MODEL = complete(Model(
     hidden_size=2048, intermediate_size=5632, num_attention_heads=16, num_key_value_heads=4, head_dim=128,
     num_hidden_layers=8, vocab_size=32000, max_position_embeddings=4096,
-)  # fmt: skip
+), 4096)  # fmt: skip
 V = {"pipeline": 2, "pipeline_schedule": "zbv"}
 SHARED = {"tensor": 2, "compile": True}
 

@@ -10,6 +10,7 @@ import torch
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved
 from kielo.train.state import RunCheckpoints, State
+from kielo.train.watch.guard import GuardState
 from tests.train.tiny_run import resolve
 
 
@@ -75,6 +76,8 @@ class Checkpointer:
 class Optimiser:
     """Of three parameters, of which `made` made updates."""
 
+    moment_names = ("exp_avg", "exp_avg_sq")
+
     def __init__(self, made: int = 5):
         self.parameters = {
             name: torch.zeros(2) for name in ("embed.weight", "head.weight", "layers.0.mlp.up.weight")
@@ -100,7 +103,7 @@ class Saved:
         self.done, self.state = self.checkpointer.done, State()
         self.guard = SimpleNamespace(
             bad_in_a_row=0, skipped=0, restored=None, last=lambda steps: [(2.5, 1.0)],
-            plain_state=lambda: {"in_a_row": self.guard.bad_in_a_row, "skipped": self.guard.skipped},
+            state=lambda: GuardState(self.guard.bad_in_a_row, self.guard.skipped),
             restore=lambda state: setattr(self.guard, "restored", state),
         )  # fmt: skip
         self.spikes = SimpleNamespace(

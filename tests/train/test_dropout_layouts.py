@@ -8,6 +8,7 @@ import torch
 
 from kielo.artifact.metrics import TrainingStep, of_kind, read_metrics
 from kielo.checkpoint.read_checkpoint import read_tensors
+from kielo.models.families import complete
 from kielo.recipe.sections import Model
 from kielo.resolve.resolved import Resolved
 from kielo.train.run import train
@@ -16,12 +17,12 @@ from tests.train.test_masked_tokens import LTG_BERT, plan, write_tokenizer
 from tests.train.tiny_run import LENGTH, VOCABULARY, resolve, write_tokens
 
 STEPS = 4
-GPT2 = Model(
+GPT2 = complete(Model(
     model_type="gpt2", hidden_size=16, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=4, head_dim=4, vocab_size=VOCABULARY, vocab_multiple=10,
     max_position_embeddings=LENGTH, initializer_range=0.2, tie_word_embeddings=True, attention_bias=True,
     mlp_bias=True, hidden_act="gelu_new",
-)  # fmt: skip
+), LENGTH)  # fmt: skip
 full = pytest.mark.full
 
 

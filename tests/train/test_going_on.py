@@ -1,12 +1,15 @@
 """What a run goes on from: its newest checkpoint, if that is of the same run; else how it goes on is said."""
 
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved
-from kielo.train.state import State
+from kielo.train.state import State, WatchedChange
+from kielo.train.watch.guard import GuardState
+from kielo.train.watch.spikes import WentBack
 from tests.train.saved_run import Saved, found_of, in_folder, resolved_in
 from tests.train.tiny_run import write_tokens
 
@@ -23,6 +26,7 @@ def resolved(tmp_path: Path, tokens: Path) -> Resolved:
     return resolved_in(tmp_path, tokens)
 
 
+WATCHED = WatchedChange(1, 2.0, 1.0, -1.0, -1.0)
 BODY, EMBED, HEAD = "layers.0.mlp.up.weight", "embed.weight", "head.weight"
 
 
@@ -55,23 +59,23 @@ def test_moments_of_what_was_unfrozen_begin_with_it(resolved: Resolved, trained:
 
 def test_a_run_goes_on_with_the_state_of_its_newest_checkpoint(resolved: Resolved) -> None:
     """But for the spikes that it goes back for, which an earlier checkpoint does not know of."""
-    spike = {"first_step": 9, "last_step": 11, "learning_rate_factor": 1.0}
-    plain = found_of(resolved, spikes=[spike], source_tensors={"b": "F32"}, spike_watch={"past": [1]})
+    spike = WentBack(9, 11, 1.0)
+    plain = found_of(resolved, spikes=[asdict(spike)], source_tensors={"b": "F32"}, spike_watch={"past": [1]})
     saved = Saved(resolved, plain)
     assert saved.of.found == State(6, 768, 0, spikes=[spike]) and saved.state == State()
     assert saved.of.newest_step == 6
     saved.track()
-    saved.state.watch, saved.state.step = {"first_step": 1}, 13
+    saved.state.watch, saved.state.step = WATCHED, 13
     saved.of.due(12)
     saved.of.restore()
     assert saved.state == State(6, 768, 0, spikes=[spike])
-    assert saved.guard.restored == {"in_a_row": 0, "skipped": 4} and saved.spikes.restored == {"past": [1]}
+    assert saved.guard.restored == GuardState(0, 4) and saved.spikes.restored == {"past": [1]}
     assert not saved.of.due(7)  # what was due before is not
     saved.guard.skipped = 4
     assert saved.save(7) == (None, None, None)
     saved.guard.skipped = 5
     assert saved.save(8)[0] == {"sound_step": 7, "unsound_step": 8}
-    more = [spike, spike | {"first_step": 15}]
+    more = [spike, replace(spike, first_step=15)]
     saved.state.spikes = more
     saved.of.restore()
     assert saved.state.spikes == more
@@ -107,21 +111,21 @@ def test_the_newest_checkpoint_is_what_was_saved_or_gone_back_to(resolved: Resol
 def test_a_change_of_what_is_trained_is_noted_with_the_updates_before_it(resolved: Resolved) -> None:
     """In step 0 it is how the run begins; a change ends the watch over a precision."""
     saved = Saved(resolved).track()
-    saved.state.watch = watch = {"first_step": 1}
+    saved.state.watch = watch = WATCHED
     saved.of.note_trainable(())
     assert saved.state.trained == [] and saved.state.watch == watch
     saved.state.step = 8
     saved.of.note_trainable(("head",))
-    assert saved.state.trained == [[0, []], [5, ["head"]]] and saved.state.watch is None
+    assert saved.state.trained == [(0, ()), (5, ("head",))] and saved.state.watch is None
     saved.state.watch, saved.optimiser.updates = watch, 7
     saved.of.note_trainable(("head",))
     assert saved.state.watch == watch
     saved.of.note_trainable(())
-    assert saved.state.trained == [[0, []], [5, ["head"]], [7, []]]
+    assert saved.state.trained == [(0, ()), (5, ("head",)), (7, ())]
     first = Saved(resolved).track()
     first.optimiser.updates = 0
     first.of.note_trainable(("head", "embed"))
-    assert first.state.trained == [[0, ["head", "embed"]]]
+    assert first.state.trained == [(0, ("head", "embed"))]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Fp8, TrainIdentity
 from kielo.train.watch import guard as guard_module
-from kielo.train.watch.guard import Guard
+from kielo.train.watch.guard import Guard, GuardState
 
 CPU = torch.device("cpu")
 NAN, INF = math.nan, math.inf
@@ -43,10 +44,10 @@ def test_steps_without_a_label_are_counted_and_not_remembered() -> None:
     assert (watch.without_labels, watch.skipped) == (2, 0)
     assert watch.last(4) == [(2.0, 1.0), (0.0, 0.5)] and watch.last(1) == []
     later = guard()
-    later.restore(json.loads(json.dumps(watch.plain_state())))
+    later.restore(GuardState.read(json.loads(json.dumps(asdict(watch.state())))))
     take(later, (0.0, 0.0))
     assert later.without_labels == 3 and later.last(9) == [(2.0, 1.0), (0.0, 0.5)]
-    later.restore({"in_a_row": 0, "skipped": 1})  # of a version that did not count them
+    later.restore(GuardState.read({"in_a_row": 0, "skipped": 1}))  # of a version that did not count them
     assert (later.without_labels, later.skipped) == (0, 1)
 
 
@@ -96,7 +97,7 @@ def test_a_guard_that_reads_a_step_late_names_the_first_bad_step(monkeypatch: py
     with pytest.raises(KieloError, match=r"skip_steps = \[\[7, 9\]\]"):
         watch.stop_if_diverged(9)
     take(watch, (NAN, 1.0))
-    watch.restore({"in_a_row": 0, "skipped": 2})
+    watch.restore(GuardState(0, 2))
     assert [seen for _, seen in take(watch, (1.0, 1.0))] == [False]
 
 
@@ -120,9 +121,9 @@ def test_a_resumed_guard_goes_on_as_if_it_had_not_stopped(taken: int, kept: int)
     whole, resumed = guard(9, 4), guard(9, kept)
     take(whole, *rows[:taken])
     take(resumed, (9.0, 9.0), (NAN, 9.0), (9.0, 9.0))
-    state = json.loads(json.dumps(whole.plain_state(), allow_nan=False))
+    state = json.loads(json.dumps(asdict(whole.state()), allow_nan=False))
     assert state["in_a_row"] == whole.bad_in_a_row and state["skipped"] == whole.skipped
-    resumed.restore(state)
+    resumed.restore(GuardState.read(state))
     for row in (None, *rows[taken:]):
         if row is not None:
             assert take(resumed, row) == take(whole, row)
@@ -135,6 +136,6 @@ def test_a_resumed_guard_goes_on_as_if_it_had_not_stopped(taken: int, kept: int)
 def test_the_state_of_a_version_without_a_ring_is_taken() -> None:
     watch = guard()
     take(watch, (1.0, 1.0))
-    watch.restore({"in_a_row": 2, "skipped": 5})
+    watch.restore(GuardState.read({"in_a_row": 2, "skipped": 5}))
     assert (watch.bad_in_a_row, watch.skipped, watch.last(4)) == (2, 5, [])
-    assert watch.plain_state() == {"in_a_row": 2, "skipped": 5, "without_labels": 0, "last": []}
+    assert watch.state() == GuardState(2, 5, 0, [])

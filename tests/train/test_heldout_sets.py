@@ -12,7 +12,7 @@ from kielo.artifact.metrics import HeldOutLoss, of_kind, read_metrics
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.dataset.heldout_sets import heldout_sets
 from kielo.dataset.pack import pack
-from kielo.models.families import build_model
+from kielo.models.families import build_model, complete
 from kielo.recipe.sections import Model
 from kielo.tokenizer.train import train_tokenizer
 from kielo.train.log import describe, set_scalars
@@ -22,10 +22,10 @@ from tests.started_ranks import run_ranks
 from tests.train.tiny_run import resolve
 
 LENGTH = 16
-MODEL = Model(
+MODEL = complete(Model(
     hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
     head_dim=8, vocab_size=400, max_position_embeddings=LENGTH, initializer_range=0.2,
-)  # fmt: skip
+), LENGTH)  # fmt: skip
 
 
 def test_sets_are_scored_as_one_process_scores_them(tmp_path: Path) -> None:

@@ -104,6 +104,8 @@ def test_a_row_has_the_whole_texts_loss_and_that_of_each_set(monkeypatch: pytest
     scored.nats = 2.5
     assert scored.heldout.loss_at(State(step=8)) == pytest.approx(1.5) and len(scored.calls) == 7
     assert scored.heldout.loss_at(State(step=9)) == pytest.approx(2.5) and len(scored.calls) == 9
+    scored.nats = 3.5  # the run went back, and takes the step again
+    assert scored.heldout.row(State(step=9)).heldout_loss == pytest.approx(3.5)
 
 
 def test_a_text_alone_has_no_sets_and_one_without_labels_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from kielo.train.run import train
-from kielo.train.watch import local_finite
-from kielo.train.watch.local_finite import LocalFinite, described
+from kielo.train.watch import checks
+from kielo.train.watch.checks import LocalFinite, described
 from tests.alerts import alerts
 from tests.fault_times import FaultTimes
 from tests.started_ranks import run_ranks
@@ -32,7 +32,7 @@ class TwoLayers(nn.Module):
 @pytest.mark.parametrize("is_bad", (False, True))
 def test_what_a_rank_sees(is_bad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gradient that is not finite in one of two micro-batches; the step after it is sound again."""
-    monkeypatch.setattr(local_finite.socket, "gethostname", lambda: "here")
+    monkeypatch.setattr(checks.socket, "gethostname", lambda: "here")
     model = TwoLayers()
     watch = LocalFinite(model, torch.device("cpu"))
     for step, factor in ((7, math.inf if is_bad else 1.0), (8, 1.0)):

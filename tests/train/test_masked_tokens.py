@@ -13,10 +13,11 @@ from kielo.artifact.metrics import HeldOutLoss, TrainingStep, of_kind, read_metr
 from kielo.dataset.batches import NOT_COUNTED
 from kielo.models import families
 from kielo.models.blocks.decoder import init_weights
+from kielo.models.families import complete
 from kielo.recipe.sections import Model
 from kielo.resolve.resolved import Resolved
 from kielo.train.feed import MicroBatch
-from kielo.train.next_token import NextToken, pick_counted
+from kielo.train.forward_backward import NextToken, pick_counted
 from kielo.train.run import train
 from tests.started_ranks import run_ranks
 from tests.train.tiny_run import LENGTH, VOCABULARY, resolve, write_tokens
@@ -33,12 +34,12 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(roles))
 
 
-LTG_BERT = Model(
+LTG_BERT = complete(Model(
     model_type="ltg_bert", hidden_size=16, intermediate_size=24, num_hidden_layers=2,
     num_attention_heads=4, num_key_value_heads=4, head_dim=4, vocab_size=VOCABULARY + 1,
     vocab_multiple=10, max_position_embeddings=LENGTH, position_bucket_size=8, tie_word_embeddings=True,
     attention_bias=True, mlp_bias=False, hidden_act="gelu_new",
-)  # fmt: skip
+), LENGTH)  # fmt: skip
 
 
 def plan(folder: Path, **changes) -> Resolved:

@@ -13,8 +13,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from kielo.ranks.world import start_world
+from kielo.recipe.optimisers import WIDENED_BYTES
 from kielo.recipe.sections import TrainIdentity
-from kielo.resolve.state_bytes import WIDENED_BYTES
 from kielo.train import optimiser as module
 from kielo.train.optimiser import MOMENTS, Optimiser, build_optimiser
 from tests.started_ranks import run_ranks

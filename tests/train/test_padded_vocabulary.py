@@ -3,13 +3,14 @@
 import pytest
 import torch
 
+from kielo.models.families import complete
 from kielo.models.llama.model import Llama, initial_value
 from kielo.parallel.mesh import build_mesh
 from kielo.ranks.world import start_world
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Model
 from kielo.train.feed import MicroBatch
-from kielo.train.next_token import NextToken
+from kielo.train.forward_backward import NextToken
 from kielo.verify.layouts_cases import Case
 from kielo.verify.layouts_rank import differences, train_laid_out
 from kielo.verify.layouts_subject import Outcome, Subject, subject, train_plainly
@@ -20,13 +21,13 @@ VOCABULARY_WEIGHTS = ("embed.weight", "head.weight")
 
 
 def config(tied: bool, vocab_multiple: int) -> Model:
-    return Model(
+    return complete(Model(
         hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=4, vocab_size=67, vocab_multiple=vocab_multiple, max_position_embeddings=32,
         tie_word_embeddings=tied,
         initializer_range=0.2,
-    )  # fmt: skip
+    ), 32)  # fmt: skip
 
 
 def loss_and_gradients(

@@ -5,6 +5,7 @@ and one to fp8 that does harm is taken back.
 import math
 import weakref
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,7 @@ from kielo.train import build, precision_change
 from kielo.train.precision import change_before
 from kielo.train.precision_change import check_watched_change, next_check
 from kielo.train.run import train
+from kielo.train.state import PrecisionSince, WatchedChange
 from tests.alerts import alerts
 from tests.train.tiny_run import resolve, write_tokens
 
@@ -261,11 +263,9 @@ class Changing:
         self.done: list[Any] = []
         note = self.done.append
         self.state = SimpleNamespace(
-            step=step, tokens=10 * step, refused_changes=[7], precisions=[[1, "bf16"], [101, "fp8"]],
-            watch={
-                "first_step": 101, "loss": 2.0, "gradient_norm": 1.0, "loss_rise": -1.0,
-                "gradient_norm_rise": -1.0,
-            },
+            step=step, tokens=10 * step, refused_changes=[7],
+            precisions=[PrecisionSince(1, "bf16"), PrecisionSince(101, "fp8")],
+            watch=WatchedChange(101, 2.0, 1.0, -1.0, -1.0),
         )  # fmt: skip
         self.guard = SimpleNamespace(last=lambda steps: rows[-steps:])
         self.current = SimpleNamespace(precision="fp8", trainable=())
@@ -306,10 +306,12 @@ def test_a_change_is_judged_every_ten_steps_and_at_the_end_of_the_watch(monkeypa
     """The last look may be sooner; without a watch there is none."""
     run, found = Changing(monkeypatch, 100, SAME), {}
     for run.state.step in range(100, 126):
-        found[run.state.step] = next_check(run, Fp8(watch_steps=25))
+        found[run.state.step] = next_check(run, Fp8(watch_steps=25), 999)
     assert found == {step: 110 if step < 110 else 120 if step < 120 else 125 for step in range(100, 126)}
+    run.state.step = 100
+    assert next_check(run, Fp8(watch_steps=25), 107) == 107
     run.state.watch = None
-    assert next_check(run, Fp8()) == math.inf
+    assert next_check(run, Fp8(), 999) == 999
     assert run.check().done == []
 
 
@@ -317,14 +319,14 @@ def test_the_mean_of_ten_steps_is_compared_with_that_before_the_change(monkeypat
     """By hand: a loss of 2.04 is 2 % more than 2, a norm of 2 100 % more than 1; the largest rise stays."""
     rows = [(9.0, 9.0), (2.0, 1.0), *[(2.04, 2.0)] * 9]
     run = Changing(monkeypatch, 110, rows).check()
-    assert run.state.watch["loss_rise"] == pytest.approx(0.018)
-    assert run.state.watch["gradient_norm_rise"] == pytest.approx(0.9) and run.done == []
+    assert run.state.watch.loss_rise == pytest.approx(0.018)
+    assert run.state.watch.gradient_norm_rise == pytest.approx(0.9) and run.done == []
     run = Changing(monkeypatch, 120, SAME)
-    run.state.watch |= {"loss_rise": 0.015, "gradient_norm_rise": 0.5}
+    run.state.watch = replace(run.state.watch, loss_rise=0.015, gradient_norm_rise=0.5)
     run.check()
-    assert (run.state.watch["loss_rise"], run.state.watch["gradient_norm_rise"]) == (0.015, 0.5)
+    assert (run.state.watch.loss_rise, run.state.watch.gradient_norm_rise) == (0.015, 0.5)
     between = Changing(monkeypatch, 111, [(9.0, 9.0)]).check()
-    assert between.done == [] and between.state.watch["loss_rise"] == -1.0
+    assert between.done == [] and between.state.watch.loss_rise == -1.0
     rows = [(9.0, 9.0)] * 5 + [(2.02, 1.5)] * 5
     short = Changing(monkeypatch, 105, rows, watch_steps=5).check()
     assert short.done[0].loss_rise == pytest.approx(0.01) and short.state.watch is None
@@ -376,14 +378,13 @@ def test_a_watch_begins_with_the_means_of_the_sound_steps_before(monkeypatch) ->
     """Steps that were not finite, or whose norm is 0, do not count; without any other there is no watch."""
     rows = [(9.0, 9.0), (1.0, 2.0), (math.nan, 1.0), (1.0, 0.0), (3.0, math.inf), (3.0, 6.0)]
     for given, watch in (
-        (rows, {"first_step": 101, "loss": 2.0, "gradient_norm": 4.0, "loss_rise": -1.0,
-                "gradient_norm_rise": -1.0}),
+        (rows, WatchedChange(101, 2.0, 4.0, -1.0, -1.0)),
         ([(math.nan, 1.0)], None),
-    ):  # fmt: skip
+    ):
         run = Changing(monkeypatch, 100, given, watch_steps=5)
-        run.current.precision, run.state.precisions = "bf16", [[1, "bf16"]]
+        run.current.precision, run.state.precisions = "bf16", [PrecisionSince(1, "bf16")]
         precision_change.settle_precision(run, run.resolved)
-        assert run.state.watch == watch and run.state.precisions == [[1, "bf16"], [101, "fp8"]]
+        assert run.state.watch == watch and run.state.precisions == [(1, "bf16"), (101, "fp8")]
         assert run.done[:3] == ["settle", "fp8", "restore"]
         assert (run.done[3].step, run.done[3].precision) == (100, "fp8")
         run.done.clear()

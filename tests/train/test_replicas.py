@@ -91,7 +91,7 @@ def train_with_a_flip(resolved: Any, flip: Flip, fault_times: FaultTimes) -> str
         if is_faulty:
             fault_times.note("planted")
         if is_faulty and kind == "gradient":
-            parts = replace(parts, on_gradients=lambda _: flip_in(parts.optimiser.parameters[name].grad))
+            parts = replace(parts, on_gradients=(lambda _: flip_in(parts.optimiser.parameters[name].grad),))
         with wrong_sum() if is_faulty and kind == "sum" else nullcontext():
             outcome = optimiser_step(parts, batch, learning_rate)
         if is_faulty and kind == "weight":

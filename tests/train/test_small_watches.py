@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from kielo.train.failsafe_stream import FailsafeStream
-from kielo.train.reader import Reader
-from kielo.train.watch.local_finite import LocalFinite, described
+from kielo.train.feed import Reader
+from kielo.train.watch.checks import LocalFinite, described
 from kielo.train.watch.resources import HostMemory, host_memory
 
 GROUPS = "3:cpu:/other\n0::/job/step\n"

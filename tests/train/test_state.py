@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from kielo.resolve.resolved import Resolved, stored_identity
-from kielo.train.state import State, note_alert
+from kielo.train.state import PrecisionSince, State, TrainedSince, WatchedChange, note_alert
+from kielo.train.watch.spikes import WentBack
 from tests.alerts import alerts
 from tests.train.saved_run import Saved, resolved_in
 from tests.train.tiny_run import write_tokens
@@ -26,14 +27,11 @@ def test_a_state_counts_the_steps_it_takes_and_those_it_passes_over() -> None:
     state.advance(128, 8)
     state.pass_over(9, 10, 2)
     assert (state.step, state.tokens, state.samples) == (9, 218 + 20 + 128 + 20, 23 + 4 + 8 + 4)
-    assert state.skipped_steps == [[2, 6], [8, 9]]
+    assert state.skipped_steps == [(2, 6), (8, 9)]
 
 
 def test_the_rate_is_lowered_from_the_first_step_of_each_spike_on() -> None:
-    spikes = [
-        {"first_step": 3, "last_step": 4, "learning_rate_factor": 0.5},
-        {"first_step": 6, "last_step": 9, "learning_rate_factor": 0.25},
-    ]
+    spikes = [WentBack(3, 4, 0.5), WentBack(6, 9, 0.25)]
     factors = [State(step=step, spikes=spikes).learning_rate_factor for step in (2, 3, 5, 6, 7)]
     assert factors == [1, 0.5, 0.5, 0.125, 0.125]
     assert State(spikes=spikes).spike_steps == [(3, 4), (6, 9)]
@@ -41,9 +39,10 @@ def test_the_rate_is_lowered_from_the_first_step_of_each_spike_on() -> None:
 
 def test_a_parameter_began_when_it_was_last_unfrozen() -> None:
     """The head is trained from the start, the embedding since update 7, the body anew since update 9."""
-    ranges = [[0, []], [3, ["head"]], [7, ["embed", "head"]], [9, []], [11, ["embed", "head"]]]
+    of = [(0, ()), (3, ("head",)), (7, ("embed", "head")), (9, ()), (11, ("embed", "head"))]
+    ranges = [TrainedSince(*one) for one in of]
 
-    def begun(trained: list[list], module: str) -> int | None:
+    def begun(trained: list[TrainedSince], module: str) -> int | None:
         return State(trained=trained).begun(lambda modules: not modules or module in modules)
 
     assert [begun(ranges[:4], module) for module in ("head", "embed", "body")] == [0, 7, 9]
@@ -51,10 +50,13 @@ def test_a_parameter_began_when_it_was_last_unfrozen() -> None:
     assert begun([], "body") == 0
 
 
+WATCHED = WatchedChange(1, 2.0, 1.0, -1.0, -1.0)
+
+
 def test_a_state_of_an_older_version_keeps_the_first_values_of_new_fields() -> None:
-    state = State(refused_changes=[9], watch={"first_step": 1.0})
+    state = State(refused_changes=[9], watch=WATCHED)
     state.restore({"step": 5, "tokens": 640, "samples": 40, "precisions": [[1, "bf16"]], "loss": 2.0})
-    assert state == State(5, 640, 40, precisions=[[1, "bf16"]])
+    assert state == State(5, 640, 40, precisions=[PrecisionSince(1, "bf16")])
 
 
 def test_an_alert_is_a_warning_and_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -101,7 +103,7 @@ def test_a_checkpoint_waits_for_the_next_sound_step(resolved: Resolved, trouble:
     def set_to(is_there: bool) -> None:
         saved.spikes.episode = "a spike" if is_there and trouble == "spike" else None
         saved.guard.bad_in_a_row = int(is_there and trouble == "bad steps")
-        saved.state.watch = {"first_step": 1} if is_there and trouble == "watch" else None
+        saved.state.watch = WATCHED if is_there and trouble == "watch" else None
 
     set_to(True)
     assert not any(saved.of.due(step) or saved.of.is_copy_due(step) for step in range(1, 9))
@@ -121,10 +123,11 @@ def test_what_a_checkpoint_holds(resolved: Resolved) -> None:
     saved.guard.skipped = 0
     saved.of.save(torch.tensor(2.5))
     plain = saved.done.pop()[3]
+    counts = {"in_a_row": 0, "skipped": 3, "without_labels": 0, "last": ()}
     expected = {
         "step": 1, "tokens": 128, "samples": 8, "skipped_steps": [], "precisions": [], "refused_changes": [],
         "watch": None, "trouble": None, "spikes": [], "trained": [], "loss": 2.5,
-        "optimiser_updates": 5, "guard": {"in_a_row": 0, "skipped": 0}, "spike_watch": {"past": []},
+        "optimiser_updates": 5, "guard": counts | {"skipped": 0}, "spike_watch": {"past": []},
         "identity": stored_identity(resolved.identity), "source_tensors": {"a.weight": "BF16"},
         "source_settings": {}, "tokenizer_hash": resolved.placement.tokenizer_hash,
     }  # fmt: skip
@@ -134,9 +137,8 @@ def test_what_a_checkpoint_holds(resolved: Resolved) -> None:
     kind, step, tensors, plain = saved.done.pop()
     trouble = {"sound_step": 1, "unsound_step": 1}
     assert (kind, step, list(tensors)) == ("copy", 1, names)
-    assert plain == expected | {
-        "loss": None, "trouble": trouble, "guard": {"in_a_row": 0, "skipped": 3}
-    } and saved.state.trouble is None  # fmt: skip
+    assert plain == expected | {"loss": None, "trouble": trouble, "guard": counts}
+    assert saved.state.trouble is None
     saved.of.save(None)
     assert saved.done.pop()[3]["loss"] is None
     saved.of.forget()

@@ -11,13 +11,11 @@ import torch
 from torch import nn
 
 from kielo.artifact.metrics import Fp8GradientProbe
-from kielo.train import fp8_probe, next_token
+from kielo.train import forward_backward, precision
 from kielo.train.feed import MicroBatch, StepBatch
-from kielo.train.forward_backward import PlainForwardBackward
-from kielo.train.fp8_probe import Fp8Probe
+from kielo.train.forward_backward import NextToken, PlainForwardBackward, pick_counted, tensor_axis
 from kielo.train.loss import LossOptions
-from kielo.train.next_token import NextToken, pick_counted, tensor_axis
-from kielo.train.precision import change_before, determinism, next_precision, settle_matrix_products
+from kielo.train.precision import Fp8Probe, change_before, determinism, next_precision, settle_matrix_products
 from kielo.train.state import State
 
 
@@ -127,8 +125,8 @@ class Probed:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: bool = False):
         self.model, self.rows, self.fails, self.is_in_bf16 = Model(), [], fails, False
         self.model.set_gradients([3.0, 0.0], [4.0])
-        monkeypatch.setattr(fp8_probe, "in_bf16", self.in_bf16)
-        monkeypatch.setattr(fp8_probe, "gradient_norm", lambda model, mesh: torch.cat(
+        monkeypatch.setattr(precision, "in_bf16", self.in_bf16)
+        monkeypatch.setattr(precision, "gradient_norm", lambda model, mesh: torch.cat(
             [parameter.grad for parameter in (model.a, model.b)]).norm()
         )  # fmt: skip
         self.probe = Fp8Probe(self.forward_backward, self.model, "mesh", 4, 10, self.rows.append)
@@ -177,7 +175,7 @@ def test_a_steps_loss_is_divided_by_the_labels_of_all_ranks(monkeypatch, counted
         return weight * micro_batch / divisor
 
     step = PlainForwardBackward(nn.Linear(1, 1), objective, lambda tensor: 2 * tensor)
-    assert step.own_loss is None
+    assert step.own_loss.isnan()
     loss = step(StepBatch(1, (), [0.5, 2.0, 4.0], torch.tensor(counted)))
     divisor = max(1, 2 * counted)
     assert loss.item() == pytest.approx(2 * 3.0 * 6.5 / divisor) and told == [False, False, True]
@@ -202,9 +200,9 @@ class Headed:
 def test_the_loss_is_asked_for_as_the_layout_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """On one rank of the vocabulary and on several; which labels count is asked of masked tokens alone."""
     asked: list[tuple] = []
-    monkeypatch.setattr(next_token, "chunked_loss", lambda *given: asked.append(given) or "loss")
-    monkeypatch.setattr(next_token, "gather_sequence", lambda *given: given)
-    monkeypatch.setattr(next_token, "pick_counted", lambda *given: (given, "picked"))
+    monkeypatch.setattr(forward_backward, "chunked_loss", lambda *given: asked.append(given) or "loss")
+    monkeypatch.setattr(forward_backward, "gather_sequence", lambda *given: given)
+    monkeypatch.setattr(forward_backward, "pick_counted", lambda *given: (given, "picked"))
     axis = SimpleNamespace(get_group=lambda: "group", size=lambda: 2)
     piece, model = MicroBatch("inputs", "labels", "documents", "keys", "positions", 3), Headed()
     assert NextToken(0.5, 24)(model, piece, "divisor") == "loss"

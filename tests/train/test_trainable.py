@@ -8,6 +8,7 @@ import torch
 
 from kielo.artifact.checkpoint_index import read_plain
 from kielo.checkpoint.read_checkpoint import read_tensors
+from kielo.models.families import complete
 from kielo.models.parameter_shapes import parameter_shapes
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout, Model, Recipe
@@ -153,11 +154,11 @@ def test_layouts_and_other_ranks_train_the_same(folder: Path, layout: dict[str, 
 
 
 def small(tied: bool = False) -> Model:
-    return Model(
+    return complete(Model(
         hidden_size=8, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2,
         num_key_value_heads=2, head_dim=4, vocab_size=30, vocab_multiple=1, max_position_embeddings=8,
         tie_word_embeddings=tied,
-    )  # fmt: skip
+    ), 8)  # fmt: skip
 
 
 def test_what_a_frozen_part_costs() -> None:

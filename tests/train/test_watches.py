@@ -13,11 +13,12 @@ from kielo.parallel.replicas import Difference
 from kielo.recipe import sections
 from kielo.recipe.errors import KieloError
 from kielo.train import go_back as go_back_module
-from kielo.train import replica_check, spike_watch
 from kielo.train.go_back import go_back
-from kielo.train.replica_check import ReplicaCheck
-from kielo.train.spike_watch import SpikeWatch
-from kielo.train.watch.spikes import Episode, Verdict
+from kielo.train.watch import replica_check, spike_watch
+from kielo.train.watch.checks import TakenStep
+from kielo.train.watch.replica_check import ReplicaCheck
+from kielo.train.watch.spike_watch import SpikeWatch
+from kielo.train.watch.spikes import Episode, Verdict, WentBack
 
 
 class Checkpoints:
@@ -45,7 +46,16 @@ def replicas(*differences: Difference, exist: bool = True) -> Any:
 
 
 def check(every: int, checkpoints: Checkpoints) -> ReplicaCheck:
-    return ReplicaCheck(sections.TrainPlacement(compare_replicas_every_steps=every), checkpoints)
+    train = sections.TrainPlacement(compare_replicas_every_steps=every)
+    return ReplicaCheck(train, checkpoints.go_back_before)
+
+
+def must_go_back(watch: ReplicaCheck, step: int, replicas: Any, is_kept: bool) -> bool:
+    """As the loop asks after each step, and once more before a step is kept."""
+    loss = torch.tensor(1.0)
+    taken = TakenStep(step, loss, loss, loss, None, replicas)
+    answers = [watch.after_step(taken), *([watch.before_keeping(taken)] if is_kept else [])]
+    return "go back" in answers
 
 
 NORM = Difference("model/norm.weight", (2,))
@@ -54,28 +64,28 @@ NORM = Difference("model/norm.weight", (2,))
 def test_replicas_are_compared_every_k_steps_and_before_each_save() -> None:
     """Not in other steps, where there are none, or with 0; equal replicas lead nowhere back."""
     found = {
-        (step, is_saving): check(3, Checkpoints()).must_go_back(step, replicas(NORM), is_saving)
+        (step, is_saving): must_go_back(check(3, Checkpoints()), step, replicas(NORM), is_saving)
         for step in range(1, 8)
         for is_saving in (False, True)
     }
     assert found == {(step, is_saving): is_saving or step in (3, 6) for step, is_saving in found}
-    assert not check(0, Checkpoints()).must_go_back(3, replicas(NORM), True)
-    assert not check(3, Checkpoints()).must_go_back(3, replicas(NORM, exist=False), True)
+    assert not must_go_back(check(0, Checkpoints()), 3, replicas(NORM), True)
+    assert not must_go_back(check(3, Checkpoints()), 3, replicas(NORM, exist=False), True)
     same, checkpoints = check(3, Checkpoints()), Checkpoints()
-    assert not same.must_go_back(3, replicas(), True) and same.found == "" and checkpoints.asked == []
+    assert not must_go_back(same, 3, replicas(), True) and same.found == "" and checkpoints.asked == []
 
 
 def test_what_differs_is_named_with_its_ranks_and_hosts() -> None:
     """Four tensors of each set of ranks, in the order of the ranks and of the names."""
     many = [Difference(f"model/{name}", (0, 1)) for name in "fedcba"]
     watch = check(3, Checkpoints(5))
-    assert watch.must_go_back(6, replicas(NORM, *many), False)
+    assert must_go_back(watch, 6, replicas(NORM, *many), False)
     assert watch.found == (
         "replicas differ: model/a, model/b, model/c, model/d and 2 more on rank 0 (nid0) or rank 1 (nid1); "
         "model/norm.weight on rank 2 (nid2)"
     )
     four = check(3, Checkpoints())
-    four.must_go_back(3, replicas(*many[:4]), False)
+    must_go_back(four, 3, replicas(*many[:4]), False)
     assert (
         four.found == "replicas differ: model/c, model/d, model/e, model/f on rank 0 (nid0) or rank 1 (nid1)"
     )
@@ -84,25 +94,25 @@ def test_what_differs_is_named_with_its_ranks_and_hosts() -> None:
 def test_the_run_goes_back_to_before_the_comparison() -> None:
     """A checkpoint of the very step is of what differs; without an earlier one the run ends."""
     checkpoints = Checkpoints(8)
-    assert check(3, checkpoints).must_go_back(9, replicas(NORM), True) and checkpoints.asked == [9]
+    assert must_go_back(check(3, checkpoints), 9, replicas(NORM), True) and checkpoints.asked == [9]
     for saved in (9, None):
         watch = check(3, Checkpoints(saved))
         with pytest.raises(
             KieloError, match=r"^step 9: replicas differ: .*and no checkpoint was saved before"
         ):
-            watch.must_go_back(9, replicas(NORM), True)
+            must_go_back(watch, 9, replicas(NORM), True)
         assert watch.found == ""
 
 
 def test_a_rank_that_is_found_twice_ends_the_run_and_another_does_not() -> None:
     checkpoints = Checkpoints()
     watch = check(3, checkpoints)
-    assert watch.must_go_back(3, replicas(NORM), False)
-    assert watch.must_go_back(6, replicas(replace(NORM, ranks=(0, 1))), False)
-    assert watch.must_go_back(9, replicas(replace(NORM, ranks=(3,))), False)
+    assert must_go_back(watch, 3, replicas(NORM), False)
+    assert must_go_back(watch, 6, replicas(replace(NORM, ranks=(0, 1))), False)
+    assert must_go_back(watch, 9, replicas(replace(NORM, ranks=(3,))), False)
     for ranks in ((2,), (1, 4), (3,)):
         with pytest.raises(KieloError, match=r"^step 12: replicas differ: .*it is not the first time"):
-            watch.must_go_back(12, replicas(replace(NORM, ranks=ranks)), False)
+            must_go_back(watch, 12, replicas(replace(NORM, ranks=ranks)), False)
         assert checkpoints.asked == [3, 6, 9]
 
 
@@ -146,9 +156,9 @@ class Watched:
         self.watch = SpikeWatch(
             SimpleNamespace(look=self.look, accept=self.accept),
             SimpleNamespace(identity=identity, placement=placement),
-            self.checkpoints,
-            self.state,
-            SimpleNamespace(write=self.told.append),
+            self.checkpoints.go_back_before,
+            lambda: self.state.spikes,
+            self.told.append,
             lambda step, message: self.told.append((step, message)),
         )
         self.asked = asked
@@ -162,7 +172,8 @@ class Watched:
 
     def must_go_back(self, kind: str | None, **changes: Any) -> bool:
         self.verdict = None if kind is None else Verdict(kind, 31, replace(EPISODE, **changes))
-        return self.watch.must_go_back(31, torch.tensor(7.0), torch.tensor(3.0))
+        loss, norm = torch.tensor(7.0), torch.tensor(3.0)
+        return self.watch.after_step(TakenStep(31, loss, norm, loss, None, None)) == "go back"
 
 
 GOES_ON = "; it lasts, and training goes on, as "
@@ -208,8 +219,8 @@ def test_a_run_goes_back_so_many_times_for_spikes_that_follow_on_each_other(
 ) -> None:
     """The window is 8 steps: from the end of one to the first step that is passed over for the next."""
     watched = Watched(monkeypatch, max_tries=2, window_steps=8)
-    spikes = {name: {"first_step": first, "last_step": last} for name, (first, last) in
-              {"late": (18, 20), "before it": (5, 10), "too early": (4, 9)}.items()}  # fmt: skip
+    steps = {"late": (18, 20), "before it": (5, 10), "too early": (4, 9)}
+    spikes = {name: WentBack(*of, learning_rate_factor=1.0) for name, of in steps.items()}
     for before in ([], ["late"], ["before it"], ["too early", "late"]):
         watched.state.spikes = [spikes[name] for name in before]
         assert watched.must_go_back("harmful"), before
@@ -220,7 +231,7 @@ def test_a_run_goes_back_so_many_times_for_spikes_that_follow_on_each_other(
     assert message.startswith(f"step 31: {DESCRIBED}; the run went back 2 times for spikes that follow on")
     assert "(train.spikes.max_tries = 2), so it stops" in message
     assert "train.skip_steps = [[26, 30]] and more" in message
-    watched.state.spikes = [spikes["before it"], {"first_step": 17, "last_step": 17}]
+    watched.state.spikes = [spikes["before it"], WentBack(17, 17, 1.0)]
     assert watched.must_go_back("harmful")  # 26 - 17 is more than the window
 
 
@@ -271,7 +282,7 @@ def test_going_back_for_a_spike_saves_what_is_passed_over(monkeypatch: pytest.Mo
     assert not go_back(run, settings) and run.done == []
     run.spike_watch.harmful = EPISODE
     assert go_back(run, settings)
-    passed_over = {"first_step": 26, "last_step": 30, "learning_rate_factor": factor}
+    passed_over = WentBack(26, 30, factor)
     lower = "" if factor == 1 else ", and the learning rate is 0.5 of what it was from there on"
     message = f"worst in 29; the run went back to step 20, and steps 26 to 30 are passed over{lower}"
     assert run.done == [

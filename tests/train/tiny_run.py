@@ -11,8 +11,16 @@ import numpy as np
 from kielo.artifact.manifest import hash_manifest, write_stage
 from kielo.artifact.token_shards import TokenShardWriter
 from kielo.dataset.batches import Batches
+from kielo.models.families import complete
 from kielo.recipe.sections import Checkpoint, DatasetIdentity, Layout, Model, TrainIdentity, TrainPlacement
-from kielo.resolve.resolved import Identity, LearningRateSegment, Phase, PhasePlacement, Placement, Resolved
+from kielo.resolve.resolved import (
+    Identity,
+    LearningRateSegment,
+    PhasePlacement,
+    Placement,
+    PlannedPhase,
+    Resolved,
+)
 
 # 67 tokens in 70 rows; 35 rows of each tensor rank do not divide by 2 shards.
 VOCABULARY, LENGTH, SEQUENCES = 67, 16, 8
@@ -79,12 +87,12 @@ def resolve(
     """
     ranks = shard * replicate
     identity: dict[str, Any] = {
-        "name": "tiny", "language": "et", "seed": 3, "model": Model(
+        "name": "tiny", "language": "et", "seed": 3, "model": complete(Model(
             hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2,
             head_dim=4, vocab_size=VOCABULARY, vocab_multiple=10, max_position_embeddings=LENGTH,
             initializer_range=0.2,
-        ),
+        ), LENGTH),
         "tokens_hash": hash_manifest(folder / "tokens"),
     }  # fmt: skip
     dataset: dict[str, Any] = {"mask_documents": True}
@@ -127,7 +135,7 @@ def resolve(
     identity |= {"dataset": dataset, "train": trained}
     placement |= {"layout": layout, "train": running, "checkpoint": checkpoint}
     steps, step = phase["total_steps"], SEQUENCES * LENGTH
-    identity["phases"] = [Phase(
+    identity["phases"] = [PlannedPhase(
         number=1, first_step=1, steps=steps, first_sample=0, sequence_length=LENGTH,
         sequences_per_step=SEQUENCES,
         tokens_per_step=step, mixture=phase["mixture"], order_first_sample=0, offsets={},

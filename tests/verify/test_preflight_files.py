@@ -55,7 +55,8 @@ def placed(**changes: Any) -> SimpleNamespace:
     usual = {"every": 0, "newest": 2, "state": "fp32", "steps": 1000} | changes
     return SimpleNamespace(
         identity=SimpleNamespace(
-            total_steps=usual["steps"], train=SimpleNamespace(optimiser_state=usual["state"])
+            total_steps=usual["steps"],
+            train=SimpleNamespace(optimiser="adamw", optimiser_state=usual["state"]),
         ),
         placement=SimpleNamespace(
             checkpoint=SimpleNamespace(keep_every_steps=usual["every"], keep_newest=usual["newest"]),

@@ -46,12 +46,15 @@ REFUSAL_FILE = "KIELO_REFUSAL_FILE"
 STARTED_BY = "KIELO_STARTED_BY"
 
 
+Ending = Literal["finished", "failed", "requeue", "hung"]
+
+
 class Outcome(JsonFile):
     """The end of one attempt at training."""
 
     FILE_NAME: ClassVar[str] = "outcome.json"
 
-    outcome: Literal["finished", "failed", "requeue", "hung"]
+    outcome: Ending
     """"requeue": stopped by a signal or at a step, saved, and to be started again.
     "hung": a rank was stuck."""
     step: int | None

@@ -7,7 +7,7 @@ from kielo.artifact.checkpoint_index import CheckpointIndex, read_index
 from kielo.artifact.manifest import hash_file, hash_json, hash_manifest
 from kielo.artifact.resumable_stage import ResumableStage
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 from kielo.tokenizer.facts import main_files, side_files
 
 KIND, VERSION = "export", 3
@@ -39,14 +39,14 @@ class WantedExport:
 
     checkpoint: Path
     index: CheckpointIndex
-    model: Model
+    model: CompleteModel
     tokenizer_folder: Path | None
     options: ExportOptions
     stage: ResumableStage
 
 
 def wanted_export(
-    checkpoint: Path, to: Path, model: Model, tokenizer_folder: Path | None, options: ExportOptions
+    checkpoint: Path, to: Path, model: CompleteModel, tokenizer_folder: Path | None, options: ExportOptions
 ) -> WantedExport:
     """Describes the export of a checkpoint to the folder `to`. Writes nothing; KieloError for bad input."""
     checkpoint, index = Path(checkpoint), read_index(checkpoint)

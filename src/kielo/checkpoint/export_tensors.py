@@ -19,7 +19,7 @@ from kielo.checkpoint.tensor_table import DTYPES, StoredTensor, is_finite, nbyte
 from kielo.models import families
 from kielo.models.piece import Box, Piece, by_stored_name, stored_shape
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 
 BLOCK_BYTES = 64 * 2**20
 # Value of `kielo export --dtype` → the dtype of every tensor.
@@ -40,7 +40,7 @@ class FileTensor:
         return nbytes(self.dtype, self.shape)
 
 
-def file_tensors(index: CheckpointIndex, model: Model, dtype: str) -> list[FileTensor]:
+def file_tensors(index: CheckpointIndex, model: CompleteModel, dtype: str) -> list[FileTensor]:
     """Lists the tensors of an export in the model's order; the checkpoint must hold every parameter.
 
     dtype: a key of EXPORT_DTYPES, or "source": names and dtypes of the weights that training began from,

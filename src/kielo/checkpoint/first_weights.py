@@ -16,7 +16,7 @@ from kielo.checkpoint.source_settings import read_settings
 from kielo.checkpoint.transplant import Transplant
 from kielo.models import families
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 from kielo.resolve.resolved import Identity, Placement
 from kielo.tokenizer.facts import tokenizer_hash
 from kielo.tokenizer.trial import refuse_other_vocabulary
@@ -47,11 +47,13 @@ def first_settings(identity: Identity, placement: Placement, group: Any = None) 
     return Agreement(group).on_first(lambda: read_settings(source, folder))
 
 
-def _first_value(initial_value: Any, model: Model, seed: int, name: str, shape: Any, box: Any) -> Tensor:
+def _first_value(
+    initial_value: Any, model: CompleteModel, seed: int, name: str, shape: Any, box: Any
+) -> Tensor:
     return initial_value(name, shape, model, seed, box)
 
 
-def _row_map(folder: Path, source: Path, model: Model) -> RowMap:
+def _row_map(folder: Path, source: Path, model: CompleteModel) -> RowMap:
     row_map = read_stage_json(folder, RowMap)
     again = "`kielo run RECIPE --to pack` makes it"
     if row_map is None:

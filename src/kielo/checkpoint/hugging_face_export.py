@@ -38,7 +38,7 @@ from kielo.dataset.packed_documents import packed_sample
 from kielo.models import families
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 from kielo.tokenizer.control_tokens import read_object
 from kielo.tokenizer.load import CONFIG_FILE, TOKENIZER_FILE, load_tokenizer, role_id
 
@@ -51,7 +51,7 @@ INDEX_FILE = "model.safetensors.index.json"
 def export(
     checkpoint: Path,
     to: Path,
-    model: Model,
+    model: CompleteModel,
     tokenizer_folder: Path | None,
     options: ExportOptions | None = None,
     card: str | None = None,
@@ -199,7 +199,7 @@ def _tokenizer_files(wanted: WantedExport, model_type: str | None) -> dict[str, 
     return agreed_files(files, model_type, tokenizer, sample)
 
 
-def _tokenizer_file(path: Path, model: Model) -> bytes:
+def _tokenizer_file(path: Path, model: CompleteModel) -> bytes:
     """Returns a file of the tokenizer as exported: truncation, if asked for, is to the model's context."""
     if path.name != CONFIG_FILE:
         return path.read_bytes()

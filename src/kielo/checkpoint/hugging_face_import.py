@@ -27,7 +27,7 @@ from kielo.models import families
 from kielo.models.piece import Piece, by_stored_name, stored_shape
 from kielo.parallel.materialise import local, local_slices
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 # A tensor's name in the folder → its file and its place in it.
@@ -55,10 +55,10 @@ _NO_OTHER_NAMES = Names()
 def load_model_weights(
     parameters: Mapping[str, Tensor],
     source: Path,
-    model: Model,
+    model: CompleteModel,
     group: Any = None,
     transplant: Transplant | None = None,
-    stored: Model | None = None,
+    stored: CompleteModel | None = None,
 ) -> dict[str, str]:
     """Calls `load_weights` with the names of the family and of its bare base model, and buffers to ignore.
 
@@ -68,7 +68,7 @@ def load_model_weights(
     return load_weights(parameters, source, pieces, group, _other_names(model, stored or model), transplant)
 
 
-def _other_names(model: Model, stored: Model) -> Names:
+def _other_names(model: CompleteModel, stored: CompleteModel) -> Names:
     names, tied, untied = families.module(model.model_type, "tables"), {}, model
     if model.tie_word_embeddings:
         untied = model.model_copy(update={"tie_word_embeddings": False})

@@ -16,7 +16,7 @@ from kielo.cli.terminal import keep_stdout_for_json, print_json, print_text
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import conversion, place
 from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder, shipped_recipes
-from kielo.recipe.sections import Model, Recipe
+from kielo.recipe.sections import CompleteModel, Recipe
 
 
 def export_flags(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +73,7 @@ def export(options: argparse.Namespace) -> None:
 
 def export_checkpoint(
     checkpoint: Path, to: Path, tokenizer_folder: Path, recipe: Recipe | None, **how: Any
-) -> Model:
+) -> CompleteModel:
     """Export a checkpoint to the folder `to`, and return the model's settings, which the checkpoint has.
 
     Does nothing when `to` holds that export already, but renews its card if the recipe has changed.
@@ -90,7 +90,7 @@ def export_checkpoint(
         raise KieloError(f"{checkpoint}: does not say of which model it is, so it cannot be exported")
     check_tokenizer_of_checkpoint(plain, run_around(checkpoint), tokenizer_folder)
     try:
-        model = Model.model_validate(identity["model"])
+        model = CompleteModel.model_validate(identity["model"])
     except (KeyError, TypeError, ValidationError) as error:
         raise KieloError(
             f"{checkpoint}: what it says of its model is none that this kielo knows ({error})"

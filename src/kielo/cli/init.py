@@ -31,7 +31,7 @@ from kielo.recipe.complaints import did_you_mean
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import place
 from kielo.recipe.schema import json_schema
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel, Model
 
 SCHEMA_FILE = "recipe.schema.json"
 _LAPTOP_SIZE, _CLUSTER_SIZE = "10M", "3B"
@@ -189,7 +189,7 @@ def _size(given: str) -> int:
     return size
 
 
-def _shape(size: int, model_type: str) -> Model:
+def _shape(size: int, model_type: str) -> CompleteModel:
     usual = usual_training(size)
     try:
         model = Model(model_type=model_type, params=size, vocab_size=usual.vocabulary_size)

@@ -13,7 +13,7 @@ from kielo.report.units import format_bytes
 
 if TYPE_CHECKING:
     from kielo.plan.vocabulary_choice import Advice, Choice, Vocabulary
-    from kielo.recipe.sections import Model, Recipe
+    from kielo.recipe.sections import CompleteModel, Recipe
     from kielo.tokenizer.load import TextTokenizer
 
 _ENDINGS = ("KB", "MB", "GB", "TB")  # of --bytes
@@ -46,7 +46,7 @@ def advise(
     return Advice(text_bytes, [pricing.choice(of, text_bytes, relearn) for of in vocabularies])
 
 
-def _recipe_and_model(options: argparse.Namespace, kept: "TextTokenizer") -> tuple["Recipe", "Model"]:
+def _recipe_and_model(options: argparse.Namespace, kept: "TextTokenizer") -> tuple["Recipe", "CompleteModel"]:
     """Returns how --model is trained and its complete shape, with its own vocabulary."""
     from kielo.artifact.weights_folder import resolve_weights
     from kielo.models.families import read_hf_config
@@ -78,7 +78,9 @@ def _recipe_and_model(options: argparse.Namespace, kept: "TextTokenizer") -> tup
 
 
 def _vocabularies(
-    model: "Model", tokenizers: Mapping[str, "TextTokenizer"], figures: Mapping[str, Mapping[str, Any]]
+    model: "CompleteModel",
+    tokenizers: Mapping[str, "TextTokenizer"],
+    figures: Mapping[str, Mapping[str, Any]],
 ) -> list["Vocabulary"]:
     from kielo.plan.vocabulary_choice import Vocabulary, kind_of
     from kielo.tokenizer.load import vocabulary_size

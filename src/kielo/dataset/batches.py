@@ -49,7 +49,7 @@ class Batch:
 
 
 class PhaseSteps(Protocol):
-    """Fields of a phase that its batches need; `resolve.resolved.Phase` has all of them."""
+    """Fields of a phase that its batches need; `resolve.resolved.PlannedPhase` has all of them."""
 
     number: int
     first_step: int

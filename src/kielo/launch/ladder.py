@@ -34,7 +34,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.read import run_folder
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolve import resolve
-from kielo.resolve.resolved import Identity, Phase, Resolved
+from kielo.resolve.resolved import Identity, PlannedPhase, Resolved
 from kielo.resolve.text import imagined_text
 
 # The outcome of a rung of a ladder: its run folder → measured or not, and why not; no torch.
@@ -195,7 +195,7 @@ def rung_recipe(plan: JobPlan, planned: PlannedLayout | None, folder: Path) -> R
     return recipe.model_copy(update={"folder": str(folder), "train": recipe.train.model_copy(update=train)})
 
 
-def main_phase(identity: Identity) -> Phase:
+def main_phase(identity: Identity) -> PlannedPhase:
     """Returns the phase with most tokens, by which layouts are ranked too."""
     return max(identity.phases, key=lambda phase: phase.tokens_per_step * phase.steps)
 

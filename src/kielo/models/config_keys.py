@@ -22,7 +22,7 @@ from kielo.models.decoder_count import layer_types
 from kielo.models.rope_scaling import DEFAULT_ROPE_THETA, normalise_rope, short
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel, Model
 
 # Keys of [model] that no config.json has.
 _OF_THE_RECIPE = ("model_type", "params", "vocab_multiple", "weights", "transplant", "transplant_vectors")
@@ -37,13 +37,13 @@ class Entry(Protocol):
     def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return values of [model]. values: what the entries above have read."""
 
-    def write(self, model: Model) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, Any]:
         """Return keys and values of config.json for a complete model."""
 
     def defaults(self) -> dict[str, Any]:
         """Return the family's values of keys of [model] whose default is the family's."""
 
-    def complaints(self, model: Model) -> Iterable[str]:
+    def complaints(self, model: CompleteModel) -> Iterable[str]:
         """Yield why [model] has values that this family or its config.json cannot have."""
 
 
@@ -55,13 +55,13 @@ class _Quiet:
     def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
         return {}
 
-    def write(self, model: Model) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, Any]:
         return {}
 
     def defaults(self) -> dict[str, Any]:
         return {}
 
-    def complaints(self, model: Model) -> Iterable[str]:
+    def complaints(self, model: CompleteModel) -> Iterable[str]:
         return ()
 
 
@@ -94,7 +94,7 @@ class Key(_Quiet):
             value = 1
         return {self._key: value}
 
-    def write(self, model: Model) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, Any]:
         value = getattr(model, self._key)
         return {self._theirs[0]: bool(value) if self._kind is SWITCH else value}
 
@@ -121,7 +121,7 @@ class Choice(_Quiet):
         value = self._known[0] if self._theirs is None else reader.only(self._theirs, self._known)
         return {} if self._ours is None else {self._ours: value}
 
-    def write(self, model: Model) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, Any]:
         if self._theirs is None or not self._is_written:
             return {}
         value = None if self._ours is None else getattr(model, self._ours)
@@ -130,7 +130,7 @@ class Choice(_Quiet):
     def defaults(self) -> dict[str, Any]:
         return {} if self._ours is None or self._known[0] is None else {self._ours: self._known[0]}
 
-    def complaints(self, model: Model) -> Iterable[str]:
+    def complaints(self, model: CompleteModel) -> Iterable[str]:
         if self._ours is not None and getattr(model, self._ours) not in (None, *self._known):
             yield (
                 f"model.{self._ours} = {getattr(model, self._ours)!r}: {model.model_type} models have "
@@ -162,7 +162,7 @@ class Unread(_Quiet):
             reader.get(name)
         return {}
 
-    def write(self, model: Model) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, Any]:
         return {key: value(model) if callable(value) else value for key, value in self._written.items()}
 
 
@@ -179,7 +179,7 @@ class HeadWidth(_Quiet):
         width = reader.value(("head_dim",), SIZE, **default)
         return {"head_dim": width or _derived_width(reader, values)}
 
-    def write(self, model: Model) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, Any]:
         return {"head_dim": model.head_dim}
 
 
@@ -194,7 +194,7 @@ class WholeHeads(_Quiet):
         reader.only("head_dim", (width,))  # transformers' RoPE reads it in these families too
         return {"num_key_value_heads": heads, "head_dim": width}
 
-    def complaints(self, model: Model) -> Iterable[str]:
+    def complaints(self, model: CompleteModel) -> Iterable[str]:
         heads, family = model.num_attention_heads, model.model_type
         if model.num_key_value_heads not in (None, heads):
             yield (
@@ -247,7 +247,7 @@ class Windows(_Quiet):
             reader.complain("layer_types has sliding_attention, but sliding_window is null")
         return {"layer_types": kinds, "sliding_window": window}
 
-    def write(self, model: Model) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, Any]:
         # transformers makes the windowed mask even if no layer uses it.
         window = model.sliding_window or model.max_position_embeddings
         return {"layer_types": list(layer_types(model)), "sliding_window": window}
@@ -289,7 +289,7 @@ class Rope(_Quiet):
             )
         return share if inside is None else inside
 
-    def write(self, model: Model) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, Any]:
         base, scaling = normalise_rope(model.rope_theta, model.rope_scaling, model.max_position_embeddings)
         share = {} if self._rotary_pct is None else {"rotary_pct": model.rotary_pct}
         return {self._theta: base, "rope_scaling": scaling, **share}
@@ -360,7 +360,7 @@ class RopeByKind(_Quiet):
             )
         return found
 
-    def write(self, model: Model) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, Any]:
         base, scaling = normalise_rope(model.rope_theta, model.rope_scaling, model.max_position_embeddings)
         written: dict[str, Any] = {self._theta[0]: base}
         if not self._is_one_base:
@@ -441,7 +441,7 @@ COMMON: tuple[Entry, ...] = (
 
 def read_config(
     entries: Iterable[Entry], config: Mapping[str, Any], model_type: str, where: str
-) -> tuple[Model, list[str]]:
+) -> tuple[CompleteModel, list[str]]:
     """Return the complete model of a config, and the keys that no entry knows.
 
     Raise KieloError with every complaint, after the name of the file.
@@ -457,10 +457,10 @@ def read_config(
         )
     if reader.complaints:
         raise KieloError(f"{where}: " + "; ".join(dict.fromkeys(reader.complaints)))
-    return Model(**values), sorted(set(config) - reader.keys_read)
+    return CompleteModel(**values), sorted(set(config) - reader.keys_read)
 
 
-def write_config(entries: Iterable[Entry], model: Model) -> dict[str, Any]:
+def write_config(entries: Iterable[Entry], model: CompleteModel) -> dict[str, Any]:
     """Return the config.json of a complete model, without tokens and dtype."""
     return {key: value for entry in entries for key, value in entry.write(model).items()}
 
@@ -475,15 +475,15 @@ def keys_of_model(entries: Iterable[Entry]) -> set[str]:
     return {key for entry in entries for key in entry.ours}
 
 
-def foreign_keys(entries: Iterable[Entry], model: Model, given: Collection[str]) -> Iterator[str]:
+def foreign_keys(entries: Iterable[Entry], model: CompleteModel, given: Collection[str]) -> Iterator[str]:
     """Yield the keys of [model] that the family does not have and that are `given` or have no default."""
     known = {*_OF_THE_RECIPE, *keys_of_model(entries)}
-    for key, field in type(model).model_fields.items():
+    for key, field in Model.model_fields.items():
         if key not in known and (key in given or getattr(model, key) != field.default):
             yield key
 
 
-def complaints(entries: Iterable[Entry], model: Model) -> Iterator[str]:
+def complaints(entries: Iterable[Entry], model: CompleteModel) -> Iterator[str]:
     """Yield why a [model] section has values that this family or its config.json cannot have."""
     for entry in entries:
         yield from entry.complaints(model)

@@ -7,7 +7,7 @@ neither trained nor published.
 from dataclasses import dataclass
 from typing import Literal
 
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class LayerParts:
     mlp_ratio: int | None = None
 
 
-def attention_parameters(config: Model, bias: bool, output_bias: bool) -> int:
+def attention_parameters(config: CompleteModel, bias: bool, output_bias: bool) -> int:
     """Counts the parameters of the four matrices and their biases."""
     hidden = config.hidden_size
     q_width = config.num_attention_heads * config.head_dim
@@ -41,32 +41,32 @@ def attention_parameters(config: Model, bias: bool, output_bias: bool) -> int:
     return 2 * hidden * (q_width + kv_width) + (q_width + 2 * kv_width) * bias + hidden * output_bias
 
 
-def gated_mlp_parameters(config: Model, bias: bool) -> int:
+def gated_mlp_parameters(config: CompleteModel, bias: bool) -> int:
     return (
         3 * config.hidden_size * config.intermediate_size
         + (2 * config.intermediate_size + config.hidden_size) * bias
     )
 
 
-def plain_mlp_parameters(config: Model, bias: bool) -> int:
+def plain_mlp_parameters(config: CompleteModel, bias: bool) -> int:
     return (
         2 * config.hidden_size * config.intermediate_size
         + (config.intermediate_size + config.hidden_size) * bias
     )
 
 
-def embedding_parameters(config: Model) -> int:
+def embedding_parameters(config: CompleteModel) -> int:
     """Counts one row of hidden_size for each token that exists."""
     return config.vocab_size * config.hidden_size
 
 
-def layer_types(config: Model) -> tuple[str, ...]:
+def layer_types(config: CompleteModel) -> tuple[str, ...]:
     """Returns each layer's "full_attention" or "sliding_attention"; a window without types is all layers'."""
     kind = "full_attention" if config.sliding_window is None else "sliding_attention"
     return config.layer_types or (kind,) * config.num_hidden_layers
 
 
-def flops_per_token(config: Model, multiplied_parameters: int, sequence_length: int) -> int:
+def flops_per_token(config: CompleteModel, multiplied_parameters: int, sequence_length: int) -> int:
     """Computes the model FLOPs of one trained token, forward and backward, without recomputation.
 
     6 for each parameter that a token is multiplied with (Kaplan et al. 2020, arXiv:2001.08361) and, for
@@ -77,7 +77,7 @@ def flops_per_token(config: Model, multiplied_parameters: int, sequence_length: 
     attention = 0
     for kind in layer_types(config):
         window = sequence_length
-        if kind == "sliding_attention":
+        if kind == "sliding_attention" and config.sliding_window is not None:
             window = min(config.sliding_window, sequence_length)
         attention += 6 * width * window * (2 * sequence_length - window) // sequence_length
     return 6 * multiplied_parameters + attention

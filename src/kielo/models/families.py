@@ -1,7 +1,7 @@
 """The model families Kielo knows, and how a Hugging Face `config.json` becomes a `[model]` section.
 
 Torch-free: a login node plans with it. Data in: Hugging Face's model_type ("qwen3") or a `config.json`; data
-out: the family's tables or its model as a module, or a complete `recipe.sections.Model`.
+out: the family's tables or its model as a module, or a `recipe.sections.CompleteModel`.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from kielo.models import config_keys
 from kielo.models.rope_scaling import normalise_rope
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel, Model
 
 # Kinds of model that are similar to one of these, and the reason why each is refused.
 _REFUSED = {
@@ -45,8 +45,8 @@ def _by_class(config: dict[str, Any]) -> str | None:
     return "ltg_bert" if any(word in str(named).lower() for word in ("ltgbert", "norbert")) else None
 
 
-def build_model(config: Model) -> Any:
-    """Build the family's nn.Module for a complete `config`, on the default device. Imports torch.
+def build_model(config: CompleteModel) -> Any:
+    """Build the family's nn.Module, on the default device. Imports torch.
 
     Raise KieloError for a config that does not fit.
     """
@@ -69,24 +69,21 @@ def family_defaults(model_type: str) -> dict[str, Any]:
     return config_keys.defaults(config_entries(model_type))
 
 
-def check(model: Model) -> None:
-    """Raise KieloError naming every key of a complete model that is missing, unfit or not the family's."""
-    needed = ("vocab_size", "num_key_value_heads", "head_dim", "max_position_embeddings")
-    complaints = [f"model.{key} is not set" for key in needed if getattr(model, key) is None]
-    complaints += model_complaints(model)
-    if complaints:
+def check(model: CompleteModel) -> None:
+    """Raise KieloError naming every key that is unfit or not the family's."""
+    if complaints := list(model_complaints(model)):
         raise KieloError("; ".join(complaints))
 
 
-def model_complaints(model: Model, given: Collection[str] = ()) -> Iterator[str]:
-    """Yield why a complete model is none of its family; what is not set yet is taken to fit.
+def model_complaints(model: CompleteModel, given: Collection[str] = ()) -> Iterator[str]:
+    """Yield why a model is none of its family.
 
     given: keys that a person gives, which the family must have even if they have their default's value.
     """
     parts = module(model.model_type, "tables").layer_parts(model)
-    if parts.is_rotary and model.head_dim and model.head_dim % 2:
+    if parts.is_rotary and model.head_dim % 2:
         yield f"model.head_dim = {model.head_dim} is odd; rotary positions need pairs"
-    if model.num_key_value_heads and model.num_attention_heads % model.num_key_value_heads:
+    if model.num_attention_heads % model.num_key_value_heads:
         yield (
             f"model.num_attention_heads = {model.num_attention_heads} is no multiple of "
             f"model.num_key_value_heads = {model.num_key_value_heads}"
@@ -108,10 +105,14 @@ def model_complaints(model: Model, given: Collection[str] = ()) -> Iterator[str]
     yield from config_keys.complaints(entries, model)
 
 
-def complete(model: Model, max_position_embeddings: int) -> Model:
-    """Returns `model` with every key set that follows from others or is its family's default.
+# What a recipe may leave out, and every model has.
+_OF_EVERY_MODEL = [name for name, field in CompleteModel.model_fields.items() if field.is_required()]
 
-    vocab_size is left to the caller. Raises KieloError for a model.rope_scaling that does not fit.
+
+def complete(model: Model, max_position_embeddings: int) -> CompleteModel:
+    """Return `model` with every key set that follows from others or is its family's default.
+
+    Raise KieloError for a model.rope_scaling that does not fit, and for a vocab_size that is not set.
     """
     defaults = family_defaults(model.model_type)
     base, scaling = normalise_rope(model.rope_theta, model.rope_scaling, max_position_embeddings)
@@ -124,11 +125,15 @@ def complete(model: Model, max_position_embeddings: int) -> Model:
     }
     own = keys_of_family(model.model_type)
     unset = {key: value for key, value in defaults.items() if getattr(model, key) is None}
-    return model.model_copy(update={key: derived[key] for key in derived if key in own} | unset)
+    changes = {key: derived[key] for key in derived if key in own} | unset
+    values = dict(model) | changes
+    if missing := [f"model.{key} is not set" for key in _OF_EVERY_MODEL if values[key] is None]:
+        raise KieloError("; ".join(missing))
+    return CompleteModel.model_construct(model.model_fields_set | set(changes), **values)
 
 
-def read_hf_config(path: str | Path) -> Model:
-    """Reads a complete `Model` from a Hugging Face `config.json`, in the spelling of transformers 4 or 5.
+def read_hf_config(path: str | Path) -> CompleteModel:
+    """Reads the model of a Hugging Face `config.json`, in the spelling of transformers 4 or 5.
 
     `path` is the file or the folder that holds it. Keys that do not change the maths are ignored. A key whose
     value asks for something Kielo does not do is refused by name.
@@ -177,13 +182,13 @@ def _config_json(path: str | Path) -> tuple[str, dict[str, Any], str]:
     return model_type, config, str(path)
 
 
-def model_of_config(model_type: str, config: Mapping[str, Any], where: str) -> Model:
-    """Return the complete model of the config.json at `where`. Raise KieloError with every complaint."""
+def model_of_config(model_type: str, config: Mapping[str, Any], where: str) -> CompleteModel:
+    """Return the model of the config.json at `where`. Raise KieloError with every complaint."""
     return config_keys.read_config(config_entries(model_type), config, model_type, where)[0]
 
 
 def hf_config(
-    model: Model,
+    model: CompleteModel,
     bos_token_id: int | None = None,
     eos_token_id: int | list[int] | None = None,
     pad_token_id: int | None = None,
@@ -194,7 +199,7 @@ def hf_config(
     RoPE and the dtype are in transformers 4's spelling, which transformers 4 and 5 both read.
     """
     family = FAMILIES[model.model_type]
-    written = {"model_type": model.model_type} if family.in_transformers else {}
+    written: dict[str, Any] = {"model_type": model.model_type} if family.in_transformers else {}
     written |= config_keys.write_config(config_entries(model.model_type), model)
     written |= {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
     if family.is_encoder:

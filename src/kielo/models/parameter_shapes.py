@@ -1,7 +1,7 @@
 """Every parameter of a model with its shape, and the styles that split it over tensor ranks; torch-free."""
 
 from kielo.models.families import module
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 
 # The styles of a family's tensor-parallel plan: how a module is split over the tensor axis; torch-free.
 #
@@ -40,7 +40,7 @@ def style_of(plan: dict[str, str], module_name: str) -> str | None:
 _INTO_HEADS = {"q": "num_attention_heads", "k": "num_key_value_heads", "v": "num_key_value_heads"}
 
 
-def parameter_shapes(config: Model) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(config: CompleteModel) -> dict[str, tuple[int, ...]]:
     """Returns name → whole shape, in the model's order, for a complete `config`; a tied head is left out."""
     family = config.model_type
     plan = module(family, "tables").TENSOR_PARALLEL_PLAN
@@ -48,7 +48,7 @@ def parameter_shapes(config: Model) -> dict[str, tuple[int, ...]]:
     return {name: _shape(config, name, plan) for name in names}
 
 
-def _shape(config: Model, name: str, plan: dict[str, str]) -> tuple[int, ...]:
+def _shape(config: CompleteModel, name: str, plan: dict[str, str]) -> tuple[int, ...]:
     module_name, _, kind = name.rpartition(".")
     last, hidden = module_name.rpartition(".")[2], config.hidden_size
     if last in ("q_norm", "k_norm"):
@@ -60,7 +60,7 @@ def _shape(config: Model, name: str, plan: dict[str, str]) -> tuple[int, ...]:
     return (outputs, inputs) if kind == "weight" else (outputs,)
 
 
-def _matrix(config: Model, last: str) -> tuple[int, int]:
+def _matrix(config: CompleteModel, last: str) -> tuple[int, int]:
     """Returns (rows, columns) of the matrix in a module, by the last part of the module's name."""
     hidden, middle = config.hidden_size, config.intermediate_size
     if last in _INTO_HEADS:

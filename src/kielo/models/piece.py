@@ -56,7 +56,8 @@ def fused_by_head(name: str, head_dim: int) -> dict[str, Piece]:
 
 def stored_shape(pieces: Mapping[str, Piece], shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
     """Returns the shape of the stored tensor that `pieces` (our name → piece, all of one tensor) make up."""
-    rows, others = 0, ()
+    rows = 0
+    others: tuple[int, ...] = ()
     for ours, piece in pieces.items():
         shape = tuple(shapes[ours])
         if not shape:

@@ -178,7 +178,7 @@ def _tying(model: Model, hidden: int) -> dict[str, bool]:
     """Ties the head of a small model to its embedding, where the recipe and the family leave that open."""
     if model.tie_word_embeddings is not None or family_defaults(model.model_type)["tie_word_embeddings"]:
         return {}
-    is_large = model.vocab_size * hidden > _MOST_IN_HEAD * (model.params or 0)
+    is_large = (model.vocab_size or 0) * hidden > _MOST_IN_HEAD * (model.params or 0)
     return {"tie_word_embeddings": True} if is_large else {}
 
 

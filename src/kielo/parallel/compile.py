@@ -13,6 +13,7 @@ from torch._functorch import partitioners
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
+from kielo.models.blocks.decoder import Decoder
 from kielo.recipe.errors import KieloError
 from kielo.resolve.software import chosen_backend, missing_compiler
 
@@ -21,7 +22,7 @@ from kielo.resolve.software import chosen_backend, missing_compiler
 _VERSIONS = 64
 
 
-def apply_compile(model: nn.Module) -> None:
+def apply_compile(model: Decoder) -> None:
     """Compiles the forward of each of `model.layers`; no module is added, so names stay as they are.
 
     Each shape is compiled for itself: a run has few, and code for any shape is slower. Raises KieloError
@@ -34,7 +35,7 @@ def apply_compile(model: nn.Module) -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _VERSIONS)
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         _keep_no_random_state()
-    layers = list(model.layers.values())
+    layers: list[Any] = list(model.layers.values())
     for layer in layers:
         # Not layer.compile(): it compiles a module's hooks too, and ignores a forward that was replaced.
         layer.forward = torch.compile(layer.forward, dynamic=False, backend=backend)
@@ -54,7 +55,7 @@ def _keep_no_random_state() -> None:
     appends it to what a forward keeps, after the meshes of DTensors, which it looks for at the end
     (`functionalize_rng_ops` in the partitioner): it then takes a mesh for a tensor, and fails.
     """
-    partitioners.has_recomputable_rng_ops = lambda _: False
+    partitioners.has_recomputable_rng_ops = lambda fx_g: False
 
 
 def _device() -> str:

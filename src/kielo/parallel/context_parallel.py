@@ -15,13 +15,15 @@ v are [b, h or g, s/c, k]. Under tensor parallelism h and g are those of one ten
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kielo.models.blocks.attention import InnerAttention, Mask, MaskMaker
+from kielo.models.blocks.decoder import Decoder
 from kielo.models.blocks.dropout import WeightNoise
 from kielo.parallel import lower_right_attention
 from kielo.parallel.mesh import Mesh
@@ -47,14 +49,15 @@ def context_positions(sequence_length: int, ranks: int, rank: int) -> Tensor:
     return torch.cat((blocks[rank], blocks[-1 - rank]))
 
 
-def apply_context_parallel(model: nn.Module, mesh: Mesh, layout: Layout) -> None:
+def apply_context_parallel(model: Decoder, mesh: Mesh, layout: Layout) -> None:
     """Replaces `model.make_masks` and each layer's `attention.inner`, in place."""
     if layout.context == 1:
         return
     group = mesh["context"].get_group()
     mask_maker, inner = _FORMS[layout.context_attention]
     model.make_masks = mask_maker(group, model.make_masks)
-    for layer in model.layers.values():
+    layers: list[Any] = list(model.layers.values())
+    for layer in layers:
         layer.attention.inner = inner(group, layer.attention.inner)
 
 
@@ -75,8 +78,8 @@ class ContextMaskMaker(MaskMaker):
         """Returns the places of this rank's tokens in their documents, which begin on any rank: [b, s/c]."""
         return super().places(self.whole_documents(documents_bs), None)[:, positions_s]
 
-    def check_positions(self, positions_s: Tensor | None) -> None:
-        """Raises ValueError unless positions are `context_positions`; others would silently be wrong.
+    def checked_positions(self, positions_s: Tensor | None) -> Tensor:
+        """Return the positions. Raise ValueError if they are not `context_positions`, which is silent else.
 
         They are compared at the first forward of each length only: this makes the host wait for the device.
         """
@@ -84,11 +87,12 @@ class ContextMaskMaker(MaskMaker):
             raise ValueError("a context rank holds a part of the sequence: forward needs its positions_s")
         length = positions_s.numel() * self.ranks
         if length in self._lengths_checked:
-            return
+            return positions_s
         expected = context_positions(length, self.ranks, self.rank)
         if not torch.equal(positions_s.cpu(), expected):
             raise ValueError(f"positions_s are not context_positions({length}, {self.ranks}, {self.rank})")
         self._lengths_checked.add(length)
+        return positions_s
 
 
 class GatherMaskMaker(ContextMaskMaker):
@@ -105,7 +109,7 @@ class GatherMaskMaker(ContextMaskMaker):
         device: torch.device,
     ) -> dict[int | None, Mask]:
         """Returns window → mask; a `visible` is [b or 1, 1, s/c, s], keys in the order of the sequence."""
-        self.check_positions(positions_s)
+        positions_s = self.checked_positions(positions_s)
         length = sequence_length * self.ranks
         all_documents = None if documents_bs is None else self.whole_documents(documents_bs)
         if device.type != "cpu":
@@ -133,7 +137,7 @@ class GatherAttention(InnerAttention):
         parts = _GatherParts.apply(torch.stack((k_bgsk, v_bgsk)), self.group)
         keys, values = in_sequence_order(parts, dim=3).unbind()
         if mask.blocks is not None or not mask.is_causal:
-            return super().forward(q_bhsk, keys, values, mask, noise)
+            return self.attend(q_bhsk, keys, values, mask, noise)
         is_plain = mask.visible is None and self.softcap is None and lower_right_attention.has_kernel(q_bhsk)
         block = q_bhsk.shape[2] // 2
         halves = (
@@ -146,7 +150,7 @@ class GatherAttention(InnerAttention):
             if is_plain:
                 outputs.append(lower_right_attention.attend_to_all(*inputs, self.scale))
             else:
-                outputs.append(super().forward(*inputs, _part(mask, rows, end, q_bhsk.device)))
+                outputs.append(self.attend(*inputs, _part(mask, rows, end, q_bhsk.device)))
         return torch.cat(outputs, dim=2)
 
 
@@ -169,7 +173,7 @@ class UlyssesMaskMaker(ContextMaskMaker):
         sequence_length: int,
         device: torch.device,
     ) -> dict[int | None, Mask]:
-        self.check_positions(positions_s)
+        self.checked_positions(positions_s)
         all_documents = None if documents_bs is None else self.whole_documents(documents_bs)
         return super().forward(all_documents, None, sequence_length * self.ranks, device)
 
@@ -200,7 +204,7 @@ class UlyssesAttention(InnerAttention):
         if noise is not None:  # its queries are now those of the whole sequence
             places = torch.arange(q.shape[2], dtype=torch.int32, device=q.device)
             noise = noise._replace(positions_q=places)
-        out_bhsk = super().forward(q, k, v, mask, noise, heads)
+        out_bhsk = self.attend(q, k, v, mask, noise, heads)
         heads_cbhsk = _Exchange.apply(in_rank_order(out_bhsk, self.ranks, dim=2), self.group)
         return heads_cbhsk.movedim(0, 1).flatten(1, 2)
 
@@ -234,13 +238,13 @@ class _Exchange(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, slices: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, slices: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
         return _all_to_all(slices, group)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return _all_to_all(gradient, ctx.group), None
 
 
@@ -252,13 +256,13 @@ class _GatherParts(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
         return _all_gather(part, group)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return _all_to_all(gradient, ctx.group).sum(0), None
 
 

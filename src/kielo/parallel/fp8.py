@@ -1,7 +1,7 @@
 """Matrix products in FP8, of the layers and of the head, by torchao."""
 
 import logging
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -16,9 +16,11 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional as F
 
 from kielo.models import families
+from kielo.models.blocks.decoder import Decoder
 from kielo.models.parameter_shapes import style_of
 from kielo.parallel.materialise import local
 from kielo.parallel.mesh import Mesh
+from kielo.parallel.pipeline_parallel import Stages
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Fp8
 from kielo.resolve.fp8_matrices import is_kept
@@ -41,7 +43,7 @@ _FIRST_CAPABILITY = (8, 9)  # Ada and Hopper; torch multiplies scaled rows there
 _AMD_ARCHITECTURES = ("gfx94", "gfx95", "gfx12")  # MI300, MI350, RDNA 4
 
 
-def apply_fp8(model: nn.Module, mesh: Mesh, fp8: Fp8) -> None:
+def apply_fp8(model: Decoder, mesh: Mesh, fp8: Fp8) -> None:
     """Replaces the layers' matrices, all but `fp8.kept_in_bf16`, by float8 linears, in place (model on meta).
 
     The head is multiplied by the loss, by chunks, which asks `model.fp8_head` how: in bf16 if that is None.
@@ -124,7 +126,7 @@ def in_bf16(model: nn.Module, mesh: Mesh) -> Iterator[None]:
     if not linears:
         yield
         return
-    heads = [(part, part.fp8_head) for part in _parts(model) if hasattr(part, "fp8_head")]
+    heads = [(part, part.fp8_head) for part in _parts(model)]
     _reshard(model)  # so that `linear.weight` is the shard
     try:
         for part, _ in heads:
@@ -147,7 +149,7 @@ def _swap(float8: ModuleType, model: nn.Module, names: Set[str], config: Any) ->
     float8.convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in names)
 
 
-def _multiply_wide(linear: nn.Linear, shard: DTensor | None, mesh: Mesh, x: Tensor) -> Tensor:
+def _multiply_wide(linear: nn.Linear, shard: Tensor | None, mesh: Mesh, x: Tensor) -> Tensor:
     weight = linear.weight
     if shard is not None:
         weight = _WideWeight.apply(weight, shard, mesh.of_parameters("shard"))
@@ -158,7 +160,7 @@ class _WideWeight(torch.autograd.Function):
     """Gathers a weight in its compute dtype, before it is rounded to FP8; the gradient is the weight's."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, shard: DTensor, axis: DeviceMesh) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, shard: Tensor, axis: DeviceMesh) -> Tensor:
         # evenly split, as the gathered one
         part = DTensor.from_local(local(shard).to(weight.dtype), axis, [Shard(0)], run_check=False)
         whole = part.full_tensor()
@@ -171,7 +173,7 @@ class _WideWeight(torch.autograd.Function):
         return gradient, None, None
 
 
-def _is_gathered_in_fp8(model: nn.Module, name: str, module: nn.Linear, mesh: Mesh, fp8: Fp8) -> bool:
+def _is_gathered_in_fp8(model: Decoder, name: str, module: nn.Linear, mesh: Mesh, fp8: Fp8) -> bool:
     """Returns True if the weight is gathered in FP8: allowed, and its rows divide by the ranks.
 
     torchao pads no shards (pytorch/ao#3982).
@@ -193,13 +195,15 @@ def _has_fp8(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= _FIRST_CAPABILITY
 
 
-def _fp8_linears(model: nn.Module) -> list[nn.Linear]:
-    """Returns the linears that `apply_fp8` made, also those of all stages of a rank."""
-    return [linear for part in _parts(model) for linear in getattr(part, "fp8_linears", ())]
+def _fp8_linears(model: nn.Module) -> list[Any]:
+    """Return torchao's linears that `apply_fp8` made, also those of all stages of a rank."""
+    return [linear for part in _parts(model) for linear in part.fp8_linears]
 
 
-def _parts(model: nn.Module) -> Iterable[nn.Module]:
-    return getattr(model, "parts", [model])
+def _parts(model: nn.Module) -> Sequence[Decoder]:
+    if isinstance(model, Stages):
+        return model.decoders
+    return [model] if isinstance(model, Decoder) else []
 
 
 def _reshard(model: nn.Module) -> None:

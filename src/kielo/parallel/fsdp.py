@@ -25,6 +25,7 @@ resharded after forward, and FSDP2 reduces the root's gradients after all others
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import distributed, nn
@@ -36,6 +37,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
+from kielo.models.blocks.decoder import Decoder
 from kielo.parallel.mesh import Mesh
 from kielo.recipe.sections import Layout, Precision, ReduceDtype
 
@@ -68,7 +70,7 @@ class _ReduceInBf16:
 
 
 def apply_fsdp(
-    model: nn.Module,
+    model: Decoder,
     mesh: Mesh,
     layout: Layout,
     precision: Precision,
@@ -105,7 +107,8 @@ def apply_fsdp(
             # Without this a factor becomes PREMUL_SUM, which gloo refuses (torch 2.13).
             module.set_force_sum_reduction_for_comms(True)
             if gradient_reduce_dtype == "bf16":
-                module.set_custom_reduce_scatter(_ReduceInBf16())
+                reduction: Any = _ReduceInBf16()  # the base class that torch names is not public
+                module.set_custom_reduce_scatter(reduction)
 
 
 def set_last_micro_batch(model: nn.Module, is_last: bool) -> None:
@@ -114,12 +117,13 @@ def set_last_micro_batch(model: nn.Module, is_last: bool) -> None:
     At degree 1 each rank keeps whole gradients and parameters until then, and a step costs one all-gather and
     one reduce-scatter a layer however many micro-batches it has.
     """
-    model.set_requires_gradient_sync(is_last or model.zero >= 2)
-    model.set_requires_all_reduce(is_last)  # across replicas once a step, whatever is scattered before
-    model.set_is_last_backward(is_last)
+    sharded: Any = model  # a Decoder, of which `fully_shard` has made an FSDPModule
+    sharded.set_requires_gradient_sync(is_last or sharded.zero >= 2)
+    sharded.set_requires_all_reduce(is_last)  # across replicas once a step, whatever is scattered before
+    sharded.set_is_last_backward(is_last)
     # Layers that give up their whole parameters after forward do so after every backward too.
-    model.set_reshard_after_backward(is_last or model.zero == 3)
-    model.set_reshard_after_backward(is_last, recurse=False)
+    sharded.set_reshard_after_backward(is_last or sharded.zero == 3)
+    sharded.set_reshard_after_backward(is_last, recurse=False)
 
 
 @contextmanager

@@ -25,21 +25,21 @@ def sum_over_parts(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[
     GPU.
     """
     sums = list(values)
-    of_mesh: dict[DeviceMesh, list[int]] = defaultdict(list)
+    of_mesh: dict[DeviceMesh, list[tuple[int, DTensor]]] = defaultdict(list)
     for number, tensor in enumerate(tensors):
         if isinstance(tensor, DTensor):
-            of_mesh[tensor.device_mesh].append(number)
-    for mesh, numbers in of_mesh.items():
+            of_mesh[tensor.device_mesh].append((number, tensor))
+    for mesh, numbered in of_mesh.items():
         counted = [
-            values[number] if _is_first(tensors[number]) else torch.zeros_like(values[number])
-            for number in numbers
+            values[number] if _is_first(tensor) else torch.zeros_like(values[number])
+            for number, tensor in numbered
         ]
         # communicators work on the mesh's devices; values of offloaded tensors are elsewhere
         total = torch.stack(counted).to(mesh.device_type)
         for axis in reversed(range(mesh.ndim)):
             if mesh.size(axis) > 1:
                 dist.all_reduce(total, group=mesh.get_group(axis))
-        for number, row in zip(numbers, total.to(counted[0].device)):
+        for (number, _), row in zip(numbered, total.to(counted[0].device), strict=True):
             sums[number] = row
     return sums
 
@@ -71,7 +71,7 @@ def gradient_norm(model: nn.Module, mesh: Mesh) -> torch.Tensor:
         total = torch.stack(norms).square().sum().to(device)
     else:
         total = torch.zeros((), device=device)
-    return sum_over(total, [mesh.of_parameters(axis) for axis in mesh.parameters.mesh_dim_names]).sqrt()
+    return sum_over(total, [mesh.of_parameters(axis) for axis in mesh.parameters.mesh_dim_names or ()]).sqrt()
 
 
 def _copies(gradient: torch.Tensor, mesh: Mesh) -> int:
@@ -83,7 +83,7 @@ def _copies(gradient: torch.Tensor, mesh: Mesh) -> int:
     if not isinstance(gradient, DTensor):
         return ranks
     parts = 1
-    for size, placement in zip(gradient.device_mesh.shape, gradient.placements):
+    for size, placement in zip(gradient.device_mesh.shape, gradient.placements, strict=True):
         parts *= 1 if placement.is_replicate() else size
     return ranks // parts
 

@@ -3,7 +3,8 @@
 A rank makes its own part of each parameter, on the CPU, one at a time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -14,9 +15,19 @@ from kielo.models.piece import Box
 Fill = Callable[[str, torch.Size, Box], torch.Tensor]
 
 
-def materialise(
-    model: nn.Module, device: torch.device, fill: Fill | None, is_offloaded: bool = False
-) -> nn.Module:
+class OnMeta(Protocol):
+    """A model without memory: a `Decoder`, or the `Stages` of a rank."""
+
+    def to_empty(self, *, device: torch.device | str | int | None) -> Any: ...
+    def tie(self) -> None: ...
+    def reset_buffers(self, device: torch.device | str) -> None: ...
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+
+Model = TypeVar("Model", bound=OnMeta)
+
+
+def materialise(model: Model, device: torch.device, fill: Fill | None, is_offloaded: bool = False) -> Model:
     """Gives `model` memory on `device` and values from `fill(name, global shape, box)`; returns the model.
 
     is_offloaded: parameters are on the CPU, where FSDP2's offload policy needs them.
@@ -28,17 +39,22 @@ def materialise(
     """
     model.to_empty(device="cpu" if is_offloaded else device)
     model.tie()  # to_empty gives a tied head memory of its own
-    with torch.no_grad():
-        for name, parameter in model.named_parameters() if fill is not None else ():
-            part = local(parameter)
-            if not part.numel():
-                continue
-            values = fill(name, parameter.shape, local_slices(parameter))
-            if values.shape != part.shape:
-                raise ValueError(f"{name}: {tuple(part.shape)} is held here, got {tuple(values.shape)}")
-            part.copy_(values)
+    if fill is not None:
+        _fill(model, fill)
     model.reset_buffers(device)
     return model
+
+
+@torch.no_grad()
+def _fill(model: OnMeta, fill: Fill) -> None:
+    for name, parameter in model.named_parameters():
+        part = local(parameter)
+        if not part.numel():
+            continue
+        values = fill(name, parameter.shape, local_slices(parameter))
+        if values.shape != part.shape:
+            raise ValueError(f"{name}: {tuple(part.shape)} is held here, got {tuple(values.shape)}")
+        part.copy_(values)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -46,7 +62,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
     FSDP2 lets a tensor class define how it is gathered (torchao's FP8 weights); an inner one has the values.
     """
-    part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    part: Any = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return part._tensor if hasattr(part, "fsdp_pre_all_gather") else part
 
 
@@ -60,12 +76,14 @@ def local_slices(tensor: torch.Tensor) -> Box:
     slices = [slice(0, size) for size in tensor.shape]
     if not isinstance(tensor, DTensor):
         return tuple(slices)
-    cuts = [
+    # Any, because torch has no name for a strided placement in all versions.
+    cuts: list[tuple[int, Any]] = [
         (axis, placement) for axis, placement in enumerate(tensor.placements) if not placement.is_replicate()
     ]
+    names = tensor.device_mesh.mesh_dim_names or ()
     for axis, placement in sorted(cuts, key=lambda cut: hasattr(cut[1], "split_factor")):
         if type(placement) is not Shard and not hasattr(placement, "split_factor"):
-            raise NotImplementedError(f"{placement} on mesh axis {tensor.device_mesh.mesh_dim_names[axis]}")
+            raise NotImplementedError(f"{placement} on mesh axis {names[axis]}")
         start, stop = slices[placement.dim].start, slices[placement.dim].stop
         chunk = -(-(stop - start) // tensor.device_mesh.size(axis))
         begin = min(start + chunk * tensor.device_mesh.get_local_rank(axis), stop)

@@ -34,8 +34,8 @@ class Mesh:
         self.parameters = parameters
         # torch makes a new axis for each question, equal to the others. DTensor remembers the first that it
         # saw, and a second model of a process, whose weights name another, does not compile (2.13, Inductor).
-        self._axes = {name: ranks[name] for name in ranks.mesh_dim_names}
-        self._axes_of_parameters = {name: parameters[name] for name in parameters.mesh_dim_names}
+        self._axes = _by_name(ranks)
+        self._axes_of_parameters = _by_name(parameters)
 
     def __getitem__(self, axis: str | tuple[str, ...]) -> DeviceMesh:
         """Returns an axis of computing; one alone is the same object each time."""
@@ -44,6 +44,10 @@ class Mesh:
     def of_parameters(self, axis: str | tuple[str, ...]) -> DeviceMesh:
         """Returns an axis of weights; one alone is the same object each time."""
         return self._axes_of_parameters.get(axis) or self.parameters[axis]
+
+
+def _by_name(ranks: DeviceMesh) -> dict[str | tuple[str, ...], DeviceMesh]:
+    return {name: ranks[name] for name in ranks.mesh_dim_names or ()}
 
 
 def build_mesh(world: World, layout: Layout) -> Mesh:
@@ -75,7 +79,7 @@ class _Communicators:
     def __init__(self, world: World):
         self._world = world
         # The world's group is made and warmed already; a second one would only be a second risk.
-        self._made: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(world.size)): dist.group.WORLD}
+        self._made: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(world.size)): _whole_world()}
 
     def mesh(self, ranks: torch.Tensor, names: Sequence[str]) -> DeviceMesh:
         groups = [self._group(ranks, dim, name) for dim, name in enumerate(names)]
@@ -100,10 +104,17 @@ class _Communicators:
 def communicators(mesh: Mesh) -> list[dist.ProcessGroup]:
     """Returns this rank's groups, each once: that of the world and those of all axes."""
     groups = [
-        dist.group.WORLD,
+        _whole_world(),
         *(group for ranks in (mesh.ranks, mesh.parameters) for group in ranks.get_all_groups()),
     ]
     return list({group.group_name: group for group in groups}.values())
+
+
+def _whole_world() -> dist.ProcessGroup:
+    world = dist.group.WORLD
+    if world is None:
+        raise RuntimeError("the group of all ranks is not made yet")
+    return world
 
 
 def alike_communicators(mesh: Mesh) -> list[dist.ProcessGroup]:
@@ -157,8 +168,8 @@ def _maker(
 
 
 def _check(world: World, sizes: Sequence[int]) -> None:
-    layout = " × ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes))
-    for axis, size in zip(AXES, sizes):
+    layout = " × ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes, strict=True))
+    for axis, size in zip(AXES, sizes, strict=True):
         if size > 1 and axis in UNBUILT_AXES:
             raise KieloError(f"layout.{axis} = {size}: this axis is not built yet and must be 1")
     product = torch.tensor(sizes).prod().item()

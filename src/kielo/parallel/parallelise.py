@@ -9,14 +9,13 @@ all that a layer computes, and FSDP2 must see everything. Each step changes modu
 `materialise` allocates memory.
 """
 
-from torch import nn
-
+from kielo.models.blocks.decoder import Decoder
 from kielo.parallel.compile import apply_compile
 from kielo.parallel.context_parallel import apply_context_parallel
 from kielo.parallel.fp8 import apply_fp8
 from kielo.parallel.fsdp import apply_fsdp
 from kielo.parallel.mesh import Mesh
-from kielo.parallel.pipeline_parallel import into_stages
+from kielo.parallel.pipeline_parallel import Stages, into_stages
 from kielo.parallel.projection import apply_projection
 from kielo.parallel.recompute import apply_recompute
 from kielo.parallel.tensor_parallel import apply_tensor_parallel
@@ -26,32 +25,32 @@ _NO_FP8 = Fp8()
 
 
 def parallelise(
-    model: nn.Module,
+    model: Decoder,
     mesh: Mesh,
     layout: Layout,
     precision: Precision,
     fp8: Fp8 = _NO_FP8,
     gradient_reduce_dtype: ReduceDtype = "fp32",
-) -> nn.Module:
+) -> Decoder | Stages:
     """Applies all axes of `mesh` to `model` (fp32 parameters, on meta); returns it, or this rank's stages.
 
     fp8: the settings where `precision` is fp8.
     """
 
-    def part_of(model: nn.Module) -> nn.Module:
+    def part_of(model: Decoder) -> Decoder:
         return _parallelise_part(model, mesh, layout, precision, fp8, gradient_reduce_dtype)
 
     return into_stages(model, mesh, layout, part_of) if layout.pipeline > 1 else part_of(model)
 
 
 def _parallelise_part(
-    model: nn.Module,
+    model: Decoder,
     mesh: Mesh,
     layout: Layout,
     precision: Precision,
     fp8: Fp8,
     gradient_reduce_dtype: ReduceDtype,
-) -> nn.Module:
+) -> Decoder:
     if precision == "fp8":
         apply_fp8(model, mesh, fp8)
     apply_projection(model)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from kielo.models.blocks.decoder import Decoder
 from kielo.parallel.materialise import local
 from kielo.parallel.mesh import Mesh
 from kielo.parallel.pipeline_schedule import Schedule, ScheduleOptions, make_schedule
@@ -34,25 +35,26 @@ class Stages(nn.Module):
     """
 
     def __init__(
-        self, parts: Sequence[nn.Module], numbers: Sequence[int], num_stages: int, axis: DeviceMesh
+        self, parts: Sequence[Decoder], numbers: Sequence[int], num_stages: int, axis: DeviceMesh
     ) -> None:
         super().__init__()
         self.parts, self.numbers, self.num_stages = nn.ModuleList(parts), tuple(numbers), num_stages
+        self.decoders = tuple(parts)  # a tuple's modules are not registered a second time
         self.axis, self.config = axis, parts[0].config
-        self._is_tied = bool(self.config.tie_word_embeddings)
+        self._is_tied = self.config.tie_word_embeddings
 
     @property
-    def first(self) -> nn.Module | None:
+    def first(self) -> Decoder | None:
         """The stage that takes tokens, if this rank has it."""
-        return self.parts[0] if self.numbers[0] == 0 else None
+        return self.decoders[0] if self.numbers[0] == 0 else None
 
     @property
-    def last(self) -> nn.Module | None:
+    def last(self) -> Decoder | None:
         """The stage that has the head, if this rank has it."""
-        return self.parts[-1] if self.numbers[-1] == self.num_stages - 1 else None
+        return self.decoders[-1] if self.numbers[-1] == self.num_stages - 1 else None
 
     def named_parameters(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        for part, number in zip(self.parts, self.numbers):
+        for part, number in zip(self.decoders, self.numbers, strict=True):
             copies = part.of_all_stages if number > 0 else ()
             for name, parameter in part.named_parameters(*args, **options):
                 if not (self._is_tied and name == "head.weight") and name not in copies:
@@ -62,13 +64,13 @@ class Stages(nn.Module):
         """Does nothing: embedding and head are on two stages, so they cannot be one tensor."""
 
     def reset_buffers(self, device: torch.device | str) -> None:
-        for part in self.parts:
+        for part in self.decoders:
             part.reset_buffers(device)
 
     @torch.no_grad()
     def copy_tied(self) -> None:
         """Copies values to the copies; called before the first forward after a change."""
-        for name in self.parts[0].of_all_stages:
+        for name in self.decoders[0].of_all_stages:
             self._copy_to_all(name)
         if self._is_tied:
             embed, head = self._vocabulary()
@@ -77,18 +79,18 @@ class Stages(nn.Module):
     @torch.no_grad()
     def add_tied_gradient(self) -> None:
         """Adds the copies' gradients to the first stage's, unless frozen; called after the last backward."""
-        for name in self.parts[0].of_all_stages:
+        for name in self.decoders[0].of_all_stages:
             self._sum_gradients(name)
         if not self._is_tied:
             return
         embed, head = (None if weight is None else weight.grad for weight in self._vocabulary())
         self._pass_on(head, embed, Tensor.add_)
-        if self.last is not None:
+        if self.last is not None and self.last.head is not None:
             self.last.head.weight.grad = None
 
     def _copy_to_all(self, name: str) -> None:
         """Copies the first stage's parameter to all others; the first stage is on the axis's first rank."""
-        values = [local(part.get_parameter(name)) for part in self.parts]
+        values = [local(part.get_parameter(name)) for part in self.decoders]
         sent = values[0].to(self.axis.device_type).contiguous()
         sent = sent.clone() if self.first is None else sent
         dist.broadcast(sent, group=self.axis.get_group(), group_src=0)
@@ -97,7 +99,7 @@ class Stages(nn.Module):
 
     def _sum_gradients(self, name: str) -> None:
         """Sums the parameter's gradients over all stages, into the first one's."""
-        parameters = [part.get_parameter(name) for part in self.parts]
+        parameters = [part.get_parameter(name) for part in self.decoders]
         if not parameters[0].requires_grad:
             return
         total = torch.zeros_like(local(parameters[0]), device=self.axis.device_type)
@@ -105,15 +107,17 @@ class Stages(nn.Module):
             if parameter.grad is not None:  # a stage without layers has none
                 total += local(parameter.grad).to(total.device)
         dist.all_reduce(total, group=self.axis.get_group())
-        if self.first is not None:
-            local(parameters[0].grad).copy_(total)
+        gradient = parameters[0].grad
+        if self.first is not None and gradient is not None:
+            local(gradient).copy_(total)
         for parameter in parameters[0 if self.first is None else 1 :]:
             parameter.grad = None
 
-    def _vocabulary(self) -> tuple[nn.Parameter | None, nn.Parameter | None]:
+    def _vocabulary(self) -> tuple[Tensor | None, Tensor | None]:
         """Returns (the embedding, the head), if this rank has them: the same rows of both."""
-        embed = None if self.first is None else self.first.embed.weight
-        return embed, None if self.last is None else self.last.head.weight
+        embed = None if self.first is None else self.first.embed
+        head = None if self.last is None else self.last.head
+        return None if embed is None else embed.weight, None if head is None else head.weight
 
     def _pass_on(
         self, source: Tensor | None, target: Tensor | None, put: Callable[[Tensor, Tensor], Any]
@@ -135,7 +139,7 @@ class Stages(nn.Module):
             put(target, values.to(target.device))
 
 
-def cut(model: nn.Module, stage: int, num_stages: int, layers: range) -> nn.Module:
+def cut(model: Decoder, stage: int, num_stages: int, layers: range) -> Decoder:
     """Leaves only what `stage` runs of `model` (best on meta), in place; layers keep their numbers."""
     if stage > 0:
         model.embed = model.position_table = model.embed_norm = None
@@ -148,11 +152,11 @@ def cut(model: nn.Module, stage: int, num_stages: int, layers: range) -> nn.Modu
 
 
 def into_stages(
-    model: nn.Module, mesh: Mesh, layout: Layout, parallelise_part: Callable[[nn.Module], nn.Module]
-) -> nn.Module:
+    model: Decoder, mesh: Mesh, layout: Layout, parallelise_part: Callable[[Decoder], Decoder]
+) -> Stages:
     """Cuts `model` (on meta) into this rank's stages, each parallelised by `parallelise_part`."""
     axis = mesh["pipeline"]
-    ranges = layer_numbers(layout.pipeline_layers)
+    ranges = layer_numbers(layout)
     numbers = stages_of_rank(
         layout.pipeline_schedule, axis.size(), axis.get_local_rank(), len(ranges) // axis.size()
     )
@@ -184,5 +188,10 @@ def schedule_of(stages: Stages, options: ScheduleOptions, examples: ExampleTenso
         for number in stages.numbers
     ]
     return make_schedule(
-        options, stages.parts, stages.numbers, stages.num_stages, inputs_and_outputs, stages.axis.get_group()
+        options,
+        stages.decoders,
+        stages.numbers,
+        stages.num_stages,
+        inputs_and_outputs,
+        stages.axis.get_group(),
     )

@@ -7,11 +7,12 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.pipelining._backward import stage_backward
 
+from kielo.models.blocks.decoder import Decoder
 from kielo.parallel.fsdp import set_last_micro_batch
 from kielo.recipe.errors import KieloError
 from kielo.resolve.software import schedule_complaint
@@ -68,9 +69,11 @@ class LeanStage(PipelineStage):
         return received
 
     def backward_one_chunk(
-        self, bwd_chunk_id: int, loss: torch.Tensor | None = None, full_backward: bool = True, **options: Any
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
-        super().backward_one_chunk(bwd_chunk_id, loss=loss, full_backward=full_backward, **options)
+        super().backward_one_chunk(
+            bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward
+        )
         # The schedule keeps losses until the end of the step, and their graphs keep what was received.
         if full_backward and loss is not None and not loss._is_view():
             loss.detach_()
@@ -149,7 +152,7 @@ class ScheduleOptions:
 
 def make_schedule(
     options: ScheduleOptions,
-    parts: Sequence[nn.Module],
+    parts: Sequence[Decoder],
     numbers: Sequence[int],
     num_stages: int,
     examples: Sequence[tuple[Tensor, Tensor]],
@@ -167,7 +170,7 @@ def make_schedule(
         _stage_class(options.name, part)(
             part, number, num_stages, options.device, input_args=given, output_args=made, group=group
         )
-        for part, number, (given, made) in zip(parts, numbers, examples)
+        for part, number, (given, made) in zip(parts, numbers, examples, strict=True)
     ]
     schedule_class = getattr(torch_schedules, TORCH_CLASSES[options.name])
     is_single = issubclass(schedule_class, torch_schedules.PipelineScheduleSingle)
@@ -180,7 +183,7 @@ def make_schedule(
     )
 
 
-def _stage_class(schedule: str, part: nn.Module) -> type[LeanStage]:
+def _stage_class(schedule: str, part: Decoder) -> type[LeanStage]:
     """Returns the class of a stage; ZeRO degrees 2 and 3 scatter gradients where the backward is whole."""
     is_scattered = part.zero >= 2 and not SCHEDULES[schedule].splits_backward
     return ScatteringStage if is_scattered else LeanStage
@@ -193,7 +196,7 @@ def without_peers() -> Iterator[None]:
     A rehearsed rank has no neighbours, and all shapes are given. torch before 2.13 asks neighbours only for
     shapes that are not given.
     """
-    base = torch_schedules._PipelineSchedule
+    base: Any = torch_schedules._PipelineSchedule
     if not hasattr(base, "_warmup_p2p"):
         yield
         return

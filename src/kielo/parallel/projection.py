@@ -77,7 +77,7 @@ class _Accumulated(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_bsd: Tensor, axis: TensorAxis | None, keeps_whole: bool, *both: Tensor | None
+        ctx: Any, x_bsd: Tensor, axis: TensorAxis | None, keeps_whole: bool, *both: Any
     ) -> tuple[Tensor, ...]:
         weights, biases = both[: len(both) // 2], both[len(both) // 2 :]
         ctx.axis = axis
@@ -172,8 +172,9 @@ def split_rows(linear: nn.Linear, mesh: DeviceMesh, axis: TensorAxis) -> None:
         bias = nn.Parameter(distribute_tensor(linear.bias, mesh, [Replicate()]), linear.bias.requires_grad)
         linear.register_parameter("bias", bias)
     # Its class, and not its forward, because compiled layers share their code only if their parts do.
-    linear.__class__ = RowSplitLinear
-    linear.axis, linear.is_one_operator = axis, False
+    made: Any = linear
+    made.__class__ = RowSplitLinear
+    made.axis, made.is_one_operator = axis, False
 
 
 class _SummedProduct(torch.autograd.Function):

@@ -19,7 +19,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from kielo.models.blocks.mlp import Activation
+from kielo.models.blocks.decoder import Decoder
+from kielo.models.blocks.mlp import NamedActivation
 from kielo.models.blocks.norm import LayerNorm, RMSNorm
 from kielo.parallel import lower_right_attention
 from kielo.parallel.materialise import local
@@ -35,20 +36,23 @@ _ATTENTION_KERNELS = (
 )
 
 
-def apply_recompute(model: nn.Module, layout: Layout) -> None:
+def apply_recompute(model: Decoder, layout: Layout) -> None:
     """Recomputes in every n-th layer; `forward` is replaced and no module added, so names do not change."""
     policy, parts = layout.recompute, layout.recomputed
     if not parts:
         return
     saved = _operators(layout.recompute_saved_operators) if policy == "operators" else set()
-    for number, layer in enumerate(model.layers.values()):
+    layers: list[Any] = list(model.layers.values())
+    for number, layer in enumerate(layers):
         if number % layout.recompute_every_layers:
             continue
         # A compiler makes norms and activations again by itself, where that saves memory.
         if parts & {"norms", "activations"} and not layout.compile:
             _MadeAgain(layer, parts)
         if "attention" in parts:
-            layer.attention.inner.__class__ = _recomputed(type(layer.attention.inner))
+            inner: nn.Module = layer.attention.inner
+            kind: Any = type(inner)  # mypy takes it for an instance, and asks how that is hashed
+            inner.__class__ = _recomputed(kind)
         if policy not in ("operators", "full"):
             continue
         for module in layer.modules():
@@ -79,7 +83,7 @@ class _Again(NamedTuple):
     inputs: tuple[Tensor, ...]
     size: torch.Size
     stride: tuple[int, ...]
-    offset: int
+    offset: int | torch.SymInt
     whole: dict[str, Any] | None
 
 
@@ -93,10 +97,14 @@ class _MadeAgain:
     def __init__(self, layer: nn.Module, parts: frozenset[str]) -> None:
         """Replaces the forward of `layer` and of those modules. parts: of "norms" and "activations"."""
         self._outputs: dict[int, tuple[Tensor, Callable[..., Tensor], tuple[Tensor, ...]]] = {}
-        norms = [module for module in layer.children() if isinstance(module, RMSNorm | LayerNorm)]
+        norms: list[nn.Module] = [
+            module for module in layer.children() if isinstance(module, RMSNorm | LayerNorm)
+        ]
         # A function whose gradient follows from its result keeps it.
-        activations = [
-            module for module in layer.modules() if isinstance(module, Activation) and not module.keeps_result
+        activations: list[nn.Module] = [
+            module
+            for module in layer.modules()
+            if isinstance(module, NamedActivation) and not module.keeps_result
         ]
         for module in norms * ("norms" in parts) + activations * ("activations" in parts):
             module.forward = partial(self._remember, module.forward)
@@ -153,14 +161,13 @@ def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
     their parts are of one class.
     """
 
-    class Recomputed(kind):
-        def forward(self, *inputs: Any) -> Any:
-            def inside(*inputs: Any) -> Any:
-                return kind.forward(self, *inputs)
+    def forward(self: nn.Module, *inputs: Any) -> Any:
+        def inside(*inputs: Any) -> Any:
+            return kind.forward(self, *inputs)
 
-            return checkpoint(inside, *inputs, use_reentrant=False, preserve_rng_state=False)
+        return checkpoint(inside, *inputs, use_reentrant=False, preserve_rng_state=False)
 
-    return Recomputed
+    return type("Recomputed", (kind,), {"forward": forward})
 
 
 def _keep(saved: set[Any]) -> Callable[..., CheckpointPolicy]:

@@ -67,7 +67,7 @@ def replicated_axes(tensor: Tensor, mesh: Mesh) -> list[str]:
     axes = axes_with_replicas(mesh)
     if not isinstance(tensor, DTensor):
         return axes
-    placements = dict(zip(tensor.device_mesh.mesh_dim_names, tensor.placements))
+    placements = dict(zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=True))
     return [axis for axis in axes if axis not in placements or placements[axis].is_replicate()]
 
 

@@ -9,7 +9,7 @@ a collective behind the product that needs it by cutting both is that of Wang et
 doi:10.1145/3567955.3567959. Shape letters: t = tensor ranks, b = batch, s = sequence, d = features.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -52,7 +52,7 @@ def gather_and_multiply(
     if axis is None or not axis.is_chunked:
         whole_bsd = gather(part_bsd, axis)
         return _products(whole_bsd, matrices, biases), whole_bsd if keeps_whole else None
-    coming = (start_gather(piece, axis) for piece in _pieces(part_bsd, axis))
+    coming: Iterable[Tensor] = (start_gather(piece, axis) for piece in _pieces(part_bsd, axis))
     if part_bsd.is_cuda:
         coming = list(coming)  # all start now
     # On gloo each starts when it is taken: of two under way, torch 2.13's write outside of their memory.

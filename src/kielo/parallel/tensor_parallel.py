@@ -7,7 +7,7 @@ Shoeybi et al. 2019 (arXiv:1909.08053) with the sequence parallelism of Korthika
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.nn import functional as F
 
 from kielo.models import families
+from kielo.models.blocks.alibi import Alibi
+from kielo.models.blocks.decoder import Decoder
+from kielo.models.blocks.norm import LayerNorm
 from kielo.models.parameter_shapes import style_of
 from kielo.parallel.mesh import Mesh
 from kielo.parallel.projection import AccumulatingProjection, split_rows
@@ -44,6 +47,15 @@ from kielo.resolve.stages import chunks_of
 # Shape letters: t = tensor ranks, b = batch, s = sequence, d = hidden size.
 
 
+Kind = TypeVar("Kind", bound=nn.Module)
+
+
+def _checked(module: nn.Module, kind: type[Kind]) -> Kind:
+    if not isinstance(module, kind):
+        raise TypeError(f"a {type(module).__name__} is not split as a {kind.__name__} is")
+    return module
+
+
 class SplitEmbedding(ParallelStyle):
     """A vocabulary's embedding whose rows divide by the ranks: each has rows r·v/t up to (r + 1)·v/t.
 
@@ -57,17 +69,17 @@ class SplitEmbedding(ParallelStyle):
 
     def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
         def split(_: str, embedding: nn.Module, axis: DeviceMesh) -> None:
-            rows = nn.Parameter(distribute_tensor(embedding.weight, axis, [Shard(0)]))
+            rows = nn.Parameter(distribute_tensor(embedding.get_parameter("weight"), axis, [Shard(0)]))
             embedding.register_parameter("weight", rows)
 
         distribute_module(module, axis, split)
-        module.forward = partial(_look_up, module, axis, self.output)
+        module.forward = partial(_look_up, _checked(module, nn.Embedding), axis, self.output)
         return module
 
 
 def _look_up(embedding: nn.Embedding, axis: DeviceMesh, output: Placement, ids_bs: Tensor) -> Tensor:
     # Not kept from before: FSDP2 replaces the parameter by what it has gathered.
-    rows_vd = embedding.weight.to_local()
+    rows_vd = own_part(embedding.weight)
     row_bs = ids_bs - axis.get_local_rank() * rows_vd.shape[0]
     is_elsewhere_bs = (row_bs < 0) | (row_bs >= rows_vd.shape[0])
     x_bsd = F.embedding(row_bs.masked_fill_(is_elsewhere_bs, 0), rows_vd)
@@ -119,7 +131,7 @@ SEQUENCE_DIM = 1  # of activations [b, s, d]
 ALONG_SEQUENCE = ("sequence", "residual", "whole", "positions")
 
 
-def apply_tensor_parallel(model: nn.Module, mesh: Mesh, layout: Layout) -> None:
+def apply_tensor_parallel(model: Decoder, mesh: Mesh, layout: Layout) -> None:
     """Splits the parameters of `model` (best on meta) in place by its family's tensor-parallel plan.
 
     Inputs stay whole token ids. The hidden states that come out are split along the sequence, or whole on
@@ -201,7 +213,7 @@ class SplitProjection(ParallelStyle):
         self.axis = axis
 
     def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        module.axis = self.axis
+        _checked(module, AccumulatingProjection).axis = self.axis
         return module
 
 
@@ -213,7 +225,7 @@ class SplitRows(ParallelStyle):
         self.axis = axis
 
     def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        split_rows(module, mesh, self.axis)
+        split_rows(_checked(module, nn.Linear), mesh, self.axis)
         return module
 
 
@@ -225,9 +237,10 @@ class SplitFeatures(ParallelStyle):
         self.axis = axis
 
     def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        if module.elementwise_affine:
+        norm = _checked(module, LayerNorm)
+        if norm.elementwise_affine:
             raise ValueError("a norm of split features has weights, which would have to be split too")
-        module.forward = partial(split_norm, epsilon=module.epsilon, axis=self.axis)
+        module.forward = partial(split_norm, epsilon=norm.epsilon, axis=self.axis)
         return module
 
 
@@ -236,17 +249,20 @@ class WholeMatrix(ParallelStyle):
 
     def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
         distribute_module(module, axis)
-        module.forward = partial(_with_whole_weight, module)
+        module.forward = partial(_with_whole_weight, _checked(module, nn.Linear))
         return module
 
 
 def _with_whole_weight(linear: nn.Linear, x_bsd: Tensor) -> Tensor:
     # Plain tensors: a DTensor that is split along the sequence would be gathered to be multiplied.
-    weight, bias = (
-        None if one is None else one.to_local(grad_placements=[Partial()])
-        for one in (linear.weight, linear.bias)
-    )
-    return F.linear(own_part(x_bsd), weight, bias)
+    bias = None if linear.bias is None else _whole(linear.bias)
+    return F.linear(own_part(x_bsd), _whole(linear.weight), bias)
+
+
+def _whole(parameter: Tensor) -> Tensor:
+    if not isinstance(parameter, DTensor):
+        return parameter
+    return parameter.to_local(grad_placements=[Partial()])
 
 
 class OwnPositionHeads(ParallelStyle):
@@ -274,7 +290,7 @@ class PositionTable(ParallelStyle):
     """A whole embedding; each rank reads the rows of its part of the sequence: [1, s] → [1, s/t, d]."""
 
     def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
-        def part(_: nn.Module, inputs: tuple, axis: DeviceMesh) -> DTensor:
+        def part(_: nn.Module, inputs: tuple, axis: DeviceMesh) -> Any:
             whole = DTensor.from_local(inputs[0], axis, [Replicate()], run_check=False)
             return whole.redistribute(placements=[Shard(SEQUENCE_DIM)])
 
@@ -303,23 +319,25 @@ class OwnHeads(ParallelStyle):
     """ALiBi slopes of the heads that a rank has."""
 
     def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
-        module.num_heads = module.total_heads // axis.size()
-        module.first_head = module.num_heads * axis.get_local_rank()
-        module.reset_buffers(module.slopes.device)
+        alibi = _checked(module, Alibi)
+        alibi.num_heads = alibi.total_heads // axis.size()
+        alibi.first_head = alibi.num_heads * axis.get_local_rank()
+        alibi.reset_buffers(alibi.slopes.device)
         return module
 
 
-_OWN_STYLES = {
+_OWN_STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "positions": PositionTable, "each_head": EachHead, "all_heads": AllHeads, "slopes": OwnHeads,
     "whole": WholeMatrix, "position_heads": OwnPositionHeads,
 }  # fmt: skip
 
 
-def _split_along(dim: int) -> Callable[[nn.Module, tuple, DeviceMesh], DTensor]:
+# torch says that such functions return None, and takes what they return.
+def _split_along(dim: int) -> Callable[..., Any]:
     return lambda _, inputs, axis: DTensor.from_local(inputs[0], axis, [Shard(dim)], run_check=False)
 
 
-def _to_local(_: nn.Module, output: DTensor, axis: DeviceMesh) -> Tensor:
+def _to_local(_: nn.Module, output: DTensor, axis: DeviceMesh) -> Any:
     return output.to_local()
 
 

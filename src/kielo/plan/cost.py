@@ -10,10 +10,10 @@ from kielo.plan.planned_layout import PlannedLayout, workload
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.step_seconds import step_seconds
 from kielo.recipe.errors import KieloError
+from kielo.recipe.optimisers import OPTIMISERS
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved
-from kielo.resolve.state_bytes import STATE_BYTES
 from kielo.resolve.text import imagined_text
 
 
@@ -121,7 +121,8 @@ def cost(planned: PlannedLayout, wall_hours: float | None = None, rate: Rate | N
         * (identity.total_steps // placement.train.heldout_every_steps)
     )
     heldout_seconds = heldout / planned.tokens_per_second * _FORWARD_SHARE
-    bytes_ = placement.parameters * (_WEIGHT_BYTES + 2 * STATE_BYTES[identity.train.optimiser_state])
+    state_bytes = OPTIMISERS[identity.train.optimiser].state_bytes(identity.train.optimiser_state)
+    bytes_ = placement.parameters * (_WEIGHT_BYTES + state_bytes)
     safe = bytes_ / planned.devices / _RANK_BYTES_PER_SECOND
     if run.site.file_system_gb_per_second:
         safe = max(safe, bytes_ / (run.site.file_system_gb_per_second * 1e9 * _FILE_SYSTEM_SHARE))

@@ -28,7 +28,6 @@ from kielo.plan.compare import (
 from kielo.plan.layer_seconds import exposed_tensor_seconds, layer_seconds, matrix_flops
 from kielo.plan.pipeline_simulation import StageSeconds, simulated_seconds
 from kielo.plan.planned_layout import SHARE, PlannedLayout, plan_layouts, workload
-from kielo.plan.step_seconds import optimiser_bytes
 from kielo.plan.workload import Workload, steps_by_precision
 from kielo.resolve.fp8_matrices import fp8_share, is_gathered_in_fp8
 from kielo.resolve.rules import LAYOUT_RULES, complaints
@@ -165,8 +164,8 @@ def _work_reasons(planned: PlannedLayout, work: Workload) -> dict[str, str]:
         "micro-batch at least; larger micro-batches give the device more to do meanwhile",
         "head": f"output matrix and loss over {run.model.vocab_size:,} tokens"
         f"{last * (layout.pipeline > 1)}{f'; split over {layout.tensor} tensor ranks' * (layout.tensor > 1)}",
-        "optimiser": f"{float(optimiser_bytes(work)[0]):g} bytes a parameter through memory once a step, of "
-        + (f"1/{shard} of the rank's parameters" if shard > 1 else "all parameters of the rank"),
+        "optimiser": f"{float(work.update_traffic_bytes[0]):g} bytes a parameter through memory once a step, "
+        + (f"of 1/{shard} of the rank's parameters" if shard > 1 else "of all parameters of the rank"),
         "fixed": "a constant of the engine for all that no other part counts; larger steps pay it less often",
         "slowest": f"the slowest of {count_text(planned.devices, 'device')} is expected "
         f"√(2 ln {planned.devices:,}) = {spreads:.1f} standard deviations of {_first(rates.jitter):.2%} "

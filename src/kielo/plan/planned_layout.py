@@ -16,7 +16,7 @@ from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.step_seconds import hidden_data_seconds, step_seconds
 from kielo.plan.workload import Workload
 from kielo.recipe.phases import FullPhase
-from kielo.recipe.sections import Layout, Model
+from kielo.recipe.sections import CompleteModel, Layout
 from kielo.resolve.memory import is_last_fullest, memory_bytes
 from kielo.resolve.memory_row import StepSize
 from kielo.resolve.shares import Shares, micro_batches_needed, rank_of_stage
@@ -85,7 +85,7 @@ def passes(work: Workload, efficiency: Efficiency) -> list[Passes]:
 
 
 def layout_pipeline(
-    model: Model, layout: Layout, one: Passes, micro_batches: int, sequence_length: int
+    model: CompleteModel, layout: Layout, one: Passes, micro_batches: int, sequence_length: int
 ) -> Pipeline:
     """Returns the pipeline of a layout.
 

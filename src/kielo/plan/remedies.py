@@ -8,14 +8,14 @@ from typing import Any
 from kielo.plan.planned_layout import PlannedLayout, plan_layouts
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import RECOMPUTED_PARTS, Layout, Model, Recipe
+from kielo.recipe.sections import RECOMPUTED_PARTS, CompleteModel, Layout, Recipe
 from kielo.resolve.resolved import Resolved
 from kielo.resolve.rules import LAYOUT_RULES, complaints
 from kielo.resolve.software import compile_advice
 from kielo.resolve.stages import SCHEDULES
 
 
-def speed_advice(model: Model, layout: Layout, accelerator: str, has_fp8: bool = False) -> list[str]:
+def speed_advice(model: CompleteModel, layout: Layout, accelerator: str, has_fp8: bool = False) -> list[str]:
     """Returns advice on sizes that are slow on a machine, and on slow combinations of keys.
 
     has_fp8: steps of the run are computed in FP8.

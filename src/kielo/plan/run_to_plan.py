@@ -17,7 +17,7 @@ from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.cards import cluster as cluster_card
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase, full_phases
-from kielo.recipe.sections import Layout, Model, Precision, Recipe
+from kielo.recipe.sections import CompleteModel, Layout, Precision, Recipe
 from kielo.resolve.budget import check_budget, with_budget_of_ready_tokens
 from kielo.resolve.memory import usable_bytes
 from kielo.resolve.memory_row import StepSize, TrainOptions
@@ -39,7 +39,7 @@ class RunToPlan:
     """
 
     recipe: Recipe
-    model: Model
+    model: CompleteModel
     site: Cluster
     card: Accelerator
     efficiency: Efficiency
@@ -47,7 +47,7 @@ class RunToPlan:
     precision: Precision
 
     @staticmethod
-    def of(recipe: Recipe, model: Model, precision: Precision | None = None) -> "RunToPlan":
+    def of(recipe: Recipe, model: CompleteModel, precision: Precision | None = None) -> "RunToPlan":
         """Returns the run on the recipe's cluster, or by the card of `machine` where the recipe names one.
 
         precision: default, that of most steps. Raises KieloError where no card says how fast the devices are,

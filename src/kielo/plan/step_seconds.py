@@ -17,15 +17,6 @@ from kielo.plan.workload import Workload
 
 Column = np.ndarray
 _OVERLAP_SHARPNESS = 4
-# Bytes of a parameter through memory: its gradient read for the norm, read and written to be clipped, read
-# and cleared; master weight and two moments read and written; the bf16 weight written, and moved once more as
-# it is gathered or copied.
-OPTIMISER_BYTES = 46
-# More of them where moments are kept in bf16: Kielo reads and writes them as fp32, and back, around the same
-# step.
-WIDENING_BYTES = 24
-# More of them by LAMB, each of whose operations goes through memory: counted from `train/optimiser.py`.
-LAMB_BYTES = 212
 
 
 @dataclass(frozen=True)
@@ -88,11 +79,9 @@ def step_seconds(work: Workload, efficiency: Efficiency) -> StepSeconds:
     routed = layers * work.routed_layer_parameters_of_rank
     frozen = layers * work.frozen * work.layer_parameters_of_rank
     dense = work.parameters_of_heaviest_rank - routed - frozen
-    optimiser = (
-        np.where(work.zero > 0, dense / work.shard + routed / work.expert_shard, dense + routed)
-        * optimiser_bytes(work)
-        / (work.memory_bandwidth * rates.memory)
-    )
+    updated = np.where(work.zero > 0, dense / work.shard + routed / work.expert_shard, dense + routed)
+    optimiser = updated * work.update_traffic_bytes / (work.memory_bandwidth * rates.memory)
+    optimiser += updated * work.update_flops / (work.peak * rates.matrix)
     busy = m * heaviest + bubble
     device = layer.matrix + layer.attention + layer.elementwise + tensor + context + expert
     return StepSeconds(
@@ -119,13 +108,6 @@ def hidden_data_seconds(work: Workload, efficiency: Efficiency, data_traffic: Co
     steps_once, steps_each = ring_steps_seconds(work, rates)
     whole = once + steps_once + (each + steps_each) * work.micro_batches
     return np.maximum(0.0, whole - data_traffic) / (1 - rates.overlap_cost)
-
-
-def optimiser_bytes(work: Workload) -> Column:
-    """Returns bytes of a parameter through memory in the optimiser's part of a step."""
-    is_widened = (work.compute_bytes > 0) & (work.optimiser_bytes < 8)
-    more = np.where(is_widened, WIDENING_BYTES, 0)
-    return OPTIMISER_BYTES + np.where(work.is_lamb > 0, LAMB_BYTES, more)
 
 
 def _with_overlap(traffic: Column, hides: Column, overlap_cost: float) -> Column:

@@ -17,7 +17,7 @@ from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import search
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases
-from kielo.recipe.sections import Model, Recipe
+from kielo.recipe.sections import CompleteModel, Recipe
 from kielo.resolve.planned_phases import flops_per_token
 from kielo.tokenizer.load import TextTokenizer
 
@@ -86,7 +86,7 @@ def kind_of(old: TextTokenizer, new: TextTokenizer) -> Kind:
     return "extend" if of_old.items() <= of_new.items() else "replace"
 
 
-def embedding_share(model: Model, size: int) -> float:
+def embedding_share(model: CompleteModel, size: int) -> float:
     """Returns embedding and untied head as a share of all parameters, with `size` tokens."""
     model = model.model_copy(update={"vocab_size": size})
     matrices = 1 if model.tie_word_embeddings else 2
@@ -100,7 +100,7 @@ class Pricing:
     recipe's cluster, or None for FLOPs alone.
     """
 
-    def __init__(self, recipe: Recipe, model: Model, nodes: int | None):
+    def __init__(self, recipe: Recipe, model: CompleteModel, nodes: int | None):
         usual = max(full_phases(recipe), key=lambda phase: phase.tokens)
         train = {
             "tokens": usual.tokens, "tokens_per_step": usual.tokens_per_step, "batch_ramp": None,
@@ -138,7 +138,7 @@ class Pricing:
             None if relearn_hours is None else relearn_tokens * relearn_hours,
         )  # fmt: skip
 
-    def _hours_per_token(self, model: Model) -> tuple[float | None, float | None]:
+    def _hours_per_token(self, model: CompleteModel) -> tuple[float | None, float | None]:
         """Plans a token of the text, and one with the body frozen, on the fastest layout of the former."""
         if self._nodes is None:
             return None, None
@@ -180,7 +180,7 @@ def recipe_tokens(recipe: Recipe) -> int | None:
     return _tokens(recipe, is_frozen=False)
 
 
-def check_rows(model: Model, kept: TextTokenizer, size: int) -> None:
+def check_rows(model: CompleteModel, kept: TextTokenizer, size: int) -> None:
     """Raises KieloError for a tokenizer with more tokens than the model has rows: it is not the model's."""
     if model.vocab_size is not None and size > model.vocab_size:
         raise KieloError(

@@ -14,7 +14,7 @@ from kielo.recipe.cards import Accelerator, Cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.phases import steps_of_run
-from kielo.recipe.sections import Fp8, Layout, Model, Precision, Recipe
+from kielo.recipe.sections import CompleteModel, Fp8, Layout, Precision, Recipe
 from kielo.resolve.fp8_matrices import fp8_share
 from kielo.resolve.memory_row import MemoryColumns, StepSize, TrainOptions, memory_row
 from kielo.resolve.stages import chunks_of
@@ -221,7 +221,7 @@ _COLUMNS = {
 
 
 def workload_row(
-    model: Model,
+    model: CompleteModel,
     layout: Layout,
     card: Accelerator,
     cluster: Cluster,

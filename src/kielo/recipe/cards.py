@@ -19,7 +19,6 @@ from kielo.recipe.sections import Section
 from kielo.recipe.toml_text import line_of, lines_of_keys
 
 _MOST_IB_TIMEOUT = 22
-SHARED_FILE_STALL_SECONDS, OWN_FILE_STALL_SECONDS = 120.0, 18.0
 _CARDS = Path(__file__).resolve().parent.parent / "cards"
 NEW_CARD = _CARDS / "new_cluster.toml"  # to fill in; @NAME@ stands for its name
 
@@ -259,12 +258,6 @@ class Cluster(Section):
         None, description="how jobs are started there; left out: none by `kielo launch`"
     )
 
-    @property
-    def longest_file_stall(self) -> float:
-        """Return `file_stall_seconds`, or its default for this machine."""
-        shared = SHARED_FILE_STALL_SECONDS if self.scheduler != "none" else OWN_FILE_STALL_SECONDS
-        return self.file_stall_seconds or shared
-
     @field_validator("sources")
     @classmethod
     def _names_fields(cls, sources: dict[str, str]) -> dict[str, str]:
@@ -289,7 +282,7 @@ class Cluster(Section):
     def _has_card(cls, name: str) -> str:
         known = accelerators()
         if name not in known:
-            named = {one: [] for one in known}
+            named: dict[str, list[str]] = {one: [] for one in known}
             raise ValueError(
                 f"no accelerator card has this name; known: {', '.join(known)}{did_you_mean(name, named)}"
             )

@@ -83,7 +83,7 @@ def _names(recipe: Recipe) -> Found:
             f"{recipe.language!r}; what would work: {known}",
         )
     if recipe.cluster not in clusters() and not is_own_card(recipe.cluster):
-        named = {name: [] for name in clusters()}
+        named: dict[str, list[str]] = {name: [] for name in clusters()}
         yield (
             ("cluster",),
             f"cluster = {recipe.cluster!r} has no card; `kielo clusters` lists all"
@@ -422,8 +422,9 @@ def _phases(recipe: Recipe) -> Found:
                 f"none; set phases.{phase.number}.learning_rate too, or leave it out",
             )
         rate = phase.learning_rate
-        has_decay_share = rate is not None and LEARNING_RATE_SCHEDULES[rate.schedule].has_decay_share
-        if has_decay_share and rate.warmup_share + rate.decay_share > 1:
+        if rate is None or not LEARNING_RATE_SCHEDULES[rate.schedule].has_decay_share:
+            continue
+        if rate.warmup_share + rate.decay_share > 1:
             warmup_key, decay_key = phase.key("warmup_share"), phase.key("decay_share")
             yield (
                 (decay_key, warmup_key),

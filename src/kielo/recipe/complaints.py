@@ -164,7 +164,7 @@ def _explain(entry: Any, model: type[BaseModel], origin: Callable[[str], str]) -
     key, kind = dotted(entry["loc"]), entry["type"]
     where = origin(key)
     if kind == "extra_forbidden":
-        near = _nearest_of_list_item(entry["loc"], model) or nearest_key(key, model)
+        near = _nearest_of_list_item(entry["loc"]) or nearest_key(key, model)
         listed = (
             "`kielo schema --of recipe` lists" if "corpus" in model.model_fields else "the shipped cards have"
         )
@@ -174,8 +174,9 @@ def _explain(entry: Any, model: type[BaseModel], origin: Callable[[str], str]) -
         example = _EXAMPLES.get(key)
         hint = f"what would work: {example}" if example else "it has no default"
         return Complaint((key,), f"{where}: {key} is missing; {hint}")
-    if kind in ("model_type", "dict_type") and _section(key, model) is not None:
-        example = next(iter(_section(key, model).model_fields))
+    section = _section(key, model)
+    if kind in ("model_type", "dict_type") and section is not None:
+        example = next(iter(section.model_fields))
         return Complaint(
             (key,),
             f"{where}: {key} = {_short(entry['input'])} does not fit, for {key} is a section with keys "
@@ -207,7 +208,7 @@ def _in_words(entry: Any) -> str:
     return f"what would work: {would_work}" if message.startswith("Input should be") else would_work
 
 
-def _nearest_of_list_item(location: Sequence[str | int], model: type[BaseModel]) -> str | None:
+def _nearest_of_list_item(location: Sequence[str | int]) -> str | None:
     """Returns the nearest key inside an entry of a list of sections: [[corpus.sources]] or [[phases]]."""
     *parents, leaf = location
     if not parents or not isinstance(parents[-1], int):

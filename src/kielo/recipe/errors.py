@@ -99,8 +99,8 @@ def _where(error: BaseException) -> str:
 
 def _of_the_system(error: OSError) -> str:
     paths = " → ".join(str(path) for path in (error.filename, error.filename2) if path is not None)
-    reason = error.strerror or os.strerror(error.errno)
-    advice = _ADVICE.get(error.errno)
+    reason = error.strerror or (os.strerror(error.errno) if error.errno else str(error))
+    advice = _ADVICE.get(error.errno or 0)
     return f"{paths or 'a file or device'}: {reason}" + (f"; {advice}" if advice else "")
 
 

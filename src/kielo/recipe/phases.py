@@ -26,7 +26,8 @@ class FullPhase:
     """One phase, complete. `number` counts from 1.
 
     `micro_batch_sequences`: None where Kielo chooses. `learning_rate`: the segment that begins with the
-    phase; None where the one before goes on. `trainable`: none for all modules.
+    phase; None where the one before goes on. `max_gradient_norm`: None for [train]'s. `trainable`: none for
+    all modules.
     """
 
     number: int
@@ -39,6 +40,7 @@ class FullPhase:
     trainable: tuple[str, ...]
     learning_rate: LearningRate | None
     given: frozenset[str]
+    max_gradient_norm: float | None = None
 
     def key(self, name: str) -> str:
         """Returns the key that has the value: "phases.2.sequence_length", or "dataset.…" if left out."""
@@ -163,6 +165,7 @@ def _full(recipe: Recipe, number: int, phase: Phase) -> FullPhase:
         _or(phase.trainable, train.trainable),
         rate,
         frozenset(name for name in Phase.model_fields if getattr(phase, name) is not None),
+        None if phase.max_gradient_norm == train.max_gradient_norm else phase.max_gradient_norm,
     )
 
 

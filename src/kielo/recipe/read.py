@@ -71,7 +71,7 @@ def read_recipe(
                 f"{label}: a recipe of {len(codes)} languages, which `kielo run`, `plan` and `status` take "
                 f"as a whole; {chosen}: --set language={codes[0]}"
             )
-        data = of_language(data, code, codes) if codes else data
+        data = of_language(data, str(code), codes) if codes else data
         for key, value in (stand_ins or {}).items():
             if key not in data:
                 data[key] = value
@@ -171,7 +171,8 @@ def run_folder(recipe: Recipe) -> Path:
 
 def _without_pattern(path: str) -> str:
     """Returns the part of a path that a pattern such as texts/*.txt fixes."""
-    return os.path.dirname(path[: re.search(r"[*?[]", path).start()]) if re.search(r"[*?[]", path) else path
+    begin = re.search(r"[*?[]", path)
+    return os.path.dirname(path[: begin.start()]) if begin else path
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -392,10 +393,11 @@ def _is_written(label: str) -> bool:
 
 def _leave_out(data: dict[str, Any], location: Sequence[str | int]) -> None:
     *parents, leaf = location
+    table: Any = data
     for part in parents:
-        data = data.get(part, {}) if isinstance(data, dict) else {}
-    if isinstance(data, dict):
-        data.pop(leaf, None)
+        table = table.get(part, {}) if isinstance(table, dict) else {}
+    if isinstance(table, dict):
+        table.pop(leaf, None)
 
 
 def _origin(key: str, origins: dict[str, str], otherwise: str) -> str:

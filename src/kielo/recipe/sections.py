@@ -13,7 +13,7 @@ is an entry in the right class here, and the line that uses it.
 import codecs
 import re
 from itertools import combinations
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -30,9 +30,33 @@ from pydantic import (
 from kielo.recipe.amounts import Amount, is_amount, parse_amount
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.model_types import FAMILIES
+from kielo.recipe.optimisers import OPTIMISERS
 from kielo.recipe.source_kinds import DEFAULT_TEMPLATE, KINDS, template_problem
 
 Part = TypeVar("Part", bound="Section")
+RECOMPUTED_PARTS = ("attention", "norms", "activations")  # of a layer, each by itself
+
+if TYPE_CHECKING:  # names of tables, which are text to a type checker
+    KindName = str
+    ModelType = str
+    Recompute = str
+    ScheduleName = str
+else:
+    KindName = Literal[tuple(KINDS)]
+    ModelType = Literal[tuple(FAMILIES)]
+    ScheduleName = Literal[tuple(LEARNING_RATE_SCHEDULES)]
+    Recompute = Literal[
+        (
+            "none",
+            *(
+                "+".join(parts)
+                for number in range(1, len(RECOMPUTED_PARTS) + 1)
+                for parts in combinations(RECOMPUTED_PARTS, number)
+            ),
+            "operators",
+            "full",
+        )
+    ]
 
 
 class Section(BaseModel):
@@ -131,7 +155,7 @@ class Source(Section):
         description='field or column that holds the text; default: "text", "content" of code, and "messages" '
         'or "conversations" of instructions',
     )
-    kind: Literal[tuple(KINDS)] = Field(
+    kind: KindName = Field(
         "text", description="; ".join(f"{name}: {kind.description}" for name, kind in KINDS.items())
     )
     language: _Texts = Field(
@@ -541,6 +565,8 @@ SHAPE_KEYS = (
     "head_dim",
 )
 
+ActivationName = Literal["silu", "relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"]
+
 
 class Model(Section):
     """[model], of the identity: keys as in Hugging Face's `config.json`.
@@ -548,7 +574,7 @@ class Model(Section):
     Keys there that do not change the maths are ignored on import.
     """
 
-    model_type: Literal[tuple(FAMILIES)] = Field("llama", description="the family, by Hugging Face's name")
+    model_type: ModelType = Field("llama", description="the family, by Hugging Face's name")
     params: Amount | None = Field(
         None,
         description='in place of a shape: "3B" is about this size, in the family\'s usual proportions',
@@ -589,9 +615,7 @@ class Model(Section):
     tie_word_embeddings: bool | None = Field(None, description="default: the family's")
     attention_bias: bool | None = Field(None, description="default: the family's")
     mlp_bias: bool | None = Field(None, description="default: the family's")
-    hidden_act: Literal["silu", "relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"] | None = Field(
-        None, description="default: the family's"
-    )
+    hidden_act: ActivationName | None = Field(None, description="default: the family's")
     sliding_window: PositiveInt | None = Field(
         None,
         description="tokens back that windowed layers see, itself included; a modernbert's (default: 65) "
@@ -639,29 +663,26 @@ class Model(Section):
         "tokenizer, .vec (fastText's text format) or .npz (`vectors`, a row for each id)",
     )
 
+
+class CompleteModel(Model):
+    """[model] with the values that a recipe may leave to Kielo, as `models.families.complete` sets them."""
+
+    num_key_value_heads: PositiveInt
+    head_dim: PositiveInt
+    vocab_size: PositiveInt
+    max_position_embeddings: PositiveInt
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    hidden_act: ActivationName
+
     @property
     def vocab_rows(self) -> int:
-        """Rows of the embedding and the head: vocab_size (which must be set), rounded up to vocab_multiple.
+        """Rows of the embedding and the head: vocab_size, rounded up to vocab_multiple.
 
         Those beyond vocab_size are padding: zero, never trained, in no logits that are read and in no export.
         """
-        assert self.vocab_size is not None
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
-
-
-RECOMPUTED_PARTS = ("attention", "norms", "activations")  # of a layer, each by itself
-Recompute = Literal[
-    (
-        "none",
-        *(
-            "+".join(parts)
-            for number in range(1, len(RECOMPUTED_PARTS) + 1)
-            for parts in combinations(RECOMPUTED_PARTS, number)
-        ),
-        "operators",
-        "full",
-    )
-]
 
 
 class Layout(Section):
@@ -750,7 +771,6 @@ class BatchRamp(Section):
     tokens: PositiveInt = Field(description="trained before steps have train.tokens_per_step")
 
 
-ScheduleName = Literal[tuple(LEARNING_RATE_SCHEDULES)]
 _WITH_DECAY_SHARE = ", ".join(
     name for name, schedule in LEARNING_RATE_SCHEDULES.items() if schedule.has_decay_share
 )
@@ -879,7 +899,8 @@ class TrainSchedule(Section):
 
 
 Objective = Literal["next_token", "masked_tokens"]
-OptimiserName = Literal["adamw", "lamb"]
+OptimiserName = Literal[tuple(OPTIMISERS)]
+StateDtype = Literal["fp32", "bf16"]
 MaskingKind = Literal["subword", "whole_word", "span"]
 
 
@@ -920,7 +941,7 @@ class TrainIdentity(Section):
     )
     optimiser: OptimiserName = Field(
         "adamw",
-        description="lamb: Adam with each matrix's step scaled to the matrix's own length, for large batches",
+        description="; ".join(f"{name}: {of.about}" for name, of in OPTIMISERS.items() if of.about),
     )
     weight_decay: float = Field(0.1, ge=0, description="of matrices; biases and norms have none")
     adam_beta1: float = Field(0.9, gt=0, lt=1, description="decay of the mean of gradients")
@@ -959,9 +980,7 @@ class TrainIdentity(Section):
         (), description="[step, precision]: what is computed in from that step on"
     )
     fp8: Fp8 = Field(Fp8(), description="how layers multiply where the precision is fp8")
-    optimiser_state: Literal["fp32", "bf16"] = Field(
-        "fp32", description="precision in which moments are kept"
-    )
+    optimiser_state: StateDtype = Field("fp32", description="precision in which moments are kept")
     gradient_reduce_dtype: ReduceDtype = Field(
         "fp32", description="dtype in which data-parallel ranks send and add up gradients"
     )
@@ -1054,6 +1073,9 @@ class Phase(Section):
         ge=0,
         le=1,
         description=f"share of the segment's tokens. Only with schedule = {_WITH_DECAY_SHARE}",
+    )
+    max_gradient_norm: PositiveFloat | None = Field(
+        None, description="longer gradients are shortened to this norm"
     )
     trainable: tuple[str, ...] | None = Field(
         None, description="modules that are trained, all others are frozen; [] for all"

@@ -58,7 +58,8 @@ def lines_of_keys(text: str) -> dict[str, int]:
     Beginnings of the text are read, each a line longer: a key is in the line after the last beginning that
     was valid without it. A card has tens of lines.
     """
-    lines, found, begin = text.splitlines(), {}, 1
+    lines, begin = text.splitlines(), 1
+    found: dict[str, int] = {}
     for number in range(1, len(lines) + 1):
         try:
             content = tomllib.loads("\n".join(lines[:number]))

@@ -7,7 +7,8 @@ here: `models/families.py` knows them by the families' own tables.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
@@ -256,13 +257,8 @@ def _of_phases(recipe: Recipe) -> Iterator[Condition]:
     for name in Phase.model_fields if recipe.phases else ():
         if name in ("tokens", "decay_share"):
             continue
-        is_read = any(
-            name not in phase.given
-            for phase in phases
-            if phase.learning_rate or name not in ("learning_rate", *OF_A_SEGMENT)
-        )
         yield Condition(
-            (key_of_all_phases(name),), ("phases",), lambda _, is_read=is_read: is_read,
+            (key_of_all_phases(name),), ("phases",), partial(_is_read_by, phases, name),
             "because each of [[phases]] has its own", f"phases.N.{name}",
         )  # fmt: skip
     for phase in phases:
@@ -272,6 +268,14 @@ def _of_phases(recipe: Recipe) -> Iterator[Condition]:
                 (phase.key("decay_share"),), (own,), lambda _: False,
                 f'with {own} = "{phase.learning_rate.schedule}"', f"{own} = {_SCHEDULES}",
             )  # fmt: skip
+
+
+def _is_read_by(phases: Sequence[FullPhase], name: str, recipe: Recipe) -> bool:
+    return any(
+        name not in phase.given
+        for phase in phases
+        if phase.learning_rate or name not in ("learning_rate", *OF_A_SEGMENT)
+    )
 
 
 def is_given(recipe: Recipe, key: str) -> bool:

@@ -18,7 +18,7 @@ from kielo.artifact.verify_results import Parity
 from kielo.artifact.weights_folder import is_on_hub
 from kielo.checkpoint.export_stage import CARD_FILE
 from kielo.recipe.model_types import FAMILIES
-from kielo.recipe.sections import Model, Recipe, Source
+from kielo.recipe.sections import CompleteModel, Recipe, Source
 from kielo.recipe.several_languages import languages_of
 from kielo.report.units import HIDDEN_TOKENS, baseline_name, format_bytes
 from kielo.resolve.overview import Overview
@@ -66,7 +66,7 @@ class Exported:
     the weights. is_hybrid: trained with causal sequences beside hidden tokens.
     """
 
-    model: Model
+    model: CompleteModel
     origin: str
     run: str | None
     dtype: str

@@ -6,7 +6,7 @@ They are counted tensor by tensor from the code of `models/blocks`; `memory.memo
 from kielo.models.decoder_count import LayerParts
 from kielo.models.families import module
 from kielo.recipe.cards import Accelerator
-from kielo.recipe.sections import DatasetIdentity, Layout, Model, Precision
+from kielo.recipe.sections import CompleteModel, DatasetIdentity, Layout, Precision
 from kielo.resolve.stages import SCHEDULES, layers_of_stages, stages_of_rank
 
 # Restart of learned positions in each document: the recipe's key → the identity's.
@@ -17,7 +17,7 @@ def learns_positions(model_type: str) -> bool:
     return "position_table" in module(model_type, "tables").TENSOR_PARALLEL_PLAN
 
 
-def with_positions(dataset: DatasetIdentity, model: Model) -> DatasetIdentity:
+def with_positions(dataset: DatasetIdentity, model: CompleteModel) -> DatasetIdentity:
     """Returns the section with restart_positions filled in: true, or None where positions do not begin anew.
 
     Identities that were stored before this key existed have None: their positions continue.
@@ -37,7 +37,9 @@ _LOGITS_SHARE = 1 / 128
 _LOGIT_BYTES = 2
 
 
-def loss_chunk_tokens(asked: int | None, model: Model, layout: Layout, card: Accelerator | None) -> int:
+def loss_chunk_tokens(
+    asked: int | None, model: CompleteModel, layout: Layout, card: Accelerator | None
+) -> int:
     """Returns the recipe's choice, else the largest power of two whose logits fit their share of memory.
 
     Each chunk reads and writes the head's fp32 gradient once, so few and large ones are faster on a GPU. On a
@@ -60,7 +62,7 @@ _WAITING_PASS = 1.4
 
 
 def memory_columns(
-    model: Model,
+    model: CompleteModel,
     layout: Layout,
     sequence_length: int,
     precision: Precision = "bf16",
@@ -107,13 +109,13 @@ def memory_columns(
     }
 
 
-def layer_parts(model: Model) -> LayerParts:
+def layer_parts(model: CompleteModel) -> LayerParts:
     """Returns what the model's family counts of its layer."""
     return module(model.model_type, "tables").layer_parts(model)
 
 
 def layer_bytes(
-    model: Model,
+    model: CompleteModel,
     layout: Layout,
     bytes_per_element: int,
     in_fp8: bool = False,
@@ -149,7 +151,7 @@ def layer_bytes(
     return recomputed * kept + (1 - recomputed) * whole, whole + others - kept
 
 
-def dropout_bytes(model: Model, layout: Layout) -> float:
+def dropout_bytes(model: CompleteModel, layout: Layout) -> float:
     """Returns bytes of a token and layer that dropout keeps for the backward: two masks, a byte an element.
 
     A layer that is computed again as a whole makes them again too.
@@ -159,7 +161,7 @@ def dropout_bytes(model: Model, layout: Layout) -> float:
     return 2 * kept * model.hidden_size / (layout.tensor if layout.sequence_parallel else 1)
 
 
-def attention_dropout_bytes(model: Model, layout: Layout, precision: Precision) -> float:
+def attention_dropout_bytes(model: CompleteModel, layout: Layout, precision: Precision) -> float:
     """Returns bytes of a token and layer that dropout of attention's weights keeps, on a GPU.
 
     They are the outputs of two passes of attention, of which the output's product with a share is the third
@@ -173,7 +175,7 @@ def attention_dropout_bytes(model: Model, layout: Layout, precision: Precision) 
 
 
 def _made_again(
-    model: Model, layout: Layout, parts: dict[str, float], others: float, in_fp8: bool
+    model: CompleteModel, layout: Layout, parts: dict[str, float], others: float, in_fp8: bool
 ) -> dict[str, float]:
     """Returns bytes that are not kept because the backward makes them again, by what `recompute` names.
 
@@ -193,7 +195,7 @@ def _made_again(
     return found
 
 
-def _kept_parts(model: Model, layout: Layout, bytes_per_element: int) -> dict[str, float]:
+def _kept_parts(model: CompleteModel, layout: Layout, bytes_per_element: int) -> dict[str, float]:
     """Returns bytes that autograd keeps of a layer, a token on a device, by part.
 
     The inputs of matrices are counted whole, as they are gathered; sequence parallelism splits everything
@@ -224,7 +226,7 @@ def _kept_parts(model: Model, layout: Layout, bytes_per_element: int) -> dict[st
     }
 
 
-def _heads(model: Model, layout: Layout) -> tuple[float, float]:
+def _heads(model: CompleteModel, layout: Layout) -> tuple[float, float]:
     """Returns the width of (all queries, all keys) on a tensor rank."""
     return (
         model.num_attention_heads * model.head_dim / layout.tensor,
@@ -232,7 +234,7 @@ def _heads(model: Model, layout: Layout) -> tuple[float, float]:
     )
 
 
-def _layer_elements(model: Model, layout: Layout) -> float:
+def _layer_elements(model: CompleteModel, layout: Layout) -> float:
     """Counts the elements of one layer's matrices on a tensor rank.
 
     Norms and biases are left out: below 0.1 % from hidden 1,024 on.
@@ -243,7 +245,7 @@ def _layer_elements(model: Model, layout: Layout) -> float:
     )
 
 
-def _position_elements(model: Model) -> float:
+def _position_elements(model: CompleteModel) -> float:
     """Counts the elements of learned positions, which every tensor rank of the first stage holds whole."""
     if not learns_positions(model.model_type):
         return 0.0

@@ -7,7 +7,7 @@ from kielo.models.families import complete, keys_passed_over, read_hf_config
 from kielo.models.proportions import with_shape
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase
-from kielo.recipe.sections import Model, Recipe, Tokenizer
+from kielo.recipe.sections import CompleteModel, Model, Recipe, Tokenizer
 from kielo.tokenizer.facts import tokenizer_facts
 
 KEPT_BESIDE_WEIGHTS = (
@@ -18,7 +18,7 @@ KEPT_BESIDE_WEIGHTS = (
 )  # all other keys of [model] are those of config.json
 
 
-def complete_model(recipe: Recipe, asked: Sequence[FullPhase], tokenizer_vocab_size: int) -> Model:
+def complete_model(recipe: Recipe, asked: Sequence[FullPhase], tokenizer_vocab_size: int) -> CompleteModel:
     """Return the model section with every derived key set, from config.json if it has weights.
 
     Whether the vocabulary and the sequences fit the model is asked by `rules.py`.
@@ -44,10 +44,10 @@ def _model_of_weights(model: Model) -> Model:
     kept["weights"] = pinned(model.weights, folder)
     if model.transplant is not None:
         kept["vocab_size"] = None  # the tokenizer's
-    return read_hf_config(folder).model_copy(update=kept)
+    return Model(**dict(read_hf_config(folder)) | kept)
 
 
-def model_of_weights_here(model: Model) -> Model | None:
+def model_of_weights_here(model: Model) -> CompleteModel | None:
     """Reads config.json of `model.weights`; None without weights, and where they are not fetched yet."""
     folder = model.weights and weights_here(model.weights)
     return read_hf_config(folder) if folder else None
@@ -92,7 +92,7 @@ def overridden_in_words(model: Model) -> str:
     ]
     said = [f"not in force, as config.json of {model.weights} replaces it: {', '.join(keys)}"] if keys else []
     folder = model.weights and weights_here(model.weights)
-    if passed_over := keys_passed_over(folder) if folder else []:
+    if folder and found and (passed_over := keys_passed_over(folder)):
         said.append(
             f"keys of config.json that {found.model_type} models have neither here nor in transformers, "
             f"passed over: {', '.join(passed_over)}"

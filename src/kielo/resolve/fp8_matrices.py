@@ -6,13 +6,13 @@ from math import prod
 
 from kielo.models import families
 from kielo.models.parameter_shapes import parameter_shapes, style_of
-from kielo.recipe.sections import Fp8, Model
+from kielo.recipe.sections import CompleteModel, Fp8
 
 MULTIPLE = 16  # both dims of a weight, on each rank: torch._scaled_mm takes no others
 _MATRIX_STYLES = ("column", "row")
 
 
-def layer_matrices(model: Model) -> list[str]:
+def layer_matrices(model: CompleteModel) -> list[str]:
     """Returns the names of all modules in the layers of the whole model that are one matrix."""
     plan = families.module(model.model_type, "tables").TENSOR_PARALLEL_PLAN
     weights = families.module(model.model_type, "tables").to_hugging_face(model)
@@ -36,7 +36,7 @@ def is_gathered_in_fp8(fp8: Fp8, device: str) -> bool:
     return fp8.gathered_in_fp8 and fp8.scaling == "tensorwise" and device == "cuda"
 
 
-def fp8_share(model: Model, fp8: Fp8) -> float:
+def fp8_share(model: CompleteModel, fp8: Fp8) -> float:
     """Returns the share of the layers' matrices in FP8, by weights, for a complete `model`.
 
     Modules that `kept_in_bf16` names stay in bf16.

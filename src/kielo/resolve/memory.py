@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 
 from kielo.recipe.cards import Accelerator
+from kielo.recipe.optimisers import WIDENED_BYTES
 from kielo.resolve.memory_row import MemoryColumns
-from kielo.resolve.state_bytes import WIDENED_BYTES
+from kielo.resolve.state_bytes import Bytes
 
 # The one answer to "does it fit": bytes that a step may reserve on a device, and those it needs; no torch.
 #
@@ -17,7 +18,6 @@ from kielo.resolve.state_bytes import WIDENED_BYTES
 # (`context_bytes`); the allocator's share goes with what a step allocates and frees.
 
 
-Bytes = TypeVar("Bytes")  # a number, or a column of them
 # Bytes of a step that no formula counts: workspaces of kernels and of collectives, gathered gradients.
 WORKSPACE_BYTES = 1.5e9
 # Reserved beyond what is allocated: fragments of the allocator, as a share of what a step allocates and
@@ -157,7 +157,7 @@ class _Rank:
             work.optimiser_bytes * (self.trained - copy) / shard,
         )
         times = self.bytes_at_times()
-        at = np.argmax([sum(parts) for parts in times], axis=0)
+        at = np.argmax([sum(parts[1:], parts[0]) for parts in times], axis=0)
         gradients, gathered, activations, logits = (
             np.choose(at, [parts[part] for parts in times]) for part in range(4)
         )
@@ -261,17 +261,12 @@ class _Rank:
 
     @cached_property
     def widened(self) -> Column:
-        """Bytes in fp32 that the optimiser's step has beside what is kept.
-
-        AdamW: moments that are kept in bf16. LAMB: the update of one parameter and a part of it.
-        """
-        work, wide = self.work, 2 * _FP32_BYTES
-        adamw = np.where(
-            work.optimiser_bytes < wide, np.minimum(wide * self.trained / self.shard, WIDENED_BYTES), 0.0
-        )
+        """Bytes in fp32 that the optimiser's step has beside what is kept."""
+        work = self.work
+        widened = np.minimum(work.widened_bytes * self.trained / self.shard, WIDENED_BYTES)
         matrix = (1.0 - work.frozen) * work.hidden * work.ffn / work.tensor
         largest = np.maximum(np.maximum(self.embedding, self.head), matrix)
-        return np.where(work.is_lamb > 0, wide * largest / self.shard, adamw)
+        return np.maximum(work.whole_update_bytes * largest / self.shard, widened)
 
     @cached_property
     def waits_whole(self) -> Column:
@@ -335,4 +330,6 @@ class _Rank:
 
 def _chosen(condition: Column, one: MemoryBytes, other: MemoryBytes) -> MemoryBytes:
     """Returns `one` where the condition holds, else `other`."""
-    return MemoryBytes(*(np.where(condition, a, b) for a, b in zip(vars(one).values(), vars(other).values())))
+    return MemoryBytes(
+        *(np.where(condition, a, b) for a, b in zip(vars(one).values(), vars(other).values(), strict=True))
+    )

@@ -5,12 +5,21 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from kielo.recipe.cards import Accelerator
-from kielo.recipe.sections import Fp8, Layout, Model, OptimiserName, Precision, ReduceDtype, Train
+from kielo.recipe.optimisers import ADAMW_TRAFFIC_BYTES, OPTIMISERS
+from kielo.recipe.sections import (
+    CompleteModel,
+    Fp8,
+    Layout,
+    Precision,
+    ReduceDtype,
+    StateDtype,
+    Train,
+)
 from kielo.resolve.activation_bytes import (
     attention_dropout_bytes,
     dropout_bytes,
@@ -21,10 +30,9 @@ from kielo.resolve.activation_bytes import (
 from kielo.resolve.fp8_matrices import fp8_share, is_gathered_in_fp8
 from kielo.resolve.planned_phases import frozen_share
 from kielo.resolve.stages import SCHEDULES
-from kielo.resolve.state_bytes import STATE_BYTES
 
 Column = np.ndarray
-_ZERO: Column = np.float64(0)
+_ZERO: Any = np.float64(0)  # a column of any length
 
 
 class StepSize(NamedTuple):
@@ -44,12 +52,12 @@ class TrainOptions:
 
     precision: Precision = "bf16"
     fp8: Fp8 = Fp8()
-    optimiser_state: Literal["fp32", "bf16"] = "fp32"
+    optimiser_state: StateDtype = "fp32"
     loss_chunk_tokens: int | None = None
     gradient_reduce_dtype: ReduceDtype = "fp32"
     deterministic: bool = False
     trainable: tuple[str, ...] = ()
-    optimiser: OptimiserName = "adamw"
+    optimiser: str = "adamw"
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
 
@@ -94,7 +102,11 @@ class MemoryColumns:
     micro_batches: Column
     splits_backward: Column  # 1 for schedules that split the backward pass
     optimiser_bytes: Column  # of a parameter between steps, with master weights
-    is_lamb: Column = _ZERO  # 1 where LAMB makes the updates, 0 for Adam
+    # as in `recipe/optimisers.py`
+    update_traffic_bytes: Column = np.float64(ADAMW_TRAFFIC_BYTES)
+    update_flops: Column = _ZERO
+    widened_bytes: Column = _ZERO
+    whole_update_bytes: Column = _ZERO
     tied: Column  # 1 where head and embedding are tied
     # Counted for Kielo's own training by `activation_bytes.memory_columns`; 0 for other engines.
     # bytes of a parameter in the precision of the compute, gathered from fp32 shards
@@ -150,7 +162,7 @@ class MemoryColumns:
 
 
 def memory_row(
-    model: Model,
+    model: CompleteModel,
     layout: Layout,
     step: StepSize,
     train: TrainOptions,
@@ -165,6 +177,7 @@ def memory_row(
     device = "cpu" if on_processor else card.device if card else "cuda"
     chunk_tokens = loss_chunk_tokens(train.loss_chunk_tokens, model, layout, card)
     schedule, is_pipeline = SCHEDULES[layout.pipeline_schedule], layout.pipeline > 1
+    optimiser = OPTIMISERS[train.optimiser]
     own = memory_columns(model, layout, step.sequence_length, train.precision, chunk_tokens, on_processor)
     if train.hidden_dropout:
         own["kept_bytes"] += dropout_bytes(model, layout)
@@ -181,8 +194,11 @@ def memory_row(
         "sequence_parallel": float(layout.sequence_parallel and layout.tensor > 1),
         "micro_batch": step.micro_batch, "micro_batches": step.micro_batches,
         "splits_backward": float(schedule.splits_backward and is_pipeline),
-        "optimiser_bytes": 2 * STATE_BYTES[train.optimiser_state],
-        "is_lamb": float(train.optimiser == "lamb"), "tied": float(model.tie_word_embeddings),
+        "optimiser_bytes": optimiser.state_bytes(train.optimiser_state),
+        "update_traffic_bytes": optimiser.traffic_bytes[train.optimiser_state],
+        "update_flops": optimiser.flops,
+        "widened_bytes": optimiser.widened_bytes[train.optimiser_state],
+        "whole_update_bytes": optimiser.whole_update_bytes, "tied": float(model.tie_word_embeddings),
         "head_in_recipe": float(train.precision == "fp8" and train.fp8.head),
         "reduce_bytes": {"fp32": 4, "bf16": 2}[train.gradient_reduce_dtype],
         "frozen": frozen_share(model, train.trainable),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kielo.recipe.cards import Accelerator
-from kielo.recipe.sections import Layout, Model
+from kielo.recipe.sections import CompleteModel, Layout
 from kielo.resolve.memory import memory_bytes, usable_bytes
 from kielo.resolve.memory_row import MemoryColumns, StepSize, TrainOptions, memory_row
 from kielo.resolve.shares import micro_batches_needed, preferred_size
@@ -36,7 +36,7 @@ class RankOfRun:
     or the layout cannot run.
     """
 
-    model: Model
+    model: CompleteModel
     layout: Layout
     options: tuple[TrainOptions, ...]
     card: Accelerator | None
@@ -57,11 +57,12 @@ def micro_batch(rank: RankOfRun, sequence_length: int, sequences: int, at_most: 
     sizes = np.arange(1, min(sequences, at_most or sequences, _MOST_TOKENS) + 1)
     numbers = micro_batches_needed(rank.layout, sequences, sizes)
     may = np.ones(len(sizes), bool)
-    if rank.card is None or rank.card.memory_bytes is None:
+    usable = None if rank.card is None else usable_bytes(rank.card)
+    if usable is None:
         may = sizes <= _USUAL
     else:
         may = _is_worth_it(rank.layout, sequence_length, numbers, sizes)
-        may[may] = _fits(rank, sequence_length, sizes[may], numbers[may])
+        may[may] = _fits(rank, usable, sequence_length, sizes[may], numbers[may])
     least = sizes * numbers == (sizes * numbers).min()
     if not (may & least).any():
         # with those that add nothing, so that a size is not chosen for its empty sequences
@@ -85,14 +86,16 @@ def _is_worth_it(layout: Layout, sequence_length: int, numbers: Column, sizes: C
     return leaves_enough & (sizes * sequence_length // layout.context <= _MOST_TOKENS)
 
 
-def _fits(rank: RankOfRun, sequence_length: int, sizes: Column, numbers: Column) -> Column:
+def _fits(rank: RankOfRun, usable: float, sequence_length: int, sizes: Column, numbers: Column) -> Column:
     """Returns True where the peak fits the device's memory in every precision of the run."""
     fits = np.ones(len(sizes), bool)
     if not len(sizes):
         return fits
-    steps = [StepSize(sequence_length, int(size), int(number)) for size, number in zip(sizes, numbers)]
+    steps = [
+        StepSize(sequence_length, int(size), int(number)) for size, number in zip(sizes, numbers, strict=True)
+    ]
     for options in rank.options:
         rows = [memory_row(rank.model, rank.layout, step, options, rank.card) for step in steps]
         peak = memory_bytes(MemoryColumns.of(rows)).peak("reserved")
-        fits &= peak <= _MEMORY_SHARE * usable_bytes(rank.card)
+        fits &= peak <= _MEMORY_SHARE * usable
     return fits

@@ -19,8 +19,8 @@ from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import PACKED, Recipe, Source
 from kielo.resolve.budget import allowed_epochs, mixture_of, with_budget
 from kielo.resolve.planned_phases import epochs, plan_phases
-from kielo.resolve.resolved import Phase
-from kielo.resolve.rules import Case, Machine, Steps, complaints, mixture_has_text, repeats_of_sources
+from kielo.resolve.resolved import PlannedPhase
+from kielo.resolve.rules import StepCase, Steps, complaints, mixture_has_text, repeats_of_sources
 from kielo.resolve.text import (
     Text,
     blocks_as_they_are,
@@ -114,7 +114,7 @@ def mixture_table(recipe: Recipe, run_folder: Path) -> MixtureTable:
     text = Text(tokens, 0, origin, 0, 0, packed_sequences=by_length, tokens_per_document=lengths)
     recipe = with_budget(recipe, text)
     asked = full_phases(recipe)
-    case = Case(recipe, recipe.model, Machine(), asked, text, tokens_folder=run_folder / "tokens")
+    case = StepCase(recipe, asked, text, run_folder / "tokens")
     if found := complaints(case, [mixture_has_text]):
         raise KieloError("; ".join(found))
     mixtures = [mixture_of(phase, text, recipe.dataset) for phase in asked]
@@ -143,7 +143,7 @@ def effective_tokens(unique_tokens: float, times_read: float) -> float:
     return unique_tokens * (1 + WORTH_OF_REPEATS * (1 - math.exp(-repeats / WORTH_OF_REPEATS)))
 
 
-def _phase_rows(phases: tuple[Phase, ...], number: int, text: Text) -> list[PhaseRow]:
+def _phase_rows(phases: tuple[PlannedPhase, ...], number: int, text: Text) -> list[PhaseRow]:
     """Returns the rows of phase `number`, whose batch ramp is several entries of `phases`."""
     of_phase = [phase for phase in phases if phase.number == number]
     mixture, sequences = of_phase[-1].mixture, of_phase[-1].sequences_per_step

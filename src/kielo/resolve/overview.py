@@ -8,7 +8,7 @@ from kielo.models.families import module
 from kielo.recipe.errors import KieloError
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.phases import FullPhase
-from kielo.recipe.sections import Model, Recipe
+from kielo.recipe.sections import CompleteModel, Recipe
 from kielo.resolve.budget import has_budget, with_budget_of_ready_tokens
 from kielo.resolve.planned_phases import epochs, flops_per_token
 from kielo.resolve.resolve import case_before_text
@@ -25,7 +25,7 @@ class Overview:
     `ready_tokens`: source → its tokens, of sources that are token files; None where there are none here.
     """
 
-    model: Model
+    model: CompleteModel
     parameters: int
     tokens: int | None
     steps: tuple[tuple[int, int], ...]
@@ -92,7 +92,7 @@ def _ready_tokens(recipe: Recipe) -> Mapping[str, int] | None:
         return None
 
 
-def overview_of_phases(model: Model, phases: Sequence[FullPhase]) -> Overview:
+def overview_of_phases(model: CompleteModel, phases: Sequence[FullPhase]) -> Overview:
     """Returns the facts of a complete model and complete phases."""
     kinds = [
         (phase.tokens, phase.tokens_per_step, phase.sequence_length, phase.trainable) for phase in phases
@@ -129,7 +129,7 @@ def overview_of_run(identity: Identity, text: Text | None = None) -> Overview:
 _Kind = tuple[int, int, int, tuple[str, ...]]
 
 
-def _overview(model: Model, kinds: Sequence[_Kind], learning_rates: Sequence[str]) -> Overview:
+def _overview(model: CompleteModel, kinds: Sequence[_Kind], learning_rates: Sequence[str]) -> Overview:
     """Adds up; kinds: (tokens, tokens a step, tokens of a sequence, trained modules) of each phase."""
     count = module(model.model_type, "tables")
     return Overview(

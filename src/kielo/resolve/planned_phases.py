@@ -1,6 +1,6 @@
 """Phases in numbers: steps, samples, text drawn before each, and the segments of the learning rate.
 
-In: the phases of a recipe, and the tokens that each source has to predict. Out: `Phase`s and
+In: the phases of a recipe, and the tokens that each source has to predict. Out: `PlannedPhase`s and
 `LearningRateSegment`s, and how often each source is read. Arithmetic; `resolve` complains of numbers that are
 not possible.
 """
@@ -16,9 +16,9 @@ from kielo.models.families import module
 from kielo.models.parameter_shapes import parameter_shapes
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.phases import FullPhase, steps_of_phase
-from kielo.recipe.sections import BatchRamp, Model
+from kielo.recipe.sections import BatchRamp, CompleteModel
 from kielo.resolve.fp8_matrices import is_kept, layer_matrices
-from kielo.resolve.resolved import LearningRateSegment, Phase
+from kielo.resolve.resolved import LearningRateSegment, PlannedPhase
 
 # The parameters that a phase trains: patterns of module names → names of parameters; torch-free.
 #
@@ -28,7 +28,7 @@ from kielo.resolve.resolved import LearningRateSegment, Phase
 _VOCABULARY = {"embed.weight", "head.weight"}
 
 
-def trains(model: Model, patterns: Sequence[str], name: str) -> bool:
+def trains(model: CompleteModel, patterns: Sequence[str], name: str) -> bool:
     """Returns True if the parameter is trained. patterns: none for all; see `train.trainable`.
 
     A tied head is the embedding, and either name means both.
@@ -39,7 +39,7 @@ def trains(model: Model, patterns: Sequence[str], name: str) -> bool:
     return any(is_kept(one.rpartition(".")[0], patterns) for one in names)
 
 
-def frozen_share(model: Model, patterns: Sequence[str]) -> float:
+def frozen_share(model: CompleteModel, patterns: Sequence[str]) -> float:
     """Returns the share of the layers' matrices that are frozen, by elements; `model` is complete."""
     if not patterns:
         return 0.0
@@ -50,7 +50,7 @@ def frozen_share(model: Model, patterns: Sequence[str]) -> float:
     )
 
 
-def flops_per_token(model: Model, sequence_length: int, patterns: Sequence[str]) -> int:
+def flops_per_token(model: CompleteModel, sequence_length: int, patterns: Sequence[str]) -> int:
     """Computes the model FLOPs of one token of a phase, without the gradients of weights that are frozen.
 
     The products for the gradients of inputs count, also where nothing before them is trained. Two FLOPs for
@@ -75,27 +75,28 @@ def plan_phases(
     ramp: BatchRamp | None,
     seed: int,
     epoch_tokens: EpochTokens,
-) -> tuple[Phase, ...]:
+) -> tuple[PlannedPhase, ...]:
     """Computes the phases. mixtures: of each of `asked`.
 
     Tokens of a phase that do not fill a step are not trained. Mixtures may be empty where the recipe will be
     refused; offsets are then left out. Best-fit packed documents are packed anew where the length changes: a
     source that is read at another length than before goes on with its next epoch there.
     """
-    phases: list[Phase] = []
-    step, sample, offsets = 1, 0, {}
+    phases: list[PlannedPhase] = []
+    step, sample = 1, 0
+    offsets: dict[str, int] = {}
     read: dict[str, tuple[int, int]] = {}  # source → (length at which it was read last, tokens drawn by then)
     longest = max(phase.sequence_length for phase in asked)
     for phase, mixture in zip(asked, mixtures, strict=True):
         order_first_sample = sample
         for tokens_per_step, steps in steps_of_phase(phase, ramp if phase.number == 1 else None):
             sequences = max(1, tokens_per_step // phase.sequence_length)
-            phases.append(Phase(
+            phases.append(PlannedPhase(
                 number=phase.number, first_step=step, steps=steps, first_sample=sample,
                 sequence_length=phase.sequence_length, sequences_per_step=sequences,
                 tokens_per_step=sequences * phase.sequence_length, mixture=dict(mixture),
                 packing=phase.packing, order_first_sample=order_first_sample, offsets=offsets,
-                trainable=phase.trainable,
+                max_gradient_norm=phase.max_gradient_norm, trainable=phase.trainable,
             ))  # fmt: skip
             step, sample = step + steps, sample + steps * sequences
         if phase is not asked[-1] and mixture:
@@ -127,17 +128,16 @@ def _at_length(next_length: int, name: str, length: int, drawn: int, epoch_token
 
 
 def plan_learning_rates(
-    asked: Sequence[FullPhase], phases: Sequence[Phase]
+    asked: Sequence[FullPhase], phases: Sequence[PlannedPhase]
 ) -> tuple[LearningRateSegment, ...]:
     """Computes the segments. Warm-up and decay are multiples of a number that divides all their steps."""
-    begins = [phase for phase in asked if phase.learning_rate is not None]
-    ends = [phase.number for phase in begins[1:]] + [len(asked) + 1]
+    begins = [(phase.number, phase.learning_rate) for phase in asked if phase.learning_rate is not None]
+    ends = [number for number, _ in begins[1:]] + [len(asked) + 1]
     segments, first_token = [], 0
-    for begin, end in zip(begins, ends, strict=True):
-        inside = [phase for phase in phases if begin.number <= phase.number < end]
+    for (begin, rate), end in zip(begins, ends, strict=True):
+        inside = [phase for phase in phases if begin <= phase.number < end]
         tokens = sum(phase.steps * phase.tokens_per_step for phase in inside)
         unit = math.gcd(*(phase.tokens_per_step for phase in inside))
-        rate = begin.learning_rate
         warmup = round(rate.warmup_share * (tokens // unit)) * unit
         decay = LEARNING_RATE_SCHEDULES[rate.schedule].decay_tokens(rate.decay_share, tokens, warmup, unit)
         segments.append(LearningRateSegment(
@@ -148,7 +148,7 @@ def plan_learning_rates(
     return tuple(segments)
 
 
-def epochs(phases: Sequence[Phase], epoch_tokens: EpochTokens) -> dict[str, tuple[Fraction, Fraction]]:
+def epochs(phases: Sequence[PlannedPhase], epoch_tokens: EpochTokens) -> dict[str, tuple[Fraction, Fraction]]:
     """Returns source → (how often all phases read it, how much of that may come of whole-number quotas)."""
     found: dict[str, tuple[Fraction, Fraction]] = {}
     numbers_seen: set[int] = set()

@@ -6,7 +6,6 @@ Reads the manifests of the run folder's tokens and the tokenizer. Refuses number
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ from kielo.recipe.phases import FullPhase, full_phases
 from kielo.recipe.read import run_folder as folder_of_run
 from kielo.recipe.sections import (
     Checkpoint,
+    CompleteModel,
     DatasetIdentity,
     Layout,
-    Model,
     Recipe,
     RecipeIdentity,
     TrainIdentity,
@@ -35,7 +34,7 @@ from kielo.resolve.longer_run import goes_on_level, is_longer, way_to_go_on
 from kielo.resolve.memory_row import TrainOptions
 from kielo.resolve.micro_batch import RankOfRun, micro_batch, micro_batch_up_to
 from kielo.resolve.planned_phases import flops_per_token, merged, plan_learning_rates, plan_phases
-from kielo.resolve.resolved import Identity, Phase, PhasePlacement, Placement, Resolved
+from kielo.resolve.resolved import Identity, PhasePlacement, Placement, PlannedPhase, Resolved
 from kielo.resolve.rules import (
     LAYOUT_RULES,
     MACHINE_RULES,
@@ -43,6 +42,7 @@ from kielo.resolve.rules import (
     STEP_RULES,
     Case,
     Machine,
+    StepCase,
     Steps,
     complaints,
     refuse,
@@ -52,6 +52,7 @@ from kielo.resolve.software import (
     Software,
     chosen_precision,
     compile_advice,
+    file_stall_seconds,
     planned,
     precisions,
     start_timeout_seconds,
@@ -94,12 +95,13 @@ def resolve(
     machine = Machine(world_size, device, _accelerator(recipe, device, accelerator), software)
     asked = full_phases(recipe)
     model = complete_model(recipe, asked, text.vocabulary_size)
-    case = Case(recipe, model, machine, asked, text, tokens_folder=run_folder / "tokens")
+    case = Case(recipe, model, machine, asked, text.vocabulary_size)
     found = complaints(case, (*MACHINE_RULES, *MODEL_RULES, *LAYOUT_RULES))
     layout = _with_axes(recipe.layout, world_size)
     options = tuple(TrainOptions.of(precision, recipe.train) for precision in precisions(recipe.train))
-    steps = _steps(case, RankOfRun(model, layout, options, None if found else machine.card))
-    refuse(recipe, [*found, *complaints(replace(case, steps=steps), STEP_RULES)])
+    steps = _steps(recipe, asked, text, RankOfRun(model, layout, options, None if found else machine.card))
+    of_steps = StepCase(recipe, asked, text, run_folder / "tokens", steps)
+    refuse(recipe, [*found, *complaints(of_steps, STEP_RULES)])
     heldout = num_sequences(text.heldout_tokens, steps.phases[0].sequence_length)
     identity = _identity(recipe, model, asked, steps, text.tokens_hash, heldout)
     return Resolved(
@@ -140,13 +142,13 @@ def case_before_text(recipe: Recipe, text: Text | None = None) -> Case:
     """
     text = text or imagined_text(recipe)
     model = complete_model(recipe, full_phases(recipe), text.vocabulary_size)
-    case = Case.of(recipe, model, Machine(software=planned(cluster(recipe.cluster))), text)
+    machine = Machine(software=planned(cluster(recipe.cluster)))
+    case = Case.of(recipe, model, machine, text.vocabulary_size)
     refuse(recipe, complaints(case, MODEL_RULES))
     return case
 
 
-def _steps(case: Case, rank: RankOfRun) -> Steps:
-    recipe, asked, text = case.recipe, case.phases, case.text
+def _steps(recipe: Recipe, asked: Sequence[FullPhase], text: Text, rank: RankOfRun) -> Steps:
     mixtures = [mixture_of(phase, text, recipe.dataset) for phase in asked]
     phases = plan_phases(asked, mixtures, recipe.train.batch_ramp, recipe.seed, text.epoch_tokens)
     micro_batches = tuple(
@@ -156,7 +158,12 @@ def _steps(case: Case, rank: RankOfRun) -> Steps:
 
 
 def _identity(
-    recipe: Recipe, model: Model, asked: Sequence[FullPhase], steps: Steps, tokens_hash: str, heldout: int
+    recipe: Recipe,
+    model: CompleteModel,
+    asked: Sequence[FullPhase],
+    steps: Steps,
+    tokens_hash: str,
+    heldout: int,
 ) -> Identity:
     """heldout: sequences of held-out text that there are."""
     train = recipe.train.part(TrainIdentity)
@@ -204,14 +211,14 @@ def _placement(
                 micro_batches_per_step=number,
                 flops_per_token=flops_per_token(model, phase.sequence_length, phase.trainable),
             )
-            for phase, (size, number) in zip(steps.phases, steps.micro_batches)
+            for phase, (size, number) in zip(steps.phases, steps.micro_batches, strict=True)
         ),
         device=machine.device,
         accelerator=card.name if card else "unknown",
         peak_tflops=card.peak_tflops if card else {},
         parameters=count.parameters(model),
         end_of_text_id=text.end_of_text_id,
-        file_stall_seconds=cluster(recipe.cluster).longest_file_stall,
+        file_stall_seconds=file_stall_seconds(cluster(recipe.cluster)),
         tokenizer_hash=text.tokenizer_hash,
         tokens_folder=str(run_folder / "tokens"),
         tokenizer_folder=str(run_folder / "tokenizer"),
@@ -286,7 +293,7 @@ def _with_axes(layout: Layout, world_size: int) -> Layout:
     return layout.model_copy(update={"replicate": 1, "shard": max(1, world_size // inner)})
 
 
-def _micro_batches(phase: Phase, asked: FullPhase, rank: RankOfRun) -> tuple[int, int]:
+def _micro_batches(phase: PlannedPhase, asked: FullPhase, rank: RankOfRun) -> tuple[int, int]:
     """Returns (sequences of a micro-batch, micro-batches of a step) on one rank.
 
     The small steps of a batch ramp have micro-batches no larger than those after them, and mostly the same:

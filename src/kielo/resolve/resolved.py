@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
@@ -25,13 +25,12 @@ from kielo.artifact.run_format import (
     migrated_run,
     with_version,
 )
-from kielo.recipe.cards import OWN_FILE_STALL_SECONDS
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import (
     Checkpoint,
+    CompleteModel,
     DatasetIdentity,
     Layout,
-    Model,
     Packing,
     RecipeIdentity,
     ScheduleName,
@@ -49,13 +48,13 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
-class Phase(_Frozen):
+class PlannedPhase(_Frozen):
     """Steps `first_step` … `last_step` (from 1) of one size, from sample `first_sample` on.
 
     `number` is the recipe's phase; those of a batch ramp share it, and with it their order of the data, which
     begins at `order_first_sample` with `offsets` tokens drawn from each source before it, the filling of
-    best-fit packed sequences included. `mixture`: source → weight. `trainable`: the modules that are trained,
-    none for all.
+    best-fit packed sequences included. `mixture`: source → weight. `max_gradient_norm`: None for that of
+    `train`. `trainable`: the modules that are trained, none for all.
     """
 
     number: PositiveInt
@@ -69,6 +68,7 @@ class Phase(_Frozen):
     order_first_sample: int
     offsets: dict[str, int]
     packing: Packing = "one_stream"
+    max_gradient_norm: float | None = None
     trainable: tuple[str, ...] = ()
 
     @property
@@ -112,11 +112,11 @@ class Identity(RecipeIdentity):
     `heldout_sequences` are at most those that there are.
     """
 
-    model: Model
+    model: CompleteModel
     dataset: DatasetIdentity
     train: TrainIdentity
     tokens_hash: str
-    phases: tuple[Phase, ...]
+    phases: tuple[PlannedPhase, ...]
     learning_rates: tuple[LearningRateSegment, ...]
 
     @property
@@ -136,6 +136,11 @@ class Identity(RecipeIdentity):
         return next(
             (i for i, phase in enumerate(self.phases) if step <= phase.last_step), len(self.phases) - 1
         )
+
+    def max_gradient_norm(self, index: int) -> float:
+        """Returns the norm that gradients are clipped to in steps of `phases[index]`."""
+        own = self.phases[index].max_gradient_norm
+        return self.train.max_gradient_norm if own is None else own
 
     def next_steps(self, step: int, also_skipped: Sequence[tuple[int, int]] = ()) -> StepRange:
         """Returns the steps from `step` on that are taken in one go, when those before it are done.
@@ -161,6 +166,9 @@ class Identity(RecipeIdentity):
             if phase.first_step <= step
         )
         return within + max(0, step - self.total_steps) * self.phases[-1].tokens_per_step
+
+
+OWN_FILE_STALL_SECONDS = 18.0  # of a machine that shares no file system
 
 
 class PhasePlacement(_Frozen):
@@ -195,6 +203,16 @@ class Placement(_Frozen):
     tokens_folder: str
     tokenizer_folder: str
     train_folder: str
+
+
+Value = TypeVar("Value")
+
+
+def filled(value: Value | None) -> Value:
+    """Returns a value of a section that a recipe may leave out, and that `resolve` has filled in."""
+    if value is None:
+        raise ValueError("a section of a recipe that is not resolved")
+    return value
 
 
 class Resolved(_Frozen):

@@ -6,11 +6,14 @@ are known before the first stage. Arithmetic that other rooms need of a rule sta
 (`stages.py`, `software.py`, `fp8_matrices.py`).
 """
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import reduce
 from pathlib import Path
+from typing import TypeVar
 
 from kielo.models.families import keys_of_family, model_complaints, module
 from kielo.models.parameter_shapes import parameter_shapes
@@ -18,13 +21,14 @@ from kielo.models.rope_scaling import unread_keys
 from kielo.recipe.cards import Accelerator
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
+from kielo.recipe.optimisers import OPTIMISERS
 from kielo.recipe.phases import FullPhase, full_phases, skip_complaints
-from kielo.recipe.sections import Layout, Model, Recipe
+from kielo.recipe.sections import CompleteModel, Layout, Recipe
 from kielo.resolve.activation_bytes import learns_positions
 from kielo.resolve.budget import allowed_epochs, num_sequences, sources_with_text
 from kielo.resolve.fp8_matrices import MULTIPLE, is_kept, layer_matrices
 from kielo.resolve.planned_phases import epochs, trains
-from kielo.resolve.resolved import Phase
+from kielo.resolve.resolved import PlannedPhase
 from kielo.resolve.shares import MOST_FILLED, lengths_that_split
 from kielo.resolve.software import NEWEST, Software, precisions, schedule_complaint
 from kielo.resolve.stages import SCHEDULES, micro_batch_complaint, num_stages, split_by_cost
@@ -49,26 +53,26 @@ class Steps:
     that share a step.
     """
 
-    phases: tuple[Phase, ...]
+    phases: tuple[PlannedPhase, ...]
     micro_batches: tuple[tuple[int, int], ...] = ()
     data_ranks: int = 1
 
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe with its complete `model`, for rules to judge. text, steps: None before they are known."""
+    """A recipe with its complete `model`, for rules to judge. vocabulary_size: 0 before it is known."""
 
     recipe: Recipe
-    model: Model
+    model: CompleteModel
     machine: Machine
     phases: tuple[FullPhase, ...]
-    text: Text | None = None
-    steps: Steps | None = None
-    tokens_folder: Path = Path("tokens")
+    vocabulary_size: int = 0
 
     @staticmethod
-    def of(recipe: Recipe, model: Model, machine: Machine = Machine(), text: Text | None = None) -> "Case":
-        return Case(recipe, model, machine, full_phases(recipe), text)
+    def of(
+        recipe: Recipe, model: CompleteModel, machine: Machine = Machine(), vocabulary_size: int = 0
+    ) -> "Case":
+        return Case(recipe, model, machine, full_phases(recipe), vocabulary_size)
 
     @property
     def layout(self) -> Layout:
@@ -79,11 +83,24 @@ class Case:
         return replace(self, recipe=self.recipe.model_copy(update={"layout": layout}))
 
 
+@dataclass(frozen=True)
+class StepCase:
+    """A recipe with its text and steps, for rules to judge. steps: none before they are planned."""
+
+    recipe: Recipe
+    phases: tuple[FullPhase, ...]
+    text: Text
+    tokens_folder: Path
+    steps: Steps = Steps(())
+
+
 Complaints = Iterator[str]
 Rule = Callable[[Case], Complaints]
+StepRule = Callable[[StepCase], Complaints]
+Judged = TypeVar("Judged", Case, StepCase)
 
 
-def complaints(case: Case, rules: Iterable[Rule]) -> list[str]:
+def complaints(case: Judged, rules: Iterable[Callable[[Judged], Complaints]]) -> list[str]:
     """Return the complaints of `rules`, each once: several phases may have the same."""
     return list(dict.fromkeys(said for rule in rules for said in rule(case)))
 
@@ -147,8 +164,8 @@ def _rope_scaling(case: Case) -> Complaints:
 
 
 def _holds_the_vocabulary(case: Case) -> Complaints:
-    size, needed = case.model.vocab_size, case.text.vocabulary_size if case.text else 0
-    if size is not None and size < needed:
+    size, needed = case.model.vocab_size, case.vocabulary_size
+    if size < needed:
         yield (
             f"model.vocab_size = {size} is less than the tokenizer's {needed} tokens; what would work: "
             + (
@@ -237,6 +254,17 @@ def _moments_in_bf16(case: Case) -> Complaints:
                 f'train.{key} = {beta:g} with train.optimiser_state = "bf16": a step would change a moment '
                 f"by {1 - beta:.2g} of itself, which rounding to bf16 takes back (up to {_LOST_SHARE:.2g}); "
                 f'what would work: train.{key} of at most 0.99, or train.optimiser_state = "fp32"'
+            )
+
+
+def _combined_with_optimiser(case: Case) -> Complaints:
+    name = case.recipe.train.optimiser
+    for key, allowed in OPTIMISERS[name].only_with.items():
+        value = reduce(getattr, key.split("."), case.recipe)
+        if value not in allowed:
+            yield (
+                f'{key} = {json.dumps(value)} cannot be combined with train.optimiser = "{name}". '
+                f"Fix: {key} = {' or '.join(map(json.dumps, allowed))}"
             )
 
 
@@ -359,7 +387,7 @@ def _context_axis(case: Case) -> Complaints:
     if layout.context_attention == "ulysses":
         # `_tensor_axis` says if layout.tensor does not divide the heads; here it must not divide by zero.
         heads = max(1, model.num_attention_heads // layout.tensor)
-        kv_heads = max(1, (model.num_key_value_heads or model.num_attention_heads) // layout.tensor)
+        kv_heads = max(1, model.num_key_value_heads // layout.tensor)
         common = math.gcd(heads, kv_heads)
         if common % ranks:
             sizes = [size for size in range(1, common + 1) if common % size == 0]
@@ -494,7 +522,7 @@ _HEAD_WIDTHS = {
 _KEEP_IN_BF16 = "; or leave such matrices out by train.fp8.kept_in_bf16"
 
 
-def _fp8_sizes(model: Model, tensor: int, kinds: set[str]) -> Complaints:
+def _fp8_sizes(model: CompleteModel, tensor: int, kinds: set[str]) -> Complaints:
     """kinds: the last parts of the names of the matrices in FP8."""
     if model.hidden_size % MULTIPLE:
         yield (
@@ -528,8 +556,9 @@ def _fp8_width(what: str, width: int, tensor: int, larger: str) -> Complaints:
 
 def _device_has_fp8(case: Case) -> Complaints:
     train, machine = case.recipe.train, case.machine
-    is_real = machine.device == "cuda" and machine.card is not None and not train.fp8.emulate
-    if is_real and "fp8" in precisions(train):
+    if machine.device != "cuda" or machine.card is None or train.fp8.emulate:
+        return
+    if "fp8" in precisions(train):
         yield from device_has_fp8(machine.card)
 
 
@@ -546,7 +575,7 @@ def device_has_fp8(card: Accelerator) -> Complaints:
 # The text
 
 
-def mixture_has_text(case: Case) -> Complaints:
+def mixture_has_text(case: StepCase) -> Complaints:
     for phase in case.phases:
         filled = sources_with_text(case.text.tokens, phase.sequence_length)
         if not filled:
@@ -560,7 +589,7 @@ def mixture_has_text(case: Case) -> Complaints:
     yield from _blocks_as_they_are(case)
 
 
-def _blocks_as_they_are(case: Case) -> Complaints:
+def _blocks_as_they_are(case: StepCase) -> Complaints:
     """Why blocks that others cut and shuffled cannot be taken in their order."""
     if case.recipe.dataset.packing != "as_is":
         return
@@ -577,7 +606,7 @@ def _blocks_as_they_are(case: Case) -> Complaints:
         yield f'{asked} is of train.objective = "next_token". Fix: packing = "one_stream"'
 
 
-def repeats_of_sources(case: Case) -> Complaints:
+def repeats_of_sources(case: StepCase) -> Complaints:
     """Sources that are read more often than the recipe allows (Muennighoff et al. 2023, arXiv:2305.16264)."""
     recipe, asked = case.recipe, case.phases
     tokens = sum(phase.tokens for phase in asked)
@@ -615,7 +644,7 @@ def _smaller_weight(mixture: Mapping[str, float], name: str, factor: float) -> s
     return f"mixture.{name} of at most {math.floor(weight * 10**digits) / 10**digits:.6g}"
 
 
-def _heldout_text(case: Case) -> Complaints:
+def _heldout_text(case: StepCase) -> Complaints:
     if num_sequences(case.text.heldout_tokens, case.steps.phases[0].sequence_length) == 0:
         yield (
             f"{case.tokens_folder}: no held-out text; what would work: a larger dataset.heldout_share "
@@ -626,7 +655,7 @@ def _heldout_text(case: Case) -> Complaints:
 # The steps
 
 
-def _precision_changes(case: Case) -> Complaints:
+def _precision_changes(case: StepCase) -> Complaints:
     last_step = case.steps.phases[-1].last_step
     steps = [step for step, _ in case.recipe.train.precision_changes]
     for step in sorted(set(steps)):
@@ -639,12 +668,12 @@ def _precision_changes(case: Case) -> Complaints:
             )
 
 
-def _tokens_in_fp8(case: Case) -> Complaints:
+def _tokens_in_fp8(case: StepCase) -> Complaints:
     """The gradient of a weight is a product over a micro-batch's tokens; FP8 units take 16 at a time."""
-    context = case.layout.context
+    context = case.recipe.layout.context
     if "fp8" not in precisions(case.recipe.train):
         return
-    for phase, (sequences, _) in zip(case.steps.phases, case.steps.micro_batches):
+    for phase, (sequences, _) in zip(case.steps.phases, case.steps.micro_batches, strict=True):
         tokens = sequences * phase.sequence_length // context
         if tokens % 16:
             key = case.phases[phase.number - 1].key("sequence_length")
@@ -654,9 +683,9 @@ def _tokens_in_fp8(case: Case) -> Complaints:
             )
 
 
-def _reduction_in_bf16(case: Case) -> Complaints:
+def _reduction_in_bf16(case: StepCase) -> Complaints:
     """FSDP2 sums the gradients of micro-batches in the reduction's buffer, before those of replicas."""
-    layout, has_several = case.layout, any(number > 1 for _, number in case.steps.micro_batches)
+    layout, has_several = case.recipe.layout, any(number > 1 for _, number in case.steps.micro_batches)
     is_late = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
     is_scattered_often = layout.zero > 1 and not is_late and has_several
     if case.recipe.train.gradient_reduce_dtype == "bf16" and layout.replicate > 1 and is_scattered_often:
@@ -667,7 +696,7 @@ def _reduction_in_bf16(case: Case) -> Complaints:
         )
 
 
-def _ranks_share_the_steps(case: Case) -> Complaints:
+def _ranks_share_the_steps(case: StepCase) -> Complaints:
     """Each rank takes whole sequences, one or more. The small steps of a batch ramp may have fewer."""
     data_ranks = case.steps.data_ranks
     for phase in _full_steps(case.steps.phases):
@@ -686,9 +715,9 @@ def _ranks_share_the_steps(case: Case) -> Complaints:
         )
 
 
-def _pipeline_is_filled(case: Case) -> Complaints:
+def _pipeline_is_filled(case: StepCase) -> Complaints:
     """Full steps that a schedule cannot run, unless a few empty micro-batches help."""
-    layout, steps = case.layout, case.steps
+    layout, steps = case.recipe.layout, case.steps
     if layout.pipeline == 1:
         return
     for phase in _full_steps(steps.phases):
@@ -701,14 +730,14 @@ def _pipeline_is_filled(case: Case) -> Complaints:
             yield from [said] if said else []
 
 
-def _full_steps(phases: Sequence[Phase]) -> Iterator[Phase]:
+def _full_steps(phases: Sequence[PlannedPhase]) -> Iterator[PlannedPhase]:
     """Yield the phases without the small steps of a batch ramp."""
-    for phase, following in zip(phases, [*phases[1:], None]):
+    for phase, following in zip(phases, [*phases[1:], None], strict=True):
         if following is None or following.number != phase.number:
             yield phase
 
 
-def _skipped_steps(case: Case) -> Complaints:
+def _skipped_steps(case: StepCase) -> Complaints:
     yield from skip_complaints(case.recipe.train.skip_steps, case.steps.phases[-1].last_step)
 
 
@@ -731,6 +760,7 @@ MODEL_RULES: tuple[Rule, ...] = (
     _restarted_positions,
     _attention_dropout,
     _moments_in_bf16,
+    _combined_with_optimiser,
     _trained_modules,
 )
 LAYOUT_RULES: tuple[Rule, ...] = (
@@ -747,7 +777,7 @@ MACHINE_RULES: tuple[Rule, ...] = (
     _fp8_matrices,
     _device_has_fp8,
 )
-STEP_RULES: tuple[Rule, ...] = (
+STEP_RULES: tuple[StepRule, ...] = (
     mixture_has_text,
     repeats_of_sources,
     _precision_changes,

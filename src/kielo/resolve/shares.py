@@ -128,7 +128,7 @@ def uneven_steps(resolved: Resolved) -> list[str]:
     """Returns sentences on the run's steps that have empty sequences; none where none has."""
     layout, said, ramp = resolved.placement.layout, [], []
     phases = resolved.identity.phases
-    for phase, following, placed in zip(phases, [*phases[1:], None], resolved.placement.phases):
+    for phase, following, placed in zip(phases, [*phases[1:], None], resolved.placement.phases, strict=True):
         shares = Shares(
             phase.sequences_per_step,
             layout.replicate * layout.shard,
@@ -140,7 +140,7 @@ def uneven_steps(resolved: Resolved) -> list[str]:
             ramp.append((shares.empty_share * work, work))
         elif shares.empty_share:
             said.append(f"{phase.sequences_per_step:,} sequences a step on {shares}")
-    empty, work = (sum(column) for column in zip(*ramp)) if ramp else (0, 1)
+    empty, work = (sum(column) for column in zip(*ramp, strict=True)) if ramp else (0, 1)
     if empty:
         said.append(f"in the steps of the batch ramp, {empty / work:.1%} of the work is empty sequences")
     return said

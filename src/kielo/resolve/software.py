@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kielo.artifact.checkpoint_folder import step_folders
 from kielo.recipe.cards import Cluster, cluster
 from kielo.recipe.sections import Layout, Precision, Recipe, Train
-from kielo.resolve.resolved import read
+from kielo.resolve.resolved import OWN_FILE_STALL_SECONDS, read
 from kielo.resolve.stages import SCHEDULES
 
 # Table of what each version of torch runs, as it was tried; torch-free.
@@ -95,8 +95,10 @@ def _complaint(limit: Limit, version: str) -> str | None:
 
 
 def _number(version: str) -> tuple[int, int]:
-    major, minor = re.match(r"(\d+)\.(\d+)", version).groups()
-    return int(major), int(minor)
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None:
+        raise ValueError(f"{version!r} is no version of torch")
+    return int(found[1]), int(found[2])
 
 
 # The software that a run computes with, as far as its numbers depend on it; torch-free.
@@ -203,8 +205,9 @@ def chosen_precision(recipe: Recipe, device: str, has_amx: bool, run_folder: Pat
 
 
 def precisions(train: Train) -> list[Precision]:
-    """Return the precisions that the run computes in, in the order of its steps."""
-    return list(dict.fromkeys([train.precision, *(precision for _, precision in train.precision_changes)]))
+    """Return the precisions that the run computes in, in the order of its steps, if they are chosen."""
+    all_of_them = [train.precision, *(precision for _, precision in train.precision_changes)]
+    return list(dict.fromkeys(precision for precision in all_of_them if precision is not None))
 
 
 def with_precision(recipe: Recipe, precision: Precision) -> Recipe:
@@ -226,9 +229,16 @@ def _begun(run_folder: Path) -> Precision | None:
 
 
 _USUAL_SECONDS = 1800.0
+_SHARED_FILE_STALL_SECONDS = 120.0
 
 
 def start_timeout_seconds(recipe: Recipe) -> float:
     """Returns the limit of the meeting, of each communicator's start and of the first steps' collectives."""
     card = cluster(recipe.cluster)
     return recipe.train.start_timeout_seconds or card.start_timeout_seconds or _USUAL_SECONDS
+
+
+def file_stall_seconds(card: Cluster) -> float:
+    """Return the longest stall of the machine's file system that ends no run."""
+    is_shared = card.scheduler != "none"
+    return card.file_stall_seconds or (_SHARED_FILE_STALL_SECONDS if is_shared else OWN_FILE_STALL_SECONDS)

@@ -5,11 +5,11 @@ are on ranks in a loop (rank r has r, r + p, …: Narayanan et al. 2021, arXiv:2
 r and 2p - 1 - r: Qi et al. 2023, arXiv:2401.10241), so that a V's first and last stage share a rank.
 """
 
-from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from kielo.models.families import module
-from kielo.recipe.sections import Layout, Model
+from kielo.recipe.sections import CompleteModel, Layout
 
 
 class Schedule(NamedTuple):
@@ -36,7 +36,7 @@ def num_stages(layout: Layout) -> int:
     )
 
 
-def layers_of_stages(model: Model, sequence_length: int, layout: Layout) -> tuple[int, ...]:
+def layers_of_stages(model: CompleteModel, sequence_length: int, layout: Layout) -> tuple[int, ...]:
     """Returns the number of layers of each stage, as the recipe lists them or by cost.
 
     The rules must have passed the layout.
@@ -79,20 +79,22 @@ def split_by_cost(num_layers: int, stages: int, layer_cost: float, head_cost: fl
         raise ValueError(f"{num_layers} layers do not make {stages} stages")
     if stages == 1:
         return (num_layers,)
-    best: tuple[float, tuple[int, ...]] | None = None
+    splits = []
     for last in range(min(num_layers - (stages - 1), -(-num_layers // stages)) + 1):
         each, more = divmod(num_layers - last, stages - 1)
-        split = (each + 1,) * more + (each,) * (stages - 1 - more) + (last,)
-        heaviest = max(max(split[:-1]) * layer_cost, last * layer_cost + head_cost)
-        if best is None or heaviest < best[0]:
-            best = heaviest, split
-    return best[1]
+        splits.append((each + 1,) * more + (each,) * (stages - 1 - more) + (last,))
+    return min(
+        splits, key=lambda split: max(max(split[:-1]) * layer_cost, split[-1] * layer_cost + head_cost)
+    )
 
 
-def layer_numbers(layers_of_stages: Sequence[int]) -> list[range]:
-    """Returns the numbers of each stage's layers."""
-    starts = [sum(layers_of_stages[:stage]) for stage in range(len(layers_of_stages) + 1)]
-    return [range(start, stop) for start, stop in zip(starts, starts[1:])]
+def layer_numbers(layout: Layout) -> list[range]:
+    """Return the numbers of each stage's layers. layout: resolved."""
+    if layout.pipeline_layers is None:
+        raise ValueError("layout.pipeline_layers is not resolved")
+    layers = layout.pipeline_layers
+    starts = [sum(layers[:stage]) for stage in range(len(layers) + 1)]
+    return [range(start, stop) for start, stop in pairwise(starts)]
 
 
 def micro_batch_complaint(schedule: str, micro_batches: int, ranks: int, stages: int) -> str | None:

@@ -7,23 +7,21 @@ exact: `kielo rehearse` measures the same numbers.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal, TypeVar
+from typing import TypeVar
+
+import numpy as np
 
 from kielo.models.families import module
 from kielo.models.parameter_shapes import parameter_shapes, style_of
-from kielo.recipe.sections import Layout, Model
+from kielo.recipe.optimisers import OPTIMISERS
+from kielo.recipe.sections import CompleteModel, Layout, StateDtype
 from kielo.resolve.planned_phases import trains
 from kielo.resolve.shares import coordinates
 from kielo.resolve.stages import layer_numbers, stages_of_rank
 
-Bytes = TypeVar("Bytes")  # a number, or a column of them
+Bytes = TypeVar("Bytes", float, np.ndarray)  # a number, or a column of them
 _COPIES_IN_MEMORY = 4
 _FP32 = 4
-_MOMENTS = 2
-STATE_BYTES = {"fp32": 4, "bf16": 2}  # of a moment
-# Moments kept in bf16 are fp32 for the optimiser's step, so many bytes of them at a time
-# (`train/optimiser.py`).
-WIDENED_BYTES = 2**28
 # style → dim of the weight on the tensor axis
 _SPLIT_DIM = {"vocabulary": 0, "column": 0, "all_heads": 0, "row": 1}
 
@@ -32,7 +30,7 @@ _SPLIT_DIM = {"vocabulary": 0, "column": 0, "all_heads": 0, "row": 1}
 class StateBytes:
     """Bytes on one rank.
 
-    parameters: fp32, with FSDP2's padding. gradients: fp32, before the optimiser's step. optimiser: two
+    parameters: fp32, with FSDP2's padding. gradients: fp32, before the optimiser's step. optimiser: its
     moments, and a count of steps in fp32 for each parameter.
     """
 
@@ -46,11 +44,12 @@ class StateBytes:
 
 
 def state_bytes(
-    model: Model,
+    model: CompleteModel,
     layout: Layout,
     rank: int,
-    optimiser_state: Literal["fp32", "bf16"] = "fp32",
+    optimiser_state: StateDtype = "fp32",
     trainable: Sequence[str] = (),
+    optimiser: str = "adamw",
 ) -> StateBytes:
     """Computes the bytes of rank `rank`. `model` is complete, and `layout` is resolved.
 
@@ -72,7 +71,7 @@ def state_bytes(
         if not is_copy:
             exact += max(0, min(rows_of_rank, rows - rows_of_rank * number)) * row
             steps += 1
-    moments = _MOMENTS * STATE_BYTES[optimiser_state] * exact
+    moments = OPTIMISERS[optimiser].state_bytes(optimiser_state) * exact
     return StateBytes(_FP32 * padded, _FP32 * trained, moments + _FP32 * steps)
 
 
@@ -92,7 +91,7 @@ def host_bytes(
 
 
 def _shapes_of_rank(
-    model: Model, layout: Layout, pipeline_rank: int
+    model: CompleteModel, layout: Layout, pipeline_rank: int
 ) -> Iterator[tuple[str, tuple[int, ...], bool]]:
     """Yields (name, shape on one tensor rank, True for a copy) of each parameter.
 
@@ -119,11 +118,11 @@ def _shapes_of_rank(
             yield name, shapes[name], True
 
 
-def _layers_of_rank(model: Model, layout: Layout, pipeline_rank: int) -> tuple[set[int], int, bool]:
+def _layers_of_rank(model: CompleteModel, layout: Layout, pipeline_rank: int) -> tuple[set[int], int, bool]:
     """Returns (the numbers of its layers, how many stages it has, True if it has the last one)."""
     if layout.pipeline == 1:
         return set(range(model.num_hidden_layers)), 1, True
-    ranges = layer_numbers(layout.pipeline_layers)
+    ranges = layer_numbers(layout)
     stages = stages_of_rank(
         layout.pipeline_schedule, layout.pipeline, pipeline_rank, len(ranges) // layout.pipeline
     )

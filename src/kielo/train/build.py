@@ -35,30 +35,29 @@ from kielo.ranks.hang_watch import Progress
 from kielo.ranks.world import World, make_host_group
 from kielo.recipe.sections import Layout, Precision, TrainIdentity
 from kielo.resolve.planned_phases import trains
-from kielo.resolve.resolved import Identity, Placement, Resolved
+from kielo.resolve.resolved import Identity, Placement, Resolved, filled
 from kielo.resolve.stages import SCHEDULES
 from kielo.train.feed import Feed, Replacement
 from kielo.train.forward_backward import ForwardBackward, forward_backward_of
-from kielo.train.fp8_probe import Fp8Probe
 from kielo.train.garbage import Garbage
 from kielo.train.heldout import HeldOut, HeldOutText, share_of
 from kielo.train.log import Log, MetricsFile, Sink, TensorBoard, Terminal, Wandb
 from kielo.train.meter import Meter, StepRow
 from kielo.train.optimiser import build_optimiser
-from kielo.train.parts import PhaseParts, PrecisionParts, Run, StepParts
-from kielo.train.precision import next_precision, settle_matrix_products
+from kielo.train.parts import Asked, PhaseParts, PrecisionParts, Run, StepParts
+from kielo.train.precision import Fp8Probe, next_precision, settle_matrix_products
 from kielo.train.profile import Profile
-from kielo.train.replica_check import ReplicaCheck
 from kielo.train.schedule import learning_rate
-from kielo.train.spike_watch import SpikeWatch
 from kielo.train.start_checks import FirstLoss
 from kielo.train.state import RunCheckpoints, State, note_alert
 from kielo.train.stop import Stop
+from kielo.train.watch.checks import Divergence, LocalFinite, NotFinite
 from kielo.train.watch.guard import Guard
 from kielo.train.watch.layer_marks import marked_layers
-from kielo.train.watch.local_finite import LocalFinite
+from kielo.train.watch.replica_check import ReplicaCheck
 from kielo.train.watch.resources import Resources
 from kielo.train.watch.slow_ranks import LayerTimes, SpeedWatch
+from kielo.train.watch.spike_watch import SpikeWatch
 from kielo.train.watch.spikes import Spikes
 
 
@@ -68,13 +67,12 @@ def assemble(
     stop: Stop,
     permit: Callable[[], None],
     progress: Progress,
-    profile_steps: int,
-    is_saving: bool,
+    asked: Asked,
 ) -> Run:
     """Builds every part of the run but those of a phase, on this rank. All ranks call it together.
 
     permit: raises KieloError when this job may no longer save checkpoints. progress: is told what this rank
-    does. profile_steps: how many to record. is_saving: does the run save checkpoints.
+    does.
 
     Raises KieloError for whatever the parts refuse: tokens that are missing, a layout that does not fit the
     world, a checkpoint of another run.
@@ -84,29 +82,41 @@ def assemble(
     mesh = build_mesh(world, placement.layout)
     time_limits = TimeLimits(
         communicators(mesh),
-        placement.train.start_timeout_seconds,
+        filled(placement.train.start_timeout_seconds),
         placement.train.step_timeout_seconds,
         progress,
     )
     guard = Guard(device, identity.train)
     spikes = Spikes(device, identity.train)
     checkpointer = _checkpointer(placement, world, permit)
-    checkpoints = RunCheckpoints(checkpointer, resolved, guard, spikes, state, is_saving)
+    checkpoints = RunCheckpoints(checkpointer, resolved, guard, spikes, state, asked.is_saving)
     meter = Meter(world.size, identity.total_tokens, device)
     stop.use(device, progress.at_files)
     sinks = _sinks(identity, placement, world)
     log = Log(placement.train, identity.total_steps, sinks, progress.at_files)
     alert = _alert(placement) if world.rank == 0 else lambda step, message: None
     precision = next_precision(identity, checkpoints.found)
+    spike_watch = SpikeWatch(
+        spikes, resolved, checkpoints.go_back_before, lambda: state.spikes, log.write, alert
+    )
+    replica_check = ReplicaCheck(placement.train, checkpoints.go_back_before)
     return Run(
+        asked=asked,
         device=device,
         mesh=mesh,
         time_limits=time_limits,
         state=state,
         guard=guard,
-        replica_check=ReplicaCheck(placement.train, checkpoints),
+        checks=(
+            NotFinite(guard, alert),
+            # Before divergence ends the run: going back may help.
+            spike_watch,
+            Divergence(guard, checkpoints.way_on),
+            replica_check,
+        ),
+        spike_watch=spike_watch,
+        replica_check=replica_check,
         speed_watch=SpeedWatch(device, alert),
-        spike_watch=SpikeWatch(spikes, resolved, checkpoints, state, log, alert),
         learning_rate=learning_rate(identity),
         meter=meter,
         step_row=StepRow(meter, guard),
@@ -122,10 +132,16 @@ def assemble(
         alert=alert,
         # At the third step everything is compiled and warm.
         profile=Profile(
-            placement.train_folder, checkpoints.found.step + 3, profile_steps, device, paused=meter.paused
+            placement.train_folder,
+            checkpoints.found.step + 3,
+            asked.profile_steps,
+            device,
+            paused=meter.paused,
         ),
         garbage=_garbage(placement),
-        current=_build_precision(resolved, precision, mesh, device, guard, checkpoints, log),
+        current=_with_periodic(
+            _build_precision(resolved, precision, mesh, device, guard, checkpoints, log), asked
+        ),
     )
 
 
@@ -141,8 +157,9 @@ def compute_in(run: Run, resolved: Resolved, precision: Precision) -> None:
     gc.collect()  # hooks and modules hold each other
     if run.device.type == "cuda":
         torch.cuda.empty_cache()
-    run.current = _build_precision(
-        resolved, precision, run.mesh, run.device, run.guard, run.checkpoints, run.log
+    run.current = _with_periodic(
+        _build_precision(resolved, precision, run.mesh, run.device, run.guard, run.checkpoints, run.log),
+        run.asked,
     )
     run.garbage.begin()
 
@@ -155,7 +172,7 @@ def restore(run: Run) -> None:
 
 @contextmanager
 def phase_parts(run: Run, resolved: Resolved, index: int, last_step: int) -> Iterator[PhaseParts]:
-    """Builds the parts for steps of phase `index` up to `last_step`; meter and log rows are set to it."""
+    """Builds the parts for steps of phase `index` up to `last_step`; clipping, meter and rows follow it."""
     phase, placement = resolved.identity.phases[index], resolved.placement.phases[index]
     run.meter.use(
         placement.flops_per_token,
@@ -163,6 +180,8 @@ def phase_parts(run: Run, resolved: Resolved, index: int, last_step: int) -> Ite
         resolved.placement.peak_tflops.get(run.current.precision),
         placement.planned_tokens_per_second,
     )
+    clip = partial(clip_gradients, run.current.model, run.mesh, resolved.identity.max_gradient_norm(index))
+    run.current = replace(run.current, step=replace(run.current.step, clip=clip))
     run.step_row.phase = phase.number
     run.spike_watch.spikes.use(phase.number)
     feed = _feed(run, resolved, index, last_step)
@@ -194,6 +213,10 @@ def build_step(
     )
 
 
+def _with_periodic(parts: PrecisionParts, asked: Asked) -> PrecisionParts:
+    return replace(parts, periodic=tuple(make(parts) for make in asked.periodic))
+
+
 def _build_precision(
     resolved: Resolved,
     precision: Precision,
@@ -220,7 +243,13 @@ def _build_precision(
         source_tensors = load_first_weights(dict(model.named_parameters()), identity, placement)
         source_settings = first_settings(identity, placement)
     step = build_step(
-        model, mesh, identity.train, placement.layout, placement.train.loss_chunk_tokens, precision, guard
+        model,
+        mesh,
+        identity.train,
+        placement.layout,
+        filled(placement.train.loss_chunk_tokens),
+        precision,
+        guard,
     )
     checkpoints.track(dict(model.named_parameters()), step.optimiser, source_tensors, source_settings)
     heldout = _heldout(identity, placement, mesh, device, model, step.forward_backward)
@@ -233,7 +262,7 @@ def _build_precision(
             identity.total_steps,
             log.write,
         )
-        step = replace(step, on_gradients=probe)
+        step = replace(step, on_gradients=(*step.on_gradients, probe))
     replicas, local_finite = Replicas(checkpoints.tensors, mesh), LocalFinite(model, device)
     layer_times = LayerTimes(model, device)
     return PrecisionParts(precision, trainable, model, step, replicas, local_finite, layer_times, heldout)
@@ -244,7 +273,7 @@ def _checkpointer(placement: Placement, world: World, permit: Callable[[], None]
     checkpointer = Checkpointer(
         folder / "checkpoints",
         placement.checkpoint.keep_newest,
-        placement.checkpoint.keep_every_steps,
+        filled(placement.checkpoint.keep_every_steps),
         make_host_group(world, "checkpoint", world.timeout_seconds),
         on_alert=_alert(placement),
         permit=permit,

@@ -8,9 +8,10 @@ import numpy as np
 from kielo.artifact.checkpoint_folder import step_folders, step_of
 from kielo.dataset.batches import NOT_COUNTED, Batches
 from kielo.recipe.cards import Accelerator, accelerator, accelerators
+from kielo.recipe.sections import Precision
 from kielo.resolve.memory import memory_bytes, usable_bytes
 from kielo.resolve.memory_row import MemoryColumns, StepSize, TrainOptions, memory_row
-from kielo.resolve.resolved import Resolved
+from kielo.resolve.resolved import Resolved, filled
 
 
 def dry_run(resolved: Resolved) -> dict[str, Any]:
@@ -43,7 +44,8 @@ def dry_run(resolved: Resolved) -> dict[str, Any]:
 def _peak_bytes(resolved: Resolved, card: Accelerator | None) -> int:
     identity, placement = resolved.identity, resolved.placement
     train = identity.train
-    precisions = dict.fromkeys([train.precision, *(precision for _, precision in train.precision_changes)])
+    first: Precision = filled(train.precision)
+    precisions = dict.fromkeys([first, *(precision for _, precision in train.precision_changes)])
     rows = [
         memory_row(
             identity.model,
@@ -65,8 +67,8 @@ def _peak_bytes(resolved: Resolved, card: Accelerator | None) -> int:
         for precision in precisions
         for phase, placed in zip(identity.phases, placement.phases)
     ]
-    kind = "rehearsed" if placement.device == "cpu" else "reserved"
-    return int(np.max(memory_bytes(MemoryColumns.of(rows)).peak(kind)))
+    memory = memory_bytes(MemoryColumns.of(rows))
+    return int(np.max(memory.peak("rehearsed" if placement.device == "cpu" else "reserved")))
 
 
 def _first_batch(resolved: Resolved) -> dict[str, Any]:

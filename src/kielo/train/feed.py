@@ -5,11 +5,14 @@ one step ahead; on a GPU it also pins what it read and starts its copy, on a str
 neither the host nor the arithmetic waits for data. A reader that is frozen is replaced.
 """
 
+import queue
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from itertools import count, repeat
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +21,9 @@ from torch import Tensor
 from kielo.artifact.token_file import file_being_read
 from kielo.dataset.batches import NOT_COUNTED, Batch
 from kielo.recipe.errors import KieloError
-from kielo.train.reader import Reader
 
 _TRIES = 2  # readers that a step is given
+_CLOSING_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,58 @@ class _Arriving:
     arrived: torch.cuda.Event | None = None
 
 
-# inputs, labels and document numbers, [n, s] each, and keys of dropout [n, 2]
-_Tensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+class _Tensors(NamedTuple):
+    """A batch as tensors, [n, s] each, and keys of dropout [n, 2]."""
+
+    inputs: Tensor
+    labels: Tensor
+    documents: Tensor | None
+    dropout_keys: Tensor | None
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "_Tensors":
+        documents = None if self.documents is None else change(self.documents)
+        keys = None if self.dropout_keys is None else change(self.dropout_keys)
+        return _Tensors(change(self.inputs), change(self.labels), documents, keys)
+
+
+class Reader:
+    """Runs calls in a thread of its own, which ends with the process, whatever it waits for.
+
+    begin: is called there before the first.
+    """
+
+    def __init__(self, begin: Callable[[], None]):
+        self._begin = begin
+        self._calls: queue.SimpleQueue[tuple[Future, Callable[..., Any], tuple] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
+        self._thread.start()
+
+    @property
+    def thread(self) -> int | None:
+        """The identifier of the thread."""
+        return self._thread.ident
+
+    def submit(self, call: Callable[..., Any], *arguments: Any) -> Future:
+        future: Future = Future()
+        self._calls.put((future, call, arguments))
+        return future
+
+    def close(self) -> None:
+        """Lets the call in progress end, unless it takes too long."""
+        self._calls.put(None)
+        self._thread.join(_CLOSING_SECONDS)
+
+    def _run(self) -> None:
+        has_begun = False
+        while (entry := self._calls.get()) is not None:
+            future, call, arguments = entry
+            try:
+                if not has_begun:
+                    self._begin()
+                    has_begun = True
+                future.set_result(call(*arguments))
+            except BaseException as error:  # whoever asks for the result gets it
+                future.set_exception(error)
 
 
 @dataclass(frozen=True)
@@ -93,7 +146,7 @@ class Feed:
         positions_s: Tensor | None = None,
         replacement: Replacement | None = None,
     ):
-        self._read_step: Callable[[int], Batch] | None = read_step
+        self._read_step = read_step
         self._replacement = replacement
         self._micro_batch_sequences = micro_batch_sequences
         self._last_step = last_step
@@ -127,7 +180,7 @@ class Feed:
         self._reader.close()
 
     def _begin(self, step: int) -> tuple[int, Future[_Arriving]]:
-        return step, self._reader.submit(self._read, self._read_step, step)
+        return step, self._reader.submit(self._read, step)
 
     def _arrived(self, step: int, reading: Future[_Arriving]) -> _Arriving:
         """Waits for a step; a reader that takes too long is left alone, and another one reads the step."""
@@ -149,8 +202,8 @@ class Feed:
             file = file_being_read(self._reader.thread) or "the text"
             if tries_left:
                 replacement.alert(step, f"{file}: no answer for {seconds:g} s; another reader tries it again")
-                self._reader, self._read_step = Reader(self._choose_device), None
-                reading = self._begin(step)[1]
+                self._reader = Reader(self._choose_device)
+                reading = self._reader.submit(self._reopen_and_read, replacement.reopened, step)
         raise KieloError(
             f"step {step}: {file}: {_TRIES} readers had no answer for {seconds:g} s each; the disk or file "
             "system that it is on is the cause. What would work: the same command once it answers, or a copy "
@@ -162,23 +215,21 @@ class Feed:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
-    def _read(self, read_step: Callable[[int], Batch] | None, step: int) -> _Arriving:
-        """Reads a step in the reader's thread. read_step: None: to be opened again."""
-        if read_step is None:
-            read_step = self._read_step = self._replacement.reopened()
-        batch = read_step(step)
+    def _reopen_and_read(self, reopened: Callable[[], Callable[[int], Batch]], step: int) -> _Arriving:
+        self._read_step = reopened()
+        return self._read(step)
+
+    def _read(self, step: int) -> _Arriving:
+        """Reads a step, in the reader's thread."""
+        batch = self._read_step(step)
         tensors = _on_host(batch, self._columns_s)
-        samples, labels = tuple(batch.samples.tolist()), tensors[1].numpy()
-        counted_n = np.count_nonzero(labels != NOT_COUNTED, axis=1)
+        samples, counted_n = tuple(batch.samples.tolist()), _counted(tensors)
         if self._copies is None:
             return self._arriving(step, samples, tensors, counted_n)
         with torch.cuda.stream(self._copies):
             # A copy to the device makes the host wait, except from pinned memory.
-            copied = (
-                None if tensor is None else tensor.pin_memory().to(self._device, non_blocking=True)
-                for tensor in tensors
-            )  # fmt: skip
-            arriving = self._arriving(step, samples, tuple(copied), counted_n)
+            copied = tensors.each(lambda tensor: tensor.pin_memory().to(self._device, non_blocking=True))
+            arriving = self._arriving(step, samples, copied, counted_n)
             return replace(arriving, arrived=self._copies.record_event())
 
     def _arriving(
@@ -197,33 +248,43 @@ def cut(batch: Batch, micro_batch_sequences: int, positions_s: Tensor | None = N
     positions_s: the columns to take; None: all.
     """
     tensors = _on_host(batch, positions_s)
-    counted_n = np.count_nonzero(tensors[1].numpy() != NOT_COUNTED, axis=1)
-    return _split(tensors, counted_n, micro_batch_sequences, positions_s)
+    return _split(tensors, _counted(tensors), micro_batch_sequences, positions_s)
 
 
 def to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
-    tensors = {name: value for name, value in vars(micro_batch).items() if isinstance(value, Tensor)}
-    return replace(
-        micro_batch, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+    tensors = _Tensors(
+        micro_batch.inputs_bs, micro_batch.labels_bs, micro_batch.documents_bs, micro_batch.dropout_keys_b2
     )
+    positions_s = micro_batch.positions_s
+    if positions_s is not None:
+        positions_s = positions_s.to(device, non_blocking=True)
+    moved = tensors.each(lambda tensor: tensor.to(device, non_blocking=True))
+    return MicroBatch(*moved, positions_s, micro_batch.counted)
 
 
 def _on_host(batch: Batch, positions_s: Tensor | None) -> _Tensors:
     """Returns the columns `positions_s` of each array as tensors; all columns without a copy."""
-    arrays: tuple[np.ndarray | None, ...] = (batch.inputs, batch.labels, batch.documents)
-    if positions_s is not None:
-        arrays = tuple(None if array is None else array.take(positions_s.numpy(), axis=1) for array in arrays)
-    arrays = (*arrays, batch.dropout_keys)
-    return tuple(None if array is None else torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
+
+    def columns(array: np.ndarray) -> Tensor:
+        chosen = array if positions_s is None else array.take(positions_s.numpy(), axis=1)
+        return torch.from_numpy(np.ascontiguousarray(chosen))
+
+    documents = None if batch.documents is None else columns(batch.documents)
+    keys = None if batch.dropout_keys is None else torch.from_numpy(np.ascontiguousarray(batch.dropout_keys))
+    return _Tensors(columns(batch.inputs), columns(batch.labels), documents, keys)
+
+
+def _counted(tensors: _Tensors) -> np.ndarray:
+    """Returns how many labels count, of each sequence."""
+    return np.count_nonzero(tensors.labels.numpy() != NOT_COUNTED, axis=1)
 
 
 def _split(
     tensors: _Tensors, counted_n: np.ndarray, micro_batch_sequences: int, positions_s: Tensor | None
 ) -> list[MicroBatch]:
     """Splits tensors [n, s] into micro-batches, which are views of them. counted_n: labels that count."""
-    parts = (repeat(None) if tensor is None else tensor.split(micro_batch_sequences) for tensor in tensors)
-    counts = (
-        int(counted_n[first : first + micro_batch_sequences].sum())
-        for first in count(step=micro_batch_sequences)
-    )
-    return [MicroBatch(*one, positions_s, counted) for *one, counted in zip(*parts, counts)]
+    rows = [
+        slice(first, first + micro_batch_sequences)
+        for first in range(0, max(1, len(counted_n)), micro_batch_sequences)
+    ]
+    return [MicroBatch(*tensors.each(itemgetter(of)), positions_s, int(counted_n[of].sum())) for of in rows]

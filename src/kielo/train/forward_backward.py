@@ -6,22 +6,114 @@ loss and gradients are the same for every layout and micro-batch size, however u
 spread.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.profiler import record_function
 
+from kielo.models.blocks.decoder import Decoder
 from kielo.parallel.fsdp import COMPUTE_DTYPES, set_last_micro_batch
 from kielo.parallel.mesh import Mesh, sum_over, sum_over_data
 from kielo.parallel.pipeline_parallel import ExampleTensors, Stages, schedule_of
 from kielo.parallel.pipeline_schedule import Schedule, ScheduleOptions
+from kielo.parallel.tensor_parallel import gather_sequence
 from kielo.recipe.sections import Layout, Precision, TrainIdentity
 from kielo.resolve.stages import SCHEDULES, rank_of_each_stage
 from kielo.train.feed import MicroBatch, StepBatch
-from kielo.train.next_token import NextToken, tensor_axis
+from kielo.train.loss import IGNORED_LABEL, LossOptions, chunked_loss
+from kielo.train.profile import HEAD_AND_LOSS
+
+_SHARES = 16  # of a micro-batch's tokens, that the head takes 1 to 16 of
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """Computes this rank's share of the loss, a scalar in fp32, by `chunked_loss`.
+
+    tensor_axis: the ranks that each hold a part of the vocabulary; None: this one holds it all. For
+    keeps_gradients and compiles see `LossOptions`. splits_sequence: does the tensor axis split the model's
+    output along the sequence. picks_counted: the head multiplies little more than the tokens whose labels
+    count, which are few in masked-token training.
+    """
+
+    z_loss: float
+    chunk_tokens: int
+    tensor_axis: DeviceMesh | None = None
+    keeps_gradients: bool = False
+    compiles: bool = False
+    splits_sequence: bool = False
+    picks_counted: bool = False
+
+    def __call__(self, model: Decoder, micro_batch: MicroBatch, divisor: Tensor) -> Tensor:
+        hidden_bsd = self.gathered(
+            model(
+                micro_batch.inputs_bs,
+                micro_batch.documents_bs,
+                micro_batch.positions_s,
+                micro_batch.dropout_keys_b2,
+            )
+        )
+        return self.of_hidden(model, hidden_bsd, micro_batch.labels_bs, divisor, micro_batch.counted)
+
+    def gathered(self, hidden_bsd: Tensor) -> Tensor:
+        """Returns the model's output, whole along the sequence and plain, on each rank of the tensor axis."""
+        if self.tensor_axis is None:
+            return hidden_bsd
+        return gather_sequence(hidden_bsd, self.tensor_axis, self.splits_sequence)
+
+    def of_hidden(
+        self,
+        model: Decoder,
+        hidden_bsd: Tensor,
+        labels_bs: Tensor,
+        divisor: Tensor,
+        counted: int | None = None,
+    ) -> Tensor:
+        """Computes the loss of gathered hidden states. counted: at least as many labels as count, or None."""
+        if self.picks_counted and counted is not None:
+            hidden_bsd, labels_bs = pick_counted(hidden_bsd, labels_bs, counted)
+        options = LossOptions(
+            self.z_loss,
+            self.chunk_tokens,
+            group=None if self.tensor_axis is None else self.tensor_axis.get_group(),
+            vocab_size=model.config.vocab_size,
+            softcap=model.config.final_logit_softcapping,
+            keeps_gradients=self.keeps_gradients,
+            compiles=self.compiles,
+            fp8=getattr(model, "fp8_head", None),
+        )
+        # The head is read only now: FSDP2 makes it whole in the forward and keeps it so until the backward.
+        with record_function(HEAD_AND_LOSS):
+            head = model.head
+            if head is None:
+                raise ValueError("this stage of the model has no head")
+            return chunked_loss(hidden_bsd, head.weight, labels_bs, divisor, options, head.bias)
+
+
+def pick_counted(hidden_bsd: Tensor, labels_bs: Tensor, counted: int) -> tuple[Tensor, Tensor]:
+    """Returns hidden states [c, d] and labels [c]: those that count, in their order, then some that do not.
+
+    counted: at least as many as count. c is that, rounded up to a sixteenth of all tokens, so that few shapes
+    occur. The host does not wait for the device, which alone knows where the labels are.
+    """
+    labels_n = labels_bs.flatten()
+    unit = math.ceil(len(labels_n) / _SHARES)
+    rows = max(1, math.ceil(counted / unit)) * unit
+    places_c = (labels_n == IGNORED_LABEL).byte().argsort(stable=True)[:rows]
+    return hidden_bsd.flatten(0, -2).index_select(0, places_c), labels_n.index_select(0, places_c)
+
+
+def tensor_axis(mesh: Mesh) -> DeviceMesh | None:
+    """Returns the tensor axis for `NextToken`: None where it has one rank."""
+    axis = mesh.of_parameters("tensor")
+    return axis if axis.size() > 1 else None
+
 
 # One step's forward and backward passes through pipeline stages: a batch → the loss, gradients left behind.
 #
@@ -53,9 +145,9 @@ class PipelineForwardBackward:
         ranks = self._axis.size()
         self._rank_of_each_stage = rank_of_each_stage(schedule, ranks, model.num_stages // ranks)
         self._made: tuple[tuple[int, ...], Schedule] | None = None  # shapes, and the schedule for them
-        self._divisor: Tensor | None = None
+        self._divisor = torch.ones(())
         self._most_counted: int | None = None  # labels that count in a micro-batch of the step
-        self.own_loss: Tensor | None = None  # of the last step, this rank's part before any sum
+        self.own_loss = torch.tensor(torch.nan)  # of the last step, this rank's part before any sum
         self._positions_s: Tensor | None = None
         for part in model.parts:
             part.register_forward_pre_hook(self._with_positions, with_kwargs=True)
@@ -67,11 +159,13 @@ class PipelineForwardBackward:
         micro_batches = batch.micro_batches
         self._divisor = self._sum_over_data(batch.counted_tokens).clamp(min=1).to(torch.float32)
         counts = [micro_batch.counted for micro_batch in micro_batches]
-        self._most_counted = None if None in counts else max(counts)
+        known = [count for count in counts if count is not None]
+        self._most_counted = max(known) if len(known) == len(counts) else None
         self._model.copy_tied()
         self._place(micro_batches[0])
         # torch's schedules take the whole step and split it again.
-        inputs, labels = (), None
+        inputs: tuple[Tensor, ...] = ()
+        labels = None
         if self._model.first is not None:
             inputs = (torch.cat([micro_batch.inputs_bs for micro_batch in micro_batches]),)
         if self._model.last is not None:
@@ -101,16 +195,14 @@ class PipelineForwardBackward:
         self._place(micro_batch)
         self._model.copy_tied()
         model, group, ranks = self._model, self._axis.get_group(), self._rank_of_each_stage
-        hidden_bsd = None
+        hidden_bsd = micro_batch.inputs_bs  # of the first stage: tokens
         for part, number in zip(model.parts, model.numbers):
             if number > 0 and ranks[number - 1] != group.rank():
                 hidden_bsd = torch.empty(
                     self._hidden_shape(micro_batch), dtype=self._compute_dtype, device=divisor.device
                 )
                 dist.recv(hidden_bsd, group=group, group_src=ranks[number - 1])
-            hidden_bsd = part(
-                micro_batch.inputs_bs if number == 0 else hidden_bsd, documents_bs=micro_batch.documents_bs
-            )
+            hidden_bsd = part(hidden_bsd, documents_bs=micro_batch.documents_bs)
             if number + 1 < model.num_stages and ranks[number + 1] != group.rank():
                 dist.send(hidden_bsd.contiguous(), group=group, group_dst=ranks[number + 1])
         loss = torch.zeros((), device=divisor.device)
@@ -153,6 +245,8 @@ class PipelineForwardBackward:
         return self._made[1]
 
     def _loss(self, hidden_bsd: Tensor, labels_bs: Tensor) -> Tensor:
+        if self._model.last is None:
+            raise ValueError("this rank has not the last stage, which computes the loss")
         return self._objective.of_hidden(
             self._model.last, hidden_bsd, labels_bs, self._divisor, self._most_counted
         )
@@ -164,11 +258,11 @@ class PlainForwardBackward:
     sum_over_data: a tensor's sum over the ranks that see different tokens.
     """
 
-    def __init__(self, model: nn.Module, objective: NextToken, sum_over_data: Callable[[Tensor], Tensor]):
+    def __init__(self, model: Decoder, objective: NextToken, sum_over_data: Callable[[Tensor], Tensor]):
         self._model = model
         self._objective = objective
         self._sum_over_data = sum_over_data
-        self.own_loss: Tensor | None = None  # of the last step, this rank's part before any sum
+        self.own_loss = torch.tensor(torch.nan)  # of the last step, this rank's part before any sum
 
     def __call__(self, batch: StepBatch) -> Tensor:
         """Returns the loss, a float32 scalar on the device; the gradients are left on the parameters.
@@ -205,18 +299,20 @@ def forward_backward_of(
     """Builds the forward and backward passes of `model`, which is laid out over `mesh`."""
     sum_over_ranks = partial(sum_over_data, mesh=mesh)
     goes_twice = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
-    splits_sequence = layout.tensor > 1 and layout.sequence_parallel
+    splits_sequence = layout.tensor > 1 and bool(layout.sequence_parallel)
     objective = NextToken(
         train.z_loss,
         loss_chunk_tokens,
         tensor_axis(mesh),
         goes_twice,
-        layout.compile,
+        bool(layout.compile),
         splits_sequence,
         picks_counted=train.objective == "masked_tokens",
     )
-    if layout.pipeline == 1:
+    if isinstance(model, Decoder):
         return PlainForwardBackward(model, objective, sum_over_ranks)
+    if not isinstance(model, Stages):
+        raise TypeError(f"{type(model).__name__} is no model of kielo.models, nor stages of one")
     return PipelineForwardBackward(
         model,
         objective,

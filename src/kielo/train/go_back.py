@@ -7,7 +7,7 @@ that the run went back to, so that any later attempt, on any number of ranks, pa
 from kielo.recipe.sections import Spikes
 from kielo.train.build import restore
 from kielo.train.parts import Run
-from kielo.train.watch.spikes import steps_to_pass_over
+from kielo.train.watch.spikes import WentBack, steps_to_pass_over
 
 
 def go_back(run: Run, settings: Spikes) -> bool:
@@ -23,9 +23,7 @@ def _go_back_for_spike(run: Run, settings: Spikes) -> bool:
     first_step, last_step = steps_to_pass_over(episode)
     with run.meter.paused():
         _restore(run)
-        state.spikes.append(
-            {"first_step": first_step, "last_step": last_step, "learning_rate_factor": factor}
-        )
+        state.spikes.append(WentBack(first_step, last_step, factor))
         last = run.guard.last(1)
         run.checkpoints.save(last[0][0] if last else None)
     run.log.write(run.spike_watch.row(episode, state.step, "went back"))

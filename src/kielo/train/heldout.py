@@ -40,11 +40,12 @@ def share_of(
 
     positions_s: the columns that this rank takes of each sequence; None: all.
     """
-    inputs, labels, documents = (
-        None if array is None else _share(array, data_rank, data_ranks, padding)
-        for array, padding in ((batch.inputs, 0), (batch.labels, NOT_COUNTED), (batch.documents, 0))
+    share = Batch(
+        _share(batch.inputs, data_rank, data_ranks, padding=0),
+        _share(batch.labels, data_rank, data_ranks, padding=NOT_COUNTED),
+        None if batch.documents is None else _share(batch.documents, data_rank, data_ranks, padding=0),
+        batch.samples[data_rank::data_ranks],
     )
-    share = Batch(inputs, labels, documents, batch.samples[data_rank::data_ranks])
     micro_batches = cut(share, micro_batch_sequences, positions_s)
     return HeldOutShare(micro_batches, int((batch.labels != NOT_COUNTED).sum()))
 
@@ -69,10 +70,12 @@ class HeldOutText:
 
 
 class HeldOut:
-    """Scores the held-out texts every `every_steps` steps and after the last one.
+    """A `Periodic` that scores the held-out texts every `every_steps` steps and after the last one.
 
     texts: the first is that of all sources, whose loss is the run's held-out loss.
     """
+
+    name = "held-out text"
 
     def __init__(
         self,
@@ -99,7 +102,9 @@ class HeldOut:
     def row(self, state: State) -> HeldOutLoss:
         """Returns the log's row of the losses on held-out text. Waits for the device."""
         whole, *others = self._texts
-        score = whole.score(self.loss_at(state))
+        loss = self._loss(whole.share)  # anew: a run that went back takes a step twice
+        self._scored = state.step, loss
+        score = whole.score(loss)
         row = HeldOutLoss(
             step=state.step,
             tokens=state.tokens,

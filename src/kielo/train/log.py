@@ -118,24 +118,22 @@ class MetricsFile:
         rows, odd = split_metrics(self._path)
         if odd:
             self._move_aside([line for _, line in odd], describe_odd(odd))
-        if foreign := next((row for row, _ in rows if row.step <= step and self._is_foreign(row)), None):
-            self._move_aside(
-                [line for _, line in rows],
-                f"its rows are of another run (step {foreign.step:,} ends at {foreign.tokens:,} tokens "
-                f"there, and here at {self._tokens_after(foreign.step):,})",
-            )
+        if why := next(filter(None, (self._foreign(row) for row, _ in rows if row.step <= step)), ""):
+            self._move_aside([line for _, line in rows], f"its rows are of another run ({why})")
             rows = []
         kept = [line.decode() + "\n" for row, line in rows if row.step <= step]
         write_text_atomically(self._path, "".join(kept))
         self._waiting = b""
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
-    def _is_foreign(self, row: Row) -> bool:
-        return (
-            self._tokens_after is not None
-            and isinstance(row, TrainingStep)
-            and row.tokens not in (None, self._tokens_after(row.step))
-        )
+    def _foreign(self, row: Row) -> str:
+        """Returns how a row shows that it is of another run; empty if it does not."""
+        if self._tokens_after is None or not isinstance(row, TrainingStep) or row.tokens is None:
+            return ""
+        here = self._tokens_after(row.step)
+        if row.tokens == here:
+            return ""
+        return f"step {row.step:,} ends at {row.tokens:,} tokens there, and here at {here:,}"
 
     def _move_aside(self, lines: Sequence[bytes], why: str) -> None:
         aside = self._path.with_name(self._path.name + ".odd")
@@ -158,7 +156,7 @@ class MetricsFile:
     def _write_waiting(self) -> OSError | None:
         """Writes the rows that wait, of the last one perhaps a part; returns what kept it from the rest."""
         try:
-            while self._waiting:
+            while self._waiting and self._file is not None:
                 self._waiting = self._waiting[self._file.write(self._waiting) :]
         except OSError as error:
             return error
@@ -317,8 +315,9 @@ class ProgressBar:
 
         # The figures go on in a second line where the terminal is too narrow for them.
         figures = TextColumn("{task.description}", table_column=Column(overflow="fold"))
+        console = Console(file=stream)  # type: ignore[arg-type]  # it asks no more of a stream than these have
         columns = (TextColumn("train"), BarColumn(bar_width=12), MofNCompleteColumn(), figures)
-        self._bar = Progress(*columns, console=Console(file=stream))
+        self._bar = Progress(*columns, console=console)
         self._task = self._bar.add_task("starting", total=total_steps)
 
     def start(self, step: int) -> None:
@@ -409,7 +408,9 @@ def _describe_step(row: TrainingStep) -> str:
         parts.append(f"skipped {row.skipped}")
     if row.without_labels:
         parts.append(f"without labels {row.without_labels}")
-    return "  ".join([*parts, f"left {format_seconds(row.seconds_left)}"])
+    if row.seconds_left is not None:
+        parts.append(f"left {format_seconds(row.seconds_left)}")
+    return "  ".join(parts)
 
 
 def _describe_heldout(row: HeldOutLoss) -> str:

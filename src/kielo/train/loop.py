@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kielo.train.feed import StepBatch
 from kielo.train.parts import PhaseParts, Run, StepParts
+from kielo.train.watch.checks import TakenStep
 
 
 def fit(run: Run, phase: PhaseParts) -> bool:
@@ -25,23 +26,26 @@ def fit(run: Run, phase: PhaseParts) -> bool:
         run.speed_watch.begin(state.step, run.current.layer_times)
         loss, gradient_norm = optimiser_step(run.current.step, batch, learning_rate)
         run.speed_watch.end(run.current.layer_times)
-        run.current.local_finite.note(state.step, run.current.step.forward_backward.own_loss)
-        if run.guard.was_bad():
-            step, found = run.current.local_finite.seen(run.guard.steps_behind)
-            run.alert(step, f"the step was not finite, and is left out; first seen by {found}")
-        if run.spike_watch.must_go_back(state.step, loss, gradient_norm):
+        taken = TakenStep(
+            state.step,
+            loss,
+            gradient_norm,
+            run.current.step.forward_backward.own_loss,
+            run.current.local_finite,
+            run.current.replicas,
+        )
+        if any(check.after_step(taken) == "go back" for check in run.checks):
             return False
-        run.guard.stop_if_diverged(state.step, run.checkpoints.way_on)
         run.profile.step(state.step)
         run.time_limits.step_done(state.step)
         run.garbage.step(state.step)
 
         if run.log.due(state.step):  # the host waits for the device
             run.log.write(run.step_row(state, loss, gradient_norm, learning_rate))
-        heldout = run.current.heldout
-        if heldout.due(state.step):
-            with run.meter.paused(), run.time_limits.paused("held-out text"):
-                run.log.write(heldout.row(state))
+        for periodic in (run.current.heldout, *run.current.periodic):
+            if periodic.due(state.step):
+                with run.meter.paused(), run.time_limits.paused(periodic.name):
+                    run.log.write(periodic.row(state))
         with run.time_limits.progress.at_files():
             run.resources.look(state.step)
         stopping = run.stop.agreed(state.step)
@@ -49,7 +53,7 @@ def fit(run: Run, phase: PhaseParts) -> bool:
         is_copying = not is_saving and run.checkpoints.is_copy_due(state.step)
         is_last = state.step == phase.last_step  # a change of precision may save after it
         is_kept = is_saving or is_copying or is_last
-        if run.replica_check.must_go_back(state.step, run.current.replicas, is_kept):
+        if is_kept and run.replica_check.before_keeping(taken) == "go back":
             return False
         if is_saving:
             with run.meter.paused(), run.time_limits.paused("a save"):
@@ -70,7 +74,8 @@ def optimiser_step(parts: StepParts, batch: StepBatch, learning_rate: float) -> 
     `kielo verify` and `kielo rehearse` call it too, so that they check the step that training takes.
     """
     loss = parts.forward_backward(batch)  # divided by the counted tokens of all ranks; gradients are sums
-    parts.on_gradients(batch)
+    for on_gradients in parts.on_gradients:
+        on_gradients(batch)
     gradient_norm = parts.clip()
     skip = parts.guard.check(loss, gradient_norm)  # stays on the device, where the optimiser reads it
     parts.optimiser.step(learning_rate, skip)

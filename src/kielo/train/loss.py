@@ -138,6 +138,8 @@ class _ChunkedLoss(torch.autograd.Function):
     ) -> Tensor:
         """Computes the loss. head: weight_vd and bias_v, or None in place of the bias."""
         weight_vd, bias_v = head
+        if weight_vd is None:
+            raise ValueError("a head has a weight")
         z_loss, softcap, group = options.z_loss, options.softcap, options.group
         num_tokens = _own_tokens(len(weight_vd), options)
         fp8 = None if options.fp8 is None else Fp8Head(weight_vd, options.fp8)
@@ -150,7 +152,9 @@ class _ChunkedLoss(torch.autograd.Function):
         hidden_gradient = torch.empty_like(hidden_nd) if needs_hidden else None
         # The first chunk's product writes it.
         weight_gradient = torch.empty_like(weight_vd, dtype=torch.float32) if needs_weight else None
-        bias_gradient = torch.zeros_like(bias_v, dtype=torch.float32) if needs_bias else None
+        bias_gradient = None
+        if bias_v is not None and needs_bias:
+            bias_gradient = torch.zeros_like(bias_v, dtype=torch.float32)
         for start in range(0, max(len(hidden_nd), 1), options.chunk_tokens):
             chunk = slice(start, start + options.chunk_tokens)
             hidden_cd = hidden_nd[chunk]
@@ -169,18 +173,20 @@ class _ChunkedLoss(torch.autograd.Function):
             if group is None:
                 parts = chunk_on_one_rank(logits_cv, labels_c, weights_c, z_loss, needs_gradients)
             else:
-                parts = _chunk_over_ranks(logits_cv, labels_c, weights_c, needs_gradients, options)
+                parts = _chunk_over_ranks(logits_cv, labels_c, weights_c, needs_gradients, options, group)
             chunk_loss, logits_gradient_cv = parts
             loss += chunk_loss
-            if softcap is not None and needs_gradients:
+            if logits_gradient_cv is None:
+                continue
+            if softcap is not None:
                 logits_gradient_cv = torch.ops.aten.tanh_backward(logits_gradient_cv, tanh_cv)
-            if needs_hidden and fp8 is None:
+            if hidden_gradient is not None and fp8 is None:
                 torch.mm(logits_gradient_cv, weight_vd, out=hidden_gradient[chunk])
-            elif needs_hidden:
+            elif hidden_gradient is not None and fp8 is not None:
                 hidden_gradient[chunk] = fp8.hidden_gradient(logits_gradient_cv)
-            if needs_weight:
+            if weight_gradient is not None:
                 _add_product(weight_gradient, logits_gradient_cv.t(), hidden_cd, is_first=start == 0)
-            if needs_bias:
+            if bias_gradient is not None:
                 bias_gradient += logits_gradient_cv.sum(0, dtype=torch.float32)
         ctx.gradients = (hidden_gradient, weight_gradient, bias_gradient)
         ctx.weight_dtype, ctx.keeps_gradients = weight_vd.dtype, options.keeps_gradients
@@ -240,9 +246,10 @@ def _chunk_over_ranks(
     weights_c: Tensor,
     needs_gradients: bool,
     options: LossOptions,
+    group: dist.ProcessGroup,
 ) -> tuple[Tensor, Tensor | None]:
     """Returns (the whole loss, the gradient to these logits) where logits_cv are only this rank's rows."""
-    own_sums, loss_of_all, group = _own_sums, _loss_of_all, options.group
+    own_sums, loss_of_all = _own_sums, _loss_of_all
     if options.compiles:
         own_sums, loss_of_all = _compiled(_own_sums), _compiled(_loss_of_all)
     targets_c = labels_c - group.rank() * logits_cv.shape[1]
@@ -350,7 +357,7 @@ def _loss_and_slopes(
     cross_entropies_c: Tensor, log_z_c: Tensor | None, weights_c: Tensor, z_loss: float
 ) -> tuple[Tensor, Tensor]:
     """Returns (the weighted sum over tokens, slopes: d/dlogits = slope × p − weight × onehot(target))."""
-    if not z_loss:
+    if not z_loss or log_z_c is None:
         return torch.dot(cross_entropies_c, weights_c), weights_c
     loss = torch.dot(cross_entropies_c + z_loss * log_z_c.square(), weights_c)
     return loss, (1 + 2 * z_loss * log_z_c) * weights_c

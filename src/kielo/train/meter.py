@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -15,6 +16,20 @@ from kielo.train.watch.guard import Guard, has_no_label
 #
 # In: the number of tokens done, at moments when the device has caught up with the host. Out: the figures
 # since the last such moment. Time spent on held-out text and checkpoints is left out.
+
+
+class Lap(TypedDict):
+    """Figures over all ranks, but tflops_per_second and mfu, 0 to 1 (Chowdhery et al. 2022), of one rank.
+
+    planned_tokens_per_second: None without a plan. seconds: of training in this process so far.
+    """
+
+    tokens_per_second: float
+    planned_tokens_per_second: float | None
+    tflops_per_second: float
+    mfu: float | None
+    seconds: float
+    seconds_left: float
 
 
 class Meter:
@@ -64,12 +79,8 @@ class Meter:
         self._tokens += after - before
         self._tokens_counted = after
 
-    def lap(self, tokens: int) -> dict[str, float | None]:
-        """Returns figures since the last lap; call it right after the host has read a number from the device.
-
-        tokens_per_second, and as planned (None: no plan), over all ranks; tflops_per_second of one rank; mfu
-        0..1 (Chowdhery et al. 2022); seconds of training in this process so far; seconds_left at this speed.
-        """
+    def lap(self, tokens: int) -> "Lap":
+        """Returns figures since the last lap; called right after the host has read a number of the device."""
         now = time.perf_counter()
         elapsed = max(now - self._since, 1e-9)
         tokens_per_second = (tokens - self._tokens) / elapsed

@@ -1,7 +1,8 @@
-"""The optimisers AdamW and LAMB, over sharded parameters, with steps that a flag can undo."""
+"""The optimisers of `recipe/optimisers.py`, over sharded parameters, with steps that a flag can undo."""
 
+import importlib
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,8 @@ from torch.profiler import record_function
 
 from kielo.parallel.gradient_clipping import sum_over_parts
 from kielo.parallel.materialise import local
+from kielo.recipe.optimisers import OPTIMISERS, WIDENED_BYTES
 from kielo.recipe.sections import TrainIdentity
-from kielo.resolve.state_bytes import WIDENED_BYTES
 from kielo.train.profile import OPTIMISER
 
 # LAMB (You et al. 2020, arXiv:1904.00962, algorithm 2): Adam whose step has the length of what it changes.
@@ -31,20 +32,19 @@ from kielo.train.profile import OPTIMISER
 class Lamb(torch.optim.Optimizer):
     """LAMB with moments of any width; the caller puts "step", "exp_avg" and "exp_avg_sq" into its state.
 
-    groups: with "params", "weight_decay" and "has_trust_ratio". found_inf: as of torch's fused optimisers, a
+    groups: with "params" and "weight_decay". found_inf: as of torch's fused optimisers, a
     float32 scalar on the parameters' device; where it is 1 a step changes nothing, bit for bit. Moments that
     are narrower than fp32 are rounded before the update is made of them.
     """
 
     found_inf: Tensor | None = None
 
-    def __init__(
-        self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float
-    ) -> None:
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
+    def __init__(self, groups: Iterable[dict[str, Any]], train: TrainIdentity) -> None:
+        with_ratios = [group | {"has_trust_ratio": any(map(is_decayed, group["params"]))} for group in groups]
+        super().__init__(with_ratios, _settings(train))
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure is ever given
         taken = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
         for parameter, group in taken:
             self._update_moments(parameter, group)
@@ -56,7 +56,7 @@ class Lamb(torch.optim.Optimizer):
             self._write(values, self._update(parameter, group).mul_(factor).add_(values))
 
     def _update_moments(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
-        state, gradient, (beta1, beta2) = self.state[parameter], local(parameter.grad), group["betas"]
+        state, gradient, (beta1, beta2) = self.state[parameter], _gradient(parameter), group["betas"]
         state["step"] += 1 if self.found_inf is None else 1 - self.found_inf
         mean, square = local(state["exp_avg"]), local(state["exp_avg_sq"])
         self._write(mean, torch.lerp(mean.float(), gradient, 1 - beta1))
@@ -93,12 +93,19 @@ class Lamb(torch.optim.Optimizer):
             torch.where(self.found_inf.bool(), old, new.to(old.dtype), out=old)
 
 
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    """Returns this rank's part of the gradient, which must exist."""
+    if parameter.grad is None:
+        raise ValueError("a parameter without a gradient has no step")
+    return local(parameter.grad)
+
+
 def _missing(beta: float, steps: Tensor) -> Tensor:
     """Computes 1 - beta^steps, what a moment's weights add up to after so many steps, without cancelling."""
     return -torch.expm1(steps * math.log(beta))
 
 
-# AdamW or LAMB over a model's sharded parameters, with a step that a flag on the device can undo.
+# An optimiser over a model's sharded parameters, with a step that a flag on the device can undo.
 #
 # In: gradients on the parameters, the learning rate of the step, optionally a flag. Out: updated parameters
 # and moments, or, where the flag is set, the same bit for bit. The moments have names
@@ -109,13 +116,13 @@ def _missing(beta: float, steps: Tensor) -> Tensor:
 # them to nearest.
 
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS = OPTIMISERS["adamw"].moments
 STATE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 WIDENED_ELEMENTS = WIDENED_BYTES // (len(MOMENTS) * torch.float32.itemsize)
 
 
 class Optimiser:
-    """torch's fused AdamW (Loshchilov and Hutter 2019), or LAMB, with its state made before the first step.
+    """The recipe's optimiser, with its state made before the first step.
 
     The state must exist before the first step for a checkpoint to be restored into it in place, and so that
     the first step needs no more memory than the others. algorithm: the torch optimiser that makes updates.
@@ -124,14 +131,23 @@ class Optimiser:
     def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], train: TrainIdentity):
         self.parameters = {name: p for name, p in named_parameters if p.requires_grad}
         self._begun: Mapping[str, int] = {}
-        self.algorithm = _algorithm(self.parameters.values(), train)
+        self.moment_names = OPTIMISERS[train.optimiser].moments
+        parameters = self.parameters.values()
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in parameters if is_decayed(p)], "weight_decay": train.weight_decay},
+            {"params": [p for p in parameters if not is_decayed(p)], "weight_decay": 0.0},
+        ]
+        # A stage may train nothing; torch refuses an empty list of groups, but takes an empty group.
+        groups = [group for group in groups if group["params"]] or groups
+        module, _, name = OPTIMISERS[train.optimiser].made_by.partition(":")
+        self.algorithm: torch.optim.Optimizer = getattr(importlib.import_module(module), name)(groups, train)
         for parameter in self.parameters.values():
             state = self.algorithm.state[parameter]
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             state.update(
                 {
                     moment: torch.zeros_like(parameter, dtype=STATE_DTYPES[train.optimiser_state])
-                    for moment in MOMENTS
+                    for moment in self.moment_names
                 }
             )
 
@@ -146,7 +162,7 @@ class Optimiser:
             group["lr"] = lr
         if skip is not None and self.parameters:
             skip = skip.to(next(iter(self.parameters.values())).device)  # offloaded parameters are on the CPU
-        self.algorithm.found_inf = skip
+        self.algorithm.found_inf = skip  # type: ignore[attr-defined]  # torch reads it, its class lacks it
         with record_function(OPTIMISER):
             self.algorithm.step()
 
@@ -154,11 +170,11 @@ class Optimiser:
         self.algorithm.zero_grad(set_to_none=True)
 
     def moments(self) -> dict[str, Tensor]:
-        """Returns the moments themselves, no copies: "<parameter>/exp_avg", "<parameter>/exp_avg_sq"."""
+        """Returns the moments themselves, no copies, by names such as "<parameter>/exp_avg"."""
         return {
             f"{name}/{moment}": self.algorithm.state[parameter][moment]
             for name, parameter in self.parameters.items()
-            for moment in MOMENTS
+            for moment in self.moment_names
         }
 
     @property
@@ -178,26 +194,15 @@ class Optimiser:
             self.algorithm.state[parameter]["step"].fill_(updates - begun.get(name, 0))
 
 
-def _algorithm(parameters: Collection[nn.Parameter], train: TrainIdentity) -> torch.optim.Optimizer:
-    """Makes the torch optimiser without its state. Matrices are one group, norms and biases the other."""
-    groups = [
-        {"params": [p for p in parameters if is_decayed(p)], "weight_decay": train.weight_decay},
-        {"params": [p for p in parameters if not is_decayed(p)], "weight_decay": 0.0},
-    ]
-    settings: dict[str, Any] = {
-        "lr": 0.0,  # each step brings its own
-        "betas": (train.adam_beta1, train.adam_beta2),
-        "eps": train.adam_epsilon,
-    }
-    # A stage may train nothing; torch refuses an empty list of groups, but takes an empty group.
-    groups = [group for group in groups if group["params"]] or groups
-    if train.optimiser == "lamb":
-        return Lamb(
-            [group | {"has_trust_ratio": any(map(is_decayed, group["params"]))} for group in groups],
-            **settings,
-        )
-    adamw = torch.optim.AdamW if train.optimiser_state == "fp32" else NarrowAdamW
-    return adamw(groups, **settings, fused=True)
+def _settings(train: TrainIdentity) -> dict[str, Any]:
+    """Returns the settings of Adam and its kin; each step brings its own learning rate."""
+    return {"lr": 0.0, "betas": (train.adam_beta1, train.adam_beta2), "eps": train.adam_epsilon}
+
+
+def adamw(groups: Iterable[dict[str, Any]], train: TrainIdentity) -> torch.optim.AdamW:
+    """Makes torch's fused AdamW (Loshchilov and Hutter 2019)."""
+    kind = torch.optim.AdamW if train.optimiser_state == "fp32" else NarrowAdamW
+    return kind(groups, **_settings(train), fused=True)
 
 
 class NarrowAdamW(torch.optim.AdamW):
@@ -208,8 +213,10 @@ class NarrowAdamW(torch.optim.AdamW):
     back bit for bit.
     """
 
+    found_inf: Tensor | None = None
+
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure is ever given
         for group in self.param_groups:
             for bucket in _buckets([p for p in group["params"] if p.grad is not None], WIDENED_ELEMENTS):
                 states = [self.state[slice_.parameter] for slice_ in bucket]
@@ -220,7 +227,7 @@ class NarrowAdamW(torch.optim.AdamW):
                 torch._foreach_copy_(wide, narrow)
                 adamw_step(
                     [slice_.of(slice_.parameter) for slice_ in bucket],
-                    [slice_.of(slice_.parameter.grad) for slice_ in bucket],
+                    [slice_.of(_gradient(slice_.parameter)) for slice_ in bucket],
                     wide[: len(bucket)],
                     wide[len(bucket) :],
                     [],

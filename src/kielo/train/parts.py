@@ -5,10 +5,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from kielo.artifact.metrics import Row
 from kielo.parallel.mesh import Mesh
 from kielo.parallel.replicas import Replicas
 from kielo.ranks.communicator import TimeLimits
@@ -21,39 +23,48 @@ from kielo.train.log import Log
 from kielo.train.meter import Meter, StepRow
 from kielo.train.optimiser import Optimiser
 from kielo.train.profile import Profile
-from kielo.train.replica_check import ReplicaCheck
-from kielo.train.spike_watch import SpikeWatch
 from kielo.train.state import RunCheckpoints, State
 from kielo.train.stop import Stop
+from kielo.train.watch.checks import Check, LocalFinite
 from kielo.train.watch.guard import Guard
-from kielo.train.watch.local_finite import LocalFinite
+from kielo.train.watch.replica_check import ReplicaCheck
 from kielo.train.watch.resources import Resources
 from kielo.train.watch.slow_ranks import LayerTimes, SpeedWatch
+from kielo.train.watch.spike_watch import SpikeWatch
 
 
-def _ignore(batch: StepBatch) -> None:
-    """Ignores the gradients."""
+class Periodic(Protocol):
+    """Work beside the steps that makes a row of the log. All ranks call it together, the clock stopped."""
+
+    @property
+    def name(self) -> str:
+        """What a message about a stuck rank calls it."""
+
+    def due(self, step: int) -> bool: ...
+
+    def row(self, state: State) -> Row: ...
 
 
 @dataclass(frozen=True)
 class StepParts:
     """The parts of one optimiser step, in the order in which `loop.optimiser_step` calls them.
 
-    on_gradients: called with the step's batch after the backward pass and before clipping.
+    on_gradients: called with the step's batch after the backward pass and before clipping, in this order.
     """
 
     forward_backward: ForwardBackward
     clip: Callable[[], Tensor]
     guard: Guard
     optimiser: Optimiser
-    on_gradients: Callable[[StepBatch], None] = _ignore
+    on_gradients: tuple[Callable[[StepBatch], None], ...] = ()
 
 
 @dataclass(frozen=True)
 class PrecisionParts:
     """The model in one precision and everything that holds it; a change of precision replaces all of it.
 
-    So does a change of what is trained. trainable: as in `resolved.Phase`.
+    So does a change of what is trained. trainable: as in `resolved.PlannedPhase`. periodic: what the caller
+    of the training asks for beside held-out text.
     """
 
     precision: Precision
@@ -64,6 +75,20 @@ class PrecisionParts:
     local_finite: LocalFinite
     layer_times: LayerTimes
     heldout: HeldOut
+    periodic: tuple[Periodic, ...] = ()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the caller of a training asks for beside the recipe.
+
+    profile_steps: how many to record. is_saving: does the run save checkpoints. periodic: makes each
+    `Periodic` for a model, once for each precision.
+    """
+
+    profile_steps: int = 0
+    is_saving: bool = True
+    periodic: tuple[Callable[[PrecisionParts], Periodic], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,13 +103,18 @@ class PhaseParts:
 
 @dataclass
 class Run:
-    """The parts of one attempt at a run. `current` are the parts of the precision in use."""
+    """The parts of one attempt at a run. `current` are the parts of the precision in use.
 
+    checks: asked after each step, in this order, by the loop.
+    """
+
+    asked: Asked
     device: torch.device
     mesh: Mesh
     time_limits: TimeLimits
     state: State
     guard: Guard
+    checks: tuple[Check, ...]
     spike_watch: SpikeWatch
     replica_check: ReplicaCheck
     speed_watch: SpeedWatch

@@ -1,14 +1,21 @@
 """Precision of a run: what float32 products may do, how a step is computed, and the same bits each time."""
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 import torch
 import torch._inductor.config as inductor_config
+from torch import nn
 
+from kielo.artifact.metrics import Fp8GradientProbe
+from kielo.parallel.fp8 import in_bf16
+from kielo.parallel.gradient_clipping import gradient_norm
+from kielo.parallel.mesh import Mesh
 from kielo.recipe.sections import Precision
-from kielo.resolve.resolved import Identity
+from kielo.resolve.resolved import Identity, filled
+from kielo.train.feed import StepBatch
+from kielo.train.forward_backward import ForwardBackward
 from kielo.train.state import State
 
 # Kernels that give the same bits each time, on every device: the settings of train.deterministic.
@@ -80,6 +87,59 @@ def change_before(identity: Identity, step: int, refused: Collection[int]) -> tu
     A run begins with a change at step 1. refused: first steps of changes that do not count. Where none is
     left it is bf16.
     """
-    changes = ((1, identity.train.precision), *identity.train.precision_changes)
+    first: Precision = filled(identity.train.precision)
+    changes = ((1, first), *identity.train.precision_changes)
     begun = [change for change in changes if change[0] <= step and change[0] not in refused]
     return begun[-1] if begun else (1, "bf16")
+
+
+class Fp8Probe:
+    """Runs a batch once more in bf16 every `every_steps` steps and logs the cosine between both gradients.
+
+    That angle is an early sign of late divergence.
+
+    Called after the backward pass, before clipping; the gradients stay as they were. Costs a second copy of
+    the gradients meanwhile.
+    """
+
+    def __init__(
+        self,
+        forward_backward: ForwardBackward,
+        model: nn.Module,
+        mesh: Mesh,
+        every_steps: int,
+        total_steps: int,
+        write: Callable[[Fp8GradientProbe], None],
+    ):
+        self._forward_backward, self._model, self._mesh = forward_backward, model, mesh
+        self._every_steps, self._total_steps, self._write = every_steps, total_steps, write
+
+    def __call__(self, batch: StepBatch) -> None:
+        if batch.step % self._every_steps == 0 or batch.step in (1, self._total_steps):
+            self._write(Fp8GradientProbe(step=batch.step, fp8_gradient_cosine=self.cosine(batch)))
+
+    def cosine(self, batch: StepBatch) -> float:
+        """The cosine between the parameters' gradients of `batch`, made in FP8, and those in bf16.
+
+        Waits for the device.
+        """
+        parameters = [parameter for parameter in self._model.parameters() if parameter.grad is not None]
+        in_fp8, norm_fp8 = (
+            [parameter.grad for parameter in parameters],
+            gradient_norm(self._model, self._mesh),
+        )
+        try:
+            for parameter in parameters:
+                parameter.grad = None
+            with in_bf16(self._model, self._mesh):
+                self._forward_backward(batch)
+            norm_bf16 = gradient_norm(self._model, self._mesh)
+            for parameter, gradient in zip(parameters, in_fp8, strict=True):
+                if parameter.grad is not None and gradient is not None:
+                    parameter.grad.sub_(gradient)
+            difference = gradient_norm(self._model, self._mesh)
+        finally:
+            for parameter, gradient in zip(parameters, in_fp8, strict=True):
+                parameter.grad = gradient
+        # The law of cosines; the norms are already those over all ranks.
+        return ((norm_fp8**2 + norm_bf16**2 - difference**2) / (2 * norm_fp8 * norm_bf16)).item()

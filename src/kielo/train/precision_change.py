@@ -8,6 +8,7 @@ and continues in the old precision. Every checkpoint and the metrics record the 
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from kielo.artifact.metrics import PrecisionChange, PrecisionVerdict
@@ -16,6 +17,7 @@ from kielo.resolve.resolved import Resolved
 from kielo.train.build import compute_in, restore
 from kielo.train.parts import Run
 from kielo.train.precision import change_before, next_precision
+from kielo.train.state import PrecisionSince, WatchedChange
 
 CHECK_EVERY_STEPS = 10  # the loss of one step is too noisy
 
@@ -33,23 +35,26 @@ def settle_precision(run: Run, resolved: Resolved) -> None:
             compute_in(run, resolved, wanted)
             restore(run)
     run.checkpoints.note_trainable(run.current.trainable)
-    if state.precisions and state.precisions[-1][1] == run.current.precision:
+    if state.precisions and state.precisions[-1].precision == run.current.precision:
         return
     is_change = bool(state.precisions)
-    state.precisions.append([state.step + 1, run.current.precision])
+    state.precisions.append(PrecisionSince(state.step + 1, run.current.precision))
     state.watch = None  # of a change that this one ends
     if is_change:
         run.log.write(PrecisionChange(step=state.step, tokens=state.tokens, precision=run.current.precision))
         _begin_watch(run, identity.train.fp8)
 
 
-def next_check(run: Run, fp8: Fp8) -> float:
-    """Returns the step after which `check_watched_change` must be called next."""
+def next_check(run: Run, fp8: Fp8, last_step: int) -> int:
+    """Returns the step after which `check_watched_change` must be called next, at most `last_step`."""
     watch = run.state.watch
     if watch is None:
-        return math.inf
-    done = run.state.step - watch["first_step"] + 1
-    return watch["first_step"] - 1 + min((done // CHECK_EVERY_STEPS + 1) * CHECK_EVERY_STEPS, fp8.watch_steps)
+        return last_step
+    done = run.state.step - watch.first_step + 1
+    next_step = (
+        watch.first_step - 1 + min((done // CHECK_EVERY_STEPS + 1) * CHECK_EVERY_STEPS, fp8.watch_steps)
+    )
+    return min(last_step, next_step)
 
 
 def check_watched_change(run: Run, resolved: Resolved) -> None:
@@ -60,20 +65,21 @@ def check_watched_change(run: Run, resolved: Resolved) -> None:
     state, watch, fp8 = run.state, run.state.watch, resolved.identity.train.fp8
     if watch is None:
         return
-    done = state.step - watch["first_step"] + 1
+    done = state.step - watch.first_step + 1
     if done < fp8.watch_steps and done % CHECK_EVERY_STEPS:
         return
     if rows := run.guard.last(min(CHECK_EVERY_STEPS, done)):
         loss, norm = _means(rows)
         # Not `max`, which may ignore a NaN.
-        watch["loss_rise"] = _larger(watch["loss_rise"], loss / watch["loss"] - 1)
-        watch["gradient_norm_rise"] = _larger(watch["gradient_norm_rise"], norm / watch["gradient_norm"] - 1)
-    if not (
-        watch["loss_rise"] <= fp8.max_loss_rise and watch["gradient_norm_rise"] <= fp8.max_gradient_norm_rise
-    ):
-        _take_back(run, resolved)
+        state.watch = watch = replace(
+            watch,
+            loss_rise=_larger(watch.loss_rise, loss / watch.loss - 1),
+            gradient_norm_rise=_larger(watch.gradient_norm_rise, norm / watch.gradient_norm - 1),
+        )
+    if watch.loss_rise > fp8.max_loss_rise or watch.gradient_norm_rise > fp8.max_gradient_norm_rise:
+        _take_back(run, resolved, _verdict(run, watch, "taken back"))
     elif done >= fp8.watch_steps:
-        run.log.write(_verdict(run, "kept"))
+        run.log.write(_verdict(run, watch, "kept"))
         state.watch = None
 
 
@@ -86,18 +92,15 @@ def _begin_watch(run: Run, fp8: Fp8) -> None:
     if run.current.precision != "fp8" or not before:
         return
     loss, norm = _means(before)
-    run.state.watch = {
-        "first_step": run.state.step + 1, "loss": loss, "gradient_norm": norm,
-        "loss_rise": -1.0, "gradient_norm_rise": -1.0,
-    }  # fmt: skip
+    run.state.watch = WatchedChange(run.state.step + 1, loss, norm, loss_rise=-1.0, gradient_norm_rise=-1.0)
 
 
-def _take_back(run: Run, resolved: Resolved) -> None:
+def _take_back(run: Run, resolved: Resolved, verdict: PrecisionVerdict) -> None:
     """Rebuilds the model in the precision before the change.
 
     It goes on from the checkpoint at the change if that still exists, else from here.
     """
-    state, identity, verdict = run.state, resolved.identity, _verdict(run, "taken back")
+    state, identity = run.state, resolved.identity
     first_step, fp8 = verdict.precision_from, identity.train.fp8
     asked_from, _ = change_before(identity, first_step, state.refused_changes)
     refused = [*state.refused_changes, asked_from]
@@ -130,13 +133,16 @@ def _save_here(run: Run) -> None:
         run.checkpoints.settle()
 
 
-def _verdict(run: Run, outcome: str) -> PrecisionVerdict:
-    state, watch = run.state, run.state.watch
+def _verdict(run: Run, watch: WatchedChange, outcome: str) -> PrecisionVerdict:
     return PrecisionVerdict(
-        step=state.step, tokens=state.tokens, precision=run.current.precision,
-        precision_from=watch["first_step"],
-        outcome=outcome, loss_rise=watch["loss_rise"], gradient_norm_rise=watch["gradient_norm_rise"],
-    )  # fmt: skip
+        step=run.state.step,
+        tokens=run.state.tokens,
+        precision=run.current.precision,
+        precision_from=watch.first_step,
+        outcome=outcome,
+        loss_rise=watch.loss_rise,
+        gradient_norm_rise=watch.gradient_norm_rise,
+    )
 
 
 def _means(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -3,7 +3,8 @@
 In: a trace of some steps (Chrome's trace format, as torch.profiler exports it). Out: seconds per step of each
 part. What runs at the same time is never counted twice: parts are differences of unions of intervals, in the
 order of `PARTS`, so that a collective counts only where nothing else ran beside it, and all parts add up to
-the step.
+the step. `key_averages()` of torch's profiler adds up durations by name: it counts twice what overlaps, and
+knows no idle time.
 
 The loop marks two ranges with `torch.profiler.record_function`: HEAD_AND_LOSS and OPTIMISER.
 """
@@ -145,7 +146,9 @@ class _Ranges:
 
 def _shared_out(work: dict[str, list[_Interval]], window: _Interval, steps: int) -> dict[str, float]:
     """Returns seconds per step: what each part's intervals add to the union of the parts before it."""
-    parts, so_far, covered = {}, [], 0.0
+    parts: dict[str, float] = {}
+    so_far: list[_Interval] = []
+    covered = 0.0
     for part in PARTS:
         so_far = _union(so_far + work.get(part, []), window)
         total = sum(end - begin for begin, end in so_far)

@@ -21,6 +21,7 @@ from kielo.artifact.attempt_files import (
     Beginning,
     Change,
     End,
+    Ending,
     Outcome,
     append,
     now,
@@ -177,7 +178,7 @@ def write_plan(resolved: Resolved) -> None:
 
 def settle(
     resolved: Resolved,
-    what: str,
+    what: Ending,
     done: tuple[int, int],
     message: str = "",
     is_writing: bool = True,

@@ -7,11 +7,18 @@ import faulthandler
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from kielo.artifact.attempt_files import REFUSAL_FILE, Outcome, Refusal, note_refusal, stopped_before_training
+from kielo.artifact.attempt_files import (
+    REFUSAL_FILE,
+    Ending,
+    Outcome,
+    Refusal,
+    note_refusal,
+    stopped_before_training,
+)
 from kielo.artifact.lease import Lease, held
 from kielo.artifact.trained_text import has_trained
 from kielo.checkpoint.agreement import Agreement
@@ -21,13 +28,13 @@ from kielo.ranks.heartbeat import Heartbeat
 from kielo.ranks.rendezvous import find_rendezvous
 from kielo.ranks.world import World, end_world, leave_together, start_world
 from kielo.recipe.errors import KieloError, sentence
-from kielo.resolve.resolved import Identity, Resolved
+from kielo.resolve.resolved import Identity, Resolved, filled
 from kielo.train.build import assemble, phase_parts, restore
 from kielo.train.final_check import refuse_unsound_end
 from kielo.train.go_back import go_back
 from kielo.train.loop import fit
 from kielo.train.meter import passed_over_row
-from kielo.train.parts import Run
+from kielo.train.parts import Asked, Periodic, PrecisionParts, Run
 from kielo.train.precision import determinism
 from kielo.train.precision_change import check_watched_change, next_check, settle_precision
 from kielo.train.records import (
@@ -48,7 +55,12 @@ from kielo.train.state import State
 from kielo.train.stop import Stop, StoppedBeforeTraining
 
 
-def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int = 0) -> Outcome:
+def train(
+    resolved: Resolved,
+    max_steps: int | None = None,
+    profile_steps: int = 0,
+    periodic: tuple[Callable[[PrecisionParts], Periodic], ...] = (),
+) -> Outcome:
     """Starts or continues the run; returns the same outcome on every rank.
 
     It is "finished" (exit code 0) or "requeue" (75: stopped by a signal or at step `max_steps`, saved,
@@ -56,13 +68,15 @@ def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int =
     folder is rewritten. An error is recorded as "failed" and raised; a refusal before training begins
     (KieloError: another job works in the folder, another identity, tokens that were altered) is only raised,
     and outcome, plan and manifest stay. profile_steps: how many steps to record, from the third on.
+    periodic: see `Asked`.
     """
     is_first = find_rendezvous().rank == 0
     if is_finished(resolved):
         return nothing_to_do(resolved, is_first)
     triggers = Triggers(_run_folder(resolved))
     triggers.refuse_start()
-    return _started(resolved, Stop(max_steps, is_first, triggers if is_first else None), profile_steps)
+    asked = Asked(profile_steps, periodic=periodic)
+    return _started(resolved, Stop(max_steps, is_first, triggers if is_first else None), asked)
 
 
 def measure(resolved: Resolved, steps: int, profile_steps: int = 0) -> Outcome:
@@ -83,17 +97,19 @@ def measure(resolved: Resolved, steps: int, profile_steps: int = 0) -> Outcome:
     if last > identity.total_steps:
         raise KieloError(f"--measure {steps}: the run has {identity.total_steps - first + 1} steps to take")
     is_first = find_rendezvous().rank == 0
-    return _started(resolved, Stop(last, is_first), profile_steps, is_saving=False)
+    return _started(resolved, Stop(last, is_first), Asked(profile_steps, is_saving=False))
 
 
-def _started(resolved: Resolved, stop: Stop, profile_steps: int, is_saving: bool = True) -> Outcome:
+def _started(resolved: Resolved, stop: Stop, asked: Asked) -> Outcome:
     if not faulthandler.is_enabled():
         faulthandler.enable()  # a rank that a library aborts says where it was
     with determinism(resolved.placement.train.deterministic), stop:
         try:
-            world = start_world(resolved.placement.train.start_timeout_seconds, resolved.placement.device)
+            world = start_world(
+                filled(resolved.placement.train.start_timeout_seconds), resolved.placement.device
+            )
             with _lease(resolved, world) as lease:
-                outcome = _attempt(resolved, world, stop, lease, profile_steps, is_saving)
+                outcome = _attempt(resolved, world, stop, lease, asked)
             leave_together(resolved.placement.train.step_timeout_seconds)
             return outcome
         except StoppedBeforeTraining:
@@ -110,10 +126,8 @@ def _lease(resolved: Resolved, world: World) -> Iterator[Lease]:
         yield Agreement().on_first(lambda: until_the_end.enter_context(held(_run_folder(resolved))))
 
 
-def _attempt(
-    resolved: Resolved, world: World, stop: Stop, lease: Lease, profile_steps: int, is_saving: bool
-) -> Outcome:
-    is_first, state, has_begun = world.rank == 0, State(), False
+def _attempt(resolved: Resolved, world: World, stop: Stop, lease: Lease, asked: Asked) -> Outcome:
+    is_first, state, has_begun, is_saving = world.rank == 0, State(), False, asked.is_saving
     refuse_unlike_ranks(resolved, Agreement())
     # before the records that mention them are touched
     if is_saving:
@@ -130,7 +144,7 @@ def _attempt(
             with TokenCheck(resolved, Agreement()) as tokens:  # they are read while the model is built
                 begins = is_saving and not has_trained(_run_folder(resolved))
                 warnings = Agreement().on_first(lambda: check_tokenizer(resolved)) if begins else []
-                run = assemble(resolved, world, stop, lease.check, progress, profile_steps, is_saving)
+                run = assemble(resolved, world, stop, lease.check, progress, asked)
                 heartbeat.use(communicators(run.mesh), alike_communicators(run.mesh))
                 state = run.state
                 tokens.finish()
@@ -153,7 +167,7 @@ def _attempt(
         if is_first:
             lease.check()
             if outcome == "finished":
-                write_train_manifest(resolved, run.checkpoints.newest)
+                write_train_manifest(resolved, filled(run.checkpoints.newest))
         message = "" if outcome == "finished" else _how_to_go_on(run, resolved)
         return settle(resolved, outcome, (state.step, state.tokens), message, is_writing=is_first)
     except Exception as error:
@@ -168,7 +182,7 @@ def _progress(resolved: Resolved, world: World) -> Progress:
     floor = train.hang_seconds if world.size > 1 else max(train.hang_seconds, train.step_timeout_seconds)
     silent = silent_seconds(floor, world.size)
     files = resolved.placement.file_stall_seconds
-    return Progress(floor, silent, train.start_timeout_seconds, train.step_timeout_seconds, files)
+    return Progress(floor, silent, filled(train.start_timeout_seconds), train.step_timeout_seconds, files)
 
 
 def _note_hang(
@@ -179,10 +193,10 @@ def _note_hang(
     state: None before training began, when earlier records are kept.
     """
     if state is not None:
-        what, done = "failed" if comes_again else "hung", (state.step, state.tokens)
+        what: Ending = "failed" if comes_again else "hung"
         with suppress(OSError, KieloError):
             lease.check()
-            settle(resolved, what, done, hang.message, blamed_nodes=hang.blamed_nodes)
+            settle(resolved, what, (state.step, state.tokens), hang.message, blamed_nodes=hang.blamed_nodes)
     if state is None or comes_again:
         note_refusal(hang)
     if REFUSAL_FILE not in os.environ:  # else what started this rank prints it
@@ -202,7 +216,7 @@ def _how_to_go_on(run: Run, resolved: Resolved) -> str:
     )
 
 
-def _fit_and_close(run: Run, resolved: Resolved) -> str:
+def _fit_and_close(run: Run, resolved: Resolved) -> Ending:
     try:
         outcome = _fit_phases(run, resolved)
         Agreement().on_first(run.log.refuse_lost_rows)
@@ -214,7 +228,7 @@ def _fit_and_close(run: Run, resolved: Resolved) -> str:
         run.log.close()
 
 
-def _fit_phases(run: Run, resolved: Resolved) -> str:
+def _fit_phases(run: Run, resolved: Resolved) -> Ending:
     """Trains from the newest checkpoint through all phases, or until a signal: "finished" or "requeue".
 
     Raises KieloError when too many steps in a row were not finite, when the last checkpoint cannot be saved,
@@ -233,7 +247,7 @@ def _fit_phases(run: Run, resolved: Resolved) -> str:
         if steps.is_skipped:
             is_stopped = _pass_over(run, identity, steps.phase_index, steps.last_step)
         else:
-            last_step = min(steps.last_step, next_check(run, identity.train.fp8))
+            last_step = next_check(run, identity.train.fp8, steps.last_step)
             with phase_parts(run, resolved, steps.phase_index, last_step) as phase:
                 is_stopped = fit(run, phase)
             if not is_stopped and not go_back(run, resolved.identity.train.spikes):

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from kielo.recipe.errors import KieloError
 
@@ -19,7 +20,10 @@ INTERRUPTED = 130  # the exit code of a process that was ended by Ctrl-C
 _SAME_PRESS_SECONDS = 1.0
 
 
-def take_over_signals(note: Callable[[int, FrameType | None], None]) -> dict[int, object]:
+Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None  # as `signal` has it
+
+
+def take_over_signals(note: Callable[[int, FrameType | None], None]) -> dict[int, Handler]:
     """Has `note` called for the signals that mean stop; returns the handlers before.
 
     SIGINT and SIGHUP that are ignored, as under nohup or in the background of a script, stay ignored.
@@ -31,7 +35,7 @@ def take_over_signals(note: Callable[[int, FrameType | None], None]) -> dict[int
     return {number: signal.signal(number, note) for number in taken}
 
 
-def give_signals_back(handlers_before: dict[int, object]) -> None:
+def give_signals_back(handlers_before: dict[int, Handler]) -> None:
     for number, handler in handlers_before.items():
         signal.signal(number, handler)
 

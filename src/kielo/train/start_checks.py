@@ -100,9 +100,8 @@ def check_tokenizer(resolved: Resolved) -> list[str]:
     """
     placement, folder = resolved.placement, Path(resolved.placement.tokenizer_folder)
     packed = read_manifest(placement.tokens_folder)
-    is_ours = packed is not None and "tokenizer" in packed.inputs and (folder / TOKENIZER_FILE).is_file()
-    if not is_ours:  # packed by another program
-        return []
+    if packed is None or "tokenizer" not in packed.inputs or not (folder / TOKENIZER_FILE).is_file():
+        return []  # packed by another program
     if _is_made_here(folder):
         return _doubts(resolved.identity, folder)
     sample = packed_sample(Path(placement.tokens_folder).parent)

@@ -192,8 +192,7 @@ def read_outcome(
     file = folder / Outcome.FILE_NAME
     with suppress(OSError, KieloError):
         outcome = read_json(folder, Outcome)
-        is_ours = outcome is not None and outcome.started_by == started_by
-        if is_ours and _state_of(file) != state_before:
+        if outcome is not None and outcome.started_by == started_by and _state_of(file) != state_before:
             return outcome
     if is_stopping:
         return stopped_before_training(failure)

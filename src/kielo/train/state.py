@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -23,52 +23,87 @@ from kielo.artifact.checkpoint_folder import step_folder_name, step_folders, ste
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.parallel.materialise import local
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Precision
 from kielo.resolve.planned_phases import first_difference, merged, trains
 from kielo.resolve.resolve import consent
 from kielo.resolve.resolved import Resolved, read_identity, stored_identity
-from kielo.train.optimiser import MOMENTS, Optimiser
-from kielo.train.watch.guard import Guard
-from kielo.train.watch.spikes import Spikes, steps_to_pass_over
+from kielo.train.optimiser import Optimiser
+from kielo.train.watch.guard import Guard, GuardState
+from kielo.train.watch.spikes import Spikes, WentBack, steps_to_pass_over
 
 logger = logging.getLogger(__name__)
+
+
+class StepSpan(NamedTuple):
+    """Steps `first` to `last`."""
+
+    first: int
+    last: int
+
+
+class PrecisionSince(NamedTuple):
+    """The precision of the steps from `first_step` on."""
+
+    first_step: int
+    precision: Precision
+
+
+class TrainedSince(NamedTuple):
+    """The modules that are trained after so many updates of the run; none for all."""
+
+    updates: int
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class WatchedChange:
+    """A change of precision under watch: usual values before it, and the highest relative rises since."""
+
+    first_step: int
+    loss: float
+    gradient_norm: float
+    loss_rise: float
+    gradient_norm_rise: float
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """The steps of two saves: the last before steps that were not finite, and the last that followed one."""
+
+    sound_step: int
+    unsound_step: int
 
 
 @dataclass
 class State:
     """The steps, tokens and samples done; those of a skipped step count too.
 
-    skipped_steps: the [first, last] steps that the recipe passed over so far. precisions: [first step,
-    precision] of each range of steps. refused_changes: first steps of the recipe's changes of precision that
-    were taken back. watch: of the change that is being watched (see `precision_change.py`), None when none
-    is. trouble: since steps were not finite: {"sound_step": of the last save before them, "unsound_step": of
-    the last save that followed one}. None where none were, or where enough sound steps have followed.
-    spikes: for which the run went back, in that order: {"first_step", "last_step": of what is passed over for
-    it, "learning_rate_factor": of the steps from the first on}. trained: [updates of the run before it,
-    modules] of each range of steps that trains other modules; none where all steps train all.
+    skipped_steps: what the recipe passed over so far. refused_changes: first steps of the recipe's changes of
+    precision that were taken back. watch: see `precision_change.py`. trouble: None if no step was not finite,
+    or if enough sound steps have followed. spikes: in the order in which the run went back. trained: empty if
+    all steps train all modules.
     """
 
     step: int = 0
     tokens: int = 0
     samples: int = 0
-    skipped_steps: list[list[int]] = field(default_factory=list)
-    precisions: list[list] = field(default_factory=list)
+    skipped_steps: list[StepSpan] = field(default_factory=list)
+    precisions: list[PrecisionSince] = field(default_factory=list)
     refused_changes: list[int] = field(default_factory=list)
-    watch: dict[str, float] | None = None
-    trouble: dict[str, int] | None = None
-    spikes: list[dict[str, Any]] = field(default_factory=list)
-    trained: list[list] = field(default_factory=list)
+    watch: WatchedChange | None = None
+    trouble: Trouble | None = None
+    spikes: list[WentBack] = field(default_factory=list)
+    trained: list[TrainedSince] = field(default_factory=list)
 
     @property
     def spike_steps(self) -> list[tuple[int, int]]:
         """The ranges [first, last] that are passed over for spikes; they may be to come, and may overlap."""
-        return [(spike["first_step"], spike["last_step"]) for spike in self.spikes]
+        return [(spike.first_step, spike.last_step) for spike in self.spikes]
 
     @property
     def learning_rate_factor(self) -> float:
         """The factor of the recipe's learning rate in this step."""
-        return math.prod(
-            spike["learning_rate_factor"] for spike in self.spikes if spike["first_step"] <= self.step
-        )
+        return math.prod(spike.learning_rate_factor for spike in self.spikes if spike.first_step <= self.step)
 
     def advance(self, tokens_per_step: int, sequences_per_step: int) -> None:
         self.step += 1
@@ -80,10 +115,9 @@ class State:
         first_step = self.step + 1
         while self.step < last_step:
             self.advance(tokens_per_step, sequences_per_step)
-        if self.skipped_steps and self.skipped_steps[-1][1] == first_step - 1:
-            self.skipped_steps[-1][1] = last_step
-        else:
-            self.skipped_steps.append([first_step, last_step])
+        if self.skipped_steps and self.skipped_steps[-1].last == first_step - 1:
+            first_step = self.skipped_steps.pop().first
+        self.skipped_steps.append(StepSpan(first_step, last_step))
 
     def begun(self, is_trained: Callable[[Sequence[str]], bool]) -> int | None:
         """Returns the updates of the run before a parameter's own first one; None for one that is frozen.
@@ -91,19 +125,27 @@ class State:
         is_trained: modules → True if the parameter is among them. One that was frozen in between began anew.
         """
         begins = None
-        for first, modules in reversed(self.trained or [[0, []]]):
+        for first, modules in reversed(self.trained or [TrainedSince(0, ())]):
             if not is_trained(modules):
                 break
             begins = first
         return begins
 
-    def restore(self, plain: Mapping[str, object]) -> None:
+    def restore(self, plain: Mapping[str, Any]) -> None:
         """Take over a checkpoint's plain state.
 
         Fields that older versions lacked keep their first value; what older versions stored besides is lost.
         """
-        for name, first in asdict(State()).items():
-            setattr(self, name, plain.get(name, first))
+        watch, trouble = plain.get("watch"), plain.get("trouble")
+        known = {name: plain[name] for name in vars(self) if name in plain} | {
+            "skipped_steps": [StepSpan(*span) for span in plain.get("skipped_steps", [])],
+            "precisions": [PrecisionSince(*since) for since in plain.get("precisions", [])],
+            "watch": None if watch is None else WatchedChange(**watch),
+            "trouble": None if trouble is None else Trouble(**trouble),
+            "spikes": [WentBack(**spike) for spike in plain.get("spikes", [])],
+            "trained": [TrainedSince(updates, tuple(of)) for updates, of in plain.get("trained", [])],
+        }
+        vars(self).update(vars(State(**known)))
 
 
 class RunCheckpoints:
@@ -135,7 +177,7 @@ class RunCheckpoints:
             plain = checkpointer.plain(self.newest)
             self.found.restore(plain)
             consent(read_identity(plain["identity"], self.newest), resolved, self.found.step)
-            self._refuse_other_skips(self.found)
+            self._refuse_other_skips(self.newest, self.found)
 
     def track(
         self,
@@ -152,7 +194,7 @@ class RunCheckpoints:
         self._optimiser = optimiser
         self._source_tensors = dict(source_tensors or {})
         self._source_settings: dict[str, Any] | None = dict(source_settings or {})
-        self._tensors = {f"model/{name}": tensor for name, tensor in parameters.items()}
+        self._tensors: dict[str, Tensor] = {f"model/{name}": tensor for name, tensor in parameters.items()}
         self._tensors |= {f"optimiser/{name}": tensor for name, tensor in optimiser.moments().items()}
         if self._is_saving:
             self._checkpointer.reserve(self._tensors)
@@ -164,7 +206,8 @@ class RunCheckpoints:
 
     def forget(self) -> None:
         """Drops the tensors and the optimiser of `track`, so that their memory can be freed."""
-        self._optimiser, self._tensors = None, {}
+        del self._optimiser
+        self._tensors = {}
 
     def due(self, step: int) -> bool:
         """Returns True if a checkpoint must be saved after `step`. Called after every step.
@@ -210,19 +253,19 @@ class RunCheckpoints:
         """
         if not self._is_saving:
             return
-        guard = self._guard.plain_state()
-        self._state.trouble = self._trouble(guard["skipped"])
-        self._last_save = (self._state.step, guard["skipped"])
+        guard = self._guard.state()
+        self._state.trouble = self._trouble(guard.skipped)
+        self._last_save = (self._state.step, guard.skipped)
         plain = self._plain(guard, loss)
         self._is_due = False
         trouble, keep_all = self._state.trouble, None
-        if guard["in_a_row"]:
+        if guard.in_a_row:
             keep_all = (
-                f"the last {guard['in_a_row']} steps were not finite, so no older checkpoint was removed for "
+                f"the last {guard.in_a_row} steps were not finite, so no older checkpoint was removed for "
                 f"{step_folder_name(self._state.step)}; where training fails from there, move it away to go "
                 "on from an older one"
             )
-        sound_steps = [trouble["sound_step"]] if trouble else []
+        sound_steps = [trouble.sound_step] if trouble else []
         if self._spikes.episode is not None:
             sound_steps.append(steps_to_pass_over(self._spikes.episode)[0] - 1)
         self._checkpointer.save(
@@ -231,17 +274,18 @@ class RunCheckpoints:
 
     def copy_to_memory(self, loss: Tensor) -> None:
         """Copies the state to the host, and from there to the nodes' memory while training goes on."""
-        guard = self._guard.plain_state()
-        plain = self._plain(guard, loss) | {"trouble": self._trouble(guard["skipped"])}
+        guard = self._guard.state()
+        trouble = self._trouble(guard.skipped)
+        plain = self._plain(guard, loss) | {"trouble": None if trouble is None else asdict(trouble)}
         self._checkpointer.copy_to_memory(self._state.step, self._tensors, plain)
 
-    def _plain(self, guard: dict[str, Any], loss: Tensor | float | None) -> dict[str, Any]:
+    def _plain(self, guard: GuardState, loss: Tensor | float | None) -> dict[str, Any]:
         # The guard remembers no step without a label. Both wait for the device, as the copy does.
         settled_loss = math.nan if loss is None or not self._guard.last(1) else float(loss)
         return asdict(self._state) | {
             "loss": settled_loss if math.isfinite(settled_loss) else None,
             "optimiser_updates": self._optimiser.updates,
-            "guard": guard,
+            "guard": asdict(guard),
             "spike_watch": self._spikes.plain_state(),
             "identity": stored_identity(self._resolved.identity),
             "source_tensors": self._source_tensors,
@@ -249,14 +293,13 @@ class RunCheckpoints:
             "tokenizer_hash": self._resolved.placement.tokenizer_hash,
         }
 
-    def _trouble(self, skipped: int) -> dict[str, int] | None:
+    def _trouble(self, skipped: int) -> Trouble | None:
         """Returns `trouble` as of this step. skipped: steps that were not finite, since step 1."""
         state, (last_step, skipped_before) = self._state, self._last_save
         if skipped > skipped_before:
-            sound_step = state.trouble["sound_step"] if state.trouble else last_step
-            return {"sound_step": sound_step, "unsound_step": state.step}
+            return Trouble(state.trouble.sound_step if state.trouble else last_step, state.step)
         every_steps = self._resolved.placement.checkpoint.every_steps
-        if state.trouble and state.step - state.trouble["unsound_step"] >= every_steps:
+        if state.trouble and state.step - state.trouble.unsound_step >= every_steps:
             return None
         return state.trouble
 
@@ -269,11 +312,10 @@ class RunCheckpoints:
             self._checkpointer.settle()
         folder = self._checkpointer.folder
         try:
-            found = step_folders(folder)
+            names, suspects = _split_names(folder, first_bad_step - 1)
         except KieloError as error:
             return f"{error}. "
-        suspects = [path.name for path in reversed(found) if step_of(path) >= first_bad_step - 1]
-        sound = next((path.name for path in found if step_of(path) < first_bad_step - 1), None)
+        sound = names[0] if names else None
         if sound is None and not suspects:
             return f"No checkpoint had been saved before step {first_bad_step}. "
         if sound is None:
@@ -311,7 +353,8 @@ class RunCheckpoints:
         stored.restore(plain)
         updates = plain["optimiser_updates"]
         begun = {name: stored.begun(partial(self._is_trained, name)) for name in self._optimiser.parameters}
-        new = {f"optimiser/{name}/{moment}" for name in begun if begun[name] is None for moment in MOMENTS}
+        frozen = [name for name, first in begun.items() if first is None]
+        new = {f"optimiser/{name}/{moment}" for name in frozen for moment in self._optimiser.moment_names}
         tensors = {name: tensor for name, tensor in self._tensors.items() if name not in new}
         self._checkpointer.restore(self.newest, tensors)
         for name in new:
@@ -319,14 +362,15 @@ class RunCheckpoints:
         self._optimiser.resume(
             updates, {name: updates if first is None else first for name, first in begun.items()}
         )
-        self._guard.restore(plain["guard"])
+        guard = GuardState.read(plain["guard"])
+        self._guard.restore(guard)
         self._spikes.restore(plain.get("spike_watch", {}))
         self._source_tensors = plain["source_tensors"]
         self._source_settings = plain.get("source_settings")  # None: of a version that kept none
         spikes = self._state.spikes  # those that the run goes back for are no part of an earlier checkpoint
         self._state.restore(plain)
         self._state.spikes = max(spikes, self._state.spikes, key=len)
-        self._last_save, self._is_due = (self._state.step, plain["guard"]["skipped"]), False
+        self._last_save, self._is_due = (self._state.step, guard.skipped), False
 
     def note_trainable(self, modules: Sequence[str]) -> None:
         """Notes the modules that the steps from here on train, none for all, if they are others than before.
@@ -334,10 +378,10 @@ class RunCheckpoints:
         A change of precision is no longer watched then: gradient norms are those of other parameters.
         """
         state = self._state
-        before = state.trained or [[0, []]]
-        if list(modules) == before[-1][1]:
+        before = state.trained or [TrainedSince(0, ())]
+        if tuple(modules) == before[-1].modules:
             return
-        entry = [self._optimiser.updates, list(modules)]
+        entry = TrainedSince(self._optimiser.updates, tuple(modules))
         state.trained = [*before, entry] if state.step else [entry]
         state.watch = None
 
@@ -359,31 +403,35 @@ class RunCheckpoints:
         self.newest = found or self.newest
         return found is not None
 
-    def _refuse_other_skips(self, found: State) -> None:
+    def _refuse_other_skips(self, newest: Path, found: State) -> None:
         """Raises KieloError if the recipe skips other steps than the checkpoint's run did.
 
         Steps to come may be skipped freely; for others the run must go back to an earlier checkpoint. What
         was passed over for spikes stays so, whatever the recipe says.
         """
         skipped_steps, asked = found.skipped_steps, self._resolved.identity.train.skip_steps
-        parting_step = first_difference(
-            [(first, last) for first, last in skipped_steps], merged([*asked, *found.spike_steps]), found.step
-        )
+        parting_step = first_difference(skipped_steps, merged([*asked, *found.spike_steps]), found.step)
         if parting_step is None:
             return
-        folder = self.newest.parent
-        behind = [path for path in step_folders(folder) if step_of(path) >= parting_step]
-        earlier = [path for path in step_folders(folder) if step_of(path) < parting_step]
-        names = ", ".join(path.name for path in reversed(behind))
-        way_on = (
-            f"move {names} out of {folder} and the run goes on from {earlier[0].name}" if earlier
-            else f"move {folder.parent} away and the run begins at step 0"
-        )  # fmt: skip
+        folder = newest.parent
+        passed_over = [list(span) for span in skipped_steps] or "none"
+        earlier, behind = _split_names(folder, parting_step)
+        if earlier:
+            way_on = f"move {', '.join(behind)} out of {folder} and the run goes on from {earlier[0]}"
+        else:
+            way_on = f"move {folder.parent} away and the run begins at step 0"
         raise KieloError(
-            f"{self.newest}: was trained with other steps skipped, from step {parting_step} on: it passed "
-            f"over {skipped_steps or 'none'}, and train.skip_steps = {[list(entry) for entry in asked]}; "
+            f"{newest}: was trained with other steps skipped, from step {parting_step} on: it passed "
+            f"over {passed_over}, and train.skip_steps = {[list(entry) for entry in asked]}; "
             f"{way_on}, or give train.skip_steps as it was"
         )
+
+
+def _split_names(folder: Path, step: int) -> tuple[list[str], list[str]]:
+    """Returns names of checkpoints: those of steps before `step`, newest first; the others, oldest first."""
+    steps = {path.name: step_of(path) or 0 for path in step_folders(folder)}
+    before = [name for name, of in steps.items() if of < step]
+    return before, [name for name in reversed(steps) if steps[name] >= step]
 
 
 def note_alert(path: Path, step: int, message: str) -> None:

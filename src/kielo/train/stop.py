@@ -13,7 +13,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-from kielo.train.signals import INTERRUPTED, Presses, Triggers, give_signals_back, take_over_signals
+from kielo.train.signals import INTERRUPTED, Handler, Presses, Triggers, give_signals_back, take_over_signals
 from kielo.train.watch.delayed_reader import DelayedReader
 
 
@@ -40,7 +40,7 @@ class Stop:
         self._step_limit = step_limit
         self._is_telling = is_telling
         self._presses = Presses()
-        self._handlers_before: dict[int, object] = {}
+        self._handlers_before: dict[int, Handler] = {}
         self._is_meeting = True
         self._device = torch.device("cpu")
         self._late = DelayedReader(self._device)

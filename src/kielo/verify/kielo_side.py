@@ -115,7 +115,7 @@ class KieloSide:
         on_gradients: called with the batch before the gradients are clipped. The learning rate is read off
         the optimiser.
         """
-        parts = replace(self._step, on_gradients=on_gradients)
+        parts = replace(self._step, on_gradients=(on_gradients,))
         loss, norm = optimiser_step(parts, batch, self._rate(self._tokens_after(batch.step)))
         return {
             "loss": loss.item(),

@@ -153,7 +153,7 @@ def train_laid_out(of: Subject, case: Case, steps: int, world: World, mesh: Mesh
 
     guard = Guard(world.device, of.train)
     parts = build_step(model, mesh, of.train, layout, LOSS_CHUNK_TOKENS, case.precision, guard)
-    parts = replace(parts, on_gradients=keep_gradients)
+    parts = replace(parts, on_gradients=(keep_gradients,))
     feed = _feed(of, case, steps, world, mesh)
     try:
         taken = [optimiser_step(parts, feed.take(step), of.learning_rate) for step in range(1, steps + 1)]

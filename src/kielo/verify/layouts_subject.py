@@ -19,7 +19,7 @@ from kielo.models import families
 from kielo.models.blocks.init import seeded_normal
 from kielo.models.config_keys import keys_of_model
 from kielo.models.piece import Box
-from kielo.recipe.sections import Model, Recipe, TrainIdentity
+from kielo.recipe.sections import CompleteModel, Model, Recipe, TrainIdentity
 from kielo.train.optimiser import is_decayed
 
 SEQUENCES, LENGTH, VOCABULARY = 8, 32, 90
@@ -67,7 +67,7 @@ Outcome = dict[str, Tensor]
 class Subject:
     """The tiny model and its training; numbers that the recipe does not give are chosen to show faults."""
 
-    model: Model
+    model: CompleteModel
     seed: int
     mask_documents: bool
     train: TrainIdentity
@@ -114,7 +114,7 @@ def family_of(recipe: Recipe) -> str:
     return (recipe.model if weights is None else families.read_hf_config(resolve_weights(weights))).model_type
 
 
-def _tiny(model: Model, tied: bool | None, of: Sizes) -> Model:
+def _tiny(model: Model, tied: bool | None, of: Sizes) -> CompleteModel:
     """`model` with small sizes; features that are more than a size (wide heads, windows, scales) stay."""
     sizes = of.of_model() | {"tie_word_embeddings": tied}
     parts = families.module(model.model_type, "tables").layer_parts(model)

@@ -30,8 +30,8 @@ from kielo.artifact.verify_results import (
 from kielo.artifact.weights_folder import resolve_weights
 from kielo.dataset.batches import Batches
 from kielo.ranks.world import World
-from kielo.recipe.sections import Model
-from kielo.resolve.resolved import Identity, Phase, Placement, Resolved
+from kielo.recipe.sections import CompleteModel
+from kielo.resolve.resolved import Identity, Placement, PlannedPhase, Resolved
 from kielo.train.feed import Feed, StepBatch
 from kielo.verify.certificate import KIND, VERSION, ParityOptions, asked, current_certificate, print_parity
 from kielo.verify.hugging_face_side import HuggingFaceSide
@@ -129,7 +129,7 @@ def verify_parity(
     return certificate
 
 
-def _compared_source(model: Model, options: ParityOptions) -> SourceFolder | None:
+def _compared_source(model: CompleteModel, options: ParityOptions) -> SourceFolder | None:
     if model.weights is None:
         return None
     return compare_source(resolve_weights(model.weights), model, options.sequence_length)
@@ -164,7 +164,7 @@ def _scaled(resolved: Resolved) -> tuple[Identity, Placement]:
     return resolved.identity.model_copy(update={"train": train}), placement
 
 
-def _small_phase(identity: Identity, options: ParityOptions) -> Phase:
+def _small_phase(identity: Identity, options: ParityOptions) -> PlannedPhase:
     """The first phase with few and short sequences a step, of one stream: none are packed so short."""
     return identity.phases[0].model_copy(
         update={
@@ -177,7 +177,7 @@ def _small_phase(identity: Identity, options: ParityOptions) -> Phase:
     )
 
 
-def _feed(identity: Identity, placement: Placement, phase: Phase, device: torch.device) -> Feed:
+def _feed(identity: Identity, placement: Placement, phase: PlannedPhase, device: torch.device) -> Feed:
     """The feed of two micro-batches a step, so that summing over them is checked too."""
     batches = Batches(
         Path(placement.tokens_folder), identity.seed, phase, phase.sequence_length, placement.end_of_text_id,

@@ -18,10 +18,10 @@ from kielo.dataset.batches import NOT_COUNTED, Batch
 from kielo.dataset.masking import Masking, masking_vocabulary
 from kielo.models import families
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 from kielo.tokenizer.load import TextTokenizer, encode, end_of_text_id, load_tokenizer, role_id
 
-WAYS = get_args(Model.model_fields["position_heads"].annotation)
+WAYS = get_args(CompleteModel.model_fields["position_heads"].annotation)
 MOST_SEQUENCES, MOST_TOKENS = 64, 128  # a hundredth of a nat is then seen
 _RATE, _SEED = 0.15, 1
 _MOST_CHARACTERS = 16 * MOST_SEQUENCES * MOST_TOKENS
@@ -97,7 +97,7 @@ def _sequences(tokenizer: TextTokenizer, text: Path, length: int) -> np.ndarray:
 
 
 @torch.inference_mode()
-def _loss(source: Path, config: Model, hidden: Batch) -> float:
+def _loss(source: Path, config: CompleteModel, hidden: Batch) -> float:
     """Computes the mean nats of a hidden token, in fp32 on the CPU."""
     model = families.build_model(config)
     load_model_weights(dict(model.named_parameters()), source, config)

@@ -121,6 +121,7 @@ def _report(resolved: Resolved, rank: int, index: int, counted: _Counted) -> dic
                 rank,
                 resolved.identity.train.optimiser_state,
                 resolved.identity.phases[index].trainable,
+                resolved.identity.train.optimiser,
             )
         ),
         "peaks": {name: {"bytes": peak.bytes, "kinds": peak.kinds} for name, peak in peaks.items()},
@@ -179,7 +180,7 @@ class WatchedStep:
         train, chunk_tokens = identity.train, placement.train.loss_chunk_tokens
         guard = Guard(world.device, train)
         step = build_step(model, mesh, train, placement.layout, chunk_tokens, train.precision, guard)
-        self._step = replace(step, on_gradients=self._begin_update)
+        self._step = replace(step, on_gradients=(self._begin_update,))
         self._name(_state(self._step.optimiser), "optimiser")
         self.held: StateBytes  # measured in the first watched step, before its update
 
@@ -295,7 +296,7 @@ def _stages(resolved: Resolved, pipeline_rank: int) -> dict[str, list[int]]:
     layout = resolved.placement.layout
     if layout.pipeline == 1:
         return {"0": [0, resolved.identity.model.num_hidden_layers - 1]}
-    ranges = layer_numbers(layout.pipeline_layers)
+    ranges = layer_numbers(layout)
     numbers = stages_of_rank(
         layout.pipeline_schedule, layout.pipeline, pipeline_rank, layout.pipeline_stages_per_rank
     )

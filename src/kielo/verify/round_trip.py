@@ -28,7 +28,7 @@ from kielo.models import families
 from kielo.models.families import read_hf_config
 from kielo.parallel.materialise import materialise
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 
 
 def verify_round_trip(reference: str, keep: Path | None = None) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def _in_and_out(source: Path, checkpoints: Path, to: Path) -> dict[str, str]:
     return weights
 
 
-def _save(checkpointer: Checkpointer, source: Path, config: Model) -> dict[str, str]:
+def _save(checkpointer: Checkpointer, source: Path, config: CompleteModel) -> dict[str, str]:
     """Saves the weights of `source` as a checkpoint of step 0; the model's memory is freed on return."""
     with torch.device("meta"):
         model = families.build_model(config)

@@ -17,7 +17,7 @@ from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.models import families
 from kielo.models.decoder_count import layer_types
 from kielo.parallel.materialise import materialise
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 from kielo.train.feed import MicroBatch
 from kielo.verify import hugging_face_side, kielo_side
 from kielo.verify.hugging_face_side import hugging_face_batch
@@ -30,7 +30,7 @@ LOGITS_TOLERANCE = 1e-4
 _SEQUENCES, _SEED = 2, 0
 
 
-def compare_source(folder: Path, model: Model, sequence_length: int) -> SourceFolder:
+def compare_source(folder: Path, model: CompleteModel, sequence_length: int) -> SourceFolder:
     """Compare the folder's import as `model` with what transformers makes of it.
 
     model: that of the run. With `model.transplant` it is compared with the folder's own vocabulary: no file
@@ -87,7 +87,7 @@ def _comparison(
     )
 
 
-def _our_model(folder: Path, model: Model, stored: Model) -> nn.Module:
+def _our_model(folder: Path, model: CompleteModel, stored: CompleteModel) -> nn.Module:
     with torch.device("meta"):
         ours = families.build_model(model)
     materialise(ours, torch.device("cpu"), None)
@@ -100,7 +100,7 @@ def _their_model(folder: Path, config: PretrainedConfig) -> PreTrainedModel:
     return load(folder, config=config, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-def _two_layers(model: Model, config: PretrainedConfig) -> Model:
+def _two_layers(model: CompleteModel, config: PretrainedConfig) -> CompleteModel:
     """Return `model`, and change `config`, to the first two layers, of two kinds if the model has two."""
     kinds = layer_types(model)
     both = (kinds[0], next((kind for kind in kinds if kind != kinds[0]), kinds[0]))[: len(kinds)]
@@ -111,7 +111,7 @@ def _two_layers(model: Model, config: PretrainedConfig) -> Model:
     return model.model_copy(update=changes | ({"layer_types": both} if model.layer_types else {}))
 
 
-def _our_windows(model: Model) -> list[int | None]:
+def _our_windows(model: CompleteModel) -> list[int | None]:
     with torch.device("meta"):
         built = families.build_model(model)
     return [built.kinds[layer.kind].window for layer in built.layers.values()]

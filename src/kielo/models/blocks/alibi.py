@@ -76,7 +76,8 @@ def attend(
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float | None, *biased: Tensor) -> Tensor:
-        bias = _masked(*biased, q.dtype)
+        slopes_h, distance_qn, visible = biased
+        bias = _masked(slopes_h, distance_qn, visible, q.dtype)
         out, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, False, attn_mask=bias, scale=scale
         )
@@ -87,11 +88,10 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, log_sum, *rest = ctx.saved_tensors
+        q, k, v, out, log_sum, slopes_h, distance_qn, visible = ctx.saved_tensors
+        bias = _masked(slopes_h, distance_qn, visible, q.dtype)
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        gradients = kernel(
-            gradient, q, k, v, out, log_sum, 0.0, False, attn_mask=_masked(*rest, q.dtype), scale=ctx.scale
-        )
+        gradients = kernel(gradient, q, k, v, out, log_sum, 0.0, False, attn_mask=bias, scale=ctx.scale)
         return *gradients, None, None, None, None
 
 

@@ -41,6 +41,8 @@ class Mask:
 
     def part(self, queries: slice, keys: slice) -> "Mask":
         """Returns the mask of some queries and some keys; `visible` must not be None."""
+        if self.visible is None:
+            raise ValueError("a plain mask has no parts")
         distance = None if self.distance is None else self.distance[queries, keys]
         return Mask(self.visible[:, :, queries, keys], distance)
 
@@ -130,18 +132,18 @@ class MaskMaker(nn.Module):
         distance_qn = query_positions_q[:, None] - key_positions_n
         reach_qn = distance_qn if self.is_causal else distance_qn.abs()
         visible = (distance_qn >= 0 if self.is_causal else reach_qn >= 0)[None, None]
-        if query_documents_bq is not None:
+        if query_documents_bq is not None and key_documents_bn is not None:
             visible = visible & (query_documents_bq[:, :, None] == key_documents_bn[:, None, :]).unsqueeze(1)
         if query_documents_bq is not None and not self.is_causal:
             may_see_all_bq = query_documents_bq >= 0
             visible = visible & (may_see_all_bq[:, None, :, None] | (distance_qn >= 0))
         distance = distance_qn if self.needs_distance else None
         masks = {}
-        for window, is_plain in zip(self.windows, needs_none):
+        for window, needs_no_mask in zip(self.windows, needs_none, strict=True):
             within = visible
             if window is not None and window < num_keys:
                 within = visible & (reach_qn < window)
-            is_plain = is_plain and distance is None
+            is_plain = needs_no_mask and distance is None
             masks[window] = Mask(None if is_plain else within, distance, is_causal=self.is_causal)
         return masks
 
@@ -160,6 +162,12 @@ class InnerAttention(nn.Module):
         self.scale, self.softcap, self.alibi = scale, softcap, alibi
 
     def forward(
+        self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask, noise: WeightNoise | None = None
+    ) -> Tensor:
+        """Returns [b, h, s, k]. noise: see `attend`."""
+        return self.attend(q_bhsk, k_bgsk, v_bgsk, mask, noise)
+
+    def attend(
         self,
         q_bhsk: Tensor,
         k_bgsk: Tensor,
@@ -184,8 +192,10 @@ class InnerAttention(nn.Module):
             terms = blocked_attention.Terms(scale, visible=mask.visible, noise=noise)
             return blocked_attention.attend(q_bhsk, k_bgsk, v_bgsk, terms)
         if self.softcap is not None:
-            return self._capped(q_bhsk, k_bgsk, v_bgsk, mask)
+            return self._capped(self.softcap, q_bhsk, k_bgsk, v_bgsk, mask)
         if self.alibi is not None:
+            if mask.distance is None or mask.visible is None:
+                raise ValueError("ALiBi needs a mask with distances")
             seen = mask.distance, mask.visible
             return alibi.attend(q_bhsk, k_bgsk, v_bgsk, self.alibi.of(heads), seen, self.scale)
         attn_mask = mask.visible
@@ -199,13 +209,13 @@ class InnerAttention(nn.Module):
             enable_gqa=q_bhsk.shape[1] != k_bgsk.shape[1],
         )
 
-    def _capped(self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask) -> Tensor:
+    def _capped(self, cap: float, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask) -> Tensor:
         """Computes attention with capped scores: no library kernel on the CPU does. O(s²) memory a head."""
         groups = q_bhsk.shape[1] // k_bgsk.shape[1]
         k_bhsk, v_bhsk = (x.repeat_interleave(groups, dim=1) for x in (k_bgsk, v_bgsk))
         scale = q_bhsk.shape[-1] ** -0.5 if self.scale is None else self.scale
         scores = torch.matmul(q_bhsk, k_bhsk.mT) * scale
-        scores = self.softcap * torch.tanh(scores / self.softcap)
+        scores = cap * torch.tanh(scores / cap)
         visible = mask.visible
         if visible is None:
             visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
@@ -252,6 +262,8 @@ class Attention(nn.Module):
         self.v = nn.Linear(hidden, keys, bias=bias)
         self.o = nn.Linear(queries, hidden, bias=bias if options.output_bias is None else options.output_bias)
         if options.norms is not None:
+            if make_norm is None:
+                raise ValueError("norms of queries and keys need make_norm")
             is_wide = options.norms == "width"
             self.q_norm = make_norm(queries if is_wide else options.head_dim)
             self.k_norm = make_norm(keys if is_wide else options.head_dim)
@@ -279,7 +291,7 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         # Rotated before they are transposed, so that attention's output, which has the queries' order in
         # memory, is the next matrix's input without a copy.
-        if cos is not None:
+        if cos is not None and sin is not None:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         q, k, v = (x_bshk.transpose(1, 2) for x_bshk in (q, k, v))
         out_bhsk = self.inner(q, k, v, mask, noise)

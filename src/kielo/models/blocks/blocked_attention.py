@@ -20,41 +20,44 @@ from kielo.models.blocks.dropout import WeightNoise, drop_weights
 _BLOCK_SCORES = 2**19  # 2 MB in fp32; with what is made of them they fit a core's share of the last cache
 
 
+class Tables(NamedTuple):
+    """What each row of a distance adds to scores, and the row of each pair's distance."""
+
+    of_queries_bhqr: Tensor
+    of_keys_bhnr: Tensor
+    rows_qn: Tensor
+
+
 class Terms(NamedTuple):
     """What changes scores and weights.
 
-    scale: factor of q·k. rows_qn: the row of each pair's distance, where there are tables. visible: [b or 1,
-    1, q, n], True where a key is seen, None for all. noise: drops weights, None for none.
+    scale: factor of q·k. tables: of relative positions. visible: [b or 1, 1, q, n], True where a key is seen,
+    None for all. noise: drops weights, None for none.
     """
 
     scale: float
-    rows_qn: Tensor | None = None
+    tables: Tables | None = None
     visible: Tensor | None = None
     noise: WeightNoise | None = None
 
     def of(self, block: slice) -> "Terms":
         """Returns those of some queries."""
-        rows = None if self.rows_qn is None else self.rows_qn[block]
+        tables = self.tables
+        if tables is not None:
+            of_queries = tables.of_queries_bhqr[:, :, block]
+            tables = Tables(of_queries, tables.of_keys_bhnr, tables.rows_qn[block])
         visible = None if self.visible is None else self.visible[:, :, block]
-        return Terms(self.scale, rows, visible, None if self.noise is None else self.noise.of_queries(block))
+        return Terms(
+            self.scale, tables, visible, None if self.noise is None else self.noise.of_queries(block)
+        )
 
 
-def attend(
-    q_bhqk: Tensor,
-    k_bhnk: Tensor,
-    v_bhnk: Tensor,
-    terms: Terms,
-    tables: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),
-) -> Tensor:
-    """Returns [b, h, q, k]; the softmax is in fp32 at least, and dropout comes after it.
-
-    tables: what each row of a distance adds to scores, of queries [b, h, q, r] and of keys [b, h, n, r].
-    """
+def attend(q_bhqk: Tensor, k_bhnk: Tensor, v_bhnk: Tensor, terms: Terms) -> Tensor:
+    """Returns [b, h, q, k]; the softmax is in fp32 at least, and dropout comes after it."""
     # One by one, since a function of autograd keeps tensors that are its arguments.
+    tables = (None, None, None) if terms.tables is None else terms.tables
     rate, *of_noise = (None, None, None) if terms.noise is None else terms.noise
-    return _InBlocks.apply(
-        q_bhqk, k_bhnk, v_bhnk, *tables, terms.rows_qn, terms.visible, *of_noise, terms.scale, rate
-    )
+    return _InBlocks.apply(q_bhqk, k_bhnk, v_bhnk, *tables, terms.visible, *of_noise, terms.scale, rate)
 
 
 class _InBlocks(torch.autograd.Function):
@@ -64,12 +67,11 @@ class _InBlocks(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
         *tensors, ctx.scale, ctx.rate = others
         ctx.save_for_backward(q, k, v, *tensors)
-        of_queries, of_keys, *seen = tensors
-        terms = _terms(seen, ctx.scale, ctx.rate)
+        terms = _terms(tensors, ctx.scale, ctx.rate)
         outputs = []
         for block in _blocks(q, k):
             of_block = terms.of(block)
-            weights = _weights(q[:, :, block], k, _of(of_queries, block), of_keys, of_block)
+            weights = _weights(q[:, :, block], k, of_block)
             if of_block.noise is not None:
                 weights = drop_weights(weights, of_block.noise)
             outputs.append(torch.matmul(weights.to(v.dtype), v))
@@ -78,62 +80,61 @@ class _InBlocks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, of_queries, of_keys, *seen = ctx.saved_tensors
-        terms = _terms(seen, ctx.scale, ctx.rate)
+        q, k, v, *tensors = ctx.saved_tensors
+        terms = _terms(tensors, ctx.scale, ctx.rate)
         wide = torch.promote_types(q.dtype, torch.float32)
         gradients_q = []
         gradient_k, gradient_v = torch.zeros_like(k, dtype=wide), torch.zeros_like(v, dtype=wide)
-        gradient_queries = gradient_keys = None
-        if of_queries is not None:
-            gradient_queries = torch.zeros_like(of_queries, dtype=wide)
-            # [b, h, r, n]: numbers are added along the keys, which lie side by side.
-            gradient_keys = of_keys.new_zeros(of_keys.mT.shape, dtype=wide)
+        of_tables = None
+        if terms.tables is not None:
+            of_keys = terms.tables.of_keys_bhnr
+            # Of keys [b, h, r, n]: numbers are added along the keys, which lie side by side.
+            of_tables = (
+                torch.zeros_like(terms.tables.of_queries_bhqr, dtype=wide),
+                of_keys.new_zeros(of_keys.mT.shape, dtype=wide),
+            )
         for block in _blocks(q, k):
             of_block, gradient_block = terms.of(block), gradient[:, :, block]
-            weights = _weights(q[:, :, block], k, _of(of_queries, block), of_keys, of_block)
+            weights = _weights(q[:, :, block], k, of_block)
             of_weights, kept = torch.matmul(gradient_block, v.mT).to(wide), weights
             if of_block.noise is not None:
                 kept = drop_weights(weights, of_block.noise)
                 of_weights = drop_weights(of_weights, of_block.noise)
             gradient_v += torch.matmul(kept.to(v.dtype).mT, gradient_block)
             of_scores = torch.ops.aten._softmax_backward_data(of_weights, weights, -1, wide)
-            if gradient_queries is not None:
-                rows = of_block.rows_qn.expand(of_scores.shape)
-                gradient_queries[:, :, block].scatter_add_(-1, rows, of_scores)
-                gradient_keys.scatter_add_(-2, rows, of_scores)
+            if of_tables is not None and of_block.tables is not None:
+                rows = of_block.tables.rows_qn.expand(of_scores.shape)
+                of_tables[0][:, :, block].scatter_add_(-1, rows, of_scores)
+                of_tables[1].scatter_add_(-2, rows, of_scores)
             of_products = (of_scores * ctx.scale).to(q.dtype)
             gradients_q.append(torch.matmul(of_products, k))
             gradient_k += torch.matmul(of_products.mT, q[:, :, block])
-        tables = (None, None)
-        if gradient_queries is not None:
-            tables = gradient_queries.to(q.dtype), gradient_keys.mT.to(q.dtype)
         matrices = torch.cat(gradients_q, dim=2), gradient_k.to(k.dtype), gradient_v.to(v.dtype)
-        return *matrices, *tables, *(None for _ in seen), None, None
+        if of_tables is None:
+            return *matrices, *(None for _ in tensors), None, None
+        tables = of_tables[0].to(q.dtype), of_tables[1].mT.to(q.dtype)
+        return *matrices, *tables, *(None for _ in tensors[2:]), None, None
 
 
-def _terms(seen: Sequence[Tensor | None], scale: float, rate: float | None) -> Terms:
-    rows_qn, visible, keys_blh2, positions_q = seen
+def _terms(tensors: Sequence[Any], scale: float, rate: float | None) -> Terms:
+    """tensors: those of the tables, `visible` and those of the noise, each None if they are left out."""
+    of_queries, of_keys, rows_qn, visible, keys_blh2, positions_q = tensors
+    tables = None if of_queries is None else Tables(of_queries, of_keys, rows_qn)
     noise = None if rate is None else WeightNoise(rate, keys_blh2, positions_q)
-    return Terms(scale, rows_qn, visible, noise)
+    return Terms(scale, tables, visible, noise)
 
 
-def _weights(
-    q_bhmk: Tensor, k_bhnk: Tensor, of_queries_bhmr: Tensor | None, of_keys_bhnr: Tensor | None, terms: Terms
-) -> Tensor:
+def _weights(q_bhmk: Tensor, k_bhnk: Tensor, terms: Terms) -> Tensor:
     """Returns the weights [b, h, m, n] of a block, before any is dropped."""
     scores = torch.matmul(q_bhmk, k_bhnk.mT)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).mul_(terms.scale)
-    if of_queries_bhmr is not None:
-        rows = terms.rows_qn.expand(scores.shape)
-        scores += of_queries_bhmr.gather(-1, rows)
-        scores += of_keys_bhnr.mT.gather(-2, rows)
+    if terms.tables is not None:
+        rows = terms.tables.rows_qn.expand(scores.shape)
+        scores += terms.tables.of_queries_bhqr.gather(-1, rows)
+        scores += terms.tables.of_keys_bhnr.mT.gather(-2, rows)
     if terms.visible is not None:
         scores.masked_fill_(~terms.visible, -torch.inf)
     return scores.softmax(-1)
-
-
-def _of(table: Tensor | None, block: slice) -> Tensor | None:
-    return None if table is None else table[:, :, block]
 
 
 def _blocks(q_bhqk: Tensor, k_bhnk: Tensor) -> Iterator[slice]:

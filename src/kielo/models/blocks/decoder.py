@@ -7,6 +7,7 @@ config.vocab_size are tokens, the others padding. Shape letters: b = batch, s = 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,9 @@ from torch import Tensor, nn
 from kielo.models import families
 from kielo.models.blocks.attention import MaskMaker
 from kielo.models.blocks.dropout import Noise, NoiseMaker
-from kielo.models.blocks.rope import RotaryEmbedding, widened
+from kielo.models.blocks.rope import RotaryEmbedding
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel, Fp8
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,18 @@ class DecoderOptions:
     has_head_bias: bool = False
 
 
+@runtime_checkable
+class ComputedBuffers(Protocol):
+    """A module with buffers that are computed and never saved."""
+
+    def reset_buffers(self, device: torch.device | str) -> None: ...
+
+
 class Decoder(nn.Module):
     """Embedding, layers, last norm and head, of encoders too. Data in and out: see the top of this file.
 
-    `config` must be complete (vocab_size, num_key_value_heads, head_dim, max_position_embeddings set). kinds:
-    name of a layer kind → its options; `make_layer(number)` makes a layer, whose `kind` is one of these names
-    and whose forward is `layer(x_bsd, cos, sin, mask, noise)`; noise is None without dropout.
+    kinds: name of a layer kind → its options; `make_layer(number)` makes a layer, whose `kind` is one of
+    these names and whose forward is `layer(x_bsd, cos, sin, mask, noise)`; noise is None without dropout.
 
     `embed`, `norm`, `transform` and `head` may be set to None and entries of `layers` deleted: a pipeline
     stage keeps only what it runs, and layer 1 stays "1" when layer 0 is gone. `of_all_stages` names
@@ -67,10 +74,14 @@ class Decoder(nn.Module):
     """
 
     of_all_stages: tuple[str, ...] = ()
+    # What `parallel` notes: the ZeRO degree, the linears in FP8, and how the head multiplies in FP8.
+    zero: Literal[1, 2, 3] = 1
+    fp8_linears: tuple[nn.Module, ...] = ()
+    fp8_head: Fp8 | None = None
 
     def __init__(
         self,
-        config: Model,
+        config: CompleteModel,
         make_layer: Callable[[int], nn.Module],
         norm: nn.Module | None,
         kinds: dict[str, LayerKind],
@@ -112,7 +123,7 @@ class Decoder(nn.Module):
         Needed once the model has left the meta device.
         """
         for module in self.modules():
-            if module is not self and hasattr(module, "reset_buffers"):
+            if module is not self and isinstance(module, ComputedBuffers):
                 module.reset_buffers(device)
 
     def forward(
@@ -137,14 +148,13 @@ class Decoder(nn.Module):
         noise = self.make_noise(dropout_keys_b2, positions_s, length)
         x_bsd = self.embedded(tokens_bs, documents_bs, positions_s, noise)
         # Made in the layers' precision once a forward, not once a layer.
+        positions = length if positions_s is None else positions_s
         ropes = {
-            name: (None, None)
-            if rope is None
-            else widened(*rope(length if positions_s is None else positions_s), x_bsd.dtype)
+            name: (None, None) if rope is None else rope.widened(positions, x_bsd.dtype)
             for name, rope in (("rope", self.rope), ("local_rope", self.local_rope))
         }
         for number, layer in self.layers.items():
-            kind = self.kinds[layer.kind]
+            kind = self.kinds[str(layer.kind)]
             of_layer = None if noise is None else noise.of_layer(int(number))
             x_bsd = layer(x_bsd, *ropes[kind.rope], masks[kind.window], of_layer)
         return self.ended(x_bsd, noise)
@@ -154,6 +164,8 @@ class Decoder(nn.Module):
 
         For a model on one device; the columns of padding rows are left out.
         """
+        if self.head is None:
+            raise ValueError("this pipeline stage has no head")
         logits = self.head(hidden_bsd)[..., : self.config.vocab_size]
         cap = self.config.final_logit_softcapping
         return logits if cap is None else cap * torch.tanh(logits / cap)

@@ -107,16 +107,26 @@ def attend(
 
 
 def _score_mod(scores: Scores) -> ScoreMod | None:
-    softcap, slopes_h, positions_q = scores.softcap, scores.slopes_h, scores.positions_q
+    if scores.softcap is not None:
+        return _capped(scores.softcap)
+    if scores.slopes_h is not None:
+        return _sloped(scores.slopes_h, scores.positions_q)
+    return scores.change
 
+
+def _capped(softcap: float) -> ScoreMod:
     def capped(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return softcap * torch.tanh(score / softcap)
 
+    return capped
+
+
+def _sloped(slopes_h: Tensor, positions_q: Tensor | None) -> ScoreMod:
     def sloped(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         position = query if positions_q is None else positions_q[query]
         return score - slopes_h[h] * (position - key)
 
-    return capped if softcap is not None else sloped if slopes_h is not None else scores.change
+    return sloped
 
 
 def _run(

@@ -22,7 +22,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Activation(nn.Module):
+class NamedActivation(nn.Module):
     """An activation function by its name; a module without parameters so that `parallel` can wrap it.
 
     keeps_result: its gradient follows from its result, which autograd keeps, and not from its input.
@@ -33,11 +33,13 @@ class Activation(nn.Module):
         self.function = ACTIVATIONS[name]
         self.keeps_result = name == "relu"
 
+
+class Activation(NamedActivation):
     def forward(self, up: Tensor) -> Tensor:
         return self.function(up)
 
 
-class GatedActivation(Activation):
+class GatedActivation(NamedActivation):
     """activation(gate) × up. Keeps gate and up for the backward, which computes activation(gate) again."""
 
     def forward(self, gate: Tensor, up: Tensor) -> Tensor:

@@ -130,8 +130,9 @@ class RelativeInnerAttention(nn.Module):
 
             scores = flex.Scores(scale, change=change)
             return flex.attend(q_bhsk, k_bhsk, v_bhsk, mask.blocks, scores, noise)
-        terms = blocked_attention.Terms(scale, mask.rows_qn, mask.visible, noise)
-        return blocked_attention.attend(q_bhsk, k_bhsk, v_bhsk, terms, (of_queries_bhsr, of_keys_bhsr))
+        tables = blocked_attention.Tables(of_queries_bhsr, of_keys_bhsr, mask.rows_qn)
+        terms = blocked_attention.Terms(scale, tables, mask.visible, noise)
+        return blocked_attention.attend(q_bhsk, k_bhsk, v_bhsk, terms)
 
 
 class PositionHeads(nn.Module):

@@ -120,13 +120,13 @@ class RotaryEmbedding(nn.Module):
             )
         return self.cos[:sequence_length], self.sin[:sequence_length]
 
+    def widened(self, positions: int | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Returns the tables that `rotate` takes, [s, r] in `dtype`.
 
-def widened(cos: Tensor, sin: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns the tables that `rotate` takes, [s, r] in `dtype`, of (cosines, sines), [s, r/2] each.
-
-    Once a forward: made in each layer, they would be kept in each for its backward.
-    """
-    return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+        Once a forward: made in each layer, they would be kept in each for its backward.
+        """
+        cos, sin = self(positions)
+        return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 
 def rotate(x_bshk: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -18,13 +18,13 @@ from kielo.models.blocks.init import constant, seeded_normal
 from kielo.models.blocks.mlp import PlainMLP
 from kielo.models.blocks.norm import LayerNorm
 from kielo.models.piece import Box
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 
 
 class Layer(nn.Module):
     kind = "full_attention"
 
-    def __init__(self, config: Model, number: int) -> None:
+    def __init__(self, config: CompleteModel, number: int) -> None:
         super().__init__()
         heads = config.num_attention_heads
         options = AttentionOptions(config.hidden_size, heads, heads, config.head_dim, bias=True)
@@ -42,14 +42,14 @@ class Layer(nn.Module):
 
 
 class Bloom(Decoder):
-    def __init__(self, config: Model) -> None:
+    def __init__(self, config: CompleteModel) -> None:
         norm, embed_norm = (LayerNorm(config.hidden_size, config.layer_norm_epsilon) for _ in range(2))
         options = DecoderOptions(needs_distance=True, embed_norm=embed_norm)
         super().__init__(config, partial(Layer, config), norm, {Layer.kind: LayerKind()}, options)
 
 
 def initial_value(
-    name: str, shape: Sequence[int], config: Model, seed: int, box: Box | None = None
+    name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
 ) -> Tensor:
     """Returns the first values of a box of one parameter (None: all of it), fp32 on the CPU.
 

@@ -17,7 +17,7 @@ from kielo.models.decoder_count import (
     plain_mlp_parameters,
 )
 from kielo.models.piece import Piece, fused_by_head
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 
 # Parameters and FLOPs of a BLOOM (also FinGPT and Poro-34B), from its `[model]` section; torch-free.
 
@@ -25,30 +25,30 @@ from kielo.recipe.sections import Model
 TANH_GELUS = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 
 
-def layer_parts(config: Model) -> LayerParts:
+def layer_parts(config: CompleteModel) -> LayerParts:
     return LayerParts(mlp_matrices=2, is_rotary=False, has_groups=False, has_alibi=True, mlp_ratio=4)
 
 
-def layer_parameters(config: Model) -> int:
+def layer_parameters(config: CompleteModel) -> int:
     """Counts one layer: attention, MLP, and the weights and biases of two norms."""
     return (
         attention_parameters(config, True, True) + plain_mlp_parameters(config, True) + 4 * config.hidden_size
     )
 
 
-def parameters(config: Model) -> int:
+def parameters(config: CompleteModel) -> int:
     """Counts all parameters; a tied head counts once."""
     input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
     return input_embedding + parameters_without_embedding(config)
 
 
-def parameters_without_embedding(config: Model) -> int:
+def parameters_without_embedding(config: CompleteModel) -> int:
     """Counts the parameters that multiply a token: all but the embedding; the head counts, tied or not."""
     layers = config.num_hidden_layers * layer_parameters(config)
     return layers + 4 * config.hidden_size + embedding_parameters(config)
 
 
-def flops_per_token(config: Model, sequence_length: int) -> int:
+def flops_per_token(config: CompleteModel, sequence_length: int) -> int:
     return decoder_count.flops_per_token(config, parameters_without_embedding(config), sequence_length)
 
 
@@ -92,7 +92,7 @@ _MODULES = {
 }
 
 
-def to_hugging_face(config: Model) -> dict[str, Piece]:
+def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
     """Returns our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     pieces = {"embed.weight": Piece("transformer.word_embeddings.weight", rows=config.vocab_size)}
     for kind in ("weight", "bias"):
@@ -120,7 +120,7 @@ class _FourTimes(Unread):
     def read(self, reader: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
         return {"intermediate_size": 4 * values["hidden_size"]}
 
-    def complaints(self, model: Model) -> Iterable[str]:
+    def complaints(self, model: CompleteModel) -> Iterable[str]:
         if model.intermediate_size != 4 * model.hidden_size:
             yield (
                 f"model.intermediate_size = {model.intermediate_size}: in a bloom it is four times "

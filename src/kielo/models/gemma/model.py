@@ -24,11 +24,11 @@ from kielo.models.blocks.rope import RotaryEmbedding
 from kielo.models.decoder_count import layer_types
 from kielo.models.gemma.tables import has_head_norms
 from kielo.models.piece import Box
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 
 
 class Layer(nn.Module):
-    def __init__(self, config: Model, number: int) -> None:
+    def __init__(self, config: CompleteModel, number: int) -> None:
         super().__init__()
         self.kind = layer_types(config)[number]
         make_norm = partial(RMSNorm, epsilon=config.rms_norm_eps, is_zero_centred=True)
@@ -38,7 +38,7 @@ class Layer(nn.Module):
             config.num_attention_heads,
             config.num_key_value_heads,
             config.head_dim,
-            bool(config.attention_bias),
+            config.attention_bias,
             norms="head" if has_head_norms(config) else None,
         )
         self.attention_norm = make_norm(config.hidden_size)
@@ -59,7 +59,7 @@ class Layer(nn.Module):
 
 
 class Gemma(Decoder):
-    def __init__(self, config: Model) -> None:
+    def __init__(self, config: CompleteModel) -> None:
         head_dim, positions = config.head_dim, config.max_position_embeddings
         rope = RotaryEmbedding(config.rope_theta, head_dim, config.rope_scaling, positions)
         local_rope = None
@@ -77,7 +77,7 @@ class Gemma(Decoder):
 
 
 def initial_value(
-    name: str, shape: Sequence[int], config: Model, seed: int, box: Box | None = None
+    name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
 ) -> Tensor:
     """Returns the first values of a box of one parameter (None: all of it), fp32 on the CPU.
 

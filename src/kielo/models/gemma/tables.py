@@ -13,34 +13,34 @@ from kielo.models.decoder_count import (
     gated_mlp_parameters,
 )
 from kielo.models.piece import Piece
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 
 # Parameters and FLOPs of a Gemma 2 or 3, by arithmetic on its `[model]` section; torch-free.
 
 
-def has_head_norms(config: Model) -> bool:
+def has_head_norms(config: CompleteModel) -> bool:
     """Returns True for a Gemma 3, which norms queries and keys of each head; Gemma 2 caps their scores."""
     return config.model_type == "gemma3_text"
 
 
-def layer_parts(config: Model) -> LayerParts:
+def layer_parts(config: CompleteModel) -> LayerParts:
     return LayerParts(mlp_matrices=3, norms=4, has_head_norms=has_head_norms(config))
 
 
-def layer_parameters(config: Model) -> int:
+def layer_parameters(config: CompleteModel) -> int:
     """Counts one layer: attention, MLP, and the norms before and after each."""
     norms = 4 * config.hidden_size + 2 * config.head_dim * has_head_norms(config)
-    bias = bool(config.attention_bias)
+    bias = config.attention_bias
     return attention_parameters(config, bias, bias) + gated_mlp_parameters(config, False) + norms
 
 
-def parameters(config: Model) -> int:
+def parameters(config: CompleteModel) -> int:
     """Counts all parameters; a tied head counts once."""
     input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
     return input_embedding + parameters_without_embedding(config)
 
 
-def parameters_without_embedding(config: Model) -> int:
+def parameters_without_embedding(config: CompleteModel) -> int:
     """Counts the parameters that multiply a token: all but the embedding; the head counts, tied or not."""
     return (
         config.num_hidden_layers * layer_parameters(config)
@@ -49,7 +49,7 @@ def parameters_without_embedding(config: Model) -> int:
     )
 
 
-def flops_per_token(config: Model, sequence_length: int) -> int:
+def flops_per_token(config: CompleteModel, sequence_length: int) -> int:
     return decoder_count.flops_per_token(config, parameters_without_embedding(config), sequence_length)
 
 
@@ -104,7 +104,7 @@ _LAYER_MODULES = {
 _HEAD_NORMS = ("attention.q_norm", "attention.k_norm")
 
 
-def to_hugging_face(config: Model) -> dict[str, Piece]:
+def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
     """Returns our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     names = {"embed.weight": "model.embed_tokens.weight"}
     for layer in range(config.num_hidden_layers):
@@ -158,7 +158,7 @@ def _entries(model_type: str) -> tuple[Entry, ...]:
 class _HeadsOfGemma(HeadWidth):
     """The width of a head. transformers refuses a hidden_size that the heads do not divide."""
 
-    def complaints(self, model: Model) -> Iterable[str]:
+    def complaints(self, model: CompleteModel) -> Iterable[str]:
         if model.hidden_size % model.num_attention_heads:
             yield (
                 f"model.hidden_size = {model.hidden_size} is no multiple of model.num_attention_heads = "
@@ -169,10 +169,10 @@ class _HeadsOfGemma(HeadWidth):
 class _ScoreScale(Key):
     """The number whose root divides scores, by default head_dim. transformers reads whole numbers only."""
 
-    def write(self, model: Model) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, Any]:
         return {"query_pre_attn_scalar": int(model.query_pre_attn_scalar or model.head_dim)}
 
-    def complaints(self, model: Model) -> Iterable[str]:
+    def complaints(self, model: CompleteModel) -> Iterable[str]:
         if model.query_pre_attn_scalar is not None and model.query_pre_attn_scalar % 1:
             yield f"model.query_pre_attn_scalar = {model.query_pre_attn_scalar} is not a whole number"
 

@@ -21,20 +21,20 @@ from kielo.models.blocks.init import constant, seeded_normal
 from kielo.models.blocks.mlp import PlainMLP
 from kielo.models.blocks.norm import LayerNorm
 from kielo.models.piece import Box
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 
 
 class Layer(nn.Module):
     kind = "full_attention"
 
-    def __init__(self, config: Model, number: int) -> None:
+    def __init__(self, config: CompleteModel, number: int) -> None:
         super().__init__()
         hidden, heads = config.hidden_size, config.num_attention_heads
-        options = AttentionOptions(hidden, heads, heads, config.head_dim, bool(config.attention_bias))
+        options = AttentionOptions(hidden, heads, heads, config.head_dim, config.attention_bias)
         self.attention_norm = LayerNorm(hidden, config.layer_norm_epsilon)
         self.attention = Attention(options)
         self.mlp_norm = LayerNorm(hidden, config.layer_norm_epsilon)
-        self.mlp = PlainMLP(hidden, config.intermediate_size, bool(config.mlp_bias), config.hidden_act)
+        self.mlp = PlainMLP(hidden, config.intermediate_size, config.mlp_bias, config.hidden_act)
 
     def forward(self, x_bsd: Tensor, cos: None, sin: None, mask: Mask, noise: Noise | None = None) -> Tensor:
         attended_bsd = self.attention(self.attention_norm(x_bsd), cos, sin, mask)
@@ -43,14 +43,14 @@ class Layer(nn.Module):
 
 
 class GPT2(Decoder):
-    def __init__(self, config: Model) -> None:
+    def __init__(self, config: CompleteModel) -> None:
         norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         options = DecoderOptions(learned_positions=config.max_position_embeddings)
         super().__init__(config, partial(Layer, config), norm, {Layer.kind: LayerKind()}, options)
 
 
 def initial_value(
-    name: str, shape: Sequence[int], config: Model, seed: int, box: Box | None = None
+    name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
 ) -> Tensor:
     """Returns the first values of a box of one parameter (None: all of it), fp32 on the CPU.
 

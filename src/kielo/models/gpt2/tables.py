@@ -13,29 +13,29 @@ from kielo.models.decoder_count import (
     plain_mlp_parameters,
 )
 from kielo.models.piece import Piece
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 
 # Parameters and FLOPs of a GPT-2, by arithmetic on its `[model]` section; torch-free.
 
 
-def layer_parts(config: Model) -> LayerParts:
+def layer_parts(config: CompleteModel) -> LayerParts:
     return LayerParts(mlp_matrices=2, is_rotary=False, has_groups=False)
 
 
-def layer_parameters(config: Model) -> int:
+def layer_parameters(config: CompleteModel) -> int:
     """Counts one layer: attention, MLP, and two norms with weight and bias."""
-    attention = attention_parameters(config, bool(config.attention_bias), bool(config.attention_bias))
-    return attention + plain_mlp_parameters(config, bool(config.mlp_bias)) + 4 * config.hidden_size
+    attention = attention_parameters(config, config.attention_bias, config.attention_bias)
+    return attention + plain_mlp_parameters(config, config.mlp_bias) + 4 * config.hidden_size
 
 
-def parameters(config: Model) -> int:
+def parameters(config: CompleteModel) -> int:
     """Counts all parameters; a tied head counts once."""
     input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
     positions = config.max_position_embeddings * config.hidden_size
     return input_embedding + positions + parameters_without_embedding(config)
 
 
-def parameters_without_embedding(config: Model) -> int:
+def parameters_without_embedding(config: CompleteModel) -> int:
     """Counts the parameters that multiply a token: all but both embeddings; the head counts, tied or not."""
     return (
         config.num_hidden_layers * layer_parameters(config)
@@ -44,7 +44,7 @@ def parameters_without_embedding(config: Model) -> int:
     )
 
 
-def flops_per_token(config: Model, sequence_length: int) -> int:
+def flops_per_token(config: CompleteModel, sequence_length: int) -> int:
     return decoder_count.flops_per_token(config, parameters_without_embedding(config), sequence_length)
 
 
@@ -90,7 +90,7 @@ _LAYER_MODULES = {
 _PLACES = {"attention.q": 0, "attention.k": 1, "attention.v": 2}
 
 
-def to_hugging_face(config: Model) -> dict[str, Piece]:
+def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
     """Returns our name → the piece of Hugging Face's files, in the model's order, without a tied head.
 
     Matrices are stored transposed there (Conv1D), embeddings and head are not.

@@ -20,16 +20,16 @@ from kielo.models.blocks.norm import LayerNorm
 from kielo.models.blocks.rope import RotaryEmbedding
 from kielo.models.gpt_neox.tables import rotary_size
 from kielo.models.piece import Box
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 
 
 class Layer(nn.Module):
     kind = "full_attention"
 
-    def __init__(self, config: Model, number: int) -> None:
+    def __init__(self, config: CompleteModel, number: int) -> None:
         super().__init__()
         self.is_parallel = config.use_parallel_residual
-        heads, bias = config.num_attention_heads, bool(config.attention_bias)
+        heads, bias = config.num_attention_heads, config.attention_bias
         self.attention_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         self.attention = Attention(AttentionOptions(config.hidden_size, heads, heads, config.head_dim, bias))
         self.mlp_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
@@ -47,7 +47,7 @@ class Layer(nn.Module):
 
 
 class GPTNeoX(Decoder):
-    def __init__(self, config: Model) -> None:
+    def __init__(self, config: CompleteModel) -> None:
         rope = RotaryEmbedding(
             config.rope_theta, rotary_size(config), config.rope_scaling, config.max_position_embeddings
         )
@@ -57,7 +57,7 @@ class GPTNeoX(Decoder):
 
 
 def initial_value(
-    name: str, shape: Sequence[int], config: Model, seed: int, box: Box | None = None
+    name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
 ) -> Tensor:
     """Returns the first values of a box of one parameter (None: all of it), fp32 on the CPU.
 

@@ -26,41 +26,41 @@ from kielo.models.decoder_count import (
     plain_mlp_parameters,
 )
 from kielo.models.piece import Piece, fused_by_head
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 
 # Parameters and FLOPs of a GPT-NeoX (and Pythia), by arithmetic on its `[model]` section; torch-free.
 
 
-def rotary_size(config: Model) -> int:
+def rotary_size(config: CompleteModel) -> int:
     """Returns how many numbers of each head RoPE rotates: the first ones."""
     return int(config.head_dim * config.rotary_pct)
 
 
-def layer_parts(config: Model) -> LayerParts:
+def layer_parts(config: CompleteModel) -> LayerParts:
     return LayerParts(mlp_matrices=2, has_groups=False)
 
 
-def layer_parameters(config: Model) -> int:
+def layer_parameters(config: CompleteModel) -> int:
     """Counts one layer: attention, MLP, and the weights and biases of two norms."""
-    bias = bool(config.attention_bias)
+    bias = config.attention_bias
     return (
         attention_parameters(config, bias, bias) + plain_mlp_parameters(config, True) + 4 * config.hidden_size
     )
 
 
-def parameters(config: Model) -> int:
+def parameters(config: CompleteModel) -> int:
     """Counts all parameters; a tied head counts once."""
     input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
     return input_embedding + parameters_without_embedding(config)
 
 
-def parameters_without_embedding(config: Model) -> int:
+def parameters_without_embedding(config: CompleteModel) -> int:
     """Counts the parameters that multiply a token: all but the embedding; the head counts, tied or not."""
     layers = config.num_hidden_layers * layer_parameters(config)
     return layers + 2 * config.hidden_size + embedding_parameters(config)
 
 
-def flops_per_token(config: Model, sequence_length: int) -> int:
+def flops_per_token(config: CompleteModel, sequence_length: int) -> int:
     return decoder_count.flops_per_token(config, parameters_without_embedding(config), sequence_length)
 
 
@@ -103,7 +103,7 @@ _LAYER_MODULES = {
 }
 
 
-def to_hugging_face(config: Model) -> dict[str, Piece]:
+def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
     """Returns our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     pieces = {"embed.weight": Piece("gpt_neox.embed_in.weight", rows=config.vocab_size)}
     for layer in range(config.num_hidden_layers):
@@ -126,7 +126,7 @@ def to_hugging_face(config: Model) -> dict[str, Piece]:
 class _PairedRope(Rope):
     """RoPE of a share of each head, which must be a whole number of pairs."""
 
-    def complaints(self, model: Model) -> Iterable[str]:
+    def complaints(self, model: CompleteModel) -> Iterable[str]:
         if model.head_dim and (rotary_size(model) < 2 or rotary_size(model) % 2):
             yield (
                 f"model.rotary_pct = {model.rotary_pct} of model.head_dim = {model.head_dim} is "

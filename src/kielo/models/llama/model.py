@@ -24,11 +24,11 @@ from kielo.models.blocks.rope import RotaryEmbedding
 from kielo.models.decoder_count import layer_types
 from kielo.models.llama.tables import attention_biases, has_head_norms
 from kielo.models.piece import Box
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 
 
 class Layer(nn.Module):
-    def __init__(self, config: Model, number: int) -> None:
+    def __init__(self, config: CompleteModel, number: int) -> None:
         super().__init__()
         self.kind = layer_types(config)[number]
         make_norm = partial(RMSNorm, epsilon=config.rms_norm_eps)
@@ -45,7 +45,7 @@ class Layer(nn.Module):
         self.attention_norm = make_norm(config.hidden_size)
         self.attention = Attention(options, make_norm=make_norm)
         self.mlp_norm = make_norm(config.hidden_size)
-        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, bool(config.mlp_bias))
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
 
     def forward(
         self, x_bsd: Tensor, cos: Tensor, sin: Tensor, mask: Mask, noise: Noise | None = None
@@ -56,7 +56,7 @@ class Layer(nn.Module):
 
 
 class Llama(Decoder):
-    def __init__(self, config: Model) -> None:
+    def __init__(self, config: CompleteModel) -> None:
         rope = RotaryEmbedding(
             config.rope_theta, config.head_dim, config.rope_scaling, config.max_position_embeddings
         )
@@ -66,7 +66,7 @@ class Llama(Decoder):
 
 
 def initial_value(
-    name: str, shape: Sequence[int], config: Model, seed: int, box: Box | None = None
+    name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
 ) -> Tensor:
     """Returns the first values of a box of one parameter (None: all of it), fp32 on the CPU.
 

@@ -15,41 +15,41 @@ from kielo.models.decoder_count import (
     layer_types,
 )
 from kielo.models.piece import Piece
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 
 # Parameters and FLOPs of a Llama, Mistral, Qwen2 or Qwen3, from its `[model]` section; torch-free.
 #
 # The one source of the model FLOPs that the meter and the planner report.
 
 
-def has_head_norms(config: Model) -> bool:
+def has_head_norms(config: CompleteModel) -> bool:
     """Returns True for a Qwen3, which norms the queries and keys of each head."""
     return config.model_type == "qwen3"
 
 
-def attention_biases(config: Model) -> tuple[bool, bool]:
+def attention_biases(config: CompleteModel) -> tuple[bool, bool]:
     """Returns (bias of queries, keys and values?, of the output?): Qwen2 has the first without the second."""
-    return bool(config.attention_bias), bool(config.attention_bias) and config.model_type != "qwen2"
+    return config.attention_bias, config.attention_bias and config.model_type != "qwen2"
 
 
-def layer_parts(config: Model) -> LayerParts:
+def layer_parts(config: CompleteModel) -> LayerParts:
     return LayerParts(mlp_matrices=3, has_head_norms=has_head_norms(config))
 
 
-def layer_parameters(config: Model) -> int:
+def layer_parameters(config: CompleteModel) -> int:
     """Counts one layer: attention, MLP, their biases where the config has them, and the norms."""
     norms = 2 * config.hidden_size + 2 * config.head_dim * has_head_norms(config)
     attention = attention_parameters(config, *attention_biases(config))
-    return attention + gated_mlp_parameters(config, bool(config.mlp_bias)) + norms
+    return attention + gated_mlp_parameters(config, config.mlp_bias) + norms
 
 
-def parameters(config: Model) -> int:
+def parameters(config: CompleteModel) -> int:
     """Counts all parameters; a tied head counts once."""
     input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
     return input_embedding + parameters_without_embedding(config)
 
 
-def parameters_without_embedding(config: Model) -> int:
+def parameters_without_embedding(config: CompleteModel) -> int:
     """Counts the parameters that multiply a token: all but the embedding; the head counts, tied or not."""
     return (
         config.num_hidden_layers * layer_parameters(config)
@@ -58,7 +58,7 @@ def parameters_without_embedding(config: Model) -> int:
     )
 
 
-def flops_per_token(config: Model, sequence_length: int) -> int:
+def flops_per_token(config: CompleteModel, sequence_length: int) -> int:
     return decoder_count.flops_per_token(config, parameters_without_embedding(config), sequence_length)
 
 
@@ -113,7 +113,7 @@ _LAYER_MODULES = {
 }
 
 
-def to_hugging_face(config: Model) -> dict[str, Piece]:
+def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
     """Returns our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     bias, output_bias = attention_biases(config)
     biased = {
@@ -182,7 +182,7 @@ class _OneWindow(NoWindows):
             )
         return {"sliding_window": window}
 
-    def write(self, model: Model) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, Any]:
         return {"sliding_window": model.sliding_window}
 
 
@@ -206,7 +206,7 @@ class _QwenWindows(Windows):
             )
         return {} if window is None else {"sliding_window": window, "layer_types": kinds}
 
-    def write(self, model: Model) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, Any]:
         return {
             "use_sliding_window": model.sliding_window is not None,
             "sliding_window": model.sliding_window,

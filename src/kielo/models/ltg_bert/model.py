@@ -22,13 +22,13 @@ from kielo.models.blocks.norm import LayerNorm
 from kielo.models.blocks.relative_attention import RelativeAttention, RelativeMask, RelativeMaskMaker
 from kielo.models.ltg_bert.tables import OF_ALL_STAGES, relative_rows
 from kielo.models.piece import Box
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 
 
 class Layer(nn.Module):
     kind = "full_attention"
 
-    def __init__(self, config: Model, number: int) -> None:
+    def __init__(self, config: CompleteModel, number: int) -> None:
         super().__init__()
         hidden, inside = config.hidden_size, config.intermediate_size
         self.attention_norm = plain_norm(config, hidden)
@@ -49,7 +49,7 @@ class Layer(nn.Module):
 class Transform(nn.Module):
     """The part of the head before its matrix: norm, matrix, GELU, norm. Data in and out: [b, s, d]."""
 
-    def __init__(self, config: Model) -> None:
+    def __init__(self, config: CompleteModel) -> None:
         super().__init__()
         hidden = config.hidden_size
         self.dense = nn.Linear(hidden, hidden)
@@ -67,7 +67,7 @@ class LtgBert(Decoder):
 
     of_all_stages = OF_ALL_STAGES
 
-    def __init__(self, config: Model) -> None:
+    def __init__(self, config: CompleteModel) -> None:
         options = DecoderOptions(
             embed_norm=plain_norm(config, config.hidden_size),
             is_causal=False,
@@ -77,7 +77,9 @@ class LtgBert(Decoder):
         super().__init__(config, partial(Layer, config), None, {Layer.kind: LayerKind()}, options)
         self.relative_table = nn.Embedding(relative_rows(config), config.hidden_size)
         self.relative_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.make_masks = RelativeMaskMaker(config.position_bucket_size, config.max_position_embeddings)
+        self.make_relative_mask = RelativeMaskMaker(
+            config.position_bucket_size, config.max_position_embeddings
+        )
 
     def forward(
         self,
@@ -94,7 +96,7 @@ class LtgBert(Decoder):
         (`resolve/rules.py`). dropout_keys_b2: as of `Decoder`.
         """
         length = tokens_bs.shape[1] if positions_s is None else positions_s.numel()
-        mask = self.make_masks(documents_bs, length, tokens_bs.device)
+        mask = self.make_relative_mask(documents_bs, length, tokens_bs.device)
         noise = self.make_noise(dropout_keys_b2, positions_s, length)
         relative_rd = self.relative_norm(self.relative_table.weight)
         x_bsd = self.embedded(tokens_bs, None, None, noise)
@@ -104,13 +106,13 @@ class LtgBert(Decoder):
         return self.ended(x_bsd, noise)
 
 
-def plain_norm(config: Model, size: int) -> LayerNorm:
+def plain_norm(config: CompleteModel, size: int) -> LayerNorm:
     """Makes a norm without weight and bias."""
     return LayerNorm(size, config.layer_norm_epsilon, has_weights=False)
 
 
 def initial_value(
-    name: str, shape: Sequence[int], config: Model, seed: int, box: Box | None = None
+    name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
 ) -> Tensor:
     """Returns the first values of a box of one parameter (None: all of it), fp32 on the CPU.
 

@@ -20,6 +20,7 @@ h = heads, k = head_dim, q = queries, n = keys, r = rows of the table, v = vocab
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
+from transformers.utils import ModelOutput
 
 POSITION_HEADS = ("concatenated", "interleaved")
 DEFAULTS = {
@@ -56,7 +58,7 @@ class LtgBertConfig(PretrainedConfig):
 
     model_type = "ltg_bert"
 
-    def __init__(self, **options):
+    def __init__(self, **options: Any) -> None:
         for key, usual in DEFAULTS.items():
             setattr(self, key, options.pop(key, usual))
         if self.position_heads not in POSITION_HEADS:
@@ -70,16 +72,16 @@ class LtgBertConfig(PretrainedConfig):
         super().__init__(**{"tie_word_embeddings": True} | options)
 
 
-def plain_norm(config, size):
+def plain_norm(config: LtgBertConfig, size: int) -> nn.LayerNorm:
     """Returns a norm without weight and bias."""
     return nn.LayerNorm(size, eps=config.layer_norm_eps, elementwise_affine=False)
 
 
 class Embedding(nn.Module):
-    def __init__(self, config):
+    def __init__(self, config: LtgBertConfig) -> None:
         super().__init__()
         hidden, rows = config.hidden_size, 2 * config.position_bucket_size - 1
-        self.word_embedding = nn.Embedding(config.vocab_size, hidden)
+        self.word_embedding: nn.Module = nn.Embedding(config.vocab_size, hidden)
         self.word_norm = plain_norm(config, hidden)
         self.relative_embedding = nn.Parameter(torch.empty(rows, hidden))
         self.relative_layer_norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
@@ -92,7 +94,7 @@ class Embedding(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, config):
+    def __init__(self, config: LtgBertConfig) -> None:
         super().__init__()
         hidden = config.hidden_size
         self.heads = config.num_attention_heads
@@ -106,7 +108,9 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.weight_dropout = nn.Dropout(config.attention_probs_dropout_prob)
 
-    def forward(self, x: Tensor, positions: Tensor, rows: Tensor, hidden_keys: Tensor | None):
+    def forward(
+        self, x: Tensor, positions: Tensor, rows: Tensor, hidden_keys: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Returns what the layer adds [b, s, d], and attention's weights [b, h, q, n].
 
         positions: [r, d]. rows: of each distance, [q, n]. hidden_keys: True for pairs that are not seen,
@@ -134,7 +138,8 @@ class Attention(nn.Module):
     def _positions_in_heads(self, both: Tensor) -> tuple[Tensor, Tensor]:
         """Queries beside keys of the positions [r, 2d] → each in heads [h, r, k]."""
         if self.is_interleaved:  # a head has 2k columns in a row, its queries and then its keys
-            return self._in_heads(both).chunk(2, dim=-1)
+            q, k = self._in_heads(both).chunk(2, dim=-1)
+            return q, k
         q, k = both.chunk(2, dim=-1)
         return self._in_heads(q), self._in_heads(k)
 
@@ -148,7 +153,7 @@ class GatedGelu(nn.Module):
 
 
 class FeedForward(nn.Module):
-    def __init__(self, config):
+    def __init__(self, config: LtgBertConfig) -> None:
         super().__init__()
         hidden, inside = config.hidden_size, config.intermediate_size
         self.mlp = nn.Sequential(
@@ -165,18 +170,20 @@ class FeedForward(nn.Module):
 
 
 class Layer(GradientCheckpointingLayer):
-    def __init__(self, config):
+    def __init__(self, config: LtgBertConfig) -> None:
         super().__init__()
         self.attention, self.mlp = Attention(config), FeedForward(config)
 
-    def forward(self, x: Tensor, positions: Tensor, rows: Tensor, hidden_keys: Tensor | None):
+    def forward(
+        self, x: Tensor, positions: Tensor, rows: Tensor, hidden_keys: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         added, weights = self.attention(x, positions, rows, hidden_keys)
         x = x + added
         return x + self.mlp(x), weights
 
 
 class Encoder(nn.Module):
-    def __init__(self, config):
+    def __init__(self, config: LtgBertConfig) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
 
@@ -184,7 +191,7 @@ class Encoder(nn.Module):
 class Head(nn.Module):
     """Norm, matrix, GELU, norm, dropout and a matrix to `outputs` features."""
 
-    def __init__(self, config, outputs, dropout):
+    def __init__(self, config: LtgBertConfig, outputs: int, dropout: float) -> None:
         super().__init__()
         hidden = config.hidden_size
         self.nonlinearity = nn.Sequential(
@@ -201,6 +208,7 @@ class Head(nn.Module):
 
 
 class LtgBertPreTrainedModel(PreTrainedModel):
+    config: LtgBertConfig
     config_class = LtgBertConfig
     base_model_prefix = ""
     supports_gradient_checkpointing = True
@@ -211,7 +219,7 @@ class LtgBertPreTrainedModel(PreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"\.attention\.position_indices$"]
 
     @torch.no_grad()
-    def _init_weights(self, module):
+    def _init_weights(self, module: nn.Module) -> None:
         """Initialise as the authors do: normal, cut off at two deviations; biases 0, norms 1."""
         deviation = math.sqrt(2 / (5 * self.config.hidden_size))
         if isinstance(module, (nn.Linear, nn.Embedding)):
@@ -220,8 +228,8 @@ class LtgBertPreTrainedModel(PreTrainedModel):
             nn.init.trunc_normal_(module.relative_embedding, std=deviation, a=-2 * deviation, b=2 * deviation)
         if isinstance(module, nn.LayerNorm) and module.weight is not None:
             nn.init.ones_(module.weight)
-        if getattr(module, "bias", None) is not None:
-            nn.init.zeros_(module.bias)
+        if (bias := getattr(module, "bias", None)) is not None:
+            nn.init.zeros_(bias)
 
 
 class LtgBertModel(LtgBertPreTrainedModel):
@@ -232,20 +240,21 @@ class LtgBertModel(LtgBertPreTrainedModel):
         *LtgBertPreTrainedModel._keys_to_ignore_on_load_unexpected, r"^classifier\.", r"^head\.",
     ]  # fmt: skip
 
-    def __init__(self, config):
+    def __init__(self, config: LtgBertConfig) -> None:
         super().__init__(config)
         self.embedding, self.transformer = Embedding(config), Encoder(config)
         self._add_head()
-        self._rows = None  # of all distances; no buffer, for those are not filled where weights are loaded
+        # Of all distances. No buffer, for those are not filled where weights are loaded.
+        self._rows: Tensor | None = None
         self.post_init()
 
-    def _add_head(self):
+    def _add_head(self) -> None:
         """Make the modules that a model with a head has besides."""
 
-    def get_input_embeddings(self):
+    def get_input_embeddings(self) -> nn.Module:
         return self.embedding.word_embedding
 
-    def set_input_embeddings(self, value):
+    def set_input_embeddings(self, value: nn.Module) -> None:
         self.embedding.word_embedding = value
 
     def forward(
@@ -253,8 +262,8 @@ class LtgBertModel(LtgBertPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        **options,
-    ):
+        **options: Any,
+    ) -> Any:
         """Compute the states [b, s, d].
 
         attention_mask: 1 for tokens that are seen and 0 for padding [b, s], or for each query [b, q, n] or
@@ -263,7 +272,13 @@ class LtgBertModel(LtgBertPreTrainedModel):
         """
         return self._returned(self._encode(input_ids, attention_mask, inputs_embeds, options), options)
 
-    def _encode(self, input_ids, mask, inputs_embeds, options) -> BaseModelOutput:
+    def _encode(
+        self,
+        input_ids: Tensor | None,
+        mask: Tensor | None,
+        inputs_embeds: Tensor | None,
+        options: dict[str, Any],
+    ) -> BaseModelOutput:
         if unknown := options.keys() - OPTIONS:
             raise TypeError(f"unknown arguments: {', '.join(sorted(unknown))} (known: {', '.join(OPTIONS)})")
         if (input_ids is None) == (inputs_embeds is None):
@@ -302,7 +317,7 @@ class LtgBertModel(LtgBertPreTrainedModel):
         places = torch.arange(length, device=device)
         return self._rows[places[:, None] - places + longest - 1]
 
-    def _returned(self, output, options):
+    def _returned(self, output: ModelOutput, options: dict[str, Any]) -> Any:
         is_dict = options.get("return_dict")
         is_dict = getattr(self.config, "return_dict", True) if is_dict is None else is_dict
         return output if is_dict else output.to_tuple()
@@ -339,13 +354,13 @@ class LtgBertForMaskedLM(LtgBertModel):
         *LtgBertPreTrainedModel._keys_to_ignore_on_load_unexpected, r"^head\.",
     ]  # fmt: skip
 
-    def _add_head(self):
+    def _add_head(self) -> None:
         self.classifier = Head(self.config, self.config.vocab_size, self.config.hidden_dropout_prob)
 
-    def get_output_embeddings(self):
+    def get_output_embeddings(self) -> nn.Module:
         return self.classifier.nonlinearity[5]
 
-    def set_output_embeddings(self, value):
+    def set_output_embeddings(self, value: nn.Module) -> None:
         self.classifier.nonlinearity[5] = value
 
     def forward(
@@ -354,8 +369,8 @@ class LtgBertForMaskedLM(LtgBertModel):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        **options,
-    ):
+        **options: Any,
+    ) -> Any:
         """Compute logits [b, s, v] and, of `labels` [b, s] that are not -100, the mean cross-entropy."""
         output = self._encode(input_ids, attention_mask, inputs_embeds, options)
         logits = self.classifier(output.last_hidden_state)
@@ -371,11 +386,14 @@ class _WithLabels(LtgBertModel):
         *LtgBertPreTrainedModel._keys_to_ignore_on_load_unexpected, r"^classifier\.",
     ]  # fmt: skip
 
-    def _add_head(self):
+    def _add_head(self) -> None:
         dropout = self.config.classifier_dropout
         dropout = self.config.hidden_dropout_prob if dropout is None else dropout
-        self.num_labels = self.config.num_labels
-        self.head = Head(self.config, self.num_labels, dropout)
+        labels = self.config.num_labels
+        if labels is None:
+            raise ValueError("config.json has no id2label, which says how many labels there are")
+        self.num_labels = labels
+        self.head = Head(self.config, labels, dropout)
 
 
 class LtgBertForSequenceClassification(_WithLabels):
@@ -387,15 +405,15 @@ class LtgBertForSequenceClassification(_WithLabels):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        **options,
-    ):
+        **options: Any,
+    ) -> Any:
         """Compute logits [b, labels].
 
         The loss is a mean square with one label or `config.problem_type` "regression", that of independent
         labels with "multi_label_classification" (also if labels are floating), else the cross-entropy.
         """
         output = self._encode(input_ids, attention_mask, inputs_embeds, options)
-        logits = self.head(output.last_hidden_state[:, 0])
+        logits = self.head(output[0][:, 0])
         found = _with_loss(SequenceClassifierOutput, logits, labels, output, self._problem(labels))
         return self._returned(found, options)
 
@@ -416,8 +434,8 @@ class LtgBertForTokenClassification(_WithLabels):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        **options,
-    ):
+        **options: Any,
+    ) -> Any:
         """Compute logits [b, s, labels] and, of `labels` [b, s] that are not -100, the mean cross-entropy."""
         output = self._encode(input_ids, attention_mask, inputs_embeds, options)
         logits = self.head(output.last_hidden_state)
@@ -429,7 +447,13 @@ def _at_least_fp32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _with_loss(kind, logits: Tensor, labels: Tensor | None, output: BaseModelOutput, problem=None):
+def _with_loss(
+    kind: type[ModelOutput],
+    logits: Tensor,
+    labels: Tensor | None,
+    output: BaseModelOutput,
+    problem: str | None = None,
+) -> Any:
     loss = None
     if labels is not None and problem == "regression":
         loss = F.mse_loss(_at_least_fp32(logits).view_as(labels), _at_least_fp32(labels))

@@ -22,7 +22,7 @@ from kielo.models.decoder_count import (
     gated_mlp_parameters,
 )
 from kielo.models.piece import Piece
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 
 # Parameters and FLOPs of an LTG-BERT, by arithmetic on its `[model]` section; torch-free.
 
@@ -32,7 +32,7 @@ OF_ALL_STAGES = ("relative_table.weight", "relative_norm.weight", "relative_norm
 TANH_GELUS = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 
 
-def layer_parts(config: Model) -> LayerParts:
+def layer_parts(config: CompleteModel) -> LayerParts:
     return LayerParts(
         mlp_matrices=3,
         norms=3,
@@ -43,12 +43,12 @@ def layer_parts(config: Model) -> LayerParts:
     )
 
 
-def relative_rows(config: Model) -> int:
+def relative_rows(config: CompleteModel) -> int:
     """Counts the rows of the table of relative positions."""
     return 2 * config.position_bucket_size - 1
 
 
-def layer_parameters(config: Model) -> int:
+def layer_parameters(config: CompleteModel) -> int:
     """Counts one layer: attention with biases, MLP without, and the one norm with weight and bias."""
     return (
         attention_parameters(config, True, True)
@@ -57,21 +57,21 @@ def layer_parameters(config: Model) -> int:
     )
 
 
-def parameters(config: Model) -> int:
+def parameters(config: CompleteModel) -> int:
     """Counts all parameters; a tied head counts once."""
     input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
     positions = (relative_rows(config) + 2) * config.hidden_size
     return input_embedding + positions + parameters_without_embedding(config)
 
 
-def parameters_without_embedding(config: Model) -> int:
+def parameters_without_embedding(config: CompleteModel) -> int:
     """Counts the parameters that multiply a token: all but both tables; the head counts, tied or not."""
     transform = config.hidden_size**2 + config.hidden_size
     head = embedding_parameters(config) + config.vocab_size
     return config.num_hidden_layers * layer_parameters(config) + transform + head
 
 
-def flops_per_token(config: Model, sequence_length: int) -> int:
+def flops_per_token(config: CompleteModel, sequence_length: int) -> int:
     """Computes the model FLOPs of one trained token, forward and backward, without recomputation.
 
     6 for each parameter that it is multiplied with; in attention 12 × width for each key, of which it sees
@@ -131,7 +131,7 @@ _OWN_KEY = "position_heads"
 _TASKS = ("MaskedLM", "SequenceClassification", "TokenClassification")
 
 
-def to_hugging_face(config: Model) -> dict[str, Piece]:
+def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
     """Returns our name → the piece of the published files, in the model's order, without a tied head."""
     rows = config.vocab_size
     pieces = {"embed.weight": Piece("embedding.word_embedding.weight", rows=rows)}
@@ -175,7 +175,7 @@ class _PositionHeads(Unread):
         reader.only("architectures", [[f"{name}ForMaskedLM"] for name in known])
         return {_OWN_KEY: reader.only(_OWN_KEY, (usual, *_CLASSES))}
 
-    def write(self, model: Model) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, Any]:
         automatic = {"AutoConfig": "Config", "AutoModel": "Model"}
         automatic |= {f"AutoModelFor{task}": f"For{task}" for task in _TASKS}
         return {
@@ -189,7 +189,7 @@ class _PositionHeads(Unread):
 class _Buckets(Key):
     """The number of buckets of distances: an even number, of which longer sequences need more than half."""
 
-    def complaints(self, model: Model) -> Iterable[str]:
+    def complaints(self, model: CompleteModel) -> Iterable[str]:
         bucket, positions = model.position_bucket_size, model.max_position_embeddings
         if bucket % 2:
             yield (

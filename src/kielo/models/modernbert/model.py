@@ -22,25 +22,21 @@ from kielo.models.blocks.norm import LayerNorm
 from kielo.models.blocks.rope import RotaryEmbedding
 from kielo.models.modernbert.tables import layer_types
 from kielo.models.piece import Box
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 
 _CUTOFF = 2.0  # standard deviations of the first weights
 
 
 class Layer(nn.Module):
-    def __init__(self, config: Model, number: int) -> None:
+    def __init__(self, config: CompleteModel, number: int) -> None:
         super().__init__()
         self.kind = layer_types(config)[number]
         heads = config.num_attention_heads
-        options = AttentionOptions(
-            config.hidden_size, heads, heads, config.head_dim, bool(config.attention_bias)
-        )
+        options = AttentionOptions(config.hidden_size, heads, heads, config.head_dim, config.attention_bias)
         self.attention_norm = make_norm(config) if number else nn.Identity()
         self.attention = Attention(options)
         self.mlp_norm = make_norm(config)
-        self.mlp = GatedMLP(
-            config.hidden_size, config.intermediate_size, bool(config.mlp_bias), config.hidden_act
-        )
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.mlp_bias, config.hidden_act)
 
     def forward(
         self, x_bsd: Tensor, cos: Tensor, sin: Tensor, mask: Mask, noise: Noise | None = None
@@ -54,7 +50,7 @@ class Layer(nn.Module):
 class Transform(nn.Module):
     """The part of the head before its matrix: matrix, GELU, norm. Data in and out: [b, s, d]."""
 
-    def __init__(self, config: Model) -> None:
+    def __init__(self, config: CompleteModel) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.norm = make_norm(config)
@@ -64,7 +60,7 @@ class Transform(nn.Module):
 
 
 class ModernBert(Decoder):
-    def __init__(self, config: Model) -> None:
+    def __init__(self, config: CompleteModel) -> None:
         head_dim, positions = config.head_dim, config.max_position_embeddings
         kinds = {
             "full_attention": LayerKind(),
@@ -86,13 +82,13 @@ class ModernBert(Decoder):
         )
 
 
-def make_norm(config: Model) -> LayerNorm:
+def make_norm(config: CompleteModel) -> LayerNorm:
     """Makes a norm with a weight and no bias."""
     return LayerNorm(config.hidden_size, config.layer_norm_epsilon, has_bias=False)
 
 
 def initial_value(
-    name: str, shape: Sequence[int], config: Model, seed: int, box: Box | None = None
+    name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
 ) -> Tensor:
     """Returns the first values of a box of one parameter (None: all of it), fp32 on the CPU.
 

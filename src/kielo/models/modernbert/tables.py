@@ -28,7 +28,7 @@ from kielo.models.decoder_count import (
     gated_mlp_parameters,
 )
 from kielo.models.piece import Piece
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 
 # Parameters and FLOPs of a ModernBERT, by arithmetic on its `[model]` section; torch-free.
 
@@ -36,11 +36,11 @@ from kielo.recipe.sections import Model
 FULL_EVERY = 3  # layers, from the first one on
 
 
-def layer_parts(config: Model) -> LayerParts:
+def layer_parts(config: CompleteModel) -> LayerParts:
     return LayerParts(mlp_matrices=3, has_groups=False)
 
 
-def layer_types(config: Model) -> tuple[str, ...]:
+def layer_types(config: CompleteModel) -> tuple[str, ...]:
     """Returns each layer's "full_attention" or "sliding_attention"; by default every third is full."""
     return config.layer_types or tuple(
         "sliding_attention" if number % FULL_EVERY else "full_attention"
@@ -48,23 +48,23 @@ def layer_types(config: Model) -> tuple[str, ...]:
     )
 
 
-def layer_parameters(config: Model) -> int:
+def layer_parameters(config: CompleteModel) -> int:
     """Counts one layer after the first, which has no norm before its attention."""
-    bias = bool(config.attention_bias)
+    bias = config.attention_bias
     return (
         attention_parameters(config, bias, bias)
-        + gated_mlp_parameters(config, bool(config.mlp_bias))
+        + gated_mlp_parameters(config, config.mlp_bias)
         + 2 * config.hidden_size
     )
 
 
-def parameters(config: Model) -> int:
+def parameters(config: CompleteModel) -> int:
     """Counts all parameters; a tied head counts once."""
     input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
     return input_embedding + config.hidden_size + parameters_without_embedding(config)
 
 
-def parameters_without_embedding(config: Model) -> int:
+def parameters_without_embedding(config: CompleteModel) -> int:
     """Counts the parameters that multiply a token: all but the embedding and its norm; the head counts."""
     hidden = config.hidden_size
     layers = config.num_hidden_layers * layer_parameters(config) - hidden
@@ -72,7 +72,7 @@ def parameters_without_embedding(config: Model) -> int:
     return layers + hidden + transform + embedding_parameters(config) + config.vocab_size
 
 
-def flops_per_token(config: Model, sequence_length: int) -> int:
+def flops_per_token(config: CompleteModel, sequence_length: int) -> int:
     """Computes the model FLOPs of one trained token, forward and backward, without recomputation.
 
     6 for each parameter that it is multiplied with; in attention 12 × width for each key that it sees: all s
@@ -82,7 +82,7 @@ def flops_per_token(config: Model, sequence_length: int) -> int:
     attention = 0
     for kind in layer_types(config):
         window = sequence_length
-        if kind == "sliding_attention":
+        if kind == "sliding_attention" and config.sliding_window is not None:
             window = min(config.sliding_window, sequence_length)
         pairs = sequence_length * (2 * window - 1) - window * (window - 1)
         attention += 12 * width * pairs // sequence_length
@@ -124,7 +124,7 @@ _WINDOW = 65
 _ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "silu", "relu")
 
 
-def to_hugging_face(config: Model) -> dict[str, Piece]:
+def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
     """Returns our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     hidden, inside = config.hidden_size, config.intermediate_size
     pieces = {
@@ -172,9 +172,9 @@ class _BothWays(Windows):
         kinds = reader.layer_types(_kinds(values["num_hidden_layers"], every))
         return {"sliding_window": width // 2 + 1, "layer_types": kinds}
 
-    def write(self, model: Model) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, Any]:
         kinds = layer_types(model)
-        written = {"layer_types": list(kinds), "local_attention": 2 * (model.sliding_window - 1)}
+        written = {"layer_types": list(kinds), "local_attention": 2 * ((model.sliding_window or _WINDOW) - 1)}
         regular = (every for every in range(1, len(kinds) + 1) if kinds == _kinds(len(kinds), every))
         # transformers 4 knows no other order of layers.
         every = next(regular, None)

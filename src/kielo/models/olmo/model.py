@@ -21,11 +21,11 @@ from kielo.models.blocks.norm import RMSNorm
 from kielo.models.blocks.rope import RotaryEmbedding
 from kielo.models.decoder_count import layer_types
 from kielo.models.piece import Box
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 
 
 class Layer(nn.Module):
-    def __init__(self, config: Model, number: int) -> None:
+    def __init__(self, config: CompleteModel, number: int) -> None:
         super().__init__()
         self.kind = layer_types(config)[number]
         make_norm = partial(RMSNorm, epsilon=config.rms_norm_eps)
@@ -34,7 +34,7 @@ class Layer(nn.Module):
             config.num_attention_heads,
             config.num_key_value_heads,
             config.head_dim,
-            bool(config.attention_bias),
+            config.attention_bias,
             norms="width",
         )
         self.attention = Attention(options, make_norm=make_norm)
@@ -51,7 +51,7 @@ class Layer(nn.Module):
 
 
 class Olmo(Decoder):
-    def __init__(self, config: Model) -> None:
+    def __init__(self, config: CompleteModel) -> None:
         rope, local_rope = (
             RotaryEmbedding(config.rope_theta, config.head_dim, scaling, config.max_position_embeddings)
             for scaling in (config.rope_scaling, None)
@@ -65,7 +65,7 @@ class Olmo(Decoder):
 
 
 def initial_value(
-    name: str, shape: Sequence[int], config: Model, seed: int, box: Box | None = None
+    name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
 ) -> Tensor:
     """Returns the first values of a box of one parameter (None: all of it), fp32 on the CPU.
 

@@ -23,31 +23,31 @@ from kielo.models.decoder_count import (
     gated_mlp_parameters,
 )
 from kielo.models.piece import Piece
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 
 # Parameters and FLOPs of an OLMo 2 or 3, by arithmetic on its `[model]` section; torch-free.
 
 
-def layer_parts(config: Model) -> LayerParts:
+def layer_parts(config: CompleteModel) -> LayerParts:
     return LayerParts(mlp_matrices=3, has_head_norms=True, norms_inputs=False)
 
 
-def layer_parameters(config: Model) -> int:
+def layer_parameters(config: CompleteModel) -> int:
     """Counts one layer: attention, MLP, two norms after them, and the norms of queries and of keys."""
     norms = (
         2 * config.hidden_size + (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
     )
-    bias = bool(config.attention_bias)
+    bias = config.attention_bias
     return attention_parameters(config, bias, bias) + gated_mlp_parameters(config, False) + norms
 
 
-def parameters(config: Model) -> int:
+def parameters(config: CompleteModel) -> int:
     """Counts all parameters; a tied head counts once."""
     input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
     return input_embedding + parameters_without_embedding(config)
 
 
-def parameters_without_embedding(config: Model) -> int:
+def parameters_without_embedding(config: CompleteModel) -> int:
     """Counts the parameters that multiply a token: all but the embedding; the head counts, tied or not."""
     return (
         config.num_hidden_layers * layer_parameters(config)
@@ -56,7 +56,7 @@ def parameters_without_embedding(config: Model) -> int:
     )
 
 
-def flops_per_token(config: Model, sequence_length: int) -> int:
+def flops_per_token(config: CompleteModel, sequence_length: int) -> int:
     return decoder_count.flops_per_token(config, parameters_without_embedding(config), sequence_length)
 
 
@@ -105,7 +105,7 @@ _LAYER_MODULES = {
 }
 
 
-def to_hugging_face(config: Model) -> dict[str, Piece]:
+def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
     """Returns our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     names = {"embed.weight": "model.embed_tokens.weight"}
     for layer in range(config.num_hidden_layers):

@@ -14,11 +14,11 @@ from kielo.models.gpt2 import model as gpt2
 from kielo.models.gpt2.model import Layer
 from kielo.models.opt.tables import FIRST_POSITION
 from kielo.models.piece import Box
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 
 
 class OPT(Decoder):
-    def __init__(self, config: Model) -> None:
+    def __init__(self, config: CompleteModel) -> None:
         norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         options = DecoderOptions(
             learned_positions=FIRST_POSITION + config.max_position_embeddings, first_position=FIRST_POSITION
@@ -27,7 +27,7 @@ class OPT(Decoder):
 
 
 def initial_value(
-    name: str, shape: Sequence[int], config: Model, seed: int, box: Box | None = None
+    name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
 ) -> Tensor:
     """Returns a GPT-2's first value: the paper (section 2.2) follows Megatron-LM, with range 0.006."""
     return gpt2.initial_value(name, shape, config, seed, box)

@@ -16,7 +16,7 @@ from kielo.models.gpt2.tables import (
     parameters_without_embedding,
 )
 from kielo.models.piece import Piece
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 
 # Parameters and FLOPs of an OPT, by arithmetic on its `[model]` section; torch-free.
 #
@@ -36,7 +36,7 @@ FIRST_POSITION = 2  # row of position 0 in the position embedding
 EPSILON = 1e-5  # of every norm: transformers has no key for it
 
 
-def parameters(config: Model) -> int:
+def parameters(config: CompleteModel) -> int:
     """Counts all parameters; a tied head counts once."""
     return gpt2.parameters(config) + FIRST_POSITION * config.hidden_size
 
@@ -61,7 +61,7 @@ _LAYER_MODULES = {
 }
 
 
-def to_hugging_face(config: Model) -> dict[str, Piece]:
+def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
     """Returns our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     names = {
         "embed.weight": "model.decoder.embed_tokens.weight",
@@ -94,7 +94,7 @@ class _Biases(Key):
     def defaults(self) -> dict[str, Any]:
         return dict.fromkeys(self.ours, True)
 
-    def complaints(self, model: Model) -> Iterable[str]:
+    def complaints(self, model: CompleteModel) -> Iterable[str]:
         if model.mlp_bias not in (None, model.attention_bias):
             yield (
                 f"model.mlp_bias = {model.mlp_bias!r}: an opt model has biases in attention and MLP, or in "
@@ -109,7 +109,7 @@ class _EmbeddingWidth(Unread):
         reader.only("word_embed_proj_dim", (values["hidden_size"],))
         return {}
 
-    def write(self, model: Model) -> dict[str, Any]:
+    def write(self, model: CompleteModel) -> dict[str, Any]:
         return {"word_embed_proj_dim": model.hidden_size}
 
 

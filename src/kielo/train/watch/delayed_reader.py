@@ -17,7 +17,7 @@ class DelayedReader:
     def __init__(self, device: torch.device):
         self._on_gpu = device.type == "cuda"
         self.steps_behind = int(self._on_gpu)
-        self._queue: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
+        self._queue: deque[tuple[Tensor, torch.cuda.Event]] = deque()
 
     def read(self, numbers: Tensor) -> list[float] | None:
         """Queues `numbers` (one dim) and returns those of the last finished step; None at the very start."""

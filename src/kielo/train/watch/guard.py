@@ -6,7 +6,8 @@ change of precision, the losses and norms of the last steps.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +25,21 @@ def has_no_label(loss: Any, gradient_norm: Any) -> Any:
     gradient_norm: floats, or scalars on the device.
     """
     return (loss == 0) & (gradient_norm == 0)
+
+
+@dataclass(frozen=True)
+class GuardState:
+    """The counts of bad steps, and (loss, norm) of the last steps, None for what is not finite."""
+
+    in_a_row: int
+    skipped: int
+    without_labels: int = 0
+    last: Sequence[Sequence[float | None]] = ()
+
+    @staticmethod
+    def read(plain: Mapping[str, Any]) -> "GuardState":
+        """Reads what a checkpoint of any version holds."""
+        return GuardState(**{name: plain[name] for name in GuardState.__annotations__ if name in plain})
 
 
 class Guard:
@@ -109,19 +125,18 @@ class Guard:
         last = [rows[step % size] for step in range(max(0, self._steps - min(steps, size)), self._steps)]
         return [(loss, norm) for loss, norm in last if not has_no_label(loss, norm)]
 
-    def plain_state(self) -> dict[str, object]:
+    def state(self) -> GuardState:
         in_a_row, skipped, without_labels = self._counts.tolist()
         last = [
             [value if math.isfinite(value) else None for value in row]
             for row in self.last(len(self._remembered))
         ]
-        return {"in_a_row": in_a_row, "skipped": skipped, "without_labels": without_labels, "last": last}
+        return GuardState(in_a_row, skipped, without_labels, last)
 
-    def restore(self, state: dict[str, object]) -> None:
-        counts = state["in_a_row"], state["skipped"], state.get("without_labels", 0)
-        self._counts.copy_(torch.tensor(counts))
+    def restore(self, state: GuardState) -> None:
+        self._counts.copy_(torch.tensor([state.in_a_row, state.skipped, state.without_labels]))
         self._late = DelayedReader(self._counts.device)  # counts of later steps may be on their way
-        last = state.get("last", [])[-len(self._remembered) :]
+        last = state.last[-len(self._remembered) :]
         for number, row in enumerate(last):
             self._remembered[number] = torch.tensor([math.nan if value is None else value for value in row])
         self._steps = len(last)

@@ -52,6 +52,18 @@ class Episode:
 
 
 @dataclass(frozen=True)
+class WentBack:
+    """A spike that the run went back for: the steps that are passed over, and the factor of later rates.
+
+    learning_rate_factor: of the steps from the first on.
+    """
+
+    first_step: int
+    last_step: int
+    learning_rate_factor: float
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The kind of an episode at `step`; "harmful": its loss stayed high, or was not finite too often."""
 
@@ -125,19 +137,21 @@ class Spikes:
         losses, norms = np.array(self._past).T
         is_loss_high = not is_finite or is_high(loss, losses, self._settings.threshold, LEAST_LOSS_RISE)
         is_norm_high = is_finite and is_norm_too_large(norm, norms, self._settings.threshold)
-        if self.episode is None:
+        episode = self.episode
+        if episode is None:
             if not (is_loss_high or is_norm_high):
                 self._past.append((loss, norm))
                 return None
             usual = usual_value(losses), usual_value(norms)
-            self.episode = Episode(step, step, *usual, worst_step=step, worst_loss=loss, worst_norm=norm)
-        return self._follow(step, (loss, norm), is_loss_high, is_norm_high)
+            episode = Episode(step, step, *usual, worst_step=step, worst_loss=loss, worst_norm=norm)
+            self.episode = episode
+        return self._follow(episode, step, (loss, norm), is_loss_high, is_norm_high)
 
     def _follow(
-        self, step: int, row: tuple[float, float], is_loss_high: bool, is_norm_high: bool
+        self, episode: Episode, step: int, row: tuple[float, float], is_loss_high: bool, is_norm_high: bool
     ) -> Verdict | None:
         """Adds a step to the open episode, and judges that."""
-        episode, (loss, norm) = self.episode, row
+        loss, norm = row
         is_finite = loss < math.inf and norm < math.inf
         episode.not_finite = 0 if is_finite else episode.not_finite + 1
         if is_loss_high or is_norm_high:

@@ -15,13 +15,13 @@ import torch.distributed as dist
 
 from kielo.artifact.durable import make_folder
 from kielo.recipe.errors import sentence
+from kielo.recipe.optimisers import OPTIMISERS
 from kielo.resolve.resolved import Resolved
-from kielo.resolve.state_bytes import STATE_BYTES
 from kielo.verify.preflight.job import Finding, Job, spread
 from kielo.verify.preflight.sizes import FILE_CHUNK_BYTES
 
 _FOLDER = ".preflight.kielo"
-_MOMENTS, _FP32 = 2, 4
+_FP32 = 4
 # Of a checkpoint besides one file a rank: index, manifest, training state and their folders.
 _FILES_BESIDE_SHARDS = 8
 
@@ -115,12 +115,13 @@ def chunk_of(number: int, chunk: int) -> bytes:
 def room_needed(resolved: Resolved) -> tuple[int, int]:
     """Returns the bytes and files of the run's checkpoints: those that are kept, and one that is written.
 
-    A checkpoint holds every parameter in fp32 and two moments, one file a rank.
+    A checkpoint holds every parameter in fp32 and its moments, one file a rank.
     """
     identity, placement, kept = resolved.identity, resolved.placement, resolved.placement.checkpoint
     for_good = identity.total_steps // kept.keep_every_steps if kept.keep_every_steps else 0
     number = kept.keep_newest + 1 + for_good
-    bytes_each = placement.parameters * (_FP32 + _MOMENTS * STATE_BYTES[identity.train.optimiser_state])
+    state_bytes = OPTIMISERS[identity.train.optimiser].state_bytes(identity.train.optimiser_state)
+    bytes_each = placement.parameters * (_FP32 + state_bytes)
     return number * bytes_each, number * (placement.world_size + _FILES_BESIDE_SHARDS)
 
 

@@ -1,61 +1,61 @@
 """A run's answer to spikes: it tells those that passed, goes back for those that did harm, or stops.
 
-In: loss and gradient norm of each step. Out: alerts, rows of the log, and `must_go_back`, the same on every
-rank; `go_back.py` then goes back. A run stops when it went back `max_tries` times for spikes that
+In: loss and gradient norm of each step. Out: alerts, rows of the log, and an answer, the same on every rank;
+`go_back.py` then goes back. A run stops when it went back `max_tries` times for spikes that
 follow on each other. PaLM (Chowdhery et al. 2022, section 5.1) and LLM-jp went back by hand in this way.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from torch import Tensor
-
-from kielo.artifact.metrics import Spike
+from kielo.artifact.metrics import Row, Spike
 from kielo.checkpoint.agreement import Agreement
 from kielo.dataset.query import documents_of_step
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved
-from kielo.train.log import Log
-from kielo.train.state import RunCheckpoints, State
-from kielo.train.watch.spikes import Episode, Spikes, Verdict, steps_to_pass_over
+from kielo.train.watch.checks import Answer, TakenStep
+from kielo.train.watch.spikes import Episode, Spikes, Verdict, WentBack, steps_to_pass_over
 
 NAMED_DOCUMENTS = 5  # of each source
 
 
 class SpikeWatch:
-    """`harmful`: the spike that the run must go back for, from `must_go_back` until it went."""
+    """Goes back for a harmful spike; a checkpoint from before it is the newest then.
+
+    Raises KieloError when the run went back too often.
+
+    harmful: the spike that the run must go back for, until it went. go_back_before: makes the newest
+    checkpoint from before a step the newest; False if there is none. went_back: for what the run went back so
+    far. write: takes rows of the log.
+    """
 
     def __init__(
         self,
         spikes: Spikes,
         resolved: Resolved,
-        checkpoints: RunCheckpoints,
-        state: State,
-        log: Log,
+        go_back_before: Callable[[int], bool],
+        went_back: Callable[[], Sequence[WentBack]],
+        write: Callable[[Row], None],
         alert: Callable[[int, str], None],
     ):
         self.spikes = spikes
         self.harmful: Episode | None = None
         self._resolved, self._settings = resolved, resolved.identity.train.spikes
-        self._checkpoints, self._state, self._log, self._alert = checkpoints, state, log, alert
+        self._go_back_before, self._went_back = go_back_before, went_back
+        self._write, self._alert = write, alert
 
-    def must_go_back(self, step: int, loss: Tensor, gradient_norm: Tensor) -> bool:
-        """Returns True, and makes a checkpoint from before it the newest, if there was a harmful spike.
-
-        All ranks call it after each step and get the same. Raises KieloError when the run went back too
-        often.
-        """
-        verdict = self.spikes.look(step, loss, gradient_norm)
+    def after_step(self, taken: TakenStep) -> Answer:
+        verdict = self.spikes.look(taken.step, taken.loss, taken.gradient_norm)
         if verdict is None:
-            return False
+            return "go on"
         if verdict.kind == "harmful" and self._settings.response == "go_back":
             self._refuse_more_tries(verdict)
-            if self._checkpoints.go_back_before(steps_to_pass_over(verdict.episode)[0]):
+            if self._go_back_before(steps_to_pass_over(verdict.episode)[0]):
                 self.harmful = verdict.episode
-                return True
+                return "go back"
         if not verdict.episode.not_finite:  # else the guard ends the run
-            self._tell(step, verdict)
-        return False
+            self._tell(taken.step, verdict)
+        return "go on"
 
     def described(self, episode: Episode) -> str:
         """Returns e.g. "the loss rose to 7.2 (usual: 2.5) in steps 812 to 841, most in step 820 (…)"."""
@@ -81,7 +81,7 @@ class SpikeWatch:
     def _tell(self, step: int, verdict: Verdict) -> None:
         episode = verdict.episode
         is_over = verdict.kind == "passed"
-        self._log.write(self.row(episode, step, "passed" if is_over else "told"))
+        self._write(self.row(episode, step, "passed" if is_over else "told"))
         if is_over:
             ending = "; it passed by itself"
         elif verdict.kind == "norm":
@@ -110,10 +110,10 @@ class SpikeWatch:
     def _tries_before(self, first_step: int) -> int:
         """Counts the times of going back for spikes of which each begins within a window of the next."""
         tries = 0
-        for spike in reversed(self._state.spikes):
-            if first_step - spike["last_step"] > self._settings.window_steps:
+        for spike in reversed(self._went_back()):
+            if first_step - spike.last_step > self._settings.window_steps:
                 break
-            tries, first_step = tries + 1, spike["first_step"]
+            tries, first_step = tries + 1, spike.first_step
         return tries
 
     def _documents(self, step: int) -> str:
@@ -124,9 +124,14 @@ class SpikeWatch:
         identity, placement = self._resolved.identity, self._resolved.placement
         try:
             rows = documents_of_step(
-                Path(placement.tokens_folder), identity.seed, identity.phases[identity.phase_index(step)],
-                identity.longest_sequence_length, placement.end_of_text_id, step, lambda ids: "",
-            )  # fmt: skip
+                Path(placement.tokens_folder),
+                identity.seed,
+                identity.phases[identity.phase_index(step)],
+                identity.longest_sequence_length,
+                placement.end_of_text_id,
+                step,
+                lambda ids: "",
+            )
         except (KieloError, OSError) as error:  # the text matters less than going on
             return f"documents that could not be read ({error})"
         by_source: dict[str, list[str]] = {}

@@ -6,35 +6,47 @@ found: the run goes back to the newest one (`go_back.py`). A rank that is found 
 """
 
 import socket
+from collections.abc import Callable
 
 from kielo.checkpoint.agreement import Agreement
 from kielo.parallel.replicas import Difference, Replicas
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import TrainPlacement
-from kielo.train.state import RunCheckpoints
+from kielo.train.watch.checks import Answer, TakenStep
 
 _NAMED_TENSORS = 4
 
 
 class ReplicaCheck:
-    """`found`: says what differed, from `must_go_back` until the run went back; else ""."""
+    """Compares replicas; "go back": a checkpoint from before the step is the newest now.
 
-    def __init__(self, train: TrainPlacement, checkpoints: RunCheckpoints):
+    Raises KieloError if there is none, and for ranks that may be those of an earlier difference.
+
+    found: says what differed, until the run went back; else "". go_back_before: makes the newest checkpoint
+    from before a step the newest; False if there is none.
+    """
+
+    def __init__(self, train: TrainPlacement, go_back_before: Callable[[int], bool]):
         self.found = ""
-        self._every_steps, self._checkpoints = train.compare_replicas_every_steps, checkpoints
+        self._every_steps, self._go_back_before = train.compare_replicas_every_steps, go_back_before
         self._blamed_before: set[int] = set()
 
-    def must_go_back(self, step: int, replicas: Replicas, is_saving: bool) -> bool:
-        """Returns True, and makes a checkpoint from before `step` the newest, if replicas differ.
+    def after_step(self, taken: TakenStep) -> Answer:
+        return self._compared(taken.step, taken.replicas) if self._is_due(taken.step) else "go on"
 
-        All ranks call it after each step and get the same. Raises KieloError where there is none, and for
-        ranks that may be those of an earlier difference.
-        """
-        if not self._every_steps or not replicas.exist or (step % self._every_steps and not is_saving):
-            return False
-        differences = replicas.differences()
+    def before_keeping(self, taken: TakenStep) -> Answer:
+        """Compares, unless `after_step` has compared in this step. All ranks call it together."""
+        if not self._every_steps or self._is_due(taken.step):
+            return "go on"
+        return self._compared(taken.step, taken.replicas)
+
+    def _is_due(self, step: int) -> bool:
+        return bool(self._every_steps) and step % self._every_steps == 0
+
+    def _compared(self, step: int, replicas: Replicas) -> Answer:
+        differences = replicas.differences() if replicas.exist else []
         if not differences:
-            return False
+            return "go on"
         ranks = {rank for difference in differences for rank in difference.ranks}
         found = f"replicas differ: {_described(differences)}"
         if ranks & self._blamed_before:
@@ -43,12 +55,12 @@ class ReplicaCheck:
                 "that node out; the same command goes on from the newest checkpoint"
             )
         self._blamed_before |= ranks
-        if not self._checkpoints.go_back_before(step):
+        if not self._go_back_before(step):
             raise KieloError(
                 f"step {step}: {found}, and no checkpoint was saved before; the same command begins at step 0"
             )
         self.found = found
-        return True
+        return "go back"
 
 
 def _described(differences: list[Difference]) -> str:
