@@ -40,7 +40,7 @@ help:
 	@echo "make test-slurm          8 min  all of them, and a Grid Engine (gridengine-master gridengine-exec gridengine-client openmpi-bin)"
 	@echo "make test-torches       15 min  what depends on torch, with 2.10, 2.11 and the pinned version (downloads 11 GB)"
 	@echo "make test-border         5 min  what Kielo exports, in transformers 4, lm-eval, TRL, CTranslate2, sentence-transformers"
-	@echo "make bench-peers         5 min  installs the engines that benchmarks/step.py compares with"
+	@echo "make bench-peers         5 min  installs the engines that benchmarks/training/step.py compares with"
 	@echo "make bench-gpu PART=1    9 min  each bar that needs a GPU, in parts 1, 2, 3 and 4"
 	@echo "make docs                  10 s  the pages of docs/ as a site, in site/; a dead link is an error"
 	@echo "make clean                      removes the virtual environments, runs and builds"
@@ -65,7 +65,7 @@ test-faults: $(VENV)/.test
 	$(PYTEST) -m 'faults and not full' --timeout 300 $(PYTEST_OPTIONS)
 
 test-full: $(VENV)/.test
-	$(BIN)/python benchmarks/full_tests.py
+	$(BIN)/python benchmarks/suite/full_tests.py
 
 test-slurm: $(VENV)/.test
 	KIELO_TEST_SLURM=1 $(BIN)/python -m pytest tests/slurm tests/launch/test_network_plugin.py tests/launch/test_job_paths.py -rs --timeout 3600 $(PYTEST_OPTIONS)
@@ -82,13 +82,13 @@ test-slurm-short: $(VENV)/.test
 
 # The versions run side by side, as many at once as there are cores.
 test-torches: $(VENV)/.test $(TORCH_210) $(TORCH_211)
-	$(BIN)/python benchmarks/torches.py $(abspath $(TORCH_210)) $(abspath $(TORCH_211)) ''
+	$(BIN)/python benchmarks/suite/torches.py $(abspath $(TORCH_210)) $(abspath $(TORCH_211)) ''
 
 mutants: $(VENV)/.test
-	$(BIN)/python benchmarks/mutants.py $(MUTANTS_OPTIONS)
+	$(BIN)/python benchmarks/suite/mutants.py $(MUTANTS_OPTIONS)
 
 soak: $(VENV)/.train
-	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) $(SOAK_OPTIONS)
+	$(BIN)/python benchmarks/faults/soak.py --minutes $(MINUTES) $(SOAK_OPTIONS)
 
 lint: $(VENV)/.test
 	$(BIN)/python -m ruff check src tests benchmarks docs
@@ -128,7 +128,7 @@ test-border: $(BORDER)/.peers
 	KIELO_TEST_BORDER=$(BORDER) $(PYTEST) tests/border tests/models/test_ltg_bert_export.py --timeout 600 $(PYTEST_OPTIONS)
 
 bench-gpu:
-	$(GPU_PYTHON) benchmarks/gpu.py --part $(PART) $(BENCH_OPTIONS)
+	$(GPU_PYTHON) benchmarks/training/gpu.py --part $(PART) $(BENCH_OPTIONS)
 
 # The packages of the extra alone: a site needs nothing of Kielo's own.
 $(DOCS)/.docs: pyproject.toml constraints.txt

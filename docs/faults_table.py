@@ -72,7 +72,7 @@ def soak() -> str:
 def _seconds(row: dict[str, Any], timed: dict[str, dict[str, Any]]) -> list[str]:
     """Returns the cells of a row: seconds until the fault is found and until the next step, or other words.
 
-    timed: rows of benchmarks/fault_seconds.py; one of another test than the matrix names is left out.
+    timed: rows of benchmarks/faults/fault_seconds.py; one of another test than the matrix names is left out.
     """
     if "measured" in row:  # the longest of its cases
         file = RESULTS / f"{row['measured']}.json"

@@ -137,21 +137,7 @@ stop_chain() {
     if [ "${#waiting[@]}" -gt 0 ]; then cancel_jobs "${waiting[@]}"; fi
 }
 
-say_if_last() {
-    if [ "${#waiting[@]}" -eq 0 ] && [ ! -f "$CHAIN/stopped" ]; then say "no job is left in the chain; bash $FOLDER/submit.sh submits more"; fi
-}
-
 note() { printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$1" "$JOB" "$RESTARTS" "$NODES" "$(date +%s)" "$2" "$3" >> "$CHAIN/attempts"; }
-
-# The newest checkpoint that is whole: its manifest is written last.
-newest_checkpoint() {
-    local manifest name newest=
-    for manifest in "$RUN"/train/checkpoints/step_*/manifest.json; do
-        name=$(basename "$(dirname "$manifest")")
-        if [ -f "$manifest" ] && [[ $name =~ ^step_[0-9]+$ ]]; then newest=$name; fi
-    done
-    printf '%s' "$newest"
-}
 
 if [ -f "$CHAIN/stopped" ]; then
     stop_chain "$(cat "$CHAIN/stopped")"
@@ -162,13 +148,17 @@ if [ "$(uname -m)" != "$ARCHITECTURE" ]; then
     exit 1
 fi
 
-# A chain that does not come on is stopped, in place of burning its hours.
+# A chain that does not come on is stopped, in place of burning its hours, also where Kielo cannot start to decide it. The
+# newest checkpoint is the last one with a manifest, which is written last.
 count_attempt() {
     local without=0 last=
-    newest=$(newest_checkpoint)
+    newest=$(cd "$RUN/train/checkpoints" 2> /dev/null && printf '%s\n' step_*/manifest.json | grep -xE 'step_[0-9]+/manifest.json' | tail -n 1)
+    newest=${newest%/*}
     if [ -f "$CHAIN/attempts" ]; then
-        without=$(awk -F '\t' -v newest="$newest" '$1 == "start" { n = ($6 == newest) ? n + 1 : 0 } END { print n + 0 }' "$CHAIN/attempts")
-        last=$(awk -F '\t' '$1 == "end" { why = $7 } END { print why }' "$CHAIN/attempts")
+        IFS=$'\t' read -r without last < <(awk -F '\t' -v newest="$newest" '
+            $1 == "start" { n = ($6 == newest) ? n + 1 : 0 }
+            $1 == "end" { why = $7 }
+            END { printf "%d\t%s\n", n, why }' "$CHAIN/attempts")
     fi
     if [ "$without" -ge "$MOST_WITHOUT_NEW" ]; then
         stop_chain "$without attempts in a row made no checkpoint after ${newest:-the start}; the last: $last"
@@ -180,17 +170,13 @@ count_attempt
 # Of $NODES + $SPARES nodes, the first that are not left out. Nodes that were blamed in this job are taken last.
 suspects=()
 pick_hosts() {
-    local host all first=() later=() picked
-    mapfile -t all < <(hosts_of_job)
-    for host in "${all[@]}"; do
-        if left_out | grep -qxF "$host"; then continue; fi
-        if [[ " ${suspects[*]} " = *" $host "* ]]; then later+=("$host"); else first+=("$host"); fi
-    done
-    first+=("${later[@]}")
-    picked=" ${first[*]:0:NODES} "
+    local good=() blamed=() unblamed=()
+    mapfile -t good < <(hosts_of_job | grep -vxF -f <(left_out))
+    mapfile -t unblamed < <(printf '%s\n' "${good[@]}" | grep -vxF -f <(printf '%s\n' "${suspects[@]}"))
+    mapfile -t blamed < <(printf '%s\n' "${good[@]}" | grep -xF -f <(printf '%s\n' "${suspects[@]}"))
+    unblamed+=("${blamed[@]}")
     # Task 0 runs on the first in the scheduler's order: srun sorts the list that it is given.
-    hosts=()
-    for host in "${all[@]}"; do if [[ $picked = *" $host "* ]]; then hosts+=("$host"); fi; done
+    mapfile -t hosts < <(printf '%s\n' "${good[@]}" | grep -xF -f <(printf '%s\n' "${unblamed[@]:0:NODES}") | grep .)
     [ "${#hosts[@]}" -eq "$NODES" ]
 }
 say_too_few() { say "of this job's $((NODES + SPARES)) nodes only ${#hosts[@]} are not left out, and $NODES are needed"; }
@@ -250,7 +236,7 @@ fi
 # A job that hangs costs as much as one that trains: without a sign of life, say where each rank is, and end the step.
 # Signs of life are lines of the log, checkpoints, and the start of the attempt.
 watch_for_life() {
-    local newest_sign sign stack_of network=unknown
+    local sign is_alive stack_of network=unknown
     # shellcheck disable=SC2016 # each node expands it
     stack_of='for pid in $(pgrep -u "$(id -u)" -f "kielo train"); do py-spy dump --pid "$pid"; done'
     while sleep 30; do
@@ -260,11 +246,12 @@ watch_for_life() {
                 say "warning: rank 0 does not say that it uses the fast network (no line with: $NETWORK_LOG)"
             fi
         fi
-        newest_sign=0
+        is_alive=no
+        touch -d "$SILENCE_SECONDS seconds ago" "$ATTEMPT/oldest_sign"
         for sign in "$ATTEMPT/meeting.sh" "$RUN/train/metrics.jsonl" "$RUN"/train/checkpoints/step_*; do
-            if [ -e "$sign" ] && [ "$(stat --format %Y "$sign")" -gt "$newest_sign" ]; then newest_sign=$(stat --format %Y "$sign"); fi
+            if [ "$sign" -nt "$ATTEMPT/oldest_sign" ]; then is_alive=yes; fi
         done
-        if [ "$(($(date +%s) - newest_sign))" -gt "$SILENCE_SECONDS" ]; then
+        if [ "$is_alive" = no ]; then
             say "no line in the log for $SILENCE_SECONDS s; where the ranks are is in $ATTEMPT/stacks.txt"
             on_each_node "${CONTAINER[@]}" bash -c "$stack_of" > "$ATTEMPT/stacks.txt" 2>&1
             echo "no sign of life for $SILENCE_SECONDS s" > "$ATTEMPT/silent"
@@ -279,18 +266,10 @@ watch_for_life() {
 # ends, so it is asked again until the step is gone.
 step=
 run_step() {
-    if [ "$1" = --torchrun ]; then
-        start_tasks 1 "$((CORES_PER_DEVICE * DEVICES_PER_NODE))" none \
-            "${CONTAINER[@]}" bash "$FOLDER/rank.sh" "$FOLDER" "$ATTEMPT" --torchrun "$GRACE_SECONDS" 2>> "$ATTEMPT/step.txt"
-    else
-        start_tasks "$DEVICES_PER_NODE" "$CORES_PER_DEVICE" "$CPU_BIND" \
-            "${CONTAINER[@]}" bash "$FOLDER/rank.sh" "$FOLDER" "$ATTEMPT" "$1" 2>> "$ATTEMPT/step.txt"
-    fi
-    local watcher=
-    if [ "$1" != --preflight ]; then
-        watch_for_life &
-        watcher=$!
-    fi
+    local watcher='' tasks=("$DEVICES_PER_NODE" "$CORES_PER_DEVICE" "$CPU_BIND")
+    if [ "$1" = --torchrun ]; then tasks=(1 "$((CORES_PER_DEVICE * DEVICES_PER_NODE))" none); fi
+    start_tasks "${tasks[@]}" "${CONTAINER[@]}" bash "$FOLDER/rank.sh" "$FOLDER" "$ATTEMPT" "$1" "$GRACE_SECONDS" 2>> "$ATTEMPT/step.txt"
+    if [ "$1" != --preflight ]; then watch_for_life & watcher=$!; fi
     while kill -0 "$step" 2> /dev/null; do wait "$step"; done
     wait "$step"
     code=$?
@@ -322,36 +301,19 @@ check_nodes() {
 asked=no
 trap 'asked=yes; if [ -n "$step" ]; then kill -USR1 "$step" 2> /dev/null; fi' USR1 TERM INT
 timer=
-if declare -F watch_the_time > /dev/null; then
-    watch_the_time &
-    timer=$!
-fi
+if declare -F watch_the_time > /dev/null; then watch_the_time & timer=$!; fi
 # Caches, and copies of the state in memory (checkpoint/node_memory.py), end with the job.
 run_hash=$(printf %s "$(realpath -m "$RUN/train/checkpoints")" | sha256sum | cut -c 1-16)
 trap 'if [ -n "$timer" ]; then kill "$timer" 2> /dev/null; fi
     on_each_node rm -rf -- "$OWN_FOLDER" "/dev/shm/kielo_$(id -u)/$run_hash"' EXIT
 
-# Asks Kielo what follows: $outcome and $reason say what came of the attempt; $ends: why the chain is over; $again: yes
-# where another attempt in this job may help; $blamed, $left_out_now: nodes, with commas.
+# Asks Kielo what follows (`Decision` in launch/decide.py), and sets the variables of its answer.
 decide() {
-    local key value
-    outcome=failed ends='' again=no blamed='' left_out_now=''
+    outcome=failed ends='' again=no blamed_nodes='' left_out_nodes=''
     reason=${1:-the ranks ended with exit code $code; the first error is in $ATTEMPT}
     timeout 300 "${CONTAINER[@]}" bash "$FOLDER/rank.sh" "$FOLDER" "$ATTEMPT" --decide "$code" "$1" > "$ATTEMPT/decide.txt" 2>&1
-    if [ ! -f "$ATTEMPT/decision" ]; then
-        say "Kielo could not decide what follows; why is in $ATTEMPT/decide.txt"
-        return
-    fi
-    while IFS='=' read -r key value; do
-        case $key in
-            outcome) outcome=$value ;;
-            reason) reason=$value ;;
-            ends) ends=$value ;;
-            again) again=$value ;;
-            blamed_nodes) blamed=$value ;;
-            left_out_nodes) left_out_now=$value ;;
-        esac
-    done < "$ATTEMPT/decision"
+    # shellcheck source=/dev/null
+    if [ -f "$ATTEMPT/decision" ]; then . "$ATTEMPT/decision"; else say "Kielo could not decide what follows; why is in $ATTEMPT/decide.txt"; fi
 }
 
 # One attempt: the ranks train, and `decide` says what came of it and what follows.
@@ -365,7 +327,7 @@ run_attempt() {
         run_step "$([ "$TORCHRUN" = yes ] && echo --torchrun || echo --rank)"
     fi
     if [ "$trains" = no ] && { [ "$asked" = yes ] || [ -f "$CHAIN/stopped" ]; }; then
-        outcome=requeue reason="asked to stop before it trained" ends='' blamed='' left_out_now=''
+        outcome=requeue reason="asked to stop before it trained" ends='' blamed_nodes='' left_out_nodes=''
     else
         decide "$refusal"
     fi
@@ -375,12 +337,12 @@ run_attempt() {
 
 # Ends the job, unless another attempt is to follow in it.
 judge() {
-    if [ -n "$blamed" ]; then
-        say "blamed: $blamed"
-        IFS=, read -ra blamed_hosts <<< "$blamed"
+    if [ -n "$blamed_nodes" ]; then
+        say "blamed: $blamed_nodes"
+        IFS=, read -ra blamed_hosts <<< "$blamed_nodes"
         suspects+=("${blamed_hosts[@]}")
     fi
-    if [ -n "$left_out_now" ]; then leave_out_of_waiting_jobs "$(left_out | paste -sd ,)"; fi
+    if [ -n "$left_out_nodes" ]; then leave_out_of_waiting_jobs "$(left_out | paste -sd ,)"; fi
     if [ -n "$ends" ]; then stop_chain "$ends"; fi
     if [ "$outcome" = requeue ] && [ -z "$ends" ] && [ ! -f "$CHAIN/stopped" ] &&
         declare -F is_preempted > /dev/null && is_preempted && come_again; then
@@ -390,7 +352,7 @@ judge() {
     # A start takes minutes of many nodes: another one in this job must be worth it.
     if [ -n "$ends" ] || [ "$again" != yes ] || [ "$asked" = yes ] ||
         [ "$((WALL_SECONDS - SECONDS))" -le "$((3 * GRACE_SECONDS))" ]; then
-        say_if_last
+        if [ "${#waiting[@]}" -eq 0 ] && [ ! -f "$CHAIN/stopped" ]; then say "no job is left in the chain; bash $FOLDER/submit.sh submits more"; fi
         if [ "$outcome" = finished ] || [ "$outcome" = requeue ]; then exit 0; fi
         exit 1
     fi

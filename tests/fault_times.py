@@ -1,7 +1,7 @@
 """Seconds of a planted fault: until it is found, and until the next step is done.
 
-They are in pytest's report, from which `benchmarks/fault_seconds.py` takes the figures of docs/faults.md. Any
-process notes a moment in a folder, by the machine's monotonic clock; the first note of each kind counts.
+They are in pytest's report, from which `benchmarks/faults/fault_seconds.py` takes figures of docs/faults.md.
+Any process notes a moment in a folder, by the machine's monotonic clock; the first note of each kind counts.
 """
 
 import time

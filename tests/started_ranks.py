@@ -6,10 +6,11 @@ milliseconds. (Forking the pytest process itself would inherit torch's thread po
 
 import faulthandler
 import gc
-import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -18,21 +19,29 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
-from kielo.ranks.local_ranks import free_port, listen_at_a_short_path
+from kielo.ranks.local_ranks import free_port
 
-_PRELOAD = [
+_PRELOAD = (
     "torch",
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
-    "torchao.float8",
     "kielo.train.run",
     "kielo.models.llama.model",
     "kielo.models.llama.tables",
     "numpy",
     "pydantic",
     "pytest",
-]
+)
+
+
+def preload(has_cuda: bool) -> list[str]:
+    """Returns the modules that the server imports. has_cuda: torch is a build for GPUs.
+
+    torchao looks at the GPU when it is imported, and a process that was forked afterwards cannot use CUDA:
+    there each rank imports it for itself.
+    """
+    return [*_PRELOAD, *([] if has_cuda else ["torchao.float8"])]
 
 
 def run_ranks(
@@ -69,13 +78,28 @@ def run_ranks(
     return _results(outcomes, num_ranks, timeout_seconds)
 
 
+def listen_at_a_short_path() -> None:
+    """Has `multiprocessing` keep its sockets in /tmp where TMPDIR is too long for them.
+
+    A path has at most 107 bytes, of which the names take 37. Python does this by itself from 3.14 on.
+    """
+    usual = tempfile.gettempdir()
+    tempfile.tempdir = usual if len(os.fsencode(usual)) <= 70 else "/tmp"
+    try:
+        multiprocessing.util.get_temp_dir()  # is made once, and kept
+    finally:
+        tempfile.tempdir = usual
+
+
 @cache
 def _forking() -> ForkServerContext:
     """Returns the context of the server once that has imported all: on a slow disk or beside much other work
     it takes a minute, which is none of a rank's.
     """
+    import torch
+
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
+    context.set_forkserver_preload(preload(torch.backends.cuda.is_built()))
     listen_at_a_short_path()
     first = context.Process(target=int)
     first.start()

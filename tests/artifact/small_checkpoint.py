@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 
-from kielo.artifact.checkpoint_faults import BlockDigests
+from kielo.artifact.checkpoint_faults import BlockDigests, CheckpointFile
 from kielo.artifact.checkpoint_index import (
     CheckpointIndex,
     Chunk,
+    PlainState,
     TensorEntry,
     chunk_key,
     entry_json,
@@ -24,10 +25,10 @@ def checkpoint(folder: Path, step: int = 1, save_id: str = "0" * 16, **plain) ->
     blocks = BlockDigests()
     blocks.update(content)
     files = {
-        "rank_00000.safetensors": {
-            "bytes": len(content), "xxh3_64_blocks": blocks.hexdigests(), "save_id": save_id
-        }
-    }  # fmt: skip
+        "rank_00000.safetensors": CheckpointFile(
+            bytes=len(content), xxh3_64_blocks=blocks.hexdigests(), save_id=save_id
+        )
+    }
     tensors = {
         name: TensorEntry(dtype, shape, tuple(
             Chunk((at, *[0] * (len(shape) - 1)), (size, *shape[1:]), "rank_00000.safetensors",
@@ -40,7 +41,7 @@ def checkpoint(folder: Path, step: int = 1, save_id: str = "0" * 16, **plain) ->
             ("optimiser/m", "BOOL", (7,), ((0, 7),)),
         )
     }  # fmt: skip
-    index = CheckpointIndex(save_id, step, tensors, {"model/tied": "model/b"}, {"step": step, **plain})
+    index = CheckpointIndex(save_id, step, tensors, {"model/tied": "model/b"}, PlainState(step=step, **plain))
     entries = {name: entry_json(entry) for name, entry in tensors.items()}
     files["index.json"] = write_index(folder, index, entries)
     write_checkpoint_manifest(folder, index, files, 100, 1.23456)

@@ -8,6 +8,7 @@ import pytest
 from kielo.artifact.checkpoint_index import (
     CheckpointIndex,
     Chunk,
+    PlainState,
     TensorEntry,
     chunk_key,
     entry_json,
@@ -30,9 +31,9 @@ def written(folder: Path) -> CheckpointIndex:
         )
         tensors[name] = TensorEntry("F32", (CHUNKS, 3), chunks)
     aliases = {"model/tied": "model/täht 7"}
-    index = CheckpointIndex("0123456789abcdef", 100, tensors, aliases, {"tokens": 10**12, "loss": 1 / 3})
+    index = CheckpointIndex("0123456789abcdef", 100, tensors, aliases, PlainState(tokens=10**12, loss=1 / 3))
     record = write_index(folder, index, {name: entry_json(entry) for name, entry in tensors.items()})
-    assert record["bytes"] == (folder / "index.json").stat().st_size
+    assert record.bytes == (folder / "index.json").stat().st_size
     return index
 
 
@@ -78,6 +79,17 @@ def test_wrong_sizes_of_lines_are_refused(tmp_path, lines):
     path.write_bytes(json.dumps(json.loads(head + b"}") | {"lines": lines}).encode()[:-1] + newline + rest)
     with pytest.raises(KieloError, match=r"index.json: not a checkpoint index"):
         read_index(tmp_path, None)
+
+
+def test_an_odd_key_of_the_plain_state_is_named(tmp_path) -> None:
+    """With the index that has it; a key that this Kielo does not know stays."""
+    state = PlainState.model_validate({"tokens": 5, "of_a_newer_kielo": 1})
+    write_index(tmp_path, CheckpointIndex("0", 1, {}, plain=state), {})
+    assert read_index(tmp_path).plain.content() == {"tokens": 5, "of_a_newer_kielo": 1}
+    path = tmp_path / "index.json"
+    path.write_bytes(path.read_bytes().replace(b'"tokens": 5', b'"tokens": "5"'))
+    with pytest.raises(KieloError, match=r"index\.json: .*\(plain\.tokens: Input should be a valid integer"):
+        read_index(tmp_path)
 
 
 def test_an_index_whose_tensors_are_not_whole(tmp_path) -> None:

@@ -159,10 +159,11 @@ def test_the_newest_whole_checkpoint_of_a_run(tmp_path) -> None:
 def test_the_facts_of_a_checkpoint(tmp_path) -> None:
     """Its identity and average, who wrote it, and a fault of the index itself."""
     identity = {"format_version": 2, "name": "murre", "model": {"x": 1}}
-    path = checkpoint(tmp_path / "step_00000001", samples=6, identity=identity, averaged_from=[2])
+    source = {"name": "step_00000002", "step": 2, "save_id": "2"}
+    path = checkpoint(tmp_path / "step_00000001", samples=6, identity=identity, averaged_from=[source])
     told = describe_checkpoint(path)
     assert (told["checkpoint"], told["recipe"], told["model"]) == (str(path), "murre", {"x": 1})
-    assert (told["averaged_from"], told["samples"]) == ([2], 6)
+    assert (told["averaged_from"], told["samples"]) == ([source], 6)
     assert (
         told["written_at"].endswith("+00:00") and told["written_by"] == f"kielo {metadata.version('kielo')}"
     )

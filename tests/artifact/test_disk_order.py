@@ -15,7 +15,7 @@ from kielo.artifact.durable import DurableFile, make_folder
 from kielo.artifact.lease import Lease
 from kielo.artifact.manifest import expire, read_manifest, rewrite_counts, write_stage
 from kielo.artifact.own_text import write_own_text
-from kielo.artifact.resumable_stage import ResumableStage
+from kielo.artifact.resumable_stage import FinishedFile, ResumableStage
 from kielo.artifact.stage_folder import StageFolder
 from kielo.artifact.token_shards import TokenShardWriter, join_token_shards
 from tests.disk_order import DiskOrder
@@ -165,7 +165,7 @@ def test_a_journal_vouches_for_what_is_on_the_disk(order, tmp_path) -> None:
     for name in ("one", "two"):
         with DurableFile(stage.new / name) as file:
             file.write(name.encode())
-        stage.add(name, {"bytes": 3, "sha256": "0"})
+        stage.add(name, FinishedFile(bytes=3, sha256="0"))
         assert order.is_on_disk(journal) and name.encode() in journal.read_bytes()
     stage.write("three", b"3")
     assert order.complaints(stage.new / "three") == []

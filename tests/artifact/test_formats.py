@@ -22,7 +22,8 @@ from kielo.artifact.manifest import write_manifest
 from kielo.artifact.metrics import METRICS_NAME, Row, of_kind, read_metrics
 from kielo.artifact.prefetched import Brought, Prefetched
 from kielo.artifact.scores import Accuracy, MaskedScores
-from kielo.artifact.stage_json import JsonFile, read_json, read_stage_json, write_json
+from kielo.artifact.stage_counts import PackCounts
+from kielo.artifact.stage_json import JsonFile, read_counts, read_json, read_stage_json, write_json
 from kielo.artifact.token_file import TokenFile
 from kielo.artifact.token_sources import TokenFiles, TokenFileSet
 from kielo.artifact.tokenizer_files import RowMap
@@ -197,6 +198,26 @@ def test_the_wrong_key_is_named(run_folder, tmp_path):
     (tmp_path / "scores.json").write_text(json.dumps(scores), encoding="utf-8")
     with pytest.raises(KieloError, match=r"scores.json.*bits_per_byte\.xz: .*number\); move .* away and run"):
         read_stage_json(tmp_path, FILES["scores"])
+
+
+@pytest.mark.parametrize(
+    ("of_a", "told"),
+    [
+        ({"bytes": 7}, "tokens: Field required"),
+        ({"tokens": "7"}, "tokens: Input should be a valid integer"),
+        ({"tokens": 7, "times_ns": [[1.5]]}, r"times_ns\.0\.0: Input should be a valid integer"),
+    ],
+)
+def test_a_wrong_key_of_counts_is_named(of_a, told, tmp_path):
+    """With the manifest that has it; what a newer Kielo counts besides is no fault."""
+    for a in ({"tokens": 7, "of_a_newer_kielo": 1}, of_a):
+        counts = {"sources": {"a": a}, "heldout": {"tokens": 1}}
+        write_manifest(tmp_path, "tokens", 1, {}, {}, counts, 1.0)
+        if a is not of_a:
+            assert read_counts(tmp_path, PackCounts).content() == counts
+    with pytest.raises(KieloError, match=rf"manifest\.json: .*\(counts\.sources\.a\.{told}.*; move .* away"):
+        read_counts(tmp_path, PackCounts)
+    assert read_counts(tmp_path / "nowhere", PackCounts) is None
 
 
 def test_a_file_that_is_not_the_stages_is_refused(tmp_path):

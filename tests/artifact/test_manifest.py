@@ -55,7 +55,7 @@ def test_same_inputs_and_section_mean_nothing_to_do(tmp_path):
     assert not is_current(folder, "trial", 1, INPUTS, {"sizes": [1, 3], "name": "é"})
     manifest = read_manifest(folder)
     assert manifest.counts == {"lines": 3} and manifest.wall_seconds >= 0
-    assert manifest.files["deep/a.txt"]["xxh3_128"] == hash_file(folder / "deep/a.txt")
+    assert manifest.files["deep/a.txt"].xxh3_128 == hash_file(folder / "deep/a.txt")
     for other in ("tex", "Text"):
         (folder / "deep" / "a.txt").write_text(other)
         assert not is_current(folder, "trial", 1, INPUTS, SECTION)
@@ -140,12 +140,19 @@ def test_rewriting_replaces_and_a_torn_manifest_is_named(tmp_path):
     _write(folder, "two")
     assert sorted(path.name for path in folder.iterdir()) == ["deep", "manifest.json"]
     assert [path.name for path in tmp_path.iterdir()] == ["stage"]
+    content = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text('{"kind": "tri')
     with pytest.raises(
         KieloError,
-        match=r"manifest\.json: not a readable manifest of Kielo's \(JSONDecodeError.*move .*stage away",
+        match=r"manifest\.json: not a readable manifest of Kielo's \(Invalid JSON.*move .*stage away",
     ):
         read_manifest(folder)
+    odd_version = content | {"version": "1"}
+    del content["written_at"]
+    for odd, told in ((content, "written_at: Field required"), (odd_version, "version: .*int")):
+        (folder / "manifest.json").write_text(json.dumps(odd))
+        with pytest.raises(KieloError, match=rf"manifest\.json: not a readable manifest .*\({told}"):
+            read_manifest(folder)
 
 
 def test_what_the_stage_did_not_write_is_never_replaced(tmp_path):

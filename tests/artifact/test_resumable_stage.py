@@ -12,7 +12,7 @@ import xxhash
 
 from kielo.artifact import resumable_stage
 from kielo.artifact.manifest import read_manifest
-from kielo.artifact.resumable_stage import ResumableStage
+from kielo.artifact.resumable_stage import FinishedFile, ResumableStage
 from kielo.recipe.errors import KieloError
 
 
@@ -26,7 +26,7 @@ def sha256(data: bytes) -> str:
 
 def add(stage: ResumableStage, name: str, data: bytes) -> None:
     (stage.new / name).write_bytes(data)
-    stage.add(name, {"bytes": len(data), "sha256": sha256(data)})
+    stage.add(name, FinishedFile(bytes=len(data), sha256=sha256(data)))
 
 
 def names_in(folder: Path) -> list[str]:
@@ -42,14 +42,14 @@ def test_a_stage_from_its_first_file_to_its_name(tmp_path, monkeypatch) -> None:
     stage.write("small", b"abc")
     stage.write("README", b"text", is_listed=False)
     add(stage, "big", b"12345")
-    assert stage.finished == {"big": {"bytes": 5, "sha256": sha256(b"12345")}}
+    assert stage.finished == {"big": FinishedFile(bytes=5, sha256=sha256(b"12345"))}
     assert not stage.is_written() and not stage.is_done()
     stage.finish({"n": (3,)})
     assert stage.is_written() and not stage.is_done()
     found = read_manifest(stage.new)
     assert (found.kind, found.version, found.inputs, found.section) == ("trial", 3, {"a": "1"}, {"b": [2, 5]})
     assert found.counts == {"n": [3], "sha256": {"big": sha256(b"12345"), "small": sha256(b"abc")}}
-    assert found.files == {
+    assert found.content()["files"] == {
         "big": {"bytes": 5}, "small": {"bytes": 3, "xxh3_128": xxhash.xxh3_128_hexdigest(b"abc")},
     }  # fmt: skip
     assert list(found.files) == ["big", "small"] and found.wall_seconds == 7.123
@@ -107,7 +107,7 @@ def test_finished_files_are_kept_and_all_else_goes(tmp_path) -> None:
     (first.new / "three").unlink()
     second = stage_in(tmp_path)
     second.begin()
-    assert second.finished == {"one": {"bytes": 3, "sha256": sha256(b"one")}}
+    assert second.finished == {"one": FinishedFile(bytes=3, sha256=sha256(b"one"))}
     assert names_in(second.new) == ["one"] and (tmp_path / "elsewhere").is_dir()
     with pytest.raises(KieloError, match="another process is writing there"):
         stage_in(tmp_path).begin()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact.documents import read_documents
-from kielo.artifact.funnel import Funnel
+from kielo.artifact.stage_counts import Funnel
 from kielo.artifact.stage_json import read_json
 from kielo.corpus.corpus_stage import run_corpus
 from kielo.recipe.errors import KieloError

@@ -181,23 +181,23 @@ def writing_waits_for(event: threading.Event) -> Iterator[None]:
 
 def test_tensors_and_state_may_change_while_they_are_written(tmp_path):
     """The values at the call of save() are stored, though training changes all; the next save waits."""
-    tensors, plain, go = small(1.0), {"guard": [1]}, threading.Event()
+    tensors, plain, go = small(1.0), {"refused_changes": [1]}, threading.Event()
     checkpointer = Checkpointer(tmp_path)
     with writing_waits_for(go):
         checkpointer.save(100, tensors, plain)
         for tensor in tensors.values():
             tensor.fill_(2.0)
-        plain["guard"].append(2)
+        plain["refused_changes"].append(2)
         assert newest_complete(tmp_path)[0] is None
         threading.Timer(0.1, go.set).start()
         checkpointer.save(200, tensors, plain)
         assert newest_complete(tmp_path)[0] == tmp_path / "step_00000100"
         tensors["model/a"].fill_(3.0)
         assert checkpointer.settle() == tmp_path / "step_00000200"
-    for step, value, guard in ((100, 1.0, [1]), (200, 2.0, [1, 2])):
+    for step, value, changes in ((100, 1.0, [1]), (200, 2.0, [1, 2])):
         path = tmp_path / f"step_{step:08d}"
         assert all(tensor.eq(value).all() for tensor in read_tensors(path).values())
-        assert read_plain(path) == {"guard": guard}
+        assert read_plain(path) == {"refused_changes": changes}
 
 
 def train_while_saving(folder: Path) -> list[float]:

@@ -15,7 +15,7 @@ def test_eight_names_and_how_many_more() -> None:
     assert some_names(names[:8]) == "a, b, c, d, e, f, g, h"
     assert some_names(names[:9]) == "a, b, c, d, e, f, g, h and 1 more"
     assert some_names(names) == "a, b, c, d, e, f, g, h and 2 more" and some_names([]) == ""
-    index = CheckpointIndex("0", 1, {}, {}, {}, tuple(names))
+    index = CheckpointIndex("0", 1, {}, unread=tuple(names))
     assert missing_names("c", index, []) is None
     assert missing_names("c", index, ["x", "y"]) == (
         "checkpoint c does not hold x, y; it holds a, b, c, d, e, f, g, h and 2 more"

@@ -65,9 +65,8 @@ def _isend(values: torch.Tensor, to: int, group: Group) -> SimpleNamespace:
     return SimpleNamespace(wait=lambda: None)
 
 
-def _irecv(values: torch.Tensor, source: int, group: Group) -> SimpleNamespace:
-    letters = group.world.letters[source, group.rank]
-    return SimpleNamespace(wait=lambda: values.copy_(letters.get(timeout=WAIT_SECONDS)))
+def _recv(values: torch.Tensor, source: int, group: Group) -> None:
+    values.copy_(group.world.letters[source, group.rank].get(timeout=WAIT_SECONDS))
 
 
 DIST = SimpleNamespace(
@@ -77,7 +76,7 @@ DIST = SimpleNamespace(
     get_rank=lambda group: group.rank,
     get_world_size=lambda group: group.world.size,
     isend=_isend,
-    irecv=_irecv,
+    recv=_recv,
 )
 OBJECTS = SimpleNamespace(all_gather=_all_gather, gather=_gather, broadcast=_broadcast, scatter=_scatter)
 

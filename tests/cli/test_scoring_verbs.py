@@ -243,7 +243,7 @@ def test_a_preflight_of_this_rank_tells_its_verdict(
     def resolve(recipe: Any, folder: Any, ranks: int, device: str, name: Any, text: Any, _: Any) -> None:
         asked.append((ranks, device, name, text is None))
 
-    screen = "kielo.verify.preflight.screen"
+    screen = "kielo.verify.screens"
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("kielo.resolve.resolve.resolve", resolve)
     monkeypatch.setattr(

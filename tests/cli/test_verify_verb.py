@@ -26,7 +26,7 @@ class Parity:
         # First: what is imported here for the first time must not take the stand-ins below for its own.
         monkeypatch.setattr("kielo.verify.parity.verify_parity", self.verify)
         monkeypatch.setattr("kielo.cli.checkpoint.newest_checkpoint", lambda run: run / "newest")
-        monkeypatch.setattr("kielo.artifact.checkpoint_index.read_plain", lambda folder: {"of": folder.name})
+        monkeypatch.setattr("kielo.artifact.checkpoint_index.read_state", lambda folder: {"of": folder.name})
         monkeypatch.setattr("kielo.dataset.provenance.check_tokens", lambda *given: self.asked.append(given))
         monkeypatch.setattr("kielo.resolve.resolved.read", lambda path: path.name)
         monkeypatch.setattr("kielo.verify.certificate.current_certificate", lambda *what: self.current)
@@ -103,8 +103,8 @@ def test_layouts_are_tabled(passed, recipe, tmp_path, capsys, monkeypatch) -> No
         return made
 
     monkeypatch.setattr("kielo.verify.layouts.verify_layouts", verify)
-    monkeypatch.setattr("kielo.verify.layouts_table.table", lambda of: (("case", "loss"), [("tensor2", 1)]))
-    monkeypatch.setattr("kielo.verify.layouts_table.verdict", lambda of: f"passed: {of['passed']}")
+    monkeypatch.setattr("kielo.verify.screens.layouts_table", lambda of: (("case", "loss"), [("tensor2", 1)]))
+    monkeypatch.setattr("kielo.verify.screens.layouts_verdict", lambda of: f"passed: {of['passed']}")
     assert main(["verify", "layouts", str(recipe)]) == 1 - passed
     folder = tmp_path / "run" / "layouts"
     said = capsys.readouterr().out

@@ -7,7 +7,7 @@ import pyarrow.parquet
 import pytest
 
 from kielo.artifact.documents import messages_of, read_documents
-from kielo.artifact.funnel import Funnel
+from kielo.artifact.stage_counts import Funnel
 from kielo.artifact.stage_json import read_json
 from kielo.corpus.corpus_stage import run_corpus
 from kielo.recipe.errors import KieloError

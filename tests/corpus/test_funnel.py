@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from kielo.artifact.funnel import FunnelRow
+from kielo.artifact.stage_counts import FunnelRow
 from kielo.corpus.make_funnel import build_funnel, empty_message, threshold_table
 from kielo.corpus.step import Tally
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kielo.artifact.funnel import Funnel
 from kielo.artifact.manifest import write_stage
+from kielo.artifact.stage_counts import Funnel, FunnelSource
 from kielo.artifact.stage_json import read_json
 from kielo.corpus import corpus_stage as corpus_run
 from kielo.corpus.corpus_stage import run_corpus
@@ -29,11 +29,12 @@ from tests.corpus.texts import ENGLISH, ESTONIAN, estonian_document
 PAIR = {"kind": "parallel", "language": ["en", "et"]}
 
 
-def read_of(bad: int, records: int, damaged: int = 0, size: int = 1000) -> dict:
-    return {
-        "name": "a", "documents_in": records, "bad_records": bad, "damaged_file_bytes": damaged,
-        "file_bytes": size, "bad_examples": ["a.txt, line 1: x", "a.txt, line 2: y"],
-    }  # fmt: skip
+def read_of(bad: int, records: int, damaged: int = 0, size: int = 1000) -> FunnelSource:
+    return FunnelSource(
+        name="a", origin="", files=1, documents_in=records, bytes_in=0, bad_records=bad,
+        damaged_file_bytes=damaged, file_bytes=size, documents_kept=0, bytes_kept=0,
+        bad_examples=["a.txt, line 1: x", "a.txt, line 2: y"],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -167,11 +168,11 @@ def test_a_file_that_changes_meanwhile_and_an_empty_one(tmp_path, monkeypatch):
         return Tally("read", "", {"a": Counter({(what, ""): n for what, n in counts.items()})}, [])
 
     (described,) = corpus_run.describe_read((raw,), read(bad=4, damaged_bytes=2))
-    assert (described["bytes_in"], described["documents_in"], described["bad_records"]) == (0, 4, 4)
-    assert described["damaged_file_bytes"] == 2
+    assert (described.bytes_in, described.documents_in, described.bad_records) == (0, 4, 4)
+    assert described.damaged_file_bytes == 2
     (described,) = corpus_run.describe_read((raw,), read(documents_left=2, bytes_left=5, bad=1))
-    assert (described["documents_in"], described["bytes_in"], described["file_bytes"]) == (3, 5, 3)
-    assert (described["bad_records"], described["damaged_file_bytes"]) == (1, 0)
+    assert (described.documents_in, described.bytes_in, described.file_bytes) == (3, 5, 3)
+    assert (described.bad_records, described.damaged_file_bytes) == (1, 0)
     with pytest.raises(KieloError, match=r"corpus.sources, a: no document in o \(1 files\)"):
         corpus_run.describe_read((raw,), Tally("read", "", {}, []))
     for now in ((4, 7), (3, 8)):

@@ -318,7 +318,7 @@ def test_steps_are_what_reading_row_by_row_gives(tmp_path, vocabularies):
             with TokenShardWriter(stage.folder / name, vocabulary) as writer:
                 for length in chance.choice([0, 0, 1, 2, 5, 9, 40], documents) if documents > 1 else [7]:
                     writer.add(chance.integers(0, vocabulary, length))
-        stage.counts.update({"sources": dict.fromkeys("abc", {}), "heldout": {"documents": 0}})
+        stage.counts.update({"sources": dict.fromkeys("abc", {"tokens": 0}), "heldout": {"tokens": 0}})
     of = phase(
         number=2, first_step=4, last_step=40, first_sample=30, order_first_sample=30, sequence_length=8,
         sequences_per_step=12,
@@ -345,7 +345,7 @@ def write_tokens(folder: Path, sources: dict[str, list[list[int]]], masks: dict 
             with TokenShardWriter(stage.folder / name, 300, name in masks) as writer:
                 for number, row in enumerate(documents):
                     writer.add(np.array(row), np.array(masks[name][number]) if name in masks else None)
-        stage.counts.update({"sources": dict.fromkeys(sources, {}), "heldout": {"documents": 0}})
+        stage.counts.update({"sources": dict.fromkeys(sources, {"tokens": 0}), "heldout": {"tokens": 0}})
     return folder / "tokens"
 
 

@@ -85,7 +85,7 @@ def test_another_packing_is_made_anew(tmp_path):
         with TokenShardWriter(stage.folder / "a", 70) as writer:
             for size in (3, 4, 8, 9):
                 writer.add(np.arange(1, size + 1))
-        stage.counts.update({"sources": {"a": {}}, "heldout": {"documents": 0}})
+        stage.counts.update({"sources": {"a": {"tokens": 0}}, "heldout": {"tokens": 0}})
     counts = {}
     for packing in ("best_fit", "one_a_sequence", "best_fit"):
         recipe = Recipe(
@@ -116,7 +116,7 @@ def tokens(tmp_path_factory) -> Path:
                     writer.add(np.append(row[:-1], END) if size else row)
             ids = "".join(f"{name}/{number}\n" for number in range(len(documents)))
             (stage.folder / f"{name}.ids.txt").write_text(ids)
-        stage.counts.update({"sources": dict.fromkeys(SIZES, {}), "heldout": {"documents": 0}})
+        stage.counts.update({"sources": dict.fromkeys(SIZES, {"tokens": 0}), "heldout": {"tokens": 0}})
     recipe = Recipe(
         name="tiny", language="et", corpus={"sources": ["a.txt", "b.txt"]},
         dataset={"packing": "best_fit", "sequence_length": LENGTHS[0]},
@@ -208,7 +208,7 @@ def test_each_label_follows_the_mask_of_its_own_token(tmp_path):
         with TokenShardWriter(stage.folder / "a", 70_000, has_loss_mask=True) as writer:
             for row, own in zip(rows, flags):
                 writer.add(np.array(row), np.array(own))
-        stage.counts.update({"sources": {"a": {}}, "heldout": {"documents": 0}})
+        stage.counts.update({"sources": {"a": {"tokens": 0}}, "heldout": {"tokens": 0}})
     recipe = Recipe(
         name="tiny", language="et", corpus={"sources": ["a.txt"]},
         dataset={"packing": "best_fit", "sequence_length": 8}, train={"tokens": 10**4},
@@ -350,7 +350,7 @@ def test_what_is_not_packed_is_named(tokens, tmp_path):
     with write_stage(tmp_path / "tokens", "tokens", 1, {}, {}) as stage:
         with TokenShardWriter(stage.folder / "a", 100) as writer:
             writer.add(np.arange(9))
-        stage.counts.update({"sources": {"a": {}}})
+        stage.counts.update({"sources": {"a": {"tokens": 0}}, "heldout": {"tokens": 0}})
     with pytest.raises(KieloError, match="has no packed sequences"):
         batches(tmp_path / "tokens", mixture={"a": 1.0})
     copied = shutil.copytree(tokens.parent, tmp_path / "a copy") / "packing" / f"a.{LENGTHS[0]}.table.npy"

@@ -19,8 +19,8 @@ from kielo.dataset.encoded_documents import DocumentEncoder, EncodedDocument
 from kielo.dataset.heldout_sets import HeldoutLanguages
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
-from kielo.tokenizer.heldout_split import is_heldout
 from kielo.tokenizer.load import decode, encode, load_tokenizer
+from kielo.tokenizer.stage_inputs import is_heldout
 from kielo.tokenizer.train import train_tokenizer
 from tests.dataset.test_batches import make_documents, write_corpus
 

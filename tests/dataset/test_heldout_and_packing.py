@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kielo.artifact.manifest import write_stage
+from kielo.artifact.stage_counts import PartCounts, RoundTrip, TokenCounts
 from kielo.artifact.token_shards import TokenShard, TokenShardWriter
 from kielo.dataset import pack
 from kielo.dataset.batches import NOT_COUNTED
@@ -29,7 +30,7 @@ def shard_of(folder: Path, sizes: list[int]) -> TokenShard:
 def test_counts_of_packed_sequences_by_hand(tmp_path):
     """Of 92 tokens in sequences of 16: five whole pieces, and 8, 3 and 1 tokens in one more sequence."""
     counts = pack_source(shard_of(tmp_path, [0, 3, 16, 17, 40, 16]), 16, tmp_path, "a")
-    assert counts == {
+    assert counts.content() == {
         "sequences": 6, "documents": 5, "cut_documents": 2, "cut_in_one_stream": 4, "filling": 4
     }  # fmt: skip
     # By room: five sequences without any, then the last, with its shortest piece first.
@@ -39,8 +40,10 @@ def test_counts_of_packed_sequences_by_hand(tmp_path):
     entries = [35 * 4 + 1, 0 + 3, 68 * 4 + 1, 3 * 4 + 3, 19 * 4 + 2, 36 * 4 + 2, 52 * 4, 76 * 4 + 3]
     assert np.load(tmp_path / "a.16.pieces.npy").tolist() == entries
     empty = pack_source(shard_of(tmp_path, [0]), 16, tmp_path, "b")
-    assert set(empty.values()) == {0}
-    rows = packing_rows(SimpleNamespace(counts={"sources": {"a": {"16": counts}, "b": {"8": empty}}}))
+    assert set(empty.content().values()) == {0}
+    rows = packing_rows(
+        SimpleNamespace(counts={"sources": {"a": {"16": counts.content()}, "b": {"8": empty.content()}}})
+    )
     assert rows == [PackingRow("a", 16, 6, 0.4, 0.8, 4 / 96), PackingRow("b", 8, 0, 0, 0, 0)]
     assert rows[0].sentence() == (
         "a: 6 sequences of 16 tokens, 40.00% of the documents cut (80.00% in one stream), 4.167% filling"
@@ -60,7 +63,7 @@ def test_pieces_of_long_sequences_are_sorted_by_all_of_their_length(tmp_path):
         for size in (65_600, 100, 70_000, 66_000):
             writer.add(np.ones(size, np.int64))
     counts = pack_source(TokenShard(tmp_path / "a"), 70_000, tmp_path, "a")
-    assert (counts["sequences"], counts["cut_documents"], counts["filling"]) == (3, 0, 8_300)
+    assert (counts.sequences, counts.cut_documents, counts.filling) == (3, 0, 8_300)
     firsts = [65_600, 0, 65_600 + 100 + 70_000, 65_600 + 100]  # by length: 100, 65,600, 66,000, 70,000
     assert np.load(tmp_path / "a.70000.pieces.npy").tolist() == [4 * first + 3 for first in firsts]
 
@@ -73,6 +76,7 @@ def test_a_heldout_batch_by_hand(tmp_path):
             with TokenShardWriter(stage.folder / name, 300) as writer:
                 for row in documents:
                     writer.add(np.array(row))
+        stage.counts["sources"] = {}
         stage.counts["heldout"] = {"tokens": 20, "bytes": 30, "documents": 2}
         stage.counts["heldout_sets"] = {
             "one": {"tokens": 1, "tokens_with_loss": 5, "bytes_with_loss": 20, "bytes": 9, "documents": 1},
@@ -108,11 +112,13 @@ def test_a_heldout_batch_by_hand(tmp_path):
     )
 
 
-def joined(met: dict, heldout: int, sources: tuple, sets: tuple = ()) -> dict:
-    return {
-        "met": met, "sources": dict.fromkeys(sources, {}), "heldout": {"heldout": {"documents": heldout}},
-        "heldout_sets": dict.fromkeys(sets, {}),
-    }  # fmt: skip
+def joined(met: dict, heldout: int, sources: tuple, sets: tuple = ()) -> PartCounts:
+    some = TokenCounts(tokens=1)
+    return PartCounts(
+        met=met, sources=dict.fromkeys(sources, some), heldout_sets=dict.fromkeys(sets, some),
+        heldout={"heldout": TokenCounts(tokens=heldout, documents=heldout)},
+        round_trip=RoundTrip(checked=0, exact=0),
+    )  # fmt: skip
 
 
 def test_packing_without_text_is_refused_by_hand(caplog):

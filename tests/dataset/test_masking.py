@@ -335,7 +335,7 @@ def answers(tmp_path_factory) -> tuple[Path, set[int], list[int]]:
             with TokenShardWriter(stage.folder / name, 70_000, has_loss_mask=True) as writer:
                 writer.add_documents(ids, lengths, flags)
         counts = {"tokens": len(ids), "documents": len(lengths)}
-        stage.counts.update({"sources": {"a": {}}, "heldout": counts})
+        stage.counts.update({"sources": {"a": {"tokens": 0}}, "heldout": counts})
     packed = Recipe(
         name="tiny", language="et", corpus={"sources": ["a.txt"]},
         dataset={"packing": "best_fit", "sequence_length": LENGTH}, train={"tokens": 10**4},

@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 
 from kielo.dataset.order import (
     LARGEST_PERIOD,
+    LARGEST_SIZE,
     Mixture,
     Order,
     OrderSource,
     Phase,
     chairman_assignment,
+    key_from,
+    permute,
     share_out,
 )
-from kielo.dataset.permutation import LARGEST_SIZE, key_from, permute
 
 FEW = settings(max_examples=40, deadline=None)
 FEWER = settings(max_examples=15, deadline=None)  # a mixture of several sources takes some 50 ms to build
@@ -41,7 +43,7 @@ def plain_scramble(value):
 
 
 def plain_permute(index, size, key):
-    """The Feistel network of permutation.py on one number, round by round, until it is inside."""
+    """The Feistel network of order.py on one number, round by round, until it is inside."""
     bits = max(2, (size - 1).bit_length())
     right_bits = bits // 2
     while True:

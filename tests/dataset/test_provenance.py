@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kielo.artifact.checkpoint_index import PlainState
 from kielo.artifact.manifest import hash_manifest, read_manifest, rewrite_counts, write_stage
 from kielo.corpus.step import effective_settings
 from kielo.dataset.pack import pack
@@ -41,7 +42,8 @@ def run(made: Path, tmp_path: Path) -> Path:
 
 def write_tokens(run: Path, section: dict, inputs: dict | None = None, **sources: dict) -> None:
     with write_stage(run / "tokens", "tokens", 1, inputs or {}, section) as stage:
-        stage.counts["sources"] = sources
+        of = {name: {"tokens": 1} | counts for name, counts in sources.items()}
+        stage.counts.update(sources=of, heldout={"tokens": 1})
 
 
 def other_tokenizer(folder: Path) -> Path:
@@ -190,13 +192,13 @@ def test_a_checkpoint_names_its_tokens(run: Path) -> None:
     """Tokens of another hash are refused with both; a checkpoint that names none is taken."""
     found = hash_manifest(run / "tokens")
     for plain in ({}, {"identity": {}}, {"identity": {"tokens_hash": found}}):
-        assert check_tokens(plain, run) is None
+        assert check_tokens(PlainState(**plain), run) is None
     other = {"identity": {"tokens_hash": "0123456789abcdef"}}
     with pytest.raises(KieloError, match=rf"other tokens \({found[:12]}\) than .*\(0123456789ab\)"):
-        check_tokens(other, run)
+        check_tokens(PlainState(**other), run)
     other_tokenizer(run / "tokenizer")
     with pytest.raises(KieloError, match="is not the tokenizer that made"):
-        check_tokens({"identity": {"tokens_hash": found}}, run)
+        check_tokens(PlainState(identity={"tokens_hash": found}), run)
 
 
 def test_a_checkpoint_names_its_tokenizer(run: Path, made: Path, tmp_path: Path) -> None:
@@ -206,14 +208,14 @@ def test_a_checkpoint_names_its_tokenizer(run: Path, made: Path, tmp_path: Path)
     tokens, foreign = ({"identity": {"tokens_hash": one}} for one in (hash_manifest(run / "tokens"), "x"))
     shown = f"that was {tokenizer_hash(own)[:12]}, there is {tokenizer_hash(other)[:12]}"
     for plain, folder in ((named, None), (named, run), (named, tmp_path), (tokens, run)):
-        assert check_tokenizer_of_checkpoint(plain, folder, own) is None
+        assert check_tokenizer_of_checkpoint(PlainState(**plain), folder, own) is None
         with pytest.raises(KieloError, match=f"the checkpoint's tokens: {shown}"):
-            check_tokenizer_of_checkpoint(plain, folder, other)
+            check_tokenizer_of_checkpoint(PlainState(**plain), folder, other)
     for plain, folder in ((tokens, None), (foreign, run), ({}, run), (tokens, tmp_path)):
-        assert check_tokenizer_of_checkpoint(plain, folder, other) is None
+        assert check_tokenizer_of_checkpoint(PlainState(**plain), folder, other) is None
     other_tokenizer(run / "tokenizer")
     with pytest.raises(KieloError, match="one whose files were changed"):
-        check_tokenizer_of_checkpoint(tokens, run, own)
+        check_tokenizer_of_checkpoint(PlainState(**tokens), run, own)
 
 
 def test_counts_of_earlier_manifests_lack_the_end_of_text(run: Path) -> None:

@@ -171,8 +171,12 @@ def test_documents_of_files_that_are_read_in_place(tmp_path):
         (stage.folder / "packed.ids.txt").write_text("m\nn\n")
         of = TokenFileSet(files=found.files, training_tokens=8)
         write_json(stage.folder, TokenFiles(end_of_text_id=0, sources={"own": of}))
-        place = {"folder": str(found.folder), "times_ns": [list(times) for times in found.times_ns]}
-        stage.counts.update(sources={"own": place, "packed": {}}, heldout={"documents": 0})
+        place = {
+            "tokens": 8,
+            "folder": str(found.folder),
+            "times_ns": [list(times) for times in found.times_ns],
+        }
+        stage.counts.update(sources={"own": place, "packed": {"tokens": 7}}, heldout={"tokens": 0})
     for file_bytes in (b"\1\0\2\0" * 4, stream.tobytes()):  # another file, and it again
         (tmp_path / "theirs" / "flat.npy").write_bytes(file_bytes)
         os.utime(tmp_path / "theirs" / "flat.npy", ns=found.times_ns[0] * 2)

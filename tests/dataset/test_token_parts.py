@@ -301,7 +301,7 @@ def test_parts_are_joined_by_hand(tmp_path):
                 packed.checked, packed.exact = 3, 2
                 part.add(packed)
             counts.append(part.counts())
-    assert counts[1] == {
+    assert counts[1].content() == {
         "sources": {"a": {"file": "a", "tokens": 2, "documents": 1, "bytes": 3, "words": 1}},
         "heldout": {"heldout": {"file": "heldout", "tokens": 1, "documents": 1, "bytes": 7, "words": 0}},
         "heldout_sets": {}, "met": {"a": 2, "c": 1}, "round_trip": {"checked": 3, "exact": 2},
@@ -310,12 +310,13 @@ def test_parts_are_joined_by_hand(tmp_path):
         token_parts.join_parts([tmp_path / "0", tmp_path / "1"], counts[:1], tmp_path / "none")
     (tmp_path / "joined").mkdir()
     joined = token_parts.join_parts([tmp_path / "0", tmp_path / "1"], counts, tmp_path / "joined")
-    assert joined["sources"] == {
-        "a": {"file": "a", "tokens": 4, "documents": 2, "bytes": 4, "words": 2},
-        "b": {"file": "b", "tokens": 2, "documents": 1, "bytes": 2, "words": 1},
+    told = joined.content()
+    assert told["sources"] == {
+        "a": {"tokens": 4, "documents": 2, "bytes": 4, "words": 2},
+        "b": {"tokens": 2, "documents": 1, "bytes": 2, "words": 1},
     }
-    assert joined["heldout"]["heldout"]["bytes"] == 21 and joined["met"] == {"a": 4, "b": 2, "c": 3}
-    assert joined["round_trip"] == {"checked": 9, "exact": 6} and joined["heldout_sets"] == {}
+    assert joined.heldout["heldout"].bytes == 21 and joined.met == {"a": 4, "b": 2, "c": 3}
+    assert told["round_trip"] == {"checked": 9, "exact": 6} and told["heldout_sets"] == {}
     assert rows_of(TokenShard(tmp_path / "joined" / "a")) == [[1, 0], [3, 0]]
     assert rows_of(TokenShard(tmp_path / "joined" / "heldout")) == [[9], [9], [9]]
     assert (tmp_path / "joined" / "a.ids.txt").read_text() == "a/0\na/1\n"

@@ -104,7 +104,11 @@ def test_each_set_is_sampled_to_one_mib(tmp_path: Path) -> None:
     folder = tokens_folder(
         tmp_path,
         {"heldout": mine},
-        {"heldout": {"tokens": 9}, "heldout_sets": {"a": half, "b": known, "c": {"tokens": 0}}},
+        {
+            "sources": {},
+            "heldout": {"tokens": 9},
+            "heldout_sets": {"a": half, "b": known, "c": {"tokens": 0}},
+        },
     )
     with write_stage(tmp_path / "evaluation_texts", "evaluation_texts", 1, {}, {}) as stage:
         write_documents(stage.folder / "court.jsonl.zst", [document(name, "x") for name in "pqrs"])
@@ -136,8 +140,8 @@ class CountedShard:
 
 
 def replaced_shards(monkeypatch: pytest.MonkeyPatch, **shards: CountedShard) -> None:
-    counts = {"sources": {name: {"bytes": 16 * MIB} for name in reversed(shards)}}
-    monkeypatch.setattr(texts, "packed_manifest", lambda folder: SimpleNamespace(counts=counts))
+    counts = SimpleNamespace(sources={name: SimpleNamespace(bytes=16 * MIB) for name in reversed(shards)})
+    monkeypatch.setattr(texts, "packed_counts", lambda folder: counts)
     monkeypatch.setattr(texts, "open_shard", lambda folder, name: shards[name])
 
 

@@ -129,8 +129,8 @@ def test_a_tokenizer_given_by_hand_is_the_tokens_own(trained, here, monkeypatch,
     if is_old:
         from kielo.artifact import checkpoint_index
 
-        whole = checkpoint_index.read_plain
-        monkeypatch.setattr(checkpoint_index, "read_plain", lambda path: whole(path) | {"tokenizer_hash": ""})
+        whole, old = checkpoint_index.read_state, {"tokenizer_hash": None}
+        monkeypatch.setattr(checkpoint_index, "read_state", lambda path: whole(path).model_copy(update=old))
     outcome = here(trained, *EXPORT_NEWEST, "--tokenizer", given)
     if callable(change):
         refused(outcome, "is not the tokenizer that made", str(given), "the run's own")

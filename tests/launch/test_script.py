@@ -26,7 +26,7 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
         (
             "lumi_g",
             "job.sh",
-            [r'start_tasks "\$DEVICES_PER_NODE" ', r"\bsrun --export=ALL --nodes=", r"^TORCHRUN=no"],
+            [r'tasks=\("\$DEVICES_PER_NODE" ', r"\bsrun --export=ALL --nodes=", r"^TORCHRUN=no"],
         ),
         ("lumi_g", "rank.sh", [r'^exec "\$\{KIELO\[@\]\}" train']),
         ("abci3", "job.sh", [r"\bmpirun -np"]),
@@ -34,10 +34,14 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
     "2 a warning before the end, to all ranks": [
         ("lumi_g", "job.sh", [r"^#SBATCH --signal=USR1@300$"]),
         ("abci3", "job.sh", [r'-lt "\$\(\(WALL_SECONDS - GRACE_SECONDS\)\)"', r"^    kill -USR1 \$\$$"]),
-        ("tsubame4", "job.sh", [r"^GRACE_SECONDS=\d+", r"^    watch_the_time &$"]),
+        ("tsubame4", "job.sh", [r"^GRACE_SECONDS=\d+", r"then watch_the_time & timer="]),
     ],
     "3 torchrun passes signals on and waits for the save": [
-        ("lumi_g torchrun", "job.sh", [r"^TORCHRUN=yes", r'--torchrun "\$GRACE_SECONDS"', r"start_tasks 1 "]),
+        (
+            "lumi_g torchrun",
+            "job.sh",
+            [r"^TORCHRUN=yes", r"= --torchrun \]; then tasks=\(1 ", r'"\$GRACE_SECONDS" 2>>'],
+        ),
         (
             "lumi_g torchrun",
             "rank.sh",
@@ -63,7 +67,7 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
     # That ranks agree on the step is the training's: tests/train/test_train.py.
     "6 every rank is told": [("lumi_g", "job.sh", [r'--ntasks="\$\(\(NODES \* tasks_per_node\)\)"'])],
     "7 what follows is read from a file": [
-        ("lumi_g", "job.sh", [r"--decide \"\$code\"", r'done < "\$ATTEMPT/decision"']),
+        ("lumi_g", "job.sh", [r"--decide \"\$code\"", r'\. "\$ATTEMPT/decision"']),
         ("lumi_g", "environment.sh", [r"^DECIDE=\(python -m kielo.launch.decide\)"]),
     ],
     "8 a chain, which ends when the run does": [

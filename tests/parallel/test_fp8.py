@@ -46,7 +46,7 @@ from tests.started_ranks import run_ranks
 
 pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="needs kielo[fp8]")
 
-NUMERICS = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "fp8_numerics.py"))
+NUMERICS = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "training" / "fp8_numerics.py"))
 SCALINGS = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 CONFIG = complete(Model(
     hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,

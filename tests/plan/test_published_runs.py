@@ -15,7 +15,7 @@ from kielo.plan.step_seconds import step_seconds
 from kielo.recipe.errors import KieloError
 from tests.house.checks import ROOT
 
-TABLE = ROOT / "benchmarks" / "published_runs.csv"
+TABLE = ROOT / "benchmarks" / "planner" / "published_runs.csv"
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,8 @@ def test_an_encoders_attention_takes_twice_as_long():
     assert step.attention[1] == pytest.approx(2 * step.attention[0]) and step.matrix[0] == step.matrix[1]
     assert step.attention[2] == step.attention[3]
     for name, is_causal in (("ltg_bert_base", 0.0), ("norwegian_7b", 1.0)):
-        model = complete(read_recipe(name).recipe.model, 512).model_copy(update={"vocab_size": 32_768})
+        declared = read_recipe(name).recipe.model.model_copy(update={"vocab_size": 32_768})
+        model = complete(declared, 512)
         machine = accelerator("h100_80"), cluster("dgx_h100")
         train = TrainOptions(precision="bf16")
         row = workload_row(model, Layout(shard=8), *machine, StepSize(512, 1, 1), train)
@@ -379,7 +380,9 @@ def test_a_card_is_read_as_it_was_written(tmp_path):
     )
     assert figures == {"lower": -0.1, "upper": 0.2}
     path.write_text(path.read_text().replace("[tile]", "[tiles]"))
-    with pytest.raises(KieloError, match="no tile; `benchmarks/planner.py --fit` writes the whole card"):
+    with pytest.raises(
+        KieloError, match="no tile; `benchmarks/planner/planner.py --fit` writes the whole card"
+    ):
         read_card(path)
 
 

@@ -98,7 +98,7 @@ def test_static_bytes_are_those_counted_parameter_by_parameter(ranks, sets):
     ],
 )
 def test_peaks_are_those_of_rehearsals(ranks, micro_batches, sets):
-    """Within a tenth; benchmarks/planner_memory.py holds more of them, on wider layers."""
+    """Within a tenth; benchmarks/planner/planner_memory.py holds more of them, on wider layers."""
     from kielo.verify.rehearse import rehearse
 
     resolved = planned(ranks, micro_batches, *sets)

@@ -1,12 +1,15 @@
 """The accelerator card's settings of torch's allocator are in the environment before CUDA starts."""
 
+import ctypes
 import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from kielo.ranks.process_settings import settings_of_device
 from kielo.recipe.cards import accelerator, accelerators
 
 PROGRAM = """
@@ -44,3 +47,30 @@ def test_only_nvidias_segments_can_grow():
     for card in map(accelerator, accelerators()):
         is_nvidia = card.device == "cuda" and not card.architecture.startswith("cdna")
         assert card.allocator_settings == ("expandable_segments:True" if is_nvidia else "")
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", 0, "expandable_segments:True"),
+        ("NVIDIA H100 80GB HBM3", 9, ""),  # of the driver
+        ("an unknown one", 0, ""),
+        (None, 0, ""),  # no driver
+    ],
+)
+def test_settings_are_those_of_the_device_whatever_the_cluster(monkeypatch, name, error, expected):
+    """The card `laptop` knows of no GPU; the driver does, and is asked without starting CUDA."""
+
+    def fill(device: object, buffer: ctypes.Array, size: int) -> int:
+        buffer.value = name.encode()
+        return 0
+
+    def load(file: str) -> SimpleNamespace:
+        if name is None:
+            raise OSError(f"{file}: cannot open shared object file")
+        return SimpleNamespace(
+            nvmlInit_v2=lambda: 0, nvmlDeviceGetHandleByIndex_v2=lambda *_: error, nvmlDeviceGetName=fill
+        )
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    assert settings_of_device() == expected

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kielo.artifact.manifest import write_manifest
-from kielo.artifact.summary import StageTime
+from kielo.artifact.scores import StageTime
 from kielo.artifact.verify_results import Settings, SourceFolder
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolve import resolve

@@ -12,9 +12,9 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from kielo.artifact.funnel import FunnelRow
 from kielo.artifact.metrics import HeldOutLoss, TrainingStep
 from kielo.artifact.scores import BitsPerByte
+from kielo.artifact.stage_counts import FunnelRow
 from kielo.report import figures
 from kielo.report.figures import DROPPED, INK, OTHER, OURS, QUIET, RULE
 

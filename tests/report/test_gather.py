@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kielo.artifact.manifest import MANIFEST_NAME, write_manifest
-from kielo.artifact.summary import StageTime
+from kielo.artifact.scores import StageTime
 from kielo.report.gather import STAGE_FOLDERS, gather, kielo_version, summarise
 from tests.report.synthetic_run import RECIPE, STAGES
 

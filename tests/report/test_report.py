@@ -12,8 +12,8 @@ import pytest
 import yaml
 from rich.console import Console
 
+from kielo.artifact.scores import Summary
 from kielo.artifact.stage_json import read_json
-from kielo.artifact.summary import Summary
 from kielo.recipe.errors import KieloError
 from kielo.report.figures import FIGURES, parity_curves
 from kielo.report.make_summary import print_summary

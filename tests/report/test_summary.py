@@ -4,8 +4,14 @@ from typing import Any
 
 import pytest
 
-from kielo.artifact.scores import Accuracy
-from kielo.artifact.summary import BitsPerByteSummary, CorpusSummary, ParitySummary, StageTime, Summary
+from kielo.artifact.scores import (
+    Accuracy,
+    BitsPerByteSummary,
+    CorpusSummary,
+    ParitySummary,
+    StageTime,
+    Summary,
+)
 from kielo.report.make_summary import language_row, summary_rows
 from kielo.report.units import format_bytes
 

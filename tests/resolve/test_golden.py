@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kielo.artifact.checkpoint_index import read_index
+from kielo.artifact.checkpoint_index import read_index, read_plain
 from kielo.artifact.run_format import FORMAT_VERSION, OLDEST_VERSION
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolve import consent
@@ -34,7 +34,7 @@ def test_a_golden_file_is_the_run_that_its_recipe_makes_now(folder, name):
     """Also the identity of its checkpoint, which a run of this code then goes on from."""
     assert read(folder / f"{name}.toml") == golden_resolved(name)
     if name == "tiny":
-        stored = read_index(folder / "checkpoint").plain["identity"]
+        stored = read_index(folder / "checkpoint").plain.identity
         assert as_stored_now(stored, folder) == stored_identity(golden_resolved(name).identity)
         consent(read_identity(stored, folder), golden_resolved(name))
 
@@ -57,10 +57,10 @@ def _common(written: Any, golden: Any) -> Any:
 
 def test_what_version_2_left_out_is_no_longer_kept():
     """Its run of "tiny" left a sequence out, as train.max_left_out_sequences = 3 let it."""
-    plain = read_index(GOLDEN / "version_2" / "checkpoint").plain
+    plain = read_plain(GOLDEN / "version_2" / "checkpoint")
     assert [(one["step"], one["sample"]) for one in plain["left_out"]] == [(3, 17)]
     assert "max_left_out_sequences = 3" in (GOLDEN / "version_2" / "tiny.toml").read_text(encoding="utf-8")
-    assert "left_out" not in read_index(GOLDEN / "version_3" / "checkpoint").plain
+    assert "left_out" not in read_plain(GOLDEN / "version_3" / "checkpoint")
 
 
 def test_a_run_in_the_order_of_blocks_is_refused():

@@ -22,6 +22,8 @@ from kielo.resolve.text import Text
 OWN = ["corpus.sources=fi.txt,en.txt,code.txt", "train.tokens_per_step=2048", "dataset.sequence_length=256"]
 TOKENS = {"fi": 80_001, "en": 20_001, "code": 5_001}
 
+UNREAD = {"origin": "", "files": 1, "documents_in": 0, "bytes_in": 0}  # of a source of the corpus
+
 
 def own_text(*sets: str):
     return read_recipe("own_text", [*OWN, *sets]).recipe
@@ -100,7 +102,7 @@ def test_before_packing_it_estimates_or_names_what_is_missing(tmp_path: Path) ->
     ]  # fmt: skip
     with write_stage(tmp_path / "run" / "corpus", "corpus", 1, {}, {}) as stage:
         stage.counts["sources"] = [
-            {"name": name, "bytes_kept": 400_000, "documents_kept": 100} for name in ("fi", "en")
+            {"name": name, "bytes_kept": 400_000, "documents_kept": 100} | UNREAD for name in ("fi", "en")
         ]
     assert mixture_table(recipe, tmp_path / "run").sources[0].amount.tokens == 100_000 * share
     demo = read_recipe("demo_estonian").recipe
@@ -147,7 +149,8 @@ def test_clean_text_is_estimated_as_its_tokenizer_was_measured(tmp_path: Path) -
     recipe = own_text("dataset.heldout_share=0.25", "train.tokens=20480", "dataset.max_epochs=99")
     with write_stage(tmp_path / "corpus", "corpus", 1, {}, {}) as stage:
         stage.counts["sources"] = [
-            {"name": name, "bytes_kept": 40_000, "documents_kept": 100} for name in ("fi", "en", "code")
+            {"name": name, "bytes_kept": 40_000, "documents_kept": 100} | UNREAD
+            for name in ("fi", "en", "code")
         ]
     table = mixture_table(recipe, tmp_path)
     assert table.origin.endswith("at 4 bytes a token") and table.is_estimate

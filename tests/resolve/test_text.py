@@ -53,6 +53,8 @@ def test_documents_must_be_packed_into_the_lengths_of_the_recipe(tmp_path: Path)
     packing.parent.mkdir(parents=True, exist_ok=True)
     counts = {"a": {"64": {"sequences": 7}, "32": {"sequences": 15}}, "b": {"64": {"sequences": 2}}}
     counts["b"]["32"] = {"sequences": 5}
+    others = dict.fromkeys(["documents", "cut_documents", "cut_in_one_stream", "filling"], 0)
+    counts = {name: {n: one | others for n, one in of.items()} for name, of in counts.items()}
     inputs = {"tokens": hash_manifest(tmp_path)}
     with write_stage(packing, "packing", 1, inputs, {"sequence_lengths": [64, 32]}) as stage:
         stage.counts["sources"] = counts

@@ -18,7 +18,6 @@ from kielo.tokenizer.chat_template import DEFAULT_TEMPLATE
 from kielo.tokenizer.control_tokens import control_tokens, read_object, without_control_tokens
 from kielo.tokenizer.extend import extend, learn_merges
 from kielo.tokenizer.facts import tokenizer_facts, tokenizer_hash
-from kielo.tokenizer.heldout_split import is_heldout, place_by_hash
 from kielo.tokenizer.load import (
     decode,
     encode,
@@ -32,7 +31,7 @@ from kielo.tokenizer.load import (
 from kielo.tokenizer.make_row_map import RowMap, example_ids, make_row_map, row_in_words, row_map_in_words
 from kielo.tokenizer.pre_tokens import word_pieces
 from kielo.tokenizer.spelling import ALPHABET
-from kielo.tokenizer.stage_inputs import decoded_documents
+from kielo.tokenizer.stage_inputs import decoded_documents, is_heldout, place_by_hash
 from kielo.tokenizer.train import (
     TrainingSample,
     texts_to_measure,
@@ -328,7 +327,10 @@ def corpus(tmp_path) -> Path:
     with write_stage(tmp_path / "corpus", "corpus", 1, {}, {}) as stage:
         write_documents(stage.folder / "documents" / "00000.jsonl.zst", documents)
         sizes = {"a": 600, "b": 200, "c": 600}
-        stage.counts["sources"] = [{"name": name, "bytes_kept": size} for name, size in sizes.items()]
+        others = {"origin": "", "files": 1, "documents_in": 0, "bytes_in": 0, "documents_kept": 0}
+        stage.counts["sources"] = [
+            others | {"name": name, "bytes_kept": size} for name, size in sizes.items()
+        ]
         stage.counts["bytes_kept"] = 1400
     return tmp_path / "corpus"
 

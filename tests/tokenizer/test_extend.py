@@ -17,9 +17,9 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.extend import extend, learn_merges
-from kielo.tokenizer.heldout_split import is_heldout
 from kielo.tokenizer.load import TextTokenizer, decode, encode, load_tokenizer, vocabulary_size
 from kielo.tokenizer.make_row_map import make_row_map
+from kielo.tokenizer.stage_inputs import is_heldout
 from kielo.tokenizer.train import save, train_on, train_tokenizer
 from tests.tokenizer.test_row_map import sentencepiece
 

@@ -8,9 +8,15 @@ import pytest
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import TextTokenizer, load_tokenizer
-from kielo.tokenizer.make_row_map import example_ids, make_row_map, row_in_words, row_map_in_words
+from kielo.tokenizer.make_row_map import (
+    example_ids,
+    make_row_map,
+    read_token_vectors,
+    row_in_words,
+    row_map_in_words,
+    sparsemax,
+)
 from kielo.tokenizer.spelling import TokenNames
-from kielo.tokenizer.token_vectors import read_token_vectors, sparsemax
 from kielo.tokenizer.train import save, train_on
 from tests.tokenizer.test_row_map import NEW, OLD
 

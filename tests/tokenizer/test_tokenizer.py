@@ -12,9 +12,9 @@ from kielo.artifact.documents import write_documents
 from kielo.artifact.manifest import write_stage
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
-from kielo.tokenizer.heldout_split import is_heldout
 from kielo.tokenizer.load import decode, encode, end_of_text_id, load_tokenizer, vocabulary_size
 from kielo.tokenizer.measure import f95, measure, parity, renyi_entropy
+from kielo.tokenizer.stage_inputs import is_heldout
 from kielo.tokenizer.train import save, train_on, train_tokenizer
 
 TEXTS = [

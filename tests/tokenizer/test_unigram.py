@@ -18,11 +18,11 @@ from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer import unigram
 from kielo.tokenizer.extend import extend
-from kielo.tokenizer.heldout_split import is_heldout
 from kielo.tokenizer.load import decode, encode, load_tokenizer, vocabulary_size
 from kielo.tokenizer.make_row_map import make_row_map
 from kielo.tokenizer.pre_tokens import cut_words
 from kielo.tokenizer.spelling import ALPHABET, BYTES
+from kielo.tokenizer.stage_inputs import is_heldout
 from kielo.tokenizer.train import TrainingSample, save, train_on
 
 LATIN = ["ma", "ja", "jõ", "gi", "koer", "lind", "öö", "vee", "suur", "tee"]
@@ -232,7 +232,10 @@ def test_shares_of_languages_in_the_sample(tmp_path):
     with write_stage(tmp_path / "corpus", "corpus", 1, {}, {}) as stage:
         write_documents(stage.folder / "documents" / "00000.jsonl.zst", documents)
         stage.counts["bytes_kept"] = length * sum(sizes.values())
-        stage.counts["sources"] = [{"name": code, "bytes_kept": length * n} for code, n in sizes.items()]
+        others = {"origin": "", "files": 1, "documents_in": 0, "bytes_in": 0, "documents_kept": 0}
+        stage.counts["sources"] = [
+            others | {"name": code, "bytes_kept": length * n} for code, n in sizes.items()
+        ]
     sources = [{"name": code, "path": "a.txt", "language": [code]} for code in sizes]
 
     def shares(**asked) -> list[float]:

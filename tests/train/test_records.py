@@ -166,7 +166,7 @@ def test_the_manifest_of_a_finished_run(tmp_path: Path, resolved: Resolved) -> N
         "ranks": 1, "parameters": 5000,
     }  # fmt: skip
     file = {"bytes": 8, "xxh3_128": xxhash.xxh3_128_hexdigest(b"the last")}
-    assert manifest.files == {"checkpoints/step_00000020/manifest.json": file}
+    assert manifest.content()["files"] == {"checkpoints/step_00000020/manifest.json": file}
     with pytest.raises(KieloError, match=r"manifest\.json is that of a finished run"):
         (folder / "checkpoints" / "step_00000020" / "manifest.json").unlink()
         (folder / "checkpoints" / "step_00000020").rmdir()

@@ -22,7 +22,7 @@ from kielo.verify.preflight.collectives import (
     num_elements,
 )
 from kielo.verify.preflight.device import LEAST_OF_PEAK
-from kielo.verify.preflight.sizes import CLOCK_ROUNDS, STEPS, Sizes
+from kielo.verify.preflight.job import CLOCK_ROUNDS, STEPS, Sizes
 
 _GIGA = 1e9
 # Of a small collective between nodes; 20 to 100 µs are usual.

@@ -17,7 +17,7 @@ from kielo.verify.layouts import BARS, verify_layouts
 from kielo.verify.layouts_cases import Case, all_cases
 from kielo.verify.layouts_rank import compare
 from kielo.verify.layouts_subject import Outcome, Sizes, subject, train_plainly
-from kielo.verify.layouts_table import verdict
+from kielo.verify.screens import layouts_verdict
 from tests.models.tiny_configs import TINY
 from tests.started_ranks import run_ranks
 
@@ -185,4 +185,4 @@ def test_every_layout_of_every_family(model_type: str, tmp_path) -> None:
     few_ranks = [case.name for case in all_cases() if case.ranks <= 4]
     names = few_ranks[list(families.FAMILIES).index(model_type) % 8 :: 8]
     certificate = verify_layouts(recipe_of(model_type, tmp_path), tmp_path, names, steps=STEPS)
-    assert certificate["passed"], verdict(certificate)
+    assert certificate["passed"], layouts_verdict(certificate)

@@ -24,7 +24,7 @@ from kielo.verify import layouts_rank
 from kielo.verify.layouts import verify_layouts
 from kielo.verify.layouts_cases import AXES, INNER_AXES, Case, all_cases, cases_that_run
 from kielo.verify.layouts_subject import LENGTH, subject
-from kielo.verify.layouts_table import left_out_line, misses, table, verdict
+from kielo.verify.screens import layouts_table, layouts_verdict, left_out_line, misses
 from tests.resolve.rule_cases import layout_complaints
 
 # A handful that touches every axis, ZeRO degree and recompute policy, tied (as the recipe is) and untied, on
@@ -60,11 +60,11 @@ def test_a_few_layouts_hold_the_bars(tmp_path: Path) -> None:
     all is on disk.
     """
     certificate = verify_layouts(recipe("train.z_loss=1e-4"), tmp_path, FEW, steps=2)
-    assert certificate["passed"], verdict(certificate)
+    assert certificate["passed"], layouts_verdict(certificate)
     left_out = [name for names in certificate["left_out"].values() for name in names]
     assert sorted([*left_out, *(entry["name"] for entry in certificate["cases"])]) == sorted(FEW)
     assert json.loads((tmp_path / "layouts.json").read_text(encoding="utf-8")) == certificate
-    titles, rows = table(certificate)
+    titles, rows = layouts_table(certificate)
     assert {len(row) for row in rows} == {len(titles)} and len(rows) == len(certificate["cases"])
     for entry in certificate["cases"]:
         rounding = entry["max_relative_loss_difference"]
@@ -77,7 +77,7 @@ def test_a_few_layouts_hold_the_bars(tmp_path: Path) -> None:
 def test_every_layout_holds_the_bars(tmp_path: Path) -> None:
     """All axes, all pairs and all threes of them, ten steps."""
     certificate = verify_layouts(recipe("train.z_loss=1e-4", "dataset.mask_documents=true"), tmp_path)
-    assert certificate["passed"] and certificate["all_cases"], verdict(certificate)
+    assert certificate["passed"] and certificate["all_cases"], layouts_verdict(certificate)
 
 
 def test_the_list_has_every_product() -> None:
@@ -261,8 +261,8 @@ def test_a_planted_fault_misses_the_bars(broken: dict[str, Any], case: str) -> N
     assert entry["error"] is None, "found by its numbers"
     found = misses(entry, broken["bars"])
     assert any(PLANTED[case][1] in miss for miss in found), found
-    assert f"MISSED by {case}:" in verdict(broken)
-    (row,) = (row for row in table(broken)[1] if row[0] == case)
+    assert f"MISSED by {case}:" in layouts_verdict(broken)
+    (row,) = (row for row in layouts_table(broken)[1] if row[0] == case)
     assert row[-1] == "MISSED" and not broken["passed"]
 
 
@@ -283,7 +283,7 @@ def test_a_case_that_raises_is_named_and_the_others_go_on(broken: dict[str, Any]
     refused = entry_of(broken, "replicate2-micro4")
     assert refused["passed"] is False and "planted: it cannot be laid out" in refused["error"]
     assert names.index(SOUND) > names.index("replicate2-micro4") and entry_of(broken, SOUND)["passed"]
-    assert "MISSED by replicate2-micro4: rank" in verdict(broken)
+    assert "MISSED by replicate2-micro4: rank" in layouts_verdict(broken)
 
 
 def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

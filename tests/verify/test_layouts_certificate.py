@@ -2,20 +2,18 @@
 
 import json
 import math
-import signal
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from kielo.ranks import objects
+from kielo.ranks.local_ranks import Failure
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
-from kielo.recipe.sections import Recipe
 from kielo.verify import layouts
 from kielo.verify.layouts import BARS, verify_layouts
 from kielo.verify.layouts_cases import all_cases
-from kielo.verify.layouts_rank import make_references, run_cases
 
 AT_THE_BARS = {
     "loss": (1e-5, "step 2"),
@@ -30,36 +28,36 @@ def row(name: str, **values: tuple[float, str]) -> dict[str, Any]:
     return {"name": name, "compile_backend": "eager"} | numbers
 
 
-class Failed(ChildFailedError):
-    def __init__(self, rank: int, message: Any):
-        Exception.__init__(self, "failed")
-        self.first = rank, SimpleNamespace(message=message)
-
-    def get_first_failure(self) -> Any:
-        return self.first
-
-
 class Launcher:
-    """Stands for torch's launcher. results: case → its row, or how its ranks fail."""
+    """Stands for `Ranks`. results: case → its row, or how its ranks fail: (rank, exit code, what it said)."""
 
     def __init__(self, results: dict[str, Any]):
-        self.results, self.launched, self.configs = results, [], []
+        self.results, self.launched, self.is_ended = results, [], False
 
-    def __call__(self, config: Any, function: Any) -> Any:
-        self.configs.append(config)
+    def __call__(self, arguments: list[str], number: int, *given: Any) -> "Launcher":
+        self.folder, self.given = Path(arguments[2]), given
+        return self
 
-        def run(recipe: Recipe, cases: list, steps: int, folder: Any, *rest: Any) -> None:
-            signal.signal(signal.SIGTERM, lambda *_: None)  # as torch's leaves one behind
-            names = [case.name for case in cases]
-            self.launched.append((function, config.nproc_per_node, names, steps, *rest[1:]))
-            for name in names if rest else ():
-                found = self.results[name]
-                if isinstance(found, Exception):
-                    raise found
-                with open(rest[0], "a", encoding="utf-8") as file:
-                    file.write(json.dumps(found) + "\n")
+    def start(self, number: int) -> None:
+        asked = objects.from_json((self.folder / "asked.json").read_text())
+        made = () if asked.results is None else (asked.mutation,)
+        self.launched.append((number, list(asked.cases), asked.steps, *made))
+        self.failure = None
+        for name in asked.cases if made else ():
+            found = self.results[name]
+            if isinstance(found, tuple):
+                rank, code, said = found
+                self.failure = Failure(rank, code)
+                (self.folder / f"error_{rank}").write_text(said)
+                return
+            with open(self.folder / asked.results, "a", encoding="utf-8") as file:
+                file.write(json.dumps(found) + "\n")
 
-        return run
+    def wait(self, seconds: int) -> Failure | None:
+        return self.failure
+
+    def kill(self) -> None:
+        self.is_ended = True
 
 
 @pytest.fixture
@@ -68,10 +66,11 @@ def launch(monkeypatch, tmp_path):
 
     def verify(results: dict[str, Any], *sets: str, **options: Any) -> tuple[dict[str, Any], Launcher]:
         launcher = Launcher(results)
-        monkeypatch.setattr(layouts, "elastic_launch", launcher)
-        monkeypatch.setattr(layouts, "listen_at_a_short_path", lambda: None)
+        monkeypatch.setattr(layouts, "Ranks", launcher)
         recipe = read_recipe("demo_estonian", list(sets)).recipe
-        return verify_layouts(recipe, tmp_path, list(results), **options), launcher
+        certificate = verify_layouts(recipe, tmp_path, list(results), **options)
+        assert launcher.is_ended
+        return certificate, launcher
 
     return verify
 
@@ -131,34 +130,29 @@ def test_bf16_has_no_bar(launch) -> None:
 
 
 def test_ranks_are_started_again_after_a_case_that_raises(launch, capsys) -> None:
-    """Cases of one number of ranks share a start; what a rank said is noted, in either of torch's forms."""
+    """Cases of one number of ranks share a start; what a rank said is noted, or how it ended."""
     results = {
         "one_rank-micro4": row("one_rank-micro4"), "replicate2": row("replicate2"),
-        "shard2": Failed(3, {"message": "it broke"}), "tensor2": row("tensor2"),
-        "tensor2-bf16": Failed(1, "signal 9"),
+        "shard2": (3, 1, "ValueError: it broke"), "tensor2": row("tensor2"), "tensor2-bf16": (1, -9, ""),
     }  # fmt: skip
-    handler = signal.getsignal(signal.SIGTERM)
     certificate, launcher = launch(results, steps=1, mutation="some.function")
-    assert signal.getsignal(signal.SIGTERM) is handler
     one, two = ["one_rank-micro4"], ["replicate2", "shard2", "tensor2", "tensor2-bf16"]
     assert launcher.launched == [
-        (make_references, 1, [*one, *two], 1), (run_cases, 1, one, 1, "some.function"),
-        (run_cases, 2, two, 1, "some.function"), (run_cases, 2, two[2:], 1, "some.function"),
+        (1, [*one, *two], 1), (1, one, 1, "some.function"), (2, two, 1, "some.function"),
+        (2, two[2:], 1, "some.function"),
     ]  # fmt: skip
     assert [entry["error"] for entry in certificate["cases"]] == [
-        None, None, "rank 3: it broke", None, "rank 1: signal 9",
+        None, None, "rank 3: ValueError: it broke", None, "rank 1 ended with SIGKILL (out of memory?)",
     ]  # fmt: skip
     assert passed(certificate) == dict(zip([*one, *two], (True, True, False, True, False)))
     assert certificate["passed"] is False and certificate["mutation"] == "some.function"
     entry = certificate["cases"][2]
     assert entry["max_relative_loss_difference"] is None and entry["worst_weight"]["relative_l2"] is None
     assert capsys.readouterr().err == (
-        "layouts: 5 cases; first the reference, on one process\nlayouts: shard2: rank 3: it broke\n"
-        "layouts: tensor2-bf16: rank 1: signal 9\n"
+        "layouts: 5 cases; first the reference, on one process\n"
+        "layouts: shard2: rank 3: ValueError: it broke\n"
+        "layouts: tensor2-bf16: rank 1 ended with SIGKILL (out of memory?)\n"
     )
-    config = launcher.configs[2]
-    assert (config.min_nodes, config.max_nodes, config.max_restarts) == (1, 1, 0)
-    assert (config.start_method, config.rdzv_endpoint) == ("forkserver", "localhost:0")
 
 
 def test_no_step_shows_nothing(launch) -> None:
@@ -174,7 +168,7 @@ def test_cases_that_torch_does_not_run_are_told_and_left_out(launch, monkeypatch
     assert passed(certificate) == {"shard2": True} and certificate["all_cases"] is False
     (reason,) = certificate["left_out"]
     assert certificate["left_out"] == {reason: [without]} and "zbv" in reason and "2.11" in reason
-    assert [names for _, _, names, *_ in launcher.launched] == [["shard2"]] * 2
+    assert [names for _, names, *_ in launcher.launched] == [["shard2"]] * 2
     assert capsys.readouterr().err.startswith(f"layouts: 1 cases left out: {reason}\nlayouts: 1 cases; first")
     with pytest.raises(KieloError) as caught:
         launch({without: row(without)})

@@ -32,10 +32,9 @@ from kielo.resolve.text import imagined_text
 from kielo.verify.preflight import clock, collectives, device, training
 from kielo.verify.preflight.binding import cores_of_binding, in_ranges
 from kielo.verify.preflight.check_nodes import CHECKS, preflight, run_checks
-from kielo.verify.preflight.job import Check, Job
+from kielo.verify.preflight.job import SIZES, Check, Job
 from kielo.verify.preflight.network import networks_of
-from kielo.verify.preflight.screen import check_rows, verdict_lines
-from kielo.verify.preflight.sizes import SIZES
+from kielo.verify.screens import check_rows, verdict_lines
 from tests.started_ranks import run_ranks
 from tests.verify.preflight_counts import count, seconds
 

@@ -8,7 +8,7 @@ import torch
 
 from kielo.recipe.cards import Cluster, cluster
 from kielo.verify.preflight import collectives
-from kielo.verify.preflight.sizes import Sizes
+from kielo.verify.preflight.job import Sizes
 from tests.verify import preflight_counts as counts
 from tests.verify.made_job import card, job, layout, told
 

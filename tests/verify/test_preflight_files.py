@@ -11,9 +11,8 @@ import torch
 from kielo.artifact.verify_results import CheckReport, Complaint, NodeVerdict, Preflight
 from kielo.verify.preflight import files
 from kielo.verify.preflight.check_nodes import CHECKS
-from kielo.verify.preflight.job import Job, spread
-from kielo.verify.preflight.screen import check_rows, verdict_lines
-from kielo.verify.preflight.sizes import CLOCK_ROUNDS, FILE_CHUNK_BYTES, SIZES, STEPS, Sizes
+from kielo.verify.preflight.job import CLOCK_ROUNDS, FILE_CHUNK_BYTES, SIZES, STEPS, Job, Sizes, spread
+from kielo.verify.screens import check_rows, verdict_lines
 from tests.verify.made_job import job, told
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kielo.verify.preflight import binding, clock, device, network, same_software, training
-from kielo.verify.preflight.sizes import Sizes
+from kielo.verify.preflight.job import Sizes
 from tests.verify.made_job import card, job, layout, told
 
 CPU = torch.device("cpu")

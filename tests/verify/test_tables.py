@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kielo.verify import layouts_table, parity, rehearse_table
+from kielo.verify import parity, screens
 from kielo.verify.certificate import ParityOptions
 from kielo.verify.parity import nudge, relative_loss_difference, rounding_differences
 from kielo.verify.rank_watch import MemoryLedger, Peak
@@ -33,7 +33,7 @@ def certificate(*cases: dict[str, Any], left_out: dict[str, list[str]] | None = 
 def test_the_table_has_a_row_for_each_case_with_bf16_beside_it() -> None:
     bf16 = case("tp2-bf16", None, precision="bf16", max_relative_loss_difference=None)
     alone = case("pp2-bf16", None, precision="bf16", error="it hung", tied=True)
-    titles, rows = layouts_table.table(certificate(case("tp2"), case("dp2", passed=False), bf16, alone))
+    titles, rows = screens.layouts_table(certificate(case("tp2"), case("dp2", passed=False), bf16, alone))
     numbers = ["1.0e-05", "2.0e-05", "3.0e-05", "4.0e-05"]
     assert rows == [
         ["tp2", "2", "no", *numbers, "not a number", "ok"],
@@ -45,7 +45,7 @@ def test_the_table_has_a_row_for_each_case_with_bf16_beside_it() -> None:
 
 def test_bars_are_missed_where_a_number_is_above_them_or_none() -> None:
     """As much as a bar is no miss; all misses of all cases are told."""
-    assert layouts_table.misses(case("tp2", passed=False), BARS) == []
+    assert screens.misses(case("tp2", passed=False), BARS) == []
     off = case(
         "tp2", False, max_relative_loss_difference=1.1e-5, max_relative_norm_difference=None,
         worst_gradient={"name": "a.weight", "relative_l2": 3.1e-5},
@@ -57,22 +57,22 @@ def test_bars_are_missed_where_a_number_is_above_them_or_none() -> None:
         "the gradient of a.weight is off by 3.1e-05 (bar 3e-05)",
         "the weight b.weight is off by 5.0e-05 (bar 4e-05)",
     ]
-    assert layouts_table.misses(off, BARS) == lines
+    assert screens.misses(off, BARS) == lines
     for passed in (True, None):
-        assert layouts_table.misses(off | {"passed": passed}, BARS) == []
-    assert layouts_table.misses(off | {"passed": None, "error": "it hung"}, BARS) == ["it hung"]
+        assert screens.misses(off | {"passed": passed}, BARS) == []
+    assert screens.misses(off | {"passed": None, "error": "it hung"}, BARS) == ["it hung"]
     asked = (
         "bars in fp32: loss 1e-05 and gradient norm 2e-05 at each of 3 steps, each tensor's gradient 3e-05 "
         "and final weights 4e-05"
     )
-    assert layouts_table.verdict(certificate(case("dp2"), off)) == "\n".join(
+    assert screens.layouts_verdict(certificate(case("dp2"), off)) == "\n".join(
         [*(f"MISSED by tp2: {line}" for line in lines), f"Layouts change the model ({asked})."]
     )
     whole = certificate(case("dp2"), case("tp2"), case("tp2-bf16", None, precision="bf16"))
     passed = f"2 cases in fp32 train the same model as one process ({asked})."
-    assert layouts_table.verdict(whole) == f"All {passed}"
+    assert screens.layouts_verdict(whole) == f"All {passed}"
     chosen = whole | {"all_cases": False, "left_out": {"torch 2.10 lacks zbv": ["zbv", "zbv-bf16"]}}
-    assert layouts_table.verdict(chosen) == (
+    assert screens.layouts_verdict(chosen) == (
         f"The {passed.replace('2 cases', '2 chosen cases')}\n2 cases left out: torch 2.10 lacks zbv"
     )
 
@@ -98,27 +98,27 @@ def rehearsal(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_rehearsal_in_sentences() -> None:
-    headline = rehearse_table.headline(rehearsal())
+    headline = screens.headline(rehearsal())
     assert headline == (
         "tiny: rank 3 of 1,024 (tensor 1, shard 0) of shard 512 × tensor 2; stage 0: layers 0 to 3; stage 1: "
         "no layers\n8 micro-batches of 4 × 128 tokens a step, 2 of them run; recompute none, zero 1; torch "
         "2.13, 4 s"
     )
     alone = {"axes": {}, "coordinates": {}, "micro_batches_per_step": 1, "rehearsed_micro_batches": 1}
-    headline = rehearse_table.headline(rehearsal(**alone))
+    headline = screens.headline(rehearsal(**alone))
     assert "(alone) of one rank;" in headline and "\n1 micro-batch of 4 × 128 tokens a step; rec" in headline
-    assert rehearse_table.summary(rehearsal()) == (
+    assert screens.summary(rehearsal()) == (
         "bytes between steps: weights 2,000, gradients 4,000; computed from the tensor-parallel plan: the "
         "same\nFLOPs of a step: 4e+09 (3e+09 of layers, 1e+09 of head)"
     )
-    other = rehearse_table.summary(rehearsal(computed_state_bytes={"weights": 2001}))
+    other = screens.summary(rehearsal(computed_state_bytes={"weights": 2001}))
     assert "plan: weights 2,001\n" in other
-    titles, rows = rehearse_table.collectives(rehearsal())
+    titles, rows = screens.collectives(rehearsal())
     assert rows == [("tensor", "all-gather", "1,200", "2.500")] and len(titles) == 4
 
 
 def test_kinds_of_memory_are_shown_from_a_megabyte_on_the_largest_first() -> None:
-    titles, rows = rehearse_table.memory(rehearsal())
+    titles, rows = screens.memory(rehearsal())
     assert titles == ("GB at the peak of", "forward", "update")
     assert rows == [
         ("weights", "2.000", "2.000"),
@@ -126,9 +126,9 @@ def test_kinds_of_memory_are_shown_from_a_megabyte_on_the_largest_first() -> Non
         ("peak", "3.500", "2.001"),
     ]
     peaks = {"update": {"bytes": 1_000_000, "kinds": {"weights": 1_000_000}}}
-    assert rehearse_table.memory(rehearsal(peaks=peaks))[1][0] == ("weights", "0.001")
+    assert screens.memory(rehearsal(peaks=peaks))[1][0] == ("weights", "0.001")
     peaks = {"update": {"bytes": 9, "kinds": {"weights": 9}}}  # nothing is large: all is shown
-    assert rehearse_table.memory(rehearsal(peaks=peaks))[1] == [("weights", "0.000"), ("peak", "0.000")]
+    assert screens.memory(rehearsal(peaks=peaks))[1] == [("weights", "0.000"), ("peak", "0.000")]
 
 
 def test_the_rank_that_needs_most_decides_whether_it_fits() -> None:
@@ -137,18 +137,20 @@ def test_the_rank_that_needs_most_decides_whether_it_fits() -> None:
         "most memory: 3.500 GB of tensors on rank 7 (stage 0, 1), in the forward phase; 9.000 GB with the "
         "allocator's share and workspaces"
     )
-    assert rehearse_table.verdict([rehearsal(), worst, rehearsal()]) == (
+    assert screens.rehearsal_verdict([rehearsal(), worst, rehearsal()]) == (
         f"{said}, of 8.000 usable on H100: it does not fit, 1.000 GB too much"
     )
-    assert rehearse_table.verdict([rehearsal()]).endswith("8.000 usable on H100: it fits, 3.000 GB are left")
-    unknown = rehearse_table.verdict([worst | {"usable_bytes": None}])
+    assert screens.rehearsal_verdict([rehearsal()]).endswith(
+        "8.000 usable on H100: it fits, 3.000 GB are left"
+    )
+    unknown = screens.rehearsal_verdict([worst | {"usable_bytes": None}])
     assert unknown == f"{said}; the card of H100 does not say how much there is"
-    assert rehearse_table.host_verdict([rehearsal()]) == (
+    assert screens.host_verdict([rehearsal()]) == (
         "host memory: 3.000 GB a node, if all its ranks are as rank 3, for the copies that a save makes (on "
         "CPUs for all of the above too); a node has 3.000 GB: it fits, 0.000 GB are left"
     )
     over = rehearsal(rank=5, host_bytes_per_node=3_500_000_000)
-    told = rehearse_table.host_verdict([rehearsal(), over])
+    told = screens.host_verdict([rehearsal(), over])
     assert "as rank 5," in told and told.endswith("3.000 GB: it does not fit, 0.500 GB too much")
 
 

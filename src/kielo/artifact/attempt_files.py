@@ -4,10 +4,11 @@ import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import ValidationError
 
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.stage_json import JsonFile, JsonObject
 
 # `train/alerts.jsonl`: what went wrong in a run without stopping it, one JSON object a line.
@@ -186,7 +187,7 @@ def read_attempts(folder: Path) -> list[Beginning | End]:
     return found
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[JsonTable]:
     """Returns the JSON objects of a file of lines, none without a file; half a line is passed over."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -14,7 +14,8 @@ from typing import Any, BinaryIO, Literal
 import xxhash
 
 from kielo.artifact.checkpoint_folder import INDEX_NAME, VERSION, os_error_text
-from kielo.artifact.manifest import MANIFEST_NAME, READ_BYTES
+from kielo.artifact.json_object import JsonTable
+from kielo.artifact.manifest import MANIFEST_NAME, READ_BYTES, FileRecord
 from kielo.recipe.errors import KieloError
 
 # Checksums of a file by blocks of 64 MiB, so that damage has a place: bytes in, one xxh3-64 a block out.
@@ -77,7 +78,7 @@ def index_text(head: Mapping[str, Any], entries: Mapping[str, str]) -> Iterator[
     yield _END
 
 
-def read_head(file: BinaryIO) -> dict[str, Any]:
+def read_head(file: BinaryIO) -> JsonTable:
     """Reads the head, and leaves the file at the first tensor's line. An older index is returned whole.
 
     Raises ValueError for what is not JSON.
@@ -88,12 +89,12 @@ def read_head(file: BinaryIO) -> dict[str, Any]:
     return json.loads(head + file.read())
 
 
-def read_entries(file: BinaryIO, lines: Mapping[str, int], names: set[str]) -> dict[str, Any]:
+def read_entries(file: BinaryIO, lines: Mapping[str, int], names: set[str]) -> JsonTable:
     """Reads the entries of those tensors of `names` that `lines` has; the file is where `read_head` left it.
 
     Raises ValueError, TypeError or AttributeError for lines that are not what was written.
     """
-    begin, entries = file.tell(), {}
+    begin, entries = file.tell(), JsonTable()
     if begin + sum(lines.values()) + len(_END) != os.fstat(file.fileno()).st_size:
         raise ValueError("its lines do not make up the file")
     for name, num_bytes in lines.items():
@@ -111,6 +112,15 @@ def read_entries(file: BinaryIO, lines: Mapping[str, int], names: set[str]) -> d
 
 
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+
+
+class CheckpointFile(FileRecord):
+    """A file of a checkpoint, as the manifest has it."""
+
+    xxh3_64_blocks: list[str]
+    """Checksum of each block of 64 MiB."""
+    save_id: str
+    """The id of the save, which is in the file too."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +166,7 @@ def another_version(name: str, version: Any, written_by: str = "") -> Fault:
 
 
 def find_fault(
-    folder: Path, names: Iterable[str], files: dict[str, dict[str, Any]], checksums: bool = True
+    folder: Path, names: Iterable[str], files: Mapping[str, CheckpointFile], checksums: bool = True
 ) -> Fault | None:
     """Returns the fault of the first of `names` that has one; None if all files are sound.
 
@@ -175,22 +185,22 @@ def find_fault(
     return None
 
 
-def _file_damage(path: Path, expected: dict[str, Any], checksums: bool) -> str | None:
+def _file_damage(path: Path, expected: CheckpointFile, checksums: bool) -> str | None:
     size, save_id = path.stat().st_size, _save_id_inside(path)
     damage = None
-    if size != expected["bytes"]:
-        damage = f"is {size} bytes long instead of {expected['bytes']}"
+    if size != expected.bytes:
+        damage = f"is {size} bytes long instead of {expected.bytes}"
     elif checksums:
-        block = first_wrong_block(path, expected["xxh3_64_blocks"])
+        block = first_wrong_block(path, expected.xxh3_64_blocks)
         if block is not None:
             start, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, size)
             place = f"block {block} (bytes {start:,} to {end - 1:,})"
             damage = f"is not what was written: {place} has another checksum"
-    if save_id == expected["save_id"]:
+    if save_id == expected.save_id:
         return damage
     if save_id is None:
         return damage or "does not say of which save it is"
-    stale = f"is of another save ({save_id} instead of {expected['save_id']})"
+    stale = f"is of another save ({save_id} instead of {expected.save_id})"
     return f"{stale}, and {damage}" if damage else stale
 
 

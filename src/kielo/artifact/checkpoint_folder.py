@@ -28,10 +28,18 @@ def step_folder_name(step: int) -> str:
     return f"step_{step:08d}"
 
 
-def step_of(folder: Path) -> int | None:
+def step_of(folder: Path | str) -> int | None:
     """Returns 100 for `.../step_00000100`; None for any other name (`.partial`, `.damaged`, ...)."""
     match = _STEP_FOLDER.fullmatch(Path(folder).name)
     return int(match[1]) if match else None
+
+
+def saved_step(folder: Path) -> int:
+    """Returns the step of a folder that is named as a checkpoint. Raises ValueError for any other name."""
+    step = step_of(folder)
+    if step is None:
+        raise ValueError(f"{folder} is not named as a checkpoint")
+    return step
 
 
 def rank_file_name(rank: int) -> str:
@@ -59,7 +67,7 @@ def step_folders(folder: Path) -> list[Path]:
         raise KieloError(
             f"{folder}: {os_error_text(error)}; try again when the file system is back"
         ) from error
-    return sorted((folder / name for name in names), key=step_of, reverse=True)
+    return sorted((folder / name for name in names), key=saved_step, reverse=True)
 
 
 def newest_written(folder: Path) -> str:
@@ -69,7 +77,7 @@ def newest_written(folder: Path) -> str:
 
 def os_error_text(error: OSError) -> str:
     """The reason and the errno's name: "Input/output error (EIO)"."""
-    return f"{error.strerror or error} ({errno.errorcode.get(error.errno, error.errno)})"
+    return f"{error.strerror or error} ({errno.errorcode.get(error.errno or 0, error.errno)})"
 
 
 def run_around(path: Path) -> Path | None:

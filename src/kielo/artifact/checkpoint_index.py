@@ -3,18 +3,19 @@
 `index.json`: dtype, shape and chunks of every tensor, and the plain state.
 """
 
-import dataclasses
 import json
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
+
+from pydantic import ConfigDict
 
 from kielo.artifact.checkpoint_faults import (
     BlockDigests,
+    CheckpointFile,
     Fault,
     FaultyCheckpoint,
     another_version,
@@ -24,14 +25,10 @@ from kielo.artifact.checkpoint_faults import (
     read_head,
 )
 from kielo.artifact.checkpoint_folder import INDEX_NAME, VERSION, step_of
-from kielo.artifact.manifest import (
-    MANIFEST_NAME,
-    Manifest,
-    hash_json,
-    installed_versions,
-    write_text_atomically,
-)
+from kielo.artifact.json_object import JsonObject, JsonTable, checked
+from kielo.artifact.manifest import MANIFEST_NAME, Manifest, hash_json, write_text_atomically
 from kielo.artifact.run_format import migrated_identity
+from kielo.artifact.stage_counts import CheckpointCounts
 from kielo.recipe.errors import KieloError
 
 
@@ -54,6 +51,48 @@ class TensorEntry:
     chunks: tuple[Chunk, ...]
 
 
+class SourceCheckpoint(JsonObject):
+    """A checkpoint that an average is made of."""
+
+    name: str
+    step: int
+    save_id: str
+
+
+class PlainState(JsonObject):
+    """The JSON state of a checkpoint, beside its tensors. Defaults are those of versions without the key.
+
+    The states of the training's own parts are theirs to read (`train/state.py`).
+    """
+
+    step: int | None = None
+    tokens: int | None = None
+    """Tokens since step 1."""
+    samples: int | None = None
+    """Sequences since step 1."""
+    skipped_steps: list[list[int]] = []
+    precisions: list[list[int | str]] = []
+    refused_changes: list[int] = []
+    watch: JsonTable | None = None
+    trouble: JsonTable | None = None
+    spikes: list[JsonTable] = []
+    trained: list[list[int | list[str]]] = []
+    loss: float | None = None
+    """Loss of the step; null: it was passed over, or no label counted."""
+    optimiser_updates: int | None = None
+    guard: JsonTable | None = None
+    spike_watch: JsonTable | None = None
+    identity: JsonTable = {}
+    """What is trained, with the format's version (`run_format.py`)."""
+    source_tensors: dict[str, str] = {}
+    """Name → dtype of the tensors that the run's first weights came from."""
+    source_settings: JsonTable | None = None
+    """Settings of generation beside those weights (`checkpoint/source_settings.py`)."""
+    tokenizer_hash: str | None = None
+    averaged_from: list[SourceCheckpoint] = []
+    """The checkpoints of an average, early ones first."""
+
+
 @dataclass(frozen=True)
 class CheckpointIndex:
     """The tensors and the plain state of one save.
@@ -66,14 +105,18 @@ class CheckpointIndex:
     step: int
     tensors: dict[str, TensorEntry]
     aliases: dict[str, str] = field(default_factory=dict)
-    plain: dict[str, Any] = field(default_factory=dict)
+    plain: PlainState = field(default_factory=PlainState)
     unread: tuple[str, ...] = ()
 
     def names(self) -> list[str]:
         return [*self.tensors, *self.unread, *self.aliases]
 
-    def entry(self, name: str) -> TensorEntry | None:
-        return self.tensors.get(self.aliases.get(name, name))
+    def holds(self, name: str) -> bool:
+        """Returns True if the entry of a tensor was read."""
+        return self.aliases.get(name, name) in self.tensors
+
+    def entry(self, name: str) -> TensorEntry:
+        return self.tensors[self.aliases.get(name, name)]
 
 
 def chunk_key(name: str, offset: Iterable[int]) -> str:
@@ -113,12 +156,17 @@ def read_index(folder: Path, names: Collection[str] | None = None) -> Checkpoint
     return index
 
 
-def read_plain(folder: Path) -> dict[str, Any]:
-    """Reads the plain JSON state of the checkpoint `folder`; errors as of `read_index`."""
+def read_state(folder: Path) -> PlainState:
+    """Reads the JSON state of the checkpoint `folder`; errors as of `read_index`."""
     return read_index(folder, names=()).plain
 
 
-def write_index(folder: Path, index: CheckpointIndex, entries: Mapping[str, str]) -> dict[str, Any]:
+def read_plain(folder: Path) -> JsonTable:
+    """Reads the JSON state of the checkpoint `folder` as it is stored; errors as of `read_index`."""
+    return read_state(folder).content()
+
+
+def write_index(folder: Path, index: CheckpointIndex, entries: Mapping[str, str]) -> CheckpointFile:
     """Writes `index.json` and brings it to the disk; returns its record for the manifest.
 
     entries: tensor → its entry as `entry_json` gives it, in place of `index.tensors`.
@@ -128,7 +176,7 @@ def write_index(folder: Path, index: CheckpointIndex, entries: Mapping[str, str]
         "save_id": index.save_id,
         "step": index.step,
         "aliases": index.aliases,
-        "plain": index.plain,
+        "plain": index.plain.content(),
     }
     digests, num_bytes = BlockDigests(), 0
     with open(Path(folder) / INDEX_NAME, "wb") as file:
@@ -138,7 +186,7 @@ def write_index(folder: Path, index: CheckpointIndex, entries: Mapping[str, str]
             num_bytes += len(part)
         file.flush()
         os.fsync(file.fileno())
-    return {"bytes": num_bytes, "xxh3_64_blocks": digests.hexdigests(), "save_id": index.save_id}
+    return CheckpointFile(bytes=num_bytes, xxh3_64_blocks=digests.hexdigests(), save_id=index.save_id)
 
 
 def _parsed(path: Path, file: BinaryIO, names: Collection[str] | None) -> CheckpointIndex:
@@ -156,10 +204,11 @@ def _parsed(path: Path, file: BinaryIO, names: Collection[str] | None) -> Checkp
         entries = read_entries(file, held, wanted)
     tensors = {name: _entry(entry) for name, entry in entries.items()}
     unread = tuple(name for name in held if name not in tensors)
-    return CheckpointIndex(stored["save_id"], stored["step"], tensors, aliases, plain, unread)
+    state = checked(path, PlainState, plain, inside="plain.")
+    return CheckpointIndex(stored["save_id"], stored["step"], tensors, aliases, state, unread)
 
 
-def _entry(stored: dict[str, Any]) -> TensorEntry:
+def _entry(stored: JsonTable) -> TensorEntry:
     chunks = tuple(
         Chunk(tuple(chunk["offset"]), tuple(chunk["shape"]), chunk["file"], chunk["key"])
         for chunk in stored["chunks"]
@@ -175,35 +224,38 @@ def _entry(stored: dict[str, Any]) -> TensorEntry:
 _OWN_DIGEST = "xxh3_128"  # the key for the digest of all its other content
 
 
+class CheckpointManifest(Manifest):
+    """The manifest of a checkpoint, of which a digest vouches for all keys: none may be there besides."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    files: Mapping[str, CheckpointFile]
+
+    @property
+    def saved(self) -> CheckpointCounts:
+        return CheckpointCounts.model_validate(self.counts)
+
+
 def write_checkpoint_manifest(
     folder: Path,
     index: CheckpointIndex,
-    files: dict[str, dict[str, Any]],
+    files: Mapping[str, CheckpointFile],
     tensor_bytes: int,
     wall_seconds: float,
 ) -> None:
     """Write `manifest.json`, which makes the folder a checkpoint: call it when all `files` are on the disk.
 
-    files: name → {"bytes", "xxh3_64_blocks", "save_id"}, the index among them.
+    files: by their names, the index among them.
     """
-    manifest = Manifest(
-        kind="checkpoint",
-        version=VERSION,
-        inputs={},
-        section={},
-        counts={"step": index.step, "tensor_bytes": tensor_bytes, "save_id": index.save_id},
-        wall_seconds=round(wall_seconds, 3),
-        versions=installed_versions(),
-        files=files,
-        written_at=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-    content = dataclasses.asdict(manifest)
+    saved = CheckpointCounts(step=index.step, tensor_bytes=tensor_bytes, save_id=index.save_id)
+    manifest = CheckpointManifest.of_now("checkpoint", VERSION, {}, {}, saved.content(), wall_seconds, files)
+    content = manifest.content()
     write_text_atomically(
         Path(folder) / MANIFEST_NAME, _manifest_text(content | {_OWN_DIGEST: hash_json(content)})
     )
 
 
-def read_checkpoint_manifest(folder: Path) -> Manifest:
+def read_checkpoint_manifest(folder: Path) -> CheckpointManifest:
     """Reads the manifest of a checkpoint; raises FaultyCheckpoint if it is missing or not what was written.
 
     It must be of the step in the folder's name, or a whole checkpoint could be taken for another.
@@ -217,31 +269,23 @@ def read_checkpoint_manifest(folder: Path) -> Manifest:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise FaultyCheckpoint(folder, fault_of_reading(MANIFEST_NAME, error)) from error
-    fault = _manifest_fault(text)
-    if fault is not None:
-        raise FaultyCheckpoint(folder, fault)
-    content = json.loads(text)
-    del content[_OWN_DIGEST]
-    manifest = Manifest(**content)
-    step = step_of(folder.resolve())
-    if step not in (None, manifest.counts["step"]):
-        reason = (
-            f"{MANIFEST_NAME} is the manifest of another checkpoint, that of step {manifest.counts['step']}"
-        )
+    manifest = _manifest_or_fault(text)
+    if isinstance(manifest, Fault):
+        raise FaultyCheckpoint(folder, manifest)
+    saved = manifest.saved.step
+    if step_of(folder.resolve()) not in (None, saved):
+        reason = f"{MANIFEST_NAME} is the manifest of another checkpoint, that of step {saved}"
         raise FaultyCheckpoint(folder, Fault("damaged", reason))
     return manifest
 
 
-def listed_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Reads the files that the manifest lists: name → {"bytes", "xxh3_64_blocks", "save_id"}.
-
-    Raises what `read_checkpoint_manifest` raises.
-    """
+def listed_files(folder: Path) -> Mapping[str, CheckpointFile]:
+    """Reads the files that the manifest lists, by name. Raises what `read_checkpoint_manifest` raises."""
     return read_checkpoint_manifest(folder).files
 
 
-def _manifest_fault(text: str) -> Fault | None:
-    """Returns the fault of a manifest's text; None if it is what was written.
+def _manifest_or_fault(text: str) -> CheckpointManifest | Fault:
+    """Returns what a manifest's text says, or its fault.
 
     Another version may store its digest in another way; a version that the digest does not cover is a
     flipped bit.
@@ -262,13 +306,14 @@ def _manifest_fault(text: str) -> Fault | None:
             )
         if version != VERSION or not is_ours or text != _manifest_text(content | {_OWN_DIGEST: digest}):
             return altered
-        manifest = Manifest(**content)
+        if kind != "checkpoint" or INDEX_NAME not in content["files"]:
+            return Fault("damaged", f"{MANIFEST_NAME} is not that of a checkpoint but of a {kind}")
+        manifest = CheckpointManifest.model_validate(content)
+        CheckpointCounts.model_validate(manifest.counts)
     except (ValueError, KeyError, TypeError, AttributeError):
         return altered
-    if manifest.kind != "checkpoint" or INDEX_NAME not in manifest.files:
-        return Fault("damaged", f"{MANIFEST_NAME} is not that of a checkpoint but of a {manifest.kind}")
-    return None
+    return manifest
 
 
-def _manifest_text(content: dict[str, Any]) -> str:
+def _manifest_text(content: JsonTable) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"

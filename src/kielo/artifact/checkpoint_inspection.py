@@ -4,24 +4,25 @@ Nothing is changed.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
-from kielo.artifact.checkpoint_faults import Fault, FaultyCheckpoint, find_fault
+from kielo.artifact.checkpoint_faults import CheckpointFile, Fault, FaultyCheckpoint, find_fault
 from kielo.artifact.checkpoint_folder import INDEX_NAME, step_folders, step_of
 from kielo.artifact.checkpoint_index import (
     CheckpointIndex,
+    PlainState,
     TensorEntry,
     listed_files,
     read_checkpoint_manifest,
     read_index,
+    read_state,
 )
-from kielo.artifact.manifest import read_manifest
+from kielo.artifact.json_object import JsonTable
 from kielo.recipe.errors import KieloError
 
 # The whole checkpoints of a run: one checked, all of them listed, and the newest that is whole.
@@ -36,7 +37,7 @@ def check_checkpoint(folder: Path, checksums: bool = True) -> Fault | None:
     return find_fault(folder, sorted(files), files, checksums)
 
 
-def list_checkpoints(folder: Path, checksums: bool = False) -> list[dict[str, Any]]:
+def list_checkpoints(folder: Path, checksums: bool = False) -> list[JsonTable]:
     """Lists the checkpoints in `folder`, newest first, one row each.
 
     A row is {"name", "step", "tokens", "loss", "bytes", "written_at", "state"}. state:
@@ -57,7 +58,7 @@ def newest_complete(folder: Path) -> tuple[Path | None, list[str]]:
     Changes nothing. Raises FaultyCheckpoint for a newer one that is unreadable or of another version: it may
     well be whole.
     """
-    warnings = []
+    warnings: list[str] = []
     for path in step_folders(folder):
         fault = check_checkpoint(path)
         if fault is None:
@@ -75,26 +76,26 @@ def newest_checkpoint(run_folder: Path, warn: Callable[[str], object] | None = N
     """
     folder = Path(run_folder) / "train" / "checkpoints"
     path, warnings = newest_complete(folder)
-    for warning in warnings if warn else ():
-        warn(warning)
+    if warn is not None:
+        for warning in warnings:
+            warn(warning)
     if path is None:
         damaged = f" ({'; '.join(warnings)})" if warnings else ""
         raise KieloError(f"{folder} holds no whole checkpoint{damaged}; run the train stage first")
     return path
 
 
-def _row(path: Path, checksums: bool) -> dict[str, Any]:
+def _row(path: Path, checksums: bool) -> JsonTable:
     fault = check_checkpoint(path, checksums)
-    plain: dict[str, Any] = {}
-    written_at = None
+    written_at, state = None, PlainState()
     with suppress(KieloError):
         written_at = read_checkpoint_manifest(path).written_at
-        plain = read_index(path, names=()).plain
+        state = read_state(path)
     return {
         "name": path.name,
         "step": step_of(path),
-        "tokens": plain.get("tokens"),
-        "loss": plain.get("loss"),
+        "tokens": state.tokens,
+        "loss": state.loss,
         "bytes": _folder_bytes(path),
         "written_at": written_at,
         "state": str(fault) if fault else "verified" if checksums else "complete",
@@ -146,20 +147,21 @@ def newest_whole(paths: list[Path]) -> Path:
 
 def find_faults(paths: Iterable[Path]) -> dict[Path, list[Fault]]:
     """Returns the faults of each checkpoint, one a file. Every byte is read; stderr shows a progress bar."""
-    files, faults = {}, {}
+    files: dict[Path, Mapping[str, CheckpointFile]] = {}
+    faults: dict[Path, list[Fault]] = {}
     for path in paths:
         faults[path] = []
         try:
             files[path] = listed_files(path)
         except FaultyCheckpoint as error:
             faults[path] = [error.fault]
-    total = sum(record["bytes"] for listed in files.values() for record in listed.values())
+    total = sum(record.bytes for listed in files.values() for record in listed.values())
     with tqdm(total=total, unit="B", unit_scale=True, desc="verifying", disable=None) as bar:
         for path, listed in files.items():
             for name in sorted(listed):
                 fault = find_fault(path, [name], listed)
                 faults[path] += [fault] if fault else []
-                bar.update(listed[name]["bytes"])
+                bar.update(listed[name].bytes)
     return faults
 
 
@@ -169,30 +171,33 @@ def state_after_verification(faults: list[Fault]) -> str:
     return f"{faults[0].kind}: {'; '.join(fault.reason for fault in faults)}" if faults else "verified"
 
 
-def describe_checkpoint(path: Path) -> dict[str, Any]:
+def describe_checkpoint(path: Path) -> JsonTable:
     """Returns the facts of one checkpoint, as `kielo checkpoint show --json` prints them."""
     index = read_index(path)
-    files = listed_files(path)
-    manifest = read_manifest(path)
+    state = index.plain
+    manifest = read_checkpoint_manifest(path)
+    files = manifest.files
     # The index is what is shown: it is read whole, of the rest only sizes and save ids.
     fault = find_fault(path, [INDEX_NAME], files) or check_checkpoint(path, checksums=False)
     return {
         "checkpoint": str(path),
         "state": str(fault) if fault else "complete",
         "step": index.step,
-        **{key: index.plain.get(key) for key in ("tokens", "samples", "loss")},
+        "tokens": state.tokens,
+        "samples": state.samples,
+        "loss": state.loss,
         "save_id": index.save_id,
         "written_at": manifest.written_at,
         "written_by": f"kielo {manifest.versions['kielo']}",
-        "recipe": index.plain.get("identity", {}).get("name"),
-        "model": index.plain.get("identity", {}).get("model"),
-        "averaged_from": index.plain.get("averaged_from"),
+        "recipe": state.identity.get("name"),
+        "model": state.identity.get("model"),
+        "averaged_from": [source.content() for source in state.averaged_from] or None,
         "parts": _parts(index),
-        "files": {name: record["bytes"] for name, record in files.items()},
+        "files": {name: record.bytes for name, record in files.items()},
     }
 
 
-def describe_tensors(path: Path) -> list[dict[str, Any]]:
+def describe_tensors(path: Path) -> list[JsonTable]:
     """Returns a row for each tensor: dtype, shape, number of chunks, and the tensor that it is tied to."""
     index = read_index(path)
     return [
@@ -212,7 +217,7 @@ def _is_checkpoint(path: Path) -> bool:
     return (path / INDEX_NAME).is_file() or (path.is_dir() and step_of(path.resolve()) is not None)
 
 
-def _parts(index: CheckpointIndex) -> list[dict[str, Any]]:
+def _parts(index: CheckpointIndex) -> list[JsonTable]:
     """Counts tensors, elements and bytes by part (`model`, `optimiser`) and dtype; tied tensors once."""
     groups: dict[tuple[str, str], list[TensorEntry]] = {}
     for name, entry in index.tensors.items():

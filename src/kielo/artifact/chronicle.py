@@ -113,7 +113,7 @@ def attempts_of(train_folder: Path) -> list[Attempt]:
     lines = read_attempts(train_folder)
     begins = [(at, line) for at, line in enumerate(lines) if isinstance(line, Beginning)]
     found = []
-    for (at, begin), (until, after) in zip(begins, [*begins[1:], (len(lines), None)]):
+    for (at, begin), (until, after) in zip(begins, [*begins[1:], (len(lines), None)], strict=False):
         ends = [line for line in lines[at + 1 : until] if isinstance(line, End)]
         found.append(Attempt(begin, ends[-1] if ends else None, after))
     return found
@@ -151,7 +151,7 @@ def _time_rows(attempts: Sequence[Attempt], rows: Sequence[Row]) -> list[tuple[s
     since = _between(attempts[0].begin.began_at, last) if last else 0.0
     effective = effective_seconds(rows)
     lost = sum(attempt.lost_steps for attempt in attempts)
-    found = [
+    found: list[tuple[str, ...]] = [
         ("attempts", str(len(attempts))),
         ("steps taken again", f"{lost:,}"),
         ("on steps that were kept", format_seconds(effective)),
@@ -172,9 +172,15 @@ def _attempt_row(number: int, attempt: Attempt, alerts: Sequence[Alert]) -> tupl
     hosts = list(dict.fromkeys(begin.hosts))
     more = f" and {len(hosts) - _MOST_HOSTS} more" if len(hosts) > _MOST_HOSTS else ""
     return (
-        str(number), _short(begin.began_at), _ended(attempt), steps, f"{attempt.lost_steps:,}",
-        f"{begin.ranks:,}", ", ".join(hosts[:_MOST_HOSTS]) + more, _cause(attempt, alerts),
-    )  # fmt: skip
+        str(number),
+        _short(begin.began_at),
+        _ended(attempt),
+        steps,
+        f"{attempt.lost_steps:,}",
+        f"{begin.ranks:,}",
+        ", ".join(hosts[:_MOST_HOSTS]) + more,
+        _cause(attempt, alerts),
+    )
 
 
 def _ended(attempt: Attempt) -> str:
@@ -195,7 +201,7 @@ def _cause(attempt: Attempt, alerts: Sequence[Alert]) -> str:
 
 
 def _change_rows(attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for number, attempt in enumerate(attempts[1:], start=2):
         for change in attempt.begin.changes:
             rows.append((str(number), change.key, change.before, change.after))
@@ -209,7 +215,7 @@ def _change_rows(attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
 
 
 def _event_rows(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    found = []
+    found: list[tuple[str, ...]] = []
     for row in rows:
         match row:
             case Spike():

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import orjson
 import zstandard
 
 from kielo.artifact.durable import DurableFile
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.text_files import decode_text, read_lines
 from kielo.recipe.errors import KieloError
 
@@ -22,8 +23,21 @@ TURNS, TOOLS = "turns", "tools"
 ANSWERS = "assistant"  # the role whose messages are the answers
 WEIGHT = "weight"  # of a message: 0 where it carries no loss
 
-Message = dict[str, Any]  # {"role", "content"}, and what else the template is given
+Message = JsonTable  # {"role", "content"}, and what else the template is given
 Turns = list[list[Any]]  # [role, characters] of each message, and {key: value} where there is more
+
+
+class Document(TypedDict):
+    """A document of a corpus. metadata: its place in its file, and of a conversation its turns and tools.
+
+    place: in the corpus, as long as other steps of the corpus stage follow.
+    """
+
+    id: str
+    text: str
+    source: str
+    metadata: JsonTable
+    place: NotRequired[Sequence[int]]
 
 
 def join_messages(messages: Sequence[Message]) -> tuple[str, Turns]:
@@ -45,7 +59,7 @@ def split_messages(text: str, turns: Turns) -> list[Message]:
     return messages
 
 
-def messages_of(document: dict[str, Any]) -> list[Message] | None:
+def messages_of(document: Document) -> list[Message] | None:
     """Returns the messages of a document; None where it is no conversation."""
     turns = document["metadata"].get(TURNS)
     return None if turns is None else split_messages(document["text"], turns)
@@ -66,11 +80,11 @@ class DocumentWriter:
     def __init__(self, path: Path | str):
         self.path = Path(path)
         self._file = DurableFile(self.path)
-        self._stream = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL, write_checksum=True).stream_writer(
-            self._file, closefd=False
-        )
+        compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL, write_checksum=True)
+        # The stub asks for a whole file, and only `write` is called.
+        self._stream = compressor.stream_writer(self._file, closefd=False)  # type: ignore[arg-type]
 
-    def add(self, document: dict[str, Any]) -> None:
+    def add(self, document: Document) -> None:
         self._stream.write(orjson.dumps(document) + b"\n")
 
     def add_lines(self, lines: bytes) -> None:
@@ -96,7 +110,7 @@ class DocumentWriter:
             self.abandon()
 
 
-def write_documents(path: Path | str, documents: Iterable[dict[str, Any]]) -> int:
+def write_documents(path: Path | str, documents: Iterable[Document]) -> int:
     """Write all the documents to one .jsonl.zst file; returns their number. An exception leaves nothing."""
     count = 0
     with DocumentWriter(path) as writer:
@@ -106,7 +120,7 @@ def write_documents(path: Path | str, documents: Iterable[dict[str, Any]]) -> in
     return count
 
 
-def read_documents(folder_or_file: Path | str) -> Iterator[dict[str, Any]]:
+def read_documents(folder_or_file: Path | str) -> Iterator[Document]:
     """Yields the documents of one file, or of a folder's *.jsonl.zst in the order of their names.
 
     Raises KieloError naming the file, and the line where there is one.
@@ -124,7 +138,7 @@ def document_files(folder_or_file: Path | str) -> list[Path]:
     return sorted(place.glob("*" + SUFFIX)) if place.is_dir() else [place]
 
 
-def parse_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def parse_record(path: Path, number: int, line: bytes) -> Any:
     """Returns the JSON object of one line. KieloError, naming file and line, for anything else."""
     try:
         record = orjson.loads(line)

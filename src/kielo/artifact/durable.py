@@ -106,7 +106,7 @@ def disk_problems_reported(what: str) -> Iterator[None]:
     except OSError as problem:
         why = problem.strerror or str(problem)
         where = f" ({problem.filename})" if problem.filename else ""
-        advice = _ADVICE.get(problem.errno, "mend that, and the same command makes it")
+        advice = _ADVICE.get(problem.errno or 0, "mend that, and the same command makes it")
         raise KieloError(f"{what} was not written: {why}{where}. What would work: {advice}") from problem
 
 

@@ -10,12 +10,12 @@ from pydantic import BaseModel, TypeAdapter
 
 from kielo.artifact import attempt_files, metrics
 from kielo.artifact.attempt_files import Outcome
-from kielo.artifact.funnel import Funnel
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.launch_files import Ladder, Launch, MadeSite
 from kielo.artifact.prefetched import Prefetched
-from kielo.artifact.scores import MaskedScores, Scores
+from kielo.artifact.scores import MaskedScores, Scores, Summary
+from kielo.artifact.stage_counts import Funnel
 from kielo.artifact.stage_json import JsonFile
-from kielo.artifact.summary import Summary
 from kielo.artifact.token_sources import TokenFiles
 from kielo.artifact.tokenizer_files import RowMap, TokenizerMeasure
 from kielo.artifact.verify_results import Parity, Preflight
@@ -74,10 +74,11 @@ FORMATS = {
 }
 
 
-def schema_of(name: str) -> dict[str, Any]:
+def schema_of(name: str) -> JsonTable:
     """Returns the JSON Schema (draft 2020-12) of a format in `FORMATS`."""
     if name == "recipe":
         return json_schema()
     found = FORMATS[name]
-    schema = TypeAdapter(Union[found.types]).json_schema()  # noqa: UP007 - of a tuple
+    kinds: Any = Union[found.types]  # noqa: UP007 - of a tuple
+    schema = TypeAdapter(kinds).json_schema()
     return {"$schema": DIALECT, **schema, "title": found.file, "description": found.content}

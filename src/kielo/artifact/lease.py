@@ -124,8 +124,8 @@ class Lease:
             seen = _read(_lease_path(folder, last))
         except OSError:
             return None
-        holder = seen and seen.holder()
-        if holder is None or holder.token != token:
+        holder = seen.holder() if seen else None
+        if seen is None or holder is None or holder.token != token:
             return None
         return cls(_lease_path(folder, last), seen.text, BEAT_SECONDS)
 
@@ -199,7 +199,7 @@ class Lease:
 
     def _look(self) -> None:
         found = _read(self.path)
-        following = _numbered(self.path) + 1
+        following = int(self.path.name.split(".")[1]) + 1
         taken = _read(_lease_path(self.path.parent, following))
         if taken is None and found is not None and found.text == self.text:
             return
@@ -307,7 +307,6 @@ def _process_state(pid: int) -> tuple[str, int]:
 
 
 def _create(path: Path, text: str) -> bool:
-    """Make the file if it is not there; returns True if it was made."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
@@ -333,10 +332,6 @@ def _read(path: Path) -> _Seen | None:
 
 def _numbers(folder: Path) -> list[int]:
     return [int(match[1]) for name in os.listdir(folder) if (match := _LEASE_FILE.fullmatch(name))]
-
-
-def _numbered(path: Path) -> int:
-    return int(_LEASE_FILE.fullmatch(path.name)[1])
 
 
 def _lease_path(folder: Path, number: int) -> Path:

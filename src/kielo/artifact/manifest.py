@@ -12,16 +12,18 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import xxhash
+from pydantic import ValidationError
 
 from kielo.artifact.durable import DurableFile, bring_tree_to_disk, disk_problems_reported, is_aside
+from kielo.artifact.json_object import JsonObject, JsonTable, first_wrong
 from kielo.artifact.own_text import is_own_text
 from kielo.artifact.stage_folder import StageFolder
 from kielo.recipe.errors import KieloError
@@ -34,23 +36,60 @@ HASHED_BYTES = 1 << 20
 PACKAGES = ("kielo", "numpy", "tokenizers", "torch", "transformers")
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """The content of `manifest.json`.
+class FileRecord(JsonObject):
+    """A file of a finished stage."""
 
-    `inputs` maps a name to a hash, `section` is the recipe's section (JSON), `counts` holds the stage's
-    figures, `files` maps a path relative to the folder to {"bytes", "xxh3_128"}.
-    """
+    bytes: int
+    """Its size."""
+    xxh3_128: str | None = None
+    """Its checksum, in hexadecimal; null: the manifest has another one of it, as those of checkpoints."""
+
+
+class Manifest(JsonObject):
+    """The content of `manifest.json`."""
 
     kind: str
+    """The stage."""
     version: int
+    """Version of what the stage writes."""
     inputs: dict[str, str]
-    section: dict[str, Any]
-    counts: dict[str, Any]
+    """Input → its hash."""
+    section: JsonTable
+    """The section of the recipe."""
+    counts: JsonTable
+    """The stage's figures; their types are in `stage_counts.py`."""
     wall_seconds: float
+    """Seconds of the work."""
     versions: dict[str, str]
-    files: dict[str, dict[str, Any]]
+    """Versions of Python and of the packages that decide an output."""
+    files: Mapping[str, FileRecord]
+    """Path, relative to the folder → the file."""
     written_at: str
+    """Date and time in UTC, ISO 8601, to the second."""
+
+    @classmethod
+    def of_now(
+        cls,
+        kind: str,
+        version: int,
+        inputs: Mapping[str, str],
+        section: Mapping[str, Any],
+        counts: Mapping[str, Any],
+        wall_seconds: float,
+        files: Mapping[str, FileRecord],
+    ) -> Self:
+        """Returns a manifest that is written now, by the packages that are installed."""
+        return cls(
+            kind=kind,
+            version=version,
+            inputs=dict(inputs),
+            section=as_json(section),
+            counts=as_json(counts),
+            wall_seconds=round(wall_seconds, 3),
+            versions=installed_versions(),
+            files=files,
+            written_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
 
 
 @dataclass
@@ -58,27 +97,34 @@ class Stage:
     """A stage in the making: write files under `folder`, fill `counts`."""
 
     folder: Path
-    counts: dict[str, Any] = field(default_factory=dict)
+    counts: JsonTable = field(default_factory=dict)
 
 
 def read_manifest(folder: Path | str) -> Manifest | None:
     """Returns the folder's manifest; None when there is none (the stage is not finished).
 
-    Raises KieloError when there is one that cannot be understood.
+    Raises KieloError, naming the first wrong key, when there is one that cannot be understood.
     """
     path = Path(folder) / MANIFEST_NAME
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return Manifest(**{entry.name: content[entry.name] for entry in fields(Manifest)})
+        return Manifest.model_validate_json(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as problem:
         raise KieloError(f"{path}: cannot be read ({problem.strerror})") from problem
-    except (ValueError, KeyError, TypeError) as problem:
+    except ValidationError as problem:
         raise KieloError(
-            f"{path}: not a readable manifest of Kielo's ({type(problem).__name__}: {problem}); move "
-            f"{path.parent} away, and the stage makes it again"
+            f"{path}: not a readable manifest of Kielo's ({first_wrong(problem)}); move {path.parent} away, "
+            "and the stage makes it again"
         ) from None
+
+
+def finished_manifest(folder: Path | str) -> Manifest:
+    """Returns the folder's manifest. Raises KieloError when the stage is not finished."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise KieloError(f"{folder}: no {MANIFEST_NAME}, so this stage is not finished; run it first")
+    return manifest
 
 
 def is_current(
@@ -87,7 +133,7 @@ def is_current(
     version: int,
     inputs: Mapping[str, str],
     section: Mapping[str, Any],
-    migrate: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+    migrate: Callable[[JsonTable], JsonTable] = dict,
 ) -> bool:
     """Returns True if `folder` already holds what these inputs and this section would make again.
 
@@ -105,7 +151,7 @@ def differences(
     version: int,
     inputs: Mapping[str, str],
     section: Mapping[str, Any],
-    migrate: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+    migrate: Callable[[JsonTable], JsonTable] = dict,
 ) -> list[str]:
     """Returns the differences of the finished stage in `folder` from what these inputs and this section make.
 
@@ -136,16 +182,19 @@ def expire(folder: Path | str) -> None:
     """
     manifest = read_manifest(folder)
     if manifest is not None:
-        expired = replace(manifest, inputs=manifest.inputs | {"expired": datetime.now(UTC).isoformat()})
-        write_json_atomically(Path(folder) / MANIFEST_NAME, asdict(expired))
+        inputs = manifest.inputs | {"expired": datetime.now(UTC).isoformat()}
+        _rewrite(folder, manifest, {"inputs": inputs})
 
 
 def rewrite_counts(folder: Path | str, counts: Mapping[str, Any]) -> None:
     """Replace the counts in the manifest of a finished stage; its hash does not depend on them."""
     manifest = read_manifest(folder)
     if manifest is not None:
-        content = asdict(replace(manifest, counts=as_json(counts)))
-        write_json_atomically(Path(folder) / MANIFEST_NAME, content)
+        _rewrite(folder, manifest, {"counts": as_json(counts)})
+
+
+def _rewrite(folder: Path | str, manifest: Manifest, changes: JsonTable) -> None:
+    write_json_atomically(Path(folder) / MANIFEST_NAME, manifest.content() | changes)
 
 
 def check_sizes(folder: Path | str, manifest: Manifest, names: Iterable[str]) -> None:
@@ -157,10 +206,10 @@ def check_sizes(folder: Path | str, manifest: Manifest, names: Iterable[str]) ->
                 f"{path}: is not listed in {MANIFEST_NAME}, so the stage did not write it; move it away"
             )
         size = path.stat().st_size if path.is_file() else None
-        if size != listed["bytes"]:
+        if size != listed.bytes:
             found = "it is missing" if size is None else f"it has {size:,} bytes"
             raise KieloError(
-                f"{path}: {found}, and the stage wrote {listed['bytes']:,}; put the file back, or move "
+                f"{path}: {found}, and the stage wrote {listed.bytes:,}; put the file back, or move "
                 f"{folder} away and run the stage again"
             )
 
@@ -180,18 +229,8 @@ def hash_manifest(folder: Path | str) -> str:
     Seconds, dates and library versions are left out, so the same output made twice has one hash.
     Raises KieloError when the stage is not finished.
     """
-    manifest = read_manifest(folder)
-    if manifest is None:
-        raise KieloError(f"{folder}: no {MANIFEST_NAME}, so this stage is not finished; run it first")
-    return hash_json(
-        {
-            "kind": manifest.kind,
-            "version": manifest.version,
-            "inputs": manifest.inputs,
-            "section": manifest.section,
-            "files": manifest.files,
-        }
-    )
+    content = finished_manifest(folder).content()
+    return hash_json({key: content[key] for key in ("kind", "version", "inputs", "section", "files")})
 
 
 def hash_json(content: Any) -> str:
@@ -257,18 +296,9 @@ def write_manifest(
     """Bring the files under `folder` to the disk, hash them, and write the manifest that vouches for them."""
     folder = Path(folder)
     bring_tree_to_disk(folder)
-    manifest = Manifest(
-        kind=kind,
-        version=version,
-        inputs=dict(inputs),
-        section=as_json(section),
-        counts=as_json(counts),
-        wall_seconds=round(wall_seconds, 3),
-        versions=installed_versions(),
-        files=_describe_files(folder),
-        written_at=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-    write_json_atomically(folder / MANIFEST_NAME, asdict(manifest))
+    files = _describe_files(folder)
+    manifest = Manifest.of_now(kind, version, inputs, section, counts, wall_seconds, files)
+    write_json_atomically(folder / MANIFEST_NAME, manifest.content())
     return manifest
 
 
@@ -305,22 +335,22 @@ def _installed_versions() -> dict[str, str]:
     return versions
 
 
-def _describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+def _describe_files(folder: Path) -> dict[str, FileRecord]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST_NAME)
     return {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "xxh3_128": hash_file(path)}
+        path.relative_to(folder).as_posix(): FileRecord(bytes=path.stat().st_size, xxh3_128=hash_file(path))
         for path in paths
     }
 
 
-def _is_as_listed(path: Path, entry: Mapping[str, Any]) -> bool:
-    if not path.is_file() or path.stat().st_size != entry["bytes"]:
+def _is_as_listed(path: Path, listed: FileRecord) -> bool:
+    if not path.is_file() or path.stat().st_size != listed.bytes:
         return False
-    return entry["bytes"] > HASHED_BYTES or "xxh3_128" not in entry or hash_file(path) == entry["xxh3_128"]
+    return listed.bytes > HASHED_BYTES or listed.xxh3_128 is None or hash_file(path) == listed.xxh3_128
 
 
 def _changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [key for key in before | now if before.get(key) != now.get(key)]
+    return [key for key in {**before, **now} if before.get(key) != now.get(key)]
 
 
 def _foreign(folder: Path, kind: str) -> str | None:

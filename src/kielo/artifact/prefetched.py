@@ -7,8 +7,9 @@ packages; prefetched.json, written last, lists them.
 
 import os
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import hash_json
 from kielo.artifact.stage_json import JsonFile, JsonObject
 from kielo.recipe.errors import KieloError
@@ -60,7 +61,7 @@ def prefetched_folder() -> Path | None:
     return folder
 
 
-def text_folder(folder: Path, name: str, wanted: dict[str, Any]) -> Path:
+def text_folder(folder: Path, name: str, wanted: JsonTable) -> Path:
     """Returns where the text of a source is: by its name and all that decides what is downloaded."""
     return folder / TEXT_FOLDER / f"{name}_{hash_json(wanted)[:8]}"
 

@@ -12,8 +12,6 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +20,10 @@ import xxhash
 from kielo.artifact.durable import DurableFile
 from kielo.artifact.manifest import (
     MANIFEST_NAME,
+    FileRecord,
     Manifest,
     as_json,
     hash_json,
-    installed_versions,
     is_current,
     refuse_foreign,
     write_json_atomically,
@@ -36,12 +34,18 @@ from kielo.recipe.errors import KieloError, sentence
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
+class FinishedFile(FileRecord):
+    """A file that is whole and on the disk. All but its sha256 goes into the manifest's files."""
+
+    xxh3_64_blocks: list[str] | None = None
+    sha256: str
+
+
 class ResumableStage:
     """The stage folder `folder` in the making; `kind` … `section` are its identity, as in `is_current`.
 
     Order of use, unless `is_done`: `refuse`; `begin`, the files and `finish`, unless `is_written`; then
-    `publish`. Files are written into `new`. A file's record for `add` is {"bytes", "sha256", …}: what is not
-    its sha256 goes into the manifest's files.
+    `publish`. Files are written into `new`.
     """
 
     def __init__(
@@ -51,9 +55,9 @@ class ResumableStage:
         self._identity = (kind, version, dict(inputs), as_json(section))
         self._place = StageFolder(folder, kind, hash_json(self._identity))
         self.new = self._place.new
-        self.finished: dict[str, dict[str, Any]] = {}
+        self.finished: dict[str, FinishedFile] = {}
         self._missing_bytes = 0
-        self._small: dict[str, dict[str, Any]] = {}
+        self._small: dict[str, FinishedFile] = {}
         self._began = time.monotonic()
 
     def is_done(self) -> bool:
@@ -76,8 +80,7 @@ class ResumableStage:
 
         KieloError while another process writes it.
         """
-        self._place.begin(is_resumed=True)
-        journal = self._place.journal
+        self._journal = journal = self._place.begin(is_resumed=True)
         journal.seek(0)
         sound, self.finished = self._read_journal(journal.read())
         journal.truncate(sound)
@@ -96,43 +99,35 @@ class ResumableStage:
         if num_bytes > shutil.disk_usage(self.new).free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def add(self, name: str, record: dict[str, Any]) -> None:
+    def add(self, name: str, record: FinishedFile) -> None:
         """Note that the file `name` is whole and on the disk."""
-        self._note({"file": name} | record)
+        self._journal.write(json.dumps({"file": name} | record.content()).encode() + b"\n")
+        os.fsync(self._journal.fileno())
         self.finished[name] = record
-        self._missing_bytes -= record["bytes"]
+        self._missing_bytes -= record.bytes
 
     def write(self, name: str, data: bytes, is_listed: bool = True) -> None:
         """Write a small file, which a later attempt writes again. is_listed: the manifest lists it."""
         with DurableFile(self.new / name) as file:
             file.write(data)
         if is_listed:
-            digests = {
-                "xxh3_128": xxhash.xxh3_128_hexdigest(data),
-                "sha256": hashlib.sha256(data).hexdigest(),
-            }
-            self._small[name] = {"bytes": len(data)} | digests
+            self._small[name] = FinishedFile(
+                bytes=len(data),
+                xxh3_128=xxhash.xxh3_128_hexdigest(data),
+                sha256=hashlib.sha256(data).hexdigest(),
+            )
 
     def finish(self, counts: Mapping[str, Any]) -> None:
         """Write the manifest: all files are written. Its counts get the sha256 of each file."""
         records = dict(sorted((self.finished | self._small).items()))
-        sha256 = {name: record["sha256"] for name, record in records.items()}
-        kind, version, inputs, section = self._identity
-        manifest = Manifest(
-            kind=kind,
-            version=version,
-            inputs=inputs,
-            section=section,
-            counts=as_json(counts) | {"sha256": sha256},
-            wall_seconds=round(time.monotonic() - self._began, 3),
-            versions=installed_versions(),
-            files={
-                name: {key: value for key, value in record.items() if key != "sha256"}
-                for name, record in records.items()
-            },
-            written_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
-        write_json_atomically(self.new / MANIFEST_NAME, asdict(manifest))
+        sha256 = {name: record.sha256 for name, record in records.items()}
+        files = {
+            name: FileRecord(**record.model_dump(exclude_unset=True, exclude={"sha256"}))
+            for name, record in records.items()
+        }
+        seconds = time.monotonic() - self._began
+        manifest = Manifest.of_now(*self._identity, as_json(counts) | {"sha256": sha256}, seconds, files)
+        write_json_atomically(self.new / MANIFEST_NAME, manifest.content())
 
     def publish(self) -> None:
         """Give the finished folder its name; an older one there is removed."""
@@ -158,9 +153,9 @@ class ResumableStage:
             f"files stay in {self.new}; the same command goes on from there"
         )
 
-    def _read_journal(self, content: bytes) -> tuple[int, dict[str, dict[str, Any]]]:
+    def _read_journal(self, content: bytes) -> tuple[int, dict[str, FinishedFile]]:
         """Returns (bytes of the sound lines, the finished files by name); a kill may tear the last line."""
-        sound, finished = 0, {}
+        sound, finished = 0, dict[str, FinishedFile]()
         for line in content[: content.rfind(b"\n") + 1].splitlines(keepends=True):
             try:
                 entry = json.loads(line)
@@ -170,15 +165,10 @@ class ResumableStage:
                 return 0, {}
             sound += len(line)
             if "file" in entry:
-                finished[entry.pop("file")] = entry
-        return sound, {
-            name: entry for name, entry in finished.items() if self._is_whole(name, entry["bytes"])
-        }
+                name = entry.pop("file")
+                finished[name] = FinishedFile.model_validate(entry)
+        return sound, {name: one for name, one in finished.items() if self._is_whole(name, one.bytes)}
 
     def _is_whole(self, name: str, size: int) -> bool:
         path = self.new / name
         return path.is_file() and path.stat().st_size == size
-
-    def _note(self, entry: dict[str, Any]) -> None:
-        self._place.journal.write(json.dumps(entry).encode() + b"\n")
-        os.fsync(self._place.journal.fileno())

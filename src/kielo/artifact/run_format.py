@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.own_text import HASH_COMMENT, is_own_text, write_own_text
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import RUN_RECIPE_NAME
@@ -26,7 +27,7 @@ from kielo.recipe.toml_text import toml_table
 
 VERSION_KEY = "format_version"
 OLDEST_VERSION = 2
-Table = dict[str, Any]
+Table = JsonTable
 
 
 class Migration(NamedTuple):

@@ -1,9 +1,10 @@
-"""The scores of a model: `evaluate/scores.json`, and `evaluate/masked_scores.json` of encoders."""
+"""The scores of a model, `scores.json` and of encoders `masked_scores.json`, and a run's `summary.json`."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.stage_json import JsonFile, JsonObject
 
 # `evaluate/scores.json`: the bits per byte of a model and of the baselines, and samples of its text.
@@ -66,7 +67,7 @@ class Scores(JsonFile):
     """The model's score on each source's held-out text, and on texts from outside of the mixture."""
     samples: list[Sample]
     """Samples, one for each prompt."""
-    sampling: dict[str, Any]
+    sampling: JsonTable
     """Settings of the samples: temperature, top_k, seed."""
     heldout_bytes: int = Field(ge=0)
     """UTF-8 bytes of the held-out documents that were scored."""
@@ -237,3 +238,76 @@ class MaskedScores(JsonFile):
     """Sentences with a hidden word."""
     minimal_pairs: MinimalPairScores | None = None
     part_of_speech: PartOfSpeechScores | None = None
+
+
+# `summary.json`: the figures of a run in one file, written by the report stage into the run's folder.
+
+
+class StageTime(JsonObject):
+    """The time of one stage."""
+
+    seconds: float
+    """Seconds of the work that made the stage's folder."""
+    skipped: bool
+    """True if an earlier run had made the stage already."""
+
+
+class CorpusSummary(JsonObject):
+    """The text before and after cleaning; null: the stage is not finished."""
+
+    bytes_in: int | None
+    """UTF-8 bytes of the raw text."""
+    documents_in: int | None
+    """Documents of the raw text."""
+    bytes_kept: int | None
+    """UTF-8 bytes of the clean text."""
+    documents_kept: int | None
+    """Documents of the clean text."""
+
+
+class BitsPerByteSummary(JsonObject):
+    """Bits per byte of held-out text; fewer is better. null: the stage is not finished."""
+
+    model: float | None
+    """The model's."""
+    unigram: float | None
+    """The token unigram's."""
+    xz: float | None
+    """Those of `xz -9e` after the training text."""
+    ngram: float | None
+    """The interpolated byte n-gram's."""
+
+
+class ParitySummary(JsonObject):
+    """Parity with Hugging Face's transformers; null: the stage is not finished."""
+
+    max_relative_loss_difference: float | None
+    """Largest relative difference of the losses over all steps."""
+    steps: int | None
+    """Optimiser steps that were compared."""
+    passed: bool | None
+    """True if the certificate passed."""
+
+
+class Summary(JsonFile):
+    """The figures of a run."""
+
+    FILE_NAME: ClassVar[str] = "summary.json"
+
+    stages: dict[str, StageTime]
+    """Stage → its time, in the order of the run."""
+    parameters: int | None = None
+    """Parameters of the model; null: nothing was trained."""
+    tokens: int | None = None
+    """Tokens of the whole training; null: nothing was trained."""
+    corpus: CorpusSummary
+    bits_per_byte: BitsPerByteSummary
+    masked_tokens: Accuracy | None = None
+    """Shares of hidden tokens that an encoder and its baselines predict; null: no encoder was evaluated."""
+    parity: ParitySummary
+    tokens_per_second: float | None
+    """Tokens per second of training over all ranks, the median; null: nothing was trained."""
+    export: str | None
+    """The folder of the exported model; null: nothing was exported."""
+    kielo_version: str
+    """The version of Kielo that wrote this file."""

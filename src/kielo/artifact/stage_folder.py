@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 
 from kielo.artifact.durable import bring_to_disk, make_folder, name_durably
@@ -39,7 +40,7 @@ class StageFolder:
         self.head = (
             json.dumps({"stage": kind, "folder": self.place.name, "identity": identity}).encode() + b"\n"
         )
-        self.journal = None
+        self.journal: FileIO | None = None
 
     def refuse(self) -> None:
         """Raise KieloError where no stage folder can be, or where the folder aside is not Kielo's."""
@@ -64,24 +65,25 @@ class StageFolder:
                 "changed"
             )
 
-    def begin(self, is_resumed: bool = False) -> None:
-        """Make the folder aside, or open the one that a killed attempt left.
+    def begin(self, is_resumed: bool = False) -> FileIO:
+        """Make the folder aside, or open the one that a killed attempt left; returns the journal.
 
         is_resumed: `new` keeps its files, else it is emptied.
         KieloError while another process works there.
         """
         make_folder(self._aside)
         # Unbuffered: a line is in the file when `write` is back.
-        self.journal = open(self.journal_path, "a+b", buffering=0)  # noqa: SIM115 (until `close`)
-        self._claim()
-        if not os.fstat(self.journal.fileno()).st_size:
-            self.journal.write(self.head)
-            os.fsync(self.journal.fileno())
+        journal = self.journal = FileIO(self.journal_path, "a+")
+        self._claim(journal)
+        if not os.fstat(journal.fileno()).st_size:
+            journal.write(self.head)
+            os.fsync(journal.fileno())
             bring_to_disk(self._aside)
         self.settle()
         if self.new.exists() and not is_resumed:
             shutil.rmtree(self.new)
         self.new.mkdir(exist_ok=True)
+        return journal
 
     def settle(self) -> None:
         """End an exchange that was killed: the old content goes back to an empty place, or goes."""
@@ -132,9 +134,9 @@ class StageFolder:
             return False
         return self.journal_path.is_file() or not any(self._aside.iterdir())
 
-    def _claim(self) -> None:
+    def _claim(self, journal: FileIO) -> None:
         try:
-            fcntl.flock(self.journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
             raise KieloError(

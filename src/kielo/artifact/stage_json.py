@@ -5,27 +5,14 @@ keys in a file are in the order in which the type declares them.
 """
 
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import xxhash
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
-from kielo.artifact.manifest import read_manifest, write_json_atomically
+from kielo.artifact.json_object import JsonObject, Kind, checked, first_wrong
+from kielo.artifact.manifest import MANIFEST_NAME, Manifest, read_manifest, write_json_atomically
 from kielo.recipe.errors import KieloError
-
-
-class JsonObject(BaseModel):
-    """An object in a JSON file. Values are of exactly the declared types, and never changed.
-
-    Unknown keys are kept: a newer Kielo may write more. A field with a default is not in files of every
-    version.
-    """
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="allow", use_attribute_docstrings=True)
-
-    def content(self) -> dict[str, Any]:
-        """Returns the object as it is written: without the defaults of keys that were not given."""
-        return self.model_dump(exclude_unset=True)
 
 
 class JsonFile(JsonObject):
@@ -64,9 +51,24 @@ def read_stage_json(folder: Path | str, kind: type[File]) -> File | None:
     content = _parse(data, path, kind, again)
     manifest = read_manifest(folder)
     listed = manifest.files.get(kind.FILE_NAME) if manifest else None
-    if listed is not None and listed["xxh3_128"] != xxhash.xxh3_128_hexdigest(data):
+    if listed is not None and listed.xxh3_128 != xxhash.xxh3_128_hexdigest(data):
         raise KieloError(f"{path}: was changed since the stage wrote it{again}")
     return content
+
+
+def read_counts(folder: Path | str, kind: type[Kind]) -> Kind | None:
+    """Read the counts of a finished stage as their type (`stage_counts.py`); None where none is finished.
+
+    Raises KieloError, naming the manifest and the first wrong key, when they are not as Kielo writes them.
+    """
+    manifest = read_manifest(folder)
+    return None if manifest is None else counts_of(folder, manifest, kind)
+
+
+def counts_of(folder: Path | str, manifest: Manifest, kind: type[Kind]) -> Kind:
+    """Returns the counts of the manifest in `folder` as their type; raises what `read_counts` does."""
+    advice = f"; move {folder} away and run the stage again"
+    return checked(Path(folder) / MANIFEST_NAME, kind, manifest.counts, advice, "counts.")
 
 
 def _read(path: Path) -> bytes | None:
@@ -80,7 +82,4 @@ def _parse(data: bytes, path: Path, kind: type[File], advice: str = "") -> File:
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        wrong = f"{where}: {first['msg']}" if where else first["msg"]
-        raise KieloError(f"{path}: not as Kielo writes it ({wrong}){advice}") from None
+        raise KieloError(f"{path}: not as Kielo writes it ({first_wrong(error)}){advice}") from None

@@ -12,8 +12,10 @@ import math
 import unicodedata
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, overload
 
 import zstandard
 
@@ -35,9 +37,13 @@ _MARKS = (
 )
 # Which of every four bytes are zero -> the encoding: of Latin text, and of any other in UTF-32.
 _ZERO_PLACES = {
-    (1, 3): "UTF-16LE", (0, 2): "UTF-16BE", (1, 2, 3): "UTF-32LE", (0, 1, 2): "UTF-32BE",
-    (2, 3): "UTF-32LE", (0, 1): "UTF-32BE",
-}  # fmt: skip
+    (1, 3): "UTF-16LE",
+    (0, 2): "UTF-16BE",
+    (1, 2, 3): "UTF-32LE",
+    (0, 1, 2): "UTF-32BE",
+    (2, 3): "UTF-32LE",
+    (0, 1): "UTF-32BE",
+}
 _CONTROLS = bytes(set(range(32)) - set(b"\t\n\r"))
 # Shares of control bytes above which text of one byte a letter, and UTF-8, is looked at as UTF-16; and of
 # characters that no text has, up to which it is that. UTF-16 that is UTF-8, too, is of scripts in few blocks.
@@ -50,6 +56,14 @@ class OtherEncoding(KieloError):
     """A file that is not in the encoding in which it would be read: all of it would be lost or wrong."""
 
 
+@overload
+def read_lines(
+    path: Path | str, max_bytes: None = None, encoding: str | None = None
+) -> Iterator[tuple[int, bytes]]: ...
+@overload
+def read_lines(
+    path: Path | str, max_bytes: int | None, encoding: str | None = None
+) -> Iterator[tuple[int, bytes | None]]: ...
 def read_lines(
     path: Path | str, max_bytes: int | None = None, encoding: str | None = None
 ) -> Iterator[tuple[int, bytes | None]]:
@@ -217,11 +231,11 @@ def _read_plain(path: Path, num_bytes: int = READ_BYTES) -> Iterator[bytes]:
 
 
 def _decompress(
-    path: Path, open_file: Callable[[Path], IO[bytes]], name: str, *problems: type
+    path: Path, *, opened: Callable[[Path], BufferedIOBase], name: str, problems: tuple[type[Exception], ...]
 ) -> Iterator[bytes]:
     """Yields the blocks of a format whose module of Python's opens it as a file."""
     try:
-        with open_file(path) as file:
+        with opened(path) as file:
             while block := file.read(READ_BYTES):
                 yield block
             if not path.stat().st_size:
@@ -235,20 +249,7 @@ def _decompress(
         raise KieloError(f"{path}: damaged or not {name} ({problem}); copy or download it again") from None
 
 
-def _decompress_gzip(path: Path) -> Iterator[bytes]:
-    return _decompress(path, gzip.open, "gzip", gzip.BadGzipFile, zlib.error)
-
-
-def _decompress_xz(path: Path) -> Iterator[bytes]:
-    return _decompress(path, lzma.open, "xz", lzma.LZMAError)
-
-
-def _decompress_bzip2(path: Path) -> Iterator[bytes]:
-    return _decompress(path, bz2.open, "bzip2", OSError, ValueError)
-
-
 def _decompress_zstd(path: Path) -> Iterator[bytes]:
-    """Decompressed blocks of a file of one or more frames."""
     frame: Any = None
     is_cut_short = True
     for block in _read_plain(path, ZSTD_READ_BYTES):
@@ -267,12 +268,13 @@ def _decompress_zstd(path: Path) -> Iterator[bytes]:
         raise KieloError(_cut_short(path))
 
 
-_READERS = {
-    ".gz": _decompress_gzip,
+_GZIP_PROBLEMS = (gzip.BadGzipFile, zlib.error)
+_READERS: dict[str, Callable[[Path], Iterator[bytes]]] = {
+    ".gz": partial(_decompress, opened=gzip.GzipFile, name="gzip", problems=_GZIP_PROBLEMS),
     ".zst": _decompress_zstd,
     ".zstd": _decompress_zstd,
-    ".xz": _decompress_xz,
-    ".bz2": _decompress_bzip2,
+    ".xz": partial(_decompress, opened=lzma.LZMAFile, name="xz", problems=(lzma.LZMAError,)),
+    ".bz2": partial(_decompress, opened=bz2.BZ2File, name="bzip2", problems=(OSError, ValueError)),
 }
 COMPRESSED = tuple(_READERS)
 

@@ -9,6 +9,7 @@ from io import FileIO
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from kielo.artifact.stage_json import JsonObject
 
@@ -27,7 +28,7 @@ class FileArray:
     After an error it is opened again, so that what goes away with the file system's next answer does no harm.
     """
 
-    def __init__(self, path: Path, dtype: np.dtype | str, length: int, first_byte: int = 0):
+    def __init__(self, path: Path, dtype: DTypeLike, length: int, first_byte: int = 0):
         self._path, self._length, self._first_byte = path, length, first_byte
         self.dtype = np.dtype(dtype)
         self._file: FileIO | None = None
@@ -53,7 +54,7 @@ class FileArray:
         thread = threading.get_ident()
         _BEING_READ[thread] = self._path
         try:
-            for row, start in zip(found, starts.tolist()):
+            for row, start in zip(found, starts.tolist(), strict=True):
                 self._fill(memoryview(row).cast("B"), self._first_byte + start * self.dtype.itemsize)
         except OSError:
             self._file = None
@@ -119,7 +120,7 @@ class DocumentIndex(ABC):
 
     def number_at(self, token: int) -> int:
         """Returns the number of the first document that begins at `token` or after it."""
-        return bisect_left(range(self.num_documents), token, key=lambda number: self._start(number))
+        return bisect_left(range(self.num_documents), token, key=self._start)
 
     def _start(self, number: int) -> int:
         return int(self.starts(number, number + 1)[0])

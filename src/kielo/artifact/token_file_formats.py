@@ -114,9 +114,15 @@ def _fingerprint(*parts: _Ends) -> str:
 
 def index_path(path: Path, kind: str) -> Path | None:
     """Returns the file with the documents of a data file, or None for a format without one."""
-    if kind == "megatron":
-        return path.with_name(path.name.removesuffix(".bin") + ".idx")
-    return path.with_name(path.name + ".index") if kind == "ds" else None
+    return {"megatron": _megatron_index_path, "ds": _ds_index_path}[kind](path) if kind != "npy" else None
+
+
+def _megatron_index_path(path: Path) -> Path:
+    return path.with_name(path.name.removesuffix(".bin") + ".idx")
+
+
+def _ds_index_path(path: Path) -> Path:
+    return path.with_name(path.name + ".index")
 
 
 def check_index(path: Path, file: TokenFile) -> None:
@@ -126,7 +132,7 @@ def check_index(path: Path, file: TokenFile) -> None:
     text.
     """
     if file.format == "megatron":
-        _MegatronHead(index_path(path, "megatron")).check_sequences()
+        _MegatronHead(_megatron_index_path(path)).check_sequences()
     index = FORMATS[file.format].index(path, file)
     if index is None:
         return
@@ -147,7 +153,7 @@ def check_index(path: Path, file: TokenFile) -> None:
 
 
 def _describe_megatron(path: Path, width: int) -> TokenFile:
-    head = _MegatronHead(index := index_path(path, "megatron"))
+    head = _MegatronHead(index := _megatron_index_path(path))
     size = path.stat().st_size
     end = head.end_of_data()
     if size % head.dtype.itemsize:
@@ -171,7 +177,7 @@ def _describe_megatron(path: Path, width: int) -> TokenFile:
 
 
 def _megatron_index(path: Path, file: TokenFile) -> DocumentIndex:
-    head = _MegatronHead(index_path(path, "megatron"))
+    head = _MegatronHead(_megatron_index_path(path))
     return MegatronIndex(*head.arrays(), file.tokens, head.dtype.itemsize)
 
 
@@ -292,7 +298,7 @@ def _npy_header(path: Path) -> tuple[np.dtype, int]:
 
 
 def _describe_ds(path: Path, width: int) -> TokenFile:
-    index_path = path.with_name(path.name + ".index")
+    index_path = _ds_index_path(path)
     width = _width_of_metadata(f"{path}.metadata") or width
     data, index = _Ends.of(path), _ends_of_index(index_path)
     dtype, size = np.dtype(f"<u{width}"), data.size
@@ -355,5 +361,5 @@ def _not_whole(path: Path, size: int, dtype: np.dtype) -> KieloError:
 FORMATS = {
     "megatron": Format(".bin", _describe_megatron, _megatron_index),
     "npy": Format(".npy", _describe_npy, lambda path, file: None),
-    "ds": Format(".ds", _describe_ds, lambda path, file: EndsIndex(_ds_ends(index_path(path, "ds")))),
+    "ds": Format(".ds", _describe_ds, lambda path, file: EndsIndex(_ds_ends(_ds_index_path(path)))),
 }

@@ -56,7 +56,7 @@ class TokenSet:
     def sequences(self, numbers: np.ndarray, length: int) -> np.ndarray:
         """Returns whole sequences with their next tokens, [numbers, length + 1]."""
         rows = np.empty((len(numbers), length + 1), self.dtype)
-        for row, number in zip(rows, numbers.tolist()):
+        for row, number in zip(rows, numbers.tolist(), strict=True):
             row[:] = self.read(number * length, length + 1)
         return rows
 
@@ -67,7 +67,7 @@ class TokenSet:
         """
         found = [
             starts[starts > start]
-            for start, size in zip(start_token.tolist(), count.tolist())
+            for start, size in zip(start_token.tolist(), count.tolist(), strict=True)
             if (starts := self._document_starts(start, start + size)) is not None
         ]
         which = np.repeat(np.arange(len(found)), [len(starts) for starts in found])
@@ -79,7 +79,7 @@ class TokenSet:
         starts = np.unique(np.append(self._document_starts(start_token, end), start_token))
         return [
             (self.document_name(int(start)), int(size))
-            for start, size in zip(starts, np.diff(starts, append=end))
+            for start, size in zip(starts, np.diff(starts, append=end), strict=True)
         ]
 
     def document_name(self, token: int) -> str:

@@ -167,7 +167,6 @@ def _times(folder: Path, file: TokenFile) -> tuple[int, ...]:
 
 
 def _parts(folder: Path, file: TokenFile) -> list[Path]:
-    """Returns the paths of a file, its index and its mask."""
     path = folder / file.name
     index = index_path(path, file.format)
     beside = [path.with_name(file.loss_mask)] if file.loss_mask else []

@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar
 
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.stage_json import JsonFile, JsonObject
 
 # `preflight.json`: the verdict of `kielo preflight` on each node of a job, with all that was measured.
@@ -81,9 +82,9 @@ ROUNDING_FACTOR = 10  # losses may part this many times as far as by rounding al
 class Settings(JsonObject):
     """Effective settings, side by side."""
 
-    ours: dict[str, Any]
+    ours: JsonTable
     """Name of the setting → its value in Kielo."""
-    theirs: dict[str, Any]
+    theirs: JsonTable
     """Name of the setting → its value in transformers."""
     differing: list[str]
     """Names of the settings that differ."""
@@ -209,7 +210,7 @@ class Parity(JsonFile):
     """Largest relative difference of the losses with which the certificate passes, but for rounding's."""
     sequence_length: int
     """Tokens of a sequence."""
-    hugging_face_overrides: dict[str, Any]
+    hugging_face_overrides: JsonTable
     """Settings of transformers that were set wrong on purpose, to check the check; empty in a run."""
 
     def limit_in_words(self) -> str:

@@ -9,12 +9,13 @@ looked for in transformers' order: the file that `transformers_weights` of confi
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.prefetched import HUB_FOLDER, not_brought, prefetched_folder
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import conversion
@@ -99,7 +100,7 @@ def pinned(reference: str, folder: Path) -> str:
     return f"hf:{where.partition('@')[0]}@{folder.name}"
 
 
-def weight_files(folder: Path) -> dict[Path, list[str] | None]:
+def weight_files(folder: Path) -> Mapping[Path, list[str] | None]:
     """Returns each file of weights in `folder` → the tensors that an index lists; None for a single file.
 
     Raises KieloError for a folder without weights, and for an index that is damaged, or names files that are
@@ -164,11 +165,11 @@ def _named_file(folder: Path) -> str | None:
     return name
 
 
-def _files_of(folder: Path, name: str) -> dict[Path, list[str] | None]:
+def _files_of(folder: Path, name: str) -> Mapping[Path, list[str] | None]:
     return _indexed(folder, name) if name.endswith(_INDEX) else {folder / name: None}
 
 
-def _indexed(folder: Path, index: str) -> dict[Path, list[str] | None]:
+def _indexed(folder: Path, index: str) -> Mapping[Path, list[str]]:
     path = folder / index
     try:
         content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=partial(unique_keys, path))
@@ -181,7 +182,7 @@ def _indexed(folder: Path, index: str) -> dict[Path, list[str] | None]:
         raise KieloError(
             f"{path}: not a weight index: it has no weight_map that says which file holds which tensor"
         )
-    files: dict[Path, list[str] | None] = {}
+    files: dict[Path, list[str]] = {}
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or name in ("", ".", "..") or re.search(r"[/\\\0]", name):
             raise KieloError(
@@ -195,7 +196,7 @@ def _indexed(folder: Path, index: str) -> dict[Path, list[str] | None]:
     return files
 
 
-def unique_keys(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(path: Path, pairs: list[tuple[str, Any]]) -> JsonTable:
     """Returns a JSON object of the file `path`. KieloError for two entries of one name."""
     content = dict(pairs)
     if len(content) < len(pairs):
@@ -215,11 +216,19 @@ def _here(where: str, is_whole: Callable[[Path], bool]) -> Path | None:
 
     name, _, revision = where.partition("@")
     prefetched = prefetched_folder()
-    hubs = [{"cache_dir": prefetched / HUB_FOLDER}] if prefetched else []
-    for hub, pattern in product([*hubs, {}], ("*.safetensors", "*.bin", _TOKENIZER_FILE)):
-        asked = {"allow_patterns": [*_SMALL_FILES, pattern], "ignore_patterns": ["*/*"], **hub}
+    hubs = [prefetched / HUB_FOLDER, None] if prefetched else [None]
+    for hub, pattern in product(hubs, ("*.safetensors", "*.bin", _TOKENIZER_FILE)):
         try:
-            folder = Path(snapshot_download(name, revision=revision or None, local_files_only=True, **asked))
+            folder = Path(
+                snapshot_download(
+                    name,
+                    revision=revision or None,
+                    cache_dir=hub,
+                    local_files_only=True,
+                    allow_patterns=[*_SMALL_FILES, pattern],
+                    ignore_patterns=["*/*"],
+                )
+            )
         except (LocalEntryNotFoundError, ValueError):
             continue
         if is_whole(folder):
@@ -267,16 +276,18 @@ def _fetched(what: str, reference: str, pattern: str, hub: Path | None) -> Path:
     from huggingface_hub import snapshot_download
 
     name, _, revision = reference.removeprefix("hf:").partition("@")
-    place = {} if hub is None else {"cache_dir": hub}
     try:
         # Without the repository's subfolders: they hold copies in other formats. But for one.
         snapshot = snapshot_download(
-            name, revision=revision or None, allow_patterns=[*_SMALL_FILES, pattern],
-            ignore_patterns=["*/*"], **place,
-        )  # fmt: skip
+            name,
+            revision=revision or None,
+            allow_patterns=[*_SMALL_FILES, pattern],
+            ignore_patterns=["*/*"],
+            cache_dir=hub,
+        )
         commit = Path(snapshot).name if _COMMIT.fullmatch(Path(snapshot).name) else revision or None
         templates = [f"{TEMPLATES_FOLDER}/*.jinja"]
-        snapshot_download(name, revision=commit, allow_patterns=templates, **place)
+        snapshot_download(name, revision=commit, allow_patterns=templates, cache_dir=hub)
         return Path(snapshot)
     except Exception as error:  # the hub's client has a dozen kinds of error for "not there" and "no network"
         raise KieloError(

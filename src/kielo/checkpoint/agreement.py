@@ -34,40 +34,41 @@ class Agreement:
 
     def on_first(self, action: Callable[[], T]) -> T:
         """Runs `action` on rank 0; returns its result, or raises its error as KieloError, on every rank."""
-        answer: tuple[T | None, str | None] = (None, None)
+        results: list[T] = []
+        complaint: str | None = None
         cause: Exception | None = None
         if self.rank == 0:
             try:
-                answer = (action(), None)
+                results = [action()]
             except (KieloError, OSError) as error:
-                answer, cause = (None, sentence(error) or str(error)), error
+                complaint, cause = sentence(error) or str(error), error
         if self.size > 1:
-            answer = objects.broadcast(answer, self.group)
-        if answer[1] is not None:
-            raise KieloError(answer[1]) from cause
-        return answer[0]
+            results, complaint = objects.broadcast((results, complaint), self.group)
+        if complaint is not None:
+            raise KieloError(complaint) from cause
+        return results[0]
 
     def on_all(self, action: Callable[[], T]) -> list[T]:
         """Runs `action` on every rank; returns all results, or raises the first rank's error on every rank.
 
         Its message ends with the rank. An OSError keeps its errno.
         """
-        answer: T | None = None
+        results: list[T] = []
         failure: tuple[str, tuple[Any, ...]] | None = None
         cause: Exception | None = None
         try:
-            answer = action()
+            results = [action()]
         except OSError as error:
             reason = f"{error.strerror or error} on rank {self.rank}"
             failure, cause = ("OSError", (error.errno, reason, error.filename)), error
         except Exception as error:
             kind = "KieloError" if isinstance(error, KieloError) else "RuntimeError"
             failure, cause = (kind, (f"{error} on rank {self.rank} ({type(error).__name__})",)), error
-        answers = self.gather((answer, failure))
+        answers = self.gather((results, failure))
         for _, failure in answers:
             if failure:
                 raise _ERRORS[failure[0]](*failure[1]) from cause
-        return [answer for answer, _ in answers]
+        return [result for of_rank, _ in answers for result in of_rank]
 
     def distribute(self, value: T, divide: Callable[[list[T]], list[R]]) -> R:
         """Gives rank 0 the values of all ranks, and returns to each rank its entry of `divide(values)`.

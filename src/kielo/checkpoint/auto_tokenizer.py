@@ -21,14 +21,7 @@ from kielo.dataset.packed_documents import SampleDocument
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.chat_template import ChatTemplate, LaidOut, has_chat_template
 from kielo.tokenizer.control_tokens import CONFIG_FILES, read_object
-from kielo.tokenizer.load import (
-    CONFIG_FILE,
-    TOKENIZER_FILE,
-    TextTokenizer,
-    encode,
-    load_tokenizer,
-    role_name,
-)
+from kielo.tokenizer.load import CONFIG_FILE, TOKENIZER_FILE, TextTokenizer, encode, load_tokenizer, role_name
 from kielo.tokenizer.text_frame import text_frame
 
 PLAIN_CLASS = "PreTrainedTokenizerFast"  # reads tokenizer.json as it is, in transformers 4 and 5
@@ -194,7 +187,9 @@ def plain_files(files: Mapping[str, bytes], tokenizer: TextTokenizer) -> dict[st
     added = {one.content for one in tokenizer.whole.get_added_tokens_decoder().values() if one.special}
     control = set(tokenizer.for_text.control_tokens.values()) | added
     roles = {role: name for role in _ROLES if (name := role_name(tokenizer, role)) in control}
-    others = sorted((control & added) - set(roles.values()), key=tokenizer.whole.token_to_id)
+    others = sorted(
+        (control & added) - set(roles.values()), key=lambda name: tokenizer.whole.token_to_id(name) or 0
+    )
     written = {"tokenizer_class": PLAIN_CLASS, "clean_up_tokenization_spaces": False}
     written |= {key: config[key] for key in _HARMLESS if key in config} | roles
     if others:
@@ -267,7 +262,7 @@ def _laid_out(tokenizer: TextTokenizer, chats: Sequence[SampleDocument]) -> list
     """Lay conversations out, with the stored ids if there are any."""
     if not chats:
         return []
-    ours = ChatTemplate(tokenizer).lay_out([(one.place, one.messages) for one in chats])
+    ours = ChatTemplate(tokenizer).lay_out([(one.place, one.messages or []) for one in chats])
     return [
         replace(laid_out, ids=_bare(one.ids or laid_out.ids, tokenizer))
         for one, laid_out in zip(chats, ours, strict=True)

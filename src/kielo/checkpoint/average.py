@@ -10,15 +10,17 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from tqdm import tqdm
 
+from kielo.artifact.checkpoint_faults import CheckpointFile
 from kielo.artifact.checkpoint_folder import INDEX_NAME, rank_file_name, step_of
 from kielo.artifact.checkpoint_index import (
     CheckpointIndex,
     Chunk,
+    PlainState,
+    SourceCheckpoint,
     TensorEntry,
     chunk_key,
     entry_json,
@@ -82,15 +84,14 @@ def average(checkpoints: Sequence[Path], to: Path) -> Path:
 
 def _write_means(
     partial: Path, index: CheckpointIndex, indexes: Mapping[Path, CheckpointIndex]
-) -> dict[str, Any]:
+) -> CheckpointFile:
     sources = [CheckpointRows(path, source) for path, source in indexes.items()]
     # Wide dtypes first, so that every tensor starts aligned.
     entries = sorted(index.tensors.items(), key=lambda named: -DTYPES[named[1].dtype].itemsize)
-    save_id = {"save_id": index.save_id}
     stream = SafetensorsStream(
         partial / rank_file_name(0),
         [(entry.chunks[0].key, DTYPES[entry.dtype], entry.shape) for _, entry in entries],
-        save_id,
+        {"save_id": index.save_id},
     )
     total = sum(nbytes(DTYPES[entry.dtype], entry.shape) for _, entry in entries)
     try:
@@ -102,7 +103,7 @@ def _write_means(
                     mean = _mean(sources, wide, rows).to(DTYPES[entry.dtype])
                     stream.write_rows(mean)
                     bar.update(mean.nbytes)
-        return stream.close() | save_id
+        return stream.close().of_save(index.save_id)
     except BaseException:
         stream.abandon()
         raise
@@ -120,16 +121,17 @@ def _averaged_index(
 ) -> CheckpointIndex:
     by_step = sorted(indexes.items(), key=lambda item: item[1].step)
     averaged_from = [
-        {"name": path.name, "step": index.step, "save_id": index.save_id} for path, index in by_step
+        SourceCheckpoint(name=path.name, step=index.step, save_id=index.save_id) for path, index in by_step
     ]
-    plain = {key: value for key, value in newest.plain.items() if key not in _OF_A_MOMENT}
+    kept = {key: value for key, value in newest.plain.content().items() if key not in _OF_A_MOMENT}
+    plain = PlainState(**kept | {"averaged_from": averaged_from})
     tensors = {}
     for name in filter(_is_of_model, newest.tensors):
         entry, origin = newest.tensors[name], (0,) * len(newest.tensors[name].shape)
         chunk = Chunk(origin, entry.shape, rank_file_name(0), chunk_key(name, origin))
         tensors[name] = TensorEntry(entry.dtype, entry.shape, (chunk,))
     aliases = {alias: name for alias, name in newest.aliases.items() if _is_of_model(alias)}
-    return CheckpointIndex(save_id, newest.step, tensors, aliases, plain | {"averaged_from": averaged_from})
+    return CheckpointIndex(save_id, newest.step, tensors, aliases, plain)
 
 
 def _real(path: Path) -> Path:
@@ -181,21 +183,19 @@ def _refuse_misfit(indexes: Mapping[Path, CheckpointIndex], num_given: int) -> N
         raise KieloError(f"{first_path}: whole numbers and switches have no useful mean: {some_names(odd)}")
 
 
-def _identity(path: Path, index: CheckpointIndex) -> dict[str, Any]:
-    """Returns the identity with keys that Kielo had not yet when the checkpoint was written."""
-    identity = index.plain.get("identity")
-    return {} if identity is None else as_stored_now(identity, path)
+def _identity(path: Path, index: CheckpointIndex) -> Mapping[str, object]:
+    identity = index.plain.identity
+    return as_stored_now(identity, path) if identity else {}
 
 
 def _described(index: CheckpointIndex) -> dict[str, tuple[str, tuple[int, ...], str]]:
-    """Describes the model tensors: name → dtype, shape, and the name that it is stored under."""
     return {
         name: (index.entry(name).dtype, index.entry(name).shape, index.aliases.get(name, name))
         for name in _model_names(index)
     }
 
 
-def _changed_keys(before: Any, after: Any, prefix: str = "") -> list[str]:
+def _changed_keys(before: object, after: object, prefix: str = "") -> list[str]:
     if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
         return [] if before == after else [prefix.rstrip(".") or "identity"]
     keys = sorted(before.keys() | after.keys())

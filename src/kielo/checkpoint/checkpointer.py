@@ -11,15 +11,16 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from kielo.artifact.checkpoint_faults import Fault, FaultyCheckpoint
-from kielo.artifact.checkpoint_folder import step_folder_name, step_folders, step_of
-from kielo.artifact.checkpoint_index import read_plain
+from kielo.artifact.checkpoint_folder import saved_step, step_folder_name, step_folders
+from kielo.artifact.checkpoint_index import PlainState, read_plain
+from kielo.artifact.json_object import JsonTable
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.memory_copies import MemoryCopies
 from kielo.checkpoint.publish import mark_damaged, point_newest, remove_later, remove_leftovers, shortage
@@ -97,7 +98,7 @@ class Checkpointer:
         self,
         step: int,
         tensors: dict[str, torch.Tensor],
-        plain: dict[str, Any],
+        plain: JsonTable,
         kept_step: int | None = None,
         keep_all: str | None = None,
     ) -> None:
@@ -115,11 +116,13 @@ class Checkpointer:
         save = self._staged(step, tensors, plain, kept_step, keep_all)
         self._under_way = self._writer.submit(self._saver.write, save)
 
-    def copy_to_memory(self, step: int, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
+    def copy_to_memory(self, step: int, tensors: dict[str, torch.Tensor], plain: JsonTable) -> None:
         """Begin to copy the state to the nodes' memory, after `use_memory`; returns as `save` does.
 
         A copy that fails is an alert, and changes nothing of what `settle` says about saves.
         """
+        if self._memory_copies is None:
+            raise RuntimeError("copies are made after `use_memory`")
         self._wait()
         self._under_way = self._writer.submit(self._memory_copies.write, self._staged(step, tensors, plain))
 
@@ -172,7 +175,7 @@ class Checkpointer:
         """Do as `go_back_to`, for the newest checkpoint from before `step` that is whole."""
         self._wait()
         earlier = self._ranks.on_first(
-            lambda: [step_of(path) for path in step_folders(self.folder) if step_of(path) < step]
+            lambda: [saved_step(path) for path in step_folders(self.folder) if saved_step(path) < step]
         )
         return next((path for path in map(self.go_back_to, earlier) if path is not None), None)
 
@@ -215,11 +218,11 @@ class Checkpointer:
             )
         return None
 
-    def plain(self, path: Path) -> dict[str, Any]:
+    def plain(self, path: Path) -> JsonTable:
         """Read the plain JSON state of the checkpoint `path` on rank 0, for all ranks."""
         return self._ranks.on_first(lambda: read_plain(path))
 
-    def restore(self, path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    def restore(self, path: Path, tensors: dict[str, torch.Tensor]) -> JsonTable:
         """Fill `tensors` in place from a checkpoint that any layout wrote; returns its plain state.
 
         Raises KieloError on every rank, before any tensor changes, for a damaged checkpoint, and for names,
@@ -234,14 +237,15 @@ class Checkpointer:
         self,
         step: int,
         tensors: dict[str, torch.Tensor],
-        plain: dict[str, Any],
+        plain: JsonTable,
         kept_step: int | None = None,
         keep_all: str | None = None,
     ) -> Save:
         copies = self._staging.copy(untied(tensors))
-        plain = json.loads(json.dumps(plain))  # as it is now, and nothing that JSON cannot hold
+        # As it is now, and nothing that JSON cannot hold.
+        state = PlainState.model_validate_json(json.dumps(plain))
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-        return Save(step, dict(tensors), copies, plain, device, kept_step, keep_all)
+        return Save(step, dict(tensors), copies, state, device, kept_step, keep_all)
 
     def _wait(self) -> None:
         """Wait for the writing thread, which has no collective of its own running after this."""
@@ -262,17 +266,13 @@ class Checkpointer:
 
     def _mark_damaged(self, damaged: dict[Path, Fault], newest: Path) -> None:
         for path, fault in damaged.items():
-            reason = fault.reason
-            self.warnings.append(
-                self._ranks.on_first(lambda path=path, reason=reason: mark_damaged(path, reason))
-            )
+            self.warnings.append(self._ranks.on_first(partial(mark_damaged, path, fault.reason)))
             if self._ranks.rank == 0:
-                self._on_alert(step_of(path), self.warnings[-1])
+                self._on_alert(saved_step(path), self.warnings[-1])
         if damaged:
             self._ranks.on_first(lambda: point_newest(newest))
 
     def _candidates(self) -> list[Path]:
-        """Rank 0: lists what may be taken for a checkpoint, newest first."""
         with suppress(OSError):
             remove_leftovers(self.folder)
         return step_folders(self.folder)

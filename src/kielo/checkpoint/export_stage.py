@@ -1,6 +1,6 @@
 """An export to a Hugging Face folder as a stage: what it is made of, and whether it is there; torch-free."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from kielo.artifact.checkpoint_index import CheckpointIndex, read_index
@@ -34,7 +34,7 @@ class ExportOptions:
 class WantedExport:
     """The content of an export, and the stage that it is.
 
-    model: complete. tokenizer_folder: None for an export without tokenizer. options: with the dtype chosen.
+    model: complete. tokenizer_folder: None for an export without tokenizer. dtype: the dtype chosen.
     """
 
     checkpoint: Path
@@ -42,6 +42,7 @@ class WantedExport:
     model: CompleteModel
     tokenizer_folder: Path | None
     options: ExportOptions
+    dtype: str
     stage: ResumableStage
 
 
@@ -50,23 +51,23 @@ def wanted_export(
 ) -> WantedExport:
     """Describes the export of a checkpoint to the folder `to`. Writes nothing; KieloError for bad input."""
     checkpoint, index = Path(checkpoint), read_index(checkpoint)
-    options = replace(options, dtype=_chosen_dtype(checkpoint, index, options.dtype))
+    dtype = _chosen_dtype(checkpoint, index, options.dtype)
     if options.max_shard_bytes < 1:
         raise KieloError(
             f"export: no tensor fits a shard of {options.max_shard_bytes} bytes; 5,000,000,000 is usual"
         )
     inputs = {"checkpoint": hash_manifest(checkpoint), "tokenizer": _tokenizer_hash(tokenizer_folder)}
     section = {
-        "dtype": options.dtype,
+        "dtype": dtype,
         "max_shard_bytes": options.max_shard_bytes,
         "model": model.model_dump(mode="json"),
     }
     stage = ResumableStage(to, KIND, VERSION, inputs, section)
-    return WantedExport(checkpoint, index, model, tokenizer_folder, options, stage)
+    return WantedExport(checkpoint, index, model, tokenizer_folder, options, dtype, stage)
 
 
 def _chosen_dtype(checkpoint: Path, index: CheckpointIndex, dtype: str | None) -> str:
-    is_known = bool(index.plain.get("source_tensors"))
+    is_known = bool(index.plain.source_tensors)
     if dtype is None:
         return SOURCE if is_known else "fp32"
     if dtype not in {SOURCE, *DTYPE_NAMES}:

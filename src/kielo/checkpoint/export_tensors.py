@@ -15,7 +15,16 @@ from torch import Tensor
 from kielo.artifact.checkpoint_index import CheckpointIndex, TensorEntry
 from kielo.checkpoint.export_stage import DTYPE_NAMES, SOURCE
 from kielo.checkpoint.tensor_file import ReadBuffers, TensorFile, Wanted
-from kielo.checkpoint.tensor_table import DTYPES, StoredTensor, is_finite, nbytes, read_table, whole_box
+from kielo.checkpoint.tensor_table import (
+    DTYPES,
+    StoredTensor,
+    is_finite,
+    moved,
+    nbytes,
+    overlap,
+    read_table,
+    whole_box,
+)
 from kielo.models import families
 from kielo.models.piece import Box, Piece, by_stored_name, stored_shape
 from kielo.recipe.errors import KieloError
@@ -48,7 +57,7 @@ def file_tensors(index: CheckpointIndex, model: CompleteModel, dtype: str) -> li
     """
     names = families.module(model.model_type, "tables")
     grouped = by_stored_name(names.to_hugging_face(model))
-    source = index.plain["source_tensors"] if dtype == SOURCE else {}
+    source = index.plain.source_tensors if dtype == SOURCE else {}
     if model.tie_word_embeddings:
         head = names.to_hugging_face(model.model_copy(update={"tie_word_embeddings": False}))["head.weight"]
         # Some files of tied models hold the head all the same.
@@ -155,18 +164,13 @@ class CheckpointRows:
         return block
 
     def _want(self, wanted: dict[str, list[Wanted]], entry: TensorEntry, box: Box, target: Tensor) -> None:
-        """Add the parts of a parameter's `box` in each of its chunks to `wanted`, by file."""
         for chunk in entry.chunks:
-            shared = [
-                slice(max(part.start, start), min(part.stop, start + size))
-                for part, start, size in zip(box, chunk.offset, chunk.shape)
-            ]
-            if all(part.start < part.stop for part in shared):
+            if (shared := overlap(box, chunk)) is not None:
                 if chunk.file not in self._tables:
                     self._tables[chunk.file] = read_table(self._folder / chunk.file)
                 stored = self._tables[chunk.file][chunk.key]
-                into = target[_moved(shared, [part.start for part in box])]
-                wanted.setdefault(chunk.file, []).append(Wanted(stored, _moved(shared, chunk.offset), into))
+                into = target[moved(shared, [part.start for part in box])]
+                wanted.setdefault(chunk.file, []).append(Wanted(stored, moved(shared, chunk.offset), into))
 
 
 def _in_rows(box: Box, stored: Box, rows: slice, is_transposed: bool) -> Iterator[tuple[Box, Box]]:
@@ -181,7 +185,3 @@ def _in_rows(box: Box, stored: Box, rows: slice, is_transposed: bool) -> Iterato
         begin = box[axis].start + start - first.start
         part = (*box[:axis], slice(begin, begin + stop - start), *box[axis + 1 :])
         yield part, (slice(start - rows.start, stop - rows.start), *others)
-
-
-def _moved(box: Sequence[slice], origin: Sequence[int]) -> Box:
-    return tuple(slice(part.start - start, part.stop - start) for part, start in zip(box, origin))

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.stage_json import read_stage_json
 from kielo.artifact.tokenizer_files import RowMap
 from kielo.artifact.weights_folder import resolve_weights
@@ -31,7 +32,7 @@ def load_first_weights(
     of other weights or of another tokenizer.
     """
     model = identity.model
-    source, folder = resolve_weights(model.weights), Path(placement.tokenizer_folder)
+    source, folder = _source(model), Path(placement.tokenizer_folder)
     if model.transplant is None:
         Agreement(group).on_first(lambda: refuse_other_vocabulary(folder, source, str(folder)))
         return load_model_weights(parameters, source, model, group)
@@ -41,10 +42,16 @@ def load_first_weights(
     return load_model_weights(parameters, source, model, group, Transplant(row_map, first_value))
 
 
-def first_settings(identity: Identity, placement: Placement, group: Any = None) -> dict[str, Any]:
+def first_settings(identity: Identity, placement: Placement, group: Any = None) -> JsonTable:
     """Read the settings of `model.weights` (`read_settings`), on rank 0 for all ranks of `group`."""
-    source, folder = resolve_weights(identity.model.weights), Path(placement.tokenizer_folder)
+    source, folder = _source(identity.model), Path(placement.tokenizer_folder)
     return Agreement(group).on_first(lambda: read_settings(source, folder))
+
+
+def _source(model: CompleteModel) -> Path:
+    if model.weights is None:
+        raise ValueError("a model without model.weights begins from initial values")
+    return resolve_weights(model.weights)
 
 
 def _first_value(

@@ -7,6 +7,7 @@ finished shard is a line of the journal beside it, and the same command writes o
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tqdm import tqdm
 
 from kielo.artifact.checkpoint_folder import run_around
 from kielo.artifact.own_text import marked
-from kielo.artifact.resumable_stage import ResumableStage
+from kielo.artifact.resumable_stage import FinishedFile, ResumableStage
 from kielo.checkpoint.auto_tokenizer import NOT_COMPARED, agreed_files, is_installed, odd_sample
 from kielo.checkpoint.export_stage import (
     CARD_FILE,
@@ -92,7 +93,7 @@ def _write(wanted: WantedExport, card: str | None) -> None:
     stage, options, index, model = wanted.stage, wanted.options, wanted.index, wanted.model
     names = families.module(model.model_type, "tables")
     verify(wanted.checkpoint, index, [f"model/{ours}" for ours in names.to_hugging_face(model)])
-    tensors = file_tensors(index, model, options.dtype)
+    tensors = file_tensors(index, model, wanted.dtype)
     stored_dtype = str(_usual_dtype(tensors)).removeprefix("torch.")
     tokens = _special_token_ids(wanted.tokenizer_folder)
     settings = settings_of_checkpoint(index.plain, wanted.tokenizer_folder)
@@ -112,7 +113,7 @@ def _write(wanted: WantedExport, card: str | None) -> None:
         generation = generation_config(settings, tokens, wanted.tokenizer_folder)
         stage.write(GENERATION_FILE, _json(generation))
     for file in getattr(names, "REMOTE_CODE", ()):
-        stage.write(file, (Path(names.__file__).parent / file).read_bytes())
+        stage.write(file, (Path(str(names.__file__)).parent / file).read_bytes())
     for name, content in _tokenizer_files(wanted, config.get("model_type")).items():
         stage.write(name, content)
     if card is not None:
@@ -125,7 +126,7 @@ def _usual_dtype(tensors: Sequence[FileTensor]) -> torch.dtype:
     counted: dict[torch.dtype, int] = {}
     for tensor in tensors:
         counted[tensor.dtype] = counted.get(tensor.dtype, 0) + tensor.bytes
-    return max(counted, key=counted.get)
+    return max(counted, key=counted.__getitem__)
 
 
 def _shards(tensors: Sequence[FileTensor], max_shard_bytes: int) -> dict[str, list[FileTensor]]:
@@ -167,7 +168,7 @@ def _write_shards(
                 stage.add(file, _write_shard(stage.new / file, shard, rows, bar))
 
 
-def _write_shard(path: Path, shard: list[FileTensor], rows: CheckpointRows, bar: tqdm) -> dict[str, Any]:
+def _write_shard(path: Path, shard: list[FileTensor], rows: CheckpointRows, bar: tqdm) -> FinishedFile:
     entries = [(tensor.name, tensor.dtype, tensor.shape) for tensor in shard]
     stream = SafetensorsStream(path, entries, {"format": "pt"}, sha256=True)
     try:
@@ -175,7 +176,7 @@ def _write_shard(path: Path, shard: list[FileTensor], rows: CheckpointRows, bar:
             for block in row_blocks(tensor):
                 stream.write_rows(values := rows.read(tensor, block))
                 bar.update(values.nbytes)
-        return stream.close()
+        return FinishedFile(**asdict(stream.close()))
     except BaseException:
         stream.abandon()
         path.unlink(missing_ok=True)
@@ -184,16 +185,14 @@ def _write_shard(path: Path, shard: list[FileTensor], rows: CheckpointRows, bar:
 
 def _tokenizer_files(wanted: WantedExport, model_type: str | None) -> dict[str, bytes]:
     """Return name → content of the tokenizer's files, by which AutoTokenizer gives the ids of training."""
-    files = {
-        name: _tokenizer_file(path, wanted.model)
-        for name, path in tokenizer_files(wanted.tokenizer_folder).items()
-    }
-    if TOKENIZER_FILE not in files:
+    folder = wanted.tokenizer_folder
+    files = {name: _tokenizer_file(path, wanted.model) for name, path in tokenizer_files(folder).items()}
+    if folder is None or TOKENIZER_FILE not in files:
         return files
     if not is_installed():
         logger.warning(NOT_COMPARED)
         return files
-    tokenizer, run = load_tokenizer(wanted.tokenizer_folder), run_around(wanted.checkpoint)
+    tokenizer, run = load_tokenizer(folder), run_around(wanted.checkpoint)
     real = [] if run is None else packed_sample(run)
     sample = [one._replace(ids=None) for one in real] + odd_sample(tokenizer)
     return agreed_files(files, model_type, tokenizer, sample)

@@ -21,7 +21,7 @@ from kielo.checkpoint.export_tensors import row_boxes
 from kielo.checkpoint.read_checkpoint import some_names
 from kielo.checkpoint.save_plan import tied_names
 from kielo.checkpoint.tensor_file import ReadBuffers, TensorFile, Wanted
-from kielo.checkpoint.tensor_table import StoredTensor, is_finite, read_table
+from kielo.checkpoint.tensor_table import StoredTensor, is_finite, moved, read_table
 from kielo.checkpoint.transplant import Source, Transplant
 from kielo.models import families
 from kielo.models.piece import Piece, by_stored_name, stored_shape
@@ -102,11 +102,15 @@ def load_weights(
     """
     ranks = Agreement(group)
     found: StoredTensors = ranks.on_first(lambda: read_tables(Path(source)))
-    names = {piece.name: _in_source(ours, piece.name, found, other_names) for ours, piece in pieces.items()}
+    names = {
+        piece.name: name
+        for ours, piece in pieces.items()
+        if (name := _in_source(ours, piece.name, found, other_names)) is not None
+    }
     tied = tied_names(parameters)
     wanted = {ours: pieces.get(ours, Piece(ours)) for ours in parameters}
     wanted = {ours: piece for ours, piece in wanted.items() if names.get(piece.name) or ours not in tied}
-    weights = [*filter(None, names.values()), *(name for name in other_names.tied.values() if name in found)]
+    weights = [*names.values(), *(name for name in other_names.tied.values() if name in found)]
     ranks.refuse_together(
         _missing_or_unexpected(source, wanted, names, found, weights, other_names.ignored)
         or _misfit(parameters, wanted, names, found, transplant)
@@ -148,18 +152,17 @@ def read_tables(source: Path) -> StoredTensors:
 
 
 def _in_source(ours: str, name: str, found: StoredTensors, other_names: Names) -> str | None:
-    """Returns the source's name of the tensor of our parameter, None where it is missing."""
     candidates = (name, name.removeprefix(other_names.base_prefix), other_names.tied.get(ours))
     return next((known for known in candidates if known in found), None)
 
 
 def _refuse_differing_head(
-    pieces: Mapping[str, Piece], names: Mapping[str, str | None], found: StoredTensors, other_names: Names
+    pieces: Mapping[str, Piece], names: Mapping[str, str], found: StoredTensors, other_names: Names
 ) -> None:
     """Raise KieloError if files hold a tied head beside the embedding, with other values."""
     for ours, head in other_names.tied.items():
-        name = names[pieces[ours].name]
-        if head not in found or name in (None, head) or _are_equal(found[name], found[head]):
+        name = names.get(pieces[ours].name)
+        if head not in found or name is None or name == head or _are_equal(found[name], found[head]):
             continue
         path = found[head][0]
         untie = f'"tie_word_embeddings": false in {path.parent / CONFIG_FILE}, which trains both; or '
@@ -178,10 +181,11 @@ def _are_equal(one: tuple[Path, StoredTensor], other: tuple[Path, StoredTensor])
         return False
     with TensorFile(one[0], {}) as first, TensorFile(other[0], {}) as second:
         for box in row_boxes(shape):
-            blocks = [torch.empty([part.stop - part.start for part in box]) for _ in range(2)]
-            for file, (_, stored), block in zip((first, second), (one, other), blocks):
-                file.read([Wanted(stored, box, block)])
-            if not torch.allclose(*blocks, rtol=0, atol=0, equal_nan=True):
+            size = [part.stop - part.start for part in box]
+            block, other_block = torch.empty(size), torch.empty(size)
+            first.read([Wanted(one[1], box, block)])
+            second.read([Wanted(other[1], box, other_block)])
+            if not torch.allclose(block, other_block, rtol=0, atol=0, equal_nan=True):
                 return False
     return True
 
@@ -189,7 +193,7 @@ def _are_equal(one: tuple[Path, StoredTensor], other: tuple[Path, StoredTensor])
 def _missing_or_unexpected(
     source: Path,
     wanted: Mapping[str, Piece],
-    names: Mapping[str, str | None],
+    names: Mapping[str, str],
     found: StoredTensors,
     weights: Sequence[str],
     ignored: Sequence[str],
@@ -206,7 +210,7 @@ def _missing_or_unexpected(
 def _misfit(
     parameters: Mapping[str, Tensor],
     wanted: Mapping[str, Piece],
-    names: Mapping[str, str | None],
+    names: Mapping[str, str],
     found: StoredTensors,
     transplant: Transplant | None,
 ) -> str | None:
@@ -234,7 +238,7 @@ def _misfit(
 def _fill(
     parameters: Mapping[str, Tensor],
     wanted: Mapping[str, Piece],
-    names: Mapping[str, str | None],
+    names: Mapping[str, str],
     found: StoredTensors,
     transplant: Transplant | None,
 ) -> set[str]:
@@ -253,7 +257,7 @@ def _fill(
         if shard.numel() and piece.rows is not None:
             shard[max(0, piece.rows - box[0].start) :].zero_()
         for part, in_file in piece.boxes(box):
-            target = shard[tuple(slice(p.start - b.start, p.stop - b.start) for p, b in zip(part, box))]
+            target = shard[moved(part, [one.start for one in box])]
             wanted_part = Wanted(stored, in_file, target.mT if piece.transposed else target)
             by_file.setdefault(path, []).append((names[piece.name], wanted_part))
     for path, of_file in sorted(by_file.items()):

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from kielo.artifact.checkpoint_faults import FaultyCheckpoint
-from kielo.artifact.checkpoint_folder import INDEX_NAME, step_folder_name, step_folders, step_of
+from kielo.artifact.checkpoint_folder import INDEX_NAME, saved_step, step_folder_name, step_folders
 from kielo.artifact.checkpoint_index import (
     CheckpointIndex,
     read_checkpoint_manifest,
@@ -46,7 +46,11 @@ SizedFile = tuple[Path, int]  # a file and its bytes
 
 
 def exchange_files(
-    sent: Sequence[SizedFile], to: int, received: Sequence[SizedFile], source: int, group: dist.ProcessGroup
+    sent: Sequence[SizedFile],
+    to: int,
+    received: Sequence[SizedFile],
+    source: int,
+    group: dist.ProcessGroup | None,
 ) -> Arrival | None:
     """Sends files to rank `to` and receives files from rank `source`; all ranks of `group` call it together.
 
@@ -70,14 +74,14 @@ def exchange_files(
             sending = dist.isend(piece, to, group=group)
         if number < len(incoming):
             arriving, began = torch.empty(incoming[number][2], dtype=torch.uint8), time.monotonic()
-            dist.irecv(arriving, source, group=group).wait()
+            dist.recv(arriving, source, group=group)
             first = first or Arrival(incoming[number][2], time.monotonic() - began)
         if sending is not None:
             sending.wait()
         if arriving is not None and failure is None:
             try:
                 with open(incoming[number][0], "ab") as file:
-                    file.write(arriving.numpy())
+                    file.write(arriving.numpy().data)
             except OSError as error:
                 failure = error
     if failure is not None:
@@ -86,7 +90,6 @@ def exchange_files(
 
 
 def _pieces(files: Sequence[SizedFile]) -> list[tuple[Path, int, int]]:
-    """Returns (file, first byte, bytes) of each piece, in the order in which they are sent."""
     return [
         (path, begin, min(PIECE_BYTES, num_bytes - begin))
         for path, num_bytes in files
@@ -122,7 +125,7 @@ class MemoryCopies:
     ):
         self._checkpoints, self._ranks, self._planner = checkpoints, ranks, planner
         self._on_alert, self._permit = on_alert, permit
-        numbers, hosts = map(list, zip(*ranks.gather((local_rank, socket.gethostname()))))
+        numbers, hosts = map(list, zip(*ranks.gather((local_rank, socket.gethostname())), strict=True))
         self._ranks_a_node = max(numbers) + 1
         expected = [rank % self._ranks_a_node for rank in range(ranks.size)]
         if numbers != expected or ranks.size % self._ranks_a_node:
@@ -148,7 +151,7 @@ class MemoryCopies:
         name = CopyName(save.step, save_id, after)
         try:
             self._write_files(save, name)
-            self._ranks.on_all(lambda: self._is_first_of_node and self._node.finish(name))
+            self._on_nodes(lambda: self._node.finish(name))
         except (KieloError, OSError) as error:
             if self._is_first_of_node:
                 self._node.abandon(name)
@@ -176,23 +179,25 @@ class MemoryCopies:
 
     def clear(self) -> None:
         """Removes the copies on all nodes."""
-        self._ranks.on_all(lambda: self._is_first_of_node and self._node.clear())
+        self._on_nodes(self._node.clear)
+
+    def _on_nodes(self, action: Callable[[], None]) -> None:
+        """Runs `action` on the first rank of each node; raises what `Agreement.on_all` does."""
+        self._ranks.on_all(lambda: action() if self._is_first_of_node else None)
 
     def _newest_save_id(self) -> str | None:
-        """Rank 0: returns the save id of the newest checkpoint on the disk that has a manifest."""
         for path in step_folders(self._checkpoints):
             with suppress(FaultyCheckpoint):
-                return read_checkpoint_manifest(path).counts["save_id"]
+                return read_checkpoint_manifest(path).saved.save_id
         return None
 
     def _write_files(self, save: Save, name: CopyName) -> None:
-        """Writes the files of this rank, and sends them to the node that keeps them too."""
         began, rank, size = time.monotonic(), self._ranks.rank, self._ranks.size
         self._ranks.refuse_together(complaint_unless_finite(save.copies))
         plan, partial = self._planner.plan(save.tensors), self._node.partial(name)
         nodes = size // self._ranks_a_node
         kept_bytes = plan.whole.tensor_bytes * min(2, nodes) // nodes
-        self._ranks.on_all(lambda: self._is_first_of_node and self._node.make_partial(name, kept_bytes))
+        self._on_nodes(lambda: self._node.make_partial(name, kept_bytes))
         records = self._ranks.on_all(
             lambda: write_chunks(partial, rank, name.save_id, plan.written, save.copies)
         )
@@ -208,7 +213,7 @@ class MemoryCopies:
         described = self._ranks.on_first(describe)
         if nodes == 1:
             return
-        files = [{file: record["bytes"] for file, record in of_rank.items()} for of_rank in records]
+        files = [{file: record.bytes for file, record in of_rank.items()} for of_rank in records]
         files[0] |= described
         to, source = (rank + self._ranks_a_node) % size, (rank - self._ranks_a_node) % size
         sent, received = (
@@ -225,7 +230,7 @@ class MemoryCopies:
         for of_rank in found:
             for name, copy in of_rank.items():
                 copies.setdefault(name, FoundCopy()).add(copy)
-        newest_step = max(map(step_of, step_folders(self._checkpoints)), default=0)
+        newest_step = max(map(saved_step, step_folders(self._checkpoints)), default=0)
         after = self._newest_save_id()
         names = [
             name

@@ -135,7 +135,7 @@ class NodeMemory:
                     if entry.is_file(follow_symlinks=False) and is_own(Path(entry.path))
                 }
             with suppress(OSError, FaultyCheckpoint):
-                copy.listed = {file: record["bytes"] for file, record in listed_files(folder).items()}
+                copy.listed = {file: record.bytes for file, record in listed_files(folder).items()}
             found.setdefault(name, FoundCopy()).add(copy)
         return found
 

@@ -8,7 +8,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from kielo.artifact.checkpoint_folder import NEWEST_NAME, step_folders, step_of
+from kielo.artifact.checkpoint_folder import NEWEST_NAME, saved_step, step_folders
 from kielo.artifact.durable import bring_to_disk
 from kielo.recipe.errors import KieloError, sentence
 
@@ -118,10 +118,10 @@ def prune(newest: Path, keep_newest: int, keep_every_steps: int, kept_step: int 
     Multiples of `keep_every_steps` (0: none) stay, and so does the newest up to `kept_step`. A symbolic link
     was made by a person, and stays.
     """
-    up_to_newest = [path for path in step_folders(newest.parent) if step_of(path) <= step_of(newest)]
-    kept = [path for path in up_to_newest if kept_step is not None and step_of(path) <= kept_step][:1]
+    up_to_newest = [path for path in step_folders(newest.parent) if saved_step(path) <= saved_step(newest)]
+    kept = [path for path in up_to_newest if kept_step is not None and saved_step(path) <= kept_step][:1]
     for path in up_to_newest[keep_newest:]:
-        is_milestone = keep_every_steps and step_of(path) % keep_every_steps == 0
+        is_milestone = keep_every_steps and saved_step(path) % keep_every_steps == 0
         if not is_milestone and path not in kept and not path.is_symlink():
             _remove(path)
 
@@ -130,7 +130,7 @@ def remove_later(path: Path) -> None:
     """Remove the checkpoints of later steps than `path`'s."""
     point_newest(path)
     for later in step_folders(path.parent):
-        if step_of(later) > step_of(path):
+        if saved_step(later) > saved_step(path):
             _remove(later)
 
 

@@ -1,17 +1,17 @@
 """Checkpoints read back: verified and restored by all ranks in any layout, or read by one process."""
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
 
-from kielo.artifact.checkpoint_faults import Fault, FaultyCheckpoint, find_fault
+from kielo.artifact.checkpoint_faults import CheckpointFile, Fault, FaultyCheckpoint, find_fault
 from kielo.artifact.checkpoint_folder import INDEX_NAME, rank_of
 from kielo.artifact.checkpoint_index import CheckpointIndex, TensorEntry, listed_files, read_index
+from kielo.artifact.json_object import JsonTable
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.safetensors_storage import fill_from_chunks
 from kielo.checkpoint.tensor_table import DTYPES
@@ -20,13 +20,13 @@ from kielo.recipe.errors import KieloError
 # A verified checkpoint back into tensors of any layout: all ranks fill theirs, or all refuse.
 
 
-def fill(path: Path, tensors: dict[str, torch.Tensor], ranks: Agreement) -> dict[str, Any]:
+def fill(path: Path, tensors: dict[str, torch.Tensor], ranks: Agreement) -> JsonTable:
     """Fill `tensors` in place from the checkpoint `path`; returns its plain state.
 
     Each rank reads the index's lines of its own tensors. Raises KieloError on every rank, before any tensor
     changes, for names, shapes or dtypes that the checkpoint cannot fill.
     """
-    index = complaint = None
+    index, complaint = CheckpointIndex("", 0, {}), None
     try:
         index = read_index(path, tensors)
         complaint = missing_names(path, index, tensors) or _misfit(path, index, tensors)
@@ -37,7 +37,7 @@ def fill(path: Path, tensors: dict[str, torch.Tensor], ranks: Agreement) -> dict
         ranks.on_all(lambda: fill_from_chunks(path, index, tensors))
     except OSError as error:
         raise KieloError(f"checkpoint {path} cannot be read: {error}") from error
-    return index.plain
+    return index.plain.content()
 
 
 def _misfit(path: Path, index: CheckpointIndex, tensors: dict[str, torch.Tensor]) -> str | None:
@@ -94,7 +94,7 @@ class Verification:
         return next(iter(faults), None)
 
 
-def _files_or_fault(path: Path) -> dict[str, dict[str, Any]] | Fault:
+def _files_or_fault(path: Path) -> Mapping[str, CheckpointFile] | Fault:
     try:
         return listed_files(path)
     except FaultyCheckpoint as error:
@@ -133,7 +133,7 @@ def verify(path: Path, index: CheckpointIndex, names: Iterable[str]) -> None:
 
 def missing_names(path: Path, index: CheckpointIndex, names: Iterable[str]) -> str | None:
     """Returns a complaint that lists those names that the checkpoint does not hold; None if it holds all."""
-    missing = [name for name in names if index.entry(name) is None]
+    missing = [name for name in names if not index.holds(name)]
     if not missing:
         return None
     return f"checkpoint {path} does not hold {some_names(missing)}; it holds {some_names(index.names())}"
@@ -145,10 +145,9 @@ def some_names(names: list[str]) -> str:
 
 
 def _assemble(folder: Path, entry: TensorEntry) -> torch.Tensor:
-    """Reads the whole tensor onto the CPU, shape `entry.shape`, from its chunks."""
     whole = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
     for chunk in entry.chunks:
-        box = tuple(slice(start, start + size) for start, size in zip(chunk.offset, chunk.shape))
+        box = tuple(slice(start, start + size) for start, size in zip(chunk.offset, chunk.shape, strict=True))
         with safe_open(Path(folder) / chunk.file, framework="pt") as file:
             whole[box] = file.get_tensor(chunk.key)
     return whole

@@ -6,17 +6,17 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
 
-from kielo.artifact.checkpoint_faults import BlockDigests
+from kielo.artifact.checkpoint_faults import BlockDigests, CheckpointFile
 from kielo.artifact.checkpoint_folder import rank_file_name
 from kielo.artifact.checkpoint_index import CheckpointIndex, chunk_key
 from kielo.checkpoint.save_plan import HeldChunk
-from kielo.checkpoint.tensor_table import DTYPE_NAMES, DTYPES, nbytes
+from kielo.checkpoint.tensor_table import DTYPE_NAMES, DTYPES, moved, nbytes, overlap
 from kielo.parallel.materialise import local, local_slices
 
 # A stream of tensors into a safetensors file, one at a time: tensors in, file and its checksums out.
@@ -27,6 +27,18 @@ from kielo.parallel.materialise import local, local_slices
 
 
 _WRITE_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """A file that is on the disk. xxh3_64_blocks: a checksum a block. sha256: "" if it was not asked for."""
+
+    bytes: int
+    xxh3_64_blocks: list[str]
+    sha256: str
+
+    def of_save(self, save_id: str) -> CheckpointFile:
+        return CheckpointFile(bytes=self.bytes, xxh3_64_blocks=self.xxh3_64_blocks, save_id=save_id)
 
 
 class SafetensorsStream:
@@ -73,19 +85,20 @@ class SafetensorsStream:
                 f"{tuple(shape)}"
             )
         flat = rows.detach().cpu().contiguous().reshape(-1)
-        self._put(memoryview(flat.view(torch.uint8).numpy()))
+        self._put(flat.view(torch.uint8).numpy().data)
         if self._rows == due:
             self._written, self._rows = self._written + 1, 0
 
-    def close(self) -> dict[str, Any]:
-        """Bring the file to the disk; returns its manifest record {"bytes", "xxh3_64_blocks"[, "sha256"]}."""
+    def close(self) -> WrittenFile:
+        """Bring the file to the disk; returns its size and checksums."""
         if self._written != len(self._entries):
             raise ValueError(f"{self.path}: {self._written} of {len(self._entries)} tensors were written")
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        record: dict[str, Any] = {"bytes": self.bytes, "xxh3_64_blocks": self._blocks.hexdigests()}
-        return record | ({"sha256": self._sha256.hexdigest()} if self._sha256 else {})
+        return WrittenFile(
+            self.bytes, self._blocks.hexdigests(), self._sha256.hexdigest() if self._sha256 else ""
+        )
 
     def abandon(self) -> None:
         """Close after an error; an error in closing is ignored, for a full disk gives one here too."""
@@ -118,25 +131,22 @@ def _header(
 # Chunks in safetensors files: a rank writes its chunks into its file, and fills tensors from any chunks.
 
 
-FileRecord = dict[str, Any]  # {"bytes", "xxh3_64_blocks", "save_id"}, for the manifest
-
-
 def write_chunks(
     folder: Path, rank: int, save_id: str, chunks: Sequence[HeldChunk], copies: Mapping[str, torch.Tensor]
-) -> dict[str, FileRecord]:
-    """Writes the chunks into the rank's file, one at a time, and brings it to the disk: file → record.
+) -> dict[str, CheckpointFile]:
+    """Writes the chunks into the rank's file, one at a time, and brings it to the disk: name → record.
 
     copies: name → values of the chunk. A rank without chunks writes no file.
     """
     if not chunks:
         return {}
-    name, metadata = rank_file_name(rank), {"save_id": save_id}
+    name = rank_file_name(rank)
     entries = [(chunk_key(chunk.name, chunk.offset), DTYPES[chunk.dtype], chunk.shape) for chunk in chunks]
-    stream = SafetensorsStream(folder / name, entries, metadata)
+    stream = SafetensorsStream(folder / name, entries, {"save_id": save_id})
     try:
         for chunk in chunks:
             stream.write(copies[chunk.name])
-        return {name: stream.close() | metadata}
+        return {name: stream.close().of_save(save_id)}
     except BaseException:
         stream.abandon()
         raise
@@ -152,19 +162,11 @@ def fill_from_chunks(folder: Path, index: CheckpointIndex, tensors: Mapping[str,
     for name, tensor in tensors.items():
         target, box = local(tensor).detach(), local_slices(tensor)
         for chunk in index.entry(name).chunks:
-            shared = [
-                slice(max(part.start, start), min(part.stop, start + size))
-                for part, start, size in zip(box, chunk.offset, chunk.shape)
-            ]
-            if all(part.start < part.stop for part in shared):
-                inside = _moved(shared, chunk.offset)
-                part = target[_moved(shared, [part.start for part in box])]
+            if (shared := overlap(box, chunk)) is not None:
+                inside = moved(shared, chunk.offset)
+                part = target[moved(shared, [part.start for part in box])]
                 by_file[chunk.file].append((chunk.key, inside, part))
     for name, parts in by_file.items():
         with safe_open(folder / name, framework="pt") as file:
             for key, inside, part in parts:
                 part.copy_(file.get_slice(key)[inside] if inside else file.get_tensor(key))
-
-
-def _moved(box: Sequence[slice], origin: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(slice(part.start - start, part.stop - start) for part, start in zip(box, origin))

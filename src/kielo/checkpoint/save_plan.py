@@ -25,7 +25,7 @@ from kielo.recipe.errors import KieloError
 # Tied tensors: names of one run that share their memory, of which a checkpoint stores one.
 
 
-def tied_names(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+def tied_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Finds the names of tensors that share all their memory with one named before: alias → name.
 
     Empty shards share nothing.
@@ -48,7 +48,7 @@ def tied_names(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
     return tied
 
 
-def untied(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def untied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Returns the tensors that this rank may have to write: each tied tensor once."""
     tied = tied_names(tensors)
     return {name: tensor for name, tensor in tensors.items() if name not in tied}
@@ -108,13 +108,14 @@ class SavePlanner:
     def plan(self, tensors: Mapping[str, Tensor]) -> SavePlan:
         """Raises KieloError on every rank where the ranks' chunks do not make up a tensor."""
         held, tied = held_chunks(tensors), tied_names(tensors)
-        is_kept = self._kept is not None and (self._kept.held, self._kept.tied) == (held, tied)
-        if not all(self._ranks.gather(is_kept)):
+        kept = self._kept
+        is_kept = kept is not None and (kept.held, kept.tied) == (held, tied)
+        if not all(self._ranks.gather(is_kept)) or kept is None:
             self._kept, self.whole = None, WholePlan()
             # As one text: millions of chunks of thousands of ranks are read tens of times faster so.
             written = self._ranks.distribute((json.dumps(held), tied), self._plan_all)
-            self._kept = SavePlan(held, tied, [held[position] for position in written], self.whole)
-        return self._kept
+            kept = self._kept = SavePlan(held, tied, [held[position] for position in written], self.whole)
+        return kept
 
     def _plan_all(self, of_ranks: list[tuple[str, dict[str, str]]]) -> list[list[int]]:
         held = [[*starmap(_chunk, json.loads(text))] for text, _ in of_ranks]
@@ -148,8 +149,9 @@ def plan_all(of_ranks: list[list[HeldChunk]], aliases: dict[str, str]) -> tuple[
         if sum(prod(chunk.shape) for chunk in stored) != prod(chunk.whole):
             raise KieloError(f"the ranks' parts of {name} do not make up its shape {list(chunk.whole)}")
         entries[name] = entry_json(TensorEntry(chunk.dtype, chunk.whole, tuple(stored)))
-    for positions, held in zip(written, of_ranks):
-        positions.sort(key=lambda position, held=held: -DTYPES[held[position].dtype].itemsize)
+    for positions, held in zip(written, of_ranks, strict=True):
+        sizes = [DTYPES[chunk.dtype].itemsize for chunk in held]
+        positions.sort(key=sizes.__getitem__, reverse=True)
     return written, WholePlan(entries, aliases, sum(loads), sum(map(bool, written)))
 
 

@@ -10,14 +10,20 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from kielo.artifact.checkpoint_folder import INDEX_NAME, step_folder_name, step_of
-from kielo.artifact.checkpoint_index import CheckpointIndex, write_checkpoint_manifest, write_index
+from kielo.artifact.checkpoint_faults import CheckpointFile
+from kielo.artifact.checkpoint_folder import INDEX_NAME, saved_step, step_folder_name
+from kielo.artifact.checkpoint_index import (
+    CheckpointIndex,
+    PlainState,
+    write_checkpoint_manifest,
+    write_index,
+)
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.publish import (
     aside_name,
@@ -29,7 +35,7 @@ from kielo.checkpoint.publish import (
     refuse_if_too_full,
     remove_leftovers,
 )
-from kielo.checkpoint.safetensors_storage import FileRecord, write_chunks
+from kielo.checkpoint.safetensors_storage import write_chunks
 from kielo.checkpoint.save_plan import SavePlanner, WholePlan
 from kielo.parallel.materialise import local
 from kielo.recipe.errors import KieloError
@@ -90,7 +96,7 @@ class Staging:
 
     def close(self) -> None:
         """Gives the memory back. Copies that were returned are no longer valid."""
-        if self._is_registered:
+        if self._buffer is not None and self._is_registered:
             torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(self._buffer.data_ptr())))
         self._buffer, self._is_registered = None, False
         self._copies.clear()
@@ -112,7 +118,7 @@ class Save:
     step: int
     tensors: dict[str, torch.Tensor]
     copies: dict[str, torch.Tensor]
-    plain: dict[str, Any]
+    plain: PlainState
     device: int | None
     kept_step: int | None
     keep_all: str | None
@@ -163,9 +169,7 @@ class Saver:
             )
             self.ranks.on_first(lambda: self._publish(target, index, whole, records, began))
         except (KieloError, OSError) as error:
-            return None, self.ranks.on_first(
-                lambda error=error: self._give_up(target, whole.tensor_bytes, error)
-            )
+            return None, self.ranks.on_first(partial(self._give_up, target, whole.tensor_bytes, error))
         self.ranks.on_first(lambda: self._clear_up(target.final, save))
         return target.final, None
 
@@ -173,7 +177,7 @@ class Saver:
         """Rank 0: remove what a killed save left, refuse a disk that is too full, and make the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.folder)
-        refuse_if_too_full(self.folder, *room_needed(whole, len(json.dumps(index.plain))))
+        refuse_if_too_full(self.folder, *room_needed(whole, len(json.dumps(index.plain.content()))))
         partial.mkdir()
 
     def _publish(
@@ -181,7 +185,7 @@ class Saver:
         target: _Target,
         index: CheckpointIndex,
         whole: WholePlan,
-        records: list[dict[str, FileRecord]],
+        records: list[dict[str, CheckpointFile]],
         began: float,
     ) -> None:
         """Rank 0, when all ranks' files are on the disk: write index and manifest, and rename the folder."""
@@ -197,19 +201,21 @@ class Saver:
         with suppress(OSError):
             discard(target.partial, target.final)
         message = failure(target.final, tensor_bytes, error)
-        self.on_alert(step_of(target.final), message)
+        self.on_alert(saved_step(target.final), message)
         return message
 
     def _clear_up(self, newest: Path, save: Save) -> None:
         """Rank 0, once `newest` is published: prune older ones. An error here spoils no checkpoint."""
         point_newest(newest)
         if save.keep_all is not None:
-            self.on_alert(step_of(newest), save.keep_all)
+            self.on_alert(saved_step(newest), save.keep_all)
             return
         try:
             prune(newest, self.keep_newest, self.keep_every_steps, save.kept_step)
         except (OSError, KieloError) as error:
-            self.on_alert(step_of(newest), f"old checkpoints in {self.folder} could not be removed: {error}")
+            self.on_alert(
+                saved_step(newest), f"old checkpoints in {self.folder} could not be removed: {error}"
+            )
 
 
 def room_needed(whole: WholePlan, plain_bytes: int) -> tuple[int, int]:

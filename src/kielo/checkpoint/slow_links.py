@@ -44,9 +44,9 @@ class SlowLinks:
 
         arrivals: of all ranks, at a copy.
         """
-        if any(one is None or one.num_bytes < LEAST_BYTES for one in arrivals):
+        each = [one.seconds / one.num_bytes for one in arrivals if one and one.num_bytes >= LEAST_BYTES]
+        if len(each) < len(arrivals):
             return None
-        each = [one.seconds / one.num_bytes for one in arrivals]
         # of a node's ranks the fastest: one that is slow is no link
         self._copies.append(
             [min(each[at : at + self._ranks_a_node]) for at in range(0, len(each), self._ranks_a_node)]

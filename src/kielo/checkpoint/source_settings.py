@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kielo.artifact.checkpoint_index import PlainState
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import hash_file
 from kielo.artifact.weights_folder import CONFIG_FILE, weights_here
 from kielo.recipe.errors import KieloError
@@ -27,7 +29,7 @@ _TOKEN_LISTS = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "fo
 _NOT_KEPT = ("_from_model_config", "_commit_hash")
 
 
-def read_settings(source: Path, tokenizer_folder: Path | None) -> dict[str, Any]:
+def read_settings(source: Path, tokenizer_folder: Path | None) -> JsonTable:
     """Read the settings of the weights in the folder `source`, with ids of the tokenizer in another folder.
 
     Return {"generation": keys of generation_config.json, "config": the ids of config.json, "left_out": what
@@ -46,13 +48,13 @@ def read_settings(source: Path, tokenizer_folder: Path | None) -> dict[str, Any]
     return kept | {"left_out": left_out}
 
 
-def settings_of_checkpoint(plain: Mapping[str, Any], tokenizer_folder: Path | None) -> dict[str, Any]:
-    """Return what `read_settings` read for a checkpoint, from its plain state; {} for a run without weights.
+def settings_of_checkpoint(plain: PlainState, tokenizer_folder: Path | None) -> JsonTable:
+    """Return what `read_settings` read for a checkpoint, from its JSON state; {} for a run without weights.
 
     Checkpoints of earlier versions do not keep it: then it is read where their weights are. A warning says
     what is not known.
     """
-    kept, weights = plain.get("source_settings"), plain.get("identity", {}).get("model", {}).get("weights")
+    kept, weights = plain.source_settings, plain.identity.get("model", {}).get("weights")
     if kept is None and weights:
         folder = weights_here(weights)
         kept = None if folder is None else read_settings(folder, tokenizer_folder)
@@ -61,8 +63,9 @@ def settings_of_checkpoint(plain: Mapping[str, Any], tokenizer_folder: Path | No
                 "%s is no longer there, and this checkpoint of an earlier Kielo does not keep its %s: the "
                 "export has the end tokens of the tokenizer and no settings for sampling. Fix: bring the "
                 "folder back and export again",
-                weights, GENERATION_FILE,
-            )  # fmt: skip
+                weights,
+                GENERATION_FILE,
+            )
     for one in (kept or {}).get("left_out", ()):
         logger.warning("%s of %s: %s, so the export leaves it out", GENERATION_FILE, weights, one)
     return kept or {}
@@ -70,7 +73,7 @@ def settings_of_checkpoint(plain: Mapping[str, Any], tokenizer_folder: Path | No
 
 def generation_config(
     settings: Mapping[str, Any], roles: Mapping[str, int | None], tokenizer_folder: Path | None
-) -> dict[str, Any]:
+) -> JsonTable:
     """Return the generation_config.json of an export.
 
     It is the source's, or has the tokenizer's `roles` (`eos_token_id` → id). The token that ends documents
@@ -100,7 +103,7 @@ def _renumbering(source: Path, folder: Path | None) -> Callable[[int], tuple[int
     files = [one / TOKENIZER_FILE for one in (source, folder or source)]
     if not all(file.is_file() for file in files) or hash_file(files[0]) == hash_file(files[1]):
         return lambda number: (number, None)
-    theirs, ours = (load_tokenizer(one).whole for one in (source, folder))
+    theirs, ours = (load_tokenizer(one).whole for one in (source, folder or source))
 
     def new_id(number: int) -> tuple[int | None, str | None]:
         name = theirs.id_to_token(number)
@@ -112,10 +115,8 @@ def _renumbering(source: Path, folder: Path | None) -> Callable[[int], tuple[int
 
 
 def _renumbered(
-    settings: Mapping[str, Any],
-    new_id: Callable[[int], tuple[int | None, str | None]],
-    left_out: list[str],
-) -> dict[str, Any]:
+    settings: Mapping[str, Any], new_id: Callable[[int], tuple[int | None, str | None]], left_out: list[str]
+) -> JsonTable:
     """Return the settings with new ids; lists lose the tokens that are left out."""
     renumbered = {}
     for key, value in settings.items():

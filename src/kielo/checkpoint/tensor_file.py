@@ -117,7 +117,7 @@ class TensorFile:
                 _cast_batch(batch, buffers[number % 2])
 
     def _read_batch(self, batch: "list[tuple[int, _Tile]]", buffer: Tensor) -> None:
-        memory = memoryview(buffer.numpy())
+        memory = buffer.numpy().data
         begin = end = 0
         parts: list[memoryview] = []
         for place, tile in batch:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from kielo.artifact.checkpoint_index import Chunk
 from kielo.artifact.weights_folder import unique_keys
 from kielo.models.piece import Box, Piece, stored_shape
 from kielo.recipe.errors import KieloError
@@ -74,6 +75,22 @@ def is_finite(values: Tensor) -> bool:
 
 def whole_box(shape: Sequence[int]) -> Box:
     return tuple(slice(0, size) for size in shape)
+
+
+def overlap(box: Sequence[slice], chunk: Chunk) -> Box | None:
+    """Returns what a box of a tensor and a chunk of it share; None for nothing."""
+    shared = tuple(
+        slice(max(part.start, start), min(part.stop, start + size))
+        for part, start, size in zip(box, chunk.offset, chunk.shape, strict=True)
+    )
+    return shared if all(part.start < part.stop for part in shared) else None
+
+
+def moved(box: Sequence[slice], origin: Sequence[int]) -> Box:
+    """Returns the box as seen from `origin`."""
+    return tuple(
+        slice(part.start - start, part.stop - start) for part, start in zip(box, origin, strict=True)
+    )
 
 
 # Tables of tensor files: name → dtype, shape and place, checked before a byte of a tensor is read.
@@ -202,7 +219,11 @@ def _torch_entry(path: Path, name: Any, value: Any, file_bytes: int) -> StoredTe
     if first is None:  # saved from meta
         raise KieloError(f"{path}: {name} has a shape and no values")
     begin = first + value.storage_offset() * item_bytes
-    last = begin + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride())) * item_bytes
+    last = (
+        begin
+        + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+        * item_bytes
+    )
     if value.numel() and not first <= begin <= last <= min(first + storage.nbytes(), file_bytes) - item_bytes:
         raise KieloError(
             f"{path}: cut short or damaged: {name} ends at byte {last + item_bytes}, beyond its storage"

@@ -61,7 +61,7 @@ class Transplant:
             part = (slice(box[0].start + first, box[0].start + last), *box[1:])
             shard[first:last] = self.first_value(name, shape, part).to(shard)
         weights = [self.row_map.weights.get(str(box[0].start + row)) for row in range(len(of_box))]
-        sizes = [1 if weight else max(1, len(old)) for old, weight in zip(of_box, weights)]
+        sizes = [1 if weight else max(1, len(old)) for old, weight in zip(of_box, weights, strict=True)]
         counts = torch.tensor(sizes, dtype=torch.float32, device=shard.device)
         self._add(shard, _parts(of_box, weights), box, source)
         filled = shard[: len(of_box)]
@@ -102,11 +102,11 @@ def _parts(of_box: Sequence[Sequence[int]], weights: Sequence[Sequence[float] | 
     """Returns the old rows of each new one in the order in which they are added."""
     unsorted = (
         (old, row, weight)
-        for row, (olds, weighing) in enumerate(zip(of_box, weights))
-        for old, weight in zip(olds, weighing or [1.0] * len(olds))
+        for row, (olds, weighing) in enumerate(zip(of_box, weights, strict=True))
+        for old, weight in zip(olds, weighing or [1.0] * len(olds), strict=True)
     )
     whole = sorted(unsorted, key=itemgetter(0, 1))
-    olds, rows, factors = zip(*whole) if whole else ((), (), ())
+    olds, rows, factors = zip(*whole, strict=True) if whole else ((), (), ())
     return Parts(
         np.array(olds, dtype=np.int64),
         np.array(rows, dtype=np.int64),
@@ -153,7 +153,7 @@ def _consecutive(values: np.ndarray) -> Iterator[tuple[int, int]]:
     """Yields (first, last + 1) places of each run of consecutive numbers in `values`, which ascend."""
     if len(values):
         borders = np.flatnonzero(np.diff(values) != 1) + 1
-        yield from zip([0, *borders.tolist()], [*borders.tolist(), len(values)])
+        yield from zip([0, *borders.tolist()], [*borders.tolist(), len(values)], strict=True)
 
 
 def _without_repetition(rows: np.ndarray, most: int) -> Iterator[np.ndarray]:

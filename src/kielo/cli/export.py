@@ -81,14 +81,14 @@ def export_checkpoint(
     recipe: of the run, for the card; None if it is not known. how: fields of `ExportOptions`. Raises
     KieloError for another tokenizer than the one that made the tokens.
     """
-    from kielo.artifact.checkpoint_index import read_plain
+    from kielo.artifact.checkpoint_index import read_state
     from kielo.dataset.provenance import check_tokenizer_of_checkpoint
 
-    plain = read_plain(checkpoint)
-    identity = plain.get("identity")
+    state = read_state(checkpoint)
+    identity = state.identity
     if not identity:
         raise KieloError(f"{checkpoint}: does not say of which model it is, so it cannot be exported")
-    check_tokenizer_of_checkpoint(plain, run_around(checkpoint), tokenizer_folder)
+    check_tokenizer_of_checkpoint(state, run_around(checkpoint), tokenizer_folder)
     try:
         model = CompleteModel.model_validate(identity["model"])
     except (KeyError, TypeError, ValidationError) as error:
@@ -113,13 +113,13 @@ def export_checkpoint(
 def _card(wanted: WantedExport, recipe: Recipe | None) -> str:
     from kielo.report.model_card import Exported, render_export
 
-    index, identity = wanted.index, wanted.index.plain["identity"]
-    averaged = index.plain.get("averaged_from")
+    index, identity = wanted.index, wanted.index.plain.identity
+    averaged = index.plain.averaged_from
     origin = f"step {index.step}"
     if averaged:
         origin = f"the average of {len(averaged)} checkpoints up to step {index.step}"
     is_hybrid = identity.get("train", {}).get("causal_share", 0) > 0
-    exported = Exported(wanted.model, origin, identity.get("name"), wanted.options.dtype, is_hybrid)
+    exported = Exported(wanted.model, origin, identity.get("name"), wanted.dtype, is_hybrid)
     return render_export(exported, recipe)
 
 
@@ -183,5 +183,5 @@ def _summary(checkpoint: Path, to: Path) -> dict[str, Any]:
         "dtype": manifest.section["dtype"],
         "wall_seconds": manifest.wall_seconds,
         **manifest.counts,
-        "bytes": {name: record["bytes"] for name, record in manifest.files.items()},
+        "bytes": {name: record.bytes for name, record in manifest.files.items()},
     }

@@ -75,7 +75,7 @@ def _on_this_rank(options: argparse.Namespace, recipe: Recipe) -> int:
 
 
 def _print(found: Preflight) -> None:
-    from kielo.verify.preflight.screen import CHECK_TITLES, check_rows, verdict_lines
+    from kielo.verify.screens import CHECK_TITLES, check_rows, verdict_lines
 
     print_table(CHECK_TITLES, check_rows(found))
     for line in verdict_lines(found):

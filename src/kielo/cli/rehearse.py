@@ -42,14 +42,14 @@ def rehearse(options: argparse.Namespace) -> int:
     if options.json:
         print_json(rehearsals)
         return 0
-    from kielo.verify.rehearse_table import (
+    from kielo.verify.screens import (
         NOTES,
         collectives,
         headline,
         host_verdict,
         memory,
+        rehearsal_verdict,
         summary,
-        verdict,
     )
 
     print_table(("", ""), overview_of_run(resolved.identity).rows())
@@ -58,7 +58,7 @@ def rehearse(options: argparse.Namespace) -> int:
         print_table(*memory(rehearsal))
         print_text(summary(rehearsal))
         print_table(*collectives(rehearsal))
-    print_text(verdict(rehearsals))
+    print_text(rehearsal_verdict(rehearsals))
     if any(rehearsal["fits"] is False for rehearsal in rehearsals):
         print_text(_ways_out(recipe, resolved, site))
     print_text(host_verdict(rehearsals))

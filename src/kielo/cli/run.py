@@ -15,8 +15,9 @@ from typing import Any
 from kielo.artifact.lease import held
 from kielo.artifact.manifest import expire, read_manifest
 from kielo.artifact.run_format import write_run_recipe
-from kielo.artifact.stage_json import read_json
-from kielo.artifact.summary import StageTime, Summary
+from kielo.artifact.scores import StageTime, Summary
+from kielo.artifact.stage_counts import CorpusCounts
+from kielo.artifact.stage_json import read_counts, read_json
 from kielo.artifact.trained_text import refuse_while_trained_on
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.main import REQUEUE, STAGES
@@ -302,12 +303,10 @@ def _check_budget(invocation: Invocation) -> None:
     """Refuse a token budget that the text cannot give, before the stages that take longer."""
     from kielo.resolve.budget import check_text_suffices
 
-    manifest = read_manifest(invocation.folder / "corpus")
+    corpus = read_counts(invocation.folder / "corpus", CorpusCounts)
     # Of ready tokens the pack stage counts how many there are.
-    if manifest is not None and not invocation.recipe.corpus.token_sources:
-        check_text_suffices(
-            invocation.recipe, manifest.counts["bytes_kept"], f"{invocation.folder / 'corpus'}"
-        )
+    if corpus is not None and not invocation.recipe.corpus.token_sources:
+        check_text_suffices(invocation.recipe, corpus.bytes_kept or 0, f"{invocation.folder / 'corpus'}")
 
 
 def _tokenizer(invocation: Invocation) -> None:

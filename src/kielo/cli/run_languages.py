@@ -15,8 +15,8 @@ from typing import IO, Any
 
 from kielo.artifact.manifest import read_manifest
 from kielo.artifact.metrics import METRICS_NAME, TrainingStep, of_kind, read_metrics
+from kielo.artifact.scores import Summary
 from kielo.artifact.stage_json import read_json
-from kielo.artifact.summary import Summary
 from kielo.cli.main import REQUEUE
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.recipe.read import read_recipe, recipe_languages, run_folder

@@ -280,7 +280,7 @@ def train_here(recipe: Recipe, profile_steps: int = 0, measured_steps: int | Non
     from kielo.artifact.weights_folder import resolve_weights, weights_here
     from kielo.plan.cost import with_expectation
     from kielo.plan.remedies import memory_warning
-    from kielo.ranks.process_settings import settle_allocator
+    from kielo.ranks.process_settings import settings_of_device, settle_allocator
     from kielo.ranks.world import meet, once_a_node
     from kielo.resolve.shares import uneven_steps
     from kielo.resolve.software import start_timeout_seconds
@@ -289,7 +289,7 @@ def train_here(recipe: Recipe, profile_steps: int = 0, measured_steps: int | Non
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         card = accelerator(cluster(recipe.cluster).accelerator)
-        said = settle_allocator(card.allocator_settings)
+        said = settle_allocator(settings_of_device() or card.allocator_settings)
         if said and place.rank == 0:
             print_text(f"device memory: {said}")
     weights = recipe.model.weights

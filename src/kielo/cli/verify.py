@@ -79,7 +79,7 @@ def certify(
 
     shows_current: print a certificate that was there already, too.
     """
-    from kielo.artifact.checkpoint_index import read_plain
+    from kielo.artifact.checkpoint_index import read_state
     from kielo.cli.checkpoint import newest_checkpoint
     from kielo.dataset.provenance import check_tokens
     from kielo.resolve.resolved import read
@@ -91,7 +91,7 @@ def certify(
             "what would work: `kielo verify layouts`, or round-trip"
         )
     section, checkpoint = recipe.verify, newest_checkpoint(folder)
-    check_tokens(read_plain(checkpoint), folder)
+    check_tokens(read_state(checkpoint), folder)
     options = ParityOptions(
         steps=steps or section.parity_steps,
         sequences_per_step=section.parity_sequences_per_step,
@@ -135,7 +135,7 @@ def layouts(options: argparse.Namespace) -> int:
     _check_steps(options.steps)
     recipe = read_recipe(options.recipe, options.sets).recipe
     from kielo.verify.layouts import CERTIFICATE_NAME, verify_layouts
-    from kielo.verify.layouts_table import table, verdict
+    from kielo.verify.screens import layouts_table, layouts_verdict
 
     # Not in verify/: that folder is parity's stage, and is replaced as a whole.
     folder = run_folder(recipe) / "layouts"
@@ -143,8 +143,8 @@ def layouts(options: argparse.Namespace) -> int:
     if options.json:
         print_json(certificate)
     else:
-        print_table(*table(certificate))
-        print_text(verdict(certificate))
+        print_table(*layouts_table(certificate))
+        print_text(layouts_verdict(certificate))
         print_text(f"certificate: {folder / CERTIFICATE_NAME}")
     return 0 if certificate["passed"] else 1
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kielo.artifact.documents import ANSWERS, TURNS, WEIGHT, Message, split_messages
+from kielo.artifact.json_object import JsonTable
 from kielo.corpus.raw_record import BAD_MESSAGES, BadRecord
 from kielo.corpus.step import DocumentFilter, SplitDocument
 
@@ -36,7 +37,7 @@ MAY_FOLLOW = {
 
 
 def read_conversation(
-    where: str, fields: dict[str, Any], names: Sequence[str]
+    where: str, fields: JsonTable, names: Sequence[str]
 ) -> tuple[list[Message], list[Any] | None]:
     """Returns the messages of a record, and the tools that it offers; None: it has none.
 
@@ -63,11 +64,11 @@ def has_questions(present: Sequence[str]) -> bool:
     return _pair(dict.fromkeys(present, "")) is not None
 
 
-def _pair(fields: dict[str, Any]) -> tuple[str, str] | None:
+def _pair(fields: JsonTable) -> tuple[str, str] | None:
     return next((pair for pair in QUESTIONS if all(fields.get(name) is not None for name in pair)), None)
 
 
-def _listed(where: str, fields: dict[str, Any], name: str) -> list[Message]:
+def _listed(where: str, fields: JsonTable, name: str) -> list[Message]:
     if not isinstance(messages := fields.get(name), list):
         found = "no such field" if name not in fields else f"a {type(messages).__name__}"
         raise BadRecord(
@@ -78,7 +79,7 @@ def _listed(where: str, fields: dict[str, Any], name: str) -> list[Message]:
     return [_message(f"{where}, message {number}", entry) for number, entry in enumerate(messages, start=1)]
 
 
-def _of_pair(where: str, fields: dict[str, Any], question: str, answer: str) -> list[Message]:
+def _of_pair(where: str, fields: JsonTable, question: str, answer: str) -> list[Message]:
     """Returns the messages of a question, with those of `history` before it, and its answer.
 
     Either may be a list of messages (TRL's conversational form). Alpaca's `input` is after the instruction.
@@ -120,7 +121,7 @@ def _message(where: str, entry: Any) -> Message:
     raise BadRecord(BAD_MESSAGES, f"{where}: is no object with 'role' and 'content', or 'from' and 'value'")
 
 
-def _content(where: str, name: str, content: Any, more: dict[str, Any]) -> str:
+def _content(where: str, name: str, content: Any, more: JsonTable) -> str:
     """Returns the text of a message, which may be in parts, or nothing beside the tools that it calls."""
     if content is None and (more.get("tool_calls") or more.get("function_call")):
         return ""
@@ -129,8 +130,9 @@ def _content(where: str, name: str, content: Any, more: dict[str, Any]) -> str:
             one.get("text") if isinstance(one, dict) and one.get("type") == "text" else None
             for one in content
         ]
-        if all(isinstance(one, str) for one in texts):
-            return "".join(texts)
+        found = [one for one in texts if isinstance(one, str)]
+        if len(found) == len(texts):
+            return "".join(found)
         kinds = {str(one.get("type")) if isinstance(one, dict) else type(one).__name__ for one in content}
         raise BadRecord(
             BAD_MESSAGES, f"{where}: its {name!r} has parts of {', '.join(sorted(kinds))}; only text is read"
@@ -140,7 +142,7 @@ def _content(where: str, name: str, content: Any, more: dict[str, Any]) -> str:
     return content
 
 
-def _with_weight(where: str, more: dict[str, Any]) -> dict[str, Any]:
+def _with_weight(where: str, more: JsonTable) -> JsonTable:
     """Returns what a message has, with 0 or nothing for its weight, also where that is called `train`."""
     weight = more.pop(WEIGHT, 1) if "train" not in more else more.pop("train")
     if weight not in (0, 1):

@@ -12,19 +12,14 @@ import textwrap
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from kielo.artifact.funnel import Funnel, FunnelSource
-from kielo.artifact.manifest import (
-    Manifest,
-    is_current,
-    read_manifest,
-    refuse_foreign,
-    write_stage,
-)
+from kielo.artifact.json_object import JsonTable
+from kielo.artifact.manifest import Manifest, finished_manifest, is_current, refuse_foreign, write_stage
 from kielo.artifact.prefetched import prefetched_folder
-from kielo.artifact.stage_json import write_json
+from kielo.artifact.stage_counts import CorpusCounts, Funnel, FunnelSource
+from kielo.artifact.stage_json import counts_of, write_json
 from kielo.artifact.text_files import read_lines
 from kielo.artifact.trained_text import refuse_to_replace
 from kielo.corpus.fetch import fetch_sources, file_stamps
@@ -61,7 +56,7 @@ def wrapping_advice(source: RawSource) -> str | None:
         text = line.decode("utf-8", "replace").rstrip()
         lengths.append(len(text))
         empty += not text
-    filled = sorted(a for a, b in zip(lengths, lengths[1:]) if a and b)
+    filled = sorted(a for a, b in pairwise(lengths) if a and b)
     if len(filled) < 20:
         return None
     width = filled[len(filled) * 98 // 100]
@@ -86,7 +81,7 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
     """Fetch and clean the recipe's sources into `folder`: documents/*.jsonl.zst, funnel.json, manifest.json.
 
     Does nothing when `folder` already holds the outcome for this text and these settings (its manifest is
-    returned as it was). Counts: bytes_in, documents_in, bytes_kept, documents_kept, words_kept, sources.
+    returned as it was).
     Raises KieloError for text that cannot be fetched or read, of which too much is bad
     (corpus.max_bad_share), and when nothing is left of a source; `folder` is then as it was before.
     """
@@ -98,23 +93,19 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
     sources = fetch_sources(recipe, Path(raw_folder), say, prefetched_folder())
     inputs = {source.name: source.fingerprint for source in sources}
     if is_current(folder, KIND, VERSION, inputs, section):
-        manifest = read_manifest(folder)
-        refuse_bad_sources(manifest.counts["sources"], recipe.corpus.max_bad_share)
+        manifest = finished_manifest(folder)
+        refuse_bad_sources(counts_of(folder, manifest, CorpusCounts).sources, recipe.corpus.max_bad_share)
         return manifest
     refuse_to_replace(folder, KIND, VERSION, inputs, section)
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
-        _clean(sources, recipe, stage.folder, stage.counts, say)
-    return read_manifest(folder)
+        stage.counts.update(_clean(sources, recipe, stage.folder, say).content())
+    return finished_manifest(folder)
 
 
 def _clean(
-    sources: tuple[RawSource, ...],
-    recipe: Recipe,
-    folder: Path,
-    counts: dict[str, Any],
-    say: Callable[[str], None],
-) -> None:
-    """Run both passes in the stage's partial folder; fill `counts`, write documents/ and funnel.json."""
+    sources: tuple[RawSource, ...], recipe: Recipe, folder: Path, say: Callable[[str], None]
+) -> CorpusCounts:
+    """Run both passes in the stage's partial folder: write documents/ and funnel.json; returns the counts."""
     corpus = recipe.corpus
     settings = effective_settings(corpus, language(recipe.language))
     cleaned = folder / "cleaned"
@@ -125,22 +116,23 @@ def _clean(
     refuse_bad_sources(read, corpus.max_bad_share)
     tallies += run_on_workers(lambda rank: second_pass(corpus, cleaned, folder / "documents"), 1)
     shutil.rmtree(cleaned)
-    _conclude(sources, read, settings, tallies, folder, counts)
-    for raw, source in zip(sources, counts["sources"], strict=True):
-        if source["bytes_kept"] < MUCH_IS_LEFT * source["bytes_in"] and (advice := wrapping_advice(raw)):
-            say(f"{raw.name}: {source['bytes_kept'] / source['bytes_in']:.0%} of the text is kept. {advice}")
-        if source["bad_records"]:
-            say(f"passed over {bad_records_in_words(source)}; the first: {source['bad_examples'][0]}")
+    counts = _conclude(sources, read, settings, tallies, folder)
+    for raw, source in zip(sources, counts.sources, strict=True):
+        if source.bytes_kept < MUCH_IS_LEFT * source.bytes_in and (advice := wrapping_advice(raw)):
+            say(f"{raw.name}: {source.bytes_kept / source.bytes_in:.0%} of the text is kept. {advice}")
+        if source.bad_records:
+            say(f"passed over {bad_records_in_words(source)}; the first: {source.bad_examples[0]}")
         for line in source_report(raw, source, tallies):
             say(line)
     say(
-        f"kept {counts['documents_kept']:,} of {counts['documents_in']:,} documents, "
-        f"{counts['bytes_kept'] / 1e6:.2f} of {counts['bytes_in'] / 1e6:.2f} MB"
+        f"kept {counts.documents_kept:,} of {counts.documents_in:,} documents, "
+        f"{(counts.bytes_kept or 0) / 1e6:.2f} of {(counts.bytes_in or 0) / 1e6:.2f} MB"
     )
+    return counts
 
 
-def describe_read(sources: tuple[RawSource, ...], reader: Tally) -> list[dict[str, Any]]:
-    """Describes what was read of each source. KieloError for one that was empty, or changed meanwhile."""
+def describe_read(sources: tuple[RawSource, ...], reader: Tally) -> list[FunnelSource]:
+    """Describes what was read; nothing is kept yet. KieloError for a source that was empty, or changed."""
     described = []
     for source in sources:
         for file, before, now in zip(
@@ -157,23 +149,25 @@ def describe_read(sources: tuple[RawSource, ...], reader: Tally) -> list[dict[st
             )
         counted = reader.counts[source.name]
         described.append(
-            {
-                "name": source.name,
-                "origin": source.origin,
-                "files": len(source.files),
-                "files_not_read": len(source.unread),
-                "file_bytes": sum(size for size, _ in source.stamps),
-                "documents_in": counted["documents_left", ""] + counted[BAD, ""],
-                "bytes_in": counted["bytes_left", ""],
-                "bad_records": counted[BAD, ""],
-                "damaged_file_bytes": counted["damaged_bytes", ""],
-                "bad_examples": reader.first_examples(source.name, BAD, MAX_EXAMPLES),
-            }
+            FunnelSource(
+                name=source.name,
+                origin=source.origin,
+                files=len(source.files),
+                files_not_read=len(source.unread),
+                file_bytes=sum(size for size, _ in source.stamps),
+                documents_in=counted["documents_left", ""] + counted[BAD, ""],
+                bytes_in=counted["bytes_left", ""],
+                bad_records=counted[BAD, ""],
+                damaged_file_bytes=counted["damaged_bytes", ""],
+                bad_examples=reader.first_examples(source.name, BAD, MAX_EXAMPLES),
+                documents_kept=0,
+                bytes_kept=0,
+            )
         )
     return described
 
 
-def refuse_bad_sources(described: Sequence[dict[str, Any]], max_bad_share: float) -> None:
+def refuse_bad_sources(described: Sequence[FunnelSource], max_bad_share: float) -> None:
     """Raises KieloError for a source with too many bad records or too large a share of damaged files.
 
     How much a damaged file would have held is not known, so it counts with all its bytes. The share is the
@@ -181,52 +175,56 @@ def refuse_bad_sources(described: Sequence[dict[str, Any]], max_bad_share: float
     """
     share = Fraction(repr(max_bad_share))
     for source in described:
-        records, bad = source["documents_in"], source["bad_records"]
+        records, bad = source.documents_in, source.bad_records
         one = 1 if share and records >= RECORDS_FOR_ONE_BAD else 0
         allowed = min(max(math.floor(share * records), one), records - 1)
-        if bad > allowed or source["damaged_file_bytes"] > share * source["file_bytes"]:
+        if bad > allowed or source.damaged_file_bytes > share * (source.file_bytes or 0):
             raise KieloError(
                 f"corpus.sources, {bad_records_in_words(source)}. corpus.max_bad_share = {max_bad_share:g} "
                 f"allows {allowed} and damaged files of that share of the bytes; correct the text, or set "
-                "more. The first:\n  " + "\n  ".join(source["bad_examples"])
+                "more. The first:\n  " + "\n  ".join(source.bad_examples)
             )
 
 
-def bad_records_in_words(source: dict[str, Any]) -> str:
-    bad, records = source["bad_records"], source["documents_in"]
-    text = f"{source['name']}: {bad:,} of {records:,} records that cannot be read ({bad / records:.2%})"
-    if size := source["damaged_file_bytes"]:
-        text += f", with damaged files of {size:,} of {source['file_bytes']:,} bytes"
+def bad_records_in_words(source: FunnelSource) -> str:
+    bad, records = source.bad_records, source.documents_in
+    text = f"{source.name}: {bad:,} of {records:,} records that cannot be read ({bad / records:.2%})"
+    if size := source.damaged_file_bytes:
+        text += f", with damaged files of {size:,} of {source.file_bytes:,} bytes"
     return text
 
 
 def _conclude(
     sources: tuple[RawSource, ...],
-    read: list[dict[str, Any]],
-    settings: dict[str, Any],
+    read: list[FunnelSource],
+    settings: JsonTable,
     tallies: Sequence[Tally],
     folder: Path,
-    counts: dict[str, Any],
-) -> None:
-    """Write funnel.json and the counts; KieloError when nothing is left of a source."""
+) -> CorpusCounts:
+    """Write funnel.json; KieloError when nothing is left of a source."""
     rows, table = build_funnel(tallies), threshold_table(tallies)
     kept = tallies[-1].counts
     if empty := [source for source in sources if source.name not in kept]:
         messages = [[_empty_source(raw.name, settings, tallies), wrapping_advice(raw)] for raw in empty]
         raise KieloError("\n".join(part for message in messages for part in message if part))
     described = [
-        source | {f"{what}_kept": kept[source["name"]][f"{what}_left", ""] for what in ("documents", "bytes")}
+        source.model_copy(
+            update={f"{what}_kept": kept[source.name][f"{what}_left", ""] for what in ("documents", "bytes")}
+        )
         for source in read
     ]
-    for what in ("bytes_in", "documents_in", "bytes_kept", "documents_kept"):
-        counts[what] = sum(source[what] for source in described)
-    counts["words_kept"] = tallies[-1].total()["words", ""]
-    counts["sources"] = described
-    sources = [FunnelSource(**source) for source in described]
-    write_json(folder, Funnel(settings=settings, sources=sources, steps=rows, threshold_table=table))
+    write_json(folder, Funnel(settings=settings, sources=described, steps=rows, threshold_table=table))
+    return CorpusCounts(
+        bytes_in=sum(source.bytes_in for source in described),
+        documents_in=sum(source.documents_in for source in described),
+        bytes_kept=sum(source.bytes_kept for source in described),
+        documents_kept=sum(source.documents_kept for source in described),
+        words_kept=tallies[-1].total()["words", ""],
+        sources=described,
+    )
 
 
-def _empty_source(name: str, settings: dict[str, Any], tallies: Sequence[Tally]) -> str:
+def _empty_source(name: str, settings: JsonTable, tallies: Sequence[Tally]) -> str:
     """Returns the message on a source of which nothing is left, with the funnel of its own documents."""
     own = [tally.of(name) for tally in tallies]
     rule, kind = settings["language_rules"].get(name), settings["kinds"][settings["sources"].index(name)]
@@ -258,8 +256,6 @@ def _empty_source(name: str, settings: dict[str, Any], tallies: Sequence[Tally])
 
 
 def _speaker(progress: bool) -> Callable[[str], None]:
-    """Returns a function that prints lines of progress on standard error, or nothing."""
-
     def say(line: str) -> None:
         if progress:
             text = f"corpus: {line}"

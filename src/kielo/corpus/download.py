@@ -42,7 +42,7 @@ def fetch_debian_package(source: Source, folder: Path) -> str:
     environment = os.environ | {"APT_CONFIG": str(write_apt_configuration(workplace)), "LC_ALL": "C"}
     # An update that misses one of several servers fails, but may have brought the list that is needed.
     update = _run(["apt-get", "-qq", "update"], workplace, environment)
-    download = _run(["apt-get", "-qq", "download", "--", source.debian_package], workplace, environment)
+    download = _run(["apt-get", "-qq", "download", "--", source.debian_package or ""], workplace, environment)
     packages = sorted(workplace.glob("*.deb"))
     if download.returncode or not packages:
         raise FetchProblem(last_errors(download.stderr + update.stderr))
@@ -74,7 +74,7 @@ def fetch_huggingface_dataset(source: Source, folder: Path, aside: Path) -> str:
         from huggingface_hub import HfApi, hf_hub_download
     except ImportError:
         raise FetchProblem("huggingface_hub is not installed") from None
-    dataset, subset = source.huggingface_dataset, source.huggingface_subset
+    dataset, subset = source.huggingface_dataset or "", source.huggingface_subset
     try:
         information = HfApi().dataset_info(dataset, timeout=30)
         files = sorted(sibling.rfilename for sibling in information.siblings or ())

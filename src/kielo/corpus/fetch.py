@@ -13,19 +13,21 @@ from contextlib import suppress
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import (
     Manifest,
+    finished_manifest,
     hash_file,
     hash_json,
     hash_manifest,
     is_current,
-    read_manifest,
     write_json_atomically,
     write_stage,
 )
 from kielo.artifact.prefetched import not_brought, text_folder
+from kielo.artifact.stage_counts import RawCounts
+from kielo.artifact.stage_json import counts_of
 from kielo.corpus.download import FetchProblem, fetch_debian_package, fetch_huggingface_dataset
 from kielo.corpus.raw_formats import RawSource, formats, is_about, is_data, is_readable
 from kielo.corpus.step import is_cleaned, text_fields
@@ -69,13 +71,10 @@ def fetch_text(source: Source, folder: Path, say: Callable[[str], None]) -> tupl
             source.name, source, text_folder(folder, source.name, _wanted(source)), _wanted(source), say
         )
         root = text_folder(folder, source.name, _wanted(source))
-    manifest = read_manifest(root)
-    assert manifest is not None
-    return root, manifest
+    return root, finished_manifest(root)
 
 
-def _wanted(source: Source) -> dict[str, Any]:
-    """Returns all that decides what is downloaded."""
+def _wanted(source: Source) -> JsonTable:
     return source.model_dump(
         include={"debian_package", "huggingface_dataset", "huggingface_subset", "max_documents"}
     )
@@ -108,13 +107,13 @@ def _fetch(
             raise not_brought(f"corpus.sources, {name}")
         else:
             _download(name, source, root, _wanted(source), say)
-        manifest = read_manifest(root)
+        manifest = finished_manifest(root)
         left_out = {file for file in manifest.files if _is_left_out(file, source)}
         files = sorted(file for file in manifest.files if is_readable(Path(file), source.kind))
         files = [file for file in files if file not in left_out]
         unread = sorted(set(manifest.files) - set(files))
         stamps = file_stamps(root, files)
-        origin, fingerprint = manifest.counts["origin"], hash_manifest(root)
+        origin, fingerprint = counts_of(root, manifest, RawCounts).origin, hash_manifest(root)
     return RawSource(
         name=name,
         root=str(root),
@@ -144,16 +143,16 @@ def file_stamps(root: Path | str, files: Sequence[str]) -> tuple[tuple[int, int]
     return tuple(found)
 
 
-def _download(name: str, source: Source, folder: Path, wanted: dict, say: Callable[[str], None]) -> None:
+def _download(name: str, source: Source, folder: Path, wanted: JsonTable, say: Callable[[str], None]) -> None:
     """Download the Debian package, else the dataset; the manifest's counts name it and what failed."""
     problems: list[str] = []
     aside = folder.with_name(f".{folder.name}.downloads")  # what a download that is cut short goes on from
-    ways = []
+    ways: list[tuple[str, Callable[[Source, Path], str]]] = []
     if source.debian_package:
         ways.append((f"Debian package {source.debian_package}", fetch_debian_package))
     if source.huggingface_dataset:
-        way = partial(fetch_huggingface_dataset, aside=aside)
-        ways.append((f"Hugging Face dataset {source.huggingface_dataset}", way))
+        fetched = partial(fetch_huggingface_dataset, aside=aside)
+        ways.append((f"Hugging Face dataset {source.huggingface_dataset}", fetched))
     for title, way in ways:
         say(f"{name}: fetching {title}")
         try:
@@ -161,7 +160,7 @@ def _download(name: str, source: Source, folder: Path, wanted: dict, say: Callab
                 origin = way(source, stage.folder)
                 if not any(is_readable(path, source.kind) for path in stage.folder.rglob("*")):
                     raise FetchProblem(f"no files of a known format in it ({formats(source.kind)})")
-                stage.counts.update(origin=origin, problems=problems)
+                stage.counts.update(RawCounts(origin=origin, problems=problems).content())
             shutil.rmtree(aside, ignore_errors=True)
             return
         except FetchProblem as problem:
@@ -176,7 +175,7 @@ def local_files(source: Source) -> tuple[Path, list[str], list[str]]:
     Names are sorted. Raises KieloError for a path without a file that is read, and for one that holds data
     and is not read, unless the source leaves it out.
     """
-    name, pattern, kind = source.name, source.path, source.kind
+    name, pattern, kind = source.name, source.path or "", source.kind
     place = Path(pattern).expanduser()
     if place.is_file():
         if not is_readable(place, kind):

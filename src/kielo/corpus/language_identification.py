@@ -2,7 +2,7 @@
 
 An identifier answers how probable it is that a text is in one of the language's codes (a model may know a
 language under several: Bokmål as `no` or `nb`). The default was chosen by
-benchmarks/language_identification.py. A filter keeps texts whose probability reaches the threshold, and
+benchmarks/data/language_identification.py. A filter keeps texts whose probability reaches the threshold, and
 counts how much other thresholds would keep.
 """
 
@@ -64,7 +64,7 @@ class Lid176:
         # fastText reads one line; in capitals it takes European languages for others.
         line = text.replace("\n", " ")
         labels = self._model.predict(line.lower() if line.isupper() else line, k=self.NUM_BEST)
-        return {label.removeprefix("__label__"): min(float(p), 1.0) for label, p in zip(*labels)}
+        return {label.removeprefix("__label__"): min(float(p), 1.0) for label, p in zip(*labels, strict=True)}
 
 
 IDENTIFIERS: dict[str, type[Identifier]] = {"py3langid": Py3langid, "lid176": Lid176}
@@ -89,7 +89,7 @@ class LanguageFilter(CorpusStep):
         # Without `self`, so that no cycle of references keeps the remembered texts when the step is gone.
         def identify(text: str) -> tuple[float, str]:
             probabilities = model.probabilities(text[:MAX_CHARACTERS])
-            best = max(probabilities, key=probabilities.get, default="?")
+            best = max(probabilities, key=probabilities.__getitem__, default="?")
             return sum(probabilities.get(code, 0.0) for code in own_codes), best
 
         self.identify, self.remembered = identify, lru_cache(maxsize=REMEMBERED_TEXTS)(identify)

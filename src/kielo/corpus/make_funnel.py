@@ -1,13 +1,13 @@
 """The funnel: what each step dropped and why, what was left, and the message if nothing was.
 
-The steps' counts → rows for people (`artifact/funnel.py`).
+The steps' counts → rows for people (`artifact/stage_counts.py`).
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from kielo.artifact.funnel import FunnelRow
+from kielo.artifact.json_object import JsonTable
+from kielo.artifact.stage_counts import FunnelRow, FunnelSource
 from kielo.corpus.filters import FOREIGN_DROPPED, FOREIGN_KEPT, NUM_EXAMPLES
 from kielo.corpus.language_identification import THRESHOLDS
 from kielo.corpus.raw_formats import RawSource
@@ -33,7 +33,7 @@ def build_funnel(tallies: Sequence[Tally]) -> list[FunnelRow]:
     return rows
 
 
-def threshold_table(tallies: Sequence[Tally]) -> dict[str, Any]:
+def threshold_table(tallies: Sequence[Tally]) -> JsonTable:
     """Returns the shares of bytes that reached each threshold: {"lines": {"0.5": share, …}, "documents": …}.
 
     Shares are of the lines that reached their language step, and of the documents (each with all its bytes)
@@ -53,7 +53,7 @@ def threshold_table(tallies: Sequence[Tally]) -> dict[str, Any]:
     return table
 
 
-def source_report(raw: RawSource, source: dict[str, Any], tallies: Sequence[Tally]) -> Iterator[str]:
+def source_report(raw: RawSource, source: FunnelSource, tallies: Sequence[Tally]) -> Iterator[str]:
     """Yields what became of a source, for the last screen: its files, and its documents by reason."""
     own = [tally.of(raw.name) for tally in tallies]
     total, dropped = Counter[tuple[str, str]](), Counter[str]()
@@ -66,7 +66,7 @@ def source_report(raw: RawSource, source: dict[str, Any], tallies: Sequence[Tall
     told = "; ".join(f"{amount:,} {reason}" for reason, amount in dropped.most_common())
     files = f"{len(raw.files):,} files read" + f", {len(raw.unread):,} not read" * bool(raw.unread)
     yield (
-        f"{raw.name}: {files}; {source['documents_in']:,} documents in, {source['documents_kept']:,} kept"
+        f"{raw.name}: {files}; {source.documents_in:,} documents in, {source.documents_kept:,} kept"
         + f"; dropped: {told}" * bool(told)
     )
     for what, became in (
@@ -87,7 +87,7 @@ def source_report(raw: RawSource, source: dict[str, Any], tallies: Sequence[Tall
             )
 
 
-def empty_message(what: str, rows: Sequence[FunnelRow], table: dict[str, Any], advice: str) -> str:
+def empty_message(what: str, rows: Sequence[FunnelRow], table: JsonTable, advice: str) -> str:
     """Returns why nothing was left and what to change: the funnel, and the share kept at each threshold."""
     lines = [f"corpus: nothing is left of {what}. What each step dropped:"]
     lines += [

@@ -135,11 +135,13 @@ def tmx_records(
     A unit that has several texts in a language gives several records: each text is in one of them. Raises
     KieloError for a file that is no XML or is cut short, and for a unit over max_bytes.
     """
-    parser, number, unfinished, body = XMLPullParser(("start", "end")), 0, 0, None
+    parser: XMLPullParser[Element] = XMLPullParser(("start", "end"))
+    number, unfinished, body = 0, 0, None
     for text in _decoded(path, encoding):
         try:
             parser.feed(text)
-            events = list(parser.read_events())
+            # The stub has all kinds of events; of the two that are asked for, an element is the second part.
+            events: list[tuple[str, Element]] = list(parser.read_events())  # type: ignore[arg-type]
         except ParseError as problem:
             raise KieloError(f"{path}, line {problem.position[0]}: not valid XML ({problem})") from None
         unfinished += len(text)
@@ -173,7 +175,7 @@ def _unit_records(
     where, texts = f"{path}, unit {number}", _texts(unit)
     sides = [_in_language(texts, language) for language in languages]
     if not all(sides):
-        missing = next(language for language, side in zip(languages, sides) if not side)
+        missing = next(language for language, side in zip(languages, sides, strict=True) if not side)
         told = (
             f"{where}: no text in {missing!r}; its languages are {', '.join(texts)[:200] or 'none'}. Set "
             "the source's pair_fields to two of them"

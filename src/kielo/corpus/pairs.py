@@ -23,7 +23,7 @@ class NormaliseSides(CorpusStep):
     name = "normalise pairs"
 
     def work(self, document: SplitDocument) -> bool:
-        before, (first, second) = document.num_bytes, document.sides
+        before, (first, second) = document.num_bytes, document.pair()
         count_c1(self, first + second)
         document.set_sides((_normal_form(first), _normal_form(second)))
         self.count("bytes", "white space and control characters", before - document.num_bytes)
@@ -36,7 +36,7 @@ class WholePairs(DocumentFilter):
     name = "pairs"
 
     def judge(self, document: SplitDocument) -> str | None:
-        first, second = (side.strip() for side in document.sides)
+        first, second = (side.strip() for side in document.pair())
         count_c1(self, first + second, "c1_kept")  # of pairs that are not cleaned
         if not (first and second):
             return "a side is empty"
@@ -57,7 +57,7 @@ class SideLanguage(LanguageFilter, DocumentFilter):
         self.side = side
 
     def judge(self, document: SplitDocument) -> str | None:
-        text = document.sides[self.side]
+        text = document.pair()[self.side]
         if len(text) < MIN_IDENTIFIED_CHARACTERS:
             return None
         found = self.verdict(text, len(text.encode()))
@@ -79,9 +79,9 @@ class LayOutPairs(CorpusStep):
         self.languages = tuple(languages)
 
     def work(self, document: SplitDocument) -> bool:
-        drawn = xxhash.xxh3_64_intdigest("\0".join(document.sides).encode(), seed=DRAW)
+        drawn = xxhash.xxh3_64_intdigest("\0".join(document.pair()).encode(), seed=DRAW)
         template = self.templates[drawn % len(self.templates)]
-        pairs = list(zip(document.sides, self.languages, strict=True))
+        pairs = list(zip(document.pair(), self.languages, strict=True))
         if (drawn >> 32) < self.reverse_share * 2**32:
             pairs.reverse()
         (source, source_language), (target, target_language) = pairs

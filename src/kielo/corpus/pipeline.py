@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from kielo.artifact.documents import SUFFIX, DocumentWriter, read_documents
+from kielo.artifact.documents import SUFFIX, Document, DocumentWriter, read_documents
 from kielo.corpus.conversations import AlternatingTurns, WholeConversations
 from kielo.corpus.filters import (
     DocumentDuplicates,
@@ -126,7 +126,7 @@ class WriteCleaned(CorpusStep):
     def run(self, documents: Iterable[SplitDocument]) -> Iterator[SplitDocument]:
         with DocumentWriter(self.path) as writer:
             for document in super().run(documents):
-                writer.add(_as_record(document) | {"place": document.place})
+                writer.add({**_as_record(document), "place": document.place})
                 yield document
 
 
@@ -141,9 +141,10 @@ class MergeCleaned(CorpusStep):
 
     def run(self, documents: Iterable[SplitDocument] = ()) -> Iterator[SplitDocument]:
         files = [read_documents(path) for path in sorted(self.folder.glob("*" + SUFFIX))]
-        for record in heapq.merge(*files, key=lambda record: record["place"]):
-            place = tuple(record["place"])
-            yield split_verbatim(record["text"], record["id"], record["source"], place, record["metadata"])
+        for record in heapq.merge(*files, key=lambda record: tuple(record["place"])):
+            source, number = record["place"]
+            place, facts = (source, number), record["metadata"]
+            yield split_verbatim(record["text"], record["id"], record["source"], place, facts)
 
 
 class WriteDocuments(CorpusStep):
@@ -179,7 +180,7 @@ class WriteDocuments(CorpusStep):
             writer.close()
 
 
-def _as_record(document: SplitDocument) -> dict:
+def _as_record(document: SplitDocument) -> Document:
     return {
         "id": document.id,
         "text": document.join(),
@@ -249,7 +250,6 @@ def second_pass(corpus: Corpus, cleaned: Path, documents: Path) -> list[CorpusSt
 
 
 def _language_steps(corpus: Corpus, language: str) -> list[CorpusStep]:
-    """Returns the filters of lines, then those of documents, once for each set of languages."""
     rules = language_rules(corpus, language)
     groups = {rule: [name for name in rules if rules[name] == rule] for rule in rules.values()}
     steps: list[CorpusStep] = []
@@ -266,8 +266,8 @@ def _code_steps(corpus: Corpus) -> list[CorpusStep]:
 
 
 def _pair_steps(recipe: Recipe) -> list[CorpusStep]:
-    """Returns the steps of parallel text: cleaning once, languages and layout of each source."""
-    corpus, steps = recipe.corpus, []
+    corpus = recipe.corpus
+    steps: list[CorpusStep] = []
     pairs = [source for source in corpus.sources if source.kind == "parallel"]
     cleaned = [source.name for source in pairs if source.clean]
     steps += [NormaliseSides().for_sources(cleaned)] if cleaned else []

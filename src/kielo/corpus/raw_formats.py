@@ -12,19 +12,20 @@ from typing import Any
 
 from kielo.artifact.text_files import COMPRESSED, OtherEncoding, read_lines
 from kielo.corpus.conversations import OTHER_FIELDS, has_questions
-from kielo.corpus.json_records import json_records
 from kielo.corpus.pair_formats import tmx_records, tsv_records
 from kielo.corpus.programming_languages import programming_language
-from kielo.corpus.raw_record import DAMAGED_FILE, BadRecord, Record, too_long
+from kielo.corpus.raw_record import DAMAGED_FILE, BadRecord, Record, json_records, too_long
 from kielo.recipe.errors import KieloError
 
 _JSON = ("jsonl", "ndjson", "json")
 # Kind of source → suffixes of files of records, each also compressed; .parquet and .html are not.
 # Where there is code, .json are settings.
 _RECORDS = {
-    "text": ("txt", *_JSON), "code": ("jsonl", "ndjson"), "parallel": ("tsv", *_JSON, "tmx"),
+    "text": ("txt", *_JSON),
+    "code": ("jsonl", "ndjson"),
+    "parallel": ("tsv", *_JSON, "tmx"),
     "instructions": _JSON,
-}  # fmt: skip
+}
 _PACKED = "|".join(re.escape(suffix) for suffix in COMPRESSED)
 _KNOWN = {
     kind: re.compile(
@@ -191,7 +192,8 @@ def is_blank(line: bytes) -> bool:
 def _several_lines(path: Path, source: RawSource, max_bytes: int) -> Iterator[Record]:
     """Yields documents of several lines, each numbered by its first, with \\n as line ends."""
     ends_at_empty_line = source.documents == "paragraphs"
-    first, size, lines = 0, 0, []
+    first, size = 0, 0
+    lines: list[bytes] = []
 
     def document() -> Record:
         if size > max_bytes:
@@ -267,7 +269,7 @@ def _check_column(path: Path, schema: Any, name: str, has_text: bool) -> None:
     column, *inner = column_path(name, schema.names)
     if (number := schema.names.count(column)) > 1:
         raise KieloError(f"{path}: {number} columns have the name {column!r}; write it with one of them")
-    kind = schema.field(column).type if number else None
+    kind: Any = schema.field(column).type if number else None
     for part in inner:
         is_field = kind is not None and pyarrow.types.is_struct(kind) and kind.get_field_index(part) >= 0
         kind = kind.field(part).type if is_field else None
@@ -288,6 +290,10 @@ def _is_text(kind: Any) -> bool:
         kind = kind.storage_type
     kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
     return kind in (
-        pyarrow.string(), pyarrow.large_string(), pyarrow.string_view(),
-        pyarrow.binary(), pyarrow.large_binary(), pyarrow.binary_view(),
-    )  # fmt: skip
+        pyarrow.string(),
+        pyarrow.large_string(),
+        pyarrow.string_view(),
+        pyarrow.binary(),
+        pyarrow.large_binary(),
+        pyarrow.binary_view(),
+    )

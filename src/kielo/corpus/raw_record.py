@@ -1,9 +1,18 @@
-"""One raw document, not yet decoded, and what is said of one that cannot be read."""
+"""One raw document, not yet decoded; what is said of one that cannot be read; and the records of JSON."""
 
+import codecs
+import json
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from json.decoder import scanstring  # type: ignore[attr-defined]  # which the stub lacks
 from pathlib import Path
 from typing import Any
 
+import orjson
+
+from kielo.artifact.json_object import JsonTable
+from kielo.artifact.text_files import read_utf8
 from kielo.recipe.errors import KieloError
 
 TOO_LONG = "over max_document_bytes"
@@ -41,3 +50,130 @@ def too_long(place: str, max_bytes: int) -> BadRecord:
     return BadRecord(
         TOO_LONG, f"{place}: longer than corpus.max_document_bytes = {max_bytes}; cut it, or set more"
     )
+
+
+# A JSON object of which one field is no JSON: its other fields, so that good text is not lost.
+#
+# Python's own writer makes NaN, Infinity and lone surrogates, which strict readers refuse; so do they
+# 1e999, and values that are nested a thousand deep.
+
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_MARK = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]', re.DOTALL)
+
+
+def lenient_fields(line: bytes) -> JsonTable | None:
+    """Returns the fields of a JSON object; one that cannot be stored is False. None for what is no object."""
+    try:
+        text = line.decode("utf-8")
+        fields = _fields(text, _skip(text, 0))
+    except (ValueError, IndexError):
+        return None
+    return {
+        name: value if _is_storable(value) else False for name, value in fields.items() if _is_storable(name)
+    }
+
+
+def _fields(text: str, place: int) -> JsonTable:
+    """Reads the object that begins at `place` and is all of the text; ValueError or IndexError for none."""
+    if text[place] != "{":
+        raise ValueError
+    fields: JsonTable = {}
+    place = _skip(text, place + 1)
+    while text[place] != "}":
+        if text[place] != '"':
+            raise ValueError
+        name, place = scanstring(text, place + 1)
+        if text[place := _skip(text, place)] != ":":
+            raise ValueError
+        fields[name], place = _value(text, _skip(text, place + 1))
+        place = _skip(text, place)
+        if text[place] == ",":
+            place = _skip(text, place + 1)
+        elif text[place] != "}":
+            raise ValueError
+    if _skip(text, place + 1) != len(text):
+        raise ValueError
+    return fields
+
+
+def _value(text: str, place: int) -> tuple[Any, int]:
+    """Returns a value and where it ends; False for one that is nested too deep."""
+    try:
+        return json.JSONDecoder().raw_decode(text, place)
+    except RecursionError:
+        depth = 0
+        for mark in _MARK.finditer(text, place):
+            depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(mark[0], 0)
+            if not depth:
+                return False, mark.end()
+        raise ValueError from None
+
+
+def _skip(text: str, place: int, passed_over: re.Pattern[str] = _SPACE) -> int:
+    found = passed_over.match(text, place)
+    return found.end() if found else place
+
+
+def _is_storable(value: Any) -> bool:
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        return False
+    return True
+
+
+# JSON files: an array of objects, or objects one after the other on any number of lines → a record for
+# each.
+#
+# Read in pieces, so that memory holds one object and a block.
+
+
+_BETWEEN = re.compile(r"[\s,]*")
+
+
+def json_records(path: Path, max_bytes: int, encoding: str | None) -> Iterator[Record]:
+    """Yields the elements of an array, or all values of a file without one, numbered from 1.
+
+    Raises KieloError for what is no JSON, or cut short, and BadRecord for an element over max_bytes.
+    """
+    decoder, text, number, is_array, is_over = json.JSONDecoder(), "", 0, False, False
+    for piece in _pieces(path, encoding):
+        text += piece
+        if not number and not is_array and (start := text.lstrip()):
+            is_array, text = start.startswith("["), start.removeprefix("[")
+        place = 0
+        while not is_over and (place := _skip(text, place, _BETWEEN)) < len(text):
+            if is_array and text[place] == "]":
+                is_over, place = True, place + 1
+                break
+            try:
+                _, end = decoder.raw_decode(text, place)
+            except (json.JSONDecodeError, RecursionError):
+                break  # more of it may follow
+            if end == len(text) and text[end - 1] not in '}]"':
+                break  # a number may go on
+            number += 1
+            yield Record(path, number, text[place:end].encode())
+            place = end
+        text = text[place:]
+        if len(text) > max_bytes:
+            raise too_long(f"{path}, element {number + 1}", max_bytes)
+    if text.strip() or is_array and not is_over:
+        raise KieloError(
+            f"{path}, after element {number}: not valid JSON, or cut short ({text[:40]!r}); one array of "
+            "objects, or objects one after the other, are expected"
+        )
+
+
+def _pieces(path: Path, encoding: str | None) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for number, block in enumerate(read_utf8(path, encoding)):
+            yield decoder.decode(block).removeprefix("\ufeff" if not number else "")
+        yield decoder.decode(b"", final=True)
+    except UnicodeDecodeError as problem:
+        raise KieloError(
+            f"{path}: invalid UTF-8 (byte 0x{problem.object[problem.start]:02x}); name its encoding in the "
+            "source's `encoding`, or convert the file"
+        ) from None

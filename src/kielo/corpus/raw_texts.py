@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact.documents import TOOLS, TURNS, join_messages, parse_record
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.text_files import SHOWING_BYTES, decode_text, marked_encoding, other_encoding
 from kielo.corpus.conversations import read_conversation
 from kielo.corpus.html_text import decode_page, page_text
-from kielo.corpus.json_records import lenient_fields
 from kielo.corpus.programming_languages import LANGUAGE, programming_language
 from kielo.corpus.raw_formats import FILE_NAME_FIELDS, RawSource, file_format
-from kielo.corpus.raw_record import NO_TEXT, NOT_UTF8, UNEQUAL, BadRecord, Record, too_long
+from kielo.corpus.raw_record import NO_TEXT, NOT_UTF8, UNEQUAL, BadRecord, Record, lenient_fields, too_long
 from kielo.recipe.errors import KieloError
 
 
@@ -25,7 +25,7 @@ class RawText:
 
     id: str
     text: str
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: JsonTable = field(default_factory=dict)
     sides: tuple[str, str] | None = None
 
 
@@ -65,8 +65,7 @@ def parse(record: Record, source: RawSource, max_bytes: int) -> RawText:
     return _from_fields(place, where, fields, source)
 
 
-def _from_fields(id: str, where: str, fields: dict[str, Any], source: RawSource) -> RawText:
-    """Makes a text of a JSON object or a row."""
+def _from_fields(id: str, where: str, fields: JsonTable, source: RawSource) -> RawText:
     fields = _with_inner_fields(fields, source.text_fields)
     if source.kind == "parallel":
         first, second = (_side(where, fields, name) for name in source.text_fields)
@@ -93,7 +92,7 @@ def _from_fields(id: str, where: str, fields: dict[str, Any], source: RawSource)
     return RawText(id, text, {LANGUAGE: language} if language else {})
 
 
-def _with_inner_fields(fields: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def _with_inner_fields(fields: JsonTable, names: Iterable[str]) -> JsonTable:
     """Returns the fields, with those of `names` that are fields in a field, as translation.en.
 
     A field whose own name has the dots comes first.
@@ -102,15 +101,14 @@ def _with_inner_fields(fields: dict[str, Any], names: Iterable[str]) -> dict[str
     return fields | {name: value for name, value in inner.items() if value is not ...}
 
 
-def _inner_field(fields: dict[str, Any], name: str) -> Any:
+def _inner_field(fields: JsonTable, name: str) -> Any:
     value: Any = fields
     for part in name.split("."):
         value = value.get(part, ...) if isinstance(value, dict) else ...
     return value
 
 
-def _side(where: str, fields: dict[str, Any], name: str) -> str:
-    """Returns one side of a pair."""
+def _side(where: str, fields: JsonTable, name: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str):
         raise BadRecord(
@@ -139,7 +137,7 @@ def _columns(record: Record, source: RawSource) -> tuple[str, str]:
     return sides[0], sides[1]
 
 
-def _json_fields(record: Record) -> dict[str, Any]:
+def _json_fields(record: Record) -> JsonTable:
     """Returns the fields of a JSON object; a value that no JSON has costs only its own field."""
     try:
         return parse_record(record.path, record.number, record.content)

@@ -4,10 +4,11 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self
+from typing import Self
 
 import regex
 
+from kielo.artifact.json_object import JsonTable
 from kielo.recipe.cards import Language, language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus, Source
@@ -98,7 +99,7 @@ def language_rules(corpus: Corpus, default: str) -> dict[str, LanguageRule]:
     }
 
 
-def effective_settings(corpus: Corpus, card: Language) -> dict[str, Any]:
+def effective_settings(corpus: Corpus, card: Language) -> JsonTable:
     """Returns all that decides the outcome, for the manifest. `card`: of the recipe's language.
 
     Raises KieloError as `language_rule` does.
@@ -154,7 +155,7 @@ class SplitDocument:
     id: str
     source: str
     place: tuple[int, int]
-    metadata: dict[str, Any]
+    metadata: JsonTable
     lines: list[str] = field(default_factory=list)
     line_bytes: list[int] = field(default_factory=list)
     sides: tuple[str, str] | None = None
@@ -169,6 +170,12 @@ class SplitDocument:
         self.lines = list(lines)
         self.line_bytes = [len(line.encode()) + 1 for line in self.lines]
         self._words = None
+
+    def pair(self) -> tuple[str, str]:
+        """Returns the two sides. Raises ValueError for a document that is no pair."""
+        if self.sides is None:
+            raise ValueError(f"{self.id} is no pair")
+        return self.sides
 
     def set_sides(self, sides: tuple[str, str]) -> None:
         """Make this a pair; its lines, which steps count, are those of both sides."""

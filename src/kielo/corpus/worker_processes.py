@@ -14,13 +14,14 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from kielo.artifact.json_object import JsonTable
 from kielo.recipe.errors import KieloError
 
 # One thread for each worker: several pools of threads on the same cores only get in each other's way.
@@ -77,7 +78,7 @@ class _Task:
 
 def results_in_order(
     make: Callable[[], Work], batches: Iterable[Any], workers: int, what: str, tries: int = 1
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     """Yields work(batch) for each batch in turn, of as many workers; each has its own work = make().
 
     With one worker everything happens in this process. Batches, results and `make` are pickled. In memory
@@ -109,8 +110,8 @@ def results_in_order(
                 yield results.pop(turn)
                 turn += 1
                 continue
-            by_pipe = {worker.pipe: worker for worker in at_work}
-            for pipe in wait(list(by_pipe)):
+            by_pipe: dict[object, Worker] = {worker.pipe: worker for worker in at_work}
+            for pipe in wait([worker.pipe for worker in at_work]):
                 worker = by_pipe[pipe]
                 task = at_work.pop(worker)
                 try:
@@ -172,7 +173,8 @@ def _done(work: Work, batch: Any, name: str) -> Any:
 
 
 def end_with_parent() -> None:
-    wait([multiprocessing.parent_process().sentinel])
+    if (parent := multiprocessing.parent_process()) is not None:
+        wait([parent.sentinel])
     os._exit(1)
 
 
@@ -203,7 +205,8 @@ def without_main_file() -> Iterator[None]:
     `if __name__ == "__main__"` would start itself again in each worker.
     """
     main = sys.modules["__main__"]
-    held = {name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__}
+    names = ("__file__", "__spec__")
+    held: JsonTable = {name: main.__dict__.pop(name) for name in names if name in main.__dict__}
     main.__spec__ = None
     try:
         yield

@@ -9,23 +9,23 @@ is made of the pieces of documents that best-fit packing put together (`packed_s
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 
 from kielo.artifact.manifest import Manifest, check_sizes, read_manifest
-from kielo.artifact.stage_json import read_stage_json
+from kielo.artifact.stage_counts import PackCounts
+from kielo.artifact.stage_json import counts_of, read_stage_json
 from kielo.artifact.token_set import TokenSet
 from kielo.artifact.token_shards import LOSS_MASK, TokenShard
 from kielo.artifact.token_sources import TokenFiles, check_unchanged
-from kielo.dataset.order import Located, Order, OrderSource, Phase
+from kielo.dataset.order import Located, Order, OrderSource, Phase, key_from, keys_of_epochs
 from kielo.dataset.packed_sequences import PackedSequences, Pieces
-from kielo.dataset.permutation import key_from, keys_of_epochs
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import PACKED, Packing
 
 Shard = TokenShard | TokenSet
-Numbers = TypeVar("Numbers")
+Numbers = TypeVar("Numbers", bound="_Integers")
 NOT_COUNTED = -100  # PyTorch's and Hugging Face's label for "no loss here"
 
 
@@ -46,6 +46,10 @@ class Batch:
     samples: np.ndarray
     dropout_keys: np.ndarray | None = None
     first_counts: np.ndarray | None = None
+
+
+class _Integers(Protocol):
+    def __invert__(self) -> Self: ...
 
 
 class PhaseSteps(Protocol):
@@ -80,7 +84,7 @@ class Batches:
         mask_documents: bool,
     ):
         self.folder, self.phase, self.mask_documents = Path(folder), phase, mask_documents
-        counts = packed_manifest(self.folder).counts["sources"]
+        counts = packed_counts(self.folder).sources
         for name in phase.mixture:
             if name not in counts:
                 raise KieloError(f"the mixture's {name}: {self.folder} has the sources {', '.join(counts)}")
@@ -112,7 +116,10 @@ class Batches:
                 phase.offsets,
                 phase.packing != "as_is",
             ),
-            [OrderSource(name, tokens, phase.mixture[name]) for name, tokens in zip(self.names, num_tokens)],
+            [
+                OrderSource(name, tokens, phase.mixture[name])
+                for name, tokens in zip(self.names, num_tokens, strict=True)
+            ],
         )
 
     def step(self, step: int, data_rank: int, data_ranks: int) -> Batch:
@@ -147,7 +154,7 @@ def causal_documents(numbers: Numbers) -> Numbers:
 
     numbers: integers, an array or a tensor.
     """
-    return -1 - numbers
+    return ~numbers
 
 
 def filled_up(batch: Batch, sequences: int, end_of_text_id: int) -> Batch:
@@ -158,14 +165,17 @@ def filled_up(batch: Batch, sequences: int, end_of_text_id: int) -> Batch:
     missing = sequences - len(batch.inputs)
     if missing <= 0:
         return batch
-    inputs, labels, documents, keys = (
-        None if rows is None else np.pad(rows, ((0, missing), (0, 0)), constant_values=filling)
-        for rows, filling in (
-            (batch.inputs, end_of_text_id), (batch.labels, NOT_COUNTED), (batch.documents, 0),
-            (batch.dropout_keys, 0),
-        )
-    )  # fmt: skip
-    return replace(batch, inputs=inputs, labels=labels, documents=documents, dropout_keys=keys)
+
+    def padded(rows: np.ndarray, filling: int = 0) -> np.ndarray:
+        return np.pad(rows, ((0, missing), (0, 0)), constant_values=filling)
+
+    return replace(
+        batch,
+        inputs=padded(batch.inputs, end_of_text_id),
+        labels=padded(batch.labels, NOT_COUNTED),
+        documents=None if batch.documents is None else padded(batch.documents),
+        dropout_keys=None if batch.dropout_keys is None else padded(batch.dropout_keys),
+    )
 
 
 def with_dropout_keys(batch: Batch, seed: int) -> Batch:
@@ -175,7 +185,7 @@ def with_dropout_keys(batch: Batch, seed: int) -> Batch:
 
 
 def shard_batch(
-    shard: TokenShard, sequences: np.ndarray, sequence_length: int, mask_documents: bool = False
+    shard: Shard, sequences: np.ndarray, sequence_length: int, mask_documents: bool = False
 ) -> Batch:
     """Returns the `sequences`, int64 [n], of a shard that the pack stage wrote; they are the `samples`."""
     end = int(shard.read(shard.num_tokens - 1, 1)[0])  # every document ends with it
@@ -201,24 +211,30 @@ def packed_manifest(folder: Path | str) -> Manifest:
     return manifest
 
 
+def packed_counts(folder: Path | str) -> PackCounts:
+    """Returns the counts of a tokens folder. Raises KieloError as `packed_manifest` does."""
+    return counts_of(folder, packed_manifest(folder), PackCounts)
+
+
 def open_shard(folder: Path | str, name: str) -> Shard:
     """Opens a source's shard in a tokens folder, or its files where they are read in place.
 
     Raises KieloError when files have other sizes than the pack stage wrote, or are others than it described.
     """
     manifest = packed_manifest(folder)
-    counts = manifest.counts.get("sources", {}).get(name, {})  # a folder of texts to score has no sources
-    if "folder" in counts:
+    is_text_alone = TokenFiles.FILE_NAME not in manifest.files
+    of = None if is_text_alone else counts_of(folder, manifest, PackCounts).sources.get(name)
+    if of is not None and of.folder is not None:
         described = read_stage_json(folder, TokenFiles)
         if described is None:
             raise KieloError(f"{Path(folder) / TokenFiles.FILE_NAME}: no such file; run the pack stage again")
-        files, place = described.sources[name], Path(counts["folder"])
-        if "times_ns" not in counts:
+        files, place = described.sources[name], Path(of.folder)
+        if of.times_ns is None:
             raise KieloError(
                 f"{folder}: an earlier version of Kielo described the files of source {name}, without their "
                 "checksums; `kielo run RECIPE --to pack` reads them once"
             )
-        check_unchanged(name, place, files.files, counts["times_ns"])
+        check_unchanged(name, place, files.files, of.times_ns)
         return TokenSet(place, files.files, files.training_tokens, described.end_of_text_id)
     parts = [f"{name}.bin", f"{name}.idx"]
     parts += [mask for mask in [name + LOSS_MASK] if mask in manifest.files]
@@ -234,12 +250,7 @@ class _StreamReader:
     """
 
     def __init__(
-        self,
-        shards: Sequence[Shard],
-        length: int,
-        end: int,
-        mask_documents: bool,
-        is_blockwise: bool = False,
+        self, shards: Sequence[Shard], length: int, end: int, mask_documents: bool, is_blockwise: bool = False
     ):
         self._is_blockwise = is_blockwise
         self._shards, self._length, self._end, self._mask_documents = shards, length, end, mask_documents
@@ -280,7 +291,7 @@ class _StreamReader:
         starts = (located.sequence * self._length).tolist()
         return [
             [(start, min(self._length, self._shards[source].num_tokens - 1 - start))]
-            for source, start in zip(located.source.tolist(), starts)
+            for source, start in zip(located.source.tolist(), starts, strict=True)
         ]
 
     def _gather(
@@ -308,7 +319,9 @@ class _StreamReader:
         first_token: of each row's inputs.
         """
         mask = self._shards[number].loss_mask
-        for row, first in zip(rows, first_token):
+        if mask is None:
+            return
+        for row, first in zip(rows, first_token, strict=True):
             is_without = mask[first : first + self._length + 1] == 0
             labels[row, np.flatnonzero(is_without[1:])] = NOT_COUNTED
             first_counts[row] &= not is_without[0]
@@ -375,14 +388,14 @@ class _PackedReader:
         found: list[list[tuple[int, int]]] = [[] for _ in located.source]
         for rows, _, pieces in self._pieces(located):
             for row, start, count in zip(
-                rows[pieces.row].tolist(), pieces.start.tolist(), pieces.count.tolist()
+                rows[pieces.row].tolist(), pieces.start.tolist(), pieces.count.tolist(), strict=True
             ):
                 found[row].append((start, count))
         return found
 
     def _pieces(self, located: Located) -> Iterator[tuple[np.ndarray, Shard, Pieces]]:
         """Yields (rows of the batch, their shard, the pieces in them) of each source that has any."""
-        for number, (shard, packed) in enumerate(zip(self._shards, self._packed)):
+        for number, (shard, packed) in enumerate(zip(self._shards, self._packed, strict=True)):
             rows = np.flatnonzero(located.source == number)
             if len(rows):
                 yield rows, shard, packed.pieces(located.sequence[rows], located.epoch[rows])
@@ -398,6 +411,7 @@ def _copy_pieces(
         pieces.start.tolist(),
         pieces.count.tolist(),
         pieces.ends.tolist(),
+        strict=True,
     ):
         tokens = shard.read(start, count if ends else count + 1)
         inputs[at, column : column + count] = tokens[:count]

@@ -8,12 +8,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orjson
 
-from kielo.artifact.documents import parse_record
+from kielo.artifact.documents import Document, parse_record
 from kielo.dataset.encoded_documents import (
     DocumentEncoder,
     EncodedDocument,
@@ -25,9 +24,9 @@ from kielo.dataset.heldout_sets import HELDOUT, SET_KEY, HeldoutLanguages, set_f
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import longest_sequence_length
 from kielo.recipe.sections import Recipe
-from kielo.tokenizer.heldout_split import is_heldout
 from kielo.tokenizer.load import TextTokenizer, decode, end_of_text_id, load_tokenizer, role_id
 from kielo.tokenizer.measure import WORD
+from kielo.tokenizer.stage_inputs import is_heldout
 
 ROUND_TRIP_EVERY = 64  # documents; decoding all of them would take as long as encoding
 SOURCES, HELDOUT_SETS = "sources", "heldout_sets"
@@ -45,7 +44,7 @@ class DocumentBatch:
     lines: list[bytes]
     is_last: bool = False
 
-    def documents(self) -> list[dict[str, Any]]:
+    def documents(self) -> list[Document]:
         return [
             parse_record(self.path, number, line) for number, line in enumerate(self.lines, self.first + 1)
         ]
@@ -129,7 +128,7 @@ class DocumentPacker:
         packed = PackedDocuments(batch.is_last)
         chosen = slice(-batch.first % ROUND_TRIP_EVERY, None, ROUND_TRIP_EVERY)
         self._check_round_trip(documents[chosen], encoded[chosen], packed)
-        for document, one in zip(documents, encoded):
+        for document, one in zip(documents, encoded, strict=True):
             packed.met[document["source"]] += 1
             if not len(one.ids):
                 continue  # an empty text: an end-of-text alone teaches nothing
@@ -148,9 +147,7 @@ class DocumentPacker:
             rows.join()
         return packed
 
-    def held_out(
-        self, document: dict[str, Any], row: Sequence[int], flags: np.ndarray | None
-    ) -> PackedDocuments:
+    def held_out(self, document: Document, row: Sequence[int], flags: np.ndarray | None) -> PackedDocuments:
         """Packs a document that is held out whatever the split says, of which ids and loss mask are known."""
         packed, ids = PackedDocuments(), np.array(row, dtype=np.int32)
         num_bytes = None
@@ -163,7 +160,7 @@ class DocumentPacker:
         self._hold_out(document, encoded, packed)
         return packed
 
-    def _hold_out(self, document: dict[str, Any], encoded: EncodedDocument, packed: PackedDocuments) -> None:
+    def _hold_out(self, document: Document, encoded: EncodedDocument, packed: PackedDocuments) -> None:
         self._add(document, encoded, _rows(packed, HELDOUT, HELDOUT, HELDOUT, bool(self._with_mask)))
         if self._languages.has_several_sets:
             name, source = self._languages.set_of(document), document["source"]
@@ -173,7 +170,7 @@ class DocumentPacker:
                 document = document | {"metadata": document["metadata"] | {SET_KEY: name}}
         packed.heldout.append(orjson.dumps(document) + b"\n")
 
-    def _add(self, document: dict[str, Any], encoded: EncodedDocument, rows: ShardRows) -> None:
+    def _add(self, document: Document, encoded: EncodedDocument, rows: ShardRows) -> None:
         carries_loss = encoded.carries_loss
         begin = self._begin if encoded.is_framed else self._begin[:0]
         row = np.concatenate([begin, encoded.ids, self._end])
@@ -193,10 +190,10 @@ class DocumentPacker:
         rows.counts["words"] += encoded.num_words
 
     def _check_round_trip(
-        self, documents: Sequence[dict[str, Any]], encoded: Sequence[EncodedDocument], packed: PackedDocuments
+        self, documents: Sequence[Document], encoded: Sequence[EncodedDocument], packed: PackedDocuments
     ) -> None:
         texts = decode(self._tokenizer, [one.ids.tolist() for one in encoded])
-        for document, one, back in zip(documents, encoded, texts):
+        for document, one, back in zip(documents, encoded, texts, strict=True):
             packed.checked += 1
             packed.exact += one.text == back
             # A ready tokenizer may normalise; then the share of exact texts is reported, and no more.

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from kielo.artifact.documents import TOOLS, WEIGHT, carries_loss, messages_of
+from kielo.artifact.documents import TOOLS, WEIGHT, Document, carries_loss, messages_of
 from kielo.artifact.manifest import read_manifest
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
@@ -72,20 +71,21 @@ class DocumentEncoder:
     def _template(self) -> ChatTemplate:
         return ChatTemplate(self._tokenizer)
 
-    def encode(self, documents: Sequence[dict[str, Any]]) -> list[EncodedDocument]:
+    def encode(self, documents: Sequence[Document]) -> list[EncodedDocument]:
         """Encodes documents. Raises KieloError, naming file and line, for what the template does not take."""
-        encoded: list[EncodedDocument | None] = [None] * len(documents)
-        chats = [number for number, document in enumerate(documents) if messages_of(document) is not None]
+        encoded: dict[int, EncodedDocument] = {}
+        found = {number: messages_of(document) for number, document in enumerate(documents)}
+        chats = {number: messages for number, messages in found.items() if messages is not None}
         stored = [number for number, one in enumerate(documents) if self._takes_ids and stored_ids(one)]
         for number in stored:
             text, ids = documents[number]["text"], np.array(stored_ids(documents[number]), np.int32)
             encoded[number] = EncodedDocument(text, ids, len(WORD.findall(text)), is_framed=False)
-        texts = sorted(set(range(len(documents))) - set(chats) - set(stored))
+        texts = sorted(found.keys() - chats.keys() - set(stored))
         rows = self._pieces.encode([documents[number]["text"] for number in texts])
         for number, row in zip(texts, rows, strict=True):
             encoded[number] = EncodedDocument(documents[number]["text"], row.ids, row.num_words)
         if chats:
-            conversations = [(_place(documents[one]), messages_of(documents[one])) for one in chats]
+            conversations = [(_place(documents[number]), messages) for number, messages in chats.items()]
             tools = [documents[one]["metadata"].get(TOOLS) for one in chats]
             for number, laid_out in zip(chats, self._template.lay_out(conversations, tools), strict=True):
                 ids, is_answer = np.array(laid_out.ids, dtype=np.int32), laid_out.is_answer
@@ -102,10 +102,10 @@ class DocumentEncoder:
                     )
                 else:
                     encoded[number] = EncodedDocument(laid_out.text, ids, words, is_framed=self._frames_chats)
-        return encoded
+        return [encoded[number] for number in found]
 
 
-def stored_ids(document: dict[str, Any]) -> list[int] | None:
+def stored_ids(document: Document) -> list[int] | None:
     """Returns the ids of a document of ready tokens; None for another."""
     return document["metadata"].get(STORED_IDS)
 
@@ -141,14 +141,14 @@ def begins_with_cls(recipe: Recipe) -> bool:
     return recipe.train.objective == "masked_tokens" and not recipe.corpus.token_sources
 
 
-def _place(document: dict[str, Any]) -> str:
+def _place(document: Document) -> str:
     facts = document["metadata"]
     return f"source {document['source']}: {facts['file']}, line or row {facts['number']}"
 
 
-def _refuse_weights(document: dict[str, Any]) -> None:
+def _refuse_weights(document: Document) -> None:
     """Raises KieloError for a message that should carry no loss, where all tokens do."""
-    for number, message in enumerate(messages_of(document), start=1):
+    for number, message in enumerate(messages_of(document) or (), start=1):
         if message.get(WEIGHT, 1) == 0:
             raise KieloError(
                 f"{_place(document)}, message {number}: has the weight 0, and all tokens of its source carry "
@@ -156,10 +156,11 @@ def _refuse_weights(document: dict[str, Any]) -> None:
             )
 
 
-def _answer_bytes(document: dict[str, Any]) -> int:
-    """Returns the bytes of the answers that carry loss, what they have besides text as JSON."""
+def _answer_bytes(document: Document) -> int:
     size = 0
-    for message in filter(carries_loss, messages_of(document)):
+    for message in messages_of(document) or ():
+        if not carries_loss(message):
+            continue
         more = {key: message[key] for key in message if key not in ("role", "content", WEIGHT)}
         size += len(message["content"].encode("utf-8", "surrogatepass")) + 1
         size += len(json.dumps(more, ensure_ascii=False).encode("utf-8", "surrogatepass")) if more else 0

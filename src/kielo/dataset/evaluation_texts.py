@@ -10,11 +10,11 @@ run may get other texts in its middle.
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from kielo.artifact.documents import SUFFIX, DocumentWriter
+from kielo.artifact.documents import SUFFIX, Document, DocumentWriter
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import (
     hash_file,
     hash_json,
@@ -23,6 +23,7 @@ from kielo.artifact.manifest import (
     read_manifest,
     write_stage,
 )
+from kielo.artifact.stage_counts import EvaluationTextCounts, TokenCounts
 from kielo.artifact.token_shards import TokenShardWriter
 from kielo.corpus.raw_formats import RawSource, formats, is_readable, records
 from kielo.corpus.raw_texts import parse
@@ -41,9 +42,8 @@ def pack_evaluation_texts(
 ) -> None:
     """Writes the texts of the recipe into `folder`, unless they are there already.
 
-    begin: the ids with which the run's documents begin.
-    counts: {"texts": {name: {"tokens", "documents", "bytes", "languages"}}}. Raises KieloError for a text
-    that is not there, cannot be read or is empty, naming file and line.
+    begin: the ids with which the run's documents begin. Raises KieloError for a text that is not there,
+    cannot be read or is empty, naming file and line.
     """
     texts = recipe.evaluate.texts
     if not texts and read_manifest(folder) is None:
@@ -53,7 +53,7 @@ def pack_evaluation_texts(
         f"text {name}": hash_json([hash_file(Path(source.root) / file) for file in source.files])
         for name, source in sources.items()
     }
-    section = {"texts": [_settings(text) for text in texts], "language": recipe.language}
+    section: JsonTable = {"texts": [_settings(text) for text in texts], "language": recipe.language}
     if begin:
         section[BEGINS_WITH] = list(begin)
     if is_current(folder, KIND, VERSION, inputs, section):
@@ -61,16 +61,19 @@ def pack_evaluation_texts(
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         tokenizer = load_tokenizer(tokenizer_folder)
         end, size = end_of_text_id(tokenizer), vocabulary_size(tokenizer)
-        stage.counts["texts"] = {
-            text.name: _pack(
-                sources[text.name], recipe, DocumentEncoder(recipe, tokenizer, end), stage.folder, begin, size
+        encoder = DocumentEncoder(recipe, tokenizer, end)
+        made = {
+            text.name: TokenCounts.model_validate(
+                _pack(sources[text.name], recipe, encoder, stage.folder, begin, size)
+                | {"languages": [text.language or recipe.language]}
             )
-            | {"languages": [text.language or recipe.language]}
             for text in texts
         }
+        stage.counts.update(EvaluationTextCounts(texts=made).content())
 
 
 def _raw_source(text: EvaluationText) -> RawSource:
+    files: tuple[str, ...]
     place, where = Path(text.path).expanduser(), f"evaluate.texts, {text.name}: {text.path}"
     if place.is_file():
         root, files = place.parent, (place.name,)
@@ -99,13 +102,13 @@ def _raw_source(text: EvaluationText) -> RawSource:
     )
 
 
-def _settings(text: EvaluationText) -> dict[str, Any]:
+def _settings(text: EvaluationText) -> JsonTable:
     """Returns what decides how a text is read; of running text as manifests of all versions have it."""
     settings = text.model_dump(mode="json") | {"text_field": text.text_field or "text"}
     return {key: settings[key] for key in settings if text.kind != "text" or key not in ("kind", "loss")}
 
 
-def _documents(source: RawSource, max_bytes: int) -> Iterator[dict[str, Any]]:
+def _documents(source: RawSource, max_bytes: int) -> Iterator[Document]:
     for record in records(source, max_bytes):
         raw = parse(record, source, max_bytes)
         file = record.path.relative_to(source.root).as_posix()
@@ -120,7 +123,7 @@ def _pack(
     folder: Path,
     begin: Sequence[int],
     vocab_size: int,
-) -> dict[str, Any]:
+) -> dict[str, int]:
     is_masked = any(text.name == source.name and text.loss == "answers" for text in recipe.evaluate.texts)
     counts = empty_counts(is_masked)
     del counts["words"]

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from kielo.artifact.manifest import read_manifest
-from kielo.dataset.batches import Batch, open_shard, packed_manifest, shard_batch
+from kielo.artifact.stage_counts import EvaluationTextCounts, TokenCounts
+from kielo.artifact.stage_json import read_counts
+from kielo.dataset.batches import Batch, open_shard, packed_counts, shard_batch
 from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe, Source
@@ -129,23 +130,19 @@ def set_file(source: str) -> str:
 def heldout_sets(tokens_folder: Path | str) -> tuple[HeldoutSet, ...]:
     """Returns the set of all sources, then those of the sources if there are several, then outside texts."""
     folder = Path(tokens_folder)
-    counts = packed_manifest(folder).counts
-    found = [_set("", folder, HELDOUT, counts[HELDOUT])]
-    found += [_set(name, folder, set_file(name), of) for name, of in counts.get("heldout_sets", {}).items()]
-    outside = read_manifest(folder.parent / EVALUATION_TEXTS)
-    if outside is not None:
-        found += [
-            _set(name, folder.parent / EVALUATION_TEXTS, name, of)
-            for name, of in outside.counts["texts"].items()
-        ]
+    counts, outside = packed_counts(folder), folder.parent / EVALUATION_TEXTS
+    found = [_set("", folder, HELDOUT, counts.heldout)]
+    found += [_set(name, folder, set_file(name), of) for name, of in counts.heldout_sets.items()]
+    if (texts := read_counts(outside, EvaluationTextCounts)) is not None:
+        found += [_set(name, outside, name, of) for name, of in texts.texts.items()]
     return tuple(found)
 
 
 def check_outside_texts(names: Iterable[str], tokens_folder: Path) -> None:
     """Raises KieloError if a text from outside the mixture is not packed: it would not be scored."""
     folder = tokens_folder.parent / EVALUATION_TEXTS
-    outside = read_manifest(folder)
-    missing = [name for name in names if outside is None or name not in outside.counts["texts"]]
+    packed = read_counts(folder, EvaluationTextCounts)
+    missing = [name for name in names if packed is None or name not in packed.texts]
     if missing:
         raise KieloError(
             f"{folder}: evaluate.texts, {', '.join(missing)}: not packed yet; what would work: kielo run "
@@ -153,10 +150,9 @@ def check_outside_texts(names: Iterable[str], tokens_folder: Path) -> None:
         )
 
 
-def _set(name: str, folder: Path, file: str, counts: dict[str, Any]) -> HeldoutSet:
-    text_bytes = counts["bytes"] + counts["documents"] if {"bytes", "documents"} <= counts.keys() else None
-    languages = tuple(counts.get("languages", ()))
+def _set(name: str, folder: Path, file: str, of: TokenCounts) -> HeldoutSet:
+    text_bytes = None if of.bytes is None or of.documents is None else of.bytes + of.documents
     with_loss = None
-    if "tokens_with_loss" in counts:
-        with_loss = (counts["tokens_with_loss"], counts["bytes_with_loss"])
-    return HeldoutSet(name, folder, file, languages, counts["tokens"], text_bytes, with_loss)
+    if of.tokens_with_loss is not None and of.bytes_with_loss is not None:
+        with_loss = (of.tokens_with_loss, of.bytes_with_loss)
+    return HeldoutSet(name, folder, file, tuple(of.languages), of.tokens, text_bytes, with_loss)

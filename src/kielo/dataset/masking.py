@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from kielo.dataset.batches import NOT_COUNTED, Batch, causal_documents
-from kielo.dataset.permutation import key_from, keys_of_epochs, scramble
+from kielo.dataset.order import key_from, keys_of_epochs, scramble
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import MaskingKind
 from kielo.tokenizer.control_tokens import control_tokens
@@ -63,8 +63,13 @@ def masking_vocabulary(folder: Path | str, kind: MaskingKind) -> MaskingVocabula
         )
     vocabulary = tokenizer.whole.get_vocab(with_added_tokens=True)
     is_control = np.zeros(vocabulary_size(tokenizer), bool)
-    is_control[[vocabulary[one] for one in control_tokens(tokenizer.folder, tokenizer.end_of_text)
-                if one in vocabulary]] = True  # fmt: skip
+    is_control[
+        [
+            vocabulary[one]
+            for one in control_tokens(tokenizer.folder, tokenizer.end_of_text)
+            if one in vocabulary
+        ]
+    ] = True
     has_token = np.zeros_like(is_control)
     has_token[list(vocabulary.values())] = True
     pieces = word_pieces(tokenizer) if kind == "whole_word" else None
@@ -132,9 +137,7 @@ class Masking:
         which = (_uniform(keys, _TOKENS, tokens.shape[1]) * len(ordinary)).astype(np.int64)
         hidden = np.where(is_random, ordinary[which], np.where(is_kept, tokens, vocabulary.mask_id))
         return replace(
-            batch,
-            inputs=np.where(is_hidden, hidden, tokens),
-            labels=np.where(is_hidden, tokens, NOT_COUNTED),
+            batch, inputs=np.where(is_hidden, hidden, tokens), labels=np.where(is_hidden, tokens, NOT_COUNTED)
         )
 
     def _spans(self, tokens: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -144,6 +147,8 @@ class Masking:
             return np.broadcast_to(np.arange(length), tokens.shape)
         begins = np.zeros((num_rows, length), bool)
         if self._kind == "whole_word":
+            if self._vocabulary.pieces is None:
+                raise ValueError("whole words need a vocabulary that tells their pieces")
             begins[:, 1:] = ~self._vocabulary.pieces.go_on(tokens)
         else:
             ends = np.cumsum(span_lengths(_uniform(keys, _LENGTHS, length)), axis=1)

@@ -18,18 +18,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import (
     Manifest,
+    finished_manifest,
     hash_manifest,
     is_current,
-    read_manifest,
     refuse_foreign,
     write_stage,
 )
+from kielo.artifact.stage_counts import PackCounts, PartCounts, TokenCounts
 from kielo.artifact.stage_json import write_json
 from kielo.artifact.token_sources import FoundFiles, find_token_sources
 from kielo.artifact.trained_text import has_trained, refuse_to_replace, refuse_while_trained_on
-from kielo.dataset.document_packer import HELDOUT_SETS, SOURCES, TOO_LONG, DocumentPacker
+from kielo.dataset.document_packer import DocumentPacker
 from kielo.dataset.encoded_documents import (
     BEGINS_WITH,
     begin_of_documents,
@@ -38,15 +40,15 @@ from kielo.dataset.encoded_documents import (
 )
 from kielo.dataset.heldout_sets import HELDOUT, SEPARATOR, HeldoutLanguages
 from kielo.dataset.pack_token_files import TokenFilesPacking, inputs_of, note_places
-from kielo.dataset.token_parts import TokenParts, TokenPartWriter, join_parts, remove_parts
+from kielo.dataset.token_parts import TokenParts, TokenPartWriter, counts_of_part, join_parts, remove_parts
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import longest_sequence_length
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.facts import tokenizer_facts, tokenizer_hash
-from kielo.tokenizer.heldout_split import (
+from kielo.tokenizer.load import load_tokenizer
+from kielo.tokenizer.stage_inputs import (
     is_heldout as is_heldout,  # re-exported: the split belongs to both rooms
 )
-from kielo.tokenizer.load import load_tokenizer
 
 # Folders without the held-out sets of sources, which were written before there were any, stay current. So do
 # folders without BEGINS_WITH if the tokenizer puts nothing before a text.
@@ -61,50 +63,45 @@ def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Pa
 
     Parts of an earlier attempt that are finished are not made again.
 
-    counts: {"sources": {name: {"tokens", "documents", "bytes", "words"}}, "heldout": {same},
-    "heldout_sets": {set: the same, and "languages"} where there are several sources or languages,
-    "round_trip": {"checked", "exact"}}; tokens include end-of-text, bytes are the text's UTF-8. Where a part
-    of the tokens carries loss there are also "tokens_with_loss" and "bytes_with_loss", with one for each end.
     Raises KieloError for a source without training text, for no held-out text, where our own tokenizer does
     not give a text back, and where a checkpoint was trained on shards that would be replaced.
     """
     has_corpus = bool(recipe.corpus.of_raw_text.sources)
     inputs, section, found = _identity(recipe, corpus_folder, tokenizer_folder, Path(folder))
     if is_current(folder, KIND, VERSION, inputs, section):
-        kept, changed = note_places(folder, read_manifest(folder), found)
+        kept, changed = note_places(folder, finished_manifest(folder), found)
         if not changed:
             remove_parts(folder)
             return kept
         named = ", ".join(map(str, changed[:MOST_NAMED])) + (", …" if len(changed) > MOST_NAMED else "")
         refuse_while_trained_on(folder, f"other content in {named}", "the files as they were; ")
     _refuse(folder, inputs, section)
-    parts, counts = [], []
+    parts: list[Path] = []
     if has_corpus:
         parts = _make_parts(recipe, corpus_folder, tokenizer_folder, folder)
-        counts = [read_manifest(part).counts for part in parts]
+    counts = [counts_of_part(part) for part in parts]
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
-        ready = None
+        described: dict[str, TokenCounts] = {}
         if found or not parts:
             ready, own = _heldout_of_token_files(recipe, found, tokenizer_folder, stage.folder / _READY)
             parts, counts = [stage.folder / _READY, *parts], [own, *counts]
+            described = ready.counts
+            if found:
+                write_json(stage.folder, ready.description())
         joined = join_parts(parts, counts, stage.folder)
+        if (stage.folder / _READY).exists():
+            shutil.rmtree(stage.folder / _READY)
         if has_corpus:
             try:
                 check_joined(recipe, joined, corpus_folder)
             except KieloError:
                 remove_parts(folder)  # those of another recipe will be others
                 raise
-        if ready is not None:
-            shutil.rmtree(stage.folder / _READY)
-        if found:
-            write_json(stage.folder, ready.description())
-        stage.counts.update(_counts(recipe, joined))
-        if found:
-            stage.counts["sources"] = dict(sorted((stage.counts["sources"] | ready.counts).items()))
-        _tell_too_long(recipe, stage.counts["sources"])
-        stage.counts["tokenizer_hash"] = tokenizer_hash(tokenizer_folder)
+        made = _counts(recipe, joined, described, tokenizer_hash(tokenizer_folder))
+        _tell_too_long(recipe, made.sources)
+        stage.counts.update(made.content())
     remove_parts(folder)
-    return read_manifest(folder)
+    return finished_manifest(folder)
 
 
 def pack_share(
@@ -142,7 +139,7 @@ def pack_progress(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, f
 
 def _identity(
     recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path
-) -> tuple[dict[str, str], dict[str, Any], dict[str, FoundFiles]]:
+) -> tuple[dict[str, str], JsonTable, dict[str, FoundFiles]]:
     """Returns (inputs, section) of the stage, and the files of sources that are ready tokens."""
     inputs, found = {"tokenizer": hash_manifest(tokenizer_folder)}, {}
     if recipe.corpus.of_raw_text.sources:
@@ -160,7 +157,6 @@ def _identity(
 
 
 def _refuse(folder: Path, inputs: Mapping[str, str], section: Mapping[str, Any]) -> None:
-    """Raises KieloError, before hours of packing, where the shards could not take their place."""
     refuse_to_replace(folder, KIND, VERSION, inputs, section)
     refuse_foreign(folder, KIND)
 
@@ -168,15 +164,13 @@ def _refuse(folder: Path, inputs: Mapping[str, str], section: Mapping[str, Any])
 def _make_parts(
     recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path, share: tuple[int, int] = (1, 1)
 ) -> list[Path]:
-    """Makes the parts of a share that are not finished yet; returns all folders of the share."""
     parts = TokenParts(recipe, corpus_folder, tokenizer_folder, folder, _section(recipe, tokenizer_folder))
     vocab_size = tokenizer_facts(tokenizer_folder).vocabulary_size
     return parts.make(vocab_size, bool(sources_with_loss_mask(recipe)), share)
 
 
-def _section(recipe: Recipe, tokenizer_folder: Path) -> dict[str, Any]:
-    """Returns the settings that the outcome of the pack stage depends on, as its manifest has them."""
-    section: dict[str, Any] = {"heldout_share": recipe.dataset.heldout_share}
+def _section(recipe: Recipe, tokenizer_folder: Path) -> JsonTable:
+    section: JsonTable = {"heldout_share": recipe.dataset.heldout_share}
     if on_answers := sources_with_loss_mask(recipe):
         section["loss_on_answers"] = sorted(on_answers)
     if too_long := {one.name: one.too_long for one in recipe.corpus.sources if one.too_long != "split"}:
@@ -190,7 +184,7 @@ def _section(recipe: Recipe, tokenizer_folder: Path) -> dict[str, Any]:
 
 def _heldout_of_token_files(
     recipe: Recipe, found: Mapping[str, FoundFiles], tokenizer_folder: Path, folder: Path
-) -> tuple[TokenFilesPacking, dict[str, Any]]:
+) -> tuple[TokenFilesPacking, PartCounts]:
     """Checks the sources that are ready tokens and writes what is held out of them as a part.
 
     Returns their description, and the counts of the part.
@@ -207,26 +201,30 @@ def _heldout_of_token_files(
     return ready, part.counts()
 
 
-def _tell_too_long(recipe: Recipe, counts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Says how many conversations are longer than a sequence, and what becomes of them."""
+def _tell_too_long(recipe: Recipe, counts: Mapping[str, TokenCounts]) -> None:
     done = {
         "split": "their rest is trained without its beginning; too_long of the source has other ways",
         "truncate": "their rest was left out",
         "drop": "they were left out",
     }
     for source in recipe.corpus.sources:
-        if number := counts.get(source.name, {}).get(TOO_LONG):
-            total = counts[source.name]["documents"] + (number if source.too_long == "drop" else 0)
+        of_source = counts.get(source.name)
+        if of_source and (number := of_source.too_long_conversations):
+            total = (of_source.documents or 0) + (number if source.too_long == "drop" else 0)
             logger.warning(
                 "%s: %s of %s conversations (%.0f %%) are longer than %s tokens; %s",
-                source.name, f"{number:,}", f"{total:,}", 100 * number / total,
-                longest_sequence_length(recipe), done[source.too_long],
-            )  # fmt: skip
+                source.name,
+                f"{number:,}",
+                f"{total:,}",
+                100 * number / total,
+                longest_sequence_length(recipe),
+                done[source.too_long],
+            )
 
 
-def check_joined(recipe: Recipe, joined: Mapping[str, Any], corpus_folder: Path) -> None:
+def check_joined(recipe: Recipe, joined: PartCounts, corpus_folder: Path) -> None:
     """Raises KieloError for a source without training text, and where nothing is held out."""
-    met, sources = joined["met"], joined[SOURCES]
+    met, sources = joined.met, joined.sources
     named = [source.name for source in recipe.corpus.of_raw_text.sources]
     for name in dict.fromkeys([*met, *named]):
         if name not in sources:
@@ -238,14 +236,14 @@ def check_joined(recipe: Recipe, joined: Mapping[str, Any], corpus_folder: Path)
     if not sources:
         raise KieloError(f"{corpus_folder}: no documents to pack; see the funnel of the corpus stage")
     share = recipe.dataset.heldout_share
-    if not joined[HELDOUT][HELDOUT]["documents"]:
+    if not joined.heldout[HELDOUT].documents:
         total = sum(met.values())
         raise KieloError(
             f"dataset.heldout_share = {share:g} holds out none of the {total} documents in "
             f"{corpus_folder}; raise it, to {min(0.3, max(2 * share, 5 / total)):.2g} for instance, "
             "or add documents"
         )
-    shown = {name.partition(SEPARATOR)[0] for name in joined[HELDOUT_SETS]}
+    shown = {name.partition(SEPARATOR)[0] for name in joined.heldout_sets}
     without = sorted(sources.keys() - shown)
     if len(recipe.corpus.sources) > 1 and without:
         logger.warning(
@@ -256,19 +254,18 @@ def check_joined(recipe: Recipe, joined: Mapping[str, Any], corpus_folder: Path)
         )
 
 
-def _counts(recipe: Recipe, joined: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the counts of the manifest."""
+def _counts(
+    recipe: Recipe, joined: PartCounts, ready: Mapping[str, TokenCounts], tokenizer_hash: str
+) -> PackCounts:
     languages = HeldoutLanguages(recipe)
-    return {
-        SOURCES: {name: _numbers(of) for name, of in sorted(joined[SOURCES].items())},
-        HELDOUT: _numbers(joined[HELDOUT][HELDOUT]),
-        HELDOUT_SETS: {
-            name: _numbers(of) | {"languages": list(languages.languages_of_set(name))}
-            for name, of in sorted(joined[HELDOUT_SETS].items())
-        },
-        "round_trip": joined["round_trip"],
+    sets = {
+        name: of.model_copy(update={"languages": list(languages.languages_of_set(name))})
+        for name, of in sorted(joined.heldout_sets.items())
     }
-
-
-def _numbers(counts: Mapping[str, Any]) -> dict[str, int]:
-    return {key: value for key, value in counts.items() if not isinstance(value, str)}
+    return PackCounts(
+        sources=dict(sorted({**joined.sources, **ready}.items())),
+        heldout=joined.heldout[HELDOUT],
+        heldout_sets=sets,
+        round_trip=joined.round_trip,
+        tokenizer_hash=tokenizer_hash,
+    )

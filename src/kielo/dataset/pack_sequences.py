@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from kielo.artifact.manifest import Manifest, hash_manifest, is_current, read_manifest, write_stage
-from kielo.dataset.batches import Shard, open_shard, packed_manifest
+from kielo.artifact.stage_counts import PackedLength, PackingCounts
+from kielo.dataset.batches import Shard, open_shard, packed_counts
 from kielo.dataset.packed_sequences import (
     BEGINS,
     ENDS,
@@ -36,12 +37,7 @@ _FITS: dict[str, Fit] = {"best_fit": best_fit_decreasing, "one_a_sequence": one_
 
 
 def pack_sequences(recipe: Recipe, tokens_folder: Path) -> Manifest | None:
-    """Packs the sequences of all sources, beside the tokens; returns the manifest if anything was made.
-
-    counts: {"sources": {name: {length: {"sequences", "documents", "cut_documents", "cut_in_one_stream",
-    "filling"}}}}. Documents without tokens are not counted. cut_in_one_stream: as many would be cut if they
-    were trained on end to end; filling: positions of an epoch without a token.
-    """
+    """Packs the sequences of all sources, beside the tokens; returns the manifest if anything was made."""
     packing = recipe.dataset.packing
     if packing not in PACKED:
         return None
@@ -56,21 +52,22 @@ def pack_sequences(recipe: Recipe, tokens_folder: Path) -> Manifest | None:
     if is_current(folder, KIND, VERSION, inputs, section):
         return None
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
-        stage.counts["sources"] = {
+        made = {
             name: {
                 str(length): pack_source(
                     open_shard(tokens_folder, name), length, stage.folder, name, _FITS[packing]
                 )
                 for length in lengths
             }
-            for name in packed_manifest(tokens_folder).counts["sources"]
+            for name in packed_counts(tokens_folder).sources
         }
+        stage.counts.update(PackingCounts(sources=made).content())
     return read_manifest(folder)
 
 
 def pack_source(
     shard: Shard, sequence_length: int, folder: Path, name: str, fit: Fit = best_fit_decreasing
-) -> dict[str, int]:
+) -> PackedLength:
     """Writes the packed sequences of one source into `folder`; returns their counts."""
     counts = np.zeros(sequence_length + 1, np.int64)  # pieces of each length
     documents = cut = cut_in_one_stream = 0
@@ -89,13 +86,13 @@ def pack_source(
     pieces = np.lib.format.open_memmap(folder / pieces_name, "w+", np.int64, (int(counts.sum()),))
     _sort_by_length(shard, sequence_length, np.cumsum(counts) - counts, pieces)
     pieces.flush()
-    return {
-        "sequences": sequences,
-        "documents": documents,
-        "cut_documents": cut,
-        "cut_in_one_stream": cut_in_one_stream,
-        "filling": sequences * sequence_length - int((counts * np.arange(len(counts))).sum()),
-    }
+    return PackedLength(
+        sequences=sequences,
+        documents=documents,
+        cut_documents=cut,
+        cut_in_one_stream=cut_in_one_stream,
+        filling=sequences * sequence_length - int((counts * np.arange(len(counts))).sum()),
+    )
 
 
 def _sort_by_length(shard: Shard, sequence_length: int, place: np.ndarray, pieces: np.ndarray) -> None:

@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
+from kielo.artifact.documents import Document
 from kielo.artifact.manifest import Manifest, read_manifest, rewrite_counts
+from kielo.artifact.stage_counts import PackCounts, TokenCounts
+from kielo.artifact.stage_json import counts_of
 from kielo.artifact.token_file import TokenFile
 from kielo.artifact.token_file_formats import check_index, open_file
 from kielo.artifact.token_set import TokenSet
@@ -71,7 +73,7 @@ def check_token_files(
 def _check_manifests(name: str, found: FoundFiles, tokenizer_hash: str) -> None:
     for place in sorted({(found.folder / file.name).parent for file in found.files}):
         manifest = read_manifest(place) if (place / "manifest.json").is_file() else None
-        made_with = manifest.counts.get("tokenizer_hash") if manifest else None
+        made_with = manifest.counts.get("tokenizer_hash") if manifest else None  # of any stage
         if made_with not in (None, tokenizer_hash):
             raise KieloError(
                 f"corpus.sources, {name}: {place / 'manifest.json'}: these tokens were made with tokenizer "
@@ -188,7 +190,6 @@ def _check_text(name: str, found: FoundFiles, rows: list[np.ndarray], tokenizer:
     return sum(len(text.encode()) for text in texts) / max(1, tokens + len(rows))
 
 
-TIMES, CHECKSUMS = "times_ns", "xxh3_128"  # counts of a source that is read in place, one for each file
 READERS = 8
 MOST_HELDOUT_TOKENS = 1 << 20  # of a source; as much text as the evaluation looks at
 
@@ -201,11 +202,6 @@ def training_tokens(tokens: int, heldout_share: float) -> int:
 def inputs_of(found: Mapping[str, FoundFiles]) -> dict[str, str]:
     """Returns what the pack stage depends on: source → hash of its files, wherever they are."""
     return {f"tokens of {name}": files.identity for name, files in found.items()}
-
-
-def places_of(found: FoundFiles) -> dict[str, Any]:
-    """Returns the counts that say where a source's files are on this machine, and since when."""
-    return {"folder": str(found.folder), TIMES: [list(times) for times in found.times_ns]}
 
 
 def checksums_of(name: str, found: FoundFiles, known: Mapping[str, str]) -> list[str]:
@@ -229,7 +225,7 @@ def checksums_of(name: str, found: FoundFiles, known: Mapping[str, str]) -> list
         return digest
 
     with bar, ThreadPoolExecutor(READERS) as pool:
-        read_now = dict(zip((file.name for file in unread), pool.map(read, unread)))
+        read_now = dict(zip((file.name for file in unread), pool.map(read, unread), strict=True))
     return [known.get(file.name) or read_now[file.name] for file in found.files]
 
 
@@ -241,20 +237,26 @@ def note_places(
     Files that were written again are read whole; with one of other content, which is returned too, nothing
     is written. Files without a checksum, described by an earlier version, are taken as they are.
     """
-    sources, changed = dict(manifest.counts["sources"]), []
+    counts = counts_of(folder, manifest, PackCounts)
+    sources, changed = dict(counts.sources), list[Path]()
     for name, of in found.items():
-        files = [file.name for file in of.files]
-        before = dict(zip(files, sources[name].get(CHECKSUMS, ())))
-        times = dict(zip(files, sources[name].get(TIMES, ())))
-        same = {file for file, since in zip(files, of.times_ns) if times.get(file) == list(since)}
+        files, known = [file.name for file in of.files], sources[name]
+        before = dict(zip(files, known.xxh3_128, strict=False))  # none of earlier versions
+        times = dict(zip(files, known.times_ns or (), strict=False))
+        same = {
+            file for file, since in zip(files, of.times_ns, strict=True) if times.get(file) == list(since)
+        }
         now = checksums_of(name, of, {file: before[file] for file in same if file in before})
         changed += [
-            of.folder / file for file, digest in zip(files, now) if before.get(file, digest) != digest
+            of.folder / file
+            for file, digest in zip(files, now, strict=True)
+            if before.get(file, digest) != digest
         ]
-        sources[name] = sources[name] | places_of(of) | {CHECKSUMS: now}
-    if changed or sources == manifest.counts["sources"]:
+        place = {"folder": str(of.folder), "times_ns": list(map(list, of.times_ns)), "xxh3_128": now}
+        sources[name] = known.model_copy(update=place)
+    if changed or sources == counts.sources:
         return manifest, changed
-    rewrite_counts(folder, manifest.counts | {"sources": sources})
+    rewrite_counts(folder, counts.model_copy(update={"sources": sources}).content())
     return read_manifest(folder) or manifest, []
 
 
@@ -264,10 +266,10 @@ class TokenFilesPacking:
     def __init__(self, recipe: Recipe, found: Mapping[str, FoundFiles], tokenizer: TextTokenizer):
         self._share, self._found, self._tokenizer = recipe.dataset.heldout_share, found, tokenizer
         self._end = end_of_text_id(tokenizer)
-        self.counts: dict[str, dict[str, Any]] = {}
+        self.counts: dict[str, TokenCounts] = {}
         self._sets: dict[str, TokenFileSet] = {}
 
-    def heldout(self, tokenizer_hash: str) -> Iterator[tuple[dict[str, Any], list[int], np.ndarray | None]]:
+    def heldout(self, tokenizer_hash: str) -> Iterator[tuple[Document, list[int], np.ndarray | None]]:
         """Checks each source and yields its held-out documents: (document, ids without end-of-text, mask).
 
         mask: which of the ids, and of an end-of-text after them, carry loss; None where all do.
@@ -287,21 +289,26 @@ class TokenFilesPacking:
                 row = row[:-1] if has_end else row
                 heldout += 1
                 if row:
-                    document = {"id": f"{name}/{stream.document_name(start)}", "source": name}
-                    document |= {"metadata": {STORED_IDS: row}}
+                    document: Document = {
+                        "id": f"{name}/{stream.document_name(start)}",
+                        "source": name,
+                        "metadata": {STORED_IDS: row},
+                        "text": decode(self._tokenizer, [row], False)[0],
+                    }
                     if flags is not None and not has_end:
                         flags = np.append(flags, False)
-                    yield document | {"text": decode(self._tokenizer, [row], False)[0]}, row, flags
+                    yield document, row, flags
             documents = [file.documents for file in found.files]
             is_indexed = None not in documents
-            self.counts[name] = {
-                "tokens": first,
-                "documents": sum(filter(None, documents)) - heldout if is_indexed else None,
-                "bytes": round(first * bytes_per_token),  # an estimate, from the documents that were decoded
-                "words": None,
-                **places_of(found),
-                CHECKSUMS: checksums_of(name, found, {}),
-            }
+            self.counts[name] = TokenCounts(
+                tokens=first,
+                documents=sum(filter(None, documents)) - heldout if is_indexed else None,
+                bytes=round(first * bytes_per_token),  # an estimate, from the documents that were decoded
+                words=None,
+                folder=str(found.folder),
+                times_ns=list(map(list, found.times_ns)),
+                xxh3_128=checksums_of(name, found, {}),
+            )
 
     def description(self) -> TokenFiles:
         return TokenFiles(end_of_text_id=self._end, sources=self._sets)

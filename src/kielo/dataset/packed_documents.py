@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from kielo.artifact.documents import Message, messages_of, read_documents
-from kielo.artifact.manifest import hash_manifest, read_manifest
+from kielo.artifact.documents import Document, Message, messages_of, read_documents
+from kielo.artifact.manifest import finished_manifest, hash_manifest, read_manifest
+from kielo.artifact.stage_counts import CorpusCounts, PackCounts
+from kielo.artifact.stage_json import counts_of
 from kielo.artifact.token_shards import TokenShard
 from kielo.dataset.heldout_sets import HELDOUT
 from kielo.dataset.token_parts import IDS
@@ -19,7 +21,7 @@ MOST_OF_SOURCE = 400
 MOST_CHARACTERS = 16_000_000  # in all; as many are read past, of sources with enough documents
 LONGEST = 200_000  # characters
 
-WithIds = tuple[dict[str, Any], list[int] | None]  # a document as the corpus has it, and its ids
+WithIds = tuple[Document, list[int] | None]  # a document as the corpus has it, and its ids
 
 
 class SampleDocument(NamedTuple):
@@ -42,7 +44,8 @@ def packed_sample(run: Path) -> list[SampleDocument]:
     tokens, packed = run / "tokens", read_manifest(run / "tokens")
     if packed is None:
         return []
-    of_text = {name for name, counts in packed.counts["sources"].items() if "folder" not in counts}
+    sources = counts_of(tokens, packed, PackCounts).sources
+    of_text = {name for name, of in sources.items() if of.folder is None}
     chosen = _chosen(_held_out(tokens, of_text), of_text)
     corpus, made_of = run / "corpus", packed.inputs.get("corpus")
     is_there = read_manifest(corpus) is not None and hash_manifest(corpus) == made_of
@@ -53,7 +56,8 @@ def packed_sample(run: Path) -> list[SampleDocument]:
 
 def corpus_sample(corpus: Path) -> list[SampleDocument]:
     """Return documents of a corpus that is not packed yet, so without ids."""
-    sources = {of["name"] for of in read_manifest(corpus).counts.get("sources", ())}
+    counts = counts_of(corpus, finished_manifest(corpus), CorpusCounts)
+    sources = {source.name for source in counts.sources}
     documents = ((one, None) for one in read_documents(corpus / "documents"))
     return _chosen(documents, sources)
 

@@ -19,7 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from kielo.artifact.manifest import Manifest, check_sizes, hash_manifest, read_manifest
-from kielo.dataset.permutation import key_from, keys_of_epochs, permute, scramble
+from kielo.artifact.stage_counts import PackingCounts
+from kielo.artifact.stage_json import counts_of
+from kielo.dataset.order import key_from, keys_of_epochs, permute, scramble
 from kielo.recipe.errors import KieloError
 
 # Best-fit-decreasing packing of pieces of documents: numbers of pieces by length -> sequences.
@@ -191,14 +193,14 @@ class PackedSequences:
 
     def __init__(self, tokens_folder: Path | str, source: str, sequence_length: int, seed: int):
         folder, manifest = packing_folder(tokens_folder), packing_manifest(tokens_folder)
-        counts = manifest.counts["sources"].get(source, {}).get(str(sequence_length))
-        if counts is None:
+        made = counts_of(folder, manifest, PackingCounts).sources.get(source, {}).get(str(sequence_length))
+        if made is None:
             raise _not_packed(folder, f"has no sequences of {sequence_length:,} tokens of {source}")
         table_path, pieces_path = (folder / name for name in file_names(source, sequence_length))
         check_sizes(folder, manifest, [table_path.name, pieces_path.name])
         self._table = table = np.load(table_path, allow_pickle=False)
         self._pieces = np.load(pieces_path, mmap_mode="r", allow_pickle=False)
-        self.num_sequences = int(counts["sequences"])
+        self.num_sequences = made.sequences
         self._first_sequence, self._first_part = np.unique(table[:, FIRST_SEQUENCE], return_index=True)
         self._num_parts = np.diff(self._first_part, append=len(table))
         sizes = np.diff(self._first_sequence, append=self.num_sequences)
@@ -272,12 +274,12 @@ def packing_rows(manifest: Manifest) -> list[PackingRow]:
         PackingRow(
             source,
             int(length),
-            of["sequences"],
-            of["cut_documents"] / max(1, of["documents"]),
-            of["cut_in_one_stream"] / max(1, of["documents"]),
-            of["filling"] / max(1, of["sequences"] * int(length)),
+            of.sequences,
+            of.cut_documents / max(1, of.documents),
+            of.cut_in_one_stream / max(1, of.documents),
+            of.filling / max(1, of.sequences * int(length)),
         )
-        for source, lengths in manifest.counts["sources"].items()
+        for source, lengths in counts_of(FOLDER, manifest, PackingCounts).sources.items()
         for length, of in lengths.items()
     ]
 

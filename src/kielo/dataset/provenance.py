@@ -9,10 +9,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kielo.artifact.checkpoint_index import PlainState
 from kielo.artifact.manifest import Manifest, as_json, hash_manifest, read_manifest
+from kielo.artifact.stage_counts import PackCounts, TokenizerCounts
+from kielo.artifact.stage_json import counts_of
 from kielo.artifact.trained_text import has_trained
 from kielo.corpus.step import effective_settings
-from kielo.dataset.batches import packed_manifest
+from kielo.dataset.batches import packed_counts, packed_manifest
 from kielo.dataset.encoded_documents import (
     BEGINS_WITH,
     begin_of_documents,
@@ -48,10 +51,9 @@ def tokenizer_of_tokens(run_folder: Path | str) -> TokenizerFacts:
     if hash_manifest(folder) != made_with:
         raise _another_tokenizer(folder, tokens_folder, made_with, hash_manifest(folder)[:SHOWN_DIGITS])
     facts = tokenizer_facts(folder)
-    is_as_written = facts.file_hash == manifest.files[TOKENIZER_FILE]["xxh3_128"]
-    if not is_as_written or facts.end_of_text_id != manifest.counts.get(
-        "end_of_text_id", facts.end_of_text_id
-    ):
+    is_as_written = facts.file_hash == manifest.files[TOKENIZER_FILE].xxh3_128
+    end = counts_of(folder, manifest, TokenizerCounts).end_of_text_id
+    if not is_as_written or end not in (None, facts.end_of_text_id):
         raise _another_tokenizer(
             folder, tokens_folder, made_with, "one whose files were changed after it was made"
         )
@@ -78,7 +80,7 @@ def check_recipe(recipe: Recipe, run_folder: Path | str) -> None:
             "on with the present tokens"
         )
     changed = [
-        *_changes_of_tokens(recipe, tokens),
+        *_changes_of_tokens(recipe, tokens, packed_counts(run_folder / "tokens")),
         *_changes_of_begin(recipe, tokens, run_folder),
         *_changes_of_tokenizer(recipe, tokenizer),
         *_changes_of_corpus(recipe, corpus),
@@ -92,14 +94,11 @@ def check_recipe(recipe: Recipe, run_folder: Path | str) -> None:
         )
 
 
-def check_tokens(plain: Mapping[str, Any], run_folder: Path | str) -> None:
-    """Raises KieloError unless a checkpoint was trained on RUN/tokens with RUN/tokenizer.
-
-    plain: the checkpoint's plain state.
-    """
+def check_tokens(state: PlainState, run_folder: Path | str) -> None:
+    """Raises KieloError unless the checkpoint of `state` was trained on RUN/tokens with RUN/tokenizer."""
     folder = Path(run_folder) / "tokens"
     check_tokenizer(run_folder)
-    trained_on, found = _tokens_hash(plain), hash_manifest(folder)
+    trained_on, found = _tokens_hash(state), hash_manifest(folder)
     if trained_on and trained_on != found:
         raise KieloError(
             f"{folder}: are other tokens ({found[:SHOWN_DIGITS]}) than the checkpoint was trained on "
@@ -109,14 +108,14 @@ def check_tokens(plain: Mapping[str, Any], run_folder: Path | str) -> None:
         )
 
 
-def check_tokenizer_of_checkpoint(plain: Mapping[str, Any], run_folder: Path | None, folder: Path) -> None:
+def check_tokenizer_of_checkpoint(state: PlainState, run_folder: Path | None, folder: Path) -> None:
     """Raises KieloError if `folder` is known to hold another tokenizer than a checkpoint was trained with.
 
-    plain: the checkpoint's plain state, which names its tokenizer. Plain states of earlier versions do not;
-    then RUN/tokens decides, if the run's folder is known and its tokens are those of the checkpoint.
+    state: of the checkpoint, which names its tokenizer. States of earlier versions do not; then RUN/tokens
+    decides, if the run's folder is known and its tokens are those of the checkpoint.
     """
-    found, made_with = tokenizer_hash(folder), plain.get("tokenizer_hash")
-    if not made_with and run_folder is not None and _has_tokens_of(plain, run_folder):
+    found, made_with = tokenizer_hash(folder), state.tokenizer_hash
+    if not made_with and run_folder is not None and _has_tokens_of(state, run_folder):
         check_tokenizer(run_folder)
         made_with = tokenizer_hash(run_folder / "tokenizer")
     if made_with and found != made_with:
@@ -132,16 +131,16 @@ def _another_tokenizer(folder: Path, what: Path | str, made_with: str, found: st
     )
 
 
-def _has_tokens_of(plain: Mapping[str, Any], run_folder: Path) -> bool:
+def _has_tokens_of(state: PlainState, run_folder: Path) -> bool:
     tokens = run_folder / "tokens"
-    return read_manifest(tokens) is not None and hash_manifest(tokens) == _tokens_hash(plain)
+    return read_manifest(tokens) is not None and hash_manifest(tokens) == _tokens_hash(state)
 
 
-def _tokens_hash(plain: Mapping[str, Any]) -> str | None:
-    return plain.get("identity", {}).get("tokens_hash")
+def _tokens_hash(state: PlainState) -> str | None:
+    return state.identity.get("tokens_hash")
 
 
-def _changes_of_tokens(recipe: Recipe, tokens: Manifest) -> Iterator[str]:
+def _changes_of_tokens(recipe: Recipe, tokens: Manifest, counts: PackCounts) -> Iterator[str]:
     yield from _changes("dataset.", tokens.section, {"heldout_share": recipe.dataset.heldout_share})
     # Packed by another program, or before there was a choice: nothing to compare with.
     on_answers = tokens.section.get("loss_on_answers", [])
@@ -150,7 +149,7 @@ def _changes_of_tokens(recipe: Recipe, tokens: Manifest) -> Iterator[str]:
         yield f"corpus.sources with loss = 'answers': were {on_answers}, are now {now}"
     if tokens.inputs and tokens.section.get("begins_with_cls", False) != begins_with_cls(recipe):
         yield "train.objective: encoders have a token before each document, and decoders none"
-    packed = [name for name, counts in tokens.counts["sources"].items() if "folder" in counts]
+    packed = [name for name, of in counts.sources.items() if of.folder is not None]
     named = [source.name for source in recipe.corpus.token_sources]
     if tokens.inputs and sorted(packed) != sorted(named):
         yield f"corpus.sources with tokens: were {sorted(packed)}, are now {sorted(named)}"

@@ -6,10 +6,10 @@ Also reads the sequences of a step with an error that names the documents that c
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.token_set import TokenSet
 from kielo.dataset.batches import NOT_COUNTED, Batch, Batches, PhaseSteps, Shard, document_numbers
 from kielo.recipe.errors import KieloError, sentence
@@ -25,7 +25,7 @@ def documents_of_step(
     end_of_text_id: int,
     step: int,
     text_of: Callable[[np.ndarray], str],
-) -> list[dict[str, Any]]:
+) -> list[JsonTable]:
     """Returns one row for each part of a document in each sequence of `step`, which is in `phase`.
 
     Rows, in the samples' order: {"sample", "source", "epoch", "sequence", "document" (its id; file and number
@@ -36,11 +36,11 @@ def documents_of_step(
     batches = Batches(folder, seed, phase, longest_sequence_length, end_of_text_id, False)
     samples = batches.samples(step)
     located = batches.order.locate(samples)
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonTable] = []
     wanted: dict[int, set[int]] = {}
     has_mask = any(shard.loss_mask is not None for shard in batches.shards)
     places = (values.tolist() for values in (samples, located.source, located.epoch, located.sequence))
-    for sample, source, epoch, sequence, ranges in zip(*places, batches.ranges(located)):
+    for sample, source, epoch, sequence, ranges in zip(*places, batches.ranges(located), strict=True):
         shard = batches.shards[source]
         for document, start, tokens in (part for of in ranges for part in _parts(shard, *of)):
             rows.append(
@@ -133,7 +133,6 @@ def _described(batches: Batches, sample: np.ndarray) -> str:
 
 
 def _tokens_with_loss(shard: Shard, start: int, count: int) -> int:
-    """Returns how many of the tokens start .. start + count - 1 carry loss."""
     return count if shard.loss_mask is None else int(shard.loss_mask[start : start + count].sum())
 
 

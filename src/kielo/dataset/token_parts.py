@@ -10,7 +10,7 @@ and machines, and after any number of kills.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from itertools import chain
@@ -21,15 +21,19 @@ import numpy as np
 from tqdm import tqdm
 
 from kielo.artifact.documents import SUFFIX, DocumentWriter, document_files
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import (
     MANIFEST_NAME,
+    finished_manifest,
     hash_manifest,
     is_current,
     read_manifest,
     refuse_foreign,
     write_stage,
 )
+from kielo.artifact.stage_counts import CorpusCounts, PartCounts, RoundTrip, TokenCounts
 from kielo.artifact.stage_folder import StageFolder
+from kielo.artifact.stage_json import counts_of, read_counts
 from kielo.artifact.text_files import read_lines
 from kielo.artifact.token_shards import TokenShardWriter, join_files, join_token_shards
 from kielo.corpus.worker_processes import results_in_order
@@ -82,15 +86,13 @@ class TokenPartWriter:
         self._checked += packed.checked
         self._exact += packed.exact
 
-    def counts(self) -> dict[str, Any]:
-        """Returns {SOURCES, HELDOUT_SETS: {name: counts}, HELDOUT: counts, "met", "round_trip"}."""
-        groups: dict[str, Any] = {SOURCES: {}, HELDOUT_SETS: {}, HELDOUT: {}}
+    def counts(self) -> PartCounts:
+        groups: dict[str, dict[str, TokenCounts]] = {SOURCES: {}, HELDOUT_SETS: {}, HELDOUT: {}}
         for shard in self._shards.values():
-            groups[shard.group][shard.name] = {"file": shard.file} | shard.counts
-        return groups | {
-            "met": dict(self._met),
-            "round_trip": {"checked": self._checked, "exact": self._exact},
-        }
+            counted = TokenCounts.model_validate({"file": shard.file, **shard.counts})
+            groups[shard.group][shard.name] = counted
+        round_trip = RoundTrip(checked=self._checked, exact=self._exact)
+        return PartCounts(**groups, met=dict(self._met), round_trip=round_trip)
 
     def _shard(self, rows: ShardRows) -> "_Shard":
         if rows.file not in self._shards:
@@ -110,13 +112,13 @@ class _Shard:
         self._ids = open_files.enter_context(
             (folder / (self.file + IDS)).open("w", encoding="utf-8", newline="\n")
         )
-        self.counts = empty_counts(has_loss_mask)
+        self.counts = Counter(empty_counts(has_loss_mask))
 
     def add(self, rows: ShardRows) -> None:
         flags = None if rows.carries_loss is None else np.concatenate(rows.carries_loss)
         self._tokens.add_documents(np.concatenate(rows.tokens), np.array(rows.lengths), flags)
         self._ids.writelines(f"{one}\n" for one in rows.ids)
-        add_counts(self.counts, rows.counts)
+        self.counts.update(rows.counts)
 
 
 class TokenParts:
@@ -134,7 +136,7 @@ class TokenParts:
         section: Mapping[str, Any],
     ):
         self._recipe, self._tokenizer_folder = recipe, tokenizer_folder
-        self._corpus = read_manifest(corpus_folder)
+        self._corpus = read_counts(corpus_folder, CorpusCounts) or CorpusCounts()
         self._inputs = {"corpus": hash_manifest(corpus_folder), "tokenizer": hash_manifest(tokenizer_folder)}
         self._section = dict(section)
         self._files = document_files(corpus_folder / "documents")
@@ -148,12 +150,12 @@ class TokenParts:
         first, step = share
         mine = dict(list(self._folders().items())[first - 1 :: step])
         # disable=None: a bar on a terminal, nothing in a log
-        known = self._corpus.counts.get("documents_kept") if step == 1 else None
+        known = self._corpus.documents_kept if step == 1 else None
         with tqdm(desc="packing", total=known, unit=" documents", disable=None) as bar:
             missing = []
             for file, folder in mine.items():
                 if is_current(folder, *self._identity(file)):
-                    bar.update(sum(read_manifest(folder).counts["met"].values()))
+                    bar.update(sum(counts_of_part(folder).met.values()))
                 else:
                     missing.append(file)
             try:
@@ -166,7 +168,7 @@ class TokenParts:
                                     bar.update(batch.num_documents)
                                     if batch.is_last:
                                         break
-                            stage.counts.update(part.counts())
+                            stage.counts.update(part.counts().content())
             finally:
                 with suppress(OSError):  # there are parts in it
                     self._folder.rmdir()
@@ -182,11 +184,11 @@ class TokenParts:
     def _folders(self) -> dict[Path, Path]:
         return {file: self._folder / f"{number:05d}" for number, file in enumerate(self._files)}
 
-    def _identity(self, file: Path) -> tuple[str, int, dict[str, str], dict[str, Any]]:
+    def _identity(self, file: Path) -> tuple[str, int, dict[str, str], JsonTable]:
         return KIND, VERSION, self._inputs, self._section | {"file": file.name}
 
-    def _packed(self, files: Sequence[Path]) -> Iterator[PackedDocuments]:
-        is_small = self._corpus.counts.get("bytes_kept", 0) < LEAST_BYTES_FOR_WORKERS
+    def _packed(self, files: Sequence[Path]) -> Generator[PackedDocuments, None, None]:
+        is_small = (self._corpus.bytes_kept or 0) < LEAST_BYTES_FOR_WORKERS
         workers = 1 if is_small else self._recipe.corpus.workers
         make = partial(load_packer, self._recipe, self._tokenizer_folder)
         batches = chain.from_iterable(map(document_batches, files))
@@ -199,28 +201,27 @@ def parts_folder(tokens_folder: Path) -> Path:
     return place.with_name(f"{place.name}.parts")
 
 
-def join_parts(parts: Sequence[Path], counts: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
+def counts_of_part(folder: Path) -> PartCounts:
+    return counts_of(folder, finished_manifest(folder), PartCounts)
+
+
+def join_parts(parts: Sequence[Path], counts: Sequence[PartCounts], folder: Path) -> PartCounts:
     """Joins the files of parts in `folder`, and their counts, which are returned like those of one part."""
-    joined: dict[str, Any] = {
-        "met": Counter(),
-        "round_trip": {"checked": 0, "exact": 0},
-        HELDOUT_SETS: {},
-        SOURCES: {},
-        HELDOUT: {},
-    }
+    totals: dict[str, dict[str, Counter[str]]] = {SOURCES: {}, HELDOUT: {}, HELDOUT_SETS: {}}
+    met, round_trip = Counter[str](), Counter[str]()
     files: dict[str, list[Path]] = {}
     for part, of_part in zip(parts, counts, strict=True):
-        for group in (SOURCES, HELDOUT, HELDOUT_SETS):
-            for name, own in of_part[group].items():
-                files.setdefault(own["file"], []).append(part / own["file"])
-                add_counts(joined[group].setdefault(name, {}), own)
-        joined["met"].update(of_part["met"])
-        add_counts(joined["round_trip"], of_part["round_trip"])
+        for group, total in totals.items():
+            for name, own in getattr(of_part, group).items():
+                files.setdefault(own.file, []).append(part / own.file)
+                total.setdefault(name, Counter()).update(own.model_dump(exclude={"file"}, exclude_unset=True))
+        met.update(of_part.met)
+        round_trip.update(of_part.round_trip.content())
     for file, prefixes in files.items():
         join_token_shards(prefixes, folder / file)
         join_files([path.with_name(path.name + IDS) for path in prefixes], folder / (file + IDS))
     join_files([part / (HELDOUT + SUFFIX) for part in parts], folder / (HELDOUT + SUFFIX))
-    return joined
+    return PartCounts.model_validate({**totals, "met": met, "round_trip": round_trip})
 
 
 def remove_parts(tokens_folder: Path) -> None:
@@ -238,12 +239,6 @@ def remove_parts(tokens_folder: Path) -> None:
             part.rmdir()
     with suppress(OSError):
         folder.rmdir()
-
-
-def add_counts(total: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Adds the numbers of `more` to those of `total`; text is taken over."""
-    for key, value in more.items():
-        total[key] = value if isinstance(value, str) else total.get(key, 0) + value
 
 
 def document_batches(file: Path) -> Iterator[DocumentBatch]:

@@ -6,7 +6,7 @@ Every contender scores the same held-out documents under the convention of `cont
 
 from pathlib import Path
 
-from kielo.artifact.checkpoint_index import read_plain
+from kielo.artifact.checkpoint_index import read_state
 from kielo.artifact.checkpoint_inspection import newest_checkpoint
 from kielo.artifact.manifest import hash_file, hash_manifest, is_current, read_manifest, write_stage
 from kielo.artifact.scores import MaskedScores, Scores
@@ -32,7 +32,7 @@ def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -
     folder = run_folder / "evaluate"
     checkpoint = newest_checkpoint(run_folder) if checkpoint is None else Path(checkpoint)
     check_recipe(recipe, run_folder)
-    check_tokens(read_plain(checkpoint), run_folder)
+    check_tokens(read_state(checkpoint), run_folder)
     inputs = {name: hash_manifest(run_folder / name) for name in ("tokenizer", "tokens")}
     if recipe.corpus.of_raw_text.sources:
         inputs["corpus"] = hash_manifest(run_folder / "corpus")

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from kielo.artifact.documents import SUFFIX, messages_of, read_documents
+from kielo.artifact.documents import SUFFIX, Document, messages_of, read_documents
 from kielo.artifact.manifest import check_sizes
-from kielo.dataset.batches import Shard, open_shard, packed_manifest
+from kielo.dataset.batches import Shard, open_shard, packed_counts, packed_manifest
 from kielo.dataset.heldout_sets import HELDOUT, HeldoutSet, heldout_sets
 from kielo.dataset.pack import is_heldout
 from kielo.recipe.errors import KieloError
@@ -30,7 +30,7 @@ def heldout_texts(tokens_folder: Path) -> tuple[list[str], dict[str, int]]:
     return [document["text"] for document in documents], coverage
 
 
-def heldout_documents(tokens_folder: Path) -> tuple[list[dict[str, Any]], dict[str, int]]:
+def heldout_documents(tokens_folder: Path) -> tuple[list[Document], dict[str, int]]:
     """Returns the held-out documents, or an even sample of about 4 MiB; and the number and bytes of all.
 
     Conversations are left out, for baselines know no turns; where there is nothing else, their text is taken.
@@ -49,7 +49,7 @@ def heldout_documents(tokens_folder: Path) -> tuple[list[dict[str, Any]], dict[s
     }
 
 
-def documents_of_sets(tokens_folder: Path) -> Iterator[tuple[HeldoutSet, list[dict[str, Any]]]]:
+def documents_of_sets(tokens_folder: Path) -> Iterator[tuple[HeldoutSet, list[Document]]]:
     """Yields each source's held-out set and each outside text, with an even sample of about 1 MiB of it."""
     for one in heldout_sets(tokens_folder)[1:]:
         is_source = one.folder == Path(tokens_folder)
@@ -74,8 +74,8 @@ def training_texts(recipe: Recipe, run_folder: Path) -> tuple[list[str], dict[st
                 yield document["text"]
 
     ready = [source.name for source in recipe.corpus.token_sources]
-    counts = packed_manifest(run_folder / "tokens").counts["sources"]
-    total = sum(map(_num_bytes, corpus_texts())) + sum(counts[name]["bytes"] for name in ready)
+    counts = packed_counts(run_folder / "tokens").sources
+    total = sum(map(_num_bytes, corpus_texts())) + sum(counts[name].bytes or 0 for name in ready)
     share = MOST_TRAINING_BYTES / max(1, total)
     texts = list(evenly(corpus_texts(), share))
     if ready:
@@ -88,9 +88,7 @@ def training_texts(recipe: Recipe, run_folder: Path) -> tuple[list[str], dict[st
 def training_token_counts(tokens_folder: Path, vocab_size: int) -> np.ndarray:
     """Counts each token [vocab_size] in the training shards; in an even sample where there are very many."""
     counts = np.zeros(vocab_size, dtype=np.int64)
-    shards = [
-        open_shard(tokens_folder, name) for name in sorted(packed_manifest(tokens_folder).counts["sources"])
-    ]
+    shards = [open_shard(tokens_folder, name) for name in sorted(packed_counts(tokens_folder).sources)]
     share = min(1.0, MOST_UNIGRAM_TOKENS / max(1, sum(shard.num_tokens for shard in shards)))
     for shard in shards:
         for start, count in _spread_parts(shard.num_tokens, share):

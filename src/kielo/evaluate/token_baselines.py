@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kielo.dataset.batches import open_shard, packed_manifest
+from kielo.dataset.batches import open_shard, packed_counts
 from kielo.dataset.masking import MaskingVocabulary
 
 _TRAINING_TOKENS = 20_000_000  # of each source, that the baselines count
@@ -74,6 +74,6 @@ class TokenBaselines:
 
 
 def _training_streams(tokens_folder: Path) -> Iterator[np.ndarray]:
-    for name in packed_manifest(tokens_folder).counts["sources"]:
+    for name in packed_counts(tokens_folder).sources:
         shard = open_shard(tokens_folder, name)
         yield np.asarray(shard.read(0, min(shard.num_tokens, _TRAINING_TOKENS)), dtype=np.int64)

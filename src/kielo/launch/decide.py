@@ -1,7 +1,7 @@
 """Decide what follows an attempt: `python -m kielo.launch.decide LAUNCH ATTEMPT CODE [REFUSAL]`.
 
 In: the exit code of the training step, the files of its ranks (`train/outcome.json`, `refusal.txt`), and the
-earlier attempts in the launch's `chain/`. Out: `ATTEMPT/decision`, with KEY=VALUE lines. job.sh reads only
+earlier attempts in the launch's `chain/`. Out: `ATTEMPT/decision`, assignments of bash. job.sh reads only
 this file, because it runs outside of the container, where Python may be missing.
 """
 
@@ -16,6 +16,7 @@ from kielo.artifact.attempt_files import EXIT_CODES, Outcome, Refusal, read_refu
 from kielo.artifact.checkpoint_folder import newest_written
 from kielo.artifact.manifest import write_text_atomically
 from kielo.artifact.stage_json import read_json
+from kielo.launch.bash import assign
 from kielo.recipe.errors import KieloError
 
 DECISION_NAME = "decision"
@@ -42,8 +43,8 @@ class Decision:
     left_out_nodes: str = ""
 
     def text(self) -> str:
-        lines = (f"{key}={' '.join(value.split())}\n" for key, value in asdict(self).items())
-        return "".join(lines)
+        """Return assignments that bash reads back as they are."""
+        return "".join(f"{assign(key, ' '.join(value.split()))}\n" for key, value in asdict(self).items())
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,6 @@ def _ending(run: Path, attempt: Path, code: int, refusal: str) -> tuple[str, Ref
 
 
 def _outcome_of(run: Path, attempt: Path) -> Outcome | None:
-    """Return the outcome that this attempt wrote; None if it wrote none."""
     file = run / "train" / Outcome.FILE_NAME
     try:
         is_new = file.stat().st_mtime_ns > (attempt / "meeting.sh").stat().st_mtime_ns

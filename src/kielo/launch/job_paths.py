@@ -44,7 +44,6 @@ def job_paths(plan: JobPlan, packs: bool = False) -> list[JobPath]:
 
 
 def _shared(plan: JobPlan, packs: bool) -> list[JobPath]:
-    """Returns the paths that are the same on each node."""
     found: dict[str, JobPath] = {}
     for one in _all(plan, packs):
         for path in dict.fromkeys((one.path, os.path.realpath(one.path))):

@@ -208,7 +208,6 @@ def resolved_of_plan(plan: JobPlan) -> Resolved:
 
 
 def _job(recipe: Recipe, hours: float | None, rungs: Sequence[RungPlan]) -> JobPlan:
-    """Returns the job that runs these rungs one after another, with the time of all of them."""
     plan = rungs[0].plan
     seconds = sum(rung.plan.wall_seconds for rung in rungs) + _SPARE_SECONDS
     most = hours or longest_hours(plan.partition, plan.jobs_of_site, plan.site)

@@ -23,7 +23,8 @@ from kielo.artifact.prefetched import (
     Prefetched,
     prefetched_folder,
 )
-from kielo.artifact.stage_json import read_json, write_json
+from kielo.artifact.stage_counts import RawCounts
+from kielo.artifact.stage_json import counts_of, read_json, write_json
 from kielo.artifact.weights_folder import (
     fetch_tokenizer,
     fetch_weights,
@@ -121,9 +122,9 @@ def _texts(recipe: Recipe, folder: Path, say: Say) -> Iterator[Brought]:
     for source in downloaded(recipe.corpus.sources):
         root, manifest = fetch_text(source, folder, say)
         yield Brought(
-            kind="text", name=source.name, origin=manifest.counts["origin"],
+            kind="text", name=source.name, origin=counts_of(root, manifest, RawCounts).origin,
             folder=str(root.relative_to(folder)),
-            bytes=sum(file["bytes"] for file in manifest.files.values()),
+            bytes=sum(file.bytes for file in manifest.files.values()),
         )  # fmt: skip
 
 

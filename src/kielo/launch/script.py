@@ -139,7 +139,6 @@ def environment_script(plan: JobPlan) -> str:
 
 
 def _setup(plan: JobPlan) -> list[str]:
-    """Returns what comes before anything else on the site."""
     own = [] if _is_own_python(plan) else [_NO_PYTHON_OF_SHELL]
     return [*own, *(comment(line) for line in _sources(plan, "setup")), *plan.jobs_of_site.setup]
 

@@ -65,8 +65,8 @@ class Prior:
 
 
 # A processor's: found by trial on two cores of an EPYC 7003 (2026-11, torch 2.13, fp32, gloo over loopback),
-# with models other than those of benchmarks/planner_measured.py. Traffic hides nothing there: the rank that
-# sends holds the core that computes.
+# with models other than those of benchmarks/planner/planner_measured.py. Traffic hides nothing there: the
+# rank that sends holds the core that computes.
 _CPU = {
     "flash": Prior(0.25, 0.5), "elementwise": Prior(2.5, 0.4), "accumulate": Prior(1.0, 0.4),
     "layer_seconds": Prior(2.5e-3, 0.35), "step_seconds": Prior(2.5e-2, 0.6),

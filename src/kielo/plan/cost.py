@@ -64,7 +64,8 @@ def with_expectation(resolved: Resolved, recipe: Recipe) -> Resolved:
 # checkpoint. OpenEuroLLM measured 330 s for reading replicas alone (2026); communicators are given 300 s each
 # here.
 START_SECONDS = 600.0
-# A save stops training for 0.2 s and for copying a rank's bytes to host memory (benchmarks/checkpoint.py).
+# A save stops training for 0.2 s and for copying a rank's bytes to host memory
+# (benchmarks/checkpoints/checkpoint.py).
 _STOP_SECONDS, _COPY_BYTES_PER_SECOND = 0.2, 1e9
 # A rank writes at this rate; the file system, of which a job gets half at best, limits a job of many ranks.
 _RANK_BYTES_PER_SECOND, _FILE_SYSTEM_SHARE = 1e9, 0.5

@@ -1,6 +1,6 @@
 """Fitted constants of machines and engines: what they reach of their peaks, in one TOML card; no torch.
 
-`benchmarks/planner.py --fit` writes `cards/efficiency/published_runs.toml` from published runs. Every
+`benchmarks/planner/planner.py --fit` writes `cards/efficiency/published_runs.toml` from published runs. Every
 constant has a physical meaning; none belongs to a source or a row.
 """
 
@@ -176,7 +176,7 @@ def read_card(path: Path) -> tuple[Efficiency, dict[str, float]]:
         }
     except KeyError as error:
         raise KieloError(
-            f"{path}: no {error.args[0]}; `benchmarks/planner.py --fit` writes the whole card"
+            f"{path}: no {error.args[0]}; `benchmarks/planner/planner.py --fit` writes the whole card"
         ) from None
     return Efficiency(values), card.get("interval", {})
 

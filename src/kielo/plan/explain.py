@@ -164,7 +164,7 @@ def _work_reasons(planned: PlannedLayout, work: Workload) -> dict[str, str]:
         "micro-batch at least; larger micro-batches give the device more to do meanwhile",
         "head": f"output matrix and loss over {run.model.vocab_size:,} tokens"
         f"{last * (layout.pipeline > 1)}{f'; split over {layout.tensor} tensor ranks' * (layout.tensor > 1)}",
-        "optimiser": f"{float(work.update_traffic_bytes[0]):g} bytes a parameter through memory once a step, "
+        "optimiser": f"{_first(work.update_traffic_bytes):g} bytes a parameter through memory once a step, "
         + (f"of 1/{shard} of the rank's parameters" if shard > 1 else "of all parameters of the rank"),
         "fixed": "a constant of the engine for all that no other part counts; larger steps pay it less often",
         "slowest": f"the slowest of {count_text(planned.devices, 'device')} is expected "

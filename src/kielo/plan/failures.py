@@ -268,7 +268,7 @@ def restart_seconds(layout: Layout, devices: int, read_seconds: float) -> dict[s
 def communicators(layout: Layout, devices: int) -> int:
     """Returns how many communicators a rank starts, one after another: of the world, axes, and messages.
 
-    As benchmarks/counted_start.py counts them by running the start's own code.
+    As benchmarks/start/counted_start.py counts them by running the start's own code.
     """
     axes = (layout.replicate, layout.pipeline, layout.shard, layout.context, layout.tensor)
     groups = 1 + sum(1 < size < devices for size in axes)

@@ -53,7 +53,7 @@ class Startup:
 
 
 def raise_communicator(
-    startup: Startup, name: str, ranks: Sequence[int], make: Callable[[], dist.ProcessGroup]
+    startup: Startup, name: str, ranks: Sequence[int], make: Callable[[], dist.ProcessGroup | None]
 ) -> dist.ProcessGroup:
     """Calls `make`, sums a one over the new group, and returns the group.
 
@@ -61,11 +61,13 @@ def raise_communicator(
     group. Raises NoCommunicator naming the axis and the ranks that did not arrive within the time limit, on
     every rank that did.
     """
-    made = []
+    made: list[dist.ProcessGroup] = []
 
     def start() -> None:
-        made.append(make())
-        _warm(made[0], len(ranks), startup.device)
+        if (group := make()) is None:  # by torch's types; it raises instead
+            raise KieloError(f"torch has made no group {name!r}")
+        made.append(group)
+        _warm(group, len(ranks), startup.device)
 
     _within_limit(startup, name, ranks, start)
     return made[0]
@@ -99,16 +101,21 @@ def warm_messages(startup: Startup, name: str, ranks: Sequence[int], group: dist
         _within_limit(startup, f"{name} {low}-{high}", [ranks[low], ranks[high]], exchange)
 
 
+def own_connection(store: dist.Store) -> dist.Store:
+    """Return another connection to the store, as a store serves one thread at a time."""
+    return store.clone()  # type: ignore[attr-defined]  # torch's stub lacks it
+
+
 def _within_limit(startup: Startup, name: str, ranks: Sequence[int], start: Callable[[], None]) -> None:
     """Calls `start` in a thread; raises KieloError if it fails or does not end within the time limit."""
-    marks = startup.store.clone()  # a store serves one thread at a time, and `start` may be waiting in it
+    marks = own_connection(startup.store)  # `start` may be waiting in the other
 
     def work() -> None:
         if startup.device.type == "cuda":
             torch.cuda.set_device(startup.device)  # the current device belongs to the thread
         start()
 
-    marks.set(_mark(name, startup.rank), b"1")
+    marks.set(_mark(name, startup.rank), "1")
     reason, cause = f"was not up after {startup.timeout_seconds:g} s", None
     try:
         if in_thread(work, f"communicator {name}", startup.timeout_seconds):

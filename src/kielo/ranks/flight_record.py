@@ -38,7 +38,6 @@ def write_flight_record(folder: Path, rank: int) -> None:
 
 
 def _records() -> list[bytes]:
-    """Returns the pickled records that have entries."""
     dumps = [getattr(c10d, name) for name in _RECORDERS if hasattr(c10d, name)]
     records = [dump(True, True, False) for dump in dumps]  # all collectives, with stacks, ended ones too
     return [record for record in records if pickle.loads(record).get("entries")]

@@ -204,7 +204,7 @@ class Beat:
         return cls(number, 0, "", 0, {}, "", False, math.inf, math.inf, math.inf, 0.0)
 
     def text(self) -> str:
-        """Return the beat as JSON: less than 1 KB for any number of ranks (benchmarks/heartbeats.py)."""
+        """Return the beat as JSON: under 1 KB for any number of ranks (benchmarks/faults/heartbeats.py)."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
     @classmethod
@@ -331,7 +331,6 @@ def describe_stall(stall: Hang, beats: Sequence[Beat], places: Mapping[int, str]
 
 
 def _named(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], states: Mapping[int, str]) -> str:
-    """Returns the ranks that are the cause with their lines, and where the others wait."""
     named = []
     for rank in hang.ranks[:_MOST_NAMED]:
         state = f" ({states[rank]})" if rank in states else ""
@@ -347,14 +346,12 @@ def _named(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], states:
 
 
 def _lines(beats: Sequence[Beat]) -> str:
-    """Returns where all ranks wait, and what that may mean."""
     if len({beat.at for beat in beats}) == 1:
         return f"{_waiting(beats)}. A network that lost a message is the likely cause: start again"
     return f"{_waiting(beats)}. Collectives that do not match are a fault of the program, which comes again"
 
 
 def _waiting(beats: Sequence[Beat]) -> str:
-    """Returns where all ranks wait."""
     lines: dict[str, list[int]] = {}
     for rank, beat in enumerate(beats):
         lines.setdefault(beat.at, []).append(rank)

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from kielo.artifact.attempt_files import EXIT_CODES
+from kielo.ranks.communicator import own_connection
 from kielo.ranks.flight_record import write_flight_record
 from kielo.ranks.hang_watch import (
     Beat,
@@ -104,7 +105,7 @@ class Heartbeat:
         self._stacks = tempfile.TemporaryFile("w+", encoding="utf-8", prefix="kielo_stacks_")
         if threading.current_thread() is threading.main_thread():
             faulthandler.register(signal.SIGUSR2, self._stacks)
-        self._store = self._world.store.clone()
+        self._store = own_connection(self._world.store)
         own = RankProcess.own(self._stacks.fileno())
         self._store.set(f"process/{self._world.rank}", json.dumps(asdict(own)))
         self._store.compare_set("hang", "", _NO_HANG)
@@ -194,15 +195,15 @@ class Heartbeat:
     def _exchange(self, store: dist.Store, elapsed: float) -> Hang | None:
         """Sends this rank's heartbeat; returns the hang that another rank has found, or this one."""
         store.set(f"beat/{self._world.rank}", self._beat().text())
-        told = store.get("hang").decode()
-        if told != _NO_HANG:
+        told = store.get("hang")
+        if told.decode() != _NO_HANG:
             return _hang_of(told)
         if self._first is None and store.check(["process/0"]):
             self._first = _process_of(store, 0)
         return self._look(store, elapsed)
 
     def _beat(self) -> Beat:
-        frame = sys._current_frames().get(threading.main_thread().ident)
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
         still, silent = self._progress.limits()
         return Beat(
             number=self._number + 1,
@@ -308,7 +309,6 @@ class Heartbeat:
             left = store.add("hang/left", 0)
 
     def _heard(self, hang: Hang) -> int:
-        """Returns how many ranks can say something at the end."""
         return self._world.size - (len(hang.ranks) if hang.is_silent else 0)
 
     def _end_without_store(self, hang: Hang) -> None:
@@ -317,19 +317,20 @@ class Heartbeat:
         if self._beats:
             self._beats[self._world.rank] = self._beat()
         first = self._first
-        is_asking = first is not None and first.is_here() and (is_telling or self._world.rank == 1)
-        if is_asking:
-            states[0] = first.state()
+        asked = first if first is not None and first.is_here() else None
+        if not is_telling and self._world.rank != 1:
+            asked = None
+        if asked is not None:
+            states[0] = asked.state()
         if is_telling:
             self._tell(hang, {} if first is None else {0: first}, states)
-        if is_asking:
-            self._end_silent(0, first)
+        if asked is not None:
+            self._end_silent(0, asked)
 
     def _was_silent(self, hang: Hang) -> bool:
         return hang.is_silent and self._world.rank in hang.ranks
 
     def _end_silent(self, rank: int, process: RankProcess) -> None:
-        """Writes the stacks of a silent rank of this node and ends it."""
         self._file(rank).write_text(process.stacks() or "it wrote no stacks\n", encoding="utf-8")
         with suppress(OSError):  # it would go on, and record that it lost the other ranks
             os.kill(process.pid, signal.SIGKILL)
@@ -349,7 +350,7 @@ class Heartbeat:
 def _begun(group: dist.ProcessGroup) -> int:
     """Returns how many collectives and messages this rank has begun in `group` (torch 2.10 to 2.13)."""
     try:
-        return group._get_sequence_number_for_group()
+        return group._get_sequence_number_for_group()  # type: ignore[attr-defined]  # torch's stub lacks it
     except RuntimeError:  # a backend that does not count
         return 0
 

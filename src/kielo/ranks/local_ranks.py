@@ -6,7 +6,6 @@ are forked from a process that has done so (`rank_template.py`). Without torch.
 """
 
 import json
-import multiprocessing.util
 import os
 import random
 import select
@@ -15,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -95,28 +93,6 @@ class RankProcess:
         return ""
 
 
-# Where the fork server of `multiprocessing` listens: at a path that the kernel takes, whatever TMPDIR is.
-
-
-# A socket's path has at most 107 bytes; multiprocessing adds two names of 15 and 18 to the folder.
-_MOST_FOLDER_BYTES = 70
-_SHORT_FOLDER = "/tmp"
-
-
-def listen_at_a_short_path() -> None:
-    """Has `multiprocessing` keep its sockets in /tmp where TMPDIR is too long for them; call it before the
-    server starts. Python does this by itself from 3.14 on.
-    """
-    usual = tempfile.gettempdir()
-    if len(os.fsencode(usual)) <= _MOST_FOLDER_BYTES:
-        return
-    tempfile.tempdir = _SHORT_FOLDER
-    try:
-        multiprocessing.util.get_temp_dir()  # is made once, and kept
-    finally:
-        tempfile.tempdir = usual
-
-
 _TEMPLATE = "kielo.ranks.rank_template"
 _LOOK_SECONDS = 0.05
 # The process from which the ranks are forked beats every second, once it has imported what they need.
@@ -165,10 +141,11 @@ class Ranks:
         self._has_beaten, self._silent_looks = False, 0
         self._stop_signal: signal.Signals | None = None
 
-    def start(self, is_quiet: bool = False) -> None:
+    def start(self, is_quiet: bool = False, number: int | None = None) -> None:
         """Starts the ranks, also again after `wait`. is_quiet: they print to stderr, so that only the caller
-        uses stdout.
+        uses stdout. number: of ranks from now on.
         """
+        self._number = number or self._number
         if self._template is None or self._template.poll() is not None:
             self._start_template(is_quiet)
         everyone = {
@@ -198,8 +175,8 @@ class Ranks:
         """
         failures: list[Failure] = []
         until, is_told, is_killing = None, False, False
-        while self._running:
-            for rank, code in self._ends():
+        while self._running and self._template is not None:
+            for rank, code in self._ends(self._template):
                 self._running.discard(rank)
                 if code not in (0, self._stop_code) and not (is_killing and failures):
                     failures.append(Failure(rank, code))
@@ -245,22 +222,22 @@ class Ranks:
         with suppress(BrokenPipeError):  # it has ended, and its ranks with it, as `_ends` finds
             os.write(self._control, json.dumps(message).encode() + b"\n")
 
-    def _ends(self) -> list[tuple[int, int]]:
+    def _ends(self, template: subprocess.Popen) -> list[tuple[int, int]]:
         """Returns (rank, exit code) of ranks that have ended since the last call; waits a moment for them."""
         if not select.select([self._report], [], [], _LOOK_SECONDS)[0]:
-            self._look_for_life()
+            self._look_for_life(template)
             return []
         self._silent_looks = 0
         received = os.read(self._report, 2**16)
         if not received:
-            code = self._template.wait()
+            code = template.wait()
             return [(rank, code or -signal.SIGKILL) for rank in sorted(self._running)]
         *lines, self._text = (self._text + received).split(b"\n")
         found = [json.loads(line) for line in lines]
         self._has_beaten = self._has_beaten or any("alive" in one for one in found)
         return [(one["ended"], one["code"]) for one in found if "ended" in one]
 
-    def _look_for_life(self) -> None:
+    def _look_for_life(self, template: subprocess.Popen) -> None:
         """Kills the process from which the ranks were forked if it is frozen: nobody else would notice.
 
         Looks are counted, and not seconds: while this process is frozen too, none is.
@@ -270,16 +247,15 @@ class Ranks:
         if self._silent_looks * _LOOK_SECONDS < limit:
             return
         print(
-            f"kielo: process {self._template.pid}, from which the ranks were forked, has not answered for "
+            f"kielo: process {template.pid}, from which the ranks were forked, has not answered for "
             f"{limit} s: it is frozen (SIGSTOP?); it is ended, and the ranks with it",
             file=sys.stderr, flush=True,
         )  # fmt: skip
         self._silent_looks = 0
-        self._template.kill()
+        template.kill()
 
 
 def _sooner(until: float | None, seconds: float) -> float:
-    """Returns the earlier of a time and `seconds` from now."""
     return min(until or float("inf"), time.monotonic() + seconds)
 
 

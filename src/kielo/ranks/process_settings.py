@@ -1,9 +1,11 @@
 """Settings of a process before torch computes: open files, and the allocator of device memory."""
 
+import ctypes
 import os
 import resource
 
 from kielo.ranks.rendezvous import Rendezvous
+from kielo.recipe.cards import accelerator_of_device
 from kielo.recipe.errors import KieloError
 
 # The limit of open files, which counts sockets too: raised as far as allowed, and enough or refused.
@@ -53,3 +55,24 @@ def settle_allocator(settings: str) -> str:
         return ""
     os.environ[_VARIABLE] = settings
     return f"{_VARIABLE}={settings} (the accelerator card's; a value in the environment takes its place)"
+
+
+def settings_of_device() -> str:
+    """Return the settings on the card of this machine's first GPU; "" if it has none or no card fits."""
+    card = accelerator_of_device(_device_name())
+    return card.allocator_settings if card is not None else ""
+
+
+def _device_name() -> str:
+    """Ask NVIDIA's management library for the name: torch would start CUDA. No other card has settings."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return ""
+    device, name = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+    has_failed = (
+        library.nvmlInit_v2()
+        or library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device))
+        or library.nvmlDeviceGetName(device, name, len(name))
+    )
+    return "" if has_failed else name.value.decode()

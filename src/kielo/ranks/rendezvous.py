@@ -53,11 +53,12 @@ def find_rendezvous(environment: Mapping[str, str] = os.environ) -> Rendezvous:
 
 
 def _from_torchrun(environment: Mapping[str, str]) -> Rendezvous:
-    place, port = _place(environment, "RANK", "WORLD_SIZE"), _number(environment, "MASTER_PORT")
+    (rank, size), port = _place(environment, "RANK", "WORLD_SIZE"), _number(environment, "MASTER_PORT")
     if not 1 <= port <= _LAST_PORT:
         raise KieloError(f"environment variable MASTER_PORT={port} is no port; they are 1 to {_LAST_PORT}")
     return Rendezvous(
-        **place,
+        rank=rank,
+        size=size,
         local_rank=_number(environment, "LOCAL_RANK"),
         host=_text(environment, "MASTER_ADDR"),
         port=port,
@@ -73,8 +74,10 @@ def _from_slurm(environment: Mapping[str, str]) -> Rendezvous:
         step = _number(environment, "SLURM_STEP_ID")
     # Each job (and step) has a port of its own, so that two on one node do not meet each other's ranks.
     port = _FIRST_PORT + (job + 101 * step) % _NUM_PORTS
+    rank, size = _place(environment, "SLURM_PROCID", size_key)
     return Rendezvous(
-        **_place(environment, "SLURM_PROCID", size_key),
+        rank=rank,
+        size=size,
         local_rank=_number(environment, "SLURM_LOCALID"),
         host=first_host(environment["SLURM_STEP_NODELIST"]),
         port=port,
@@ -108,7 +111,9 @@ def _expanded(part: str) -> list[str]:
     numbers: list[str] = []
     for one in inside.split(","):
         found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", one)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if found is None:
+            raise _no_list(part)
+        first, last = int(found[1]), int(found[2] or found[1])
         if not 0 <= last - first < _MOST_HOSTS or len(numbers) >= _MOST_HOSTS:
             raise _no_list(part)
         numbers += [f"{number:0{len(found[1])}}" for number in range(first, last + 1)]
@@ -159,15 +164,15 @@ def _tasks_of_nodes(text: str) -> list[int]:
     return found
 
 
-def _place(environment: Mapping[str, str], rank_key: str, size_key: str) -> dict[str, int]:
-    """Reads `rank` and `size`; an unexpected rank is refused, because all ranks would wait for ever."""
+def _place(environment: Mapping[str, str], rank_key: str, size_key: str) -> tuple[int, int]:
+    """Reads rank and size; an unexpected rank is refused, because all ranks would wait for ever."""
     rank, size = _number(environment, rank_key), _number(environment, size_key)
     if rank >= size:
         raise KieloError(
             f"environment variables {rank_key}={rank} and {size_key}={size}: ranks count from 0, so there is "
             "none"
         )
-    return {"rank": rank, "size": size}
+    return rank, size
 
 
 def _text(environment: Mapping[str, str], key: str) -> str:
@@ -223,7 +228,7 @@ def choose_gloo_interface(place: Rendezvous) -> None:
 def _is_reachable(name: str) -> bool:
     """Returns True for a name of which each address is no loopback."""
     try:
-        found = {address[0] for *_, address in socket.getaddrinfo(name, None)}
+        found = {str(address[0]) for *_, address in socket.getaddrinfo(name, None)}
     except OSError:
         return False
     return not any(ipaddress.ip_address(one.partition("%")[0]).is_loopback for one in found)

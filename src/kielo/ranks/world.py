@@ -78,7 +78,7 @@ def enter_world(world: World, backend: str) -> World:
     startup = world.startup
     keep_flight_record()
 
-    def make() -> dist.ProcessGroup:
+    def make() -> dist.ProcessGroup | None:
         dist.init_process_group(
             backend, store=world.store, rank=world.rank, world_size=world.size, timeout=startup.group_timeout
         )
@@ -270,7 +270,7 @@ def once_a_node(
         if complaint:
             store.compare_set("complaint", "", complaint)
     if store.add("settled", 1) == place.size:  # the last one: every action has ended
-        store.set("verdict", store.get("complaint") if store.check(["complaint"]) else b"")
+        store.set("verdict", store.get("complaint").decode() if store.check(["complaint"]) else "")
     try:
         store.wait(["verdict"], timedelta(seconds=limit_seconds))
         verdict = store.get("verdict").decode()

@@ -16,8 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from kielo.artifact.funnel import FunnelRow
 from kielo.artifact.metrics import Row
+from kielo.artifact.stage_counts import FunnelRow
 from kielo.artifact.verify_results import loss_limits
 from kielo.report.units import baseline_name, format_bytes
 

@@ -11,7 +11,6 @@ from statistics import median
 from typing import Any
 
 from kielo.artifact.chronicle import chronicle
-from kielo.artifact.funnel import Funnel
 from kielo.artifact.manifest import Manifest, read_manifest
 from kielo.artifact.metrics import (
     METRICS_NAME,
@@ -23,9 +22,17 @@ from kielo.artifact.metrics import (
     of_kind,
     read_metrics,
 )
-from kielo.artifact.scores import MaskedScores, Scores
+from kielo.artifact.scores import (
+    BitsPerByteSummary,
+    CorpusSummary,
+    MaskedScores,
+    ParitySummary,
+    Scores,
+    StageTime,
+    Summary,
+)
+from kielo.artifact.stage_counts import Funnel
 from kielo.artifact.stage_json import JsonObject, read_stage_json
-from kielo.artifact.summary import BitsPerByteSummary, CorpusSummary, ParitySummary, StageTime, Summary
 from kielo.artifact.tokenizer_files import RowMap, TokenizerMeasure
 from kielo.artifact.verify_results import Parity
 from kielo.dataset.packed_sequences import FOLDER as PACKING

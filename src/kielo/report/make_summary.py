@@ -4,8 +4,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kielo.artifact.scores import BASELINES, Accuracy
-from kielo.artifact.summary import ParitySummary, Summary
+from kielo.artifact.scores import BASELINES, Accuracy, ParitySummary, Summary
 from kielo.recipe.amounts import format_seconds
 from kielo.report.units import HIDDEN_TOKENS, format_bytes
 from kielo.resolve.overview import amount

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from kielo.artifact.durable import disk_problems_reported
 from kielo.artifact.own_text import refuse_other_json, refuse_other_text, write_own_text
+from kielo.artifact.scores import StageTime, Summary
 from kielo.artifact.stage_json import write_json
-from kielo.artifact.summary import StageTime, Summary
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.report import model_card, page

@@ -51,7 +51,7 @@ def needed_bytes(held: Bytes, peak: Bytes) -> Bytes:
 # Bytes of a device that Kielo trains on: exactly between steps, and what a step adds; arithmetic, no torch.
 #
 # `activation_bytes.memory_columns` counts what a layer keeps. Bytes of other engines, by formulas of
-# papers, are in benchmarks/published_memory.py.
+# papers, are in benchmarks/planner/published_memory.py.
 
 
 Column = np.ndarray
@@ -137,7 +137,7 @@ def _ends(work: MemoryColumns) -> tuple[MemoryBytes, MemoryBytes, Column]:
 class _Rank:
     """A pipeline rank: `parameters` and `layers` on it, `passes` through one of its stages under way at once.
 
-    benchmarks/planner_memory.py compares its bytes with rehearsals.
+    benchmarks/planner/planner_memory.py compares its bytes with rehearsals.
     """
 
     work: MemoryColumns

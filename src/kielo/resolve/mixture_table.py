@@ -12,6 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kielo.artifact.manifest import Manifest, read_manifest
+from kielo.artifact.stage_counts import CorpusCounts, TokenizerCounts
+from kielo.artifact.stage_json import read_counts
+from kielo.dataset.batches import packed_counts
 from kielo.dataset.packed_sequences import PackingRow, packing_folder, packing_manifest, packing_rows
 from kielo.dataset.provenance import check_recipe
 from kielo.recipe.errors import KieloError
@@ -109,7 +112,7 @@ def mixture_table(recipe: Recipe, run_folder: Path) -> MixtureTable:
     by_length = sequences_by_length(packing) if packing else {}
     if recipe.dataset.packing == "as_is":
         by_length = blocks_as_they_are(recipe, tokens)
-    counted = {name: {"tokens": of.tokens, "documents": of.documents} for name, of in amounts.items()}
+    counted = {name: (of.tokens, of.documents) for name, of in amounts.items()}
     lengths = tokens_per_document(counted)
     text = Text(tokens, 0, origin, 0, 0, packed_sequences=by_length, tokens_per_document=lengths)
     recipe = with_budget(recipe, text)
@@ -166,18 +169,12 @@ def _source_row(recipe: Recipe, name: str, amount: SourceAmount, rows: list[Phas
 
 def _amounts(recipe: Recipe, run_folder: Path) -> tuple[dict[str, SourceAmount], str, bool]:
     """Returns (source → its amount, what was looked at, whether tokens are estimated)."""
-    packed, corpus = read_manifest(run_folder / "tokens"), read_manifest(run_folder / "corpus")
+    packed = read_manifest(run_folder / "tokens")
     if packed is not None:
         check_recipe(recipe, run_folder)
         counted = {
-            name: SourceAmount(
-                counts["tokens"],
-                counts["bytes"],
-                counts["documents"],
-                counts.get("words"),
-                counts.get("tokens_with_loss"),
-            )
-            for name, counts in packed.counts["sources"].items()
+            name: SourceAmount(of.tokens, of.bytes or 0, of.documents, of.words, of.tokens_with_loss)
+            for name, of in packed_counts(run_folder / "tokens").sources.items()
         }
         return counted, f"packed tokens of {run_folder / 'tokens'}", False
     share, per_token = 1 - recipe.dataset.heldout_share, BYTES_PER_TOKEN
@@ -185,17 +182,16 @@ def _amounts(recipe: Recipe, run_folder: Path) -> tuple[dict[str, SourceAmount],
         name: SourceAmount(tokens, round(tokens * BYTES_PER_TOKEN))
         for name, tokens in ready_tokens(recipe).items()
     }
-    if corpus is not None and "sources" in corpus.counts:
-        tokenizer = read_manifest(run_folder / "tokenizer")
+    cleaned = read_counts(run_folder / "corpus", CorpusCounts)
+    if cleaned is not None and cleaned.sources:
+        tokenizer = read_counts(run_folder / "tokenizer", TokenizerCounts)
         how = f"at {BYTES_PER_TOKEN:g} bytes a token"
-        if tokenizer is not None and tokenizer.counts.get("bytes_per_token"):
-            per_token = tokenizer.counts["bytes_per_token"]
+        if tokenizer is not None and tokenizer.bytes_per_token:
+            per_token = tokenizer.bytes_per_token
             how = f"at the {per_token:.2f} bytes a token that {run_folder / 'tokenizer'} was measured with"
         estimated = {
-            source["name"]: _estimate(
-                share * source["bytes_kept"], per_token, round(share * source["documents_kept"])
-            )
-            for source in corpus.counts["sources"]
+            source.name: _estimate(share * source.bytes_kept, per_token, round(share * source.documents_kept))
+            for source in cleaned.sources
         } | ready
         return estimated, f"clean text of {run_folder / 'corpus'}, {how}", True
     raw = {

@@ -3,15 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from kielo.artifact.manifest import Manifest, hash_manifest
+from kielo.artifact.stage_counts import PackingCounts
+from kielo.artifact.stage_json import counts_of
 from kielo.artifact.token_sources import find_token_sources
 from kielo.artifact.weights_folder import resolve_tokenizer
-from kielo.dataset.batches import packed_manifest
+from kielo.dataset.batches import packed_counts
 from kielo.dataset.heldout_sets import check_outside_texts
 from kielo.dataset.pack_token_files import training_tokens
-from kielo.dataset.packed_sequences import PACKING, packing_folder, packing_manifest
+from kielo.dataset.packed_sequences import FOLDER, PACKING, packing_folder, packing_manifest
 from kielo.dataset.provenance import tokenizer_of_tokens
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases, longest_sequence_length
@@ -53,24 +54,24 @@ def text_of_run(recipe: Recipe, run_folder: Path) -> Text:
     Raises KieloError for a stage that is not finished, for another tokenizer than made the tokens, for
     documents that are not packed as the recipe says, and for texts that are to be scored and are not packed.
     """
-    tokens = packed_manifest(run_folder / "tokens")
+    tokens = packed_counts(run_folder / "tokens")
     check_outside_texts((text.name for text in recipe.evaluate.texts), run_folder / "tokens")
     tokenizer = tokenizer_of_tokens(run_folder)
     return Text(
-        {name: counts["tokens"] for name, counts in tokens.counts["sources"].items()},
-        tokens.counts["heldout"]["tokens"],
+        {name: of.tokens for name, of in tokens.sources.items()},
+        tokens.heldout.tokens,
         hash_manifest(run_folder / "tokens"),
         tokenizer.vocabulary_size,
         tokenizer.end_of_text_id,
         tokenizer.hash,
         packed_sequences(recipe, run_folder / "tokens"),
-        tokens_per_document(tokens.counts["sources"]),
+        tokens_per_document({name: (of.tokens, of.documents) for name, of in tokens.sources.items()}),
     )
 
 
-def tokens_per_document(counts: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Returns source → mean tokens of a document, of those whose documents are counted."""
-    return {name: of["tokens"] / of["documents"] for name, of in counts.items() if of.get("documents")}
+def tokens_per_document(counts: Mapping[str, tuple[int, int | None]]) -> dict[str, float]:
+    """Returns source → mean tokens of a document. counts: (tokens, documents), None where nobody counted."""
+    return {name: tokens / documents for name, (tokens, documents) in counts.items() if documents}
 
 
 def packed_sequences(recipe: Recipe, tokens_folder: Path) -> dict[int, dict[str, int]]:
@@ -79,7 +80,7 @@ def packed_sequences(recipe: Recipe, tokens_folder: Path) -> dict[int, dict[str,
     Raises KieloError where the documents are not packed, or not into sequences of the recipe's lengths.
     """
     if recipe.dataset.packing == "as_is":
-        tokens = {name: of["tokens"] for name, of in packed_manifest(tokens_folder).counts["sources"].items()}
+        tokens = {name: of.tokens for name, of in packed_counts(tokens_folder).sources.items()}
         return blocks_as_they_are(recipe, tokens)
     if recipe.dataset.packing not in PACKED:
         return {}
@@ -107,8 +108,9 @@ def blocks_as_they_are(recipe: Recipe, tokens: Mapping[str, int]) -> dict[int, d
 
 def sequences_by_length(packing: Manifest) -> dict[int, dict[str, int]]:
     """Returns length → source → packed sequences of an epoch."""
+    sources = counts_of(FOLDER, packing, PackingCounts).sources
     return {
-        length: {name: of[str(length)]["sequences"] for name, of in packing.counts["sources"].items()}
+        length: {name: of[str(length)].sequences for name, of in sources.items()}
         for length in packing.section["sequence_lengths"]
     }
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -179,7 +180,7 @@ class ChatTemplate:
         spans |= {number: self._after_prompt(place, messages, number, tools, text) for number in rich}
         learned_spans = [spans[number] for number in answers if learned[number]]
         borders = [0, *(border for span in learned_spans for border in span), len(text) + 1]
-        pieces = [text[first:last] for first, last in zip(borders, borders[1:])]
+        pieces = [text[first:last] for first, last in pairwise(borders)]
         final = [self._disguise.take_off(words, self._marks.sub(self._hide, piece)) for piece in pieces]
         has_end = bool(learned_spans) and learned_spans[-1][1] > len(text)
         return Rendered(self._disguise.take_off(words, text), final, is_whole=True, has_end=has_end)
@@ -203,18 +204,15 @@ class ChatTemplate:
         return len(prompt), len(text) + 1 if is_last else len(whole.rstrip())
 
     def _pieces(
-        self,
-        place: str,
-        messages: Sequence[Message],
-        tools: Any,
-        numbers: Collection[int],
-        is_stripped: bool,
+        self, place: str, messages: Sequence[Message], tools: Any, numbers: Collection[int], is_stripped: bool
     ) -> list[str]:
         """Returns the template's text cut at the answers: what is none, an answer, what is none, …
 
         [] where a sign around an answer is not just where it should be.
         """
-        signed, signs, of = [], [], set(numbers)
+        signed: list[Message] = []
+        signs: list[str] = []
+        of = set(numbers)
         for number, message in enumerate(messages):
             if number in of:
                 content = message["content"]
@@ -262,7 +260,6 @@ class ChatTemplate:
 
 
 def _bare(messages: Sequence[Message], numbers: Collection[int]) -> list[Message]:
-    """Returns the messages, those with these numbers with nothing but their text."""
     bare = list(messages)
     for number in numbers:
         bare[number] = {"role": bare[number]["role"], "content": bare[number]["content"]}
@@ -373,7 +370,7 @@ def end_of_answers(tokenizer: TextTokenizer) -> int | None:
     question, answer = Message(role="user", content="1"), Message(role=ANSWERS, content="2")
     template = ChatTemplate(tokenizer)
     (laid_out,) = template.lay_out([("one question and its answer", [question, answer])])
-    ids = [number for number, is_answer in zip(laid_out.ids, laid_out.is_answer) if is_answer]
+    ids = [number for number, is_answer in zip(laid_out.ids, laid_out.is_answer, strict=False) if is_answer]
     return ids[-1] if ids and ids[-1] in tokenizer.for_text.control_tokens else None
 
 
@@ -383,7 +380,6 @@ def has_chat_template(folder: Path) -> bool:
 
 
 def _template(folder: Path) -> tuple[Path, str] | None:
-    """Returns (the file, its chat template)."""
     path = folder / CHAT_TEMPLATE_FILE
     if path.is_file():
         return path, path.read_text(encoding="utf-8", errors="replace")
@@ -395,7 +391,6 @@ def _template(folder: Path) -> tuple[Path, str] | None:
 
 
 def _special_tokens(folder: Path) -> dict[str, str]:
-    """Returns the names that templates know: bos_token, eos_token, …"""
     roles = {
         key: special_token(folder / file, key)
         for file in reversed(CONFIG_FILES)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from kielo.artifact.json_object import JsonTable
 from kielo.recipe.errors import KieloError
 
 CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json")
@@ -83,7 +84,7 @@ def without_control_tokens(whole: Tokenizer, folder: Path, end_of_text: str) -> 
     else:
         model["vocab"] = {hidden.get(name, name): number for name, number in model["vocab"].items()}
     if model.get("unk_token"):
-        model["unk_token"] = hidden.get(unknown, unknown)
+        model["unk_token"] = None if unknown is None else hidden.get(unknown, unknown)
     if "merges" in model:
         model["merges"] = [merge for merge in model["merges"] if not _touches(merge, control)]
     content["post_processor"] = None  # it only puts control tokens around texts
@@ -92,7 +93,7 @@ def without_control_tokens(whole: Tokenizer, folder: Path, end_of_text: str) -> 
     return TextOnly(Tokenizer.from_str(json.dumps(content)), ids, hidden)
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> JsonTable:
     """Reads the JSON object in a file; {} without a file. KieloError for a file that holds no object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -105,7 +106,7 @@ def read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _named_in(config: dict[str, Any]) -> Iterator[str]:
+def _named_in(config: JsonTable) -> Iterator[str]:
     """Yields the names that a configuration gives a role, as text or in the form of an AddedToken."""
     for key, value in config.items():
         if key == "added_tokens_decoder" and isinstance(value, dict):
@@ -127,14 +128,14 @@ def _names(values: Any) -> Iterator[str]:
             yield name
 
 
-def _chat_template(folder: Path, configs: list[dict[str, Any]]) -> str:
+def _chat_template(folder: Path, configs: list[JsonTable]) -> str:
     path = folder / CHAT_TEMPLATE_FILE
     separate = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     # One text, or a list of {"name", "template"}.
     return separate + "".join(str(config.get("chat_template") or "") for config in configs)
 
 
-def unknown_token(model: dict[str, Any]) -> str | None:
+def unknown_token(model: JsonTable) -> str | None:
     """Returns the token that the model writes for characters that its vocabulary lacks, or None."""
     if model["type"] == "Unigram":
         return None if model["unk_id"] is None else model["vocab"][model["unk_id"]][0]

@@ -16,10 +16,10 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice, pairwise
-from typing import Any
 
 from tokenizers import Tokenizer
 
+from kielo.artifact.json_object import JsonTable
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.load import TextTokenizer, vocabulary_size
 from kielo.tokenizer.pre_tokens import LONGEST_WORD, cut_words
@@ -155,7 +155,7 @@ def _parts(word: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 class _Words:
     """Texts → words as rows of old ids, within which new tokens are learned."""
 
-    def __init__(self, old: TextTokenizer, content: dict[str, Any]):
+    def __init__(self, old: TextTokenizer, content: JsonTable):
         self._tokenizer = old.for_text.tokenizer
         vocabulary = old.whole.get_vocab(with_added_tokens=True)
         # SentencePiece's form may encode a whole text as one word; its words begin with a space.
@@ -174,7 +174,7 @@ class _Words:
     def _cut(self, ids: list[int], word_ids: list[int | None]) -> Iterator[tuple[int, ...]]:
         word: list[int] = []
         before = None
-        for number, of_word in zip(ids, word_ids):
+        for number, of_word in zip(ids, word_ids, strict=True):
             if word and (of_word != before or number in self._begins_word or number in self._added):
                 yield tuple(word)
                 word = []
@@ -188,7 +188,7 @@ class _Words:
 class _Tokens:
     """The vocabulary in the making: the old tokens, and new ones as `add` allows them."""
 
-    def __init__(self, old: TextTokenizer, content: dict[str, Any], kept: set[tuple[int, ...]]):
+    def __init__(self, old: TextTokenizer, content: JsonTable, kept: set[tuple[int, ...]]):
         """kept: words, as old ids, in which no new token may be."""
         self._content, model = content, content["model"]
         self._spelling = Spelling(content, old.folder, "a byte-level tokenizer, or no tokenizer.extend")
@@ -233,7 +233,7 @@ class _Tokens:
         return Tokenizer.from_str(json.dumps(self._content))
 
 
-def _check_model(model: dict[str, Any], old: TextTokenizer, size: int, vocab_size: int) -> None:
+def _check_model(model: JsonTable, old: TextTokenizer, size: int, vocab_size: int) -> None:
     affixes = [key for key in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(key)]
     if model["type"] != "BPE" or affixes:
         what = f"with {affixes[0]}" if affixes else f"of the type {model['type']}"

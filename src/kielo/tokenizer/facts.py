@@ -4,17 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kielo.artifact.manifest import Manifest, hash_file, hash_json, read_manifest
+from kielo.artifact.stage_counts import TokenizerCounts
+from kielo.artifact.stage_json import counts_of
 from kielo.artifact.weights_folder import TEMPLATES_FOLDER
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import conversion
 from kielo.tokenizer.control_tokens import CONFIG_FILES
-from kielo.tokenizer.load import (
-    TOKENIZER_FILE,
-    end_of_text,
-    end_of_text_id,
-    load_tokenizer,
-    vocabulary_size,
-)
+from kielo.tokenizer.load import TOKENIZER_FILE, end_of_text, end_of_text_id, load_tokenizer, vocabulary_size
 
 # The files of a tokenizer in Hugging Face form, by their names in its folder.
 
@@ -58,9 +54,6 @@ def side_files(folder: Path, has_same_vocabulary: bool = True) -> list[str]:
 # So a rank of a run parses no vocabulary.
 
 
-LARGEST_ID = "largest_id"  # count in the manifest
-
-
 @dataclass(frozen=True)
 class TokenizerFacts:
     """Facts of one tokenizer. file_hash: of tokenizer.json; hash: see `tokenizer_hash`."""
@@ -80,12 +73,12 @@ def tokenizer_facts(folder: Path | str) -> TokenizerFacts:
     file_hash, manifest = _file_hash(folder), read_manifest(folder)
     hashes = {TOKENIZER_FILE: file_hash}
     hashes |= {name: hash_file(folder / name) for name in CONFIG_FILES if (folder / name).is_file()}
-    if manifest is not None and LARGEST_ID in manifest.counts and hashes == _listed(manifest):
-        size, end = manifest.counts[LARGEST_ID] + 1, manifest.counts["end_of_text_id"]
-    else:
+    counts = counts_of(folder, manifest, TokenizerCounts) if manifest else TokenizerCounts()
+    largest, end = counts.largest_id, counts.end_of_text_id
+    if manifest is None or largest is None or end is None or hashes != _listed(manifest):
         tokenizer = load_tokenizer(folder)
-        size, end = vocabulary_size(tokenizer), end_of_text_id(tokenizer)
-    return TokenizerFacts(size, end, file_hash, _hash(file_hash, folder))
+        largest, end = vocabulary_size(tokenizer) - 1, end_of_text_id(tokenizer)
+    return TokenizerFacts(largest + 1, end, file_hash, _hash(file_hash, folder))
 
 
 def tokenizer_hash(folder: Path | str) -> str:
@@ -110,6 +103,6 @@ def _file_hash(folder: Path) -> str:
     return hash_file(path)
 
 
-def _listed(manifest: Manifest) -> dict[str, str]:
+def _listed(manifest: Manifest) -> dict[str, str | None]:
     names = (TOKENIZER_FILE, *CONFIG_FILES)
-    return {name: manifest.files[name]["xxh3_128"] for name in names if name in manifest.files}
+    return {name: manifest.files[name].xxh3_128 for name in names if name in manifest.files}

@@ -137,7 +137,7 @@ def encode(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
     with panics_told(tokenizer.folder):
         encodings = for_text.encode_batch_fast(list(texts), add_special_tokens=False)
     rows = [encoding.ids for encoding in encodings]
-    for text, row in zip(texts, rows):
+    for text, row in zip(texts, rows, strict=True):
         if not forbidden.keys().isdisjoint(row):
             name = next(forbidden[number] for number in row if number in forbidden)
             raise KieloError(

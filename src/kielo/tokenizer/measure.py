@@ -34,7 +34,7 @@ def measure(tokenizer: TextTokenizer, texts: Iterable[str]) -> dict[str, float |
     num_texts = words = characters = num_bytes = exact = 0
     for batch in _batched(texts):
         rows = encode(tokenizer, batch)
-        exact += sum(text == back for text, back in zip(batch, decode(tokenizer, rows)))
+        exact += sum(text == back for text, back in zip(batch, decode(tokenizer, rows), strict=True))
         for row in rows:
             counts += np.bincount(row, minlength=len(counts)) if row else 0
         num_texts += len(batch)

@@ -36,9 +36,14 @@ _QWEN_35 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _SCRIPTS = (
-    r"\p{Latin}", r"\p{Cyrillic}", r"\p{Greek}", r"\p{Hangul}", r"\p{Han}々〆", r"\p{Hiragana}",
+    r"\p{Latin}",
+    r"\p{Cyrillic}",
+    r"\p{Greek}",
+    r"\p{Hangul}",
+    r"\p{Han}々〆",
+    r"\p{Hiragana}",
     r"\p{Katakana}ー",
-)  # fmt: skip
+)
 _ONE_SCRIPT = "|".join(rf"[{script}][{script}\p{{M}}]*" for script in _SCRIPTS)
 # Of tokenizers that Kielo trained until version 1 of the stage.
 _KIELO_1 = (
@@ -46,9 +51,7 @@ _KIELO_1 = (
     r"|[\r\n]+|[^\S\r\n]+(?=[\r\n]|$)|[^\S\r\n]+(?!\S)|\s+"
 )
 # Pattern of pre-tokens → whether one always ends after a line's end that no white space follows.
-ENDS_LINES = {
-    PRE_TOKENS: True, _QWEN_35: True, _KIELO_1: True, _GPT_2: False, _LLAMA_3: True, _QWEN_2: True
-}  # fmt: skip
+ENDS_LINES = {PRE_TOKENS: True, _QWEN_35: True, _KIELO_1: True, _GPT_2: False, _LLAMA_3: True, _QWEN_2: True}
 _NORMALISERS = {"NFC", "NFKC"}
 _MODELS = {"BPE", "Unigram", "WordPiece", "WordLevel"}  # each encodes a pre-token without looking at others
 
@@ -88,12 +91,13 @@ class PieceCache:
 
     def encode(self, texts: Sequence[str]) -> list[EncodedText]:
         """Encodes each text as `load.encode` does, with the same errors."""
-        if self.cut_rule is None:
+        rule = self.cut_rule
+        if rule is None:
             return [
                 EncodedText(np.array(row, dtype=np.int32), len(WORD.findall(text)))
                 for text, row in zip(texts, encode(self._tokenizer, texts), strict=True)
             ]
-        rows = [self._keys(text) for text in texts]
+        rows = [_keys(text, rule) for text in texts]
         known = self._ids
         missing = list({key for row in rows for key in row if key not in known})
         self._learn(missing, texts)
@@ -104,12 +108,6 @@ class PieceCache:
         ]
         self._forget(missing)
         return encoded
-
-    def _keys(self, text: str) -> list[str | tuple[str]]:
-        row: list[str | tuple[str]] = cut(text, self.cut_rule.at_signs, self.cut_rule.at_lines)
-        if row and self.cut_rule.first_differs:
-            row[0] = (row[0],)
-        return row
 
     def _learn(self, keys: Sequence[str | tuple[str]], texts: Sequence[str]) -> None:
         pieces = [_piece(key) for key in keys]
@@ -244,10 +242,14 @@ def is_within_pieces(token: Mapping[str, Any], is_normalised: bool) -> bool:
 
 
 def _parts(content: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
-    """Returns the parts of a sequence of normalisers or pre-tokenisers, [] for none."""
     if content is None:
         return []
     return list(content[key]) if content["type"] == "Sequence" else [content]
+
+
+def _keys(text: str, rule: CutRule) -> list[str | tuple[str]]:
+    pieces = cut(text, rule.at_signs, rule.at_lines)
+    return [(pieces[0],), *pieces[1:]] if pieces and rule.first_differs else [*pieces]
 
 
 def _piece(key: str | tuple[str]) -> str:

@@ -7,21 +7,18 @@ that.
 from collections.abc import Iterator
 from pathlib import Path
 
+import xxhash
+
 from kielo.artifact.prefetched import prefetched_folder
 from kielo.artifact.token_set import TokenSet
 from kielo.artifact.token_sources import find_token_sources
-from kielo.artifact.weights_folder import (
-    is_on_hub,
-    resolve_tokenizer,
-    resolve_weights,
-    weights_here,
-)
+from kielo.artifact.weights_folder import is_on_hub, resolve_tokenizer, resolve_weights, weights_here
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import conversion
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.facts import main_files
 from kielo.tokenizer.load import TOKENIZER_FILE, TextTokenizer, decode, end_of_text_id, vocabulary_size
-from kielo.tokenizer.token_vectors import check_form
+from kielo.tokenizer.make_row_map import check_form
 
 # Text of ready token files, where a run has no corpus to measure a tokenizer on.
 
@@ -127,3 +124,22 @@ def transplant_vectors(recipe: Recipe) -> Path | None:
             'vectors of tokens as .vec or .npz, or model.transplant = "mean", which needs none'
         )
     return path
+
+
+# The held-out split: text -> is it held out, by a hash of the text alone.
+#
+# The vocabulary is the first thing learned from the text, so the split is decided here: neither it nor the
+# model sees a held-out document. Equal texts are on the same side, whatever their source, order or number.
+
+
+_HASHES = 1 << 64
+
+
+def place_by_hash(text: str) -> float:
+    """Returns a number in [0, 1) from the text alone (xxh3-64 of its UTF-8), spread evenly over texts."""
+    return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass")) / _HASHES
+
+
+def is_heldout(text: str, share: float) -> bool:
+    """Returns True if the document is kept out of training, as about `share` of all documents are."""
+    return place_by_hash(text) < share

@@ -6,18 +6,20 @@ read from tokenizer.json alone, as in transformers 5: `add_bos_token` in tokeniz
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import hash_file, read_manifest, write_json_atomically, write_text_atomically
+from kielo.artifact.stage_counts import TokenizerCounts
+from kielo.artifact.stage_json import counts_of
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import AsTokenizer, Recipe
 from kielo.tokenizer.control_tokens import read_object
 from kielo.tokenizer.load import CONFIG_FILE, TOKENIZER_FILE, TextTokenizer, load_tokenizer, role_name
 
 # Count in the manifest of the tokenizer stage: the ids before a text. Earlier versions lack it.
-IDS_BEFORE_TEXTS = "ids_before_texts"
 
 
 class TextFrame(NamedTuple):
@@ -47,9 +49,10 @@ def ids_before_texts(tokenizer: TextTokenizer) -> tuple[int, ...]:
 def ids_before_texts_of(folder: Path) -> tuple[int, ...]:
     """Read `ids_before_texts` from the manifest of a run's tokenizer; load the tokenizer if that lacks it."""
     manifest, path = read_manifest(folder), folder / TOKENIZER_FILE
-    is_known = manifest is not None and IDS_BEFORE_TEXTS in manifest.counts and path.is_file()
-    if is_known and hash_file(path) == manifest.files[TOKENIZER_FILE]["xxh3_128"]:
-        return tuple(manifest.counts[IDS_BEFORE_TEXTS])
+    if manifest is not None and path.is_file():
+        ids = counts_of(folder, manifest, TokenizerCounts).ids_before_texts
+        if ids is not None and hash_file(path) == manifest.files[TOKENIZER_FILE].xxh3_128:
+            return tuple(ids)
     return ids_before_texts(load_tokenizer(folder))
 
 
@@ -61,15 +64,17 @@ def write_frame(folder: Path, bos: AsTokenizer, eos: AsTokenizer) -> None:
     if bos == eos == "auto":
         return
     tokenizer = load_tokenizer(folder)
-    before, after = (list(map(tokenizer.whole.id_to_token, ids)) for ids in text_frame(tokenizer.whole))
+    found, spelt = text_frame(tokenizer.whole), tokenizer.whole.id_to_token
+    before = [name for number in found.before if (name := spelt(number)) is not None]
+    after = [name for number in found.after if (name := spelt(number)) is not None]
     if bos != "auto":
-        name = role_name(tokenizer, "bos_token") or role_name(tokenizer, "cls_token")
-        if bos and (name is None or tokenizer.whole.token_to_id(name) is None):
+        begin = role_name(tokenizer, "bos_token") or role_name(tokenizer, "cls_token")
+        if bos and (begin is None or tokenizer.whole.token_to_id(begin) is None):
             raise KieloError(
                 "tokenizer.bos = true: the tokenizer has no bos_token. Fix: name one of its tokens as "
                 f"bos_token in its {CONFIG_FILE}"
             )
-        before = [name] if bos else []
+        before = [begin] if bos and begin else []
     if eos != "auto":
         after = [tokenizer.end_of_text] if eos else []
     content = read_object(folder / TOKENIZER_FILE)
@@ -81,8 +86,8 @@ def write_frame(folder: Path, bos: AsTokenizer, eos: AsTokenizer) -> None:
 
 
 def _post_processor(
-    old: dict[str, Any] | None, tokenizer: Tokenizer, before: list[str], after: list[str]
-) -> dict[str, Any] | None:
+    old: JsonTable | None, tokenizer: Tokenizer, before: list[str], after: list[str]
+) -> JsonTable | None:
     """Return the JSON of a post-processor that puts these tokens around texts; offsets are those of `old`."""
     parts = [old] if old else []
     if old and old["type"] == "Sequence":
@@ -90,9 +95,11 @@ def _post_processor(
     parts = [part for part in parts if part["type"] == "ByteLevel"]
     if before or after:
 
-        def framed(text: str, number: int) -> list[dict[str, Any]]:
-            around = [[{"SpecialToken": {"id": name, "type_id": number}} for name in names]
-                      for names in (before, after)]  # fmt: skip
+        def framed(text: str, number: int) -> list[JsonTable]:
+            around = [
+                [{"SpecialToken": {"id": name, "type_id": number}} for name in names]
+                for names in (before, after)
+            ]
             return [*around[0], {"Sequence": {"id": text, "type_id": number}}, *around[1]]
 
         parts.append(
@@ -116,14 +123,18 @@ def refuse_other_frame(recipe: Recipe, tokenizer: TextTokenizer) -> None:
     """
     whole, found = tokenizer.whole, text_frame(tokenizer.whole)
     end, cls = tokenizer.end_of_text, role_name(tokenizer, "cls_token")
-    before, fix = found.before, "tokenizer.eos = false"
+    before: tuple[int | None, ...] = found.before
+    fix = "tokenizer.eos = false"
     afters = [(), (whole.token_to_id(end),)]
     if recipe.train.objective == "masked_tokens" and not recipe.corpus.token_sources and cls is not None:
         before, afters = (whole.token_to_id(cls),), afters[1:]
         fix = "tokenizer.bos = true and tokenizer.eos = true"
     if found.before == before and found.after in afters:
         return
-    said = [" ".join(map(str, map(whole.id_to_token, ids))) or "nothing" for ids in (*found, before)]
+    said = [
+        " ".join(str(whole.id_to_token(number)) for number in ids if number is not None) or "nothing"
+        for ids in (*found, before)
+    ]
     raise KieloError(
         f"{tokenizer.folder}: the post-processor puts {said[0]} before a text and {said[1]} after it, and "
         f"documents are packed with {said[2]} before and {end} after them. Fix: {fix}"

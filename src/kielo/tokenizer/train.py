@@ -14,14 +14,15 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers.models import BPE
 
 from kielo.artifact.documents import read_documents
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import (
     Manifest,
+    finished_manifest,
     hash_file,
     hash_manifest,
     is_current,
@@ -30,7 +31,8 @@ from kielo.artifact.manifest import (
     write_stage,
     write_text_atomically,
 )
-from kielo.artifact.stage_json import write_json
+from kielo.artifact.stage_counts import CorpusCounts, TokenizerCounts
+from kielo.artifact.stage_json import counts_of, write_json
 from kielo.artifact.tokenizer_files import TokenizerMeasure
 from kielo.artifact.trained_text import has_trained, refuse_to_replace
 from kielo.artifact.weights_folder import resolve_tokenizer, weights_here
@@ -41,8 +43,7 @@ from kielo.recipe.several_languages import languages_of
 from kielo.tokenizer.chat_template import DEFAULT_TEMPLATE, TURN_BEGINS, TURN_ENDS, ChatTemplate
 from kielo.tokenizer.control_tokens import read_object
 from kielo.tokenizer.extend import extend
-from kielo.tokenizer.facts import LARGEST_ID, side_files, tokenizer_hash
-from kielo.tokenizer.heldout_split import is_heldout, place_by_hash
+from kielo.tokenizer.facts import side_files, tokenizer_hash
 from kielo.tokenizer.load import (
     CONFIG_FILE,
     END_OF_TEXT,
@@ -58,16 +59,13 @@ from kielo.tokenizer.measure import measure
 from kielo.tokenizer.pre_tokens import LONGEST_WORD, ShortWords, pre_tokenizer
 from kielo.tokenizer.stage_inputs import (
     decoded_documents,
+    is_heldout,
+    place_by_hash,
     ready_files,
     tokenizer_of_weights,
     transplant_vectors,
 )
-from kielo.tokenizer.text_frame import (
-    IDS_BEFORE_TEXTS,
-    ids_before_texts,
-    refuse_other_frame,
-    write_frame,
-)
+from kielo.tokenizer.text_frame import ids_before_texts, refuse_other_frame, write_frame
 from kielo.tokenizer.trial import (
     doubts_about_weights,
     find_unknown,
@@ -87,9 +85,12 @@ PADDING = "<|padding|>"
 MEASURED_BYTES = 2_000_000
 # Of encoders, by their role; ids 0 to 4.
 ENCODER_TOKENS = {
-    "pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
     "mask_token": "[MASK]",
-}  # fmt: skip
+}
 # Keys of [tokenizer] that came after manifests of version 1.
 _LATER_KEYS = {"extend", "unchanged_sources", "model", "temperature", "reserved_tokens", "bos", "eos"}
 
@@ -122,7 +123,7 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
         inputs["tokenizer of model.weights"] = tokenizer_hash(of_weights)
     version = _version(recipe, folder)
     if is_current(folder, KIND, version, inputs, section):
-        return read_manifest(folder)
+        return finished_manifest(folder)
     refuse_to_replace(folder, KIND, version, inputs, section)
     if ready:
         try_tokenizer(ready / TOKENIZER_FILE, recipe.tokenizer.ready_key)
@@ -160,20 +161,18 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
                 decoded_documents(recipe, tokenizer, MEASURED_BYTES),
             )
         )
-        measured = TokenizerMeasure(
-            measured_on=measured_on, end_of_text_id=end_of_text_id(tokenizer), **measure(tokenizer, texts)
-        )
+        figures = {"measured_on": measured_on, "end_of_text_id": end_of_text_id(tokenizer)}
+        measured = TokenizerMeasure.model_validate(figures | measure(tokenizer, texts))
         write_json(stage.folder, measured)
         if ready:
             _check_ready(recipe, tokenizer, texts if has_corpus else ())
-        if of_weights:
-            method = recipe.model.transplant
+        if of_weights and (method := recipe.model.transplant) is not None:
             write_json(stage.folder, make_row_map(load_tokenizer(of_weights), tokenizer, method, vectors))
-        stage.counts.update(
-            measured.content()
-            | {LARGEST_ID: vocabulary_size(tokenizer) - 1, IDS_BEFORE_TEXTS: ids_before_texts(tokenizer)}
+        more = TokenizerCounts(
+            largest_id=vocabulary_size(tokenizer) - 1, ids_before_texts=list(ids_before_texts(tokenizer))
         )
-    return read_manifest(folder)
+        stage.counts.update(measured.content() | more.content())
+    return finished_manifest(folder)
 
 
 def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
@@ -290,7 +289,7 @@ def _version(recipe: Recipe, folder: Path) -> int:
     return min(made.version, version) if made and has_trained(folder.parent) else version
 
 
-def _settings(recipe: Recipe) -> dict[str, Any]:
+def _settings(recipe: Recipe) -> JsonTable:
     """Returns the section as manifests have it: keys of later versions only where they are set."""
     given = recipe.tokenizer.model_dump(exclude={"max_unknown_share"})  # it changes no token
     fields = TokenizerSection.model_fields
@@ -320,13 +319,11 @@ def _sources(recipe: Recipe) -> set[str]:
 
 
 def _encoder_tokens(recipe: Recipe) -> dict[str, str]:
-    """Returns role → name of an encoder's control tokens, for the recipe's own tokenizer, or {}."""
     is_own = recipe.train.objective == "masked_tokens" and not recipe.tokenizer.ready
     return ENCODER_TOKENS if is_own else {}
 
 
 def _marks(recipe: Recipe) -> list[str]:
-    """Returns the control tokens of the chat template that the recipe's own tokenizer gets, or none."""
     return [TURN_BEGINS, TURN_ENDS] if _has_chats(recipe) and not recipe.tokenizer.ready else []
 
 
@@ -382,16 +379,16 @@ class TrainingSample:
 
     def rates(self) -> dict[str, float]:
         """Returns source → how often a document of it is in the sample, on average."""
-        counts, settings = read_manifest(self.corpus_folder).counts, self.recipe.tokenizer
-        kept_bytes = counts.get("bytes_kept", 0)
+        counts = counts_of(self.corpus_folder, finished_manifest(self.corpus_folder), CorpusCounts)
+        kept_bytes, settings = counts.bytes_kept or 0, self.recipe.tokenizer
         sample_bytes = min(settings.max_sample_bytes, kept_bytes)
         languages = {source.name: languages_of(self.recipe, source) for source in self.recipe.corpus.sources}
         if settings.temperature == 1:
             # All of it where the manifest does not say how much there is.
             return dict.fromkeys(languages, min(1.0, settings.max_sample_bytes / max(kept_bytes, 1)))
         of_language: Counter[tuple[str, ...]] = Counter()
-        for source in counts["sources"]:
-            of_language[languages[source["name"]]] += source["bytes_kept"]
+        for source in counts.sources:
+            of_language[languages[source.name]] += source.bytes_kept
         shares = {code: size ** (1 / settings.temperature) for code, size in of_language.items()}
         all_shares = sum(shares.values())
         return {
@@ -423,7 +420,8 @@ def unfilled_vocabulary(recipe: Recipe, made: Manifest) -> str:
 
     made: the manifest of the stage.
     """
-    asked, size = recipe.tokenizer, made.counts[LARGEST_ID] + 1
+    largest = TokenizerCounts.model_validate(made.counts).largest_id
+    asked, size = recipe.tokenizer, (largest or 0) + 1
     if asked.path is not None or size >= asked.vocab_size:
         return ""
     why = f"no other pair occurs {asked.min_frequency} times (tokenizer.min_frequency)"

@@ -10,11 +10,13 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import regex
 
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.weights_folder import CONFIG_FILE as CONFIG_OF_MODEL
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.control_tokens import read_object, unknown_token
@@ -62,9 +64,9 @@ def find_unknown(tokenizer: TextTokenizer, texts: Iterable[str]) -> Unknown | No
 
     Those of a token for unknown characters are unknown: of WordPiece, all of the word.
     """
-    batch = [text for _, text in zip(range(_CHECKED_TEXTS), texts)]
+    batch = list(islice(texts, _CHECKED_TEXTS))
     places = _dropped if unknown_token(_model(tokenizer)) is None else _unknown
-    found = [(text, there) for text, there in zip(batch, places(tokenizer, batch)) if there]
+    found = [(text, there) for text, there in zip(batch, places(tokenizer, batch), strict=True) if there]
     if not found:
         return None
     text, (first, *_) = found[0]
@@ -93,26 +95,27 @@ def refuse_unknown(unknown: Unknown, share: float, key: str) -> None:
     )
 
 
-def _model(tokenizer: TextTokenizer) -> dict[str, Any]:
+def _model(tokenizer: TextTokenizer) -> JsonTable:
     return json.loads(tokenizer.whole.to_str())["model"]
 
 
 def _dropped(tokenizer: TextTokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
     """Yields, of a model without a token for unknown characters, the places of those that give no token."""
     characters = [one for one in sorted(set().union(*texts)) if _SEEN.match(one)]
-    dropped = {one for one, ids in zip(characters, encode(tokenizer, characters)) if not ids}
+    dropped = {one for one, ids in zip(characters, encode(tokenizer, characters), strict=True) if not ids}
     for text in texts:
         yield [place for place, one in enumerate(text) if one in dropped]
 
 
 def _unknown(tokenizer: TextTokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
     """Yields the places of characters that no token has but the one for unknown characters."""
-    unknown = tokenizer.whole.token_to_id(unknown_token(_model(tokenizer)))
+    name = unknown_token(_model(tokenizer))
+    unknown = None if name is None else tokenizer.whole.token_to_id(name)
     encodings = tokenizer.for_text.tokenizer.encode_batch(list(texts), add_special_tokens=False)
-    for text, encoding in zip(texts, encodings):
+    for text, encoding in zip(texts, encodings, strict=True):
         lacking: set[int] = set()
         if unknown in encoding.ids:
-            for number, (begin, end) in zip(encoding.ids, encoding.offsets):
+            for number, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
                 lacking.update(range(begin, end) if number == unknown else ())
         yield sorted(place for place in lacking if _SEEN.match(text[place]))
 
@@ -124,9 +127,10 @@ def refuse_lossy(tokenizer: TextTokenizer, texts: Iterable[str], key: str) -> No
     what is lost otherwise (letters that are unknown, capitals, accents) could never write such text. key:
     the recipe key that the tokenizer is of.
     """
-    batch = [text for _, text in zip(range(_CHECKED_TEXTS), texts)]
+    batch = list(islice(texts, _CHECKED_TEXTS))
     pairs = [
-        (_bare(text), _bare(back)) for text, back in zip(batch, decode(tokenizer, encode(tokenizer, batch)))
+        (_bare(text), _bare(back))
+        for text, back in zip(batch, decode(tokenizer, encode(tokenizer, batch)), strict=True)
     ]
     lost = [(text, back) for text, back in pairs if text != back]
     if 2 * len(lost) <= len(pairs):

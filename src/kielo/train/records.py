@@ -8,7 +8,6 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ from kielo.artifact.chronicle import write_chronicle
 from kielo.artifact.lease import held
 from kielo.artifact.manifest import (
     MANIFEST_NAME,
+    FileRecord,
     Manifest,
     as_json,
     hash_file,
@@ -291,11 +291,13 @@ def write_train_manifest(resolved: Resolved, checkpoint: Path) -> Manifest:
         wall_seconds=round(wall_seconds(steps), 3),
         versions=installed_versions(),
         files={
-            last.relative_to(folder).as_posix(): {"bytes": last.stat().st_size, "xxh3_128": hash_file(last)}
+            last.relative_to(folder).as_posix(): FileRecord(
+                bytes=last.stat().st_size, xxh3_128=hash_file(last)
+            )
         },
         written_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    write_json_atomically(folder / MANIFEST_NAME, asdict(manifest))
+    write_json_atomically(folder / MANIFEST_NAME, manifest.content())
     return manifest
 
 

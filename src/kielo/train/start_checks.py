@@ -215,14 +215,14 @@ class TokenCheck:
             raise KieloError(f"{self._folder}: was replaced while this job started; start it again")
         names = [name for name in manifest.files if name.endswith(SUFFIXES)]
         check_sizes(self._folder, manifest, names)
-        self._listed = {name: manifest.files[name]["xxh3_128"] for name in names}
+        self._listed = {name: manifest.files[name].xxh3_128 for name in names}
         # States from before the reading: a file that changes during it is read again next time.
         self._states = {
             name: [checksum, *_state(self._folder / name)] for name, checksum in self._listed.items()
         }
         verified = _read_record(self._record_path)
         unread = [name for name in names if verified.get(name) != self._states[name]]
-        return self._listed, sorted(unread, key=lambda name: -manifest.files[name]["bytes"])
+        return self._listed, sorted(unread, key=lambda name: -manifest.files[name].bytes)
 
     def _is_read(self) -> bool:
         return bool(wait([self._reading], timeout=WAIT_SECONDS).done)
@@ -242,7 +242,7 @@ class TokenCheck:
 def refuse_altered(folder: Path, manifest: Manifest) -> None:
     """Raises KieloError for a file of tokens or of their text that is not what the pack stage wrote."""
     for name, listed in manifest.files.items():
-        if hash_file(folder / name) != listed["xxh3_128"]:
+        if hash_file(folder / name) != listed.xxh3_128:
             raise KieloError(_altered(folder / name))
 
 

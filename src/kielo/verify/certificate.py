@@ -34,9 +34,10 @@ class ParityOptions:
     sequence_length: int = 128
     hugging_face_overrides: dict[str, Any] = field(default_factory=dict)
 
-    def fitting(self, max_position_embeddings: int) -> "ParityOptions":
+    def fitting(self, max_position_embeddings: int | None) -> "ParityOptions":
         """Returns these options with sequences no longer than the model has positions."""
-        return replace(self, sequence_length=min(self.sequence_length, max_position_embeddings))
+        most = max_position_embeddings or self.sequence_length
+        return replace(self, sequence_length=min(self.sequence_length, most))
 
 
 def asked(
@@ -61,7 +62,7 @@ def current_certificate(
     if not is_current(folder, KIND, VERSION, inputs, section, migrate=partial(_migrated, folder)):
         return None
     certificate = read_stage_json(folder, Parity)
-    return certificate if certificate.passed else None
+    return certificate if certificate is not None and certificate.passed else None
 
 
 def _migrated(folder: Path, section: dict[str, Any]) -> dict[str, Any]:
@@ -116,15 +117,16 @@ def verdict(certificate: Parity) -> str:
     source = [] if certificate.source is None else [certificate.source.in_words()]
     if certificate.passed:
         return "\n".join([*source, f"Parity with Hugging Face holds: {figures}."])
-    first = certificate.first_difference
     lines = [*source, f"NO parity with Hugging Face: {figures}."]
+    if (first := certificate.first_difference) is None:
+        return "\n".join(lines)
     if first.settings:
         ours, theirs = certificate.settings.ours, certificate.settings.theirs
         lines += [
             f"Setting: {name}: {in_words(ours[name])} here, {in_words(theirs[name])} there."
             for name in first.settings
         ]
-    if first.layer:
+    if first.layer and first.relative_difference is not None:
         lines.append(
             f"First layer that differs: {first.layer} ({first.where}; relative "
             f"{first.relative_difference:.1e})."

@@ -23,7 +23,14 @@ from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Identity
 from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.schedule import learning_rate
-from kielo.verify.trace import Trace, dtype_names, optimiser_settings, rope_settings, trace_forward
+from kielo.verify.trace import (
+    Trace,
+    dtype_names,
+    gradient_of,
+    optimiser_settings,
+    rope_settings,
+    trace_forward,
+)
 
 # A micro-batch in the form that transformers' models take, with their attention masks.
 #
@@ -85,9 +92,9 @@ def _masks(documents_bs: Tensor, config: PretrainedConfig) -> Tensor | dict[str,
     places_s = torch.arange(documents_bs.shape[1], device=documents_bs.device)
     distance_ss = places_s[:, None] - places_s
     seen = (documents_bs[:, None, :, None] == documents_bs[:, None, None, :]) & (distance_ss >= 0)
-    masks = {}
+    masks: dict[str, Tensor] = {}
     for kind in set(kinds):
-        within = seen if kind == "full_attention" else seen & (distance_ss < window)
+        within = seen if kind == "full_attention" or window is None else seen & (distance_ss < window)
         masks[kind] = torch.zeros(within.shape, device=within.device).masked_fill(~within, torch.finfo().min)
     return masks if len(masks) > 1 else masks.popitem()[1]
 
@@ -98,6 +105,8 @@ def _documents_apart(micro_batch: MicroBatch, takes_positions: bool) -> HuggingF
     A model computes the same if it knows only distances between tokens, or positions in the document.
     """
     documents_bs = micro_batch.documents_bs
+    if documents_bs is None:
+        raise ValueError("the batch has no numbers of documents")
     begins = torch.ones_like(documents_bs, dtype=torch.bool)
     begins[:, 1:] = documents_bs[:, 1:] != documents_bs[:, :-1]
     first_n = begins.flatten().nonzero().squeeze(1)
@@ -175,7 +184,7 @@ class HuggingFaceSide:
         return {name: self._part(name, parameter.detach()) for name, parameter in self._named().items()}
 
     def gradients(self) -> dict[str, Tensor]:
-        return {name: self._part(name, parameter.grad) for name, parameter in self._named().items()}
+        return {name: self._part(name, gradient_of(parameter)) for name, parameter in self._named().items()}
 
     def _part(self, name: str, stored: Tensor) -> Tensor:
         return cut(stored, self._pieces[name], self._shapes[name])
@@ -240,7 +249,9 @@ def model_settings(model: PreTrainedModel) -> dict[str, Any]:
     """Read settings off transformers' model, under the names of `kielo_side.model_settings`."""
     is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     return rope_settings(_rope_tables(model)) | {
-        "norm epsilon": sorted({_epsilon(module) for module in model.modules()} - {None}),
+        "norm epsilon": sorted(
+            {found for module in model.modules() if (found := _epsilon(module)) is not None}
+        ),
         "head tied to embedding": is_tied,
     }
 
@@ -250,7 +261,8 @@ def modules_by_our_names(model: PreTrainedModel, pieces: Mapping[str, Piece]) ->
 
     A difference in a module that is fused there shows in the modules after it.
     """
-    stored, owners = stored_parameters(model, pieces), {}
+    stored = stored_parameters(model, pieces)
+    owners: dict[int, nn.Module] = {}
     for module in model.modules():
         owners |= {id(parameter): module for parameter in module.parameters(recurse=False)}
     found = {ours.rpartition(".")[0]: owners[id(stored[piece.name])] for ours, piece in pieces.items()}
@@ -320,7 +332,6 @@ def _override(config: PretrainedConfig, key: str, value: Any) -> None:
 
 
 def _groups(model: PreTrainedModel, weight_decay: float) -> list[dict[str, Any]]:
-    """Groups parameters by weight decay, by transformers' own rule on names."""
     decayed = set(get_parameter_names(model, [nn.LayerNorm], _NOT_DECAYED))
     named = list(model.named_parameters())
     return [

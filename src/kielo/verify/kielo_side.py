@@ -17,6 +17,7 @@ from torch import Tensor
 from kielo.checkpoint.first_weights import load_first_weights
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.models import families
+from kielo.models.blocks.decoder import Decoder
 from kielo.models.piece import Box
 from kielo.parallel.fsdp import forward_only
 from kielo.parallel.gradient_clipping import gradient_norm
@@ -31,7 +32,14 @@ from kielo.train.loop import optimiser_step
 from kielo.train.precision import settle_matrix_products
 from kielo.train.schedule import learning_rate
 from kielo.train.watch.guard import Guard
-from kielo.verify.trace import Trace, dtype_names, optimiser_settings, rope_settings, trace_forward
+from kielo.verify.trace import (
+    Trace,
+    dtype_names,
+    gradient_of,
+    optimiser_settings,
+    rope_settings,
+    trace_forward,
+)
 
 
 @contextmanager
@@ -94,7 +102,7 @@ class KieloSide:
 
     def gradients(self) -> dict[str, Tensor]:
         named = self.model.named_parameters()
-        return {name: local(parameter.grad)[: self._rows[name]] for name, parameter in named}
+        return {name: local(gradient_of(parameter))[: self._rows[name]] for name, parameter in named}
 
     def trace(self, batch: StepBatch, modules: Iterable[str]) -> Trace:
         """Traces the input and output of `modules` for the first micro-batch of the step.
@@ -104,6 +112,8 @@ class KieloSide:
         micro_batch = batch.micro_batches[0]
 
         def forward() -> Tensor:
+            if not isinstance(self.model, Decoder):
+                raise TypeError(f"{type(self.model).__name__} has no logits")
             with forward_only(self.model):
                 return self.model.logits(self.model(micro_batch.inputs_bs, micro_batch.documents_bs))
 

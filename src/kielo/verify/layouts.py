@@ -7,34 +7,29 @@ machine's CPU, one thread each.
 """
 
 import json
-import multiprocessing
-import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
 from kielo.artifact.manifest import installed_versions, write_json_atomically
 from kielo.artifact.own_text import refuse_other_json
-from kielo.ranks.local_ranks import listen_at_a_short_path
+from kielo.ranks.local_ranks import Ranks
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.resolve.software import installed_torch
 from kielo.verify.layouts_cases import Case, all_cases, cases_that_run, chosen_cases
-from kielo.verify.layouts_rank import make_references, run_cases
+from kielo.verify.layouts_rank import Asked, refusal_of
 from kielo.verify.layouts_subject import family_of, subject
-from kielo.verify.layouts_table import left_out_line
+from kielo.verify.screens import left_out_line
 
 CERTIFICATE_NAME = "layouts.json"
 # fp32. Loss and norm at each step; gradients after the first step's backward and weights after the last step.
 BARS = {"loss": 1e-5, "norm": 1e-5, "gradient": 2e-5, "weight": 2e-5}
-_PRELOADED = ["kielo.verify.layouts_rank", "torch._dynamo"]
+_PRELOADED = ("kielo.verify.layouts_rank", "torch._dynamo")
+_ONE_RANK = "from kielo.verify.layouts_rank import main; main()"
+_STOP_SECONDS = 10
 
 
 def verify_layouts(
@@ -65,11 +60,18 @@ def verify_layouts(
         print(
             f"layouts: {len(chosen)} cases; first the reference, on one process", file=sys.stderr, flush=True
         )
-        _launch(1, scratch, make_references, recipe, chosen, steps, scratch)
+        ranks = Ranks(["-c", _ONE_RANK, scratch_name], 1, 0, {"OMP_NUM_THREADS": "1"}, _PRELOADED)
         found: dict[str, dict[str, Any]] = {}
-        for ranks in sorted({case.ranks for case in chosen}):
-            of_this_size = [case for case in chosen if case.ranks == ranks]
-            found |= _run(recipe, of_this_size, steps, scratch, mutation)
+        try:
+            if problem := _launch(
+                ranks, 1, scratch, Asked(recipe, tuple(case.name for case in chosen), steps)
+            ):
+                raise KieloError(f"the reference could not be trained: {problem}")
+            for number in sorted({case.ranks for case in chosen}):
+                of_this_size = [case for case in chosen if case.ranks == number]
+                found |= _run(ranks, recipe, of_this_size, steps, scratch, mutation)
+        finally:
+            ranks.kill()
     entries = [_entry(recipe, case, found[case.name]) for case in chosen]
     certificate = {
         "passed": all(entry["passed"] is not False for entry in entries),
@@ -86,18 +88,15 @@ def verify_layouts(
 
 
 def _run(
-    recipe: Recipe, cases: list[Case], steps: int, scratch: Path, mutation: str | None
+    ranks: Ranks, recipe: Recipe, cases: list[Case], steps: int, scratch: Path, mutation: str | None
 ) -> dict[str, dict[str, Any]]:
     """Returns differences by case name. A case that raises is noted, and the ranks are restarted after it."""
     found: dict[str, dict[str, Any]] = {}
     results = scratch / f"results_{cases[0].ranks}.jsonl"
     left = cases
     while left:
-        problem = ""
-        try:
-            _launch(left[0].ranks, scratch, run_cases, recipe, left, steps, scratch, results, mutation)
-        except ChildFailedError as error:
-            problem = _reason(error)
+        asked = Asked(recipe, tuple(case.name for case in left), steps, results.name, mutation)
+        problem = _launch(ranks, left[0].ranks, scratch, asked)
         lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
         found |= {row.pop("name"): row for row in map(json.loads, lines)}
         left = [case for case in left if case.name not in found]
@@ -140,42 +139,12 @@ def _finite(entry: dict[str, Any]) -> dict[str, Any]:
     return entry if entry["value"] is not None and entry["value"] < float("inf") else entry | {"value": None}
 
 
-def _launch(num_ranks: int, scratch: Path, function: Callable[..., None], *arguments: Any) -> None:
-    """Runs `function(*arguments)` on so many new processes of this machine, by torch's own launcher.
-
-    Raises ChildFailedError when one of them raises; the others are then stopped.
-    """
-    # torch is imported once, in the server that all ranks are forked from.
-    multiprocessing.set_forkserver_preload(_PRELOADED)
-    listen_at_a_short_path()
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_ranks,
-        run_id="kielo_layouts",
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
-        max_restarts=0,
-        start_method="forkserver",
-        signals_to_handle="SIGTERM",  # a keyboard interrupt stays an interrupt
-        logs_specs=DefaultLogsSpecs(log_dir=str(scratch)),
-    )
-    with _handler_kept(signal.SIGTERM):
-        elastic_launch(config, function)(*arguments)
-
-
-@contextmanager
-def _handler_kept(number: signal.Signals) -> Iterator[None]:
-    """Restores the signal handler at the end: torch's launcher leaves one of its own behind."""
-    before = signal.getsignal(number)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
-
-
-def _reason(error: ChildFailedError) -> str:
-    rank, failure = error.get_first_failure()
-    said = failure.message  # a dict where the rank raised, text where a signal ended it
-    return f"rank {rank}: {said['message'] if isinstance(said, dict) else said}"
+def _launch(ranks: Ranks, number: int, scratch: Path, asked: Asked) -> str:
+    """Runs what is asked on so many new ranks; returns what the first that failed said, "" if none did."""
+    asked.write(scratch)
+    ranks.start(number=number)
+    failure = ranks.wait(_STOP_SECONDS)
+    if failure is None:
+        return ""
+    said = refusal_of(scratch, failure.rank)
+    return f"rank {failure.rank}: {said}" if said else str(failure)

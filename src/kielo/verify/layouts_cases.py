@@ -11,7 +11,7 @@ from typing import Any
 
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
-from kielo.recipe.sections import Layout
+from kielo.recipe.sections import Layout, Precision
 from kielo.resolve.software import schedule_complaint
 from kielo.resolve.stages import SCHEDULES
 
@@ -31,7 +31,7 @@ class Case:
     layout: Mapping[str, Any]
     micro_batches: int = 1
     switches: Mapping[str, Any] = field(default_factory=dict)
-    precision: str = "fp32"
+    precision: Precision = "fp32"
 
     @property
     def section(self) -> Layout:
@@ -177,7 +177,6 @@ def _recomputation() -> list[Case]:
 
 
 def _compiled() -> list[Case]:
-    """Makes cases of compiled layers, which GPUs have by default."""
     layouts: list[dict[str, Any]] = [
         {"shard": 2, "zero": 3, "recompute": "operators"},
         {"tensor": 2},

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from kielo.train.feed import Feed, StepBatch
 from kielo.train.loop import optimiser_step
 from kielo.train.precision import settle_matrix_products
 from kielo.train.watch.guard import Guard
-from kielo.verify.layouts_cases import AXES, Case
+from kielo.verify.layouts_cases import AXES, Case, all_cases
 from kielo.verify.layouts_subject import (
     Outcome,
     Sizes,
@@ -53,13 +53,54 @@ from kielo.verify.layouts_subject import (
     subject,
     train_plainly,
 )
+from kielo.verify.trace import gradient_of
 
+_ASKED = "asked.json"
 LOSS_CHUNK_TOKENS = 48  # divides neither a sequence nor a step
 
 # A tensor whose true gradient is zero, as that of a key's bias without RoPE, is only rounding: it is compared
 # with these root mean squares. Those of all other tensors are larger, in every family.
 GRADIENT_FLOOR = 1e-4
 WEIGHT_FLOOR = 1e-3
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the ranks are to run, as JSON in a folder. cases: their names. results: the file in that folder to
+    which rank 0 appends; None: the references are made.
+    """
+
+    recipe: Recipe
+    cases: tuple[str, ...]
+    steps: int
+    results: str | None = None
+    mutation: str | None = None
+
+    def write(self, folder: Path) -> None:
+        (folder / _ASKED).write_text(objects.to_json(self), encoding="utf-8")
+
+
+def refusal_of(folder: Path, rank: int) -> str:
+    """Return the error by which this rank ended in the last run, "" if it named none."""
+    file = folder / f"error_{rank}"
+    return file.read_text(encoding="utf-8") if file.exists() else ""
+
+
+def main() -> None:
+    """Run one rank, of which the folder is the argument."""
+    folder, error_file = Path(sys.argv[1]), Path(sys.argv[1]) / f"error_{os.environ['RANK']}"
+    asked = objects.from_json((folder / _ASKED).read_text(encoding="utf-8"))
+    cases = [case for case in all_cases() if case.name in asked.cases]
+    error_file.unlink(missing_ok=True)
+    try:
+        if asked.results is None:
+            make_references(asked.recipe, cases, asked.steps, folder)
+        else:
+            results = folder / asked.results
+            run_cases(asked.recipe, cases, asked.steps, folder, results, asked.mutation)
+    except Exception as error:
+        error_file.write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+        sys.exit(1)
 
 
 def make_references(recipe: Recipe, cases: Sequence[Case], steps: int, folder: Path) -> None:
@@ -222,7 +263,7 @@ def _gradients(named: dict[str, nn.Parameter]) -> Outcome:
     without = [name for name, parameter in named.items() if parameter.grad is None]
     if without:
         raise ValueError(f"no gradient after the backward of a whole step: {some_names(without)}")
-    return {f"gradient/{name}": _whole(parameter.grad) for name, parameter in named.items()}
+    return {f"gradient/{name}": _whole(gradient_of(parameter)) for name, parameter in named.items()}
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -235,9 +276,9 @@ def _feed(of: Subject, case: Case, steps: int, world: World, mesh: Mesh) -> Feed
     rank, ranks = data_rank(mesh), data_ranks(mesh)
 
     def read_step(step: int) -> Batch:
-        samples, *arrays = step_arrays(of, step)
-        inputs, labels, documents = (None if array is None else array[rank::ranks] for array in arrays)
-        return Batch(inputs, labels, documents, samples[rank::ranks])
+        samples, inputs, labels, documents = step_arrays(of, step)
+        own = slice(rank, None, ranks)
+        return Batch(inputs[own], labels[own], None if documents is None else documents[own], samples[own])
 
     micro_batch_sequences = of.sizes.sequences // ranks // case.micro_batches
     return Feed(
@@ -246,7 +287,6 @@ def _feed(of: Subject, case: Case, steps: int, world: World, mesh: Mesh) -> Feed
 
 
 def _layout(of: Subject, case: Case) -> Layout:
-    """The case's layout with the layers of its stages."""
     layers = layers_of_stages(of.model, of.sizes.length, case.section)
     return case.section.model_copy(update={"pipeline_layers": layers})
 

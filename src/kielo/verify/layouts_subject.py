@@ -16,11 +16,13 @@ from torch.nn import functional as F
 from kielo.artifact.weights_folder import resolve_weights
 from kielo.dataset.batches import NOT_COUNTED, causal_documents
 from kielo.models import families
+from kielo.models.blocks.decoder import Decoder
 from kielo.models.blocks.init import seeded_normal
 from kielo.models.config_keys import keys_of_model
 from kielo.models.piece import Box
 from kielo.recipe.sections import CompleteModel, Model, Recipe, TrainIdentity
 from kielo.train.optimiser import is_decayed
+from kielo.verify.trace import gradient_of
 
 SEQUENCES, LENGTH, VOCABULARY = 8, 32, 90
 HEAD_DIM = 8
@@ -208,7 +210,7 @@ def train_plainly(of: Subject, steps: int) -> Outcome:
         loss = _plain_loss(model, of, step)
         loss.backward()
         if step == 1:
-            outcome = {f"gradient/{name}": p.grad.clone() for name, p in named.items()}
+            outcome = {f"gradient/{name}": gradient_of(p).clone() for name, p in named.items()}
         losses.append(loss.detach())
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), train.max_gradient_norm))
         adamw.step()
@@ -216,10 +218,10 @@ def train_plainly(of: Subject, steps: int) -> Outcome:
     return outcome | {"losses": torch.stack(losses), "norms": torch.stack(norms)}
 
 
-def _plain_loss(model: nn.Module, of: Subject, step: int) -> Tensor:
-    inputs, labels, documents = (
-        None if a is None else torch.from_numpy(a) for a in step_arrays(of, step)[1:]
-    )
+def _plain_loss(model: Decoder, of: Subject, step: int) -> Tensor:
+    _, *arrays, numbers = step_arrays(of, step)
+    inputs, labels = map(torch.from_numpy, arrays)
+    documents = None if numbers is None else torch.from_numpy(numbers)
     logits = model.logits(model(inputs, documents))
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=NOT_COUNTED)
     if of.train.z_loss:

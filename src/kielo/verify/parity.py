@@ -190,7 +190,6 @@ def _feed(identity: Identity, placement: Placement, phase: PlannedPhase, device:
 def _sides(
     identity: Identity, placement: Placement, world: World, checkpoint: Path | None, options: ParityOptions
 ) -> tuple[KieloSide, HuggingFaceSide]:
-    """Builds both sides as they are before the first step."""
     ours = KieloSide(identity, placement, world, checkpoint)
     theirs = HuggingFaceSide(identity, placement.device, ours.parameters(), options.hugging_face_overrides)
     return ours, theirs

@@ -43,7 +43,9 @@ def verify_position_heads(reference: str, text: Path) -> dict[str, Any]:
             f"{source / CONFIG_FILE}: model_type = {model.model_type!r} has no relative positions, which "
             "only an ltg_bert cuts into heads in two ways"
         )
-    sequences_ns = _sequences(load_tokenizer(source), text, min(MOST_TOKENS, model.max_position_embeddings))
+    sequences_ns = _sequences(
+        load_tokenizer(source), text, min(MOST_TOKENS, model.max_position_embeddings or MOST_TOKENS)
+    )
     samples_n = np.arange(len(sequences_ns))
     whole = Batch(sequences_ns, np.zeros_like(sequences_ns), None, samples_n)
     hidden = Masking(_SEED, "subword", masking_vocabulary(source, "subword")).hide(whole, _RATE)

@@ -101,7 +101,9 @@ class MemoryLedger:
 
     def peaks(self) -> dict[str, Peak]:
         """Returns phase → its peak, since `begin`."""
-        now, most, at = 0, {}, {}
+        now = 0
+        most: dict[str, int] = {}
+        at: dict[str, int] = {}
         for place, (_, change, phase) in enumerate(self._record):
             now += change
             if now > most.get(phase, -1):
@@ -192,7 +194,9 @@ class RankWatch(TorchDispatchMode):
         self.bytes.clear()
         self.ledger.begin()
 
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if self._is_paused:
             return operator(*args, **kwargs)
@@ -253,6 +257,7 @@ class RankWatch(TorchDispatchMode):
             self.ledger.name(plain_parts(parameter.grad), "gradients")
 
     def _count_flops(self, operator: Any, args: tuple, kwargs: dict, result: Any) -> None:
+        count: Callable[..., int]
         packet = _IN_PLACE.get(operator.overloadpacket, operator.overloadpacket)
         name = packet.__name__
         if "scaled_dot_product" in name:
@@ -263,8 +268,8 @@ class RankWatch(TorchDispatchMode):
                 queries, keys, count = args[0].shape, args[1].shape, sdpa_flop_count
                 is_causal = kwargs.get("is_causal", args[4] if len(args) > 4 else False)
             every = queries[:2] + keys[2:]  # grouped keys count for each head; torch before 2.13 refuses them
-            count = count(queries, every, every)
-            self.flops["attention"] += count // 2 if is_causal else count
+            flops = count(queries, every, every)
+            self.flops["attention"] += flops // 2 if is_causal else flops
         elif name.startswith("lower_right_attention"):
             # The last queries see all keys before them and half of their own. Grouped keys count for each.
             is_backward = "backward" in name
@@ -280,7 +285,7 @@ class RankWatch(TorchDispatchMode):
         if operation is None:
             return
         name = next((found for arg in args if (found := group_name(arg)) in self._axes), None)
-        axis = self._axes.get(name, "world")
+        axis = self._axes.get(name or "", "world")
         buffers = [[leaf for leaf in tree_leaves(arg) if isinstance(leaf, Tensor)] for arg in (*args, made)]
         self.calls[axis, operation] += 1
         self.bytes[axis, operation] += max(

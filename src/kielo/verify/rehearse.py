@@ -7,7 +7,7 @@ torch how DTensors split, which looks like operators at the size of the whole mo
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -149,7 +149,8 @@ def _host(resolved: Resolved, report: dict[str, Any], site: Cluster | None) -> d
     if site is None:
         return {}
     is_copied = resolved.placement.checkpoint.memory_every_steps > 0
-    each = host_bytes(*report["state_bytes"].values(), is_offloaded=False, is_copied=is_copied)
+    parameters, gradients, optimiser = report["state_bytes"].values()
+    each = host_bytes(parameters, gradients, optimiser, is_offloaded=False, is_copied=is_copied)
     if resolved.placement.device == "cpu":
         each += report["peak_bytes"]
     return {
@@ -237,7 +238,7 @@ class WatchedStep:
                 *(ledger.bytes_of(map(local, some)) for some in (parameters, gradients, state))
             )
 
-    def _name(self, tensors: Iterator[Tensor] | list[Tensor], kind: str) -> None:
+    def _name(self, tensors: Iterable[Tensor], kind: str) -> None:
         if self._watch is not None:
             self._watch.ledger.name(map(local, tensors), kind)
 

@@ -78,7 +78,7 @@ def verify_round_trip(reference: str, keep: Path | None = None) -> dict[str, Any
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Returns titles and rows, one for each dtype of the source."""
-    num_tensors, num_bytes, num_different = Counter(), Counter(), Counter()
+    num_tensors, num_bytes, num_different = Counter[str](), Counter[str](), Counter[str]()
     for name, what in result["tensors"].items():
         num_tensors[what["dtype"]] += 1
         num_bytes[what["dtype"]] += what["bytes"]
@@ -113,7 +113,8 @@ def _in_and_out(source: Path, checkpoints: Path, to: Path) -> dict[str, str]:
     checkpointer = Checkpointer(checkpoints)
     try:
         weights = _save(checkpointer, source, model)
-        checkpoint = checkpointer.settle()
+        if (checkpoint := checkpointer.settle()) is None:
+            raise KieloError(f"{checkpoints}: no checkpoint was written")
     finally:
         checkpointer.close()
     tokenizer_folder = source if (source / "tokenizer.json").is_file() else None
@@ -145,6 +146,6 @@ def _description(path: Path, stored: StoredTensor) -> dict[str, Any]:
         for box in row_boxes(stored.shape):
             block = torch.empty([part.stop - part.start for part in box], dtype=dtype)
             file.read([Wanted(stored, box, block)])
-            digest.update(block.reshape(-1).view(torch.uint8).numpy())
+            digest.update(block.reshape(-1).view(torch.uint8).numpy().data)
     size = nbytes(dtype, stored.shape)
     return {"dtype": stored.dtype, "shape": list(stored.shape), "bytes": size, "sha256": digest.hexdigest()}

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from kielo.artifact.verify_results import Settings, SourceFolder
 from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.models import families
+from kielo.models.blocks.decoder import Decoder
 from kielo.models.decoder_count import layer_types
 from kielo.parallel.materialise import materialise
+from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import CompleteModel
 from kielo.train.feed import MicroBatch
 from kielo.verify import hugging_face_side, kielo_side
@@ -39,11 +40,13 @@ def compare_source(folder: Path, model: CompleteModel, sequence_length: int) -> 
     if is_transplanted := model.transplant is not None:
         own = families.read_hf_config(folder).vocab_size
         model = model.model_copy(update={"transplant": None, "vocab_size": own})
+    if model.vocab_size is None:
+        raise KieloError(f"{folder}: its config.json has no vocab_size")
     config = AutoConfig.from_pretrained(folder)
     windows = {"window of each layer": (_our_windows(model), _their_windows(config))}
     number = 2 * 4 * families.module(model.model_type, "tables").parameters(model)
     compared = model if number <= WHOLE_MODEL_BYTES else _two_layers(model, config)
-    length = min(sequence_length, model.max_position_embeddings)
+    length = min(sequence_length, model.max_position_embeddings or sequence_length)
     generator = torch.Generator().manual_seed(_SEED)
     tokens = torch.randint(0, model.vocab_size, (_SEQUENCES, length), generator=generator)
     theirs, ours = _their_model(folder, config), _our_model(folder, compared, model)
@@ -87,7 +90,7 @@ def _comparison(
     )
 
 
-def _our_model(folder: Path, model: CompleteModel, stored: CompleteModel) -> nn.Module:
+def _our_model(folder: Path, model: CompleteModel, stored: CompleteModel) -> Decoder:
     with torch.device("meta"):
         ours = families.build_model(model)
     materialise(ours, torch.device("cpu"), None)

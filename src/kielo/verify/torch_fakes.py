@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -84,7 +85,7 @@ def storages_watched(resized: Callable[[torch.UntypedStorage], None]) -> Iterato
         resized(storage)
         return result
 
-    torch.UntypedStorage.resize_ = resize
+    setattr(torch.UntypedStorage, "resize_", resize)  # noqa: B010 - it is inherited
     try:
         yield
     finally:
@@ -100,7 +101,7 @@ def storage_key(storage: torch.UntypedStorage) -> int:
 def plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors with memory inside `tensor`: itself, or what a DTensor or a weight in FP8 wraps."""
     # Not `materialise.local`: it calls an operator that weights gathered in FP8 do not have.
-    part = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    part: Any = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     part = part._tensor if hasattr(part, "fsdp_pre_all_gather") else part
     if not is_wrapper(type(part)):
         return [part]
@@ -135,20 +136,21 @@ def sharding_watched(entered: Callable[[bool], None]) -> Iterator[None]:
 
     Operators between the two have the size of the whole model, and are not the rank's work.
     """
-    before = ShardingPropagator._propagate_tensor_meta_non_cached
+    name = "_propagate_tensor_meta_non_cached"
+    before = getattr(ShardingPropagator, name)
 
-    def propagate(propagator: ShardingPropagator, schema: object) -> object:
+    def propagate(propagator: ShardingPropagator, schema: Any) -> Any:
         entered(True)
         try:
             return before(propagator, schema)
         finally:
             entered(False)
 
-    ShardingPropagator._propagate_tensor_meta_non_cached = propagate
+    setattr(ShardingPropagator, name, propagate)
     try:
         yield
     finally:
-        ShardingPropagator._propagate_tensor_meta_non_cached = before
+        setattr(ShardingPropagator, name, before)
 
 
 # A world of any size of which only one rank exists, for rehearsals: its collectives do nothing.
@@ -187,7 +189,7 @@ def groups_of(mesh: Mesh) -> tuple[dict[str, str], str]:
     """
     found: dict[str, str] = {}
     for ranks in (mesh.ranks, mesh.parameters):
-        for axis in (axis for axis in AXES if axis in ranks.mesh_dim_names):
+        for axis in (axis for axis in AXES if axis in (ranks.mesh_dim_names or ())):
             if ranks[axis].size() > 1:
                 found.setdefault(ranks[axis].get_group().group_name, axis)
     return found, mesh.of_parameters("shard").get_group().group_name

@@ -8,6 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+
+def gradient_of(parameter: Tensor) -> Tensor:
+    """Return the parameter's gradient; raise ValueError if it has none after a backward."""
+    if parameter.grad is None:
+        raise ValueError("a parameter has no gradient after the backward of a whole step")
+    return parameter.grad
+
+
 # Effective settings of a training run, read off live objects under names that both sides share.
 #
 # Data in: an optimiser, RoPE tables, parameters; data out: plain values under setting names, and which of
@@ -17,7 +25,9 @@ from torch import Tensor, nn
 SETTING_TOLERANCE = 1e-5  # RoPE frequencies are read off fp32 tables; other settings are exact
 
 
-def optimiser_settings(optimiser: torch.optim.AdamW, named: dict[str, torch.nn.Parameter]) -> dict[str, Any]:
+def optimiser_settings(
+    optimiser: torch.optim.Optimizer, named: dict[str, torch.nn.Parameter]
+) -> dict[str, Any]:
     """Reads settings off an optimiser. named: our parameter name → the parameter that it holds."""
     group_of = {id(parameter): group for group in optimiser.param_groups for parameter in group["params"]}
     groups = {name: group_of[id(parameter)] for name, parameter in named.items() if id(parameter) in group_of}

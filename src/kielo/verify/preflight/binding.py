@@ -13,8 +13,8 @@ def measure(job: Job) -> dict[str, list[int] | int]:
 
 def judge(found: Sequence[dict], job: Job) -> list[Finding]:
     """Compares with the card's binding; without one, looks if the ranks of a node have a core each."""
-    jobs = job.cluster.jobs
-    expected = cores_of_binding(jobs.cpu_bind) if jobs and job.world.device.type == "cuda" else []
+    binding = job.cluster.jobs.cpu_bind if job.cluster.jobs else ""
+    expected = cores_of_binding(binding) if binding and job.world.device.type == "cuda" else []
     findings = []
     for rank, one in enumerate(found):
         number, cores = one["local_rank"], set(one["cores"])
@@ -23,7 +23,7 @@ def judge(found: Sequence[dict], job: Job) -> list[Finding]:
                 Finding(
                     rank,
                     f"may use the cores {in_ranges(cores)}; the card {job.cluster.name} gives local rank "
-                    f"{number} {in_ranges(expected[number])}: start it with --cpu-bind={jobs.cpu_bind}",
+                    f"{number} {in_ranges(expected[number])}: start it with --cpu-bind={binding}",
                 )
             )
     for ranks in job.ranks_of_nodes().values():

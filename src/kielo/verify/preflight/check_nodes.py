@@ -96,7 +96,9 @@ def preflight(recipe: Recipe, resolved: Resolved, run_folder: Path) -> bool:
 
 def run_checks(job: Job, checks: Sequence[Check] = CHECKS) -> bool:
     """Runs `checks` in order; rank 0 writes the verdict. Returns on every rank True if all passed."""
-    started, reports, complaints = time.monotonic(), [], []
+    started = time.monotonic()
+    reports: list[CheckReport] = []
+    complaints: list[Complaint] = []
     is_in_step = True
     for check in checks:
         if not is_in_step:
@@ -109,7 +111,6 @@ def run_checks(job: Job, checks: Sequence[Check] = CHECKS) -> bool:
 
 
 def _measured(check: Check, job: Job) -> tuple[Any, str]:
-    """Returns what this rank measures, and "" or the error that it raised."""
     try:
         return check.measure(job), ""
     except Exception as error:  # of any kind: it is this rank's finding

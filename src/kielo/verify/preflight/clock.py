@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from kielo.verify.preflight.job import Finding, Job
-from kielo.verify.preflight.sizes import CLOCK_ROUNDS
+from kielo.verify.preflight.job import CLOCK_ROUNDS, Finding, Job
 
 # A proposal: no site publishes a limit. A lease of the run folder is taken over after minutes.
 WARNING_SECONDS, REFUSAL_SECONDS = 1.0, 60.0

@@ -70,9 +70,10 @@ def groups_of(mesh: Mesh, rank: int) -> list[Group]:
 
 def _named(mesh: Mesh) -> Iterator[tuple[str, dist.ProcessGroup]]:
     for ranks, suffix in ((mesh.ranks, ""), (mesh.parameters, " of weights")):
-        for axis in ranks.mesh_dim_names:
+        for axis in ranks.mesh_dim_names or ():
             yield axis + suffix, ranks[axis].get_group()
-    yield ALL_RANKS, dist.group.WORLD
+    if dist.group.WORLD is not None:
+        yield ALL_RANKS, dist.group.WORLD
 
 
 def values(rank: int, size: int, dtype: torch.dtype, start: int, count: int, device: torch.device) -> Tensor:

@@ -14,8 +14,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from kielo.verify.preflight.job import Finding, Job, spread
-from kielo.verify.preflight.sizes import Sizes
+from kielo.verify.preflight.job import Finding, Job, Sizes, spread
 
 # Of the median of all devices of its kind. GPUs: a proposal; LUMI's own tests allow 5 to 10 %. Processors
 # share caches and memory with other work.
@@ -66,7 +65,7 @@ def multiply(left: Tensor, right: Tensor) -> Tensor:
 
 def digest(tensor: Tensor) -> str:
     """Returns a hash of the tensor's bits."""
-    return xxhash.xxh3_64_hexdigest(tensor.cpu().view(torch.uint8).numpy())
+    return xxhash.xxh3_64_hexdigest(tensor.cpu().view(torch.uint8).numpy().data)
 
 
 def processor_name() -> str:

@@ -17,8 +17,7 @@ from kielo.artifact.durable import make_folder
 from kielo.recipe.errors import sentence
 from kielo.recipe.optimisers import OPTIMISERS
 from kielo.resolve.resolved import Resolved
-from kielo.verify.preflight.job import Finding, Job, spread
-from kielo.verify.preflight.sizes import FILE_CHUNK_BYTES
+from kielo.verify.preflight.job import FILE_CHUNK_BYTES, Finding, Job, spread
 
 _FOLDER = ".preflight.kielo"
 _FP32 = 4
@@ -66,7 +65,7 @@ def _attempt(found: dict[str, Any], path: Path, action: Callable[[Path], dict[st
 
 
 class _Damaged(Exception):
-    """A file does not hold what was written."""
+    pass
 
 
 def _wait_for_all(job: Job) -> None:
@@ -85,7 +84,6 @@ def _room(folder: Path) -> dict[str, int | None]:
 
 
 def _write(path: Path, number: int, job: Job) -> dict[str, float]:
-    """Writes the node's file to the disk, and returns how fast."""
     make_folder(path.parent)
     started = time.perf_counter()
     with open(path, "wb") as file:

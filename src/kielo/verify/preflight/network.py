@@ -69,6 +69,7 @@ def _expected(job: Job) -> str:
 
 
 def summarise(found: Sequence[dict[str, Any] | None], job: Job) -> str:
-    if found[0] is None:
+    logs = [one for one in found if one is not None]
+    if not logs:
         return "gloo, over sockets"
-    return ", ".join(dict.fromkeys(name for one in found for name in one["networks"])) or "NCCL names none"
+    return ", ".join(dict.fromkeys(name for one in logs for name in one["networks"])) or "NCCL names none"

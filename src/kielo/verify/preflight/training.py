@@ -15,8 +15,7 @@ from kielo.train.precision import settle_matrix_products
 from kielo.verify.layouts_cases import Case
 from kielo.verify.layouts_rank import differences, train_laid_out
 from kielo.verify.layouts_subject import Sizes, subject, train_plainly
-from kielo.verify.preflight.job import Finding, Job
-from kielo.verify.preflight.sizes import STEPS
+from kielo.verify.preflight.job import STEPS, Finding, Job
 
 # Of the certificate of layouts on CPUs; ten times that between a GPU and a CPU, which sum in other orders (a
 # guess: not measured on GPUs).

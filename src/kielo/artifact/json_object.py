@@ -1,0 +1,45 @@
+"""An object in a JSON file has a type. What is not of it is refused by the file's name and the key."""
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from kielo.recipe.errors import KieloError
+
+JsonTable = dict[str, Any]  # an object of which only its reader knows the keys
+
+
+class JsonObject(BaseModel):
+    """An object in a JSON file. Values are of exactly the declared types, and never changed.
+
+    Unknown keys are kept: a newer Kielo may write more. A field with a default is not in files of every
+    version.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="allow", use_attribute_docstrings=True)
+
+    def content(self) -> JsonTable:
+        """Returns the object as it is written: without the defaults of keys that were not given."""
+        return self.model_dump(exclude_unset=True)
+
+
+Kind = TypeVar("Kind", bound=JsonObject)
+
+
+def checked(path: Path, kind: type[Kind], content: JsonTable, advice: str = "", inside: str = "") -> Kind:
+    """Returns what the file `path` has, as its type. inside: the keys that lead to it, with a dot at the end.
+
+    Raises KieloError, naming the file and the first wrong key.
+    """
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise KieloError(f"{path}: not as Kielo writes it ({first_wrong(error, inside)}){advice}") from None
+
+
+def first_wrong(error: ValidationError, inside: str = "") -> str:
+    """Returns the first wrong key, with dots, and what is wrong with it."""
+    first = error.errors()[0]
+    key = ".".join(map(str, first["loc"]))
+    return f"{inside}{key}: {first['msg']}" if key else first["msg"]

@@ -1,0 +1,261 @@
+"""The text that the verbs of `verify/` print: rows of tables, and sentences, from their JSON. Torch-free."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kielo.artifact.verify_results import Complaint, Preflight
+
+# The certificate of layouts: a row for each case, and which bar was missed where.
+
+_TITLES = (
+    "case",
+    "ranks",
+    "tied",
+    "loss",
+    "gradient norm",
+    "worst gradient",
+    "worst weight",
+    "bf16 loss",
+    "",
+)
+
+
+def layouts_table(certificate: dict[str, Any]) -> tuple[tuple[str, ...], list[list[str]]]:
+    """Returns (titles, rows) of layouts.json: relative differences from one process, bf16's in a column."""
+    in_bf16 = {_name_in_fp32(entry): entry for entry in certificate["cases"] if entry["precision"] == "bf16"}
+    rows = [
+        _layouts_row(entry, in_bf16.pop(entry["name"], None))
+        for entry in certificate["cases"]
+        if entry["precision"] == "fp32"
+    ]
+    # The chosen cases may lack fp32.
+    return _TITLES, rows + [
+        [name, *_what(entry), "", "", "", "", *_bf16(entry)] for name, entry in in_bf16.items()
+    ]
+
+
+def layouts_verdict(certificate: dict[str, Any]) -> str:
+    """Returns the verdict: passed, with the bars; or every bar that was missed, with case and tensor."""
+    bars = certificate["bars"]
+    asked = (
+        f"bars in fp32: loss {bars['loss']:.0e} and gradient norm {bars['norm']:.0e} at each of "
+        f"{certificate['steps']} steps, "
+        f"each tensor's gradient {bars['gradient']:.0e} and final weights {bars['weight']:.0e}"
+    )
+    lines = [
+        f"MISSED by {entry['name']}: {miss}"
+        for entry in certificate["cases"]
+        for miss in misses(entry, certificate["bars"])
+    ]
+    if lines:
+        return "\n".join([*lines, f"Layouts change the model ({asked})."])
+    with_bars = sum(entry["passed"] is not None for entry in certificate["cases"])
+    whole = f"All {with_bars} cases" if certificate["all_cases"] else f"The {with_bars} chosen cases"
+    said = f"{whole} in fp32 train the same model as one process ({asked})."
+    return "\n".join(filter(None, [said, left_out_line(certificate["left_out"])]))
+
+
+def left_out_line(left_out: dict[str, list[str]]) -> str:
+    """Returns how many cases the installed torch does not run, and why; "" for none."""
+    return "; ".join(f"{len(names)} cases left out: {reason}" for reason, names in left_out.items())
+
+
+def misses(entry: dict[str, Any], bars: dict[str, float]) -> list[str]:
+    """Returns the bars that a case misses, and where; empty for one that passed or has no bar."""
+    if entry["error"]:
+        return [entry["error"]]
+    if entry["passed"] is not False:
+        return []
+    gradient, weight = entry["worst_gradient"], entry["worst_weight"]
+    measured = (
+        ("loss", "the loss", entry["max_relative_loss_difference"]),
+        ("norm", "the gradient norm", entry["max_relative_norm_difference"]),
+        ("gradient", f"the gradient of {gradient['name']}", gradient["relative_l2"]),
+        ("weight", f"the weight {weight['name']}", weight["relative_l2"]),
+    )
+    return [
+        f"{where} is off by {_number(value)} (bar {bars[what]:.0e})"
+        for what, where, value in measured
+        if value is None or value > bars[what]
+    ]
+
+
+def _layouts_row(entry: dict[str, Any], bf16: dict[str, Any] | None) -> list[str]:
+    values = (
+        entry["max_relative_loss_difference"],
+        entry["max_relative_norm_difference"],
+        entry["worst_gradient"]["relative_l2"],
+        entry["worst_weight"]["relative_l2"],
+    )
+    cells = [entry["name"], *_what(entry), *map(_number, values), *(_bf16(bf16) if bf16 else ["", ""])]
+    cells[-1] = "ok" if entry["passed"] else "MISSED"
+    return cells
+
+
+def _what(entry: dict[str, Any]) -> list[str]:
+    return [str(entry["ranks"]), "yes" if entry["tied"] else "no"]
+
+
+def _bf16(entry: dict[str, Any]) -> list[str]:
+    return [_number(entry["max_relative_loss_difference"]), "MISSED" if entry["error"] else "no bar"]
+
+
+def _name_in_fp32(entry: dict[str, Any]) -> str:
+    return entry["name"].removesuffix("-bf16")
+
+
+def _number(value: float | None) -> str:
+    return "not a number" if value is None else f"{value:.1e}"
+
+
+# A rehearsal, from the dictionaries of `rehearse.rehearse`.
+
+_PHASES = ("forward", "backward", "update")
+NOTES = (
+    "what this is: torch's fake process group and fake tensors; kernels are the CPU's, whose attention "
+    "stores what a GPU's flash attention does (keys and values of grouped heads are repeated for it). "
+    "Fragments of the allocator and the kernels' working memory are added by a formula; buffers of the "
+    "communication library are in what the card takes off the usable memory. Layers are not compiled: a "
+    "run that compiles them holds less, as fused operators store no results in between."
+)
+
+
+def headline(rehearsal: dict[str, Any]) -> str:
+    place = ", ".join(f"{axis} {number}" for axis, number in rehearsal["coordinates"].items()) or "alone"
+    layout = " × ".join(f"{axis} {size}" for axis, size in rehearsal["axes"].items()) or "one rank"
+    stages = "; ".join(
+        f"stage {stage}: " + (f"layers {layers[0]} to {layers[1]}" if layers else "no layers")
+        for stage, layers in rehearsal["stages"].items()
+    )
+    wanted, run = rehearsal["micro_batches_per_step"], rehearsal["rehearsed_micro_batches"]
+    shortened = "" if wanted == run else f", {run} of them run"
+    number = "1 micro-batch" if wanted == 1 else f"{wanted} micro-batches"
+    return (
+        f"{rehearsal['name']}: rank {rehearsal['rank']} of {rehearsal['world_size']:,} ({place}) of "
+        f"{layout}; {stages}\n{number} of {rehearsal['micro_batch_sequences']} × "
+        f"{rehearsal['sequence_length']} tokens a step{shortened}; recompute {rehearsal['recompute']}, zero "
+        f"{rehearsal['zero']}; torch {rehearsal['torch']}, {rehearsal['seconds']:.0f} s"
+    )
+
+
+def memory(rehearsal: dict[str, Any]) -> tuple[Sequence[str], list[tuple]]:
+    """Returns titles and rows: the most bytes at one time of each phase of the step, by kind."""
+    peaks = rehearsal["peaks"]
+    kinds = sorted(
+        {kind for peak in peaks.values() for kind in peak["kinds"]},
+        key=lambda kind: -_largest(peaks, kind),
+    )
+    shown = [kind for kind in kinds if _largest(peaks, kind) >= 1e6] or kinds
+    phases = [phase for phase in _PHASES if phase in peaks]
+    rows = [(kind, *(_gigabytes(peaks[phase]["kinds"].get(kind, 0)) for phase in phases)) for kind in shown]
+    total = ("peak", *(_gigabytes(peaks[phase]["bytes"]) for phase in phases))
+    return ("GB at the peak of", *phases), [*rows, total]
+
+
+def summary(rehearsal: dict[str, Any]) -> str:
+    held, computed = rehearsal["state_bytes"], rehearsal["computed_state_bytes"]
+    said = (
+        "the same" if held == computed else ", ".join(f"{what} {size:,}" for what, size in computed.items())
+    )
+    flops = ", ".join(f"{count:.4g} of {what}" for what, count in rehearsal["flops"].items())
+    return (
+        "bytes between steps: " + ", ".join(f"{what} {size:,}" for what, size in held.items())
+        + f"; computed from the tensor-parallel plan: {said}\n"
+        f"FLOPs of a step: {sum(rehearsal['flops'].values()):.5g} ({flops})"
+    )  # fmt: skip
+
+
+def collectives(rehearsal: dict[str, Any]) -> tuple[Sequence[str], list[tuple]]:
+    rows = [
+        (row["axis"], row["operation"], f"{row['count']:,}", _gigabytes(row["bytes"]))
+        for row in rehearsal["collectives"]
+    ]
+    return ("axis", "collective", "times a step", "GB of whole buffers"), rows
+
+
+def rehearsal_verdict(rehearsals: Sequence[dict[str, Any]]) -> str:
+    """Returns one sentence about the rank that needs most, by the definition of `resolve/memory.py`."""
+    worst = max(rehearsals, key=lambda rehearsal: rehearsal["needed_bytes"])
+    needed, usable = worst["needed_bytes"], worst["usable_bytes"]
+    said = (
+        f"most memory: {_gigabytes(worst['peak_bytes'])} GB of tensors on rank {worst['rank']} "
+        f"(stage {', '.join(worst['stages'])}), in the {worst['peak_phase']} phase; "
+        f"{_gigabytes(needed)} GB with the allocator's share and workspaces"
+    )
+    if usable is None:
+        return f"{said}; the card of {worst['accelerator']} does not say how much there is"
+    room = f"{_gigabytes(abs(usable - needed))} GB {'are left' if worst['fits'] else 'too much'}"
+    fits = "fits" if worst["fits"] else "does not fit"
+    return f"{said}, of {_gigabytes(usable)} usable on {worst['accelerator']}: it {fits}, {room}"
+
+
+def host_verdict(rehearsals: Sequence[dict[str, Any]]) -> str:
+    """Returns one sentence about the memory of a node itself, by the rank that needs most of it."""
+    worst = max(rehearsals, key=lambda rehearsal: rehearsal["host_bytes_per_node"])
+    size, usable = worst["host_bytes_per_node"], worst["usable_host_bytes_per_node"]
+    room = f"{_gigabytes(abs(usable - size))} GB {'are left' if size <= usable else 'too much'}"
+    return (
+        f"host memory: {_gigabytes(size)} GB a node, if all its ranks are as rank {worst['rank']}, for the "
+        f"copies that a save makes (on CPUs for all of the above too); a node has {_gigabytes(usable)} GB: "
+        f"it {'fits' if size <= usable else 'does not fit'}, {room}"
+    )
+
+
+def _largest(peaks: dict[str, Any], kind: str) -> int:
+    return max(peak["kinds"].get(kind, 0) for peak in peaks.values())
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:,.3f}"
+
+
+# A preflight on one screen: the checks, the nodes, and what is wrong.
+
+CHECK_TITLES = ("check", "found", "seconds", "")
+_MOST_COMPLAINTS, _MOST_NODES = 20, 8
+
+
+def check_rows(found: Preflight) -> list[list[str]]:
+    """Returns the rows below CHECK_TITLES."""
+    rows = []
+    for check in found.checks:
+        of_check = [complaint for complaint in found.complaints if complaint.check == check.name]
+        refusals = sum(complaint.is_refusal for complaint in of_check)
+        said = "REFUSED" if refusals else "warning" if of_check else "ok" if check.found else ""
+        rows.append([check.name, check.summary, f"{check.seconds:.1f}", said])
+    return rows
+
+
+def verdict_lines(found: Preflight) -> list[str]:
+    """Returns every complaint, at most twenty, the nodes that passed, and those that did not, by name."""
+    lines = [_line(complaint) for complaint in found.complaints[:_MOST_COMPLAINTS]]
+    if len(found.complaints) > _MOST_COMPLAINTS:
+        lines.append(f"and {len(found.complaints) - _MOST_COMPLAINTS} more in {found.FILE_NAME}")
+    good = [node.name for node in found.nodes if node.passed]
+    if good:
+        lines.append(f"{_nodes(len(good))} passed: {_named(good)}")
+    if found.bad_nodes:
+        lines.append(f"{_nodes(len(found.bad_nodes))} REFUSED: {_named(found.bad_nodes)}")
+    if len(found.bad_nodes) == len(found.nodes) > 1:
+        lines.append("no node passed: look for a cause that they share before nodes are left out")
+    of_job = [complaint for complaint in found.complaints if complaint.is_refusal and complaint.node is None]
+    if of_job:
+        lines.append("the job is REFUSED for what no node is to blame for")
+    if found.passed:
+        lines.append(f"all is well: {found.ranks} ranks in {found.seconds:.1f} s")
+    return lines
+
+
+def _line(complaint: Complaint) -> str:
+    where = "the job" if complaint.rank is None else f"{complaint.node}: rank {complaint.rank}"
+    kind = complaint.check if complaint.is_refusal else f"{complaint.check} (warning)"
+    return f"{where}: {kind}: {complaint.message}"
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node" + "s" * (count > 1)
+
+
+def _named(names: list[str]) -> str:
+    more = len(names) - _MOST_NODES
+    return ", ".join(names[:_MOST_NODES]) + (f" and {more} more" if more > 0 else "")
