@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from kielo.artifact.checkpoint_index import PlainState
 from kielo.checkpoint import agreement, memory_copies, node_memory
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.checkpointer import Checkpointer
@@ -64,7 +65,7 @@ class Nodes:
         )
 
         def action(group: Group) -> None:
-            save = Save(step, tensors, tensors, {"step": step}, None, None, None)
+            save = Save(step, tensors, tensors, PlainState(step=step), None, None, None)
             self.copies(group, ranks_a_node).write(save)
 
         assert self.run(num_ranks, action) == [None] * num_ranks
