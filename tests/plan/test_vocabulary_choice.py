@@ -39,7 +39,8 @@ def recipe(*sets):
 
 
 def without_machine(read: Recipe) -> Pricing:
-    return Pricing(read, complete(read.model, read.dataset.sequence_length), None)
+    model = read.model.model_copy(update={"vocab_size": 1})  # each choice has its own
+    return Pricing(read, complete(model, read.dataset.sequence_length), None)
 
 
 def of_size(size: int) -> Vocabulary:
