@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TORCH_210 ?= .torch/2.10
 TORCH_211 ?= .torch/2.11
 
-.PHONY: help demo test test-faults test-full test-slurm test-slurm-short test-torches test-border border-peers mutants soak lint format lock bench-peers bench-gpu docs clean
+.PHONY: help demo test test-faults test-full test-slurm test-slurm-short test-torches test-border border-peers mutants soak lint types format lock bench-peers bench-gpu docs clean
 
 help:
 	@echo "Times are of two quiet cores, after the install (2 minutes at the first call; a GPU for bench-gpu)."
@@ -33,6 +33,7 @@ help:
 	@echo "make test-full          1 hour  test, test-faults, and the cases marked full (each layout, whole sweeps)"
 	@echo "make mutants            1 hour  changes the source in small ways and counts how many changes a test notices"
 	@echo "make lint                 20 s  ruff and the stairs of imports"
+	@echo "make types                 1 min  mypy over the package (20 s from the second call on)"
 	@echo "make format                5 s  the source in the form that lint asks for"
 	@echo "make lock                  5 s  writes constraints.lock: each package of this environment with its version"
 	@echo "make soak MINUTES=5      8 min  8 ranks, a random fault each minute, and the end of an undisturbed run"
@@ -94,6 +95,9 @@ lint: $(VENV)/.test
 	$(BIN)/python -m ruff check src tests benchmarks docs
 	$(BIN)/python -m ruff format --check -q src tests benchmarks docs
 	$(BIN)/lint-imports
+
+types: $(VENV)/.test
+	$(BIN)/python -m mypy
 
 format: $(VENV)/.test
 	$(BIN)/python -m ruff check -q --fix src tests benchmarks docs

@@ -19,7 +19,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import Recipe
 from kielo.resolve.budget import mixture_of
-from kielo.resolve.rules import Case, Machine, complaints, mixture_has_text
+from kielo.resolve.rules import StepCase, complaints, mixture_has_text
 from kielo.resolve.text import Text, blocks_as_they_are
 from kielo.tokenizer.load import decode, encode, load_tokenizer
 from kielo.tokenizer.train import train_tokenizer
@@ -159,7 +159,7 @@ def test_blocks_as_they_are_of_text_are_refused() -> None:
          "dataset": {"packing": "as_is"}, "train": {"tokens": 512}}
     )  # fmt: skip
     text = Text({"web": 10_000}, 0, "hash", 400, 0)
-    case = Case(asked, asked.model, Machine(), full_phases(asked), text, tokens_folder=Path("tokens"))
+    case = StepCase(asked, full_phases(asked), text, Path("tokens"))
     (said,) = complaints(case, [mixture_has_text])
     assert "is of ready tokens, and web is text" in said
 

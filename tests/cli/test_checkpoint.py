@@ -13,7 +13,7 @@ from kielo.artifact.checkpoint_index import read_plain
 from kielo.checkpoint.hugging_face_export import export
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.cli.main import main
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import CompleteModel
 from kielo.train.run import train
 from tests.train.tiny_run import resolve, write_tokens
 
@@ -152,7 +152,7 @@ def test_an_average_is_exported_like_any_checkpoint(run, capsys):
     assert [source["step"] for source in shown["averaged_from"]] == [4, 6]
     assert {part["part"] for part in shown["parts"]} == {"model"}
     assert [row["step"] for row in ask(capsys, "list", run)] == [6, 4, 2]
-    hf = export(to, run / "hf", Model.model_validate(read_plain(to)["identity"]["model"]), None)
+    hf = export(to, run / "hf", CompleteModel.model_validate(read_plain(to)["identity"]["model"]), None)
     embedding = AutoModelForCausalLM.from_pretrained(hf, dtype=torch.float32).get_input_embeddings().weight
     both = [read_tensors(checkpoint(run, step))["model/embed.weight"] for step in (4, 6)]
     mean = (sum(both) / 2)[: len(embedding)]  # the vocabulary's padding stays behind

@@ -39,7 +39,7 @@ def recipe(*sets):
 
 
 def without_machine(read: Recipe) -> Pricing:
-    model = read.model.model_copy(update={"vocab_size": read.model.vocab_size or 32_768})
+    model = read.model.model_copy(update={"vocab_size": 1})  # each choice has its own
     return Pricing(read, complete(model, read.dataset.sequence_length), None)
 
 
