@@ -5,6 +5,17 @@ from typing import ClassVar
 from kielo.artifact.scores import Accuracy
 from kielo.artifact.stage_json import JsonFile, JsonObject
 
+# Stage, in the order of a run → its folder.
+STAGE_FOLDERS = {
+    "corpus": "corpus",
+    "tokenizer": "tokenizer",
+    "pack": "tokens",
+    "train": "train",
+    "verify": "verify",
+    "evaluate": "evaluate",
+    "export": "hf",
+}
+
 
 class StageTime(JsonObject):
     """The time of one stage."""

@@ -25,7 +25,14 @@ from kielo.artifact.metrics import (
 )
 from kielo.artifact.scores import MaskedScores, Scores
 from kielo.artifact.stage_json import JsonObject, read_stage_json
-from kielo.artifact.summary import BitsPerByteSummary, CorpusSummary, ParitySummary, StageTime, Summary
+from kielo.artifact.summary import (
+    STAGE_FOLDERS,
+    BitsPerByteSummary,
+    CorpusSummary,
+    ParitySummary,
+    StageTime,
+    Summary,
+)
 from kielo.artifact.tokenizer_files import RowMap, TokenizerMeasure
 from kielo.artifact.verify_results import Parity
 from kielo.dataset.packed_sequences import FOLDER as PACKING
@@ -34,17 +41,6 @@ from kielo.recipe.sections import Recipe
 from kielo.resolve.overview import Overview, overview_of_run
 from kielo.resolve.resolved import read as read_resolved
 from kielo.resolve.text import Text, sequences_by_length
-
-# Stage, in the order of a run -> its folder.
-STAGE_FOLDERS = {
-    "corpus": "corpus",
-    "tokenizer": "tokenizer",
-    "pack": "tokens",
-    "train": "train",
-    "verify": "verify",
-    "evaluate": "evaluate",
-    "export": "hf",
-}
 
 
 def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> dict[str, Any]:

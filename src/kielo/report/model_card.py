@@ -16,7 +16,7 @@ from kielo.artifact.scores import MaskedScores, Scores
 from kielo.artifact.tokenizer_files import RowMap
 from kielo.artifact.verify_results import Parity
 from kielo.artifact.weights_folder import is_on_hub
-from kielo.checkpoint.export_stage import CARD_FILE
+from kielo.checkpoint.export_stage import CARD_FILE, WantedExport
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import Model, Recipe, Source
 from kielo.recipe.several_languages import languages_of
@@ -96,6 +96,18 @@ def render_export(exported: Exported, recipe: Recipe | None) -> str:
         *((_chat(recipe), _training({"recipe": recipe}), _limits(recipe)) if recipe else ()),
     ]
     return _joined(parts)
+
+
+def export_card(wanted: WantedExport, recipe: Recipe | None) -> str:
+    """Returns the card of an export as Markdown, from its checkpoint and the recipe of its run, if known."""
+    index, identity = wanted.index, wanted.index.plain["identity"]
+    averaged = index.plain.get("averaged_from")
+    origin = f"step {index.step}"
+    if averaged:
+        origin = f"the average of {len(averaged)} checkpoints up to step {index.step}"
+    is_hybrid = identity.get("train", {}).get("causal_share", 0) > 0
+    exported = Exported(wanted.model, origin, identity.get("name"), wanted.options.dtype or "", is_hybrid)
+    return render_export(exported, recipe)
 
 
 def loading_call(model_type: str, folder: str) -> str:
