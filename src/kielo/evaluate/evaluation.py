@@ -43,7 +43,9 @@ class WantedScores:
         """Read the scores that are there; None if they are not of these inputs and settings."""
         if not is_current(self.folder, KIND, VERSION, self.inputs, self.section):
             return None
-        return read_stage_json(self.folder, MaskedScores if self.is_masked else Scores)
+        if self.is_masked:
+            return read_stage_json(self.folder, MaskedScores)
+        return read_stage_json(self.folder, Scores)
 
 
 def wanted_scores(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -> WantedScores:

@@ -27,7 +27,7 @@ INK, QUIET, RULE, OURS, OTHER, DROPPED = "#010101", "#020202", "#030303", "#0404
 VARIABLES = {
     INK: "--ink", QUIET: "--quiet", RULE: "--rule", OURS: "--ours", OTHER: "--other", DROPPED: "--dropped"
 }  # fmt: skip
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 11,
     "text.color": INK,

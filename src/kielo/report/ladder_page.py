@@ -11,7 +11,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from kielo.artifact.durable import disk_problems_reported
-from kielo.artifact.launch_files import PAGE_NAME, TABLE_NAME, Ladder, Rung
+from kielo.artifact.launch_files import (
+    PAGE_NAME,
+    TABLE_NAME,
+    Ladder,
+    MeasuredSpeed,
+    PlannedSpeed,
+    Rung,
+)
 from kielo.artifact.own_text import refuse_other_text, write_own_text
 from kielo.artifact.stage_json import write_json
 from kielo.report.figures import DROPPED, OTHER, OURS, QUIET, WIDTH_INCHES, page_grid, page_style, page_svg
@@ -35,39 +42,54 @@ def write_ladder_report(folder: Path, ladder: Ladder) -> list[Path]:
 
 def table(ladder: Ladder) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Returns titles and rows: measured, and beside it planned; a rung that is not measured says why."""
-    base, rows = base_rung(ladder.rungs), []
+    base, rows = base_rung(ladder.rungs), list[tuple[str, ...]]()
     for rung in ladder.rungs:
-        planned = f"{rung.planned.tokens_per_second:,.0f}" if rung.planned else "–"
+        planned = f"{planned_of(rung).tokens_per_second:,.0f}" if rung.planned else "–"
         if rung.measured is None:
             rows.append((str(rung.nodes), rung.layout, rung.state, "–", "–", planned, "–"))
             continue
         measured, difference = rung.measured, "–"
         if rung.planned:
-            share = measured.tokens_per_second / rung.planned.tokens_per_second - 1
+            share = measured.tokens_per_second / planned_of(rung).tokens_per_second - 1
             difference = f"{share:+.0%}" + ("" if is_expected(rung) else " (outside of the interval)")
+        linear = f"{share_of_linear(rung, base or rung):.0%}"
         rows.append((
             str(rung.nodes), rung.layout, f"{measured.tokens_per_second:,.0f}",
-            f"{measured.tflops_per_device:.3g}", f"{share_of_linear(rung, base):.0%}", planned, difference,
+            f"{measured.tflops_per_device:.3g}", linear, planned, difference,
         ))  # fmt: skip
     return TITLES, rows
+
+
+def measured_of(rung: Rung) -> MeasuredSpeed:
+    """Returns the measured speed. Raises ValueError for a rung that is not measured."""
+    if rung.measured is None:
+        raise ValueError(f"{rung.layout} on {rung.nodes} nodes: not measured")
+    return rung.measured
+
+
+def planned_of(rung: Rung) -> PlannedSpeed:
+    """Returns the planned speed. Raises ValueError for a rung without a plan."""
+    if rung.planned is None:
+        raise ValueError(f"{rung.layout} on {rung.nodes} nodes: not planned")
+    return rung.planned
 
 
 def base_rung(rungs: Sequence[Rung]) -> Rung | None:
     """Returns the fastest measured rung on the fewest nodes, the measure of linear; None: there is none."""
     measured = [rung for rung in rungs if rung.measured]
-    return min(measured, key=lambda rung: (rung.nodes, -rung.measured.tokens_per_second), default=None)
+    return min(measured, key=lambda rung: (rung.nodes, -measured_of(rung).tokens_per_second), default=None)
 
 
 def share_of_linear(rung: Rung, base: Rung) -> float:
     """Computes tokens a second of a node, by those of the base's nodes."""
-    each = rung.measured.tokens_per_second / rung.nodes
-    return each / (base.measured.tokens_per_second / base.nodes)
+    each = measured_of(rung).tokens_per_second / rung.nodes
+    return each / (measured_of(base).tokens_per_second / base.nodes)
 
 
 def is_expected(rung: Rung) -> bool:
     """Returns True where the measured speed is inside of the plan's interval."""
-    low, high = rung.planned.low_tokens_per_second, rung.planned.high_tokens_per_second
-    return low <= rung.measured.tokens_per_second <= high
+    low, high = planned_of(rung).low_tokens_per_second, planned_of(rung).high_tokens_per_second
+    return low <= measured_of(rung).tokens_per_second <= high
 
 
 def notes(ladder: Ladder) -> list[str]:
@@ -134,7 +156,7 @@ def fastest(rungs: Sequence[Rung]) -> list[Rung]:
     best: dict[int, Rung] = {}
     for rung in (rung for rung in rungs if rung.measured):
         before = best.get(rung.nodes)
-        if before is None or rung.measured.tokens_per_second > before.measured.tokens_per_second:
+        if before is None or measured_of(rung).tokens_per_second > measured_of(before).tokens_per_second:
             best[rung.nodes] = rung
     return [best[nodes] for nodes in sorted(best)]
 
@@ -143,24 +165,26 @@ def scaling_figure(ladder: Ladder) -> str:
     """Draws tokens a second over nodes: measured, planned with its interval, and linear."""
     best, base = fastest(ladder.rungs), base_rung(ladder.rungs)
     nodes = [rung.nodes for rung in best]
+    if base is None:
+        return ""
     with page_style():
         figure = Figure(figsize=(WIDTH_INCHES, 3.6), layout="constrained")
         axes = figure.subplots()
-        each = base.measured.tokens_per_second / base.nodes
+        each = measured_of(base).tokens_per_second / base.nodes
         axes.plot(
             nodes, [each * count for count in nodes], color=QUIET, linewidth=1, linestyle=(0, (4, 3)),
             label="linear",
         )  # fmt: skip
-        planned = [rung for rung in best if rung.planned]
+        planned = [(rung.nodes, rung.planned) for rung in best if rung.planned]
         if planned:
-            counts = [rung.nodes for rung in planned]
-            low = [rung.planned.tokens_per_second - rung.planned.low_tokens_per_second for rung in planned]
-            high = [rung.planned.high_tokens_per_second - rung.planned.tokens_per_second for rung in planned]
+            expected = [one.tokens_per_second for _, one in planned]
+            low = [one.tokens_per_second - one.low_tokens_per_second for _, one in planned]
+            high = [one.high_tokens_per_second - one.tokens_per_second for _, one in planned]
             axes.errorbar(
-                counts, [rung.planned.tokens_per_second for rung in planned], yerr=[low, high], color=OTHER,
-                linewidth=1.2, marker="s", markersize=4, capsize=3, label="planned",
+                [count for count, _ in planned], expected, yerr=[low, high], color=OTHER, linewidth=1.2,
+                marker="s", markersize=4, capsize=3, label="planned",
             )  # fmt: skip
-        speeds = [rung.measured.tokens_per_second for rung in best]
+        speeds = [measured_of(rung).tokens_per_second for rung in best]
         axes.plot(nodes, speeds, color=OURS, linewidth=1.8, marker="o", markersize=5, label="measured")
         for rung, speed in zip(best, speeds):
             axes.annotate(
@@ -183,11 +207,11 @@ def device_figure(ladder: Ladder) -> str:
         figure = Figure(figsize=(WIDTH_INCHES, 3.0), layout="constrained")
         axes = figure.subplots()
         axes.plot(
-            [rung.nodes for rung in measured], [rung.measured.tflops_per_device for rung in measured],
+            [rung.nodes for rung in measured], [measured_of(rung).tflops_per_device for rung in measured],
             color=OTHER, linestyle="", marker="o", markersize=4, label="other layouts",
         )  # fmt: skip
         axes.plot(
-            [rung.nodes for rung in best], [rung.measured.tflops_per_device for rung in best], color=OURS,
+            [rung.nodes for rung in best], [measured_of(rung).tflops_per_device for rung in best], color=OURS,
             linewidth=1.8, marker="o", markersize=5, label="the fastest layout",
         )  # fmt: skip
         if ladder.references:
