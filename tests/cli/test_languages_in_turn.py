@@ -93,7 +93,7 @@ def test_a_failure_does_not_keep_others_from_being_made_and_a_stop_does(
 def test_the_scores_of_a_run_that_failed_are_not_shown(several, capfd, monkeypatch) -> None:
     """They are those of an earlier one."""
     monkeypatch.setattr("kielo.cli.run_languages.read_json", lambda folder, kind: folder.name)
-    monkeypatch.setattr("kielo.report.make_summary.language_row", lambda of: (of, "", ""))
+    monkeypatch.setattr("kielo.cli.run_languages.language_row", lambda of: (of, "", ""))
     several.ends("exit 1", "exit 0")
     assert run(several) == 1
     assert "\nfi\tfailed\t\t\t\net\tdone\trun_et\t\t\n" in capfd.readouterr().out
@@ -128,7 +128,7 @@ def test_the_table_at_any_time(several, capsys, monkeypatch) -> None:
     """A run is done if it was exported and summed up; else its last stage, or the steps of a training."""
     rows: dict[str, Any] = {}
     monkeypatch.setattr("kielo.cli.run_languages.read_json", lambda folder, _: rows.get(folder.name))
-    monkeypatch.setattr("kielo.report.make_summary.language_row", lambda of: of or ("", "", ""))
+    monkeypatch.setattr("kielo.cli.run_languages.language_row", lambda of: of or ("", "", ""))
 
     def state() -> str:
         assert main(["status", str(several.recipe)]) == 0

@@ -33,27 +33,26 @@ class Launching:
         self.ladder: list[Any] = []
         self.to_submit: dict[int, Path] = {}
         self.numbers: list[int] = []
-        job, folder = "kielo.launch.job_plan", "kielo.launch.launch_folder"
         for name, value in {
-            f"{job}.plan_jobs": self._planned(lambda: self.plan),
-            f"{job}.check_ready": self._step("check"),
-            f"{job}.network_needed": lambda of: self.note,
-            "kielo.launch.job_paths.job_paths": lambda of, packs: [JobPath("/a", "reads", f"packs: {packs}")],
-            f"{folder}.one_launch_at_a_time": lambda of: nullcontext(),
-            f"{folder}.refuse_without_scheduler": self._step("scheduler"),
-            f"{folder}.refuse_second_chain": self._step("second chain"),
-            f"{folder}.write_launch": self._step("write", Path("runs/mine/launch/0001")),
-            f"{folder}.launch_of": lambda of: SimpleNamespace(content=lambda: {"nodes": of.nodes}),
-            f"{folder}.submit": self._submit,
-            f"{folder}.write_pack_jobs": self._write_pack,
-            "kielo.launch.pack_jobs.plan_pack_jobs": self._planned(lambda: self.plan),
-            "kielo.launch.pack_jobs.check_packable": self._step("packable"),
-            "kielo.launch.ladder.plan_ladder": self._plan_ladder,
-            "kielo.launch.ladder.in_folder_of": lambda rung, recipe: rung,
-            "kielo.launch.ladder_folder.write_ladder": lambda *_: (Path("runs/ladder"), self.to_submit),
-            "kielo.launch.ladder_folder.waiting_job": lambda folder, scheduler: "99",
+            "plan_jobs": self._planned(lambda: self.plan),
+            "check_ready": self._step("check"),
+            "network_needed": lambda of: self.note,
+            "job_paths": lambda of, packs: [JobPath("/a", "reads", f"packs: {packs}")],
+            "one_launch_at_a_time": lambda of: nullcontext(),
+            "refuse_without_scheduler": self._step("scheduler"),
+            "refuse_second_chain": self._step("second chain"),
+            "write_launch": self._step("write", Path("runs/mine/launch/0001")),
+            "launch_of": lambda of: SimpleNamespace(content=lambda: {"nodes": of.nodes}),
+            "submit": self._submit,
+            "write_pack_jobs": self._write_pack,
+            "plan_pack_jobs": self._planned(lambda: self.plan),
+            "check_packable": self._step("packable"),
+            "plan_ladder": self._plan_ladder,
+            "in_folder_of": lambda rung, recipe: rung,
+            "write_ladder": lambda *_: (Path("runs/ladder"), self.to_submit),
+            "waiting_job": lambda folder, scheduler: "99",
         }.items():
-            monkeypatch.setattr(name, value)
+            monkeypatch.setattr(f"kielo.cli.launch.{name}", value)
 
     def _step(self, name: str, result: Any = None) -> Any:
         return lambda *_: self.done.append(name) or result
@@ -243,8 +242,8 @@ def found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     (folder / "chain").mkdir(parents=True)
     (folder / "logs").mkdir()
     state = SimpleNamespace(is_=Status(folder, launch, ["7", "8"], {}, [], None, None, "", [], {}), ended=[])
-    monkeypatch.setattr("kielo.launch.status.status", lambda run: state.is_)
-    monkeypatch.setattr("kielo.launch.schedulers.end_jobs", lambda *given: state.ended.append(given))
+    monkeypatch.setattr("kielo.cli.launched.status_of", lambda run: state.is_)
+    monkeypatch.setattr("kielo.cli.launched.end_jobs", lambda *given: state.ended.append(given))
     return state
 
 
@@ -336,7 +335,7 @@ def test_jobs_that_pack_tell_how_far_they_are(capsys, monkeypatch, tmp_path) -> 
         content = {"finished": finished, "parts": 4321, "is_joined": is_joined}
         state.progress = SimpleNamespace(**content, _asdict=lambda: content)
 
-    monkeypatch.setattr("kielo.launch.pack_jobs.pack_status", lambda folder: state)
+    monkeypatch.setattr("kielo.cli.launched.pack_status", lambda folder: state)
     progress(1234, False)
     again = f"next\tbash {tmp_path}/submit.sh makes the parts that are missing\n"
     assert said(capsys, "status", str(tmp_path)) == (
@@ -366,7 +365,7 @@ def test_a_ladder_is_tabled_and_written(capsys, monkeypatch, tmp_path) -> None:
     (tmp_path / Ladder.FILE_NAME).touch()
     ladder = SimpleNamespace(content=lambda: {"rungs": []})
     wrote = []
-    monkeypatch.setattr("kielo.launch.ladder_folder.read_ladder", lambda folder: ladder)
+    monkeypatch.setattr("kielo.cli.launched.read_ladder", lambda folder: ladder)
     write = "kielo.report.ladder_page.write_ladder_report"
     monkeypatch.setattr(write, lambda folder, of: wrote.append((folder, of)) or [folder / "a", folder / "b"])
     monkeypatch.setattr("kielo.report.ladder_page.table", lambda of: (("nodes", "speed"), [(1, 2)]))

@@ -9,8 +9,8 @@ import pytest
 
 from kielo.artifact.metrics import METRICS_NAME, PassedOver, write_row
 from kielo.artifact.tokenizer_files import RowMap
-from kielo.cli.look import tokenizer_folder
 from kielo.cli.main import main
+from kielo.cli.tokenizer import tokenizer_folder
 from kielo.recipe.errors import KieloError
 from tests.cli.test_run import write_recipe
 
@@ -63,7 +63,7 @@ def test_files_are_listed_before_anything_is_read(tmp_path, capsys) -> None:
 def test_a_model_that_is_not_known_has_its_reason(recipe, capsys, monkeypatch) -> None:
     fetched = f"hf:{recipe.parent}/nobody"
     sets = ["--set", f"model.weights={fetched}", "--set", "model.transplant=mean"]
-    monkeypatch.setattr("kielo.artifact.weights_folder.weights_here", lambda weights: None)
+    monkeypatch.setattr("kielo.cli.show.weights_here", lambda weights: None)
     rows = said(capsys, "show", recipe, *sets).splitlines()
     assert rows[0] == f"model\tthat of {fetched}, which `kielo train` fetches"
     assert rows[1].startswith("weights\t")
@@ -71,7 +71,7 @@ def test_a_model_that_is_not_known_has_its_reason(recipe, capsys, monkeypatch) -
     def refuse(*_: Any) -> None:
         raise KieloError("it lacks a head")
 
-    monkeypatch.setattr("kielo.resolve.overview.overview_of_recipe", refuse)
+    monkeypatch.setattr("kielo.cli.show.overview_of_recipe", refuse)
     assert said(capsys, "show", recipe).startswith("model\tnot possible: it lacks a head\nkey\tvalue\tfrom\n")
 
 
@@ -84,8 +84,8 @@ def test_ranks_that_do_not_divide_a_step_are_told_for_nodes_of_the_site(recipe, 
             raise KieloError("no layout")
         return ranks
 
-    monkeypatch.setattr("kielo.resolve.resolve.resolve", resolve)
-    monkeypatch.setattr("kielo.resolve.shares.uneven_steps", lambda of: ["a", "b"] if of == 8 else [])
+    monkeypatch.setattr("kielo.cli.show.resolve", resolve)
+    monkeypatch.setattr("kielo.cli.show.uneven_steps", lambda of: ["a", "b"] if of == 8 else [])
     sets = ["--set", "cluster=lumi_g", "--set", "nodes=[1,2,3,2978,2979]"]
     rows = said(capsys, "show", recipe, *sets).splitlines()
     assert asked == [(8, "cuda"), (16, "cuda"), (24, "cuda"), (8 * 2978, "cuda")]
@@ -146,10 +146,10 @@ MADE = RowMap(
 def mapped(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Tokenizers are the names of their folders; a token is called by its tokenizer and id."""
     noted = SimpleNamespace(made=MADE, asked=[])
-    make = "kielo.tokenizer.make_row_map.make_row_map"
+    make = "kielo.cli.tokenizer.make_row_map"
     monkeypatch.setattr(make, lambda *given: noted.asked.append(given) or noted.made)
-    monkeypatch.setattr("kielo.tokenizer.load.load_tokenizer", lambda folder: folder.name)
-    monkeypatch.setattr("kielo.tokenizer.spelling.TokenNames", lambda of: lambda number: f"{of}{number}")
+    monkeypatch.setattr("kielo.cli.tokenizer.load_tokenizer", lambda folder: folder.name)
+    monkeypatch.setattr("kielo.cli.tokenizer.TokenNames", lambda of: lambda number: f"{of}{number}")
     return noted
 
 
@@ -205,10 +205,10 @@ def step(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         of.asked.append(given[:-1])
         return [{"sample": 5, "text": of.text, "tokens": given[-1](SimpleNamespace(tolist=lambda: [1, 2]))}]
 
-    monkeypatch.setattr("kielo.resolve.resolve.resolve", resolve)
-    monkeypatch.setattr("kielo.tokenizer.load.load_tokenizer", lambda folder: folder.name)
-    monkeypatch.setattr("kielo.tokenizer.load.decode", lambda tokenizer, ids: [f"{tokenizer}{ids}"])
-    monkeypatch.setattr("kielo.dataset.query.documents_of_step", documents)
+    monkeypatch.setattr("kielo.cli.show.resolve", resolve)
+    monkeypatch.setattr("kielo.cli.show.load_tokenizer", lambda folder: folder.name)
+    monkeypatch.setattr("kielo.cli.show.decode", lambda tokenizer, ids: [f"{tokenizer}{ids}"])
+    monkeypatch.setattr("kielo.cli.show.documents_of_step", documents)
     return of
 
 

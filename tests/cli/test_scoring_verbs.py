@@ -41,11 +41,12 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     sample = SimpleNamespace(prompt="Kord", text="oli")
     scores = has(bits_per_byte=has(model=1.23456, xz=2), sets=[], samples=[sample])
     of = SimpleNamespace(scores=scores, asked=[], causal=None)
-    monkeypatch.setattr("kielo.cli.checkpoint.newest_checkpoint", lambda run: run / "newest")
-    monkeypatch.setattr("kielo.artifact.stage_json.read_stage_json", lambda folder, kind: of.causal)
-    run = "kielo.evaluate.evaluation"
-    monkeypatch.setattr(f"{run}.evaluate", lambda *given: of.asked.append((*given[1:], False)) or of.scores)
-    theirs = f"{run}.evaluate_hugging_face"
+    monkeypatch.setattr("kielo.stages.results.newest_checkpoint", lambda run: run / "newest")
+    monkeypatch.setattr("kielo.cli.evaluate.read_stage_json", lambda folder, kind: of.causal)
+    monkeypatch.setattr(
+        "kielo.stages.results.evaluate", lambda *given: of.asked.append((*given[1:], False)) or of.scores
+    )
+    theirs = "kielo.evaluate.score.evaluate_hugging_face"
     monkeypatch.setattr(theirs, lambda *given: of.asked.append((*given[1:], True)) or of.scores)
     return of
 
@@ -134,8 +135,10 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
         return " oli."
 
     monkeypatch.setattr("kielo.evaluate.generate.continue_text", continue_text)
-    monkeypatch.setattr("kielo.cli.checkpoint.newest_checkpoint", lambda run: run / "newest")
-    monkeypatch.setattr("kielo.cli.export.export_checkpoint", lambda _, hf, *__: (hf.parent / "made").touch())
+    monkeypatch.setattr("kielo.stages.results.newest_checkpoint", lambda run: run / "newest")
+    monkeypatch.setattr(
+        "kielo.stages.results.export_checkpoint", lambda _, hf, *__: (hf.parent / "made").touch()
+    )
     return asked
 
 
@@ -245,7 +248,7 @@ def test_a_preflight_of_this_rank_tells_its_verdict(
 
     screen = "kielo.verify.screens"
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("kielo.resolve.resolve.resolve", resolve)
+    monkeypatch.setattr("kielo.cli.preflight.resolve", resolve)
     monkeypatch.setattr(
         "kielo.verify.preflight.check_nodes.preflight", lambda *_: print("checking") or has_passed
     )
@@ -282,8 +285,8 @@ def test_a_preflight_starts_ranks(failure, recipe, capsys, monkeypatch) -> None:
         def __getattr__(self, name: str) -> Any:
             return lambda *given: done.append((name, *given)) or (failure if name == "wait" else None)
 
-    monkeypatch.setattr("kielo.ranks.local_ranks.Ranks", Ranks)
-    monkeypatch.setattr("kielo.resolve.resolve.resolve", lambda *given: done.append(given[2]))
+    monkeypatch.setattr("kielo.cli.preflight.Ranks", Ranks)
+    monkeypatch.setattr("kielo.cli.preflight.resolve", lambda *given: done.append(given[2]))
     words = ["preflight", str(recipe), "--set", "seed=3", "--ranks", "2"]
     assert main(words) == (1 if failure else 0)
     arguments = ["-m", "kielo", *words[:4]]

@@ -44,29 +44,31 @@ class Stages:
         self.summary = {"of": "the run"}
         self._now = 100.0
         self._patch = monkeypatch.setattr
-        self._patch("kielo.cli.run.time", SimpleNamespace(monotonic=lambda: self._now))
-        self._stage("kielo.corpus.corpus_stage.run_corpus", "corpus", lambda recipe, folder, raw: folder)
+        self._patch("kielo.stages.make_stages.time", SimpleNamespace(monotonic=lambda: self._now))
+        self._stage("kielo.stages.make_stages.run_corpus", "corpus", lambda recipe, folder, raw: folder)
         self._stage(
-            "kielo.tokenizer.train.train_tokenizer", "tokenizer", lambda recipe, corpus, folder: folder
+            "kielo.stages.make_stages.train_tokenizer", "tokenizer", lambda recipe, corpus, folder: folder
         )
-        self._stage("kielo.dataset.pack.pack", "pack", lambda *given: given[3])
-        self._stage("kielo.cli.train.train_here", "train", lambda recipe: Path(recipe.folder) / "train")
-        ranks = "kielo.cli.train.train_on_ranks"
+        self._stage("kielo.stages.make_stages.pack", "pack", lambda *given: given[3])
+        self._stage(
+            "kielo.stages.make_stages.train_here", "train", lambda recipe: Path(recipe.folder) / "train"
+        )
+        ranks = "kielo.stages.make_stages.train_on_ranks"
         self._stage(ranks, "train", lambda recipe, *_: Path(recipe.folder) / "train")
-        self._stage("kielo.cli.verify.certify", "verify", lambda recipe, run, **_: run / "verify")
-        self._stage("kielo.evaluate.evaluation.evaluate", "evaluate", lambda recipe, run, _: run / "evaluate")
-        self._stage("kielo.cli.export.export_checkpoint", "export", lambda *given: given[1])
+        self._stage("kielo.stages.make_stages.certify", "verify", lambda recipe, run, **_: run / "verify")
+        self._stage("kielo.stages.make_stages.evaluate", "evaluate", lambda recipe, run, _: run / "evaluate")
+        self._stage("kielo.stages.make_stages.export_checkpoint", "export", lambda *given: given[1])
         self._patch("kielo.report.write.write_report", self._report)
-        self._patch("kielo.report.make_summary.print_summary", lambda of: print(f"of {of.content()}"))
-        self._patch("kielo.cli.run.read_json", lambda *_: SimpleNamespace(content=lambda: self.summary))
-        self._patch("kielo.cli.checkpoint.newest_checkpoint", lambda run: run / "newest")
-        self._patch("kielo.tokenizer.train.unfilled_vocabulary", lambda recipe, made: "")
-        self._patch("kielo.dataset.pack_sequences.pack_sequences", lambda recipe, tokens: None)
-        self._note("kielo.dataset.evaluation_texts.pack_evaluation_texts")
-        for check in ("resolve.resolve.refuse_before_text", "resolve.budget.check_text_suffices"):
-            self._note(f"kielo.{check}")
-        for check in ("check_inputs", "check_vectors"):
-            self._note(f"kielo.tokenizer.stage_inputs.{check}")
+        self._patch("kielo.stages.make_stages.print_summary", lambda of: print(f"of {of.content()}"))
+        summary = SimpleNamespace(content=lambda: self.summary)
+        self._patch("kielo.stages.make_stages.read_json", lambda *_: summary)
+        self._patch("kielo.api.Run.summary", summary)
+        self._patch("kielo.stages.make_stages.newest_checkpoint", lambda run: run / "newest")
+        self._patch("kielo.stages.make_stages.unfilled_vocabulary", lambda recipe, made: "")
+        self._patch("kielo.stages.make_stages.pack_sequences", lambda recipe, tokens: None)
+        self._note("kielo.stages.make_stages.pack_evaluation_texts")
+        for check in ("refuse_before_text", "check_text_suffices", "check_inputs", "check_vectors"):
+            self._note(f"kielo.stages.make_stages.{check}")
 
     def _stage(self, function: str, name: str, folder_of: Callable[..., Path]) -> None:
         def work(*given: Any, **named: Any) -> Any:
@@ -263,14 +265,14 @@ def test_words_of_a_stage_on_stderr_come_after_its_title(stages, recipe, monkeyp
 
 def test_ranks_are_started_for_more_than_one(stages, recipe, monkeypatch, capsys) -> None:
     """The title of a training that starts ranks does not wait: they write to the terminal themselves."""
-    monkeypatch.setattr("kielo.cli.train.is_done", lambda recipe, ranks: False)
+    monkeypatch.setattr("kielo.stages.make_stages.is_done", lambda recipe, ranks: False)
     sets = ["--set", "seed=3", "--set", "report.license=mit"]
     assert run(recipe, *sets, "--to", "train", "--ranks", "2") == 0
-    assert stages.given["train"] == (str(recipe), ["seed=3", "report.license=mit"], 2)
+    assert stages.given["train"] == (str(recipe), ("seed=3", "report.license=mit"), 2)
     capsys.readouterr()
     for ranks, is_done, title in (("2", False, "── train\n   nothing"), ("2", True, "── train: nothing"),
                                   ("1", False, "── train: nothing")):  # fmt: skip
-        monkeypatch.setattr("kielo.cli.train.is_done", lambda recipe, ranks, done=is_done: done)
+        monkeypatch.setattr("kielo.stages.make_stages.is_done", lambda recipe, ranks, done=is_done: done)
         assert run(recipe, "--only", "train", "--ranks", ranks) == 0
         assert capsys.readouterr().out.startswith(title)
     assert stages.given["train"] == ()
@@ -363,8 +365,10 @@ def test_what_cannot_work_is_refused_before_the_stages(stages, recipe, tmp_path)
 
 def test_a_tokenizers_shortage_and_row_map_are_told_when_it_is_made(stages, recipe, capsys, monkeypatch):
     made = RowMap(method="mean", old_tokenizer="", old_vocabulary_size=4, rows=[[1], [2]], control_tokens={})
-    monkeypatch.setattr("kielo.tokenizer.train.unfilled_vocabulary", lambda of, _: f"few words for {of.name}")
-    monkeypatch.setattr("kielo.artifact.stage_json.read_stage_json", lambda folder, kind: made)
+    monkeypatch.setattr(
+        "kielo.stages.make_stages.unfilled_vocabulary", lambda of, _: f"few words for {of.name}"
+    )
+    monkeypatch.setattr("kielo.stages.make_stages.read_stage_json", lambda folder, kind: made)
     assert run(recipe, "--to", "tokenizer") == 0
     said = capsys.readouterr()
     assert said.err == "tokenizer: few words for tiny\n"
@@ -372,8 +376,8 @@ def test_a_tokenizers_shortage_and_row_map_are_told_when_it_is_made(stages, reci
     assert run(recipe, "--to", "tokenizer") == 0
     said = capsys.readouterr()
     assert said.err == "" and "transplant" not in said.out
-    monkeypatch.setattr("kielo.tokenizer.train.unfilled_vocabulary", lambda recipe, made: "")
-    monkeypatch.setattr("kielo.artifact.stage_json.read_stage_json", lambda folder, kind: None)
+    monkeypatch.setattr("kielo.stages.make_stages.unfilled_vocabulary", lambda recipe, made: "")
+    monkeypatch.setattr("kielo.stages.make_stages.read_stage_json", lambda folder, kind: None)
     assert run(recipe, "--to", "tokenizer", "--again", "tokenizer") == 0
     assert capsys.readouterr() == ("── corpus: nothing to do, same inputs and recipe; --again corpus redoes "
                                    "it\n── tokenizer\n", "")  # fmt: skip
@@ -381,8 +385,8 @@ def test_a_tokenizers_shortage_and_row_map_are_told_when_it_is_made(stages, reci
 
 def test_sequences_that_are_packed_are_told(stages, recipe, capsys, monkeypatch) -> None:
     rows = [SimpleNamespace(sentence=lambda: "a: 1"), SimpleNamespace(sentence=lambda: "b: 2")]
-    monkeypatch.setattr("kielo.dataset.pack_sequences.pack_sequences", lambda recipe, tokens: tokens.name)
-    monkeypatch.setattr("kielo.dataset.packed_sequences.packing_rows", lambda of: rows * (of == "tokens"))
+    monkeypatch.setattr("kielo.stages.make_stages.pack_sequences", lambda recipe, tokens: tokens.name)
+    monkeypatch.setattr("kielo.stages.make_stages.packing_rows", lambda of: rows * (of == "tokens"))
     assert run(recipe, "--to", "pack") == 0
     assert capsys.readouterr().out.endswith("── pack\na: 1\nb: 2\n")
 
@@ -394,7 +398,9 @@ def test_sequences_that_are_packed_are_told(stages, recipe, capsys, monkeypatch)
 ])  # fmt: skip
 def test_a_share_of_the_text_is_packed(share, made, said, stages, recipe, tmp_path, capsys, monkeypatch):
     given = []
-    monkeypatch.setattr("kielo.dataset.pack.pack_share", lambda recipe, *rest: given.append(rest) or made)
+    monkeypatch.setattr(
+        "kielo.stages.make_stages.pack_share", lambda recipe, *rest: given.append(rest) or made
+    )
     assert run(recipe, "--only", "pack", "--share", share) == 1
     assert "is not finished, and this stage needs it" in capsys.readouterr().err and given == []
     assert run(recipe, "--to", "tokenizer") == 0
@@ -412,7 +418,7 @@ def test_ready_tokens_need_no_corpus(stages, recipe, tmp_path, capsys, monkeypat
     """
     compared = []
     monkeypatch.setattr(
-        "kielo.checkpoint.auto_tokenizer.compare_folder", lambda *of: compared.append(of) or ("compared", [])
+        "kielo.stages.make_stages.compare_folder", lambda *of: compared.append(of) or ("compared", [])
     )
     ready = recipe.with_name("ready.toml")
     source = f'sources = [{{name = "text", tokens = "{tmp_path}/data"}}]'
@@ -453,7 +459,7 @@ def test_sigterm_ends_a_stage_with_75_and_the_handler_comes_back(stages, recipe,
 
 
 def test_keys_that_weights_replace_are_told_before_the_stages(stages, recipe, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("kielo.resolve.complete_model.overridden_in_words", lambda model: "hidden_size = 9")
+    monkeypatch.setattr("kielo.stages.attempt.overridden_in_words", lambda model: "hidden_size = 9")
     stages.during["corpus"] = lambda: print("cleaned", file=sys.stderr)
     assert run(recipe, "--only", "corpus") == 0
     assert capsys.readouterr().err == "warning: hidden_size = 9\ncleaned\n"
@@ -463,7 +469,7 @@ def test_a_recipe_that_follows_another_makes_its_weights_first(
     stages, recipe, tmp_path, capsys, monkeypatch
 ) -> None:
     """As far as its export, with this run's ranks and none of its settings; not to clean the text alone."""
-    monkeypatch.setattr("kielo.resolve.complete_model.overridden_in_words", lambda model: f"{model.weights}")
+    monkeypatch.setattr("kielo.stages.attempt.overridden_in_words", lambda model: f"{model.weights}")
     second = recipe.with_name("second.toml")
     second.write_text(
         f'extends = "{recipe}"\nname = "second"\nfolder = "{tmp_path}/second"\nfollows = "{recipe}"\n'

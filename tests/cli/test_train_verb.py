@@ -12,9 +12,9 @@ import pytest
 from kielo.artifact.attempt_files import REFUSAL_FILE, Outcome
 from kielo.artifact.manifest import write_stage
 from kielo.cli.main import main
-from kielo.cli.train import is_done, train_here, train_on_ranks
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
+from kielo.stages.attempt import is_done, train_here, train_on_ranks
 from kielo.train.start_ranks import RESTARTS
 from tests.cli.test_run import write_recipe
 
@@ -145,7 +145,7 @@ def test_one_of_several_ranks_tells_the_outcome(asked, recipe, capsys, monkeypat
 def test_one_of_several_ranks_warns_of_keys_that_weights_replace(
     asked, recipe, capsys, monkeypatch, tmp_path
 ) -> None:
-    monkeypatch.setattr("kielo.resolve.complete_model.overridden_in_words", lambda model: "hidden_size = 9")
+    monkeypatch.setattr("kielo.stages.attempt.overridden_in_words", lambda model: "hidden_size = 9")
     assert train(recipe) == 0
     assert capsys.readouterr().err == "warning: hidden_size = 9\n"
     as_rank(monkeypatch, 1, 2)
@@ -182,12 +182,13 @@ def resolved(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         return noted
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("kielo.resolve.resolve.resolve", resolve)
-    chosen = "kielo.resolve.software.chosen_precision"
+    monkeypatch.setattr("kielo.stages.attempt.resolve", resolve)
+    chosen = "kielo.stages.attempt.chosen_precision"
     monkeypatch.setattr(chosen, lambda recipe, *_: ("bf16", f"{recipe.name} has AMX"))
-    monkeypatch.setattr("kielo.resolve.shares.uneven_steps", lambda _: of.uneven)
-    monkeypatch.setattr("kielo.plan.remedies.memory_warning", lambda *_: of.memory)
-    monkeypatch.setattr("kielo.plan.cost.with_expectation", lambda resolved, recipe: resolved)
+    monkeypatch.setattr("kielo.stages.attempt.uneven_steps", lambda _: of.uneven)
+    for file in ("cli.train", "stages.attempt"):
+        monkeypatch.setattr(f"kielo.{file}.memory_warning", lambda *_: of.memory)
+    monkeypatch.setattr("kielo.stages.attempt.with_expectation", lambda resolved, recipe: resolved)
     monkeypatch.setattr("kielo.train.run.train", note("train"))
     monkeypatch.setattr("kielo.train.run.measure", note("measure"))
     return of
@@ -238,7 +239,7 @@ def test_a_refusal_is_written_down_for_the_parent(error, is_written, resolved, r
 def test_ranks_of_a_node_ask_the_hub_for_weights_once(resolved, recipe, monkeypatch) -> None:
     """Within four hours, before the recipe is resolved."""
     asked = []
-    monkeypatch.setattr("kielo.artifact.weights_folder.resolve_weights", lambda weights: f"here: {weights}")
+    monkeypatch.setattr("kielo.stages.attempt.resolve_weights", lambda weights: f"here: {weights}")
     monkeypatch.setattr("kielo.ranks.world.meet", lambda place, seconds: (place.size, seconds))
     once = "kielo.ranks.world.once_a_node"
     monkeypatch.setattr(
@@ -258,7 +259,7 @@ def test_ranks_of_a_node_ask_the_hub_for_weights_once(resolved, recipe, monkeypa
 @pytest.mark.parametrize("is_json", [False, True])
 def test_the_parent_hands_its_settings_to_the_ranks(is_json, recipe, monkeypatch) -> None:
     given: list[tuple] = []
-    start = "kielo.train.start_ranks.start_ranks"
+    start = "kielo.stages.attempt.start_ranks"
     monkeypatch.setattr(start, lambda recipe, *rest: given.append(rest) or outcome())
     if is_json:
         monkeypatch.setattr(sys, "stdout", sys.stderr)
@@ -276,11 +277,11 @@ def test_a_finished_run_starts_no_rank(resolved, recipe, tmp_path, monkeypatch) 
     """
     placement = SimpleNamespace(device="cuda", accelerator="h100")
     ends = SimpleNamespace(is_finished=True)
-    monkeypatch.setattr("kielo.train.start_ranks.start_ranks", lambda *_: outcome(message="started"))
-    monkeypatch.setattr("kielo.resolve.resolved.read", lambda path: SimpleNamespace(placement=placement))
-    monkeypatch.setattr("kielo.train.records.is_finished", lambda _: ends.is_finished)
+    monkeypatch.setattr("kielo.stages.attempt.start_ranks", lambda *_: outcome(message="started"))
+    monkeypatch.setattr("kielo.stages.attempt.read", lambda path: SimpleNamespace(placement=placement))
+    monkeypatch.setattr("kielo.stages.attempt.is_finished", lambda _: ends.is_finished)
     said = {id(resolved): outcome(message="nothing to do")}
-    monkeypatch.setattr("kielo.train.records.nothing_to_do", lambda of: said[id(of)])
+    monkeypatch.setattr("kielo.stages.attempt.nothing_to_do", lambda of: said[id(of)])
     read = read_recipe(str(recipe)).recipe
 
     def both() -> tuple[str, bool]:
@@ -303,7 +304,7 @@ def test_a_finished_run_starts_no_rank(resolved, recipe, tmp_path, monkeypatch) 
         raise KieloError("it cannot be read")
 
     ends.is_finished = True
-    monkeypatch.setattr("kielo.resolve.resolved.read", refuse)
+    monkeypatch.setattr("kielo.stages.attempt.read", refuse)
     assert both() == ("started", False)
 
 
@@ -321,10 +322,10 @@ def test_a_dry_run_tells_what_would_be_trained(resolved, recipe, capsys, monkeyp
     overview = SimpleNamespace(rows=lambda: [("model", "llama")])
     row = SimpleNamespace(sentence=lambda: "b: filled", source="b", sequence_length=32)
     others = [SimpleNamespace(source=name, sequence_length=length) for name, length in (("b", 16), ("a", 32))]
-    monkeypatch.setattr("kielo.resolve.overview.overview_of_run", lambda identity: overview)
-    monkeypatch.setattr("kielo.dataset.packed_sequences.packing_manifest", lambda folder: folder)
-    monkeypatch.setattr("kielo.dataset.packed_sequences.packing_rows", lambda _: [row, *others])
-    monkeypatch.setattr("kielo.train.dry_run.dry_run", lambda resolved: FOUND)
+    monkeypatch.setattr("kielo.cli.train.overview_of_run", lambda identity: overview)
+    monkeypatch.setattr("kielo.cli.train.packing_manifest", lambda folder: folder)
+    monkeypatch.setattr("kielo.cli.train.packing_rows", lambda _: [row, *others])
+    monkeypatch.setattr("kielo.cli.train.dry_run", lambda resolved: FOUND)
     resolved.memory = "it is tight"
     assert train(recipe, "--dry-run", "--ranks", "8") == 0
     assert resolved.asked == [(8, "cpu", None)]
@@ -341,7 +342,7 @@ def test_a_dry_run_tells_what_would_be_trained(resolved, recipe, capsys, monkeyp
     assert said.err == "warning: it is tight\n"
     resolved.memory, resolved.identity.phases = "", resolved.identity.phases[:1]
     other = FOUND | {"compile": False, "usable_bytes": None}
-    monkeypatch.setattr("kielo.train.dry_run.dry_run", lambda resolved: other)
+    monkeypatch.setattr("kielo.cli.train.dry_run", lambda resolved: other)
     as_rank(monkeypatch, 0, 16)
     assert train(recipe, "--dry-run") == 0
     said = capsys.readouterr()
@@ -358,11 +359,11 @@ def test_a_dry_run_tells_what_would_be_trained(resolved, recipe, capsys, monkeyp
 
 def test_a_gpu_is_named_and_a_missing_compiler_is_told_once(resolved, recipe, capsys, monkeypatch) -> None:
     software = SimpleNamespace(missing_compiler="no C compiler", has_amx=False)
-    monkeypatch.setattr("kielo.resolve.software.installed", lambda device: software)
+    monkeypatch.setattr("kielo.stages.attempt.installed", lambda device: software)
     assert train(recipe) == 0 and capsys.readouterr().err == ""  # no GPU: nothing is compiled anyway
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "H100")
-    monkeypatch.setattr("kielo.ranks.process_settings.settle_allocator", lambda settings: "expandable")
+    monkeypatch.setattr("kielo.stages.attempt.settle_allocator", lambda settings: "expandable")
     assert train(recipe) == 0
     assert resolved.asked[-2] == (1, "cuda", "H100")
     said = "device memory: expandable\n", "warning: layers are not compiled; no C compiler\n"

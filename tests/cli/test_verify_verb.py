@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from kielo.cli.main import main
+from kielo.recipe.read import read_recipe
+from kielo.stages.results import certify
 from tests.cli.test_run import write_recipe
 
 
@@ -25,12 +27,12 @@ class Parity:
         self.passed = True
         # First: what is imported here for the first time must not take the stand-ins below for its own.
         monkeypatch.setattr("kielo.verify.parity.verify_parity", self.verify)
-        monkeypatch.setattr("kielo.cli.checkpoint.newest_checkpoint", lambda run: run / "newest")
-        monkeypatch.setattr("kielo.artifact.checkpoint_index.read_state", lambda folder: {"of": folder.name})
-        monkeypatch.setattr("kielo.dataset.provenance.check_tokens", lambda *given: self.asked.append(given))
-        monkeypatch.setattr("kielo.resolve.resolved.read", lambda path: path.name)
-        monkeypatch.setattr("kielo.verify.certificate.current_certificate", lambda *what: self.current)
-        monkeypatch.setattr("kielo.verify.certificate.print_parity", lambda made: print(made.content()))
+        monkeypatch.setattr("kielo.stages.results.newest_checkpoint", lambda run: run / "newest")
+        monkeypatch.setattr("kielo.stages.results.read_state", lambda folder: {"of": folder.name})
+        monkeypatch.setattr("kielo.stages.results.check_tokens", lambda *given: self.asked.append(given))
+        monkeypatch.setattr("kielo.stages.results.read", lambda path: path.name)
+        monkeypatch.setattr("kielo.stages.results.current_certificate", lambda *what: self.current)
+        monkeypatch.setattr("kielo.stages.results.print_parity", lambda made: print(made.content()))
 
     def certificate(self, name: str) -> SimpleNamespace:
         return SimpleNamespace(content=lambda: {"made": name}, passed=self.passed, FILE_NAME="parity.json")
@@ -68,9 +70,6 @@ def test_parity_is_certified_and_told(passed, proof, recipe, tmp_path, capsys) -
 
 
 def test_kielo_run_prints_a_certificate_that_it_makes(proof, recipe, tmp_path, capsys) -> None:
-    from kielo.cli.verify import certify
-    from kielo.recipe.read import read_recipe
-
     read = read_recipe(str(recipe)).recipe
     assert certify(read, tmp_path / "run", shows_current=False).content() == {"made": "now"}
     assert capsys.readouterr().out == "{'made': 'now'}\n"

@@ -20,7 +20,6 @@ from kielo.dataset.pack import pack
 from kielo.evaluate.conllu import read_sentences
 from kielo.evaluate.contender import load_checkpoint
 from kielo.evaluate.encoder import Encoder, open_encoder
-from kielo.evaluate.evaluation import evaluate
 from kielo.evaluate.fill_mask import fill_prompts
 from kielo.evaluate.part_of_speech import score_part_of_speech, word_states
 from kielo.evaluate.pseudo_likelihood import (
@@ -38,6 +37,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import PartOfSpeech, Recipe
 from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import write
+from kielo.stages.results import evaluate
 from kielo.tokenizer.load import TextTokenizer
 from kielo.tokenizer.train import train_tokenizer
 

@@ -16,7 +16,7 @@ from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.hugging_face_export import export
 from kielo.dataset.pack import pack
 from kielo.evaluate.contender import load_checkpoint
-from kielo.evaluate.evaluation import evaluate, evaluate_hugging_face
+from kielo.evaluate.score import evaluate_hugging_face
 from kielo.evaluate.texts import evenly, heldout_texts, training_texts, training_token_counts
 from kielo.models.blocks.decoder import init_weights
 from kielo.models.llama.model import Llama
@@ -24,6 +24,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import write
+from kielo.stages.results import evaluate
 from kielo.tokenizer.train import train_tokenizer
 
 RECIPE = Recipe.model_validate(

@@ -10,9 +10,8 @@ import torch
 from kielo.dataset.heldout_sets import HeldoutSet
 from kielo.evaluate import score as module
 from kielo.evaluate.baselines import ByteNgram, byte_stream, xz_bits
-from kielo.evaluate.evaluation import evaluate_hugging_face
 from kielo.evaluate.generate import generate
-from kielo.evaluate.score import score
+from kielo.evaluate.score import evaluate_hugging_face, score
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from tests.evaluate.test_bits_per_byte import VOCAB, byte_tokenizer, contender

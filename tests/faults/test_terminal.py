@@ -16,7 +16,7 @@ import torch
 
 from kielo.artifact.metrics import read_metrics
 from kielo.checkpoint.read_checkpoint import read_tensors
-from kielo.cli import look
+from kielo.cli import show as show_verb
 from kielo.cli.main import main
 from kielo.train.start_ranks import read_outcome
 from tests.alerts import alerts
@@ -449,7 +449,7 @@ def planted(error: BaseException, monkeypatch) -> None:
     def show(options):
         raise error
 
-    monkeypatch.setattr(look, "show", show)
+    monkeypatch.setattr(show_verb, "show", show)
 
 
 @pytest.mark.parametrize("kind", EXPECTED)

@@ -21,12 +21,12 @@ from kielo.artifact.checkpoint_inspection import newest_checkpoint
 from kielo.checkpoint import saving
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.read_checkpoint import read_tensors
-from kielo.cli.train import train_here
 from kielo.models import families
 from kielo.models.families import complete
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Model
+from kielo.stages.attempt import train_here
 from kielo.train import run as run_module
 from kielo.train.final_check import refuse_unsound_weights
 from tests.checkpoint.layouts import config as layouts_config

@@ -5,7 +5,19 @@ import sys
 
 from tests.house.checks import FAMILY_TABLES, PACKAGE
 
-ROOMS = ["recipe", "artifact", "corpus", "tokenizer", "dataset", "resolve", "plan", "launch", "report", "cli"]
+ROOMS = [
+    "recipe",
+    "artifact",
+    "corpus",
+    "tokenizer",
+    "dataset",
+    "resolve",
+    "plan",
+    "launch",
+    "report",
+    "stages",
+    "cli",
+]
 TABLES = ["models.families"] + sorted(
     f"models.{path.parent.name}.{path.stem}"
     for path in PACKAGE.glob("models/*/*.py")

@@ -64,6 +64,17 @@ def test_no_function_takes_more_than_seven_arguments(house):
     assert checks.functions_with_many_arguments(house) == ["models/llama/model.py: eight"]
 
 
+def test_kielo_is_imported_at_the_top_of_files(house):
+    """A room that is slow to load is reached through `stages/late.py` or the library."""
+    assert checks.files_that_import_late(PACKAGE) <= checks.IMPORT_LATE
+    (house / "api.py").write_text("def load():\n    import kielo.recipe.read\n")
+    (house / "models" / "one.py").write_text("import kielo.models\n\n\ndef f():\n    import torch\n")
+    assert checks.files_that_import_late(house) == set()
+    (house / "models" / "two.py").write_text("def f():\n    from kielo.models import families\n")
+    (house / "models" / "six.py").write_text("class A:\n    async def f(self):\n        import kielo.train\n")
+    assert checks.files_that_import_late(house) == {"models/two.py", "models/six.py"}
+
+
 def test_files_that_stages_exchange_are_read_through_their_types(house):
     """Nobody else builds their paths, so nobody else parses them."""
     names = {Path(found.file).name for found in FORMATS.values()} - {"recipe.toml"}

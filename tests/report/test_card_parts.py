@@ -1,5 +1,6 @@
 """Parts of the model card, from recipes and scores of a few words: what is said, and what is not."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +16,9 @@ from kielo.recipe.sections import Model, Recipe
 from kielo.report import model_card
 from kielo.report.gather import gather
 from kielo.report.model_card import write_model_card
+from tests.report.made_page import NOTHING
 from tests.report.synthetic_run import RECIPE, SOURCE_IN_WORDS, STAGES, source_folder
 from tests.report.test_encoder_report import SCORES as MASKED
-
-NOTHING: dict[str, Any] = {
-    "kielo_version": "9.8", "overview": None, "row_map": None, "scores": None, "masked_scores": None,
-    "parity": None, "corpus": None, "training": None, "export": None,
-}  # fmt: skip
 
 
 def recipe(sources: list[dict[str, Any]] | None = None, **train: Any) -> Recipe:
@@ -32,7 +29,7 @@ def recipe(sources: list[dict[str, Any]] | None = None, **train: Any) -> Recipe:
 
 
 def card(**found: Any) -> str:
-    return model_card.render(NOTHING | {"recipe": RECIPE} | found)
+    return model_card.render(replace(NOTHING, **found))
 
 
 def part(title: str, text: str) -> str:
@@ -80,7 +77,7 @@ def test_how_an_encoder_is_loaded(share: float, model_type: str, words: str) -> 
 def test_a_decoder_is_loaded_with_the_first_prompt(run_folder: Path) -> None:
     text = part("How to load it", card())
     assert 'inputs = tokenizer("…", return_tensors="pt")' in text
-    scores = gather(run_folder, RECIPE, STAGES)["scores"]
+    scores = gather(run_folder, RECIPE, STAGES).scores
     samples = [scores.samples[0].model_copy(update={"prompt": 'õ "x"'}), *scores.samples[1:]]
     text = card(scores=scores.model_copy(update={"samples": samples}))
     assert 'inputs = tokenizer("õ \\"x\\"", return_tensors="pt")' in text
@@ -118,7 +115,7 @@ def test_without_results_only_what_is_known_is_said() -> None:
 
 @pytest.mark.parametrize(("passed", "said"), [(True, "Passed: this"), (False, "Not passed: this")])
 def test_parity_on_the_card(run_folder: Path, passed: bool, said: str) -> None:
-    found = gather(run_folder, RECIPE, STAGES)["parity"].model_copy(update={"passed": passed})
+    found = gather(run_folder, RECIPE, STAGES).parity.model_copy(update={"passed": passed})
     assert part("Parity", card(parity=found)).startswith(said)
     found = found.model_copy(update={"source": source_folder(passed)})
     assert part("Parity", card(parity=found)).endswith(f". {SOURCE_IN_WORDS[passed]}")
@@ -128,14 +125,14 @@ def test_the_training_on_the_card() -> None:
     """The last logged step, with its tokens where they are known."""
     steps = [SimpleNamespace(step=10, tokens=1000), SimpleNamespace(step=1234, tokens=5678)]
     corpus = {"bytes_kept": 1500, "documents_kept": 1300, "bytes_in": 2_000_000, "documents_in": 4100}
-    text = part("Training text", card(corpus=corpus, training={"steps": steps}))
+    text = part("Training text", card(corpus=corpus, training=SimpleNamespace(steps=steps)))
     assert text.split("\n")[2:] == [
         "- After cleaning: 1.50 kB in 1,300 documents, of 2.00 MB in 4,100",
         "- Training: 1,234 optimiser steps, 5,678 tokens",
     ]
     steps[-1].tokens = None
-    assert card(training={"steps": steps}).count("- Training: 1,234 optimiser steps\n") == 1
-    assert "- Training" not in card(training={"steps": []})
+    assert card(training=SimpleNamespace(steps=steps)).count("- Training: 1,234 optimiser steps\n") == 1
+    assert "- Training" not in card(training=SimpleNamespace(steps=[]))
 
 
 def test_sources_are_named_without_paths() -> None:

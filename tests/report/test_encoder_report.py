@@ -1,5 +1,6 @@
 """What page, card and terminal say of an encoder, from scores that are written by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from kielo.artifact.scores import (
     PseudoBitsPerByte,
 )
 from kielo.report import model_card, page
-from kielo.report.gather import gather, summarise
+from kielo.report.gather import Gathered, gather, summarise
 from kielo.report.make_summary import summary_rows
 from tests.report import synthetic_run
 from tests.report.synthetic_run import HOSTILE, RECIPE, STAGES
@@ -50,16 +51,16 @@ SCORES = MaskedScores(
 
 
 @pytest.fixture(scope="module")
-def gathered(tmp_path_factory: pytest.TempPathFactory) -> dict:
+def gathered(tmp_path_factory: pytest.TempPathFactory) -> Gathered:
     folder: Path = tmp_path_factory.mktemp("run")
     synthetic_run.write_run(folder)
     recipe = RECIPE.model_copy(
         update={"train": RECIPE.train.model_copy(update={"objective": "masked_tokens"})}
     )
-    return gather(folder, recipe, STAGES) | {"scores": None, "parity": None, "masked_scores": SCORES}
+    return replace(gather(folder, recipe, STAGES), scores=None, parity=None, masked_scores=SCORES)
 
 
-def test_the_page_has_every_measure_of_an_encoder(gathered: dict) -> None:
+def test_the_page_has_every_measure_of_an_encoder(gathered: Gathered) -> None:
     """With their figures, and with text from outside escaped; a baseline that is better is not hidden."""
     text = Page(page.render(gathered)).text
     for told in (
@@ -71,11 +72,11 @@ def test_the_page_has_every_measure_of_an_encoder(gathered: dict) -> None:
         assert told in text, told
     assert text.count(HOSTILE) >= 3
     best = SCORES.model_copy(update={"accuracy": Accuracy(model=0.5, unigram=0.04, bigram=0.171)})
-    text = Page(page.render(gathered | {"masked_scores": best})).text
+    text = Page(page.render(replace(gathered, masked_scores=best))).text
     assert "beats all of 2 baselines" in text  # of a file of before, which has two
 
 
-def test_the_card_says_what_was_measured_and_no_more(gathered: dict) -> None:
+def test_the_card_says_what_was_measured_and_no_more(gathered: Gathered) -> None:
     card = model_card.render(gathered)
     for told in (
         "| token bigrams of both neighbours | 42.0 % |", "0.987 bits per byte", "1.234", "Of 4 minimal",
@@ -85,11 +86,11 @@ def test_the_card_says_what_was_measured_and_no_more(gathered: dict) -> None:
     bare = MaskedScores.model_validate_json(
         SCORES.model_dump_json(exclude={"pseudo_bits_per_byte", "minimal_pairs", "part_of_speech"})
     )
-    card = model_card.render(gathered | {"masked_scores": bare})
+    card = model_card.render(replace(gathered, masked_scores=bare))
     assert "41.5 %" in card and "minimal pairs" not in card and "part of speech" not in card
 
 
-def test_the_terminal_compares_with_each_baseline(gathered: dict) -> None:
+def test_the_terminal_compares_with_each_baseline(gathered: Gathered) -> None:
     rows = dict(summary_rows(summarise(gathered)))
     assert rows["hidden tokens predicted"] == "41.5 %"
     assert rows["  token bigram"] == "17.1 %  (beaten)"

@@ -84,7 +84,7 @@ def scores(**changes: Any) -> SimpleNamespace:
 
 
 def test_bars_of_bits(drawn) -> None:
-    figures.bits_per_byte_bars({"scores": scores()})
+    figures.bits_per_byte_bars(SimpleNamespace(scores=scores()))
     figure = drawn["bits"]
     (axes,) = figure.axes
     assert size(figure) == (8.4, 2.18) and figure.dpi == 96  # 0.42 inches a bar, and half an inch
@@ -110,15 +110,15 @@ def test_caption_of_bits() -> None:
         "Fewer is better. 1,300 held-out documents, 95.0 kB: bits by bytes (sequence_length 256, stride "
         "128). The baselines were given the same training text."
     )
-    assert figures.bits_per_byte_caption({"scores": scores()}) == whole
+    assert figures.bits_per_byte_caption(SimpleNamespace(scores=scores())) == whole
     part = scores(heldout_documents_in_all=1301, training_bytes_of_byte_baselines=1_999_999)
-    assert figures.bits_per_byte_caption({"scores": part}) == (
+    assert figures.bits_per_byte_caption(SimpleNamespace(scores=part)) == (
         f"{whole} An even sample of 1,301 held-out documents. xz and the n-gram were given an even sample of "
         "it: 2.00 MB of 2.00 MB."
     )
 
 
-def funnel(*steps: tuple[str, int, int]) -> dict[str, Any]:
+def funnel(*steps: tuple[str, int, int]) -> SimpleNamespace:
     """Makes a funnel of (step, bytes dropped, bytes left), of 9,000 bytes."""
 
     def row(name: str, dropped: int, left: int) -> FunnelRow:
@@ -126,10 +126,8 @@ def funnel(*steps: tuple[str, int, int]) -> dict[str, Any]:
             name=name, reason="", documents=0, lines=0, bytes=dropped, documents_left=0, bytes_left=left
         )
 
-    return {
-        "funnel": SimpleNamespace(steps=[row(*step) for step in steps]),
-        "corpus": {"bytes_in": 9000},
-    }
+    rows = SimpleNamespace(steps=[row(*step) for step in steps])
+    return SimpleNamespace(funnel=rows, corpus={"bytes_in": 9000})
 
 
 def test_bars_of_the_funnel(drawn) -> None:
@@ -172,7 +170,7 @@ def test_curves_of_loss(drawn) -> None:
     """Held-out loss in the accent colour with points; names at the ends, the lower one below."""
     rows = [step(1, 9.0), step(2, math.inf), step(3, None), step(40, 5.0)]
     heldout = [HeldOutLoss(step=20, heldout_loss=4.0), HeldOutLoss(step=30, heldout_loss=math.nan)]
-    figures.loss_curves({"training": {"steps": rows, "heldout": heldout}})
+    figures.loss_curves(SimpleNamespace(training=SimpleNamespace(steps=rows, heldout=heldout)))
     (axes,) = drawn["loss"].axes
     assert size(drawn["loss"]) == (8.4, 3.2)
     first, second = axes.lines
@@ -186,25 +184,28 @@ def test_curves_of_loss(drawn) -> None:
     assert_axes_of_steps(axes)
     assert axes.xaxis.label.get_color() == QUIET and axes.xaxis.label.get_size() == 11
     drawn.clear()
-    figures.loss_curves({"training": {"steps": rows, "heldout": []}})
+    figures.loss_curves(SimpleNamespace(training=SimpleNamespace(steps=rows, heldout=[])))
     assert words(drawn["loss"].axes[0]) == [("training 5.000", (40, 5.0), (8, 0), QUIET)]
 
 
 def test_the_curve_of_speed(drawn) -> None:
     rows = [step(1, 2.0, 100.0), step(2, 2.0, 400.0), step(3, 2.0, 300.0)]
-    assert figures.speed_curve({"training": {"steps": rows, "tokens_per_second": 300.0}}) == "speed"
+    assert (
+        figures.speed_curve(SimpleNamespace(training=SimpleNamespace(steps=rows, tokens_per_second=300.0)))
+        == "speed"
+    )
     (axes,) = drawn["speed"].axes
     assert size(drawn["speed"]) == (8.4, 2.0) and look(axes.lines[0]) == (OURS, 1.4, "None", None)
     assert axes.get_ylim() == (0, pytest.approx(460)) and axes.get_ylabel() == "tokens per second"
     assert_axes_of_steps(axes)
     drawn.clear()
-    figures.speed_curve({"training": {"steps": [], "tokens_per_second": 300.0}})
+    figures.speed_curve(SimpleNamespace(training=SimpleNamespace(steps=[], tokens_per_second=300.0)))
     assert drawn["speed"].axes[0].get_ylim() == (0, pytest.approx(1.15))
 
 
-def parity(ours: list[float], theirs: list[float], rounding: list[float] | None = None) -> dict[str, Any]:
+def parity(ours: list[float], theirs: list[float], rounding: list[float] | None = None) -> SimpleNamespace:
     losses = SimpleNamespace(ours=ours, theirs=theirs, rounding_differences=rounding)
-    return {"parity": SimpleNamespace(losses=losses, tolerance=1e-5)}
+    return SimpleNamespace(parity=SimpleNamespace(losses=losses, tolerance=1e-5))
 
 
 def test_how_the_curves_of_parity_look(drawn) -> None:

@@ -13,7 +13,7 @@ from tests.report.synthetic_run import RECIPE, STAGES
 
 
 def rows_of_stages(folder: Path, stages: dict[str, StageTime]) -> dict[str, tuple[str, float | None]]:
-    rows = gather(folder, RECIPE, stages)["stage_rows"]
+    rows = gather(folder, RECIPE, stages).stage_rows
     return {row["name"]: (row["state"], row["seconds"]) for row in rows}
 
 
@@ -44,7 +44,7 @@ def training(
     (folder / "train" / "metrics.jsonl").write_text(lines, encoding="utf-8")
     if counts is not None:
         write_manifest(folder / "train", "train", 1, {}, {}, counts, 1.0)
-    return gather(folder, RECIPE, {})["training"]
+    return gather(folder, RECIPE, {}).training
 
 
 def step(number: int, speed: float, loss: float = 2.0) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def test_the_speed_is_a_median_without_the_first_row(
 ) -> None:
     """The first counts only where it is alone; the stage's own figure goes before."""
     rows = [step(number, speed) for number, speed in enumerate(speeds, start=1)]
-    assert training(tmp_path, rows, counts)["tokens_per_second"] == expected
+    assert training(tmp_path, rows, counts).tokens_per_second == expected
 
 
 def test_steps_that_were_written_again_count_once(tmp_path: Path) -> None:
@@ -74,10 +74,10 @@ def test_steps_that_were_written_again_count_once(tmp_path: Path) -> None:
     heldout = [{"step": 4, "heldout_loss": 1.5}, {"step": 2, "heldout_loss": 2.5}]
     again = [step(3, 1.0, 9.0), step(1, 1.0, 8.0), step(3, 1.0, 7.0)]
     found = training(tmp_path, [*again, *passed, *heldout], {"steps": 3})
-    assert [(row.step, row.loss) for row in found["steps"]] == [(1, 8.0), (3, 7.0)]
-    assert [row.step for row in found["passed_over"]] == [5, 9]
-    assert [row.step for row in found["heldout"]] == [2, 4]
-    assert found["counts"] == {"steps": 3} and found["precisions"] == []
+    assert [(row.step, row.loss) for row in found.steps] == [(1, 8.0), (3, 7.0)]
+    assert [row.step for row in found.passed_over] == [5, 9]
+    assert [row.step for row in found.heldout] == [2, 4]
+    assert found.counts == {"steps": 3} and found.precisions == []
 
 
 def test_versions_of_stages_that_differ_stand_beside_each_other(tmp_path: Path) -> None:
@@ -89,18 +89,18 @@ def test_versions_of_stages_that_differ_stand_beside_each_other(tmp_path: Path) 
         write_manifest(tmp_path / folder, folder, 1, {}, {}, {}, 1.0)
         path = tmp_path / folder / MANIFEST_NAME
         path.write_text(json.dumps(json.loads(path.read_text()) | {"versions": versions}), encoding="utf-8")
-    found = gather(tmp_path, RECIPE, {})["versions"]
+    found = gather(tmp_path, RECIPE, {}).versions
     assert list(found.items()) == [("abc", "3"), ("numpy", "1.5"), ("torch", "2.1, 2.2")]
 
 
 def test_an_empty_folder_gives_nothing(tmp_path: Path) -> None:
     found = gather(tmp_path, RECIPE, {})
     empty = ("packing", "chronicle", "export_counts", "versions", "stages")
-    assert all(not found[key] and found[key] is not None for key in empty)
+    assert all(not getattr(found, key) and getattr(found, key) is not None for key in empty)
     nothing = {"corpus", "funnel", "tokenizer", "row_map", "tokens", "overview", "training",
                "parity", "scores", "masked_scores", "export"}  # fmt: skip
-    assert {key for key, value in found.items() if value is None} == nothing
-    assert found["run_folder"] == str(tmp_path) and found["kielo_version"] == kielo_version() != ""
+    assert {key for key, value in vars(found).items() if value is None} == nothing
+    assert found.run_folder == str(tmp_path) and found.kielo_version == kielo_version() != ""
     summary = summarise(found)
     assert summary.parameters is summary.tokens is summary.masked_tokens is summary.tokens_per_second is None
 
@@ -109,17 +109,17 @@ def test_a_run_that_was_trained_has_a_size(run_folder: Path, tmp_path: Path) -> 
     """From resolved.toml, once the training's manifest is there: epochs of the text that was packed."""
     found = gather(run_folder, RECIPE, STAGES)
     # 736 steps of 4,096 tokens, and 510,000 that were packed
-    assert found["overview"].tokens == 736 * 4096
-    assert found["overview"].epochs == {"help": pytest.approx(736 * 4096 / 510_000, rel=0.01)}
+    assert found.overview.tokens == 736 * 4096
+    assert found.overview.epochs == {"help": pytest.approx(736 * 4096 / 510_000, rel=0.01)}
     summary = summarise(found)
     assert (summary.tokens, summary.export) == (736 * 4096, str(run_folder / "hf"))
-    assert summary.parameters == found["overview"].parameters > 6_000_000
+    assert summary.parameters == found.overview.parameters > 6_000_000
     text = (run_folder / "resolved.toml").read_text(encoding="utf-8")
     (tmp_path / "resolved.toml").write_text(text, encoding="utf-8")
-    assert gather(tmp_path, RECIPE, {})["overview"] is None
+    assert gather(tmp_path, RECIPE, {}).overview is None
     (tmp_path / "train").mkdir()
     write_manifest(tmp_path / "train", "train", 1, {}, {}, {}, 1.0)
-    alone = gather(tmp_path, RECIPE, {})["overview"]
+    alone = gather(tmp_path, RECIPE, {}).overview
     assert alone.tokens == 736 * 4096 and not alone.epochs
     (tmp_path / "resolved.toml").unlink()
-    assert gather(tmp_path, RECIPE, {})["overview"] is None
+    assert gather(tmp_path, RECIPE, {}).overview is None

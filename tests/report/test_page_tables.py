@@ -1,15 +1,15 @@
 """Tables of the page and their markup, from small results made by hand."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from kielo.artifact.chronicle import chronicle
 from kielo.artifact.tokenizer_files import RowMap
 from kielo.report import page
-from kielo.report.gather import gather
+from kielo.report.gather import Gathered, gather
 from tests.report.made_page import NOTHING, section, words
 from tests.report.synthetic_run import RECIPE, STAGES
 from tests.report.test_whole_page import Text
@@ -22,14 +22,14 @@ def without_figures(monkeypatch) -> None:
 
 
 @pytest.fixture
-def gathered(run_folder) -> dict[str, Any]:
+def gathered(run_folder) -> Gathered:
     return gather(run_folder, RECIPE, STAGES)
 
 
 def test_tables_of_the_chronicle(tmp_path) -> None:
     """All of their columns are text."""
     tables = [SimpleNamespace(title="A & B", header=("one", "two"), rows=[("x", "y")])]
-    assert section("chronicle", NOTHING | {"chronicle": tables}) == (
+    assert section("chronicle", replace(NOTHING, chronicle=tables)) == (
         '<h3>A &amp; B</h3>\n<div class="scroll"><table class="pairs"><thead><tr>'
         '<th class="text" scope="col">one</th><th class="text" scope="col">two</th></tr></thead><tbody>'
         '<tr><td class="text">x</td><td class="text">y</td></tr></tbody></table></div>'
@@ -38,7 +38,7 @@ def test_tables_of_the_chronicle(tmp_path) -> None:
 
 
 def test_what_could_not_be_read_is_shown(gathered) -> None:
-    funnel = gathered["funnel"].model_copy(
+    funnel = gathered.funnel.model_copy(
         update={
             "sources": [
                 SimpleNamespace(name="a", bad_examples=["line 3: no JSON"]),
@@ -47,7 +47,7 @@ def test_what_could_not_be_read_is_shown(gathered) -> None:
         }
     )
     shown = '<summary>The first records that could not be read</summary><div class="scroll"><table'
-    html = section("corpus", gathered | {"funnel": funnel})
+    html = section("corpus", replace(gathered, funnel=funnel))
     assert (
         shown in html and '<td class="text">a</td><td class="text">line 3: no JSON</td></tr></tbody>' in html
     )
@@ -79,11 +79,11 @@ def test_words_of_the_tokenizer(gathered) -> None:
             filling=0.98765,
         )
     ]  # fmt: skip
-    measured = gathered["tokenizer"].model_copy(
+    measured = gathered.tokenizer.model_copy(
         update={"exact_round_trip_share": 0.9994, "vocabulary_used_share": 1.0, "vocabulary_size": 4097}
     )
     found = {"tokenizer": measured, "tokens": tokens, "packing": packing}
-    lines = words("tokenizer", NOTHING | found)
+    lines = words("tokenizer", replace(NOTHING, **found))
     assert lines[:3] == ["Measured on held-out documents", "Vocabulary", "4,097"]
     at = lines.index("Texts that come back exactly")
     assert lines[at + 1 : at + 4] == ["99.9 %", "Vocabulary in use", "100 %"]
@@ -95,7 +95,7 @@ def test_words_of_the_tokenizer(gathered) -> None:
         "a", "2,048", "31,000", "1.23%", "45.67%", "98.765%",
     ]  # fmt: skip
     del tokens["sources"]["a"]["tokens_with_loss"]
-    lines = words("tokenizer", NOTHING | found | {"packing": []})
+    lines = words("tokenizer", replace(NOTHING, **found | {"packing": []}))
     assert lines[lines.index("Packed source") :][:8] == [
         "Packed source", "Tokens", "Documents", "Text", "a", "5,000", "7", "23.0 kB",
     ]  # fmt: skip
@@ -107,7 +107,7 @@ def test_words_of_a_transplant() -> None:
         rows=[[1], [2], [3, 4], [5, 6, 7], [1, 2, 3, 4], [], [], []],
         control_tokens={"<|b|>": "</s>", "<|a|>": "<s>"}, weights={"3": [0.1, 0.2, 0.7]},
     )  # fmt: skip
-    found = NOTHING | {"row_map": made}
+    found = replace(NOTHING, row_map=made)
     html = section("transplant", found)
     assert Text(html).lines == [
         "Rows of the new vocabulary", "Tokens", "Share",
@@ -117,7 +117,7 @@ def test_words_of_a_transplant() -> None:
     ]  # fmt: skip
     assert '<td class="text">&lt;s&gt;</td>' in html
     bare = made.model_copy(update={"weights": {}, "control_tokens": {}, "rows": []})
-    assert words("transplant", found | {"row_map": bare})[3:] == [
+    assert words("transplant", replace(found, row_map=bare))[3:] == [
         "Those of a token of the same text, byte or role", "0", "0.0%",
         "Made of 0.0 old rows, on average", "0", "0.0%", "Random", "0", "0.0%",
     ]  # fmt: skip
@@ -128,7 +128,7 @@ def test_stages_with_and_without_a_time() -> None:
         {"name": "train", "state": "done", "seconds": 75.0},
         {"name": "export", "state": "not finished", "seconds": None},
     ]
-    found = NOTHING | {"stage_rows": rows, "versions": {"torch": "2.13"}}
+    found = replace(NOTHING, stage_rows=rows, versions={"torch": "2.13"})
     html = section("stages", found)
     assert Text(html).lines[3:] == [
         "train", "done", "1 min 15 s", "export", "not finished",
@@ -153,10 +153,10 @@ SETTINGS = {  # value → its text
 def test_settings_as_text(gathered) -> None:
     """Long lists by their ends, many numbers counted; a setting that differs is marked."""
     ours = {f"one_{name}": value for name, (value, _) in SETTINGS.items()} | {"b": 1}
-    settings = gathered["parity"].settings.model_copy(
+    settings = gathered.parity.settings.model_copy(
         update={"ours": ours, "theirs": {"b": 2, "c": 3}, "differing": ["b"]}
     )
-    found = NOTHING | {"parity": gathered["parity"].model_copy(update={"settings": settings})}
+    found = replace(NOTHING, parity=gathered.parity.model_copy(update={"settings": settings}))
     html = section("parity", found).partition("Settings side by side")[2]
     rows = [[f"One {name}", said, "–"] for name, (_, said) in SETTINGS.items()]
     rows = [["Effective setting", "Kielo", "transformers"], *rows, ["B", "1", "2"], ["C", "–", "3"]]

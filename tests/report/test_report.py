@@ -298,7 +298,7 @@ def test_equal_losses_are_counted_and_not_drawn_as_a_difference() -> None:
 
     def drawn(ours: list[float], theirs: list[float], rounding: list[float] | None = None) -> str:
         losses = SimpleNamespace(ours=ours, theirs=theirs, rounding_differences=rounding)
-        return parity_curves({"parity": SimpleNamespace(losses=losses, tolerance=1e-5)}) or ""
+        return parity_curves(SimpleNamespace(parity=SimpleNamespace(losses=losses, tolerance=1e-5))) or ""
 
     assert "equal to the last bit in 2 of 3 steps" in drawn([2.0, 1.5, 1.25], [2.0, 1.5, 1.2500001])
     assert "equal to the last bit in 2 of 2 steps" in drawn([2.0, 1.5], [2.0, 1.5])

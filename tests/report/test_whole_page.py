@@ -4,6 +4,7 @@ synthetic_page.txt is the page's text, a line for each piece of it, and syntheti
 numbers were checked against the run's files. A page that says something else on purpose changes them.
 """
 
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,7 +96,7 @@ def test_curves_of_the_training(run_folder, drawn) -> None:
     assert of_steps == steps and speeds[0] == 5000
     assert axes.get_ylim() == (0, pytest.approx(max(speeds) * 1.15))
     assert axes.yaxis.get_major_formatter()(12345.6, 0) == "12,346"
-    assert figures.speed_curve({"training": {"tokens_per_second": None}}) is None
+    assert figures.speed_curve(SimpleNamespace(training=SimpleNamespace(tokens_per_second=None))) is None
 
 
 def test_the_bars_of_the_funnel(run_folder, drawn) -> None:
@@ -114,9 +115,9 @@ def test_the_bars_of_the_funnel(run_folder, drawn) -> None:
         "4.62 MB", "4.61 MB  (−12.0 kB)", "2.91 MB  (−1.70 MB)", "2.30 MB  (−610 kB)", "2.21 MB  (−90.0 kB)",
         "2.19 MB  (−21.0 kB)", "2.19 MB  (−2.00 kB)",
     ]  # fmt: skip
-    first = gathered["funnel"].steps[1:]
+    first = gathered.funnel.steps[1:]
     drawn.clear()
-    figures.funnel_bars(gathered | {"funnel": gathered["funnel"].model_copy(update={"steps": first})})
+    figures.funnel_bars(replace(gathered, funnel=gathered.funnel.model_copy(update={"steps": first})))
     (axes,) = drawn["funnel"].axes
     assert [text.get_text() for text in axes.get_yticklabels()][:2] == ["as read", "script"]
     assert bars_of(axes)[:2] == [(0, 4_620_000), (0, 4_608_000)]
@@ -125,7 +126,7 @@ def test_the_bars_of_the_funnel(run_folder, drawn) -> None:
 def test_the_curves_of_parity(drawn) -> None:
     """Both losses, and their difference by theirs; equal ones are left out, and the limit is drawn."""
     losses = SimpleNamespace(ours=[4.0, 3.0, 2.2], theirs=[2.0, 3.0, 2.0], rounding_differences=None)
-    parity = {"parity": SimpleNamespace(losses=losses, tolerance=1e-5)}
+    parity = SimpleNamespace(parity=SimpleNamespace(losses=losses, tolerance=1e-5))
     figures.parity_curves(parity)
     above, below = drawn["parity"].axes
     assert lines_of(above) == [([1, 2, 3], losses.ours), ([1, 2, 3], losses.theirs)]

@@ -243,6 +243,18 @@ class MaskedScores(JsonFile):
 # `summary.json`: the figures of a run in one file, written by the report stage into the run's folder.
 
 
+# Stage, in the order of a run → its folder.
+STAGE_FOLDERS = {
+    "corpus": "corpus",
+    "tokenizer": "tokenizer",
+    "pack": "tokens",
+    "train": "train",
+    "verify": "verify",
+    "evaluate": "evaluate",
+    "export": "hf",
+}
+
+
 class StageTime(JsonObject):
     """The time of one stage."""
 

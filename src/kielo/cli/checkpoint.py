@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kielo.artifact import checkpoint_inspection
 from kielo.artifact.checkpoint_folder import run_around
 from kielo.artifact.checkpoint_inspection import (
     checkpoints_folder,
@@ -27,6 +26,7 @@ from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, pr
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import place
 from kielo.report.units import format_bytes
+from kielo.stages import late
 
 _ONE_OR_ALL = "a checkpoint, or the folder of a run"
 
@@ -181,14 +181,12 @@ def average_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def average(options: argparse.Namespace) -> None:
-    from kielo.checkpoint.average import average
-
     sources = [Path(name) for name in options.checkpoints]
     for source in sources:
         refuse_no_checkpoint(source)
     if Path(options.to).name in ("", ".."):
         raise KieloError(f"--to {options.to}: give the name of a folder to make")
-    to = average(sources, place(options.to))
+    to = late.average(sources, place(options.to))
     command = shlex.join(["kielo", "export", str(to), *_tokenizer_flag(to, sources[0]), "--to", f"{to}_hf"])
     print_text(f"wrote {to}, the mean of {len(sources)} checkpoints; `{command}` makes a model of it")
 
@@ -201,16 +199,6 @@ def _tokenizer_flag(average: Path, source: Path) -> list[str]:
     folder = run / "tokenizer" if run is not None else Path("DIR")
     here = Path.cwd()
     return ["--tokenizer", str(folder.relative_to(here) if folder.is_relative_to(here) else folder)]
-
-
-def newest_checkpoint(run_folder: Path) -> Path:
-    """Returns the run's newest whole checkpoint, with a warning for each newer one that is damaged.
-
-    KieloError if none is whole.
-    """
-    return checkpoint_inspection.newest_checkpoint(
-        run_folder, warn=lambda warning: print_text(f"warning: {warning}")
-    )
 
 
 def _print_tensors(rows: list[dict[str, Any]]) -> None:

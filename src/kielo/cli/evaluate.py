@@ -4,11 +4,14 @@ import argparse
 from pathlib import Path
 
 from kielo.artifact.checkpoint_folder import INDEX_NAME
-from kielo.artifact.scores import MaskedScores
+from kielo.artifact.lease import held
+from kielo.artifact.scores import MaskedScores, Scores
+from kielo.artifact.stage_json import read_stage_json
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder
+from kielo.stages import late, results
 
 
 def evaluate_flags(parser: argparse.ArgumentParser) -> None:
@@ -44,18 +47,13 @@ def evaluate(options: argparse.Namespace) -> None:
         )
     recipe = read_recipe(options.recipe or options.model, options.sets).recipe
     folder = run_folder(recipe)
-
-    from kielo.artifact.lease import held
-    from kielo.artifact.scores import Scores
-    from kielo.artifact.stage_json import read_stage_json
-    from kielo.cli.checkpoint import newest_checkpoint
-    from kielo.evaluate.evaluation import evaluate, evaluate_hugging_face
-
+    scores: Scores | MaskedScores
     if is_hugging_face:
-        scores = evaluate_hugging_face(recipe, folder, model)
+        scores = late.evaluate_hugging_face(recipe, folder, model)
     else:
         with held(folder):
-            scores = evaluate(recipe, folder, model if options.recipe else newest_checkpoint(folder))
+            checkpoint = model if options.recipe else results.newest_checkpoint(folder)
+            scores = results.evaluate(recipe, folder, checkpoint)
     # Of the hybrid objective's causal use.
     causal = read_stage_json(folder / "evaluate", Scores) if isinstance(scores, MaskedScores) else None
     if options.json:
@@ -84,14 +82,14 @@ def _print_masked(scores: MaskedScores) -> None:
             f"{bits.within_word:.3f}"
         )
     if pairs := scores.minimal_pairs:
-        rows = [(name, f"{one.pairs:,}", f"{100 * one.token:.1f} %", f"{100 * one.within_word:.1f} %")
+        pair_rows = [(name, f"{one.pairs:,}", f"{100 * one.token:.1f} %", f"{100 * one.within_word:.1f} %")
                 for name, one in {**pairs.groups, "all": pairs.all}.items()]  # fmt: skip
-        print_table(["minimal pairs", "pairs", "good likelier", "within word"], rows)
+        print_table(["minimal pairs", "pairs", "good likelier", "within word"], pair_rows)
     if tags := scores.part_of_speech:
         print_text(
             f"parts of speech: {100 * tags.accuracy:.1f} % of {tags.words:,} words; the most frequent tag of "
             f"each: {100 * tags.baseline:.1f} %"
         )
     if scores.filled_masks:
-        rows = [(one.sentence(), one.truth or "–", one.likeliest()) for one in scores.filled_masks]
-        print_table(["hidden word", "truth", "fillings"], rows)
+        word_rows = [(one.sentence(), one.truth or "–", one.likeliest()) for one in scores.filled_masks]
+        print_table(["hidden word", "truth", "fillings"], word_rows)

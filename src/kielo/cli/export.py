@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from kielo.artifact.checkpoint_folder import run_around
-from kielo.checkpoint.export_stage import CARD_FILE, ExportOptions, WantedExport, wanted_export
+from kielo.artifact.checkpoint_folder import INDEX_NAME, run_around
+from kielo.artifact.manifest import read_manifest
 from kielo.cli.flags import examples, takes_sets
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_text
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import conversion, place
 from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder, shipped_recipes
-from kielo.recipe.sections import CompleteModel, Recipe
+from kielo.recipe.sections import Recipe
+from kielo.report.model_card import loading_call
+from kielo.stages.results import export_checkpoint, newest_checkpoint
 
 
 def export_flags(parser: argparse.ArgumentParser) -> None:
@@ -65,69 +65,12 @@ def export(options: argparse.Namespace) -> None:
         )
     if options.json:
         return print_json(_summary(checkpoint, to))
-    from kielo.report.model_card import loading_call
-
     call = loading_call(model.model_type, repr(str(to)))
     print_text(f"wrote {to} from {checkpoint.name}; load it with transformers.{call}")
 
 
-def export_checkpoint(
-    checkpoint: Path, to: Path, tokenizer_folder: Path, recipe: Recipe | None, **how: Any
-) -> CompleteModel:
-    """Export a checkpoint to the folder `to`, and return the model's settings, which the checkpoint has.
-
-    Does nothing when `to` holds that export already, but renews its card if the recipe has changed.
-
-    recipe: of the run, for the card; None if it is not known. how: fields of `ExportOptions`. Raises
-    KieloError for another tokenizer than the one that made the tokens.
-    """
-    from kielo.artifact.checkpoint_index import read_state
-    from kielo.dataset.provenance import check_tokenizer_of_checkpoint
-
-    state = read_state(checkpoint)
-    identity = state.identity
-    if not identity:
-        raise KieloError(f"{checkpoint}: does not say of which model it is, so it cannot be exported")
-    check_tokenizer_of_checkpoint(state, run_around(checkpoint), tokenizer_folder)
-    try:
-        model = CompleteModel.model_validate(identity["model"])
-    except (KeyError, TypeError, ValidationError) as error:
-        raise KieloError(
-            f"{checkpoint}: what it says of its model is none that this kielo knows ({error})"
-        ) from None
-    wanted = wanted_export(checkpoint, to, model, tokenizer_folder, ExportOptions(**how))
-    card = _card(wanted, recipe)
-    if not wanted.stage.is_done():
-        from kielo.checkpoint.hugging_face_export import export
-
-        export(checkpoint, to, model, tokenizer_folder, wanted.options, card)
-    elif recipe is not None and (to / CARD_FILE).exists():
-        run = run_around(to)
-        if run is None or to.resolve() != run / "hf":  # whose card is the report's, with results
-            from kielo.report.model_card import write_model_card
-
-            write_model_card(to, card)
-    return model
-
-
-def _card(wanted: WantedExport, recipe: Recipe | None) -> str:
-    from kielo.report.model_card import Exported, render_export
-
-    index, identity = wanted.index, wanted.index.plain.identity
-    averaged = index.plain.averaged_from
-    origin = f"step {index.step}"
-    if averaged:
-        origin = f"the average of {len(averaged)} checkpoints up to step {index.step}"
-    is_hybrid = identity.get("train", {}).get("causal_share", 0) > 0
-    exported = Exported(wanted.model, origin, identity.get("name"), wanted.dtype, is_hybrid)
-    return render_export(exported, recipe)
-
-
 def _checkpoint(reference: str, sets: Sequence[str]) -> tuple[Path, Recipe | None]:
     """Returns the checkpoint's folder, the newest whole one of a run, and the recipe of its run, if any."""
-    from kielo.artifact.checkpoint_folder import INDEX_NAME
-    from kielo.cli.checkpoint import newest_checkpoint
-
     path = Path(reference)
     is_run = (path / "train" / "checkpoints").is_dir()
     if is_run or (path / INDEX_NAME).is_file():
@@ -174,9 +117,9 @@ def _tokenizer_folder(checkpoint: Path, given: str | None) -> Path:
 
 
 def _summary(checkpoint: Path, to: Path) -> dict[str, Any]:
-    from kielo.artifact.manifest import read_manifest
-
     manifest = read_manifest(to)
+    if manifest is None:
+        raise KieloError(f"{to}: the export that was made is not there any more")
     return {
         "folder": str(to),
         "checkpoint": str(checkpoint),

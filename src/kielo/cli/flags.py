@@ -5,7 +5,7 @@ import difflib
 import importlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 _RECIPE_HELP = "path of a recipe, the name of a shipped one (see `kielo recipes`), or a run folder"
@@ -64,14 +64,15 @@ class VerbParser(_Parser):
             )
         self.subverbs = self._first_words
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         self.declare_flags()
-        if args and args[0] in self._first_words:
-            return self._first_words[args[0]].parse_known_args(args[1:], namespace)
-        options, unknown = super().parse_known_args(args, namespace)
+        words = list(args or ())
+        if words and words[0] in self._first_words:
+            return self._first_words[words[0]].parse_known_args(words[1:], namespace)
+        options, unknown = super().parse_known_args(words, namespace)
         if unknown:
             said = f"unrecognized arguments: {' '.join(unknown)}"
-            self.error(f"{said}; {self._in_place_of(unknown[0], args or ())}")
+            self.error(f"{said}; {self._in_place_of(unknown[0], words)}")
         return options, unknown
 
     def _in_place_of(self, word: str, args: Sequence[str]) -> str:
@@ -112,9 +113,8 @@ def refuse_usage(parser: _Parser, message: str) -> NoReturn:
     if not message.endswith("?"):
         message += f"; for example: {fitting[0]}" if fitting else f"; see {parser.prog} --help"
     if "KIELO_REFUSAL_FILE" in os.environ:  # the job that started this one does not try it again
-        from kielo.artifact.attempt_files import Refusal, note_refusal
-
-        note_refusal(Refusal(message=message, is_usage=True))
+        attempt_files = importlib.import_module("kielo.artifact.attempt_files")
+        attempt_files.note_refusal(attempt_files.Refusal(message=message, is_usage=True))
     parser.exit(2, f"{parser.prog}: {message}\n")
 
 
@@ -127,9 +127,11 @@ def _sentence(summary: str) -> str:
     return summary[0].upper() + summary[1:] + ("" if summary.endswith("?") else ".")
 
 
-def examples(parser: _Parser, *commands: str) -> None:
+def examples(parser: argparse.ArgumentParser, *commands: str) -> None:
     """Show these commands at the end of `--help`; one that is too long for a line goes on after a \\."""
-    parser.commands, title = commands, "example: "
+    title = "example: "
+    if isinstance(parser, _Parser):
+        parser.commands = commands
     indent = " " * len(title)
     parser.epilog = title + f"\n{indent}".join(_folded(command, f"{indent}  ") for command in commands)
 

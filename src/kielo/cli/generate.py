@@ -13,6 +13,7 @@ from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 from kielo.recipe.sections import Recipe
+from kielo.stages import late, results
 
 
 def generate_flags(parser: argparse.ArgumentParser) -> None:
@@ -53,26 +54,20 @@ def generate(options: argparse.Namespace) -> None:
         if recipe.train.objective == "masked_tokens":
             return _fill(recipe, options)
     with keep_stdout_for_json(options.json), _hugging_face_folder(options) as folder:
-        from kielo.evaluate.generate import Sampling, continue_text
-
-        sampling = Sampling(options.tokens, options.temperature, options.top_k, options.seed)
+        sampling = late.Sampling(options.tokens, options.temperature, options.top_k, options.seed)
         if not options.json:
             print(options.prompt, end="", flush=True)
-        text = continue_text(folder, options.prompt, sampling, prints=not options.json)
+        text = late.continue_text(folder, options.prompt, sampling, prints=not options.json)
     if options.json:
         print_json({"prompt": options.prompt, "text": text})
 
 
 def _fill(recipe: Recipe, options: argparse.Namespace) -> None:
     """Prints the likeliest tokens in the place of the mask token, by the newest checkpoint of a run."""
-    from kielo.cli.checkpoint import newest_checkpoint
-    from kielo.evaluate.encoder import load_encoder
-    from kielo.evaluate.fill_mask import fill_prompts
-
     folder = run_folder(recipe)
-    checkpoint = newest_checkpoint(folder)
+    checkpoint = results.newest_checkpoint(folder)
     print(f"the model is {checkpoint}", file=sys.stderr)
-    (filled,) = fill_prompts(load_encoder(recipe, folder, checkpoint), [options.prompt])
+    (filled,) = late.fill_prompts(late.load_encoder(recipe, folder, checkpoint), [options.prompt])
     if options.json:
         return print_json({"prompt": options.prompt, "fillings": [one.content() for one in filled.fillings]})
     rows = [(one.text, f"{100 * one.probability:.1f} %") for one in filled.fillings]
@@ -90,11 +85,8 @@ def _hugging_face_folder(options: argparse.Namespace) -> Iterator[Path]:
         print(f"the model is {folder / 'hf'}", file=sys.stderr)  # the run may have been trained on since
         yield folder / "hf"
         return
-    from kielo.cli.checkpoint import newest_checkpoint
-    from kielo.cli.export import export_checkpoint
-
-    checkpoint = newest_checkpoint(folder)
+    checkpoint = results.newest_checkpoint(folder)
     print(f"the model is {checkpoint}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="kielo-") as place:
-        export_checkpoint(checkpoint, Path(place) / "hf", folder / "tokenizer", None)
+        results.export_checkpoint(checkpoint, Path(place) / "hf", folder / "tokenizer", None)
         yield Path(place) / "hf"

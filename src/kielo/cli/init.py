@@ -29,6 +29,7 @@ from kielo.recipe.cards import (
 )
 from kielo.recipe.complaints import did_you_mean
 from kielo.recipe.errors import KieloError
+from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.places import place
 from kielo.recipe.schema import json_schema
 from kielo.recipe.sections import CompleteModel, Model
@@ -194,8 +195,6 @@ def _shape(size: int, model_type: str) -> CompleteModel:
     try:
         model = Model(model_type=model_type, params=size, vocab_size=usual.vocabulary_size)
     except ValueError:
-        from kielo.recipe.model_types import FAMILIES
-
         raise KieloError(
             f"--model-type {model_type}: no such family; known: {', '.join(FAMILIES)}"
             f"{did_you_mean(model_type, {name: [] for name in FAMILIES})}"

@@ -5,17 +5,35 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.terminal import print_json, print_table, print_text
+from kielo.launch.bash import start_of
+from kielo.launch.job_paths import job_paths
+from kielo.launch.job_plan import (
+    JobPlan,
+    Wishes,
+    check_number_of_jobs,
+    check_ready,
+    network_needed,
+    plan_jobs,
+)
+from kielo.launch.ladder import NodesPlan, in_folder_of, plan_ladder
+from kielo.launch.ladder_folder import waiting_job, write_ladder
+from kielo.launch.launch_folder import (
+    launch_of,
+    one_launch_at_a_time,
+    refuse_second_chain,
+    refuse_without_scheduler,
+    submit,
+    write_launch,
+    write_pack_jobs,
+)
+from kielo.launch.pack_jobs import check_packable, plan_pack_jobs
+from kielo.launch.schedulers import clock
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
-
-if TYPE_CHECKING:  # `kielo launch --help` loads none of it
-    from kielo.launch.job_plan import JobPlan, Wishes
-    from kielo.launch.ladder import NodesPlan
-    from kielo.recipe.sections import Recipe
+from kielo.recipe.sections import Recipe
 
 
 def launch_flags(parser: argparse.ArgumentParser) -> None:
@@ -92,17 +110,6 @@ def launch_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def launch(options: argparse.Namespace) -> int:
-    from kielo.launch.bash import start_of
-    from kielo.launch.job_plan import Wishes, check_ready, network_needed, plan_jobs
-    from kielo.launch.launch_folder import (
-        launch_of,
-        one_launch_at_a_time,
-        refuse_second_chain,
-        refuse_without_scheduler,
-        submit,
-        write_launch,
-    )
-
     given = [f"cluster={options.cluster}"] if options.cluster else []
     recipe = read_recipe(options.recipe, [*options.sets, *given]).recipe
     for flag, number in (("--jobs", options.jobs), ("--grace", options.grace)):
@@ -129,7 +136,7 @@ def launch(options: argparse.Namespace) -> int:
         return _ladder(recipe, wishes, options)
     plan = plan_jobs(recipe, wishes)
     if options.dry_run:
-        folder, ids, answer = write_launch(plan), [], ""
+        folder, ids, answer = write_launch(plan), list[str](), ""
     else:
         refuse_without_scheduler(plan)
         with one_launch_at_a_time(plan):
@@ -158,19 +165,8 @@ def launch(options: argparse.Namespace) -> int:
     return 0
 
 
-def _pack(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> int:
+def _pack(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
     """Writes the jobs that pack the run's text, and submits them."""
-    from kielo.launch.bash import start_of
-    from kielo.launch.job_plan import check_number_of_jobs
-    from kielo.launch.launch_folder import (
-        one_launch_at_a_time,
-        refuse_without_scheduler,
-        submit,
-        write_pack_jobs,
-    )
-    from kielo.launch.pack_jobs import check_packable, plan_pack_jobs
-    from kielo.launch.schedulers import clock
-
     for flag in ("nodes", "layout", "jobs", "grace", "ladder", "spares", "torchrun", "preflight"):
         if getattr(options, flag):
             raise KieloError(f"--{flag}: jobs that pack have one node each; leave it out beside --pack")
@@ -181,7 +177,7 @@ def _pack(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> in
     plan = plan_pack_jobs(recipe, replace(wishes, nodes=1))
     check_number_of_jobs("--pack", options.pack + 1, plan.partition, plan.site)
     if options.dry_run:
-        folder, ids, answer = write_pack_jobs(plan, options.pack), [], ""
+        folder, ids, answer = write_pack_jobs(plan, options.pack), list[str](), ""
     else:
         refuse_without_scheduler(plan)
         with one_launch_at_a_time(plan):
@@ -215,13 +211,8 @@ def _pack(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> in
     return 0
 
 
-def _ladder(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> int:
+def _ladder(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
     """Writes a job for each number of nodes and submits it; one that is refused does not stop the others."""
-    from kielo.launch.job_plan import check_ready
-    from kielo.launch.ladder import in_folder_of, plan_ladder
-    from kielo.launch.ladder_folder import write_ladder
-    from kielo.launch.launch_folder import one_launch_at_a_time, refuse_without_scheduler
-
     for flag in ("nodes", "layout", "jobs", "grace"):
         if getattr(options, flag) is not None:
             raise KieloError(f"--{flag}: a ladder chooses it itself; leave it out beside --ladder")
@@ -249,12 +240,9 @@ def _ladder(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> 
 
 
 def _submitted(
-    ladder: Sequence["NodesPlan"], folder: Path, jobs: dict[int, Path], is_dry: bool
+    ladder: Sequence[NodesPlan], folder: Path, jobs: dict[int, Path], is_dry: bool
 ) -> tuple[list[tuple], list[str]]:
     """Submits the ladder's jobs, nodes → folder; returns a row for each number of nodes, and refusals."""
-    from kielo.launch.ladder_folder import waiting_job
-    from kielo.launch.launch_folder import submit
-
     rows, refusals = [], []
     for on_nodes in ladder:
         layouts = ", ".join(rung.layout for rung in on_nodes.to_run) or "all are measured"
@@ -276,10 +264,8 @@ def _submitted(
     return rows, refusals
 
 
-def _paths(plans: Sequence["JobPlan"], packs: bool = False) -> list[dict[str, str]]:
+def _paths(plans: Sequence[JobPlan], packs: bool = False) -> list[dict[str, str]]:
     """Returns what the jobs of all plans read and write: path, use and what it is for."""
-    from kielo.launch.job_paths import job_paths
-
     return [asdict(path) for path in dict.fromkeys(path for plan in plans for path in job_paths(plan, packs))]
 
 
@@ -298,10 +284,8 @@ def _numbers(text: str) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
-def _rows(plan: "JobPlan") -> list[tuple[str, str]]:
+def _rows(plan: JobPlan) -> list[tuple[str, str]]:
     """Returns the facts that a person checks before the queue."""
-    from kielo.launch.schedulers import clock
-
     spares = f" and {plan.wishes.spares} spare ones" if plan.wishes.spares else ""
     queue = plan.partition.label
     rows = [

@@ -3,17 +3,22 @@
 import argparse
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from kielo.artifact.launch_files import Ladder
 from kielo.artifact.manifest import write_text_atomically
 from kielo.cli.flags import examples
 from kielo.cli.run_languages import print_states
 from kielo.cli.terminal import print_json, print_table, print_text
+from kielo.launch.bash import start_of
+from kielo.launch.ladder_folder import read_ladder
+from kielo.launch.launch_folder import PACK_FILE
+from kielo.launch.pack_jobs import pack_status
+from kielo.launch.schedulers import end_jobs
+from kielo.launch.status import Status
+from kielo.launch.status import status as status_of
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import recipe_languages, shipped_recipes
-
-if TYPE_CHECKING:
-    from kielo.launch.status import Status
+from kielo.stages import late
 
 
 def status_flags(parser: argparse.ArgumentParser) -> None:
@@ -30,17 +35,13 @@ def status_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def status(options: argparse.Namespace) -> None:
-    from kielo.artifact.launch_files import Ladder
-    from kielo.launch.launch_folder import PACK_FILE
-    from kielo.launch.status import status
-
     if (Path(options.run) / Ladder.FILE_NAME).is_file():
         return _ladder(Path(options.run), options.json)
     if (Path(options.run) / PACK_FILE).is_file():
         return _pack(Path(options.run), options.json)
     if _is_of_languages(options.run):
         return print_states(options.run, options.json)
-    found = status(Path(options.run))
+    found = status_of(Path(options.run))
     rows, (file, lines) = _rows(found), found.last_words or (None, [])
     if options.json:
         told = {name.replace(" ", "_"): value for name, value in rows}
@@ -58,25 +59,19 @@ def _is_of_languages(reference: str) -> bool:
 
 def _ladder(folder: Path, is_json: bool) -> None:
     """Prints and writes what the rungs measured by now, beside the plan."""
-    from kielo.launch.ladder_folder import read_ladder
-    from kielo.report.ladder_page import notes, table, write_ladder_report
-
     ladder = read_ladder(folder)
-    written = write_ladder_report(folder, ladder)
+    written = late.write_ladder_report(folder, ladder)
     if is_json:
         return print_json(ladder.content())
-    titles, rows = table(ladder)
+    titles, rows = late.ladder_table(ladder)
     print_table(titles, rows)
-    for line in notes(ladder):
+    for line in late.ladder_notes(ladder):
         print_text(line)
     print_text(f"wrote {', '.join(map(str, written))}")
 
 
 def _pack(folder: Path, is_json: bool) -> None:
     """Prints how far the jobs that pack have come."""
-    from kielo.launch.bash import start_of
-    from kielo.launch.pack_jobs import pack_status
-
     found = pack_status(folder)
     made = found.progress
     if is_json:
@@ -105,10 +100,7 @@ def cancel_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def cancel(options: argparse.Namespace) -> None:
-    from kielo.launch.schedulers import end_jobs
-    from kielo.launch.status import status
-
-    found = status(Path(options.run))
+    found = status_of(Path(options.run))
     if found.jobs is None:
         raise KieloError(
             f"nothing is cancelled: {found.no_answer}; what would work too: the file "
@@ -125,7 +117,7 @@ def cancel(options: argparse.Namespace) -> None:
     print_text(f"cancelled {', '.join(found.jobs)}{saving}; the chain goes on when {stopped} is gone")
 
 
-def _rows(found: "Status") -> list[tuple[str, str]]:
+def _rows(found: Status) -> list[tuple[str, str]]:
     launch, forecast, last = found.launch, found.launch.forecast, found.last_step
     rows = [
         ("run", f"{launch.job_name}, on {launch.nodes} nodes of {launch.cluster}, {launch.devices} ranks"),
@@ -162,9 +154,7 @@ def _rows(found: "Status") -> list[tuple[str, str]]:
     return rows
 
 
-def _jobs(found: "Status") -> str:
-    from kielo.launch.bash import start_of
-
+def _jobs(found: Status) -> str:
     if not found.ids:
         return f"none submitted; {start_of(found.folder / 'submit.sh')}"
     if found.jobs is None:

@@ -17,11 +17,13 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from kielo import __version__
+from kielo.api import STAGES as STAGES
 from kielo.artifact.special_files import files_only
 from kielo.cli.flags import MainParser, add_verb, examples
 from kielo.cli.terminal import lasting_output, open_standard_streams
 from kielo.recipe.errors import first_line, rank_prefix, sentence
 from kielo.train.signals import INTERRUPTED
+from kielo.train.signals import REQUEUE as REQUEUE
 
 # The report of an unexpected exception: its traceback in a file, and a message that names the file.
 
@@ -45,8 +47,6 @@ def report_unexpected(error: BaseException) -> str:
     return f"{fault}, and no traceback could be written; KIELO_TRACEBACK=1 shows it"
 
 
-STAGES = ("corpus", "tokenizer", "pack", "train", "verify", "evaluate", "export", "report")
-REQUEUE = 75
 # They warn at import: of kernels that this machine's wheels lack, and of each other's names.
 _NOISY_LOGGERS = ("torchao", "torch.utils._pytree")
 _KEEPS_EXIT_CODE = ("run", "train")  # the exit code is that of the work, whatever becomes of the output
@@ -75,10 +75,10 @@ _VERBS = {
     ),
     "generate": ("generate:generate", "what a model writes after a prompt"),
     "export": ("export:export", "a checkpoint as a Hugging Face folder"),
-    "tokenizer": ("look:tokenizer", "measure tokenizers, and map one vocabulary to another"),
+    "tokenizer": ("tokenizer:tokenizer", "measure tokenizers, and map one vocabulary to another"),
     "checkpoint": ("checkpoint:checkpoint", "list, show, verify and average checkpoints"),
-    "data": ("look:data", "the documents that made a step"),
-    "show": ("look:show", "every value of a recipe and where it came from"),
+    "data": ("show:data", "the documents that made a step"),
+    "show": ("show:show", "every value of a recipe and where it came from"),
     "recipes": ("look:recipes", "the shipped recipes; --copy writes one here to change"),
     "schema": ("look:schema", "the file formats: a recipe's and those that stages exchange, as JSON Schema"),
     "clusters": ("look:clusters", "the cluster cards"),
@@ -134,7 +134,7 @@ def _call(arguments: Sequence[str] | None, options: argparse.Namespace) -> int:
             return getattr(importlib.import_module("kielo.cli." + module), function)(options) or 0
     except SystemExit as usage:  # argparse has printed the reason, and no verb was called
         options.verb = None
-        return usage.code
+        return usage.code if isinstance(usage.code, int) else 1
     except KeyboardInterrupt:
         _say("interrupted; what was finished stays, the same command goes on from there")
         return INTERRUPTED

@@ -6,11 +6,15 @@ import platform
 import re
 import sys
 
+from kielo.artifact.prefetched import VARIABLE
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
+from kielo.launch.prefetch import own_files
+from kielo.launch.prefetch import prefetch as bring
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import place
 from kielo.recipe.read import read_recipe
+from kielo.resolve.resolve import refuse_before_text
 
 
 def prefetch_flags(parser: argparse.ArgumentParser) -> None:
@@ -34,10 +38,6 @@ def prefetch_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def prefetch(options: argparse.Namespace) -> None:
-    from kielo.artifact.prefetched import VARIABLE
-    from kielo.launch.prefetch import own_files, prefetch
-    from kielo.resolve.resolve import refuse_before_text
-
     if options.wheels is not None and not re.fullmatch(r"3\.\d{1,2}", options.wheels):
         raise KieloError(f"--wheels {options.wheels}: give a version of Python, such as 3.12")
     for name in (VARIABLE, "HF_HUB_OFFLINE"):
@@ -49,7 +49,7 @@ def prefetch(options: argparse.Namespace) -> None:
     refuse_before_text(recipe)
     folder = place(options.to).absolute()
     with keep_stdout_for_json(options.json):
-        brought = prefetch(recipe, folder, options.wheels, lambda line: print(line, file=sys.stderr))
+        brought = bring(recipe, folder, options.wheels, lambda line: print(line, file=sys.stderr))
     own = own_files(recipe)
     if options.json:
         return print_json(

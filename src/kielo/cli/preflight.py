@@ -11,10 +11,18 @@ from kielo.artifact.verify_results import BAD_NODES_NAME, Preflight
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.cli.train import is_rank
+from kielo.ranks.local_ranks import Ranks
+from kielo.ranks.rendezvous import find_rendezvous
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 from kielo.recipe.sections import Recipe
+from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved
+from kielo.resolve.software import installed
+from kielo.resolve.text import imagined_text
+from kielo.stages import late
+from kielo.stages.attempt import device_name, this_device
+from kielo.verify import screens
 
 _SHUTDOWN_SECONDS = 10
 
@@ -41,8 +49,6 @@ def preflight(options: argparse.Namespace) -> int:
 
 def _on_ranks(options: argparse.Namespace, recipe: Recipe, ranks: int) -> int:
     """Starts the ranks on this machine and waits; rank 0 prints."""
-    from kielo.ranks.local_ranks import Ranks
-
     _resolved(recipe, ranks)  # refuses what cannot run before a rank is started
     arguments = ["-m", "kielo", "preflight", options.recipe]
     arguments += [argument for entry in options.sets for argument in ("--set", entry)]
@@ -58,14 +64,13 @@ def _on_ranks(options: argparse.Namespace, recipe: Recipe, ranks: int) -> int:
 
 
 def _on_this_rank(options: argparse.Namespace, recipe: Recipe) -> int:
-    from kielo.ranks.rendezvous import find_rendezvous
-    from kielo.verify.preflight.check_nodes import preflight as run_preflight
-
     place, folder = find_rendezvous(), run_folder(recipe)
     with keep_stdout_for_json(options.json):
-        has_passed = run_preflight(recipe, _resolved(recipe, place.size), folder)
+        has_passed = late.preflight(recipe, _resolved(recipe, place.size), folder)
     if place.rank == 0:
         found = read_json(folder, Preflight)
+        if found is None:
+            raise KieloError(f"{folder / Preflight.FILE_NAME}: the verdict that was written is not there")
         if options.json:
             print_json(found.content())
         else:
@@ -75,22 +80,13 @@ def _on_this_rank(options: argparse.Namespace, recipe: Recipe) -> int:
 
 
 def _print(found: Preflight) -> None:
-    from kielo.verify.screens import CHECK_TITLES, check_rows, verdict_lines
-
-    print_table(CHECK_TITLES, check_rows(found))
-    for line in verdict_lines(found):
+    print_table(screens.CHECK_TITLES, screens.check_rows(found))
+    for line in screens.verdict_lines(found):
         print_text(line)
 
 
 def _resolved(recipe: Recipe, ranks: int) -> Resolved:
     """Resolves the recipe for `ranks` devices of this machine; without tokens yet, for an imagined text."""
-    import torch
-
-    from kielo.resolve.resolve import resolve
-    from kielo.resolve.software import installed
-    from kielo.resolve.text import imagined_text
-
-    folder, device = run_folder(recipe), "cuda" if torch.cuda.is_available() else "cpu"
-    name = torch.cuda.get_device_name() if device == "cuda" else None
+    folder, device = run_folder(recipe), this_device()
     text = None if (folder / "tokens").exists() else imagined_text(recipe)
-    return resolve(recipe, folder, ranks, device, name, text, installed(device))
+    return resolve(recipe, folder, ranks, device, device_name(device), text, installed(device))

@@ -15,12 +15,12 @@ from typing import IO, Any
 
 from kielo.artifact.manifest import read_manifest
 from kielo.artifact.metrics import METRICS_NAME, TrainingStep, of_kind, read_metrics
-from kielo.artifact.scores import Summary
+from kielo.artifact.scores import STAGE_FOLDERS, Summary
 from kielo.artifact.stage_json import read_json
-from kielo.cli.main import REQUEUE
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.recipe.read import read_recipe, recipe_languages, run_folder
-from kielo.train.signals import INTERRUPTED, give_signals_back, take_over_signals
+from kielo.report.make_summary import language_row
+from kielo.train.signals import INTERRUPTED, REQUEUE, give_signals_back, take_over_signals
 
 _PASSED_ON = {"first": "--from", "last": "--to", "only": "--only", "again": "--again", "share": "--share"}
 _SAID = "kielo: "  # what the line of a failure begins with
@@ -123,7 +123,7 @@ def print_states(reference: str, is_json: bool) -> None:
         runs = {
             code: {
                 "state": states[code], "folder": str(folder),
-                "summary": summaries[code].content() if summaries[code] else None,
+                "summary": summary.content() if (summary := summaries[code]) else None,
             }
             for code, folder in folders.items()
         }  # fmt: skip
@@ -132,8 +132,6 @@ def print_states(reference: str, is_json: bool) -> None:
 
 
 def _state_of(folder: Path) -> str:
-    from kielo.report.gather import STAGE_FOLDERS
-
     made = [stage for stage, name in STAGE_FOLDERS.items() if read_manifest(folder / name) is not None]
     steps = of_kind(read_metrics(folder / "train" / METRICS_NAME), TrainingStep)
     if steps and "train" not in made:
@@ -171,7 +169,9 @@ def _print(outcomes: dict[str, Outcome], is_json: bool) -> None:
             code: {
                 "state": outcome.state, "exit_code": outcome.exit_code, "said": outcome.said,
                 "folder": str(outcome.folder),
-                "summary": summaries[code].content() if summaries[code] and not outcome.exit_code else None,
+                "summary": summary.content()
+                if (summary := summaries[code]) and not outcome.exit_code
+                else None,
             }
             for code, outcome in outcomes.items()
         }  # fmt: skip
@@ -186,7 +186,5 @@ def _print(outcomes: dict[str, Outcome], is_json: bool) -> None:
 
 
 def _print_table(states: Mapping[str, str], summaries: Mapping[str, Summary | None]) -> None:
-    from kielo.report.make_summary import language_row
-
     rows = [(code, state, *language_row(summaries.get(code))) for code, state in states.items()]
     print_table(("language", "run", "text kept", "score", "time"), rows)

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from kielo.cli.flags import examples
 from kielo.cli.terminal import print_json, print_table, print_text
+from kielo.launch.bash import start_of
+from kielo.launch.site import SITES_FOLDER, known_of, plan_site, write_new_card, write_site
+from kielo.recipe.cards import cluster, clusters
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import place
 
@@ -33,10 +36,6 @@ def site_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def site(options: argparse.Namespace) -> None:
-    from kielo.launch.bash import start_of
-    from kielo.launch.site import SITES_FOLDER, plan_site, write_new_card, write_site
-    from kielo.recipe.cards import cluster
-
     if options.new is not None:
         for flag in ("cluster", "to", "container", "wheels"):
             if getattr(options, flag) is not None:
@@ -66,9 +65,6 @@ def site(options: argparse.Namespace) -> None:
 
 def _known(is_json: bool) -> None:
     """Prints what is known of each cluster that takes jobs."""
-    from kielo.launch.site import known_of
-    from kielo.recipe.cards import cluster, clusters
-
     cards = [card for card in map(cluster, clusters()) if card.jobs is not None]
     rows = [
         (

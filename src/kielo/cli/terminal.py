@@ -2,14 +2,14 @@
 
 import json
 import os
-import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from io import TextIOWrapper
-from typing import Any, TextIO
+from typing import Any
 
+from kielo.recipe.messages import is_terminal
+from kielo.recipe.messages import print_text as print_text
 from kielo.train.failsafe_stream import FailsafeStream
 
 _LEAST_COLUMN = 20  # characters of a column whose cells are folded, where the others are not
@@ -85,34 +85,9 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[Any]], is_wide: b
     console.print(table, soft_wrap=is_wide)
 
 
-def print_text(text: str, stream: TextIO | None = None) -> None:
-    """Print sentences, broken between words where the terminal's line ends; in a pipe and log as they are.
-
-    Lines of the text stay apart. A word that is longer than a line, such as a path, is never broken. stream:
-    default, stdout.
-    """
-    stream = stream or sys.stdout
-    if is_terminal(stream):
-        width = shutil.get_terminal_size().columns
-        text = "\n".join(_broken(line, width) for line in text.split("\n"))
-    print(text, file=stream, flush=True)
-
-
-def _broken(line: str, width: int) -> str:
-    indent = " " * (len(line) - len(line.lstrip()))
-    return textwrap.fill(
-        line.strip(), max(width, 20), initial_indent=indent, subsequent_indent=indent,
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
-
-
-def is_terminal(stream: TextIO) -> bool:
-    return stream.isatty() or bool(os.environ.get("FORCE_COLOR"))
-
-
 def flat(value: dict, prefix: str = "") -> list[tuple[str, Any]]:
     """Returns (dotted key, value) pairs of one level of sections."""
-    pairs = []
+    pairs: list[tuple[str, Any]] = []
     for key, entry in value.items():
         nested = isinstance(entry, dict) and entry and not prefix
         pairs += flat(entry, key + ".") if nested else [(prefix + key, entry)]

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact.lease import held
-from kielo.artifact.verify_results import Parity
 from kielo.artifact.weights_folder import passed_over_in_words
 from kielo.cli.flags import add_verb, examples, takes_recipe
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
-from kielo.recipe.sections import Recipe
+from kielo.stages import late
+from kielo.stages.results import certify
+from kielo.verify import screens
 
 
 def verify_flags(parser: argparse.ArgumentParser) -> None:
@@ -68,48 +69,6 @@ def parity(options: argparse.Namespace) -> int:
     return 0 if certificate.passed else 1
 
 
-def certify(
-    recipe: Recipe,
-    folder: Path,
-    steps: int | None = None,
-    is_quiet: bool = False,
-    shows_current: bool = True,
-) -> Parity:
-    """Certify the parity of the run's newest checkpoint with Hugging Face; prints it unless quiet.
-
-    shows_current: print a certificate that was there already, too.
-    """
-    from kielo.artifact.checkpoint_index import read_state
-    from kielo.cli.checkpoint import newest_checkpoint
-    from kielo.dataset.provenance import check_tokens
-    from kielo.resolve.resolved import read
-    from kielo.verify.certificate import ParityOptions, current_certificate, print_parity
-
-    if recipe.train.objective == "masked_tokens":
-        raise KieloError(
-            'train.objective = "masked_tokens": training is compared with transformers for decoders only; '
-            "what would work: `kielo verify layouts`, or round-trip"
-        )
-    section, checkpoint = recipe.verify, newest_checkpoint(folder)
-    check_tokens(read_state(checkpoint), folder)
-    options = ParityOptions(
-        steps=steps or section.parity_steps,
-        sequences_per_step=section.parity_sequences_per_step,
-        sequence_length=section.parity_sequence_length,
-        tolerance=section.tolerance,
-    )
-    what = read(folder / "resolved.toml"), folder / "verify", checkpoint, options
-    certificate = current_certificate(*what)
-    is_shown = certificate is None or shows_current
-    if certificate is None:
-        from kielo.verify.parity import verify_parity
-
-        certificate = verify_parity(*what)
-    if is_shown and not is_quiet:
-        print_parity(certificate)
-    return certificate
-
-
 def _check_steps(steps: int | None) -> None:
     if steps is not None and steps < 1:
         raise KieloError(f"--steps {steps}: give 1 or more")
@@ -134,18 +93,15 @@ def layouts_flags(parser: argparse.ArgumentParser) -> None:
 def layouts(options: argparse.Namespace) -> int:
     _check_steps(options.steps)
     recipe = read_recipe(options.recipe, options.sets).recipe
-    from kielo.verify.layouts import CERTIFICATE_NAME, verify_layouts
-    from kielo.verify.screens import layouts_table, layouts_verdict
-
     # Not in verify/: that folder is parity's stage, and is replaced as a whole.
     folder = run_folder(recipe) / "layouts"
-    certificate = verify_layouts(recipe, folder, options.cases, steps=options.steps)
+    certificate = late.verify_layouts(recipe, folder, options.cases, steps=options.steps)
     if options.json:
         print_json(certificate)
     else:
-        print_table(*layouts_table(certificate))
-        print_text(layouts_verdict(certificate))
-        print_text(f"certificate: {folder / CERTIFICATE_NAME}")
+        print_table(*screens.layouts_table(certificate))
+        print_text(screens.layouts_verdict(certificate))
+        print_text(f"certificate: {folder / late.LAYOUTS_CERTIFICATE}")
     return 0 if certificate["passed"] else 1
 
 
@@ -163,18 +119,16 @@ def round_trip_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def round_trip(options: argparse.Namespace) -> int:
-    from kielo.verify.round_trip import table, verdict, verify_round_trip
-
     with keep_stdout_for_json(options.json):
-        result = verify_round_trip(options.weights, options.keep and Path(options.keep))
+        result = late.verify_round_trip(options.weights, options.keep and Path(options.keep))
     _warn_of_files(result)
     if options.json:
         print_json(result)
     else:
-        print_table(*table(result))
+        print_table(*late.round_trip_table(result))
         if result["left_out"]:
             print_text(f"left out, for they are no weights: {', '.join(result['left_out'])}")
-        print_text(verdict(result))
+        print_text(late.round_trip_verdict(result))
     return 0 if result["passed"] else 1
 
 
@@ -193,14 +147,12 @@ def position_heads_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def position_heads(options: argparse.Namespace) -> int:
-    from kielo.verify.position_heads import verdict, verify_position_heads
-
-    result = verify_position_heads(options.weights, options.text)
+    result = late.verify_position_heads(options.weights, options.text)
     _warn_of_files(result)
     if options.json:
         print_json(result)
     else:
         rows = [(way, f"{loss:.4f}") for way, loss in result["losses"].items()]
         print_table(["position_heads", f"nats a hidden token, of {result['hidden_tokens']:,}"], rows)
-        print_text(verdict(result))
+        print_text(late.position_heads_verdict(result))
     return 0 if result["passed"] else 1

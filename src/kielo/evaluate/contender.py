@@ -56,7 +56,7 @@ class Contender:
     sequence_length: int
     mask_documents: bool
     device: torch.device
-    module: torch.nn.Module | None = None
+    module: Any = None  # torch types attributes of a Module as Tensor | Module
     first_ids: tuple[int, ...] = ()
 
     @property
@@ -189,9 +189,10 @@ def load_hugging_face_model(folder: Path, num_tokens: int, dtype: torch.dtype | 
     for file in folder.glob("*"):
         refuse_special_file(file)
     try:
-        model, loading = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True, trust_remote_code=False
         )
+        model, loading = loaded  # a pair, with output_loading_info
         model = model.to(_device()).eval()
     # transformers' readers and models have a dozen kinds of error for what does not fit
     except Exception as error:

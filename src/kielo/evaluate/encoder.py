@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kielo.dataset.encoded_documents import begins_with_cls
 from kielo.evaluate.contender import MOST_LOGITS_PER_FORWARD, Contender, load_checkpoint
+from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.resolve import resolved as resolved_file
 from kielo.tokenizer.load import encode, end_of_text_id, role_id, vocabulary_size
@@ -88,9 +89,12 @@ def open_encoder(contender: Contender, recipe: Recipe) -> Encoder:
     """Returns the encoder of a recipe's run, with the control tokens that the recipe puts around texts."""
     tokenizer = contender.tokenizer
     cls_id = role_id(tokenizer, "cls_token") if begins_with_cls(recipe) else None
+    mask_id = role_id(tokenizer, "mask_token")
+    if mask_id is None:
+        raise KieloError(f"{tokenizer.folder}: the tokenizer has no mask token, so no word can be hidden")
     return Encoder(
         contender=contender,
-        mask_id=role_id(tokenizer, "mask_token"),
+        mask_id=mask_id,
         first=() if cls_id is None else (cls_id,),
         last=(end_of_text_id(tokenizer),),
         pieces=word_pieces(tokenizer),

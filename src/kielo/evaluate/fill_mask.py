@@ -41,7 +41,7 @@ def fill_prompts(encoder: Encoder, prompts: Sequence[str]) -> list[FilledMask]:
     before a mask token that does not take it in, because the model never saw these ids.
     """
     whole = encoder.contender.tokenizer.whole
-    mask = whole.id_to_token(encoder.mask_id)
+    mask = whole.id_to_token(encoder.mask_id) or ""
     added = whole.get_added_tokens_decoder().get(encoder.mask_id)
     filled = []
     for prompt in prompts:

@@ -46,9 +46,9 @@ def continue_text(folder: Path, prompt: str, sampling: Sampling, prints: bool = 
     first_ids = ids_before_texts(tokenizer) or (start_of_text_id(model, end),)
     ids = [*first_ids, *encode(tokenizer, [prompt])[0]]
     set_seed(sampling.seed)
-    how = {"do_sample": True, "temperature": sampling.temperature, "top_k": sampling.top_k}
+    how: dict[str, float | None] = {"temperature": sampling.temperature, "top_k": sampling.top_k}
     if sampling.temperature == 0:
-        how = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
+        how = {"temperature": None, "top_k": None, "top_p": None}
     tokens = torch.tensor([ids], device=model.device)
     with torch.inference_mode():
         written = model.generate(
@@ -64,6 +64,7 @@ def continue_text(folder: Path, prompt: str, sampling: Sampling, prints: bool = 
             )
             if prints
             else None,
+            do_sample=sampling.temperature != 0,
             **how,
         )
     new = written[0, len(ids) :].tolist()

@@ -71,10 +71,12 @@ def _loss_and_right(contender: Contender, batch: Batch) -> tuple[float, int]:
     loss, right, counted = 0.0, 0, 0
     for start in range(0, len(batch.inputs), _SEQUENCES_AT_ONCE):
         rows = slice(start, start + _SEQUENCES_AT_ONCE)
-        inputs, labels, documents = (
-            None if array is None else torch.from_numpy(array[rows]).to(contender.device)
-            for array in (batch.inputs, batch.labels, batch.documents)
+        inputs, labels = (
+            torch.from_numpy(array[rows]).to(contender.device) for array in (batch.inputs, batch.labels)
         )
+        documents = None
+        if batch.documents is not None:
+            documents = torch.from_numpy(batch.documents[rows]).to(contender.device)
         is_label = labels != NOT_COUNTED
         logits, wanted = contender.logits(inputs, documents)[is_label].float(), labels[is_label]
         loss += F.cross_entropy(logits, wanted, reduction="sum").item()

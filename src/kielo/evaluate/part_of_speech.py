@@ -7,6 +7,7 @@ several tokens has the state of the first one, or the mean of all of them.
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -102,7 +103,7 @@ def _most_frequent_tags(training: Sequence[Sentence], heldout: Sequence[Sentence
     return [(of_word.get(word) or usual).most_common(1)[0][0] for one in heldout for word in one.words]
 
 
-def _classifier():
+def _classifier() -> Any:
     try:
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline

@@ -11,14 +11,27 @@ from typing import Any
 import numpy as np
 
 from kielo.artifact.documents import messages_of
+from kielo.artifact.manifest import write_stage
 from kielo.artifact.scores import BitsPerByte, FilledMask, MaskedScores, Sample, Scores, SetScore
+from kielo.artifact.stage_json import write_json
 from kielo.dataset.encoded_documents import DocumentEncoder, stored_ids
+from kielo.dataset.provenance import check_recipe, check_tokenizer
 from kielo.evaluate.baselines import ByteNgram, byte_stream, unigram_bits, xz_bits
-from kielo.evaluate.contender import Contender, counted_bytes, document_tokens, token_stream_bits
+from kielo.evaluate.contender import (
+    Contender,
+    causal_use,
+    counted_bytes,
+    document_tokens,
+    load_checkpoint,
+    load_hugging_face,
+    token_stream_bits,
+)
 from kielo.evaluate.encoder import Encoder, open_encoder
+from kielo.evaluate.evaluation import KIND, VERSION, WantedScores
 from kielo.evaluate.fill_mask import fill_heldout, fill_prompts
 from kielo.evaluate.generate import default_prompts, generate
 from kielo.evaluate.masked_tokens import score_masked_tokens
+from kielo.evaluate.part_of_speech import score_part_of_speech
 from kielo.evaluate.pseudo_likelihood import pseudo_bits_per_byte, score_minimal_pairs
 from kielo.evaluate.texts import (
     documents_of_sets,
@@ -28,9 +41,57 @@ from kielo.evaluate.texts import (
     training_token_counts,
 )
 from kielo.recipe.errors import KieloError
+from kielo.recipe.phases import longest_sequence_length
 from kielo.recipe.sections import Recipe
+from kielo.resolve import resolved as resolved_file
 from kielo.resolve.resolved import Identity
 from kielo.tokenizer.load import TextTokenizer, end_of_text_id, load_tokenizer, vocabulary_size
+
+
+def make_scores(wanted: WantedScores) -> Scores | MaskedScores:
+    """Score the checkpoint beside three baselines given the same text, and write the stage's folder.
+
+    Of an encoder of the hybrid objective it has the scores of its causal use too.
+    """
+    recipe, run_folder, name = wanted.recipe, wanted.run_folder, wanted.checkpoint.name
+    with write_stage(wanted.folder, KIND, VERSION, wanted.inputs, wanted.section) as stage:
+        resolved = resolved_file.read(run_folder / "resolved.toml")
+        contender = load_checkpoint(wanted.checkpoint, resolved, run_folder / "tokenizer")
+        masked = None
+        if wanted.is_masked:
+            masked = score_encoder(contender, name, recipe, resolved.identity, run_folder)
+            write_json(stage.folder, masked)
+            stage.counts |= {"accuracy": masked.accuracy.content()}
+            if not resolved.identity.train.causal_share:
+                return masked
+            contender = causal_use(contender, recipe)
+            # The recipe's prompts have mask tokens: samples go on from openings of held-out documents.
+            settings = recipe.evaluate.model_copy(update={"prompts": ()})
+            recipe = recipe.model_copy(update={"evaluate": settings})
+        in_turn = score(contender, name, recipe, run_folder)
+        write_json(stage.folder, in_turn)
+        stage.counts |= {
+            "bits_per_byte": in_turn.bits_per_byte.content(),
+            "heldout_bytes": in_turn.heldout_bytes,
+        }
+    return masked or in_turn
+
+
+def evaluate_hugging_face(recipe: Recipe, run_folder: Path, model: Path) -> Scores:
+    """Score any Hugging Face folder in the same way, on the held-out text of a run. Writes nothing.
+
+    Bits per byte compare models whose tokenizers differ. Windows are as long as the run's sequences.
+    """
+    if recipe.train.objective == "masked_tokens":
+        raise KieloError(
+            f"{model}: the recipe's text is an encoder's, for which bits per byte are not defined; what "
+            "would work: a run of an encoder, with its recipe alone"
+        )
+    check_recipe(recipe, run_folder)
+    check_tokenizer(run_folder)
+    contender = load_hugging_face(model, longest_sequence_length(recipe))
+    return score(contender, str(model), recipe, run_folder)
+
 
 # All measures of an encoder: hidden tokens, pseudo-perplexity, filled masks, minimal pairs, parts of
 # speech.
@@ -57,8 +118,6 @@ def score_encoder(
     if evaluate.minimal_pairs:
         found["minimal_pairs"] = score_minimal_pairs(encoder, Path(evaluate.minimal_pairs).expanduser())
     if evaluate.part_of_speech.train:
-        from kielo.evaluate.part_of_speech import score_part_of_speech  # scikit-learn's seconds
-
         found["part_of_speech"] = score_part_of_speech(encoder, evaluate.part_of_speech)
     return scores.model_copy(update=found)
 

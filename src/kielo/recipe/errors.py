@@ -14,6 +14,10 @@ class KieloError(Exception):
     """
 
 
+class Stopped(KieloError):
+    """Training stopped on purpose; the later stages have to wait."""
+
+
 # Messages for errors that are not Kielo's own: out of memory, disk, network, a missing package.
 #
 # An exception of an expected kind → one sentence. `cli/main.py` prints it, and a training run that fails

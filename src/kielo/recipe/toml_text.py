@@ -13,7 +13,7 @@ def toml_table(name: str, content: dict[str, Any], brackets: tuple[str, str] = (
     plain = {key: value for key, value in content.items() if value is not None and key not in tables | lists}
     text = f"\n{brackets[0]}{name}{brackets[1]}\n" if name else ""
     below = f"{name}." if name else ""
-    text += "".join(f"{_key(key)} = {_value(value)}\n" for key, value in plain.items())
+    text += "".join(f"{_key(key)} = {toml_value(value)}\n" for key, value in plain.items())
     text += "".join(toml_table(f"{below}{_key(key)}", value) for key, value in tables.items())
     for key, entries in lists.items():
         text += "".join(toml_table(f"{below}{_key(key)}", entry, ("[[", "]]")) for entry in entries)
@@ -26,10 +26,10 @@ def _is_list_of_tables(value: Any) -> bool:
 
 def _key(key: str) -> str:
     bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
-    return key if bare else _value(key)
+    return key if bare else toml_value(key)
 
 
-def _value(value: Any) -> str:
+def toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -37,9 +37,9 @@ def _value(value: Any) -> str:
     if isinstance(value, str):
         return '"' + "".join(_escape(character) for character in value) + '"'
     if isinstance(value, list):
-        return "[" + ", ".join(_value(entry) for entry in value) + "]"
+        return "[" + ", ".join(toml_value(entry) for entry in value) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_key(key)} = {_value(entry)}" for key, entry in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(key)} = {toml_value(entry)}" for key, entry in value.items()) + "}"
     raise TypeError(f"no TOML for {type(value).__name__}")
 
 

@@ -19,6 +19,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from kielo.artifact.metrics import Row
 from kielo.artifact.stage_counts import FunnelRow
 from kielo.artifact.verify_results import loss_limits
+from kielo.report.gather import Gathered
 from kielo.report.units import baseline_name, format_bytes
 
 # Placeholder colour -> the variable that frame.html.jinja defines for both schemes.
@@ -26,7 +27,7 @@ INK, QUIET, RULE, OURS, OTHER, DROPPED = "#010101", "#020202", "#030303", "#0404
 VARIABLES = {
     INK: "--ink", QUIET: "--quiet", RULE: "--rule", OURS: "--ours", OTHER: "--other", DROPPED: "--dropped"
 }  # fmt: skip
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 11,
     "text.color": INK,
@@ -44,9 +45,10 @@ STYLE = {
 WIDTH_INCHES = 8.4
 
 
-def bits_per_byte_bars(gathered: dict[str, Any]) -> str:
+def bits_per_byte_bars(gathered: Gathered) -> str | None:
     """Draws a bar for the model, in the accent colour, and for each baseline; fewer bits are better."""
-    scores = gathered["scores"]
+    if (scores := gathered.scores) is None:
+        return None
     baselines = scores.bits_per_byte.baselines()
     labels = ["This model", *(baseline_name(name, scores) for name in baselines)]
     values = [scores.bits_per_byte.model, *baselines.values()]
@@ -63,9 +65,10 @@ def bits_per_byte_bars(gathered: dict[str, Any]) -> str:
         return page_svg(figure, "bits")
 
 
-def bits_per_byte_caption(gathered: dict[str, Any]) -> str:
+def bits_per_byte_caption(gathered: Gathered) -> str:
     """Says what the bits per byte were measured on, and what the baselines were given."""
-    scores = gathered["scores"]
+    if (scores := gathered.scores) is None:
+        return ""
     facts = (
         f"Fewer is better. {scores.heldout_documents:,} held-out documents, "
         f"{format_bytes(scores.heldout_bytes)}: "
@@ -83,9 +86,11 @@ def bits_per_byte_caption(gathered: dict[str, Any]) -> str:
     return facts
 
 
-def funnel_bars(gathered: dict[str, Any]) -> str:
+def funnel_bars(gathered: Gathered) -> str | None:
     """Draws bytes left after each step, and beside them those that the step dropped."""
-    steps, bytes_in = _by_step(gathered["funnel"].steps), gathered["corpus"]["bytes_in"]
+    if gathered.funnel is None or gathered.corpus is None:
+        return None
+    steps, bytes_in = _by_step(gathered.funnel.steps), gathered.corpus["bytes_in"]
     with page_style():
         figure, axes = page_figure(0.36 * (len(steps) + 1) + 0.3)
         labels = [step.name for step in steps]
@@ -108,28 +113,29 @@ def funnel_bars(gathered: dict[str, Any]) -> str:
         return page_svg(figure, "funnel")
 
 
-def loss_curves(gathered: dict[str, Any]) -> str:
+def loss_curves(gathered: Gathered) -> str | None:
     """Draws training and held-out loss in nats per token, over optimiser steps."""
-    training = gathered["training"]
+    if (training := gathered.training) is None:
+        return None
     with page_style():
         figure, axes = page_figure(3.2)
-        steps, losses = _finite(training["steps"], "loss")
+        steps, losses = _finite(training.steps, "loss")
         axes.plot(steps, losses, color=OTHER, linewidth=1.2)
-        heldout_steps, heldout_losses = _finite(training["heldout"], "heldout_loss")
+        heldout_steps, heldout_losses = _finite(training.heldout, "heldout_loss")
         axes.plot(heldout_steps, heldout_losses, color=OURS, linewidth=1.8, marker="o", markersize=4)
         _ends(axes, [("training", steps, losses, OTHER), ("held-out", heldout_steps, heldout_losses, OURS)])
         _axes_names(axes, "step", "loss (nats per token)")
         return page_svg(figure, "loss")
 
 
-def speed_curve(gathered: dict[str, Any]) -> str | None:
+def speed_curve(gathered: Gathered) -> str | None:
     """Draws tokens per second over optimiser steps, from zero."""
-    training = gathered["training"]
-    if not training["tokens_per_second"]:
+    training = gathered.training
+    if training is None or not training.tokens_per_second:
         return None
     with page_style():
         figure, axes = page_figure(2.0)
-        steps, speeds = _finite(training["steps"], "tokens_per_second")
+        steps, speeds = _finite(training.steps, "tokens_per_second")
         axes.plot(steps, speeds, color=OURS, linewidth=1.4)
         axes.set_ylim(0, max(speeds, default=1) * 1.15)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
@@ -137,9 +143,10 @@ def speed_curve(gathered: dict[str, Any]) -> str | None:
         return page_svg(figure, "speed")
 
 
-def parity_curves(gathered: dict[str, Any]) -> str | None:
+def parity_curves(gathered: Gathered) -> str | None:
     """Draws both losses at each step, and their relative difference on a log scale with its limit."""
-    parity = gathered["parity"]
+    if (parity := gathered.parity) is None:
+        return None
     ours, theirs = parity.losses.ours, parity.losses.theirs
     rounding = parity.losses.rounding_differences
     limits = loss_limits(parity.tolerance, rounding or [0.0] * len(ours))
@@ -199,10 +206,10 @@ class ReportFigure:
     """
 
     section: str
-    draw: Callable[[dict[str, Any]], str | None]
-    caption: str | Callable[[dict[str, Any]], str]
+    draw: Callable[[Gathered], str | None]
+    caption: str | Callable[[Gathered], str]
 
-    def caption_of(self, gathered: dict[str, Any]) -> str:
+    def caption_of(self, gathered: Gathered) -> str:
         """Returns the caption, which may depend on the run."""
         return self.caption if isinstance(self.caption, str) else self.caption(gathered)
 

@@ -1,28 +1,30 @@
-"""Everything that a run folder says about itself, as one plain dict for the page, the card and the summary.
+"""Everything that a run folder says about itself, for the page, the card and the summary.
 
-Run folder (manifests, funnel.json, measure.json, metrics.jsonl, parity.json, scores.json, …) -> dict.
-Torch-free. A stage that has not run yet is None in the dict: the page says so instead of failing.
+Run folder (manifests, funnel.json, measure.json, metrics.jsonl, parity.json, scores.json, …) → `Gathered`.
+A stage that has not run yet is None: the page says so instead of failing.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kielo.artifact.chronicle import chronicle
+from kielo.artifact.chronicle import Table, chronicle
 from kielo.artifact.manifest import Manifest, read_manifest
 from kielo.artifact.metrics import (
     METRICS_NAME,
     HeldOutLoss,
+    Kind,
     PassedOver,
     PrecisionChange,
-    Row,
     TrainingStep,
     of_kind,
     read_metrics,
 )
 from kielo.artifact.scores import (
+    STAGE_FOLDERS,
     BitsPerByteSummary,
     CorpusSummary,
     MaskedScores,
@@ -36,73 +38,104 @@ from kielo.artifact.stage_json import JsonObject, read_stage_json
 from kielo.artifact.tokenizer_files import RowMap, TokenizerMeasure
 from kielo.artifact.verify_results import Parity
 from kielo.dataset.packed_sequences import FOLDER as PACKING
-from kielo.dataset.packed_sequences import packing_rows
+from kielo.dataset.packed_sequences import PackingRow, packing_rows
 from kielo.recipe.sections import Recipe
 from kielo.resolve.overview import Overview, overview_of_run
 from kielo.resolve.resolved import read as read_resolved
 from kielo.resolve.text import Text, sequences_by_length
 
-# Stage, in the order of a run -> its folder.
-STAGE_FOLDERS = {
-    "corpus": "corpus",
-    "tokenizer": "tokenizer",
-    "pack": "tokens",
-    "train": "train",
-    "verify": "verify",
-    "evaluate": "evaluate",
-    "export": "hf",
-}
+
+@dataclass(frozen=True)
+class Training:
+    """Rows of metrics.jsonl, one a step in order, and the stage's counts; {} before the stage's end."""
+
+    steps: list[TrainingStep]
+    heldout: list[HeldOutLoss]
+    passed_over: list[PassedOver]
+    precisions: list[PrecisionChange]
+    tokens_per_second: float | None
+    counts: dict[str, Any]
 
 
-def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Gathered:
+    """Everything that a run folder says about itself; None for a stage that has not run.
+
+    stages: of this run. stage_rows: name, state and seconds of every stage. corpus, tokens, export_counts:
+    counts of the stages' manifests. versions: of packages, by the manifests.
+    """
+
+    recipe: Recipe
+    run_folder: str
+    kielo_version: str
+    stages: dict[str, StageTime]
+    stage_rows: list[dict[str, Any]]
+    corpus: dict[str, Any] | None
+    funnel: Funnel | None
+    tokenizer: TokenizerMeasure | None
+    row_map: RowMap | None
+    tokens: dict[str, Any] | None
+    packing: list[PackingRow]
+    overview: Overview | None
+    training: Training | None
+    chronicle: list[Table]
+    parity: Parity | None
+    scores: Scores | None
+    masked_scores: MaskedScores | None
+    export: str | None
+    export_counts: dict[str, Any]
+    versions: dict[str, str]
+
+
+def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> Gathered:
     """Collects the run folder's content.
 
     `stages` are those of this run; manifests have the seconds of skipped stages.
     """
-    run_folder = Path(run_folder)
     manifests = {stage: read_manifest(run_folder / folder) for stage, folder in STAGE_FOLDERS.items()}
+    corpus, tokens, export = (manifests[stage] for stage in ("corpus", "pack", "export"))
     packing = read_manifest(run_folder / PACKING)
-    return {
-        "recipe": recipe,
-        "run_folder": str(run_folder),
-        "kielo_version": kielo_version(),
-        "stages": stages,
-        "stage_rows": _stage_rows(manifests, stages),
-        "corpus": manifests["corpus"].counts if manifests["corpus"] else None,
-        "funnel": read_stage_json(run_folder / "corpus", Funnel),
-        "tokenizer": read_stage_json(run_folder / "tokenizer", TokenizerMeasure),
-        "row_map": read_stage_json(run_folder / "tokenizer", RowMap),
-        "tokens": manifests["pack"].counts if manifests["pack"] else None,
-        "packing": packing_rows(packing) if packing else [],
-        "overview": _overview(run_folder, manifests),
-        "training": _training(run_folder / "train", manifests["train"]),
-        "chronicle": chronicle(run_folder / "train"),
-        "parity": read_stage_json(run_folder / "verify", Parity),
-        "scores": read_stage_json(run_folder / "evaluate", Scores),
-        "masked_scores": read_stage_json(run_folder / "evaluate", MaskedScores),
-        "export": str(run_folder / "hf") if manifests["export"] else None,
-        "export_counts": manifests["export"].counts if manifests["export"] else {},
-        "versions": _versions(manifests),
-    }
+    return Gathered(
+        recipe=recipe,
+        run_folder=str(run_folder),
+        kielo_version=kielo_version(),
+        stages=stages,
+        stage_rows=_stage_rows(manifests, stages),
+        corpus=corpus.counts if corpus else None,
+        funnel=read_stage_json(run_folder / "corpus", Funnel),
+        tokenizer=read_stage_json(run_folder / "tokenizer", TokenizerMeasure),
+        row_map=read_stage_json(run_folder / "tokenizer", RowMap),
+        tokens=tokens.counts if tokens else None,
+        packing=packing_rows(packing) if packing else [],
+        overview=_overview(run_folder, manifests),
+        training=_training(run_folder / "train", manifests["train"]),
+        chronicle=chronicle(run_folder / "train"),
+        parity=read_stage_json(run_folder / "verify", Parity),
+        scores=read_stage_json(run_folder / "evaluate", Scores),
+        masked_scores=read_stage_json(run_folder / "evaluate", MaskedScores),
+        export=str(run_folder / "hf") if export else None,
+        export_counts=export.counts if export else {},
+        versions=_versions(manifests),
+    )
 
 
-def summarise(gathered: dict[str, Any]) -> Summary:
+def summarise(gathered: Gathered) -> Summary:
     """Returns the content of summary.json; the values of stages that have not run are None."""
-    scores, training, overview = gathered["scores"], gathered["training"], gathered["overview"]
-    masked = gathered["masked_scores"]
+    scores, training, overview = gathered.scores, gathered.training, gathered.overview
+    masked = gathered.masked_scores
     return Summary(
-        stages=gathered["stages"],
+        stages=gathered.stages,
         parameters=overview.parameters if overview else None,
         tokens=overview.tokens if overview else None,
-        corpus=CorpusSummary(**_pick(gathered["corpus"], CorpusSummary)),
+        corpus=CorpusSummary(**_pick(gathered.corpus, CorpusSummary)),
         bits_per_byte=BitsPerByteSummary(
-            **_pick(scores and scores.bits_per_byte.content(), BitsPerByteSummary)
+            **_pick(scores.bits_per_byte.content() if scores else None, BitsPerByteSummary)
         ),
         masked_tokens=masked.accuracy if masked else None,
-        parity=ParitySummary(**_pick(gathered["parity"] and gathered["parity"].content(), ParitySummary)),
-        tokens_per_second=training["tokens_per_second"] if training else None,
-        export=gathered["export"],
-        kielo_version=gathered["kielo_version"],
+        parity=ParitySummary(**_pick(gathered.parity.content() if gathered.parity else None, ParitySummary)),
+        tokens_per_second=training.tokens_per_second if training else None,
+        export=gathered.export,
+        kielo_version=gathered.kielo_version,
     )
 
 
@@ -131,11 +164,8 @@ def _overview(run_folder: Path, manifests: dict[str, Manifest | None]) -> Overvi
     return overview_of_run(identity, text)
 
 
-def _training(folder: Path, manifest: Manifest | None) -> dict[str, Any] | None:
-    """Returns curves of metrics.jsonl, the median tokens per second and the stage's counts.
-
-    Curves are {"steps", "heldout", "passed_over", "precisions"}, by step.
-    """
+def _training(folder: Path, manifest: Manifest | None) -> Training | None:
+    """Returns curves of metrics.jsonl, the median tokens per second and the stage's counts."""
     path = folder / METRICS_NAME
     if not path.is_file():
         return None
@@ -144,18 +174,17 @@ def _training(folder: Path, manifest: Manifest | None) -> dict[str, Any] | None:
     # The first row pays for warming up; it counts only where there is no other.
     speeds = [row.tokens_per_second for row in steps if row.tokens_per_second]
     counts = manifest.counts if manifest else {}
-    return {
-        "steps": steps,
-        "heldout": _by_step(of_kind(rows, HeldOutLoss)),
-        "passed_over": _by_step(of_kind(rows, PassedOver)),
-        "precisions": _by_step(of_kind(rows, PrecisionChange)),
-        "tokens_per_second": counts.get("tokens_per_second")
-        or (median(speeds[1:] or speeds) if speeds else None),
-        "counts": counts,
-    }
+    return Training(
+        steps,
+        _by_step(of_kind(rows, HeldOutLoss)),
+        _by_step(of_kind(rows, PassedOver)),
+        _by_step(of_kind(rows, PrecisionChange)),
+        counts.get("tokens_per_second") or (median(speeds[1:] or speeds) if speeds else None),
+        counts,
+    )
 
 
-def _by_step(rows: Sequence[Row]) -> list[Row]:
+def _by_step(rows: Sequence[Kind]) -> list[Kind]:
     """Returns one row a step. A resumed run writes steps again; the later row is that of the model."""
     last = {row.step: row for row in rows}
     return [last[step] for step in sorted(last)]

@@ -26,7 +26,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     """Returns (name, value) for each line of the table, as plain text."""
     bits, corpus = summary.bits_per_byte, summary.corpus
     rows = [("text kept", "–")]
-    if corpus.bytes_in:
+    if corpus.bytes_in and corpus.bytes_kept is not None:
         rows[0] = (
             "text kept",
             f"{format_bytes(corpus.bytes_kept)} of {format_bytes(corpus.bytes_in)}, "

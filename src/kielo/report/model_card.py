@@ -16,10 +16,11 @@ from kielo.artifact.scores import MaskedScores, Scores
 from kielo.artifact.tokenizer_files import RowMap
 from kielo.artifact.verify_results import Parity
 from kielo.artifact.weights_folder import is_on_hub
-from kielo.checkpoint.export_stage import CARD_FILE
+from kielo.checkpoint.export_stage import CARD_FILE, WantedExport
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import CompleteModel, Recipe, Source
 from kielo.recipe.several_languages import languages_of
+from kielo.report.gather import Gathered, Training
 from kielo.report.units import HIDDEN_TOKENS, baseline_name, format_bytes
 from kielo.resolve.overview import Overview
 
@@ -33,26 +34,30 @@ def write_model_card(folder: Path, card: str) -> None:
         write_own_text(path, card)
 
 
-def render(gathered: dict[str, Any]) -> str:
+def render(gathered: Gathered) -> str:
     """Returns the card of a run as Markdown."""
-    recipe, overview = gathered["recipe"], gathered["overview"]
+    recipe, overview = gathered.recipe, gathered.overview
     is_encoder, is_hybrid = recipe.train.objective == "masked_tokens", recipe.train.causal_share > 0
-    weights = recipe.model.weights
-    base_model = weights.removeprefix("hf:").partition("@")[0] if is_on_hub(weights) else None
+    model, weights = overview.model if overview else recipe.model, recipe.model.weights
+    base_model = weights.removeprefix("hf:").partition("@")[0] if weights and is_on_hub(weights) else None
     parts = [
         _front_matter(recipe, base_model, is_encoder),
         f"# {_plain(recipe.name)}",
         _plain(recipe.description),
         f"A {_kind(is_encoder, is_hybrid)} language model for {_named_languages(recipe)}, made with "
-        f"Kielo {gathered['kielo_version']}.",
+        f"Kielo {gathered.kielo_version}.",
         _model(overview),
-        _first_weights(weights, base_model, recipe.follows, gathered["row_map"]),
-        _bits_per_byte(gathered["scores"]),
-        _masked_tokens(gathered["masked_scores"]),
-        _parity(gathered["parity"]),
-        *_uses((overview.model if overview else recipe.model).model_type, is_hybrid, _first_prompt(gathered)),
+        _first_weights(weights, base_model, recipe.follows, gathered.row_map),
+        _bits_per_byte(gathered.scores),
+        _masked_tokens(gathered.masked_scores),
+        _parity(gathered.parity),
+        *_uses(
+            model.model_type,
+            is_hybrid,
+            _first_prompt(gathered.scores),
+        ),
         _chat(recipe),
-        _training(gathered),
+        _training(recipe, gathered.corpus, gathered.training),
         _limits(recipe),
     ]
     return _joined(parts)
@@ -91,11 +96,23 @@ def render_export(exported: Exported, recipe: Recipe | None) -> str:
         f"A {kind}{f' for {_named_languages(recipe)}' if recipe else ''} ({model.model_type}, weights in "
         f"{exported.dtype}): {exported.origin}{f' of the run {_plain(run)}' if run else ''}, exported by "
         f"`kielo` {__version__}.",
-        _first_weights(model.weights, base_model, recipe and recipe.follows, None),
+        _first_weights(model.weights, base_model, recipe.follows if recipe else None, None),
         *_uses(model.model_type, exported.is_hybrid, "…"),
-        *((_chat(recipe), _training({"recipe": recipe}), _limits(recipe)) if recipe else ()),
+        *((_chat(recipe), _training(recipe), _limits(recipe)) if recipe else ()),
     ]
     return _joined(parts)
+
+
+def export_card(wanted: WantedExport, recipe: Recipe | None) -> str:
+    """Returns the card of an export as Markdown, from its checkpoint and the recipe of its run, if known."""
+    index, identity = wanted.index, wanted.index.plain.identity
+    averaged = index.plain.averaged_from
+    origin = f"step {index.step}"
+    if averaged:
+        origin = f"the average of {len(averaged)} checkpoints up to step {index.step}"
+    is_hybrid = identity.get("train", {}).get("causal_share", 0) > 0
+    exported = Exported(wanted.model, origin, identity.get("name"), wanted.dtype, is_hybrid)
+    return render_export(exported, recipe)
 
 
 def loading_call(model_type: str, folder: str) -> str:
@@ -269,8 +286,7 @@ def _model(overview: Overview | None) -> str:
 
 
 def _bits_per_byte(scores: Scores | None) -> str:
-    baselines = scores.bits_per_byte.baselines() if scores else {}
-    if not baselines:
+    if scores is None or not (baselines := scores.bits_per_byte.baselines()):
         return ""
     contenders = {"**this model**": scores.bits_per_byte.model}
     contenders |= {baseline_name(name, scores): bits for name, bits in baselines.items()}
@@ -306,8 +322,7 @@ def _parity(parity: Parity | None) -> str:
     )
 
 
-def _training(gathered: dict[str, Any]) -> str:
-    recipe, corpus, training = gathered["recipe"], gathered.get("corpus"), gathered.get("training")
+def _training(recipe: Recipe, corpus: dict[str, Any] | None = None, training: Training | None = None) -> str:
     lines = []
     for source in recipe.corpus.sources:
         lines.append(f"- Source: {_plain(_source(source))}{_conversations(source)}{_rights(source)}")
@@ -318,8 +333,8 @@ def _training(gathered: dict[str, Any]) -> str:
             f"- After cleaning: {format_bytes(corpus['bytes_kept'])} in {corpus['documents_kept']:,} "
             f"documents, of {format_bytes(corpus['bytes_in'])} in {corpus['documents_in']:,}"
         )
-    if training and training["steps"]:
-        last = training["steps"][-1]
+    if training and training.steps:
+        last = training.steps[-1]
         tokens = f", {last.tokens:,} tokens" if last.tokens else ""
         lines.append(f"- Training: {last.step:,} optimiser steps{tokens}")
     return "## Training text\n\n" + "\n".join(lines)
@@ -378,9 +393,8 @@ def _limits(recipe: Recipe) -> str:
     return f"## Limits\n\n{does}, and what it writes may be false or repeat what its training text holds."
 
 
-def _first_prompt(gathered: dict[str, Any]) -> str:
-    samples = gathered["scores"].samples if gathered["scores"] else []
-    return samples[0].prompt if samples else "…"
+def _first_prompt(scores: Scores | None) -> str:
+    return scores.samples[0].prompt if scores and scores.samples else "…"
 
 
 def _plain(text: str) -> str:

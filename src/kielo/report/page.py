@@ -13,11 +13,12 @@ from kielo.artifact.scores import MaskedScores
 from kielo.artifact.tokenizer_files import RowMap, TokenizerMeasure
 from kielo.recipe.amounts import format_seconds
 from kielo.report.figures import FIGURES
+from kielo.report.gather import Gathered
 from kielo.report.units import HIDDEN_TOKENS, format_bytes
 from kielo.resolve.overview import amount
 
 
-def render(gathered: dict[str, Any]) -> str:
+def render(gathered: Gathered) -> str:
     """Returns the whole page as HTML."""
 
     def figures(section: str) -> list[tuple[str, str]]:
@@ -25,7 +26,7 @@ def render(gathered: dict[str, Any]) -> str:
         drawn = ((entry, entry.draw(gathered)) for entry in FIGURES if entry.section == section)
         return [(svg, entry.caption_of(gathered)) for entry, svg in drawn if svg is not None]
 
-    return fill_template("page.html.jinja", **gathered, figures=figures, rows=_rows(gathered))
+    return fill_template("page.html.jinja", **vars(gathered), figures=figures, rows=_rows(gathered))
 
 
 def fill_template(name: str, **values: Any) -> str:
@@ -50,18 +51,18 @@ def fill_template(name: str, **values: Any) -> str:
         raise LookupError(str(problem)) from problem
 
 
-def _rows(gathered: dict[str, Any]) -> dict[str, Any]:
+def _rows(gathered: Gathered) -> dict[str, Any]:
     """Returns the rows of each table by its name, of the stages that have run."""
     rows: dict[str, Any] = {
         "stages": [
             (row["name"], row["state"], "" if row["seconds"] is None else format_seconds(row["seconds"]))
-            for row in gathered["stage_rows"]
+            for row in gathered.stage_rows
         ],
-        "versions": ({"kielo": gathered["kielo_version"]} | gathered["versions"]).items(),
+        "versions": ({"kielo": gathered.kielo_version} | gathered.versions).items(),
     }
-    if masked := gathered["masked_scores"]:
+    if masked := gathered.masked_scores:
         rows |= _masked_rows(masked)
-    if scores := gathered["scores"]:
+    if scores := gathered.scores:
         rows["heldout_sets"] = [
             (
                 one.name, ", ".join(one.languages), f"{one.bits_per_byte:.3f}", format_bytes(one.bytes),
@@ -69,7 +70,7 @@ def _rows(gathered: dict[str, Any]) -> dict[str, Any]:
             )
             for one in scores.sets
         ]  # fmt: skip
-    if parity := gathered["parity"]:
+    if parity := gathered.parity:
         ours, theirs = parity.settings.ours, parity.settings.theirs
         names = list(dict.fromkeys([*ours, *theirs]))
         rows["settings"] = [
@@ -77,13 +78,13 @@ def _rows(gathered: dict[str, Any]) -> dict[str, Any]:
         ]
         differing = parity.settings.differing
         rows["differing_settings"] = [number for number, name in enumerate(names) if name in differing]
-    if training := gathered["training"]:
+    if training := gathered.training:
         rows["last_heldout_sets"] = [
             (name, ", ".join(one.languages), _three(one.loss), _three(one.bits_per_byte))
-            for last in training["heldout"][-1:]
+            for last in training.heldout[-1:]
             for name, one in (last.heldout_sets or {}).items()
         ]
-    if funnel := gathered["funnel"]:
+    if funnel := gathered.funnel:
         rows |= {
             "funnel": [
                 (
@@ -103,9 +104,9 @@ def _rows(gathered: dict[str, Any]) -> dict[str, Any]:
                 for kind, shares in funnel.threshold_table.items()
             },
         }  # fmt: skip
-    if measured := gathered["tokenizer"]:
-        rows |= _tokenizer_rows(measured, gathered["tokens"] or {}, gathered["packing"])
-    if made := gathered["row_map"]:
+    if measured := gathered.tokenizer:
+        rows |= _tokenizer_rows(measured, gathered.tokens or {}, gathered.packing)
+    if made := gathered.row_map:
         rows["transplant"] = _transplant_rows(made)
     return rows
 

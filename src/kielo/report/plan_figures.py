@@ -32,7 +32,7 @@ PARTS = {  # greens work, orange waits, blues move bytes between devices, greys 
     "data_traffic": "#c6d6ec",
     "optimiser": "#7f8a83", "fixed": "#b9c1bb",
 }  # fmt: skip
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "kielo",  # the same picture is the same file
     "font.family": "sans-serif",

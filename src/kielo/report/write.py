@@ -1,6 +1,7 @@
 """The report stage: a run folder -> report.html, summary.json, and the model card in hf/."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from kielo.artifact.durable import disk_problems_reported
@@ -35,9 +36,9 @@ def write_report(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime] 
             f"{error}), so no report can be made of it; run that stage again"
         ) from error
     with disk_problems_reported(f"{run_folder}: the report"):
-        if gathered["export"]:
-            model_card.write_model_card(Path(gathered["export"]), model_card.render(gathered))
+        if gathered.export:
+            model_card.write_model_card(Path(gathered.export), model_card.render(gathered))
         write_own_text(path, html)
         own = StageTime(seconds=round(time.monotonic() - started, 3), skipped=False)
-        write_json(run_folder, summarise(gathered | {"stages": earlier | {"report": own}}))
+        write_json(run_folder, summarise(replace(gathered, stages=earlier | {"report": own})))
     return path

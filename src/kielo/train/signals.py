@@ -16,6 +16,7 @@ from kielo.recipe.errors import KieloError
 
 
 INTERRUPTED = 130  # the exit code of a process that was ended by Ctrl-C
+REQUEUE = 75  # the exit code of a process that stopped on purpose: to be started again
 # One Ctrl-C may arrive twice: the terminal signals the whole process group, and a parent passes it on.
 _SAME_PRESS_SECONDS = 1.0
 

@@ -1,14 +1,21 @@
-"""`kielo tokenizer measure`: figures of tokenizers on a text, and what each would cost a model. No torch."""
+"""`kielo tokenizer`: figures of tokenizers on a text, what each would cost a model, and maps. No torch."""
 
 import argparse
 import math
 from pathlib import Path
 from typing import Any
 
-from kielo.cli.flags import examples
-from kielo.cli.look import tokenizer_folder
+from kielo.cli.flags import add_verb, examples
 from kielo.cli.terminal import print_json, print_table, print_text
+from kielo.cli.vocabulary_choice import advise, choice_json, choice_rows, in_words
 from kielo.recipe.errors import KieloError
+from kielo.recipe.read import read_recipe, run_folder
+from kielo.tokenizer.load import TOKENIZER_FILE, load_tokenizer
+from kielo.tokenizer.make_row_map import example_ids, make_row_map, row_in_words, row_map_in_words
+from kielo.tokenizer.measure import measure as figures_of
+from kielo.tokenizer.measure import parity
+from kielo.tokenizer.spelling import TokenNames
+from kielo.tokenizer.train import texts_to_measure
 
 # Figure → (its row of the table, how it is written).
 _ROWS = {
@@ -29,6 +36,57 @@ _ROWS = {
     "bytes": ("bytes", "{:,}"),
     "texts": ("texts", "{:,}"),
 }
+
+
+def tokenizer_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo tokenizer measure A B --text file.txt")
+    subverbs = parser.add_subparsers(dest="subverb", metavar="SUBVERB", required=True)
+    add_verb(
+        subverbs,
+        "measure",
+        "tokenizer:measure",
+        "figures on a text; whether to keep, extend or replace a vocabulary",
+    )
+    add_verb(
+        subverbs,
+        "map",
+        "tokenizer:row_map",
+        "the old tokens whose rows a transplanted vocabulary is made of",
+    )
+
+
+def row_map_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo tokenizer map runs/english/tokenizer runs/demo_estonian/tokenizer")
+    parser.add_argument("old", metavar="OLD", help="folder of the tokenizer that the weights have")
+    parser.add_argument("new", metavar="NEW", help="folder of the tokenizer that they are to get")
+    parser.add_argument(
+        "--vectors", metavar="FILE", help="as model.transplant_vectors: weigh old rows by similarity (FOCUS)"
+    )
+    parser.add_argument("--examples", type=int, default=20, metavar="N", help="new tokens to show")
+    parser.add_argument("--json", action="store_true")
+
+
+def row_map(options: argparse.Namespace) -> None:
+    if options.examples < 0:
+        raise KieloError(f"--examples {options.examples}: give 0 or more")
+    old, new = (load_tokenizer(tokenizer_folder(Path(folder))) for folder in (options.old, options.new))
+    vectors = Path(options.vectors) if options.vectors else None
+    made = make_row_map(old, new, "focus" if vectors else "mean", vectors)
+    if options.json:
+        return print_json(made.content())
+    print_text(row_map_in_words(made))
+    if made.control_tokens:
+        print_table(["control token", "row of"], sorted(made.control_tokens.items()))
+    ids, old_names, new_names = example_ids(made, options.examples), TokenNames(old), TokenNames(new)
+    rows = [(new_names(new_id), row_in_words(made, new_id, old_names)) for new_id in ids]
+    print_table(["new token", "old tokens"], rows)
+
+
+def tokenizer_folder(folder: Path) -> Path:
+    """Returns the folder; raises KieloError for a run's, which has its tokenizer in a folder below."""
+    if not (folder / TOKENIZER_FILE).is_file() and (folder / "tokenizer" / TOKENIZER_FILE).is_file():
+        raise KieloError(f"{folder}: is a run folder; did you mean {folder / 'tokenizer'}?")
+    return folder
 
 
 def measure_flags(parser: argparse.ArgumentParser) -> None:
@@ -71,9 +129,6 @@ def measure_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    from kielo.tokenizer.load import load_tokenizer
-    from kielo.tokenizer.measure import measure, parity
-
     _check_flags(options)
     names = list(dict.fromkeys(options.tokenizers))
     pairs = _parallel(*options.parallel) if options.parallel else None
@@ -81,11 +136,9 @@ def measure(options: argparse.Namespace) -> None:
     tokenizers = {name: load_tokenizer(tokenizer_folder(Path(name))) for name in names}
     figures = {}
     for name, tokenizer in tokenizers.items():
-        figures[name] = measure(tokenizer, texts) | (parity(tokenizer, *pairs) if pairs else {})
+        figures[name] = figures_of(tokenizer, texts) | (parity(tokenizer, *pairs) if pairs else {})
     advice = None
     if options.model:
-        from kielo.cli.vocabulary_choice import advise, choice_json, choice_rows, in_words
-
         advice = advise(options, tokenizers, figures)
     words = [in_words(advice)] if advice else []
     if options.json:
@@ -121,11 +174,8 @@ def _texts(options: argparse.Namespace, pairs: tuple[list[str], list[str]] | Non
     """Returns what is measured on, in words, and its texts."""
     if options.text:
         return options.text, [line for line in _lines("--text", options.text) if line]
-    if not options.heldout:
+    if pairs and not options.heldout:
         return options.parallel[0], [line for line in pairs[0] if line]
-    from kielo.recipe.read import read_recipe, run_folder
-    from kielo.tokenizer.train import texts_to_measure
-
     recipe = read_recipe(options.heldout).recipe
     folder = run_folder(recipe)
     if not (folder / "corpus" / "documents").is_dir():

@@ -1,0 +1,107 @@
+"""What is made of a run's checkpoint: the certificate of parity, the scores, and the Hugging Face folder.
+
+Each is current or made; only what is made loads torch.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from kielo.artifact import checkpoint_inspection
+from kielo.artifact.checkpoint_folder import run_around
+from kielo.artifact.checkpoint_index import read_state
+from kielo.artifact.scores import MaskedScores, Scores
+from kielo.artifact.verify_results import Parity
+from kielo.checkpoint.export_stage import CARD_FILE, ExportOptions, wanted_export
+from kielo.dataset.provenance import check_tokenizer_of_checkpoint, check_tokens
+from kielo.evaluate.evaluation import wanted_scores
+from kielo.recipe.errors import KieloError
+from kielo.recipe.messages import print_text
+from kielo.recipe.sections import CompleteModel, Recipe
+from kielo.report.model_card import export_card, write_model_card
+from kielo.resolve.resolved import read
+from kielo.stages import late
+from kielo.verify.certificate import ParityOptions, current_certificate, print_parity
+
+
+def newest_checkpoint(run_folder: Path) -> Path:
+    """Return the run's newest complete checkpoint, with a warning for each newer one that is damaged.
+
+    KieloError if none is complete.
+    """
+    return checkpoint_inspection.newest_checkpoint(
+        run_folder, warn=lambda warning: print_text(f"warning: {warning}")
+    )
+
+
+def certify(
+    recipe: Recipe,
+    folder: Path,
+    steps: int | None = None,
+    is_quiet: bool = False,
+    shows_current: bool = True,
+) -> Parity:
+    """Certify the parity of the run's newest checkpoint with Hugging Face; print it unless quiet.
+
+    shows_current: print a certificate that was there already, too.
+    """
+    if recipe.train.objective == "masked_tokens":
+        raise KieloError(
+            'train.objective = "masked_tokens": training is compared with transformers for decoders only; '
+            "what would work: `kielo verify layouts`, or round-trip"
+        )
+    section, checkpoint = recipe.verify, newest_checkpoint(folder)
+    check_tokens(read_state(checkpoint), folder)
+    options = ParityOptions(
+        steps=steps or section.parity_steps,
+        sequences_per_step=section.parity_sequences_per_step,
+        sequence_length=section.parity_sequence_length,
+        tolerance=section.tolerance,
+    )
+    what = read(folder / "resolved.toml"), folder / "verify", checkpoint, options
+    certificate = current_certificate(*what)
+    is_shown = certificate is None or shows_current
+    if certificate is None:
+        certificate = late.verify_parity(*what)
+    if is_shown and not is_quiet:
+        print_parity(certificate)
+    return certificate
+
+
+def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -> Scores | MaskedScores:
+    """Score the run's checkpoint (default: the newest complete one), or read the scores that are current."""
+    wanted = wanted_scores(recipe, run_folder, checkpoint)
+    return wanted.current() or late.make_scores(wanted)
+
+
+def export_checkpoint(
+    checkpoint: Path, to: Path, tokenizer_folder: Path, recipe: Recipe | None, **how: Any
+) -> CompleteModel:
+    """Export a checkpoint to the folder `to`, and return the model's settings, which the checkpoint has.
+
+    Does nothing when `to` holds that export already, but renews its card if the recipe has changed.
+
+    recipe: of the run, for the card; None if it is not known. how: fields of `ExportOptions`. Raises
+    KieloError for another tokenizer than the one that made the tokens.
+    """
+    state = read_state(checkpoint)
+    identity = state.identity
+    if not identity:
+        raise KieloError(f"{checkpoint}: does not say of which model it is, so it cannot be exported")
+    check_tokenizer_of_checkpoint(state, run_around(checkpoint), tokenizer_folder)
+    try:
+        model = CompleteModel.model_validate(identity["model"])
+    except (KeyError, TypeError, ValidationError) as error:
+        raise KieloError(
+            f"{checkpoint}: what it says of its model is none that this kielo knows ({error})"
+        ) from None
+    wanted = wanted_export(checkpoint, to, model, tokenizer_folder, ExportOptions(**how))
+    card = export_card(wanted, recipe)
+    if not wanted.stage.is_done():
+        late.export_hugging_face(checkpoint, to, model, tokenizer_folder, wanted.options, card)
+    elif recipe is not None and (to / CARD_FILE).exists():
+        run = run_around(to)
+        if run is None or to.resolve() != run / "hf":  # whose card is the report's, with results
+            write_model_card(to, card)
+    return model
