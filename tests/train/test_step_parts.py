@@ -214,7 +214,7 @@ def test_the_loss_is_asked_for_as_the_layout_says(monkeypatch: pytest.MonkeyPatc
     )  # fmt: skip
     model.fp8_head = "settings"
     NextToken(0.25, 9, axis, True, True, True, True)(model, piece, "divisor")
-    options = LossOptions(0.25, 9, "group", 67, 30.0, True, True, "settings")
+    options = LossOptions(0.25, 9, "group", 67, 30.0, True, True, True, "settings")
     hidden = ("inputs", axis, True), "labels", 3
     assert asked.pop() == (hidden, "weight", "picked", "divisor", options, "bias")
     NextToken(0.25, 9, axis, picks_counted=True)(model, replace(piece, counted=None), "divisor")
