@@ -131,7 +131,14 @@ class Probed:
         monkeypatch.setattr(fp8_probe, "gradient_norm", lambda model, mesh: torch.cat(
             [parameter.grad for parameter in (model.a, model.b)]).norm()
         )  # fmt: skip
-        self.probe = Fp8Probe(self.forward_backward, self.model, "mesh", 4, 10, self.rows.append)
+        self.probe = Fp8Probe(self.forward_backward, self.model, "mesh", 4, 10, self.rows.append, self.paused)
+        self.is_paused = False
+
+    @contextmanager
+    def paused(self, doing: str) -> Iterator[None]:
+        self.is_paused = True
+        yield
+        self.is_paused = False
 
     @contextmanager
     def in_bf16(self, model: nn.Module, mesh: str) -> Iterator[None]:
@@ -140,7 +147,7 @@ class Probed:
         self.is_in_bf16 = False
 
     def forward_backward(self, batch: StepBatch) -> None:
-        assert self.is_in_bf16 and self.model.a.grad is None and self.model.b.grad is None
+        assert self.is_in_bf16 and self.is_paused and self.model.a.grad is None and self.model.b.grad is None
         self.model.set_gradients([0.0, 5.0], [12.0])
         if self.fails:
             raise ValueError("out of memory")

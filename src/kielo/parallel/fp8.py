@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from kielo.models import families
 from kielo.models.parameter_shapes import style_of
+from kielo.parallel.compile import uncompiled
 from kielo.parallel.materialise import local
 from kielo.parallel.mesh import Mesh
 from kielo.recipe.errors import KieloError
@@ -134,7 +135,7 @@ def in_bf16(model: nn.Module, mesh: Mesh) -> Iterator[None]:
             linear.forward = partial(
                 _multiply_wide, linear, linear.weight if is_gathered_in_fp8 else None, mesh
             )
-        with torch.compiler.set_stance("force_eager"):
+        with uncompiled(model):
             yield
     finally:
         for part, head in heads:

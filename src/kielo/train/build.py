@@ -124,7 +124,7 @@ def assemble(
             placement.train_folder, checkpoints.found.step + 3, profile_steps, device, paused=meter.paused
         ),
         garbage=_garbage(placement),
-        current=_build_precision(resolved, precision, mesh, device, guard, checkpoints, log),
+        current=_build_precision(resolved, precision, mesh, time_limits, guard, checkpoints, log),
     )
 
 
@@ -141,7 +141,7 @@ def compute_in(run: Run, resolved: Resolved, precision: Precision) -> None:
     if run.device.type == "cuda":
         torch.cuda.empty_cache()
     run.current = _build_precision(
-        resolved, precision, run.mesh, run.device, run.guard, run.checkpoints, run.log
+        resolved, precision, run.mesh, run.time_limits, run.guard, run.checkpoints, run.log
     )
     run.garbage.begin()
 
@@ -197,7 +197,7 @@ def _build_precision(
     resolved: Resolved,
     precision: Precision,
     mesh: Mesh,
-    device: torch.device,
+    time_limits: TimeLimits,
     guard: Guard,
     checkpoints: RunCheckpoints,
     log: Log,
@@ -206,7 +206,7 @@ def _build_precision(
 
     With a checkpoint to restore, the weights get memory but no values.
     """
-    identity, placement = resolved.identity, resolved.placement
+    identity, placement, device = resolved.identity, resolved.placement, guard.device
     if precision == "fp8":
         refuse_without_fp8(device, identity.train.fp8)
     settle_matrix_products(precision)
@@ -231,6 +231,7 @@ def _build_precision(
             identity.train.fp8.probe_every_steps,
             identity.total_steps,
             log.write,
+            time_limits.paused,
         )
         step = replace(step, on_gradients=probe)
     replicas, local_finite = Replicas(checkpoints.tensors, mesh), LocalFinite(model, device)
