@@ -8,7 +8,8 @@ DOCS := .docs
 PART ?= 1
 # Processes of the test suite. Each takes whole files, so that what a file shares is made once.
 WORKERS ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+# instafail: a failure is told when it happens, also where the run is ended before its summary.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --instafail
 MINUTES ?= 5
 # What runs on the GPU: the peers' environment, else Kielo's own, else (a machine that can install nothing) the python there.
 GPU_PYTHON ?= $(firstword $(wildcard $(PEERS)/bin/python $(BIN)/python) $(PYTHON))
@@ -23,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TORCH_210 ?= .torch/2.10
 TORCH_211 ?= .torch/2.11
 
-.PHONY: help demo test test-faults test-full test-slurm test-slurm-short test-torches test-border border-peers mutants soak lint types format lock bench-peers bench-gpu docs clean
+.PHONY: help demo test test-faults test-full test-slurm test-slurm-short test-torches test-border border-peers mutants soak lint types format lock bench-peers bench-gpu gpu-wheels docs clean
 
 help:
 	@echo "Times are of two quiet cores, after the install (2 minutes at the first call; a GPU for bench-gpu)."
@@ -42,7 +43,8 @@ help:
 	@echo "make test-torches       15 min  what depends on torch, with 2.10, 2.11 and the pinned version (downloads 11 GB)"
 	@echo "make test-border         5 min  what Kielo exports, in transformers 4, lm-eval, TRL, CTranslate2, sentence-transformers"
 	@echo "make bench-peers         5 min  installs the engines that benchmarks/training/step.py compares with"
-	@echo "make bench-gpu PART=1    9 min  each bar that needs a GPU, in parts 1, 2, 3 and 4"
+	@echo "make bench-gpu PART=1    9 min  each bar that needs a GPU, in parts 1 to 7; 5 to 7 need other engines too"
+	@echo "make gpu-wheels         20 s  packages that a GPU machine without network lacks, in .wheels/"
 	@echo "make docs                  10 s  the pages of docs/ as a site, in site/; a dead link is an error"
 	@echo "make clean                      removes the virtual environments, runs and builds"
 
@@ -95,6 +97,7 @@ lint: $(VENV)/.test
 	$(BIN)/python -m ruff check src tests benchmarks docs
 	$(BIN)/python -m ruff format --check -q src tests benchmarks docs
 	$(BIN)/lint-imports
+	$(BIN)/python -m mypy
 
 types: $(VENV)/.test
 	$(BIN)/python -m mypy
@@ -134,6 +137,9 @@ test-border: $(BORDER)/.peers
 bench-gpu:
 	$(GPU_PYTHON) benchmarks/training/gpu.py --part $(PART) $(BENCH_OPTIONS)
 
+gpu-wheels:
+	$(PYTHON) benchmarks/training/gpu.py --fetch-wheels .wheels
+
 # The packages of the extra alone: a site needs nothing of Kielo's own.
 $(DOCS)/.docs: pyproject.toml constraints.txt
 	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
@@ -145,4 +151,4 @@ docs: $(DOCS)/.docs
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(BORDER) $(DOCS) .torch runs build dist site src/*.egg-info
+	rm -rf $(VENV) $(PEERS) $(BORDER) $(DOCS) .torch .wheels runs build dist site src/*.egg-info

@@ -1,13 +1,14 @@
 """Convergence of FP8 against bf16: real text in bf16, in FP8, with the head too, and with a change to FP8.
 
     python benchmarks/training/fp8_convergence.py --shape small --tokens runs/demo_estonian  # CPU: minutes
-    python benchmarks/training/fp8_convergence.py --shape llama_1b --tokens runs/demo_estonian  # GPU with FP8
-    python benchmarks/training/fp8_convergence.py ... --seconds-limit 500  # go on by the same command
+    python benchmarks/training/fp8_convergence.py --shape llama_1b --tokens runs/demo_estonian  # FP8 on a GPU
+    python benchmarks/training/fp8_convergence.py ... --seconds-limit 500  # the same command resumes
+    python benchmarks/training/fp8_convergence.py ... --run bf16  # this run alone; figures after three
 
 --tokens: a run folder with finished `tokens` and `tokenizer` stages (`kielo run RECIPE --to pack` makes one),
 or its `tokens`. The vocabulary is that of the tokens: of the named shape only the body is as it is called.
-Runs are Kielo's own training, a process each, under --folder; one that is finished is not trained again, one
-that was stopped goes on from its checkpoint.
+Runs are Kielo's own training, a process each, with rows under --folder and checkpoints under --scratch; a run
+that is finished is not trained again, one that was stopped resumes from its checkpoint.
 
 Bars: held-out and training loss (mean of the last ten steps) of FP8 within 0.3 % of bf16's, without the head
 and (`train.fp8.head`) with it, and of both the cosine of FP8's and bf16's gradients of the same batch at
@@ -48,7 +49,6 @@ RUNS = ("bf16", "fp8", "fp8_head", "bf16_to_fp8")
 _IN_FP8 = ("fp8", "fp8_head")  # from the first step on
 LOSS_BAR, COSINE_BAR, SPIKE_BAR = 0.003, 0.99, 0.02
 WINDOW = 10  # steps whose mean loss is one figure
-GRACE_SECONDS = 60  # to save in, after a run is asked to stop
 
 
 @dataclass(frozen=True)
@@ -84,18 +84,24 @@ def main() -> int:
     shape = SHAPES[options.shape]
     tokens = options.tokens.parent if options.tokens.name == "tokens" else options.tokens
     folder = options.folder or Path("runs") / f"fp8_convergence_{options.shape}"
+    scratch = options.scratch or folder
     steps = options.steps or shape.steps
     if options.only:
-        return _train(_resolved(options.shape, tokens, folder, options.only, steps))
+        return _train(_resolved(options.shape, tokens, scratch, options.only, steps), folder / options.only)
     until = time.monotonic() + options.seconds_limit
-    for name in RUNS:
+    for name in [options.run] if options.run else RUNS:
         done = folder / name / METRICS_NAME
         if not done.exists() and not _run_apart(name, options, folder, until):
             print(f"{name}: stopped before its end; the same command goes on with it", flush=True)
             return 75
-    rows = {name: read_metrics(folder / name / METRICS_NAME) for name in RUNS}
+    there = [name for name in RUNS if (folder / name / METRICS_NAME).exists()]
+    missing = [name for name in RUNS if name not in (*there, "fp8_head")]
+    if missing:
+        print(f"{options.run}: finished; figures are made once there are {', '.join(missing)}", flush=True)
+        return 0
+    rows = {name: read_metrics(folder / name / METRICS_NAME) for name in there}
     figures = measure(rows, steps)
-    resolved = _resolved(options.shape, tokens, folder, "bf16", steps)
+    resolved = _resolved(options.shape, tokens, scratch, "bf16", steps)
     trained = sum(resolved.identity.phases[0].mixture.values())
     document = {
         "date": date.today().isoformat(), "versions": installed_versions(), "machine": _machine(shape.device),
@@ -105,19 +111,23 @@ def main() -> int:
         **figures,
         "rows": {name: [row.model_dump(exclude_unset=True) for row in of] for name, of in rows.items()},
     }  # fmt: skip
-    write_json_atomically(RESULTS / f"fp8_convergence_{options.shape}_{shape.device}.json", document)
+    write_json_atomically(options.to / f"fp8_convergence_{options.shape}_{shape.device}.json", document)
     _print(document)
     return 0 if all(bar["passed"] for bar in figures["bars"]) else 1
 
 
 def measure(rows: dict[str, list[Row]], steps: int) -> dict[str, Any]:
-    """Returns the figures of the bars, and the bars; `rows`: run → rows of its metrics.jsonl."""
+    """Returns the figures of the bars, and the bars.
+
+    rows: run → rows of its metrics.jsonl; of RUNS "fp8_head" may be missing.
+    """
+    in_fp8 = [name for name in _IN_FP8 if name in rows]
     losses = {name: {row.step: row.loss for row in of_kind(of, TrainingStep)} for name, of in rows.items()}
     heldout = {name: of_kind(of, HeldOutLoss)[-1].heldout_loss for name, of in rows.items()}
     last = {name: _mean(of, steps - WINDOW + 1) for name, of in losses.items()}
     cosines = {
         name: {row.step: row.fp8_gradient_cosine for row in of_kind(rows[name], Fp8GradientProbe)}
-        for name in _IN_FP8
+        for name in in_fp8
     }
     change = _change(steps)
     plain, changed = losses["bf16"], losses["bf16_to_fp8"]
@@ -128,7 +138,8 @@ def measure(rows: dict[str, list[Row]], steps: int) -> dict[str, Any]:
     before = max(abs(changed[step] / plain[step] - 1) for step in range(1, change))
     differences = {
         f"{what} of {name}": values[name] / values["bf16"] - 1
-        for what, values in (("held-out loss", heldout), ("training loss", last)) for name in RUNS[1:]
+        for what, values in (("held-out loss", heldout), ("training loss", last))
+        for name in rows if name != "bf16"
     }  # fmt: skip
     return {
         "heldout_loss": heldout, "training_loss": last, "differences": differences, "cosines": cosines,
@@ -136,7 +147,7 @@ def measure(rows: dict[str, list[Row]], steps: int) -> dict[str, Any]:
         "largest_difference_before_the_change": before,
         "outcomes": [row.model_dump() for row in of_kind(rows["bf16_to_fp8"], PrecisionVerdict)],
         "bars": [
-            *(bar for name in _IN_FP8 for bar in _bars_of(name, differences, cosines[name], steps)),
+            *(bar for name in in_fp8 for bar in _bars_of(name, differences, cosines[name], steps)),
             {"name": "rise after the change", "value": rises[at], "bar": SPIKE_BAR,
                 "passed": rises[at] <= SPIKE_BAR},
         ],
@@ -188,14 +199,15 @@ def _recipe(name: str, run: str, steps: int) -> Recipe:
 
 
 def _resolved(name: str, tokens: Path, folder: Path, run: str, steps: int) -> Resolved:
-    resolved = resolve(_recipe(name, run, steps), tokens, 1, SHAPES[name].device, text=text_of_run(tokens))
+    recipe = _recipe(name, run, steps)
+    resolved = resolve(recipe, tokens, 1, SHAPES[name].device, text=text_of_run(recipe, tokens))
     placement = resolved.placement.model_copy(update={"train_folder": str(folder / run / "train")})
     return resolved.model_copy(update={"placement": placement})
 
 
 def _run_apart(name: str, options: argparse.Namespace, folder: Path, until: float) -> bool:
     """Trains it in a process of its own, which is asked to save and stop in time; True if it is finished."""
-    left = until - time.monotonic() - GRACE_SECONDS
+    left = until - time.monotonic() - options.grace_seconds
     if left <= 0:
         return False
     process = subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--only", name])
@@ -209,17 +221,21 @@ def _run_apart(name: str, options: argparse.Namespace, folder: Path, until: floa
     return code == 0
 
 
-def _train(resolved: Resolved) -> int:
-    """Trains like `kielo train`, then keeps only the rows.
+def _train(resolved: Resolved, kept: Path) -> int:
+    """Trains like `kielo train`, then keeps only the rows, in the folder `kept`.
 
     Three checkpoints of a billion parameters would take too much disk.
     """
+    from kielo.ranks.process_settings import settings_of_device, settle_allocator
     from kielo.train.run import train  # torch is not needed by the process that waits
 
+    if resolved.placement.device == "cuda":
+        settle_allocator(settings_of_device())
     folder = Path(resolved.placement.train_folder)
     answer = train(resolved)
     if answer.outcome == "finished":
-        shutil.copyfile(folder / METRICS_NAME, folder.parent / METRICS_NAME)
+        kept.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / METRICS_NAME, kept / METRICS_NAME)
         shutil.rmtree(folder / "checkpoints")
     return answer.exit_code
 
@@ -262,8 +278,14 @@ def _options() -> argparse.Namespace:
         "--tokens", type=Path, required=True, help="run folder with finished tokens and tokenizer"
     )
     parser.add_argument("--folder", type=Path, help="default: runs/fp8_convergence_SHAPE")
+    parser.add_argument("--scratch", type=Path, help="folder of checkpoints; default: --folder")
+    parser.add_argument("--to", type=Path, default=RESULTS, help="folder of the result")
+    parser.add_argument("--run", choices=RUNS, help="train this run alone")
     parser.add_argument("--steps", type=int, help="default: the shape's")
     parser.add_argument("--seconds-limit", type=float, default=float("inf"))
+    parser.add_argument(
+        "--grace-seconds", type=float, default=60, help="of them, to save in after a run is asked to stop"
+    )
     parser.add_argument("--only", choices=RUNS, help=argparse.SUPPRESS)
     return parser.parse_args()
 

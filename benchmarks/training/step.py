@@ -2,6 +2,7 @@
 
     python benchmarks/training/step.py --shape tiny --precision fp32 --pairs 20
     python benchmarks/training/step.py --shape llama_8b --precision bf16 --contenders kielo,kielo-fp8,trainer
+    python benchmarks/training/step.py --shape llama_8b --precision bf16 --contenders trainer --join
 
 All start from the same weights, take the same random tokens in as many micro-batches, with the same settings
 of the optimiser, and are as shipped (`contenders/`). They go in rounds, every other one in the opposite
@@ -9,6 +10,10 @@ order, so that whatever else the machine does falls on all. Where their states f
 lie there together and go on from round to round; else each is built, warmed, timed and taken down again in
 its turn. A contender that is not installed or fails is listed with its reason. The losses printed beside the
 times show that it was the same work.
+
+With --join one contender has the process for itself, so that one which fails or hangs takes no other along.
+Its figures are added to the file, after each of its turns; rounds of different processes are not paired in
+time. It ends with 3 if the contender has no figures.
 
 A ratio above 1 means that Kielo is faster; it is the median over rounds of the peer's seconds by Kielo's of
 the same round, with a 95 % bootstrap interval. TFLOP/s are model FLOPs, by one formula for all
@@ -36,6 +41,7 @@ from contenders.contender import Contender, LeftOut, Work
 from step_bars import bars_of, idle_share
 from step_shapes import GPU_TOKENS_PER_STEP, SHAPES, flops_of, layers_that_fit, resolved_of, state_bytes
 
+from kielo.ranks.process_settings import settings_of_device, settle_allocator
 from kielo.ranks.world import end_world, start_world
 from kielo.recipe.cards import accelerator_of_device
 from kielo.recipe.errors import KieloError
@@ -55,6 +61,12 @@ GPU_CONTENDERS = (
 )
 _BOOTSTRAP, _SEED = 10_000, 1
 _BUILDING_SECONDS = 15.0  # of a contender whose compiled code is there, at most
+_PROFILE_SECONDS = 20.0
+# What figures of one file have in common, beside the versions and the GPU.
+_SAME_WORK = (
+    "shape", "precision", "moments", "accelerator", "layers", "micro_batches_per_step",
+    "tokens_per_step", "steps_per_turn", "warm_up",
+)  # fmt: skip
 
 
 class Bench:
@@ -121,6 +133,37 @@ class Bench:
                 self._alone(name, is_first=number == 0)
                 note()
             another = time.monotonic() - begun if number else self._later_round()
+
+    def run_alone(self, note: Callable[[], None]) -> None:
+        """Run the turns of one contender, which has the process for itself; call `note` after each."""
+        (name,), is_on_gpu = self.names, self.work.device.type == "cuda"
+        self._build(name)
+        if name not in self._contenders:
+            return
+        contender, taken = self._contenders[name], []
+
+        def goes_on(seconds: float) -> bool:
+            taken.append(seconds)
+            print(
+                f"  {name}: {seconds / self.options.steps_per_turn:.4f} s a step", file=sys.stderr, flush=True
+            )
+            self.rows[name]["seconds"] = taken[self.options.warm_up :]
+            self.losses[name] = [loss.item() for loss in contender.losses]
+            if is_on_gpu:
+                self.rows[name]["peak_memory_bytes"] = torch.cuda.max_memory_allocated()
+            note()
+            return time.monotonic() + seconds < self._ends
+
+        turns = [self._steps_of(number) for number in range(self.options.warm_up + self.options.pairs)]
+        try:
+            contender.turns(turns, goes_on)
+        except Exception as error:
+            self._leave_out(name, error)
+            return
+        if time.monotonic() + _PROFILE_SECONDS < self._ends:
+            self._measure_parts(name)
+        elif self.options.parts:
+            self.rows[name]["parts_missing"] = "no time was left for it within --seconds-limit"
 
     def _later_round(self) -> float:
         """Estimates seconds of a round without compilation from the first one."""
@@ -219,30 +262,50 @@ def main() -> None:
             raise KieloError(f"--contenders: {name}; there are {', '.join(contenders.NAMES)}")
         if options.moments == "bf16" and name not in OWN:
             raise KieloError(f"--moments bf16: {name} has none; what would work: {', '.join(OWN)}")
+    if options.join and len(names) != 1:
+        raise KieloError("--join: it takes one contender. Fix: --contenders NAME")
     choice = "_bf16_moments" if options.moments == "bf16" else ""
     path = Path(options.to) / f"step_{options.shape}_{options.precision}{choice}_{device}.json"
     if options.skip_done and _is_done(path, names, options):
         print(f"{path}: done already, with these versions")
         return
+    if device == "cuda":
+        settle_allocator(settings_of_device())
     world = start_world(60, device)
     if options.threads:
         torch.set_num_threads(options.threads)
     settle_matrix_products(options.precision)
+    there = json.loads(path.read_text(encoding="utf-8")) if options.join and path.exists() else None
+    if there is not None:
+        # A device that is a little fuller may hold a layer fewer.
+        options.layers = options.layers or there["layers"]
     work, layers = _work(options, world)
-    is_together = not options.one_by_one and _fits_together(work, names, options.moments)
+    is_together = not (options.one_by_one or options.join) and _fits_together(work, names, options.moments)
     bench = Bench(work, names, options, started)
     print(_headline(options, work, layers, is_together), file=sys.stderr, flush=True)
 
     def write() -> dict[str, Any]:
         result = _result(options, bench, layers, is_together)
+        if there is not None:
+            result = _joined(there, result, path)
+        _compare(result)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         return result
 
-    bench.run_together() if is_together else bench.run_one_by_one(write)
+    if there is not None:
+        _joined(there, _result(options, bench, layers, is_together), path)  # refuses before it computes
+    if is_together:
+        bench.run_together()
+    elif options.join:
+        bench.run_alone(write)
+    else:
+        bench.run_one_by_one(write)
     end_world()
     result = write()
     print(json.dumps(result, indent=1) if options.json else table(result) + f"\nwritten to {path}")
+    if options.join and names[0] not in result["contenders"]:
+        sys.exit(3)
 
 
 def _usual(device: str) -> tuple[str, ...]:
@@ -308,6 +371,8 @@ def _result(options: argparse.Namespace, bench: Bench, layers: int, is_together:
         "steps_per_turn": options.steps_per_turn,
         "warm_up": options.warm_up,
         "are_on_the_device_together": is_together,
+        "has_a_process_each": options.join,
+        "allocator": os.environ.get("PYTORCH_ALLOC_CONF", ""),
         "machine": _machine(work.device),
         "versions": _versions(bench.names),
         "contenders": {},
@@ -335,6 +400,28 @@ def _result(options: argparse.Namespace, bench: Bench, layers: int, is_together:
             "seconds_of_turns": [round(seconds, 5) for seconds in row["seconds"]],
             "losses": bench.losses[name],
         }
+    return result
+
+
+def _joined(there: dict[str, Any], result: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the result with what the file has of other contenders. Raise KieloError if the work differs."""
+    differing = [key for key in _SAME_WORK if there.get(key) != result[key]]
+    differing += ["gpu"] * (there["machine"].get("gpu") != result["machine"].get("gpu"))
+    versions = there["versions"]
+    differing += [name for name, number in result["versions"].items() if versions.get(name, number) != number]
+    if differing:
+        raise KieloError(f"{path}: it has another {', another '.join(differing)}. Fix: --to another folder")
+    rows = there["contenders"] | result["contenders"]
+    left_out = {name: why for name, why in there["left_out"].items() if name not in rows}
+    return result | {
+        "versions": versions | result["versions"],
+        "contenders": {name: rows[name] for name in contenders.NAMES if name in rows},
+        "left_out": left_out | {name: why for name, why in result["left_out"].items() if name not in rows},
+    }
+
+
+def _compare(result: dict[str, Any]) -> None:
+    """Add the ratios and the bars."""
     rows = result["contenders"]
     for own in (name for name in OWN if name in rows):
         peers = [name for name in rows if name not in OWN]
@@ -346,7 +433,6 @@ def _result(options: argparse.Namespace, bench: Bench, layers: int, is_together:
                 rows[own]["losses"], rows[peer]["losses"]
             )
     result["bars"] = bars_of(result)
-    return result
 
 
 def ratio(theirs: list[float], ours: list[float]) -> dict[str, Any]:
@@ -430,8 +516,9 @@ def _is_done(path: Path, names: tuple[str, ...], options: argparse.Namespace) ->
     if not path.exists():
         return False
     result = json.loads(path.read_text(encoding="utf-8"))
-    known = [*result.get("contenders", {}), *result.get("left_out", {})]
-    rounds = min((len(row["seconds_of_turns"]) for row in result.get("contenders", {}).values()), default=0)
+    rows = result.get("contenders", {})
+    known = [*rows, *([] if options.join else result.get("left_out", {}))]
+    rounds = min((len(rows[name]["seconds_of_turns"]) for name in names if name in rows), default=0)
     same = all(result.get("versions", {}).get(what) == number for what, number in _versions(names).items())
     return set(names) <= set(known) and rounds >= min(options.pairs, 2) and same
 
@@ -498,6 +585,9 @@ def _options() -> argparse.Namespace:
         "--one-by-one",
         action="store_true",
         help="build each in its turn even where all fit the device together",
+    )
+    parser.add_argument(
+        "--join", action="store_true", help="one contender, whose figures are added to the file that is there"
     )
     parser.add_argument(
         "--compile-peers", choices=["auto", "always", "never"], default="auto", help="auto: on GPUs"

@@ -1,6 +1,7 @@
 """Compiled layers: the numbers of uncompiled ones, one code for all layers of a kind, in every layout."""
 
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from kielo.models import families
 from kielo.models.blocks.decoder import init_weights
 from kielo.models.llama.model import Llama, initial_value
 from kielo.models.piece import Box
-from kielo.parallel.compile import apply_compile
+from kielo.parallel.compile import apply_compile, uncompiled
 from kielo.parallel.fsdp import set_last_micro_batch
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import build_mesh
@@ -130,6 +131,29 @@ def test_recomputation_is_compiled_with_its_layer(traced, policy: str) -> None:
     tokens = torch.randint(0, 67, (2, 17), generator=torch.Generator().manual_seed(2))
     assert_alike(plain, compiled, tokens[:, :-1], tokens[:, 1:])
     assert counters["stats"]["unique_graphs"] == 2 and not counters["graph_break"]
+
+
+def test_a_layer_that_is_not_compiled_still_has_its_compiled_kernel(traced) -> None:
+    """As attention has on a GPU, where the layer's code contains the kernel and the layer alone calls it."""
+    calls = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list) -> Callable:
+        return lambda *given: calls.append("kernel") or graph(*given)
+
+    kernel = torch.compile(torch.sin, backend=backend)
+
+    class Layer(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sin(x) if torch.compiler.is_compiling() else kernel(x)
+
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleDict({"0": Layer()})
+    apply_compile(model)
+    layer, x = model.layers["0"], torch.ones(3)
+    assert torch.equal(layer(x), x.sin()) and not calls
+    with uncompiled(model):
+        assert torch.equal(layer(x), x.sin()) and calls == ["kernel"]
+    assert torch.equal(layer(x), x.sin()) and calls == ["kernel"]
 
 
 def test_a_machine_without_a_compiler_says_so(monkeypatch) -> None:

@@ -2,6 +2,7 @@
 and gone without a trace from names and checkpoints.
 """
 
+import os
 import runpy
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from kielo.checkpoint.save_plan import tied_names
 from kielo.models.families import complete
 from kielo.models.llama.model import Llama, initial_value
 from kielo.models.piece import Box
+from kielo.parallel.compile import apply_compile
 from kielo.parallel.fp8 import (
     Fp8Head,
     apply_fp8,
@@ -40,6 +42,7 @@ from kielo.ranks.world import start_world
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Fp8, Layout, Model, TrainIdentity
 from kielo.resolve.fp8_matrices import layer_matrices
+from kielo.resolve.software import BACKEND_VARIABLE
 from kielo.train.loss import LossOptions, chunked_loss
 from kielo.train.optimiser import build_optimiser
 from tests.started_ranks import run_ranks
@@ -313,8 +316,8 @@ def fp8_and_bf16(sizes: dict, fp8: Fp8) -> dict:
     model, mesh = build(sizes, fp8)
     is_compiled = mesh["tensor"].size() == 1
     if is_compiled:
-        for layer in model.layers.values():
-            layer.compile(backend="aot_eager")
+        os.environ[BACKEND_VARIABLE] = "aot_eager"  # of this rank's process only
+        apply_compile(model)
     in_fp8 = backward(model, mesh, 1)["gradients"]
     assert model.fp8_head == (fp8 if fp8.head else None)
     with in_bf16(model, mesh):

@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 import torch.distributed as dist
+from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn import functional as F
@@ -49,6 +50,40 @@ def test_compiled_is_the_same(
         outcomes.append((loss, *torch.autograd.grad(loss, arguments[:2])))
     for plain, compiled in zip(*outcomes, strict=True):
         torch.testing.assert_close(compiled, plain, atol=tolerance, rtol=tolerance)
+
+
+def compiled_graphs(group: dist.ProcessGroup | None = None) -> tuple[list[int], bool]:
+    """(the number of graphs that were compiled after each number of tokens, were loss and gradients those
+    of code that is made for the number alone)
+    """
+    torch._dynamo.reset()
+    counters.clear()
+    hidden, weight, labels, divisor = tensors(vocabulary=64)
+    rows = weight if group is None else rows_of_rank(weight)[0]
+    graphs, are_same = [], []
+    for varies, tokens in ((True, 16), (True, 38), (True, 23), (True, 9), (False, 9)):
+        options = LossOptions(1e-3, 16, group, compiles=True, varies=varies)
+        given = hidden.flatten(0, 1)[:tokens].detach().requires_grad_()
+        if not varies:
+            torch._dynamo.reset()
+        loss = chunked_loss(given, rows, labels.flatten()[:tokens], divisor, options)
+        are_same.append((loss.detach(), *torch.autograd.grad(loss, (given, rows))))
+        graphs.append(counters["stats"]["unique_graphs"])
+    return graphs[:-1], all(map(torch.equal, *are_same[-2:]))
+
+
+def compiled_graphs_on_ranks() -> tuple[list[int], bool]:
+    os.environ[BACKEND_VARIABLE] = "aot_eager"  # of this rank's process only
+    start_world(60, "cpu")
+    return compiled_graphs(dist.group.WORLD)
+
+
+def test_another_number_of_tokens_compiles_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph on one rank, two over ranks, both made at the first call, with the same numbers to the bit."""
+    monkeypatch.setenv(BACKEND_VARIABLE, "aot_eager")
+    assert compiled_graphs() == ([1, 1, 1, 1], True)
+    for rank in run_ranks(compiled_graphs_on_ranks, 2):
+        assert rank == ([2, 2, 2, 2], True)
 
 
 class Shapes(TorchDispatchMode):

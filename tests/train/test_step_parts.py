@@ -129,7 +129,14 @@ class Probed:
         monkeypatch.setattr(precision, "gradient_norm", lambda model, mesh: torch.cat(
             [parameter.grad for parameter in (model.a, model.b)]).norm()
         )  # fmt: skip
-        self.probe = Fp8Probe(self.forward_backward, self.model, "mesh", 4, 10, self.rows.append)
+        self.probe = Fp8Probe(self.forward_backward, self.model, "mesh", 4, 10, self.rows.append, self.paused)
+        self.is_paused = False
+
+    @contextmanager
+    def paused(self, doing: str) -> Iterator[None]:
+        self.is_paused = True
+        yield
+        self.is_paused = False
 
     @contextmanager
     def in_bf16(self, model: nn.Module, mesh: str) -> Iterator[None]:
@@ -138,7 +145,7 @@ class Probed:
         self.is_in_bf16 = False
 
     def forward_backward(self, batch: StepBatch) -> None:
-        assert self.is_in_bf16 and self.model.a.grad is None and self.model.b.grad is None
+        assert self.is_in_bf16 and self.is_paused and self.model.a.grad is None and self.model.b.grad is None
         self.model.set_gradients([0.0, 5.0], [12.0])
         if self.fails:
             raise ValueError("out of memory")
@@ -212,7 +219,7 @@ def test_the_loss_is_asked_for_as_the_layout_says(monkeypatch: pytest.MonkeyPatc
     )  # fmt: skip
     model.fp8_head = "settings"
     NextToken(0.25, 9, axis, True, True, True, True)(model, piece, "divisor")
-    options = LossOptions(0.25, 9, "group", 67, 30.0, True, True, "settings")
+    options = LossOptions(0.25, 9, "group", 67, 30.0, True, True, True, "settings")
     hidden = ("inputs", axis, True), "labels", 3
     assert asked.pop() == (hidden, "weight", "picked", "divisor", options, "bias")
     NextToken(0.25, 9, axis, picks_counted=True)(model, replace(piece, counted=None), "divisor")

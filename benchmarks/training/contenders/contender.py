@@ -125,6 +125,12 @@ class Contender:
         settle(self.work.device)
         return time.perf_counter() - started
 
+    def turns(self, turns: list[range], goes_on: Callable[[float], bool]) -> None:
+        """Run turns one after another, until `goes_on`, which gets the seconds of each, returns False."""
+        for steps in turns:
+            if not goes_on(self.turn(steps, steps.start)):
+                return
+
     def close(self) -> None:
         """Releases all memory."""
         self.__dict__.clear()

@@ -62,36 +62,57 @@ class TrainerLoop(Contender):
         """One call of `train`, which begins with fresh moments."""
         device, marks = self.work.device, []
 
-        def mark(number: int, is_begin: bool) -> None:
-            if number == (first_timed if is_begin else steps.stop - 1):
+        def mark(number: int, at: int) -> bool:
+            if number == at:
                 settle(device)
                 marks.append(time.perf_counter())
+            return True
 
-        self._train(steps, lambda number: mark(number, True), lambda number: mark(number, False))
+        self._train(
+            steps, lambda number: mark(number, first_timed), lambda number: mark(number, steps.stop - 1)
+        )
         return marks[1] - marks[0]
+
+    def turns(self, turns: list[range], goes_on: Callable[[float], bool]) -> None:
+        """Run turns in one call of `train`."""
+        self._take(turns, lambda: None, goes_on)
 
     def lead(self, turns: list[range], others: Callable[[], None]) -> list[float]:
         """Runs all turns in one call of `train`, with the `others` before each; returns its own seconds."""
-        device, seconds, started = self.work.device, [], [0.0]
+        seconds: list[float] = []
+        self._take(turns, others, lambda one: seconds.append(one) or True)
+        return seconds
+
+    def _take(self, turns: list[range], before: Callable[[], None], goes_on: Callable[[float], bool]) -> None:
+        device, started = self.work.device, [0.0]
         firsts, lasts = {turn.start for turn in turns}, {turn.stop - 1 for turn in turns}
 
         def begin(number: int) -> None:
             if number in firsts:
-                others()
+                before()
                 settle(device)
                 started[0] = time.perf_counter()
 
-        def end(number: int) -> None:
-            if number in lasts:
-                settle(device)
-                seconds.append(time.perf_counter() - started[0])
+        def end(number: int) -> bool:
+            if number not in lasts:
+                return True
+            settle(device)
+            return goes_on(time.perf_counter() - started[0])
 
         self._train(range(turns[0].start, turns[-1].stop), begin, end)
-        return seconds
 
-    def _train(self, steps: range, begin: Callable[[int], None], end: Callable[[int], None]) -> None:
+    def _train(self, steps: range, begin: Callable[[int], object], goes_on: Callable[[int], bool]) -> None:
+        """Call `train`, which stops early once `goes_on` returns False after a step."""
         rows = self.work.tokens[steps.start : steps.stop].flatten(0, 1)
         parts: list[Tensor] = []
+
+        def end(number: int) -> bool:
+            # With labels counted over the whole step, as the Trainer does, its micro-batches' losses add up
+            # to the step's.
+            self.losses.append(torch.stack(parts).sum())
+            parts.clear()
+            return goes_on(number)
+
         with tempfile.TemporaryDirectory() as folder:
             trainer = _InOrder(
                 model=self._model,
@@ -102,9 +123,6 @@ class TrainerLoop(Contender):
             trainer.remove_callback(PrinterCallback)  # its summary, on the screen
             trainer.seen_losses = parts
             trainer.train()
-        # With labels counted over the whole step, as the Trainer does, its micro-batches' losses add up to
-        # the step's.
-        self.losses += [torch.stack(step).sum() for step in zip(*[iter(parts)] * self.work.micro_batches)]
 
     def _arguments(self, folder: str, steps: int) -> TrainingArguments:
         work, identity = self.work, self.work.resolved.identity
@@ -146,11 +164,12 @@ class _InOrder(Trainer):
 
 
 class _Hooks(TrainerCallback):
-    def __init__(self, first: int, begin: Callable[[int], None], end: Callable[[int], None]) -> None:
-        self._first, self._begin, self._end = first, begin, end
+    def __init__(self, first: int, begin: Callable[[int], object], goes_on: Callable[[int], bool]) -> None:
+        self._first, self._begin, self._goes_on = first, begin, goes_on
 
     def on_step_begin(self, args, state, control, **_):
         self._begin(self._first + state.global_step)
 
     def on_step_end(self, args, state, control, **_):
-        self._end(self._first + state.global_step - 1)
+        if not self._goes_on(self._first + state.global_step - 1):
+            control.should_training_stop = True

@@ -55,16 +55,26 @@ class _Integers(Protocol):
 class PhaseSteps(Protocol):
     """Fields of a phase that its batches need; `resolve.resolved.PlannedPhase` has all of them."""
 
-    number: int
-    first_step: int
-    last_step: int
-    first_sample: int
-    order_first_sample: int
-    sequence_length: int
-    sequences_per_step: int
-    mixture: Mapping[str, float]
-    packing: Packing
-    offsets: Mapping[str, int]
+    @property
+    def number(self) -> int: ...
+    @property
+    def first_step(self) -> int: ...
+    @property
+    def last_step(self) -> int: ...
+    @property
+    def first_sample(self) -> int: ...
+    @property
+    def order_first_sample(self) -> int: ...
+    @property
+    def sequence_length(self) -> int: ...
+    @property
+    def sequences_per_step(self) -> int: ...
+    @property
+    def mixture(self) -> Mapping[str, float]: ...
+    @property
+    def packing(self) -> Packing: ...
+    @property
+    def offsets(self) -> Mapping[str, int]: ...
 
 
 class Batches:

@@ -5,6 +5,8 @@ number of layers, and FSDP2 gathers and scatters between them. Wrappers of a lay
 before, such as recomputation, are compiled with it; those that come after (FSDP2's hooks) stay outside.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,10 +39,27 @@ def apply_compile(model: Decoder) -> None:
         _keep_no_random_state()
     layers: list[Any] = list(model.layers.values())
     for layer in layers:
+        layer.uncompiled_forward = layer.forward
         # Not layer.compile(): it compiles a module's hooks too, and ignores a forward that was replaced.
         layer.forward = torch.compile(layer.forward, dynamic=False, backend=backend)
     for layer in layers[:1]:
         layer.register_forward_pre_hook(_wait)
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Run layers without the code of `apply_compile`; a kernel that they call is compiled by itself.
+
+    torch's stance "force_eager" would also take FlexAttention's kernel, and with it O(s²) memory.
+    """
+    compiled = [(layer, layer.forward) for layer in model.modules() if "uncompiled_forward" in vars(layer)]
+    try:
+        for layer, _ in compiled:
+            layer.forward = vars(layer)["uncompiled_forward"]
+        yield
+    finally:
+        for layer, forward in compiled:
+            layer.forward = forward
 
 
 def working_backend() -> str:

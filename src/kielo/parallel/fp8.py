@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from kielo.models import families
 from kielo.models.blocks.decoder import Decoder
 from kielo.models.parameter_shapes import style_of
+from kielo.parallel.compile import uncompiled
 from kielo.parallel.materialise import local
 from kielo.parallel.mesh import Mesh
 from kielo.parallel.pipeline_parallel import Stages
@@ -136,7 +137,7 @@ def in_bf16(model: nn.Module, mesh: Mesh) -> Iterator[None]:
             linear.forward = partial(
                 _multiply_wide, linear, linear.weight if is_gathered_in_fp8 else None, mesh
             )
-        with torch.compiler.set_stance("force_eager"):
+        with uncompiled(model):
             yield
     finally:
         for part, head in heads:

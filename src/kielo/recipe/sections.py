@@ -39,11 +39,13 @@ RECOMPUTED_PARTS = ("attention", "norms", "activations")  # of a layer, each by 
 if TYPE_CHECKING:  # names of tables, which are text to a type checker
     KindName = str
     ModelType = str
+    OptimiserName = str
     Recompute = str
     ScheduleName = str
 else:
     KindName = Literal[tuple(KINDS)]
     ModelType = Literal[tuple(FAMILIES)]
+    OptimiserName = Literal[tuple(OPTIMISERS)]
     ScheduleName = Literal[tuple(LEARNING_RATE_SCHEDULES)]
     Recompute = Literal[
         (
@@ -899,7 +901,6 @@ class TrainSchedule(Section):
 
 
 Objective = Literal["next_token", "masked_tokens"]
-OptimiserName = Literal[tuple(OPTIMISERS)]
 StateDtype = Literal["fp32", "bf16"]
 MaskingKind = Literal["subword", "whole_word", "span"]
 

@@ -82,6 +82,8 @@ def parts_svg(several: Sequence[PlannedLayout], path: Path | str) -> None:
 
 
 def timeline_figure(planned: PlannedLayout) -> Figure:
+    if planned.stages is None:
+        raise ValueError(f"{planned.layout}: its pipeline was not simulated")
     ranks, drawn = planned.layout.pipeline, drawn_micro_batches(planned)
     spans = timeline(planned.layout.pipeline_schedule, planned.stages, ranks, drawn)
     row = min(0.34, 12 / ranks)

@@ -103,7 +103,7 @@ class MemoryColumns:
     splits_backward: Column  # 1 for schedules that split the backward pass
     optimiser_bytes: Column  # of a parameter between steps, with master weights
     # as in `recipe/optimisers.py`
-    update_traffic_bytes: Column = np.float64(ADAMW_TRAFFIC_BYTES)
+    update_traffic_bytes: Column = _ZERO + ADAMW_TRAFFIC_BYTES
     update_flops: Column = _ZERO
     widened_bytes: Column = _ZERO
     whole_update_bytes: Column = _ZERO

@@ -23,12 +23,14 @@ from kielo.dataset.heldout_sets import heldout_sets
 from kielo.dataset.masking import Masking, masking_rate, masking_vocabulary
 from kielo.dataset.query import read_sequences
 from kielo.models import families
+from kielo.models.blocks.decoder import Decoder
 from kielo.parallel.context_parallel import context_positions
 from kielo.parallel.fp8 import refuse_without_fp8, scale_weights
 from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import Mesh, build_mesh, communicators, data_rank, data_ranks, sum_over_data
 from kielo.parallel.parallelise import parallelise
+from kielo.parallel.pipeline_parallel import Stages
 from kielo.parallel.replicas import Replicas
 from kielo.ranks.communicator import TimeLimits
 from kielo.ranks.hang_watch import Progress
@@ -140,7 +142,7 @@ def assemble(
         ),
         garbage=_garbage(placement),
         current=_with_periodic(
-            _build_precision(resolved, precision, mesh, device, guard, checkpoints, log), asked
+            _build_precision(resolved, precision, mesh, time_limits, guard, checkpoints, log), asked
         ),
     )
 
@@ -158,7 +160,7 @@ def compute_in(run: Run, resolved: Resolved, precision: Precision) -> None:
     if run.device.type == "cuda":
         torch.cuda.empty_cache()
     run.current = _with_periodic(
-        _build_precision(resolved, precision, run.mesh, run.device, run.guard, run.checkpoints, run.log),
+        _build_precision(resolved, precision, run.mesh, run.time_limits, run.guard, run.checkpoints, run.log),
         run.asked,
     )
     run.garbage.begin()
@@ -221,7 +223,7 @@ def _build_precision(
     resolved: Resolved,
     precision: Precision,
     mesh: Mesh,
-    device: torch.device,
+    time_limits: TimeLimits,
     guard: Guard,
     checkpoints: RunCheckpoints,
     log: Log,
@@ -230,7 +232,7 @@ def _build_precision(
 
     With a checkpoint to restore, the weights get memory but no values.
     """
-    identity, placement = resolved.identity, resolved.placement
+    identity, placement, device = resolved.identity, resolved.placement, guard.device
     if precision == "fp8":
         refuse_without_fp8(device, identity.train.fp8)
     settle_matrix_products(precision)
@@ -261,6 +263,7 @@ def _build_precision(
             identity.train.fp8.probe_every_steps,
             identity.total_steps,
             log.write,
+            time_limits.paused,
         )
         step = replace(step, on_gradients=(*step.on_gradients, probe))
     replicas, local_finite = Replicas(checkpoints.tensors, mesh), LocalFinite(model, device)
@@ -293,7 +296,7 @@ def laid_out(
     mesh: Mesh,
     precision: Precision,
     trainable: Sequence[str] = (),
-) -> nn.Module:
+) -> Decoder | Stages:
     """Builds the model over the mesh, on meta, so that no rank ever holds more than its shards of it.
 
     trainable: the modules that get gradients, none for all. The others are frozen before anything wraps them.
@@ -310,7 +313,11 @@ def laid_out(
 
 
 def _fill(
-    model: nn.Module, identity: Identity, placement: Placement, device: torch.device, is_filled_later: bool
+    model: Decoder | Stages,
+    identity: Identity,
+    placement: Placement,
+    device: torch.device,
+    is_filled_later: bool,
 ) -> None:
     config, seed = identity.model, identity.seed
     initial_value = families.module(config.model_type, "model").initial_value

@@ -86,6 +86,7 @@ class NextToken:
             softcap=model.config.final_logit_softcapping,
             keeps_gradients=self.keeps_gradients,
             compiles=self.compiles,
+            varies=self.picks_counted,
             fp8=getattr(model, "fp8_head", None),
         )
         # The head is read only now: FSDP2 makes it whole in the forward and keeps it so until the backward.

@@ -53,6 +53,9 @@ class LossOptions:
     compiles: torch.compile fuses the operations on a chunk's logits, which halves their memory traffic on a
     GPU; with `group`, those before the chunk's collective and those after it.
 
+    varies: the number of tokens differs from call to call, so the compiled code is for any number from the
+    first call on. Else torch compiles again at the first other number, in the middle of a run.
+
     fp8: the settings of FP8 if logits and the gradient to hidden states are FP8 products; the weight's
     gradient never is.
     """
@@ -64,6 +67,7 @@ class LossOptions:
     softcap: float | None = None
     keeps_gradients: bool = False
     compiles: bool = False
+    varies: bool = False
     fp8: Fp8 | None = None
 
 
@@ -170,6 +174,8 @@ class _ChunkedLoss(torch.autograd.Function):
             if num_tokens < logits_cv.shape[1]:
                 # The product includes the padding: a GPU multiplies that width faster than an odd one.
                 logits_cv[:, num_tokens:] = -torch.inf
+            if options.varies:
+                _for_any_number(logits_cv, labels_c, weights_c)
             if group is None:
                 parts = chunk_on_one_rank(logits_cv, labels_c, weights_c, z_loss, needs_gradients)
             else:
@@ -240,6 +246,12 @@ def _compiled_by(function: Callable[..., Any], backend: str) -> Callable[..., An
     return torch.compile(function, backend=backend)
 
 
+def _for_any_number(*tensors: Tensor, dim: int = 0) -> None:
+    """Make torch.compile write code for any size of `dim`, which counts tokens."""
+    for tensor in tensors:
+        torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+
 def _chunk_over_ranks(
     logits_cv: Tensor,
     labels_c: Tensor,
@@ -253,12 +265,17 @@ def _chunk_over_ranks(
     if options.compiles:
         own_sums, loss_of_all = _compiled(_own_sums), _compiled(_loss_of_all)
     targets_c = labels_c - group.rank() * logits_cv.shape[1]
+    if options.varies:
+        _for_any_number(targets_c)
     own_3c, exponentials_cv = own_sums(logits_cv, targets_c)
     # One collective a chunk, of 12 bytes a token and rank: small beside the chunk's matmuls. One for all
     # chunks would have to wait for the logits of every chunk, which would then be computed twice.
     all_t3c = own_3c.new_empty(group.size(), *own_3c.shape)
     dist.all_gather(list(all_t3c.unbind(0)), own_3c, group=group)
     sums = _Sums(own_3c[0], all_t3c, exponentials_cv)
+    if options.varies:
+        _for_any_number(sums.own_maxima_c)
+        _for_any_number(all_t3c, dim=2)
     return loss_of_all(logits_cv, targets_c, weights_c, sums, options.z_loss, needs_gradients)
 
 

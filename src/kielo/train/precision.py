@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 import torch._inductor.config as inductor_config
@@ -99,7 +99,8 @@ class Fp8Probe:
     That angle is an early sign of late divergence.
 
     Called after the backward pass, before clipping; the gradients stay as they were. Costs a second copy of
-    the gradients meanwhile.
+    the gradients meanwhile. paused: allows work of this name the long limit, because the first probe of an
+    attempt compiles attention's kernel.
     """
 
     def __init__(
@@ -110,13 +111,17 @@ class Fp8Probe:
         every_steps: int,
         total_steps: int,
         write: Callable[[Fp8GradientProbe], None],
+        paused: Callable[[str], AbstractContextManager[None]],
     ):
         self._forward_backward, self._model, self._mesh = forward_backward, model, mesh
         self._every_steps, self._total_steps, self._write = every_steps, total_steps, write
+        self._paused = paused
 
     def __call__(self, batch: StepBatch) -> None:
         if batch.step % self._every_steps == 0 or batch.step in (1, self._total_steps):
-            self._write(Fp8GradientProbe(step=batch.step, fp8_gradient_cosine=self.cosine(batch)))
+            with self._paused("the probe of FP8's gradients"):
+                cosine = self.cosine(batch)
+            self._write(Fp8GradientProbe(step=batch.step, fp8_gradient_cosine=cosine))
 
     def cosine(self, batch: StepBatch) -> float:
         """The cosine between the parameters' gradients of `batch`, made in FP8, and those in bf16.

@@ -215,7 +215,11 @@ class TokenCheck:
             raise KieloError(f"{self._folder}: was replaced while this job started; start it again")
         names = [name for name in manifest.files if name.endswith(SUFFIXES)]
         check_sizes(self._folder, manifest, names)
-        self._listed = {name: manifest.files[name].xxh3_128 for name in names}
+        self._listed = {}
+        for name in names:
+            if (checksum := manifest.files[name].xxh3_128) is None:
+                raise KieloError(f"{self._folder}: no checksum of {name} in its manifest. Fix: pack again")
+            self._listed[name] = checksum
         # States from before the reading: a file that changes during it is read again next time.
         self._states = {
             name: [checksum, *_state(self._folder / name)] for name, checksum in self._listed.items()

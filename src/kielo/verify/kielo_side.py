@@ -25,7 +25,7 @@ from kielo.parallel.materialise import local, materialise
 from kielo.parallel.mesh import build_mesh
 from kielo.ranks.world import World, end_world, start_world
 from kielo.recipe.errors import KieloError
-from kielo.resolve.resolved import Identity, Placement
+from kielo.resolve.resolved import Identity, Placement, filled
 from kielo.train.build import build_step, laid_out
 from kielo.train.feed import StepBatch
 from kielo.train.loop import optimiser_step
@@ -87,7 +87,7 @@ class KieloSide:
             self._mesh,
             identity.train,
             placement.layout,
-            placement.train.loss_chunk_tokens,
+            filled(placement.train.loss_chunk_tokens),
             "fp32",
             Guard(world.device, identity.train),
         )

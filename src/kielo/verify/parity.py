@@ -31,7 +31,7 @@ from kielo.artifact.weights_folder import resolve_weights
 from kielo.dataset.batches import Batches
 from kielo.ranks.world import World
 from kielo.recipe.sections import CompleteModel
-from kielo.resolve.resolved import Identity, Placement, PlannedPhase, Resolved
+from kielo.resolve.resolved import Identity, Placement, PlannedPhase, Resolved, filled
 from kielo.train.feed import Feed, StepBatch
 from kielo.verify.certificate import KIND, VERSION, ParityOptions, asked, current_certificate, print_parity
 from kielo.verify.hugging_face_side import HuggingFaceSide
@@ -114,7 +114,7 @@ def verify_parity(
         return certificate
     with write_stage(folder, KIND, VERSION, *asked(resolved, checkpoint, options)) as stage:
         source = _compared_source(identity.model, options)
-        with world_of_one(placement.train.start_timeout_seconds, placement.device) as world:
+        with world_of_one(filled(placement.train.start_timeout_seconds), placement.device) as world:
             found = _compare(identity, placement, world, checkpoint, options)
         weights = str(checkpoint or identity.model.weights or f"initial values of seed {identity.seed}")
         certificate = Parity(**_with_source(found, source), weights=weights, **asdict(options))

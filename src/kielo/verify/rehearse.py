@@ -14,14 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kielo.models.blocks.decoder import Decoder
 from kielo.parallel.fp8 import scale_weights
 from kielo.parallel.materialise import local, materialise
 from kielo.parallel.mesh import Mesh, build_mesh
+from kielo.parallel.pipeline_parallel import Stages
 from kielo.ranks.world import World
 from kielo.recipe.cards import Cluster, accelerator, accelerators
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Precision
 from kielo.resolve.memory import needed_bytes, usable_bytes
-from kielo.resolve.resolved import PhasePlacement, Resolved
+from kielo.resolve.resolved import PhasePlacement, Resolved, filled
 from kielo.resolve.shares import AXES, coordinates
 from kielo.resolve.stages import layer_numbers, micro_batch_complaint, num_stages, stages_of_rank
 from kielo.resolve.state_bytes import StateBytes, host_bytes, state_bytes
@@ -62,7 +65,8 @@ def rehearse(resolved: Resolved, rank: int, site: Cluster | None = None) -> dict
     with fake_world(rank, placement.world_size, has_pipeline=layout.pipeline > 1) as world:
         mesh = build_mesh(world, layout)
         trainable = resolved.identity.phases[index].trainable
-        model = laid_out(resolved.identity, placement, mesh, resolved.identity.train.precision, trainable)
+        precision: Precision = filled(resolved.identity.train.precision)
+        model = laid_out(resolved.identity, placement, mesh, precision, trainable)
         with fake_tensors(), RankWatch(*groups_of(mesh)) as watch:
             step = WatchedStep(resolved, index, mesh, model, world, watch)
             first = step.run(few)
@@ -167,7 +171,7 @@ class WatchedStep:
         resolved: Resolved,
         index: int,
         mesh: Mesh,
-        model: nn.Module,
+        model: Decoder | Stages,
         world: World,
         watch: RankWatch | None = None,
     ) -> None:
@@ -178,9 +182,10 @@ class WatchedStep:
         self._name(_all_parameters(self.model), "parameters")
         scale_weights(self.model)
         self._name(model.buffers(), "tables")
-        train, chunk_tokens = identity.train, placement.train.loss_chunk_tokens
+        train, chunk_tokens = identity.train, filled(placement.train.loss_chunk_tokens)
         guard = Guard(world.device, train)
-        step = build_step(model, mesh, train, placement.layout, chunk_tokens, train.precision, guard)
+        precision: Precision = filled(train.precision)
+        step = build_step(model, mesh, train, placement.layout, chunk_tokens, precision, guard)
         self._step = replace(step, on_gradients=(self._begin_update,))
         self._name(_state(self._step.optimiser), "optimiser")
         self.held: StateBytes  # measured in the first watched step, before its update
@@ -299,7 +304,7 @@ def _stages(resolved: Resolved, pipeline_rank: int) -> dict[str, list[int]]:
         return {"0": [0, resolved.identity.model.num_hidden_layers - 1]}
     ranges = layer_numbers(layout)
     numbers = stages_of_rank(
-        layout.pipeline_schedule, layout.pipeline, pipeline_rank, layout.pipeline_stages_per_rank
+        layout.pipeline_schedule, layout.pipeline, pipeline_rank, filled(layout.pipeline_stages_per_rank)
     )
     return {
         str(number): [ranges[number][0], ranges[number][-1]] if ranges[number] else [] for number in numbers

@@ -49,6 +49,7 @@ class Guard:
     """
 
     def __init__(self, device: torch.device, train: TrainIdentity):
+        self.device = device
         self._max_in_a_row = train.max_skipped_steps_in_a_row
         # a ring of (loss, norm)
         self._remembered = torch.full((train.fp8.watch_steps, 2), math.nan, device=device)

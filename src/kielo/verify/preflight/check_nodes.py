@@ -26,7 +26,7 @@ from kielo.ranks.world import end_world, make_host_group, start_world
 from kielo.recipe.cards import cluster
 from kielo.recipe.errors import KieloError, first_line, sentence
 from kielo.recipe.sections import Recipe
-from kielo.resolve.resolved import Resolved
+from kielo.resolve.resolved import Resolved, filled
 from kielo.verify.preflight import (
     binding,
     clock,
@@ -74,7 +74,7 @@ def preflight(recipe: Recipe, resolved: Resolved, run_folder: Path) -> bool:
     placement = resolved.placement
     with _nccl_log(placement.device) as nccl_log:
         try:
-            world = start_world(placement.train.start_timeout_seconds, placement.device)
+            world = start_world(filled(placement.train.start_timeout_seconds), placement.device)
             mesh = build_mesh(world, placement.layout)
             host_group = make_host_group(world, "preflight", world.timeout_seconds)
             TimeLimits(communicators(mesh), _LIMIT_SECONDS, _LIMIT_SECONDS)
