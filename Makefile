@@ -33,8 +33,8 @@ help:
 	@echo "make test-faults         7 min  odd inputs, faults and careless uses: nothing is lost, nothing is silent"
 	@echo "make test-full          1 hour  test, test-faults, and the cases marked full (each layout, whole sweeps)"
 	@echo "make mutants            1 hour  changes the source in small ways and counts how many changes a test notices"
-	@echo "make lint                 20 s  ruff and the stairs of imports"
-	@echo "make types                 1 min  mypy over the package (20 s from the second call on)"
+	@echo "make lint                1 min  ruff, the stairs of imports, and types"
+	@echo "make types               1 min  mypy over the package; 10 s when little has changed"
 	@echo "make format                5 s  the source in the form that lint asks for"
 	@echo "make lock                  5 s  writes constraints.lock: each package of this environment with its version"
 	@echo "make soak MINUTES=5      8 min  8 ranks, a random fault each minute, and the end of an undisturbed run"
@@ -44,8 +44,8 @@ help:
 	@echo "make test-border         5 min  what Kielo exports, in transformers 4, lm-eval, TRL, CTranslate2, sentence-transformers"
 	@echo "make bench-peers         5 min  installs the engines that benchmarks/training/step.py compares with"
 	@echo "make bench-gpu PART=1    9 min  each bar that needs a GPU, in parts 1 to 7; 5 to 7 need other engines too"
-	@echo "make gpu-wheels         20 s  packages that a GPU machine without network lacks, in .wheels/"
-	@echo "make docs                  10 s  the pages of docs/ as a site, in site/; a dead link is an error"
+	@echo "make gpu-wheels          20 s  packages that a GPU machine without network lacks, in .wheels/"
+	@echo "make docs                 10 s  the pages of docs/ as a site, in site/; a dead link is an error"
 	@echo "make clean                      removes the virtual environments, runs and builds"
 
 $(VENV)/.train: pyproject.toml constraints.txt
