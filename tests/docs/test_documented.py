@@ -148,6 +148,12 @@ def test_links_lead_somewhere():
     assert {name: links for name, links in found.items() if links} == {}
 
 
+def test_each_page_is_in_the_site():
+    """`make docs` ends at a page that its navigation does not name."""
+    named = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M)
+    assert {page.name for page in pages()} - {"README.md"} - set(named) == set()
+
+
 def test_a_dead_link_is_found():
     """Broken on purpose: a file, a heading of another page and of its own."""
     text = "# Here\n[a](no.md) [b](recipe.md#no) [c](#no) [d](#here) [e](recipe.md) [f](https://no.org/x)\n"
