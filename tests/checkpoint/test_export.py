@@ -234,19 +234,20 @@ def test_fused_transposed_and_padded_weights_lie_where_the_file_wants_them(
 ):
     """Blocks of any size give the joined whole tensors; cut out again they are the parameters."""
     family = SimpleNamespace(to_hugging_face=lambda _: MADE_UP)
+    model = config()  # before its family becomes the made-up one
     monkeypatch.setattr(families, "module", lambda *_: family)
     monkeypatch.setattr(families, "hf_config", lambda *_, **__: {})
     monkeypatch.setattr(export_tensors, "BLOCK_BYTES", block_bytes)
     generator = torch.Generator().manual_seed(1)
     ours = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
-    stored = weights_of(export(saved(tmp_path / "checkpoints", ours), tmp_path / "hf", config(), None))
+    stored = weights_of(export(saved(tmp_path / "checkpoints", ours), tmp_path / "hf", model, None))
     assert stored["fused"].shape == (3 * HEADS * HEAD_DIM, HIDDEN) and stored["wte"].shape == (67, 5)
     assert stored["beside"].shape == (HIDDEN, 17) and stored["scale"].shape == ()
     for name, pieces in by_stored_name(MADE_UP).items():
         assert torch.equal(stored[name], join(pieces, ours))
     # One element of two bytes before all others of four: every tensor must begin where its dtype can be read.
     mixed = {"source_tensors": dict.fromkeys(stored, "F32") | {"scale": "BF16"}}
-    folder = export(saved(tmp_path / "mixed", ours, mixed), tmp_path / "mixed_hf", config(), None)
+    folder = export(saved(tmp_path / "mixed", ours, mixed), tmp_path / "mixed_hf", model, None)
     table = read_table(folder / "model.safetensors")
     for name, value in weights_of(folder).items():
         assert torch.equal(value, stored[name].to(value.dtype)) and table[name].begin % value.itemsize == 0

@@ -372,7 +372,7 @@ def test_weights_are_found_by_folder_or_by_name(tmp_path, monkeypatch):
     commit = "0123456789abcdef0123456789abcdef01234567"
     snapshot = tmp_path / "snapshots" / commit
 
-    def fetch(name, revision, local_files_only=False, allow_patterns=(), ignore_patterns=()):
+    def fetch(name, revision, local_files_only=False, allow_patterns=(), ignore_patterns=(), cache_dir=None):
         if local_files_only:
             if name != "org/model" or not snapshot.is_dir() or revision not in (None, "main", commit):
                 raise LocalEntryNotFoundError("not cached")

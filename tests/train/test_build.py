@@ -77,7 +77,8 @@ def test_the_old_model_is_gone_before_the_new_one_is_built(monkeypatch: pytest.M
 
     class Run:
         def __init__(self) -> None:
-            self.current, self.mesh, self.guard, self.log = "old", "mesh", "guard", "log"
+            self.current, self.mesh, self.log, self.time_limits = "old", "mesh", "log", "limits"
+            self.guard = SimpleNamespace(device="cuda")
             self.device = SimpleNamespace(type="cuda")
             self.checkpoints = SimpleNamespace(forget=lambda: done.append("forget"))
             self.garbage = SimpleNamespace(
