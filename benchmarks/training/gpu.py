@@ -34,6 +34,7 @@ from typing import Any
 _ROOT = next(above for above in Path(__file__).resolve().parents if (above / "pyproject.toml").exists())
 RESULTS = _ROOT / "benchmarks" / "results"
 _SCRATCH = _ROOT / "runs" / "gpu"  # checkpoints, which are too large for --to
+_FETCHED = "fetched_wheels.txt"
 PART_SECONDS = 540
 LOOK_SECONDS = 25
 _MARGIN_SECONDS = 25  # of a command, to start in and to write what it found
@@ -42,7 +43,7 @@ _TIMED_OUT, _NOTHING_RAN = 124, 5
 _MEANINGS = {3: "it has no figures; the result's left_out says why", 75: "stopped before its end"}
 
 # What the benchmarks and the tests marked gpu import, and a machine with torch and transformers may lack:
-# a distribution → its module. Versions are those of constraints.lock, but torchao's goes with torch.
+# a distribution → its module. constraints.lock has their versions, except torchao's, which goes with torch.
 PACKAGES = {
     "annotated-types": "annotated_types",
     "orjson": "orjson",
@@ -134,7 +135,7 @@ PARTS: dict[int, list[Command]] = {
         *(_tests(file, seconds) for file, seconds in GPU_TESTS.items()),
         _step("llama_8b", "kielo", 95, "bf16"),
     ],
-    # From here on some engines are those of `make bench-peers`.
+    # Parts 5 to 7 need the engines of `make bench-peers`.
     5: [
         _step("llama_8b", "kielo-fp8", 100, "bf16"),
         *(
@@ -275,7 +276,7 @@ def _run(command: Command, seconds: float, folder: Path, options: argparse.Names
         except subprocess.TimeoutExpired:
             return _TIMED_OUT, f"ended after {seconds:.0f} s; what it had written stays"
         finally:
-            # Its children too, and those of a command that ended without them.
+            # Also children that outlive a command.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, 9)
     if status == 0 and command.report is not None:
@@ -301,17 +302,31 @@ def unpack(wheels: Path, target: Path) -> None:
 
 
 def fetch_wheels(folder: Path) -> int:
-    """Fetch the wheels of `PACKAGES`, and check their size and that each can be imported."""
+    """Fetch the wheels of `PACKAGES`, and check their size and that each can be imported.
+
+    Replaces what an earlier call fetched, which `_FETCHED` in the folder lists, and nothing else.
+    """
     python, torch = _WHEELS_FOR
     folder.mkdir(parents=True, exist_ok=True)
+    fetched = folder / _FETCHED
+    if not fetched.exists() and any(folder.iterdir()):
+        print(f"{folder}: not empty, and without {_FETCHED}. Fix: name a new folder", file=sys.stderr)
+        return 1
+    listed = fetched.read_text(encoding="utf-8").splitlines() if fetched.exists() else []
     for old in folder.glob("*.whl"):
-        old.unlink()
-    shutil.rmtree(folder / "unpacked", ignore_errors=True)
+        if old.name in listed:
+            old.unlink()
+    shutil.rmtree(folder / "unpacked", ignore_errors=True)  # by --wheels
+    fetched.write_text("", encoding="utf-8")
     asked = [f"{name}=={number}" for name, number in wheel_versions(torch).items()]
     options = ["--no-deps", "--only-binary", ":all:", "--python-version", python, "--implementation", "cp"]
     options += [word for name in _PLATFORMS for word in ("--platform", f"{name}_x86_64")]
     pip = [sys.executable, "-m", "pip", "download", "-q", "-d", str(folder), *options, *asked]
-    if subprocess.run(pip).returncode:
+    before = set(folder.glob("*.whl"))
+    is_done = subprocess.run(pip).returncode == 0
+    new = sorted(wheel.name for wheel in set(folder.glob("*.whl")) - before)
+    fetched.write_text("".join(f"{name}\n" for name in new), encoding="utf-8")
+    if not is_done:
         return 1
     size = sum(wheel.stat().st_size for wheel in folder.glob("*.whl"))
     print(f"{len(asked)} wheels, {size / 2**20:.1f} MiB, for Python {python} and torch {torch} in {folder}")

@@ -109,6 +109,21 @@ def test_what_is_missing_is_said_before_anything_runs(tmp_path):
     assert "tokens and tokenizer missing" in no_text
 
 
+@pytest.mark.parametrize("is_fetched_before", [False, True])
+def test_a_fetch_of_wheels_deletes_only_what_a_fetch_brought(monkeypatch, tmp_path, is_fetched_before):
+    """pip brings nothing here."""
+    monkeypatch.setattr(gpu.subprocess, "run", lambda command: argparse.Namespace(returncode=1))
+    for name in ("own.whl", "unpacked/own.py", "fetched.whl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    if is_fetched_before:
+        (tmp_path / "fetched_wheels.txt").write_text("fetched.whl\n")
+    assert gpu.fetch_wheels(tmp_path) == 1
+    assert (tmp_path / "own.whl").exists()
+    for name in ("fetched.whl", "unpacked/own.py"):
+        assert (tmp_path / name).exists() != is_fetched_before
+
+
 def test_the_wheels_are_the_locked_versions_and_the_torchao_of_that_torch():
     lock = (ROOT / "constraints.lock").read_text(encoding="utf-8").splitlines()
     versions = gpu.wheel_versions("2.11")
