@@ -38,8 +38,8 @@ def compare(machine: Machine, path: Path | str, site: Cluster | None = None) -> 
     if not is_same or (placement.device == "cpu" and placement.world_size != machine.ranks):
         raise KieloError(
             f"{path} is of {device_of(run)}, the card of {machine.ranks} ranks on "
-            f"{machine.accelerator.name!r} in {machine.precision}; what would work: a run like those that "
-            "the card was made from"
+            f"{machine.accelerator.name!r} in {machine.precision}. Fix: name a run like those that the "
+            "card was made from"
         )
     parts = step_seconds(workload_of([run], machine.accelerator, site), machine.efficiency)
     return [

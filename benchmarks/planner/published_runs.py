@@ -1,7 +1,7 @@
 """Published training runs, read from a table: what was trained, on what, how fast; no torch.
 
-The table's columns are those of published_runs.csv. What a row leaves out is filled in as its
-engine does by default, and a row that leaves out what cannot be guessed is marked.
+The table's columns are those of published_runs.csv. A missing value is the engine's
+default. A row is marked if a value is missing that cannot be guessed.
 """
 
 import csv

@@ -1,4 +1,4 @@
-"""What a result says of its machine, and memory that Linux counted."""
+"""Describe the machine of a result, and read the memory that Linux counted."""
 
 import os
 import platform

@@ -232,7 +232,7 @@ class Run:
 
     @property
     def funnel(self) -> "Funnel | None":
-        """What each step of cleaning dropped."""
+        """The documents and bytes that each step of cleaning dropped."""
         from kielo.artifact.stage_counts import Funnel
         from kielo.artifact.stage_json import read_stage_json
 

@@ -83,7 +83,7 @@ class PlainState(JsonObject):
     guard: JsonTable | None = None
     spike_watch: JsonTable | None = None
     identity: JsonTable = {}
-    """What is trained, with the format's version (`run_format.py`)."""
+    """The identity of the run, with the format's version (`run_format.py`)."""
     source_tensors: dict[str, str] = {}
     """Name → dtype of the tensors that the run's first weights came from."""
     source_settings: JsonTable | None = None

@@ -75,7 +75,7 @@ class Funnel(JsonFile):
 
 
 class RawCounts(JsonObject):
-    """Of a downloaded source, `raw/NAME`."""
+    """The counts of a downloaded source, `raw/NAME`."""
 
     origin: str
     """Its origin, with the version or the commit."""
@@ -84,7 +84,7 @@ class RawCounts(JsonObject):
 
 
 class CorpusCounts(JsonObject):
-    """Of the corpus stage. A corpus of another program may lack any of them."""
+    """The counts of the corpus stage. A corpus of another program may lack any of them."""
 
     bytes_in: int | None = None
     documents_in: int | None = None
@@ -95,7 +95,7 @@ class CorpusCounts(JsonObject):
 
 
 class TokenizerCounts(JsonObject):
-    """Of the tokenizer stage, beside the figures of measure.json. Earlier versions lack some."""
+    """The counts of the tokenizer stage, beside the figures of measure.json. Earlier versions lack some."""
 
     end_of_text_id: int | None = None
     bytes_per_token: float | None = None
@@ -105,7 +105,7 @@ class TokenizerCounts(JsonObject):
 
 
 class TokenCounts(JsonObject):
-    """Of one set of documents as tokens, end-of-text included."""
+    """The counts of one set of documents as tokens, end-of-text included."""
 
     file: str = ""
     """Name of its shard; empty except in parts of shards."""
@@ -117,13 +117,13 @@ class TokenCounts(JsonObject):
     words: int | None = None
     """null: ready tokens, whose text is not read whole."""
     tokens_with_loss: int | None = None
-    """Of text of which a part carries loss, that part's."""
+    """Tokens that carry loss, if only a part of the text does."""
     bytes_with_loss: int | None = None
     """Bytes of that part, with one for each end."""
     too_long_conversations: int = 0
     """Conversations that are longer than a sequence."""
     languages: list[str] = []
-    """Of a held-out set; empty: not known."""
+    """The languages of a held-out set; empty: not known."""
     folder: str | None = None
     """The folder of ready tokens, which are read in place; null: a shard of RUN/tokens."""
     times_ns: list[list[int]] | None = None
@@ -140,12 +140,12 @@ class RoundTrip(JsonObject):
 
 
 class PackCounts(JsonObject):
-    """Of the pack stage: set → its tokens."""
+    """The counts of the pack stage: set → its tokens."""
 
     sources: dict[str, TokenCounts]
     heldout: TokenCounts
     heldout_sets: dict[str, TokenCounts] = {}
-    """Of each source's held-out documents, where there are several sources or languages."""
+    """The counts of each source's held-out documents, if there are several sources or languages."""
     round_trip: RoundTrip | None = None
     tokenizer_hash: str | None = None
 
