@@ -221,7 +221,7 @@ def side_by_side(compared: Sequence[dict[str, Any]]) -> str:
 
 def refused(reasons: dict[str, list[dict[str, Any]]]) -> str:
     rows = (
-        (nodes, reason["layouts"], f"`{reason['names'][0]}`", reason["why"].split("; what would work")[0])
+        (nodes, reason["layouts"], f"`{reason['names'][0]}`", reason["why"].split(". Fix")[0])
         for nodes, some in reasons.items()
         for reason in sorted(some, key=lambda each: -each["layouts"])
     )

@@ -261,7 +261,7 @@ def main() -> None:
         if name not in contenders.NAMES:
             raise KieloError(f"--contenders: {name}; there are {', '.join(contenders.NAMES)}")
         if options.moments == "bf16" and name not in OWN:
-            raise KieloError(f"--moments bf16: {name} has none; what would work: {', '.join(OWN)}")
+            raise KieloError(f"--moments bf16: {name} has none. Fix: {', '.join(OWN)}")
     if options.join and len(names) != 1:
         raise KieloError("--join: it takes one contender. Fix: --contenders NAME")
     choice = "_bf16_moments" if options.moments == "bf16" else ""
@@ -317,9 +317,7 @@ def _work(options: argparse.Namespace, world: Any) -> tuple[Work, int]:
     is_on_gpu = device.type == "cuda"
     shape = SHAPES[options.shape]
     if shape.is_for_gpu and not is_on_gpu and not options.layers:
-        raise KieloError(
-            f"--shape {options.shape} is for a GPU; what would work: --shape tiny, or --layers 1 for a try"
-        )
+        raise KieloError(f"--shape {options.shape} is for a GPU. Fix: --shape tiny, or --layers 1 for a try")
     free = torch.cuda.mem_get_info(device)[0] if is_on_gpu else float("inf")
     layers = options.layers or layers_that_fit(options.shape, free, options.moments)
     name = torch.cuda.get_device_name(device) if is_on_gpu else "cpu"

@@ -148,9 +148,7 @@ def layers_that_fit(name: str, free_bytes: float, moments: str = "fp32") -> int:
     )
     layers = int((_USABLE * free_bytes - ends) // each)
     if layers < 1:
-        raise KieloError(
-            f"{name}: not one layer fits {free_bytes / 1e9:.0f} GB; what would work: --shape tiny"
-        )
+        raise KieloError(f"{name}: not one layer fits {free_bytes / 1e9:.0f} GB. Fix: --shape tiny")
     return min(layers, whole.num_hidden_layers)
 
 

@@ -57,7 +57,7 @@ def test_what_a_disk_refuses(number, advice) -> None:
     for error, told in ((OSError(number, "why", "f"), "why (f)"), (OSError(number, "why"), "why")):
         with pytest.raises(KieloError) as caught, disk_problems_reported("it"):
             raise error
-        assert str(caught.value) == f"it was not written: {told}. What would work: {advice}"
+        assert str(caught.value) == f"it was not written: {told}. Fix: {advice}"
 
 
 def test_what_is_no_refusal_of_a_disk() -> None:
@@ -65,7 +65,7 @@ def test_what_is_no_refusal_of_a_disk() -> None:
     for error in (BrokenPipeError("pipe"), BlockingIOError(11, "no process"), ValueError("other")):
         with pytest.raises(type(error)), disk_problems_reported("it"):
             raise error
-    odd = "^it was not written: odd. What would work: mend that"
+    odd = "^it was not written: odd. Fix: mend that"
     with pytest.raises(KieloError, match=odd), disk_problems_reported("it"):
         raise OSError("odd")
 

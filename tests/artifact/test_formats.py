@@ -192,7 +192,7 @@ def test_a_foreign_file_is_refused_by_name(name, what, tmp_path):
 
 
 def test_the_wrong_key_is_named(run_folder, tmp_path):
-    """Values are not bent to their type; the message says what would work."""
+    """Values are not bent to their type; the message names the fix."""
     scores = json.loads((run_folder / "evaluate" / "scores.json").read_text(encoding="utf-8"))
     scores["bits_per_byte"]["xz"] = "1.6"
     (tmp_path / "scores.json").write_text(json.dumps(scores), encoding="utf-8")

@@ -148,9 +148,7 @@ def test_files_of_a_place(tmp_path, monkeypatch):
         paths = [found.folder / name for name in names]
         assert found.times_ns == tuple((path.stat().st_mtime_ns,) for path in paths)
     for gone in ("~/e.txt", "~/gone.idx/x"):
-        with pytest.raises(
-            KieloError, match="no token file there; what would work: PREFIX.bin with PREFIX.idx"
-        ):
+        with pytest.raises(KieloError, match="no token file there. Fix: PREFIX.bin with PREFIX.idx"):
             find_token_files("web", gone, 2)
     with pytest.raises(
         KieloError, match=r"^corpus\.sources, web: .*gone\.npy: cannot be read \(No such file or"

@@ -1,4 +1,4 @@
-"""Text that a run was trained on is not made again; the message says what changed and what would work."""
+"""Text that a run was trained on is not made again; the message says what changed and the fix."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_the_first_four_differences_are_named(tmp_path) -> None:
             refuse_to_replace(folder, "trial", 1, inputs, {})
         assert str(caught.value) == (
             f"{folder}: would be made again (changed since it was made: {why}), and {checkpoints} holds "
-            f"step_00000012, which was trained on it. Nothing was changed. What would work: {advice}"
+            f"step_00000012, which was trained on it. Nothing was changed. Fix: {advice}"
             "--set name=… or another `folder` for the changed text; the old text and values; --from train to "
             f"go on with the text as it is; or move {tmp_path / 'train'} away to start again at step 0"
         )

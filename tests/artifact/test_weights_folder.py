@@ -111,8 +111,7 @@ def test_a_folder_is_taken_as_it_is(place, monkeypatch) -> None:
         with pytest.raises(KieloError) as caught:
             resolve_weights(reference)
         assert str(caught.value).startswith(
-            f"model.weights = {reference!r}: there is no folder {reference[3:]}{of_run}; what would "
-            "work: hf:FOLDER, "
+            f"model.weights = {reference!r}: there is no folder {reference[3:]}{of_run}. Fix: hf:FOLDER, "
         )
 
 

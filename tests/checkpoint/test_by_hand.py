@@ -495,7 +495,7 @@ def test_copies_that_others_could_have_made_are_not_there(node, tmp_path, monkey
     for mode in (0o770, 0o702, 0o1777):
         of_user.chmod(mode)
         assert node.find() == {}
-        with pytest.raises(KieloError, match="or others may write there; what would work: remove it"):
+        with pytest.raises(KieloError, match="or others may write there. Fix: remove it"):
             node.make_partial(NAME, 0)
     of_user.chmod(0o700)
     theirs = tmp_path / "theirs"

@@ -107,7 +107,7 @@ def test_numbers_that_are_not_finite(tmp_path, monkeypatch) -> None:
     broken[0, 1] = broken[2, 2] = float("nan")
     broken[3, 0] = -float("inf")
     large[4, 1] = 1e39
-    would = "What would work: the file as it was published, fetched again, or weights from before they broke"
+    would = "Fix: the file as it was published, fetched again, or weights from before they broke"
     for changed, told in (
         ({"base_a": broken}, "base.a holds 3 of 12 numbers that are NaN, infinite or beyond fp32."),
         ({"ab": large}, "ab holds 1 of 10 numbers that are NaN, infinite or beyond fp32."),

@@ -93,7 +93,7 @@ CHATS = (
 
 
 def test_other_ids_are_refused_before_packing_and_before_the_first_step(prepared, capsys, monkeypatch):
-    """With the first text that differs, and what would work; without transformers it is said."""
+    """With the first text that differs, and the fix; without transformers it is said."""
     flags = prepared(byte_level(), {"tokenizer_class": "GPT2Tokenizer"})
     assert main(["run", *flags, "--to", "pack"]) == 1
     said = capsys.readouterr().err

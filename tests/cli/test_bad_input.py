@@ -44,7 +44,7 @@ RUN = ["run", "demo_estonian", "--set", "folder=out", "--set", "corpus.sources=h
 FOCUS = [*RUN, "model.weights=hf:OWNER/NAME", "--set", "model.transplant=focus", "--set"]
 # Each before the text is cleaned.
 BAD |= {
-    "no vectors": ([*FOCUS, "model.transplant_vectors=gone.vec"], "gone.vec': no such file; what would work"),
+    "no vectors": ([*FOCUS, "model.transplant_vectors=gone.vec"], "gone.vec': no such file. Fix"),
     "vectors of no format": ([*FOCUS, "model.transplant_vectors=here.txt"], "here.txt: line 1 is 'üks rida'"),
     "arrays of no format": ([*FOCUS, "model.transplant_vectors=here.npz"], "here.npz: is no .npz"),
     "no ready tokenizer": (
@@ -64,7 +64,7 @@ BAD |= {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_named_and_nothing_is_made(name, tmp_path, monkeypatch, capsys):
-    """Exit code 1, one message on stderr that names the culprit or what would work,
+    """Exit code 1, one message on stderr that names the culprit or the fix,
     no traceback, no output.
     """
     monkeypatch.chdir(tmp_path)

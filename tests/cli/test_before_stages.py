@@ -11,7 +11,7 @@ from tests.cli.test_run import write_recipe
 REFUSED = {
     "model.model_type=gpt2 model.num_key_value_heads=1": (1, "a gpt2 model has as many as model.num_atten"),
     "model.model_type=opt model.rms_norm_eps=1e-3": (1, "model.rms_norm_eps"),
-    "model.model_type=modernbert": (1, 'what would work: train.objective = "masked_tokens"'),
+    "model.model_type=modernbert": (1, 'Fix: train.objective = "masked_tokens"'),
     'train.trainable=["tail"]': (1, 'train.trainable: "tail" names no parameter of the model'),
     "train.attention_dropout=0.1": (1, "only encoders' attention drops weights"),
     'train.adam_beta2=0.999 train.optimiser_state="bf16"': (1, "which rounding to bf16 takes back"),

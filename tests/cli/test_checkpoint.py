@@ -160,7 +160,7 @@ def test_an_average_is_exported_like_any_checkpoint(run, capsys):
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path, capsys):
-    """Every verb names the path and what would work, ends with 1, and makes nothing."""
+    """Every verb names the path and the fix, ends with 1, and makes nothing."""
     for verb, more in (
         ("list", []),
         ("show", []),

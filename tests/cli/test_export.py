@@ -130,7 +130,7 @@ def test_an_average_goes_out_too(run, tmp_path, capsys):
 
 
 def test_what_cannot_be_exported_is_named(run, tmp_path, capsys):
-    """Exit code 1 and what would work; nothing is made."""
+    """Exit code 1 and the fix; nothing is made."""
     checkpoint = run / "train" / "checkpoints" / "step_00000001"
     for arguments, told in (
         ([tmp_path / "gone"], "gone: no folder, checkpoint or recipe"),

@@ -225,7 +225,7 @@ def test_what_a_ladder_chooses_itself_is_refused(launching, capsys) -> None:
         assert capsys.readouterr().err == said
     for wrong in ("0", "1,0", "a", "1,,2", "-1", "1.5"):
         assert main([*HERE, f"--ladder={wrong}"]) == 1
-        said = f"kielo: --ladder {wrong}: not understood; what would work: numbers of nodes such as 1,2,4,8\n"
+        said = f"kielo: --ladder {wrong}: not understood. Fix: numbers of nodes such as 1,2,4,8\n"
         assert capsys.readouterr().err == said
 
 
@@ -321,7 +321,7 @@ def test_jobs_are_cancelled(found, capsys) -> None:
     assert found.ended[-1] == ("slurm", {"7": "RUNNING"}, True) and stopped.read_text() == "finished\n"
     with_state(found, jobs=None, no_answer="squeue failed")
     assert main(["cancel", "run"]) == 1 and len(found.ended) == 4
-    assert "nothing is cancelled: squeue failed; what would work too: " in capsys.readouterr().err
+    assert "nothing is cancelled: squeue failed. Fix too: " in capsys.readouterr().err
 
 
 def test_jobs_that_pack_tell_how_far_they_are(capsys, monkeypatch, tmp_path) -> None:

@@ -67,7 +67,7 @@ BAD = {
         [*ESTONIAN, "--nodes", "256", "--set", "train.tokens_per_step=4096"],
         "tokens_per_step = ",
     ),
-    "too large for the nodes": ([*ESTONIAN, "--nodes", "1"], "what would work: 4 nodes"),
+    "too large for the nodes": ([*ESTONIAN, "--nodes", "1"], "Fix: 4 nodes"),
     "a layout that does not fit": (["explain", *ESTONIAN, "tp8pp2-mb1", "--nodes", "2"], "usable"),
     "layers that do not divide": (["explain", *ESTONIAN, "tp8pp128", "--nodes", "128"], "at most 81 stages"),
     "no such layout": (["explain", *ESTONIAN, "tp8pp5", "--nodes", "4"], "tp8pp5"),

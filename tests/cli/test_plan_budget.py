@@ -26,7 +26,7 @@ def test_flops_are_counted_as_they_are(budget, flops, capsys) -> None:
 def test_other_amounts_are_refused(budget, capsys) -> None:
     assert main([*ASKED, f"--budget={budget}"]) == 1
     assert capsys.readouterr().err == (
-        f"kielo: --budget {budget!r} is no amount of compute; what would work: device-hours, such as 20000h, "
+        f"kielo: --budget {budget!r} is no amount of compute. Fix: device-hours, such as 20000h, "
         "or FLOPs, such as 1e22\n"
     )
 

@@ -134,11 +134,11 @@ def test_refusals(planner, capsys) -> None:
         ("--nodes", "3", "--wall-hours", "inf"): "--wall-hours inf: give a number above 0",
         ("--nodes", "3", "--plot", "x"): "--plot draws scaling over several numbers of nodes: give --nodes "
         "4..256",
-        ("--nodes", "8..4"): "--nodes 8..4: begin with the smaller number; what would work: 4..8",
-        ("--nodes", "a"): "--nodes a: not understood; what would work: 16, or 4,8,12, or 4..256",
-        ("--nodes", "0"): "--nodes 0: lumi_g has 1 to 2978 nodes; what would work: 1",
-        ("--nodes", "2979"): "--nodes 2979: lumi_g has 1 to 2978 nodes; what would work: 2978",
-        ("--nodes", "0..4"): "--nodes 0..4: lumi_g has 1 to 2978 nodes; what would work: 1",
+        ("--nodes", "8..4"): "--nodes 8..4: begin with the smaller number. Fix: 4..8",
+        ("--nodes", "a"): "--nodes a: not understood. Fix: 16, or 4,8,12, or 4..256",
+        ("--nodes", "0"): "--nodes 0: lumi_g has 1 to 2978 nodes. Fix: 1",
+        ("--nodes", "2979"): "--nodes 2979: lumi_g has 1 to 2978 nodes. Fix: 2978",
+        ("--nodes", "0..4"): "--nodes 0..4: lumi_g has 1 to 2978 nodes. Fix: 1",
         ("--nodes", "1,2,3,4,5,6,7,8,9,10,11,12,13"): "give at most 12 numbers, from few to many nodes",
     }.items():
         assert main(["plan", *RECIPE, *words]) == 1

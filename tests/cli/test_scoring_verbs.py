@@ -75,7 +75,7 @@ def test_what_cannot_be_scored_is_refused(scored, recipe, tmp_path, capsys) -> N
     for words, told in {
         (other,): f"{other} is a folder; name the recipe whose held-out text should score it: kielo evaluate",
         (other, recipe): f"{other}: neither a checkpoint (no {INDEX_NAME} there) nor a Hugging Face folder",
-        (run, recipe): f"{run}: a run folder, which its own text scores; what would work with another",
+        (run, recipe): f"{run}: a run folder, which its own text scores. Fix with another",
         (tmp_path / "gone", recipe): f"{tmp_path / 'gone'}: no such folder; MODEL is a recipe, a checkpoint",
     }.items():
         assert main(["evaluate", *map(str, words)]) == 1

@@ -97,7 +97,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_refused(here, capsys, what):
-    """One message that names the file or flag, and what would work."""
+    """One message that names the file or flag, and the fix."""
     arguments, named = REFUSED[what]
     assert main(["tokenizer", "measure", "english", "estonian", *arguments]) == 1
     message = capsys.readouterr().err

@@ -141,9 +141,7 @@ def test_vocabularies_are_priced_for_the_text(priced) -> None:
 def test_an_amount_is_a_number(flag, priced) -> None:
     assert ask(BOTH, figures(), **{"bytes": "1G", flag: "1"}) is not None
     for wrong in ("much", "0", "0GB", ""):
-        with pytest.raises(
-            KieloError, match=f"--{flag} '{wrong}' is no amount; what would work: --{flag} 40G"
-        ):
+        with pytest.raises(KieloError, match=f"--{flag} '{wrong}' is no amount. Fix: --{flag} 40G"):
             ask(BOTH, figures(), **{"bytes": "1G", flag: wrong})
 
 

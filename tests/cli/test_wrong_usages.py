@@ -1,4 +1,4 @@
-"""Wrong usages, as people type them: each is answered by one line that names what would work.
+"""Wrong usages, as people type them: each is answered by one line that names the fix.
 
 No traceback, no words of pydantic or argparse's usage, no file: exit code 1, or 2 for flags and verbs.
 """
@@ -25,13 +25,13 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a name with a space": (setting("name=my model"), "my_model"),
     "an empty name": (setting("name="), "Latin letters"),
     "an empty size": (["plan", "--params", ""], "such as 350M or 3B"),
-    "a switch for a number": (setting("model.num_hidden_layers=true"), "what would work: a number"),
-    "a switch for a rate": (setting("train.learning_rate=true"), "what would work: a number"),
+    "a switch for a number": (setting("model.num_hidden_layers=true"), "Fix: a number"),
+    "a switch for a rate": (setting("train.learning_rate=true"), "Fix: a number"),
     "a negative budget": (setting("train.tokens=-5"), "a number greater than 0"),
     "a broken budget": (setting("train.tokens=1.5"), "a whole number"),
     "a budget in words": (setting("train.tokens=3 billion"), "3B, 350M"),
     "a learning rate of zero": (setting("train.learning_rate=0"), "greater than 0"),
-    "a learning rate in words": (setting("train.learning_rate=high"), "what would work: a number"),
+    "a learning rate in words": (setting("train.learning_rate=high"), "Fix: a number"),
     "a family misspelt": (setting("model.model_type=lama"), "did you mean llama?"),
     "a schedule misspelt": (setting("train.schedule=cosin"), "did you mean cosine?"),
     "a precision of others": (setting("train.precision=fp16"), "'fp32', 'bf16' or 'fp8'"),
@@ -100,7 +100,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["plan", "--budget", "1e22", "--corpus", "6B", "--nodes", "4"],
         "leave one of them out",
     ),
-    "more nodes than there are": (["plan", "poro_34b", "--nodes", "9999"], "what would work: 2978"),
+    "more nodes than there are": (["plan", "poro_34b", "--nodes", "9999"], "Fix: 2978"),
     "a card that is not there": (["plan", "poro_34b", "--machine", "gone.toml"], "kielo plan calibrate"),
     "a cluster without a card": (["plan", "--params", "3B", "--cluster", "mine"], "kielo site --new mine"),
     "such a card that is not there": (
@@ -137,7 +137,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
         "leave --container and --venv out",
     ),
     "one layout twice": (["plan", "compare", "poro_34b", "tp2", "tp2", "--nodes", "16"], "two that differ"),
-    "no layout's name": (["plan", "explain", "poro_34b", "zz", "--nodes", "16"], "what would work: tp8"),
+    "no layout's name": (["plan", "explain", "poro_34b", "zz", "--nodes", "16"], "Fix: tp8"),
     "no such rank": (["rehearse", "poro_34b", "--rank", "9000000"], "ranks 0 to"),
     "no such proof": (["verify", "all", "own_text"], "parity"),
     "a run without training": (["verify", "parity", "own_text", *OUT], "--to train"),
@@ -164,7 +164,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "quotes of a text processor": (["show", "“own_text”"], "“ ” are letters to a shell"),
     "such quotes around a setting": (setting("“train.tokens=5”"), "letters to a shell"),
     "a setting without --set": (["show", "own_text", "train.tokens=5"], "mean --set train.tokens=5?"),
-    "a decimal comma": (setting("train.learning_rate=0,001"), "what would work: 0.001"),
+    "a decimal comma": (setting("train.learning_rate=0,001"), "Fix: 0.001"),
     "bytes for tokens": (setting("train.tokens=10 MB"), "3B, 350M"),
     "a subverb of plan misspelt": (["plan", "compar", "own_text", "tp2"], "did you mean kielo plan compare?"),
     "a layout without a subverb": (["plan", "poro_34b", "tp2"], "a subverb comes first: data, compare"),

@@ -240,7 +240,7 @@ def test_documents_of_several_lines(tmp_path):
 
 
 def test_wrapped_lines_are_noticed_when_much_is_lost(tmp_path, capsys):
-    """Lines of 60 characters are too short for documents: the message says what would work. Text with a line
+    """Lines of 60 characters are too short for documents: the message names the fix. Text with a line
     a document gets no such advice.
     """
     path = tmp_path / "wrapped.txt"

@@ -114,7 +114,7 @@ def test_layout_names_are_those_of_the_planner():
     for term in terms:
         matches(term)
     unknown = pytest.raises(KieloError, matches, "nonsense").value
-    known = re.search(r"what would work: (.*)", str(unknown))[1].split(", ")
+    known = re.search(r"Fix: (.*)", str(unknown))[1].split(", ")
     asked_only = re.search(r"also accepts these terms.*?without a number", page, re.S)[0]
     kinds = {re.sub(r"[\d+]+", "#", term) for term in [*terms, *re.findall(r"`(.+?)`", asked_only)]}
     assert {re.sub(r"[\d+]+", "#", term) for term in known} - kinds == {"full/#"} - kinds

@@ -152,7 +152,7 @@ def test_prompts_have_the_mask_once_and_fit() -> None:
     with pytest.raises(KieloError) as caught:
         fill_prompts(words(7), ["[MASK] " + 70 * "x" + " [MASK]"])
     assert str(caught.value) == (
-        f"'[MASK] {53 * 'x'}': an encoder fills one hidden word; what would work: [MASK] once in it"
+        f"'[MASK] {53 * 'x'}': an encoder fills one hidden word. Fix: [MASK] once in it"
     )
 
 

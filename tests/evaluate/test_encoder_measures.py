@@ -333,7 +333,7 @@ def test_a_classifier_of_states_tags_words_that_it_never_saw(encoder: Encoder, t
     scores = score_part_of_speech(encoder, settings)
     assert scores.accuracy > 0.8 > 0.65 > scores.baseline
     assert (scores.words, scores.training_words, scores.tags, scores.layer) == (360, 360, 2, 1)
-    with pytest.raises(KieloError, match="from_layer = 3: the model has 2 layers; what would work: 1 to 2"):
+    with pytest.raises(KieloError, match="from_layer = 3: the model has 2 layers. Fix: 1 to 2"):
         score_part_of_speech(encoder, settings.model_copy(update={"from_layer": 3}))
     with pytest.raises(KieloError, match="one tag only"):
         (tmp_path / "train.conllu").write_text("1\tuus\t_\tADJ" + "\t_" * 6)

@@ -60,7 +60,7 @@ def test_a_pair_that_is_too_long_is_told_with_the_limit(tmp_path: Path) -> None:
     with pytest.raises(KieloError) as caught:
         score_minimal_pairs(words(6), path)
     assert str(caught.value) == (
-        f"{path}: a sentence has 4 tokens and a sequence 3: 'tere leht vali abc'; what would work: a file "
+        f"{path}: a sentence has 4 tokens and a sequence 3: 'tere leht vali abc'. Fix: a file "
         "without such pairs, or a model of a longer dataset.sequence_length"
     )
 

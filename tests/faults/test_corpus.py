@@ -400,16 +400,14 @@ def test_names_that_mean_more_than_a_name_are_refused(here, workplace, key, valu
     table = ", ".join(f"{key} = {json.dumps(value)}" for key, value in ({key: value} | place).items())
     recipe = (workplace / "tiny.toml").read_text().replace('sources = "text.txt"', f"sources = [{{{table}}}]")
     (workplace / "tiny.toml").write_text(recipe)
-    refused(_run(here, workplace), "does not fit; what would work", f"corpus.sources[0].{key}")
+    refused(_run(here, workplace), "does not fit. Fix", f"corpus.sources[0].{key}")
 
 
 @pytest.mark.parametrize(
     "value", ["max_bad_share=2", "max_bad_share=-1", "max_bad_share=nan", "max_document_bytes=0", "workers=0"]
 )
 def test_limits_out_of_bounds_are_refused(here, workplace, value):
-    refused(
-        _run(here, workplace, f"corpus.{value}"), "does not fit; what would work", value.partition("=")[0]
-    )
+    refused(_run(here, workplace, f"corpus.{value}"), "does not fit. Fix", value.partition("=")[0])
 
 
 def test_the_order_of_sources_decides_which_duplicate_stays(here, workplace):

@@ -155,4 +155,4 @@ def test_a_source_named_like_code(here, workplace, name):
         f'extends = "tiny.toml"\ncorpus.sources = [{{path = "text.txt", name = {toml}}}]\n',
         encoding="utf-8",
     )
-    refused(here(workplace, "show", "odd.toml"), "does not fit; what would work", "name", "odd.toml")
+    refused(here(workplace, "show", "odd.toml"), "does not fit. Fix", "name", "odd.toml")

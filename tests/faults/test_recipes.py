@@ -55,7 +55,7 @@ def test_a_value_of_another_type(here, workplace, key):
     for value in values:
         outcome = here(workplace, "show", over(workplace, f"{key} = {value}"))
         is_ramp = key == "train.batch_ramp" and value.startswith("{")  # a table, of other keys
-        told = "unknown key train.batch_ramp.colour" if is_ramp else "does not fit; what would work"
+        told = "unknown key train.batch_ramp.colour" if is_ramp else "does not fit. Fix"
         refused(outcome, told, key.rpartition(".")[2], "odd.toml")
 
 
@@ -65,7 +65,7 @@ def test_a_number_that_is_none(here, workplace, key):
     too_large = "1" + 30 * "0" if NUMBERS[key] is int else "1e400"
     for value in ("nan", "inf", "-inf", '"many"', "true", "-1", too_large):
         outcome = here(workplace, "show", over(workplace, f"{key} = {value}"))
-        refused(outcome, "does not fit; what would work", key, "odd.toml")
+        refused(outcome, "does not fit. Fix", key, "odd.toml")
 
 
 @pytest.mark.parametrize(
@@ -166,21 +166,21 @@ SETS = {
     "dots": ("..=5", "section.key=value", "give section.key=value"),
     "a section": ("train=5", "train", "is a section with keys of its own"),
     "below a value": ("name.first=5", "name", "holds a value, so there is no name.first"),
-    "empty number": ("train.tokens=", "train.tokens", "does not fit; what would work: 3B"),
-    "two lines": ("train.tokens=5\nname = 'x'", "train.tokens", "does not fit; what would work: 3B"),
+    "empty number": ("train.tokens=", "train.tokens", "does not fit. Fix: 3B"),
+    "two lines": ("train.tokens=5\nname = 'x'", "train.tokens", "does not fit. Fix: 3B"),
     "an index": ("corpus.sources[0]=x", "corpus.sources[0]", "unknown key"),
     "a space inside": ("train.to kens=5", "train.to kens", "unknown key"),
     "another case": ("TRAIN.TOKENS=5", "TRAIN", "unknown key"),
     "a dash for the underscore":
         ("train.learning-rate=5", "train.learning-rate", "the nearest known key is train.learning_rate"),
-    "a unit": ("train.tokens=5X", "train.tokens", "does not fit; what would work: 3B"),
-    "a comma": ("train.learning_rate=0,001", "train.learning_rate", "what would work: 0.001"),
+    "a unit": ("train.tokens=5X", "train.tokens", "does not fit. Fix: 3B"),
+    "a comma": ("train.learning_rate=0,001", "train.learning_rate", "Fix: 0.001"),
     "too large for a float": ("train.learning_rate=1e400", "train.learning_rate", "a finite number"),
     "a list": ("train.tokens=[5]", "train.tokens", "a whole number"),
     "a boolean in words": ("train.tensorboard=perhaps", "train.tensorboard", "true or false"),
     "dunder": ("__class__.x=5", "__class__", "unknown key"),
     "2,000 levels": (".".join(["a"] * 2_000) + "=5", "nested too deep", "tables are nested too deep"),
-    "20,000 brackets": ("train.tokens=" + "[" * 20_000, "train.tokens", "does not fit; what would work: 3B"),
+    "20,000 brackets": ("train.tokens=" + "[" * 20_000, "train.tokens", "does not fit. Fix: 3B"),
     "20,000 digits": ("train.tokens=" + "9" * 20_000, "train.tokens", "a number below 2**63"),
     "a surrogate": ("description=\udcff", "UTF-8", "is not UTF-8"),
     "extends": ("extends=demo_estonian", "extends", "unknown key"),
@@ -286,7 +286,7 @@ FITTING = {
     "weights without a tokenizer":
         ('model.weights = "hf:somewhere"', "tokenizer.path", "come with their own vocabulary"),
     "weights of another kind":
-        ('model.weights = "s3:somewhere"', "model.weights", "what would work: hf:s3:somewhere"),
+        ('model.weights = "s3:somewhere"', "model.weights", "Fix: hf:s3:somewhere"),
     "a tokenizer that is not there":
         ('tokenizer.path = "gone"', "tokenizer.path", "no tokenizer.json in this folder"),
     "a vocabulary of nothing":
@@ -309,7 +309,7 @@ FITTING = {
 
 @pytest.mark.parametrize("what", FITTING)
 def test_values_that_do_not_fit_each_other(here, workplace, what):
-    """Each number may be had, together they may not: the keys are named and what would work."""
+    """Each number may be had, together they may not: the keys are named and the fix."""
     line, named, reason = FITTING[what]
     refused(here(workplace, "show", over(workplace, line)), reason, named)
 

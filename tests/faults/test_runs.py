@@ -206,7 +206,7 @@ def half_trained(workplace: Path) -> Path:
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_text_of_a_run_in_progress_is_not_replaced(trained, here, change):
-    """Refused before any stage begins, with what would work;
+    """Refused before any stage begins, with the fix;
     the run goes on afterwards as if nothing had been.
     """
     workplace = half_trained(trained)

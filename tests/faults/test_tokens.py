@@ -1,6 +1,6 @@
 """Ready token shards that are damaged, of another tokenizer or changed since: refused before the first step.
 
-Each names the file, the number that is wrong and what would work, and writes nothing into the run.
+Each names the file, the number that is wrong and the fix, and writes nothing into the run.
 """
 
 import os

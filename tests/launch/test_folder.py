@@ -127,7 +127,7 @@ def test_a_chain_of_another_person_is_known_where_the_scheduler_hides_it(here, m
 
     assert refusal() == (
         f"{folder}: its chain is {owner}'s, the scheduler shows you no jobs of other persons, and no end of "
-        f"7, 8 is noted; what would work: `kielo cancel` by them; or, if they are over, `echo over > "
+        f"7, 8 is noted. Fix: `kielo cancel` by them; or, if they are over, `echo over > "
         f"{chain}/stopped`"
     )
     (chain / "attempts").write_text(ROW.format("start", 7, "") + ROW.format("end", 7, "ok"))
@@ -159,7 +159,7 @@ def test_a_second_chain_is_refused_only_beside_jobs_in_the_queue(here, monkeypat
     with pytest.raises(KieloError) as refused:
         refuse_second_chain(asked)
     assert str(refused.value) == (
-        f"{second}: jobs of this run are in the queue already (1 RUNNING, 2 PENDING); what would work: `bash "
+        f"{second}: jobs of this run are in the queue already (1 RUNNING, 2 PENDING). Fix: `bash "
         f"{second}/submit.sh 5` adds five jobs to their chain, or `kielo cancel runs/mine` and launch again "
         "when they are over"
     )
@@ -241,9 +241,7 @@ def test_device_hours(here, monkeypatch) -> None:
 def test_the_status_of_the_newest_launch(here, monkeypatch) -> None:
     """All that its files say; a launch is a folder of a number."""
     run = here / "runs/mine"
-    with pytest.raises(
-        KieloError, match="runs/mine: was never launched; what would work: kielo launch RECIPE"
-    ):
+    with pytest.raises(KieloError, match="runs/mine: was never launched. Fix: kielo launch RECIPE"):
         newest_launch(run)
     (run / "launch" / "pack_0009").mkdir(parents=True)
     (run / "launch" / "0001").mkdir()
@@ -428,7 +426,7 @@ def test_the_time_of_a_rung_and_of_the_job_of_rungs(here, monkeypatch) -> None:
     ):
         ladders.plan_ladder(recipe(), Wishes(hours=0.46), [3])
     of = site(max_wall_hours=0.4)
-    with pytest.raises(KieloError, match="and usual gives 0.4; what would work: another --partition"):
+    with pytest.raises(KieloError, match="and usual gives 0.4. Fix: another --partition"):
         ladders.plan_ladder(recipe(), Wishes(), [3])
 
 

@@ -171,7 +171,7 @@ def test_a_path_that_cannot_be_bound_is_refused(elsewhere: Path) -> None:
         folder = elsewhere / name
         folder.mkdir()
         jobs = plan(site(jobs={"container": ["c"], "image": "/i.sif"}), recipe=recipe(folder=str(folder)))
-        with pytest.raises(KieloError, match="with a comma or a colon; what would work: move or rename"):
+        with pytest.raises(KieloError, match="with a comma or a colon. Fix: move or rename"):
             binds(jobs)
         job_script(plan(site(), Wishes(image="none"), recipe=recipe(folder=str(folder))), Path("/j"))
 

@@ -77,7 +77,7 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     ),
     "a layout that the devices do not divide": (
         [*LUMI, "--nodes", "64", "--set", "layout.shard=7"],
-        ["poro_34b on 64 nodes of lumi_g", "what would work"],
+        ["poro_34b on 64 nodes of lumi_g", "Fix: "],
     ),
     "a layout without such a name": ([*LUMI, "--nodes", "64", "--layout", "tp3"], ["tp3"]),
     "no jobs": ([*LUMI, "--nodes", "64", "--jobs", "0"], ["--jobs 0: give 1 or more"]),
@@ -88,7 +88,7 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_it_is_refused_in_one_line(case, tmp_path, capsys, monkeypatch) -> None:
-    """Exit code 1, the reason and what would work in one line, and no file."""
+    """Exit code 1, the reason and the fix in one line, and no file."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     arguments, parts = REFUSED[case]

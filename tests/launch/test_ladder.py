@@ -78,7 +78,7 @@ def test_a_measured_rung_is_not_measured_again(written, monkeypatch, capsys) -> 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--ladder", "0"], "--ladder 0: not understood; what would work: numbers of nodes such as 1,2,4,8"),
+        (["--ladder", "0"], "--ladder 0: not understood. Fix: numbers of nodes such as 1,2,4,8"),
         (["--ladder", "1,many"], "not understood"),
         (["--ladder", "1,1025"], "--ladder 1025: standard-g of lumi_g gives 1 to 1024"),
         (["--ladder", "1", "--nodes", "2"], "--nodes: a ladder chooses it itself"),

@@ -92,7 +92,7 @@ def test_a_grace_that_is_asked_for(on) -> None:
             ):
                 jobs_of(hours, grace_seconds=grace)
     on(site(), forecast())
-    with pytest.raises(KieloError, match="a job of 1 hours .*what would work: --hours 1.3 or more"):
+    with pytest.raises(KieloError, match="a job of 1 hours .*Fix: --hours 1.3 or more"):
         jobs_of(1, grace_seconds=3600)
 
 
@@ -120,24 +120,21 @@ def test_nodes_of_a_job(on) -> None:
     assert request(of, on, nodes=6, spares=2)[3] == 6
     found = request(of, on, nodes=3, partition="long")
     assert found[0] is of and found[1] is of.jobs and found[2] is of.jobs.partitions[1] and found[4] == 72
-    assert refusal(of, on, nodes=0) == ("--nodes 0: normal of here gives 1 to 8; what would work: --nodes 1")
+    assert refusal(of, on, nodes=0) == ("--nodes 0: normal of here gives 1 to 8. Fix: --nodes 1")
     assert refusal(of, on, nodes=9) == (
-        "--nodes 9: normal of here gives 1 to 8; what would work: --nodes 8, or --partition wide"
+        "--nodes 9: normal of here gives 1 to 8. Fix: --nodes 8, or --partition wide"
     )
     assert refusal(of, on, nodes=7, spares=2) == (
-        "--nodes 7 with 2 spares: normal of here gives 1 to 8; "
-        "what would work: --nodes 6, or --partition wide"
+        "--nodes 7 with 2 spares: normal of here gives 1 to 8. Fix: --nodes 6, or --partition wide"
     )
     assert refusal(of, on, nodes=10) == (
-        "--nodes 10: normal of here gives 1 to 8; what would work: --nodes 8, or --partition all"
+        "--nodes 10: normal of here gives 1 to 8. Fix: --nodes 8, or --partition all"
     )
     assert refusal(of, on, nodes=4, partition="long") == (
-        "--nodes 4: long of here gives 1 to 3; what would work: --nodes 3, or --partition normal"
+        "--nodes 4: long of here gives 1 to 3. Fix: --nodes 3, or --partition normal"
     )
-    assert refusal(of, on, nodes=1, spares=9).endswith("what would work: --nodes 1, or --partition all")
-    assert refusal(of, on, nodes=11, partition="all").endswith(
-        "all of here gives 1 to 10; what would work: --nodes 10"
-    )
+    assert refusal(of, on, nodes=1, spares=9).endswith("Fix: --nodes 1, or --partition all")
+    assert refusal(of, on, nodes=11, partition="all").endswith("all of here gives 1 to 10. Fix: --nodes 10")
     assert refusal(of, on, nodes=1, spares=-1) == "--spares -1: give 0 or more"
     on(of)
     with pytest.raises(KieloError, match="on how many nodes of here. For example --nodes 16; it has 10"):
@@ -146,7 +143,7 @@ def test_nodes_of_a_job(on) -> None:
 
 
 def test_a_queue_with_fewest_nodes_and_one_with_limits_by_size(on) -> None:
-    """The first of a name that gives the nodes, with spares; others of the card are what would work."""
+    """The first of a name that gives the nodes, with spares; others of the card are the fix."""
     of = site(
         nodes=200, max_nodes_per_job=64,
         jobs={"partitions": [
@@ -158,13 +155,12 @@ def test_a_queue_with_fewest_nodes_and_one_with_limits_by_size(on) -> None:
     usual, big, fat, fat_and_small = of.jobs.partitions
     assert [one.label for one in of.jobs.partitions] == ["usual", "big", "fat", "fat"]
     assert refusal(of, on, nodes=8, partition="big") == (
-        "--nodes 8: big of here gives 65 to 150; what would work: --nodes 65, or --partition usual"
+        "--nodes 8: big of here gives 65 to 150. Fix: --nodes 65, or --partition usual"
     )
     assert refusal(of, on, nodes=60, spares=4, partition="big").endswith(
-        "--nodes 60 with 4 spares: big of here gives 65 to 150; what would work: --nodes 61, or "
-        "--partition usual"
+        "--nodes 60 with 4 spares: big of here gives 65 to 150. Fix: --nodes 61, or --partition usual"
     )
-    assert refusal(of, on, nodes=65).endswith("what would work: --nodes 64, or --partition big")
+    assert refusal(of, on, nodes=65).endswith("Fix: --nodes 64, or --partition big")
     assert request(of, on, nodes=60, spares=5, partition="big")[2] is big
     assert request(of, on, nodes=4, partition="fat")[2:5:2] == (fat, 6)
     assert request(of, on, nodes=3, partition="fat")[2:5:2] == (fat_and_small, 2)
@@ -181,8 +177,8 @@ def test_a_queue_takes_so_many_jobs_of_a_person(on) -> None:
     with pytest.raises(KieloError) as refused:
         jobs_of(1, jobs=3)
     assert str(refused.value) == (
-        "--jobs: makes 3 jobs, and debug of here takes 2 of a person, waiting and running together; what "
-        "would work: fewer, or another --partition"
+        "--jobs: makes 3 jobs, and debug of here takes 2 of a person, waiting and running together. "
+        "Fix: fewer, or another --partition"
     )
     on(site(), forecast(jobs=9))
     assert jobs_of(1).chain_length == 11 and jobs_of(1, jobs=30).chain_length == 30
@@ -244,7 +240,7 @@ def test_what_the_environment_lacks(here) -> None:
         ):
             check_environment(asked)
     image.touch()
-    with pytest.raises(KieloError, match="i.sif has torch and not Kielo; what would work: kielo site here"):
+    with pytest.raises(KieloError, match="i.sif has torch and not Kielo. Fix: kielo site here"):
         check_environment(plan(of))
     check_environment(by_hand)
     check_environment(plan(of, Wishes(image="none")))
@@ -270,7 +266,7 @@ def test_jobs_that_would_end_at_once_are_refused(here, monkeypatch) -> None:
     monkeypatch.setattr(job_plan, "missing", lambda recipe: ["the text of a", "the weights b"])
     offline = plan(site(internet_on_compute_nodes=False), Wishes(venv="venv"))
     said = (
-        "here's nodes reach no network, and not here yet: the text of a, the weights b; what would work: "
+        "here's nodes reach no network, and not here yet: the text of a, the weights b. Fix: "
         "kielo prefetch RECIPE --to DIR where there is one, and KIELO_PREFETCHED=DIR here"
     )
     assert network_needed(asked) == "" and network_needed(offline) == said
@@ -311,7 +307,7 @@ def test_so_many_jobs_that_nobody_means_them() -> None:
     """Each is a call of the scheduler, also where no card has a limit."""
     of = site()
     check_number_of_jobs("--jobs", 1000, of.jobs.partitions[0], of)
-    with pytest.raises(KieloError, match="--jobs: makes 1000000000 jobs; what would work: at most 1000"):
+    with pytest.raises(KieloError, match="--jobs: makes 1000000000 jobs. Fix: at most 1000"):
         check_number_of_jobs("--jobs", 1_000_000_000, of.jobs.partitions[0], of)
 
 

@@ -195,7 +195,7 @@ def test_a_login_node_without_a_network_needs_packages(tmp_path) -> None:
         without, given = run(), run(env=os.environ | {"WHEELS": str(tmp_path)})
         assert given.returncode == 0 and (without.returncode == 1) is said
         assert not said or without.stderr == (
-            "marenostrum5_acc: its login nodes reach no network; what would work: kielo prefetch RECIPE --to "
+            "marenostrum5_acc: its login nodes reach no network. Fix: kielo prefetch RECIPE --to "
             f"DIR --wheels where there is one, then WHEELS=DIR/wheels bash {script}\n"
         )
 

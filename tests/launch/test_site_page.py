@@ -240,9 +240,7 @@ def test_layouts_of_different_axes_come_first_in_a_ladder(layouts, best, monkeyp
 
 def test_a_ladder_is_read_with_what_its_rungs_have_measured(here, monkeypatch) -> None:
     """Jobs of each number of nodes are asked for, oldest first; "" where none is in the queue."""
-    with pytest.raises(
-        KieloError, match="has no ladder.json; what would work: kielo launch RECIPE --ladder 1,2"
-    ):
+    with pytest.raises(KieloError, match="has no ladder.json. Fix: kielo launch RECIPE --ladder 1,2"):
         read_ladder(here)
     write_json(here, a_ladder())
     monkeypatch.setattr(ladder_folder, "measured_speed", lambda place: None)
@@ -298,21 +296,19 @@ def test_what_the_planner_refuses_is_told_with_what_would_work(monkeypatch) -> N
         monkeypatch.setattr(forecasting, "named", lambda of, nodes, layout, answer=answer: answer)
         with pytest.raises(KieloError) as refused:
             planned_run(recipe(), 3, "tp9")
-        assert str(refused.value) == f"{said}; what would work: --layout best"
-    advised = "no; what would work: this"
+        assert str(refused.value) == f"{said}. Fix: --layout best"
+    advised = "no. Fix: this"
     monkeypatch.setattr(forecasting, "named", lambda of, nodes, layout: advised)
-    with pytest.raises(
-        KieloError, match="^mine on 3 nodes of here: no; what would work: this; or --layout best$"
-    ):
+    with pytest.raises(KieloError, match="^mine on 3 nodes of here: no. Fix: this; or --layout best$"):
         planned_run(recipe(), 3, "tp9")
     found.ranked[3].clear()
-    with pytest.raises(KieloError, match="^mine on 3 nodes of here: no; what would work: this$"):
+    with pytest.raises(KieloError, match="^mine on 3 nodes of here: no. Fix: this$"):
         planned_run(recipe(), 3, "tp9")
     monkeypatch.setattr(forecasting, "named", lambda of, nodes, layout: fits)
     assert planned_run(recipe(), 3, "dp1")[0][1] == "dp1"
 
     def unknown(recipe):
-        raise KieloError("no speeds; what would work: a card")
+        raise KieloError("no speeds. Fix: a card")
 
     monkeypatch.setattr(forecasting.RunToPlan, "of_recipe", unknown)
     refused = []
@@ -321,7 +317,7 @@ def test_what_the_planner_refuses_is_told_with_what_would_work(monkeypatch) -> N
     )
     planned, chosen, why = planned_run(recipe(cluster="lumi_g"), 3, None)
     assert (chosen, why, refused, planned.nodes) == (None, "no speeds", [24], (3,))
-    with pytest.raises(KieloError, match="^no speeds; what would work: a card$"):
+    with pytest.raises(KieloError, match="^no speeds. Fix: a card$"):
         planned_run(recipe(), 3, "dp1")
 
 

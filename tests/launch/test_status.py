@@ -80,7 +80,7 @@ def test_cancel_saves_and_ends_the_chain(run, tmp_path, capsys) -> None:
 def test_a_run_that_was_never_launched(tmp_path, capsys) -> None:
     """One line says so; and where the scheduler is not, what else stops a run."""
     assert main(["status", str(tmp_path)]) == 1
-    assert "was never launched; what would work: kielo launch" in capsys.readouterr().err
+    assert "was never launched. Fix: kielo launch" in capsys.readouterr().err
 
 
 def test_cancel_away_from_the_scheduler(run, monkeypatch, capsys) -> None:

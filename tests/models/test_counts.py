@@ -163,14 +163,13 @@ COMPLAINTS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "few positions": (
         "ltg_bert", {"position_bucket_size": 8, "max_position_embeddings": 5},
-        "model.max_position_embeddings = 5 is no more than half of model.position_bucket_size = 8, and 1; "
-        "what "
-        "would work: position_bucket_size = 2, or longer sequences",
+        "model.max_position_embeddings = 5 is no more than half of model.position_bucket_size = 8, and 1. "
+        "Fix: position_bucket_size = 2, or longer sequences",
     ),
     "few positions of many": (
         "ltg_bert", {"position_bucket_size": 32, "max_position_embeddings": 17},
-        "model.max_position_embeddings = 17 is no more than half of model.position_bucket_size = 32, and 1; "
-        "what would work: position_bucket_size = 14, or longer sequences",
+        "model.max_position_embeddings = 17 is no more than half of model.position_bucket_size = 32, and 1. "
+        "Fix: position_bucket_size = 14, or longer sequences",
     ),
     "bert's function": (
         "ltg_bert", {"hidden_act": "gelu"},

@@ -286,5 +286,5 @@ def test_no_size_farther_than_a_twentieth_is_taken(share: float, monkeypatch: py
     size = f"{100 * share:.0f}M"
     assert str(caught.value) == (
         f"model.params = 100M: no gpt2 of this size has a vocabulary of 7,000 tokens; the nearest has {size};"
-        f" what would work: model.params = {size}, or a smaller tokenizer.vocab_size"
+        f" Fix: model.params = {size}, or a smaller tokenizer.vocab_size"
     )

@@ -44,7 +44,7 @@ def test_the_best_reads_the_text_twenty_times(monkeypatch):
     assert [row.choice for row in found.rows[2:]] == [four, sixteen] and found.complaints == ()
     assert found.sentences == (
         "The best length reads the text 20 times, and dataset.max_epochs = 4 refuses that before the first "
-        f"step; what would work: 6B parameters and 8B tokens, for {four.loss - 2.5:.3f} more loss, or "
+        f"step. Fix: 6B parameters and 8B tokens, for {four.loss - 2.5:.3f} more loss, or "
         "dataset.max_epochs = 16.",
         "Beyond 16 epochs a text teaches next to nothing. A tenth of this budget would cost 0.200 of loss, "
         "and ten times the text would gain 0.400.",
@@ -89,7 +89,7 @@ def test_a_recipe_has_its_size_and_its_length(monkeypatch):
     tokens = int(own.choice.tokens)
     assert why == (
         f"the recipe's {tokens:,} tokens read a text of 2,000,000,000 tokens {at:.2f} times, more than "
-        "dataset.max_epochs = 4.5; what would work: at most 9,000,000,000 tokens, dataset.max_epochs = "
+        "dataset.max_epochs = 4.5. Fix: at most 9,000,000,000 tokens, dataset.max_epochs = "
         f"{math.ceil(at)}, or more text"
     )
 

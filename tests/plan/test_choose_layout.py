@@ -43,8 +43,8 @@ def test_the_three_reasons_with_most_layouts_are_told() -> None:
         impossible={"heads": [some] * 9},
     )
     assert str(nothing_runs(run(), [3, 5], found)) == (
-        "no layout of mine runs on 3 or 5 nodes of here: c (4 layouts); d (3 layouts); a (2 layouts); what "
-        f"would work: train.tokens_per_step = {3 * 2048} or a multiple (it is 98304), or at most 48 nodes"
+        "no layout of mine runs on 3 or 5 nodes of here: c (4 layouts); d (3 layouts); a (2 layouts). "
+        f"Fix: train.tokens_per_step = {3 * 2048} or a multiple (it is 98304), or at most 48 nodes"
     )
 
 
@@ -63,7 +63,7 @@ def test_a_node_needs_a_sequence_for_each_group_of_tensor_ranks(heads, kv_heads,
     of = replace(of, model=of.model.model_copy(update=heads))
     said = str(nothing_runs(of, [7], Found()))
     advice = f"= {7 * groups * 2048} or a multiple (it is {2048 * sequences}){fewer}"
-    assert said.endswith(f"; what would work: train.tokens_per_step {advice}")
+    assert said.endswith(f". Fix: train.tokens_per_step {advice}")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_twice_as_many_nodes_until_it_fits_or_there_are_no_more(searched, nodes,
     where = " or ".join(map(str, nodes))
     assert str(nothing_runs(run(), nodes, Found(nearest=nearest))) == (
         f"no layout of mine fits on {where} nodes of here: the least is 80.5 GB a device ({least.name} on "
-        f"{nodes[-1]}), and 48.0 GB are usable; what would work: {advice}"
+        f"{nodes[-1]}), and 48.0 GB are usable. Fix: {advice}"
     )
     assert tried == asked
 
@@ -98,7 +98,7 @@ def test_memory_of_a_node_is_named(searched) -> None:
     assert least.device_need.fits and not least.host_need.fits
     said = str(nothing_runs(of, [3], Found(nearest={3: least})))
     assert "the least is 48.0 GB of host memory a node (" in said and "and 47.2 GB are usable" in said
-    assert said.endswith("what would work: a smaller model, or a machine with more host memory a node")
+    assert said.endswith("Fix: a smaller model, or a machine with more host memory a node")
 
 
 def test_the_fastest_with_the_name_or_the_nearest(searched) -> None:

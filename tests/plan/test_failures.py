@@ -189,7 +189,7 @@ def test_rates_and_where_they_are_from() -> None:
     assert rate.silent_share == 0.1 and rate.per_1000_device_days == 1000 * 419 / 16384 / 54
     assert rate_of("0.5", own).silent_share == 0.1
     for odd in ("often", "0", "-1", "nan", "inf"):
-        with pytest.raises(KieloError, match=r"what would work: llama3, .* 0\.5 "):
+        with pytest.raises(KieloError, match=r"Fix: llama3, .* 0\.5 "):
             rate_of(odd, own)
 
 
@@ -280,6 +280,6 @@ def test_plan_failures(capsys) -> None:
     assert main([*words, "checkpoint.every_steps=2000", "--failures", "100"]) == 1
     said = capsys.readouterr().err
     assert "on 1,024 devices, 100 failures of a device in 1,000 days are a failure every 844 s" in said
-    assert "a save every 2000 steps keeps less than 1% of the time; what would work: checkpoint" in said
+    assert "a save every 2000 steps keeps less than 1% of the time. Fix: checkpoint" in said
     assert main(["plan", ESTONIAN, "--nodes", "128", "--failures", "seldom"]) == 1
     assert "llama3" in capsys.readouterr().err

@@ -92,7 +92,7 @@ def test_rows_after_the_first_steps_of_a_phase_count(steps, short, long, tmp_pat
     if expected:
         assert tenths(path) == expected
     else:
-        with pytest.raises(KieloError, match="has 3 rows after its first 2 steps; what would work: a longer"):
+        with pytest.raises(KieloError, match="has 3 rows after its first 2 steps. Fix: a longer"):
             read_measured_run(path)
 
 
@@ -122,9 +122,7 @@ def test_rows_of_another_number_of_ranks_are_refused(ranks, is_refused, tmp_path
     """From 1.4 times as many or as few on; rows without FLOPs say nothing of it."""
     path = log(tmp_path, resolved(), ALL, ranks)
     if is_refused:
-        said = (
-            f"its rows are of {ranks:.0f} ranks, its resolved.toml of 2; what would work: a run that was not"
-        )
+        said = f"its rows are of {ranks:.0f} ranks, its resolved.toml of 2. Fix: a run that was not"
         with pytest.raises(KieloError, match=said):
             read_measured_run(path)
     else:

@@ -80,7 +80,7 @@ def test_the_share_in_fp8_is_by_weights():
 
 
 def test_a_card_without_fp8_is_refused():
-    with pytest.raises(KieloError, match='a100_80.*what would work: train.precision = "bf16"'):
+    with pytest.raises(KieloError, match='a100_80.*Fix: train.precision = "bf16"'):
         run_of("cluster=dgx_a100", "train.precision=fp8")
 
 

@@ -260,7 +260,7 @@ def test_a_worked_example_of_what_a_run_costs() -> None:
         costs(wall_hours=least * 0.999)
     advised = math.ceil(least * 10) / 10
     assert f"600 s to start, a step of {planned.step_seconds:.0f} s and" in str(caught.value)
-    assert str(caught.value).endswith(f"what would work: --wall-hours {advised:g} or more")
+    assert str(caught.value).endswith(f"Fix: --wall-hours {advised:g} or more")
 
 
 def test_copies_in_memory_cost_their_passes_and_their_way() -> None:

@@ -206,7 +206,7 @@ def test_languages_of_sources_are_checked_where_their_text_is_cleaned(monkeypatc
             assert told(language=["et", code], clean=False) == []
             assert told(language=["et", code]) == [
                 "file: corpus.sources, a: corpus.language_identifier = 'lid176' does not know language "
-                f"{code!r}; what would work: {works}"
+                f"{code!r}. Fix: {works}"
             ]
     (message,) = told(language="xx")
     assert message.startswith("file: corpus.sources, a: language = 'xx' has no card;")

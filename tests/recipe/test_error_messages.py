@@ -26,7 +26,7 @@ def json_error() -> json.JSONDecodeError:
 
 MOST = resource.getrlimit(resource.RLIMIT_NPROC)[0]
 NO_MORE = (
-    "the system gives you no more processes and threads; what would work: a higher `ulimit -u`"
+    "the system gives you no more processes and threads. Fix: a higher `ulimit -u`"
     + (f", which is {MOST}," if MOST != resource.RLIM_INFINITY else ",")
     + " a job in place of the login node, or fewer ranks and workers"
 )
@@ -145,23 +145,22 @@ def told(**values) -> list[str]:
 
 
 TOLD = [
-    ({"name": ...}, ["name | f: name is missing; what would work: name = \"my_model\""]),
+    ({"name": ...}, ["name | f: name is missing. Fix: name = \"my_model\""]),
     ({"phases": [{}]}, ["phases.1.tokens | f: phases.1.tokens is missing; it has no default"]),
-    ({"train": 5}, ["train | f: train = 5 does not fit, for train is a section with keys of its own; what "
-      "would "
-                    "work: a key of it, such as train.tokens"]),
+    ({"train": 5}, ["train | f: train = 5 does not fit, for train is a section with keys of its own. "
+      "Fix: a key of it, such as train.tokens"]),
     ({"train": {"learning_rate": "0,001"}},
-     ["train.learning_rate | f: train.learning_rate = '0,001' does not fit; what would work: 0.001 "
+     ["train.learning_rate | f: train.learning_rate = '0,001' does not fit. Fix: 0.001 "
       "(default: 0.001)"]),
     ({"train": {"learning_rate": "x"}},
-     ["train.learning_rate | f: train.learning_rate = 'x' does not fit; what would work: a number "
+     ["train.learning_rate | f: train.learning_rate = 'x' does not fit. Fix: a number "
       "(default: 0.001)"]),
     ({"train": {"z_loss": -1}},
-     ["train.z_loss | f: train.z_loss = -1 does not fit; what would work: a number greater than or equal "
+     ["train.z_loss | f: train.z_loss = -1 does not fit. Fix: a number greater than or equal "
       "to 0 "
       "(default: 0.0)"]),
     ({"train": {"schedule": "wsdd"}},
-     ["train.schedule | f: train.schedule = 'wsdd' does not fit; what would work: 'cosine', 'linear' or "
+     ["train.schedule | f: train.schedule = 'wsdd' does not fit. Fix: 'cosine', 'linear' or "
       "'wsd'; did "
       "you mean wsd? (default: 'cosine')"]),
     ({"train": {"fp8": {"hed": True}}},
@@ -173,20 +172,20 @@ TOLD = [
      ["phases.1.tokns | f: unknown key phases.1.tokns; the nearest known key is phases.1.tokens"]),
     ({"zzzzqq": 1}, ["zzzzqq | f: unknown key zzzzqq; `kielo schema --of recipe` lists the known keys"]),
     ({"corpus": {"sources": [{"path": 5}]}},
-     ["corpus.sources[0].path | f: corpus.sources[0].path = 5 does not fit; what would work: a text in "
+     ["corpus.sources[0].path | f: corpus.sources[0].path = 5 does not fit. Fix: a text in "
       "quotes"]),
     ({"corpus": {"sources": []}},
-     ["corpus.sources | f: corpus.sources = [] does not fit; what would work: a list with one entry or "
+     ["corpus.sources | f: corpus.sources = [] does not fit. Fix: a list with one entry or "
       "more"]),
-    ({"name": "Põhi mudel!"}, ["name | f: name = 'Põhi mudel!' does not fit; what would work: Pohi_mudel"]),
-    ({"seed": 1.5}, ["seed | f: seed = 1.5 does not fit; what would work: a whole number (default: 1)"]),
+    ({"name": "Põhi mudel!"}, ["name | f: name = 'Põhi mudel!' does not fit. Fix: Pohi_mudel"]),
+    ({"seed": 1.5}, ["seed | f: seed = 1.5 does not fit. Fix: a whole number (default: 1)"]),
     ({"folder": "x" * 78, "description": 5},
-     ["description | f: description = 5 does not fit; what would work: a text in quotes (default: '')"]),
+     ["description | f: description = 5 does not fit. Fix: a text in quotes (default: '')"]),
     ({"description": ["y" * 90]},
-     ["description | f: description = ['" + "y" * 75 + "... does not fit; what would work: a text in quotes "
+     ["description | f: description = ['" + "y" * 75 + "... does not fit. Fix: a text in quotes "
       "(default: '')"]),
     ({"description": ["y" * 76]},
-     ["description | f: description = ['" + "y" * 76 + "'] does not fit; what would work: a text in quotes "
+     ["description | f: description = ['" + "y" * 76 + "'] does not fit. Fix: a text in quotes "
       "(default: '')"]),
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Each check of a recipe, at its border and beyond: keys, and the whole complaint with what would work."""
+"""Each check of a recipe, at its border and beyond: keys, and the whole complaint with the fix."""
 
 from typing import Any
 
@@ -87,9 +87,8 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "weights twice": (
         {"dataset": {"mixture": {"a": 1.0, "b": 1.0}, "temperature": 2.5}},
         "dataset.temperature dataset.mixture",
-        "dataset.temperature = 2.5 makes weights of the sources' tokens, and dataset.mixture gives weights; "
-        "what "
-        "would work: leave one of the two out",
+        "dataset.temperature = 2.5 makes weights of the sources' tokens, and dataset.mixture gives weights. "
+        "Fix: leave one of the two out",
     ),
     "tokens without a tokenizer": (
         {"corpus": {"sources": [SOURCES[0], {"name": "c", "tokens": "c"}]}}, "tokenizer.path corpus.sources",
@@ -104,12 +103,12 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         {"evaluate": {"part_of_speech": {"dev": "d"}}, "train": {"objective": "masked_tokens"},
          "model": {"model_type": "ltg_bert"}},
         "evaluate.part_of_speech.dev",
-        "evaluate.part_of_speech.dev = 'd' needs another file beside it; what would work: "
+        "evaluate.part_of_speech.dev = 'd' needs another file beside it. Fix: "
         "evaluate.part_of_speech.train = FILE.conllu",
     ),
     "a measure of encoders": (
         {"evaluate": {"minimal_pairs": "p.tsv"}}, "evaluate.minimal_pairs train.objective",
-        "evaluate.minimal_pairs = 'p.tsv' is a measure of encoders; what would work: leave it out, or "
+        "evaluate.minimal_pairs = 'p.tsv' is a measure of encoders. Fix: leave it out, or "
         'train.objective = "masked_tokens"',
     ),
     "a size and a shape": (
@@ -122,16 +121,14 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "heads of half a pair": (
         {"model": {"hidden_size": 72, "num_attention_heads": 8}},
         "model.hidden_size model.num_attention_heads",
-        "model.hidden_size = 72 is not an even number of values for each of model.num_attention_heads = 8; "
-        "what "
-        "would work: hidden_size 64, or model.head_dim set to one",
+        "model.hidden_size = 72 is not an even number of values for each of model.num_attention_heads = 8. "
+        "Fix: hidden_size 64, or model.head_dim set to one",
     ),
     "heads of less than a value": (
         {"model": {"model_type": "gpt2", "hidden_size": 7, "num_attention_heads": 8}},
         "model.hidden_size model.num_attention_heads",
-        "model.hidden_size = 7 is not a whole number of values for each of model.num_attention_heads = 8; "
-        "what "
-        "would work: hidden_size 8, or model.head_dim set to one",
+        "model.hidden_size = 7 is not a whole number of values for each of model.num_attention_heads = 8. "
+        "Fix: hidden_size 8, or model.head_dim set to one",
     ),
     "an odd head": (
         {"model": {"head_dim": 5}}, "model.head_dim",
@@ -150,7 +147,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "too small a vocabulary": (
         {"tokenizer": {"vocab_size": 256}}, "tokenizer.vocab_size",
-        "tokenizer.vocab_size = 256 does not hold 256 bytes, end-of-text, padding; what would work: "
+        "tokenizer.vocab_size = 256 does not hold 256 bytes, end-of-text, padding. Fix: "
         "258 or more",
     ),
     "no tokenizer there": (
@@ -161,18 +158,17 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "a recipe before without weights": (
         {"follows": "first"}, "follows model.weights",
-        "follows = 'first' is the recipe of the weights to start from, and model.weights is not given; what "
-        "would "
-        "work: model.weights = hf:FOLDER, the folder hf of its run",
+        "follows = 'first' is the recipe of the weights to start from, and model.weights is not given. "
+        "Fix: model.weights = hf:FOLDER, the folder hf of its run",
     ),
     "rows of no weights": (
         {"model": {"transplant": "mean"}}, "model.transplant",
-        "model.transplant = 'mean' takes rows from model.weights, which is not given; what would work: "
+        "model.transplant = 'mean' takes rows from model.weights, which is not given. Fix: "
         "model.weights = hf:FOLDER, or leave the key out",
     ),
     "weights of nobody": (
         {"model": {"weights": "hf:"}}, "model.weights",
-        "model.weights = 'hf:' does not fit; what would work: hf:hf:",
+        "model.weights = 'hf:' does not fit. Fix: hf:hf:",
     ),
     "weights without their vocabulary": (
         {"model": {"weights": "hf:o/n"}}, "model.weights tokenizer.path",
@@ -182,7 +178,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "vectors of nobody": (
         {"model": {"weights": "hf:o/n", "transplant": "focus"}}, "model.transplant model.transplant_vectors",
-        'model.transplant = "focus" weighs old rows by vectors of the new tokens; what would work: '
+        'model.transplant = "focus" weighs old rows by vectors of the new tokens. Fix: '
         'model.transplant_vectors = FILE (.vec or .npz), or model.transplant = "mean"',
     ),
     "vectors for nobody": (
@@ -198,13 +194,13 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "a reserved token twice": (
         {"tokenizer": {"reserved_tokens": ["<|a|>", "<|b|>", "<|b|>"]}}, "tokenizer.reserved_tokens",
-        "tokenizer.reserved_tokens: '<|b|>' does not fit; what would work: names such as <|tool|> or "
+        "tokenizer.reserved_tokens: '<|b|>' does not fit. Fix: names such as <|tool|> or "
         "[TOOL], each "
         "once",
     ),
     "a word as a reserved token": (
         {"tokenizer": {"reserved_tokens": ["tool"]}}, "tokenizer.reserved_tokens",
-        "tokenizer.reserved_tokens: 'tool' does not fit; what would work: names such as <|tool|> or [TOOL], "
+        "tokenizer.reserved_tokens: 'tool' does not fit. Fix: names such as <|tool|> or [TOOL], "
         "each "
         "once",
     ),
@@ -217,20 +213,20 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "kept and extended": (
         {"tokenizer": {"path": "hf:o/n", "extend": "hf:o/n"}}, "tokenizer.path tokenizer.extend",
-        "tokenizer.path keeps a tokenizer as it is, and tokenizer.extend gives it more tokens; what would "
-        "work: one "
+        "tokenizer.path keeps a tokenizer as it is, and tokenizer.extend gives it more tokens. "
+        "Fix: one "
         "of them",
     ),
     "unchanged beside nothing": (
         {"tokenizer": {"unchanged_sources": ["a"]}}, "tokenizer.unchanged_sources",
         "tokenizer.unchanged_sources are encoded as before, by the tokenizer of tokenizer.extend, which is "
         "not "
-        "given; what would work: give it, or leave the key out",
+        "given. Fix: give it, or leave the key out",
     ),
     "unchanged strangers": (
         {"tokenizer": {"extend": "hf:o/n", "unchanged_sources": ["c", "a"]}},
         "tokenizer.unchanged_sources corpus.sources",
-        "tokenizer.unchanged_sources: no source has the name 'c'; what would work: some of a, b",
+        "tokenizer.unchanged_sources: no source has the name 'c'. Fix: some of a, b",
     ),
     "all unchanged": (
         {"tokenizer": {"extend": "hf:o/n", "unchanged_sources": ["b", "a"]}}, "tokenizer.unchanged_sources",
@@ -239,17 +235,17 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "a step of part of a sequence": (
         {"train": {"tokens_per_step": 1500}}, "train.tokens_per_step dataset.sequence_length",
-        "train.tokens_per_step = 1500 is no multiple of dataset.sequence_length = 512; what would work: "
+        "train.tokens_per_step = 1500 is no multiple of dataset.sequence_length = 512. Fix: "
         "1024 or "
         "1536",
     ),
     "a step of less than a sequence": (
         {"train": {"tokens_per_step": 100}}, "train.tokens_per_step dataset.sequence_length",
-        "train.tokens_per_step = 100 is no multiple of dataset.sequence_length = 512; what would work: 512",
+        "train.tokens_per_step = 100 is no multiple of dataset.sequence_length = 512. Fix: 512",
     ),
     "less than a step": (
         {"train": {"tokens": 2047}}, "train.tokens train.tokens_per_step",
-        "train.tokens = 2047 is less than one step of train.tokens_per_step = 2048; what would work: 2048 "
+        "train.tokens = 2047 is less than one step of train.tokens_per_step = 2048. Fix: 2048 "
         "or more",
     ),
     "another sum": (
@@ -263,7 +259,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         "phases.1.sequence_length dataset.sequence_length",
         "phases.1.sequence_length = 384 does not divide the longest of the run, dataset.sequence_length = "
         "1024, so "
-        "that text would be lost between phases; what would work: dataset.sequence_length = 768 or 1152",
+        "that text would be lost between phases. Fix: dataset.sequence_length = 768 or 1152",
     ),
     "a phase of strangers": (
         {"train": {"tokens": None}, "phases": [{"tokens": 10240}, {"tokens": 10240, "mixture": {"c": 1.0}}]},
@@ -279,49 +275,49 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "more than a segment": (
         {"train": {"schedule": "wsd", "warmup_share": 0.25, "decay_share": 0.8}},
         "train.decay_share train.warmup_share",
-        "train.warmup_share = 0.25 and train.decay_share = 0.8 are more than the whole segment; what would "
-        "work: a "
+        "train.warmup_share = 0.25 and train.decay_share = 0.8 are more than the whole segment. "
+        "Fix: a "
         "decay_share of at most 0.75",
     ),
     "a ramp of parts": (
         {"train": {"batch_ramp": {"first_tokens_per_step": 1024, "step_tokens": 500, "tokens": 9999}}},
         "train.batch_ramp.step_tokens dataset.sequence_length",
-        "train.batch_ramp.step_tokens = 500 is no multiple of dataset.sequence_length = 512; what would "
-        "work: 512",
+        "train.batch_ramp.step_tokens = 500 is no multiple of dataset.sequence_length = 512. "
+        "Fix: 512",
     ),
     "a ramp that does not arrive": (
         {"train": {"batch_ramp": {"first_tokens_per_step": 512, "step_tokens": 1024, "tokens": 9999}}},
         "train.batch_ramp.step_tokens train.tokens_per_step",
         "train.batch_ramp grows from 512 by 1024 tokens a step and does not arrive at train.tokens_per_step "
-        "= 2048; "
-        "what would work: train.tokens_per_step = 1536",
+        "= 2048. "
+        "Fix: train.tokens_per_step = 1536",
     ),
     "a ramp that does not grow": (
         {"train": {"batch_ramp": {"first_tokens_per_step": 2048, "step_tokens": 512, "tokens": 9999}}},
         "train.batch_ramp.step_tokens train.tokens_per_step",
         "train.batch_ramp grows from 2048 by 512 tokens a step and does not arrive at train.tokens_per_step "
-        "= 2048; "
-        "what would work: train.tokens_per_step = 2560",
+        "= 2048. "
+        "Fix: train.tokens_per_step = 2560",
     ),
     "a ramp that does not end": (
         {"train": {"batch_ramp": {"first_tokens_per_step": 1024, "step_tokens": 512, "tokens": 10**6}}},
         "train.batch_ramp.tokens train.tokens",
-        "train.batch_ramp.tokens = 1000000 does not end before train.tokens = 1000000 does; what would "
-        "work: fewer "
+        "train.batch_ramp.tokens = 1000000 does not end before train.tokens = 1000000 does. "
+        "Fix: fewer "
         "tokens of the ramp, or more of the phase",
     ),
     "steps backwards": (
         {"train": {"skip_steps": [[3, 4], [9, 8]]}}, "train.skip_steps",
-        "train.skip_steps: [9, 8] ends before it begins; what would work: [8, 9]",
+        "train.skip_steps: [9, 8] ends before it begins. Fix: [8, 9]",
     ),
     "every step passed over": (
         {"train": {"skip_steps": [[3, 500], [1, 1], [2, 9]]}}, "train.skip_steps train.tokens",
-        "train.skip_steps: passes over all 488 steps of the run, so that nothing is trained; what would "
-        "work: ranges that leave a step",
+        "train.skip_steps: passes over all 488 steps of the run, so that nothing is trained. "
+        "Fix: ranges that leave a step",
     ),
     "steps after the last": (
         {"train": {"skip_steps": [[2, 489]]}}, "train.skip_steps train.tokens",
-        "train.skip_steps: [2, 489] goes beyond the run's last step; what would work: steps up to 488",
+        "train.skip_steps: [2, 489] goes beyond the run's last step. Fix: steps up to 488",
     ),
 }  # fmt: skip
 

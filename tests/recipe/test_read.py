@@ -109,10 +109,10 @@ MEANT = {
     "cluster=lumi_c": "did you mean lumi_g?",
     "language=finnish": "did you mean fi?",
     "language=Nynorsk": "did you mean nn?",
-    "name=my model": "what would work: my_model",
-    "name=Põhi mudel": "what would work: Pohi_mudel",
-    "name=モデル": "what would work: Latin letters",
-    "train=5": "train is a section with keys of its own; what would work: a key of it, such as train.tokens",
+    "name=my model": "Fix: my_model",
+    "name=Põhi mudel": "Fix: Pohi_mudel",
+    "name=モデル": "Fix: Latin letters",
+    "train=5": "train is a section with keys of its own. Fix: a key of it, such as train.tokens",
     "corpus=text.txt": "corpus is a section",
 }
 
@@ -145,7 +145,7 @@ def test_extends_one_level(tmp_path, small):
 
 def test_all_complaints_at_once(small):
     """Unknown keys, wrong types and contradictions in one message, each with file, key,
-    value and what would work.
+    value and the fix.
     """
     small.write_text(
         SMALL.replace("tokens = 1_000_000", 'tokns = 1\nschedule = "cosin"\nhidden_size = 8\nprecision = 16')
@@ -156,12 +156,11 @@ def test_all_complaints_at_once(small):
     for part in (
         f"{small}: unknown key train.tokns; the nearest known key is train.tokens",
         f"{small}: unknown key train.hidden_size; the nearest known key is model.hidden_size",
-        f"{small}: train.schedule = 'cosin' does not fit; what would work: 'cosine', 'linear' or 'wsd'",
-        f"{small}: train.precision = 16 does not fit; what would work: 'fp32', 'bf16' or 'fp8'",
+        f"{small}: train.schedule = 'cosin' does not fit. Fix: 'cosine', 'linear' or 'wsd'",
+        f"{small}: train.precision = 16 does not fit. Fix: 'fp32', 'bf16' or 'fp8'",
         "--set: unknown key trane; the nearest known key is train",
-        "--set: train.z_loss = -1 does not fit; what would work: a number greater than or equal to 0",
-        "--set: model.num_key_value_heads = 3 does not divide model.num_attention_heads = 8; "
-        "what would work: 1, 2, 4, 8",
+        "--set: train.z_loss = -1 does not fit. Fix: a number greater than or equal to 0",
+        "--set: model.num_key_value_heads = 3 does not divide model.num_attention_heads = 8. Fix: 1, 2, 4, 8",
         "--set: dataset.mixture.b: no source has this name; the sources are a",
         "--set seed: give section.key=value",
     ):
@@ -188,7 +187,7 @@ def test_all_complaints_at_once(small):
             "give either path, or debian_package",
         ),
         (SMALL + "[train.tokens]\nx = 1\n", "not valid TOML"),
-        (SMALL + '[model]\nweights = "llama"\n', "what would work: hf:llama"),
+        (SMALL + '[model]\nweights = "llama"\n', "Fix: hf:llama"),
         (SMALL + '[tokenizer]\npath = "nowhere"\n', "no tokenizer.json in this folder"),
     ],
 )
@@ -263,14 +262,14 @@ def test_values_of_settings(small):
 
 
 def test_files_that_cannot_be_read(tmp_path, monkeypatch):
-    """What each is taken for, and what would work; a mark of Windows' editors is passed over."""
+    """What each is taken for, and the fix; a mark of Windows' editors is passed over."""
     monkeypatch.chdir(tmp_path)
     files = {"a.toml": "x\xe4".encode("latin-1"), "b.toml": "x = 1".encode("utf-16"), "c.txt": b"Kord\n",
              "d.TSV.gz": b"Kord\n", "e.toml": b"x = \n", "f.md": b"Kord\n"}  # fmt: skip
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     assert message("a.toml") == (
-        "a.toml: byte 1 is not UTF-8, as TOML files are; what would work: iconv -f LATIN1 -t UTF-8 a.toml > "
+        "a.toml: byte 1 is not UTF-8, as TOML files are. Fix: iconv -f LATIN1 -t UTF-8 a.toml > "
         "converted.toml"
     )
     assert "iconv -f UTF-16 -t UTF-8 b.toml" in message("b.toml")
@@ -279,7 +278,7 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
             f"; a recipe names its text: kielo run own_text --set corpus.sources={name}"
         )
     for name in ("e.toml", "f.md"):
-        assert message(name).endswith("; what would work: a line for each key = value, with text in quotes")
+        assert message(name).endswith(". Fix: a line for each key = value, with text in quotes")
     (tmp_path / "g.toml").write_bytes(b"\xef\xbb\xbf" + SMALL.encode())
     assert read_recipe("g.toml").recipe.name == "small"
     (tmp_path / "h.toml").write_text('language = "et"\nlanguages = ["et"]\n')
@@ -301,7 +300,7 @@ def test_folders_for_recipes(tmp_path, monkeypatch):
         "run/hf: a folder without recipe.toml, which `kielo run` writes into its run folder; did you mean "
         "run?"
     )
-    assert message("hf:o/n").endswith("what would work: a recipe with --set model.weights=hf:o/n")
+    assert message("hf:o/n").endswith("Fix: a recipe with --set model.weights=hf:o/n")
     assert message("zzqx.toml").startswith(
         "zzqx.toml: no such recipe file, and none of that name is shipped ("
     )

@@ -71,7 +71,7 @@ def test_the_nearer_of_language_and_languages_holds(several: Path, tmp_path: Pat
             "2 languages, which `kielo run`, `plan` and `status` take as a whole; this is of one: --set",
         ),
         (["language=sv"], "sv is none of them: --set language=et"),
-        (["languages=[]"], r'languages = \[\] does not fit; what would work: languages = \["et", "fi"\]'),
+        (["languages=[]"], r'languages = \[\] does not fit. Fix: languages = \["et", "fi"\]'),
         (["languages=et,xx"], "languages: xx without a card; `kielo languages` lists"),
         (["languages=et,et"], "lists et more than once"),
         (["name=mine"], r"name = 'mine' would be that of 2 runs; .* name = \"mine_{language}\""),

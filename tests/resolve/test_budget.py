@@ -46,8 +46,8 @@ def test_text_too_short_for_a_step_is_refused_with_the_step_that_it_has():
     with pytest.raises(KieloError) as caught:
         budget({"fi": 257, "en": 1})
     assert str(caught.value) == (
-        "the text has 258 tokens, and 2 times that is less than one step of train.tokens_per_step = 1,024; "
-        "what would work: more text, or train.tokens_per_step = 512 or less"
+        "the text has 258 tokens, and 2 times that is less than one step of train.tokens_per_step = 1,024. "
+        "Fix: more text, or train.tokens_per_step = 512 or less"
     )
     ramp = "train.batch_ramp={{first_tokens_per_step=512, step_tokens=512, tokens={}}}"
     assert budget({"fi": 1025, "en": 1}, ramp.format(2047)) == 2048
@@ -75,7 +75,7 @@ def test_bytes_that_cannot_be_so_many_tokens_are_refused():
     assert str(caught.value) == (
         "train.tokens = 1,024, but a.txt has 1,023 bytes, which are at most 511 tokens, and "
         "dataset.max_epochs "
-        "= 2; what would work: leave train.tokens out, so that it follows from the text, or give more text"
+        "= 2. Fix: leave train.tokens out, so that it follows from the text, or give more text"
     )
     check_text_suffices(recipe("train.tokens=1024", "dataset.source_max_epochs={fi=4}"), 512, "a.txt")
     with pytest.raises(KieloError, match="train.tokens = 20,480, but a.txt has 9 bytes"):

@@ -48,8 +48,8 @@ def test_sizes_that_do_not_fit_are_refused_and_those_that_just_do_are_not() -> N
     assert (found.vocab_size, found.max_position_embeddings) == (300, 64) and not said
     found, said = completed(300, 32, 64, vocab_size=299, max_position_embeddings=63)
     assert said == [
-        "model.vocab_size = 299 is less than the tokenizer's 300 tokens; what would work: 300 or more",
-        "dataset.sequence_length = 64 is more than model.max_position_embeddings = 63; what would work: a "
+        "model.vocab_size = 299 is less than the tokenizer's 300 tokens. Fix: 300 or more",
+        "dataset.sequence_length = 64 is more than model.max_position_embeddings = 63. Fix: a "
         "sequence_length of at most 63",
     ]
     assert completed(300, 64, vocab_size=301, max_position_embeddings=65)[1] == []

@@ -106,7 +106,7 @@ def test_before_packing_it_estimates_or_names_what_is_missing(tmp_path: Path) ->
         ]
     assert mixture_table(recipe, tmp_path / "run").sources[0].amount.tokens == 100_000 * share
     demo = read_recipe("demo_estonian").recipe
-    with pytest.raises(KieloError, match="is not on this machine yet.* what would work: `kielo run"):
+    with pytest.raises(KieloError, match="is not on this machine yet.* Fix: `kielo run"):
         mixture_table(demo, tmp_path / "nothing")
 
 
@@ -236,9 +236,8 @@ def test_a_source_may_be_read_as_often_as_is_allowed_and_a_quota_more() -> None:
     # 60 of 80 sequences are fi's; of a source of n sequences it may read 2 n + 1
     assert told(30) == [] and told(30, of_80=61) == [] and len(told(30, of_80=61.5)) == 1
     assert told(29) == [
-        "train.tokens = 20480 would read the source fi 2.07 times, more than dataset.max_epochs = 2; what "
-        "would "
-        "work: train.tokens of at most 18432, max_epochs of 3, mixture.fi of at most 52.72, or more text"
+        "train.tokens = 20480 would read the source fi 2.07 times, more than dataset.max_epochs = 2. "
+        "Fix: train.tokens of at most 18432, max_epochs of 3, mixture.fi of at most 52.72, or more text"
     ]
     own = told(29, "dataset.max_epochs=9", "dataset.source_max_epochs={fi=1.5}")
     assert own[0].startswith(

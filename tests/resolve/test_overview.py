@@ -64,7 +64,7 @@ def test_a_budget_that_is_not_set_follows_from_the_text() -> None:
         assert max(run.epochs.values()) <= 8.01
     with pytest.raises(KieloError, match="train.tokens is not set"):
         resolve(recipe, "", 1, "cpu", text=imagined_text(recipe))
-    with pytest.raises(KieloError, match="less than one step .* what would work"):
+    with pytest.raises(KieloError, match="less than one step .* Fix"):
         resolve(recipe, "", 1, "cpu", text=Text({"a": 100}, 10**5, "hash", 4096, 0))
     assert overview_of_recipe(recipe).tokens is None
 

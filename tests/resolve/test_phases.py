@@ -1,5 +1,5 @@
 """The arithmetic of phases: Megatron's batch ramp, ranges of skipped steps,
-and every complaint with what would work.
+and every complaint with the fix.
 """
 
 from fractions import Fraction
@@ -94,18 +94,18 @@ def complaint(tmp_path, *sets: str) -> str:
 
 
 def test_complaints_of_the_recipe_name_the_phase(tmp_path) -> None:
-    """Sums, divisors, sources, segments, ramps and ranges that do not fit, each with what would work."""
+    """Sums, divisors, sources, segments, ramps and ranges that do not fit, each with the fix."""
     two = "phases=[{tokens=15360}, {tokens=15360, %s}]"
     expected = {
         (two % "tokens_per_step=100",): [
             "phases.2.tokens_per_step = 100 is no multiple of dataset.sequence_length = 64",
-            "what would work: 64 or 128"],
+            "Fix: 64 or 128"],
         (two % "tokens_per_step=30720",): [
             "phases.2.tokens = 15360 is less than one step of phases.2.tokens_per_step = 30720"],
         (two % "sequence_length=96",): [
             "dataset.sequence_length = 64 does not divide the longest of the run, "
             "phases.2.sequence_length = 96",
-            "what would work: phases.2.sequence_length = 64 or 128"],
+            "Fix: phases.2.sequence_length = 64 or 128"],
         (two % "mixture={c=1}",): ["phases.2.mixture.c: no source has this name; the sources are a, b"],
         (two % "warmup_share=0.1",): [
             "phases.2.warmup_share is of a new segment", "set phases.2.learning_rate too"],
@@ -118,15 +118,15 @@ def test_complaints_of_the_recipe_name_the_phase(tmp_path) -> None:
         (two % "sequence_length=64", "train.tokens=1000000"): [
             "train.tokens = 1000000 is not the sum of the phases' tokens, 30720; leave train.tokens out"],
         ("train.batch_ramp={first_tokens_per_step=512, step_tokens=100, tokens=3072}",): [
-            "train.batch_ramp.step_tokens = 100 is no multiple of dataset.sequence_length = 64; "
-            "what would work: 64 or 128"],
+            "train.batch_ramp.step_tokens = 100 is no multiple of dataset.sequence_length = 64. "
+            "Fix: 64 or 128"],
         ("train.batch_ramp={first_tokens_per_step=512, step_tokens=640, tokens=3072}",): [
-            "does not arrive at train.tokens_per_step = 1536; what would work: train.tokens_per_step = 1152"],
+            "does not arrive at train.tokens_per_step = 1536. Fix: train.tokens_per_step = 1152"],
         ("train.batch_ramp={first_tokens_per_step=512, step_tokens=512, tokens=15360}",
          two % "sequence_length=64"): [
             "train.batch_ramp.tokens = 15360 does not end before phases.1.tokens = 15360 does"],
         ("train.skip_steps=[[5, 3]]",): [
-            "train.skip_steps: [5, 3] ends before it begins; what would work: [3, 5]"],
+            "train.skip_steps: [5, 3] ends before it begins. Fix: [3, 5]"],
     }  # fmt: skip
     for sets, parts in expected.items():
         text = complaint(tmp_path, *sets)
@@ -147,7 +147,7 @@ def test_complaints_of_the_plan_name_the_phase(tmp_path) -> None:
 
     text = refusal(recipe(**phases(tokens_per_step=64 * 3)), tmp_path, 4, "cpu")
     assert "phases.2.tokens_per_step = 192 is 3 sequences of dataset.sequence_length = 64, for 4" in text
-    assert "what would work: tokens_per_step 256, or at most 3 data-parallel ranks" in text
+    assert "Fix: tokens_per_step 256, or at most 3 data-parallel ranks" in text
     ramp = {"first_tokens_per_step": 64 * 6, "step_tokens": 64 * 6, "tokens": step * 2}
     resolved = resolve(recipe(train={"batch_ramp": ramp}), tmp_path, 8, "cpu")
     assert [
@@ -171,9 +171,7 @@ def test_complaints_of_the_plan_name_the_phase(tmp_path) -> None:
         == 80
     )
     text = refusal(recipe(train={"skip_steps": [(3, 5), (9, 11)]}), tmp_path, 1, "cpu")
-    assert text.startswith(
-        "train.skip_steps: [9, 11] goes beyond the run's last step; what would work: steps up to 10"
-    )
+    assert text.startswith("train.skip_steps: [9, 11] goes beyond the run's last step. Fix: steps up to 10")
     resolved = resolve(recipe(train={"skip_steps": [(7, 9), (3, 5), (6, 6)]}), tmp_path, 1, "cpu")
     assert resolved.identity.train.skip_steps == ((3, 9),)
 

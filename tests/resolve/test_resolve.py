@@ -236,7 +236,7 @@ def test_layers_are_compiled_on_gpus_where_they_can_be(run_folder):
 
 def test_attention_that_must_be_compiled_is_refused_without_a_compiler(run_folder):
     """On a GPU, masks of documents, windows and ALiBi need FlexAttention; nothing else needs a compiler."""
-    without = Software("2.13.0", "no compiler; what would work: install it")
+    without = Software("2.13.0", "no compiler. Fix: install it")
     documents, plain = recipe(dataset={"mask_documents": True}), recipe()
     said = refusal(documents, run_folder, 1, "cuda", "h200", software=without)
     assert "dataset.mask_documents = true on a GPU" in said and "install it" in said
@@ -255,7 +255,7 @@ def test_micro_batches_make_up_the_step(run_folder, sequences, ranks, asked):
         train={"tokens": 64 * sequences, "tokens_per_step": 64 * sequences, "micro_batch_sequences": asked}
     )
     if sequences < ranks:
-        assert "one or more; what would work" in refusal(asked_recipe, run_folder, ranks, "cpu")
+        assert "one or more. Fix" in refusal(asked_recipe, run_folder, ranks, "cpu")
         return
     placed = resolve(asked_recipe, run_folder, ranks, "cpu").placement.phases[0]
     each = -(-sequences // ranks)
@@ -381,9 +381,7 @@ def test_weights_bring_their_model(run_folder, tmp_path):
     assert "a sequence_length of at most 128" in text
     (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 256}))
     assert "less than the tokenizer's 300 tokens" in refusal(recipe(**weights), run_folder, 1, "cpu")
-    assert "what would work: hf:FOLDER" in refusal(
-        recipe(model={"weights": "hf:nowhere"}), run_folder, 1, "cpu"
-    )
+    assert "Fix: hf:FOLDER" in refusal(recipe(model={"weights": "hf:nowhere"}), run_folder, 1, "cpu")
 
 
 def test_weights_of_the_hub_are_kept_by_their_commit(run_folder, tmp_path, monkeypatch):
@@ -452,7 +450,7 @@ def test_a_pipeline_may_have_a_quarter_of_empty_micro_batches(run_folder):
     (placed,) = resolve(of(3), run_folder, 4, "cpu").placement.phases
     assert (placed.micro_batch_sequences, placed.micro_batches_per_step) == (1, 4)
     assert refusal(of(2), run_folder, 4, "cpu").startswith(
-        "1f1b needs at least as many micro-batches a step as stages, and there are 2 for 4; what would work:"
+        "1f1b needs at least as many micro-batches a step as stages, and there are 2 for 4. Fix:"
     )
     assert "there are 2 for 4" in refusal(of(4), run_folder, 8, "cpu")  # each of two data-parallel ranks
     assert resolve(of(6), run_folder, 8, "cpu").placement.phases[0].micro_batches_per_step == 4
@@ -469,19 +467,19 @@ def test_a_model_that_its_family_cannot_have_is_refused(run_folder):
     ("layout", "ranks", "told"),
     [
         ({"tensor": 2, "shard": 3}, 8,
-         "layout.shard = 3 × layout.tensor = 2 does not make up 8 ranks; what would work: 6 ranks, or a "
+         "layout.shard = 3 × layout.tensor = 2 does not make up 8 ranks. Fix: 6 ranks, or a "
          "multiple with layout.shard = 0; or layout.shard = 0 with layout.replicate one of 1, 2, 4"),
         ({"replicate": 3, "tensor": 2}, 4,
-         "layout.replicate = 3 × layout.tensor = 2 does not make up 4 ranks; what would work: 6 ranks, or a "
+         "layout.replicate = 3 × layout.tensor = 2 does not make up 4 ranks. Fix: 6 ranks, or a "
          "multiple with layout.shard = 0; or layout.shard = 0 with layout.replicate one of 1, 2"),
         ({"tensor": 2, "context": 2}, 6,
-         "layout.context = 2 × layout.tensor = 2 does not make up 6 ranks; what would work: 4 ranks, or a "
+         "layout.context = 2 × layout.tensor = 2 does not make up 6 ranks. Fix: 4 ranks, or a "
          "multiple with layout.shard = 0"),
         ({"tensor": 4}, 2,
-         "layout.tensor = 4 does not make up 2 ranks; what would work: 4 ranks, or a multiple with "
+         "layout.tensor = 4 does not make up 2 ranks. Fix: 4 ranks, or a multiple with "
          "layout.shard = 0"),
         ({"shard": 1}, 2,
-         "the layout does not make up 2 ranks; what would work: 1 ranks, or a multiple with layout.shard = "
+         "the layout does not make up 2 ranks. Fix: 1 ranks, or a multiple with layout.shard = "
          "0; or layout.shard = 0 with layout.replicate one of 1, 2"),
     ],
 )  # fmt: skip
@@ -504,13 +502,13 @@ def test_steps_are_refused_with_the_sizes_on_both_sides(run_folder):
     short = recipe(train={"tokens_per_step": 64 * 23, "tokens": 64 * 230})
     assert refusal(short, run_folder, 24, "cpu") == (
         "train.tokens_per_step = 1472 is 23 sequences of dataset.sequence_length = 64, for 24 data-parallel "
-        "ranks, and each takes whole sequences, one or more; what would work: tokens_per_step 1536, or at "
+        "ranks, and each takes whole sequences, one or more. Fix: tokens_per_step 1536, or at "
         "most 23 data-parallel ranks"
     )
     odd = recipe(train={"tokens_per_step": 1300, "tokens": 13_000})
-    assert refusal(odd, run_folder, 20, "cpu").endswith("what would work: tokens_per_step 1280 or 1344")
+    assert refusal(odd, run_folder, 20, "cpu").endswith("Fix: tokens_per_step 1280 or 1344")
     assert refusal(odd, run_folder, 21, "cpu").endswith(
-        "what would work: tokens_per_step 1344, or at most 20 data-parallel ranks"
+        "Fix: tokens_per_step 1344, or at most 20 data-parallel ranks"
     )
     assert resolve(recipe(), run_folder, 24, "cpu").placement.phases[0].micro_batches_per_step == 1
 
@@ -525,7 +523,7 @@ def test_fp8_takes_16_of_a_ranks_own_tokens(run_folder):
 
     assert refusal(of(48), run_folder, 2, "cpu") == (
         "dataset.sequence_length = 48 makes micro-batches of 24 tokens on a rank, and FP8 multiplies 16 at a "
-        "time; what would work: a sequence_length in multiples of 32"
+        "time. Fix: a sequence_length in multiples of 32"
     )
     assert resolve(of(64), run_folder, 2, "cpu").identity.train.precision == "fp8"
 

@@ -47,7 +47,7 @@ def test_relative_positions_need_whole_sequences():
     relative, rotary = (complete(Model(model_type=name, **sizes), 64) for name in ("ltg_bert", "modernbert"))
     assert layout_complaints(rotary, 64, Layout(context=2)) == []
     (complaint,) = layout_complaints(relative, 64, Layout(context=2))
-    assert "what would work: layout.context = 1" in complaint
+    assert "Fix: layout.context = 1" in complaint
     assert layout_complaints(relative, 64, Layout(shard=4, replicate=2, tensor=2, pipeline=2)) == []
 
 
@@ -85,7 +85,7 @@ def test_overlap_of_tensor_collectives_needs_sequence_parallelism_and_is_not_for
     two = Layout(tensor=2, tensor_overlap="chunked", sequence_parallel=False)
     assert layout_complaints(MODEL, 4096, two) == [
         "layout.tensor_overlap = 'chunked' cuts along the sequence, which layout.sequence_parallel = false "
-        "leaves whole on each tensor rank; what would work: layout.sequence_parallel = true, or "
+        "leaves whole on each tensor rank. Fix: layout.sequence_parallel = true, or "
         'layout.tensor_overlap = "none"'
     ]
     assert speed_advice(MODEL, chunked, "h100_sxm") == []
@@ -123,51 +123,50 @@ def test_dropped_weights_are_counted():
     ("layout", "length", "expected"),
     [
         ({"tensor": 3, "context": 2}, 4096, [
-            "layout.tensor = 3 does not divide model.num_key_value_heads = 4; what would work: layout.tensor "
+            "layout.tensor = 3 does not divide model.num_key_value_heads = 4. Fix: layout.tensor "
             "of "
             "1, 2, or model.num_key_value_heads = 6",
-            "layout.tensor = 3 does not divide model.intermediate_size = 5632; what would work: "
+            "layout.tensor = 3 does not divide model.intermediate_size = 5632. Fix: "
             "layout.tensor "
             "of 1, 2, or model.intermediate_size = 5634",
             "dataset.sequence_length = 4096 is split over layout.tensor × layout.context = 6 ranks and does "
             "not "
-            "divide; what would work: 4092 or 4098",
+            "divide. Fix: 4092 or 4098",
         ]),
         ({"tensor": 8}, 4096, [
-            "layout.tensor = 8 does not divide model.num_attention_heads = 12; what would work: "
+            "layout.tensor = 8 does not divide model.num_attention_heads = 12. Fix: "
             "layout.tensor "
             "of 1, 2, 4, or model.num_attention_heads = 16",
-            "layout.tensor = 8 does not divide model.num_key_value_heads = 4; what would work: layout.tensor "
+            "layout.tensor = 8 does not divide model.num_key_value_heads = 4. Fix: layout.tensor "
             "of "
             "1, 2, 4, or model.num_key_value_heads = 8",
         ]),
         ({"tensor": 2, "context": 2}, 2, [
             "dataset.sequence_length = 2 is split over layout.tensor × layout.context = 4 ranks and does not "
-            "divide; what would work: 4",
-            "dataset.sequence_length = 2 does not split into 2 × layout.context = 4 equal blocks; what would "
-            "work: sequence_length 4, or layout.context 1",
+            "divide. Fix: 4",
+            "dataset.sequence_length = 2 does not split into 2 × layout.context = 4 equal blocks. "
+            "Fix: sequence_length 4, or layout.context 1",
         ]),
         ({"tensor": 2, "sequence_parallel": False}, 5, []),
         ({"tensor": 1, "tensor_overlap": "chunked", "sequence_parallel": False}, 5, []),
         ({"tensor": 2, "tensor_overlap": "none", "sequence_parallel": False}, 5, []),
         ({"context": 4}, 4100, [
-            "dataset.sequence_length = 4100 does not split into 2 × layout.context = 8 equal blocks; what "
-            "would "
-            "work: sequence_length 4096 or 4104, or layout.context 1 or 2",
+            "dataset.sequence_length = 4100 does not split into 2 × layout.context = 8 equal blocks. "
+            "Fix: sequence_length 4096 or 4104, or layout.context 1 or 2",
         ]),
         ({"context": 4}, 4098, [
-            "dataset.sequence_length = 4098 does not split into 2 × layout.context = 8 equal blocks; what "
-            "would work: sequence_length 4096 or 4104, or layout.context 1 or 3",
+            "dataset.sequence_length = 4098 does not split into 2 × layout.context = 8 equal blocks. "
+            "Fix: sequence_length 4096 or 4104, or layout.context 1 or 3",
         ]),
         ({"context": 2}, 4100, []),
         ({"context": 2}, 5, [
-            "dataset.sequence_length = 5 does not split into 2 × layout.context = 4 equal blocks; what would "
-            "work: "
+            "dataset.sequence_length = 5 does not split into 2 × layout.context = 4 equal blocks. "
+            "Fix: "
             "sequence_length 4 or 8, or layout.context 1",
         ]),
         ({"context": 8, "context_attention": "ulysses", "tensor": 2}, 4096, [
             'layout.context = 8 with layout.context_attention = "ulysses" splits the 6 heads and 2 key-value '
-            "heads of each tensor rank, which must both be multiples of it; what would work: layout.context "
+            "heads of each tensor rank, which must both be multiples of it. Fix: layout.context "
             "1 "
             'or 2, or context_attention = "all_gather"',
         ]),
@@ -287,6 +286,6 @@ def test_moments_in_bf16_follow_rates_that_change_them(state, first, second, nam
     if second == 0.999:
         assert found == [
             'train.adam_beta2 = 0.999 with train.optimiser_state = "bf16": a step would change a moment by '
-            "0.001 of itself, which rounding to bf16 takes back (up to 0.0039); what would work: "
+            "0.001 of itself, which rounding to bf16 takes back (up to 0.0039). Fix: "
             'train.adam_beta2 of at most 0.99, or train.optimiser_state = "fp32"'
         ]

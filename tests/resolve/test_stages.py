@@ -102,11 +102,11 @@ INTERLEAVED = {"pipeline": 2, "pipeline_schedule": "interleaved_1f1b"}
          {"pipeline_schedule": "1f1b"}),
         ({"pipeline": 2, "pipeline_schedule": "zbv", "recompute": "full"}, "takes the backward pass apart",
          {"recompute": "none"}),
-        ({"pipeline": 2, "pipeline_layers": (8,)}, "what would work: [4, 4]", {"pipeline_layers": (4, 4)}),
+        ({"pipeline": 2, "pipeline_layers": (8,)}, "Fix: [4, 4]", {"pipeline_layers": (4, 4)}),
         ({"pipeline": 2, "pipeline_layers": (4, 5)}, "num_hidden_layers = 8", {"pipeline_layers": (4, 4)}),
-        ({"pipeline": 2, "pipeline_layers": (9, -1)}, "what would work: [4, 4]", {"pipeline_layers": (4, 4)}),
+        ({"pipeline": 2, "pipeline_layers": (9, -1)}, "Fix: [4, 4]", {"pipeline_layers": (4, 4)}),
         ({"pipeline": 2, "pipeline_layers": (0, 8)}, "only the last may be 0", {"pipeline_layers": (8, 0)}),
-        ({"pipeline": 4, "pipeline_layers": (8, 0, 0, 0)}, "what would work: [2, 2, 2, 2]",
+        ({"pipeline": 4, "pipeline_layers": (8, 0, 0, 0)}, "Fix: [2, 2, 2, 2]",
          {"pipeline_layers": (2, 2, 2, 2)}),
         ({"pipeline": 10}, "at most 9 stages", {"pipeline": 9}),
         ({"pipeline": 5, "pipeline_schedule": "dualpipev"}, "at most 9 stages", {"pipeline": 4}),
@@ -157,9 +157,7 @@ def test_micro_batches_are_refused_where_torch_would(name):
             complaint,
         )
         if complaint:
-            named = [
-                int(number) for number in re.findall(r"\d+", complaint.partition("what would work: ")[2])
-            ]
+            named = [int(number) for number in re.findall(r"\d+", complaint.partition("Fix: ")[2])]
             assert named and micro_batches not in named
             assert all(micro_batch_complaint(name, number, ranks, stages) is None for number in named)
 
@@ -174,15 +172,15 @@ def test_refusals_of_stages_begin_at_their_borders():
         assert complaint == (
             f"model.num_hidden_layers = {layers - 1} are too few for {2 * stages} stages (layout.pipeline = "
             "2 × "
-            f"{stages} stages a rank), of which only the last may have none; what would work: at most "
+            f"{stages} stages a rank), of which only the last may have none. Fix: at most "
             f"{layers} "
             "stages"
         )
     (one,) = layout_complaints(MODEL, 1024, Layout(pipeline=2, pipeline_stages_per_rank=3))
     assert one == (
         "layout.pipeline_schedule = '1f1b' has 1 stage on each rank, and layout.pipeline_stages_per_rank = "
-        "3; "
-        "what would work: 1, or interleaved_1f1b"
+        "3. "
+        "Fix: 1, or interleaved_1f1b"
     )
     (two,) = layout_complaints(
         MODEL, 1024, Layout(pipeline=2, pipeline_schedule="zbv", pipeline_stages_per_rank=3)
@@ -206,7 +204,7 @@ def test_refusals_of_stages_begin_at_their_borders():
 
 def test_numbers_of_micro_batches_that_would_work_are_the_nearest():
     assert micro_batch_complaint("1f1b", 3, 4, 4) == (
-        "1f1b needs at least as many micro-batches a step as stages, and there are 3 for 4; what would work: "
+        "1f1b needs at least as many micro-batches a step as stages, and there are 3 for 4. Fix: "
         "4 "
         "micro-batches a step, by a smaller train.micro_batch_sequences or more tokens a step"
     )
@@ -214,5 +212,5 @@ def test_numbers_of_micro_batches_that_would_work_are_the_nearest():
     assert micro_batch_complaint("interleaved_1f1b", 11, 4, 8) == (
         "interleaved_1f1b takes its micro-batches in equal rounds over layout.pipeline = 4 ranks, and 11 do "
         "not "
-        "make them; what would work: 10 or 12 micro-batches a step"
+        "make them. Fix: 10 or 12 micro-batches a step"
     )

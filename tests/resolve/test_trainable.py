@@ -73,15 +73,15 @@ def test_either_name_of_a_tied_table_means_both() -> None:
         (False, ("layers.0", "embed"), 2, []), (False, ("layers.0",), 1, []), (True, ("head",), 2, []),
         (False, ("layers.0",), 2, [
             "train.trainable = ['layers.0'] leaves the embedding frozen, and with layout.pipeline = 2 every "
-            "stage hands a gradient to the one before it; what would work: trainable with embed, or "
+            "stage hands a gradient to the one before it. Fix: trainable with embed, or "
             "layout.pipeline = 1",
         ]),
         (False, ("layers.3", "head"), 1, [
-            'train.trainable: "layers.3" names no parameter of the model; what would work: embed, layers, '
+            'train.trainable: "layers.3" names no parameter of the model. Fix: embed, layers, '
             "norm, head, or a module such as layers.0 or layers.*.mlp",
         ]),
         (True, ("tail", "embed"), 1, [
-            'train.trainable: "tail" names no parameter of the model; what would work: embed, layers, norm, '
+            'train.trainable: "tail" names no parameter of the model. Fix: embed, layers, norm, '
             "head, or a module such as layers.0 or layers.*.mlp",
         ]),
     ],

@@ -175,7 +175,7 @@ def test_a_template_that_fails_names_the_conversation(template, message, tmp_pat
     ],
 )
 def test_a_tokenizer_without_a_template_is_refused(template, message, tmp_path):
-    """It says what would work, or where the template is wrong."""
+    """It names the fix, or where the template is wrong."""
     with pytest.raises(KieloError, match=message):
         write_tokenizer(tmp_path / "t", template)
 

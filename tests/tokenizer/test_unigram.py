@@ -196,8 +196,8 @@ def test_a_sentencepiece_vocabulary_is_mapped_to_ours_and_back(folders, tmp_path
 
 
 def test_a_unigram_vocabulary_is_not_extended(folders):
-    """Its pieces are no merges; the message says what would work."""
-    with pytest.raises(KieloError, match="of the type Unigram, .* what would work: tokenizer.path"):
+    """Its pieces are no merges; the message names the fix."""
+    with pytest.raises(KieloError, match="of the type Unigram, .* Fix: tokenizer.path"):
         extend(load_tokenizer(folders["unigram"]), texts(5), 700)
 
 

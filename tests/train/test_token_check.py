@@ -137,7 +137,7 @@ def trained(folder: Path) -> Resolved:
 def test_a_file_that_was_altered_is_refused(
     folder: Path, run: Callable[[Path], Resolved], place: int, token: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By name and with what would work, wherever in the file, which is read in parts."""
+    """By name and with the fix, wherever in the file, which is read in parts."""
     monkeypatch.setattr(start_checks, "READ_BYTES", 64)
     resolved, file, tokens = run(folder), folder / "tokens" / "books.bin", folder / "tokens"
     spoil(file, place % (file.stat().st_size // 2), token)
@@ -145,7 +145,7 @@ def test_a_file_that_was_altered_is_refused(
         checked(resolved)
     assert str(caught.value) == (
         f"{file}: is not what the pack stage wrote, its checksum differs from {tokens / 'manifest.json'}: it "
-        "was altered or damaged since. No step was taken. What would work: a whole copy of the file in its "
+        "was altered or damaged since. No step was taken. Fix: a whole copy of the file in its "
         f"place; or move {tokens} away, and `kielo run RECIPE --to pack` packs the same corpus again"
     )
     assert not (folder / "train" / "tokens_verified.json").exists()

@@ -178,7 +178,7 @@ def test_what_a_frozen_part_costs() -> None:
 
 
 def test_names_that_match_nothing_are_refused() -> None:
-    """Each with what would work; a tied head is the embedding; a pipeline must reach the embedding."""
+    """Each with the fix; a tied head is the embedding; a pipeline must reach the embedding."""
     recipe = Recipe(
         name="t", language="et", corpus={"sources": ["a"]}, dataset={"sequence_length": 8},
         train={"trainable": ["embed", "hed"]},
@@ -189,7 +189,7 @@ def test_names_that_match_nothing_are_refused() -> None:
     assert [sentence.partition(" names no")[0] for sentence in said[:2]] == [
         'train.trainable: "hed"', 'phases.2.trainable: "layers.7"',
     ]  # fmt: skip
-    assert "what would work: embed, layers, norm, head, or a module" in said[0]
+    assert "Fix: embed, layers, norm, head, or a module" in said[0]
     assert len(said) == 3 and "phases.2.trainable" in said[2] and "layout.pipeline = 1" in said[2]
     given = recipe.model_copy(update={"model": small()})
     with pytest.raises(KieloError, match='(?s)train.trainable: "hed" .*phases.2.trainable: "layers.7"'):

@@ -25,7 +25,7 @@ def on_rank_of_its_own(first: Resolved, others: Resolved) -> str:
 
 
 def test_ranks_that_chose_unlike_precisions_are_refused_by_name(tmp_path: Path) -> None:
-    """Both ranks say the same: the keys with the ranks that have each value, and what would work.
+    """Both ranks say the same: the keys with the ranks that have each value, and the fix.
 
     What a rank alone has (its device's name and speed) may differ.
     """
@@ -65,7 +65,7 @@ def test_eight_keys_are_named_with_the_first_rank_of_each_value(
         return ""
 
     assert refused({"a": 1}, {"a": 1}, {"a": 1}) == ""
-    ways = "What would work: the same recipe and run folder on all nodes, or nodes of one kind. Nothing was"
+    ways = "Fix: the same recipe and run folder on all nodes, or nodes of one kind. Nothing was"
     assert refused({"a": 1, "b": 2}, {"a": 3, "b": 2}, {"a": 1, "b": 2, "c": 0}, {"a": 3, "b": 2}) == (
         "the ranks would not train the same:\n"
         "  - a: 1 on rank 0 and 1 more, 3 on rank 1 and 1 more\n"
@@ -77,7 +77,7 @@ def test_eight_keys_are_named_with_the_first_rank_of_each_value(
     ten = eight | {"x": 1, "train.precision": "bf16"}
     told = refused(ten, dict.fromkeys(ten, 2))
     assert told.count("\n  - key") == 8 and "\n  - and 2 keys more\n" in told
-    assert "What would work: --set train.precision=bf16, where the recipe names none; the same" in told
+    assert "Fix: --set train.precision=bf16, where the recipe names none; the same" in told
 
 
 def test_what_a_rank_alone_has_may_differ(tmp_path: Path) -> None:

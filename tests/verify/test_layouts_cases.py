@@ -104,7 +104,7 @@ def test_patterns_choose_cases_in_the_list_s_order() -> None:
     with pytest.raises(KieloError) as refused:
         chosen_cases(["tensor4", "tensor3"])
     assert str(refused.value) == (
-        "--case tensor3: no such case; what would work: names and patterns that begin with context2, "
+        "--case tensor3: no such case. Fix: names and patterns that begin with context2, "
         "context4, one_rank, pipeline2, pipeline4, replicate2, shard2, shard4, tensor2, tensor4, such as "
         "one_rank-micro4 or 'context2*'"
     )

@@ -55,7 +55,7 @@ def test_position_heads_in_words() -> None:
     assert position_heads.verdict(result) == said
     result |= {"losses": {"x": 2.5, "y": 2.0}, "passed": False}
     assert position_heads.verdict(result) == (
-        "Kielo takes position_heads = 'x' for these files, and 'y' has the lower loss; what would work: "
+        "Kielo takes position_heads = 'x' for these files, and 'y' has the lower loss. Fix: "
         '"position_heads": "y" in /some/config.json'
     )
 

@@ -102,7 +102,7 @@ def read_refusal(file: Path) -> Refusal | None:
 
 
 def stopped_before_training(how: str = "") -> Outcome:
-    """Returns the outcome of an attempt that a signal ended before its first step. how: the ranks' end."""
+    """Return the outcome of an attempt that a signal ended before its first step. how: the ranks' end."""
     message = (
         f"stopped before training began{how and f' ({how})'}; nothing was changed, the same command starts it"
     )
@@ -166,7 +166,7 @@ class End(JsonObject):
 
 
 def append(folder: Path, line: Beginning | End) -> None:
-    """Appends a line to the file in the train folder, and brings it to the disk. OSError where it cannot."""
+    """Append a line to the file in the train folder, and bring it to the disk. OSError where it cannot."""
     text = json.dumps(line.content(), ensure_ascii=False) + "\n"
     with open(folder / ATTEMPTS_NAME, "a", encoding="utf-8") as file:
         if file.tell() and not _ends_whole(folder / ATTEMPTS_NAME):
@@ -177,7 +177,7 @@ def append(folder: Path, line: Beginning | End) -> None:
 
 
 def read_attempts(folder: Path) -> list[Beginning | End]:
-    """Returns the lines of the file in the train folder; lines that are none are passed over."""
+    """Return the lines of the file in the train folder; lines that are none are passed over."""
     found: list[Beginning | End] = []
     for content in read_lines(folder / ATTEMPTS_NAME):
         try:
@@ -188,7 +188,7 @@ def read_attempts(folder: Path) -> list[Beginning | End]:
 
 
 def read_lines(path: Path) -> list[JsonTable]:
-    """Returns the JSON objects of a file of lines, none without a file; half a line is passed over."""
+    """Return the JSON objects of a file of lines, none without a file; half a line is passed over."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # there is none, or it is for people to look at
@@ -205,12 +205,12 @@ def read_lines(path: Path) -> list[JsonTable]:
 
 
 def now() -> str:
-    """Returns date and time in UTC, to the second."""
+    """Return date and time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _ends_whole(path: Path) -> bool:
-    """Returns False after half a line of an attempt that was killed while it wrote."""
+    """Return False after half a line of an attempt that was killed while it wrote."""
     with open(path, "rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) == b"\n"

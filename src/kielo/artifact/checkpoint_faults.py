@@ -47,7 +47,7 @@ class BlockDigests:
 
 
 def first_wrong_block(path: Path, expected: list[str]) -> int | None:
-    """Returns the number of the first block whose digest is not the expected one; None if all are."""
+    """Return the number of the first block whose digest is not the expected one; None if all are."""
     digests = BlockDigests()
     with open(path, "rb") as file:
         while data := file.read(READ_BYTES):
@@ -67,7 +67,7 @@ _END = b"}}\n"
 
 
 def index_text(head: Mapping[str, Any], entries: Mapping[str, str]) -> Iterator[bytes]:
-    """Yields the text in parts. entries: tensor → the JSON of its entry."""
+    """Yield the text in parts. entries: tensor → the JSON of its entry."""
     lines = {name: f"{json.dumps(name)}: {entry},\n".encode() for name, entry in entries.items()}
     if lines:
         last = next(reversed(lines))
@@ -79,7 +79,7 @@ def index_text(head: Mapping[str, Any], entries: Mapping[str, str]) -> Iterator[
 
 
 def read_head(file: BinaryIO) -> JsonTable:
-    """Reads the head, and leaves the file at the first tensor's line. An older index is returned whole.
+    """Read the head, and leave the file at the first tensor's line. An older index is returned whole.
 
     Raises ValueError for what is not JSON.
     """
@@ -90,7 +90,7 @@ def read_head(file: BinaryIO) -> JsonTable:
 
 
 def read_entries(file: BinaryIO, lines: Mapping[str, int], names: set[str]) -> JsonTable:
-    """Reads the entries of those tensors of `names` that `lines` has; the file is where `read_head` left it.
+    """Read the entries of those tensors of `names` that `lines` has; the file is where `read_head` left it.
 
     Raises ValueError, TypeError or AttributeError for lines that are not what was written.
     """
@@ -148,7 +148,7 @@ class FaultyCheckpoint(KieloError):
 
 
 def fault_of_reading(name: str, error: OSError | UnicodeDecodeError) -> Fault:
-    """Returns the fault of a checkpoint whose file `name` could not be read because of `error`."""
+    """Return the fault of a checkpoint whose file `name` could not be read because of `error`."""
     if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
         return Fault("damaged", f"{name} is missing")
     if isinstance(error, UnicodeDecodeError):
@@ -157,7 +157,7 @@ def fault_of_reading(name: str, error: OSError | UnicodeDecodeError) -> Fault:
 
 
 def another_version(name: str, version: Any, written_by: str = "") -> Fault:
-    """Returns the fault of a checkpoint whose file `name` is of another version of this format."""
+    """Return the fault of a checkpoint whose file `name` is of another version of this format."""
     return Fault(
         "of another version",
         f"{name} is of version {version}{written_by}, and this Kielo reads version {VERSION}; go on with "
@@ -168,7 +168,7 @@ def another_version(name: str, version: Any, written_by: str = "") -> Fault:
 def find_fault(
     folder: Path, names: Iterable[str], files: Mapping[str, CheckpointFile], checksums: bool = True
 ) -> Fault | None:
-    """Returns the fault of the first of `names` that has one; None if all files are sound.
+    """Return the fault of the first of `names` that has one; None if all files are sound.
 
     A file may be missing, cut short, altered, of another save or unreadable. Without `checksums` only sizes
     and save ids are compared, which reads little.
@@ -205,7 +205,7 @@ def _file_damage(path: Path, expected: CheckpointFile, checksums: bool) -> str |
 
 
 def _save_id_inside(path: Path) -> str | None:
-    """Reads the save id in a file: the index's JSON or a safetensors header; None where it has none."""
+    """Read the save id in a file: the index's JSON or a safetensors header; None where it has none."""
     try:
         if path.name == INDEX_NAME:
             with open(path, "rb") as file:

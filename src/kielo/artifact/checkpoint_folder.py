@@ -29,13 +29,13 @@ def step_folder_name(step: int) -> str:
 
 
 def step_of(folder: Path | str) -> int | None:
-    """Returns 100 for `.../step_00000100`; None for any other name (`.partial`, `.damaged`, ...)."""
+    """Return 100 for `.../step_00000100`; None for any other name (`.partial`, `.damaged`, ...)."""
     match = _STEP_FOLDER.fullmatch(Path(folder).name)
     return int(match[1]) if match else None
 
 
 def saved_step(folder: Path) -> int:
-    """Returns the step of a folder that is named as a checkpoint. Raises ValueError for any other name."""
+    """Return the step of a folder that is named as a checkpoint. Raises ValueError for any other name."""
     step = step_of(folder)
     if step is None:
         raise ValueError(f"{folder} is not named as a checkpoint")
@@ -47,13 +47,13 @@ def rank_file_name(rank: int) -> str:
 
 
 def rank_of(file_name: str) -> int | None:
-    """Returns the rank that wrote the file; None for files that rank 0 writes for all."""
+    """Return the rank that wrote the file; None for files that rank 0 writes for all."""
     match = _RANK_FILE.fullmatch(file_name)
     return int(match[1]) if match else None
 
 
 def step_folders(folder: Path) -> list[Path]:
-    """Returns the folders named as checkpoints inside `folder`, newest first, whole or not.
+    """Return the folders named as checkpoints inside `folder`, newest first, whole or not.
 
     Raises KieloError where the file system does not list `folder`: that is not an empty folder.
     """
@@ -71,7 +71,7 @@ def step_folders(folder: Path) -> list[Path]:
 
 
 def newest_written(folder: Path) -> str:
-    """Returns the name of the newest checkpoint in `folder` that has its manifest; empty where none has."""
+    """Return the name of the newest checkpoint in `folder` that has its manifest; empty where none has."""
     return next((path.name for path in step_folders(folder) if (path / "manifest.json").exists()), "")
 
 
@@ -81,7 +81,7 @@ def os_error_text(error: OSError) -> str:
 
 
 def run_around(path: Path) -> Path | None:
-    """Returns the folder of the run in which `path` is, absolute and without links; None outside a run."""
+    """Return the folder of the run in which `path` is, absolute and without links; None outside a run."""
     return next(
         (parent for parent in path.resolve().parents if (parent / "train" / "checkpoints").is_dir()), None
     )

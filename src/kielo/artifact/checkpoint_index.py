@@ -112,7 +112,7 @@ class CheckpointIndex:
         return [*self.tensors, *self.unread, *self.aliases]
 
     def holds(self, name: str) -> bool:
-        """Returns True if the entry of a tensor was read."""
+        """Return True if the entry of a tensor was read."""
         return self.aliases.get(name, name) in self.tensors
 
     def entry(self, name: str) -> TensorEntry:
@@ -124,13 +124,13 @@ def chunk_key(name: str, offset: Iterable[int]) -> str:
 
 
 def entry_json(entry: TensorEntry) -> str:
-    """Returns the entry of a tensor as the index stores it."""
+    """Return the entry of a tensor as the index stores it."""
     chunks = [vars(chunk) for chunk in entry.chunks]
     return json.dumps({"dtype": entry.dtype, "shape": entry.shape, "chunks": chunks})
 
 
 def read_index(folder: Path, names: Collection[str] | None = None) -> CheckpointIndex:
-    """Reads the index of the checkpoint `folder`, with the run's identity as this version stores it.
+    """Read the index of the checkpoint `folder`, with the run's identity as this version stores it.
 
     names: of the tensors whose entries are parsed, where the file holds them; None: all. Raises KieloError,
     naming the file, if it is missing or not a sound index, FaultyCheckpoint if it cannot be read or is of
@@ -157,17 +157,17 @@ def read_index(folder: Path, names: Collection[str] | None = None) -> Checkpoint
 
 
 def read_state(folder: Path) -> PlainState:
-    """Reads the JSON state of the checkpoint `folder`; errors as of `read_index`."""
+    """Read the JSON state of the checkpoint `folder`; errors as of `read_index`."""
     return read_index(folder, names=()).plain
 
 
 def read_plain(folder: Path) -> JsonTable:
-    """Reads the JSON state of the checkpoint `folder` as it is stored; errors as of `read_index`."""
+    """Read the JSON state of the checkpoint `folder` as it is stored; errors as of `read_index`."""
     return read_state(folder).content()
 
 
 def write_index(folder: Path, index: CheckpointIndex, entries: Mapping[str, str]) -> CheckpointFile:
-    """Writes `index.json` and brings it to the disk; returns its record for the manifest.
+    """Write `index.json` and bring it to the disk; return its record for the manifest.
 
     entries: tensor → its entry as `entry_json` gives it, in place of `index.tensors`.
     """
@@ -256,7 +256,7 @@ def write_checkpoint_manifest(
 
 
 def read_checkpoint_manifest(folder: Path) -> CheckpointManifest:
-    """Reads the manifest of a checkpoint; raises FaultyCheckpoint if it is missing or not what was written.
+    """Read the manifest of a checkpoint; raises FaultyCheckpoint if it is missing or not what was written.
 
     It must be of the step in the folder's name, or a whole checkpoint could be taken for another.
     """
@@ -280,12 +280,12 @@ def read_checkpoint_manifest(folder: Path) -> CheckpointManifest:
 
 
 def listed_files(folder: Path) -> Mapping[str, CheckpointFile]:
-    """Reads the files that the manifest lists, by name. Raises what `read_checkpoint_manifest` raises."""
+    """Read the files that the manifest lists, by name. Raises what `read_checkpoint_manifest` raises."""
     return read_checkpoint_manifest(folder).files
 
 
 def _manifest_or_fault(text: str) -> CheckpointManifest | Fault:
-    """Returns what a manifest's text says, or its fault.
+    """Return what a manifest's text says, or its fault.
 
     Another version may store its digest in another way; a version that the digest does not cover is a
     flipped bit.

@@ -29,7 +29,7 @@ from kielo.recipe.errors import KieloError
 
 
 def check_checkpoint(folder: Path, checksums: bool = True) -> Fault | None:
-    """Returns the fault of one checkpoint folder, naming the file; None if it is whole."""
+    """Return the fault of one checkpoint folder, naming the file; None if it is whole."""
     try:
         files = listed_files(folder)
     except FaultyCheckpoint as error:
@@ -38,7 +38,7 @@ def check_checkpoint(folder: Path, checksums: bool = True) -> Fault | None:
 
 
 def list_checkpoints(folder: Path, checksums: bool = False) -> list[JsonTable]:
-    """Lists the checkpoints in `folder`, newest first, one row each.
+    """List the checkpoints in `folder`, newest first, one row each.
 
     A row is {"name", "step", "tokens", "loss", "bytes", "written_at", "state"}. state:
     "verified" (every byte was read and compared), "complete" (without `checksums`: sizes and save ids only),
@@ -53,7 +53,7 @@ def list_checkpoints(folder: Path, checksums: bool = False) -> list[JsonTable]:
 
 
 def newest_complete(folder: Path) -> tuple[Path | None, list[str]]:
-    """Finds the newest whole checkpoint in `folder`, with a warning for each newer one that is damaged.
+    """Find the newest whole checkpoint in `folder`, with a warning for each newer one that is damaged.
 
     Changes nothing. Raises FaultyCheckpoint for a newer one that is unreadable or of another version: it may
     well be whole.
@@ -70,7 +70,7 @@ def newest_complete(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def newest_checkpoint(run_folder: Path, warn: Callable[[str], object] | None = None) -> Path:
-    """Finds the newest whole checkpoint of a run; `warn` is called for each newer one that is damaged.
+    """Find the newest whole checkpoint of a run; `warn` is called for each newer one that is damaged.
 
     Raises KieloError if there is none, and what `newest_complete` raises.
     """
@@ -112,7 +112,7 @@ def _folder_bytes(path: Path) -> int | None:
 
 
 def checkpoints_folder(run: Path) -> Path | None:
-    """Returns the folder of checkpoints in a run folder or train folder, or that folder itself; else None."""
+    """Return the folder of checkpoints in a run folder or train folder, or that folder itself; else None."""
     for folder in (run / "train" / "checkpoints", run / "checkpoints", run):
         if step_folders(folder):
             return folder
@@ -120,7 +120,7 @@ def checkpoints_folder(run: Path) -> Path | None:
 
 
 def find_checkpoints(path: Path) -> list[Path]:
-    """Returns the checkpoint at `path`, or all of the run there, newest first. KieloError for neither."""
+    """Return the checkpoint at `path`, or all of the run there, newest first. KieloError for neither."""
     if _is_checkpoint(path):
         return [path.parent.resolve() / path.resolve().name if path.is_symlink() else path]
     folder = checkpoints_folder(path)
@@ -141,12 +141,12 @@ def refuse_no_checkpoint(path: Path) -> None:
 
 
 def newest_whole(paths: list[Path]) -> Path:
-    """Returns the newest that is whole by its sizes; without one the newest, so that its damage is shown."""
+    """Return the newest that is whole by its sizes; without one the newest, so that its damage is shown."""
     return next((path for path in paths if check_checkpoint(path, checksums=False) is None), paths[0])
 
 
 def find_faults(paths: Iterable[Path]) -> dict[Path, list[Fault]]:
-    """Returns the faults of each checkpoint, one a file. Every byte is read; stderr shows a progress bar."""
+    """Return the faults of each checkpoint, one a file. Every byte is read; stderr shows a progress bar."""
     files: dict[Path, Mapping[str, CheckpointFile]] = {}
     faults: dict[Path, list[Fault]] = {}
     for path in paths:
@@ -166,13 +166,13 @@ def find_faults(paths: Iterable[Path]) -> dict[Path, list[Fault]]:
 
 
 def state_after_verification(faults: list[Fault]) -> str:
-    """Returns "verified", or the faults. Known damage comes first: an unreadable file says less."""
+    """Return "verified", or the faults. Known damage comes first: an unreadable file says less."""
     faults = sorted(faults, key=lambda fault: fault.kind != "damaged")
     return f"{faults[0].kind}: {'; '.join(fault.reason for fault in faults)}" if faults else "verified"
 
 
 def describe_checkpoint(path: Path) -> JsonTable:
-    """Returns the facts of one checkpoint, as `kielo checkpoint show --json` prints them."""
+    """Return the facts of one checkpoint, as `kielo checkpoint show --json` prints them."""
     index = read_index(path)
     state = index.plain
     manifest = read_checkpoint_manifest(path)
@@ -198,7 +198,7 @@ def describe_checkpoint(path: Path) -> JsonTable:
 
 
 def describe_tensors(path: Path) -> list[JsonTable]:
-    """Returns a row for each tensor: dtype, shape, number of chunks, and the tensor that it is tied to."""
+    """Return a row for each tensor: dtype, shape, number of chunks, and the tensor that it is tied to."""
     index = read_index(path)
     return [
         {
@@ -213,7 +213,7 @@ def describe_tensors(path: Path) -> list[JsonTable]:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Returns True for a damaged one too, which its name tells; `newest` is a symbolic link."""
+    """Return True for a damaged one too, which its name tells; `newest` is a symbolic link."""
     return (path / INDEX_NAME).is_file() or (path.is_dir() and step_of(path.resolve()) is not None)
 
 
@@ -235,6 +235,6 @@ def _parts(index: CheckpointIndex) -> list[JsonTable]:
 
 
 def _bytes_per_element(dtype: str) -> int:
-    """Reads the bits in a safetensors dtype's name (F32, BF16, F8_E4M3, I64); BOOL takes a byte."""
+    """Read the bits in a safetensors dtype's name (F32, BF16, F8_E4M3, I64); BOOL takes a byte."""
     bits = re.search(r"\d+", dtype)
     return int(bits[0]) // 8 if bits else 1

@@ -48,33 +48,33 @@ class Attempt:
 
     @property
     def last_step(self) -> int | None:
-        """Returns the last step that it is known to have taken."""
+        """Return the last step that it is known to have taken."""
         if self.end is not None and self.end.step is not None:
             return self.end.step
         return self.after.seen_step if self.after else None
 
     @property
     def ended_at(self) -> str | None:
-        """Returns when it ended, or was last seen."""
+        """Return when it ended, or was last seen."""
         if self.end is not None:
             return self.end.ended_at
         return self.after.seen_at if self.after else None
 
     @property
     def lost_steps(self) -> int:
-        """Returns how many of its steps the next attempt takes again."""
+        """Return how many of its steps the next attempt takes again."""
         if self.after is None or self.last_step is None:
             return 0
         return max(0, self.last_step - self.after.from_step)
 
     @property
     def seconds(self) -> float:
-        """Returns its seconds, until it was last seen; 0 where that is not known."""
+        """Return its seconds, until it was last seen; 0 where that is not known."""
         return _between(self.begin.began_at, self.ended_at) if self.ended_at else 0.0
 
 
 def chronicle(train_folder: Path) -> list[Table]:
-    """Returns the tables of a run's chronicle; none where no attempt was noted."""
+    """Return the tables of a run's chronicle; none where no attempt was noted."""
     attempts = attempts_of(train_folder)
     if not attempts:
         return []
@@ -99,7 +99,7 @@ def chronicle(train_folder: Path) -> list[Table]:
 
 
 def write_chronicle(train_folder: Path, name: str) -> None:
-    """Writes `chronicle.md` beside the train folder, whole or not at all, where an attempt was noted.
+    """Write `chronicle.md` beside the train folder, whole or not at all, where an attempt was noted.
 
     name: of the run. Raises KieloError where a person's file has that name, and OSError.
     """
@@ -109,7 +109,7 @@ def write_chronicle(train_folder: Path, name: str) -> None:
 
 
 def attempts_of(train_folder: Path) -> list[Attempt]:
-    """Returns the attempts in their order."""
+    """Return the attempts in their order."""
     lines = read_attempts(train_folder)
     begins = [(at, line) for at, line in enumerate(lines) if isinstance(line, Beginning)]
     found = []
@@ -120,7 +120,7 @@ def attempts_of(train_folder: Path) -> list[Attempt]:
 
 
 def as_markdown(tables: Sequence[Table], name: str) -> str:
-    """Returns the page. Text of messages stays text: what Markdown or HTML would read is escaped."""
+    """Return the page. Text of messages stays text: what Markdown or HTML would read is escaped."""
     parts = [f"# Chronicle of {_plain(name)}\n"]
     for table in tables:
         parts.append(f"## {_plain(table.title)}\n")
@@ -131,7 +131,7 @@ def as_markdown(tables: Sequence[Table], name: str) -> str:
 
 
 def effective_seconds(rows: Sequence[Row]) -> float:
-    """Returns the seconds spent on the steps of these rows, of which each is the last of its step.
+    """Return the seconds spent on the steps of these rows, of which each is the last of its step.
 
     What the log left out (saves, held-out text) is left out, and so are steps that were taken again.
     """
@@ -190,7 +190,7 @@ def _ended(attempt: Attempt) -> str:
 
 
 def _cause(attempt: Attempt, alerts: Sequence[Alert]) -> str:
-    """Returns how an attempt ended; where it did not say, the last alert until the next one began."""
+    """Return how an attempt ended; where it did not say, the last alert until the next one began."""
     if attempt.end is not None:
         return ": ".join(filter(None, (attempt.end.outcome, attempt.end.message)))
     if attempt.after is None:
@@ -245,7 +245,7 @@ def _alerts(train_folder: Path) -> list[Alert]:
 
 
 def _plain(text: str) -> str:
-    """Returns a cell in one line, in which no character begins markup."""
+    """Return a cell in one line, in which no character begins markup."""
     line = " ".join(text.split())
     if len(line) > _MOST_CHARACTERS:
         line = line[: _MOST_CHARACTERS - 1] + "…"

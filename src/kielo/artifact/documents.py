@@ -41,7 +41,7 @@ class Document(TypedDict):
 
 
 def join_messages(messages: Sequence[Message]) -> tuple[str, Turns]:
-    """Returns the text of a conversation and its turns."""
+    """Return the text of a conversation and its turns."""
     turns: Turns = []
     for message in messages:
         more = {key: value for key, value in message.items() if key not in ("role", "content")}
@@ -50,7 +50,7 @@ def join_messages(messages: Sequence[Message]) -> tuple[str, Turns]:
 
 
 def split_messages(text: str, turns: Turns) -> list[Message]:
-    """Returns the messages of a conversation."""
+    """Return the messages of a conversation."""
     messages, start = [], 0
     for role, characters, *more in turns:
         content = {"role": role, "content": text[start : start + characters]}
@@ -60,13 +60,13 @@ def split_messages(text: str, turns: Turns) -> list[Message]:
 
 
 def messages_of(document: Document) -> list[Message] | None:
-    """Returns the messages of a document; None where it is no conversation."""
+    """Return the messages of a document; None where it is no conversation."""
     turns = document["metadata"].get(TURNS)
     return None if turns is None else split_messages(document["text"], turns)
 
 
 def carries_loss(message: Message) -> bool:
-    """Returns True for an answer that the model is to learn."""
+    """Return True for an answer that the model is to learn."""
     return message["role"] == ANSWERS and message.get(WEIGHT, 1) != 0
 
 
@@ -75,7 +75,7 @@ COMPRESSION_LEVEL = 6
 
 
 class DocumentWriter:
-    """Writes documents to one file, aside until `close`, so that a reader never sees half of it."""
+    """Write documents to one file, aside until `close`, so that a reader never sees half of it."""
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
@@ -111,7 +111,7 @@ class DocumentWriter:
 
 
 def write_documents(path: Path | str, documents: Iterable[Document]) -> int:
-    """Write all the documents to one .jsonl.zst file; returns their number. An exception leaves nothing."""
+    """Write all the documents to one .jsonl.zst file; return their number. An exception leaves nothing."""
     count = 0
     with DocumentWriter(path) as writer:
         for document in documents:
@@ -121,7 +121,7 @@ def write_documents(path: Path | str, documents: Iterable[Document]) -> int:
 
 
 def read_documents(folder_or_file: Path | str) -> Iterator[Document]:
-    """Yields the documents of one file, or of a folder's *.jsonl.zst in the order of their names.
+    """Yield the documents of one file, or of a folder's *.jsonl.zst in the order of their names.
 
     Raises KieloError naming the file, and the line where there is one.
     """
@@ -131,7 +131,7 @@ def read_documents(folder_or_file: Path | str) -> Iterator[Document]:
 
 
 def document_files(folder_or_file: Path | str) -> list[Path]:
-    """Returns the files of documents in a folder, in the order of their names; of one file itself."""
+    """Return the files of documents in a folder, in the order of their names; of one file itself."""
     place = Path(folder_or_file)
     if not place.exists():
         raise KieloError(f"{place}: no such file or folder of documents; run the corpus stage first")
@@ -139,7 +139,7 @@ def document_files(folder_or_file: Path | str) -> list[Path]:
 
 
 def parse_record(path: Path, number: int, line: bytes) -> Any:
-    """Returns the JSON object of one line. KieloError, naming file and line, for anything else."""
+    """Return the JSON object of one line. KieloError, naming file and line, for anything else."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as problem:

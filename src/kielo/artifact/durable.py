@@ -107,7 +107,7 @@ def disk_problems_reported(what: str) -> Iterator[None]:
         why = problem.strerror or str(problem)
         where = f" ({problem.filename})" if problem.filename else ""
         advice = _ADVICE.get(problem.errno or 0, "mend that, and the same command makes it")
-        raise KieloError(f"{what} was not written: {why}{where}. What would work: {advice}") from problem
+        raise KieloError(f"{what} was not written: {why}{where}. Fix: {advice}") from problem
 
 
 def bring_to_disk(path: Path | str) -> None:
@@ -147,7 +147,7 @@ def bring_tree_to_disk(folder: Path | str) -> None:
 
 
 def name_durably(aside: Path, path: Path) -> None:
-    """Give a file or folder that is on the disk its name; replaces an older file or an empty folder."""
+    """Give a file or folder that is on the disk its name; replace an older file or an empty folder."""
     os.replace(aside, path)
     bring_to_disk(path.parent)
 

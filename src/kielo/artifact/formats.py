@@ -75,7 +75,7 @@ FORMATS = {
 
 
 def schema_of(name: str) -> JsonTable:
-    """Returns the JSON Schema (draft 2020-12) of a format in `FORMATS`."""
+    """Return the JSON Schema (draft 2020-12) of a format in `FORMATS`."""
     if name == "recipe":
         return json_schema()
     found = FORMATS[name]

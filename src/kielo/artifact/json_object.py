@@ -20,7 +20,7 @@ class JsonObject(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="allow", use_attribute_docstrings=True)
 
     def content(self) -> JsonTable:
-        """Returns the object as it is written: without the defaults of keys that were not given."""
+        """Return the object as it is written: without the defaults of keys that were not given."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -28,7 +28,7 @@ Kind = TypeVar("Kind", bound=JsonObject)
 
 
 def checked(path: Path, kind: type[Kind], content: JsonTable, advice: str = "", inside: str = "") -> Kind:
-    """Returns what the file `path` has, as its type. inside: the keys that lead to it, with a dot at the end.
+    """Return what the file `path` has, as its type. inside: the keys that lead to it, with a dot at the end.
 
     Raises KieloError, naming the file and the first wrong key.
     """
@@ -39,7 +39,7 @@ def checked(path: Path, kind: type[Kind], content: JsonTable, advice: str = "", 
 
 
 def first_wrong(error: ValidationError, inside: str = "") -> str:
-    """Returns the first wrong key, with dots, and what is wrong with it."""
+    """Return the first wrong key, with dots, and what is wrong with it."""
     first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
     return f"{inside}{key}: {first['msg']}" if key else first["msg"]

@@ -56,11 +56,11 @@ class Holder:
         return f"process {self.pid} on {self.host}{job}, since {self.started_at}"
 
     def is_here(self) -> bool:
-        """Returns True if its process number is one of ours: same host, boot and set of process numbers."""
+        """Return True if its process number is one of ours: same host, boot and set of process numbers."""
         return (self.host, self.machine) == (socket.gethostname(), _machine())
 
     def is_running(self) -> bool:
-        """Returns True if a holder that `is_here` lives.
+        """Return True if a holder that `is_here` lives.
 
         A later process with its number is another; a zombie holds nothing.
         """
@@ -117,7 +117,7 @@ class Lease:
 
     @classmethod
     def with_token(cls, folder: Path | str, token: str) -> "Lease | None":
-        """Returns the newest lease of `folder` if it has this token. Its taker beats it and gives it back."""
+        """Return the newest lease of `folder` if it has this token. Its taker beats it and gives it back."""
         folder = Path(folder)
         try:
             last = max(_numbers(folder), default=0)
@@ -237,7 +237,7 @@ def _end_earlier_leases(train_folder: Path, beat_seconds: float) -> None:
 
 
 def _dead_lease(path: Path, beat_seconds: float) -> _Seen | None:
-    """Returns the lease of a dead holder; None if it went away. KieloError while the holder is alive."""
+    """Return the lease of a dead holder; None if it went away. KieloError while the holder is alive."""
     seen = _read(path)
     for _ in range(QUIET_BEATS * LOOKS_PER_BEAT):
         if seen is None:
@@ -286,7 +286,7 @@ def _own_text() -> str:
 
 
 def _machine() -> str:
-    """Returns this boot and set of process numbers (containers have their own); empty without /proc."""
+    """Return this boot and set of process numbers (containers have their own); empty without /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
@@ -295,7 +295,7 @@ def _machine() -> str:
 
 
 def _process_state(pid: int) -> tuple[str, int]:
-    """Returns a process's state letter and its start in clock ticks from boot (proc(5), fields 3 and 22).
+    """Return a process's state letter and its start in clock ticks from boot (proc(5), fields 3 and 22).
 
     OSError where they cannot be read.
     """

@@ -78,7 +78,7 @@ class Manifest(JsonObject):
         wall_seconds: float,
         files: Mapping[str, FileRecord],
     ) -> Self:
-        """Returns a manifest that is written now, by the packages that are installed."""
+        """Return a manifest that is written now, by the packages that are installed."""
         return cls(
             kind=kind,
             version=version,
@@ -101,7 +101,7 @@ class Stage:
 
 
 def read_manifest(folder: Path | str) -> Manifest | None:
-    """Returns the folder's manifest; None when there is none (the stage is not finished).
+    """Return the folder's manifest; None when there is none (the stage is not finished).
 
     Raises KieloError, naming the first wrong key, when there is one that cannot be understood.
     """
@@ -120,7 +120,7 @@ def read_manifest(folder: Path | str) -> Manifest | None:
 
 
 def finished_manifest(folder: Path | str) -> Manifest:
-    """Returns the folder's manifest. Raises KieloError when the stage is not finished."""
+    """Return the folder's manifest. Raises KieloError when the stage is not finished."""
     manifest = read_manifest(folder)
     if manifest is None:
         raise KieloError(f"{folder}: no {MANIFEST_NAME}, so this stage is not finished; run it first")
@@ -135,7 +135,7 @@ def is_current(
     section: Mapping[str, Any],
     migrate: Callable[[JsonTable], JsonTable] = dict,
 ) -> bool:
-    """Returns True if `folder` already holds what these inputs and this section would make again.
+    """Return True if `folder` already holds what these inputs and this section would make again.
 
     migrate: the section of a manifest of any version of its format → that of this version. Small files are
     compared by hash, larger ones by size only: reading terabytes to decide that nothing is to do would be
@@ -153,7 +153,7 @@ def differences(
     section: Mapping[str, Any],
     migrate: Callable[[JsonTable], JsonTable] = dict,
 ) -> list[str]:
-    """Returns the differences of the finished stage in `folder` from what these inputs and this section make.
+    """Return the differences of the finished stage in `folder` from what these inputs and this section make.
 
     Sentences for people; none when it is current, or when there is no finished stage. A difference of a file
     that is not as listed begins with DAMAGED_FILE.
@@ -215,7 +215,7 @@ def check_sizes(folder: Path | str, manifest: Manifest, names: Iterable[str]) ->
 
 
 def hash_file(path: Path | str) -> str:
-    """Returns the xxh3-128 of the file's bytes, in hexadecimal."""
+    """Return the xxh3-128 of the file's bytes, in hexadecimal."""
     digest = xxhash.xxh3_128()
     with open(path, "rb") as file:
         while block := file.read(READ_BYTES):
@@ -224,7 +224,7 @@ def hash_file(path: Path | str) -> str:
 
 
 def hash_manifest(folder: Path | str) -> str:
-    """Returns the hash that identifies a finished stage's output: kind, version, inputs, section and files.
+    """Return the hash that identifies a finished stage's output: kind, version, inputs, section and files.
 
     Seconds, dates and library versions are left out, so the same output made twice has one hash.
     Raises KieloError when the stage is not finished.
@@ -234,7 +234,7 @@ def hash_manifest(folder: Path | str) -> str:
 
 
 def hash_json(content: Any) -> str:
-    """Returns the xxh3-128 of the content as canonical JSON (sorted keys), in hexadecimal."""
+    """Return the xxh3-128 of the content as canonical JSON (sorted keys), in hexadecimal."""
     text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return xxhash.xxh3_128_hexdigest(text.encode())
 
@@ -314,18 +314,18 @@ def write_text_atomically(path: Path | str, text: str) -> None:
 
 
 def as_json(content: Any) -> Any:
-    """Returns the content as it reads back from JSON (tuples become lists), for comparison with a file."""
+    """Return the content as it reads back from JSON (tuples become lists), for comparison with a file."""
     return json.loads(json.dumps(content, ensure_ascii=False))
 
 
 def installed_versions() -> dict[str, str]:
-    """Returns the versions of Python and of those packages that decide an output. Imports none of them."""
+    """Return the versions of Python and of those packages that decide an output. Imports none of them."""
     return dict(_installed_versions())
 
 
 @cache
 def _installed_versions() -> dict[str, str]:
-    """Reads each package's metadata once a process: every checkpoint and stage writes the versions down."""
+    """Read each package's metadata once a process: every checkpoint and stage writes the versions down."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -354,7 +354,7 @@ def _changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
 
 
 def _foreign(folder: Path, kind: str) -> str | None:
-    """Returns the first file in `folder`, relative to it, that a `kind` stage did not write, if any."""
+    """Return the first file in `folder`, relative to it, that a `kind` stage did not write, if any."""
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
     if not names:
         return None

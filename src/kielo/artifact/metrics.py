@@ -64,7 +64,7 @@ class TrainingStep(Row):
 
     @property
     def has_no_label(self) -> bool:
-        """Returns True if no label of the step counts."""
+        """Return True if no label of the step counts."""
         return self.loss is None and self.gradient_norm == 0
 
 
@@ -169,7 +169,7 @@ Kind = TypeVar("Kind", bound=Row)
 
 
 def read_row(line: bytes) -> Row | None:
-    """Returns the row that a line holds, of its own kind; None for a line that is no row."""
+    """Return the row that a line holds, of its own kind; None for a line that is no row."""
     try:
         content = from_json(line)  # four times as fast as json.loads
     except ValueError:
@@ -184,7 +184,7 @@ def read_row(line: bytes) -> Row | None:
 
 
 def write_row(row: Row) -> str:
-    """Returns the row's line. Numbers that JSON lacks (NaN, infinity) are written as null."""
+    """Return the row's line. Numbers that JSON lacks (NaN, infinity) are written as null."""
     return json.dumps(_finite(row.model_dump(exclude_unset=True))) + "\n"
 
 
@@ -195,7 +195,7 @@ def _finite(value: Any) -> Any:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """Returns the rows of a metrics file in order; none where there is no file. Warns of other lines."""
+    """Return the rows of a metrics file in order; none where there is no file. Warns of other lines."""
     rows, odd = split_metrics(path)
     if odd:
         logger.warning("%s: %s; passed over", path, describe_odd(odd))
@@ -203,12 +203,12 @@ def read_metrics(path: Path) -> list[Row]:
 
 
 def of_kind(rows: list[Row], kind: type[Kind]) -> list[Kind]:
-    """Returns the rows of this kind, in their order."""
+    """Return the rows of this kind, in their order."""
     return [row for row in rows if isinstance(row, kind)]
 
 
 def split_metrics(path: Path) -> tuple[list[tuple[Row, bytes]], list[tuple[int, bytes]]]:
-    """Returns (row, line) of each row, and (line number, line) of each line that is no row.
+    """Return (row, line) of each row, and (line number, line) of each line that is no row.
 
     The half line that a killed attempt left at the end is in neither.
     """
@@ -229,6 +229,6 @@ def split_metrics(path: Path) -> tuple[list[tuple[Row, bytes]], list[tuple[int, 
 
 
 def describe_odd(odd: list[tuple[int, bytes]]) -> str:
-    """Returns e.g. "3 lines are no row of a run (number 4, 5, 9)"."""
+    """Return e.g. "3 lines are no row of a run (number 4, 5, 9)"."""
     numbers = ", ".join(str(number) for number, _ in odd[:10]) + (", …" if len(odd) > 10 else "")
     return f"{len(odd)} line{'s are' if len(odd) > 1 else ' is'} no row of a run (number {numbers})"

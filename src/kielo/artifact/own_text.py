@@ -21,12 +21,12 @@ _LAST_LINE = re.compile(rb"[^\n]*" + re.escape(_MARK.format("")).encode() + rb"(
 
 
 def marked(text: str, comment: str = HTML_COMMENT) -> str:
-    """Returns `text`, whose last line ends in a line end, with the line that marks it as Kielo's."""
+    """Return `text`, whose last line ends in a line end, with the line that marks it as Kielo's."""
     return text + comment.format(_MARK.format(xxhash.xxh3_128_hexdigest(text.encode()))) + "\n"
 
 
 def is_own_text(path: Path | str) -> bool:
-    """Returns True if Kielo wrote the file and nobody changed it since. OSError where it cannot be read."""
+    """Return True if Kielo wrote the file and nobody changed it since. OSError where it cannot be read."""
     path = Path(path)
     if path.is_symlink() or not path.is_file() or path.stat().st_size > _MAX_BYTES:
         return False

@@ -45,7 +45,7 @@ class Prefetched(JsonFile):
 
 
 def prefetched_folder() -> Path | None:
-    """Returns the folder that KIELO_PREFETCHED names; None where it is not set.
+    """Return the folder that KIELO_PREFETCHED names; None where it is not set.
 
     Raises KieloError for one that `kielo prefetch` did not finish.
     """
@@ -56,19 +56,19 @@ def prefetched_folder() -> Path | None:
     if not (folder / Prefetched.FILE_NAME).is_file():
         raise KieloError(
             f"{VARIABLE}={given}: has no {Prefetched.FILE_NAME}, which `kielo prefetch RECIPE --to DIR` "
-            "writes last; what would work: copy that folder whole, or unset the variable"
+            "writes last. Fix: copy that folder whole, or unset the variable"
         )
     return folder
 
 
 def text_folder(folder: Path, name: str, wanted: JsonTable) -> Path:
-    """Returns where the text of a source is: by its name and all that decides what is downloaded."""
+    """Return where the text of a source is: by its name and all that decides what is downloaded."""
     return folder / TEXT_FOLDER / f"{name}_{hash_json(wanted)[:8]}"
 
 
 def not_brought(what: str) -> KieloError:
-    """Returns the error for something that the folder lacks."""
+    """Return the error for something that the folder lacks."""
     return KieloError(
-        f"{what}: is not in {VARIABLE}={os.environ.get(VARIABLE)}, and with it nothing is downloaded; what "
-        "would work: kielo prefetch RECIPE --to DIR where there is a network"
+        f"{what}: is not in {VARIABLE}={os.environ.get(VARIABLE)}, and with it nothing is downloaded. "
+        "Fix: kielo prefetch RECIPE --to DIR where there is a network"
     )

@@ -61,14 +61,14 @@ class ResumableStage:
         self._began = time.monotonic()
 
     def is_done(self) -> bool:
-        """Returns True if `folder` holds this stage; then removes what a killed `publish` may have left."""
+        """Return True if `folder` holds this stage; then removes what a killed `publish` may have left."""
         is_done = is_current(self.folder, *self._identity)
         if is_done and not self.new.exists():
             self._place.remove()
         return is_done
 
     def is_written(self) -> bool:
-        """Returns True if an earlier attempt was killed when only the name was missing."""
+        """Return True if an earlier attempt was killed when only the name was missing."""
         return is_current(self.new, *self._identity)
 
     def refuse(self) -> None:
@@ -143,7 +143,7 @@ class ResumableStage:
         self._place.discard()
 
     def stopped(self, error: OSError) -> KieloError:
-        """Returns the message of a failed write: the cause, what is kept, and how to go on."""
+        """Return the message of a failed write: the cause, what is kept, and how to go on."""
         why = sentence(error) or str(error)
         if error.errno in _DISK_FULL:
             free = shutil.disk_usage(next(folder for folder in self.new.parents if folder.exists())).free
@@ -154,7 +154,7 @@ class ResumableStage:
         )
 
     def _read_journal(self, content: bytes) -> tuple[int, dict[str, FinishedFile]]:
-        """Returns (bytes of the sound lines, the finished files by name); a kill may tear the last line."""
+        """Return (bytes of the sound lines, the finished files by name); a kill may tear the last line."""
         sound, finished = 0, dict[str, FinishedFile]()
         for line in content[: content.rfind(b"\n") + 1].splitlines(keepends=True):
             try:

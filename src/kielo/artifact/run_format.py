@@ -58,12 +58,12 @@ FORMAT_VERSION = OLDEST_VERSION + len(_MIGRATIONS)
 
 
 def with_version(content: Mapping[str, Any]) -> Table:
-    """Returns the content of a file with the version that this code writes."""
+    """Return the content of a file with the version that this code writes."""
     return {VERSION_KEY: FORMAT_VERSION, **content}
 
 
 def migrated_identity(stored: Mapping[str, Any], where: Path | str) -> Table:
-    """Returns an identity that was stored with its version as this version stores it, with the version.
+    """Return an identity that was stored with its version as this version stores it, with the version.
 
     Raises KieloError naming `where` and the versions for an older or later version than this code reads.
     """
@@ -74,7 +74,7 @@ def migrated_identity(stored: Mapping[str, Any], where: Path | str) -> Table:
 
 
 def migrated_run(stored: Mapping[str, Any], where: Path | str) -> Table:
-    """Returns {"identity", "placement"} of this version. `stored`: the content of a `resolved.toml`.
+    """Return {"identity", "placement"} of this version. `stored`: the content of a `resolved.toml`.
 
     Raises KieloError as `migrated_identity` does, and for tables that no version wrote.
     """
@@ -119,7 +119,7 @@ _HEADER = (
 
 
 def write_run_recipe(recipe: Recipe, run_folder: Path) -> bool:
-    """Writes every value of `recipe` that is no default.
+    """Write every value of `recipe` that is no default.
 
     Returns False where a person's own file stays.
     """

@@ -26,7 +26,7 @@ class BitsPerByte(JsonObject):
     """The interpolated byte n-gram's."""
 
     def baselines(self) -> dict[str, float]:
-        """Returns baseline → its bits per byte, in the order of `BASELINES`; empty unless all exist."""
+        """Return baseline → its bits per byte, in the order of `BASELINES`; empty unless all exist."""
         found = {name: getattr(self, name) for name in BASELINES}
         return {} if None in found.values() else found
 
@@ -115,7 +115,7 @@ class Accuracy(JsonObject):
     """That of the likeliest token between the one before and the one after, by counted pairs."""
 
     def baselines(self) -> dict[str, float]:
-        """Returns baseline → its share."""
+        """Return baseline → its share."""
         found = {name: getattr(self, name) for name in BASELINES_OF_HIDDEN_TOKENS}
         return {name: share for name, share in found.items() if share is not None}
 
@@ -203,11 +203,11 @@ class FilledMask(JsonObject):
     """The likeliest ones, best first."""
 
     def sentence(self) -> str:
-        """Returns the text with a gap in the place of the word."""
+        """Return the text with a gap in the place of the word."""
         return f"{self.before}____{self.after}"
 
     def likeliest(self) -> str:
-        """Returns the fillings with their probabilities, as people read them."""
+        """Return the fillings with their probabilities, as people read them."""
         return ", ".join(f"{one.text} {100 * one.probability:.0f} %" for one in self.fillings)
 
 

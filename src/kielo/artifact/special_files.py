@@ -43,7 +43,7 @@ def _watch() -> None:
 
 
 def refuse_special_file(path: Path | str) -> None:
-    """Raises KieloError for a pipe, a socket or a device: for what a library opens without Python."""
+    """Raise KieloError for a pipe, a socket or a device: for what a library opens without Python."""
     try:
         kind = _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
     except (OSError, ValueError):

@@ -66,7 +66,7 @@ class StageFolder:
             )
 
     def begin(self, is_resumed: bool = False) -> FileIO:
-        """Make the folder aside, or open the one that a killed attempt left; returns the journal.
+        """Make the folder aside, or open the one that a killed attempt left; return the journal.
 
         is_resumed: `new` keeps its files, else it is emptied.
         KieloError while another process works there.
@@ -129,7 +129,7 @@ class StageFolder:
             self.journal.close()
 
     def _is_ours(self) -> bool:
-        """Returns True if Kielo made the folder aside. A kill before or after the journal leaves it empty."""
+        """Return True if Kielo made the folder aside. A kill before or after the journal leaves it empty."""
         if not self._aside.is_dir() or self._aside.is_symlink():
             return False
         return self.journal_path.is_file() or not any(self._aside.iterdir())

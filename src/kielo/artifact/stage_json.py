@@ -66,7 +66,7 @@ def read_counts(folder: Path | str, kind: type[Kind]) -> Kind | None:
 
 
 def counts_of(folder: Path | str, manifest: Manifest, kind: type[Kind]) -> Kind:
-    """Returns the counts of the manifest in `folder` as their type; raises what `read_counts` does."""
+    """Return the counts of the manifest in `folder` as their type; raise what `read_counts` does."""
     advice = f"; move {folder} away and run the stage again"
     return checked(Path(folder) / MANIFEST_NAME, kind, manifest.counts, advice, "counts.")
 

@@ -67,7 +67,7 @@ def read_lines(
 def read_lines(
     path: Path | str, max_bytes: int | None = None, encoding: str | None = None
 ) -> Iterator[tuple[int, bytes | None]]:
-    """Yields (line number from 1, UTF-8 without the line end) of a plain or compressed file.
+    """Yield (line number from 1, UTF-8 without the line end) of a plain or compressed file.
 
     Lines end with \\n, \\r\\n or \\r. A line longer than `max_bytes` comes as None, and is never held as a
     whole. A byte-order mark is no part of a line, and text that begins with one of UTF-16 or UTF-32 is read
@@ -82,7 +82,7 @@ def read_lines(
 
 
 def read_blocks(path: Path) -> Iterator[bytes]:
-    """Yields the bytes of a file, or those inside of a .gz, .zst, .zstd, .xz or .bz2.
+    """Yield the bytes of a file, or those inside of a .gz, .zst, .zstd, .xz or .bz2.
 
     Raises KieloError for a damaged or cut one.
     """
@@ -90,7 +90,7 @@ def read_blocks(path: Path) -> Iterator[bytes]:
 
 
 def decode_text(path: Path, number: int, line: bytes) -> str:
-    """Returns the UTF-8 text of one line. KieloError, naming file, line and byte, for anything else."""
+    """Return the UTF-8 text of one line. KieloError, naming file, line and byte, for anything else."""
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as problem:
@@ -102,12 +102,12 @@ def decode_text(path: Path, number: int, line: bytes) -> str:
 
 
 def marked_encoding(start: bytes) -> str | None:
-    """Returns the encoding of a text that begins with the byte-order mark of UTF-8, UTF-16 or UTF-32."""
+    """Return the encoding of a text that begins with the byte-order mark of UTF-8, UTF-16 or UTF-32."""
     return next((name for mark, name in _MARKS if start.startswith(mark)), None)
 
 
 def other_encoding(start: bytes) -> str | None:
-    """Returns the encoding of text that begins like UTF-16 or UTF-32, by its mark or by its bytes.
+    """Return the encoding of text that begins like UTF-16 or UTF-32, by its mark or by its bytes.
 
     Latin letters have a zero byte in UTF-16 and three in UTF-32; a few zero bytes are only dirt. Letters of
     other scripts have two bytes of which one is the same for nearly all, which UTF-8 does not have.
@@ -120,7 +120,7 @@ def other_encoding(start: bytes) -> str | None:
 
 
 def _other_script(start: bytes) -> str | None:
-    """Returns UTF-16LE or BE for text of another script than Latin, which may be valid UTF-8 by chance."""
+    """Return UTF-16LE or BE for text of another script than Latin, which may be valid UTF-8 by chance."""
     if len(start) < _FEWEST_BYTES:
         return _few_letters(start)
     controls = (len(start) - len(start.translate(None, _CONTROLS))) / len(start)
@@ -157,13 +157,13 @@ def _few_letters(start: bytes) -> str | None:
 
 
 def _dirt(text: str) -> float:
-    """Returns the share of characters that no text has: controls, unassigned ones, and what is no UTF-16."""
+    """Return the share of characters that no text has: controls, unassigned ones, and what is no UTF-16."""
     good = sum(one.isprintable() or one.isspace() or unicodedata.category(one) == "Cf" for one in text)
     return (len(text) - good + text.count("\ufffd")) / max(len(text), 1)
 
 
 def read_utf8(path: Path, encoding: str | None = None) -> Iterator[bytes]:
-    """Yields the UTF-8 of a plain or compressed file; it raises what `read_lines` does."""
+    """Yield the UTF-8 of a plain or compressed file; it raises what `read_lines` does."""
     blocks = read_blocks(path)
     first = next((block for block in blocks if block), b"")
     marked, shown = marked_encoding(first), other_encoding(first[:SHOWING_BYTES])
@@ -176,7 +176,7 @@ def read_utf8(path: Path, encoding: str | None = None) -> Iterator[bytes]:
 
 
 def _recoded(path: Path, first: bytes, blocks: Iterator[bytes], encoding: str | None) -> Iterator[bytes]:
-    """Yields UTF-8 of text in `encoding`; None: the bytes as they are."""
+    """Yield UTF-8 of text in `encoding`; None: the bytes as they are."""
     if encoding is None or codecs.lookup(encoding).name == "utf-8":
         yield first
         yield from blocks
@@ -196,7 +196,7 @@ def _recoded(path: Path, first: bytes, blocks: Iterator[bytes], encoding: str | 
 
 
 def _with_plain_ends(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yields the blocks with \\n for \\r\\n and \\r, as Python's text files have it."""
+    """Yield the blocks with \\n for \\r\\n and \\r, as Python's text files have it."""
     was_return = False
     for block in filter(None, blocks):
         if was_return and block.startswith(b"\n"):
@@ -206,7 +206,7 @@ def _with_plain_ends(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def split_lines(blocks: Iterable[bytes], max_bytes: int | None = None) -> Iterator[bytes | None]:
-    """Yields the lines; None for one of more than `max_bytes`, of which at most that and a block is held."""
+    """Yield the lines; None for one of more than `max_bytes`, of which at most that and a block is held."""
     limit = math.inf if max_bytes is None else max_bytes
     # The end of an unfinished line is kept in parts: joining at every block is quadratic in a long line.
     unfinished: list[bytes] = []
@@ -233,7 +233,7 @@ def _read_plain(path: Path, num_bytes: int = READ_BYTES) -> Iterator[bytes]:
 def _decompress(
     path: Path, *, opened: Callable[[Path], BufferedIOBase], name: str, problems: tuple[type[Exception], ...]
 ) -> Iterator[bytes]:
-    """Yields the blocks of a format whose module of Python's opens it as a file."""
+    """Yield the blocks of a format whose module of Python's opens it as a file."""
     try:
         with opened(path) as file:
             while block := file.read(READ_BYTES):

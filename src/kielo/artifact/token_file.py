@@ -37,7 +37,7 @@ class FileArray:
         return self._length
 
     def __getitem__(self, part: slice | np.ndarray) -> np.ndarray:
-        """Returns a part without gaps, or the numbers at places [n]. Raises OSError where the file fails."""
+        """Return a part without gaps, or the numbers at places [n]. Raises OSError where the file fails."""
         if not isinstance(part, slice):
             return self.rows(part, 1)[:, 0]
         start, stop, _ = part.indices(self._length)
@@ -47,7 +47,7 @@ class FileArray:
         return self[:] if dtype is None else self[:].astype(dtype)
 
     def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """Returns parts of one length that begin at `starts` [n], as [n, length]. Raises OSError."""
+        """Return parts of one length that begin at `starts` [n], as [n, length]. Raises OSError."""
         found = np.empty((len(starts), length), self.dtype)
         if not found.size:
             return found
@@ -74,7 +74,7 @@ class FileArray:
 
 
 def file_being_read(thread: int | None) -> Path | None:
-    """Returns the file that a thread waits for now, by its identifier; None where it waits for none."""
+    """Return the file that a thread waits for now, by its identifier; None where it waits for none."""
     return None if thread is None else _BEING_READ.get(thread)
 
 
@@ -116,10 +116,10 @@ class DocumentIndex(ABC):
 
     @abstractmethod
     def starts(self, first: int, last: int) -> np.ndarray:
-        """Returns the first tokens of documents first .. last-1, int64 [last - first]."""
+        """Return the first tokens of documents first .. last-1, int64 [last - first]."""
 
     def number_at(self, token: int) -> int:
-        """Returns the number of the first document that begins at `token` or after it."""
+        """Return the number of the first document that begins at `token` or after it."""
         return bisect_left(range(self.num_documents), token, key=self._start)
 
     def _start(self, number: int) -> int:
@@ -165,7 +165,7 @@ class OpenTokenFile:
         self.loss_mask = FileArray(mask, np.uint8, file.tokens) if mask else None
 
     def document_starts(self, start: int, end: int) -> np.ndarray:
-        """Returns the tokens in start .. end-1 at which documents begin, int64; empty ones repeat a token."""
+        """Return the tokens in start .. end-1 at which documents begin, int64; empty ones repeat a token."""
         if self.index is not None:
             return self.index.starts(self.index.number_at(start), self.index.number_at(end))
         before = max(start - 1, 0)
@@ -173,7 +173,7 @@ class OpenTokenFile:
         return np.concatenate([np.zeros(1, np.int64), found]) if start == 0 < end else found
 
     def document_name(self, token: int) -> str:
-        """Returns "document N" of the token, or "token N", where it begins, in a file without an index."""
+        """Return "document N" of the token, or "token N", where it begins, in a file without an index."""
         if self.index is not None:
             return f"document {self.index.number_at(token + 1) - 1}"
         end, step = token, 1 << 16

@@ -36,7 +36,7 @@ class Format:
 
 
 def describe(path: Path, width: int) -> TokenFile:
-    """Describes a data file by its suffix, with its loss mask if there is one beside it.
+    """Describe a data file by its suffix, with its loss mask if there is one beside it.
 
     width: bytes of an id where the file does not tell.
     """
@@ -54,7 +54,7 @@ def describe(path: Path, width: int) -> TokenFile:
 
 
 def _mask_path(path: Path, kind: str) -> Path:
-    """Returns where the loss mask of a data file is, if it has one.
+    """Return where the loss mask of a data file is, if it has one.
 
     Kielo's PREFIX.loss_mask, datatrove's NAME.ds.loss, and labels_mask_… beside open-instruct's
     token_ids_….npy, as OLMo-core reads them.
@@ -67,12 +67,12 @@ def _mask_path(path: Path, kind: str) -> Path:
 
 
 def is_mask(name: str) -> bool:
-    """Returns True for a mask that has the suffix of data."""
+    """Return True for a mask that has the suffix of data."""
     return name.startswith(_OLMO_MASKS)
 
 
 def open_file(root: Path, file: TokenFile, end_of_text_id: int) -> OpenTokenFile:
-    """Opens a described file in the folder `root`; nothing is checked again."""
+    """Open a described file in the folder `root`; nothing is checked again."""
     path = root / file.name
     return OpenTokenFile(path, file, FORMATS[file.format].index(path, file), end_of_text_id)
 
@@ -99,7 +99,7 @@ class _Ends:
 
 
 def fingerprint(path: Path, *beside: Path | None) -> str:
-    """Returns a hash of the sizes and both ends of a file and those beside it: cheap, so all are compared."""
+    """Return a hash of the sizes and both ends of a file and those beside it: cheap, so all are compared."""
     return _fingerprint(*(_Ends.of(part) for part in (path, *beside) if part is not None))
 
 
@@ -113,7 +113,7 @@ def _fingerprint(*parts: _Ends) -> str:
 
 
 def index_path(path: Path, kind: str) -> Path | None:
-    """Returns the file with the documents of a data file, or None for a format without one."""
+    """Return the file with the documents of a data file, or None for a format without one."""
     return {"megatron": _megatron_index_path, "ds": _ds_index_path}[kind](path) if kind != "npy" else None
 
 
@@ -126,7 +126,7 @@ def _ds_index_path(path: Path) -> Path:
 
 
 def check_index(path: Path, file: TokenFile) -> None:
-    """Reads a whole index; raises KieloError for documents that go backwards or past the end of the data.
+    """Read a whole index; raise KieloError for documents that go backwards or past the end of the data.
 
     So it does for sequences of Megatron's that do not follow one another: gaps and overlaps would be read as
     text.
@@ -210,13 +210,13 @@ class _MegatronHead:
             )
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (first byte of each sequence, first sequence of each document and their number), mapped."""
+        """Return (first byte of each sequence, first sequence of each document and their number), mapped."""
         place = HEADER.size + 4 * self.num_sequences
         pointers = self._mapped("<i8", place, self.num_sequences)
         return pointers, self._mapped("<i8", place + 8 * self.num_sequences, self.num_boundaries)
 
     def end_of_data(self) -> int:
-        """Returns the byte after the last sequence. Raises KieloError for documents that are not its own."""
+        """Return the byte after the last sequence. Raises KieloError for documents that are not its own."""
         pointers, documents = self.arrays()
         if documents[0] != 0 or documents[-1] != self.num_sequences:
             raise KieloError(
@@ -229,7 +229,7 @@ class _MegatronHead:
         return int(pointers[-1]) + int(lengths[-1]) * self.dtype.itemsize
 
     def check_sequences(self) -> None:
-        """Reads all arrays. Raises KieloError unless each sequence and document follows the one before."""
+        """Read all arrays. Raises KieloError unless each sequence and document follows the one before."""
         pointers, documents = self.arrays()
         lengths = self._mapped("<i4", HEADER.size, self.num_sequences)
         for first in range(0, self.num_sequences, READ_AT_ONCE):
@@ -341,7 +341,7 @@ def _ds_ends(index: Path) -> np.ndarray:
 
 
 def _width_of_metadata(path: str) -> int | None:
-    """Returns the bytes of an id that "TOKENIZER|4", the first line of the metadata, tells."""
+    """Return the bytes of an id that "TOKENIZER|4", the first line of the metadata, tells."""
     try:
         with open(path, "rb", buffering=0) as file:
             first = (file.read(FINGERPRINT_BYTES) or b"").partition(b"\n")[0]

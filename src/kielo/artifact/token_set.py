@@ -30,7 +30,7 @@ class TokenSet:
         self.loss_mask = SetMask(self) if any(file.loss_mask for file in files) else None
 
     def read(self, start_token: int, count: int) -> np.ndarray:
-        """Returns tokens start_token .. start_token+count-1 of the stream, [count]."""
+        """Return tokens start_token .. start_token+count-1 of the stream, [count]."""
         if start_token < 0 or count < 0 or start_token + count > self.num_tokens:
             raise IndexError(
                 f"{self._folder}: tokens {start_token}..{start_token + count} of {self.num_tokens}"
@@ -42,7 +42,7 @@ class TokenSet:
         return parts[0] if len(parts) == 1 else np.concatenate(parts or [np.zeros(0, self.dtype)])
 
     def read_mask(self, start_token: int, end_token: int) -> np.ndarray:
-        """Returns 1 for each token from `start_token` to before `end_token` that carries loss, uint8."""
+        """Return 1 for each token from `start_token` to before `end_token` that carries loss, uint8."""
         parts = [np.zeros(0, np.uint8)]
         for number, start, end in self._pieces(start_token, end_token):
             mask = self._file(number).loss_mask
@@ -50,18 +50,18 @@ class TokenSet:
         return np.concatenate(parts)
 
     def num_whole_sequences(self, length: int) -> int:
-        """Returns the number of sequences that have `length` tokens and a next one."""
+        """Return the number of sequences that have `length` tokens and a next one."""
         return (self.num_tokens - 1) // length
 
     def sequences(self, numbers: np.ndarray, length: int) -> np.ndarray:
-        """Returns whole sequences with their next tokens, [numbers, length + 1]."""
+        """Return whole sequences with their next tokens, [numbers, length + 1]."""
         rows = np.empty((len(numbers), length + 1), self.dtype)
         for row, number in zip(rows, numbers.tolist(), strict=True):
             row[:] = self.read(number * length, length + 1)
         return rows
 
     def borders(self, start_token: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (range, token) of each document that begins inside of one of the ranges [n] of tokens.
+        """Return (range, token) of each document that begins inside of one of the ranges [n] of tokens.
 
         Inside: after its first token. int64 [borders] each; tokens are of the stream.
         """
@@ -74,7 +74,7 @@ class TokenSet:
         return which, np.concatenate([*found, np.zeros(0, np.int64)])
 
     def documents(self, start_token: int, count: int) -> list[tuple[str, int]]:
-        """Returns (its name, its tokens in the range) of each document in a range of tokens."""
+        """Return (its name, its tokens in the range) of each document in a range of tokens."""
         end = start_token + count
         starts = np.unique(np.append(self._document_starts(start_token, end), start_token))
         return [
@@ -83,13 +83,13 @@ class TokenSet:
         ]
 
     def document_name(self, token: int) -> str:
-        """Returns "FILE: document N" of the document that a token of the stream is in."""
+        """Return "FILE: document N" of the document that a token of the stream is in."""
         number = int(np.searchsorted(self._first, token, side="right")) - 1
         name = self._file(number).document_name(token - int(self._first[number]))
         return f"{self._files[number].name}: {name}"
 
     def document_ranges(self, first: int) -> Iterator[tuple[int, int]]:
-        """Yields (first token, token after the last) of the documents from the first that begins at `first`.
+        """Yield (first token, token after the last) of the documents from the first that begins at `first`.
 
         Documents without tokens are passed over.
         """
@@ -100,7 +100,7 @@ class TokenSet:
             start = end
 
     def document_blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields (first token, token after the last) of all documents, in blocks; int64 [documents] each.
+        """Yield (first token, token after the last) of all documents, in blocks; int64 [documents] each.
 
         Files without an index are read from end to end.
         """
@@ -113,7 +113,7 @@ class TokenSet:
         yield before, np.full(len(before), self.num_tokens)
 
     def first_document_from(self, token: int) -> int:
-        """Returns the first token at which a document begins, at `token` or after it; num_tokens for none."""
+        """Return the first token at which a document begins, at `token` or after it; num_tokens for none."""
         step, start = 1 << 12, token
         while start < self.num_tokens:
             starts = self._document_starts(start, min(start + step, self.num_tokens))
@@ -136,7 +136,7 @@ class TokenSet:
         return np.concatenate(found)
 
     def _pieces(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yields (file, first token, token after the last) of each file that a range of the stream is in."""
+        """Yield (file, first token, token after the last) of each file that a range of the stream is in."""
         number = int(np.searchsorted(self._first, start, side="right")) - 1
         while start < end:
             file_start, file_end = int(self._first[number]), int(self._first[number + 1])

@@ -29,7 +29,7 @@ READ_BYTES = 1 << 23
 
 
 def join_token_shards(parts: Sequence[Path], prefix: Path) -> None:
-    """Writes the shard `prefix` of all documents of the shards `parts`; they have one dtype.
+    """Write the shard `prefix` of all documents of the shards `parts`; they have one dtype.
 
     A loss mask is written where the parts have one. In memory is one part's index at a time.
     """
@@ -46,7 +46,7 @@ def join_token_shards(parts: Sequence[Path], prefix: Path) -> None:
 
 
 def join_files(parts: Sequence[Path], path: Path) -> None:
-    """Writes the bytes of `parts`, one file after the other, to a file."""
+    """Write the bytes of `parts`, one file after the other, to a file."""
     with DurableFile(path) as whole:
         for part in parts:
             with open(part, "rb") as file:
@@ -75,7 +75,7 @@ BLOCK_DOCUMENTS = 1 << 20
 
 
 class TokenShardWriter:
-    """Writes one shard, aside until `close`: `.bin` takes its name first, `.idx` last.
+    """Write one shard, aside until `close`: `.bin` takes its name first, `.idx` last.
 
     has_loss_mask: writes `.loss_mask` too.
     """
@@ -147,7 +147,7 @@ class TokenShardWriter:
 
 
 def write_index(prefix: Path, dtype: np.dtype, lengths: Callable[[], Iterable[np.ndarray]]) -> None:
-    """Writes `.idx` of a shard: lengths() gives those of its documents, in tokens, in blocks [documents]."""
+    """Write `.idx` of a shard: lengths() gives those of its documents, in tokens, in blocks [documents]."""
     number = sum(map(len, lengths()))
     with DurableFile(_beside(prefix, ".idx")) as index:
         index.write(HEADER.pack(MAGIC, VERSION, CODES[dtype.newbyteorder("=")], number, number + 1))
@@ -187,7 +187,7 @@ class TokenShard:
         self.loss_mask = self._read_loss_mask()
 
     def read(self, start_token: int, count: int) -> np.ndarray:
-        """Returns tokens start_token .. start_token+count-1 of the stream, [count].
+        """Return tokens start_token .. start_token+count-1 of the stream, [count].
 
         Raises IndexError outside the shard, and OSError where the file does not give them.
         """
@@ -198,18 +198,18 @@ class TokenShard:
         return self._tokens[start_token : start_token + count]
 
     def num_whole_sequences(self, length: int) -> int:
-        """Returns the number of sequences that have `length` tokens and a next one."""
+        """Return the number of sequences that have `length` tokens and a next one."""
         return max(0, self.num_tokens - 1) // length
 
     def sequences(self, numbers: np.ndarray, length: int) -> np.ndarray:
-        """Returns whole sequences with their next tokens, [numbers, length + 1].
+        """Return whole sequences with their next tokens, [numbers, length + 1].
 
         Sequence i is tokens i * length .. (i + 1) * length, so that neighbours share a token.
         """
         return self._tokens.rows(numbers * length, length + 1)
 
     def borders(self, start_token: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (range, token) of each document that begins inside of one of the ranges [n] of tokens.
+        """Return (range, token) of each document that begins inside of one of the ranges [n] of tokens.
 
         Inside: after its first token. int64 [borders] each.
         """
@@ -221,7 +221,7 @@ class TokenShard:
         return which, offsets[number]
 
     def document_blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields (first token, token after the last) of all documents, in blocks; int64 [documents] each."""
+        """Yield (first token, token after the last) of all documents, in blocks; int64 [documents] each."""
         for first in range(0, self.num_documents, BLOCK_DOCUMENTS):
             offsets = self.document_offsets[first : first + BLOCK_DOCUMENTS + 1]
             yield offsets[:-1], offsets[1:]

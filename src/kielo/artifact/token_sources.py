@@ -74,7 +74,7 @@ class FoundFiles:
 
 
 def find_token_sources(recipe: Recipe, vocab_size: int) -> dict[str, FoundFiles]:
-    """Describes the files of each source with `tokens`. Raises KieloError as `find_token_files` does."""
+    """Describe the files of each source with `tokens`. Raises KieloError as `find_token_files` does."""
     return {
         source.name: find_token_files(
             source.name, source.tokens or "", _width(source, vocab_size), source.leave_out
@@ -84,7 +84,7 @@ def find_token_sources(recipe: Recipe, vocab_size: int) -> dict[str, FoundFiles]
 
 
 def find_token_files(name: str, place: str, width: int, leave_out: Sequence[str] = ()) -> FoundFiles:
-    """Describes the files of source `name` at `place`, in the order of their names.
+    """Describe the files of source `name` at `place`, in the order of their names.
 
     place: see KNOWN; with or without .bin, .idx. width: bytes of an id in files that do not tell. leave_out:
     patterns of names below `place` that are not read. Raises KieloError where there is none, where one cannot
@@ -111,7 +111,7 @@ def find_token_files(name: str, place: str, width: int, leave_out: Sequence[str]
 
 
 def list_token_files(name: str, place: str, leave_out: Sequence[str] = ()) -> tuple[list[Path], list[str]]:
-    """Returns the data files of source `name` at `place`, and the names of other files below it.
+    """Return the data files of source `name` at `place`, and the names of other files below it.
 
     Raises KieloError where there is none, and for one that holds tokens and is not read.
     """
@@ -122,16 +122,14 @@ def list_token_files(name: str, place: str, leave_out: Sequence[str] = ()) -> tu
             f"{', '.join(data[:5])}; read are {KNOWN}. Fix: convert or unpack them, or name them in leave_out"
         )
     if not paths:
-        raise KieloError(
-            f"corpus.sources, {name}: tokens = {place!r}: no token file there; what would work: {KNOWN}"
-        )
+        raise KieloError(f"corpus.sources, {name}: tokens = {place!r}: no token file there. Fix: {KNOWN}")
     return paths, unread
 
 
 def check_unchanged(
     name: str, folder: Path, files: Sequence[TokenFile], times_ns: Sequence[Sequence[int]]
 ) -> None:
-    """Raises KieloError for a file of another size or time than described.
+    """Raise KieloError for a file of another size or time than described.
 
     Another time means another content, until the pack stage has read all of it again.
     """
@@ -142,7 +140,7 @@ def check_unchanged(
         except OSError as problem:
             raise KieloError(
                 f"{problem.filename}: cannot be read ({problem.strerror}); source {name} is read in place. "
-                "What would work: the file in its place; or `kielo run RECIPE --to pack`, with its new place "
+                "Fix: the file in its place; or `kielo run RECIPE --to pack`, with its new place "
                 "in corpus.sources"
             ) from None
         if size == file.bytes and times == tuple(noted):
@@ -152,13 +150,13 @@ def check_unchanged(
             how = f"{size:,} bytes, described were {file.bytes:,}"
         raise KieloError(
             f"{path}: changed since the pack stage described it ({how}); source {name} is read in place. "
-            "What would work: `kielo run RECIPE --to pack`, which reads the whole file and accepts it if the "
+            "Fix: `kielo run RECIPE --to pack`, which reads the whole file and accepts it if the "
             "content is the same; or the file as it was"
         )
 
 
 def checksum(folder: Path, file: TokenFile) -> str:
-    """Returns the xxh3-128 of all bytes of a file, its index and its mask, in hexadecimal."""
+    """Return the xxh3-128 of all bytes of a file, its index and its mask, in hexadecimal."""
     return hash_json([hash_file(path) for path in _parts(folder, file)])
 
 
@@ -174,14 +172,14 @@ def _parts(folder: Path, file: TokenFile) -> list[Path]:
 
 
 def _width(source: Source, vocab_size: int) -> int:
-    """Returns the bytes of an id in a source's files that do not tell."""
+    """Return the bytes of an id in a source's files that do not tell."""
     if source.tokens_dtype is not None:
         return 2 if source.tokens_dtype == "uint16" else 4
     return 4 if vocab_size >= SMALLEST_UINT32_VOCABULARY else 2
 
 
 def _find(place: str, leave_out: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Returns the data files at a place, and the names of other files below the folders that it names."""
+    """Return the data files at a place, and the names of other files below the folders that it names."""
     place = os.path.expanduser(place)
     found = sorted(glob.glob(place, recursive=True)) if glob.has_magic(place) else [place]
     paths: set[Path] = set()
@@ -213,7 +211,7 @@ def _is_left_out(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _is_beside(path: Path, read: set[Path]) -> bool:
-    """Returns True for the index, the metadata or the mask of a data file that is read."""
+    """Return True for the index, the metadata or the mask of a data file that is read."""
     name = path.name
     owners = {name.removesuffix(end) for end in (".index", ".metadata", ".loss")}
     owners |= {name.removesuffix(end) + ".bin" for end in (".idx", ".loss_mask")}

@@ -71,7 +71,7 @@ class RowMap(JsonFile):
     """New id to the weights (fp32) of its old rows, in their order; those of others weigh the same."""
 
     def is_composed(self, new_id: int) -> bool:
-        """Returns True for a row that is the mean or the weighted sum of old rows."""
+        """Return True for a row that is the mean or the weighted sum of old rows."""
         return len(self.rows[new_id]) > 1 or str(new_id) in self.weights
 
     @property

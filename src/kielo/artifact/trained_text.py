@@ -15,7 +15,7 @@ NAMED_DIFFERENCES = 4
 
 
 def has_trained(run_folder: Path | str) -> bool:
-    """Returns True if the run has a checkpoint, damaged ones included, or a finished training."""
+    """Return True if the run has a checkpoint, damaged ones included, or a finished training."""
     train = Path(run_folder) / "train"
     return bool(_checkpoints(train / "checkpoints")) or read_manifest(train) is not None
 
@@ -48,7 +48,7 @@ def refuse_while_trained_on(folder: Path | str, why: str, advice: str = "") -> N
         return
     raise KieloError(
         f"{folder}: would be made again ({why}), and {checkpoints} holds {kept[0].name}, which was trained "
-        f"on it. Nothing was changed. What would work: {advice}--set name=… or another `folder` for the "
+        f"on it. Nothing was changed. Fix: {advice}--set name=… or another `folder` for the "
         "changed text; the old text and values; --from train to go on with the text as it is; or move "
         f"{checkpoints.parent} away to start again at step 0"
     )

@@ -214,7 +214,7 @@ class Parity(JsonFile):
     """Settings of transformers that were set wrong on purpose, to check the check; empty in a run."""
 
     def limit_in_words(self) -> str:
-        """Returns how far apart the losses may be, as part of a sentence."""
+        """Return how far apart the losses may be, as part of a sentence."""
         limit = f"tolerance {self.tolerance:.0e}"
         rounding = self.losses.rounding_differences
         if rounding is None:
@@ -226,5 +226,5 @@ class Parity(JsonFile):
 
 
 def loss_limits(tolerance: float, rounding_differences: list[float]) -> list[float]:
-    """Returns the largest relative difference of each step's losses with which the certificate passes."""
+    """Return the largest relative difference of each step's losses with which the certificate passes."""
     return [max(tolerance, ROUNDING_FACTOR * value) for value in rounding_differences]

@@ -33,10 +33,10 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def resolve_weights(reference: str) -> Path:
-    """Returns the local folder of `reference`; weights on the hub are fetched into its cache once.
+    """Return the local folder of `reference`; weights on the hub are fetched into its cache once.
 
     A name without revision is looked up in the cache first too: a repository that moved on does not change
-    what is trained. Raises KieloError, with what would work, for a folder that is not there and a hub that
+    what is trained. Raises KieloError, with the fix, for a folder that is not there and a hub that
     does not answer.
     """
     where = reference.removeprefix("hf:")
@@ -46,7 +46,7 @@ def resolve_weights(reference: str) -> Path:
     if where.startswith(("/", ".", "~")) or where.count("/") != 1:
         of_run = ", which the stage export of a run makes" if folder.name == "hf" else ""
         raise KieloError(
-            f"model.weights = {reference!r}: there is no folder {where}{of_run}; what would work: hf:FOLDER, "
+            f"model.weights = {reference!r}: there is no folder {where}{of_run}. Fix: hf:FOLDER, "
             "a folder with a Hugging Face config.json and its safetensors files, or hf:OWNER/NAME of the "
             "Hugging Face hub"
         )
@@ -58,7 +58,7 @@ def resolve_weights(reference: str) -> Path:
 
 
 def resolve_tokenizer(path: str) -> Path:
-    """Returns the folder of a ready tokenizer: a folder, or hf:OWNER/NAME[@REVISION], fetched as weights."""
+    """Return the folder of a ready tokenizer: a folder, or hf:OWNER/NAME[@REVISION], fetched as weights."""
     where = path.removeprefix("hf:")
     folder = Path(where).expanduser()
     if where == path or folder.is_dir():
@@ -71,20 +71,20 @@ def resolve_tokenizer(path: str) -> Path:
 
 
 def is_on_hub(reference: str | None) -> bool:
-    """Returns True for hf:OWNER/NAME[@REVISION] that is no folder here."""
+    """Return True for hf:OWNER/NAME[@REVISION] that is no folder here."""
     where = (reference or "").removeprefix("hf:")
     is_name = where != reference and where.count("/") == 1 and where[0] not in "/.~"
     return is_name and not Path(where).is_dir()
 
 
 def tokenizer_here(path: str) -> Path | None:
-    """Returns the folder of a ready tokenizer if it is on this machine; nothing is fetched."""
+    """Return the folder of a ready tokenizer if it is on this machine; nothing is fetched."""
     folder = Path(path.removeprefix("hf:")).expanduser()
     return folder if not is_on_hub(path) else _here(path.removeprefix("hf:"), _has_tokenizer)
 
 
 def weights_here(reference: str) -> Path | None:
-    """Returns the folder of `reference` if it is on this machine; nothing is fetched."""
+    """Return the folder of `reference` if it is on this machine; nothing is fetched."""
     where = reference.removeprefix("hf:")
     folder = Path(where).expanduser()
     if folder.is_dir():
@@ -93,7 +93,7 @@ def weights_here(reference: str) -> Path | None:
 
 
 def pinned(reference: str, folder: Path) -> str:
-    """Returns `reference` with the commit if it is a repository: the name of its snapshot `folder`."""
+    """Return `reference` with the commit if it is a repository: the name of its snapshot `folder`."""
     where = reference.removeprefix("hf:")
     if Path(where).expanduser().is_dir() or not _COMMIT.fullmatch(folder.name):
         return reference
@@ -101,7 +101,7 @@ def pinned(reference: str, folder: Path) -> str:
 
 
 def weight_files(folder: Path) -> Mapping[Path, list[str] | None]:
-    """Returns each file of weights in `folder` → the tensors that an index lists; None for a single file.
+    """Return each file of weights in `folder` → the tensors that an index lists; None for a single file.
 
     Raises KieloError for a folder without weights, and for an index that is damaged, or names files that are
     not there or are in another folder.
@@ -197,7 +197,7 @@ def _indexed(folder: Path, index: str) -> Mapping[Path, list[str]]:
 
 
 def unique_keys(path: Path, pairs: list[tuple[str, Any]]) -> JsonTable:
-    """Returns a JSON object of the file `path`. KieloError for two entries of one name."""
+    """Return a JSON object of the file `path`. KieloError for two entries of one name."""
     content = dict(pairs)
     if len(content) < len(pairs):
         twice = next(key for key, number in Counter(key for key, _ in pairs).items() if number > 1)
@@ -206,7 +206,7 @@ def unique_keys(path: Path, pairs: list[tuple[str, Any]]) -> JsonTable:
 
 
 def _here(where: str, is_whole: Callable[[Path], bool]) -> Path | None:
-    """Returns the whole snapshot of OWNER/NAME[@REVISION], brought by `kielo prefetch` or in the hub's cache.
+    """Return the whole snapshot of OWNER/NAME[@REVISION], brought by `kielo prefetch` or in the hub's cache.
 
     The hub is not asked: thousands of ranks may call. With the patterns of the fetch: without them
     newer clients refuse a snapshot that lacks any other file of the repository.
@@ -249,7 +249,7 @@ def _has_tokenizer(folder: Path) -> bool:
 
 
 def fetch_weights(reference: str, hub: Path | None = None) -> Path:
-    """Downloads the weights of hf:OWNER/NAME[@REVISION] and returns their snapshot; goes on where it stopped.
+    """Download the weights of hf:OWNER/NAME[@REVISION] and return their snapshot; goes on where it stopped.
 
     hub: the folder of repositories; default: the cache of the hub's client. Raises KieloError where the hub
     does not answer, or has no such weights.
@@ -262,7 +262,7 @@ def fetch_weights(reference: str, hub: Path | None = None) -> Path:
 
 
 def fetch_tokenizer(path: str, hub: Path | None = None) -> Path:
-    """Downloads the small files of hf:OWNER/NAME[@REVISION], as `fetch_weights` does its weights."""
+    """Download the small files of hf:OWNER/NAME[@REVISION], as `fetch_weights` does its weights."""
     folder = _fetched(f"tokenizer {path!r}", path, _TOKENIZER_FILE, hub)
     if not _has_tokenizer(folder):
         name = path.removeprefix("hf:").partition("@")[0]

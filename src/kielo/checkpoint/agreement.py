@@ -27,13 +27,13 @@ class Agreement:
         self.size = dist.get_world_size(group) if self.distributed else 1
 
     def gather(self, value: T) -> list[T]:
-        """Returns the values of all ranks, in rank order, on every rank."""
+        """Return the values of all ranks, in rank order, on every rank."""
         if self.size == 1:
             return [value]
         return objects.all_gather(value, self.group)
 
     def on_first(self, action: Callable[[], T]) -> T:
-        """Runs `action` on rank 0; returns its result, or raises its error as KieloError, on every rank."""
+        """Run `action` on rank 0; return its result, or raises its error as KieloError, on every rank."""
         results: list[T] = []
         complaint: str | None = None
         cause: Exception | None = None
@@ -49,7 +49,7 @@ class Agreement:
         return results[0]
 
     def on_all(self, action: Callable[[], T]) -> list[T]:
-        """Runs `action` on every rank; returns all results, or raises the first rank's error on every rank.
+        """Run `action` on every rank; return all results, or raises the first rank's error on every rank.
 
         Its message ends with the rank. An OSError keeps its errno.
         """
@@ -71,7 +71,7 @@ class Agreement:
         return [result for of_rank, _ in answers for result in of_rank]
 
     def distribute(self, value: T, divide: Callable[[list[T]], list[R]]) -> R:
-        """Gives rank 0 the values of all ranks, and returns to each rank its entry of `divide(values)`.
+        """Give rank 0 the values of all ranks, and returns to each rank its entry of `divide(values)`.
 
         Unlike `gather`, nothing else is sent to other ranks. Raises what `on_first` raises.
         """

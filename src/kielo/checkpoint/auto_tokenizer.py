@@ -32,7 +32,7 @@ from transformers import PreTrainedTokenizerFast
 
 
 class PlainTokenizer(PreTrainedTokenizerFast):
-    """Keeps the split of words of tokenizer.json, whatever model is beside it."""
+    """Keep the split of words of tokenizer.json, whatever model is beside it."""
 '''
 NOT_COMPARED = (
     "the tokenizer is not compared with transformers' AutoTokenizer yet: transformers is not installed here"

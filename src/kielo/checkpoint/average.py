@@ -45,7 +45,7 @@ _DESCRIPTION_BYTES = 1024  # for one tensor, in the file's header and in the ind
 
 
 def average(checkpoints: Sequence[Path], to: Path) -> Path:
-    """Write the mean of the model weights of at least two checkpoints as the folder `to`; returns it.
+    """Write the mean of the model weights of at least two checkpoints as the folder `to`; return it.
 
     The folder is written whole or not at all. Sums are in fp64, where those of fp32 weights lose nothing that
     the result could show; reading is slower than adding. The result keeps each tensor's dtype, and the plain
@@ -135,7 +135,7 @@ def _averaged_index(
 
 
 def _real(path: Path) -> Path:
-    """Resolves `checkpoints/newest`, a symbolic link, to the name that people want to read."""
+    """Resolve `checkpoints/newest`, a symbolic link, to the name that people want to read."""
     return Path(path).resolve()
 
 

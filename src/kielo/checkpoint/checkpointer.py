@@ -127,7 +127,7 @@ class Checkpointer:
         self._under_way = self._writer.submit(self._memory_copies.write, self._staged(step, tensors, plain))
 
     def settle(self) -> Path | None:
-        """Wait for the save under way; returns the newest checkpoint that was published here.
+        """Wait for the save under way; return the newest checkpoint that was published here.
 
         It may be the one of `go_back_to`; None before any. Copies in memory are removed. Raises KieloError on
         every rank when the last save failed.
@@ -140,7 +140,7 @@ class Checkpointer:
         return self._published
 
     def shortage(self) -> str | None:
-        """Returns, on rank 0, why the disk has no room for the next save; None if it has.
+        """Return, on rank 0, why the disk has no room for the next save; None if it has.
 
         None while a save is under way: older checkpoints are removed after it.
         """
@@ -223,7 +223,7 @@ class Checkpointer:
         return self._ranks.on_first(lambda: read_plain(path))
 
     def restore(self, path: Path, tensors: dict[str, torch.Tensor]) -> JsonTable:
-        """Fill `tensors` in place from a checkpoint that any layout wrote; returns its plain state.
+        """Fill `tensors` in place from a checkpoint that any layout wrote; return its plain state.
 
         Raises KieloError on every rank, before any tensor changes, for a damaged checkpoint, and for names,
         shapes or dtypes that the checkpoint cannot fill. A wider dtype may be filled from a narrower one.

@@ -49,7 +49,7 @@ class WantedExport:
 def wanted_export(
     checkpoint: Path, to: Path, model: CompleteModel, tokenizer_folder: Path | None, options: ExportOptions
 ) -> WantedExport:
-    """Describes the export of a checkpoint to the folder `to`. Writes nothing; KieloError for bad input."""
+    """Describe the export of a checkpoint to the folder `to`. Writes nothing; KieloError for bad input."""
     checkpoint, index = Path(checkpoint), read_index(checkpoint)
     dtype = _chosen_dtype(checkpoint, index, options.dtype)
     if options.max_shard_bytes < 1:
@@ -87,7 +87,7 @@ def _tokenizer_hash(folder: Path | None) -> str:
 
 
 def tokenizer_files(folder: Path | None) -> dict[str, Path]:
-    """Returns name → path of the files of a tokenizer to export; KieloError for a folder without any."""
+    """Return name → path of the files of a tokenizer to export; KieloError for a folder without any."""
     if folder is None:
         return {}
     folder = Path(folder)

@@ -50,7 +50,7 @@ class FileTensor:
 
 
 def file_tensors(index: CheckpointIndex, model: CompleteModel, dtype: str) -> list[FileTensor]:
-    """Lists the tensors of an export in the model's order; the checkpoint must hold every parameter.
+    """List the tensors of an export in the model's order; the checkpoint must hold every parameter.
 
     dtype: a key of EXPORT_DTYPES, or "source": names and dtypes of the weights that training began from,
     which the checkpoint stores as `source_tensors`. KieloError where that record does not fit the model.
@@ -79,18 +79,18 @@ def _file_tensor(
 
 
 def _in_source(name: str, source: Mapping[str, str], prefix: str) -> tuple[str, torch.dtype]:
-    """Returns name and dtype of the tensor in the source; files of a bare base model lack its prefix."""
+    """Return name and dtype of the tensor in the source; files of a bare base model lack its prefix."""
     for found in (name, name.removeprefix(prefix)):
         if found in source:
             return found, DTYPES[source[found]]
     raise KieloError(
-        f"the checkpoint's record of the weights that it began from (source_tensors) does not name {name}; "
-        f"what would work: --dtype {', '.join(EXPORT_DTYPES)}"
+        f"the checkpoint's record of the weights that it began from (source_tensors) does not name {name}. "
+        f"Fix: --dtype {', '.join(EXPORT_DTYPES)}"
     )
 
 
 def row_boxes(shape: Sequence[int]) -> Iterator[Box]:
-    """Divides a tensor into boxes of rows (dim 0), each at most BLOCK_BYTES of fp32 or one row."""
+    """Divide a tensor into boxes of rows (dim 0), each at most BLOCK_BYTES of fp32 or one row."""
     if not shape:
         yield ()
         return
@@ -100,7 +100,7 @@ def row_boxes(shape: Sequence[int]) -> Iterator[Box]:
 
 
 def row_blocks(tensor: FileTensor) -> Iterator[slice]:
-    """Yields the rows of each of `row_boxes`; a scalar has one row."""
+    """Yield the rows of each of `row_boxes`; a scalar has one row."""
     for box in row_boxes(tensor.shape):
         yield box[0] if box else slice(0, 1)
 
@@ -110,7 +110,7 @@ class NotFiniteError(KieloError):
 
 
 class CheckpointRows:
-    """Reads blocks of rows from the checkpoint in `folder`, which has been verified."""
+    """Read blocks of rows from the checkpoint in `folder`, which has been verified."""
 
     def __init__(self, folder: Path, index: CheckpointIndex):
         self._folder, self._index = folder, index
@@ -118,14 +118,14 @@ class CheckpointRows:
         self._tables: dict[str, dict[str, StoredTensor]] = {}
 
     def read(self, tensor: FileTensor, rows: slice) -> Tensor:
-        """Reads rows of the file's tensor in its dtype, on the CPU. Raises NotFiniteError."""
+        """Read rows of the file's tensor in its dtype, on the CPU. Raises NotFiniteError."""
         block = self._filled(tensor, rows, tensor.dtype)
         if not is_finite(block):
             raise NotFiniteError(self._not_finite(tensor))
         return block
 
     def _not_finite(self, tensor: FileTensor) -> str:
-        """Returns why the tensor cannot be exported: NaN or infinities, or a weight beyond its dtype."""
+        """Return why the tensor cannot be exported: NaN or infinities, or a weight beyond its dtype."""
         num_bad, largest = 0, 0.0
         for rows in row_blocks(tensor):
             exact = self._filled(tensor, rows, torch.float32)
@@ -135,14 +135,14 @@ class CheckpointRows:
         if num_bad:
             return (
                 f"{self._folder}: {tensor.name} holds {num_bad:,} of {math.prod(tensor.shape):,} numbers "
-                "that are NaN or infinite; what would work: an earlier checkpoint (`kielo checkpoint list "
+                "that are NaN or infinite. Fix: an earlier checkpoint (`kielo checkpoint list "
                 "RUN`)"
             )
         asked = next(name for name, dtype in EXPORT_DTYPES.items() if dtype == tensor.dtype)
         fits = [name for name, dtype in EXPORT_DTYPES.items() if torch.tensor(largest).to(dtype).isfinite()]
         return (
             f"{tensor.name} holds a weight of magnitude {largest:,.0f}, and {asked} ends at "
-            f"{torch.finfo(tensor.dtype).max:,.0f}; what would work: --dtype {' or '.join(fits)}"
+            f"{torch.finfo(tensor.dtype).max:,.0f}. Fix: --dtype {' or '.join(fits)}"
         )
 
     def _filled(self, tensor: FileTensor, rows: slice, dtype: torch.dtype) -> Tensor:
@@ -174,7 +174,7 @@ class CheckpointRows:
 
 
 def _in_rows(box: Box, stored: Box, rows: slice, is_transposed: bool) -> Iterator[tuple[Box, Box]]:
-    """Yields the part of a parameter's box (`stored` in the file) in those rows, its place in the block."""
+    """Yield the part of a parameter's box (`stored` in the file) in those rows, its place in the block."""
     if not stored:
         yield box, stored
         return

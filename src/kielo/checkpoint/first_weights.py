@@ -26,7 +26,7 @@ from kielo.tokenizer.trial import refuse_other_vocabulary
 def load_first_weights(
     parameters: Mapping[str, Tensor], identity: Identity, placement: Placement, group: Any = None
 ) -> dict[str, str]:
-    """Fills `parameters` from `model.weights`; returns what `load_weights` returns.
+    """Fill `parameters` from `model.weights`; return what `load_weights` returns.
 
     Called by all ranks of `group`. Raises KieloError like `load_weights`, and for a row map that is missing,
     of other weights or of another tokenizer.

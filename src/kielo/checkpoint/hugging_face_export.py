@@ -122,7 +122,7 @@ def _write(wanted: WantedExport, card: str | None) -> None:
 
 
 def _usual_dtype(tensors: Sequence[FileTensor]) -> torch.dtype:
-    """Returns the dtype of most bytes, for config.json, which can name only one."""
+    """Return the dtype of most bytes, for config.json, which can name only one."""
     counted: dict[torch.dtype, int] = {}
     for tensor in tensors:
         counted[tensor.dtype] = counted.get(tensor.dtype, 0) + tensor.bytes
@@ -130,7 +130,7 @@ def _usual_dtype(tensors: Sequence[FileTensor]) -> torch.dtype:
 
 
 def _shards(tensors: Sequence[FileTensor], max_shard_bytes: int) -> dict[str, list[FileTensor]]:
-    """Divides the tensors: file → its tensors. A shard ends before the tensor that would overfill it."""
+    """Divide the tensors: file → its tensors. A shard ends before the tensor that would overfill it."""
     shards: list[list[FileTensor]] = [[]]
     filled = 0
     for tensor in tensors:
@@ -148,7 +148,7 @@ def _shards(tensors: Sequence[FileTensor], max_shard_bytes: int) -> dict[str, li
 
 
 def _aligned(shard: list[FileTensor]) -> list[FileTensor]:
-    """Sorts wide dtypes first: readers map tensors in place, where fp32 needs its alignment."""
+    """Sort wide dtypes first: readers map tensors in place, where fp32 needs its alignment."""
     return sorted(shard, key=lambda tensor: -tensor.dtype.itemsize)
 
 
@@ -199,7 +199,7 @@ def _tokenizer_files(wanted: WantedExport, model_type: str | None) -> dict[str, 
 
 
 def _tokenizer_file(path: Path, model: CompleteModel) -> bytes:
-    """Returns a file of the tokenizer as exported: truncation, if asked for, is to the model's context."""
+    """Return a file of the tokenizer as exported: truncation, if asked for, is to the model's context."""
     if path.name != CONFIG_FILE:
         return path.read_bytes()
     config = read_object(path) | {"model_max_length": model.max_position_embeddings}
@@ -207,7 +207,7 @@ def _tokenizer_file(path: Path, model: CompleteModel) -> bytes:
 
 
 def _special_token_ids(folder: Path | None) -> dict[str, int | None]:
-    """Reads the ids of bos, eos and pad in a Hugging Face tokenizer folder; None for one without a name."""
+    """Read the ids of bos, eos and pad in a Hugging Face tokenizer folder; None for one without a name."""
     found: dict[str, int | None] = dict.fromkeys(f"{role}_token_id" for role in ("bos", "eos", "pad"))
     if folder is None or not (Path(folder) / TOKENIZER_FILE).is_file():
         return found

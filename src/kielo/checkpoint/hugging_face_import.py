@@ -60,7 +60,7 @@ def load_model_weights(
     transplant: Transplant | None = None,
     stored: CompleteModel | None = None,
 ) -> dict[str, str]:
-    """Calls `load_weights` with the names of the family and of its bare base model, and buffers to ignore.
+    """Call `load_weights` with the names of the family and of its bare base model, and buffers to ignore.
 
     stored: the folder's model if `model` is only a part of it, fewer layers; the others are not read.
     """
@@ -132,7 +132,7 @@ def load_weights(
 
 
 def read_tables(source: Path) -> StoredTensors:
-    """Reads the tables of all files of a folder, in the order of the files.
+    """Read the tables of all files of a folder, in the order of the files.
 
     KieloError for a damaged table, for a file that lacks what an index says, and for a tensor that two files
     hold.
@@ -175,7 +175,7 @@ def _refuse_differing_head(
 
 
 def _are_equal(one: tuple[Path, StoredTensor], other: tuple[Path, StoredTensor]) -> bool:
-    """Compares two stored tensors as fp32, block by block; NaN, which is refused later, equals NaN."""
+    """Compare two stored tensors as fp32, block by block; NaN, which is refused later, equals NaN."""
     shape = one[1].shape
     if shape != other[1].shape:
         return False
@@ -242,7 +242,7 @@ def _fill(
     found: StoredTensors,
     transplant: Transplant | None,
 ) -> set[str]:
-    """Fill this rank's shards; returns the names of tensors that are not finite in what it read."""
+    """Fill this rank's shards; return the names of tensors that are not finite in what it read."""
     not_finite: set[str] = set()
     by_file: dict[Path, list[tuple[str, Wanted]]] = {}
     buffers = ReadBuffers()
@@ -268,12 +268,12 @@ def _fill(
 
 
 def _has_vocabulary(group: Mapping[str, Piece]) -> bool:
-    """Returns True for a tensor with a row for each token: the only ones that padding is told of."""
+    """Return True for a tensor with a row for each token: the only ones that padding is told of."""
     return any(piece.rows is not None for piece in group.values())
 
 
 def _not_finite(names: Sequence[str], found: StoredTensors) -> str:
-    """Returns a sentence on the first of the tensors; its file is read again for the count."""
+    """Return a sentence on the first of the tensors; its file is read again for the count."""
     path, stored = found[names[0]]
     num_bad = 0
     with TensorFile(path, {}) as file:
@@ -284,6 +284,6 @@ def _not_finite(names: Sequence[str], found: StoredTensors) -> str:
     others = f"; so do {len(names) - 1} more, such as {names[1]}" if len(names) > 1 else ""
     return (
         f"{path}: {names[0]} holds {num_bad:,} of {math.prod(stored.shape):,} numbers that are NaN, "
-        f"infinite or beyond fp32{others}. What would work: the file as it was published, fetched again, or "
+        f"infinite or beyond fp32{others}. Fix: the file as it was published, fetched again, or "
         "weights from before they broke"
     )

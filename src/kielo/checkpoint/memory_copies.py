@@ -52,7 +52,7 @@ def exchange_files(
     source: int,
     group: dist.ProcessGroup | None,
 ) -> Arrival | None:
-    """Sends files to rank `to` and receives files from rank `source`; all ranks of `group` call it together.
+    """Send files to rank `to` and receives files from rank `source`; all ranks of `group` call it together.
 
     group: of the CPU. The files that are received are made anew. Returns how the first piece arrived; later
     ones also wait for ranks that wait for a slow link themselves. Raises OSError for a file that cannot be
@@ -138,7 +138,7 @@ class MemoryCopies:
         self._slow_links = SlowLinks(hosts, self._ranks_a_node)
 
     def write(self, save: Save) -> None:
-        """Copies the state of `save`; the copy before it is removed when the new one is whole on all nodes.
+        """Copie the state of `save`; the copy before it is removed when the new one is whole on all nodes.
 
         None is made before the first checkpoint is on the disk. A copy that fails (no room in memory, values
         that are not finite) is an alert and leaves the one before it.
@@ -162,7 +162,7 @@ class MemoryCopies:
             self._node.remove_all_but(name)
 
     def make_checkpoint(self) -> Path | None:
-        """Makes the newest copy a checkpoint, if it is newer than those on the disk; then removes all copies.
+        """Make the newest copy a checkpoint, if it is newer than those on the disk; then removes all copies.
 
         Returns its path; None where there is no such copy, or it cannot be written, which is an alert and
         leaves the copies.
@@ -178,11 +178,11 @@ class MemoryCopies:
         return path
 
     def clear(self) -> None:
-        """Removes the copies on all nodes."""
+        """Remove the copies on all nodes."""
         self._on_nodes(self._node.clear)
 
     def _on_nodes(self, action: Callable[[], None]) -> None:
-        """Runs `action` on the first rank of each node; raises what `Agreement.on_all` does."""
+        """Run `action` on the first rank of each node; raise what `Agreement.on_all` does."""
         self._ranks.on_all(lambda: action() if self._is_first_of_node else None)
 
     def _newest_save_id(self) -> str | None:
@@ -240,7 +240,7 @@ class MemoryCopies:
         return max(names, key=lambda name: name.step, default=None)
 
     def _copy_to_disk(self, name: CopyName, held: list[Mapping[str, int]]) -> Path | None:
-        """Writes a whole copy to the disk. held: name → bytes of the files that each rank finds."""
+        """Write a whole copy to the disk. held: name → bytes of the files that each rank finds."""
         final = self._checkpoints / step_folder_name(name.step)
         partial = aside_name(final, name.save_id, "partial")
         sizes = {file: num_bytes for files in held for file, num_bytes in files.items()}
@@ -275,7 +275,7 @@ class MemoryCopies:
 
 
 def _shares(names: list[str], held: list[Mapping[str, int]]) -> list[list[str]]:
-    """Divides files among the ranks that find them on their node: the names of each rank."""
+    """Divide files among the ranks that find them on their node: the names of each rank."""
     shares: list[list[str]] = [[] for _ in held]
     for name in names:
         holders = [rank for rank, files in enumerate(held) if name in files]

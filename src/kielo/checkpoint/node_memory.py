@@ -27,7 +27,7 @@ _FREE_SHARE = 0.05  # of the file system's size, left to communicators, which en
 
 
 def is_own(path: Path) -> bool:
-    """Returns True for a file or folder of this user that is no link; False also if it is not there."""
+    """Return True for a file or folder of this user that is no link; False also if it is not there."""
     try:
         found = path.lstat()
     except OSError:
@@ -46,7 +46,7 @@ class CopyName:
 
     @classmethod
     def parse(cls, text: str) -> "CopyName | None":
-        """Returns the name that a folder has; None for any other folder."""
+        """Return the name that a folder has; None for any other folder."""
         parts = text.split(".")
         step = step_of(Path(parts[0]))
         return None if step is None or len(parts) != 3 or parts[2] == "partial" else cls(step, *parts[1:])
@@ -89,11 +89,11 @@ class NodeMemory:
         return self._of_node / f"{name}.partial"
 
     def make_partial(self, name: CopyName, num_bytes: int) -> None:
-        """Makes that folder. Raises KieloError where so many bytes do not fit, or it is another user's."""
+        """Make that folder. Raises KieloError where so many bytes do not fit, or it is another user's."""
         self._of_user.mkdir(mode=0o700, exist_ok=True)
         if not self._is_private():
             raise KieloError(
-                f"{self._of_user} belongs to another user, or others may write there; what would work: "
+                f"{self._of_user} belongs to another user, or others may write there. Fix: "
                 "remove it, or checkpoint.memory_every_steps = 0"
             )
         system = os.statvfs(self._of_user)
@@ -106,7 +106,7 @@ class NodeMemory:
         self.partial(name).mkdir(parents=True, exist_ok=True)
 
     def finish(self, name: CopyName) -> None:
-        """Gives the copy its name."""
+        """Give the copy its name."""
         self.partial(name).rename(self._of_node / str(name))
 
     def abandon(self, name: CopyName) -> None:
@@ -118,13 +118,13 @@ class NodeMemory:
                 shutil.rmtree(path, ignore_errors=True)
 
     def clear(self) -> None:
-        """Removes all copies of the run on this node."""
+        """Remove all copies of the run on this node."""
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):  # another run of this user has copies
             self._of_user.rmdir()
 
     def find(self) -> dict[CopyName, FoundCopy]:
-        """Returns the copies on this node; a file that cannot be read is not there."""
+        """Return the copies on this node; a file that cannot be read is not there."""
         found: dict[CopyName, FoundCopy] = {}
         for name, folder in self._folders():
             copy = FoundCopy()
@@ -140,7 +140,7 @@ class NodeMemory:
         return found
 
     def path_of(self, name: CopyName, file: str) -> Path:
-        """Returns a file of a copy that `find` found."""
+        """Return a file of a copy that `find` found."""
         return next(path / file for one, path in self._folders() if one == name and (path / file).exists())
 
     def _folders(self) -> Iterator[tuple[CopyName, Path]]:
@@ -152,5 +152,5 @@ class NodeMemory:
                 yield name, path
 
     def _is_private(self) -> bool:
-        """Returns True for a folder of this user in which nobody else can write."""
+        """Return True for a folder of this user in which nobody else can write."""
         return is_own(self._of_user) and not self._of_user.stat().st_mode & _FOR_OTHERS

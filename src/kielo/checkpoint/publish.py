@@ -27,7 +27,7 @@ _MORE_ROOM = "Free space or raise the quota, lower checkpoint.keep_newest, or se
 
 
 def shortage(folder: Path, num_bytes: int, num_files: int) -> str | None:
-    """Returns why the file system of `folder` has no room for so many bytes and files; None if it has.
+    """Return why the file system of `folder` has no room for so many bytes and files; None if it has.
 
     A quota is not seen here; writing meets it.
     """
@@ -43,7 +43,7 @@ def shortage(folder: Path, num_bytes: int, num_files: int) -> str | None:
 
 
 def refuse_if_too_full(folder: Path, num_bytes: int, num_files: int) -> None:
-    """Raises KieloError if the file system of `folder` has no room for so many bytes and files."""
+    """Raise KieloError if the file system of `folder` has no room for so many bytes and files."""
     found = shortage(folder, num_bytes, num_files)
     if found is not None:
         raise KieloError(found)
@@ -92,7 +92,7 @@ def point_newest(path: Path) -> None:
 
 
 def failure(final: Path, tensor_bytes: int, error: BaseException) -> str:
-    """Returns why `final` was not saved, as a sentence."""
+    """Return why `final` was not saved, as a sentence."""
     cause = error if isinstance(error, OSError) else error.__cause__
     reason = sentence(error) or str(error)
     if getattr(cause, "errno", None) in _DISK_FULL:

@@ -21,7 +21,7 @@ from kielo.recipe.errors import KieloError
 
 
 def fill(path: Path, tensors: dict[str, torch.Tensor], ranks: Agreement) -> JsonTable:
-    """Fill `tensors` in place from the checkpoint `path`; returns its plain state.
+    """Fill `tensors` in place from the checkpoint `path`; return its plain state.
 
     Each rank reads the index's lines of its own tensors. Raises KieloError on every rank, before any tensor
     changes, for names, shapes or dtypes that the checkpoint cannot fill.
@@ -55,14 +55,14 @@ def _misfit(path: Path, index: CheckpointIndex, tensors: dict[str, torch.Tensor]
 
 
 class Verification:
-    """Compares checkpoints with their checksums; remembers which were whole. All ranks call it together."""
+    """Compare checkpoints with their checksums; remembers which were whole. All ranks call it together."""
 
     def __init__(self, ranks: Agreement):
         self._ranks = ranks
         self._whole: set[Path] = set()
 
     def require(self, path: Path) -> None:
-        """Raises FaultyCheckpoint on every rank unless the checkpoint is whole, or was when last read."""
+        """Raise FaultyCheckpoint on every rank unless the checkpoint is whole, or was when last read."""
         if path in self._whole:
             return
         fault = self.find_fault(path)
@@ -74,7 +74,7 @@ class Verification:
         self._whole.discard(path)
 
     def find_fault(self, path: Path) -> Fault | None:
-        """Reads the whole checkpoint and returns its fault, None if it is whole; the same on every rank.
+        """Read the whole checkpoint and return its fault, None if it is whole; the same on every rank.
 
         Each rank reads its share of the files, its own (maybe cached) first. A file that one rank could not
         read outweighs damage that another saw.
@@ -105,7 +105,7 @@ def _files_or_fault(path: Path) -> Mapping[str, CheckpointFile] | Fault:
 
 
 def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, torch.Tensor]:
-    """Reads whole tensors onto the CPU, without a process group: all of them, or those named.
+    """Read whole tensors onto the CPU, without a process group: all of them, or those named.
 
     The files that hold them are verified first. Raises KieloError for damage and for names that the
     checkpoint does not hold.
@@ -119,7 +119,7 @@ def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, to
 
 
 def verify(path: Path, index: CheckpointIndex, names: Iterable[str]) -> None:
-    """Raises KieloError unless `path` holds all `names` and the files that hold them are as written."""
+    """Raise KieloError unless `path` holds all `names` and the files that hold them are as written."""
     names = list(names)
     complaint = missing_names(path, index, names)
     if complaint:
@@ -132,7 +132,7 @@ def verify(path: Path, index: CheckpointIndex, names: Iterable[str]) -> None:
 
 
 def missing_names(path: Path, index: CheckpointIndex, names: Iterable[str]) -> str | None:
-    """Returns a complaint that lists those names that the checkpoint does not hold; None if it holds all."""
+    """Return a complaint that lists those names that the checkpoint does not hold; None if it holds all."""
     missing = [name for name in names if not index.holds(name)]
     if not missing:
         return None
@@ -140,7 +140,7 @@ def missing_names(path: Path, index: CheckpointIndex, names: Iterable[str]) -> s
 
 
 def some_names(names: list[str]) -> str:
-    """Lists the first eight names, and how many more there are."""
+    """List the first eight names, and how many more there are."""
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 

@@ -42,7 +42,7 @@ class WrittenFile:
 
 
 class SafetensorsStream:
-    """Writes one safetensors file.
+    """Write one safetensors file.
 
     entries: (key, dtype, shape) of every tensor, in the order of the calls of `write`. Wide dtypes should
     come first, so that every tensor starts aligned. OSError passes through (disk full, ...).
@@ -90,7 +90,7 @@ class SafetensorsStream:
             self._written, self._rows = self._written + 1, 0
 
     def close(self) -> WrittenFile:
-        """Bring the file to the disk; returns its size and checksums."""
+        """Bring the file to the disk; return its size and checksums."""
         if self._written != len(self._entries):
             raise ValueError(f"{self.path}: {self._written} of {len(self._entries)} tensors were written")
         self._file.flush()
@@ -134,7 +134,7 @@ def _header(
 def write_chunks(
     folder: Path, rank: int, save_id: str, chunks: Sequence[HeldChunk], copies: Mapping[str, torch.Tensor]
 ) -> dict[str, CheckpointFile]:
-    """Writes the chunks into the rank's file, one at a time, and brings it to the disk: name → record.
+    """Write the chunks into the rank's file, one at a time, and bring it to the disk: name → record.
 
     copies: name → values of the chunk. A rank without chunks writes no file.
     """
@@ -154,7 +154,7 @@ def write_chunks(
 
 @torch.no_grad()
 def fill_from_chunks(folder: Path, index: CheckpointIndex, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Fills this rank's part of each tensor from the chunks that overlap it, whatever layout wrote them.
+    """Fill this rank's part of each tensor from the chunks that overlap it, whatever layout wrote them.
 
     A tied name reads the tensor that it is tied to.
     """

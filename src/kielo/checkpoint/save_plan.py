@@ -26,7 +26,7 @@ from kielo.recipe.errors import KieloError
 
 
 def tied_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Finds the names of tensors that share all their memory with one named before: alias → name.
+    """Find the names of tensors that share all their memory with one named before: alias → name.
 
     Empty shards share nothing.
     """
@@ -49,7 +49,7 @@ def tied_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
 
 
 def untied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns the tensors that this rank may have to write: each tied tensor once."""
+    """Return the tensors that this rank may have to write: each tied tensor once."""
     tied = tied_names(tensors)
     return {name: tensor for name, tensor in tensors.items() if name not in tied}
 
@@ -106,7 +106,7 @@ class SavePlanner:
         self.num_planned = 0
 
     def plan(self, tensors: Mapping[str, Tensor]) -> SavePlan:
-        """Raises KieloError on every rank where the ranks' chunks do not make up a tensor."""
+        """Raise KieloError on every rank where the ranks' chunks do not make up a tensor."""
         held, tied = held_chunks(tensors), tied_names(tensors)
         kept = self._kept
         is_kept = kept is not None and (kept.held, kept.tied) == (held, tied)
@@ -156,7 +156,7 @@ def plan_all(of_ranks: list[list[HeldChunk]], aliases: dict[str, str]) -> tuple[
 
 
 def held_chunks(tensors: Mapping[str, Tensor]) -> list[HeldChunk]:
-    """Lists this rank's parts of the tensors, without the empty ones of tensors with fewer rows than ranks.
+    """List this rank's parts of the tensors, without the empty ones of tensors with fewer rows than ranks.
 
     A tensor without elements is a part of its own.
     """
@@ -172,7 +172,7 @@ def held_chunks(tensors: Mapping[str, Tensor]) -> list[HeldChunk]:
 def _by_tensor(
     of_ranks: list[list[HeldChunk]], aliases: Mapping[str, str]
 ) -> dict[str, dict[tuple[int, ...], tuple[HeldChunk, dict[int, int]]]]:
-    """Returns tensor → offset → (chunk, rank that holds it → position there), without tied names."""
+    """Return tensor → offset → (chunk, rank that holds it → position there), without tied names."""
     tensors: dict[str, dict[tuple[int, ...], tuple[HeldChunk, dict[int, int]]]] = {}
     for rank, held in enumerate(of_ranks):
         for position, chunk in enumerate(held):

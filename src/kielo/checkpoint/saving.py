@@ -83,7 +83,7 @@ class Staging:
 
     @torch.no_grad()
     def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies the tensors: name → this rank's shard as it is now; valid until the next call."""
+        """Copie the tensors: name → this rank's shard as it is now; valid until the next call."""
         self.reserve(tensors)
         is_on_gpu = False
         for name, tensor in tensors.items():
@@ -95,7 +95,7 @@ class Staging:
         return {name: self._copies[name] for name in tensors}
 
     def close(self) -> None:
-        """Gives the memory back. Copies that were returned are no longer valid."""
+        """Give the memory back. Copies that were returned are no longer valid."""
         if self._buffer is not None and self._is_registered:
             torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(self._buffer.data_ptr())))
         self._buffer, self._is_registered = None, False
@@ -138,7 +138,7 @@ class _Target:
 
 @dataclass(frozen=True)
 class Saver:
-    """Writes, publishes and prunes the checkpoints of `folder`; its arguments are those of `Checkpointer`.
+    """Write, publishes and prunes the checkpoints of `folder`; its arguments are those of `Checkpointer`.
 
     planner: keeps the plan from save to save.
     """
@@ -152,7 +152,7 @@ class Saver:
     permit: Callable[[], None]
 
     def write(self, save: Save) -> tuple[Path | None, str | None]:
-        """Returns the published path, or None and why the save failed; the same on every rank."""
+        """Return the published path, or None and why the save failed; the same on every rank."""
         if save.device is not None:
             torch.cuda.set_device(save.device)  # the current device belongs to the thread
         began, whole = time.monotonic(), WholePlan()
@@ -219,7 +219,7 @@ class Saver:
 
 
 def room_needed(whole: WholePlan, plain_bytes: int) -> tuple[int, int]:
-    """Returns the bytes and the number of files of a save. plain_bytes: of its JSON state.
+    """Return the bytes and the number of files of a save. plain_bytes: of its JSON state.
 
     The index describes each chunk in more bytes than its file's header does.
     """
@@ -229,7 +229,7 @@ def room_needed(whole: WholePlan, plain_bytes: int) -> tuple[int, int]:
 
 
 def complaint_unless_finite(copies: dict[str, torch.Tensor]) -> str | None:
-    """Returns a complaint that names the first tensor with NaN or infinities; None if all are finite.
+    """Return a complaint that names the first tensor with NaN or infinities; None if all are finite.
 
     One more pass over memory that the writing thread reads anyway.
     """

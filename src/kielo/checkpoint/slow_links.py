@@ -32,7 +32,7 @@ class SlowLink:
 
 
 class SlowLinks:
-    """Judges the links by the newest copies. hosts: of all ranks, numbered node by node."""
+    """Judge the links by the newest copies. hosts: of all ranks, numbered node by node."""
 
     def __init__(self, hosts: Sequence[str], ranks_a_node: int):
         self._hosts, self._ranks_a_node = hosts[::ranks_a_node], ranks_a_node
@@ -40,7 +40,7 @@ class SlowLinks:
         self._told: set[int] = set()
 
     def look(self, arrivals: Sequence[Arrival | None]) -> str | None:
-        """Returns a message about links that are slow now and were not before, else None.
+        """Return a message about links that are slow now and were not before, else None.
 
         arrivals: of all ranks, at a copy.
         """
@@ -59,7 +59,7 @@ class SlowLinks:
         return "; ".join(map(self._described, found)) if is_new else None
 
     def _described(self, link: SlowLink) -> str:
-        """Returns between which nodes it is, how slow, and what it may cost."""
+        """Return between which nodes it is, how slow, and what it may cost."""
         rate, usual = 1e-6 / link.seconds, 1e-6 / link.usual_seconds
         ends = f"{self._hosts[link.node - 1]} to {self._hosts[link.node]}"
         return (
@@ -70,7 +70,7 @@ class SlowLinks:
 
 
 def slow_links(copies: Sequence[Sequence[float]]) -> list[SlowLink]:
-    """Returns the links whose fastest copy takes `LEAST_TIMES` as long as the slowest usual one, or longer.
+    """Return the links whose fastest copy takes `LEAST_TIMES` as long as the slowest usual one, or longer.
 
     copies: seconds per byte to each node from the one before it, at several copies. Usual is the median over
     the links at a copy (the lower one of two).

@@ -179,7 +179,7 @@ class _Tile:
         return self.row_stride_bytes - self.row_bytes if self.target.shape[0] > 1 else 0
 
     def runs(self, memory: memoryview) -> Iterator[tuple[int, memoryview]]:
-        """Yields each run of bytes: its place in the file, and its part of `memory` (rows adjacent)."""
+        """Yield each run of bytes: its place in the file, and its part of `memory` (rows adjacent)."""
         if self.gap_bytes == 0:
             yield self.begin, memory
             return
@@ -191,7 +191,7 @@ class _Tile:
 
 
 def _tiles(wanted: Wanted, buffer_bytes: int) -> Iterator[_Tile]:
-    """Divides a box into tiles of at most `buffer_bytes`; dims outermost first, in the order of the file."""
+    """Divide a box into tiles of at most `buffer_bytes`; dims outermost first, in the order of the file."""
     stored, target, dtype = wanted.stored, wanted.target.detach(), DTYPES[wanted.stored.dtype]
     if not target.numel():
         return

@@ -48,7 +48,7 @@ def nbytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
 
 
 def cut(stored: Tensor, piece: Piece, shape: Sequence[int]) -> Tensor:
-    """Cuts the parameter of `shape` (padding rows zero) out of the file's tensor; same dtype and device."""
+    """Cut the parameter of `shape` (padding rows zero) out of the file's tensor; same dtype and device."""
     value = stored.new_zeros(tuple(shape))
     for ours, theirs in piece.boxes(whole_box(shape)):
         part = stored[theirs]
@@ -57,7 +57,7 @@ def cut(stored: Tensor, piece: Piece, shape: Sequence[int]) -> Tensor:
 
 
 def join(pieces: Mapping[str, Piece], values: Mapping[str, Tensor]) -> Tensor:
-    """Joins our parameters to the file's whole tensor. pieces: our name → its piece, all of one tensor."""
+    """Join our parameters to the file's whole tensor. pieces: our name → its piece, all of one tensor."""
     first = next(iter(values.values()))
     stored = first.new_empty(stored_shape(pieces, {ours: values[ours].shape for ours in pieces}))
     for ours, piece in pieces.items():
@@ -68,7 +68,7 @@ def join(pieces: Mapping[str, Piece], values: Mapping[str, Tensor]) -> Tensor:
 
 
 def is_finite(values: Tensor) -> bool:
-    """Returns True for a tensor without NaN and infinities. Allocates no mask; waits for the device."""
+    """Return True for a tensor without NaN and infinities. Allocates no mask; waits for the device."""
     # aminmax of a tensor with NaN is NaN
     return not values.numel() or bool(torch.stack(values.detach().aminmax()).isfinite().all())
 
@@ -78,7 +78,7 @@ def whole_box(shape: Sequence[int]) -> Box:
 
 
 def overlap(box: Sequence[slice], chunk: Chunk) -> Box | None:
-    """Returns what a box of a tensor and a chunk of it share; None for nothing."""
+    """Return what a box of a tensor and a chunk of it share; None for nothing."""
     shared = tuple(
         slice(max(part.start, start), min(part.stop, start + size))
         for part, start, size in zip(box, chunk.offset, chunk.shape, strict=True)
@@ -87,7 +87,7 @@ def overlap(box: Sequence[slice], chunk: Chunk) -> Box | None:
 
 
 def moved(box: Sequence[slice], origin: Sequence[int]) -> Box:
-    """Returns the box as seen from `origin`."""
+    """Return the box as seen from `origin`."""
     return tuple(
         slice(part.start - start, part.stop - start) for part, start in zip(box, origin, strict=True)
     )
@@ -116,7 +116,7 @@ class StoredTensor:
 
 
 def read_table(path: Path) -> dict[str, StoredTensor]:
-    """Reads the tensors of a file by name: a safetensors header, or the table that `torch.save` wrote.
+    """Read the tensors of a file by name: a safetensors header, or the table that `torch.save` wrote.
 
     Everything is checked: each tensor is inside the file, is as long as dtype and shape say, and
     (safetensors) overlaps no other. KieloError names the file and the tensor.
@@ -176,7 +176,7 @@ def _safetensors_table(path: Path) -> dict[str, StoredTensor]:
 
 
 def _torch_table(path: Path) -> dict[str, StoredTensor]:
-    """Loads fake tensors, which hold the places of their bytes (torch ≥ 2.6); no bytes are read for them."""
+    """Load fake tensors, which hold the places of their bytes (torch ≥ 2.6); no bytes are read for them."""
     resave = "; transformers' save_pretrained writes it again as safetensors"
     if not zipfile.is_zipfile(path):
         raise KieloError(

@@ -34,7 +34,7 @@ class Transplant:
     first_value: FirstValue
 
     def misfit(self, shape: Sequence[int], stored: StoredTensor) -> str | None:
-        """Returns why a parameter of `shape` cannot take its rows from the stored tensor; None if it can."""
+        """Return why a parameter of `shape` cannot take its rows from the stored tensor; None if it can."""
         needed = self.row_map.old_vocabulary_size
         if (
             len(stored.shape) == len(shape)
@@ -44,12 +44,12 @@ class Transplant:
             return None
         return (
             f"has the shape {list(stored.shape)}, and the rows of {needed} old tokens, of {list(shape[1:])} "
-            "numbers, are to come from it; what would work: the tokenizer.json that belongs to these weights "
+            "numbers, are to come from it. Fix: the tokenizer.json that belongs to these weights "
             "beside them"
         )
 
     def fill(self, name: str, shape: Sequence[int], shard: Tensor, box: Box, source: "Source") -> bool:
-        """Fills `shard`, the box of the parameter `name`; rows beyond the new vocabulary become zero.
+        """Fill `shard`, the box of the parameter `name`; rows beyond the new vocabulary become zero.
 
         Returns False where what was read is not finite.
         """
@@ -69,7 +69,7 @@ class Transplant:
         return is_finite(shard)  # a sum with a value that is not finite is none either
 
     def _add(self, shard: Tensor, parts: "Parts", box: Box, source: "Source") -> None:
-        """Adds the old rows of each new one to the shard, in ascending order of the old ids."""
+        """Add the old rows of each new one to the shard, in ascending order of the old ids."""
         olds, rows = parts.olds, parts.rows
         most, wanted = _rows_of_block(shard), np.unique(olds)
         for begin in range(0, len(wanted), most):
@@ -99,7 +99,7 @@ class Parts:
 
 
 def _parts(of_box: Sequence[Sequence[int]], weights: Sequence[Sequence[float] | None]) -> Parts:
-    """Returns the old rows of each new one in the order in which they are added."""
+    """Return the old rows of each new one in the order in which they are added."""
     unsorted = (
         (old, row, weight)
         for row, (olds, weighing) in enumerate(zip(of_box, weights, strict=True))
@@ -123,7 +123,7 @@ class Source:
     buffers: ReadBuffers
 
     def read(self, rows: np.ndarray, others: Box, device: torch.device) -> Tensor:
-        """Reads these rows (ascending, each once) of the box `others` of the other dims, as fp32."""
+        """Read these rows (ascending, each once) of the box `others` of the other dims, as fp32."""
         block = torch.empty(len(rows), *(part.stop - part.start for part in others), device=device)
         with TensorFile(self.path, {}, self.buffers) as file:
             file.read(
@@ -142,7 +142,7 @@ def _rows_of_block(shard: Tensor) -> int:
 
 
 def _runs(numbers: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """Yields (first, last + 1) of each run of at most `most` consecutive numbers, which ascend."""
+    """Yield (first, last + 1) of each run of at most `most` consecutive numbers, which ascend."""
     values = np.array(numbers, dtype=np.int64)
     for first, last in _consecutive(values):
         for begin in range(first, last, most):
@@ -150,14 +150,14 @@ def _runs(numbers: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
 
 
 def _consecutive(values: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yields (first, last + 1) places of each run of consecutive numbers in `values`, which ascend."""
+    """Yield (first, last + 1) places of each run of consecutive numbers in `values`, which ascend."""
     if len(values):
         borders = np.flatnonzero(np.diff(values) != 1) + 1
         yield from zip([0, *borders.tolist()], [*borders.tolist(), len(values)], strict=True)
 
 
 def _without_repetition(rows: np.ndarray, most: int) -> Iterator[np.ndarray]:
-    """Yields at most `most` places of `rows` at a time, in which no row is there twice.
+    """Yield at most `most` places of `rows` at a time, in which no row is there twice.
 
     These are the first of each row, then the second, …
     """

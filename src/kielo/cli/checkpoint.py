@@ -192,7 +192,7 @@ def average(options: argparse.Namespace) -> None:
 
 
 def _tokenizer_flag(average: Path, source: Path) -> list[str]:
-    """Returns what `kielo export` needs to find the tokenizer of an average outside of its run's folder."""
+    """Return what `kielo export` needs to find the tokenizer of an average outside of its run's folder."""
     run = run_around(source)
     if run is not None and run == run_around(average):
         return []
@@ -252,5 +252,5 @@ def _loss(loss: float | None) -> str | None:
 
 
 def _time(written_at: str | None) -> str | None:
-    """Returns a manifest's time (2026-11-21T19:55:23+00:00) for people: 2026-11-21 19:55:23 UTC."""
+    """Return a manifest's time (2026-11-21T19:55:23+00:00) for people: 2026-11-21 19:55:23 UTC."""
     return written_at and written_at.replace("T", " ").replace("+00:00", " UTC")

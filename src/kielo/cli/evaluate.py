@@ -39,7 +39,7 @@ def evaluate(options: argparse.Namespace) -> None:
         raise KieloError(f"{model}: no such folder; MODEL is a recipe, a checkpoint or a Hugging Face folder")
     if options.recipe is not None and not is_hugging_face and not (model / INDEX_NAME).is_file():
         raise KieloError(
-            f"{model}: a run folder, which its own text scores; what would work with another recipe's: "
+            f"{model}: a run folder, which its own text scores. Fix with another recipe's: "
             f"{model}/hf or {model}/train/checkpoints/newest"
             if is_run
             else f"{model}: neither a checkpoint (no {INDEX_NAME} there) nor a Hugging Face folder (no "

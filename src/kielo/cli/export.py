@@ -70,7 +70,7 @@ def export(options: argparse.Namespace) -> None:
 
 
 def _checkpoint(reference: str, sets: Sequence[str]) -> tuple[Path, Recipe | None]:
-    """Returns the checkpoint's folder, the newest whole one of a run, and the recipe of its run, if any."""
+    """Return the checkpoint's folder, the newest whole one of a run, and the recipe of its run, if any."""
     path = Path(reference)
     is_run = (path / "train" / "checkpoints").is_dir()
     if is_run or (path / INDEX_NAME).is_file():
@@ -86,7 +86,7 @@ def _checkpoint(reference: str, sets: Sequence[str]) -> tuple[Path, Recipe | Non
 
 
 def _recipe_of(run: Path | None, sets: Sequence[str]) -> Recipe | None:
-    """Returns the recipe that a run folder has; None, with a warning, without one that can be read."""
+    """Return the recipe that a run folder has; None, with a warning, without one that can be read."""
     try:
         if run is not None and (sets or (run / RUN_RECIPE_NAME).is_file()):
             return read_recipe(run, sets).recipe
@@ -103,7 +103,7 @@ def _recipe_of(run: Path | None, sets: Sequence[str]) -> Recipe | None:
 
 
 def _tokenizer_folder(checkpoint: Path, given: str | None) -> Path:
-    """Returns the folder that is named, or that of the run in whose folder the checkpoint is."""
+    """Return the folder that is named, or that of the run in whose folder the checkpoint is."""
     if given is not None:
         folder, hint = Path(given), "name a folder that has one"
     else:

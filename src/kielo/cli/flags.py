@@ -28,7 +28,7 @@ class _Parser(argparse.ArgumentParser):
         return group
 
     def error(self, message: str) -> NoReturn:
-        """Exit 2 with one line: what is wrong, and what would work."""
+        """Exit 2 with one line: what is wrong, and the fix."""
         refuse_usage(self, message)
 
 
@@ -76,7 +76,7 @@ class VerbParser(_Parser):
         return options, unknown
 
     def _in_place_of(self, word: str, args: Sequence[str]) -> str:
-        """Returns what would work in place of an argument that the verb does not take."""
+        """Return the fix in place of an argument that the verb does not take."""
         flags = [name for name in self._option_string_actions if name.startswith("--")]
         names = [flag.removeprefix("--") for flag in flags]  # two dashes would make any two flags alike
         if near := difflib.get_close_matches(word.partition("=")[0].lstrip("-"), names, n=1, cutoff=0.7):
@@ -137,7 +137,7 @@ def examples(parser: argparse.ArgumentParser, *commands: str) -> None:
 
 
 def _folded(command: str, indent: str) -> str:
-    """Returns the command in lines of `_HELP_COLUMNS`, broken before flags and &&, as a shell takes it."""
+    """Return the command in lines of `_HELP_COLUMNS`, broken before flags and &&, as a shell takes it."""
     first, *others = re.split(r" (?=--|&& )", command)
     lines = [first]
     for part in others:

@@ -63,7 +63,7 @@ def generate(options: argparse.Namespace) -> None:
 
 
 def _fill(recipe: Recipe, options: argparse.Namespace) -> None:
-    """Prints the likeliest tokens in the place of the mask token, by the newest checkpoint of a run."""
+    """Print the likeliest tokens in the place of the mask token, by the newest checkpoint of a run."""
     folder = run_folder(recipe)
     checkpoint = results.newest_checkpoint(folder)
     print(f"the model is {checkpoint}", file=sys.stderr)
@@ -76,7 +76,7 @@ def _fill(recipe: Recipe, options: argparse.Namespace) -> None:
 
 @contextmanager
 def _hugging_face_folder(options: argparse.Namespace) -> Iterator[Path]:
-    """Yields the folder itself, the export of a finished run, or one made now of its newest checkpoint."""
+    """Yield the folder itself, the export of a finished run, or one made now of its newest checkpoint."""
     if (Path(options.model) / "config.json").is_file():
         yield Path(options.model)
         return

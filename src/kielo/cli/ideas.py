@@ -25,7 +25,7 @@ def takes_idea(parser: argparse.ArgumentParser) -> None:
 
 
 def read_idea(options: argparse.Namespace, **keys: str | None) -> tuple["Recipe", list[str]]:
-    """Reads RECIPE, which may be a [model] alone, with --set, --params and `keys`.
+    """Read RECIPE, which may be a [model] alone, with --set, --params and `keys`.
 
     Returns it and a line for people on what was filled in. Raises KieloError where nothing was given.
     """

@@ -97,7 +97,7 @@ def init(options: argparse.Namespace) -> int:
 
 
 def _asked(options: argparse.Namespace) -> Answers:
-    """Returns the answers: from flags, else asked on a terminal, else the defaults.
+    """Return the answers: from flags, else asked on a terminal, else the defaults.
 
     Raises KieloError for a flag that does not fit; on a terminal the question comes again.
     """
@@ -125,7 +125,7 @@ def _asked(options: argparse.Namespace) -> Answers:
 def _answer(
     given: str | None, question: str, default: str | None, flag: str, understand: Callable[[str], Answer]
 ) -> Answer:
-    """Returns what `understand` makes of the flag, of a line that a person types, or of the default."""
+    """Return what `understand` makes of the flag, of a line that a person types, or of the default."""
     if given is not None:
         return understand(given)
     if sys.stdin is None or not sys.stdin.isatty():
@@ -150,7 +150,7 @@ def _language(given: str) -> str:
 
 
 def _cluster(given: str) -> tuple[str, Cluster]:
-    """Returns what a recipe calls the machine, a card's name or the path of an own one, and the card."""
+    """Return what a recipe calls the machine, a card's name or the path of an own one, and the card."""
     if is_own_card(given):
         return given, cluster(given)
     try:
@@ -161,7 +161,7 @@ def _cluster(given: str) -> tuple[str, Cluster]:
 
 
 def _meant(given: str, known: Mapping[str, Sequence[str]], what: str) -> str:
-    """Returns the name that is, or is also called, `given`, or that alone begins so."""
+    """Return the name that is, or is also called, `given`, or that alone begins so."""
     asked = _plain(given.strip())
     called = {_plain(other): name for name, others in known.items() for other in (name, *others)}
     beginning = {name for other, name in called.items() if asked and other.startswith(asked)}
@@ -184,7 +184,7 @@ def _size(given: str) -> int:
     try:
         size = parse_amount(given)
     except ValueError:
-        raise KieloError(f"{given!r} is not a number of parameters; what would work: 350M or 3B") from None
+        raise KieloError(f"{given!r} is not a number of parameters. Fix: 350M or 3B") from None
     if not 10**6 <= size <= 10**13:
         raise KieloError(f"{given!r} parameters: give 1M to 10T, such as 350M or 3B")
     return size
@@ -203,7 +203,7 @@ def _shape(size: int, model_type: str) -> CompleteModel:
 
 
 def _budget(given: str, size: int, site: Cluster) -> int | None:
-    """Returns tokens; None for an empty answer."""
+    """Return tokens; None for an empty answer."""
     if not given.strip():
         return None
     try:
@@ -218,12 +218,12 @@ def _budget(given: str, size: int, site: Cluster) -> int | None:
         return parse_amount(re.sub(r"\s*tokens?\s*$", "", given))
     except ValueError:
         raise KieloError(
-            f"{given!r} is no budget; what would work: tokens, such as 60B, or device-hours, such as 20000h"
+            f"{given!r} is no budget. Fix: tokens, such as 60B, or device-hours, such as 20000h"
         ) from None
 
 
 def recipe_text(answers: Answers) -> str:
-    """Returns the commented recipe."""
+    """Return the commented recipe."""
     usual = usual_training(answers.parameters, answers.tokens)
     model = _shape(answers.parameters, answers.model_type)
     step = _step(answers, usual)
@@ -267,7 +267,7 @@ every_steps = {every}
 
 
 def _step(answers: Answers, usual: UsualTraining) -> int:
-    """Returns tokens of a step: few where the text gives the budget, for nobody knows how much it is."""
+    """Return tokens of a step: few where the text gives the budget, for nobody knows how much it is."""
     return usual.tokens_per_step if answers.tokens is not None else 16 * usual.sequence_length
 
 

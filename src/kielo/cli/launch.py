@@ -166,7 +166,7 @@ def launch(options: argparse.Namespace) -> int:
 
 
 def _pack(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
-    """Writes the jobs that pack the run's text, and submits them."""
+    """Write the jobs that pack the run's text, and submit them."""
     for flag in ("nodes", "layout", "jobs", "grace", "ladder", "spares", "torchrun", "preflight"):
         if getattr(options, flag):
             raise KieloError(f"--{flag}: jobs that pack have one node each; leave it out beside --pack")
@@ -212,7 +212,7 @@ def _pack(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
 
 
 def _ladder(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
-    """Writes a job for each number of nodes and submits it; one that is refused does not stop the others."""
+    """Write a job for each number of nodes and submit it; one that is refused does not stop the others."""
     for flag in ("nodes", "layout", "jobs", "grace"):
         if getattr(options, flag) is not None:
             raise KieloError(f"--{flag}: a ladder chooses it itself; leave it out beside --ladder")
@@ -242,7 +242,7 @@ def _ladder(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
 def _submitted(
     ladder: Sequence[NodesPlan], folder: Path, jobs: dict[int, Path], is_dry: bool
 ) -> tuple[list[tuple], list[str]]:
-    """Submits the ladder's jobs, nodes → folder; returns a row for each number of nodes, and refusals."""
+    """Submit the ladder's jobs, nodes → folder; return a row for each number of nodes, and refusals."""
     rows, refusals = [], []
     for on_nodes in ladder:
         layouts = ", ".join(rung.layout for rung in on_nodes.to_run) or "all are measured"
@@ -265,27 +265,25 @@ def _submitted(
 
 
 def _paths(plans: Sequence[JobPlan], packs: bool = False) -> list[dict[str, str]]:
-    """Returns what the jobs of all plans read and write: path, use and what it is for."""
+    """Return what the jobs of all plans read and write: path, use and what it is for."""
     return [asdict(path) for path in dict.fromkeys(path for plan in plans for path in job_paths(plan, packs))]
 
 
 def _show_paths(paths: Sequence[dict[str, str]]) -> None:
-    """Shows what each node must have, before a queue is waited for in vain."""
+    """Show what each node must have, before a queue is waited for in vain."""
     print_table(("use", "path", "for"), [(one["use"], one["path"], one["reason"]) for one in paths])
 
 
 def _numbers(text: str) -> list[int]:
-    """Returns the numbers of nodes in "1,2,4,8", few nodes first."""
+    """Return the numbers of nodes in "1,2,4,8", few nodes first."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise KieloError(
-            f"--ladder {text}: not understood; what would work: numbers of nodes such as 1,2,4,8"
-        )
+        raise KieloError(f"--ladder {text}: not understood. Fix: numbers of nodes such as 1,2,4,8")
     return sorted({int(part) for part in parts})
 
 
 def _rows(plan: JobPlan) -> list[tuple[str, str]]:
-    """Returns the facts that a person checks before the queue."""
+    """Return the facts that a person checks before the queue."""
     spares = f" and {plan.wishes.spares} spare ones" if plan.wishes.spares else ""
     queue = plan.partition.label
     rows = [

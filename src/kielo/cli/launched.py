@@ -58,7 +58,7 @@ def _is_of_languages(reference: str) -> bool:
 
 
 def _ladder(folder: Path, is_json: bool) -> None:
-    """Prints and writes what the rungs measured by now, beside the plan."""
+    """Print and write what the rungs measured by now, beside the plan."""
     ladder = read_ladder(folder)
     written = late.write_ladder_report(folder, ladder)
     if is_json:
@@ -71,7 +71,7 @@ def _ladder(folder: Path, is_json: bool) -> None:
 
 
 def _pack(folder: Path, is_json: bool) -> None:
-    """Prints how far the jobs that pack have come."""
+    """Print how far the jobs that pack have come."""
     found = pack_status(folder)
     made = found.progress
     if is_json:
@@ -103,7 +103,7 @@ def cancel(options: argparse.Namespace) -> None:
     found = status_of(Path(options.run))
     if found.jobs is None:
         raise KieloError(
-            f"nothing is cancelled: {found.no_answer}; what would work too: the file "
+            f"nothing is cancelled: {found.no_answer}. Fix too: the file "
             f"{Path(options.run) / 'triggers' / 'stop'}, at which the run saves and stops"
         )
     stopped = found.folder / "chain" / "stopped"

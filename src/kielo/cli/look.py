@@ -41,7 +41,7 @@ def recipes(options: argparse.Namespace) -> None:
 
 
 def _recipe_row(name: str) -> tuple[str, str, str]:
-    """Returns (name, language or number of languages, description) of a shipped recipe."""
+    """Return (name, language or number of languages, description) of a shipped recipe."""
     codes, recipe = recipe_languages(name), read_first_language(name).recipe
     return name, f"{len(codes)} languages" if codes else recipe.language, recipe.description
 

@@ -1,6 +1,6 @@
 """The command line: parse, then call one verb. A room is imported only when its verb is used.
 
-Exit codes: 0 done, 1 failed with a message that says what would work, 2 usage, 75 stopped on purpose
+Exit codes: 0 done, 1 failed with a message that names the fix, 2 usage, 75 stopped on purpose
 (requeue), 130 interrupted. With KIELO_TRACEBACK=1 in the environment a failure shows its traceback as well.
 """
 
@@ -29,7 +29,7 @@ from kielo.train.signals import REQUEUE as REQUEUE
 
 
 def report_unexpected(error: BaseException) -> str:
-    """Write the traceback to a file, here or in the temporary folder; returns the message that names it."""
+    """Write the traceback to a file, here or in the temporary folder; return the message that names it."""
     text = "".join(traceback.format_exception(error))
     fault = f"{rank_prefix()}a fault of Kielo's own ({type(error).__name__}: {first_line(error)})"
     report = (
@@ -87,7 +87,7 @@ _VERBS = {
 
 
 def command_line() -> argparse.ArgumentParser:
-    """Returns the parser of the whole command line; a verb declares its flags when it is parsed."""
+    """Return the parser of the whole command line; a verb declares its flags when it is parsed."""
     parser = MainParser(
         prog="kielo",
         description="From a language's raw text to its own language model.",

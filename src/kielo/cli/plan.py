@@ -209,7 +209,7 @@ def plan(options: argparse.Namespace) -> int:
 
 
 def _first_of_several(options: argparse.Namespace) -> tuple[str, ...]:
-    """Chooses the first language of a recipe of several, whose codes it returns; () for other recipes."""
+    """Choose the first language of a recipe of several, whose codes it returns; () for other recipes."""
     from kielo.recipe.read import recipe_languages
 
     codes = recipe_languages(options.recipe, options.sets) if options.recipe else ()
@@ -356,7 +356,7 @@ def _run_and_nodes(options: argparse.Namespace) -> tuple["RunToPlan", list[int]]
 
 
 def _explaining(options: argparse.Namespace) -> str:
-    """Returns `kielo plan explain` of the same recipe, with {layout} in the place of a layout's name."""
+    """Return `kielo plan explain` of the same recipe, with {layout} in the place of a layout's name."""
     given = {"--cluster": options.cluster, "--machine": options.machine}
     sets = [*options.sets, *([f"model.params={options.params}"] if options.params else [])]
     words = [word for flag, value in given.items() if value for word in (flag, value)]
@@ -366,7 +366,7 @@ def _explaining(options: argparse.Namespace) -> str:
 
 
 def _nodes(text: str | None, site: "Cluster") -> list[int]:
-    """Returns the numbers of nodes in "16", "4,8,12" or "4..256" (doubled from the first to the last)."""
+    """Return the numbers of nodes in "16", "4,8,12" or "4..256" (doubled from the first to the last)."""
     if text is None:
         if site.nodes == 1:
             return [1]
@@ -377,20 +377,16 @@ def _nodes(text: str | None, site: "Cluster") -> list[int]:
         if ".." in text:
             first, last = (int(part) for part in text.split(".."))
             if first > last:
-                raise KieloError(
-                    f"--nodes {text}: begin with the smaller number; what would work: {last}..{first}"
-                )
+                raise KieloError(f"--nodes {text}: begin with the smaller number. Fix: {last}..{first}")
             numbers = [first * 2**power for power in range(20) if first * 2**power < last] + [last]
         else:
             numbers = sorted({int(part) for part in text.split(",")})
     except ValueError:
-        raise KieloError(
-            f"--nodes {text}: not understood; what would work: 16, or 4,8,12, or 4..256"
-        ) from None
+        raise KieloError(f"--nodes {text}: not understood. Fix: 16, or 4,8,12, or 4..256") from None
     for number in (min(numbers), max(numbers)):
         if not 1 <= number <= site.nodes:
             raise KieloError(
-                f"--nodes {text}: {site.name} has 1 to {site.nodes} nodes; what would work: "
+                f"--nodes {text}: {site.name} has 1 to {site.nodes} nodes. Fix: "
                 f"{min(max(number, 1), site.nodes)}"
             )
     if len(numbers) > _MOST_NODE_COUNTS or numbers != sorted(numbers):

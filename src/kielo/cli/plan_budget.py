@@ -70,7 +70,7 @@ def _flops(budget: str, recipe: "Recipe | None") -> tuple[float, str]:
     from kielo.recipe.cards import accelerator, cluster
 
     refused = KieloError(
-        f"--budget {budget!r} is no amount of compute; what would work: device-hours, such as 20000h, or "
+        f"--budget {budget!r} is no amount of compute. Fix: device-hours, such as 20000h, or "
         "FLOPs, such as 1e22"
     )
     try:

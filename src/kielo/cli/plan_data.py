@@ -49,7 +49,7 @@ def data(options: argparse.Namespace) -> int:
 
 
 def _tables(table: "MixtureTable") -> Iterator[tuple[tuple[str, ...], list[tuple[Any, ...]]]]:
-    """Yields titles and rows of sources, of phases, and of packing if there is any."""
+    """Yield titles and rows of sources, of phases, and of packing if there is any."""
     has_mask = any(row.amount.tokens_with_loss is not None for row in table.sources)
     with_loss = ("with loss",) if has_mask else ()
     yield (

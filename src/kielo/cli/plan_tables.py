@@ -29,7 +29,7 @@ _WORTH_A_WORD = 0.005  # of the time, that another interval of saves would win
 
 
 def facts(run: RunToPlan, nodes: Sequence[int], found: Found) -> list[tuple[str, str]]:
-    """Returns (name, value) of the run and the machine that layouts are ranked for."""
+    """Return (name, value) of the run and the machine that layouts are ranked for."""
     of_phase = f", ranked by phase {run.phase.number}" if len(run.phases) > 1 else ""
     numbers = ", ".join(f"{number:,}" for number in nodes)
     return [
@@ -46,7 +46,7 @@ def facts(run: RunToPlan, nodes: Sequence[int], found: Found) -> list[tuple[str,
 
 
 def best_rows(run: RunToPlan, listed: Sequence[Costed], own: Sequence[Costed]) -> Table:
-    """Returns rows that fit a line of 80 columns: the fastest layouts, and the recipe's own, marked by *."""
+    """Return rows that fit a line of 80 columns: the fastest layouts, and the recipe's own, marked by *."""
     titles = ("nodes", "tokens/s", "GB", "days", *_hour_titles(run), "layout")
     rows = [
         (
@@ -63,7 +63,7 @@ def best_rows(run: RunToPlan, listed: Sequence[Costed], own: Sequence[Costed]) -
 
 
 def layout_rows(listed: Sequence[Costed], own: Sequence[Costed], found: Found, is_all: bool) -> Table:
-    """Returns every figure of the layouts, seconds by part, and layouts that are not listed with the reason.
+    """Return every figure of the layouts, seconds by part, and layouts that are not listed with the reason.
 
     is_all: every one of these, else one for each reason with their number. Leaves out parts that none has.
     """
@@ -125,13 +125,13 @@ def _hours(run: RunToPlan, device_hours: float) -> list[str]:
 
 
 def billed_hours(run: RunToPlan, device_hours: float) -> float | None:
-    """Returns what the site bills for `device_hours`, in its billing unit; None if no card says it."""
+    """Return what the site bills for `device_hours`, in its billing unit; None if no card says it."""
     per_node_hour = run.site.billed_per_node_hour
     return None if per_node_hour is None else device_hours / run.site.devices_per_node * per_node_hour
 
 
 def name(choice: Choice) -> str:
-    """Returns the layout's name; the axes alone if no number of nodes makes it possible."""
+    """Return the layout's name; the axes alone if no number of nodes makes it possible."""
     layout = choice.layout
     if layout.shard * layout.replicate > 1:
         return choice.name
@@ -142,7 +142,7 @@ def name(choice: Choice) -> str:
 def notes(
     run: RunToPlan, listed: Sequence[PlannedLayout], own: Mapping[int, PlannedLayout | str]
 ) -> list[str]:
-    """Returns sentences on the recipe's own layout beside the fastest, and on what they leave to be known."""
+    """Return sentences on the recipe's own layout beside the fastest, and on what they leave to be known."""
     return [
         *_own_notes(listed, own),
         *_unfitting(own),
@@ -153,7 +153,7 @@ def notes(
 
 
 def assumptions(run: RunToPlan, first: PlannedLayout, has_failures: bool) -> str:
-    """Returns what the figures assume. first: the fastest layout."""
+    """Return what the figures assume. first: the fastest layout."""
     source = f" ({run.card.memory_source})" if run.card.memory_source else ""
     wall = f"jobs of at most {run.site.max_wall_hours:g} hours, " if run.site.max_wall_hours else ""
     return (
@@ -195,7 +195,7 @@ def _overlap(listed: Sequence[PlannedLayout]) -> list[str]:
 
 
 def _empty(listed: Sequence[PlannedLayout], own: Mapping[int, PlannedLayout | str]) -> list[str]:
-    """Returns a sentence for each uneven way to share out a step, with a layout that has it."""
+    """Return a sentence for each uneven way to share out a step, with a layout that has it."""
     said: dict[str, PlannedLayout] = {}
     for planned in [*own.values(), *listed]:
         if isinstance(planned, PlannedLayout) and planned.shares.empty_share:
@@ -207,7 +207,7 @@ def _empty(listed: Sequence[PlannedLayout], own: Mapping[int, PlannedLayout | st
 
 
 def _unfitting(own: Mapping[int, PlannedLayout | str]) -> list[str]:
-    """Returns what the recipe's own layout lacks, by the rank that needs most, and what would make it fit."""
+    """Return what the recipe's own layout lacks, by the rank that needs most, and what would make it fit."""
     return [
         f"On {count_text(nodes, 'node')} the recipe's own layout needs {gb_text(planned.need.bytes)} GB"
         f"{planned.need.of_host or ' on ' + planned.fullest}, of {gb_text(planned.need.usable)} usable; "
@@ -228,7 +228,7 @@ def _agreement(run: RunToPlan, own: Mapping[int, PlannedLayout | str]) -> list[s
 
 
 def of_all_languages(codes: Sequence[str], planned: Sequence[Costed]) -> dict[str, Any]:
-    """Returns the cost of a run for each language, on each of the layouts that were planned for the first."""
+    """Return the cost of a run for each language, on each of the layouts that were planned for the first."""
     many, layouts = len(codes), {}  # the recipe's own may be the fastest
     for one, cost in planned:
         layouts[one.nodes, one.name] = {
@@ -243,7 +243,7 @@ def of_all_languages(codes: Sequence[str], planned: Sequence[Costed]) -> dict[st
 
 
 def languages_rows(run: RunToPlan, of_all: Mapping[str, Any]) -> Table:
-    """Returns what `of_all_languages` found as rows, one for each layout."""
+    """Return what `of_all_languages` found as rows, one for each layout."""
     rows = [
         (
             one["nodes"],
@@ -258,7 +258,7 @@ def languages_rows(run: RunToPlan, of_all: Mapping[str, Any]) -> Table:
 
 
 def failure_table(run: RunToPlan, listed: Sequence[Costed]) -> tuple[Table, list[str]]:
-    """Returns what failures cost the fastest layout on each number of nodes, and sentences on the last."""
+    """Return what failures cost the fastest layout on each number of nodes, and sentences on the last."""
     first: dict[int, tuple[PlannedLayout, Cost, Failures]] = {}
     for planned, cost in listed:
         if cost.failures is not None:
@@ -356,14 +356,14 @@ def plan_json(
 
 
 def layout_toml(planned: PlannedLayout) -> str:
-    """Returns the lines of a recipe that choose this layout."""
+    """Return the lines of a recipe that choose this layout."""
     chosen = layout_in_force(with_layout(planned.run.recipe, planned))
     lines = [f"{key} = {json.dumps(value)}" for key, value in chosen.items() if key != "shard"]
     return "\n".join(["[layout]", *lines, "", "[train]", f"micro_batch_sequences = {planned.micro_batch}"])
 
 
 def identity_and_placement(resolved: Resolved) -> Iterator[Table]:
-    """Yields tables of every number of a resolved run: identity, placement, phases and learning rates."""
+    """Yield tables of every number of a resolved run: identity, placement, phases and learning rates."""
     for title, part in (("identity", resolved.identity), ("placement", resolved.placement)):
         values = flat(part.model_dump(mode="json", exclude={"phases", "learning_rates"}))
         yield (title, "value"), [(key, json.dumps(value, ensure_ascii=False)) for key, value in values]

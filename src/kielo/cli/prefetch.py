@@ -42,9 +42,7 @@ def prefetch(options: argparse.Namespace) -> None:
         raise KieloError(f"--wheels {options.wheels}: give a version of Python, such as 3.12")
     for name in (VARIABLE, "HF_HUB_OFFLINE"):
         if os.environ.get(name):
-            raise KieloError(
-                f"{name} is set, so nothing is downloaded; what would work: env -u {name} kielo prefetch"
-            )
+            raise KieloError(f"{name} is set, so nothing is downloaded. Fix: env -u {name} kielo prefetch")
     recipe = read_recipe(options.recipe, options.sets).recipe
     refuse_before_text(recipe)
     folder = place(options.to).absolute()

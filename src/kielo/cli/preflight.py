@@ -48,7 +48,7 @@ def preflight(options: argparse.Namespace) -> int:
 
 
 def _on_ranks(options: argparse.Namespace, recipe: Recipe, ranks: int) -> int:
-    """Starts the ranks on this machine and waits; rank 0 prints."""
+    """Start the ranks on this machine and waits; rank 0 prints."""
     _resolved(recipe, ranks)  # refuses what cannot run before a rank is started
     arguments = ["-m", "kielo", "preflight", options.recipe]
     arguments += [argument for entry in options.sets for argument in ("--set", entry)]
@@ -86,7 +86,7 @@ def _print(found: Preflight) -> None:
 
 
 def _resolved(recipe: Recipe, ranks: int) -> Resolved:
-    """Resolves the recipe for `ranks` devices of this machine; without tokens yet, for an imagined text."""
+    """Resolve the recipe for `ranks` devices of this machine; without tokens yet, for an imagined text."""
     folder, device = run_folder(recipe), this_device()
     text = None if (folder / "tokens").exists() else imagined_text(recipe)
     return resolve(recipe, folder, ranks, device, device_name(device), text, installed(device))

@@ -67,7 +67,7 @@ def rehearse(options: argparse.Namespace) -> int:
 
 
 def _ways_out(recipe: Recipe, resolved: Resolved, site: Cluster) -> str:
-    """Returns what would make the recipe's layout fit, as the planner counts."""
+    """Return what would make the recipe's layout fit, as the planner counts."""
     from kielo.plan.choose_layout import own
     from kielo.plan.remedies import in_words
     from kielo.plan.run_to_plan import RunToPlan
@@ -78,7 +78,7 @@ def _ways_out(recipe: Recipe, resolved: Resolved, site: Cluster) -> str:
 
 
 def planned(options: argparse.Namespace) -> tuple[Recipe, Resolved, Cluster]:
-    """Resolves the recipe on --nodes of a cluster (or --ranks), with imagined text; returns all three."""
+    """Resolve the recipe on --nodes of a cluster (or --ranks), with imagined text; return all three."""
     recipe, lines = read_idea(options, cluster=options.cluster)
     for line in lines:
         print_text(line, sys.stderr)
@@ -93,7 +93,7 @@ def planned(options: argparse.Namespace) -> tuple[Recipe, Resolved, Cluster]:
 
 
 def chosen_ranks(resolved: Resolved, rank: int | None, stage: int | None, all_stages: bool) -> list[int]:
-    """Returns the ranks to rehearse; for a stage, the one with 0 on all axes but the pipeline's."""
+    """Return the ranks to rehearse; for a stage, the one with 0 on all axes but the pipeline's."""
     layout = resolved.placement.layout
     if all_stages:
         return [rank_of_stage(layout, number) for number in range(layout.pipeline)]

@@ -43,7 +43,7 @@ class Outcome:
 
 
 class _LanguageRuns:
-    """Makes runs in processes of their own. A signal that means stop goes to the one at work, once."""
+    """Make runs in processes of their own. A signal that means stop goes to the one at work, once."""
 
     def __init__(self, is_json: bool) -> None:
         self._is_json = is_json
@@ -56,7 +56,7 @@ class _LanguageRuns:
             self._process.send_signal(number)
 
     def make(self, arguments: Sequence[str], folder: Path) -> Outcome:
-        """Runs `kielo run` with the arguments; returns its end. Its output goes on to ours."""
+        """Run `kielo run` with the arguments; return its end. Its output goes on to ours."""
         # In a session of its own, so that Ctrl-C at a terminal reaches it once, through this process.
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "kielo", "run", *arguments],
@@ -80,7 +80,7 @@ class _LanguageRuns:
 
 
 def _pass_on(stream: IO[str], said: list[str]) -> None:
-    """Writes the lines of a process to our stderr, and notes those that say why it failed."""
+    """Write the lines of a process to our stderr, and notes those that say why it failed."""
     for line in stream:
         print(line, end="", file=sys.stderr)
         if line.startswith(_SAID):
@@ -88,7 +88,7 @@ def _pass_on(stream: IO[str], said: list[str]) -> None:
 
 
 def run_languages(options: argparse.Namespace, codes: Sequence[str]) -> int:
-    """Runs each language's recipe. Returns 0 if all are done, 1 if one failed, else what one stopped with.
+    """Run each language's recipe. Returns 0 if all are done, 1 if one failed, else what one stopped with.
 
     A failure does not keep the others from being made; a stop does. Raises KieloError before any is begun if
     the recipe of one of them does not check.
@@ -115,7 +115,7 @@ def run_languages(options: argparse.Namespace, codes: Sequence[str]) -> int:
 
 
 def print_states(reference: str, is_json: bool) -> None:
-    """Prints how far the run of each language of a recipe is, by what its folder holds."""
+    """Print how far the run of each language of a recipe is, by what its folder holds."""
     folders = _folders(reference, (), recipe_languages(reference))
     states = {code: _state_of(folder) for code, folder in folders.items()}
     summaries = {code: read_json(folder, Summary) for code, folder in folders.items()}
@@ -142,7 +142,7 @@ def _state_of(folder: Path) -> str:
 
 
 def _folders(reference: str, sets: Sequence[str], codes: Sequence[str]) -> dict[str, Path]:
-    """Returns code → the folder of its run. Raises KieloError if the recipe of one does not check."""
+    """Return code → the folder of its run. Raises KieloError if the recipe of one does not check."""
     return {code: run_folder(read_recipe(reference, [*sets, _choice(code)]).recipe) for code in codes}
 
 
@@ -151,7 +151,7 @@ def _choice(code: str) -> str:
 
 
 def _arguments(options: argparse.Namespace, code: str) -> list[str]:
-    """Returns the arguments of `kielo run` for one language, which has the same flags."""
+    """Return the arguments of `kielo run` for one language, which has the same flags."""
     words = [options.recipe]
     for text in [*options.sets, _choice(code)]:
         words += ["--set", text]
@@ -162,7 +162,7 @@ def _arguments(options: argparse.Namespace, code: str) -> list[str]:
 
 
 def _print(outcomes: dict[str, Outcome], is_json: bool) -> None:
-    """Prints the end of each run: with its summary as JSON, or a line of a table."""
+    """Print the end of each run: with its summary as JSON, or a line of a table."""
     summaries = {code: read_json(outcome.folder, Summary) for code, outcome in outcomes.items()}
     if is_json:
         runs = {

@@ -63,7 +63,7 @@ def show(options: argparse.Namespace) -> None:
 
 
 def _files_of_sources(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Returns source → its files that are read and those that are not, or why there are none to read.
+    """Return source → its files that are read and those that are not, or why there are none to read.
 
     Of sources that are on this machine before anything is fetched.
     """
@@ -96,7 +96,7 @@ def _files_in_words(files: dict[str, Any]) -> str:
 
 
 def _values_in_force(read: Read) -> dict[str, dict[str, Any]]:
-    """Returns key → value and origin, of every key; `not_in_force` has what is replaced.
+    """Return key → value and origin, of every key; `not_in_force` has what is replaced.
 
     model.weights replaces keys of [model], tokenizer.path those of [tokenizer]. A value is None where the
     recipe lacks it, where it is in weights that are not on this machine, and where nothing uses it.
@@ -128,7 +128,7 @@ def _values_in_force(read: Read) -> dict[str, dict[str, Any]]:
 
 
 def _short_json(value: Any) -> str:
-    """Returns the value as JSON; entries of a list of tables without keys that are empty."""
+    """Return the value as JSON; entries of a list of tables without keys that are empty."""
     if isinstance(value, list):
         value = [
             {key: one for key, one in entry.items() if one not in (None, "", [])}
@@ -140,7 +140,7 @@ def _short_json(value: Any) -> str:
 
 
 def _overview_rows(read: Read) -> list[tuple[str, str]]:
-    """Returns the facts of the run, or why they are not known: `show` answers for unfinished recipes too."""
+    """Return the facts of the run, or why they are not known: `show` answers for unfinished recipes too."""
     recipe, rows = read.recipe, []
     weights = recipe.model.weights
     try:
@@ -193,7 +193,7 @@ def _document_rows(recipe: Recipe) -> list[tuple[str, str]]:
 
 
 def _uneven_rows(recipe: Recipe) -> list[tuple[str, str]]:
-    """Returns how ranks share the steps where they do not divide them, on each of the recipe's nodes."""
+    """Return how ranks share the steps where they do not divide them, on each of the recipe's nodes."""
     site, rows = cards.cluster(recipe.cluster), []
     for nodes in (number for number in recipe.nodes if number <= site.nodes):
         device, ranks = cards.accelerator(site.accelerator).device, nodes * site.devices_per_node
@@ -219,7 +219,7 @@ def data_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _beginning(text: str, most: int = 40) -> str:
-    """Returns the beginning of a text on one line."""
+    """Return the beginning of a text on one line."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1] + "…"
 

@@ -64,7 +64,7 @@ def site(options: argparse.Namespace) -> None:
 
 
 def _known(is_json: bool) -> None:
-    """Prints what is known of each cluster that takes jobs."""
+    """Print what is known of each cluster that takes jobs."""
     cards = [card for card in map(cluster, clusters()) if card.jobs is not None]
     rows = [
         (

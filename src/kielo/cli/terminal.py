@@ -86,7 +86,7 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[Any]], is_wide: b
 
 
 def flat(value: dict, prefix: str = "") -> list[tuple[str, Any]]:
-    """Returns (dotted key, value) pairs of one level of sections."""
+    """Return (dotted key, value) pairs of one level of sections."""
     pairs: list[tuple[str, Any]] = []
     for key, entry in value.items():
         nested = isinstance(entry, dict) and entry and not prefix

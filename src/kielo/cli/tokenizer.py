@@ -83,7 +83,7 @@ def row_map(options: argparse.Namespace) -> None:
 
 
 def tokenizer_folder(folder: Path) -> Path:
-    """Returns the folder; raises KieloError for a run's, which has its tokenizer in a folder below."""
+    """Return the folder; raise KieloError for a run's, which has its tokenizer in a folder below."""
     if not (folder / TOKENIZER_FILE).is_file() and (folder / "tokenizer" / TOKENIZER_FILE).is_file():
         raise KieloError(f"{folder}: is a run folder; did you mean {folder / 'tokenizer'}?")
     return folder
@@ -171,7 +171,7 @@ def _check_flags(options: argparse.Namespace) -> None:
 
 
 def _texts(options: argparse.Namespace, pairs: tuple[list[str], list[str]] | None) -> tuple[str, list[str]]:
-    """Returns what is measured on, in words, and its texts."""
+    """Return what is measured on, in words, and its texts."""
     if options.text:
         return options.text, [line for line in _lines("--text", options.text) if line]
     if pairs and not options.heldout:
@@ -187,7 +187,7 @@ def _texts(options: argparse.Namespace, pairs: tuple[list[str], list[str]] | Non
 
 
 def _lines(flag: str, name: str) -> list[str]:
-    """Returns the lines of a file; a last one without text is none."""
+    """Return the lines of a file; a last one without text is none."""
     path = Path(name)
     if not path.is_file():
         raise KieloError(f"{flag} {path}: no such file; give a plain text file, one document a line")

@@ -145,7 +145,7 @@ def _dry_run(recipe: Recipe, ranks: int, is_json: bool) -> int:
 
 
 def _packing_rows(resolved: Resolved) -> list[tuple[str, str]]:
-    """Returns (name, value) of what packing does to the run's sources; [] for one stream."""
+    """Return (name, value) of what packing does to the run's sources; [] for one stream."""
     used = {
         (name, phase.sequence_length)
         for phase in resolved.identity.phases
@@ -157,7 +157,7 @@ def _packing_rows(resolved: Resolved) -> list[tuple[str, str]]:
 
 
 def _profile_steps(options: argparse.Namespace, ranks: int) -> int:
-    """Returns how many steps this rank records, or those of the chosen `ranks` that it starts."""
+    """Return how many steps this rank records, or those of the chosen `ranks` that it starts."""
     if options.profile_ranks is None:
         return options.profile or 0
     chosen = options.profile_ranks.split(",")
@@ -172,10 +172,10 @@ def _profile_steps(options: argparse.Namespace, ranks: int) -> int:
 
 
 def _is_reported_by_another() -> bool:
-    """Returns True if the first of several ranks, or the parent of this one, reports the outcome."""
+    """Return True if the first of several ranks, or the parent of this one, reports the outcome."""
     return os.environ.get("RANK", "0") != "0" or REFUSAL_FILE in os.environ
 
 
 def is_rank() -> bool:
-    """Returns True if a launcher started this process as one rank of several."""
+    """Return True if a launcher started this process as one rank of several."""
     return "RANK" in os.environ

@@ -22,7 +22,7 @@ _ENDINGS = ("KB", "MB", "GB", "TB")  # of --bytes
 def advise(
     options: argparse.Namespace, tokenizers: Mapping[str, "TextTokenizer"], figures: dict[str, dict[str, Any]]
 ) -> "Advice | None":
-    """Returns the choices between tokenizers; None for one tokenizer, and without an amount of text.
+    """Return the choices between tokenizers; None for one tokenizer, and without an amount of text.
 
     Adds the embedding's share to the figures of each.
     """
@@ -47,7 +47,7 @@ def advise(
 
 
 def _recipe_and_model(options: argparse.Namespace, kept: "TextTokenizer") -> tuple["Recipe", "CompleteModel"]:
-    """Returns how --model is trained and its complete shape, with its own vocabulary."""
+    """Return how --model is trained and its complete shape, with its own vocabulary."""
     from kielo.artifact.weights_folder import resolve_weights
     from kielo.models.families import read_hf_config
     from kielo.models.proportions import count
@@ -98,13 +98,13 @@ def _vocabularies(
 
 
 def _nodes(options: argparse.Namespace, recipe: "Recipe") -> int | None:
-    """Returns the nodes to plan on; None where no machine is asked for."""
+    """Return the nodes to plan on; None where no machine is asked for."""
     from kielo.recipe.cards import cluster
 
     site = cluster(recipe.cluster)
     if options.nodes is not None and not 1 <= options.nodes <= site.nodes:
         raise KieloError(
-            f"--nodes {options.nodes}: {site.name} has 1 to {site.nodes} nodes; what would work: "
+            f"--nodes {options.nodes}: {site.name} has 1 to {site.nodes} nodes. Fix: "
             f"{min(max(options.nodes, 1), site.nodes)}"
         )
     if options.nodes is None and options.cluster:
@@ -121,12 +121,12 @@ def _amount(flag: str, text: str) -> int:
     except ValueError:
         number = 0
     if number < 1:
-        raise KieloError(f"{flag} {text!r} is no amount; what would work: {flag} 40G")
+        raise KieloError(f"{flag} {text!r} is no amount. Fix: {flag} 40G")
     return number
 
 
 def in_words(advice: "Advice") -> str:
-    """Returns the decision and its reason."""
+    """Return the decision and its reason."""
     kept, best = advice.choices[0], advice.best
     unit, text = _unit(advice), format_bytes(advice.text_bytes)
     if best is kept:
@@ -144,7 +144,7 @@ def in_words(advice: "Advice") -> str:
 
 
 def choice_rows(advice: "Advice") -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    """Returns titles and a row for each choice, with what it changes for English where that was measured."""
+    """Return titles and a row for each choice, with what it changes for English where that was measured."""
     unit, english = _unit(advice), advice.choices[0].vocabulary.english_tokens
     titles = ("", "tokenizer", "tokens", unit, "new rows", "tokens for them", f"{unit} for them")
     rows = []

@@ -39,7 +39,7 @@ MAY_FOLLOW = {
 def read_conversation(
     where: str, fields: JsonTable, names: Sequence[str]
 ) -> tuple[list[Message], list[Any] | None]:
-    """Returns the messages of a record, and the tools that it offers; None: it has none.
+    """Return the messages of a record, and the tools that it offers; None: it has none.
 
     They are in the first of the fields `names` that it has, else in those of QUESTIONS. Raises BadRecord,
     which begins with `where`, for what is no list of messages with known roles and text.
@@ -60,7 +60,7 @@ def read_conversation(
 
 
 def has_questions(present: Sequence[str]) -> bool:
-    """Returns True for fields of a question and its answer."""
+    """Return True for fields of a question and its answer."""
     return _pair(dict.fromkeys(present, "")) is not None
 
 
@@ -80,7 +80,7 @@ def _listed(where: str, fields: JsonTable, name: str) -> list[Message]:
 
 
 def _of_pair(where: str, fields: JsonTable, question: str, answer: str) -> list[Message]:
-    """Returns the messages of a question, with those of `history` before it, and its answer.
+    """Return the messages of a question, with those of `history` before it, and its answer.
 
     Either may be a list of messages (TRL's conversational form). Alpaca's `input` is after the instruction.
     """
@@ -122,7 +122,7 @@ def _message(where: str, entry: Any) -> Message:
 
 
 def _content(where: str, name: str, content: Any, more: JsonTable) -> str:
-    """Returns the text of a message, which may be in parts, or nothing beside the tools that it calls."""
+    """Return the text of a message, which may be in parts, or nothing beside the tools that it calls."""
     if content is None and (more.get("tool_calls") or more.get("function_call")):
         return ""
     if isinstance(content, list):
@@ -143,7 +143,7 @@ def _content(where: str, name: str, content: Any, more: JsonTable) -> str:
 
 
 def _with_weight(where: str, more: JsonTable) -> JsonTable:
-    """Returns what a message has, with 0 or nothing for its weight, also where that is called `train`."""
+    """Return what a message has, with 0 or nothing for its weight, also where that is called `train`."""
     weight = more.pop(WEIGHT, 1) if "train" not in more else more.pop("train")
     if weight not in (0, 1):
         raise BadRecord(BAD_MESSAGES, f"{where}: its weight is {str(weight)[:40]}; 0 and 1 are read")
@@ -151,7 +151,7 @@ def _with_weight(where: str, more: JsonTable) -> JsonTable:
 
 
 def _called(where: str, content: str) -> list[Any]:
-    """Returns the calls of a ShareGPT message of the role function_call, whose text is JSON."""
+    """Return the calls of a ShareGPT message of the role function_call, whose text is JSON."""
     try:
         calls = json.loads(content)
     except ValueError:
@@ -162,7 +162,7 @@ def _called(where: str, content: str) -> list[Any]:
 
 
 def _tools(where: str, tools: Any) -> list[Any] | None:
-    """Returns the tools of a record, which tables have as JSON in a text."""
+    """Return the tools of a record, which tables have as JSON in a text."""
     if isinstance(tools, str):
         try:
             tools = json.loads(tools) if tools.strip() else None
@@ -174,7 +174,7 @@ def _tools(where: str, tools: Any) -> list[Any] | None:
 
 
 class WholeConversations(DocumentFilter):
-    """Drops conversations without an answer, and those with an empty one."""
+    """Drop conversations without an answer, and those with an empty one."""
 
     name = "conversations"
 
@@ -190,7 +190,7 @@ class WholeConversations(DocumentFilter):
 
 
 class AlternatingTurns(DocumentFilter):
-    """Drops conversations in which user and assistant do not take turns, after an optional system message.
+    """Drop conversations in which user and assistant do not take turns, after an optional system message.
 
     Results of tools may stand between an answer and the next one.
     """

@@ -40,7 +40,7 @@ MAX_LINE_BYTES = 1 << 20
 
 
 def wrapping_advice(source: RawSource) -> str | None:
-    """Returns what to set for a source of .txt files that look wrapped, by the first of them; None if not.
+    """Return what to set for a source of .txt files that look wrapped, by the first of them; None if not.
 
     Wrapped text is full to about the same width: nine of ten lines that another follows are longer than half
     of the width that hardly any exceeds. Empty lines between them tell paragraphs apart.
@@ -105,7 +105,7 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
 def _clean(
     sources: tuple[RawSource, ...], recipe: Recipe, folder: Path, say: Callable[[str], None]
 ) -> CorpusCounts:
-    """Run both passes in the stage's partial folder: write documents/ and funnel.json; returns the counts."""
+    """Run both passes in the stage's partial folder: write documents/ and funnel.json; return the counts."""
     corpus = recipe.corpus
     settings = effective_settings(corpus, language(recipe.language))
     cleaned = folder / "cleaned"
@@ -132,7 +132,7 @@ def _clean(
 
 
 def describe_read(sources: tuple[RawSource, ...], reader: Tally) -> list[FunnelSource]:
-    """Describes what was read; nothing is kept yet. KieloError for a source that was empty, or changed."""
+    """Describe what was read; nothing is kept yet. KieloError for a source that was empty, or changed."""
     described = []
     for source in sources:
         for file, before, now in zip(
@@ -168,7 +168,7 @@ def describe_read(sources: tuple[RawSource, ...], reader: Tally) -> list[FunnelS
 
 
 def refuse_bad_sources(described: Sequence[FunnelSource], max_bad_share: float) -> None:
-    """Raises KieloError for a source with too many bad records or too large a share of damaged files.
+    """Raise KieloError for a source with too many bad records or too large a share of damaged files.
 
     How much a damaged file would have held is not known, so it counts with all its bytes. The share is the
     decimal number that a person typed: in binary 0.29 · 100 is less than 29.
@@ -225,7 +225,7 @@ def _conclude(
 
 
 def _empty_source(name: str, settings: JsonTable, tallies: Sequence[Tally]) -> str:
-    """Returns the message on a source of which nothing is left, with the funnel of its own documents."""
+    """Return the message on a source of which nothing is left, with the funnel of its own documents."""
     own = [tally.of(name) for tally in tallies]
     rule, kind = settings["language_rules"].get(name), settings["kinds"][settings["sources"].index(name)]
     what = f"corpus.sources, {name} (kind = {kind!r}"

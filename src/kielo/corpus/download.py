@@ -64,7 +64,7 @@ def fetch_debian_package(source: Source, folder: Path) -> str:
 
 
 def fetch_huggingface_dataset(source: Source, folder: Path, aside: Path) -> str:
-    """Download data files of a dataset (of its subset), as many as max_documents needs; returns its name.
+    """Download data files of a dataset (of its subset), as many as max_documents needs; return its name.
 
     aside: where files lie until all are there. It stays when a download is cut short, and the next one goes
     on from it.
@@ -154,7 +154,7 @@ def _run(command: list[str], workplace: Path, environment: dict[str, str]) -> su
 
 
 def last_errors(output: str) -> str:
-    """Returns the errors of a program on one line: those that it marks as errors, if it does."""
+    """Return the errors of a program on one line: those that it marks as errors, if it does."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("E:")] or lines
     return " ".join(errors[:3])[:500] or "failed without saying why"

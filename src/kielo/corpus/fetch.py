@@ -52,12 +52,12 @@ def fetch_sources(
 
 
 def downloaded(sources: Sequence[Source]) -> list[Source]:
-    """Returns the sources whose text is not on this disk by itself."""
+    """Return the sources whose text is not on this disk by itself."""
     return [source for source in sources if source.debian_package or source.huggingface_dataset]
 
 
 def is_fetched(source: Source, raw_folder: Path, prefetched: Path | None) -> bool:
-    """Returns True if a downloaded source is in the run's folder, or was brought by `kielo prefetch`."""
+    """Return True if a downloaded source is in the run's folder, or was brought by `kielo prefetch`."""
     return _place(source, raw_folder, prefetched)[1]
 
 
@@ -81,7 +81,7 @@ def _wanted(source: Source) -> JsonTable:
 
 
 def _place(source: Source, raw_folder: Path, prefetched: Path | None) -> tuple[Path, bool]:
-    """Returns the folder of a downloaded source, and whether it is there whole."""
+    """Return the folder of a downloaded source, and whether it is there whole."""
     wanted = _wanted(source)
     places = [text_folder(prefetched, source.name, wanted)] if prefetched else []
     for root in (*places, raw_folder / source.name):
@@ -132,7 +132,7 @@ def _fetch(
 
 
 def file_stamps(root: Path | str, files: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """Reads (bytes, time of change in ns) of each file; equal before and after, it was not changed."""
+    """Read (bytes, time of change in ns) of each file; equal before and after, it was not changed."""
     found = []
     for file in files:
         try:
@@ -170,7 +170,7 @@ def _download(name: str, source: Source, folder: Path, wanted: JsonTable, say: C
 
 
 def local_files(source: Source) -> tuple[Path, list[str], list[str]]:
-    """Returns the folder that names are relative to, and the names that are read and those that are not.
+    """Return the folder that names are relative to, and the names that are read and those that are not.
 
     Names are sorted. Raises KieloError for a path without a file that is read, and for one that holds data
     and is not read, unless the source leaves it out.
@@ -213,7 +213,7 @@ def _is_left_out(file: str, source: Source) -> bool:
 
 
 def _refuse_unread(source: Source, unread: Sequence[str]) -> None:
-    """Raises KieloError for files of data that would be left out without a word."""
+    """Raise KieloError for files of data that would be left out without a word."""
     data = [file for file in unread if is_data(Path(file)) and not _is_left_out(file, source)]
     if data:
         endings = sorted({"*" + "".join(Path(file).suffixes[-2:]) for file in data})
@@ -225,7 +225,7 @@ def _refuse_unread(source: Source, unread: Sequence[str]) -> None:
 
 
 def _refuse_own_files(name: str, place: Path, root: Path, files: list[str], run_folder: Path) -> None:
-    """Raises KieloError for a file in a folder that a stage of this run replaces.
+    """Raise KieloError for a file in a folder that a stage of this run replaces.
 
     It would be lost, or be text made from text.
     """
@@ -245,7 +245,7 @@ def _refuse_own_files(name: str, place: Path, root: Path, files: list[str], run_
 
 
 def _files_below(name: str, folder: Path) -> Iterator[Path]:
-    """Yields all files below the folder, also behind links; each folder once: links may lead in a circle."""
+    """Yield all files below the folder, also behind links; each folder once: links may lead in a circle."""
 
     def refuse(problem: OSError) -> None:
         raise KieloError(f"corpus.sources, {name}: {problem.filename}: cannot be read ({problem.strerror})")
@@ -261,7 +261,7 @@ def _files_below(name: str, folder: Path) -> Iterator[Path]:
 
 
 def _is_file(name: str, path: Path) -> bool:
-    """Returns True for a readable file, False for a folder.
+    """Return True for a readable file, False for a folder.
 
     Raises KieloError for a file with a text's name that cannot be read: it is not left out silently.
     """
@@ -282,7 +282,7 @@ def _is_file(name: str, path: Path) -> bool:
 
 
 def _hash_files(root: Path, files: list[str], raw_folder: Path) -> str:
-    """Hashes the files' names and contents.
+    """Hash the files' names and contents.
 
     Contents are read again when size, times or inode differ: a file put in place of another has another
     inode, and one written with its old time set back has another time of status change.

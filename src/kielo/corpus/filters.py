@@ -27,7 +27,7 @@ NUM_EXAMPLES, _EXAMPLE_CHARACTERS = 2, 100
 
 
 def line_filters(corpus: Corpus, rule: LanguageRule) -> list[LineFilter]:
-    """Returns the filters of lines for text of one rule, cheap ones first."""
+    """Return the filters of lines for text of one rule, cheap ones first."""
     return [
         ScriptFilter(rule.scripts, rule.letters, corpus.max_foreign_character_share),
         LineLength(corpus.min_line_characters),
@@ -36,7 +36,7 @@ def line_filters(corpus: Corpus, rule: LanguageRule) -> list[LineFilter]:
 
 
 class ScriptFilter(LineFilter):
-    """Drops a line when more than `max_foreign_share` of its letters are of another script.
+    """Drop a line when more than `max_foreign_share` of its letters are of another script.
 
     A letter is not foreign when it belongs to one of the Unicode `scripts` or is among the card's `letters`:
     whole scripts, since names and loan words bring letters that a language's own alphabet lacks. Digits,
@@ -69,7 +69,7 @@ class ScriptFilter(LineFilter):
 
 
 class LineLength(LineFilter):
-    """Drops lines with too few characters to teach anything or to be identified."""
+    """Drop lines with too few characters to teach anything or to be identified."""
 
     name = "line length"
 
@@ -83,7 +83,7 @@ class LineLength(LineFilter):
 
 
 class LineLanguage(LanguageFilter, LineFilter):
-    """Drops lines that are probably of another language."""
+    """Drop lines that are probably of another language."""
 
     name = "line language"
 
@@ -94,13 +94,13 @@ class LineLanguage(LanguageFilter, LineFilter):
 
 
 def _script(letters: Sequence[str]) -> str:
-    """Returns the script of most of the letters: the first word of their Unicode names (Cyrillic, Greek)."""
+    """Return the script of most of the letters: the first word of their Unicode names (Cyrillic, Greek)."""
     names = Counter(unicodedata.name(letter, "unknown").split()[0] for letter in letters)
     return max(names, key=names.__getitem__).title()
 
 
 def _foreign_letters(scripts: Sequence[str], letters: str) -> regex.Pattern:
-    """Compiles a pattern for one letter that is outside the scripts and the letters (of either case)."""
+    """Compile a pattern for one letter that is outside the scripts and the letters (of either case)."""
     own = "".join(rf"\p{{Script={script}}}" for script in (*scripts, "Common", "Inherited"))
     both_cases = "".join(sorted(set(letters.lower() + letters.upper())))
     try:
@@ -119,12 +119,12 @@ def _foreign_letters(scripts: Sequence[str], letters: str) -> regex.Pattern:
 
 
 def document_filters(corpus: Corpus, rule: LanguageRule) -> list[DocumentFilter]:
-    """Returns the filters of documents for text of one rule; they run after those of lines."""
+    """Return the filters of documents for text of one rule; they run after those of lines."""
     return [DocumentLanguage(corpus.language_identifier, rule.identifier_codes, rule.document_threshold)]
 
 
 class DocumentLanguage(LanguageFilter, DocumentFilter):
-    """Drops documents that are probably of another language."""
+    """Drop documents that are probably of another language."""
 
     name = "document language"
 
@@ -133,7 +133,7 @@ class DocumentLanguage(LanguageFilter, DocumentFilter):
 
 
 class NotEmpty(DocumentFilter):
-    """Drops documents without a character that is not white space; nothing is changed in the others."""
+    """Drop documents without a character that is not white space; nothing is changed in the others."""
 
     name = "content"
 
@@ -143,7 +143,7 @@ class NotEmpty(DocumentFilter):
 
 
 class DocumentLength(DocumentFilter):
-    """Drops documents with too few characters; it runs last, after the filters of duplicates."""
+    """Drop documents with too few characters; it runs last, after the filters of duplicates."""
 
     name = "document length"
 

@@ -60,7 +60,7 @@ _THREE_BYTES = re.compile(rb"[\xe0-\xef][\x80-\xbf]{2}")
 
 
 def decode_page(path: Path, content: bytes, given: str | None = None) -> str:
-    """Decodes a page by its byte-order mark, else as `given`, else as what its bytes and its label say.
+    """Decode a page by its byte-order mark, else as `given`, else as what its bytes and its label say.
 
     Text that is UTF-8 is that, whatever a stale label says. Raises BadRecord, which names the line, for bytes
     that its encoding does not have, and for a label that is none.
@@ -96,7 +96,7 @@ def _of_label(path: Path, content: bytes) -> str:
 
 
 def _is_utf8(content: bytes, labelled: str) -> bool:
-    """Returns True for text with UTF-8's sequences and no other bytes.
+    """Return True for text with UTF-8's sequences and no other bytes.
 
     Two bytes of UTF-8 may be a letter of the other encodings of East Asia; three are hardly ever.
     """
@@ -147,7 +147,7 @@ BLOCKS = frozenset({
 
 
 def page_text(html: str) -> str:
-    """Returns the page's text, a line for each block, white space as single spaces.
+    """Return the page's text, a line for each block, white space as single spaces.
 
     An element that is skipped and has no end is not skipped: it would take the rest of the page with it.
     """
@@ -160,7 +160,7 @@ def page_text(html: str) -> str:
 
 
 def _read(html: str, taken: frozenset[tuple[int, int]]) -> "_Page":
-    """Reads a page. taken: lines and columns of elements that are not skipped."""
+    """Read a page. taken: lines and columns of elements that are not skipped."""
     page = _Page(taken)
     page.feed(html)
     page.close()

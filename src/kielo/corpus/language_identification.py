@@ -27,7 +27,7 @@ class Identifier(Protocol):
     """A language identification model."""
 
     def probabilities(self, text: str) -> dict[str, float]:
-        """Returns code -> probability, for every code that matters; they sum to at most 1."""
+        """Return code -> probability, for every code that matters; they sum to at most 1."""
 
 
 class Py3langid:
@@ -72,7 +72,7 @@ IDENTIFIERS: dict[str, type[Identifier]] = {"py3langid": Py3langid, "lid176": Li
 
 @lru_cache(maxsize=2)
 def load_identifier(name: str) -> Identifier:
-    """Loads the named model, once a process."""
+    """Load the named model, once a process."""
     return IDENTIFIERS[name]()
 
 

@@ -20,7 +20,7 @@ NOT_SHOWN = ("write cleaned", "merge cleaned", "write", "lay out pairs")
 
 
 def build_funnel(tallies: Sequence[Tally]) -> list[FunnelRow]:
-    """Returns rows in the order of the steps, each step's largest reason first; at least one row a step."""
+    """Return rows in the order of the steps, each step's largest reason first; at least one row a step."""
     rows: list[FunnelRow] = []
     for tally in tallies:
         if tally.name in NOT_SHOWN:
@@ -34,7 +34,7 @@ def build_funnel(tallies: Sequence[Tally]) -> list[FunnelRow]:
 
 
 def threshold_table(tallies: Sequence[Tally]) -> JsonTable:
-    """Returns the shares of bytes that reached each threshold: {"lines": {"0.5": share, …}, "documents": …}.
+    """Return the shares of bytes that reached each threshold: {"lines": {"0.5": share, …}, "documents": …}.
 
     Shares are of the lines that reached their language step, and of the documents (each with all its bytes)
     that reached theirs.
@@ -54,7 +54,7 @@ def threshold_table(tallies: Sequence[Tally]) -> JsonTable:
 
 
 def source_report(raw: RawSource, source: FunnelSource, tallies: Sequence[Tally]) -> Iterator[str]:
-    """Yields what became of a source, for the last screen: its files, and its documents by reason."""
+    """Yield what became of a source, for the last screen: its files, and its documents by reason."""
     own = [tally.of(raw.name) for tally in tallies]
     total, dropped = Counter[tuple[str, str]](), Counter[str]()
     for tally in own:
@@ -88,7 +88,7 @@ def source_report(raw: RawSource, source: FunnelSource, tallies: Sequence[Tally]
 
 
 def empty_message(what: str, rows: Sequence[FunnelRow], table: JsonTable, advice: str) -> str:
-    """Returns why nothing was left and what to change: the funnel, and the share kept at each threshold."""
+    """Return why nothing was left and what to change: the funnel, and the share kept at each threshold."""
     lines = [f"corpus: nothing is left of {what}. What each step dropped:"]
     lines += [
         f"  {row.name:<28} {row.reason:<36} {row.documents:>9,} documents {row.bytes:>14,} bytes"

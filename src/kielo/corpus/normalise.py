@@ -23,7 +23,7 @@ UNWANTED = regex.compile(r"[\p{Cc}--\t]|[\u00ad\u200b\u2060\ufeff]|\p{Cs}|\p{Cn}
 
 
 def normalise_line(line: str) -> str:
-    """Returns the line in NFC, without control characters, with single spaces and none at the ends."""
+    """Return the line in NFC, without control characters, with single spaces and none at the ends."""
     if line.isascii():
         return " ".join(UNWANTED.sub("", line).split())
     line = UNWANTED.sub("", line.translate(_OF_WINDOWS_1252) if C1.search(line) else line)

@@ -26,7 +26,7 @@ _EVERY_BYTE = "latin-1"
 
 
 def tsv_records(path: Path, max_bytes: int, encoding: str | None = None) -> Iterator[Record]:
-    """Yields the rows, numbered by their first line. A row with another number of columns than most is bad.
+    """Yield the rows, numbered by their first line. A row with another number of columns than most is bad.
 
     So is its neighbour in a plain file if it may be the other half of a row that was cut at a line's end: it
     has an odd number of quotes.
@@ -85,7 +85,7 @@ def _csv_lines(path: Path, max_bytes: int, encoding: str | None) -> Iterator[str
 
 
 def _survey(path: Path, max_bytes: int, encoding: str | None) -> tuple[bool, int]:
-    """Returns whether the file has CSV's quotes, and the number of columns of most rows.
+    """Return whether the file has CSV's quotes, and the number of columns of most rows.
 
     It has if it keeps CSV's rules and they are needed: quotes within quotes, columns in all rows alike that
     would not be without them, or quotes around every column.
@@ -130,7 +130,7 @@ _DECLARED = re.compile(rb"\s*<\?xml[^>]{0,200}encoding\s*=\s*[\"']([A-Za-z0-9._:
 def tmx_records(
     path: Path, languages: Sequence[str], max_bytes: int, encoding: str | None = None
 ) -> Iterator[Record]:
-    """Yields the texts of each unit in the two languages; units are numbered from 1.
+    """Yield the texts of each unit in the two languages; units are numbered from 1.
 
     A unit that has several texts in a language gives several records: each text is in one of them. Raises
     KieloError for a file that is no XML or is cut short, and for a unit over max_bytes.
@@ -164,7 +164,7 @@ def tmx_records(
 
 
 def _empty(code: Element) -> None:
-    """Removes what is inside of a code. A space stays for a line's end, so that no words are joined."""
+    """Remove what is inside of a code. A space stays for a line's end, so that no words are joined."""
     del code[:]
     code.text = " " if code.get("type") in _BREAKS else None
 
@@ -191,7 +191,7 @@ def _unit_records(
 
 
 def _texts(unit: Element) -> dict[str, list[str]]:
-    """Returns language code in lower case → texts, in the order of the file."""
+    """Return language code in lower case → texts, in the order of the file."""
     found = defaultdict(list)
     for variant in _children(unit, "tuv"):
         code = (variant.get(_LANGUAGE) or variant.get("lang") or "").lower()
@@ -205,7 +205,7 @@ def _children(element: Element, name: str) -> list[Element]:
 
 
 def _in_language(texts: dict[str, list[str]], language: str) -> list[str]:
-    """Returns the texts in a language, else those in the first of its regions (en-US for en)."""
+    """Return the texts in a language, else those in the first of its regions (en-US for en)."""
     wanted = language.lower()
     regions = (code for code in texts if code.replace("_", "-").startswith(wanted + "-"))
     code = wanted if wanted in texts else next(regions, None)
@@ -213,7 +213,7 @@ def _in_language(texts: dict[str, list[str]], language: str) -> list[str]:
 
 
 def _decoded(path: Path, given: str | None) -> Iterator[str]:
-    """Yields the text of a file in the encoding that its bytes show, else `given`, else what it declares."""
+    """Yield the text of a file in the encoding that its bytes show, else `given`, else what it declares."""
     decoder, encoding = None, ""
     try:
         for block in read_blocks(path):
@@ -234,7 +234,7 @@ def _decoded(path: Path, given: str | None) -> Iterator[str]:
 
 
 def _declared_encoding(start: bytes) -> str:
-    """Returns the declared encoding. Text that is called Latin-1 or ASCII is read as windows-1252."""
+    """Return the declared encoding. Text that is called Latin-1 or ASCII is read as windows-1252."""
     found = _DECLARED.match(start.removeprefix(codecs.BOM_UTF8)[:4096])
     if not found or start.startswith(codecs.BOM_UTF8):
         return "utf-8"

@@ -18,7 +18,7 @@ DRAW = 18  # seed of the choice of layouts
 
 
 class NormaliseSides(CorpusStep):
-    """Brings both sides to the normal form of text; a side may have several lines."""
+    """Bring both sides to the normal form of text; a side may have several lines."""
 
     name = "normalise pairs"
 
@@ -31,7 +31,7 @@ class NormaliseSides(CorpusStep):
 
 
 class WholePairs(DocumentFilter):
-    """Drops pairs with an empty side, and those that were copied and not translated."""
+    """Drop pairs with an empty side, and those that were copied and not translated."""
 
     name = "pairs"
 
@@ -44,7 +44,7 @@ class WholePairs(DocumentFilter):
 
 
 class SideLanguage(LanguageFilter, DocumentFilter):
-    """Drops pairs one side of which looks like another language.
+    """Drop pairs one side of which looks like another language.
 
     Sides are single sentences, of which an identifier is seldom sure: its best guess is enough, for the other
     side speaks for the pair too. Very short sides are taken on trust.
@@ -65,7 +65,7 @@ class SideLanguage(LanguageFilter, DocumentFilter):
 
 
 class LayOutPairs(CorpusStep):
-    """Makes one text of each pair, by one of the templates and in one of both directions.
+    """Make one text of each pair, by one of the templates and in one of both directions.
 
     Which ones follows from the sides alone: so it is the same for any number of workers, and a run with
     another seed reads the same corpus.

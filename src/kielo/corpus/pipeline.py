@@ -55,7 +55,7 @@ MAX_EXAMPLE_CHARACTERS = 300
 
 
 class ReadSources(CorpusStep):
-    """Reads the share of every source that worker `rank` of `workers` has, and counts bad records."""
+    """Read the share of every source that worker `rank` of `workers` has, and counts bad records."""
 
     name = "read"
 
@@ -115,7 +115,7 @@ BYTES_PER_FILE = 512 << 20
 
 
 class WriteCleaned(CorpusStep):
-    """Ends the first pass: writes each worker's documents to a file of its own."""
+    """End the first pass: writes each worker's documents to a file of its own."""
 
     name = "write cleaned"
 
@@ -131,7 +131,7 @@ class WriteCleaned(CorpusStep):
 
 
 class MergeCleaned(CorpusStep):
-    """Begins the second pass: reads all workers' documents in the order of the corpus."""
+    """Begin the second pass: reads all workers' documents in the order of the corpus."""
 
     name = "merge cleaned"
 
@@ -148,7 +148,7 @@ class MergeCleaned(CorpusStep):
 
 
 class WriteDocuments(CorpusStep):
-    """Ends the second pass: writes the corpus in files of about BYTES_PER_FILE, and counts its words."""
+    """End the second pass: writes the corpus in files of about BYTES_PER_FILE, and count its words."""
 
     name = "write"
 
@@ -193,7 +193,7 @@ def _as_record(document: SplitDocument) -> Document:
 
 
 def run_on_workers(make_steps: Callable[[int], list[CorpusStep]], workers: int) -> list[Tally]:
-    """Run the steps that `make_steps` gives for each rank in a worker of its own; returns each step's tally.
+    """Run the steps that `make_steps` gives for each rank in a worker of its own; return each step's tally.
 
     With one worker everything happens in this process. The first exception of a worker ends the others and is
     raised here. Raises KieloError for a worker that was killed or ran out of memory.
@@ -219,7 +219,7 @@ def _run_steps(make_steps: Callable[[int], list[CorpusStep]], rank: int) -> list
 def first_pass(
     sources: tuple[RawSource, ...], recipe: Recipe, cleaned: Path, workers: int = 1, rank: int = 0
 ) -> list[CorpusStep]:
-    """Returns the steps that need one document at a time, for worker `rank` of `workers`."""
+    """Return the steps that need one document at a time, for worker `rank` of `workers`."""
     corpus = recipe.corpus
     own, others = _names(corpus, is_cleaned), _names(corpus, _is_taken_whole)
     return [
@@ -235,7 +235,7 @@ def first_pass(
 
 
 def second_pass(corpus: Corpus, cleaned: Path, documents: Path) -> list[CorpusStep]:
-    """Returns the steps that need the whole corpus.
+    """Return the steps that need the whole corpus.
 
     Length is last: a document may lose most lines as duplicates.
     """

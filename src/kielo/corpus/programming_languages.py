@@ -60,7 +60,7 @@ LANGUAGES = tuple(_EXTENSIONS)
 
 
 def programming_language(name_or_extension: str) -> str | None:
-    """Returns the language of a file by its name or path, by a bare extension, or by the language's name."""
+    """Return the language of a file by its name or path, by a bare extension, or by the language's name."""
     name = name_or_extension.lower()
     extension = PurePosixPath(name).suffix.removeprefix(".") or name.removeprefix(".")
     return _BY_EXTENSION.get(extension) or (name if name in _EXTENSIONS else None)
@@ -79,12 +79,12 @@ LANGUAGE = "programming_language"  # in a document's metadata
 
 
 def _lines(document: SplitDocument) -> list[str]:
-    """Returns the lines of a file, of old Macs' too, whose lines end with \\r alone."""
+    """Return the lines of a file, of old Macs' too, whose lines end with \\r alone."""
     return [part for line in document.lines for part in (line.split("\r") if "\r" in line[:-1] else (line,))]
 
 
 def code_filters(code: CodeFilters) -> list[DocumentFilter]:
-    """Returns the filters that the section asks for, cheap ones first."""
+    """Return the filters that the section asks for, cheap ones first."""
     return [
         *([ProgrammingLanguage(code.languages)] if code.languages else []),
         LineLengths(code.max_line_characters, code.max_mean_line_characters),
@@ -94,7 +94,7 @@ def code_filters(code: CodeFilters) -> list[DocumentFilter]:
 
 
 class ProgrammingLanguage(DocumentFilter):
-    """Drops files in other programming languages, and those whose language is not known."""
+    """Drop files in other programming languages, and those whose language is not known."""
 
     name = "programming language"
 
@@ -108,7 +108,7 @@ class ProgrammingLanguage(DocumentFilter):
 
 
 class LineLengths(DocumentFilter):
-    """Drops files with a very long line, or with long lines on average: data, and minified code."""
+    """Drop files with a very long line, or with long lines on average: data, and minified code."""
 
     name = "code line length"
 
@@ -126,7 +126,7 @@ class LineLengths(DocumentFilter):
 
 
 class GeneratedMarks(DocumentFilter):
-    """Drops files whose first lines say that a program wrote them."""
+    """Drop files whose first lines say that a program wrote them."""
 
     name = "generated code"
 
@@ -140,7 +140,7 @@ class GeneratedMarks(DocumentFilter):
 
 
 class AlphanumericShare(DocumentFilter):
-    """Drops files of which few characters are letters or digits; line ends are not counted."""
+    """Drop files of which few characters are letters or digits; line ends are not counted."""
 
     name = "alphanumeric share"
 

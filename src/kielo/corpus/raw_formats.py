@@ -81,7 +81,7 @@ class RawSource:
     unread: tuple[str, ...] = ()
 
     def columns_of(self, present: Sequence[str]) -> tuple[str, ...]:
-        """Returns the columns that must be there, where a file has those `present`.
+        """Return the columns that must be there, where a file has those `present`.
 
         Conversations are in one of their fields.
         """
@@ -99,7 +99,7 @@ class RawSource:
 
 
 def records(source: RawSource, max_bytes: int) -> Iterator[Record]:
-    """Yields every document of the source in the order of its files, undecoded; empty lines are none.
+    """Yield every document of the source in the order of its files, undecoded; empty lines are none.
 
     A file that is damaged or not of its format ends with a bad record. Raises KieloError for one that cannot
     be opened or read, which is no fault of the text, and for one in another encoding.
@@ -117,7 +117,7 @@ def records(source: RawSource, max_bytes: int) -> Iterator[Record]:
 
 
 def is_readable(path: Path, kind: str) -> bool:
-    """Returns True if the file's name ends in a format of this kind of source and begins with no dot."""
+    """Return True if the file's name ends in a format of this kind of source and begins with no dot."""
     if path.name.startswith("."):
         return False
     if kind == "code" and programming_language(path.name) is not None:
@@ -126,17 +126,17 @@ def is_readable(path: Path, kind: str) -> bool:
 
 
 def is_about(path: Path) -> bool:
-    """Returns True for a README, a licence, a checksum and other files that are beside data."""
+    """Return True for a README, a licence, a checksum and other files that are beside data."""
     return bool(_ABOUT.search(path.name))
 
 
 def is_data(path: Path) -> bool:
-    """Returns True if a file's name says that it holds data, readable or not."""
+    """Return True if a file's name says that it holds data, readable or not."""
     return bool(_DATA.search(path.name)) and not path.name.startswith(".") and not is_about(path)
 
 
 def formats(kind: str) -> str:
-    """Returns the formats of a kind of source, for people."""
+    """Return the formats of a kind of source, for people."""
     listed = ", ".join(f".{suffix}" for suffix in _RECORDS[kind])
     listed += f" (each also {', '.join(COMPRESSED)}), .parquet"
     more = {"text": ", .html", "code": ", and .py, .c, .java and other program files"}
@@ -144,7 +144,7 @@ def formats(kind: str) -> str:
 
 
 def file_format(path: Path, kind: str) -> str:
-    """Returns the format of a file of a source of this kind: "jsonl", "txt", "html", "code", …"""
+    """Return the format of a file of a source of this kind: "jsonl", "txt", "html", "code", …"""
     if kind == "code" and not _KNOWN[kind].search(path.name):
         return "code"
     suffixes = [suffix for suffix in path.suffixes if suffix.lower() not in COMPRESSED]
@@ -182,7 +182,7 @@ def unreadable(path: Path, problem: OSError) -> KieloError:
 
 
 def is_blank(line: bytes) -> bool:
-    """Returns True for a line of white space of any kind, and of characters that have no width."""
+    """Return True for a line of white space of any kind, and of characters that have no width."""
     stripped = line.strip()
     if stripped[:1] not in _FIRST_OF_SPACE:
         return False
@@ -190,7 +190,7 @@ def is_blank(line: bytes) -> bool:
 
 
 def _several_lines(path: Path, source: RawSource, max_bytes: int) -> Iterator[Record]:
-    """Yields documents of several lines, each numbered by its first, with \\n as line ends."""
+    """Yield documents of several lines, each numbered by its first, with \\n as line ends."""
     ends_at_empty_line = source.documents == "paragraphs"
     first, size = 0, 0
     lines: list[bytes] = []
@@ -244,14 +244,14 @@ def _parquet_records(path: Path, source: RawSource) -> Iterator[Record]:
 
 
 def batch_rows(file: Any) -> int:
-    """Returns the number of rows of about PARQUET_BATCH_BYTES, by the group with the largest rows."""
+    """Return the number of rows of about PARQUET_BATCH_BYTES, by the group with the largest rows."""
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     largest = max((group.total_byte_size / max(group.num_rows, 1) for group in groups), default=0)
     return max(1, min(PARQUET_BATCH_ROWS, int(PARQUET_BATCH_BYTES / max(largest, 1))))
 
 
 def column_path(name: str, present: Sequence[str]) -> list[str]:
-    """Returns the column and the fields in it that hold `name`; a column with this name comes first."""
+    """Return the column and the fields in it that hold `name`; a column with this name comes first."""
     return [name] if name in present else name.split(".")
 
 
@@ -263,7 +263,7 @@ def _column(batch: Any, path: Sequence[str]) -> Any:
 
 
 def _check_column(path: Path, schema: Any, name: str, has_text: bool) -> None:
-    """Raises KieloError if there is no such column, or several, or one that should hold text and does not."""
+    """Raise KieloError if there is no such column, or several, or one that should hold text and does not."""
     import pyarrow
 
     column, *inner = column_path(name, schema.names)
@@ -283,7 +283,7 @@ def _check_column(path: Path, schema: Any, name: str, has_text: bool) -> None:
 
 
 def _is_text(kind: Any) -> bool:
-    """Returns True for the types of text, and of bytes: older writers leave the mark of text out."""
+    """Return True for the types of text, and of bytes: older writers leave the mark of text out."""
     import pyarrow
 
     if isinstance(kind, pyarrow.BaseExtensionType):

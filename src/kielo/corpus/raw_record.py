@@ -63,7 +63,7 @@ _MARK = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]', re.DOTALL)
 
 
 def lenient_fields(line: bytes) -> JsonTable | None:
-    """Returns the fields of a JSON object; one that cannot be stored is False. None for what is no object."""
+    """Return the fields of a JSON object; one that cannot be stored is False. None for what is no object."""
     try:
         text = line.decode("utf-8")
         fields = _fields(text, _skip(text, 0))
@@ -75,7 +75,7 @@ def lenient_fields(line: bytes) -> JsonTable | None:
 
 
 def _fields(text: str, place: int) -> JsonTable:
-    """Reads the object that begins at `place` and is all of the text; ValueError or IndexError for none."""
+    """Read the object that begins at `place` and is all of the text; ValueError or IndexError for none."""
     if text[place] != "{":
         raise ValueError
     fields: JsonTable = {}
@@ -98,7 +98,7 @@ def _fields(text: str, place: int) -> JsonTable:
 
 
 def _value(text: str, place: int) -> tuple[Any, int]:
-    """Returns a value and where it ends; False for one that is nested too deep."""
+    """Return a value and where it ends; False for one that is nested too deep."""
     try:
         return json.JSONDecoder().raw_decode(text, place)
     except RecursionError:
@@ -133,7 +133,7 @@ _BETWEEN = re.compile(r"[\s,]*")
 
 
 def json_records(path: Path, max_bytes: int, encoding: str | None) -> Iterator[Record]:
-    """Yields the elements of an array, or all values of a file without one, numbered from 1.
+    """Yield the elements of an array, or all values of a file without one, numbered from 1.
 
     Raises KieloError for what is no JSON, or cut short, and BadRecord for an element over max_bytes.
     """

@@ -30,7 +30,7 @@ class RawText:
 
 
 def parse(record: Record, source: RawSource, max_bytes: int) -> RawText:
-    """Decodes a record. Raises BadRecord naming the file, and the line or row if any."""
+    """Decode a record. Raises BadRecord naming the file, and the line or row if any."""
     if record.problem is not None:
         raise record.problem
     format = file_format(record.path, source.kind)
@@ -93,7 +93,7 @@ def _from_fields(id: str, where: str, fields: JsonTable, source: RawSource) -> R
 
 
 def _with_inner_fields(fields: JsonTable, names: Iterable[str]) -> JsonTable:
-    """Returns the fields, with those of `names` that are fields in a field, as translation.en.
+    """Return the fields, with those of `names` that are fields in a field, as translation.en.
 
     A field whose own name has the dots comes first.
     """
@@ -120,7 +120,7 @@ def _side(where: str, fields: JsonTable, name: str) -> str:
 
 
 def _columns(record: Record, source: RawSource) -> tuple[str, str]:
-    """Returns the two columns of a row of tab-separated values."""
+    """Return the two columns of a row of tab-separated values."""
     where, columns = f"{record.path}, line {record.number}", record.content
     numbers = [int(name) for name in source.text_fields if name.isdecimal()]
     first, second = numbers if len(numbers) == 2 else (1, 2)
@@ -138,7 +138,7 @@ def _columns(record: Record, source: RawSource) -> tuple[str, str]:
 
 
 def _json_fields(record: Record) -> JsonTable:
-    """Returns the fields of a JSON object; a value that no JSON has costs only its own field."""
+    """Return the fields of a JSON object; a value that no JSON has costs only its own field."""
     try:
         return parse_record(record.path, record.number, record.content)
     except KieloError as problem:
@@ -148,7 +148,7 @@ def _json_fields(record: Record) -> JsonTable:
 
 
 def _whole_file(path: Path, max_bytes: int, encoding: str | None) -> str:
-    """Reads a program file, of whose bytes none is changed: line ends and a byte-order mark stay."""
+    """Read a program file, of whose bytes none is changed: line ends and a byte-order mark stay."""
     content = _read_at_most(path, max_bytes)
     try:
         mark = marked_encoding(content)
@@ -188,7 +188,7 @@ def _page_text(path: Path, max_bytes: int, encoding: str | None) -> str:
 
 
 def _cell(where: str, value: Any, max_bytes: int) -> Any:
-    """Returns the value of a cell; texts are checked before they are copied."""
+    """Return the value of a cell; texts are checked before they are copied."""
     import pyarrow
 
     if not value.is_valid:
@@ -208,6 +208,6 @@ def _cell(where: str, value: Any, max_bytes: int) -> Any:
 
 
 def _list_bytes(value: Any, max_bytes: int) -> int:
-    """Returns the bytes of a list, which are counted once more for views: they share those of other rows."""
+    """Return the bytes of a list, which are counted once more for views: they share those of other rows."""
     size = value.values.nbytes
     return len(str(value.as_py()).encode()) if size > max_bytes and "view" in str(value.type) else size

@@ -39,7 +39,7 @@ class LanguageRule:
 
 
 def language_rule(corpus: Corpus, cards: Sequence[Language]) -> LanguageRule:
-    """Returns the rule of texts in any of the cards' languages.
+    """Return the rule of texts in any of the cards' languages.
 
     The cards' thresholds, the lowest of them, are used where the recipe leaves them open: the identifier must
     not be surer of two languages together than of the harder one. Raises KieloError when the identifier does
@@ -68,7 +68,7 @@ def language_rule(corpus: Corpus, cards: Sequence[Language]) -> LanguageRule:
 
 
 def text_fields(source: Source) -> tuple[str, ...]:
-    """Returns the names of the fields or columns that hold the source's text: one, or two of a pair.
+    """Return the names of the fields or columns that hold the source's text: one, or two of a pair.
 
     Of conversations, the first that a file has holds them.
     """
@@ -80,18 +80,18 @@ def text_fields(source: Source) -> tuple[str, ...]:
 
 
 def is_cleaned(source: Source) -> bool:
-    """Returns True for a source of running text that the filters of lines and documents see."""
+    """Return True for a source of running text that the filters of lines and documents see."""
     return source.kind == "text" and source.clean
 
 
 def side_rules(corpus: Corpus, source: Source) -> tuple[LanguageRule, LanguageRule]:
-    """Returns the rules of the two sides of a source of parallel text."""
+    """Return the rules of the two sides of a source of parallel text."""
     first, second = (language_rule(corpus, [language(code)]) for code in source.language)
     return first, second
 
 
 def language_rules(corpus: Corpus, default: str) -> dict[str, LanguageRule]:
-    """Returns source name → rule, of the cleaned sources. `default`: the recipe's language."""
+    """Return source name → rule, of the cleaned sources. `default`: the recipe's language."""
     return {
         source.name: language_rule(corpus, [language(code) for code in source_languages(source, default)])
         for source in corpus.sources
@@ -100,7 +100,7 @@ def language_rules(corpus: Corpus, default: str) -> dict[str, LanguageRule]:
 
 
 def effective_settings(corpus: Corpus, card: Language) -> JsonTable:
-    """Returns all that decides the outcome, for the manifest. `card`: of the recipe's language.
+    """Return all that decides the outcome, for the manifest. `card`: of the recipe's language.
 
     Raises KieloError as `language_rule` does.
     """
@@ -172,7 +172,7 @@ class SplitDocument:
         self._words = None
 
     def pair(self) -> tuple[str, str]:
-        """Returns the two sides. Raises ValueError for a document that is no pair."""
+        """Return the two sides. Raises ValueError for a document that is no pair."""
         if self.sides is None:
             raise ValueError(f"{self.id} is no pair")
         return self.sides
@@ -190,18 +190,18 @@ class SplitDocument:
         self.lines = [line for line, flag in zip(self.lines, flags, strict=True) if flag]
 
     def words(self) -> list[list[str]]:
-        """Returns the words of each line; split at the first call."""
+        """Return the words of each line; split at the first call."""
         if self._words is None:
             self._words = [WORD.findall(line) for line in self.lines]
         return self._words
 
     def join(self) -> str:
-        """Returns the document's text."""
+        """Return the document's text."""
         return "\n".join(self.lines)
 
 
 def lines_of(text: str) -> list[str]:
-    """Returns the lines of a text, split at any line end that Unicode knows but U+0085.
+    """Return the lines of a text, split at any line end that Unicode knows but U+0085.
 
     That one is the ellipsis of windows-1252 in text that was taken for Latin-1 (`normalise`).
     """
@@ -209,14 +209,14 @@ def lines_of(text: str) -> list[str]:
 
 
 def split_document(text: str, id: str, source: str, place: tuple[int, int], metadata: dict) -> SplitDocument:
-    """Makes a document from its raw text, split into lines."""
+    """Make a document from its raw text, split into lines."""
     document = SplitDocument(id, source, place, metadata)
     document.set_lines(lines_of(text))
     return document
 
 
 def split_verbatim(text: str, id: str, source: str, place: tuple[int, int], metadata: dict) -> SplitDocument:
-    """Makes a document whose `join` gives back `text`, character by character: it is split at "\\n" alone."""
+    """Make a document whose `join` gives back `text`, character by character: it is split at "\\n" alone."""
     document = SplitDocument(id, source, place, metadata)
     document.set_lines(text.split("\n"))
     return document
@@ -247,24 +247,24 @@ class Tally:
         self.examples += other.examples
 
     def of(self, source: str) -> "Tally":
-        """Returns the counts of one source alone."""
+        """Return the counts of one source alone."""
         return replace(self, counts={source: self.counts.get(source, Counter())})
 
     def total(self) -> Counter[tuple[str, str]]:
-        """Returns the counts summed over the sources."""
+        """Return the counts summed over the sources."""
         total: Counter[tuple[str, str]] = Counter()
         for counts in self.counts.values():
             total.update(counts)
         return total
 
     def first_examples(self, source: str, kind: str, most: int) -> list[str]:
-        """Returns the texts of a source's first examples in the order of the corpus, at most `most`."""
+        """Return the texts of a source's first examples in the order of the corpus, at most `most`."""
         found = sorted(example for example in self.examples if example[:2] == (source, kind))
         return [text for *_, text in found[:most]]
 
 
 class CorpusStep(ABC):
-    """Passes documents through `work`, and counts what is left after it."""
+    """Pass documents through `work`, and count what is left after it."""
 
     name: str
     detail: str = ""
@@ -296,7 +296,7 @@ class CorpusStep(ABC):
             self.examples.append((self.source, kind, place, text))
 
     def run(self, documents: Iterable[SplitDocument]) -> Iterator[SplitDocument]:
-        """Yields the documents that are left."""
+        """Yield the documents that are left."""
         for document in documents:
             self.source = document.source
             if self.only is not None and self.source not in self.only or self.work(document):
@@ -306,11 +306,11 @@ class CorpusStep(ABC):
 
 
 class LineFilter(CorpusStep):
-    """Drops lines; a document that loses all of them is dropped for the reason that took most bytes."""
+    """Drop lines; a document that loses all of them is dropped for the reason that took most bytes."""
 
     @abstractmethod
     def judge(self, document: SplitDocument) -> Sequence[str | None]:
-        """Returns for each line None to keep it, or the reason to drop it."""
+        """Return for each line None to keep it, or the reason to drop it."""
 
     def work(self, document: SplitDocument) -> bool:
         verdicts = self.judge(document)
@@ -330,11 +330,11 @@ class LineFilter(CorpusStep):
 
 
 class DocumentFilter(CorpusStep):
-    """Drops whole documents."""
+    """Drop whole documents."""
 
     @abstractmethod
     def judge(self, document: SplitDocument) -> str | None:
-        """Returns None to keep the document, or the reason to drop it."""
+        """Return None to keep the document, or the reason to drop it."""
 
     def work(self, document: SplitDocument) -> bool:
         reason = self.judge(document)

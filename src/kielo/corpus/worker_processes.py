@@ -53,7 +53,7 @@ class Worker:
             self.pipe.send(batch)
 
     def receive(self) -> Any:
-        """Returns the next answer, or raises the exception that it is. WorkerEnded where there is none."""
+        """Return the next answer, or raises the exception that it is. WorkerEnded where there is none."""
         try:
             content = self.pipe.recv()
         except (EOFError, OSError):  # OSError: in the middle of the answer
@@ -79,7 +79,7 @@ class _Task:
 def results_in_order(
     make: Callable[[], Work], batches: Iterable[Any], workers: int, what: str, tries: int = 1
 ) -> Generator[Any, None, None]:
-    """Yields work(batch) for each batch in turn, of as many workers; each has its own work = make().
+    """Yield work(batch) for each batch in turn, of as many workers; each has its own work = make().
 
     With one worker everything happens in this process. Batches, results and `make` are pickled. In memory
     are RESULTS_AHEAD + 1 batches or results for each worker at most. what: begins the workers' names. tries:
@@ -179,7 +179,7 @@ def end_with_parent() -> None:
 
 
 def _as_sent(problem: Exception, name: str) -> Exception:
-    """Returns the exception if it can be sent; an unexpected one gets the worker's traceback as a note."""
+    """Return the exception if it can be sent; an unexpected one gets the worker's traceback as a note."""
     if not isinstance(problem, KieloError | OSError):
         problem.add_note(f"In {name}:\n{traceback.format_exc()}")
     try:

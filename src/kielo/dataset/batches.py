@@ -140,11 +140,11 @@ class Batches:
         return self.read(self.samples(step, data_rank, data_ranks))
 
     def read(self, samples: np.ndarray) -> Batch:
-        """Returns the sequences of global sample numbers, int64 [n]. Raises OSError where a file fails."""
+        """Return the sequences of global sample numbers, int64 [n]. Raises OSError where a file fails."""
         return self._reader.read(samples, self.order.locate(samples))
 
     def ranges(self, located: Located) -> list[list[tuple[int, int]]]:
-        """Returns (first token, tokens) of the parts of the source's stream in each sequence, in order."""
+        """Return (first token, tokens) of the parts of the source's stream in each sequence, in order."""
         return self._reader.ranges(located)
 
     def samples(self, step: int, data_rank: int = 0, data_ranks: int = 1) -> np.ndarray:
@@ -160,7 +160,7 @@ class Batches:
 
 
 def causal_documents(numbers: Numbers) -> Numbers:
-    """Returns -1, -2, … for 0, 1, …: of documents in which each token sees only those before it.
+    """Return -1, -2, … for 0, 1, …: of documents in which each token sees only those before it.
 
     numbers: integers, an array or a tensor.
     """
@@ -168,7 +168,7 @@ def causal_documents(numbers: Numbers) -> Numbers:
 
 
 def filled_up(batch: Batch, sequences: int, end_of_text_id: int) -> Batch:
-    """Returns the batch with empty sequences up to `sequences`: end-of-text, and no label that counts.
+    """Return the batch with empty sequences up to `sequences`: end-of-text, and no label that counts.
 
     `samples` stay those that there are.
     """
@@ -189,7 +189,7 @@ def filled_up(batch: Batch, sequences: int, end_of_text_id: int) -> Batch:
 
 
 def with_dropout_keys(batch: Batch, seed: int) -> Batch:
-    """Returns the batch with the keys of its samples; a run has each sample once, so keys differ by step."""
+    """Return the batch with the keys of its samples; a run has each sample once, so keys differ by step."""
     keys = keys_of_epochs(np.uint64(key_from(seed, "dropout")), batch.samples)
     return replace(batch, dropout_keys=keys.view(np.int32).reshape(-1, 2))
 
@@ -197,7 +197,7 @@ def with_dropout_keys(batch: Batch, seed: int) -> Batch:
 def shard_batch(
     shard: Shard, sequences: np.ndarray, sequence_length: int, mask_documents: bool = False
 ) -> Batch:
-    """Returns the `sequences`, int64 [n], of a shard that the pack stage wrote; they are the `samples`."""
+    """Return the `sequences`, int64 [n], of a shard that the pack stage wrote; they are the `samples`."""
     end = int(shard.read(shard.num_tokens - 1, 1)[0])  # every document ends with it
     reader = _StreamReader([shard], sequence_length, end, mask_documents)
     zeros = np.zeros_like(sequences)
@@ -205,7 +205,7 @@ def shard_batch(
 
 
 def document_numbers(shard: TokenShard, start_token: int, count: int) -> np.ndarray:
-    """Returns the number in the shard, int64 [count], of each token's document, end-of-text included."""
+    """Return the number in the shard, int64 [count], of each token's document, end-of-text included."""
     offsets = shard.document_offsets
     first, last = np.searchsorted(offsets, [start_token, start_token + count - 1], side="right") - 1
     numbers = np.arange(first, last + 1)
@@ -214,7 +214,7 @@ def document_numbers(shard: TokenShard, start_token: int, count: int) -> np.ndar
 
 
 def packed_manifest(folder: Path | str) -> Manifest:
-    """Returns the manifest of a tokens folder. Raises KieloError when the pack stage is not finished."""
+    """Return the manifest of a tokens folder. Raises KieloError when the pack stage is not finished."""
     manifest = read_manifest(folder)
     if manifest is None:
         raise KieloError(f"{folder}: the pack stage is not finished; `kielo run RECIPE --to pack` does it")
@@ -222,12 +222,12 @@ def packed_manifest(folder: Path | str) -> Manifest:
 
 
 def packed_counts(folder: Path | str) -> PackCounts:
-    """Returns the counts of a tokens folder. Raises KieloError as `packed_manifest` does."""
+    """Return the counts of a tokens folder. Raises KieloError as `packed_manifest` does."""
     return counts_of(folder, packed_manifest(folder), PackCounts)
 
 
 def open_shard(folder: Path | str, name: str) -> Shard:
-    """Opens a source's shard in a tokens folder, or its files where they are read in place.
+    """Open a source's shard in a tokens folder, or its files where they are read in place.
 
     Raises KieloError when files have other sizes than the pack stage wrote, or are others than it described.
     """
@@ -269,7 +269,7 @@ class _StreamReader:
         self._masked = [number for number, shard in enumerate(shards) if shard.loss_mask is not None]
 
     def read(self, samples: np.ndarray, located: Located) -> Batch:
-        """Reads located sequences into a batch; `samples` [n] are only stored in it."""
+        """Read located sequences into a batch; `samples` [n] are only stored in it."""
         source, sequence = located.source, located.sequence
         tokens = np.empty((len(samples), self._length + 1), self._dtype)
         documents = np.zeros((len(samples), self._length), np.int32) if self._mask_documents else None
@@ -307,7 +307,7 @@ class _StreamReader:
     def _gather(
         self, tokens: np.ndarray, counts: np.ndarray, number: int, rows: np.ndarray, sequence: np.ndarray
     ) -> None:
-        """Copies sequences of one shard, with the token after each, into rows of `tokens` [n, s + 1]."""
+        """Copie sequences of one shard, with the token after each, into rows of `tokens` [n, s + 1]."""
         whole, shard = self._whole[number], self._shards[number]
         is_whole = sequence < whole
         tokens[rows[is_whole]] = shard.sequences(sequence[is_whole], self._length)
@@ -324,7 +324,7 @@ class _StreamReader:
         rows: np.ndarray,
         first_token: np.ndarray,
     ) -> None:
-        """Takes tokens without loss out of rows of `labels` [n, s] and `first_counts` [n].
+        """Take tokens without loss out of rows of `labels` [n, s] and `first_counts` [n].
 
         first_token: of each row's inputs.
         """
@@ -340,7 +340,7 @@ class _StreamReader:
 def _mark_borders(
     documents: np.ndarray, shard: Shard, rows: np.ndarray, start_token: np.ndarray, count: np.ndarray
 ) -> None:
-    """Adds 1 in `documents` [n, s] wherever a document begins inside one of the `rows`.
+    """Add 1 in `documents` [n, s] wherever a document begins inside one of the `rows`.
 
     start_token, count: the range of the shard's tokens in each row. A sum along the row then numbers the
     documents.
@@ -370,7 +370,7 @@ class _PackedReader:
         self._end, self._mask_documents = end, mask_documents
 
     def read(self, samples: np.ndarray, located: Located) -> Batch:
-        """Reads located sequences into a batch; `samples` [n] are only stored in it."""
+        """Read located sequences into a batch; `samples` [n] are only stored in it."""
         shape = (len(samples), self._length)
         inputs, labels = np.full(shape, self._end, np.int64), np.full(shape, NOT_COUNTED, np.int64)
         documents = np.zeros(shape, np.int32) if self._mask_documents else None
@@ -404,7 +404,7 @@ class _PackedReader:
         return found
 
     def _pieces(self, located: Located) -> Iterator[tuple[np.ndarray, Shard, Pieces]]:
-        """Yields (rows of the batch, their shard, the pieces in them) of each source that has any."""
+        """Yield (rows of the batch, their shard, the pieces in them) of each source that has any."""
         for number, (shard, packed) in enumerate(zip(self._shards, self._packed, strict=True)):
             rows = np.flatnonzero(located.source == number)
             if len(rows):
@@ -414,7 +414,7 @@ class _PackedReader:
 def _copy_pieces(
     inputs: np.ndarray, labels: np.ndarray, shard: Shard, row: np.ndarray, pieces: Pieces
 ) -> None:
-    """Copies pieces of a shard into rows [p] of `inputs` and `labels` [n, s]."""
+    """Copie pieces of a shard into rows [p] of `inputs` and `labels` [n, s]."""
     for at, column, start, count, ends in zip(
         row.tolist(),
         pieces.column.tolist(),

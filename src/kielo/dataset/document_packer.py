@@ -96,7 +96,7 @@ class PackedDocuments:
 
 
 class DocumentPacker:
-    """Packs batches of documents of a recipe's sources with a tokenizer.
+    """Pack batches of documents of a recipe's sources with a tokenizer.
 
     masked: sources of ready tokens of which only a part carries loss.
     """
@@ -118,7 +118,7 @@ class DocumentPacker:
         self._longest = longest_sequence_length(recipe)
 
     def __call__(self, batch: DocumentBatch) -> PackedDocuments:
-        """Packs a batch.
+        """Pack a batch.
 
         Raises KieloError where our own tokenizer does not give a text back, for a source that cannot name a
         file, and for what `DocumentEncoder.encode` refuses.
@@ -148,7 +148,7 @@ class DocumentPacker:
         return packed
 
     def held_out(self, document: Document, row: Sequence[int], flags: np.ndarray | None) -> PackedDocuments:
-        """Packs a document that is held out whatever the split says, of which ids and loss mask are known."""
+        """Pack a document that is held out whatever the split says, of which ids and loss mask are known."""
         packed, ids = PackedDocuments(), np.array(row, dtype=np.int32)
         num_bytes = None
         if flags is not None:
@@ -204,7 +204,7 @@ class DocumentPacker:
 
 
 def _truncated(encoded: EncodedDocument, most: int) -> EncodedDocument:
-    """Returns the first `most` ids; where there is a loss mask, the end-of-text after them carries none."""
+    """Return the first `most` ids; where there is a loss mask, the end-of-text after them carries none."""
     flags = encoded.carries_loss
     if flags is not None:
         flags = np.append(flags[:most], False)
@@ -212,18 +212,18 @@ def _truncated(encoded: EncodedDocument, most: int) -> EncodedDocument:
 
 
 def load_packer(recipe: Recipe, tokenizer_folder: Path) -> DocumentPacker:
-    """Returns the packer of a process that has no tokenizer yet."""
+    """Return the packer of a process that has no tokenizer yet."""
     return DocumentPacker(recipe, load_tokenizer(tokenizer_folder))
 
 
 def empty_counts(has_loss_mask: bool) -> dict[str, int]:
-    """Returns the counts of a shard without documents."""
+    """Return the counts of a shard without documents."""
     counts = {"tokens": 0, "documents": 0, "bytes": 0, "words": 0}
     return counts | ({"tokens_with_loss": 0, "bytes_with_loss": 0} if has_loss_mask else {})
 
 
 def checked_name(source: str) -> str:
-    """Returns the name of a source or held-out set; raises KieloError for one that cannot name a file."""
+    """Return the name of a source or held-out set; raise KieloError for one that cannot name a file."""
     if (
         not source
         or source == HELDOUT

@@ -47,12 +47,12 @@ class EncodedDocument:
 
     @property
     def loss_mask(self) -> np.ndarray:
-        """Returns `carries_loss`, of ones where all tokens do."""
+        """Return `carries_loss`, of ones where all tokens do."""
         return np.ones(len(self.ids) + 1, bool) if self.carries_loss is None else self.carries_loss
 
 
 class DocumentEncoder:
-    """Encodes the documents of a recipe's sources with a tokenizer.
+    """Encode the documents of a recipe's sources with a tokenizer.
 
     takes_ids: the tokenizer is the run's, so that the ids of ready tokens are its own.
     """
@@ -72,7 +72,7 @@ class DocumentEncoder:
         return ChatTemplate(self._tokenizer)
 
     def encode(self, documents: Sequence[Document]) -> list[EncodedDocument]:
-        """Encodes documents. Raises KieloError, naming file and line, for what the template does not take."""
+        """Encode documents. Raises KieloError, naming file and line, for what the template does not take."""
         encoded: dict[int, EncodedDocument] = {}
         found = {number: messages_of(document) for number, document in enumerate(documents)}
         chats = {number: messages for number, messages in found.items() if messages is not None}
@@ -106,12 +106,12 @@ class DocumentEncoder:
 
 
 def stored_ids(document: Document) -> list[int] | None:
-    """Returns the ids of a document of ready tokens; None for another."""
+    """Return the ids of a document of ready tokens; None for another."""
     return document["metadata"].get(STORED_IDS)
 
 
 def sources_with_loss_mask(recipe: Recipe) -> list[str]:
-    """Returns the names of the sources of which only answers carry loss."""
+    """Return the names of the sources of which only answers carry loss."""
     return [source.name for source in recipe.corpus.sources if source.loss == "answers"]
 
 
@@ -134,7 +134,7 @@ def packed_begin_of_documents(tokens_folder: Path, tokenizer_folder: Path) -> tu
 
 
 def begins_with_cls(recipe: Recipe) -> bool:
-    """Returns True if the token of the role `cls_token`, where the tokenizer has one, begins each document.
+    """Return True if the token of the role `cls_token`, where the tokenizer has one, begins each document.
 
     So it is for encoders, except beside ready tokens, which are taken as they are.
     """
@@ -147,12 +147,12 @@ def _place(document: Document) -> str:
 
 
 def _refuse_weights(document: Document) -> None:
-    """Raises KieloError for a message that should carry no loss, where all tokens do."""
+    """Raise KieloError for a message that should carry no loss, where all tokens do."""
     for number, message in enumerate(messages_of(document) or (), start=1):
         if message.get(WEIGHT, 1) == 0:
             raise KieloError(
                 f"{_place(document)}, message {number}: has the weight 0, and all tokens of its source carry "
-                'loss; what would work: loss = "answers" in the source'
+                'loss. Fix: loss = "answers" in the source'
             )
 
 

@@ -40,7 +40,7 @@ KIND, VERSION = "evaluation texts", 1
 def pack_evaluation_texts(
     recipe: Recipe, tokenizer_folder: Path, folder: Path, begin: Sequence[int] = ()
 ) -> None:
-    """Writes the texts of the recipe into `folder`, unless they are there already.
+    """Write the texts of the recipe into `folder`, unless they are there already.
 
     begin: the ids with which the run's documents begin. Raises KieloError for a text that is not there,
     cannot be read or is empty, naming file and line.
@@ -103,7 +103,7 @@ def _raw_source(text: EvaluationText) -> RawSource:
 
 
 def _settings(text: EvaluationText) -> JsonTable:
-    """Returns what decides how a text is read; of running text as manifests of all versions have it."""
+    """Return what decides how a text is read; of running text as manifests of all versions have it."""
     settings = text.model_dump(mode="json") | {"text_field": text.text_field or "text"}
     return {key: settings[key] for key in settings if text.kind != "text" or key not in ("kind", "loss")}
 

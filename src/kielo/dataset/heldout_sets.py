@@ -42,7 +42,7 @@ class HeldoutLanguages:
         return len(self._codes) > 1 or any(self._codes.values())
 
     def set_of(self, document: Mapping[str, Any]) -> str:
-        """Returns the name of the document's set."""
+        """Return the name of the document's set."""
         source, codes = document["source"], self._codes.get(document["source"])
         if not codes:
             return source
@@ -53,12 +53,12 @@ class HeldoutLanguages:
         return f"{source}{SEPARATOR}{most}"
 
     def languages_of_set(self, name: str) -> tuple[str, ...]:
-        """Returns the languages of a set; () where they are not known."""
+        """Return the languages of a set; () where they are not known."""
         source, _, code = name.partition(SEPARATOR)
         return (code,) if code else self._languages.get(source, ())
 
     def _codes_of(self, source: Source, languages: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-        """Returns language → what the identifier calls it, where it can tell a source's languages apart."""
+        """Return language → what the identifier calls it, where it can tell a source's languages apart."""
         if source.kind != "text" or len(languages) < 2:
             return {}
         codes = {code: language(code).identifier_codes.get(self._identifier, ()) for code in languages}
@@ -97,7 +97,7 @@ class HeldoutSet:
 
     @property
     def tokens_per_byte(self) -> float | None:
-        """Returns the whole set's tokens per byte of text, by which losses become bits per byte.
+        """Return the whole set's tokens per byte of text, by which losses become bits per byte.
 
         Of a set of which a part carries loss, that part's.
         """
@@ -105,11 +105,11 @@ class HeldoutSet:
         return tokens / text_bytes if text_bytes else None
 
     def holds(self, document: Mapping[str, Any]) -> bool:
-        """Returns True for a held-out document, of any source, that is in this source's set."""
+        """Return True for a held-out document, of any source, that is in this source's set."""
         return document["metadata"].get(SET_KEY, document["source"]) == self.name
 
     def batch(self, sequence_length: int, max_sequences: int, mask_documents: bool = False) -> Batch:
-        """Returns at most `max_sequences` sequences, evenly spaced in the set, always the same ones.
+        """Return at most `max_sequences` sequences, evenly spaced in the set, always the same ones.
 
         `samples` are sequence numbers of the set's stream. Raises KieloError when nothing is held out.
         """
@@ -123,12 +123,12 @@ class HeldoutSet:
 
 
 def set_file(source: str) -> str:
-    """Returns the name of a source's held-out shard, without its suffix."""
+    """Return the name of a source's held-out shard, without its suffix."""
     return f"{HELDOUT}.{source}"
 
 
 def heldout_sets(tokens_folder: Path | str) -> tuple[HeldoutSet, ...]:
-    """Returns the set of all sources, then those of the sources if there are several, then outside texts."""
+    """Return the set of all sources, then those of the sources if there are several, then outside texts."""
     folder = Path(tokens_folder)
     counts, outside = packed_counts(folder), folder.parent / EVALUATION_TEXTS
     found = [_set("", folder, HELDOUT, counts.heldout)]
@@ -139,13 +139,13 @@ def heldout_sets(tokens_folder: Path | str) -> tuple[HeldoutSet, ...]:
 
 
 def check_outside_texts(names: Iterable[str], tokens_folder: Path) -> None:
-    """Raises KieloError if a text from outside the mixture is not packed: it would not be scored."""
+    """Raise KieloError if a text from outside the mixture is not packed: it would not be scored."""
     folder = tokens_folder.parent / EVALUATION_TEXTS
     packed = read_counts(folder, EvaluationTextCounts)
     missing = [name for name in names if packed is None or name not in packed.texts]
     if missing:
         raise KieloError(
-            f"{folder}: evaluate.texts, {', '.join(missing)}: not packed yet; what would work: kielo run "
+            f"{folder}: evaluate.texts, {', '.join(missing)}: not packed yet. Fix: kielo run "
             "RECIPE --only pack"
         )
 

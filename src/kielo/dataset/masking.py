@@ -53,7 +53,7 @@ class MaskingVocabulary:
 
 
 def masking_vocabulary(folder: Path | str, kind: MaskingKind) -> MaskingVocabulary:
-    """Reads the facts of the tokenizer in `folder`. Raises KieloError where it has no mask token."""
+    """Read the facts of the tokenizer in `folder`. Raises KieloError where it has no mask token."""
     tokenizer = load_tokenizer(folder)
     mask_id = role_id(tokenizer, "mask_token")
     if mask_id is None:
@@ -77,7 +77,7 @@ def masking_vocabulary(folder: Path | str, kind: MaskingKind) -> MaskingVocabula
 
 
 class Masking:
-    """Hides tokens of batches by one seed, kind of spans and vocabulary.
+    """Hide tokens of batches by one seed, kind of spans and vocabulary.
 
     causal_share: of the sequences, in the hybrid objective; 0 for hidden tokens alone.
     """
@@ -89,7 +89,7 @@ class Masking:
         self._kind, self._vocabulary, self._causal_share = kind, vocabulary, causal_share
 
     def training_batch(self, batch: Batch, rate: float) -> Batch:
-        """Returns what a model is trained on: tokens hidden, and in the hybrid objective causal sequences.
+        """Return what a model is trained on: tokens hidden, and in the hybrid objective causal sequences.
 
         batch, rate: as of `hide`. Documents of causal sequences get negative numbers, by which attention
         knows them.
@@ -110,7 +110,7 @@ class Masking:
         )
 
     def hide(self, batch: Batch, rate: float) -> Batch:
-        """Returns the batch with tokens hidden; labels are the hidden tokens, and -100 elsewhere.
+        """Return the batch with tokens hidden; labels are the hidden tokens, and -100 elsewhere.
 
         batch: inputs and next-token labels [n, s], of which a token whose label does not count is never
         hidden, nor a first token without loss; samples [n]. rate: share of the spans. At least one span of a
@@ -141,7 +141,7 @@ class Masking:
         )
 
     def _spans(self, tokens: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Returns the number of each token's span in its sequence, int64 [n, s]."""
+        """Return the number of each token's span in its sequence, int64 [n, s]."""
         num_rows, length = tokens.shape
         if self._kind == "subword":
             return np.broadcast_to(np.arange(length), tokens.shape)
@@ -158,18 +158,18 @@ class Masking:
 
 
 def masking_rate(first: float, last: float, step: int, total_steps: int) -> float:
-    """Computes the rate of a step, from 1: linear from the first step's to the last one's."""
+    """Compute the rate of a step, from 1: linear from the first step's to the last one's."""
     return first + (last - first) * (step - 1) / max(total_steps - 1, 1)
 
 
 def _uniform(keys: np.ndarray, stream: int, length: int) -> np.ndarray:
-    """Returns numbers in [0, 1), float64 [n, s]. keys: uint64 [n], of the samples."""
+    """Return numbers in [0, 1), float64 [n, s]. keys: uint64 [n], of the samples."""
     counters = (np.uint64(stream) << np.uint64(32)) + np.arange(1, length + 1, dtype=np.uint64)
     return (scramble(keys[:, None] + counters * _GOLDEN) >> np.uint64(11)) * 2.0**-53
 
 
 def span_lengths(draws: np.ndarray) -> np.ndarray:
-    """Returns lengths of 1 to 10 from uniform numbers, by the inverse of their distribution."""
+    """Return lengths of 1 to 10 from uniform numbers, by the inverse of their distribution."""
     chances = (1 - _STOPS) ** np.arange(_MODULUS) * _STOPS / (1 - (1 - _STOPS) ** _MODULUS)
     chances[0] += chances[-1]  # a multiple of 11 becomes 0, and then 1
     return np.searchsorted(np.cumsum(chances[: _MODULUS - 2]), draws, side="right") + 1

@@ -36,7 +36,7 @@ _ROUND_CONSTANTS = [np.uint64(_GOLDEN * (number + 1) % 2**64) for number in rang
 
 
 def key_from(*parts: int | str) -> int:
-    """Returns a 64-bit key of the parts, the same in every process and version of Python (unlike `hash`)."""
+    """Return a 64-bit key of the parts, the same in every process and version of Python (unlike `hash`)."""
     return xxhash.xxh3_64_intdigest("\x1f".join(str(part) for part in parts).encode())
 
 
@@ -51,12 +51,12 @@ def scramble(values: np.ndarray) -> np.ndarray:
 
 
 def keys_of_epochs(key: np.ndarray | np.uint64, epoch: np.ndarray) -> np.ndarray:
-    """Returns one key for each (key, epoch). uint64 [n], int64 [n] -> uint64 [n]."""
+    """Return one key for each (key, epoch). uint64 [n], int64 [n] -> uint64 [n]."""
     return scramble(key + epoch.astype(np.uint64) * np.uint64(_GOLDEN))
 
 
 def permute(index: np.ndarray, size: np.ndarray | int, key: np.ndarray | int) -> np.ndarray:
-    """Returns the place of each index under the permutation of 0..size-1 that `key` names.
+    """Return the place of each index under the permutation of 0..size-1 that `key` names.
 
     index: int64 [n], each 0 <= index < size; size and key: scalars or [n], so that one call serves many
     permutations. Returns int64 [n]. Raises ValueError for an index or a size out of range.
@@ -102,7 +102,7 @@ class _Network:
 
 
 def _round(half: np.ndarray, key: np.ndarray, number: int) -> np.ndarray:
-    """Mixes (half, key, round) to 32 bits: half of `scramble`, enough for a round and half its time."""
+    """Mixe (half, key, round) to 32 bits: half of `scramble`, enough for a round and half its time."""
     values = half * _MULTIPLIER
     values += key
     values += _ROUND_CONSTANTS[number]
@@ -128,7 +128,7 @@ LARGEST_PERIOD = 1 << 18
 
 
 def share_out(weights: Sequence[float | Fraction], total: int) -> np.ndarray:
-    """Returns whole numbers, int64 [sources], that add up to `total`, by largest remainders; none is 0.
+    """Return whole numbers, int64 [sources], that add up to `total`, by largest remainders; none is 0.
 
     A source too small for the period still gets one sample in it: a text that the user named is never
     silently left out. Ties go to the earlier source.
@@ -151,14 +151,14 @@ def share_out(weights: Sequence[float | Fraction], total: int) -> np.ndarray:
 
 
 def exact_shares(weights: Sequence[float]) -> list[Fraction]:
-    """Returns the share of each source; a weight is the decimal number that a person would type for it."""
+    """Return the share of each source; a weight is the decimal number that a person would type for it."""
     exact = [Fraction(repr(float(weight))) for weight in weights]
     return [weight / sum(exact) for weight in exact]
 
 
 @lru_cache(maxsize=8)
 def chairman_assignment(quotas: tuple[int, ...]) -> np.ndarray:
-    """Returns the source, int32 [sum of quotas], of each sample of a period.
+    """Return the source, int32 [sum of quotas], of each sample of a period.
 
     After n samples source i has had n * quotas[i] / period to within 1 - 1 / (2 * sources - 2), which is the
     best there is (Tijdeman 1980, "The chairman assignment problem", Discrete Mathematics 32). A sample of a
@@ -198,13 +198,13 @@ class Mixture:
         self._turn = _turns(self._source, self.quotas)
 
     def locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns source [n] and turn [n] of samples of the phase, int64 [n]; a source's first turn is 0."""
+        """Return source [n] and turn [n] of samples of the phase, int64 [n]; a source's first turn is 0."""
         period, place = np.divmod(index, self.period_samples)
         source = self._source[place].astype(np.int64)
         return source, period * self.quotas[source] + self._turn[place]
 
     def taken(self, num_samples: int) -> list[int]:
-        """Returns the number of samples of each source among the first `num_samples` of the phase."""
+        """Return the number of samples of each source among the first `num_samples` of the phase."""
         periods, rest = divmod(num_samples, self.period_samples)
         part = np.bincount(self._source[:rest], minlength=len(self.quotas))
         return [periods * int(quota) + int(count) for quota, count in zip(self.quotas, part, strict=True)]
@@ -287,7 +287,7 @@ class Order:
         self._seen_tokens = drawn % length
 
     def locate(self, samples: np.ndarray) -> Located:
-        """Locates global samples. int64 [n], none before the phase's first -> Located of [n]."""
+        """Locate global samples. int64 [n], none before the phase's first -> Located of [n]."""
         index = np.atleast_1d(np.asarray(samples, dtype=np.int64)) - self.phase.first_sample
         if len(index) and index.min() < 0:
             raise ValueError(f"phase {self.phase.number} starts at sample {self.phase.first_sample}")
@@ -305,7 +305,7 @@ class Order:
         return Located(source, epoch, shuffled * self._sequences_per_block + within, seen_tokens)
 
     def offsets_at(self, sample: int) -> dict[str, int]:
-        """Returns the tokens drawn from each source before global `sample`: the offsets of the next phase.
+        """Return the tokens drawn from each source before global `sample`: the offsets of the next phase.
 
         Sources of earlier phases that this one leaves out keep their offsets.
         """
@@ -319,6 +319,6 @@ class Order:
         return offsets
 
     def epochs_at(self, sample: int) -> dict[str, float]:
-        """Returns the epochs (such as 1.5) read of each source before global `sample`, in all phases."""
+        """Return the epochs (such as 1.5) read of each source before global `sample`, in all phases."""
         offsets = self.offsets_at(sample)
         return {source.name: offsets.get(source.name, 0) / source.num_tokens for source in self.sources}

@@ -59,7 +59,7 @@ _READY = "of_token_files"  # folder, while the stage works, of held-out document
 
 
 def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path) -> Manifest:
-    """Writes the token shards. A folder that is already current stays as it is, and its manifest is returned.
+    """Write the token shards. A folder that is already current stays as it is, and its manifest is returned.
 
     Parts of an earlier attempt that are finished are not made again.
 
@@ -107,7 +107,7 @@ def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Pa
 def pack_share(
     recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path, share: tuple[int, int]
 ) -> int:
-    """Makes those of one machine of the parts of the shards in `folder`; returns how many there are.
+    """Make those of one machine of the parts of the shards in `folder`; return how many there are.
 
     share: (k, n) for the k-th of n machines. `pack` joins the parts, and makes those that are missing. None
     are made where the shards are current. Raises KieloError like `pack`.
@@ -128,7 +128,7 @@ class PackProgress(NamedTuple):
 
 
 def pack_progress(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path) -> PackProgress:
-    """Returns how much of the shards in `folder` is made. Raises KieloError like `pack`."""
+    """Return how much of the shards in `folder` is made. Raises KieloError like `pack`."""
     inputs, section, _ = _identity(recipe, corpus_folder, tokenizer_folder, Path(folder))
     parts = TokenParts(recipe, corpus_folder, tokenizer_folder, folder, _section(recipe, tokenizer_folder))
     if is_current(folder, KIND, VERSION, inputs, section):
@@ -140,7 +140,7 @@ def pack_progress(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, f
 def _identity(
     recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path
 ) -> tuple[dict[str, str], JsonTable, dict[str, FoundFiles]]:
-    """Returns (inputs, section) of the stage, and the files of sources that are ready tokens."""
+    """Return (inputs, section) of the stage, and the files of sources that are ready tokens."""
     inputs, found = {"tokenizer": hash_manifest(tokenizer_folder)}, {}
     if recipe.corpus.of_raw_text.sources:
         inputs["corpus"] = hash_manifest(corpus_folder)
@@ -185,7 +185,7 @@ def _section(recipe: Recipe, tokenizer_folder: Path) -> JsonTable:
 def _heldout_of_token_files(
     recipe: Recipe, found: Mapping[str, FoundFiles], tokenizer_folder: Path, folder: Path
 ) -> tuple[TokenFilesPacking, PartCounts]:
-    """Checks the sources that are ready tokens and writes what is held out of them as a part.
+    """Check the sources that are ready tokens and write what is held out of them as a part.
 
     Returns their description, and the counts of the part.
     """
@@ -223,7 +223,7 @@ def _tell_too_long(recipe: Recipe, counts: Mapping[str, TokenCounts]) -> None:
 
 
 def check_joined(recipe: Recipe, joined: PartCounts, corpus_folder: Path) -> None:
-    """Raises KieloError for a source without training text, and where nothing is held out."""
+    """Raise KieloError for a source without training text, and where nothing is held out."""
     met, sources = joined.met, joined.sources
     named = [source.name for source in recipe.corpus.of_raw_text.sources]
     for name in dict.fromkeys([*met, *named]):

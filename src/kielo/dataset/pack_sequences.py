@@ -37,7 +37,7 @@ _FITS: dict[str, Fit] = {"best_fit": best_fit_decreasing, "one_a_sequence": one_
 
 
 def pack_sequences(recipe: Recipe, tokens_folder: Path) -> Manifest | None:
-    """Packs the sequences of all sources, beside the tokens; returns the manifest if anything was made."""
+    """Pack the sequences of all sources, beside the tokens; return the manifest if anything was made."""
     packing = recipe.dataset.packing
     if packing not in PACKED:
         return None
@@ -68,7 +68,7 @@ def pack_sequences(recipe: Recipe, tokens_folder: Path) -> Manifest | None:
 def pack_source(
     shard: Shard, sequence_length: int, folder: Path, name: str, fit: Fit = best_fit_decreasing
 ) -> PackedLength:
-    """Writes the packed sequences of one source into `folder`; returns their counts."""
+    """Write the packed sequences of one source into `folder`; return their counts."""
     counts = np.zeros(sequence_length + 1, np.int64)  # pieces of each length
     documents = cut = cut_in_one_stream = 0
     for start, end in shard.document_blocks():
@@ -96,7 +96,7 @@ def pack_source(
 
 
 def _sort_by_length(shard: Shard, sequence_length: int, place: np.ndarray, pieces: np.ndarray) -> None:
-    """Writes all pieces into `pieces`, by length. place: where those of each length begin; is moved on."""
+    """Write all pieces into `pieces`, by length. place: where those of each length begin; is moved on."""
     dtype = np.uint16 if sequence_length <= 1 << 16 else np.uint32  # sorting two bytes is a radix sort
     for start, end in shard.document_blocks():
         whole, rest = np.divmod(end - start, sequence_length)

@@ -48,9 +48,9 @@ LEAST_SAME = 0.9
 def check_token_files(
     name: str, found: FoundFiles, stream: TokenSet, tokenizer: TextTokenizer, tokenizer_hash: str
 ) -> float:
-    """Returns the bytes of text of a token, measured on a sample of documents.
+    """Return the bytes of text of a token, measured on a sample of documents.
 
-    Raises KieloError, with file, number and what would work, for tokens that are not the tokenizer's.
+    Raises KieloError, with file, number and the fix, for tokens that are not the tokenizer's.
     """
     _check_manifests(name, found, tokenizer_hash)
     size, end = vocabulary_size(tokenizer), end_of_text_id(tokenizer)
@@ -64,7 +64,7 @@ def check_token_files(
     if not any((row != end).any() for row in rows):
         raise KieloError(
             f"corpus.sources, {name}: {found.folder}: {len(rows)} documents looked at have no token but "
-            f"{end}, end-of-text, as in a sparse file that was never written; what would work: whole files"
+            f"{end}, end-of-text, as in a sparse file that was never written. Fix: whole files"
         )
     _check_ends(name, found, rows, end)
     return _check_text(name, found, [row[row != end] for row in rows], tokenizer)
@@ -77,7 +77,7 @@ def _check_manifests(name: str, found: FoundFiles, tokenizer_hash: str) -> None:
         if made_with not in (None, tokenizer_hash):
             raise KieloError(
                 f"corpus.sources, {name}: {place / 'manifest.json'}: these tokens were made with tokenizer "
-                f"{made_with[:12]}, tokenizer.path is {tokenizer_hash[:12]}; what would work: tokenizer.path "
+                f"{made_with[:12]}, tokenizer.path is {tokenizer_hash[:12]}. Fix: tokenizer.path "
                 f"= the tokenizer that made them (often {place.parent / 'tokenizer'})"
             )
 
@@ -90,8 +90,8 @@ def _check_ids(folder: Path, file: TokenFile, vocab_size: int, is_whole: bool) -
         if len(wrong):
             raise KieloError(
                 f"{folder / file.name}: token {start + int(wrong[0]):,} is {int(block[wrong[0]])}, and the "
-                f"tokenizer has ids 0 to {vocab_size - 1} ({np.dtype(file.dtype).name}); what "
-                "would work: tokenizer.path = the tokenizer that made these tokens, or tokens_dtype of the "
+                f"tokenizer has ids 0 to {vocab_size - 1} ({np.dtype(file.dtype).name}). "
+                "Fix: tokenizer.path = the tokenizer that made these tokens, or tokens_dtype of the "
                 "source where a file does not tell"
             )
 
@@ -115,14 +115,14 @@ def _check_end_occurs(name: str, found: FoundFiles, stream: TokenSet, end: int, 
         raise KieloError(
             f"corpus.sources, {name}: {found.folder}: {ends:,} of {looked_at:,} tokens looked at are {end}, "
             "the tokenizer's end-of-text, as if every few words were a document; are the ids as wide as "
-            f"{found.files[0].dtype}? What would work: tokens_dtype of the source; or tokenizer.path = the "
+            f"{found.files[0].dtype}? Fix: tokens_dtype of the source; or tokenizer.path = the "
             "tokenizer that made these tokens"
         )
     if not ends:
         raise KieloError(
             f"corpus.sources, {name}: {found.folder}: none of {looked_at:,} tokens looked at in "
-            f"{len(found.files)} files is {end}, the tokenizer's end-of-text, which ends a document; what "
-            "would work: tokenizer.path = the tokenizer that made these tokens"
+            f"{len(found.files)} files is {end}, the tokenizer's end-of-text, which ends a document. "
+            "Fix: tokenizer.path = the tokenizer that made these tokens"
         )
     _check_begins(name, found, blocks, end, begin)
 
@@ -139,13 +139,13 @@ def _check_begins(
         raise KieloError(
             f"corpus.sources, {name}: {found.folder}: {joined:,} of {begins:,} documents looked at begin "
             f"with {begin} (bos_token) where the one before has no {end} (eos_token) at its end, and files "
-            "without an index have no other border; what would work: end-of-text after each, or a format "
+            "without an index have no other border. Fix: end-of-text after each, or a format "
             "with an index (PREFIX.bin and PREFIX.idx)"
         )
 
 
 def sampled_documents(stream: TokenSet) -> list[np.ndarray]:
-    """Returns the beginnings and ends of documents at even distances, each a row of ids."""
+    """Return the beginnings and ends of documents at even distances, each a row of ids."""
     rows, before = [], -1
     for number in range(DOCUMENTS):
         start = stream.first_document_from(stream.num_tokens * number // DOCUMENTS)
@@ -164,14 +164,14 @@ def _check_ends(name: str, found: FoundFiles, rows: list[np.ndarray], end: int) 
         ((other, times),) = (last - Counter({end: last[end]})).most_common(1)
         raise KieloError(
             f"corpus.sources, {name}: {found.folder}: {last[end]} of {len(rows)} documents looked at end "
-            f"with {end}, the tokenizer's end-of-text, and {times} with {other}; what would work: "
+            f"with {end}, the tokenizer's end-of-text, and {times} with {other}. Fix: "
             "tokenizer.path = the tokenizer that made these tokens, its eos_token being what ends them; or "
             "shards written with Megatron's --append-eod"
         )
 
 
 def _check_text(name: str, found: FoundFiles, rows: list[np.ndarray], tokenizer: TextTokenizer) -> float:
-    """Returns bytes of text a token. A tokenizer that made the ids gives them for their text again."""
+    """Return bytes of text a token. A tokenizer that made the ids gives them for their text again."""
     rows = [row for row in rows if len(row)]
     texts = decode(tokenizer, [row.tolist() for row in rows])
     tokens = sum(map(len, rows))
@@ -184,8 +184,8 @@ def _check_text(name: str, found: FoundFiles, rows: list[np.ndarray], tokenizer:
         raise KieloError(
             f"corpus.sources, {name}: {found.folder}: {same / max(1, tokens):.0%} of {tokens:,} tokens "
             f"looked at are those that the tokenizer writes for their text, {LEAST_SAME:.0%} are expected, "
-            f"and {unknown:.0%} of the characters are broken; the text would begin {texts[0][:40]!r}. What "
-            "would work: tokenizer.path = the tokenizer that made these tokens"
+            f"and {unknown:.0%} of the characters are broken; the text would begin {texts[0][:40]!r}. "
+            "Fix: tokenizer.path = the tokenizer that made these tokens"
         )
     return sum(len(text.encode()) for text in texts) / max(1, tokens + len(rows))
 
@@ -195,17 +195,17 @@ MOST_HELDOUT_TOKENS = 1 << 20  # of a source; as much text as the evaluation loo
 
 
 def training_tokens(tokens: int, heldout_share: float) -> int:
-    """Returns how many of a source's tokens come before the first held-out document, or a few less."""
+    """Return how many of a source's tokens come before the first held-out document, or a few less."""
     return math.ceil(tokens - min(heldout_share * tokens, MOST_HELDOUT_TOKENS))
 
 
 def inputs_of(found: Mapping[str, FoundFiles]) -> dict[str, str]:
-    """Returns what the pack stage depends on: source → hash of its files, wherever they are."""
+    """Return what the pack stage depends on: source → hash of its files, wherever they are."""
     return {f"tokens of {name}": files.identity for name, files in found.items()}
 
 
 def checksums_of(name: str, found: FoundFiles, known: Mapping[str, str]) -> list[str]:
-    """Reads the files of source `name` and returns the checksum of each.
+    """Read the files of source `name` and return the checksum of each.
 
     known: file → its checksum, which is not read again.
     """
@@ -232,7 +232,7 @@ def checksums_of(name: str, found: FoundFiles, known: Mapping[str, str]) -> list
 def note_places(
     folder: Path, manifest: Manifest, found: Mapping[str, FoundFiles]
 ) -> tuple[Manifest, list[Path]]:
-    """Writes where the same files lie now into the manifest of a finished stage; returns it.
+    """Write where the same files lie now into the manifest of a finished stage; return it.
 
     Files that were written again are read whole; with one of other content, which is returned too, nothing
     is written. Files without a checksum, described by an earlier version, are taken as they are.
@@ -261,7 +261,7 @@ def note_places(
 
 
 class TokenFilesPacking:
-    """Describes sources that are read in place, checks them, and holds out their last documents."""
+    """Describe sources that are read in place, checks them, and holds out their last documents."""
 
     def __init__(self, recipe: Recipe, found: Mapping[str, FoundFiles], tokenizer: TextTokenizer):
         self._share, self._found, self._tokenizer = recipe.dataset.heldout_share, found, tokenizer
@@ -270,7 +270,7 @@ class TokenFilesPacking:
         self._sets: dict[str, TokenFileSet] = {}
 
     def heldout(self, tokenizer_hash: str) -> Iterator[tuple[Document, list[int], np.ndarray | None]]:
-        """Checks each source and yields its held-out documents: (document, ids without end-of-text, mask).
+        """Check each source and yield its held-out documents: (document, ids without end-of-text, mask).
 
         mask: which of the ids, and of an end-of-text after them, carry loss; None where all do.
         Raises KieloError for files that do not fit the tokenizer, and where no

@@ -61,7 +61,7 @@ class _Group:
     parts: _Part | None
 
     def split(self, count: int) -> "tuple[_Group, _Group]":
-        """Returns the first `count` sequences and the others."""
+        """Return the first `count` sequences and the others."""
         return _Group(count, self.parts), _Group(self.count - count, _after(self.parts, count))
 
     def with_part(self, length: int, times: int, first: int) -> "_Group":
@@ -69,7 +69,7 @@ class _Group:
 
 
 def _after(part: _Part | None, sequences: int) -> _Part | None:
-    """Returns the parts of a group's sequences from number `sequences` on."""
+    """Return the parts of a group's sequences from number `sequences` on."""
     if part is None:
         return None
     first = part.first + sequences * part.times
@@ -92,7 +92,7 @@ class _Groups:
             self._of(room).appendleft(group)
 
     def take_tightest(self, length: int) -> tuple[int, _Group] | None:
-        """Takes out (room, group) with the least room of at least `length`, the oldest; None for none."""
+        """Take out (room, group) with the least room of at least `length`, the oldest; None for none."""
         place = bisect_left(self.rooms, length)
         if place == len(self.rooms):
             return None
@@ -114,7 +114,7 @@ class _Groups:
 
 
 def best_fit_decreasing(counts: np.ndarray, sequence_length: int) -> tuple[np.ndarray, int]:
-    """Packs counts[n] pieces of n tokens each, n = 1 .. sequence_length, into sequences; counts[0] is 0.
+    """Pack counts[n] pieces of n tokens each, n = 1 .. sequence_length, into sequences; counts[0] is 0.
 
     Returns a table int64 [parts, 4] (columns above), by first sequence, and the number of sequences.
     Sequences count from 0, and those of a group have the same pieces by length: sequence f + i of a group
@@ -135,7 +135,7 @@ def best_fit_decreasing(counts: np.ndarray, sequence_length: int) -> tuple[np.nd
 
 
 def one_a_sequence(counts: np.ndarray, sequence_length: int) -> tuple[np.ndarray, int]:
-    """Puts each piece into a sequence of its own; as `best_fit_decreasing`, the shortest pieces first."""
+    """Put each piece into a sequence of its own; as `best_fit_decreasing`, the shortest pieces first."""
     lengths = np.flatnonzero(counts)
     first = np.cumsum(counts[lengths]) - counts[lengths]
     table = np.zeros((len(lengths), 4), np.int64)
@@ -211,7 +211,7 @@ class PackedSequences:
         self._place_key = np.uint64(key_from("places", seed, source, sequence_length))
 
     def pieces(self, sequence: np.ndarray, epoch: np.ndarray) -> Pieces:
-        """Returns the pieces of sequences, int64 [n], in their epochs, int64 [n]."""
+        """Return the pieces of sequences, int64 [n], in their epochs, int64 [n]."""
         row, length, number = self._slots(sequence)
         key = np.full(len(row), self._piece_key, np.uint64)
         key = keys_of_epochs(keys_of_epochs(key, length), epoch[row])  # one shuffle a length and epoch
@@ -229,7 +229,7 @@ class PackedSequences:
         return Pieces(row, column, entry >> FLAG_BITS, length, begins, ends)
 
     def _slots(self, sequence: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns (row, length, number among the pieces of its length) of each piece, int64 [p], by row."""
+        """Return (row, length, number among the pieces of its length) of each piece, int64 [p], by row."""
         group = np.searchsorted(self._first_sequence, sequence, side="right") - 1
         row, part = _expanded(self._first_part[group], self._num_parts[group])
         times = self._table[part, TIMES]
@@ -240,7 +240,7 @@ class PackedSequences:
 
 
 def _expanded(first: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (i, first[i] + k) for each i and each k below count[i]; int64 [sum of count] each."""
+    """Return (i, first[i] + k) for each i and each k below count[i]; int64 [sum of count] each."""
     which = np.repeat(np.arange(len(first)), count)
     return which, np.arange(len(which)) + (first - np.cumsum(count) + count)[which]
 
@@ -269,7 +269,7 @@ class PackingRow:
 
 
 def packing_rows(manifest: Manifest) -> list[PackingRow]:
-    """Returns a row for each source and length that was packed."""
+    """Return a row for each source and length that was packed."""
     return [
         PackingRow(
             source,
@@ -285,7 +285,7 @@ def packing_rows(manifest: Manifest) -> list[PackingRow]:
 
 
 def file_names(source: str, sequence_length: int) -> tuple[str, str]:
-    """Returns the names of the table and of the pieces."""
+    """Return the names of the table and of the pieces."""
     return f"{source}.{sequence_length}.table.npy", f"{source}.{sequence_length}.pieces.npy"
 
 
@@ -294,7 +294,7 @@ def packing_folder(tokens_folder: Path | str) -> Path:
 
 
 def packing_manifest(tokens_folder: Path | str) -> Manifest:
-    """Returns the manifest of the sequences of a tokens folder.
+    """Return the manifest of the sequences of a tokens folder.
 
     Raises KieloError where there are none, and where they were packed from other tokens.
     """

@@ -32,13 +32,13 @@ SHOWN_DIGITS = 12  # of a hash, in messages
 
 
 def check_tokenizer(run_folder: Path | str) -> None:
-    """Raises KieloError unless RUN/tokenizer is the one that RUN/tokens was packed with."""
+    """Raise KieloError unless RUN/tokenizer is the one that RUN/tokens was packed with."""
     if packed_manifest(Path(run_folder) / "tokens").inputs.get("tokenizer") is not None:
         tokenizer_of_tokens(run_folder)
 
 
 def tokenizer_of_tokens(run_folder: Path | str) -> TokenizerFacts:
-    """Returns the facts of RUN/tokenizer; raises KieloError unless RUN/tokens was packed with it."""
+    """Return the facts of RUN/tokenizer; raise KieloError unless RUN/tokens was packed with it."""
     tokens_folder, folder = Path(run_folder) / "tokens", Path(run_folder) / "tokenizer"
     made_with = packed_manifest(tokens_folder).inputs.get("tokenizer")
     if made_with is None:  # packed by another program: nothing to compare with
@@ -61,7 +61,7 @@ def tokenizer_of_tokens(run_folder: Path | str) -> TokenizerFacts:
 
 
 def check_recipe(recipe: Recipe, run_folder: Path | str) -> None:
-    """Raises KieloError, naming the keys, where the recipe asks for another text than RUN/tokens holds.
+    """Raise KieloError, naming the keys, where the recipe asks for another text than RUN/tokens holds.
 
     Also raises it where RUN/corpus was made again since. A corpus that is no longer there is not compared.
     """
@@ -75,8 +75,8 @@ def check_recipe(recipe: Recipe, run_folder: Path | str) -> None:
         and hash_manifest(run_folder / "corpus") != packed_corpus
     ):
         raise KieloError(
-            f"{run_folder / 'corpus'}: was made again after {run_folder / 'tokens'} was packed from it. What "
-            f"would work: `kielo run RECIPE --to pack` packs it; or move {run_folder / 'corpus'} away to go "
+            f"{run_folder / 'corpus'}: was made again after {run_folder / 'tokens'} was packed from it. "
+            f"Fix: `kielo run RECIPE --to pack` packs it; or move {run_folder / 'corpus'} away to go "
             "on with the present tokens"
         )
     changed = [
@@ -95,7 +95,7 @@ def check_recipe(recipe: Recipe, run_folder: Path | str) -> None:
 
 
 def check_tokens(state: PlainState, run_folder: Path | str) -> None:
-    """Raises KieloError unless the checkpoint of `state` was trained on RUN/tokens with RUN/tokenizer."""
+    """Raise KieloError unless the checkpoint of `state` was trained on RUN/tokens with RUN/tokenizer."""
     folder = Path(run_folder) / "tokens"
     check_tokenizer(run_folder)
     trained_on, found = _tokens_hash(state), hash_manifest(folder)
@@ -103,13 +103,13 @@ def check_tokens(state: PlainState, run_folder: Path | str) -> None:
         raise KieloError(
             f"{folder}: are other tokens ({found[:SHOWN_DIGITS]}) than the checkpoint was trained on "
             f"({trained_on[:SHOWN_DIGITS]}). "
-            "What would work: the tokens of that run in their place, or a checkpoint that was trained on "
+            "Fix: the tokens of that run in their place, or a checkpoint that was trained on "
             "these"
         )
 
 
 def check_tokenizer_of_checkpoint(state: PlainState, run_folder: Path | None, folder: Path) -> None:
-    """Raises KieloError if `folder` is known to hold another tokenizer than a checkpoint was trained with.
+    """Raise KieloError if `folder` is known to hold another tokenizer than a checkpoint was trained with.
 
     state: of the checkpoint, which names its tokenizer. States of earlier versions do not; then RUN/tokens
     decides, if the run's folder is known and its tokens are those of the checkpoint.
@@ -125,7 +125,7 @@ def check_tokenizer_of_checkpoint(state: PlainState, run_folder: Path | None, fo
 def _another_tokenizer(folder: Path, what: Path | str, made_with: str, found: str) -> KieloError:
     return KieloError(
         f"{folder}: is not the tokenizer that made {what}: that was {made_with[:SHOWN_DIGITS]}, there is "
-        f"{found}. What would work: the tokenizer that made them in its place (the run's own, where "
+        f"{found}. Fix: the tokenizer that made them in its place (the run's own, where "
         "--tokenizer named another); for another tokenizer --set name=…; or, where nothing was trained "
         "yet, `kielo run RECIPE --to pack`"
     )
@@ -187,7 +187,7 @@ def _changes_of_corpus(recipe: Recipe, corpus: Manifest | None) -> Iterator[str]
 
 
 def _changes(prefix: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the changed keys among those that both have: a manifest of an earlier version may lack some."""
+    """Yield the changed keys among those that both have: a manifest of an earlier version may lack some."""
     for key, value in as_json(now).items():
         if key in before and before[key] != value:
             yield f"{prefix}{key}: was {before[key]!r}, is now {value!r}"

@@ -26,7 +26,7 @@ def documents_of_step(
     step: int,
     text_of: Callable[[np.ndarray], str],
 ) -> list[JsonTable]:
-    """Returns one row for each part of a document in each sequence of `step`, which is in `phase`.
+    """Return one row for each part of a document in each sequence of `step`, which is in `phase`.
 
     Rows, in the samples' order: {"sample", "source", "epoch", "sequence", "document" (its id; file and number
     in token files read in place), "tokens" (of it in the sequence), "with_loss" (where a source of the phase
@@ -68,7 +68,7 @@ def documents_of_step(
 
 
 def document_ids(batches: Batches, source: int, ranges: Iterable[tuple[int, int]]) -> list[str]:
-    """Returns the ids of the documents in ranges (first token, tokens) of a source's stream, in order.
+    """Return the ids of the documents in ranges (first token, tokens) of a source's stream, in order.
 
     Of token files that are read in place: file and number. Raises KieloError and OSError.
     """
@@ -112,7 +112,7 @@ def _unreadable(batches: Batches, sample: np.ndarray, vocab_rows: int) -> str | 
 
 
 def _is_outside(batch: Batch, vocab_rows: int) -> bool:
-    """Returns True if the embedding or the head lacks a row for an id."""
+    """Return True if the embedding or the head lacks a row for an id."""
     if not batch.inputs.size:
         return False
     inputs, labels = batch.inputs, batch.labels
@@ -121,7 +121,7 @@ def _is_outside(batch: Batch, vocab_rows: int) -> bool:
 
 
 def _described(batches: Batches, sample: np.ndarray) -> str:
-    """Returns e.g. "sample 12 of books (a.txt:3, a.txt:9)", with the documents as far as they are known."""
+    """Return e.g. "sample 12 of books (a.txt:3, a.txt:9)", with the documents as far as they are known."""
     located = batches.order.locate(sample)
     (ranges,), source = batches.ranges(located), int(located.source[0])
     documents: list[str] = []
@@ -137,7 +137,7 @@ def _tokens_with_loss(shard: Shard, start: int, count: int) -> int:
 
 
 def _parts(shard: Shard, start: int, count: int) -> Iterator[tuple[int | str, int, int]]:
-    """Yields (document, its first token, its tokens) of each document in a range of a stream.
+    """Yield (document, its first token, its tokens) of each document in a range of a stream.
 
     A document is its number in a packed shard, and its name in files that are read in place.
     """
@@ -153,7 +153,7 @@ def _parts(shard: Shard, start: int, count: int) -> Iterator[tuple[int | str, in
 
 
 def read_ids(folder: Path, source: str, numbers: set[int]) -> dict[int, str]:
-    """Reads the ids of the documents with these numbers; the file, which may be large, is streamed."""
+    """Read the ids of the documents with these numbers; the file, which may be large, is streamed."""
     path, last = folder / f"{source}.ids.txt", max(numbers)
     found: dict[int, str] = {}
     if not path.is_file():

@@ -60,7 +60,7 @@ IDS = ".ids.txt"
 
 
 class TokenPartWriter:
-    """Writes the shards of a part into a folder, in the order in which batches are added."""
+    """Write the shards of a part into a folder, in the order in which batches are added."""
 
     def __init__(self, folder: Path, vocab_size: int, has_loss_mask: bool):
         """has_loss_mask: of the held-out documents of all sources."""
@@ -143,7 +143,7 @@ class TokenParts:
         self._folder = parts_folder(tokens_folder)
 
     def make(self, vocab_size: int, has_loss_mask: bool, share: tuple[int, int] = (1, 1)) -> list[Path]:
-        """Makes the parts that are not finished yet; returns their folders in the order of the corpus.
+        """Make the parts that are not finished yet; return their folders in the order of the corpus.
 
         share: (k, n) for every n-th part from the k-th on, which is what one of n machines makes.
         """
@@ -196,7 +196,7 @@ class TokenParts:
 
 
 def parts_folder(tokens_folder: Path) -> Path:
-    """Returns the folder of the parts, on the disk on which the tokens will be."""
+    """Return the folder of the parts, on the disk on which the tokens will be."""
     place = StageFolder(tokens_folder, KIND, "").place
     return place.with_name(f"{place.name}.parts")
 
@@ -206,7 +206,7 @@ def counts_of_part(folder: Path) -> PartCounts:
 
 
 def join_parts(parts: Sequence[Path], counts: Sequence[PartCounts], folder: Path) -> PartCounts:
-    """Joins the files of parts in `folder`, and their counts, which are returned like those of one part."""
+    """Join the files of parts in `folder`, and their counts, which are returned like those of one part."""
     totals: dict[str, dict[str, Counter[str]]] = {SOURCES: {}, HELDOUT: {}, HELDOUT_SETS: {}}
     met, round_trip = Counter[str](), Counter[str]()
     files: dict[str, list[Path]] = {}
@@ -225,7 +225,7 @@ def join_parts(parts: Sequence[Path], counts: Sequence[PartCounts], folder: Path
 
 
 def remove_parts(tokens_folder: Path) -> None:
-    """Removes all parts: their shards are joined. What is not a part of Kielo's stays."""
+    """Remove all parts: their shards are joined. What is not a part of Kielo's stays."""
     folder = parts_folder(tokens_folder)
     if not folder.is_dir():
         return
@@ -242,7 +242,7 @@ def remove_parts(tokens_folder: Path) -> None:
 
 
 def document_batches(file: Path) -> Iterator[DocumentBatch]:
-    """Yields the documents of a file in batches, one at least."""
+    """Yield the documents of a file in batches, one at least."""
     first, lines, size = 0, list[bytes](), 0
     for _, line in read_lines(file):
         if size >= BATCH_BYTES:

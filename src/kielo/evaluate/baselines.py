@@ -19,12 +19,12 @@ LARGEST_XZ_DICTIONARY_BYTES = 1 << 30
 
 
 def byte_stream(texts: Iterable[str]) -> bytes:
-    """Returns the documents' UTF-8 bytes, a border byte after each."""
+    """Return the documents' UTF-8 bytes, a border byte after each."""
     return b"".join(text.encode("utf-8") + BORDER for text in texts)
 
 
 def unigram_bits(training_counts: np.ndarray, heldout_tokens: np.ndarray) -> float:
-    """Returns the total bits of the held-out tokens [n] under the training counts of each token [vocab_size].
+    """Return the total bits of the held-out tokens [n] under the training counts of each token [vocab_size].
 
     Krichevsky–Trofimov smoothing: half a count for every token, so that unseen tokens have a probability.
     """
@@ -34,7 +34,7 @@ def unigram_bits(training_counts: np.ndarray, heldout_tokens: np.ndarray) -> flo
 
 
 def xz_bits(training: bytes, heldout: bytes) -> float:
-    """Returns the bits that `xz -9e` adds for the held-out text when it follows the training text.
+    """Return the bits that `xz -9e` adds for the held-out text when it follows the training text.
 
     The dictionary is as large as both texts together, so that it covers all training text.
     """
@@ -81,7 +81,7 @@ class ByteNgram:
         self._tables = tables[::-1]  # by length: 1, 2, …
 
     def bits(self, heldout: bytes) -> float:
-        """Returns the total bits of a text that starts after a border."""
+        """Return the total bits of a text that starts after a border."""
         stream = np.frombuffer(BORDER + heldout, dtype=np.uint8)
         probability = np.full(len(heldout), 1 / 256)
         for length, table in enumerate(self._tables, start=1):
@@ -94,7 +94,7 @@ class ByteNgram:
         return float(-np.log2(probability).sum())
 
     def probabilities(self, context: bytes) -> np.ndarray:
-        """Returns the probability of each next byte [256] after `context` (its last order - 1 bytes)."""
+        """Return the probability of each next byte [256] after `context` (its last order - 1 bytes)."""
         context = context[-(self.order - 1) :] if self.order > 1 else b""
         probability = np.full(256, 1 / 256)
         for length, table in enumerate(self._tables, start=1):
@@ -121,7 +121,7 @@ class _OrderTable:
         self.context_discounts = np.add.reduceat(discount_of_key, starts)
 
     def interpolate(self, keys: np.ndarray, shorter: np.ndarray) -> np.ndarray:
-        """Returns the probability of each n-gram's last byte [n], given the next shorter order's [n]."""
+        """Return the probability of each n-gram's last byte [n], given the next shorter order's [n]."""
         context = keys >> np.uint64(8)
         row = np.minimum(np.searchsorted(self.contexts, context), len(self.contexts) - 1)
         known = self.contexts[row] == context
@@ -133,7 +133,7 @@ class _OrderTable:
 
 
 def _discounts(counts: np.ndarray) -> np.ndarray:
-    """Returns the discounts of counts of 0, 1, 2, and 3 or more (Chen and Goodman 1998, equation 26).
+    """Return the discounts of counts of 0, 1, 2, and 3 or more (Chen and Goodman 1998, equation 26).
 
     Texts too short for the estimate (a count-of-counts of zero) get half a count. Always within (0, count].
     """
@@ -146,7 +146,7 @@ def _discounts(counts: np.ndarray) -> np.ndarray:
 
 
 def _ngram_keys(stream: np.ndarray, length: int) -> np.ndarray:
-    """Returns the key of the n-gram that starts at each byte [len(stream) - length + 1].
+    """Return the key of the n-gram that starts at each byte [len(stream) - length + 1].
 
     A key is the n-gram's bytes, big-endian, in a uint64.
     """

@@ -30,7 +30,7 @@ class Sentence:
 
 
 def read_sentences(path: Path) -> list[Sentence]:
-    """Reads the sentences of a file. Raises KieloError, with file and line, for what is damaged."""
+    """Read the sentences of a file. Raises KieloError, with file and line, for what is damaged."""
     sentences = list(_sentences(path))
     if not sentences:
         raise KieloError(f"{path}: holds no sentence in CoNLL-U")

@@ -66,7 +66,7 @@ class Contender:
     def encode_documents(
         self, texts: Sequence[str], stored: Sequence[Sequence[int] | None] = ()
     ) -> np.ndarray:
-        """Returns the token ids of all documents in one int64 stream, end-of-text after each.
+        """Return the token ids of all documents in one int64 stream, end-of-text after each.
 
         stored: ids of some of them, by this tokenizer, which are taken as they are.
         """
@@ -81,7 +81,7 @@ class Contender:
         return is_counted
 
     def documents(self, tokens_bs: Tensor) -> Tensor | None:
-        """Returns the number of each token's document within its row, if the model was trained to mask by it.
+        """Return the number of each token's document within its row, if the model was trained to mask by it.
 
         The end-of-text token belongs to the document that it ends, as in training.
         """
@@ -98,7 +98,7 @@ def document_tokens(
     first_ids: Sequence[int] = (),
     stored: Sequence[Sequence[int] | None] = (),
 ) -> np.ndarray:
-    """Returns one int64 stream: of each text the first ids, its own or those stored, then end-of-text."""
+    """Return one int64 stream: of each text the first ids, its own or those stored, then end-of-text."""
     first, rows = list(first_ids), encode(tokenizer, list(texts))
     for number, ids in enumerate(stored):
         if ids is not None:  # they may have what begins a document
@@ -107,7 +107,7 @@ def document_tokens(
 
 
 def load_checkpoint(checkpoint: Path, resolved: Resolved, tokenizer_folder: Path) -> Contender:
-    """Loads the model of a Kielo checkpoint, as it was trained, onto one device.
+    """Load the model of a Kielo checkpoint, as it was trained, onto one device.
 
     An encoder's logits at a position are about the token there; `causal_use` has those of next tokens.
     """
@@ -141,7 +141,7 @@ def load_checkpoint(checkpoint: Path, resolved: Resolved, tokenizer_folder: Path
 
 
 def causal_use(contender: Contender, recipe: Recipe) -> Contender:
-    """Returns an encoder of the hybrid objective as a model whose logits are those of next tokens."""
+    """Return an encoder of the hybrid objective as a model whose logits are those of next tokens."""
     model, cls_id = contender.module, None
     if begins_with_cls(recipe):
         cls_id = role_id(contender.tokenizer, "cls_token")
@@ -154,7 +154,7 @@ def causal_use(contender: Contender, recipe: Recipe) -> Contender:
 
 
 def load_hugging_face(folder: Path, sequence_length: int | None = None) -> Contender:
-    """Loads any causal language model in a Hugging Face folder with a `tokenizer.json`.
+    """Load any causal language model in a Hugging Face folder with a `tokenizer.json`.
 
     `sequence_length` defaults to the model's own, at most 2,048. Documents are not masked, for transformers'
     models are not trained so.
@@ -179,7 +179,7 @@ def load_hugging_face(folder: Path, sequence_length: int | None = None) -> Conte
 
 
 def load_hugging_face_model(folder: Path, num_tokens: int, dtype: torch.dtype | str) -> Any:
-    """Loads transformers' model, in no other place than the folder, onto the GPU where there is one.
+    """Load transformers' model, in no other place than the folder, onto the GPU where there is one.
 
     num_tokens: of its tokenizer. Raises KieloError for what transformers cannot load, for missing tensors,
     and for a smaller vocabulary than the tokenizer's.
@@ -217,7 +217,7 @@ def load_hugging_face_model(folder: Path, num_tokens: int, dtype: torch.dtype | 
 
 
 def start_of_text_id(model: Any, end_of_text: int) -> int:
-    """Returns the token that precedes the first document: the model's own, else the end of text."""
+    """Return the token that precedes the first document: the model's own, else the end of text."""
     start_id, rows = model.config.bos_token_id, model.get_input_embeddings().weight.shape[0]
     return start_id if isinstance(start_id, int) and 0 <= start_id < rows else end_of_text
 
@@ -252,12 +252,12 @@ class Window:
 
 
 def counted_bytes(texts: Sequence[str]) -> int:
-    """Returns the divisor of bits: UTF-8 bytes of the documents, and one for each document's border."""
+    """Return the divisor of bits: UTF-8 bytes of the documents, and one for each document's border."""
     return sum(len(text.encode("utf-8")) + 1 for text in texts)
 
 
 def windows(num_tokens: int, length: int, stride: int) -> Iterator[Window]:
-    """Yields windows of one length (at most num_tokens) that count each prediction exactly once."""
+    """Yield windows of one length (at most num_tokens) that count each prediction exactly once."""
     if not 1 <= stride <= length:
         raise KieloError(f"stride is {stride}; it must be between 1 and the sequence length, {length}")
     length = min(length, num_tokens)
@@ -272,7 +272,7 @@ def windows(num_tokens: int, length: int, stride: int) -> Iterator[Window]:
 def token_stream_bits(
     contender: Contender, tokens: np.ndarray, stride: int | None = None, counted: np.ndarray | None = None
 ) -> float:
-    """Returns the total bits of the stream of tokens [n], which starts a document.
+    """Return the total bits of the stream of tokens [n], which starts a document.
 
     stride: default half a sequence. counted: bool [n], the tokens whose bits count; None: all.
     """
@@ -298,6 +298,6 @@ def token_stream_bits(
 
 
 def bits_per_byte(contender: Contender, texts: Sequence[str], stride: int | None = None) -> float:
-    """Returns the bits per byte of whole documents, in the order given."""
+    """Return the bits per byte of whole documents, in the order given."""
     tokens = contender.encode_documents(texts)
     return token_stream_bits(contender, tokens, stride, contender.counted(tokens)) / counted_bytes(texts)

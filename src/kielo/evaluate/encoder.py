@@ -43,7 +43,7 @@ class Encoder:
         return self.contender.sequence_length - len(self.first) - len(self.last)
 
     def sequence(self, ids: Sequence[int]) -> np.ndarray:
-        """Returns a text as the model was trained to see it, int64 [s]."""
+        """Return a text as the model was trained to see it, int64 [s]."""
         return np.array([*self.first, *ids, *self.last], np.int64)
 
     def rows_at_once(self, length: int) -> int:
@@ -55,7 +55,7 @@ class Encoder:
         return encode(self.contender.tokenizer, texts)
 
     def beginning(self, text: str) -> str:
-        """Returns as much of a text as is one sequence, up to the end of a word where it has spaces."""
+        """Return as much of a text as is one sequence, up to the end of a word where it has spaces."""
         text = text[: 16 * self.most_tokens].strip()
         while (num_tokens := len(self.encode([text])[0])) > self.most_tokens:
             shorter = text[: len(text) * self.most_tokens // num_tokens]
@@ -64,7 +64,7 @@ class Encoder:
 
     @torch.inference_mode()
     def logits_at(self, inputs_ns: np.ndarray, places_n: np.ndarray) -> Tensor:
-        """Returns the logits at one place of each sequence, fp32 [n, v]."""
+        """Return the logits at one place of each sequence, fp32 [n, v]."""
         inputs = torch.from_numpy(inputs_ns).to(self.contender.device)
         rows = torch.arange(len(inputs), device=inputs.device)
         places = torch.from_numpy(places_n).to(inputs.device)
@@ -72,7 +72,7 @@ class Encoder:
 
     @torch.inference_mode()
     def states(self, inputs_ns: np.ndarray, layer: int) -> Tensor:
-        """Returns the output of a layer, counted from 1, fp32 [n, s, d]."""
+        """Return the output of a layer, counted from 1, fp32 [n, s, d]."""
         found: list[Tensor] = []
         module = self.contender.module
         hook = module.layers[str(layer - 1)].register_forward_hook(
@@ -86,7 +86,7 @@ class Encoder:
 
 
 def open_encoder(contender: Contender, recipe: Recipe) -> Encoder:
-    """Returns the encoder of a recipe's run, with the control tokens that the recipe puts around texts."""
+    """Return the encoder of a recipe's run, with the control tokens that the recipe puts around texts."""
     tokenizer = contender.tokenizer
     cls_id = role_id(tokenizer, "cls_token") if begins_with_cls(recipe) else None
     mask_id = role_id(tokenizer, "mask_token")
@@ -102,7 +102,7 @@ def open_encoder(contender: Contender, recipe: Recipe) -> Encoder:
 
 
 def load_encoder(recipe: Recipe, run_folder: Path, checkpoint: Path) -> Encoder:
-    """Loads the encoder of a checkpoint of the recipe's run."""
+    """Load the encoder of a checkpoint of the recipe's run."""
     resolved = resolved_file.read(run_folder / "resolved.toml")
     return open_encoder(load_checkpoint(checkpoint, resolved, run_folder / "tokenizer"), recipe)
 
@@ -110,7 +110,7 @@ def load_encoder(recipe: Recipe, run_folder: Path, checkpoint: Path) -> Encoder:
 def by_length(
     num_items: int, length_of: Callable[[int], int], rows_of: Callable[[int], int] = lambda _: 1
 ) -> Iterator[list[int]]:
-    """Yields numbers of items of one length, as many as are about `TOKENS_AT_ONCE` tokens, at least one.
+    """Yield numbers of items of one length, as many as are about `TOKENS_AT_ONCE` tokens, at least one.
 
     rows_of: sequences of an item.
     """

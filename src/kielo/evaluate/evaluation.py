@@ -69,7 +69,7 @@ def wanted_scores(recipe: Recipe, run_folder: Path, checkpoint: Path | None = No
 
 
 def _own_file(key: str, path: str) -> str:
-    """Returns the hash of a person's file. Raises KieloError if it is not there."""
+    """Return the hash of a person's file. Raises KieloError if it is not there."""
     if not (place := Path(path).expanduser()).is_file():
         raise KieloError(f"evaluate.{key} = {path!r}: no such file")
     return hash_file(place)

@@ -22,7 +22,7 @@ _WORD = re.compile(r"[^\W\d_]{4,}")
 
 
 def fill_heldout(encoder: Encoder, documents: Sequence[str], seed: int) -> list[FilledMask]:
-    """Hides a word in a sentence of each of the first documents that have a fit one."""
+    """Hide a word in a sentence of each of the first documents that have a fit one."""
     random, filled = np.random.default_rng(seed), []
     for document in documents:
         lines = [line.strip() for line in document.splitlines()]
@@ -46,9 +46,7 @@ def fill_prompts(encoder: Encoder, prompts: Sequence[str]) -> list[FilledMask]:
     filled = []
     for prompt in prompts:
         if prompt.count(mask) != 1:
-            raise KieloError(
-                f"{prompt[:60]!r}: an encoder fills one hidden word; what would work: {mask} once in it"
-            )
+            raise KieloError(f"{prompt[:60]!r}: an encoder fills one hidden word. Fix: {mask} once in it")
         before, after = prompt.split(mask)
         seen_before = before.rstrip() if added and added.lstrip else before
         seen_after = after.lstrip() if added and added.rstrip else after

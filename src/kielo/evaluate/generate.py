@@ -28,14 +28,14 @@ class Sampling:
 
 
 class _Printer(TextStreamer):
-    """Prints text as soon as its characters are whole, to whatever stdout is now."""
+    """Print text as soon as its characters are whole, to whatever stdout is now."""
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         print(text, flush=True, end="\n" if stream_end else "")
 
 
 def continue_text(folder: Path, prompt: str, sampling: Sampling, prints: bool = True) -> str:
-    """Returns the continuation of `prompt`, up to the end of text; prints it while it grows.
+    """Return the continuation of `prompt`, up to the end of text; print it while it grows.
 
     The prompt begins a document, as in training: after what the tokenizer's post-processor puts before a
     text. Raises KieloError for a folder that transformers cannot load.
@@ -83,7 +83,7 @@ NUM_SAMPLES = 3
 
 
 def default_prompts(texts: Sequence[str], num_prompts: int = NUM_SAMPLES) -> list[str]:
-    """Returns openings of held-out documents, spread evenly over them; long documents are preferred."""
+    """Return openings of held-out documents, spread evenly over them; long documents are preferred."""
     long_enough = [text for text in texts if len(text) > 2 * PROMPT_MOST_CHARACTERS] or texts
     openings = list(dict.fromkeys(filter(None, map(opening, long_enough))))
     if not openings:
@@ -92,7 +92,7 @@ def default_prompts(texts: Sequence[str], num_prompts: int = NUM_SAMPLES) -> lis
 
 
 def opening(text: str) -> str:
-    """Returns the text's first five words, across lines where the first is shorter."""
+    """Return the text's first five words, across lines where the first is shorter."""
     words = text[: 4 * PROMPT_MOST_CHARACTERS].split()[:PROMPT_WORDS]
     return " ".join(words)[:PROMPT_MOST_CHARACTERS].rstrip()
 
@@ -101,7 +101,7 @@ def opening(text: str) -> str:
 def generate(
     contender: Contender, prompt: str, num_tokens: int, temperature: float, top_k: int, seed: int
 ) -> str:
-    """Returns the model's continuation of `prompt`: at most `num_tokens` tokens, up to the end of text.
+    """Return the model's continuation of `prompt`: at most `num_tokens` tokens, up to the end of text.
 
     A temperature of 0 takes the likeliest token each time. The same seed gives the same text on one machine.
     """
@@ -122,7 +122,7 @@ def generate(
 
 
 def pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
-    """Draws one token from logits [vocab]: the softmax at this temperature over the `top_k` likeliest."""
+    """Draw one token from logits [vocab]: the softmax at this temperature over the `top_k` likeliest."""
     if temperature == 0:
         return int(logits.argmax())
     values, candidates = logits.topk(min(top_k, len(logits)))

@@ -67,7 +67,7 @@ def score_masked_tokens(
 
 @torch.inference_mode()
 def _loss_and_right(contender: Contender, batch: Batch) -> tuple[float, int]:
-    """Returns (mean nats per label, number of labels that have the largest logit)."""
+    """Return (mean nats per label, number of labels that have the largest logit)."""
     loss, right, counted = 0.0, 0, 0
     for start in range(0, len(batch.inputs), _SEQUENCES_AT_ONCE):
         rows = slice(start, start + _SEQUENCES_AT_ONCE)

@@ -23,7 +23,7 @@ _MOST_ITERATIONS = 1000
 
 
 def score_part_of_speech(encoder: Encoder, settings: PartOfSpeech) -> PartOfSpeechScores:
-    """Learns from the sentences of one file, at most about 100,000 words of it, and scores those of another.
+    """Learn from the sentences of one file, at most about 100,000 words of it, and scores those of another.
 
     Raises KieloError where scikit-learn is missing, the layer is none of the model's, a file is damaged or
     the training file has one tag only.
@@ -33,8 +33,8 @@ def score_part_of_speech(encoder: Encoder, settings: PartOfSpeech) -> PartOfSpee
     layer = num_layers if settings.from_layer is None else settings.from_layer
     if layer > num_layers:
         raise KieloError(
-            f"evaluate.part_of_speech.from_layer = {layer}: the model has {num_layers} layers; what would "
-            f"work: 1 to {num_layers}"
+            f"evaluate.part_of_speech.from_layer = {layer}: the model has {num_layers} layers. "
+            f"Fix: 1 to {num_layers}"
         )
     training, heldout = (read_sentences(Path(path).expanduser()) for path in (settings.train, settings.dev))
     share = MOST_TRAINING_WORDS / sum(len(one.words) for one in training)
@@ -57,7 +57,7 @@ def score_part_of_speech(encoder: Encoder, settings: PartOfSpeech) -> PartOfSpee
 
 
 def word_states(encoder: Encoder, sentences: Sequence[Sentence], layer: int, pieces: str) -> np.ndarray:
-    """Returns the states of all words in order, fp32 [words, d]; 0 for a word that has no token.
+    """Return the states of all words in order, fp32 [words, d]; 0 for a word that has no token.
 
     A sentence that is longer than a sequence is read in parts.
     """
@@ -80,7 +80,7 @@ def word_states(encoder: Encoder, sentences: Sequence[Sentence], layer: int, pie
 def _parts(
     encoder: Encoder, sentences: Sequence[Sentence]
 ) -> Iterator[tuple[int, list[int], list[list[int]]]]:
-    """Yields (sentence, ids, the words in the place of each id) of parts that are at most one sequence."""
+    """Yield (sentence, ids, the words in the place of each id) of parts that are at most one sequence."""
     tokenizer = encoder.contender.tokenizer.for_text.tokenizer
     encodings = tokenizer.encode_batch([one.text for one in sentences], add_special_tokens=False)
     for number, (sentence, encoding) in enumerate(zip(sentences, encodings, strict=True)):
@@ -94,7 +94,7 @@ def _parts(
 
 
 def _most_frequent_tags(training: Sequence[Sentence], heldout: Sequence[Sentence]) -> list[str]:
-    """Returns the most frequent tag of each word of the second; of unknown words the most frequent tag."""
+    """Return the most frequent tag of each word of the second; of unknown words the most frequent tag."""
     of_word: dict[str, Counter[str]] = defaultdict(Counter)
     for sentence in training:
         for word, tag in zip(sentence.words, sentence.tags, strict=True):
@@ -110,7 +110,7 @@ def _classifier() -> Any:
         from sklearn.preprocessing import StandardScaler
     except ImportError:
         raise KieloError(
-            "evaluate.part_of_speech needs scikit-learn; what would work: pip install 'kielo[tagging]', or "
+            "evaluate.part_of_speech needs scikit-learn. Fix: pip install 'kielo[tagging]', or "
             "a recipe without this table"
         ) from None
     return make_pipeline(StandardScaler(), LogisticRegression(max_iter=_MOST_ITERATIONS))

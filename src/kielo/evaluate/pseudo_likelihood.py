@@ -24,7 +24,7 @@ from kielo.recipe.errors import KieloError
 def pseudo_log_likelihoods(
     encoder: Encoder, texts: Sequence[Sequence[int]], within_word: bool = False
 ) -> list[np.ndarray]:
-    """Returns for each text the nats of its tokens, float64 [n], each given all but the hidden ones.
+    """Return for each text the nats of its tokens, float64 [n], each given all but the hidden ones.
 
     texts: ids without control tokens, at most `encoder.most_tokens` of them.
     """
@@ -40,7 +40,7 @@ def pseudo_log_likelihoods(
 
 
 def hidden_in_turn(encoder: Encoder, ids: Sequence[int], within_word: bool) -> np.ndarray:
-    """Returns a text once for each of its tokens, with that token hidden, int64 [n, s].
+    """Return a text once for each of its tokens, with that token hidden, int64 [n, s].
 
     within_word: with the tokens hidden too that go on with its word.
     """
@@ -89,7 +89,7 @@ def pseudo_bits_per_byte(encoder: Encoder, documents: Sequence[str], num_tokens:
 def _log_probabilities(
     encoder: Encoder, inputs: np.ndarray, places: np.ndarray, labels: np.ndarray
 ) -> np.ndarray:
-    """Returns the nats of a label at a place of each sequence, float64 [rows]."""
+    """Return the nats of a label at a place of each sequence, float64 [rows]."""
     found = np.zeros(len(labels))
     step = encoder.rows_at_once(inputs.shape[1])
     for start in range(0, len(labels), step):
@@ -124,16 +124,16 @@ class Pair(NamedTuple):
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """Reads the pairs of a file. Raises KieloError, with file and line, for what is none."""
+    """Read the pairs of a file. Raises KieloError, with file and line, for what is none."""
     pairs = []
     for number, row in _rows(path):
         names = next((names for names in SENTENCES if all(name in row for name in names)), None)
         if names is None or not all(isinstance(row[name], str) and row[name].strip() for name in names):
-            raise KieloError(f"{path}, line {number}: not a minimal pair; what would work: {_FORM}")
+            raise KieloError(f"{path}, line {number}: not a minimal pair. Fix: {_FORM}")
         group = next((row[name] for name in GROUPS if row.get(name)), "")
         pairs.append(Pair(row[names[0]].strip(), row[names[1]].strip(), str(group)))
     if not pairs:
-        raise KieloError(f"{path}: holds no minimal pair; what would work: {_FORM}")
+        raise KieloError(f"{path}: holds no minimal pair. Fix: {_FORM}")
     return pairs
 
 
@@ -146,7 +146,7 @@ def score_minimal_pairs(encoder: Encoder, path: Path) -> MinimalPairScores:
         if len(row) > encoder.most_tokens:
             raise KieloError(
                 f"{path}: a sentence has {len(row)} tokens and a sequence {encoder.most_tokens}: "
-                f"{sentence[:60]!r}; what would work: a file without such pairs, or a model of a longer "
+                f"{sentence[:60]!r}. Fix: a file without such pairs, or a model of a longer "
                 "dataset.sequence_length"
             )
     is_right = {}
@@ -168,7 +168,7 @@ def _accuracy(is_right: dict[str, np.ndarray], which: np.ndarray) -> PairAccurac
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields (line, its fields)."""
+    """Yield (line, its fields)."""
     names: list[str] = []
     with path.open("rb") as file:
         for number, data in enumerate(file, 1):
@@ -187,7 +187,5 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
-                raise KieloError(
-                    f"{path}, line {number}: not JSON ({error}); what would work: {_FORM}"
-                ) from None
+                raise KieloError(f"{path}, line {number}: not JSON ({error}). Fix: {_FORM}") from None
             yield number, row if isinstance(row, dict) else {}

@@ -84,8 +84,8 @@ def evaluate_hugging_face(recipe: Recipe, run_folder: Path, model: Path) -> Scor
     """
     if recipe.train.objective == "masked_tokens":
         raise KieloError(
-            f"{model}: the recipe's text is an encoder's, for which bits per byte are not defined; what "
-            "would work: a run of an encoder, with its recipe alone"
+            f"{model}: the recipe's text is an encoder's, for which bits per byte are not defined. "
+            "Fix: a run of an encoder, with its recipe alone"
         )
     check_recipe(recipe, run_folder)
     check_tokenizer(run_folder)
@@ -224,7 +224,7 @@ def _baselines(
     heldout: Sequence[str],
     stored: Sequence[Sequence[int] | None],
 ) -> tuple[dict[str, float], dict[str, int]]:
-    """Returns the baselines' bits per byte, and the bytes of training text that they were given."""
+    """Return the baselines' bits per byte, and the bytes of training text that they were given."""
     texts, given = training_texts(recipe, run_folder)
     training, heldout_stream = byte_stream(texts), byte_stream(heldout)
     # The training shards' own counts: the unigram learns from what the model was trained on.

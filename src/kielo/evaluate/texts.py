@@ -25,13 +25,13 @@ MOST_UNIGRAM_TOKENS = 1 << 28
 
 
 def heldout_texts(tokens_folder: Path) -> tuple[list[str], dict[str, int]]:
-    """Returns the texts of `heldout_documents`."""
+    """Return the texts of `heldout_documents`."""
     documents, coverage = heldout_documents(tokens_folder)
     return [document["text"] for document in documents], coverage
 
 
 def heldout_documents(tokens_folder: Path) -> tuple[list[Document], dict[str, int]]:
-    """Returns the held-out documents, or an even sample of about 4 MiB; and the number and bytes of all.
+    """Return the held-out documents, or an even sample of about 4 MiB; and the number and bytes of all.
 
     Conversations are left out, for baselines know no turns; where there is nothing else, their text is taken.
     """
@@ -50,7 +50,7 @@ def heldout_documents(tokens_folder: Path) -> tuple[list[Document], dict[str, in
 
 
 def documents_of_sets(tokens_folder: Path) -> Iterator[tuple[HeldoutSet, list[Document]]]:
-    """Yields each source's held-out set and each outside text, with an even sample of about 1 MiB of it."""
+    """Yield each source's held-out set and each outside text, with an even sample of about 1 MiB of it."""
     for one in heldout_sets(tokens_folder)[1:]:
         is_source = one.folder == Path(tokens_folder)
         path = one.folder / ((HELDOUT if is_source else one.file) + SUFFIX)
@@ -60,7 +60,7 @@ def documents_of_sets(tokens_folder: Path) -> Iterator[tuple[HeldoutSet, list[Do
 
 
 def training_texts(recipe: Recipe, run_folder: Path) -> tuple[list[str], dict[str, int]]:
-    """Returns the training documents, or an even sample of 32 MiB; and the bytes of both.
+    """Return the training documents, or an even sample of 32 MiB; and the bytes of both.
 
     Documents of the corpus that are not held out, and of ready tokens their decoded text, whose bytes in all
     are estimated.
@@ -97,7 +97,7 @@ def training_token_counts(tokens_folder: Path, vocab_size: int) -> np.ndarray:
 
 
 def _decoded(shard: Shard, tokenizer: TextTokenizer, share: float) -> Iterator[str]:
-    """Yields the documents in that share of a shard's tokens, in parts at even distances."""
+    """Yield the documents in that share of a shard's tokens, in parts at even distances."""
     end = end_of_text_id(tokenizer)
     for start, count in _spread_parts(shard.num_tokens, share, part=1 << 20):
         row = shard.read(start, count)
@@ -106,14 +106,14 @@ def _decoded(shard: Shard, tokenizer: TextTokenizer, share: float) -> Iterator[s
 
 
 def evenly(items: Iterable[Any], share: float) -> Iterator[Any]:
-    """Yields that share of the items at even distances, the first included; all from a share of 1 on."""
+    """Yield that share of the items at even distances, the first included; all from a share of 1 on."""
     for number, item in enumerate(items):
         if share >= 1 or number == 0 or int((number + 1) * share) > int(number * share):
             yield item
 
 
 def _spread_parts(num_tokens: int, share: float, part: int = 1 << 22) -> Iterator[tuple[int, int]]:
-    """Yields (start, count) of parts that cover the share of a shard, at even distances."""
+    """Yield (start, count) of parts that cover the share of a shard, at even distances."""
     for start in range(0, num_tokens, part):
         count = round(min(part, num_tokens - start) * share)
         if count:

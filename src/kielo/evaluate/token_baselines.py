@@ -34,11 +34,11 @@ class TokenBaselines:
         self._is_ordinary = is_ordinary
 
     def bigram(self, before: np.ndarray) -> np.ndarray:
-        """Returns the most frequent token after each one [n]; after a hidden one the most frequent of all."""
+        """Return the most frequent token after each one [n]; after a hidden one the most frequent of all."""
         return np.where(before == self._mask_id, self.unigram, self._following[before])
 
     def neighbours(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
-        """Returns the likeliest token between two [n], by the first-order Markov chain of the counts.
+        """Return the likeliest token between two [n], by the first-order Markov chain of the counts.
 
         That is the x of the largest count(before, x) · count(x, after) / count(x). Where one of the two is
         hidden, or no token was seen between them, the other one decides, the one before first.
@@ -66,7 +66,7 @@ class TokenBaselines:
         return int(tokens[likelihood.argmax()])
 
     def _most_frequent(self, given: np.ndarray, token: np.ndarray, may_be: np.ndarray) -> np.ndarray:
-        """Returns for each given token the most frequent other one, int64 [v]; without one the unigram."""
+        """Return for each given token the most frequent other one, int64 [v]; without one the unigram."""
         found = np.full(self._size, self.unigram)
         rising = np.argsort(self._numbers[may_be], kind="stable")
         found[given[may_be][rising]] = token[may_be][rising]  # the last one written is the most frequent

@@ -17,7 +17,7 @@ def array(name: str, words: Iterable[str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """Returns the text for bash; with commas in quotes, for they look like a mistake between words."""
+    """Return the text for bash; with commas in quotes, for they look like a mistake between words."""
     return f"'{text}'" if "," in text and shlex.quote(text) == text else shlex.quote(text)
 
 
@@ -26,12 +26,12 @@ def exports(variables: Mapping[str, str]) -> list[str]:
 
 
 def comment(text: str) -> str:
-    """Returns the text as one line of a comment; a line break in it would begin a command."""
+    """Return the text as one line of a comment; a line break in it would begin a command."""
     return f"# {CONTROL.sub(' ', text)}"
 
 
 def request(prefix: str, options: Iterable[str]) -> list[str]:
-    """Returns a line for each option that is not empty, as a scheduler reads them.
+    """Return a line for each option that is not empty, as a scheduler reads them.
 
     Raises KieloError for a word that would end its line or its quotes.
     """
@@ -40,11 +40,11 @@ def request(prefix: str, options: Iterable[str]) -> list[str]:
         if CONTROL.search(option) or option.count('"') not in (0, 2):
             raise KieloError(
                 f"{option!r} cannot be asked of a scheduler: it has a line break, another control character "
-                "or a quote; what would work: a name without"
+                "or a quote. Fix: a name without"
             )
     return [f"{prefix} {option}" for option in given]
 
 
 def start_of(script: str | Path) -> str:
-    """Returns the command that starts a script, for a person to paste."""
+    """Return the command that starts a script, for a person to paste."""
     return f"bash {shlex.quote(str(script))}"

@@ -14,7 +14,7 @@ from kielo.resolve.text import imagined_text
 
 
 def planned_run(recipe: Recipe, nodes: int, layout: str | None) -> tuple[Recipe, PlannedLayout | None, str]:
-    """Returns the recipe with its layout on `nodes`, that layout planned, and "".
+    """Return the recipe with its layout on `nodes`, that layout planned, and "".
 
     layout: a layout's name, or (a part of) it; default: the recipe's own. Where no card says how fast the
     devices are, the plan is None, with the reason. Raises KieloError for a layout that cannot run or does not
@@ -27,12 +27,12 @@ def planned_run(recipe: Recipe, nodes: int, layout: str | None) -> tuple[Recipe,
         if layout is not None:
             raise
         _refuse_impossible(recipe, nodes)
-        return recipe, None, str(error).partition("; what would work")[0]
+        return recipe, None, str(error).partition(". Fix")[0]
     planned = own(run, nodes) if layout is None else named(run, nodes, layout)
     if isinstance(planned, str):
         other = _other(run, nodes)
-        if "what would work" in planned:
-            other = other.replace("what would work: ", "or ")
+        if "Fix: " in planned:
+            other = other.replace("Fix: ", "or ")
         raise KieloError(f"{recipe.name} on {nodes} nodes of {run.site.name}: {planned}{other}")
     if not planned.fits:
         need = planned.need
@@ -45,7 +45,7 @@ def planned_run(recipe: Recipe, nodes: int, layout: str | None) -> tuple[Recipe,
 
 
 def forecast_of(planned: PlannedLayout, wall_hours: float) -> Forecast:
-    """Computes what the run takes on this layout in jobs of `wall_hours`."""
+    """Compute what the run takes on this layout in jobs of `wall_hours`."""
     site = planned.run.site
     try:
         its_cost = cost(planned, wall_hours)
@@ -82,4 +82,4 @@ def _refuse_impossible(recipe: Recipe, nodes: int) -> None:
 def _other(run: RunToPlan, nodes: int) -> str:
     """Names the fastest layout that fits; empty: there is none."""
     ranked = search(run, [nodes]).ranked[nodes]
-    return f"; what would work: --layout {ranked[0].name}" if ranked else ""
+    return f". Fix: --layout {ranked[0].name}" if ranked else ""

@@ -35,7 +35,7 @@ class JobPath:
 
 
 def job_paths(plan: JobPlan, packs: bool = False) -> list[JobPath]:
-    """Returns what the jobs read and write, each path once; last the folder of a node, as its card names it.
+    """Return what the jobs read and write, each path once; last the folder of a node, as its card names it.
 
     packs: of jobs that pack text, which write nothing there.
     """
@@ -55,7 +55,7 @@ def _shared(plan: JobPlan, packs: bool) -> list[JobPath]:
 
 
 def binds(plan: JobPlan, packs: bool = False) -> list[str]:
-    """Returns what --bind is given: folders above others first, and what is only read as read-only.
+    """Return what --bind is given: folders above others first, and what is only read as read-only.
 
     A path in a folder that is bound is left out. Raises KieloError for one that --bind cannot name.
     """
@@ -67,8 +67,8 @@ def binds(plan: JobPlan, packs: bool = False) -> list[str]:
             continue
         if any(sign in one.path for sign in _OF_BINDS):
             raise KieloError(
-                f"{one.path} ({one.reason}): a container cannot be given a path with a comma or a colon; "
-                "what would work: move or rename it"
+                f"{one.path} ({one.reason}): a container cannot be given a path with a comma or a colon. "
+                "Fix: move or rename it"
             )
         bound[one.path] = one.use
     packed = plan.made.squash if plan.made is not None else ""
@@ -120,7 +120,7 @@ def _of_recipe(plan: JobPlan, packs: bool) -> Iterator[JobPath]:
 
 
 def _of_environment(plan: JobPlan) -> Iterator[JobPath]:
-    """Yields the Python of the ranks and its packages; a squashed environment as its one file."""
+    """Yield the Python of the ranks and its packages; a squashed environment as its one file."""
     if plan.image:
         yield _read(Path(plan.image), "the container's image")
     if plan.made is not None and plan.made.squash:
@@ -136,7 +136,7 @@ def _of_environment(plan: JobPlan) -> Iterator[JobPath]:
 
 
 def hub_cache(recipe: Recipe) -> Path | None:
-    """Returns the cache of the hub's client in which the jobs look; None if they read nothing from it.
+    """Return the cache of the hub's client in which the jobs look; None if they read nothing from it.
 
     It is the one of who launches: jobs whose cache is another would not find what is here.
     """
@@ -147,7 +147,7 @@ def hub_cache(recipe: Recipe) -> Path | None:
 
 
 def _place(reference: str) -> Path:
-    """Returns the folder of weights or a tokenizer; of a repository its folder in the hub's cache.
+    """Return the folder of weights or a tokenizer; of a repository its folder in the hub's cache.
 
     A snapshot has links to the files beside it, and the name of a revision is resolved there too.
     """
@@ -175,7 +175,7 @@ def _read(path: Path, reason: str) -> JobPath:
 
 
 def _token_folders(source: Source) -> list[Path]:
-    """Returns the folders of a source's ready tokens: beside a file lie others, as its index or a loss mask.
+    """Return the folders of a source's ready tokens: beside a file lie others, as its index or a loss mask.
 
     Of files that are not on this machine, the folder that the source names.
     """
@@ -193,7 +193,7 @@ def _token_folders(source: Source) -> list[Path]:
 
 
 def _installed_by_a_path(venv: Path) -> Iterator[Path]:
-    """Yields folders that `pip install --editable` names in a file .pth of the environment."""
+    """Yield folders that `pip install --editable` names in a file .pth of the environment."""
     for file in sorted(venv.glob("lib/python*/site-packages/*.pth")):
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("/") and os.path.isdir(line):
@@ -201,7 +201,7 @@ def _installed_by_a_path(venv: Path) -> Iterator[Path]:
 
 
 def _outside_links(folder: Path) -> Iterator[Path]:
-    """Yields the folders outside of `folder` to which links in it lead, as in a folder of linked weights."""
+    """Yield the folders outside of `folder` to which links in it lead, as in a folder of linked weights."""
     if not folder.is_dir():
         return
     real = Path(os.path.realpath(folder))

@@ -106,7 +106,7 @@ class JobPlan:
 
 
 def plan_jobs(recipe: Recipe, wishes: Wishes, chosen: PlannedLayout | None = None) -> JobPlan:
-    """Checks the wishes against the recipe's cluster, plans the run, and computes what the jobs need.
+    """Check the wishes against the recipe's cluster, plans the run, and compute what the jobs need.
 
     chosen: a layout on `wishes.nodes` nodes, in place of `wishes.layout` and the recipe's own.
     """
@@ -128,7 +128,7 @@ def plan_jobs(recipe: Recipe, wishes: Wishes, chosen: PlannedLayout | None = Non
 
 
 def check_request(recipe: Recipe, wishes: Wishes) -> tuple[Cluster, Jobs, Partition, int, float]:
-    """Returns the site, its table of jobs, the queue, nodes and hours. Refuses what the site has not."""
+    """Return the site, its table of jobs, the queue, nodes and hours. Refuses what the site has not."""
     site = cluster(recipe.cluster)
     of_site = _jobs_of(site)
     nodes = _nodes(wishes.nodes, recipe, site)
@@ -139,24 +139,24 @@ def check_request(recipe: Recipe, wishes: Wishes) -> tuple[Cluster, Jobs, Partit
 
 
 def network_needed(plan: JobPlan) -> str:
-    """Returns a sentence on downloads that are not here and that the nodes cannot reach; "" for none."""
+    """Return a sentence on downloads that are not here and that the nodes cannot reach; "" for none."""
     lacking = [] if plan.site.internet_on_compute_nodes else missing(plan.recipe)
     if not lacking:
         return ""
     return (
-        f"{plan.site.name}'s nodes reach no network, and not here yet: {', '.join(lacking)}; what would "
-        f"work: kielo prefetch RECIPE --to DIR where there is one, and {VARIABLE}=DIR here"
+        f"{plan.site.name}'s nodes reach no network, and not here yet: {', '.join(lacking)}. "
+        f"Fix: kielo prefetch RECIPE --to DIR where there is one, and {VARIABLE}=DIR here"
     )
 
 
 def check_ready(plan: JobPlan) -> None:
-    """Refuses jobs that would end at once: they train, and the stages before training must be done."""
+    """Refuse jobs that would end at once: they train, and the stages before training must be done."""
     if said := network_needed(plan):
         raise KieloError(said)
     folder = run_folder(plan.recipe)
     if read_manifest(folder / "tokens") is None:
         raise KieloError(
-            f"{folder / 'tokens'}: not made yet, and the jobs only train; what would work: kielo run RECIPE "
+            f"{folder / 'tokens'}: not made yet, and the jobs only train. Fix: kielo run RECIPE "
             "--to pack first, or --dry-run to write the scripts alone"
         )
     card = accelerator(plan.site.accelerator)
@@ -165,13 +165,13 @@ def check_ready(plan: JobPlan) -> None:
 
 
 def check_environment(plan: JobPlan) -> None:
-    """Refuses an image or an environment that is not here, or has no Kielo."""
+    """Refuse an image or an environment that is not here, or has no Kielo."""
     image = plan.image
     if image and not Path(image).exists():
         raise KieloError(f"{image}: no such container image here; give --container IMAGE, or none")
     if image and image == plan.jobs_of_site.image and not plan.venv:
         raise KieloError(
-            f"{image} has torch and not Kielo; what would work: kielo site {plan.site.name}, whose script "
+            f"{image} has torch and not Kielo. Fix: kielo site {plan.site.name}, whose script "
             "makes an environment inside it, or --venv DIR with one"
         )
     if plan.made is not None and plan.made.squash and not Path(plan.made.squash).is_file():
@@ -183,14 +183,14 @@ def check_environment(plan: JobPlan) -> None:
 def _jobs_of(site: Cluster) -> Jobs:
     if site.jobs is None or site.scheduler == "none":
         raise KieloError(
-            f"{site.name} has no table [jobs] in its card, so no job can be written for it; what would "
-            "work: another --cluster (see `kielo clusters`), or a card of your own: kielo site --new NAME"
+            f"{site.name} has no table [jobs] in its card, so no job can be written for it. "
+            "Fix: another --cluster (see `kielo clusters`), or a card of your own: kielo site --new NAME"
         )
     return site.jobs
 
 
 def made_for(wishes: Wishes, site: Cluster) -> tuple[Path | None, MadeSite | None]:
-    """Returns the folder of the site and what its script made there; (None, None): there is none."""
+    """Return the folder of the site and what its script made there; (None, None): there is none."""
     if wishes.image is not None or wishes.venv is not None:
         if wishes.site is not None:
             raise KieloError("--site brings its own image and environment; leave --container and --venv out")
@@ -199,7 +199,7 @@ def made_for(wishes: Wishes, site: Cluster) -> tuple[Path | None, MadeSite | Non
     made = made_site(folder, site)
     if made is None and wishes.site is not None:
         raise KieloError(
-            f"--site {wishes.site}: has no {MadeSite.FILE_NAME}, which site.sh writes last; what would work: "
+            f"--site {wishes.site}: has no {MadeSite.FILE_NAME}, which site.sh writes last. Fix: "
             f"kielo site {site.name} --to {shlex.quote(wishes.site)}, then "
             f"{start_of(Path(wishes.site) / 'site.sh')} there"
         )
@@ -215,7 +215,7 @@ def _nodes(wanted: int | None, recipe: Recipe, site: Cluster) -> int:
 
 
 def _partition(wanted: str | None, nodes: int, of_site: Jobs, site: Cluster) -> Partition:
-    """Returns the first queue of the wanted name that gives so many nodes, else the first of that name."""
+    """Return the first queue of the wanted name that gives so many nodes, else the first of that name."""
     label = of_site.partitions[0].label if wanted is None else wanted
     named = [one for one in of_site.partitions if one.label == label]
     named = named or [one for one in of_site.partitions if one.name == label][:1]
@@ -239,13 +239,13 @@ def _check_account(account: str | None, of_site: Jobs, site: Cluster) -> None:
 
 
 def most_nodes(partition: Partition, of_site: Jobs, site: Cluster) -> int:
-    """Returns the most nodes of a job in this partition; the usual one has the card's own limit."""
+    """Return the most nodes of a job in this partition; the usual one has the card's own limit."""
     usual = site.max_nodes_per_job if partition is of_site.partitions[0] else None
     return min(partition.max_nodes or usual or site.nodes, site.nodes)
 
 
 def longest_hours(partition: Partition, of_site: Jobs, site: Cluster) -> float | None:
-    """Returns the longest job in this partition, in hours; None: no card says it."""
+    """Return the longest job in this partition, in hours; None: no card says it."""
     usual = site.max_wall_hours if partition is of_site.partitions[0] else None
     return partition.max_hours or usual
 
@@ -266,8 +266,8 @@ def _check_size(nodes: int, spares: int, partition: Partition, of_site: Jobs, si
     extra = f" with {spares} spares" if spares else ""
     nearest = least if trains < least else most
     raise KieloError(
-        f"--nodes {trains}{extra}: {partition.label} of {site.name} gives {least} to {most}; "
-        f"what would work: --nodes {max(1, nearest - spares)}{''.join(others[:1])}"
+        f"--nodes {trains}{extra}: {partition.label} of {site.name} gives {least} to {most}. "
+        f"Fix: --nodes {max(1, nearest - spares)}{''.join(others[:1])}"
     )
 
 
@@ -280,14 +280,14 @@ def _chain_length(wanted: int | None, forecast: Forecast | None, partition: Part
 
 
 def check_number_of_jobs(flag: str, jobs: int, partition: Partition, site: Cluster) -> None:
-    """Refuses more jobs than the queue takes of one person. flag: what asked for them."""
+    """Refuse more jobs than the queue takes of one person. flag: what asked for them."""
     if jobs > _MOST_ASKED_JOBS:
-        raise KieloError(f"{flag}: makes {jobs} jobs; what would work: at most {_MOST_ASKED_JOBS} at once")
+        raise KieloError(f"{flag}: makes {jobs} jobs. Fix: at most {_MOST_ASKED_JOBS} at once")
     most = partition.max_jobs
     if most is not None and jobs > most:
         raise KieloError(
             f"{flag}: makes {jobs} jobs, and {partition.label} of {site.name} takes {most} of a person, "
-            "waiting and running together; what would work: fewer, or another --partition"
+            "waiting and running together. Fix: fewer, or another --partition"
         )
 
 
@@ -303,7 +303,7 @@ def _hours(wanted: float | None, partition: Partition, of_site: Jobs, site: Clus
 
 
 def _grace(wanted: int | None, forecast: Forecast | None, wall: int) -> int:
-    """Returns how many seconds before its end a job is asked to stop.
+    """Return how many seconds before its end a job is asked to stop.
 
     Twice a slow step and a save, and 60 s: a GPU's ranks agree one step late, and Slurm counts in minutes.
     """
@@ -318,14 +318,14 @@ def _grace(wanted: int | None, forecast: Forecast | None, wall: int) -> int:
     if not 0 < seconds <= _MOST_SIGNAL_SECONDS or wall <= start + seconds:
         raise KieloError(
             f"a job of {wall / 3600:g} hours has no time to train: {start:.0f} s to start, and it is asked "
-            f"to stop {seconds} s before its end; what would work: --hours "
+            f"to stop {seconds} s before its end. Fix: --hours "
             f"{math.ceil((start + seconds) / 360 + 1) / 10:g} or more, or another --grace"
         )
     return seconds
 
 
 def _silence(recipe: Recipe, forecast: Forecast | None) -> int:
-    """Returns after how many seconds without a line in the log an attempt is taken for dead.
+    """Return after how many seconds without a line in the log an attempt is taken for dead.
 
     The ranks' own limits come first: until the first step, and in each collective of later ones.
     """

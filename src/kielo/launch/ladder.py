@@ -45,7 +45,7 @@ _SECTIONS = ("model", "train", "dataset", "phases", "tokenizer")
 
 
 def is_measured(plan: JobPlan) -> bool:
-    """Returns True for a rung that is measured. Raises KieloError if that was with another recipe."""
+    """Return True for a rung that is measured. Raises KieloError if that was with another recipe."""
     folder = run_folder(plan.recipe)
     if not has_measured(folder):
         return False
@@ -64,7 +64,7 @@ def is_measured(plan: JobPlan) -> bool:
 
 
 def state(folder: Path) -> str:
-    """Returns "measured", "not run yet", or what became of the rung's last attempt."""
+    """Return "measured", "not run yet", or what became of the rung's last attempt."""
     if has_measured(folder):
         return "measured"
     found = []
@@ -139,7 +139,7 @@ def _on_nodes(recipe: Recipe, wishes: Wishes, run: RunToPlan | None, jobs: int) 
 
 
 def best_layouts(run: RunToPlan, nodes: int) -> list[PlannedLayout]:
-    """Returns the fastest layouts by plan: of different axes first, then others of the same axes."""
+    """Return the fastest layouts by plan: of different axes first, then others of the same axes."""
     found = search(run, [nodes])
     ranked = found.ranked.get(nodes, [])
     if not ranked:
@@ -163,7 +163,7 @@ def _rung(plan: JobPlan, planned: PlannedLayout | None, above: Path) -> RungPlan
 
 
 def in_folder_of(rung: RungPlan, recipe: Recipe) -> JobPlan:
-    """Returns the rung's jobs as if they trained in the run's own folder, where the text is."""
+    """Return the rung's jobs as if they trained in the run's own folder, where the text is."""
     there = rung.plan.recipe.model_copy(update={"folder": str(run_folder(recipe).absolute())})
     return replace(rung.plan, recipe=there)
 
@@ -175,15 +175,15 @@ def _own_name(plan: JobPlan) -> str:
 
 
 def rung_recipe(plan: JobPlan, planned: PlannedLayout | None, folder: Path) -> Recipe:
-    """Returns the recipe of a rung: on the steps of the phase with most tokens, all of them logged.
+    """Return the recipe of a rung: on the steps of the phase with most tokens, all of them logged.
 
     In the precision of most steps. Raises KieloError for a phase of fewer steps than are measured.
     """
     recipe, main = plan.recipe, main_phase(resolved_of_plan(plan).identity)
     if main.steps < STEPS:
         raise KieloError(
-            f"the run has {main.steps} steps of {main.tokens_per_step:,} tokens, and a ladder takes {STEPS}; "
-            "what would work: more train.tokens"
+            f"the run has {main.steps} steps of {main.tokens_per_step:,} tokens, and a ladder takes {STEPS}. "
+            "Fix: more train.tokens"
         )
     train = {
         "log_every_steps": 1, "heldout_every_steps": main.last_step + 1, "tensorboard": False, "wandb": "",
@@ -196,12 +196,12 @@ def rung_recipe(plan: JobPlan, planned: PlannedLayout | None, folder: Path) -> R
 
 
 def main_phase(identity: Identity) -> PlannedPhase:
-    """Returns the phase with most tokens, by which layouts are ranked too."""
+    """Return the phase with most tokens, by which layouts are ranked too."""
     return max(identity.phases, key=lambda phase: phase.tokens_per_step * phase.steps)
 
 
 def resolved_of_plan(plan: JobPlan) -> Resolved:
-    """Resolves the recipe of these jobs as if there were all the text that it needs."""
+    """Resolve the recipe of these jobs as if there were all the text that it needs."""
     card = accelerator(plan.site.accelerator)
     text = imagined_text(plan.recipe)
     return resolve(plan.recipe, "", plan.devices, card.device, card.name, text=text)
@@ -215,7 +215,7 @@ def _job(recipe: Recipe, hours: float | None, rungs: Sequence[RungPlan]) -> JobP
         queue = plan.partition.label
         raise KieloError(
             f"{len(rungs)} layouts on {plan.nodes} nodes may take {seconds / 3600:.1f} hours, and "
-            f"{'--hours' if hours else queue} gives {most:g}; what would work: "
+            f"{'--hours' if hours else queue} gives {most:g}. Fix: "
             f"{'more --hours' if hours else 'another --partition'}"
         )
     named = recipe.model_copy(

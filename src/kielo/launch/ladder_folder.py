@@ -31,7 +31,7 @@ _OF_SIMILAR_SIZE = 1.25  # ratio of parameters up to which a reference is shown
 
 
 def write_ladder(recipe: Recipe, ladder: Sequence[NodesPlan]) -> tuple[Path, dict[int, Path]]:
-    """Writes launches and jobs of what is not measured yet; returns the folder, and nodes → a job's folder.
+    """Write launches and jobs of what is not measured yet; return the folder, and nodes → a job's folder.
 
     Nothing is written for nodes of which a job still waits or runs.
     """
@@ -50,12 +50,10 @@ def write_ladder(recipe: Recipe, ladder: Sequence[NodesPlan]) -> tuple[Path, dic
 
 
 def read_ladder(folder: Path) -> Ladder:
-    """Reads the ladder, with what its rungs have measured by now. Raises KieloError where there is none."""
+    """Read the ladder, with what its rungs have measured by now. Raises KieloError where there is none."""
     found = read_json(folder, Ladder)
     if found is None:
-        raise KieloError(
-            f"{folder}: has no {Ladder.FILE_NAME}; what would work: kielo launch RECIPE --ladder 1,2"
-        )
+        raise KieloError(f"{folder}: has no {Ladder.FILE_NAME}. Fix: kielo launch RECIPE --ladder 1,2")
     rungs = []
     for rung in found.rungs:
         place = folder / rung.folder
@@ -64,7 +62,7 @@ def read_ladder(folder: Path) -> Ladder:
 
 
 def waiting_job(above: Path, scheduler: str) -> str:
-    """Returns a job of the ladder's `above`, NODES_nodes, that the scheduler still has; "" for none."""
+    """Return a job of the ladder's `above`, NODES_nodes, that the scheduler still has; "" for none."""
     ids: list[str] = []
     for file in sorted(above.glob("job_*/chain/jobs")):
         ids += job_ids(file)
@@ -80,7 +78,7 @@ def _link_text(rung: Path, run: Path) -> None:
 
 
 def _ladder(recipe: Recipe, ladder: Sequence[NodesPlan], folder: Path) -> Ladder:
-    """Returns what ladder.json says now. Rungs of earlier calls stay in it."""
+    """Return what ladder.json says now. Rungs of earlier calls stay in it."""
     before = read_json(folder, Ladder)
     rungs = {rung.folder: rung for rung in before.rungs} if before else {}
     for on_nodes in ladder:
@@ -125,7 +123,7 @@ def _rung(rung: RungPlan, name: str) -> Rung:
 
 
 def references(site: Cluster, parameters: int) -> list[ReferenceSpeed]:
-    """Returns the card's references of models of about this size."""
+    """Return the card's references of models of about this size."""
     return [
         ReferenceSpeed(
             nodes=one.nodes,

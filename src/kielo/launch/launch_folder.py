@@ -46,7 +46,7 @@ _COMMAND_LIMIT_SECONDS = 60
 
 
 def write_launch(plan: JobPlan) -> Path:
-    """Writes the folder, whole or not at all, under the next number that is free. Returns its path."""
+    """Write the folder, whole or not at all, under the next number that is free. Returns its path."""
     with _next_folder(run_folder(plan.recipe).absolute() / LAUNCH_FOLDER) as (folder, aside):
         write_text_atomically(aside / "job.sh", job_script(plan, folder))
         write_text_atomically(aside / "submit.sh", submit_script(plan, folder))
@@ -58,7 +58,7 @@ def write_launch(plan: JobPlan) -> Path:
 
 
 def write_ladder_job(plan: JobPlan, above: Path, rungs: Sequence[tuple[Path, int]]) -> Path:
-    """Writes the folder of a job that runs `rungs`, (a launch's folder, its limit in seconds), in `above`."""
+    """Write the folder of a job that runs `rungs`, (a launch's folder, its limit in seconds), in `above`."""
     with _next_folder(above, "job_") as (folder, aside):
         write_text_atomically(aside / "job.sh", ladder_script(plan, folder, rungs))
         write_text_atomically(aside / "submit.sh", submit_script(plan, folder))
@@ -66,7 +66,7 @@ def write_ladder_job(plan: JobPlan, above: Path, rungs: Sequence[tuple[Path, int
 
 
 def write_pack_jobs(plan: JobPlan, shares: int) -> Path:
-    """Writes the folder of the jobs that pack the run's text in so many shares, RUN/launch/pack_0001."""
+    """Write the folder of the jobs that pack the run's text in so many shares, RUN/launch/pack_0001."""
     with _next_folder(run_folder(plan.recipe).absolute() / LAUNCH_FOLDER, PACK_PREFIX) as (folder, aside):
         write_text_atomically(aside / "job.sh", pack_script(plan, folder, shares))
         write_text_atomically(aside / "submit.sh", submit_pack_script(plan, folder, shares))
@@ -78,7 +78,7 @@ def write_pack_jobs(plan: JobPlan, shares: int) -> Path:
 
 @contextmanager
 def _next_folder(above: Path, prefix: str = "") -> Iterator[tuple[Path, Path]]:
-    """Yields the folder of the next free number in `above`, and one beside it that becomes it at the end."""
+    """Yield the folder of the next free number in `above`, and one beside it that becomes it at the end."""
     above.mkdir(parents=True, exist_ok=True)
     names = [name.removeprefix(prefix) for name in os.listdir(above) if name.startswith(prefix)]
     number = max((int(name) for name in names if name.isdecimal()), default=0) + 1
@@ -96,7 +96,7 @@ def _next_folder(above: Path, prefix: str = "") -> Iterator[tuple[Path, Path]]:
 
 
 def recipe_text(plan: JobPlan) -> str:
-    """Returns every value of the recipe that is no default, with the layout.
+    """Return every value of the recipe that is no default, with the layout.
 
     Paths are as they were given.
     """
@@ -130,7 +130,7 @@ def launch_of(plan: JobPlan) -> Launch:
 
 @contextmanager
 def one_launch_at_a_time(plan: JobPlan) -> Iterator[None]:
-    """Holds the run's launches: a second one would not see the jobs that the first is about to submit."""
+    """Hold the run's launches: a second one would not see the jobs that the first is about to submit."""
     run = run_folder(plan.recipe).absolute()
     if not run.is_dir():  # it is about to be refused, and nothing of it can be in a queue
         yield
@@ -142,7 +142,7 @@ def one_launch_at_a_time(plan: JobPlan) -> Iterator[None]:
 
 
 def submit(folder: Path, scheduler: str) -> tuple[list[str], str]:
-    """Submits the chain by submit.sh; returns the jobs' ids, and what the scheduler said beside them.
+    """Submit the chain by submit.sh; return the jobs' ids, and what the scheduler said beside them.
 
     Raises KieloError with the scheduler's answer if it refused the first job.
     """
@@ -163,13 +163,13 @@ def refuse_without_scheduler(plan: JobPlan) -> None:
     command = SCHEDULERS[plan.site.scheduler].submit
     if shutil.which(command) is None:
         raise KieloError(
-            f"{command} is not on this machine's PATH, and {plan.site.name} takes jobs by it; what would "
-            "work: the same command on a login node there, or --dry-run, which writes the folder alone"
+            f"{command} is not on this machine's PATH, and {plan.site.name} takes jobs by it. "
+            "Fix: the same command on a login node there, or --dry-run, which writes the folder alone"
         )
 
 
 def refuse_second_chain(plan: JobPlan) -> None:
-    """Refuses a launch of a run of which jobs wait or run: two chains would only wait for each other."""
+    """Refuse a launch of a run of which jobs wait or run: two chains would only wait for each other."""
     above = run_folder(plan.recipe).absolute() / LAUNCH_FOLDER
     for folder in sorted(above.glob("[0-9]*")):
         launch, jobs = read_json(folder, Launch), folder / "chain" / "jobs"
@@ -182,20 +182,20 @@ def refuse_second_chain(plan: JobPlan) -> None:
         if found:
             told = ", ".join(f"{job} {state.split()[0]}" for job, state in found.items())
             raise KieloError(
-                f"{folder}: jobs of this run are in the queue already ({told}); what would work: "
+                f"{folder}: jobs of this run are in the queue already ({told}). Fix: "
                 f"`{start_of(folder / 'submit.sh')} 5` adds five jobs to their chain, or `kielo cancel "
                 f"{run_folder(plan.recipe)}` and launch again when they are over"
             )
 
 
 def _refuse_hidden_chain(folder: Path, ids: Sequence[str]) -> None:
-    """Refuses another person's chain that may still have jobs, which the scheduler would not show."""
+    """Refuse another person's chain that may still have jobs, which the scheduler would not show."""
     chain = folder / "chain"
     if (chain / "stopped").exists() or not (left := [job for job in ids if not _has_ended(chain, job)]):
         return
     raise KieloError(
         f"{folder}: its chain is {_owner(chain / 'jobs')}'s, the scheduler shows you no jobs of other "
-        f"persons, and no end of {', '.join(left)} is noted; what would work: `kielo cancel` by them; or, if "
+        f"persons, and no end of {', '.join(left)} is noted. Fix: `kielo cancel` by them; or, if "
         f"they are over, `echo over > {chain / 'stopped'}`"
     )
 

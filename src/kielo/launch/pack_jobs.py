@@ -33,7 +33,7 @@ class PackStatus:
 
 
 def plan_pack_jobs(recipe: Recipe, wishes: Wishes) -> JobPlan:
-    """Checks the wishes against the recipe's cluster; each job has one whole node, with a worker a core."""
+    """Check the wishes against the recipe's cluster; each job has one whole node, with a worker a core."""
     site, of_site, partition, _, hours = check_request(recipe, wishes)
     refuse_before_text(recipe)
     corpus = recipe.corpus
@@ -48,12 +48,12 @@ def plan_pack_jobs(recipe: Recipe, wishes: Wishes) -> JobPlan:
 
 
 def check_packable(plan: JobPlan, shares: int) -> None:
-    """Refuses jobs that would end at once or have nothing to do, and a second set beside one in the queue."""
+    """Refuse jobs that would end at once or have nothing to do, and a second set beside one in the queue."""
     run = run_folder(plan.recipe)
     for stage in ("corpus", "tokenizer"):
         if read_manifest(run / stage) is None:
             raise KieloError(
-                f"{run / stage}: not made yet, and the jobs only pack; what would work: kielo run RECIPE "
+                f"{run / stage}: not made yet, and the jobs only pack. Fix: kielo run RECIPE "
                 "--to tokenizer first, or --dry-run to write the scripts alone"
             )
     progress = _progress(plan.recipe)
@@ -61,8 +61,8 @@ def check_packable(plan: JobPlan, shares: int) -> None:
         raise KieloError(f"{run / 'tokens'}: is packed already, from the same text and recipe; nothing to do")
     if shares > progress.parts:
         raise KieloError(
-            f"--pack {shares}: the corpus has {progress.parts} files, and each is packed by one job; what "
-            f"would work: --pack {progress.parts}"
+            f"--pack {shares}: the corpus has {progress.parts} files, and each is packed by one job. "
+            f"Fix: --pack {progress.parts}"
         )
     check_environment(plan)
     for folder in sorted((run.absolute() / LAUNCH_FOLDER).glob(f"{PACK_PREFIX}[0-9]*")):
@@ -72,7 +72,7 @@ def check_packable(plan: JobPlan, shares: int) -> None:
 
 
 def pack_status(folder: Path) -> PackStatus:
-    """Reads how far the jobs of a folder have come. Raises KieloError for text that has changed since."""
+    """Read how far the jobs of a folder have come. Raises KieloError for text that has changed since."""
     recipe = read_recipe(str(folder / "recipe.toml")).recipe
     site, ids = cluster(recipe.cluster), _ids(folder)
     jobs, no_answer = states_or_reason(site.scheduler, ids)

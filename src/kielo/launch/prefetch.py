@@ -47,7 +47,7 @@ Say = Callable[[str], None]
 
 
 def prefetch(recipe: Recipe, folder: Path, python: str | None, say: Say) -> list[Brought]:
-    """Brings what the recipe downloads into `folder`; returns what that is, and lists it there.
+    """Bring what the recipe downloads into `folder`; return what that is, and lists it there.
 
     python: version that wheels are brought for, as "3.12"; None: no wheels. Raises KieloError for what could
     not be brought; what was brought before it stays, and the same call goes on.
@@ -68,7 +68,7 @@ def prefetch(recipe: Recipe, folder: Path, python: str | None, say: Say) -> list
 
 
 def _tell_unfinished(hub: Path, say: Say) -> None:
-    """Tells of unfinished files that the hub's client leaves when it is killed, and never reads again.
+    """Tell of unfinished files that the hub's client leaves when it is killed, and never reads again.
 
     They stay: another call may be writing one.
     """
@@ -82,7 +82,7 @@ def _tell_unfinished(hub: Path, say: Say) -> None:
 
 
 def missing(recipe: Recipe) -> list[str]:
-    """Returns what the recipe downloads and this machine does not have yet; nothing is asked of a network.
+    """Return what the recipe downloads and this machine does not have yet; nothing is asked of a network.
 
     Text only until it has become tokens.
     """
@@ -103,7 +103,7 @@ def missing(recipe: Recipe) -> list[str]:
 
 
 def own_files(recipe: Recipe) -> list[str]:
-    """Returns paths that the recipe names: files of a person, which are not brought."""
+    """Return paths that the recipe names: files of a person, which are not brought."""
     paths = [path for source in recipe.corpus.sources if (path := source.path or source.tokens)]
     paths += [text.path for text in recipe.evaluate.texts]
     paths += recipe.evaluate.encoder_files.values()
@@ -129,7 +129,7 @@ def _texts(recipe: Recipe, folder: Path, say: Say) -> Iterator[Brought]:
 
 
 def _of_hub(recipe: Recipe, folder: Path, say: Say) -> Iterator[Brought]:
-    """Brings weights and tokenizer; one repository may be both."""
+    """Bring weights and tokenizer; one repository may be both."""
     asked = (
         ("weights", recipe.model.weights, fetch_weights),
         ("tokenizer", recipe.tokenizer.ready, fetch_tokenizer),
@@ -143,8 +143,8 @@ def _of_hub(recipe: Recipe, folder: Path, say: Say) -> Iterator[Brought]:
         for path in damaged:  # the client takes a file that is there for whole
             if not path.resolve().is_relative_to(folder.resolve() / HUB_FOLDER):
                 raise KieloError(
-                    f"{path}: is damaged, and a link to {path.resolve()}, which Kielo did not write; what "
-                    "would work: remove the link, and the same command goes on"
+                    f"{path}: is damaged, and a link to {path.resolve()}, which Kielo did not write. "
+                    "Fix: remove the link, and the same command goes on"
                 )
             say(f"{kind}: {path.name} is damaged, and fetched again")
             path.resolve().unlink(missing_ok=True)
@@ -163,7 +163,7 @@ def _of_hub(recipe: Recipe, folder: Path, say: Say) -> Iterator[Brought]:
 
 
 def _is_as_hub_knows_it(path: Path) -> bool:
-    """Returns True if a file of a snapshot has the hash by which the hub knows it: the name of its blob.
+    """Return True if a file of a snapshot has the hash by which the hub knows it: the name of its blob.
 
     SHA-256 of large files, git's SHA-1 of others. A blob of another name is taken as it is, and so is a
     folder, which the fetch does not make.
@@ -186,15 +186,13 @@ def _is_as_hub_knows_it(path: Path) -> bool:
 
 
 def _wheels(recipe: Recipe, folder: Path, python: str, say: Say) -> Brought:
-    """Brings Kielo and all that it needs as wheels for the nodes of the recipe's cluster, by pip."""
+    """Bring Kielo and all that it needs as wheels for the nodes of the recipe's cluster, by pip."""
     site, place = cluster(recipe.cluster), folder / WHEELS_FOLDER
     architecture = site.jobs.architecture if site.jobs else "x86_64"
     place.mkdir(exist_ok=True)
     pinned = place / "constraints.txt"
     if pinned.exists() and not pinned.read_text(encoding="utf-8").startswith(_WRITTEN_BY):
-        raise KieloError(
-            f"{pinned}: is not of `kielo prefetch`, and stays; what would work: another --to DIR"
-        )
+        raise KieloError(f"{pinned}: is not of `kielo prefetch`, and stays. Fix: another --to DIR")
     source = source_of_kielo()
     if not source:
         raise KieloError(
@@ -221,7 +219,7 @@ def _wheels(recipe: Recipe, folder: Path, python: str, say: Say) -> Brought:
 
 
 def _pip(*arguments: str) -> None:
-    """Runs pip, whose bars and words go to stderr."""
+    """Run pip, whose bars and words go to stderr."""
     command = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=_STDERR, check=False)
     if done.returncode:

@@ -71,7 +71,7 @@ _SUBMISSION = "\n# ---- Submission\n"
 
 
 def clock(seconds: int) -> str:
-    """Returns hours, minutes and seconds as schedulers read them: 172800 → 48:00:00."""
+    """Return hours, minutes and seconds as schedulers read them: 172800 → 48:00:00."""
     return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
@@ -116,7 +116,7 @@ def _nodes(plan: JobPlan) -> int:
 
 
 def _path(path: str) -> str:
-    """Returns the path for a line that a scheduler reads, in quotes if it has blanks."""
+    """Return the path for a line that a scheduler reads, in quotes if it has blanks."""
     return f'"{path}"' if len(path.split()) > 1 else path
 
 
@@ -198,7 +198,7 @@ SCHEDULERS = {
 
 
 def job_ids(file: Path) -> list[str]:
-    """Returns the ids that a chain's file `jobs` lists, a line each; none where there is no file.
+    """Return the ids that a chain's file `jobs` lists, a line each; none where there is no file.
 
     Raises KieloError for a line that is no id: the scheduler's commands would take it for an option.
     """
@@ -206,9 +206,7 @@ def job_ids(file: Path) -> list[str]:
         return []
     ids = file.read_text(encoding="utf-8", errors="replace").split()
     if odd := [word for word in ids if not _JOB.fullmatch(word)]:
-        raise KieloError(
-            f"{file}: {odd[0][:60]!r} is no id of a job; what would work: one id of the scheduler a line"
-        )
+        raise KieloError(f"{file}: {odd[0][:60]!r} is no id of a job. Fix: one id of the scheduler a line")
     return ids
 
 
@@ -217,7 +215,7 @@ class NoAnswer(KieloError):
 
 
 def states(scheduler: str, ids: Sequence[str]) -> dict[str, str] | None:
-    """Returns id → state of those jobs that the scheduler still has, in the order of `ids`.
+    """Return id → state of those jobs that the scheduler still has, in the order of `ids`.
 
     Of an array it is the state of one of its jobs. None where the scheduler's command is not here. Raises
     NoAnswer where the command fails: that is not an answer of no jobs.
@@ -234,7 +232,7 @@ def states(scheduler: str, ids: Sequence[str]) -> dict[str, str] | None:
 
 
 def states_or_reason(scheduler: str, ids: Sequence[str]) -> tuple[dict[str, str] | None, str]:
-    """Returns the states, or None and why they are not known, for a screen that shows more than them."""
+    """Return the states, or None and why they are not known, for a screen that shows more than them."""
     try:
         found = states(scheduler, ids)
     except NoAnswer as error:
@@ -243,7 +241,7 @@ def states_or_reason(scheduler: str, ids: Sequence[str]) -> tuple[dict[str, str]
 
 
 def hides_jobs(scheduler: str) -> bool:
-    """Returns True if the scheduler shows a person only their own jobs; False where its command is not here.
+    """Return True if the scheduler shows a person only their own jobs; False where its command is not here.
 
     Raises NoAnswer where the command fails.
     """
@@ -254,13 +252,13 @@ def hides_jobs(scheduler: str) -> bool:
 
 
 def ends(scheduler: str, ids: Sequence[str]) -> dict[str, str]:
-    """Returns id → how the job ended, in the scheduler's words, of those of which it still knows."""
+    """Return id → how the job ended, in the scheduler's words, of those of which it still knows."""
     found = SCHEDULERS[scheduler].ends(ids) if ids else {}
     return {job: found[job] for job in ids if job in found}
 
 
 def end_jobs(scheduler: str, found: dict[str, str], at_once: bool) -> None:
-    """Cancels jobs that wait, and asks those that run to save and stop, or ends them `at_once`.
+    """Cancel jobs that wait, and asks those that run to save and stop, or ends them `at_once`.
 
     found: id → state. The chain's file `stopped` must be written. Raises KieloError with the scheduler's
     answer if it refuses.
@@ -275,12 +273,12 @@ def end_jobs(scheduler: str, found: dict[str, str], at_once: bool) -> None:
 
 
 def _answer(command: Sequence[str], answers: re.Pattern[str] | None = None) -> str:
-    """Returns what the command says; raises NoAnswer if it fails, but for errors that are `answers`."""
+    """Return what the command says; raises NoAnswer if it fails, but for errors that are `answers`."""
     done = _run(command)
     said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
     if done.returncode and not (answers and answers.search(said)):
         raise NoAnswer(
-            f"{command[0]} failed, so it is not known which jobs wait or run ({said}); what would work: the "
+            f"{command[0]} failed, so it is not known which jobs wait or run ({said}). Fix: the "
             "same once more, when the scheduler answers"
         )
     return done.stdout

@@ -29,7 +29,7 @@ _OFFLINE = {
 
 
 def job_script(plan: JobPlan, folder: Path) -> str:
-    """Returns job.sh, which is in `folder` (an absolute path)."""
+    """Return job.sh, which is in `folder` (an absolute path)."""
     scheduler = SCHEDULERS[plan.site.scheduler]
     parts = [
         "#!/bin/bash -l",
@@ -46,7 +46,7 @@ def job_script(plan: JobPlan, folder: Path) -> str:
 
 
 def ladder_script(plan: JobPlan, folder: Path, rungs: Sequence[tuple[Path, int]]) -> str:
-    """Returns job.sh of a ladder's rungs on one number of nodes: (folder of a launch, limit in seconds)."""
+    """Return job.sh of a ladder's rungs on one number of nodes: (folder of a launch, limit in seconds)."""
     scheduler = SCHEDULERS[plan.site.scheduler]
     parts = [
         "#!/bin/bash -l", *_about(plan), "#", *scheduler.request_lines(plan, folder), "",
@@ -57,7 +57,7 @@ def ladder_script(plan: JobPlan, folder: Path, rungs: Sequence[tuple[Path, int]]
 
 
 def pack_script(plan: JobPlan, folder: Path, shares: int) -> str:
-    """Returns job.sh of the jobs that pack a run's text: the shares, and the one that joins their parts."""
+    """Return job.sh of the jobs that pack a run's text: the shares, and the one that joins their parts."""
     scheduler = SCHEDULERS[plan.site.scheduler]
     parts = [
         "#!/bin/bash -l", *_about(plan), "#", *scheduler.request_lines(plan, folder, packs=True), "",
@@ -70,12 +70,12 @@ def pack_script(plan: JobPlan, folder: Path, shares: int) -> str:
 
 
 def submit_pack_script(plan: JobPlan, folder: Path, shares: int) -> str:
-    """Returns submit.sh, which submits the shares, and the job that joins them when all of them are over."""
+    """Return submit.sh, which submits the shares, and the job that joins them when all of them are over."""
     return _submission(plan, folder, [f"SHARES={shares}"], [], "submit_pack")
 
 
 def submit_script(plan: JobPlan, folder: Path) -> str:
-    """Returns submit.sh, which submits the chain of job.sh."""
+    """Return submit.sh, which submits the chain of job.sh."""
     settings = [assign("RUN", str(run_folder(plan.recipe).absolute())), f"JOBS={plan.chain_length}"]
     return _submission(plan, folder, settings, ["left_out"], "submit")
 
@@ -83,7 +83,7 @@ def submit_script(plan: JobPlan, folder: Path) -> str:
 def _submission(
     plan: JobPlan, folder: Path, settings: Sequence[str], before: Sequence[str], main: str
 ) -> str:
-    """Returns bash that knows what job.sh asks for, as `submitted.sh` compares it.
+    """Return bash that knows what job.sh asks for, as `submitted.sh` compares it.
 
     before, main: names of scripts before and after the scheduler's.
     """
@@ -98,7 +98,7 @@ def _submission(
 
 
 def environment_script(plan: JobPlan) -> str:
-    """Returns environment.sh: what each rank has in its environment, and the commands that it starts."""
+    """Return environment.sh: what each rank has in its environment, and the commands that it starts."""
     of_site = plan.jobs_of_site
     lines = [
         comment(f"Environment of every rank on {plan.site.name}; rank.sh reads it."),
@@ -144,7 +144,7 @@ def _setup(plan: JobPlan) -> list[str]:
 
 
 def _is_own_python(plan: JobPlan) -> bool:
-    """Returns True where ranks run in the Python of `kielo launch`, with all packages that it finds."""
+    """Return True where ranks run in the Python of `kielo launch`, with all packages that it finds."""
     return not plan.image and not plan.venv
 
 
@@ -160,14 +160,14 @@ def _about(plan: JobPlan) -> list[str]:
 
 
 def _container(plan: JobPlan, packs: bool = False) -> list[str]:
-    """Returns the command in which Kielo starts, with the paths that it sees; [] without a container."""
+    """Return the command in which Kielo starts, with the paths that it sees; [] without a container."""
     if not plan.image:
         return []
     return [*plan.jobs_of_site.container, "--bind", ",".join(binds(plan, packs)), plan.image]
 
 
 def _with_node_folder(container: list[str]) -> str:
-    """Returns CONTAINER with the node's own folder, whose name is known only in the job."""
+    """Return CONTAINER with the node's own folder, whose name is known only in the job."""
     line = array("CONTAINER", container)
     if not container:
         return line
@@ -199,13 +199,13 @@ def _settings(plan: JobPlan, folder: Path) -> list[str]:
 
 
 def _sources(plan: JobPlan, *fields: str) -> list[str]:
-    """Returns the origin of these fields of the card's table [jobs], those that it sets."""
+    """Return the origin of these fields of the card's table [jobs], those that it sets."""
     sources = plan.jobs_of_site.sources
     return [f"{field}: {sources[field]}" for field in fields if field in sources]
 
 
 def card_file(plan: JobPlan) -> str:
-    """Returns where the card is, as the recipe names it; own cards by an absolute path."""
+    """Return where the card is, as the recipe names it; own cards by an absolute path."""
     name = plan.recipe.cluster
     return str(Path(name).absolute()) if is_own_card(name) else name
 

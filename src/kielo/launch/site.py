@@ -64,10 +64,10 @@ class SitePlan:
 
 
 def plan_site(card: str, site: Cluster, container: str | None, wheels: str | None) -> SitePlan:
-    """Checks what was asked for against the card. container: an image, "docker://…" to build, or "none"."""
+    """Check what was asked for against the card. container: an image, "docker://…" to build, or "none"."""
     if site.jobs is None or site.scheduler == "none":
         raise KieloError(
-            f"{site.name} has no table [jobs] in its card, so no site can be set up by it; what would work: "
+            f"{site.name} has no table [jobs] in its card, so no site can be set up by it. Fix: "
             "a cluster that `kielo site` lists, or a card of your own: kielo site --new NAME"
         )
     image = site.jobs.image if container is None else container
@@ -76,8 +76,8 @@ def plan_site(card: str, site: Cluster, container: str | None, wheels: str | Non
     build_from = image if _BUILT.match(image) else ""
     if image and not site.jobs.container:
         raise KieloError(
-            f"--container {image}: the card of {site.name} does not say how ranks start in a container; what "
-            "would work: a card of your own with jobs.container, as docs/clusters.md says, or none"
+            f"--container {image}: the card of {site.name} does not say how ranks start in a container. "
+            "Fix: a card of your own with jobs.container, as docs/clusters.md says, or none"
         )
     if build_from:
         image = "image_" + re.sub(r"[^A-Za-z0-9.-]+", "_", build_from.partition("://")[2]) + ".sif"
@@ -87,7 +87,7 @@ def plan_site(card: str, site: Cluster, container: str | None, wheels: str | Non
 
 
 def write_site(plan: SitePlan, folder: Path) -> list[Path]:
-    """Writes site.sh and site.md. Raises KieloError for files of those names that a person changed."""
+    """Write site.sh and site.md. Raises KieloError for files of those names that a person changed."""
     script, page = folder / SCRIPT_NAME, folder / PAGE_NAME
     folder.mkdir(parents=True, exist_ok=True)
     for path in (script, page):
@@ -98,7 +98,7 @@ def write_site(plan: SitePlan, folder: Path) -> list[Path]:
 
 
 def write_new_card(name: str) -> Path:
-    """Writes NAME.toml into the current folder, a card to fill in. Returns its path."""
+    """Write NAME.toml into the current folder, a card to fill in. Returns its path."""
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?", name) or name.endswith(".toml"):
         raise KieloError(f"--new {name}: give a name of letters, digits and _ . - such as my_site")
     if name in clusters():
@@ -111,21 +111,21 @@ def write_new_card(name: str) -> Path:
 
 
 def made_site(folder: Path, site: Cluster) -> MadeSite | None:
-    """Reads what site.sh made in `folder`; None where it was not run to its end.
+    """Read what site.sh made in `folder`; None where it was not run to its end.
 
     Raises KieloError for the folder of another cluster.
     """
     made = read_json(folder, MadeSite)
     if made is not None and made.cluster != site.name:
         raise KieloError(
-            f"{folder}: was made for {made.cluster}, and the run is for {site.name}; what would work: "
+            f"{folder}: was made for {made.cluster}, and the run is for {site.name}. Fix: "
             f"kielo site {site.name} --to DIR, and its site.sh"
         )
     return made
 
 
 def site_script(plan: SitePlan) -> str:
-    """Returns site.sh, which finds out its own folder: it may be written elsewhere and copied to the site."""
+    """Return site.sh, which finds out its own folder: it may be written elsewhere and copied to the site."""
     of_site, site = plan.of_site, plan.site
     fields = ("storage", "architecture", "container", "image", "squash", "driver_cuda")
     lines = [
@@ -153,7 +153,7 @@ def site_script(plan: SitePlan) -> str:
 
 
 def site_page(plan: SitePlan) -> str:
-    """Returns site.md: what the card knows, with its sources, the steps of the script, what is missing."""
+    """Return site.md: what the card knows, with its sources, the steps of the script, what is missing."""
     of_site, site = plan.of_site, plan.site
     given = of_site.model_fields_set
     rows = [
@@ -251,16 +251,16 @@ def site_page(plan: SitePlan) -> str:
 
 
 def _no_network(site: Cluster) -> list[str]:
-    """Returns bash that ends before pip would wait for a network."""
+    """Return bash that ends before pip would wait for a network."""
     said = (
-        f"{site.name}: its login nodes reach no network; what would work: kielo prefetch RECIPE --to DIR "
+        f"{site.name}: its login nodes reach no network. Fix: kielo prefetch RECIPE --to DIR "
         "--wheels where there is one, then WHEELS=DIR/wheels bash"
     )
     return [f'if [ -z "$WHEELS" ]; then echo {shlex.quote(said)} "$0" >&2; exit 1; fi']
 
 
 def known_of(site: Cluster) -> tuple[str, str, str]:
-    """Returns words on the container and the environment of a site, and on what its card does not say."""
+    """Return words on the container and the environment of a site, and on what its card does not say."""
     of_site = site.jobs
     if of_site is None:
         return "", "", "no [jobs]: no site"
@@ -272,7 +272,7 @@ def known_of(site: Cluster) -> tuple[str, str, str]:
 
 
 def source_of_kielo() -> str:
-    """Returns where pip finds this Kielo: the folder of its source, or its address; empty: not known."""
+    """Return where pip finds this Kielo: the folder of its source, or its address; empty: not known."""
     source = Path(__file__).resolve().parents[3]
     if (source / "pyproject.toml").is_file():
         return str(source)
@@ -288,7 +288,7 @@ def source_of_kielo() -> str:
 
 
 def _missing(site: Cluster, of_site: Jobs) -> list[str]:
-    """Returns the fields of `_MISSED` that the card lacks; AMD's devices have no CUDA."""
+    """Return the fields of `_MISSED` that the card lacks; AMD's devices have no CUDA."""
     absent = [field for field in _MISSED if field not in of_site.model_fields_set]
     is_amd = accelerator(site.accelerator).architecture.startswith("cdna")
     return [field for field in absent if not (is_amd and field == "driver_cuda")]

@@ -88,7 +88,7 @@ class Status:
 
 
 def status(run_folder: Path) -> Status:
-    """Reads the newest launch of the run. Raises KieloError where it was never launched."""
+    """Read the newest launch of the run. Raises KieloError where it was never launched."""
     folder = newest_launch(run_folder)
     launch = read_json(folder, Launch)
     if launch is None:
@@ -111,16 +111,16 @@ def status(run_folder: Path) -> Status:
 
 
 def newest_launch(run_folder: Path) -> Path:
-    """Returns the folder of the run's last launch."""
+    """Return the folder of the run's last launch."""
     above = run_folder / LAUNCH_FOLDER
     found = sorted(path for path in above.glob("*") if path.name.isdecimal()) if above.is_dir() else []
     if not found:
-        raise KieloError(f"{run_folder}: was never launched; what would work: kielo launch RECIPE --dry-run")
+        raise KieloError(f"{run_folder}: was never launched. Fix: kielo launch RECIPE --dry-run")
     return found[-1].absolute()
 
 
 def attempts(file: Path) -> list[Attempt]:
-    """Reads the starts and ends that job.sh noted; half a line of a killed job is passed over."""
+    """Read the starts and ends that job.sh noted; half a line of a killed job is passed over."""
     found: list[Attempt] = []
     for line in _lines(file):
         cells = line.split("\t")
@@ -135,7 +135,7 @@ def attempts(file: Path) -> list[Attempt]:
 
 
 def _last_words(logs: Path, job: str) -> tuple[Path, list[str]] | None:
-    """Returns (file, last lines) of where the first error of a job probably is, None where nothing is.
+    """Return (file, last lines) of where the first error of a job probably is, None where nothing is.
 
     That is the log of the first rank that names an error, else what the scheduler's step said, else the log
     of the job itself.

@@ -61,13 +61,13 @@ def embedding_parameters(config: CompleteModel) -> int:
 
 
 def layer_types(config: CompleteModel) -> tuple[str, ...]:
-    """Returns each layer's "full_attention" or "sliding_attention"; a window without types is all layers'."""
+    """Return each layer's "full_attention" or "sliding_attention"; a window without types is all layers'."""
     kind = "full_attention" if config.sliding_window is None else "sliding_attention"
     return config.layer_types or (kind,) * config.num_hidden_layers
 
 
 def flops_per_token(config: CompleteModel, multiplied_parameters: int, sequence_length: int) -> int:
-    """Computes the model FLOPs of one trained token, forward and backward, without recomputation.
+    """Compute the model FLOPs of one trained token, forward and backward, without recomputation.
 
     6 for each parameter that a token is multiplied with (Kaplan et al. 2020, arXiv:2001.08361) and, for
     causal attention, 12 × width × the keys that a query sees on average: half a sequence, or of a window w in

@@ -28,7 +28,7 @@ _NESTED = ("text_config", "llm_config", "language_config")
 
 
 def module(model_type: str, part: Literal["tables", "model"]) -> ModuleType:
-    """Imports a family's tables, or its model, which imports torch. KieloError for an unknown family."""
+    """Import a family's tables, or its model, which imports torch. KieloError for an unknown family."""
     if model_type not in FAMILIES:
         raise KieloError(
             f"model.model_type = {model_type!r} is not a family here; known: {', '.join(FAMILIES)}"
@@ -37,7 +37,7 @@ def module(model_type: str, part: Literal["tables", "model"]) -> ModuleType:
 
 
 def _by_class(config: dict[str, Any]) -> str | None:
-    """Returns the family of a config without a model_type, by the classes of the remote code that it names.
+    """Return the family of a config without a model_type, by the classes of the remote code that it names.
 
     Those of LTG-BERT begin with Ltgbert (HPLT) or Norbert (NorBERT 3).
     """
@@ -133,7 +133,7 @@ def complete(model: Model, max_position_embeddings: int) -> CompleteModel:
 
 
 def read_hf_config(path: str | Path) -> CompleteModel:
-    """Reads the model of a Hugging Face `config.json`, in the spelling of transformers 4 or 5.
+    """Read the model of a Hugging Face `config.json`, in the spelling of transformers 4 or 5.
 
     `path` is the file or the folder that holds it. Keys that do not change the maths are ignored. A key whose
     value asks for something Kielo does not do is refused by name.

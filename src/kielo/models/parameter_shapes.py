@@ -41,7 +41,7 @@ _INTO_HEADS = {"q": "num_attention_heads", "k": "num_key_value_heads", "v": "num
 
 
 def parameter_shapes(config: CompleteModel) -> dict[str, tuple[int, ...]]:
-    """Returns name → whole shape, in the model's order, for a complete `config`; a tied head is left out."""
+    """Return name → whole shape, in the model's order, for a complete `config`; a tied head is left out."""
     family = config.model_type
     plan = module(family, "tables").TENSOR_PARALLEL_PLAN
     names = module(family, "tables").to_hugging_face(config)
@@ -61,7 +61,7 @@ def _shape(config: CompleteModel, name: str, plan: dict[str, str]) -> tuple[int,
 
 
 def _matrix(config: CompleteModel, last: str) -> tuple[int, int]:
-    """Returns (rows, columns) of the matrix in a module, by the last part of the module's name."""
+    """Return (rows, columns) of the matrix in a module, by the last part of the module's name."""
     hidden, middle = config.hidden_size, config.intermediate_size
     if last in _INTO_HEADS:
         return getattr(config, _INTO_HEADS[last]) * config.head_dim, hidden

@@ -28,7 +28,7 @@ class Piece:
     rows: int | None = None
 
     def boxes(self, box: Sequence[slice]) -> Iterator[tuple[Box, Box]]:
-        """Yields (box of the parameter, the same box in the file) for each contiguous part of `box`.
+        """Yield (box of the parameter, the same box in the file) for each contiguous part of `box`.
 
         `box` is a slice with bounds for each dim; padding rows and empty parts are left out.
         """
@@ -50,12 +50,12 @@ class Piece:
 
 
 def fused_by_head(name: str, head_dim: int) -> dict[str, Piece]:
-    """Returns pieces "q", "k", "v" of a tensor with each head's queries, keys and values (Megatron-LM)."""
+    """Return pieces "q", "k", "v" of a tensor with each head's queries, keys and values (Megatron-LM)."""
     return {part: Piece(name, number * head_dim, head_dim, 3 * head_dim) for number, part in enumerate("qkv")}
 
 
 def stored_shape(pieces: Mapping[str, Piece], shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
-    """Returns the shape of the stored tensor that `pieces` (our name → piece, all of one tensor) make up."""
+    """Return the shape of the stored tensor that `pieces` (our name → piece, all of one tensor) make up."""
     rows = 0
     others: tuple[int, ...] = ()
     for ours, piece in pieces.items():

@@ -78,7 +78,7 @@ PROPORTIONS: dict[str, Proportions] = {
 
 
 def with_shape(model: Model) -> Model:
-    """Returns `model`, whose vocab_size is set, with a shape of about `model.params` parameters.
+    """Return `model`, whose vocab_size is set, with a shape of about `model.params` parameters.
 
     `params` is left out of the result. Among shapes within 1 % of the size the one nearest to the family's
     proportions is taken. Raises KieloError where no shape comes within 5 %.
@@ -96,7 +96,7 @@ def with_shape(model: Model) -> Model:
     if abs(error) > _FARTHEST:
         raise KieloError(
             f"model.params = {short_amount(wanted)}: no {model.model_type} of this size has a vocabulary of "
-            f"{model.vocab_size:,} tokens; the nearest has {short_amount(count(best))}; what would work: "
+            f"{model.vocab_size:,} tokens; the nearest has {short_amount(count(best))}. Fix: "
             f"model.params = {short_amount(count(best))}, or a smaller tokenizer.vocab_size"
         )
     return best
@@ -109,7 +109,7 @@ def count(model: Model) -> int:
 
 
 def usual_shape(anchors: tuple[tuple[float, int, int], ...], wanted: int) -> tuple[float, float]:
-    """Returns (layers, hidden_size), interpolated; beyond the anchors depth and width grow alike."""
+    """Return (layers, hidden_size), interpolated; beyond the anchors depth and width grow alike."""
     sizes = [size for size, _, _ in anchors]
     index = min(max(bisect_left(sizes, wanted), 1), len(anchors) - 1)
     (low, few, narrow), (high, many, wide) = anchors[index - 1], anchors[index]
@@ -122,7 +122,7 @@ def usual_shape(anchors: tuple[tuple[float, int, int], ...], wanted: int) -> tup
 
 
 def shapes_around(model: Model, usual: Proportions, layers: float, hidden: float) -> Iterator[Model]:
-    """Yields shapes around the usual one; from a billion parameters on they split over 8 tensor ranks."""
+    """Yield shapes around the usual one; from a billion parameters on they split over 8 tensor ranks."""
     for kind in _heads(usual, model.params or 0, hidden):
         for depth in range(max(1, int(layers * 0.7)), math.ceil(layers * 1.4) + 1):
             for width in _mlp_widths(usual, kind["hidden_size"]):
@@ -131,7 +131,7 @@ def shapes_around(model: Model, usual: Proportions, layers: float, hidden: float
 
 
 def _heads(usual: Proportions, wanted: int, hidden: float) -> Iterator[dict[str, Any]]:
-    """Yields hidden_size with its heads, of 64 numbers below a billion parameters and mostly 128 above."""
+    """Yield hidden_size with its heads, of 64 numbers below a billion parameters and mostly 128 above."""
     if usual.wide_heads:
         heads = 4 if wanted < 1.6e9 else 8 if wanted < 5e9 else 16 if wanted < 1.6e10 else 32
         head_dim = 256 if heads < 32 else 128
@@ -154,14 +154,14 @@ def _heads(usual: Proportions, wanted: int, hidden: float) -> Iterator[dict[str,
 
 
 def _groups(heads: int) -> int:
-    """Returns the heads of keys and values: 8 where they divide the heads, else about a third of them."""
+    """Return the heads of keys and values: 8 where they divide the heads, else about a third of them."""
     if heads % 8 == 0 and heads > 8:
         return 8
     return max(number for number in range(1, max(2, heads // 2 + 1)) if heads % number == 0)
 
 
 def _mlp_widths(usual: Proportions, hidden: int) -> list[int]:
-    """Returns widths around the usual ratio in multiples of 256; the ratio alone where 4 is the rule."""
+    """Return widths around the usual ratio in multiples of 256; the ratio alone where 4 is the rule."""
     if usual.mlp_ratio == 4.0 and not usual.wide_heads:
         return [4 * hidden]
     multiple = 256 if hidden >= 1024 else 64
@@ -175,7 +175,7 @@ def _mlp_widths(usual: Proportions, hidden: int) -> list[int]:
 
 
 def _tying(model: Model, hidden: int) -> dict[str, bool]:
-    """Ties the head of a small model to its embedding, where the recipe and the family leave that open."""
+    """Tie the head of a small model to its embedding, where the recipe and the family leave that open."""
     if model.tie_word_embeddings is not None or family_defaults(model.model_type)["tie_word_embeddings"]:
         return {}
     is_large = (model.vocab_size or 0) * hidden > _MOST_IN_HEAD * (model.params or 0)
@@ -183,7 +183,7 @@ def _tying(model: Model, hidden: int) -> dict[str, bool]:
 
 
 def distance(shape: Model, wanted: int, layers: float, hidden: float, usual: Proportions) -> float:
-    """Returns how far a shape is from the size and from the usual proportions."""
+    """Return how far a shape is from the size and from the usual proportions."""
     error = abs(math.log(count(shape) / wanted))
     is_narrow_head = shape.hidden_size >= 2500 and shape.head_dim == 64
     # An odd number of layers does not split into pipeline stages.

@@ -29,7 +29,7 @@ def normalise_rope(
     where: str = "model.",
     rotary_share: float = 1.0,
 ) -> tuple[float, dict[str, Any] | None]:
-    """Returns (base, scaling) in one spelling from any of Hugging Face's three.
+    """Return (base, scaling) in one spelling from any of Hugging Face's three.
 
     transformers 4 writes `rope_theta` beside `rope_scaling` {"type" or "rope_type", …}; transformers 5 writes
     `rope_parameters` with both inside. scaling is None ("default") or a dict of "rope_type" and just the
@@ -96,7 +96,7 @@ def unread_keys(scaling: Mapping[str, Any]) -> list[str]:
 
 
 def _refuse_unlike_numbers(scaling: Mapping[str, Any], where: str) -> None:
-    """Raises KieloError for a value of `scaling` that should be null or a number above 0, and is not."""
+    """Raise KieloError for a value of `scaling` that should be null or a number above 0, and is not."""
     for key in (
         *dict.fromkeys(key for keys in _ROPE_KEYS.values() for key in keys),
         "mscale",
@@ -111,7 +111,7 @@ def _refuse_unlike_numbers(scaling: Mapping[str, Any], where: str) -> None:
 
 
 def _with_yarn_defaults(scaling: dict[str, Any]) -> dict[str, Any]:
-    """Adds transformers' values for missing numbers (Peng et al. 2023, arXiv:2309.00071, equation 22)."""
+    """Add transformers' values for missing numbers (Peng et al. 2023, arXiv:2309.00071, equation 22)."""
 
     def sharpness(mscale: float) -> float:
         return 1.0 if scaling["factor"] <= 1 else 0.1 * mscale * math.log(scaling["factor"]) + 1.0
@@ -129,7 +129,7 @@ def _with_yarn_defaults(scaling: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_positive(value: Any) -> bool:
-    """Returns True for a finite number above 0 that is no bool."""
+    """Return True for a finite number above 0 that is no bool."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -143,7 +143,7 @@ def is_size(value: Any) -> bool:
 
 
 def short(value: Any) -> str:
-    """Returns a short `repr` of any value, as a damaged file may hold it.
+    """Return a short `repr` of any value, as a damaged file may hold it.
 
     An int of thousands of digits has a `repr` too, but Python refuses to write it.
     """

@@ -25,7 +25,7 @@ _VERSIONS = 64
 
 
 def apply_compile(model: Decoder) -> None:
-    """Compiles the forward of each of `model.layers`; no module is added, so names stay as they are.
+    """Compile the forward of each of `model.layers`; no module is added, so names stay as they are.
 
     Each shape is compiled for itself: a run has few, and code for any shape is slower. Raises KieloError
     where a compiler or the headers of Python are missing.
@@ -63,12 +63,12 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
 
 
 def working_backend() -> str:
-    """Returns the chosen backend, or aot_eager, which needs no compiler, where inductor finds none."""
+    """Return the chosen backend, or aot_eager, which needs no compiler, where inductor finds none."""
     return "aot_eager" if missing_compiler(_device()) else chosen_backend()
 
 
 def _keep_no_random_state() -> None:
-    """Makes torch compile layers that the backward makes again without a state of random numbers.
+    """Make torch compile layers that the backward makes again without a state of random numbers.
 
     Attention counts as random because it may have dropout; no layer here draws from such a state. torch 2.13
     appends it to what a forward keeps, after the meshes of DTensors, which it looks for at the end
@@ -82,7 +82,7 @@ def _device() -> str:
 
 
 def _wait(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Waits for the output of a tensor-parallel embedding: a sum in progress, in a tensor class of its own.
+    """Wait for the output of a tensor-parallel embedding: a sum in progress, in a tensor class of its own.
 
     Compiled code takes the tensor inside, without its history (torch 2.13), so that no gradient would reach
     the embedding; earlier versions differ, none is right. A copy waits, and is a plain tensor.

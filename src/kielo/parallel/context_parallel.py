@@ -33,7 +33,7 @@ from kielo.resolve.shares import lengths_that_split
 
 
 def context_positions(sequence_length: int, ranks: int, rank: int) -> Tensor:
-    """Returns the positions that `rank` holds, in its order: int64 [sequence_length / ranks] on the CPU.
+    """Return the positions that `rank` holds, in its order: int64 [sequence_length / ranks] on the CPU.
 
     Raises KieloError, with lengths that would work, where `2 × ranks` does not divide the sequence length.
     """
@@ -43,14 +43,14 @@ def context_positions(sequence_length: int, ranks: int, rank: int) -> Tensor:
         lengths = " or ".join(str(length) for length in lengths_that_split(sequence_length, ranks))
         raise KieloError(
             f"a sequence of {sequence_length} tokens does not split into {2 * ranks} equal blocks, two for "
-            f"each of layout.context = {ranks} ranks; what would work: a sequence_length of {lengths}"
+            f"each of layout.context = {ranks} ranks. Fix: a sequence_length of {lengths}"
         )
     blocks = torch.arange(sequence_length).view(2 * ranks, -1)
     return torch.cat((blocks[rank], blocks[-1 - rank]))
 
 
 def apply_context_parallel(model: Decoder, mesh: Mesh, layout: Layout) -> None:
-    """Replaces `model.make_masks` and each layer's `attention.inner`, in place."""
+    """Replace `model.make_masks` and each layer's `attention.inner`, in place."""
     if layout.context == 1:
         return
     group = mesh["context"].get_group()
@@ -71,11 +71,11 @@ class ContextMaskMaker(MaskMaker):
         self._lengths_checked: set[int] = set()
 
     def whole_documents(self, documents_bs: Tensor) -> Tensor:
-        """Gathers document numbers: this rank's part [b, s/c] → [b, s] in the order of the sequence."""
+        """Gather document numbers: this rank's part [b, s/c] → [b, s] in the order of the sequence."""
         return in_sequence_order(_all_gather(documents_bs, self.group), dim=1)
 
     def places(self, documents_bs: Tensor, positions_s: Tensor | None) -> Tensor:
-        """Returns the places of this rank's tokens in their documents, which begin on any rank: [b, s/c]."""
+        """Return the places of this rank's tokens in their documents, which begin on any rank: [b, s/c]."""
         return super().places(self.whole_documents(documents_bs), None)[:, positions_s]
 
     def checked_positions(self, positions_s: Tensor | None) -> Tensor:
@@ -96,7 +96,7 @@ class ContextMaskMaker(MaskMaker):
 
 
 class GatherMaskMaker(ContextMaskMaker):
-    """Makes masks of this rank's queries against all keys: in blocks on a GPU, dense on the CPU.
+    """Make masks of this rank's queries against all keys: in blocks on a GPU, dense on the CPU.
 
     Plain attention needs none.
     """
@@ -108,7 +108,7 @@ class GatherMaskMaker(ContextMaskMaker):
         sequence_length: int,
         device: torch.device,
     ) -> dict[int | None, Mask]:
-        """Returns window → mask; a `visible` is [b or 1, 1, s/c, s], keys in the order of the sequence."""
+        """Return window → mask; a `visible` is [b or 1, 1, s/c, s], keys in the order of the sequence."""
         positions_s = self.checked_positions(positions_s)
         length = sequence_length * self.ranks
         all_documents = None if documents_bs is None else self.whole_documents(documents_bs)
@@ -133,7 +133,7 @@ class GatherAttention(InnerAttention):
     def forward(
         self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask, noise: WeightNoise | None = None
     ) -> Tensor:
-        """Returns [b, h, s/c, k]. mask: one of GatherMaskMaker. noise: drops an encoder's weights."""
+        """Return [b, h, s/c, k]. mask: one of GatherMaskMaker. noise: drops an encoder's weights."""
         parts = _GatherParts.apply(torch.stack((k_bgsk, v_bgsk)), self.group)
         keys, values = in_sequence_order(parts, dim=3).unbind()
         if mask.blocks is not None or not mask.is_causal:
@@ -155,7 +155,7 @@ class GatherAttention(InnerAttention):
 
 
 def _part(mask: Mask, rows: slice, end: int, device: torch.device) -> Mask:
-    """Returns the dense mask of these queries, the last of `end` positions."""
+    """Return the dense mask of these queries, the last of `end` positions."""
     if mask.visible is not None:
         return mask.part(rows, slice(0, end))
     queries = rows.stop - rows.start
@@ -164,7 +164,7 @@ def _part(mask: Mask, rows: slice, end: int, device: torch.device) -> Mask:
 
 
 class UlyssesMaskMaker(ContextMaskMaker):
-    """Makes masks of whole sequences, as on one device."""
+    """Make masks of whole sequences, as on one device."""
 
     def forward(
         self,
@@ -194,7 +194,7 @@ class UlyssesAttention(InnerAttention):
     def forward(
         self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask, noise: WeightNoise | None = None
     ) -> Tensor:
-        """Returns [b, h, s/c, k]. mask: one of UlyssesMaskMaker. noise: drops an encoder's weights."""
+        """Return [b, h, s/c, k]. mask: one of UlyssesMaskMaker. noise: drops an encoder's weights."""
         # Consecutive heads stay together, so queries are on the rank of the keys that they share.
         by_rank = [heads.unflatten(1, (self.ranks, -1)) for heads in (q_bhsk, k_bgsk, v_bgsk)]
         sizes = [heads.shape[2] for heads in by_rank]
@@ -219,14 +219,14 @@ _FORMS = {
 
 
 def in_sequence_order(parts: Tensor | Sequence[Tensor], dim: int) -> Tensor:
-    """Joins the ranks' parts: [c, ..., s/c, ...] → [..., s, ...]; dim: the sequence's dim in the result."""
+    """Join the ranks' parts: [c, ..., s/c, ...] → [..., s, ...]; dim: the sequence's dim in the result."""
     halves = [part.chunk(2, dim) for part in parts]
     early, late = zip(*halves)
     return torch.cat(early + late[::-1], dim)
 
 
 def in_rank_order(whole: Tensor, ranks: int, dim: int) -> Tensor:
-    """Splits a sequence into the ranks' parts: [..., s, ...] → [c, ..., s/c, ...]."""
+    """Split a sequence into the ranks' parts: [..., s, ...] → [c, ..., s/c, ...]."""
     blocks = whole.chunk(2 * ranks, dim)
     return torch.stack([torch.cat((blocks[rank], blocks[-1 - rank]), dim) for rank in range(ranks)])
 

@@ -45,7 +45,7 @@ _AMD_ARCHITECTURES = ("gfx94", "gfx95", "gfx12")  # MI300, MI350, RDNA 4
 
 
 def apply_fp8(model: Decoder, mesh: Mesh, fp8: Fp8) -> None:
-    """Replaces the layers' matrices, all but `fp8.kept_in_bf16`, by float8 linears, in place (model on meta).
+    """Replace the layers' matrices, all but `fp8.kept_in_bf16`, by float8 linears, in place (model on meta).
 
     The head is multiplied by the loss, by chunks, which asks `model.fp8_head` how: in bf16 if that is None.
     Raises KieloError where torchao is not installed.
@@ -69,39 +69,38 @@ def apply_fp8(model: Decoder, mesh: Mesh, fp8: Fp8) -> None:
 
 
 def float8_config(fp8: Fp8) -> Any:
-    """Returns torchao's Float8LinearConfig of these settings."""
+    """Return torchao's Float8LinearConfig of these settings."""
     return replace(import_float8().Float8LinearConfig.from_recipe_name(fp8.scaling), emulate=fp8.emulate)
 
 
 def import_float8() -> ModuleType:
-    """Imports torchao.float8. Raises KieloError where it is not installed."""
+    """Import torchao.float8. Raises KieloError where it is not installed."""
     # It warns of kernels for other machines, and of its own use of deprecated parts of torch.
     with _silenced("torchao", "torch.utils._pytree"):
         try:
             import torchao.float8
         except ImportError as error:
             raise KieloError(
-                f'train.precision = "fp8" needs torchao ({error}); what would work: pip install '
-                "'kielo[fp8]'"
+                f"train.precision = \"fp8\" needs torchao ({error}). Fix: pip install 'kielo[fp8]'"
             ) from error
     return torchao.float8
 
 
 def refuse_without_fp8(device: torch.device, fp8: Fp8) -> None:
-    """Raises KieloError where `device` cannot multiply in FP8, unless FP8 is emulated."""
+    """Raise KieloError where `device` cannot multiply in FP8, unless FP8 is emulated."""
     if fp8.emulate or _has_fp8(device):
         return
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"the {device.type.upper()}"
     raise KieloError(
         f'train.precision = "fp8": {name} does not multiply in FP8; NVIDIA GPUs do from compute capability '
-        f"{'.'.join(map(str, _FIRST_CAPABILITY))} on (H100), AMD's from gfx942 on (MI300). What would work: "
+        f"{'.'.join(map(str, _FIRST_CAPABILITY))} on (H100), AMD's from gfx942 on (MI300). Fix: "
         'train.precision = "bf16", or train.fp8.emulate = true, which rounds in the same way and works '
         "anywhere, slowly"
     )
 
 
 def scale_weights(model: nn.Module) -> None:
-    """Computes the scales of all weights that are gathered in FP8, by one all-reduce for each axis.
+    """Compute the scales of all weights that are gathered in FP8, by one all-reduce for each axis.
 
     All ranks call it whenever weights have changed: after they are filled or restored, and after each
     optimiser step. Without such weights it does nothing.
@@ -117,7 +116,7 @@ def scale_weights(model: nn.Module) -> None:
 
 @contextmanager
 def in_bf16(model: nn.Module, mesh: Mesh) -> Iterator[None]:
-    """Makes forward and backward passes inside multiply in bf16, as nn.Linear does, with the same weights.
+    """Make forward and backward passes inside multiply in bf16, as nn.Linear does, with the same weights.
 
     The head's products, too. It is for comparing gradients of the same batch, not for training: compiled
     layers run uncompiled, and weights that FSDP gathers in FP8 are gathered again for each product. Enter and
@@ -158,7 +157,7 @@ def _multiply_wide(linear: nn.Linear, shard: Tensor | None, mesh: Mesh, x: Tenso
 
 
 class _WideWeight(torch.autograd.Function):
-    """Gathers a weight in its compute dtype, before it is rounded to FP8; the gradient is the weight's."""
+    """Gather a weight in its compute dtype, before it is rounded to FP8; the gradient is the weight's."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, shard: Tensor, axis: DeviceMesh) -> Tensor:
@@ -175,7 +174,7 @@ class _WideWeight(torch.autograd.Function):
 
 
 def _is_gathered_in_fp8(model: Decoder, name: str, module: nn.Linear, mesh: Mesh, fp8: Fp8) -> bool:
-    """Returns True if the weight is gathered in FP8: allowed, and its rows divide by the ranks.
+    """Return True if the weight is gathered in FP8: allowed, and its rows divide by the ranks.
 
     torchao pads no shards (pytorch/ao#3982).
     """
@@ -229,7 +228,7 @@ def _silenced(*loggers: str) -> Iterator[None]:
 
 
 class Fp8Head:
-    """Multiplies by a head's weight [v, d] in FP8: hidden states [c, d], and gradients of logits [c, v].
+    """Multiply by a head's weight [v, d] in FP8: hidden states [c, d], and gradients of logits [c, v].
 
     The weight is rounded once for all chunks of tokens. Scales are those of a chunk and of this rank's rows
     of the weight. The weight's own gradient is not computed here: it stays a wide product, because FP8
@@ -246,13 +245,13 @@ class Fp8Head:
         self._mm_config = linear.linear_mm_config
 
     def logits(self, hidden_cd: Tensor) -> Tensor:
-        """Computes hidden states × weightᵀ [c, v]."""
+        """Compute hidden states × weightᵀ [c, v]."""
         return torch.mm(
             self._rounded(hidden_cd, self._config.cast_config_input, self._roles.INPUT, -1), self._weight_dv
         )
 
     def hidden_gradient(self, logits_gradient_cv: Tensor) -> Tensor:
-        """Computes the gradient of logits × weight [c, d]."""
+        """Compute the gradient of logits × weight [c, d]."""
         cast = self._config.cast_config_grad_output
         return torch.mm(
             self._rounded(logits_gradient_cv, cast, self._roles.GRAD_OUTPUT, -1), self._backward_weight_vd
@@ -270,7 +269,7 @@ class Fp8Head:
         return self._rounded(by_columns, cast, self._roles.WEIGHT, -1).t()
 
     def _rounded(self, tensor: Tensor, cast: Any, role: Any, dim: int) -> Tensor:
-        """Returns `tensor` scaled and rounded to FP8. dim: the one that a row's scale is for."""
+        """Return `tensor` scaled and rounded to FP8. dim: the one that a row's scale is for."""
         scaling = self._float8.float8_scaling_utils
         return scaling.hp_tensor_to_float8_dynamic(
             tensor,

@@ -76,7 +76,7 @@ def apply_fsdp(
     precision: Precision,
     gradient_reduce_dtype: ReduceDtype = "fp32",
 ) -> None:
-    """Wraps each layer of `model.layers`, then the root, in place.
+    """Wrap each layer of `model.layers`, then the root, in place.
 
     Ranks along `replicate` hold equal shards (hybrid sharding: reduce-scatter along `shard`, then all-reduce
     along `replicate`). The same path serves one rank.
@@ -112,7 +112,7 @@ def apply_fsdp(
 
 
 def set_last_micro_batch(model: nn.Module, is_last: bool) -> None:
-    """Tells FSDP2, before each micro-batch, if it is the step's last; the ZeRO degree sets what waits for it.
+    """Tell FSDP2, before each micro-batch, if it is the step's last; the ZeRO degree sets what waits for it.
 
     At degree 1 each rank keeps whole gradients and parameters until then, and a step costs one all-gather and
     one reduce-scatter a layer however many micro-batches it has.
@@ -128,7 +128,7 @@ def set_last_micro_batch(model: nn.Module, is_last: bool) -> None:
 
 @contextmanager
 def forward_only(model: nn.Module) -> Iterator[None]:
-    """Evaluates without gradients and leaves the model sharded.
+    """Evaluate without gradients and leave the model sharded.
 
     Without the reshard at the end, whole parameters would outlive the next optimiser step and the next
     forward would silently use the old values (FSDP2 gathers only what is not whole).

@@ -16,7 +16,7 @@ from kielo.parallel.mesh import Mesh, sum_over
 
 
 def sum_over_parts(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Returns the sum of each tensor's values over its parts, the same bits on all ranks that hold any.
+    """Return the sum of each tensor's values over its parts, the same bits on all ranks that hold any.
 
     values: [k] of this rank's part of each of `tensors`, on the part's device. A plain tensor is its own and
     only part. Of ranks that hold the same part the first alone counts; the others add zeros, which is exact,
@@ -45,7 +45,7 @@ def sum_over_parts(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[
 
 
 def _is_first(tensor: DTensor) -> bool:
-    """Returns True on the first of the ranks that hold the same part of the tensor."""
+    """Return True on the first of the ranks that hold the same part of the tensor."""
     mesh = tensor.device_mesh
     return all(
         mesh.get_local_rank(axis) == 0
@@ -58,7 +58,7 @@ def _is_first(tensor: DTensor) -> bool:
 
 
 def gradient_norm(model: nn.Module, mesh: Mesh) -> torch.Tensor:
-    """Computes the 2-norm of all gradients, as on one device: a scalar fp32 tensor on the model's device.
+    """Compute the 2-norm of all gradients, as on one device: a scalar fp32 tensor on the model's device.
 
     A non-finite gradient on any rank makes it non-finite on every rank. Tied parameters count once.
     """
@@ -89,7 +89,7 @@ def _copies(gradient: torch.Tensor, mesh: Mesh) -> int:
 
 
 def clip_gradients(model: nn.Module, mesh: Mesh, max_norm: float) -> torch.Tensor:
-    """Scales the gradients so that their norm is at most `max_norm`; returns the norm before that.
+    """Scale the gradients so that their norm is at most `max_norm`; return the norm before that.
 
     The formula is torch.nn.utils.clip_grad_norm_'s: multiply by min(1, max_norm / (norm + 1e-6)).
     """

@@ -20,7 +20,7 @@ _LARGEST_HEAD = 256  # of the flash kernels of every GPU
 
 
 def has_kernel(q_bhqk: Tensor) -> bool:
-    """Returns True if a flash kernel takes these queries: any on a CPU, half precision on a GPU."""
+    """Return True if a flash kernel takes these queries: any on a CPU, half precision on a GPU."""
     if q_bhqk.device.type == "cpu":
         return True
     head_dim = q_bhqk.shape[-1]
@@ -28,14 +28,14 @@ def has_kernel(q_bhqk: Tensor) -> bool:
 
 
 def attend_to_all(q_bhqk: Tensor, k_bgnk: Tensor, v_bgnk: Tensor, scale: float | None = None) -> Tensor:
-    """Returns [b, h, q, k]. The queries are the last q of n positions; scale: None for 1/√k."""
+    """Return [b, h, q, k]. The queries are the last q of n positions; scale: None for 1/√k."""
     scale = q_bhqk.shape[-1] ** -0.5 if scale is None else scale
     return OPERATOR(q_bhqk, k_bgnk, v_bgnk, scale)[0]
 
 
 @torch.library.custom_op("kielo::lower_right_attention", mutates_args=())
 def _forward(q_bhqk: Tensor, k_bgnk: Tensor, v_bgnk: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Returns (output [b, h, q, k], log of the softmax's sum [b, h, q] in fp32)."""
+    """Return (output [b, h, q, k], log of the softmax's sum [b, h, q] in fp32)."""
     before = k_bgnk.shape[2] - q_bhqk.shape[2]
     out, log_sum = _kernel(q_bhqk, k_bgnk[:, :, before:], v_bgnk[:, :, before:], True, scale)
     if before:
@@ -61,7 +61,7 @@ def _backward(
     log_sum_bhq: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of q, k and v. The merged sum makes each part's the gradient of the whole."""
+    """Return the gradients of q, k and v. The merged sum makes each part's the gradient of the whole."""
     before = k_bgnk.shape[2] - q_bhqk.shape[2]
     result = gradient_bhqk.contiguous(), out_bhqk, log_sum_bhq
     own = k_bgnk[:, :, before:], v_bgnk[:, :, before:]

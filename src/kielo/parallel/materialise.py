@@ -28,7 +28,7 @@ Model = TypeVar("Model", bound=OnMeta)
 
 
 def materialise(model: Model, device: torch.device, fill: Fill | None, is_offloaded: bool = False) -> Model:
-    """Gives `model` memory on `device` and values from `fill(name, global shape, box)`; returns the model.
+    """Give `model` memory on `device` and values from `fill(name, global shape, box)`; return the model.
 
     is_offloaded: parameters are on the CPU, where FSDP2's offload policy needs them.
 
@@ -58,7 +58,7 @@ def _fill(model: OnMeta, fill: Fill) -> None:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns this rank's part of a DTensor, sharing its memory; a plain tensor is its own part.
+    """Return this rank's part of a DTensor, sharing its memory; a plain tensor is its own part.
 
     FSDP2 lets a tensor class define how it is gathered (torchao's FP8 weights); an inner one has the values.
     """
@@ -67,7 +67,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def local_slices(tensor: torch.Tensor) -> Box:
-    """Returns the slices of the whole tensor that `local(tensor)` is, one a dim, empty if it has nothing.
+    """Return the slices of the whole tensor that `local(tensor)` is, one a dim, empty if it has nothing.
 
     A sharded dim is cut as torch.chunk cuts it: equal chunks rounded up, the last ranks with less or none. A
     dim that both `tensor` and FSDP2 split is cut by `tensor` first, though that is the later axis of the

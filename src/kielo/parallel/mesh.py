@@ -38,11 +38,11 @@ class Mesh:
         self._axes_of_parameters = _by_name(parameters)
 
     def __getitem__(self, axis: str | tuple[str, ...]) -> DeviceMesh:
-        """Returns an axis of computing; one alone is the same object each time."""
+        """Return an axis of computing; one alone is the same object each time."""
         return self._axes.get(axis) or self.ranks[axis]
 
     def of_parameters(self, axis: str | tuple[str, ...]) -> DeviceMesh:
-        """Returns an axis of weights; one alone is the same object each time."""
+        """Return an axis of weights; one alone is the same object each time."""
         return self._axes_of_parameters.get(axis) or self.parameters[axis]
 
 
@@ -51,7 +51,7 @@ def _by_name(ranks: DeviceMesh) -> dict[str | tuple[str, ...], DeviceMesh]:
 
 
 def build_mesh(world: World, layout: Layout) -> Mesh:
-    """Arranges the world's ranks as in `layout`; communicators are made and warmed one after another.
+    """Arrange the world's ranks as in `layout`; communicators are made and warmed one after another.
 
     Groups are made here rather than by `init_device_mesh`, which makes all at once without a time limit, and
     for an axis of size 1 makes one group for every rank of the world on every rank.
@@ -74,7 +74,7 @@ def build_mesh(world: World, layout: Layout) -> Mesh:
 
 
 class _Communicators:
-    """Makes each group of ranks once, whichever meshes it is an axis of."""
+    """Make each group of ranks once, whichever meshes it is an axis of."""
 
     def __init__(self, world: World):
         self._world = world
@@ -102,7 +102,7 @@ class _Communicators:
 
 
 def communicators(mesh: Mesh) -> list[dist.ProcessGroup]:
-    """Returns this rank's groups, each once: that of the world and those of all axes."""
+    """Return this rank's groups, each once: that of the world and those of all axes."""
     groups = [
         _whole_world(),
         *(group for ranks in (mesh.ranks, mesh.parameters) for group in ranks.get_all_groups()),
@@ -118,13 +118,13 @@ def _whole_world() -> dist.ProcessGroup:
 
 
 def alike_communicators(mesh: Mesh) -> list[dist.ProcessGroup]:
-    """Returns the groups in which all ranks begin the same collectives, and no messages between two ranks."""
+    """Return the groups in which all ranks begin the same collectives, and no messages between two ranks."""
     pipeline = mesh["pipeline"].get_group() if mesh["pipeline"].size() > 1 else None
     return [group for group in communicators(mesh) if group is not pipeline]
 
 
 def data_ranks(mesh: Mesh) -> int:
-    """Returns the number of ranks that see different samples."""
+    """Return the number of ranks that see different samples."""
     count = 1
     for axis in SAMPLE_AXES:
         count *= mesh[axis].size()
@@ -132,7 +132,7 @@ def data_ranks(mesh: Mesh) -> int:
 
 
 def data_rank(mesh: Mesh) -> int:
-    """Returns this rank's number among `data_ranks`."""
+    """Return this rank's number among `data_ranks`."""
     number = 0
     for axis in SAMPLE_AXES:
         number = number * mesh[axis].size() + mesh[axis].get_local_rank()
@@ -140,12 +140,12 @@ def data_rank(mesh: Mesh) -> int:
 
 
 def sum_over_data(tensor: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    """Returns a new tensor, the sum over all ranks that see different tokens, the same on each of them."""
+    """Return a new tensor, the sum over all ranks that see different tokens, the same on each of them."""
     return sum_over(tensor, [mesh[axis] for axis in TOKEN_AXES])
 
 
 def sum_over(tensor: torch.Tensor, axes: Sequence[DeviceMesh]) -> torch.Tensor:
-    """Returns a new tensor, the sum over all ranks of these axes, the same on each of them.
+    """Return a new tensor, the sum over all ranks of these axes, the same on each of them.
 
     The last axis comes first, so that ranks holding the same shard add the same numbers in the same order.
     """

@@ -32,7 +32,7 @@ def parallelise(
     fp8: Fp8 = _NO_FP8,
     gradient_reduce_dtype: ReduceDtype = "fp32",
 ) -> Decoder | Stages:
-    """Applies all axes of `mesh` to `model` (fp32 parameters, on meta); returns it, or this rank's stages.
+    """Apply all axes of `mesh` to `model` (fp32 parameters, on meta); return it, or this rank's stages.
 
     fp8: the settings where `precision` is fp8.
     """

@@ -61,7 +61,7 @@ class Stages(nn.Module):
                     yield name, parameter
 
     def tie(self) -> None:
-        """Does nothing: embedding and head are on two stages, so they cannot be one tensor."""
+        """Do nothing: embedding and head are on two stages, so they cannot be one tensor."""
 
     def reset_buffers(self, device: torch.device | str) -> None:
         for part in self.decoders:
@@ -69,7 +69,7 @@ class Stages(nn.Module):
 
     @torch.no_grad()
     def copy_tied(self) -> None:
-        """Copies values to the copies; called before the first forward after a change."""
+        """Copie values to the copies; called before the first forward after a change."""
         for name in self.decoders[0].of_all_stages:
             self._copy_to_all(name)
         if self._is_tied:
@@ -78,7 +78,7 @@ class Stages(nn.Module):
 
     @torch.no_grad()
     def add_tied_gradient(self) -> None:
-        """Adds the copies' gradients to the first stage's, unless frozen; called after the last backward."""
+        """Add the copies' gradients to the first stage's, unless frozen; called after the last backward."""
         for name in self.decoders[0].of_all_stages:
             self._sum_gradients(name)
         if not self._is_tied:
@@ -89,7 +89,7 @@ class Stages(nn.Module):
             self.last.head.weight.grad = None
 
     def _copy_to_all(self, name: str) -> None:
-        """Copies the first stage's parameter to all others; the first stage is on the axis's first rank."""
+        """Copie the first stage's parameter to all others; the first stage is on the axis's first rank."""
         values = [local(part.get_parameter(name)) for part in self.decoders]
         sent = values[0].to(self.axis.device_type).contiguous()
         sent = sent.clone() if self.first is None else sent
@@ -98,7 +98,7 @@ class Stages(nn.Module):
             value.copy_(sent)
 
     def _sum_gradients(self, name: str) -> None:
-        """Sums the parameter's gradients over all stages, into the first one's."""
+        """Sum the parameter's gradients over all stages, into the first one's."""
         parameters = [part.get_parameter(name) for part in self.decoders]
         if not parameters[0].requires_grad:
             return
@@ -114,7 +114,7 @@ class Stages(nn.Module):
             parameter.grad = None
 
     def _vocabulary(self) -> tuple[Tensor | None, Tensor | None]:
-        """Returns (the embedding, the head), if this rank has them: the same rows of both."""
+        """Return (the embedding, the head), if this rank has them: the same rows of both."""
         embed = None if self.first is None else self.first.embed
         head = None if self.last is None else self.last.head
         return None if embed is None else embed.weight, None if head is None else head.weight
@@ -122,7 +122,7 @@ class Stages(nn.Module):
     def _pass_on(
         self, source: Tensor | None, target: Tensor | None, put: Callable[[Tensor, Tensor], Any]
     ) -> None:
-        """Calls `put(target, values of source)`.
+        """Call `put(target, values of source)`.
 
         They are on the first and the last rank of the axis; in a V-shaped schedule both are on the first.
         """
@@ -140,7 +140,7 @@ class Stages(nn.Module):
 
 
 def cut(model: Decoder, stage: int, num_stages: int, layers: range) -> Decoder:
-    """Leaves only what `stage` runs of `model` (best on meta), in place; layers keep their numbers."""
+    """Leave only what `stage` runs of `model` (best on meta), in place; layers keep their numbers."""
     if stage > 0:
         model.embed = model.position_table = model.embed_norm = None
     if stage < num_stages - 1:
@@ -154,7 +154,7 @@ def cut(model: Decoder, stage: int, num_stages: int, layers: range) -> Decoder:
 def into_stages(
     model: Decoder, mesh: Mesh, layout: Layout, parallelise_part: Callable[[Decoder], Decoder]
 ) -> Stages:
-    """Cuts `model` (on meta) into this rank's stages, each parallelised by `parallelise_part`."""
+    """Cut `model` (on meta) into this rank's stages, each parallelised by `parallelise_part`."""
     axis = mesh["pipeline"]
     ranges = layer_numbers(layout)
     numbers = stages_of_rank(
@@ -179,7 +179,7 @@ class ExampleTensors:
 
 
 def schedule_of(stages: Stages, options: ScheduleOptions, examples: ExampleTensors) -> Schedule:
-    """Makes torch's schedule over this rank's stages."""
+    """Make torch's schedule over this rank's stages."""
     inputs_and_outputs = [
         (
             examples.tokens_bs if number == 0 else examples.hidden_bsd,

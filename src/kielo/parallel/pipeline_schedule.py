@@ -80,7 +80,7 @@ class LeanStage(PipelineStage):
 
     @contextmanager
     def _on_meta(self) -> Iterator[None]:
-        """Lets torch make its buffers on meta: it makes them on `device`, and nothing else of that call."""
+        """Let torch make its buffers on meta: it makes them on `device`, and nothing else of that call."""
         device, self.device = self.device, torch.device("meta")
         try:
             yield
@@ -107,7 +107,7 @@ class ScatteringStage(LeanStage):
 
 
 def _move(receives: Iterable[Any], device: torch.device | str) -> None:
-    """Replaces the buffers of torch's receives by uninitialised ones on `device`, unless they are there."""
+    """Replace the buffers of torch's receives by uninitialised ones on `device`, unless they are there."""
     for receive in receives:
         buffer = getattr(receive, "buffer", None)  # the first stage's inputs have none
         if buffer is not None and buffer.device != torch.device(device):
@@ -158,7 +158,7 @@ def make_schedule(
     examples: Sequence[tuple[Tensor, Tensor]],
     group: dist.ProcessGroup,
 ) -> Schedule:
-    """Makes torch's schedule over `parts`, which are the stages `numbers` of `num_stages`.
+    """Make torch's schedule over `parts`, which are the stages `numbers` of `num_stages`.
 
     examples: (input, output) of each part for one micro-batch, on meta. Raises KieloError, naming the
     version, for a schedule that this torch does not run.
@@ -184,14 +184,14 @@ def make_schedule(
 
 
 def _stage_class(schedule: str, part: Decoder) -> type[LeanStage]:
-    """Returns the class of a stage; ZeRO degrees 2 and 3 scatter gradients where the backward is whole."""
+    """Return the class of a stage; ZeRO degrees 2 and 3 scatter gradients where the backward is whole."""
     is_scattered = part.zero >= 2 and not SCHEDULES[schedule].splits_backward
     return ScatteringStage if is_scattered else LeanStage
 
 
 @contextmanager
 def without_peers() -> Iterator[None]:
-    """Makes schedules start without the messages by which neighbours agree on shapes.
+    """Make schedules start without the messages by which neighbours agree on shapes.
 
     A rehearsed rank has no neighbours, and all shapes are given. torch before 2.13 asks neighbours only for
     shapes that are not given.

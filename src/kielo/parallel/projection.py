@@ -39,7 +39,7 @@ from kielo.parallel.tensor_collectives import (
 
 
 def apply_projection(model: nn.Module) -> None:
-    """Replaces each block's joint projections by `AccumulatingProjection`s, in place.
+    """Replace each block's joint projections by `AccumulatingProjection`s, in place.
 
     It leaves blocks with a matrix in FP8, which is torchao's module.
     """
@@ -117,7 +117,7 @@ class _Accumulated(torch.autograd.Function):
 
 
 def _start_gathering_again(part_bsd: Tensor, gradient: Tensor, axis: TensorAxis) -> Tensor:
-    """Starts an all-gather in the backward pass; the result, to be waited for, is [t·b, s/t, d]."""
+    """Start an all-gather in the backward pass; the result, to be waited for, is [t·b, s/t, d]."""
     if torch.compiler.is_compiling():
         return _gather_in_backward(part_bsd.contiguous(), gradient, axis.ranks, axis.group_name)
     return start_gather(part_bsd, axis)
@@ -125,7 +125,7 @@ def _start_gathering_again(part_bsd: Tensor, gradient: Tensor, axis: TensorAxis)
 
 @torch.library.custom_op("kielo::gather_in_backward", mutates_args=())
 def _gather_in_backward(part: Tensor, gradient: Tensor, ranks: int, group_name: str) -> Tensor:
-    """Starts an all-gather of `part`. `gradient` is not read: it keeps the gather in the backward.
+    """Start an all-gather of `part`. `gradient` is not read: it keeps the gather in the backward.
 
     Otherwise a compiler would take it for the forward's gather and keep that one's result.
     """
@@ -165,7 +165,7 @@ class RowSplitLinear(nn.Linear):
 
 
 def split_rows(linear: nn.Linear, mesh: DeviceMesh, axis: TensorAxis) -> None:
-    """Makes a `RowSplitLinear` of `linear`, in place: the weight is split by columns, the bias is whole."""
+    """Make a `RowSplitLinear` of `linear`, in place: the weight is split by columns, the bias is whole."""
     weight = nn.Parameter(distribute_tensor(linear.weight, mesh, [Shard(1)]), linear.weight.requires_grad)
     linear.register_parameter("weight", weight)
     if linear.bias is not None:
@@ -218,7 +218,7 @@ def _with_bias(summed: Tensor, bias: Tensor | None) -> Tensor:
 def summed_product(
     x: Tensor, weight: Tensor, group_name: str, ranks: int, along_sequence: bool, chunks: int
 ) -> Tensor:
-    """Multiplies [b, s, f/t] with a weight [d, f/t] and sums; the axis is given by its fields."""
+    """Multiply [b, s, f/t] with a weight [d, f/t] and sums; the axis is given by its fields."""
     return multiply_and_sum(x, weight, TensorAxis(group_name, ranks, along_sequence, chunks))
 
 

@@ -37,7 +37,7 @@ _ATTENTION_KERNELS = (
 
 
 def apply_recompute(model: Decoder, layout: Layout) -> None:
-    """Recomputes in every n-th layer; `forward` is replaced and no module added, so names do not change."""
+    """Recompute in every n-th layer; `forward` is replaced and no module added, so names do not change."""
     policy, parts = layout.recompute, layout.recomputed
     if not parts:
         return
@@ -95,7 +95,7 @@ class _MadeAgain:
     """
 
     def __init__(self, layer: nn.Module, parts: frozenset[str]) -> None:
-        """Replaces the forward of `layer` and of those modules. parts: of "norms" and "activations"."""
+        """Replace the forward of `layer` and of those modules. parts: of "norms" and "activations"."""
         self._outputs: dict[int, tuple[Tensor, Callable[..., Tensor], tuple[Tensor, ...]]] = {}
         norms: list[nn.Module] = [
             module for module in layer.children() if isinstance(module, RMSNorm | LayerNorm)
@@ -155,7 +155,7 @@ def _storage(tensor: Tensor) -> int:
 
 @cache
 def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
-    """Returns a subclass of `kind` that is computed again in the backward.
+    """Return a subclass of `kind` that is computed again in the backward.
 
     It is a class, and not a forward replaced in each module, because compiled layers share their code only if
     their parts are of one class.
@@ -179,7 +179,7 @@ def _keep(saved: set[Any]) -> Callable[..., CheckpointPolicy]:
 
 
 def _operators(names: tuple[str, ...]) -> set[Any]:
-    """Returns the operators of torch.ops.aten with these names: mm in FP8 too, all kernels of attention."""
+    """Return the operators of torch.ops.aten with these names: mm in FP8 too, all kernels of attention."""
     found = set()
     for name in names:
         if name == "mm":
@@ -197,7 +197,7 @@ def _operators(names: tuple[str, ...]) -> set[Any]:
             found.add(getattr(torch.ops.aten, name))
         else:
             raise KieloError(
-                f"layout.recompute_saved_operators: torch.ops.aten has no {name!r}; what would work: mm, "
+                f"layout.recompute_saved_operators: torch.ops.aten has no {name!r}. Fix: mm, "
                 "addmm, scaled_dot_product_attention, …"
             )
     return found

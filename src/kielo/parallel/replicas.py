@@ -42,7 +42,7 @@ class Difference:
 
 
 def checksum(tensor: Tensor) -> Tensor:
-    """Returns an int64 scalar on the device: the sum over (2 i + 1) × the bits of element i, modulo 2^64.
+    """Return an int64 scalar on the device: the sum over (2 i + 1) × the bits of element i, modulo 2^64.
 
     One flipped bit always changes it: by an odd number times a power of two below 2^64.
     """
@@ -58,12 +58,12 @@ def checksum(tensor: Tensor) -> Tensor:
 
 
 def axes_with_replicas(mesh: Mesh) -> list[str]:
-    """Returns the axes of `mesh.parameters` along which tensors may be equal, the same on every rank."""
+    """Return the axes of `mesh.parameters` along which tensors may be equal, the same on every rank."""
     return [axis for axis in AXES if mesh.parameters[axis].size() > 1]
 
 
 def replicated_axes(tensor: Tensor, mesh: Mesh) -> list[str]:
-    """Returns the axes of `mesh.parameters` along which this rank's part of the tensor must be equal."""
+    """Return the axes of `mesh.parameters` along which this rank's part of the tensor must be equal."""
     axes = axes_with_replicas(mesh)
     if not isinstance(tensor, DTensor):
         return axes
@@ -88,7 +88,7 @@ class Replicas:
         }
 
     def differences(self) -> list[Difference]:
-        """Returns the tensors that differ, the same list on every rank. Waits for the device."""
+        """Return the tensors that differ, the same list on every rank. Waits for the device."""
         device = torch.device(self._mesh.parameters.device_type)
         sums = [checksum(tensor).to(device) for tensor in self._tensors.values()]
         differing = torch.zeros(1, dtype=torch.int64, device=device)
@@ -112,7 +112,7 @@ class Replicas:
 
 
 def blamed(everyone: Sequence[Iterable[tuple[Holders, int]]]) -> list[Difference]:
-    """Returns which ranks to blame. everyone: (who should hold the same, checksum) of each rank's tensors."""
+    """Return which ranks to blame. everyone: (who should hold the same, checksum) of each rank's tensors."""
     held: dict[Holders, dict[int, int]] = defaultdict(dict)
     for rank, sums in enumerate(everyone):
         for holders, value in sums:
@@ -134,7 +134,7 @@ def blamed(everyone: Sequence[Iterable[tuple[Holders, int]]]) -> list[Difference
 
 
 def _extremes(sums: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Returns the lowest and the highest of each number in the group; ~ turns their order around."""
+    """Return the lowest and the highest of each number in the group; ~ turns their order around."""
     both = torch.cat((sums, ~sums))
     dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
     return ~both[len(sums) :], both[: len(sums)]

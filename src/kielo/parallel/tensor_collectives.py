@@ -44,7 +44,7 @@ def gather_and_multiply(
     axis: TensorAxis | None,
     keeps_whole: bool,
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Gathers [b, s/t, d] to [b, s, d] and multiplies it with each matrix [f, d], as F.linear does.
+    """Gather [b, s/t, d] to [b, s, d] and multiply it with each matrix [f, d], as F.linear does.
 
     Returns (results [b, s, f], the gathered input or None where `keeps_whole` is False). Without an axis, or
     where ranks hold whole sequences, nothing is sent.
@@ -68,7 +68,7 @@ def gather_and_multiply(
 
 
 def multiply_and_sum(x_bsd: Tensor, matrix: Tensor, axis: TensorAxis) -> Tensor:
-    """Multiplies [b, s, d] with a matrix [f, d] and sums the results over the ranks.
+    """Multiply [b, s, d] with a matrix [f, d] and sums the results over the ranks.
 
     Returns this rank's part of the sequence, [b, s/t, f], where ranks hold parts; else all of it.
     """
@@ -83,19 +83,19 @@ def multiply_and_sum(x_bsd: Tensor, matrix: Tensor, axis: TensorAxis) -> Tensor:
 
 
 def gather(x_bsd: Tensor, axis: TensorAxis | None) -> Tensor:
-    """Gathers the input along the sequence where ranks hold parts of it: [b, s/t, d] → [b, s, d]."""
+    """Gather the input along the sequence where ranks hold parts of it: [b, s/t, d] → [b, s, d]."""
     if axis is None or not axis.along_sequence:
         return x_bsd
     return in_sequence_order(wait(start_gather(x_bsd, axis)), axis.ranks)
 
 
 def start_gather(part_bsd: Tensor, axis: TensorAxis) -> Tensor:
-    """Starts an all-gather of [b, s/t, d]; the result, to be waited for, is [t·b, s/t, d]."""
+    """Start an all-gather of [b, s/t, d]; the result, to be waited for, is [t·b, s/t, d]."""
     return _collectives.all_gather_into_tensor(part_bsd.contiguous(), axis.ranks, axis.group_name)
 
 
 def start_sum(x_bsd: Tensor, axis: TensorAxis) -> Tensor:
-    """Starts the sum over the ranks; the result, to be waited for, is [b, s/t, d] where they hold parts."""
+    """Start the sum over the ranks; the result, to be waited for, is [b, s/t, d] where they hold parts."""
     if not axis.along_sequence:
         return _collectives.all_reduce(x_bsd, "sum", axis.group_name)
     by_rank = x_bsd.unflatten(1, (axis.ranks, -1)).transpose(0, 1).flatten(0, 1).contiguous()
@@ -107,7 +107,7 @@ def wait(coming: Tensor) -> Tensor:
 
 
 def in_sequence_order(parts: Tensor, ranks: int) -> Tensor:
-    """Joins the ranks' parts: [t·b, s/t, d] → [b, s, d]; no copy where b is 1."""
+    """Join the ranks' parts: [t·b, s/t, d] → [b, s, d]; no copy where b is 1."""
     if parts.shape[0] == ranks:
         # Not a transposition: its stride of the first dim makes torch multiply by bmm in place of mm, whose
         # results `recompute = "operators"` keeps.
@@ -116,7 +116,7 @@ def in_sequence_order(parts: Tensor, ranks: int) -> Tensor:
 
 
 def needed_now(ctx: Any) -> tuple[bool, ...]:
-    """Returns which gradients this pass through an autograd function asks for.
+    """Return which gradients this pass through an autograd function asks for.
 
     ctx.are_tensors: which of its inputs are tensors.
 
@@ -138,12 +138,12 @@ def _runs(node: Any) -> bool:
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """Returns this rank's part of a DTensor, through which gradients flow; a plain tensor is its own part."""
+    """Return this rank's part of a DTensor, through which gradients flow; a plain tensor is its own part."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _product(x: Tensor, matrix: Tensor) -> Tensor:
-    """Multiplies as F.linear does, by an operator that is seen as it is inside of another operator."""
+    """Multiply as F.linear does, by an operator that is seen as it is inside of another operator."""
     return torch.mm(x.reshape(-1, x.shape[-1]), matrix.t()).unflatten(0, x.shape[:-1])
 
 
@@ -156,12 +156,12 @@ def _pieces(part_bsd: Tensor, axis: TensorAxis) -> tuple[Tensor, ...]:
 
 
 def _chunks(length: int, axis: TensorAxis) -> int:
-    """Returns how many chunks a rank's part of the sequence is cut into; none is empty."""
+    """Return how many chunks a rank's part of the sequence is cut into; none is empty."""
     return min(axis.chunks, length)
 
 
 def _join(pieces: Sequence[Tensor], ranks: int) -> Tensor:
-    """Joins chunks of all ranks' parts, each [t·b, s/(t·chunks), d], to [b, s, d], in one copy."""
+    """Join chunks of all ranks' parts, each [t·b, s/(t·chunks), d], to [b, s, d], in one copy."""
     return torch.cat([piece.unflatten(0, (ranks, -1)).transpose(0, 1) for piece in pieces], dim=2).flatten(
         1, 2
     )

@@ -96,7 +96,7 @@ def _look_up(embedding: nn.Embedding, axis: DeviceMesh, output: Placement, ids_b
 
 
 def split_norm(x: Tensor, epsilon: float, axis: TensorAxis) -> Tensor:
-    """Returns this rank's part [..., f/t] of the normed features, of its part x [..., f/t]."""
+    """Return this rank's part [..., f/t] of the normed features, of its part x [..., f/t]."""
     return _SplitNorm.apply(x, epsilon, axis._replace(along_sequence=False))
 
 
@@ -122,7 +122,7 @@ class _SplitNorm(torch.autograd.Function):
 
 
 def _mean(x: Tensor, axis: TensorAxis) -> Tensor:
-    """Returns the mean over all ranks' features, [..., 1]."""
+    """Return the mean over all ranks' features, [..., 1]."""
     total = wait(start_sum(x.sum(-1, keepdim=True), axis))
     return total / (x.shape[-1] * axis.ranks)
 
@@ -132,7 +132,7 @@ ALONG_SEQUENCE = ("sequence", "residual", "whole", "positions")
 
 
 def apply_tensor_parallel(model: Decoder, mesh: Mesh, layout: Layout) -> None:
-    """Splits the parameters of `model` (best on meta) in place by its family's tensor-parallel plan.
+    """Split the parameters of `model` (best on meta) in place by its family's tensor-parallel plan.
 
     Inputs stay whole token ids. The hidden states that come out are split along the sequence, or whole on
     every rank without sequence parallelism; `head.weight` holds this rank's rows of the vocabulary.
@@ -165,7 +165,7 @@ def apply_tensor_parallel(model: Decoder, mesh: Mesh, layout: Layout) -> None:
 
 
 def _joins_sums(layout: Layout) -> bool:
-    """Returns True where the sum over tensor ranks belongs to the product before it.
+    """Return True where the sum over tensor ranks belongs to the product before it.
 
     Not in layers that are made again as a whole: a function of autograd keeps its tensors after its forward,
     so that the layer's last product would be made again too, for nothing.
@@ -176,7 +176,7 @@ def _joins_sums(layout: Layout) -> bool:
 
 
 def _torch_style(style: str, module: nn.Module, axis: TensorAxis) -> ParallelStyle:
-    """Makes torch's style of `style`."""
+    """Make torch's style of `style`."""
     # of activations outside of the split matrices
     between = Shard(SEQUENCE_DIM) if axis.along_sequence else Replicate()
     if style == "vocabulary":
@@ -342,7 +342,7 @@ def _to_local(_: nn.Module, output: DTensor, axis: DeviceMesh) -> Any:
 
 
 def gather_sequence(x_bsd: Tensor, axis: DeviceMesh, is_split: bool) -> Tensor:
-    """Gathers the output of `model` from the ranks of the tensor axis: [b, s, d], a plain tensor on each.
+    """Gather the output of `model` from the ranks of the tensor axis: [b, s, d], a plain tensor on each.
 
     is_split: each rank has a part of the sequence, not all of it; a DTensor says so itself. Backward: each
     rank's gradient is its own vocabulary's part; they are summed in one collective.

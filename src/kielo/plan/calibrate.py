@@ -92,7 +92,7 @@ _GPU = (
 
 
 def measure(paths: Sequence[Path | str], site: Cluster | None = None) -> Machine:
-    """Measures the machine of the runs with these metrics.jsonl.
+    """Measure the machine of the runs with these metrics.jsonl.
 
     `resolved.toml` is beside each file or one folder up. site: default, for GPUs the first cluster card that
     has them, for processors one node. Raises KieloError for files that are missing or too short, and for runs
@@ -101,7 +101,7 @@ def measure(paths: Sequence[Path | str], site: Cluster | None = None) -> Machine
     runs = [read_measured_run(Path(path)) for path in paths]
     if not runs:
         raise KieloError(
-            "no metrics.jsonl was given; what would work: runs/NAME/train/metrics.jsonl of a run of your own"
+            "no metrics.jsonl was given. Fix: runs/NAME/train/metrics.jsonl of a run of your own"
         )
     _refuse_mixed(runs)
     placement, precision = runs[0].resolved.placement, runs[0].precision
@@ -120,7 +120,7 @@ def measure(paths: Sequence[Path | str], site: Cluster | None = None) -> Machine
 
 
 def write_machine(machine: Machine, path: Path | str) -> None:
-    """Writes the card as TOML: the constants like the shipped card, then the machine.
+    """Write the card as TOML: the constants like the shipped card, then the machine.
 
     Replaces only a card that nobody has changed; raises KieloError for another file.
     """
@@ -145,7 +145,7 @@ def write_machine(machine: Machine, path: Path | str) -> None:
 
 
 def read_machine(path: Path | str) -> Machine:
-    """Reads a card that `write_machine` wrote. Raises KieloError for another file."""
+    """Read a card that `write_machine` wrote. Raises KieloError for another file."""
     path = Path(path)
     hint = "`kielo plan calibrate RUN/train/metrics.jsonl --to my_machine.toml` writes such a file"
     try:
@@ -175,7 +175,7 @@ def _refuse_mixed(runs: Sequence[MeasuredRun]) -> None:
     for run in runs[1:]:
         if device_of(run) != first:
             raise KieloError(
-                f"{run.path} is of {device_of(run)}, {runs[0].path} of {first}; what would work: runs of one "
+                f"{run.path} is of {device_of(run)}, {runs[0].path} of {first}. Fix: runs of one "
                 "kind of device in one precision, and on a processor with as many ranks"
             )
 
@@ -193,14 +193,14 @@ def _gpu_card(run: MeasuredRun) -> Accelerator:
     if card is None or precision not in card.peak_tflops or card.memory_bandwidth_tb_per_second is None:
         raise KieloError(
             f"{run.path}: was trained in {precision} on {name!r}, for which no card has a peak and a memory "
-            "bandwidth; what would work: a card of it in kielo/cards/accelerators, beside "
+            "bandwidth. Fix: a card of it in kielo/cards/accelerators, beside "
             f"{', '.join(accelerators())}"
         )
     return card
 
 
 def workload_of(runs: Sequence[MeasuredRun], card: Accelerator, site: Cluster | None) -> Workload:
-    """Returns a row for each size of step of each run; the peak is that of the runs' precision."""
+    """Return a row for each size of step of each run; the peak is that of the runs' precision."""
     ranks = max(run.resolved.placement.world_size for run in runs)
     site = site or _site_of(card, ranks)
     precision = runs[0].precision
@@ -225,7 +225,7 @@ def workload_of(runs: Sequence[MeasuredRun], card: Accelerator, site: Cluster | 
 
 
 def _site_of(card: Accelerator, ranks: int) -> Cluster:
-    """Returns the card of the largest cluster with such devices, or one node with all ranks.
+    """Return the card of the largest cluster with such devices, or one node with all ranks.
 
     The network of that node is as fast as its links.
     """
@@ -239,7 +239,7 @@ def _site_of(card: Accelerator, ranks: int) -> Cluster:
 
 
 def priors_of(card: Accelerator) -> dict[str, Prior]:
-    """Returns the figures to fit for such a device, by name."""
+    """Return the figures to fit for such a device, by name."""
     if card.device == "cpu":
         return _CPU | _CPU_MACHINE
     start, _ = fitted()
@@ -249,14 +249,14 @@ def priors_of(card: Accelerator) -> dict[str, Prior]:
 
 
 def _member(name: str, card: Accelerator) -> int:
-    """Returns the index of the constant's entry for this device, trained by Kielo."""
+    """Return the index of the constant's entry for this device, trained by Kielo."""
     return members(name).index(
         {"architecture": card.architecture, "engine": "fsdp", "all": "all"}[CONSTANTS[name].by]
     )
 
 
 def efficiency_with(card: Accelerator, values: Mapping[str, float]) -> Efficiency:
-    """Returns the shipped constants with `values` for this device."""
+    """Return the shipped constants with `values` for this device."""
     constants = {name: column.copy() for name, column in fitted()[0].values.items()}
     for name, value in values.items():
         if name in constants:
@@ -265,7 +265,7 @@ def efficiency_with(card: Accelerator, values: Mapping[str, float]) -> Efficienc
 
 
 def with_figures(card: Accelerator, precision: str, values: Mapping[str, float]) -> Accelerator:
-    """Returns a processor's card with the fitted figures; a GPU's card unchanged."""
+    """Return a processor's card with the fitted figures; a GPU's card unchanged."""
     if "flops" not in values:
         return card
     memory = values["flops"] * values["bytes_a_flop"]
@@ -341,7 +341,7 @@ def fit_drawn_to_priors(
 
 
 def _spread(errors: Column) -> dict[str, float]:
-    """Returns the interval's figures: 80 % of a normal distribution with the residuals' width.
+    """Return the interval's figures: 80 % of a normal distribution with the residuals' width.
 
     The half-width is at least `_NARROWEST`.
     """
@@ -350,6 +350,6 @@ def _spread(errors: Column) -> dict[str, float]:
 
 
 def _table(name: str, content: Mapping[str, Any], meaning: str) -> str:
-    """Returns a TOML table; JSON's strings, numbers and lists of them are valid TOML."""
+    """Return a TOML table; JSON's strings, numbers and lists of them are valid TOML."""
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in content.items()]
     return "\n".join(["", f"# {meaning}", f"[{name}]", *lines]) + "\n"

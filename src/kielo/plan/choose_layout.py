@@ -13,7 +13,7 @@ from kielo.resolve.text import imagined_text
 
 
 def named(run: RunToPlan, nodes: int, name: str, or_nearest: bool = False) -> PlannedLayout:
-    """Returns the fastest layout on so many nodes whose name has the terms of `name`.
+    """Return the fastest layout on so many nodes whose name has the terms of `name`.
 
     or_nearest: if none fits in memory, returns the one that needs least. Raises KieloError if no such layout
     runs.
@@ -28,7 +28,7 @@ def named(run: RunToPlan, nodes: int, name: str, or_nearest: bool = False) -> Pl
 
 
 def different_axes(ranked: Sequence[PlannedLayout]) -> list[PlannedLayout]:
-    """Returns the fastest layout of each tensor × pipeline × context, in the same order."""
+    """Return the fastest layout of each tensor × pipeline × context, in the same order."""
     best: dict[tuple[int, int, int], PlannedLayout] = {}
     for planned in ranked:
         layout = planned.layout
@@ -54,7 +54,7 @@ def own(run: RunToPlan, nodes: int) -> PlannedLayout | str:
 
 
 def nothing_runs(run: RunToPlan, nodes: Sequence[int], found: Found) -> KieloError:
-    """Makes the error that names the layout nearest to running, and on how many nodes it would run."""
+    """Make the error that names the layout nearest to running, and on how many nodes it would run."""
     where = f"on {' or '.join(map(str, nodes))} nodes of {run.site.name}"
     if not found.nearest:
         reasons = sorted(
@@ -80,13 +80,13 @@ def nothing_runs(run: RunToPlan, nodes: Sequence[int], found: Found) -> KieloErr
     )
     return KieloError(
         f"no layout of {run.recipe.name} fits {where}: the least is {need.bytes / 1e9:.1f} GB "
-        f"{need.where} ({nearest.name} on {number}), and {need.usable / 1e9:.1f} GB are usable; what would "
-        f"work: {advice}"
+        f"{need.where} ({nearest.name} on {number}), and {need.usable / 1e9:.1f} GB are usable. "
+        f"Fix: {advice}"
     )
 
 
 def _batch_advice(run: RunToPlan, nodes: Sequence[int]) -> str:
-    """Says how many tokens a step must have, or on how many nodes it can run.
+    """Say how many tokens a step must have, or on how many nodes it can run.
 
     A pipeline of p ranks needs p micro-batches, so a step needs at least a sequence for each group of tensor
     ranks.
@@ -99,7 +99,7 @@ def _batch_advice(run: RunToPlan, nodes: Sequence[int]) -> str:
     sequences = run.phase.tokens_per_step // run.phase.sequence_length
     fewer = f", or at most {sequences // groups} nodes" if sequences >= groups else ""
     return (
-        f"; what would work: {run.phase.key('tokens_per_step')} = "
+        f". Fix: {run.phase.key('tokens_per_step')} = "
         f"{min(nodes) * groups * run.phase.sequence_length} or a multiple "
         f"(it is {run.phase.tokens_per_step}){fewer}"
     )

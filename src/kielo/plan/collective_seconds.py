@@ -16,7 +16,7 @@ _BF16_BYTES, _FP32_BYTES = 2, 4
 
 
 def ring_bandwidth(work: Workload, rates: Any, neighbours: Column, group: Column) -> Column:
-    """Computes bytes/s of a device in a ring over `group` devices, of which `neighbours` are in its node.
+    """Compute bytes/s of a device in a ring over `group` devices, of which `neighbours` are in its node.
 
     Within a node it is the link's bandwidth. Across nodes, the rings of a node share its network: each of g
     neighbours adds its own share, and one ring can use all of them.
@@ -28,7 +28,7 @@ def ring_bandwidth(work: Workload, rates: Any, neighbours: Column, group: Column
 
 
 def tensor_layer_seconds(work: Workload, rates: Any) -> Column:
-    """Computes exposed seconds of tensor-parallel traffic, for a layer and micro-batch."""
+    """Compute exposed seconds of tensor-parallel traffic, for a layer and micro-batch."""
     bytes_each = work.tokens * work.hidden * _BF16_BYTES
     bandwidth = ring_bandwidth(work, rates, np.minimum(work.tensor, work.node_devices), work.tensor)
     share = (work.tensor - 1) / work.tensor
@@ -53,7 +53,7 @@ def tensor_halves(work: Workload) -> Column:
 
 
 def expert_layer_seconds(work: Workload, rates: Any) -> Column:
-    """Computes exposed seconds of tokens to the ranks of their experts and back, for a layer and micro-batch.
+    """Compute exposed seconds of tokens to the ranks of their experts and back, for a layer and micro-batch.
 
     Forward and backward, and again for a layer that is recomputed; within a node and between nodes at once,
     each over its links.
@@ -70,14 +70,14 @@ def expert_layer_seconds(work: Workload, rates: Any) -> Column:
 
 
 def gather_logits_seconds(work: Workload, rates: Any) -> Column:
-    """Computes seconds a micro-batch to gather bf16 logits of the whole vocabulary on each tensor rank."""
+    """Compute seconds a micro-batch to gather bf16 logits of the whole vocabulary on each tensor rank."""
     bytes_all = work.tokens * work.vocabulary * _BF16_BYTES
     bandwidth = ring_bandwidth(work, rates, np.minimum(work.tensor, work.node_devices), work.tensor)
     return (work.tensor - 1) / work.tensor * bytes_all / bandwidth
 
 
 def context_layer_seconds(work: Workload, rates: Any) -> Column:
-    """Computes exposed seconds of context-parallel traffic: keys and values round, their gradients back."""
+    """Compute exposed seconds of context-parallel traffic: keys and values round, their gradients back."""
     bytes_all = 2 * work.kv_heads * work.head_dim / work.tensor * work.tokens * work.context * _BF16_BYTES
     neighbours = np.clip(work.node_devices / work.tensor, 1, work.context)
     bandwidth = ring_bandwidth(work, rates, neighbours, work.context)
@@ -86,7 +86,7 @@ def context_layer_seconds(work: Workload, rates: Any) -> Column:
 
 
 def stage_seconds(work: Workload, rates: Any) -> Column:
-    """Computes seconds to send a micro-batch's hidden states one stage on, each tensor rank its part."""
+    """Compute seconds to send a micro-batch's hidden states one stage on, each tensor rank its part."""
     bytes_each = work.tokens * work.hidden * _BF16_BYTES / work.tensor
     is_inside = work.devices <= work.node_devices
     bandwidth = np.where(is_inside, work.node_bandwidth * rates.node, work.network_bandwidth * rates.network)
@@ -94,7 +94,7 @@ def stage_seconds(work: Workload, rates: Any) -> Column:
 
 
 def data_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
-    """Computes seconds of data-parallel traffic before anything is hidden: (a step, a micro-batch).
+    """Compute seconds of data-parallel traffic before anything is hidden: (a step, a micro-batch).
 
     ZeRO 0 adds up gradients once a step. Degrees 1 and 2 scatter them and gather parameters, which moves as
     much. Degree 3 (and FSDP) gathers parameters for each forward and backward pass of a micro-batch and
@@ -116,7 +116,7 @@ def data_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
 
 
 def ring_steps_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
-    """Computes seconds of the steps of data-parallel rings beyond their bytes: (a step, a micro-batch).
+    """Compute seconds of the steps of data-parallel rings beyond their bytes: (a step, a micro-batch).
 
     A collective over n ranks takes n - 1 steps one after the other, for each layer that has its own: three a
     layer and micro-batch at degree 3, two a layer and step where FSDP reduces layer by layer. Megatron's
@@ -133,7 +133,7 @@ def ring_steps_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
 def _replica_seconds(
     work: Workload, rates: Any, parameters: Column, ranks: Column, stride: Column
 ) -> tuple[Column, Column]:
-    """Computes seconds (a step, a micro-batch) for `parameters` a device.
+    """Compute seconds (a step, a micro-batch) for `parameters` a device.
 
     Their replicas are on `ranks` devices, `stride` apart.
     """

@@ -24,18 +24,18 @@ BYTES = {
 
 
 def parts_of(several: Sequence[Mapping[str, float]], names: Mapping[str, str]) -> list[str]:
-    """Returns the parts that at least one of `several` has, in the order of `names`."""
+    """Return the parts that at least one of `several` has, in the order of `names`."""
     known = dict.fromkeys([*names, *(part for each in several for part in each)])
     return [part for part in known if any(each.get(part, 0.0) > 0 for each in several)]
 
 
 def decimals(planned: PlannedLayout) -> int:
-    """Returns the decimals that show four figures of the step's seconds."""
+    """Return the decimals that show four figures of the step's seconds."""
     return max(0, 3 - math.floor(math.log10(planned.step_seconds)))
 
 
 def seconds_text(planned: PlannedLayout, seconds: float) -> str:
-    """Returns seconds as text, to the step's fourth figure, or to two figures if they are smaller."""
+    """Return seconds as text, to the step's fourth figure, or to two figures if they are smaller."""
     own = 1 - math.floor(math.log10(abs(seconds))) if seconds else 0
     return f"{seconds:.{max(decimals(planned), own)}f} s".replace("-", "−")
 
@@ -54,14 +54,14 @@ def count_text(number: int, noun: str) -> str:
 
 
 def listed(texts: Sequence[str], conjunction: str = "and") -> str:
-    """Returns "a, b or c"."""
+    """Return "a, b or c"."""
     return f" {conjunction} ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
 def strong_and_weak(
     run: RunToPlan, nodes: Sequence[int], found: Found
 ) -> tuple[list[PlannedLayout], list[PlannedLayout]]:
-    """Returns the fastest layouts on each number of nodes: (with the run's batch, with a batch that grows).
+    """Return the fastest layouts on each number of nodes: (with the run's batch, with a batch that grows).
 
     `found` is the result of a search over `nodes`. Numbers of nodes on which nothing runs are left out.
     """
@@ -75,7 +75,7 @@ def strong_and_weak(
 
 
 def _grown(recipe: Recipe, nodes: int, first: int) -> Recipe:
-    """Returns the recipe with nodes / first times the tokens in each step of each phase."""
+    """Return the recipe with nodes / first times the tokens in each step of each phase."""
 
     def larger(part: Train | Phase) -> Train | Phase:
         tokens = part.tokens_per_step
@@ -106,7 +106,7 @@ def with_overlap(planned: PlannedLayout) -> PlannedLayout | None:
 
 
 def overlap_offer(planned: PlannedLayout) -> str | None:
-    """Returns a sentence on the gain of collectives in chunks, if there is one."""
+    """Return a sentence on the gain of collectives in chunks, if there is one."""
     changed = with_overlap(planned)
     if changed is None:
         return None
@@ -121,7 +121,7 @@ _NAMED_SHARE = 0.005  # of a step; smaller differences between layouts are added
 
 
 def compare(several: Sequence[PlannedLayout]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Returns (titles, rows) of a table with a column for each layout, without parts that no layout has."""
+    """Return (titles, rows) of a table with a column for each layout, without parts that no layout has."""
     places = max(decimals(planned) for planned in several)
 
     def seconds(values: Iterable[float]) -> list[str]:
@@ -177,7 +177,7 @@ def verdict(several: Sequence[PlannedLayout]) -> str:
 
 
 def differences(planned: PlannedLayout, other: PlannedLayout, scale: float = 1.0) -> dict[str, float]:
-    """Returns part → seconds that `planned` takes more than `other` (× scale), largest first.
+    """Return part → seconds that `planned` takes more than `other` (× scale), largest first.
 
     They add up to the difference of the steps.
     """
@@ -198,7 +198,7 @@ def unfit(planned: PlannedLayout) -> str:
 
 
 def changed_parts(planned: PlannedLayout, other: PlannedLayout) -> str:
-    """Returns where `planned` takes more and less than `other`, largest first; small parts are added up."""
+    """Return where `planned` takes more and less than `other`, largest first; small parts are added up."""
     found, places = differences(planned, other), decimals(planned)
     large = {
         part: seconds
@@ -216,7 +216,7 @@ def _with_seconds(parts: Mapping[str, float], places: int, of: str = "") -> str:
 
 
 def _faster(first: PlannedLayout, second: PlannedLayout) -> str:
-    """Says how much faster `first` is and why; compares steps of different size by equal tokens."""
+    """Say how much faster `first` is and why; compares steps of different size by equal tokens."""
     gain = first.tokens_per_second / second.tokens_per_second - 1
     found = differences(first, second, first.tokens_per_step / second.tokens_per_step)
     saved = {part: seconds for part, seconds in found.items() if seconds < 0}

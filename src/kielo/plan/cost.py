@@ -18,7 +18,7 @@ from kielo.resolve.text import imagined_text
 
 
 def tokens_per_second(run: RunToPlan, resolved: Resolved) -> list[float]:
-    """Computes tokens a second of each resolved phase, over all ranks, by the closed form.
+    """Compute tokens a second of each resolved phase, over all ranks, by the closed form.
 
     `resolved` must come from `run`'s recipe; the precision is the run's.
     """
@@ -37,7 +37,7 @@ def tokens_per_second(run: RunToPlan, resolved: Resolved) -> list[float]:
 
 
 def with_expectation(resolved: Resolved, recipe: Recipe) -> Resolved:
-    """Returns `resolved` with the planned speed of each phase in the run's first precision.
+    """Return `resolved` with the planned speed of each phase in the run's first precision.
 
     Returns it unchanged if no card says how fast its devices are, or if FP8 is only emulated.
     """
@@ -104,7 +104,7 @@ class Cost:
 
 
 def cost(planned: PlannedLayout, wall_hours: float | None = None, rate: Rate | None = None) -> Cost:
-    """Computes the cost of all phases on this layout, in jobs of at most `wall_hours`.
+    """Compute the cost of all phases on this layout, in jobs of at most `wall_hours`.
 
     wall_hours: default, the site's longest. rate: how often devices fail; default, never. Raises KieloError
     for what `resolve` refuses, if a job would end before its first save, and if failures leave it no time.
@@ -149,8 +149,8 @@ def cost(planned: PlannedLayout, wall_hours: float | None = None, rate: Rate | N
             raise KieloError(
                 f"--failures: on {planned.devices:,} devices, {rate.per_1000_device_days:g} failures of a "
                 f"device in 1,000 days are a failure every {failures.mean_seconds:,.0f} s, and a save every "
-                f"{checkpoint.every_steps} steps keeps less than {_LEAST_SHARE:.0%} of the time; what would "
-                f"work: checkpoint.every_steps = {failures.best_steps}, a lower rate, or fewer nodes"
+                f"{checkpoint.every_steps} steps keeps less than {_LEAST_SHARE:.0%} of the time. "
+                f"Fix: checkpoint.every_steps = {failures.best_steps}, a lower rate, or fewer nodes"
             )
         work = (training + heldout_seconds) / failures.effective_share
     jobs = 1
@@ -159,8 +159,8 @@ def cost(planned: PlannedLayout, wall_hours: float | None = None, rate: Rate | N
         if useful < planned.step_seconds:
             raise KieloError(
                 f"a job of {wall:g} hours ends before its first save: {START_SECONDS:.0f} s to start, a "
-                f"step of {planned.step_seconds:.0f} s and {safe:.0f} s to write {bytes_ / 1e9:.0f} GB; "
-                "what would work: --wall-hours "
+                f"step of {planned.step_seconds:.0f} s and {safe:.0f} s to write {bytes_ / 1e9:.0f} GB. "
+                "Fix: --wall-hours "
                 f"{math.ceil((START_SECONDS + safe + planned.step_seconds) / 360) / 10:g} or more"
             )
         jobs = math.ceil(work / useful)
@@ -172,7 +172,7 @@ def cost(planned: PlannedLayout, wall_hours: float | None = None, rate: Rate | N
 
 
 def _copies(planned: PlannedLayout, resolved: Resolved, bytes_: float, stop_seconds: float) -> Copies | None:
-    """Returns the copies in memory that the recipe makes between its saves, if it makes any.
+    """Return the copies in memory that the recipe makes between its saves, if it makes any.
 
     bytes_: of a checkpoint. stop_seconds: that copying to the host stops training. What a node sends over the
     cluster's network is taken from the training's own traffic, at the node's whole rate.
@@ -189,7 +189,7 @@ def _copies(planned: PlannedLayout, resolved: Resolved, bytes_: float, stop_seco
 
 
 def longest_pause_seconds(planned: PlannedLayout) -> float:
-    """Returns a bound of the time of a step in which a device comes to no layer.
+    """Return a bound of the time of a step in which a device comes to no layer.
 
     All work and traffic of one micro-batch, and what a device waits for or does beside its layers, as if it
     came in one piece.
@@ -200,7 +200,7 @@ def longest_pause_seconds(planned: PlannedLayout) -> float:
 
 
 def with_layout(recipe: Recipe, planned: PlannedLayout) -> Recipe:
-    """Returns `recipe` with the planned layout and micro-batch."""
+    """Return `recipe` with the planned layout and micro-batch."""
     size = {"micro_batch_sequences": planned.micro_batch}
     phases = tuple(phase.model_copy(update=size) for phase in recipe.phases)
     train = recipe.train.model_copy(update=size)
@@ -208,13 +208,13 @@ def with_layout(recipe: Recipe, planned: PlannedLayout) -> Recipe:
 
 
 def resolved_of(planned: PlannedLayout) -> Resolved:
-    """Resolves the run on this layout like `kielo train`, as if there were all the text that it needs."""
+    """Resolve the run on this layout like `kielo train`, as if there were all the text that it needs."""
     run, recipe = planned.run, with_layout(planned.run.recipe, planned)
     return resolve(recipe, "", planned.devices, run.card.device, run.card.name, text=imagined_text(recipe))
 
 
 def _training_seconds(planned: PlannedLayout, resolved: Resolved) -> float:
-    """Computes seconds of all steps of all phases.
+    """Compute seconds of all steps of all phases.
 
     Only the phase by which layouts are ranked is planned with its pipeline simulated. The closed form scales
     the others from it.

@@ -146,7 +146,7 @@ class Efficiency:
         )
 
     def of(self, workload: Any) -> SimpleNamespace:
-        """Returns each constant as a column [n] for the workload's architectures and engines, or a number."""
+        """Return each constant as a column [n] for the workload's architectures and engines, or a number."""
         index = {"architecture": workload.architecture.astype(int), "engine": workload.engine.astype(int)}
         columns = {}
         for name, constant in CONSTANTS.items():
@@ -156,18 +156,18 @@ class Efficiency:
 
 
 def members(name: str) -> tuple[str, ...]:
-    """Returns the members that a constant has values for: engines, architectures, or "all"."""
+    """Return the members that a constant has values for: engines, architectures, or "all"."""
     return {"architecture": ARCHITECTURES, "engine": ENGINES, "all": ("all",)}[CONSTANTS[name].by]
 
 
 @cache
 def fitted() -> tuple[Efficiency, dict[str, float]]:
-    """Reads (constants, figures of the prediction interval) of the shipped card."""
+    """Read (constants, figures of the prediction interval) of the shipped card."""
     return read_card(_CARD)
 
 
 def read_card(path: Path) -> tuple[Efficiency, dict[str, float]]:
-    """Reads (constants, figures of the prediction interval); raises KieloError if a constant is missing."""
+    """Read (constants, figures of the prediction interval); raise KieloError if a constant is missing."""
     card = tomllib.loads(path.read_text(encoding="utf-8"))
     try:
         values = {
@@ -182,7 +182,7 @@ def read_card(path: Path) -> tuple[Efficiency, dict[str, float]]:
 
 
 def card_text(efficiency: Efficiency, interval: dict[str, float], header: str) -> str:
-    """Returns the TOML of a card: a table for each constant, with its meaning above it."""
+    """Return the TOML of a card: a table for each constant, with its meaning above it."""
     lines = [f"# {line}" for line in header.splitlines()]
     for name, constant in CONSTANTS.items():
         lines += ["", f"# {constant.meaning}", f"[{name}]"]

@@ -49,14 +49,14 @@ class Row(NamedTuple):
     reason: str
 
     def cells(self, planned: PlannedLayout) -> tuple[str, str, str, str]:
-        """Returns the row as text, its seconds to the fourth figure of the step's."""
+        """Return the row as text, its seconds to the fourth figure of the step's."""
         seconds = "" if self.seconds is None else seconds_text(planned, self.seconds).removesuffix(" s")
         share = "" if self.share is None else f"{self.share:.{1 if self.share >= 0.001 else 3}%}"
         return self.part, seconds, share, self.reason
 
 
 def explain(planned: PlannedLayout, others: Sequence[PlannedLayout] = ()) -> list[Row]:
-    """Returns the step, its parts (largest first), memory, changes that were considered, and other layouts.
+    """Return the step, its parts (largest first), memory, changes that were considered, and other layouts.
 
     Takes those of `others` that have the same step on as many nodes.
     """
@@ -76,7 +76,7 @@ def explain(planned: PlannedLayout, others: Sequence[PlannedLayout] = ()) -> lis
 
 
 def bubble_share(schedule: str, ranks: int, stages_per_rank: int, micro_batches: int) -> float:
-    """Returns idle seconds by a rank's work, for equal stages without hops.
+    """Return idle seconds by a rank's work, for equal stages without hops.
 
     The backward pass takes twice the forward. (p - 1)/m for GPipe and 1F1B, divided by v for interleaving
     (Narayanan et al. 2021, arXiv:2104.04473); a third of it where the backward pass is split (Qi et al. 2024,
@@ -86,7 +86,7 @@ def bubble_share(schedule: str, ranks: int, stages_per_rank: int, micro_batches:
 
 
 def recomputed_seconds(planned: PlannedLayout) -> dict[str, float]:
-    """Returns part → its seconds that recomputation causes, by the planner's formulas."""
+    """Return part → its seconds that recomputation causes, by the planner's formulas."""
     work = workload(planned.run, [(planned.layout, planned.micro_batch, planned.phase)])
     none, rates = np.zeros(1), planned.run.efficiency.of(work)
     names = ("layers", "attention", "operators", "norms", "activations")
@@ -111,7 +111,7 @@ def _step(planned: PlannedLayout) -> Row:
 
 
 def _parts(planned: PlannedLayout, work: Workload) -> Iterator[Row]:
-    """Yields the parts, largest first; the largest beside matrix products bounds the step."""
+    """Yield the parts, largest first; the largest beside matrix products bounds the step."""
     has_copies = planned.layout.replicate * planned.layout.shard * planned.layout.context > 1
     reasons = _work_reasons(planned, work) | _traffic_reasons(planned, work)
     if planned.layout.pipeline > 1:
@@ -245,7 +245,7 @@ def _bubble_divisor(schedule: str, stages_per_rank: int) -> int:
 
 
 def _simulated_bubble(planned: PlannedLayout, stages: StageSeconds, micro_batches: int) -> float:
-    """Returns the simulated seconds beyond the heaviest rank's work, by that work."""
+    """Return the simulated seconds beyond the heaviest rank's work, by that work."""
     layout, whole = planned.layout, stages.whole()
     ranks, schedule = layout.pipeline, layout.pipeline_schedule
     owned = [stages_of_rank(schedule, ranks, rank, len(whole) // ranks) for rank in range(ranks)]
@@ -271,7 +271,7 @@ def _precision(planned: PlannedLayout) -> Iterator[Row]:
 
 
 def _memory(planned: PlannedLayout) -> Iterator[Row]:
-    """Yields what the fullest device holds, as `kielo rehearse`, and a node if all its ranks are as full."""
+    """Yield what the fullest device holds, as `kielo rehearse`, and a node if all its ranks are as full."""
     need, host = planned.device_need, planned.host_need
     sizes = sorted(planned.bytes.items(), key=lambda each: -each[1])
     parts = ", ".join(f"{BYTES.get(part, part)} {gb_text(size)}" for part, size in sizes if size > 0)
@@ -314,7 +314,7 @@ def _planned_with(planned: PlannedLayout, changes: dict[str, Any]) -> PlannedLay
 
 
 def _more_micro_batches(planned: PlannedLayout) -> Row:
-    """Says what bubble twice as many micro-batches would leave, and where they could come from."""
+    """Say what bubble twice as many micro-batches would leave, and where they could come from."""
     layout, many = planned.layout, 2 * planned.micro_batches
     ranks, schedule = layout.pipeline, layout.pipeline_schedule
     while micro_batch_complaint(schedule, many, ranks, num_stages(layout)) is not None:
@@ -353,7 +353,7 @@ def _other_schedules(planned: PlannedLayout) -> Iterator[Row]:
 
 
 def _layer_parts(work: Workload, rates: Any) -> dict[str, float]:
-    """Returns seconds of one layer and micro-batch, by the parts of a step that recomputation changes."""
+    """Return seconds of one layer and micro-batch, by the parts of a step that recomputation changes."""
     layer, tensor = layer_seconds(work, rates), exposed_tensor_seconds(work, rates)
     device = layer.matrix + layer.attention + layer.elementwise + tensor
     traffic = tensor + context_layer_seconds(work, rates)
@@ -368,7 +368,7 @@ def _layer_parts(work: Workload, rates: Any) -> dict[str, float]:
 
 
 def _recomputed_flops(planned: PlannedLayout, work: Workload) -> float:
-    """Returns recomputed FLOPs by the model's.
+    """Return recomputed FLOPs by the model's.
 
     A layer's products are 2 a weight forward, attention 2 × width × sequence.
     """

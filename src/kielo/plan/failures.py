@@ -50,7 +50,7 @@ class Rate:
     silent_share: float = _SILENT_SHARE
 
     def mean_seconds(self, devices: int) -> float:
-        """Returns the mean time between failures of a job of so many devices."""
+        """Return the mean time between failures of a job of so many devices."""
         return 1000 * _DAY_SECONDS / (self.per_1000_device_days * devices)
 
 
@@ -77,7 +77,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Copies:
-    """Copies in the nodes' memory (`checkpoint.memory_every_steps`). between: steps between two of them.
+    """Copie in the nodes' memory (`checkpoint.memory_every_steps`). between: steps between two of them.
 
     cost: as of a save; `safe` is when the neighbour has the files.
     """
@@ -119,7 +119,7 @@ class Failures:
 
 
 def rate_of(text: str, site: Cluster) -> Rate:
-    """Returns the rate that a person asked for: a name of published ones, a number, or "" for the usual one.
+    """Return the rate that a person asked for: a name of published ones, a number, or "" for the usual one.
 
     The usual one is the cluster card's own, and Llama 3's where it has none. Raises KieloError.
     """
@@ -135,8 +135,8 @@ def rate_of(text: str, site: Cluster) -> Rate:
         number = math.nan
     if not LEAST_RATE <= number <= MOST_RATE:
         raise KieloError(
-            f"--failures {name}: neither a published rate nor a number from {LEAST_RATE:g} to {MOST_RATE:g}; "
-            f"what would work: {', '.join(known)}, 0.5 (failures of a device in 1,000 days), or --failures "
+            f"--failures {name}: neither a published rate nor a number from {LEAST_RATE:g} to {MOST_RATE:g}. "
+            f"Fix: {', '.join(known)}, 0.5 (failures of a device in 1,000 days), or --failures "
             "alone, after the recipe"
         )
     return Rate(number, "--failures")
@@ -144,7 +144,7 @@ def rate_of(text: str, site: Cluster) -> Rate:
 
 @cache
 def published_rates() -> Mapping[str, Rate]:
-    """Returns the rates that others counted, by name."""
+    """Return the rates that others counted, by name."""
     found = tomllib.loads(_CARD.read_text(encoding="utf-8"))
     return {
         name: Rate(
@@ -165,7 +165,7 @@ def expect(
     job_seconds: float,
     copies: Copies | None = None,
 ) -> Failures:
-    """Returns what failures at this rate cost a job.
+    """Return what failures at this rate cost a job.
 
     read_seconds: to read a checkpoint. copies: those in memory, if the recipe has any between its saves. A
     restart writes one to the disk before it reads it; where several nodes were lost, it reads a save.
@@ -205,7 +205,7 @@ def expect(
 def _own_share(
     steps: Steps, save: Save, copies: Copies | None, mean_seconds: float, down_seconds: float
 ) -> float:
-    """Returns the effective share as the recipe saves and copies.
+    """Return the effective share as the recipe saves and copies.
 
     A failure of one node goes back to the copy, one of several to the save; the time that a step takes with
     all losses is the mean of both. down_seconds: of a failure of one node.
@@ -222,7 +222,7 @@ def _own_share(
 
 
 def young_seconds(stop_seconds: float, mean_seconds: float) -> float:
-    """Returns the best time between two saves to first order, √(2 C M).
+    """Return the best time between two saves to first order, √(2 C M).
 
     Young 1974, doi:10.1145/361147.361115. stop_seconds: C, that a save stops training. mean_seconds: M,
     between failures.
@@ -231,7 +231,7 @@ def young_seconds(stop_seconds: float, mean_seconds: float) -> float:
 
 
 def daly_seconds(stop_seconds: float, mean_seconds: float) -> float:
-    """Returns the best time between two saves to higher order.
+    """Return the best time between two saves to higher order.
 
     Daly 2006, doi:10.1016/j.future.2004.11.016, equation 37.
     """
@@ -243,7 +243,7 @@ def daly_seconds(stop_seconds: float, mean_seconds: float) -> float:
 
 
 def effective_share(interval_seconds: float, save: Save, mean_seconds: float, down_seconds: float) -> float:
-    """Returns the share of a job's time that is spent on steps that are kept.
+    """Return the share of a job's time that is spent on steps that are kept.
 
     Daly's model with the time lost until the next step, in which a job may fail again; and a failure also
     costs the steps that were taken while the newest save was being written.
@@ -255,7 +255,7 @@ def effective_share(interval_seconds: float, save: Save, mean_seconds: float, do
 
 
 def restart_seconds(layout: Layout, devices: int, read_seconds: float) -> dict[str, float]:
-    """Returns part → seconds from the end of all ranks to their next step, in the same job."""
+    """Return part → seconds from the end of all ranks to their next step, in the same job."""
     return {
         "processes": _PROCESS_SECONDS,
         "store": STORE_OPERATIONS_PER_RANK * devices / _STORE_OPERATIONS_PER_SECOND,
@@ -266,7 +266,7 @@ def restart_seconds(layout: Layout, devices: int, read_seconds: float) -> dict[s
 
 
 def communicators(layout: Layout, devices: int) -> int:
-    """Returns how many communicators a rank starts, one after another: of the world, axes, and messages.
+    """Return how many communicators a rank starts, one after another: of the world, axes, and messages.
 
     As benchmarks/start/counted_start.py counts them by running the start's own code.
     """
@@ -278,7 +278,7 @@ def communicators(layout: Layout, devices: int) -> int:
 
 
 def spares(mean_failures: float) -> int:
-    """Returns the fewest nodes that are enough with 95 %, if each failure takes one (Poisson)."""
+    """Return the fewest nodes that are enough with 95 %, if each failure takes one (Poisson)."""
     logarithm, number = -mean_failures, 0  # of a probability that may be too small for a float
     total = math.exp(logarithm)
     while total < _SURE_OF_SPARES:

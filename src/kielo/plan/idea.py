@@ -31,7 +31,7 @@ class UsualTraining:
 
 
 def usual_training(parameters: int, tokens: int | None = None) -> UsualTraining:
-    """Returns the usual numbers for a model of `parameters`; tokens: default, 20 for each of them.
+    """Return the usual numbers for a model of `parameters`; tokens: default, 20 for each of them.
 
     A short run has smaller steps: 1,000 of them or more.
     """
@@ -47,17 +47,17 @@ def usual_training(parameters: int, tokens: int | None = None) -> UsualTraining:
 
 
 def flops_of_device_hours(hours: float, peak_tflops: float) -> float:
-    """Estimates the model FLOPs of so many device-hours, at 35 % of the peak."""
+    """Estimate the model FLOPs of so many device-hours, at 35 % of the peak."""
     return hours * 3600 * peak_tflops * 1e12 * USUAL_MFU
 
 
 def tokens_of_device_hours(hours: float, parameters: int, peak_tflops: float) -> int:
-    """Estimates the tokens that so many device-hours train, at 35 % of the peak."""
+    """Estimate the tokens that so many device-hours train, at 35 % of the peak."""
     return int(flops_of_device_hours(hours, peak_tflops) / (FLOPS_PER_PARAMETER_AND_TOKEN * parameters))
 
 
 def with_usual_training(recipe: Recipe) -> tuple[Recipe, list[str]]:
-    """Returns the recipe of an idea with what a plan needs, and a line for each key that was filled in.
+    """Return the recipe of an idea with what a plan needs, and a line for each key that was filled in.
 
     Only keys that the recipe leaves out, and only where it has no token budget; a recipe with phases and one
     that starts from weights stay as they are. Ready tokens are a budget, since they are counted.
@@ -81,7 +81,7 @@ def with_usual_training(recipe: Recipe) -> tuple[Recipe, list[str]]:
 
 
 def parameters_asked(recipe: Recipe) -> int:
-    """Returns the parameters that the recipe asks for, by `model.params` or by its shape."""
+    """Return the parameters that the recipe asks for, by `model.params` or by its shape."""
     model = recipe.model
     if model.params is not None:
         return model.params

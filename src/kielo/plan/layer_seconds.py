@@ -62,7 +62,7 @@ class LayerSeconds:
     is_processor: Column
 
     def total(self, traffic: Column) -> Column:
-        """Computes seconds of the layer with `traffic` between its kernels.
+        """Compute seconds of the layer with `traffic` between its kernels.
 
         A layer is not faster than its kernels are launched. The root of the sum of squares is taken because,
         when both are nearly equal, each sometimes waits for the other. On a processor nothing runs while
@@ -73,7 +73,7 @@ class LayerSeconds:
 
 
 def layer_seconds(work: Workload, rates: Any) -> LayerSeconds:
-    """Computes seconds of a layer; `rates` come from `Efficiency.of`."""
+    """Compute seconds of a layer; `rates` come from `Efficiency.of`."""
     forward_matrix, backward_matrix = _matrix_seconds(work, rates)
     passes = (3 + work.layers_again) / 3 * np.where(work.tensor > 1, rates.tensor_launch, 1.0)
     passes = passes * np.where(work.unfused_norms > 0, rates.eager_launch, 1.0)
@@ -95,7 +95,7 @@ def layer_seconds(work: Workload, rates: Any) -> LayerSeconds:
 
 
 def head_seconds(work: Workload, rates: Any) -> Column:
-    """Computes seconds of the output matrix and the loss, which engines keep in bf16 unless they say so.
+    """Compute seconds of the output matrix and the loss, which engines keep in bf16 unless they say so.
 
     The weight's gradient is wide in every recipe.
     """
@@ -135,7 +135,7 @@ class Product:
 
 
 def matrix_products(work: Workload) -> list[Product]:
-    """Lists the products of queries with keys and values, output, MLP in and MLP out, and those of experts.
+    """List the products of queries with keys and values, output, MLP in and MLP out, and those of experts.
 
     An expert's rows are its tokens if all experts get equally many, which benchmarks enforce and losses aim
     at.
@@ -206,7 +206,7 @@ def product_seconds(
     in_recipe: Column,
     groups: Column | float = 1.0,
 ) -> Column:
-    """Computes seconds of `groups` products [rows, inner] × [inner, columns].
+    """Compute seconds of `groups` products [rows, inner] × [inner, columns].
 
     Matrix units and memory work at once. Results are computed in waves of tiles, of which the last is on
     average half empty; each tile takes a while to begin.
@@ -223,7 +223,7 @@ def product_seconds(
 
 
 def _attention_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
-    """Computes (seconds of attention forward, factor of these for backward)."""
+    """Compute (seconds of attention forward, factor of these for backward)."""
     heads = work.heads / work.tensor
     pairs = work.tokens * work.sequence * heads  # query and key of a head; a causal mask leaves half of them
     flops = 4 * pairs * work.head_dim
@@ -243,7 +243,7 @@ def _attention_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
 
 
 def _cheap_again_seconds(work: Workload, rates: Any) -> Column:
-    """Computes seconds of norms and activations that the backward makes again: each reads and writes once."""
+    """Compute seconds of norms and activations that the backward makes again: each reads and writes once."""
     share = np.where(work.sequence_parallel > 0, 1 / work.tensor, 1.0)
     norms = 2 * 2 * work.hidden * share * work.norms_again
     elements = norms + _activation_elements(work) * work.activations_again
@@ -252,12 +252,12 @@ def _cheap_again_seconds(work: Workload, rates: Any) -> Column:
 
 
 def _activation_elements(work: Workload) -> Column:
-    """Returns elements a token that the MLP's activation reads and writes, on a tensor rank."""
+    """Return elements a token that the MLP's activation reads and writes, on a tensor rank."""
     return work.mlp_width_of_token * work.mlp_matrices / work.tensor
 
 
 def _elementwise_seconds(work: Workload, rates: Any) -> Column:
-    """Computes seconds of memory-bound work, forward and backward.
+    """Compute seconds of memory-bound work, forward and backward.
 
     Fewest bytes a token, forward: two norms (read, write), two additions (two reads, a write), rope on
     queries, keys and values (read, write), and the activation. Once a micro-batch, gradients of the weights
@@ -296,7 +296,7 @@ def _elementwise_seconds(work: Workload, rates: Any) -> Column:
 
 
 def exposed_tensor_seconds(work: Workload, rates: Any) -> Column:
-    """Computes seconds of a layer and micro-batch that tensor-parallel traffic adds, forward and backward.
+    """Compute seconds of a layer and micro-batch that tensor-parallel traffic adds, forward and backward.
 
     Chunked are the gathers before column-split matrices, in each forward pass; and, unless whole layers are
     made again, the sums after row-split ones and the gathers before these matrices' backward. The gather of
@@ -323,7 +323,7 @@ def exposed_tensor_seconds(work: Workload, rates: Any) -> Column:
 
 
 def _chunked(work: Workload, rates: Any, product: Product, copied: Column) -> Column:
-    """Computes seconds that a product and its collective take beyond the product alone at once.
+    """Compute seconds that a product and its collective take beyond the product alone at once.
 
     copied: elements that are copied for it.
     """
@@ -342,5 +342,5 @@ def _chunked(work: Workload, rates: Any, product: Product, copied: Column) -> Co
 
 
 def _copied(product: Product, is_result: bool) -> Column:
-    """Returns elements of the product's result, or of its input."""
+    """Return elements of the product's result, or of its input."""
     return product.rows * (product.columns if is_result else product.inner)

@@ -44,7 +44,7 @@ class _Term(NamedTuple):
 
 
 def layout_name(layout: Layout, micro_batch: int) -> str:
-    """Returns the layout's name; `micro_batch` is in sequences.
+    """Return the layout's name; `micro_batch` is in sequences.
 
     Usual settings are left out: axes of one rank, sequence parallelism.
     """
@@ -52,7 +52,7 @@ def layout_name(layout: Layout, micro_batch: int) -> str:
 
 
 def matches(wanted: str) -> Callable[[Layout, int], bool]:
-    """Returns a function that is True for a layout with its micro-batch that has every term of `wanted`.
+    """Return a function that is True for a layout with its micro-batch that has every term of `wanted`.
 
     Terms may follow each other directly ("tp8pp4") or be separated by hyphens, ×, x, spaces or commas, in
     either case. "interleaved" and "zb" without a number match any. Raises KieloError for a term that does not
@@ -112,7 +112,7 @@ def _recomputation(layout: Layout) -> list[_Term]:
 
 
 def _asked(wanted: str) -> set[str]:
-    """Splits `wanted` into terms; raises KieloError for what is no term."""
+    """Split `wanted` into terms; raise KieloError for what is no term."""
     text, terms, at = wanted.lower(), set(), 0
     while at < len(text):
         if between := _BETWEEN.match(text, at):
@@ -120,12 +120,10 @@ def _asked(wanted: str) -> set[str]:
             continue
         found = _TERM.match(text, at)
         if found is None:
-            raise KieloError(
-                f"{text[at:]!r} in {wanted!r} is not a term of a layout's name; what would work: {_KNOWN}"
-            )
+            raise KieloError(f"{text[at:]!r} in {wanted!r} is not a term of a layout's name. Fix: {_KNOWN}")
         term = re.sub(r"[ =_-]", "", found[0]) if not found[0].startswith("saved") else found[0]
         terms.add(_SYNONYMS.get(term, term))
         at = found.end()
     if not terms:
-        raise KieloError(f"{wanted!r} has no term of a layout's name; what would work: {_KNOWN}")
+        raise KieloError(f"{wanted!r} has no term of a layout's name. Fix: {_KNOWN}")
     return terms

@@ -40,30 +40,27 @@ class MeasuredRun:
 
 
 def read_measured_run(path: Path) -> MeasuredRun:
-    """Reads the steps of the newest attempt in metrics.jsonl; resolved.toml is beside it or one folder up.
+    """Read the steps of the newest attempt in metrics.jsonl; resolved.toml is beside it or one folder up.
 
     Raises KieloError for files that are missing, of too few steps, or of another number of ranks.
     """
     if not path.is_file():
-        raise KieloError(
-            f"{path}: no such file; what would work: runs/NAME/train/metrics.jsonl of a run of your own"
-        )
+        raise KieloError(f"{path}: no such file. Fix: runs/NAME/train/metrics.jsonl of a run of your own")
     plans = [folder / "resolved.toml" for folder in (path.parent, path.parent.parent)]
     plan = next((plan for plan in plans if plan.is_file()), None)
     if plan is None:
         raise KieloError(
-            f"{path}: neither {plans[0]} nor {plans[1]} is there, so the shape of this run is not known; "
-            "what would work: the file in its run folder, or its resolved.toml copied beside it"
+            f"{path}: neither {plans[0]} nor {plans[1]} is there, so the shape of this run is not known. "
+            "Fix: the file in its run folder, or its resolved.toml copied beside it"
         )
     resolved, rows = read_resolved(plan), _last_attempt(_rows(path))
     if resolved.identity.train.precision == "fp8" and resolved.identity.train.fp8.emulate:
         raise KieloError(
-            f"{path}: FP8 was emulated, which says nothing about a machine; what would work: a run in fp32 "
-            "or bf16"
+            f"{path}: FP8 was emulated, which says nothing about a machine. Fix: a run in fp32 or bf16"
         )
     if not rows:
         raise KieloError(
-            f"{path}: no row of a training step; what would work: the metrics.jsonl of a run that has trained"
+            f"{path}: no row of a training step. Fix: the metrics.jsonl of a run that has trained"
         )
     _refuse_other_ranks(path, rows, resolved)
     seconds = {
@@ -72,13 +69,13 @@ def read_measured_run(path: Path) -> MeasuredRun:
     if not seconds:
         raise KieloError(
             f"{path}: no phase with one step size has {MIN_ROWS} rows after its first {WARM_UP_STEPS} "
-            "steps; what would work: a longer run, or train.log_every_steps=1"
+            "steps. Fix: a longer run, or train.log_every_steps=1"
         )
     return MeasuredRun(path, resolved, seconds)
 
 
 def metrics_of(paths: Sequence[Path]) -> tuple[list[Path], Cluster | None]:
-    """Returns the metrics.jsonl of runs and ladders, and the site of the ladders; None: there are none.
+    """Return the metrics.jsonl of runs and ladders, and the site of the ladders; None: there are none.
 
     paths: metrics.jsonl, folders of runs, or of ladders, which stand for their measured rungs. On a processor
     the ranks of several "nodes" share its cores, so only the rungs of one node are taken there. Raises
@@ -104,13 +101,13 @@ def metrics_of(paths: Sequence[Path]) -> tuple[list[Path], Cluster | None]:
 
 
 def has_measured(run_folder: Path) -> bool:
-    """Returns True for the run folder of a rung whose steps were taken to the last."""
+    """Return True for the run folder of a rung whose steps were taken to the last."""
     outcome = read_json(run_folder / "train", Outcome)
     return outcome is not None and outcome.outcome == "finished"
 
 
 def measured_speed(run_folder: Path) -> MeasuredSpeed | None:
-    """Returns the speed of a rung's steps, of the size that most rows have; None where it is not measured."""
+    """Return the speed of a rung's steps, of the size that most rows have; None where it is not measured."""
     if not has_measured(run_folder):
         return None
     try:
@@ -144,7 +141,7 @@ def _rows(path: Path) -> list[_StepRow]:
 
 
 def _last_attempt(rows: Iterable[_StepRow]) -> list[_StepRow]:
-    """Returns the rows of the newest attempt, whose layout is the one in resolved.toml.
+    """Return the rows of the newest attempt, whose layout is the one in resolved.toml.
 
     Each attempt counts its seconds from 0.
     """
@@ -159,7 +156,7 @@ def _last_attempt(rows: Iterable[_StepRow]) -> list[_StepRow]:
 
 
 def _refuse_other_ranks(path: Path, rows: Sequence[_StepRow], resolved: Resolved) -> None:
-    """Raises KieloError if the rows are of another number of ranks than resolved.toml.
+    """Raise KieloError if the rows are of another number of ranks than resolved.toml.
 
     A finished run that is started again on other ranks trains nothing, but writes a resolved.toml for them.
     """
@@ -169,13 +166,13 @@ def _refuse_other_ranks(path: Path, rows: Sequence[_StepRow], resolved: Resolved
     # A row across two phases has tokens of both; numbers of ranks differ by more than that.
     if ranks / placement.world_size > 1.4 or placement.world_size / ranks > 1.4:
         raise KieloError(
-            f"{path}: its rows are of {ranks:.0f} ranks, its resolved.toml of {placement.world_size}; what "
-            "would work: a run that was not started again on other ranks after its end"
+            f"{path}: its rows are of {ranks:.0f} ranks, its resolved.toml of {placement.world_size}. "
+            "Fix: a run that was not started again on other ranks after its end"
         )
 
 
 def _seconds_by_size(rows: Sequence[_StepRow], resolved: Resolved) -> dict[StepSize, list[float]]:
-    """Returns seconds of a step, one figure a row, by the step's size.
+    """Return seconds of a step, one figure a row, by the step's size.
 
     A row covers the steps since the row before it. Left out are rows with the first steps of a phase or of
     the attempt, rows across two phases or of one with frozen modules, and all rows from the first change

@@ -36,11 +36,11 @@ class StageSeconds:
 
     @staticmethod
     def equal(stages: int, forward: float, hop: float = 0.0) -> "StageSeconds":
-        """Returns equal stages whose three parts take equally long, as matrix products do."""
+        """Return equal stages whose three parts take equally long, as matrix products do."""
         return StageSeconds((forward,) * stages, (forward,) * stages, (forward,) * stages, hop)
 
     def whole(self) -> list[float]:
-        """Returns the seconds of each stage: the sum of its three parts."""
+        """Return the seconds of each stage: the sum of its three parts."""
         return [sum(parts) for parts in zip(self.forward, self.backward_inputs, self.backward_weights)]
 
 
@@ -57,7 +57,7 @@ class Span:
 
 
 def simulated_seconds(schedule: str, stages: StageSeconds, ranks: int, micro_batches: int) -> float:
-    """Returns seconds from the first forward to the last backward; long steps by their repeating part."""
+    """Return seconds from the first forward to the last backward; long steps by their repeating part."""
     chunks = len(stages.forward) // ranks
     unit = _round(ranks, micro_batches) if chunks > 1 and not SCHEDULES[schedule].is_v else ranks
     few = (_SIMULATED_ROUNDS if ranks <= _LONG else _SIMULATED_ROUNDS // 2) * unit
@@ -72,7 +72,7 @@ def simulated_seconds(schedule: str, stages: StageSeconds, ranks: int, micro_bat
 
 
 def _round(ranks: int, micro_batches: int) -> int:
-    """Returns the micro-batches that an interleaved schedule takes through one chunk before the next.
+    """Return the micro-batches that an interleaved schedule takes through one chunk before the next.
 
     torch makes equal rounds of at least as many as there are ranks, or one round of all.
     """
@@ -80,7 +80,7 @@ def _round(ranks: int, micro_batches: int) -> int:
 
 
 def timeline(schedule: str, stages: StageSeconds, ranks: int, micro_batches: int) -> list[Span]:
-    """Returns every task with its start and end, in order of start, to be drawn.
+    """Return every task with its start and end, in order of start, to be drawn.
 
     Every rank runs a fixed order. The order of a V is made as its authors say: with all tasks of the same
     length, a rank takes a task that is ready, backward for inputs first, then forward as far as memory allows
@@ -113,7 +113,7 @@ class _ProgramTask(NamedTuple):
 
 @cache
 def _program(schedule: str, ranks: int, chunks: int, micro_batches: int) -> list[_ProgramTask]:
-    """Lists the tasks of all ranks, each after the task that it needs; the order holds for any seconds."""
+    """List the tasks of all ranks, each after the task that it needs; the order holds for any seconds."""
     own, stages = [stages_of_rank(schedule, ranks, rank, chunks) for rank in range(ranks)], ranks * chunks
     if SCHEDULES[schedule].is_v:
         orders = _GreedyOrders(StageSeconds.equal(stages, 1.0), own, micro_batches).make()
@@ -190,7 +190,7 @@ def _order(schedule: str, ranks: int, rank: int, own: Sequence[int], micro_batch
 
 
 def _needs(kind: str, stage: int, last: int) -> tuple[str, int] | None:
-    """Returns (kind, stage) of the same micro-batch that must be done before."""
+    """Return (kind, stage) of the same micro-batch that must be done before."""
     if kind == "weights":
         return "backward", stage
     if kind == "forward":
@@ -199,7 +199,7 @@ def _needs(kind: str, stage: int, last: int) -> tuple[str, int] | None:
 
 
 class _GreedyOrders:
-    """Makes the order of each rank of a V: a rank that is free takes the best task that is ready."""
+    """Make the order of each rank of a V: a rank that is free takes the best task that is ready."""
 
     def __init__(self, stages: StageSeconds, own: Sequence[Sequence[int]], micro_batches: int) -> None:
         self.own, self.last, self.hop = own, len(stages.forward) - 1, stages.hop
@@ -223,7 +223,7 @@ class _GreedyOrders:
             self._post(0.0, self.rank_of[0], ("forward", 0, micro_batch))
 
     def make(self) -> list[list[_Task]]:
-        """Returns the tasks of each rank in order."""
+        """Return the tasks of each rank in order."""
         while self.events:
             now = self.events[0][0]
             for rank in self._receive(now):

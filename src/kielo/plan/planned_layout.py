@@ -27,7 +27,7 @@ SHARE = 0.8  # of new measurements that should be inside
 
 
 def interval(seconds: Column, figures: Mapping[str, float]) -> tuple[Column, Column]:
-    """Returns (low, high), between which `SHARE` of measured seconds are expected, by a card's [interval]."""
+    """Return (low, high), between which `SHARE` of measured seconds are expected, by a card's [interval]."""
     return seconds * np.exp(figures["lower"]), seconds * np.exp(figures["upper"])
 
 
@@ -54,7 +54,7 @@ class Pipeline:
         return simulated_seconds(self.schedule, self.stages, self.ranks, self.micro_batches)
 
     def busiest_rank(self) -> tuple[int, ...]:
-        """Returns the stages of the rank with most work."""
+        """Return the stages of the rank with most work."""
         whole, chunks = self.stages.whole(), len(self.layers) // self.ranks
         owned = (stages_of_rank(self.schedule, self.ranks, rank, chunks) for rank in range(self.ranks))
         return max(owned, key=lambda some: sum(whole[stage] for stage in some))
@@ -75,7 +75,7 @@ class Passes(NamedTuple):
 
 
 def passes(work: Workload, efficiency: Efficiency) -> list[Passes]:
-    """Computes the passes of each entry of `work`."""
+    """Compute the passes of each entry of `work`."""
     rates = efficiency.of(work)
     traffic = exposed_tensor_seconds(work, rates) + context_layer_seconds(work, rates)
     layer, hop = layer_seconds(work, rates).total(traffic), stage_seconds(work, rates)
@@ -87,7 +87,7 @@ def passes(work: Workload, efficiency: Efficiency) -> list[Passes]:
 def layout_pipeline(
     model: CompleteModel, layout: Layout, one: Passes, micro_batches: int, sequence_length: int
 ) -> Pipeline:
-    """Returns the pipeline of a layout.
+    """Return the pipeline of a layout.
 
     Forward, gradients of inputs and gradients of weights take a third of a layer each; recomputation comes
     before the gradients of inputs.
@@ -108,7 +108,7 @@ def layout_pipeline(
 
 
 def with_simulation(parts: dict[str, float], pipeline: Pipeline, layers_assumed: float) -> dict[str, float]:
-    """Returns `parts` for the rank that has most work, with the simulated wait beyond its work as "bubble".
+    """Return `parts` for the rank that has most work, with the simulated wait beyond its work as "bubble".
 
     layers_assumed: those of the heaviest rank in `parts`.
     """
@@ -286,7 +286,7 @@ def plan_layouts(
 
 
 def workload(run: RunToPlan, shapes: Sequence[tuple[Layout, int, FullPhase]]) -> Workload:
-    """Returns the workload of each (layout, sequences of a micro-batch, phase)."""
+    """Return the workload of each (layout, sequences of a micro-batch, phase)."""
     rows = []
     for layout, size, phase in shapes:
         number = shares_of(layout, size, phase).micro_batches
@@ -296,7 +296,7 @@ def workload(run: RunToPlan, shapes: Sequence[tuple[Layout, int, FullPhase]]) ->
 
 
 def shares_of(layout: Layout, micro_batch: int, phase: FullPhase) -> Shares:
-    """Returns how a layout's ranks share the steps of `phase`."""
+    """Return how a layout's ranks share the steps of `phase`."""
     sequences, ranks = phase.tokens_per_step // phase.sequence_length, layout.replicate * layout.shard
     number = micro_batches_needed(layout, math.ceil(sequences / ranks), micro_batch)
     return Shares(sequences, ranks, micro_batch, int(number))

@@ -16,7 +16,7 @@ from kielo.resolve.stages import SCHEDULES
 
 
 def speed_advice(model: CompleteModel, layout: Layout, accelerator: str, has_fp8: bool = False) -> list[str]:
-    """Returns advice on sizes that are slow on a machine, and on slow combinations of keys.
+    """Return advice on sizes that are slow on a machine, and on slow combinations of keys.
 
     has_fp8: steps of the run are computed in FP8.
 
@@ -68,7 +68,7 @@ class Remedy:
     slower: float
 
     def __str__(self) -> str:
-        """Returns `--set` flags with what they bring and cost."""
+        """Return `--set` flags with what they bring and cost."""
         sets = " ".join(
             f"--nodes {value}" if key == "nodes" else f"--set {key}={_toml(value)}"
             for key, value in self.changes.items()
@@ -78,7 +78,7 @@ class Remedy:
 
 
 def remedies(planned: PlannedLayout) -> list[Remedy]:
-    """Returns up to three ways to make `planned` fit, the least slow first; none where nothing does."""
+    """Return up to three ways to make `planned` fit, the least slow first; none where nothing does."""
     singles = list(_single_changes(planned))
     found = _that_fit(planned, singles)
     if not found:
@@ -88,7 +88,7 @@ def remedies(planned: PlannedLayout) -> list[Remedy]:
 
 
 def in_words(planned: PlannedLayout) -> str:
-    """Returns one sentence on what would make `planned` fit."""
+    """Return one sentence on what would make `planned` fit."""
     found = remedies(planned)
     if not found:
         return (
@@ -98,7 +98,7 @@ def in_words(planned: PlannedLayout) -> str:
 
 
 def memory_warning(resolved: Resolved, recipe: Recipe) -> str | None:
-    """Returns why a run will not fit the memory of its GPUs, and what would; None if by plan it does.
+    """Return why a run will not fit the memory of its GPUs, and what would; None if by plan it does.
 
     None too where no card knows its devices.
     """
@@ -141,7 +141,7 @@ def _single_changes(planned: PlannedLayout) -> Iterator[dict[str, Any]]:
 
 
 def _more_recomputation(layout: Layout) -> Iterator[dict[str, Any]]:
-    """Yields keys by which the backward makes more again, the cheapest first. Some may not run."""
+    """Yield keys by which the backward makes more again, the cheapest first. Some may not run."""
     now = layout.recomputed
     if now & {"operators", "full"}:
         strength = _strength(layout.recompute, layout.recompute_every_layers)
@@ -155,7 +155,7 @@ def _more_recomputation(layout: Layout) -> Iterator[dict[str, Any]]:
 
 
 def _strength(recompute: str, every_layers: int) -> tuple[bool, float]:
-    """Returns what grows with that which `operators` or `full` make again."""
+    """Return what grows with that which `operators` or `full` make again."""
     return recompute == "full", 1 / every_layers
 
 
@@ -178,7 +178,7 @@ def _speed(planned: PlannedLayout) -> float:
 
 
 def _changed(planned: PlannedLayout, changes: Mapping[str, Any]) -> tuple[Layout, int, int] | None:
-    """Returns (layout, nodes, sequences of a micro-batch) with the changes; None if it cannot run."""
+    """Return (layout, nodes, sequences of a micro-batch) with the changes; None if it cannot run."""
     run, size = planned.run, changes.get("train.micro_batch_sequences", planned.micro_batch)
     nodes = changes.get("nodes", planned.nodes)
     layout = planned.layout.model_copy(

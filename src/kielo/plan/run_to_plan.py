@@ -48,7 +48,7 @@ class RunToPlan:
 
     @staticmethod
     def of(recipe: Recipe, model: CompleteModel, precision: Precision | None = None) -> "RunToPlan":
-        """Returns the run on the recipe's cluster, or by the card of `machine` where the recipe names one.
+        """Return the run on the recipe's cluster, or by the card of `machine` where the recipe names one.
 
         precision: default, that of most steps. Raises KieloError where no card says how fast the devices are,
         and for FP8 on devices without it.
@@ -60,7 +60,7 @@ class RunToPlan:
             if card.device == "cpu" and machine.ranks != site.devices_per_node:
                 raise KieloError(
                     f"{recipe.machine}: its runs shared the processor among {machine.ranks} ranks, and "
-                    f"{site.name} has {site.devices_per_node} devices a node; what would work: a card of "
+                    f"{site.name} has {site.devices_per_node} devices a node. Fix: a card of "
                     f"runs with --ranks {site.devices_per_node}"
                 )
         else:
@@ -76,7 +76,7 @@ class RunToPlan:
         if peak is None or card.memory_bandwidth_tb_per_second is None:
             raise KieloError(
                 f"the card {card.name!r} has no {between} peak or no memory bandwidth, so no speed can be "
-                "planned for it; what would work: a card of your own machine, by `kielo plan calibrate "
+                "planned for it. Fix: a card of your own machine, by `kielo plan calibrate "
                 "RUN/train/metrics.jsonl --to my_machine.toml`, and then --machine my_machine.toml; or "
                 "another --cluster, such as lumi_g"
             )
@@ -85,7 +85,7 @@ class RunToPlan:
 
     @staticmethod
     def of_recipe(recipe: Recipe) -> "RunToPlan":
-        """Returns the run before there is text or a tokenizer: with the vocabulary size of the recipe."""
+        """Return the run before there is text or a tokenizer: with the vocabulary size of the recipe."""
         recipe = with_budget_of_ready_tokens(recipe)
         check_budget(recipe)
         return RunToPlan.of(recipe, case_before_text(recipe).model)
@@ -116,7 +116,7 @@ class RunToPlan:
         return self.site.memory_gib_per_node * 2**30
 
     def host_bytes_per_node(self, parts: Mapping[str, Bytes], is_offloaded: bool) -> Bytes:
-        """Computes the bytes in a node's own memory if all its ranks hold `parts`, as the fullest one does.
+        """Compute the bytes in a node's own memory if all its ranks hold `parts`, as the fullest one does.
 
         parts: as of `MemoryBytes.parts`. Devices without memory of their own hold them there too.
         """
@@ -139,10 +139,10 @@ class RunToPlan:
         return self.card.peak_tflops["fp8" if self.precision == "fp8" else "bf16"]
 
     def columns(self, layout: Layout, step: StepSize, trainable: tuple[str, ...] = ()) -> dict[str, Any]:
-        """Returns a row for `Workload.of`: the run in this layout, in a phase that trains these modules."""
+        """Return a row for `Workload.of`: the run in this layout, in a phase that trains these modules."""
         options = TrainOptions.of(self.precision, self.recipe.train, trainable)
         return workload_row(self.model, layout, self.card, self.site, step, options)
 
     def flops_per_token(self, phase: FullPhase) -> int:
-        """Computes the model FLOPs of a token of `phase`."""
+        """Compute the model FLOPs of a token of `phase`."""
         return flops_per_token(self.model, phase.sequence_length, phase.trainable)

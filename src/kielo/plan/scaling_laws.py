@@ -40,14 +40,14 @@ class Law:
         return self.floor + self.a / parameters**self.alpha + self.b / tokens**self.beta
 
     def optimum(self, flops: float) -> "Choice":
-        """Returns the parameters and different tokens with the least loss for a compute budget."""
+        """Return the parameters and different tokens with the least loss for a compute budget."""
         product = flops / FLOPS_PER_PARAMETER_AND_TOKEN
         parameters = self._ratio * product ** (self.beta / (self.alpha + self.beta))
         tokens = product / parameters
         return Choice(parameters, tokens, tokens, self.loss(parameters, tokens))
 
     def parameters_of(self, tokens: float) -> float:
-        """Returns the parameters that are the best for so many different tokens."""
+        """Return the parameters that are the best for so many different tokens."""
         return (tokens * self._ratio) ** (self.beta / self.alpha) * self._ratio
 
     @property
@@ -81,7 +81,7 @@ class Choice:
 
 
 def repeated_loss(parameters: float, tokens: float, unique_tokens: float) -> float:
-    """Returns the loss after `tokens` of a text of `unique_tokens` (Muennighoff et al. 2023, equation 6)."""
+    """Return the loss after `tokens` of a text of `unique_tokens` (Muennighoff et al. 2023, equation 6)."""
     unique = min(unique_tokens, tokens)
     fitting = min(parameters, REPETITION.parameters_of(unique))
     return REPETITION.loss(
@@ -90,18 +90,18 @@ def repeated_loss(parameters: float, tokens: float, unique_tokens: float) -> flo
 
 
 def repeated(parameters: float, tokens: float, unique_tokens: float) -> Choice:
-    """Returns the choice with its expected loss; unique_tokens: of the whole text."""
+    """Return the choice with its expected loss; unique_tokens: of the whole text."""
     unique = min(unique_tokens, tokens)
     return Choice(parameters, tokens, unique, repeated_loss(parameters, tokens, unique))
 
 
 def of_size(flops: float, parameters: float, unique_tokens: float) -> Choice:
-    """Returns the training of a model of this size that takes the whole compute budget."""
+    """Return the training of a model of this size that takes the whole compute budget."""
     return repeated(parameters, flops / FLOPS_PER_PARAMETER_AND_TOKEN / parameters, unique_tokens)
 
 
 def best_repeated(flops: float, unique_tokens: float) -> Choice:
-    """Returns the size with the least expected loss for a compute budget and a text."""
+    """Return the size with the least expected loss for a compute budget and a text."""
 
     def loss(log_parameters: float) -> float:
         return of_size(flops, math.exp(log_parameters), unique_tokens).loss
@@ -111,13 +111,13 @@ def best_repeated(flops: float, unique_tokens: float) -> Choice:
 
 
 def _worth(unique: float, whole: float, worth_of_repeats: float) -> float:
-    """Returns how many different ones are worth as much as `whole`, of which `unique` differ."""
+    """Return how many different ones are worth as much as `whole`, of which `unique` differ."""
     repeats = max(0.0, whole / unique - 1)
     return unique * (1 + worth_of_repeats * (1 - math.exp(-repeats / worth_of_repeats)))
 
 
 def _argmin(function: Callable[[float], float], low: float, high: float) -> float:
-    """Returns where `function` is least: the best of a grid, refined by golden sections around it."""
+    """Return where `function` is least: the best of a grid, refined by golden sections around it."""
     width = (high - low) / _GRID
     best = min((low + width * place for place in range(_GRID + 1)), key=function)
     low, high, golden = best - width, best + width, (math.sqrt(5) - 1) / 2
@@ -146,7 +146,7 @@ class Advice:
 
 
 def advise(flops: float, unique_tokens: int, max_epochs: float, recipe: Recipe | None = None) -> Advice:
-    """Returns the advice for so many FLOPs and different tokens.
+    """Return the advice for so many FLOPs and different tokens.
 
     max_epochs: how often training may read the text. recipe: one whose size, and tokens where it has a
     budget, are looked at too.
@@ -166,15 +166,15 @@ def advise(flops: float, unique_tokens: int, max_epochs: float, recipe: Recipe |
     if tokens > max_epochs * unique_tokens:
         complaints.append(
             f"the recipe's {tokens:,} tokens read a text of {unique_tokens:,} tokens "
-            f"{tokens / unique_tokens:.2f} times, more than dataset.max_epochs = {max_epochs:g}; what would "
-            f"work: at most {int(max_epochs * unique_tokens):,} tokens, dataset.max_epochs = "
+            f"{tokens / unique_tokens:.2f} times, more than dataset.max_epochs = {max_epochs:g}. "
+            f"Fix: at most {int(max_epochs * unique_tokens):,} tokens, dataset.max_epochs = "
             f"{math.ceil(tokens / unique_tokens)}, or more text"
         )
     return Advice(tuple(rows), tuple(_sentences(rows, flops, unique_tokens, max_epochs)), tuple(complaints))
 
 
 def parameters_of(recipe: Recipe) -> int | None:
-    """Returns the parameters that the recipe asks for; None of weights that are not on this machine."""
+    """Return the parameters that the recipe asks for; None of weights that are not on this machine."""
     if recipe.model.weights is None:
         return parameters_asked(recipe)
     model = model_of_weights_here(recipe.model)
@@ -182,7 +182,7 @@ def parameters_of(recipe: Recipe) -> int | None:
 
 
 def _capped(flops: float, unique_tokens: int, max_epochs: float) -> Choice:
-    """Returns the best choice that reads the text `max_epochs` times at most, where the best reads more."""
+    """Return the best choice that reads the text `max_epochs` times at most, where the best reads more."""
     tokens = max_epochs * unique_tokens
     return repeated(flops / FLOPS_PER_PARAMETER_AND_TOKEN / tokens, tokens, unique_tokens)
 
@@ -194,7 +194,7 @@ def _sentences(rows: list[Row], flops: float, unique_tokens: int, max_epochs: fl
     if capped is not None:
         said.append(
             f"The best length reads the text {best.epochs:.3g} times, and dataset.max_epochs = "
-            f"{max_epochs:g} refuses that before the first step; what would work: "
+            f"{max_epochs:g} refuses that before the first step. Fix: "
             f"{short_amount(round(capped.parameters))} parameters and {short_amount(round(capped.tokens))} "
             f"tokens, for {capped.loss - best.loss:.3f} more loss, or dataset.max_epochs = "
             f"{min(math.ceil(best.epochs), max(USEFUL_EPOCHS, math.ceil(max_epochs)))}."

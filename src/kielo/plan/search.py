@@ -95,7 +95,7 @@ class _Forms:
 def search(
     run: RunToPlan, nodes: Sequence[int], wanted: Callable[[Layout, int], bool] | None = None
 ) -> Found:
-    """Searches every form on each number of nodes.
+    """Search every form on each number of nodes.
 
     wanted: keeps only the layouts for which it returns True, given with their micro-batch.
     """
@@ -166,7 +166,7 @@ def _on_nodes(
 
 
 def _best_of_each_kind(order: Sequence[Choice], seconds: Column, keep: int) -> list[Choice]:
-    """Returns the first `keep` of `order`, fastest first: different axes or schedules, then others.
+    """Return the first `keep` of `order`, fastest first: different axes or schedules, then others.
 
     `seconds` [n] of each: kinds that are far slower than the best come last.
     """
@@ -181,7 +181,7 @@ def _best_of_each_kind(order: Sequence[Choice], seconds: Column, keep: int) -> l
 
 
 def _data_ranks(run: RunToPlan, forms: _Forms, nodes: int) -> tuple[Column, Column]:
-    """Returns (ranks that split, copies of those) of each form.
+    """Return (ranks that split, copies of those) of each form.
 
     Both are 0 where the form does not fit so many nodes, or equals another.
     """
@@ -237,19 +237,19 @@ class _Schedules:
         )
 
     def needed(self, sequences: int, data: Column, sizes: Column) -> Column:
-        """Returns the micro-batches of each rank, with as few empty ones as the schedule accepts."""
+        """Return the micro-batches of each rank, with as few empty ones as the schedule accepts."""
         there_are = np.ceil(np.ceil(sequences / data) / sizes)
         return least_accepted(there_are, self.ranks, self.stages, self.in_rounds)
 
     def preferred_size(self, sequences: int, data: Column) -> Column:
-        """Returns the size that the resolver takes where the layout's own is asked for."""
+        """Return the size that the resolver takes where the layout's own is asked for."""
         sizes = np.arange(1, max(_MICRO_BATCHES) + 1)
         rows = np.stack([size * self.needed(sequences, data, np.array(size)) for size in sizes])
         may = (sizes[:, None] <= self.sizes) & (sizes[:, None] <= np.ceil(sequences / data))
         return preferred_size(sizes, rows, may)
 
     def reasons(self, sequences: int, data: Column, where: str) -> tuple[Column, list[tuple[Column, str]]]:
-        """Returns (micro-batches, (where it holds, reason) pairs), as `resolve` refuses them."""
+        """Return (micro-batches, (where it holds, reason) pairs), as `resolve` refuses them."""
         sizes = np.minimum(self.sizes, self.preferred_size(sequences, data)) if where else self.sizes
         number = self.needed(sequences, data, np.maximum(1, sizes))
         there_are = np.ceil(np.ceil(sequences / data) / np.maximum(1, sizes))
@@ -296,7 +296,7 @@ def _layouts(run: RunToPlan, devices: Sequence[int], found: Found) -> Iterator[L
 
 
 def _axes(run: RunToPlan, devices: Sequence[int], found: Found) -> Iterator[Layout]:
-    """Yields tensor, pipeline and context ranks with a schedule, as far as the model and a node allow."""
+    """Yield tensor, pipeline and context ranks with a schedule, as far as the model and a node allow."""
     length, node = run.phase.sequence_length, run.site.devices_per_node
     for tensor in _powers_of_two(max(2 * node, 16)):
         if tensor > node:
@@ -342,12 +342,12 @@ def _refuse(found: Found, why: str, **axes: int) -> None:
 
 
 def _is_near_even(layers: int, stages: int) -> bool:
-    """Returns True if stages can have equally many layers, with room left for the head or the embedding."""
+    """Return True if stages can have equally many layers, with room left for the head or the embedding."""
     return layers >= stages - 1 and -layers % stages <= 2
 
 
 def _pipelines(devices: Sequence[int], others: int) -> list[int]:
-    """Returns pipeline ranks that leave whole data-parallel ranks on one of the numbers of devices."""
+    """Return pipeline ranks that leave whole data-parallel ranks on one of the numbers of devices."""
     largest = max(devices) // others
     return [
         ranks

@@ -47,7 +47,7 @@ class StepSeconds:
 
 
 def step_seconds(work: Workload, efficiency: Efficiency) -> StepSeconds:
-    """Computes seconds of an optimiser step by part, with pipelines by a closed form."""
+    """Compute seconds of an optimiser step by part, with pipelines by a closed form."""
     rates = efficiency.of(work)
     layer, head = layer_seconds(work, rates), head_seconds(work, rates)
     tensor, context = exposed_tensor_seconds(work, rates), context_layer_seconds(work, rates)
@@ -102,7 +102,7 @@ def step_seconds(work: Workload, efficiency: Efficiency) -> StepSeconds:
 
 
 def hidden_data_seconds(work: Workload, efficiency: Efficiency, data_traffic: Column) -> Column:
-    """Computes seconds of data-parallel traffic that work hides in a step; `data_traffic` is its part."""
+    """Compute seconds of data-parallel traffic that work hides in a step; `data_traffic` is its part."""
     rates = efficiency.of(work)
     once, each = data_seconds(work, rates)
     steps_once, steps_each = ring_steps_seconds(work, rates)
@@ -111,7 +111,7 @@ def hidden_data_seconds(work: Workload, efficiency: Efficiency, data_traffic: Co
 
 
 def _with_overlap(traffic: Column, hides: Column, overlap_cost: float) -> Column:
-    """Computes seconds that `traffic` adds to work that can hide `hides`: also hidden traffic costs.
+    """Compute seconds that `traffic` adds to work that can hide `hides`: also hidden traffic costs.
 
     A collective's kernels take multiprocessors and memory bandwidth from those of the work beside them.
     """
@@ -120,7 +120,7 @@ def _with_overlap(traffic: Column, hides: Column, overlap_cost: float) -> Column
 
 
 def _exposed(traffic: Column, hides: Column) -> Column:
-    """Computes seconds of `traffic` that are exposed beside work that can hide `hides`.
+    """Compute seconds of `traffic` that are exposed beside work that can hide `hides`.
 
     They are all but the smaller of the two. The transition is smooth, because traffic and work of similar
     length do not begin and end together.

@@ -79,7 +79,7 @@ class Choice:
 
 
 def kind_of(old: TextTokenizer, new: TextTokenizer) -> Kind:
-    """Returns keep for equal vocabularies, extend where each old token keeps its id, else replace."""
+    """Return keep for equal vocabularies, extend where each old token keeps its id, else replace."""
     of_old, of_new = (one.whole.get_vocab(with_added_tokens=True) for one in (old, new))
     if of_old == of_new:
         return "keep"
@@ -87,7 +87,7 @@ def kind_of(old: TextTokenizer, new: TextTokenizer) -> Kind:
 
 
 def embedding_share(model: CompleteModel, size: int) -> float:
-    """Returns embedding and untied head as a share of all parameters, with `size` tokens."""
+    """Return embedding and untied head as a share of all parameters, with `size` tokens."""
     model = model.model_copy(update={"vocab_size": size})
     matrices = 1 if model.tie_word_embeddings else 2
     return matrices * size * model.hidden_size / count(model)
@@ -119,7 +119,7 @@ class Pricing:
         self._frozen_tokens = _tokens(recipe, is_frozen=True)
 
     def choice(self, of: Vocabulary, text_bytes: float, relearn_tokens: int | None = None) -> Choice:
-        """Computes the costs of a text of so many bytes.
+        """Compute the costs of a text of so many bytes.
 
         relearn_tokens: for a vocabulary with new rows; default, those of the recipe's phases with a frozen
         body, else `TOKENS_PER_NEW_ROW` for each row. Raises KieloError where no layout of the model runs on
@@ -168,23 +168,23 @@ class Advice:
         return cheapest if cheapest.cost <= (1 - _LEAST_SAVING) * kept.cost else kept
 
     def pays_from_bytes(self, choice: Choice) -> float | None:
-        """Returns the bytes of text from which a choice costs less than keeping; None for never."""
+        """Return the bytes of text from which a choice costs less than keeping; None for never."""
         gain = (self.choices[0].text_cost - choice.text_cost) / self.text_bytes
         return None if gain <= 0 else choice.relearn_cost / gain
 
 
 def recipe_tokens(recipe: Recipe) -> int | None:
-    """Returns the tokens that a recipe trains all of the model on; None where they follow from its text."""
+    """Return the tokens that a recipe trains all of the model on; None where they follow from its text."""
     if not recipe.phases and recipe.train.tokens is None:
         return None
     return _tokens(recipe, is_frozen=False)
 
 
 def check_rows(model: CompleteModel, kept: TextTokenizer, size: int) -> None:
-    """Raises KieloError for a tokenizer with more tokens than the model has rows: it is not the model's."""
+    """Raise KieloError for a tokenizer with more tokens than the model has rows: it is not the model's."""
     if model.vocab_size is not None and size > model.vocab_size:
         raise KieloError(
-            f"{kept.folder}: {size:,} tokens, and the model has {model.vocab_size:,}; what would work: the "
+            f"{kept.folder}: {size:,} tokens, and the model has {model.vocab_size:,}. Fix: the "
             "tokenizer of the model first, then those that may follow it"
         )
 

@@ -21,7 +21,7 @@ from kielo.resolve.stages import chunks_of
 
 
 def steps_by_precision(recipe: Recipe) -> dict[Precision, int]:
-    """Returns precision → steps that the recipe asks for in it, skipped ones included."""
+    """Return precision → steps that the recipe asks for in it, skipped ones included."""
     after = 1 + (steps_of_run(recipe) or 1)  # of a run whose length is not known yet, one step
     first_precision = recipe.train.precision
     if first_precision is None:
@@ -34,13 +34,13 @@ def steps_by_precision(recipe: Recipe) -> dict[Precision, int]:
 
 
 def main_precision(recipe: Recipe) -> Precision:
-    """Returns the precision of most steps; of two with equally many, the earlier one."""
+    """Return the precision of most steps; of two with equally many, the earlier one."""
     steps = steps_by_precision(recipe)
     return max(steps, key=lambda precision: steps[precision])
 
 
 def matrix_recipe(precision: Precision, fp8: Fp8) -> str:
-    """Returns the entry of `workload.RECIPES` for the layers' matrix products."""
+    """Return the entry of `workload.RECIPES` for the layers' matrix products."""
     if precision != "fp8":
         return "bf16"
     return "fp8" if fp8.scaling == "tensorwise" else "fp8_rowwise"
@@ -188,14 +188,14 @@ class Workload(MemoryColumns):
 def machine_columns(
     card: Accelerator, network_bytes_per_second: float, node_devices: float, recipe: str
 ) -> dict[str, Any]:
-    """Returns the machine's fields of a row for `Workload.of`, from an accelerator's card and its network.
+    """Return the machine's fields of a row for `Workload.of`, from an accelerator's card and its network.
 
     Raises KieloError for a card that has no bf16 peak or no memory bandwidth.
     """
     if "bf16" not in card.peak_tflops or card.memory_bandwidth_tb_per_second is None:
         raise KieloError(
             f"the card of {card.name!r} has no bf16 peak or no memory bandwidth, so nothing can be planned "
-            "for it; what would work: a card with both, measured or from the maker"
+            "for it. Fix: a card with both, measured or from the maker"
         )
     bf16 = card.peak_tflops["bf16"]
     eight = card.peak_tflops.get("fp8") or bf16
@@ -229,7 +229,7 @@ def workload_row(
     train: TrainOptions,
     on_processor: bool = False,
 ) -> dict[str, Any]:
-    """Returns a row for `Workload.of`: a complete `model` trained by Kielo (FSDP2, fp32 weights).
+    """Return a row for `Workload.of`: a complete `model` trained by Kielo (FSDP2, fp32 weights).
 
     `stage_complaints` has found nothing wrong with `layout`, and `layout.shard` is a number, not 0. The
     card's bf16 peak must be that of `train.precision`: fp32 changes only bytes here. on_processor: counts

@@ -55,7 +55,7 @@ class Startup:
 def raise_communicator(
     startup: Startup, name: str, ranks: Sequence[int], make: Callable[[], dist.ProcessGroup | None]
 ) -> dist.ProcessGroup:
-    """Calls `make`, sums a one over the new group, and returns the group.
+    """Call `make`, sums a one over the new group, and return the group.
 
     Args: `name` is the mesh axis (or "world") for messages and marks; `ranks` are the global ranks of the
     group. Raises NoCommunicator naming the axis and the ranks that did not arrive within the time limit, on
@@ -74,7 +74,7 @@ def raise_communicator(
 
 
 def warm_messages(startup: Startup, name: str, ranks: Sequence[int], group: dist.ProcessGroup) -> None:
-    """Sends one message each way between neighbours of `group`, and between its first and last rank.
+    """Send one message each way between neighbours of `group`, and between its first and last rank.
 
     A pipeline sends between these. NCCL makes a communicator of two ranks at their first message, which would
     otherwise be in the middle of a step. `ranks` are the global ranks of the group. Raises KieloError naming
@@ -107,7 +107,7 @@ def own_connection(store: dist.Store) -> dist.Store:
 
 
 def _within_limit(startup: Startup, name: str, ranks: Sequence[int], start: Callable[[], None]) -> None:
-    """Calls `start` in a thread; raises KieloError if it fails or does not end within the time limit."""
+    """Call `start` in a thread; raise KieloError if it fails or does not end within the time limit."""
     marks = own_connection(startup.store)  # `start` may be waiting in the other
 
     def work() -> None:
@@ -131,7 +131,7 @@ def _within_limit(startup: Startup, name: str, ranks: Sequence[int], start: Call
 
 
 def in_thread(call: Callable[[], None], name: str, timeout_seconds: float | None = None) -> bool:
-    """Calls in another thread and waits; returns False at the time limit. Raises what `call` raises.
+    """Call in another thread and waits; returns False at the time limit. Raises what `call` raises.
 
     While it waits, this thread can take signals, which it cannot in a call of torch that waits for others.
     """
@@ -160,7 +160,7 @@ def _warm(group: dist.ProcessGroup, size: int, device: torch.device) -> None:
 
 
 def who_is_missing(name: str, ranks: Sequence[int], store: dist.Store) -> str:
-    """Returns text about the ranks without a mark in `store`.
+    """Return text about the ranks without a mark in `store`.
 
     The first rank of the group to ask looks for the marks and leaves the text in the store for the others: of
     thousands of ranks that give up at once, each would ask for thousands of marks.
@@ -176,14 +176,14 @@ def who_is_missing(name: str, ranks: Sequence[int], store: dist.Store) -> str:
 
 
 def _hosts_missing(name: str, ranks: Sequence[int], store: dist.Store) -> list[str]:
-    """Returns the hosts of the ranks without a mark; [] where the store is gone."""
+    """Return the hosts of the ranks without a mark; [] where the store is gone."""
     with suppress(RuntimeError):
         return hosts_of_ranks(_missing(name, ranks, store))
     return []
 
 
 def _missing(name: str, ranks: Sequence[int], store: dist.Store) -> list[int]:
-    """Returns the ranks without a mark: one question, and two for each half that lacks some."""
+    """Return the ranks without a mark: one question, and two for each half that lacks some."""
     if store.check([_mark(name, rank) for rank in ranks]):
         return []
     if len(ranks) == 1:
@@ -250,7 +250,7 @@ class TimeLimits:
         self.restart()
 
     def restart(self) -> None:
-        """Sets the long limit; called before the parts of a range of steps are built."""
+        """Set the long limit; called before the parts of a range of steps are built."""
         self._steps = 0
         self._set(self._long)
         self.progress.begin("the build and the first steps")
@@ -265,7 +265,7 @@ class TimeLimits:
 
     @contextmanager
     def paused(self, doing: str) -> Iterator[None]:
-        """Sets the long limit for work between steps: held-out text (which compiles too) and saves."""
+        """Set the long limit for work between steps: held-out text (which compiles too) and saves."""
         self._set(self._long)
         with self.progress.during(doing):
             yield

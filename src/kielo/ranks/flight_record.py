@@ -18,12 +18,12 @@ _ANSWER_SECONDS = 5.0
 
 
 def keep_flight_record() -> None:
-    """Makes torch note collectives, which 2.10 does not by default; called before the first group is made."""
+    """Make torch note collectives, which 2.10 does not by default; called before the first group is made."""
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(_KEPT_COLLECTIVES))
 
 
 def write_flight_record(folder: Path, rank: int) -> None:
-    """Writes this rank's record as `rank_00007`, in torch's form; nothing where torch has noted nothing.
+    """Write this rank's record as `rank_00007`, in torch's form; nothing where torch has noted nothing.
 
     Another thread asks torch for it, since a communicator that is stuck may not answer: after 5 s it is given
     up.

@@ -64,13 +64,13 @@ class Progress:
         self._longest: dict[str, float] = {}
 
     def begin(self, doing: str) -> None:
-        """Notes that long work begins, or (`STEPS`) that ordinary steps do."""
+        """Note that long work begins, or (`STEPS`) that ordinary steps do."""
         self.doing, self._since = doing, time.monotonic()
         self._marked, self._pause = self._since, 0.0
         self.has_changed.set()
 
     def mark(self) -> None:
-        """Notes progress inside a step."""
+        """Note progress inside a step."""
         now = time.monotonic()
         self._pause = max(self._pause, now - self._marked)
         self._marked, self._marks = now, self._marks + 1
@@ -81,11 +81,11 @@ class Progress:
         return len(self._events) < _MOST_EVENTS
 
     def mark_after(self, event: Event) -> None:
-        """Notes progress that counts once the device has passed `event`."""
+        """Note progress that counts once the device has passed `event`."""
         self._events.append(event)
 
     def marks(self) -> int:
-        """Returns how many marks were passed; the heartbeat calls it, which is when the device is asked."""
+        """Return how many marks were passed; the heartbeat calls it, which is when the device is asked."""
         has_passed = False
         with suppress(RuntimeError):  # of a device that has failed, as the thread that trains will learn
             while self._events and self._events[0].query():
@@ -96,7 +96,7 @@ class Progress:
         return self._marks
 
     def step_done(self, step: int) -> None:
-        """Notes that `step` is done."""
+        """Note that `step` is done."""
         self.mark()
         if self.doing == STEPS:
             self._pauses.append(self._pause)
@@ -104,7 +104,7 @@ class Progress:
 
     @contextmanager
     def during(self, doing: str) -> Iterator[None]:
-        """Notes long work between steps."""
+        """Note long work between steps."""
         before = self.doing
         self.begin(doing)
         yield
@@ -138,7 +138,7 @@ class Progress:
         return _TIMES_P99 * self.p99_seconds
 
     def limits(self) -> tuple[float, float]:
-        """Returns (still, silent): seconds without a sign of progress, and without a heartbeat."""
+        """Return (still, silent): seconds without a sign of progress, and without a heartbeat."""
         doing = self.doing
         if doing == STEPS:
             still, silent = stuck_seconds(self.p99_seconds, self._floor), self._silent
@@ -150,7 +150,7 @@ class Progress:
 
 
 def stuck_seconds(p99_seconds: float, floor_seconds: float) -> float:
-    """Returns how long steps may show no progress: `floor_seconds` longer than they usually do at most.
+    """Return how long steps may show no progress: `floor_seconds` longer than they usually do at most.
 
     p99_seconds: the 99th percentile of the longest pause of a step. At most three times that, and at least
     the floor.
@@ -200,7 +200,7 @@ class Beat:
 
     @classmethod
     def last(cls, number: int) -> "Beat":
-        """Returns the beat of a rank that sends no more. It has no limits, so the job is no longer judged."""
+        """Return the beat of a rank that sends no more. It has no limits, so the job is no longer judged."""
         return cls(number, 0, "", 0, {}, "", False, math.inf, math.inf, math.inf, 0.0)
 
     def text(self) -> str:
@@ -244,7 +244,7 @@ class HangWatch:
         self._still = 0.0
 
     def look(self, beats: Sequence[Beat], elapsed_seconds: float) -> Hang | None:
-        """Returns the hang that these beats show; None while there is none.
+        """Return the hang that these beats show; None while there is none.
 
         elapsed_seconds: since the look before, by the clock of the one who looks.
         """
@@ -268,7 +268,7 @@ class HangWatch:
         return Hang(_cause(beats), False, self._still, "without progress" + _limit(beats, still_limit))
 
     def stall(self, beats: Sequence[Beat]) -> Hang | None:
-        """Returns a pause of the steps that is not usual, for as long as it lasts; it may become a hang.
+        """Return a pause of the steps that is not usual, for as long as it lasts; it may become a hang.
 
         Called after `look`, with the same beats. None also where the limit of a hang is not later.
         """
@@ -279,13 +279,13 @@ class HangWatch:
         return Hang(silent or _cause(beats), bool(silent), self._still, f"without progress ({_usual(beats)})")
 
     def _silent_ranks(self, silent_limit: float) -> tuple[int, ...]:
-        """Returns the ranks that have missed too many heartbeats to be waiting."""
+        """Return the ranks that have missed too many heartbeats to be waiting."""
         frozen_seconds = min(_MISSED_BEATS * self._beat_seconds, silent_limit)
         return tuple(rank for rank, seconds in enumerate(self._silent) if seconds > frozen_seconds)
 
 
 def beat_seconds(num_ranks: int) -> float:
-    """Returns the seconds from one heartbeat of a rank to its next."""
+    """Return the seconds from one heartbeat of a rank to its next."""
     return max(_BEAT_SECONDS, num_ranks / _BEATS_PER_SECOND)
 
 
@@ -301,12 +301,12 @@ def silent_seconds(hang_seconds: float, num_ranks: int) -> float:
 
 
 def stall_limit(beat_seconds: float, stall_seconds: float) -> float:
-    """Returns after how long a pause its cause is named: `stall_seconds`, and five beats at the least."""
+    """Return after how long a pause its cause is named: `stall_seconds`, and five beats at the least."""
     return max(stall_seconds, _STALL_BEATS * beat_seconds)
 
 
 def describe(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], states: Mapping[int, str]) -> str:
-    """Returns a message that names the cause of a hang, where it is, and where the others wait.
+    """Return a message that names the cause of a hang, where it is, and where the others wait.
 
     beats: the last of all ranks; empty: not known. places: rank → node and process; states: rank → what the
     kernel says of it, as far as they are known.
@@ -323,7 +323,7 @@ def describe(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], state
 
 
 def describe_stall(stall: Hang, beats: Sequence[Beat], places: Mapping[int, str]) -> str:
-    """Returns a message that names the cause of a pause, where it is, and where the others wait."""
+    """Return a message that names the cause of a pause, where it is, and where the others wait."""
     limit = max(beat.still_seconds for beat in beats)
     cause = _named(stall, beats, places, {}) if stall.ranks else f"all ranks wait: {_waiting(beats)}"
     stands = f"{stall.seconds:.1f} s {stall.reason}"
@@ -377,12 +377,12 @@ def _usual(beats: Sequence[Beat]) -> str:
 
 
 def _cause(beats: Sequence[Beat]) -> tuple[int, ...]:
-    """Returns the ranks that others wait for; none where all wait for each other."""
+    """Return the ranks that others wait for; none where all wait for each other."""
     return tuple(_behind(beats) or _outside(beats))
 
 
 def _behind(beats: Sequence[Beat]) -> list[int]:
-    """Returns the ranks that others wait for: behind in a group, and ahead of others in none."""
+    """Return the ranks that others wait for: behind in a group, and ahead of others in none."""
     groups: dict[str, dict[int, int]] = {}
     for rank, beat in enumerate(beats):
         for group, count in beat.entered.items():
@@ -393,6 +393,6 @@ def _behind(beats: Sequence[Beat]) -> list[int]:
 
 
 def _outside(beats: Sequence[Beat]) -> list[int]:
-    """Returns the ranks that are not inside torch.distributed, where others are; else none."""
+    """Return the ranks that are not inside torch.distributed, where others are; else none."""
     outside = [rank for rank, beat in enumerate(beats) if not beat.is_inside]
     return outside if len(outside) < len(beats) else []

@@ -94,7 +94,7 @@ class Heartbeat:
         ]
 
     def use(self, groups: Sequence[dist.ProcessGroup], alike: Sequence[dist.ProcessGroup]) -> None:
-        """Sets the groups whose collectives are counted.
+        """Set the groups whose collectives are counted.
 
         alike: of these, those in which all ranks begin the same collectives and messages.
         """
@@ -131,7 +131,7 @@ class Heartbeat:
         self._stacks.close()
 
     def _run(self) -> None:
-        """Exchanges heartbeats until the end, one also at once where the limits have changed.
+        """Exchange heartbeats until the end, one also at once where the limits have changed.
 
         A store that is frozen blocks this thread: `_guard` notices.
         """
@@ -152,18 +152,18 @@ class Heartbeat:
                 self._end(hang, self._store)
 
     def _is_over(self) -> bool:
-        """Waits until the next heartbeat is due; returns True if there is none."""
+        """Wait until the next heartbeat is due; returns True if there is none."""
         self._progress.has_changed.wait(self._seconds)
         self._progress.has_changed.clear()
         return self._over.is_set()
 
     def _leave(self) -> None:
-        """Tells the ranks that look at the beats that this one sends no more."""
+        """Tell the ranks that look at the beats that this one sends no more."""
         with suppress(RuntimeError):
             self._store.set(f"beat/{self._world.rank}", Beat.last(self._number + 1).text())
 
     def _guard(self) -> None:
-        """Ends this process where the store, which rank 0 may serve, does not answer for too long.
+        """End this process where the store, which rank 0 may serve, does not answer for too long.
 
         One rank names rank 0 before that, where such a pause is not usual. Ranks that end together send no
         more heartbeats, and have longer: slow files are no reason to name another cause.
@@ -193,7 +193,7 @@ class Heartbeat:
                 is_told = True
 
     def _exchange(self, store: dist.Store, elapsed: float) -> Hang | None:
-        """Sends this rank's heartbeat; returns the hang that another rank has found, or this one."""
+        """Send this rank's heartbeat; return the hang that another rank has found, or this one."""
         store.set(f"beat/{self._world.rank}", self._beat().text())
         told = store.get("hang")
         if told.decode() != _NO_HANG:
@@ -220,7 +220,7 @@ class Heartbeat:
         )
 
     def _look(self, store: dist.Store, elapsed: float) -> Hang | None:
-        """Looks at all beats, on the ranks that do, and tells the other ranks of a hang."""
+        """Look at all beats, on the ranks that do, and tell the other ranks of a hang."""
         if self._watch is None:
             return None
         keys = [f"beat/{rank}" for rank in range(self._world.size)]
@@ -234,7 +234,7 @@ class Heartbeat:
         return _hang_of(store.compare_set("hang", _NO_HANG, json.dumps(asdict(hang))))
 
     def _note_stall(self, stall: Hang | None, store: dist.Store) -> None:
-        """Tells of a pause of the steps once, on one of the ranks that look at the beats, and of its end."""
+        """Tell of a pause of the steps once, on one of the ranks that look at the beats, and of its end."""
         step = self._beats[0].step
         if stall is None and self._stall is not None:
             logger.warning("step %d: goes on after %.1f s", step, self._stall.seconds)
@@ -246,7 +246,7 @@ class Heartbeat:
         self._stall = stall
 
     def _end(self, hang: Hang, store: dist.Store | None) -> None:
-        """Writes stacks, tells the cause, and ends this process. store: None where it does not answer."""
+        """Write stacks, tells the cause, and ends this process. store: None where it does not answer."""
         with suppress(Exception):  # whatever fails here, the process ends
             self._stacks_folder.mkdir(parents=True, exist_ok=True)
             if not self._was_silent(hang):
@@ -258,7 +258,7 @@ class Heartbeat:
         os._exit(HUNG)
 
     def _write_stacks(self) -> None:
-        """Writes where this rank's threads are, and torch's record of its collectives."""
+        """Write where this rank's threads are, and torch's record of its collectives."""
         with open(self._file(self._world.rank), "w", encoding="utf-8") as file:
             faulthandler.dump_traceback(file)
         with suppress(Exception):  # whatever torch answers, the stacks are there
@@ -295,14 +295,14 @@ class Heartbeat:
         self._leave_store(hang, store)
 
     def _wait_for_others(self, hang: Hang, store: dist.Store, key: str, number: int) -> None:
-        """Waits until all ranks that can say something have added themselves to a number, or for 15 s."""
+        """Wait until all ranks that can say something have added themselves to a number, or for 15 s."""
         until = time.monotonic() + _ENDING_SECONDS
         while number < self._heard(hang) and time.monotonic() < until:
             time.sleep(0.1)
             number = store.add(key, 0)
 
     def _leave_store(self, hang: Hang, store: dist.Store) -> None:
-        """Leaves the store, rank 0 last, as it may serve it; ranks that do not come are not waited for."""
+        """Leave the store, rank 0 last, as it may serve it; ranks that do not come are not waited for."""
         left, until = store.add("hang/left", 1), time.monotonic() + 2 * self._seconds
         while self._world.rank == 0 and left < self._heard(hang) and time.monotonic() < until:
             time.sleep(0.05)
@@ -312,7 +312,7 @@ class Heartbeat:
         return self._world.size - (len(hang.ranks) if hang.is_silent else 0)
 
     def _end_without_store(self, hang: Hang) -> None:
-        """Tells the cause without the store, when rank 0, which may serve it, does not answer any more."""
+        """Tell the cause without the store, when rank 0, which may serve it, does not answer any more."""
         states, is_telling = {}, self._world.rank == self._world.size // 2
         if self._beats:
             self._beats[self._world.rank] = self._beat()
@@ -348,7 +348,7 @@ class Heartbeat:
 
 
 def _begun(group: dist.ProcessGroup) -> int:
-    """Returns how many collectives and messages this rank has begun in `group` (torch 2.10 to 2.13)."""
+    """Return how many collectives and messages this rank has begun in `group` (torch 2.10 to 2.13)."""
     try:
         return group._get_sequence_number_for_group()  # type: ignore[attr-defined]  # torch's stub lacks it
     except RuntimeError:  # a backend that does not count
@@ -356,7 +356,7 @@ def _begun(group: dist.ProcessGroup) -> int:
 
 
 def _line_of(frame: FrameType | None) -> str:
-    """Returns the innermost line outside of torch and of Python's library, as `file:line in function`."""
+    """Return the innermost line outside of torch and of Python's library, as `file:line in function`."""
     while frame is not None:
         file = frame.f_code.co_filename
         is_library = file.startswith((_TORCH, _PYTHON, "<")) and not file.startswith(_KIELO)

@@ -62,11 +62,11 @@ class RankProcess:
         return self.host == name_of_this_node()
 
     def state(self) -> str:
-        """Returns in words why the process may be silent."""
+        """Return in words why the process may be silent."""
         return _STATES.get(self._letter(), _OTHER_STATE)
 
     def stacks(self) -> str:
-        """Returns the stacks of a silent process, by its faulthandler or py-spy; empty where neither can.
+        """Return the stacks of a silent process, by its faulthandler or py-spy; empty where neither can.
 
         A process that ends when it is woken is not waited for; what it wrote until then is returned.
         """
@@ -86,7 +86,7 @@ class RankProcess:
         return text
 
     def _letter(self) -> str:
-        """Returns the letter of its state; empty where there is no such process."""
+        """Return the letter of its state; empty where there is no such process."""
         with suppress(OSError):
             text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
             return text.rpartition(")")[2].split()[0]
@@ -142,7 +142,7 @@ class Ranks:
         self._stop_signal: signal.Signals | None = None
 
     def start(self, is_quiet: bool = False, number: int | None = None) -> None:
-        """Starts the ranks, also again after `wait`. is_quiet: they print to stderr, so that only the caller
+        """Start the ranks, also again after `wait`. is_quiet: they print to stderr, so that only the caller
         uses stdout. number: of ranks from now on.
         """
         self._number = number or self._number
@@ -160,7 +160,7 @@ class Ranks:
         self._send({"start": ranks, "arguments": self._arguments})
 
     def stop(self, number: int) -> None:
-        """Makes `wait` send the signal `number` to all ranks. A signal handler may call it at any moment."""
+        """Make `wait` send the signal `number` to all ranks. A signal handler may call it at any moment."""
         self._stop_signal = signal.Signals(number)
 
     @property
@@ -168,7 +168,7 @@ class Ranks:
         return self._stop_signal is not None
 
     def wait(self, shutdown_seconds: int) -> Failure | None:
-        """Waits until all ranks have ended. Returns the first that failed; None if none did.
+        """Wait until all ranks have ended. Returns the first that failed; None if none did.
 
         Once one has failed, the others are ended. Ranks that still run `shutdown_seconds` after a stop are
         killed.
@@ -191,13 +191,13 @@ class Ranks:
         return min(failures, key=lambda failure: failure.code >= 0, default=None)
 
     def kill(self) -> None:
-        """Ends the ranks at once, and the process from which they were forked."""
+        """End the ranks at once, and the process from which they were forked."""
         if self._template is not None:
             self._template.kill()  # the kernel ends its children
             self.close()
 
     def close(self) -> None:
-        """Ends the process from which the ranks were forked, and those that are left."""
+        """End the process from which the ranks were forked, and those that are left."""
         if self._template is not None:
             os.close(self._control)
             self._template.wait()
@@ -223,7 +223,7 @@ class Ranks:
             os.write(self._control, json.dumps(message).encode() + b"\n")
 
     def _ends(self, template: subprocess.Popen) -> list[tuple[int, int]]:
-        """Returns (rank, exit code) of ranks that have ended since the last call; waits a moment for them."""
+        """Return (rank, exit code) of ranks that have ended since the last call; wait a moment for them."""
         if not select.select([self._report], [], [], _LOOK_SECONDS)[0]:
             self._look_for_life(template)
             return []
@@ -238,7 +238,7 @@ class Ranks:
         return [(one["ended"], one["code"]) for one in found if "ended" in one]
 
     def _look_for_life(self, template: subprocess.Popen) -> None:
-        """Kills the process from which the ranks were forked if it is frozen: nobody else would notice.
+        """Kill the process from which the ranks were forked if it is frozen: nobody else would notice.
 
         Looks are counted, and not seconds: while this process is frozen too, none is.
         """
@@ -260,7 +260,7 @@ def _sooner(until: float | None, seconds: float) -> float:
 
 
 def free_port() -> int:
-    """Returns a TCP port that nobody listens on just now.
+    """Return a TCP port that nobody listens on just now.
 
     Seconds pass until the ranks meet there, so it is none that the kernel gives to other programs by itself.
     """

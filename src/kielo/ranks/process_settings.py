@@ -16,7 +16,7 @@ _OWN_FILES = 512  # token shards, checkpoints, libraries, and about 30 sockets o
 
 
 def open_files_needed(place: Rendezvous) -> int:
-    """Returns how many files and sockets a rank may have open at once.
+    """Return how many files and sockets a rank may have open at once.
 
     Rank 0 gathers the plans of checkpoints, over one socket a rank. If it serves the store, each rank has one
     connection to it, one for its heartbeat and, while a communicator is started, another one.
@@ -27,7 +27,7 @@ def open_files_needed(place: Rendezvous) -> int:
 
 
 def allow_open_files(place: Rendezvous) -> None:
-    """Raises this process's limit to what is allowed. Raises KieloError where that is too little."""
+    """Raise this process's limit to what is allowed. Raises KieloError where that is too little."""
     needed, (soft, hard) = open_files_needed(place), resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
     if soft != resource.RLIM_INFINITY and soft < allowed:
@@ -47,7 +47,7 @@ _VARIABLES = (_VARIABLE, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  #
 
 
 def settle_allocator(settings: str) -> str:
-    """Sets an accelerator card's settings, unless the environment has some; returns a sentence about them.
+    """Set an accelerator card's settings, unless the environment has some; return a sentence about them.
 
     Must be called before CUDA starts, which is when torch reads them. Returns "" if nothing was set.
     """

@@ -34,7 +34,7 @@ _OF_THE_LAUNCHER = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP
 
 
 class RankTemplate:
-    """Forks the ranks that CONTROL asks for, and reports their ends."""
+    """Fork the ranks that CONTROL asks for, and reports their ends."""
 
     def __init__(self, control: int, report: int):
         self._control, self._report = control, report
@@ -45,7 +45,7 @@ class RankTemplate:
         self._handlers = {number: signal.signal(number, _ignore) for number in _OF_THE_LAUNCHER}
 
     def serve(self) -> Sequence[str] | None:
-        """Returns None at the end, and in a rank that was forked what it is to run."""
+        """Return None at the end, and in a rank that was forked what it is to run."""
         while True:
             if select.select([self._control], [], [], _LOOK_SECONDS)[0]:
                 received = os.read(self._control, 2**16)
@@ -68,13 +68,13 @@ class RankTemplate:
             self._beat()
 
     def _beat(self) -> None:
-        """Says that it lives. Without ranks nobody listens, and the pipe would fill."""
+        """Say that it lives. Without ranks nobody listens, and the pipe would fill."""
         if self._ranks and time.monotonic() - self._last_beat >= BEAT_SECONDS:
             self._last_beat = time.monotonic()
             self._report_line({"alive": os.getpid()})
 
     def _is_forked(self, rank: int, variables: dict[str, str]) -> bool:
-        """Forks a rank; returns True in it."""
+        """Fork a rank; returns True in it."""
         sys.stdout.flush()
         sys.stderr.flush()
         signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_LAUNCHER)  # until the rank has its own handlers
@@ -120,7 +120,7 @@ class RankTemplate:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Does nothing; unlike SIG_IGN it is not inherited by a program that is started."""
+    """Do nothing; unlike SIG_IGN it is not inherited by a program that is started."""
 
 
 def _end_with_parent() -> None:
@@ -129,7 +129,7 @@ def _end_with_parent() -> None:
 
 
 def _run(arguments: Sequence[str]) -> None:
-    """Does what `python ARGUMENTS...` would do; understands `-m MODULE` and `-c CODE`."""
+    """Do what `python ARGUMENTS...` would do; understands `-m MODULE` and `-c CODE`."""
     kind, program, *rest = arguments
     sys.argv = [program if kind == "-m" else "-c", *rest]
     if kind == "-m":

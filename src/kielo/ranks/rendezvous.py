@@ -43,7 +43,7 @@ class Rendezvous:
 
 
 def find_rendezvous(environment: Mapping[str, str] = os.environ) -> Rendezvous:
-    """Reads the launcher's variables. Raises KieloError naming a variable that is missing or is no number."""
+    """Read the launcher's variables. Raises KieloError naming a variable that is missing or is no number."""
     if "RANK" in environment or "WORLD_SIZE" in environment:
         return _from_torchrun(environment)
     # A batch script outside srun has SLURM_PROCID=0 and SLURM_NTASKS too, but only a step has its node list.
@@ -86,7 +86,7 @@ def _from_slurm(environment: Mapping[str, str]) -> Rendezvous:
 
 
 def first_host(nodelist: str) -> str:
-    """Returns the first host of a Slurm node list: `nid[001002-001005,001009],gpu7` → `nid001002`."""
+    """Return the first host of a Slurm node list: `nid[001002-001005,001009],gpu7` → `nid001002`."""
     found = hosts(nodelist)
     if not found or not found[0]:
         raise KieloError(
@@ -96,7 +96,7 @@ def first_host(nodelist: str) -> str:
 
 
 def hosts(nodelist: str) -> list[str]:
-    """Returns the hosts of a Slurm node list: `nid[08-10,12],gpu7` → nid08, nid09, nid10, nid12, gpu7."""
+    """Return the hosts of a Slurm node list: `nid[08-10,12],gpu7` → nid08, nid09, nid10, nid12, gpu7."""
     if nodelist.count("[") != nodelist.count("]"):
         raise _no_list(nodelist)
     parts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist)  # a comma in brackets divides numbers
@@ -128,7 +128,7 @@ def _no_list(text: str) -> KieloError:
 
 
 def nodes_of_ranks(ranks: Sequence[int], environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Returns the nodes of these ranks, each once, by the launcher's list: also of ranks that never began.
+    """Return the nodes of these ranks, each once, by the launcher's list: also of ranks that never began.
 
     Slurm lists the hosts of a step; torchrun only numbers its nodes. Empty where neither says.
     """
@@ -141,7 +141,7 @@ def nodes_of_ranks(ranks: Sequence[int], environment: Mapping[str, str] = os.env
 
 
 def hosts_of_ranks(ranks: Sequence[int], environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Returns the hosts of these ranks, each once, by Slurm's list of the step and its tasks on each.
+    """Return the hosts of these ranks, each once, by Slurm's list of the step and its tasks on each.
 
     Empty outside of a step of one task a rank, and for a step whose tasks are not placed node by node.
     """
@@ -157,7 +157,7 @@ def hosts_of_ranks(ranks: Sequence[int], environment: Mapping[str, str] = os.env
 
 
 def _tasks_of_nodes(text: str) -> list[int]:
-    """Returns Slurm's tasks of each node: `8(x3),2` → 8, 8, 8, 2."""
+    """Return Slurm's tasks of each node: `8(x3),2` → 8, 8, 8, 2."""
     found = []
     for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
         found += [int(number)] * min(int(times or 1), _MOST_HOSTS)
@@ -165,7 +165,7 @@ def _tasks_of_nodes(text: str) -> list[int]:
 
 
 def _place(environment: Mapping[str, str], rank_key: str, size_key: str) -> tuple[int, int]:
-    """Reads rank and size; an unexpected rank is refused, because all ranks would wait for ever."""
+    """Read rank and size; an unexpected rank is refused, because all ranks would wait for ever."""
     rank, size = _number(environment, rank_key), _number(environment, size_key)
     if rank >= size:
         raise KieloError(
@@ -203,7 +203,7 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h: an interface's IPv4 address
 
 
 def choose_gloo_interface(place: Rendezvous) -> None:
-    """Sets GLOO_SOCKET_IFNAME to the interface that leads to rank 0, and says so, where it is needed.
+    """Set GLOO_SOCKET_IFNAME to the interface that leads to rank 0, and says so, where it is needed.
 
     Ranks that meet on the loopback are of one machine, and listen nowhere else. Left alone: one rank, a
     variable that is set, and a name that others can reach.
@@ -226,7 +226,7 @@ def choose_gloo_interface(place: Rendezvous) -> None:
 
 
 def _is_reachable(name: str) -> bool:
-    """Returns True for a name of which each address is no loopback."""
+    """Return True for a name of which each address is no loopback."""
     try:
         found = {str(address[0]) for *_, address in socket.getaddrinfo(name, None)}
     except OSError:
@@ -235,7 +235,7 @@ def _is_reachable(name: str) -> bool:
 
 
 def _own_address_towards(host: str, port: int) -> str | None:
-    """Returns the IPv4 address of this node on the way to `host`; None: there is no way. Nothing is sent."""
+    """Return the IPv4 address of this node on the way to `host`; None: there is no way. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, port))

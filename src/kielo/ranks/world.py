@@ -54,7 +54,7 @@ _meeting: tuple[Rendezvous, dist.Store] | None = None  # the store in which the 
 
 
 def start_world(timeout_seconds: float, device: str | None = None) -> World:
-    """Meets the other ranks and makes the process group of all.
+    """Meet the other ranks and make the process group of all.
 
     Args: `timeout_seconds` limits the meeting and the first all-reduce, each; `device` is "cpu" or "cuda",
     default CUDA (or ROCm) where there is one. Raises KieloError naming the ranks that did not arrive.
@@ -73,7 +73,7 @@ def start_world(timeout_seconds: float, device: str | None = None) -> World:
 
 
 def enter_world(world: World, backend: str) -> World:
-    """Makes the process group of all ranks, which meet in `world.store`; returns `world`."""
+    """Make the process group of all ranks, which meet in `world.store`; returns `world`."""
     global _world
     startup = world.startup
     keep_flight_record()
@@ -90,7 +90,7 @@ def enter_world(world: World, backend: str) -> World:
 
 
 def meet(place: Rendezvous, timeout_seconds: float) -> dist.Store:
-    """Returns the store in which the ranks of this attempt meet, made once a process, or KieloError."""
+    """Return the store in which the ranks of this attempt meet, made once a process, or KieloError."""
     global _meeting
     if _meeting is None or _meeting[0] != place:
         _meeting = place, dist.PrefixStore(f"kielo/{place.attempt}", connect(place, timeout_seconds))
@@ -98,7 +98,7 @@ def meet(place: Rendezvous, timeout_seconds: float) -> dist.Store:
 
 
 def make_host_group(world: World, name: str, timeout_seconds: float) -> dist.ProcessGroup | None:
-    """Makes a group of all ranks over the CPU (gloo), for a thread beside the training; None for one rank.
+    """Make a group of all ranks over the CPU (gloo), for a thread beside the training; None for one rank.
 
     Two ranks connect when they first send to each other: a ring and trees, and all with rank 0, instead of
     all with all. Collectives of one group must come from one thread, in one order. All ranks call it
@@ -121,7 +121,7 @@ def make_host_group(world: World, name: str, timeout_seconds: float) -> dist.Pro
 
 @contextmanager
 def _connecting_lazily() -> Iterator[None]:
-    """Makes gloo groups that are made meanwhile connect at first use; torch 2.10, 2.11 and 2.13 know it."""
+    """Make gloo groups that are made meanwhile connect at first use; torch 2.10, 2.11 and 2.13 know it."""
     os.environ[_LAZY_GLOO] = "1"
     try:
         yield
@@ -130,7 +130,7 @@ def _connecting_lazily() -> Iterator[None]:
 
 
 def leave_together(wait_seconds: float) -> None:
-    """Waits until rank 0 is here too, which has more to write at the end. Never raises.
+    """Wait until rank 0 is here too, which has more to write at the end. Never raises.
 
     A launcher may end all ranks when the first of them exits with a code other than 0, as "requeue" is.
     """
@@ -144,7 +144,7 @@ def leave_together(wait_seconds: float) -> None:
 
 
 def end_world(wait_seconds: float = 10.0) -> None:
-    """Ends the process group; rank 0, which serves the store, leaves last. Never raises.
+    """End the process group; rank 0, which serves the store, leaves last. Never raises.
 
     Rank 0 waits at most `wait_seconds` for the others, so a dead rank does not delay it for long.
     """
@@ -183,7 +183,7 @@ def _device(kind: str | None, local_rank: int) -> torch.device:
 
 
 def connect(place: Rendezvous, timeout_seconds: float) -> dist.Store:
-    """Returns this rank's own connection to the store, which rank 0 serves unless the launcher does.
+    """Return this rank's own connection to the store, which rank 0 serves unless the launcher does.
 
     Raises KieloError where rank 0 is not found within the time limit, or too few files may be open.
     """
@@ -219,7 +219,7 @@ def connect(place: Rendezvous, timeout_seconds: float) -> dist.Store:
 
 
 def _listening_socket(place: Rendezvous) -> int | None:
-    """Returns a socket that listens where the ranks meet and on no other interface, as torch's store would.
+    """Return a socket that listens where the ranks meet and on no other interface, as torch's store would.
 
     None where that address is none of this machine: a host's name may lead to its ranks by another way.
     """
@@ -241,7 +241,7 @@ def _listening_socket(place: Rendezvous) -> int | None:
 
 
 def linger(place: Rendezvous) -> None:
-    """Keeps rank 0, which serves the store, alive until the other ranks' time limits have passed too."""
+    """Keep rank 0, which serves the store, alive until the other ranks' time limits have passed too."""
     if place.rank == 0 and place.size > 1 and not place.store_is_running:
         time.sleep(LINGER_SECONDS)
 
@@ -255,7 +255,7 @@ def linger(place: Rendezvous) -> None:
 def once_a_node(
     name: str, action: Callable[[], object], place: Rendezvous, meeting: dist.Store, limit_seconds: float
 ) -> None:
-    """Calls `action` on the ranks of local rank 0; the others wait for all of these, at most `limit_seconds`.
+    """Call `action` on the ranks of local rank 0; the others wait for all of these, at most `limit_seconds`.
 
     Called by all ranks with the same `name`, once an attempt. meeting: the store of `world.meet`. Raises
     KieloError on every rank, with the same message, where an action raised one, and on a rank that has waited

@@ -14,7 +14,7 @@ _UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 
 
 def parse_amount(value: Any) -> Any:
-    """Returns the whole number that a text such as "3B" or "1e9" means; what is no text stays as it is.
+    """Return the whole number that a text such as "3B" or "1e9" means; what is no text stays as it is.
 
     Raises ValueError for another text, and for a number that is not whole.
     """
@@ -22,24 +22,24 @@ def parse_amount(value: Any) -> Any:
         return value
     found = _NUMBER.fullmatch(value.strip())
     if found is None:
-        raise ValueError("what would work: 3B, 350M, 1.5T or 3_000_000_000")
+        raise ValueError("Fix: 3B, 350M, 1.5T or 3_000_000_000")
     figure, places = re.sub(r"[_,]", "", found["whole"]), found["places"] or ""
     if len(figure) + int(found["power"] or 0) > 18:
-        raise ValueError("what would work: a number below 2**63, such as 3B")
+        raise ValueError("Fix: a number below 2**63, such as 3B")
     number = int(figure + places) * 10 ** int(found["power"] or 0) * _UNITS.get(found["unit"].upper(), 1)
     whole, rest = divmod(number, 10 ** len(places))
     if rest:
-        raise ValueError(f"{value} is no whole number; what would work: 3B, 350M, 1.5T or 3_000_000_000")
+        raise ValueError(f"{value} is no whole number. Fix: 3B, 350M, 1.5T or 3_000_000_000")
     return whole
 
 
 def is_amount(value: Any) -> bool:
-    """Returns True for a text that `parse_amount` knows how to read."""
+    """Return True for a text that `parse_amount` knows how to read."""
     return isinstance(value, str) and _NUMBER.fullmatch(value.strip()) is not None
 
 
 def parse_device_hours(text: str) -> int | None:
-    """Returns the hours in "20000h" or "1.5M GPU-hours"; None for a text that is no device-hours."""
+    """Return the hours in "20000h" or "1.5M GPU-hours"; None for a text that is no device-hours."""
     found = re.fullmatch(
         r"\s*([\d_.,]+\s*[KM]?)\s*(?:h|(?:GPU|device)[- ]?h(?:ours?)?)\s*", text, re.IGNORECASE
     )
@@ -47,7 +47,7 @@ def parse_device_hours(text: str) -> int | None:
 
 
 def short_amount(number: float) -> str:
-    """Returns the number with the largest unit that keeps two digits after the point: "3B", "1.24B".
+    """Return the number with the largest unit that keeps two digits after the point: "3B", "1.24B".
 
     A number below 1000 has three figures.
     """
@@ -58,7 +58,7 @@ def short_amount(number: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Returns 0.4 s, 38 s, 4 min 12 s, 3 h 05 min or, from two days on, 2.5 days."""
+    """Return 0.4 s, 38 s, 4 min 12 s, 3 h 05 min or, from two days on, 2.5 days."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

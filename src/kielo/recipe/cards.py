@@ -160,7 +160,7 @@ class Jobs(Section):
         timeout = variables.get("NCCL_IB_TIMEOUT", "20")
         if not (timeout.isdecimal() and 1 <= int(timeout) <= _MOST_IB_TIMEOUT):
             raise ValueError(
-                f"NCCL_IB_TIMEOUT = {timeout} is an exponent, not seconds; what would work: a whole number "
+                f"NCCL_IB_TIMEOUT = {timeout} is an exponent, not seconds. Fix: a whole number "
                 f"of 1 to {_MOST_IB_TIMEOUT}"
             )
         return variables
@@ -290,12 +290,12 @@ class Cluster(Section):
 
 
 def language(code: str) -> Language:
-    """Returns the card of a language, e.g. "et". Raises KieloError naming the known ones."""
+    """Return the card of a language, e.g. "et". Raises KieloError naming the known ones."""
     return _card("languages", code, Language)
 
 
 def cluster(name: str) -> Cluster:
-    """Returns the card of a cluster, e.g. "lumi_g", or of a file, "my_site.toml".
+    """Return the card of a cluster, e.g. "lumi_g", or of a file, "my_site.toml".
 
     Raises KieloError naming the known ones, or each wrong key of the file with its line.
     """
@@ -306,39 +306,39 @@ def cluster(name: str) -> Cluster:
 
 
 def is_own_card(name: str) -> bool:
-    """Returns True for a path of a card that a person wrote, in place of a shipped card's name."""
+    """Return True for a path of a card that a person wrote, in place of a shipped card's name."""
     return name.endswith(".toml")
 
 
 def a_new_card(name: str) -> str:
-    """Returns what would work for a cluster `name` that has no card."""
+    """Return the fix for a cluster `name` that has no card."""
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_.-") or "NAME"
     return f"kielo site --new {stem} writes a card to fill in"
 
 
 def accelerator(name: str) -> Accelerator:
-    """Returns the card of an accelerator, e.g. "h100_80". Raises KieloError naming the known ones."""
+    """Return the card of an accelerator, e.g. "h100_80". Raises KieloError naming the known ones."""
     return _card("accelerators", name, Accelerator)
 
 
 def accelerator_of_device(device_name: str) -> Accelerator | None:
-    """Returns the card for a driver's name of a device ("NVIDIA H100 80GB HBM3"); None if no card fits."""
+    """Return the card for a driver's name of a device ("NVIDIA H100 80GB HBM3"); None if no card fits."""
     cards = [accelerator(name) for name in accelerators()]
     return next((card for card in cards if any(part in device_name for part in card.device_names)), None)
 
 
 def languages() -> list[str]:
-    """Returns the codes of all language cards."""
+    """Return the codes of all language cards."""
     return _names("languages")
 
 
 def clusters() -> list[str]:
-    """Returns the names of all cluster cards."""
+    """Return the names of all cluster cards."""
     return _names("clusters")
 
 
 def accelerators() -> list[str]:
-    """Returns the names of all accelerator cards."""
+    """Return the names of all accelerator cards."""
     return _names("accelerators")
 
 
@@ -360,7 +360,7 @@ def _card(kind: str, name: str, model: type[Card]) -> Card:
 
 @cache
 def _read_card(path: Path, model: type[Card], version: tuple[str, float] | None = None) -> Card:
-    """Reads a card. version: what tells a person's file from an older one, and from another folder's."""
+    """Read a card. version: what tells a person's file from an older one, and from another folder's."""
     text = ""
     try:
         text = path.read_text(encoding="utf-8")

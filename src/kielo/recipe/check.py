@@ -28,7 +28,7 @@ _TEXTS = ("description", "generated_marks", "license", "prompts", "templates", "
 def check(
     recipe: Recipe, origin: Callable[[str], str], layer: Callable[[str], int | None] = lambda _: 0
 ) -> list[Complaint]:
-    """Returns everything that is wrong.
+    """Return everything that is wrong.
 
     origin: the file (or --set) of a dotted key. layer: its place in the order of overlays, 0 for the recipe
     that another one extends, None in a recipe that Kielo wrote with every value. A key that a layer above its
@@ -67,7 +67,7 @@ def _plain_names(recipe: Recipe) -> Found:
         if CONTROL.search(text) and key.rpartition(".")[2].partition("[")[0] not in _TEXTS:
             yield (
                 (key.partition("[")[0],),
-                f"{key} = {text!r} has a line break or another control character; what would work: a name or "
+                f"{key} = {text!r} has a line break or another control character. Fix: a name or "
                 "a path without",
             )
 
@@ -80,7 +80,7 @@ def _names(recipe: Recipe) -> Found:
         yield (
             ("corpus.language_identifier", "language"),
             f"corpus.language_identifier = {recipe.corpus.language_identifier!r} does not know language "
-            f"{recipe.language!r}; what would work: {known}",
+            f"{recipe.language!r}. Fix: {known}",
         )
     if recipe.cluster not in clusters() and not is_own_card(recipe.cluster):
         named: dict[str, list[str]] = {name: [] for name in clusters()}
@@ -139,7 +139,7 @@ def _sources(recipe: Recipe) -> Found:
         yield (
             ("dataset.temperature", "dataset.mixture"),
             f"dataset.temperature = {recipe.dataset.temperature:g} makes weights of the sources' tokens, and "
-            "dataset.mixture gives weights; what would work: leave one of the two out",
+            "dataset.mixture gives weights. Fix: leave one of the two out",
         )
 
 
@@ -150,13 +150,13 @@ def _measures_of_encoders(recipe: Recipe) -> Found:
         if key in files and f"part_of_speech.{other}" not in files:
             yield (
                 (f"evaluate.{key}",),
-                f"evaluate.{key} = {files[key]!r} needs another file beside it; what would work: "
+                f"evaluate.{key} = {files[key]!r} needs another file beside it. Fix: "
                 f"evaluate.part_of_speech.{other} = FILE.conllu",
             )
     for key, path in files.items() if recipe.train.objective == "next_token" else ():
         yield (
             (f"evaluate.{key}", "train.objective"),
-            f"evaluate.{key} = {path!r} is a measure of encoders; what would work: leave it out, or "
+            f"evaluate.{key} = {path!r} is a measure of encoders. Fix: leave it out, or "
             'train.objective = "masked_tokens"',
         )
 
@@ -172,7 +172,7 @@ def _languages_of_source(recipe: Recipe, source: Source) -> Found:
             yield (
                 ("corpus.sources", "corpus.language_identifier"),
                 f"corpus.sources, {source.name}: corpus.language_identifier = {identifier!r} does not know "
-                f"language {code!r}; what would work: {', '.join(known) or 'clean = false, for clean text'}",
+                f"language {code!r}. Fix: {', '.join(known) or 'clean = false, for clean text'}",
             )
 
 
@@ -196,7 +196,7 @@ def _shape(recipe: Recipe) -> Found:
         yield (
             ("model.hidden_size", "model.num_attention_heads"),
             f"model.hidden_size = {model.hidden_size} is not {number} for each of "
-            f"model.num_attention_heads = {heads}; what would work: hidden_size "
+            f"model.num_attention_heads = {heads}. Fix: hidden_size "
             f"{max(1, model.hidden_size // (pair * heads)) * pair * heads}, or model.head_dim set to one",
         )
     if model.head_dim is not None and model.head_dim % pair:
@@ -209,7 +209,7 @@ def _shape(recipe: Recipe) -> Found:
         yield (
             ("model.num_key_value_heads", "model.num_attention_heads"),
             f"model.num_key_value_heads = {key_value_heads} does not divide model.num_attention_heads = "
-            f"{heads}; what would work: {fit}",
+            f"{heads}. Fix: {fit}",
         )
 
 
@@ -243,8 +243,8 @@ def _weights(recipe: Recipe) -> Found:
     if tokenizer.path is None and tokenizer.vocab_size < _SMALLEST_VOCABULARY:
         yield (
             ("tokenizer.vocab_size",),
-            f"tokenizer.vocab_size = {tokenizer.vocab_size} does not hold 256 bytes, end-of-text, padding; "
-            f"what would work: {_SMALLEST_VOCABULARY} or more",
+            f"tokenizer.vocab_size = {tokenizer.vocab_size} does not hold 256 bytes, end-of-text, padding. "
+            f"Fix: {_SMALLEST_VOCABULARY} or more",
         )
     ready, key = tokenizer.ready, tokenizer.ready_key
     is_on_hub = (ready or "").startswith("hf:") and ready != "hf:"
@@ -265,19 +265,19 @@ def _weights(recipe: Recipe) -> Found:
             yield (
                 ("follows", "model.weights"),
                 f"follows = {recipe.follows!r} is the recipe of the weights to start from, and model.weights "
-                "is not given; what would work: model.weights = hf:FOLDER, the folder hf of its run",
+                "is not given. Fix: model.weights = hf:FOLDER, the folder hf of its run",
             )
         if recipe.model.transplant is not None:
             yield (
                 ("model.transplant",),
                 f"model.transplant = {recipe.model.transplant!r} takes rows from model.weights, which is not "
-                "given; what would work: model.weights = hf:FOLDER, or leave the key out",
+                "given. Fix: model.weights = hf:FOLDER, or leave the key out",
             )
         return
     if not weights.startswith("hf:") or weights == "hf:":
         yield (
             ("model.weights",),
-            f"model.weights = {weights!r} does not fit; what would work: hf:{weights.strip() or 'FOLDER'}",
+            f"model.weights = {weights!r} does not fit. Fix: hf:{weights.strip() or 'FOLDER'}",
         )
     elif tokenizer.path is None and recipe.model.transplant is None:
         yield (
@@ -295,7 +295,7 @@ def _learning(recipe: Recipe) -> Found:
         yield (
             ("tokenizer.model", "tokenizer.extend"),
             'tokenizer.extend adds merges to a BPE vocabulary, and tokenizer.model = "unigram" has none; '
-            "what would work: leave out tokenizer.model, or tokenizer.extend to learn a new vocabulary",
+            "Fix: leave out tokenizer.model, or tokenizer.extend to learn a new vocabulary",
         )
     if tokenizer.model == "unigram" and "min_frequency" in tokenizer.model_fields_set:
         yield (
@@ -313,7 +313,7 @@ def _learning(recipe: Recipe) -> Found:
         if reserved.count(name) > 1 or not _RESERVED.fullmatch(name):
             yield (
                 ("tokenizer.reserved_tokens",),
-                f"tokenizer.reserved_tokens: {name!r} does not fit; what would work: names such as <|tool|> "
+                f"tokenizer.reserved_tokens: {name!r} does not fit. Fix: names such as <|tool|> "
                 "or [TOOL], each once",
             )
             return
@@ -324,20 +324,20 @@ def _extension(recipe: Recipe) -> Found:
     if tokenizer.path is not None and tokenizer.extend is not None:
         yield (
             ("tokenizer.path", "tokenizer.extend"),
-            "tokenizer.path keeps a tokenizer as it is, and tokenizer.extend gives it more tokens; "
-            "what would work: one of them",
+            "tokenizer.path keeps a tokenizer as it is, and tokenizer.extend gives it more tokens. "
+            "Fix: one of them",
         )
     unchanged = tokenizer.unchanged_sources
     if unchanged and tokenizer.extend is None:
         yield (
             ("tokenizer.unchanged_sources",),
             "tokenizer.unchanged_sources are encoded as before, by the tokenizer of tokenizer.extend, "
-            "which is not given; what would work: give it, or leave the key out",
+            "which is not given. Fix: give it, or leave the key out",
         )
     elif unknown := sorted(set(unchanged) - set(sources)):
         yield (
             ("tokenizer.unchanged_sources", "corpus.sources"),
-            f"tokenizer.unchanged_sources: no source has the name {unknown[0]!r}; what would work: some of "
+            f"tokenizer.unchanged_sources: no source has the name {unknown[0]!r}. Fix: some of "
             f"{', '.join(sources)}",
         )
     elif unchanged and not set(sources) - set(unchanged):
@@ -355,7 +355,7 @@ def _transplant_vectors(model: Model) -> Found:
     if model.transplant == "focus":
         yield (
             keys,
-            'model.transplant = "focus" weighs old rows by vectors of the new tokens; what would work: '
+            'model.transplant = "focus" weighs old rows by vectors of the new tokens. Fix: '
             'model.transplant_vectors = FILE (.vec or .npz), or model.transplant = "mean"',
         )
     else:
@@ -377,14 +377,13 @@ def _steps(recipe: Recipe) -> Found:
             fit = [str(number) for number in (below, below + length) if number]
             yield (
                 (step_key, length_key),
-                f"{step_key} = {asked} is no multiple of {length_key} = {length}; what would work: "
-                f"{' or '.join(fit)}",
+                f"{step_key} = {asked} is no multiple of {length_key} = {length}. Fix: {' or '.join(fit)}",
             )
         if phase.tokens < asked:
             yield (
                 (tokens_key, step_key),
-                f"{tokens_key} = {phase.tokens} is less than one step of {step_key} = {asked}; what would "
-                f"work: {asked} or more",
+                f"{tokens_key} = {phase.tokens} is less than one step of {step_key} = {asked}. "
+                f"Fix: {asked} or more",
             )
 
 
@@ -405,7 +404,7 @@ def _phases(recipe: Recipe) -> Found:
             yield (
                 (key, longest_key),
                 f"{key} = {length} does not divide the longest of the run, {longest_key} = "
-                f"{longest.sequence_length}, so that text would be lost between phases; what would work: "
+                f"{longest.sequence_length}, so that text would be lost between phases. Fix: "
                 f"{longest_key} = {below} or {below + length}",
             )
         for name in set(phase.mixture) - set(names) if "mixture" in phase.given else ():
@@ -429,7 +428,7 @@ def _phases(recipe: Recipe) -> Found:
             yield (
                 (decay_key, warmup_key),
                 f"{warmup_key} = {rate.warmup_share} and {decay_key} = {rate.decay_share} are more than the "
-                f"whole segment; what would work: a decay_share of at most {1 - rate.warmup_share:g}",
+                f"whole segment. Fix: a decay_share of at most {1 - rate.warmup_share:g}",
             )
 
 
@@ -447,7 +446,7 @@ def _batch_ramp(recipe: Recipe) -> Found:
             length_key = phase.key("sequence_length")
             yield (
                 (key, length_key),
-                f"{key} = {size} is no multiple of {length_key} = {length}; what would work: {fit}",
+                f"{key} = {size} is no multiple of {length_key} = {length}. Fix: {fit}",
             )
     full_key, growth = phase.key("tokens_per_step"), phase.tokens_per_step - ramp.first_tokens_per_step
     if growth <= 0 or growth % ramp.step_tokens and not ramp.step_tokens % length:
@@ -455,7 +454,7 @@ def _batch_ramp(recipe: Recipe) -> Found:
         yield (
             ("train.batch_ramp.step_tokens", full_key),
             f"train.batch_ramp grows from {ramp.first_tokens_per_step} by {ramp.step_tokens} tokens a step "
-            f"and does not arrive at {full_key} = {phase.tokens_per_step}; what would work: {full_key} = "
+            f"and does not arrive at {full_key} = {phase.tokens_per_step}. Fix: {full_key} = "
             f"{last}",
         )
     follows_from_text = recipe.train.tokens is None and not recipe.phases
@@ -463,7 +462,7 @@ def _batch_ramp(recipe: Recipe) -> Found:
         yield (
             ("train.batch_ramp.tokens", phase.key("tokens")),
             f"train.batch_ramp.tokens = {ramp.tokens} does not end before {phase.key('tokens')} = "
-            f"{phase.tokens} does; what would work: fewer tokens of the ramp, or more of the phase",
+            f"{phase.tokens} does. Fix: fewer tokens of the ramp, or more of the phase",
         )
 
 
@@ -472,8 +471,7 @@ def _skip_steps(recipe: Recipe) -> Found:
         if last < first:
             yield (
                 ("train.skip_steps",),
-                f"train.skip_steps: [{first}, {last}] ends before it begins; what would work: [{last}, "
-                f"{first}]",
+                f"train.skip_steps: [{first}, {last}] ends before it begins. Fix: [{last}, {first}]",
             )
             return
     if recipe.train.skip_steps and not any(_batch_ramp(recipe)) and (total_steps := steps_of_run(recipe)):

@@ -1,4 +1,4 @@
-"""Complaints about a recipe or a card, as text: file and key, the value given, and what would work.
+"""Complaints about a recipe or a card, as text: file and key, the value given, and the fix.
 
 In: pydantic's errors and where each value came from. Out: lines for people, every complaint at once.
 """
@@ -22,7 +22,7 @@ CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 def strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yields (dotted key, text) of each text in tables and lists, and of the keys themselves."""
+    """Yield (dotted key, text) of each text in tables and lists, and of the keys themselves."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, dict):
@@ -83,7 +83,7 @@ class Complaint:
 
 
 def dotted(location: Sequence[str | int]) -> str:
-    """Returns "corpus.sources[0].path" for ("corpus", "sources", 0, "path"); phases are numbered from 1."""
+    """Return "corpus.sources[0].path" for ("corpus", "sources", 0, "path"); phases are numbered from 1."""
     key = ""
     for part in location:
         if key == "phases" and isinstance(part, int):
@@ -94,7 +94,7 @@ def dotted(location: Sequence[str | int]) -> str:
 
 
 def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yields every dotted key that a recipe (or card) may have, sections included."""
+    """Yield every dotted key that a recipe (or card) may have, sections included."""
     for name, info in model.model_fields.items():
         yield prefix + name
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
@@ -102,7 +102,7 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def nearest_key(unknown: str, model: type[BaseModel]) -> str | None:
-    """Returns the known key that was most likely meant: a sibling, then the same word in another section."""
+    """Return the known key that was most likely meant: a sibling, then the same word in another section."""
     known = list(keys_of(model))
     if (called := _CALLED_ELSEWHERE.get(unknown.rpartition(".")[2].lower())) in known:
         return called
@@ -124,7 +124,7 @@ def nearest_key(unknown: str, model: type[BaseModel]) -> str | None:
 
 
 def did_you_mean(given: str, known: Mapping[str, Sequence[str]]) -> str:
-    """Returns "; did you mean lumi_g?", or "" where no name is near. known: name → what else it is called."""
+    """Return "; did you mean lumi_g?", or "" where no name is near. known: name → what else it is called."""
     called = {
         word: name
         for name, others in known.items()
@@ -141,7 +141,7 @@ def did_you_mean(given: str, known: Mapping[str, Sequence[str]]) -> str:
 def from_validation(
     error: ValidationError, model: type[BaseModel], origin: Callable[[str], str]
 ) -> list[Complaint]:
-    """Returns a complaint for each of pydantic's. `origin`: dotted key → its file, or --set."""
+    """Return a complaint for each of pydantic's. `origin`: dotted key → its file, or --set."""
     entries = error.errors(include_url=False)
     parents = {entry["loc"][:length] for entry in entries for length in range(len(entry["loc"]))}
     # A list whose entries are broken is also "too short" to pydantic; the entries say it better.
@@ -150,7 +150,7 @@ def from_validation(
 
 
 def refuse(subject: str, complaints: Sequence[Complaint]) -> None:
-    """Raises one KieloError with every complaint; does nothing when there is none."""
+    """Raise one KieloError with every complaint; does nothing when there is none."""
     lines = list(dict.fromkeys(complaint.message for complaint in complaints))
     if len(lines) == 1:
         raise KieloError(lines[0])
@@ -172,7 +172,7 @@ def _explain(entry: Any, model: type[BaseModel], origin: Callable[[str], str]) -
         return Complaint((key,), f"{where}: unknown key {key}; {hint}")
     if kind == "missing":
         example = _EXAMPLES.get(key)
-        hint = f"what would work: {example}" if example else "it has no default"
+        hint = f"Fix: {example}" if example else "it has no default"
         return Complaint((key,), f"{where}: {key} is missing; {hint}")
     section = _section(key, model)
     if kind in ("model_type", "dict_type") and section is not None:
@@ -180,7 +180,7 @@ def _explain(entry: Any, model: type[BaseModel], origin: Callable[[str], str]) -
         return Complaint(
             (key,),
             f"{where}: {key} = {_short(entry['input'])} does not fit, for {key} is a section with keys "
-            f"of its own; what would work: a key of it, such as {key}.{example}",
+            f"of its own. Fix: a key of it, such as {key}.{example}",
         )
     if kind == "string_pattern_mismatch":
         return Complaint((key,), f"{where}: {key} = {_short(entry['input'])} does not fit; {_name(entry)}")
@@ -196,20 +196,20 @@ def _explain(entry: Any, model: type[BaseModel], origin: Callable[[str], str]) -
 
 
 def _in_words(entry: Any) -> str:
-    """Returns what would work, for people who do not know pydantic's words."""
+    """Return the fix, for people who do not know pydantic's words."""
     kind, message = entry["type"], entry["msg"]
     if kind == "float_parsing" and re.fullmatch(r"\d+,\d+", entry["input"]):
-        return f"what would work: {entry['input'].replace(',', '.')}"
+        return f"Fix: {entry['input'].replace(',', '.')}"
     if kind in _KINDS:
-        return f"what would work: {_KINDS[kind]}"
+        return f"Fix: {_KINDS[kind]}"
     would_work = re.sub(r"^(Input should be|Value error,)\s*", "", message)
     if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
         would_work = f"a number {would_work}"
-    return f"what would work: {would_work}" if message.startswith("Input should be") else would_work
+    return f"Fix: {would_work}" if message.startswith("Input should be") else would_work
 
 
 def _nearest_of_list_item(location: Sequence[str | int]) -> str | None:
-    """Returns the nearest key inside an entry of a list of sections: [[corpus.sources]] or [[phases]]."""
+    """Return the nearest key inside an entry of a list of sections: [[corpus.sources]] or [[phases]]."""
     *parents, leaf = location
     if not parents or not isinstance(parents[-1], int):
         return None
@@ -222,21 +222,21 @@ def _nearest_of_list_item(location: Sequence[str | int]) -> str | None:
 
 
 def _section(key: str, model: type[BaseModel]) -> type[BaseModel] | None:
-    """Returns the class of a section; None for any other key."""
+    """Return the class of a section; None for any other key."""
     info = model.model_fields.get(key)
     kind = info.annotation if info else None
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def _name(entry: Any) -> str:
-    """Returns what would work for a name: the given one with other characters replaced, if that is one."""
+    """Return the fix for a name: the given one with other characters replaced, if that is one."""
     pattern, given = entry["ctx"]["pattern"], entry["input"]
     without_accents = unicodedata.normalize("NFKD", given).encode("ascii", "ignore").decode()
     likely = re.sub(r"[^A-Za-z0-9_.-]+", "_", without_accents).strip("_.-")
     for candidate in (likely, likely.lower()):
         if re.fullmatch(pattern, candidate):
-            return f"what would work: {candidate}"
-    return "what would work: Latin letters without accents, digits, and _ . - inside of a name"
+            return f"Fix: {candidate}"
+    return "Fix: Latin letters without accents, digits, and _ . - inside of a name"
 
 
 def _default(key: str, model: type[BaseModel]) -> Any:

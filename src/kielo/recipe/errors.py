@@ -50,19 +50,19 @@ _NO_MORE_PROCESSES = ("can't start new thread", os.strerror(errno.EAGAIN))
 
 
 def no_more_processes(error: BaseException) -> str:
-    """Returns what would work if the system gave no further process or thread; "" for another error."""
+    """Return the fix if the system gave no further process or thread; "" for another error."""
     if not any(sign in str(error) for sign in _NO_MORE_PROCESSES):
         return ""
     most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     limit = f", which is {most}," if most != resource.RLIM_INFINITY else ","
     return (
-        f"the system gives you no more processes and threads; what would work: a higher `ulimit -u`{limit} a "
+        f"the system gives you no more processes and threads. Fix: a higher `ulimit -u`{limit} a "
         "job in place of the login node, or fewer ranks and workers"
     )
 
 
 def sentence(error: BaseException) -> str | None:
-    """Returns the message of an error of an expected kind; None where a traceback is needed."""
+    """Return the message of an error of an expected kind; None where a traceback is needed."""
     if isinstance(error, KieloError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
@@ -93,7 +93,7 @@ def sentence(error: BaseException) -> str | None:
 
 
 def _where(error: BaseException) -> str:
-    """Returns " at FILE:LINE in FUNCTION" of the innermost line outside of torch; empty if none is known."""
+    """Return " at FILE:LINE in FUNCTION" of the innermost line outside of torch; empty if none is known."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/torch/" not in frame.filename]
     if not frames:
         return ""
@@ -109,7 +109,7 @@ def _of_the_system(error: OSError) -> str:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Returns True for Python's and torch's errors of memory. torch is not imported; on CPUs it has none."""
+    """Return True for Python's and torch's errors of memory. torch is not imported; on CPUs it has none."""
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
@@ -118,7 +118,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _is_of_other_ranks(error: BaseException) -> bool:
-    """Returns True for errors of torch.distributed, and for gloo's, which have no class of their own."""
+    """Return True for errors of torch.distributed, and for gloo's, which have no class of their own."""
     return (
         type(error).__module__.startswith("torch.distributed")
         or type(error).__name__.startswith("Dist")
@@ -127,10 +127,10 @@ def _is_of_other_ranks(error: BaseException) -> bool:
 
 
 def rank_prefix() -> str:
-    """Returns e.g. "rank 3: " in a process that a launcher started; else an empty text."""
+    """Return e.g. "rank 3: " in a process that a launcher started; else an empty text."""
     return f"rank {os.environ['RANK']}: " if os.environ.get("RANK") else ""
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of the error's text, at most 300 characters."""
+    """Return the first line of the error's text, at most 300 characters."""
     return next(iter(str(error).splitlines()), "")[:300]

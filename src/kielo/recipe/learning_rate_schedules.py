@@ -17,7 +17,7 @@ class LearningRateSchedule(NamedTuple):
     has_decay_share: bool
 
     def decay_tokens(self, decay_share: float, tokens: int, warmup_tokens: int, unit: int) -> int:
-        """Returns the tokens of the decay in a segment of `tokens`, all whole multiples of `unit`.
+        """Return the tokens of the decay in a segment of `tokens`, all whole multiples of `unit`.
 
         The warm-up has precedence.
         """

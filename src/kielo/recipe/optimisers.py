@@ -37,7 +37,7 @@ class OptimiserFacts(NamedTuple):
     only_with: Mapping[str, tuple[Any, ...]] = {}
 
     def state_bytes(self, dtype: str) -> int:
-        """Returns the bytes that are kept for each element of a parameter."""
+        """Return the bytes that are kept for each element of a parameter."""
         return len(self.moments) * STATE_BYTES[dtype]
 
 

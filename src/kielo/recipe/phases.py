@@ -43,17 +43,17 @@ class FullPhase:
     max_gradient_norm: float | None = None
 
     def key(self, name: str) -> str:
-        """Returns the key that has the value: "phases.2.sequence_length", or "dataset.…" if left out."""
+        """Return the key that has the value: "phases.2.sequence_length", or "dataset.…" if left out."""
         return f"phases.{self.number}.{name}" if name in self.given else key_of_all_phases(name)
 
 
 def key_of_all_phases(name: str) -> str:
-    """Returns the key of the value that a phase has if it leaves `name` out."""
+    """Return the key of the value that a phase has if it leaves `name` out."""
     return f"{_SECTION.get(name, 'train')}.{name}"
 
 
 def full_phases(recipe: Recipe) -> tuple[FullPhase, ...]:
-    """Returns all phases in order; the whole run is one where the recipe lists none."""
+    """Return all phases in order; the whole run is one where the recipe lists none."""
     train, dataset = recipe.train, recipe.dataset
     if not recipe.phases:
         rate = LearningRate(
@@ -73,12 +73,12 @@ def full_phases(recipe: Recipe) -> tuple[FullPhase, ...]:
 
 
 def longest_sequence_length(recipe: Recipe) -> int:
-    """Returns the longest length: text is shuffled in blocks of it, and the model has positions for it."""
+    """Return the longest length: text is shuffled in blocks of it, and the model has positions for it."""
     return max(phase.sequence_length for phase in full_phases(recipe))
 
 
 def ramp_steps(ramp: BatchRamp, tokens_per_step: int) -> list[tuple[int, int]]:
-    """Returns (tokens per step, number of such steps) of a batch ramp, in order, below `tokens_per_step`.
+    """Return (tokens per step, number of such steps) of a batch ramp, in order, below `tokens_per_step`.
 
     Megatron-LM's rule (`RampupBatchsizeNumMicroBatchesCalculator`): ramp.tokens are shared out evenly over
     the sizes below the full one, and a step has the size in whose share the tokens before it end. A size
@@ -97,7 +97,7 @@ def ramp_steps(ramp: BatchRamp, tokens_per_step: int) -> list[tuple[int, int]]:
 
 
 def steps_of_phase(phase: FullPhase, ramp: BatchRamp | None) -> list[tuple[int, int]]:
-    """Returns (tokens per step, number of such steps) of a phase, in order, the ramp's first.
+    """Return (tokens per step, number of such steps) of a phase, in order, the ramp's first.
 
     They are at most the phase's tokens: a ramp's last step may pass the ramp's end, but not the phase's. A
     phase of fewer tokens than a step, which recipes cannot have, has one step.
@@ -112,7 +112,7 @@ def steps_of_phase(phase: FullPhase, ramp: BatchRamp | None) -> list[tuple[int, 
 
 
 def steps_of_run(recipe: Recipe) -> int | None:
-    """Returns the number of steps; None while they follow from the text."""
+    """Return the number of steps; None while they follow from the text."""
     if recipe.train.tokens is None and not recipe.phases:
         return None
     ramp = recipe.train.batch_ramp
@@ -124,21 +124,21 @@ def steps_of_run(recipe: Recipe) -> int | None:
 
 
 def skip_complaints(skip_steps: Sequence[tuple[int, int]], total_steps: int) -> Iterator[str]:
-    """Yields why a run of so many steps cannot skip these: none is left, or a range ends after the last."""
+    """Yield why a run of so many steps cannot skip these: none is left, or a range ends after the last."""
     first_left = 1
     for first, last in sorted(skip_steps):
         if first <= first_left:
             first_left = max(first_left, last + 1)
     if first_left > total_steps:
         yield (
-            f"train.skip_steps: passes over all {total_steps} steps of the run, so that nothing is trained; "
-            "what would work: ranges that leave a step"
+            f"train.skip_steps: passes over all {total_steps} steps of the run, so that nothing is trained. "
+            "Fix: ranges that leave a step"
         )
         return
     for first, last in skip_steps:
         if last > total_steps:
             yield (
-                f"train.skip_steps: [{first}, {last}] goes beyond the run's last step; what would work: "
+                f"train.skip_steps: [{first}, {last}] goes beyond the run's last step. Fix: "
                 f"steps up to {total_steps}"
             )
 

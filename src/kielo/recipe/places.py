@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def place(given: str | Path) -> Path:
-    """Returns the path without `..`, as it will lead once its folders are made; the last name stays.
+    """Return the path without `..`, as it will lead once its folders are made; the last name stays.
 
     Behind a folder that is not there yet, `..` leads nowhere, so `nope/../mine` seems to be free, and it is
     `mine` when `nope` has been made.

@@ -54,7 +54,7 @@ class Read:
 def read_recipe(
     reference: str | Path | None, sets: Sequence[str] = (), stand_ins: Mapping[str, Any] | None = None
 ) -> Read:
-    """Reads, overlays and checks a recipe.
+    """Read, overlays and check a recipe.
 
     reference: a path, the name of a shipped recipe, or the folder of a run; None for `sets` alone. sets:
     "section.key=value" each, the value in TOML or, where that does not parse or the key wants text, as it
@@ -89,7 +89,7 @@ def read_recipe(
 
 
 def recipe_languages(reference: str | Path | None, sets: Sequence[str] = ()) -> tuple[str, ...]:
-    """Returns the codes of a recipe of several languages, each of which `language=CODE` in `sets` chooses.
+    """Return the codes of a recipe of several languages, each of which `language=CODE` in `sets` chooses.
 
     () for a recipe of one language, also where `sets` has chosen it.
     """
@@ -99,7 +99,7 @@ def recipe_languages(reference: str | Path | None, sets: Sequence[str] = ()) -> 
 
 
 def read_first_language(reference: str | Path, sets: Sequence[str] = ()) -> Read:
-    """Reads a recipe as `read_recipe` does, and of one of several languages that of the first."""
+    """Read a recipe as `read_recipe` does, and of one of several languages that of the first."""
     codes = recipe_languages(reference, sets)
     return read_recipe(reference, [*sets, *(f"language={code}" for code in codes[:1])])
 
@@ -107,7 +107,7 @@ def read_first_language(reference: str | Path, sets: Sequence[str] = ()) -> Read
 def _values(
     reference: str | Path | None, sets: Sequence[str]
 ) -> tuple[str, dict[str, Any], dict[str, str], list[Complaint]]:
-    """Returns the recipe's name for messages, its values, their origins, and what is wrong with `sets`."""
+    """Return the recipe's name for messages, its values, their origins, and what is wrong with `sets`."""
     path = None if reference is None else find_recipe(str(reference))
     label = "--set" if path is None else _label(path)
     try:
@@ -124,12 +124,12 @@ def _too_deep(label: str) -> KieloError:
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Returns the recipes inside the package: name → file."""
+    """Return the recipes inside the package: name → file."""
     return {path.stem: path for path in sorted(_SHIPPED.glob("*.toml"))}
 
 
 def run_folder(recipe: Recipe) -> Path:
-    """Returns the run folder, which need not exist yet.
+    """Return the run folder, which need not exist yet.
 
     Raises KieloError where it cannot be a folder, or none with Kielo's files, and where text, a tokenizer or
     weights that the recipe names lie in a folder of the run that a stage replaces.
@@ -170,13 +170,13 @@ def run_folder(recipe: Recipe) -> Path:
 
 
 def _without_pattern(path: str) -> str:
-    """Returns the part of a path that a pattern such as texts/*.txt fixes."""
+    """Return the part of a path that a pattern such as texts/*.txt fixes."""
     begin = re.search(r"[*?[]", path)
     return os.path.dirname(path[: begin.start()]) if begin else path
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Returns the file's content. Raises KieloError naming the file, line and column that is not TOML."""
+    """Return the file's content. Raises KieloError naming the file, line and column that is not TOML."""
     try:
         # editors on Windows begin files with a mark
         return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
@@ -196,14 +196,14 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _instead_of(path: Path, works: str) -> str:
-    """Returns what would work for a file that is no TOML: `works`, or to name text in a recipe."""
+    """Return the fix for a file that is no TOML: `works`, or to name text in a recipe."""
     if not _TEXT.search(path.name):
-        return f"what would work: {works}"
+        return f"Fix: {works}"
     return f"a recipe names its text: kielo run own_text --set corpus.sources={path}"
 
 
 def find_recipe(reference: str, beside: Path | None = None) -> Path:
-    """Returns the file of a path, a shipped name or a run folder; paths start at `beside`, if it is given."""
+    """Return the file of a path, a shipped name or a run folder; paths start at `beside`, if it is given."""
     shipped = shipped_recipes()
     looks_like_path = reference.endswith(".toml") or "/" in reference
     if not looks_like_path and reference in shipped:
@@ -221,7 +221,7 @@ def find_recipe(reference: str, beside: Path | None = None) -> Path:
         )
     if reference.startswith("hf:"):
         raise KieloError(
-            f"{reference}: names weights, and this is the place of a recipe; what would work: a recipe with "
+            f"{reference}: names weights, and this is the place of a recipe. Fix: a recipe with "
             f"--set model.weights={reference}"
         )
     near = difflib.get_close_matches(Path(reference).stem, shipped, n=1)
@@ -232,12 +232,12 @@ def find_recipe(reference: str, beside: Path | None = None) -> Path:
 
 
 def _label(path: Path) -> str:
-    """Returns the file name of a shipped recipe, and the path of any other as it was given."""
+    """Return the file name of a shipped recipe, and the path of any other as it was given."""
     return path.name if path.parent == _SHIPPED else str(path)
 
 
 def _with_base(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns the file's values over those of the recipe that it extends, and where each key came from."""
+    """Return the file's values over those of the recipe that it extends, and where each key came from."""
     data = read_toml(path)
     if _is_written(str(path)):
         _leave_out(data, ("train", "max_left_out_sequences"))  # of format version 2: such a run goes on
@@ -269,7 +269,7 @@ def _with_base(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _overlay(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Joins tables; replaces anything else, lists too."""
+    """Join tables; replaces anything else, lists too."""
     joined = dict(base)
     for key, value in over.items():
         both_tables = isinstance(value, dict) and isinstance(base.get(key), dict)
@@ -303,7 +303,7 @@ def _apply_set(text: str, data: dict[str, Any], origins: dict[str, str]) -> Comp
 
 
 def _on_quotes(text: str) -> str:
-    """Returns advice where a text has the quotes of a text processor, which are letters to a shell."""
+    """Return advice where a text has the quotes of a text processor, which are letters to a shell."""
     found = sorted(set(text) & set("“”„‟‘’‚«»"))
     return f"; {' '.join(found)} are letters to a shell; type \" or '" if found else ""
 
@@ -311,7 +311,7 @@ def _on_quotes(text: str) -> str:
 def _replace_shape(
     given: Iterable[str], below: dict[str, Any], origins: dict[str, str] | None = None
 ) -> None:
-    """Removes the model's shape from `below`, where `given` asks for a size, and a size where it has a shape.
+    """Remove the model's shape from `below`, where `given` asks for a size, and a size where it has a shape.
 
     origins: of the values in `below`; those of --set stay, so that both by --set are refused.
     """
@@ -337,7 +337,7 @@ def _value(raw: str, parts: Sequence[str]) -> Any:
 
 
 def _accepted(parts: Sequence[str]) -> tuple[Any, ...]:
-    """Returns the types that the key takes; empty for a key that is not known."""
+    """Return the types that the key takes; empty for a key that is not known."""
     model: Any = Recipe
     for part in parts:
         info = (
@@ -352,7 +352,7 @@ def _accepted(parts: Sequence[str]) -> tuple[Any, ...]:
 def _validate(
     data: dict[str, Any], origins: dict[str, str], default_origin: str
 ) -> tuple[Recipe | None, list[Complaint]]:
-    """Returns the recipe and what is wrong with it.
+    """Return the recipe and what is wrong with it.
 
     Values that do not fit by themselves are left out and the rest is checked again, so that a wrong type in
     one section does not hide two keys that contradict each other in another.
@@ -383,7 +383,7 @@ def _validate(
 
 
 def _is_written(label: str) -> bool:
-    """Returns True for the recipe of a run or a launch, which has every value, inherited ones too."""
+    """Return True for the recipe of a run or a launch, which has every value, inherited ones too."""
     try:
         with open(label, encoding="utf-8") as file:
             return any(line.startswith(WRITTEN) for line in islice(file, 4))
@@ -401,7 +401,7 @@ def _leave_out(data: dict[str, Any], location: Sequence[str | int]) -> None:
 
 
 def _origin(key: str, origins: dict[str, str], otherwise: str) -> str:
-    """Returns the origin of the key or the table above it, else of a value in it (dataset.mixture.NAME)."""
+    """Return the origin of the key or the table above it, else of a value in it (dataset.mixture.NAME)."""
     key = key.split("[")[0]
     above = key
     while above:

@@ -10,7 +10,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema() -> dict[str, Any]:
-    """Returns the schema (draft 2020-12). With `extends` nothing is required: the base recipe may have it."""
+    """Return the schema (draft 2020-12). With `extends` nothing is required: the base recipe may have it."""
     schema = Recipe.model_json_schema()
     schema["$schema"] = DIALECT
     schema["title"] = "Kielo recipe"

@@ -78,7 +78,7 @@ class Section(BaseModel):
         kind = str(cls.model_fields[info.field_name or ""].annotation)
         words = re.findall(r"\w+", kind)
         if isinstance(value, bool) and "bool" not in words and {"int", "float"} & {*words}:
-            raise ValueError("what would work: a number")
+            raise ValueError("Fix: a number")
         if "int" not in words or "str" in words:
             return value
         if kind.startswith("tuple") and isinstance(value, int | str) and not isinstance(value, bool):
@@ -91,11 +91,11 @@ class Section(BaseModel):
     def _fits_64_bits(cls, value: Any) -> Any:
         numbers = value if isinstance(value, tuple) else (value,)
         if any(isinstance(one, int) and abs(one) >= 2**63 for one in numbers):
-            raise ValueError("what would work: a number below 2**63, for torch and numpy hold 64 bits")
+            raise ValueError("Fix: a number below 2**63, for torch and numpy hold 64 bits")
         return value
 
     def part(self, kind: type[Part]) -> Part:
-        """Returns the values of the fields that `kind`, a base class of this section, declares."""
+        """Return the values of the fields that `kind`, a base class of this section, declares."""
         return kind(**{name: getattr(self, name) for name in kind.model_fields})
 
 
@@ -218,7 +218,7 @@ class Source(Section):
         if self.language and not KINDS[self.kind].has_language:
             raise ValueError(f"kind = {self.kind!r} has no language; leave the key out")
         if self.kind == "parallel" and len(self.language) != 2:
-            raise ValueError('kind = "parallel" has two languages; what would work: language = ["en", "fi"]')
+            raise ValueError('kind = "parallel" has two languages. Fix: language = ["en", "fi"]')
         if self.encoding is not None:
             _check_encoding(self.encoding)
         if self.kind != "parallel" and self.model_fields_set & {"pair_fields", "templates", "reverse_share"}:
@@ -228,7 +228,7 @@ class Source(Section):
         if self.kind != "instructions" and "too_long" in self.model_fields_set:
             raise ValueError('too_long is of kind = "instructions"')
         if self.pair_fields and len(self.pair_fields) != 2:
-            raise ValueError(f"pair_fields names {len(self.pair_fields)} fields; what would work: two")
+            raise ValueError(f"pair_fields names {len(self.pair_fields)} fields. Fix: two")
         for template in self.templates:
             if problem := template_problem(template):
                 raise ValueError(f"templates: {template!r}: {problem}")
@@ -262,20 +262,20 @@ class Source(Section):
 
 
 def _check_encoding(name: str) -> None:
-    """Raises ValueError for what is no encoding of text."""
+    """Raise ValueError for what is no encoding of text."""
     try:
         "a".encode(name)
         if codecs.lookup(name).name in ("idna", "punycode", "unicode-escape", "raw-unicode-escape", "utf-7"):
             raise LookupError
     except (LookupError, UnicodeError):
         raise ValueError(
-            f"encoding = {name!r} is not known; what would work: utf-8, utf-16le, windows-1252, "
+            f"encoding = {name!r} is not known. Fix: utf-8, utf-16le, windows-1252, "
             "windows-1257, iso-8859-15, shift_jis, …"
         ) from None
 
 
 def _sources(value: Any) -> Any:
-    """Makes tables of plain strings, which are paths, and give each source a name of its own.
+    """Make tables of plain strings, which are paths, and give each source a name of its own.
 
     `--set corpus.sources=a.txt,b.jsonl.zst` is such a string, with commas.
     """
@@ -761,7 +761,7 @@ class Layout(Section):
 
     @property
     def recomputed(self) -> frozenset[str]:
-        """Returns the names that `recompute` joins, of what the backward makes again."""
+        """Return the names that `recompute` joins, of what the backward makes again."""
         return frozenset(self.recompute.split("+")) - {"none"}
 
 
@@ -1209,7 +1209,7 @@ class Evaluate(Section):
 
     @property
     def encoder_files(self) -> dict[str, str]:
-        """Returns key → the file that it names, of the measures of encoders."""
+        """Return key → the file that it names, of the measures of encoders."""
         tags = self.part_of_speech
         named = {
             "minimal_pairs": self.minimal_pairs,

@@ -17,12 +17,12 @@ from kielo.recipe.source_kinds import KINDS
 
 
 def languages_of(recipe: Recipe, source: Source) -> tuple[str, ...]:
-    """Returns the codes of the languages that the source's text is in; () where its kind has none."""
+    """Return the codes of the languages that the source's text is in; () where its kind has none."""
     return source_languages(source, recipe.language)
 
 
 def source_languages(source: Source, default: str) -> tuple[str, ...]:
-    """Returns the source's languages, where a recipe's language is `default`; () where its kind has none."""
+    """Return the source's languages, where a recipe's language is `default`; () where its kind has none."""
     if not KINDS[source.kind].has_language:
         return ()
     return source.language or (default,)
@@ -36,7 +36,7 @@ DESCRIPTION = (
 
 
 def codes_of(data: Mapping[str, Any], label: str) -> tuple[str, ...]:
-    """Returns the codes that a recipe's values list, () where they list none; `label` names the recipe.
+    """Return the codes that a recipe's values list, () where they list none; `label` names the recipe.
 
     Raises KieloError for what is no list of different codes of language cards.
     """
@@ -46,7 +46,7 @@ def codes_of(data: Mapping[str, Any], label: str) -> tuple[str, ...]:
     if isinstance(given, str):  # --set languages=et,fi
         given = [code.strip() for code in given.split(",")]
     if not isinstance(given, list) or not given or not all(isinstance(code, str) for code in given):
-        raise KieloError(f'{label}: {KEY} = {given!r} does not fit; what would work: {KEY} = ["et", "fi"]')
+        raise KieloError(f'{label}: {KEY} = {given!r} does not fit. Fix: {KEY} = ["et", "fi"]')
     known = languages()
     if unknown := [code for code in given if code not in known]:
         raise KieloError(f"{label}: {KEY}: {', '.join(unknown)} without a card; `kielo languages` lists all")
@@ -56,14 +56,13 @@ def codes_of(data: Mapping[str, Any], label: str) -> tuple[str, ...]:
         text = data.get(key)
         if len(given) > 1 and isinstance(text, str) and text and PLACE not in text:
             raise KieloError(
-                f"{label}: {key} = {text!r} would be that of {len(given)} runs; what would work: {key} = "
-                f'"{text}_{PLACE}"'
+                f'{label}: {key} = {text!r} would be that of {len(given)} runs. Fix: {key} = "{text}_{PLACE}"'
             )
     return tuple(given)
 
 
 def of_language(data: Mapping[str, Any], code: str, codes: Sequence[str]) -> dict[str, Any]:
-    """Returns the values of the recipe of `code`, one of `codes`; `data` stays as it is."""
+    """Return the values of the recipe of `code`, one of `codes`; `data` stays as it is."""
     own = filled({key: value for key, value in data.items() if key != KEY} | {"language": code}, code)
     corpus = own.get("corpus")
     if isinstance(corpus, dict) and isinstance(corpus.get("sources"), list):
@@ -73,7 +72,7 @@ def of_language(data: Mapping[str, Any], code: str, codes: Sequence[str]) -> dic
 
 
 def filled(value: Any, code: str) -> Any:
-    """Returns the value with the code in the place of `{language}` in all its texts."""
+    """Return the value with the code in the place of `{language}` in all its texts."""
     if isinstance(value, str):
         return value.replace(PLACE, code)
     if isinstance(value, Mapping):

@@ -15,7 +15,7 @@ _PLACE = re.compile(r"\{(" + "|".join(PLACES) + r")\}")
 
 
 def template_problem(template: str) -> str | None:
-    """Returns what is wrong with a template, or None."""
+    """Return what is wrong with a template, or None."""
     found = _PLACE.findall(template)
     if missing := [name for name in ("source", "target") if name not in found]:
         return f"has no {{{missing[0]}}}, so a side of each pair would be lost"
@@ -23,7 +23,7 @@ def template_problem(template: str) -> str | None:
 
 
 def fill(template: str, values: dict[str, str]) -> str:
-    """Puts the values in their places, once: places that a value spells stay text."""
+    """Put the values in their places, once: places that a value spells stay text."""
     return _PLACE.sub(lambda place: values[place[1]], template)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def toml_table(name: str, content: dict[str, Any], brackets: tuple[str, str] = ("[", "]")) -> str:
-    """Returns one table with its tables below it; an empty name is the top of a file. None is left out."""
+    """Return one table with its tables below it; an empty name is the top of a file. None is left out."""
     tables = {key: value for key, value in content.items() if isinstance(value, dict)}
     lists = {key: value for key, value in content.items() if _is_list_of_tables(value)}
     plain = {key: value for key, value in content.items() if value is not None and key not in tables | lists}
@@ -53,7 +53,7 @@ def _escape(character: str) -> str:
 
 
 def lines_of_keys(text: str) -> dict[str, int]:
-    """Returns the line in which each key of a valid TOML text begins; tables of tables are one key.
+    """Return the line in which each key of a valid TOML text begins; tables of tables are one key.
 
     Beginnings of the text are read, each a line longer: a key is in the line after the last beginning that
     was valid without it. A card has tens of lines.
@@ -72,7 +72,7 @@ def lines_of_keys(text: str) -> dict[str, int]:
 
 
 def line_of(key: str, lines: dict[str, int]) -> int | None:
-    """Returns the line of a dotted key, else of the nearest key above: jobs.sources of jobs.sources.image."""
+    """Return the line of a dotted key, else of the nearest key above: jobs.sources of jobs.sources.image."""
     while key:
         if key in lines:
             return lines[key]

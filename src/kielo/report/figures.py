@@ -46,7 +46,7 @@ WIDTH_INCHES = 8.4
 
 
 def bits_per_byte_bars(gathered: Gathered) -> str | None:
-    """Draws a bar for the model, in the accent colour, and for each baseline; fewer bits are better."""
+    """Draw a bar for the model, in the accent colour, and for each baseline; fewer bits are better."""
     if (scores := gathered.scores) is None:
         return None
     baselines = scores.bits_per_byte.baselines()
@@ -66,7 +66,7 @@ def bits_per_byte_bars(gathered: Gathered) -> str | None:
 
 
 def bits_per_byte_caption(gathered: Gathered) -> str:
-    """Says what the bits per byte were measured on, and what the baselines were given."""
+    """Say what the bits per byte were measured on, and what the baselines were given."""
     if (scores := gathered.scores) is None:
         return ""
     facts = (
@@ -87,7 +87,7 @@ def bits_per_byte_caption(gathered: Gathered) -> str:
 
 
 def funnel_bars(gathered: Gathered) -> str | None:
-    """Draws bytes left after each step, and beside them those that the step dropped."""
+    """Draw bytes left after each step, and beside them those that the step dropped."""
     if gathered.funnel is None or gathered.corpus is None:
         return None
     steps, bytes_in = _by_step(gathered.funnel.steps), gathered.corpus["bytes_in"]
@@ -114,7 +114,7 @@ def funnel_bars(gathered: Gathered) -> str | None:
 
 
 def loss_curves(gathered: Gathered) -> str | None:
-    """Draws training and held-out loss in nats per token, over optimiser steps."""
+    """Draw training and held-out loss in nats per token, over optimiser steps."""
     if (training := gathered.training) is None:
         return None
     with page_style():
@@ -129,7 +129,7 @@ def loss_curves(gathered: Gathered) -> str | None:
 
 
 def speed_curve(gathered: Gathered) -> str | None:
-    """Draws tokens per second over optimiser steps, from zero."""
+    """Draw tokens per second over optimiser steps, from zero."""
     training = gathered.training
     if training is None or not training.tokens_per_second:
         return None
@@ -144,7 +144,7 @@ def speed_curve(gathered: Gathered) -> str | None:
 
 
 def parity_curves(gathered: Gathered) -> str | None:
-    """Draws both losses at each step, and their relative difference on a log scale with its limit."""
+    """Draw both losses at each step, and their relative difference on a log scale with its limit."""
     if (parity := gathered.parity) is None:
         return None
     ours, theirs = parity.losses.ours, parity.losses.theirs
@@ -210,7 +210,7 @@ class ReportFigure:
     caption: str | Callable[[Gathered], str]
 
     def caption_of(self, gathered: Gathered) -> str:
-        """Returns the caption, which may depend on the run."""
+        """Return the caption, which may depend on the run."""
         return self.caption if isinstance(self.caption, str) else self.caption(gathered)
 
 
@@ -224,7 +224,7 @@ FIGURES = (  # in the order of each section
 
 
 def _by_step(rows: Sequence[FunnelRow]) -> list[FunnelRow]:
-    """Adds up the bytes of the funnel's rows, one for each reason, to one row for each step."""
+    """Add up the bytes of the funnel's rows, one for each reason, to one row for each step."""
     steps: dict[str, FunnelRow] = {}
     for row in rows:
         before = steps.get(row.name)
@@ -263,7 +263,7 @@ def page_grid(axes: Axes) -> None:
 
 
 def _ends(axes: Axes, curves: Sequence[tuple[str, list, list, str]]) -> None:
-    """Writes a name and the last value at the end of each curve, apart where the ends meet."""
+    """Write a name and the last value at the end of each curve, apart where the ends meet."""
     ends = sorted((curve for curve in curves if curve[1]), key=lambda curve: curve[2][-1])
     for rank, (name, steps, values, colour) in enumerate(ends):
         lift = 0 if len(ends) == 1 else (-8, 8)[rank]
@@ -274,14 +274,14 @@ def _ends(axes: Axes, curves: Sequence[tuple[str, list, list, str]]) -> None:
 
 
 def _finite(rows: Sequence[Row], key: str) -> tuple[list[int], list[float]]:
-    """Returns steps and values of the rows with a finite number there, which a skipped step may not have."""
+    """Return steps and values of the rows with a finite number there, which a skipped step may not have."""
     pairs = [(row.step, getattr(row, key)) for row in rows]
     pairs = [(step, value) for step, value in pairs if value is not None and isfinite(value)]
     return [step for step, _ in pairs], [value for _, value in pairs]
 
 
 def page_svg(figure: Figure, name: str) -> str:
-    """Returns the figure as an <svg> element without prologue and metadata.
+    """Return the figure as an <svg> element without prologue and metadata.
 
     Its ids are unique on the page and its colours are CSS variables.
     """

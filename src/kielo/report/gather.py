@@ -88,7 +88,7 @@ class Gathered:
 
 
 def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> Gathered:
-    """Collects the run folder's content.
+    """Collect the run folder's content.
 
     `stages` are those of this run; manifests have the seconds of skipped stages.
     """
@@ -120,7 +120,7 @@ def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> Ga
 
 
 def summarise(gathered: Gathered) -> Summary:
-    """Returns the content of summary.json; the values of stages that have not run are None."""
+    """Return the content of summary.json; the values of stages that have not run are None."""
     scores, training, overview = gathered.scores, gathered.training, gathered.overview
     masked = gathered.masked_scores
     return Summary(
@@ -151,7 +151,7 @@ def _pick(content: dict[str, Any] | None, kind: type[JsonObject]) -> dict[str, A
 
 
 def _overview(run_folder: Path, manifests: dict[str, Manifest | None]) -> Overview | None:
-    """Returns the size of the run that was trained, None before that."""
+    """Return the size of the run that was trained, None before that."""
     tokens = manifests["pack"].counts["sources"] if manifests["pack"] else {}
     if manifests["train"] is None or not (run_folder / "resolved.toml").is_file():
         return None
@@ -165,7 +165,7 @@ def _overview(run_folder: Path, manifests: dict[str, Manifest | None]) -> Overvi
 
 
 def _training(folder: Path, manifest: Manifest | None) -> Training | None:
-    """Returns curves of metrics.jsonl, the median tokens per second and the stage's counts."""
+    """Return curves of metrics.jsonl, the median tokens per second and the stage's counts."""
     path = folder / METRICS_NAME
     if not path.is_file():
         return None
@@ -185,13 +185,13 @@ def _training(folder: Path, manifest: Manifest | None) -> Training | None:
 
 
 def _by_step(rows: Sequence[Kind]) -> list[Kind]:
-    """Returns one row a step. A resumed run writes steps again; the later row is that of the model."""
+    """Return one row a step. A resumed run writes steps again; the later row is that of the model."""
     last = {row.step: row for row in rows}
     return [last[step] for step in sorted(last)]
 
 
 def _stage_rows(manifests: dict[str, Manifest | None], stages: dict[str, StageTime]) -> list[dict[str, Any]]:
-    """Returns a row for each stage: the seconds that made its folder, and if this run did it."""
+    """Return a row for each stage: the seconds that made its folder, and if this run did it."""
     names = list(dict.fromkeys([*STAGE_FOLDERS, *stages]))
     rows = []
     for name in names:
@@ -207,7 +207,7 @@ def _stage_rows(manifests: dict[str, Manifest | None], stages: dict[str, StageTi
 
 
 def _versions(manifests: dict[str, Manifest | None]) -> dict[str, str]:
-    """Returns the package versions that the stages ran with; several, if stages differ."""
+    """Return the package versions that the stages ran with; several, if stages differ."""
     seen: dict[str, list[str]] = {}
     for manifest in manifests.values():
         for package, number in (manifest.versions if manifest else {}).items():

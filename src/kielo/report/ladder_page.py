@@ -13,7 +13,7 @@ TITLES = ("nodes", "layout", "tokens/s", "TFLOP/s a device", "% of linear", "pla
 
 
 def write_ladder_report(folder: Path, ladder: Ladder) -> list[Path]:
-    """Writes ladder.json and ladder.md into the ladder's folder; returns the paths."""
+    """Write ladder.json and ladder.md into the ladder's folder; return the paths."""
     path = folder / TABLE_NAME
     refuse_other_text(path)
     with disk_problems_reported(f"{folder}: the report"):
@@ -23,7 +23,7 @@ def write_ladder_report(folder: Path, ladder: Ladder) -> list[Path]:
 
 
 def table(ladder: Ladder) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Returns titles and rows: measured, and beside it planned; a rung that is not measured says why."""
+    """Return titles and rows: measured, and beside it planned; a rung that is not measured says why."""
     rows: list[tuple[str, ...]] = []
     base = linear_speed(ladder.rungs)
     for rung in ladder.rungs:
@@ -43,7 +43,7 @@ def table(ladder: Ladder) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 
 
 def linear_speed(rungs: Sequence[Rung]) -> float:
-    """Returns tokens/s of a node, of the fastest measured rung on the fewest nodes; 0 without one."""
+    """Return tokens/s of a node, of the fastest measured rung on the fewest nodes; 0 without one."""
     speeds = [(rung.nodes, rung.measured.tokens_per_second / rung.nodes) for rung in rungs if rung.measured]
     return min(speeds, key=lambda speed: (speed[0], -speed[1]), default=(0, 0.0))[1]
 
@@ -54,7 +54,7 @@ def is_in_interval(measured: MeasuredSpeed, planned: PlannedSpeed) -> bool:
 
 
 def notes(ladder: Ladder) -> list[str]:
-    """Returns sentences on how it was measured, what others measured there, and what to do with it."""
+    """Return sentences on how it was measured, what others measured there, and what to do with it."""
     lines = [
         f"{ladder.name}: {amount(ladder.parameters)} parameters, steps of {ladder.tokens_per_step:,} tokens "
         f"on any number of nodes, sequences of {ladder.sequence_length:,}, on {ladder.cluster}. Each figure "
@@ -79,7 +79,7 @@ def notes(ladder: Ladder) -> list[str]:
 
 
 def markdown(ladder: Ladder) -> str:
-    """Returns the table and the notes as Markdown."""
+    """Return the table and the notes as Markdown."""
     titles, rows = table(ladder)
     head = [f"# {ladder.name} on {ladder.cluster}: measured and planned", ""]
     lines = [f"| {' | '.join(titles)} |", "|--:|---|" + "--:|" * (len(titles) - 2)]

@@ -13,7 +13,7 @@ NAMES = {"unigram": "token unigram", "xz": "xz -9", "ngram": "byte n-gram"}
 
 
 def print_summary(summary: Summary, console: Console | None = None) -> None:
-    """Prints a summary of `report.gather.summarise`, with a dash for stages that have not run."""
+    """Print a summary of `report.gather.summarise`, with a dash for stages that have not run."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -23,7 +23,7 @@ def print_summary(summary: Summary, console: Console | None = None) -> None:
 
 
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:
-    """Returns (name, value) for each line of the table, as plain text."""
+    """Return (name, value) for each line of the table, as plain text."""
     bits, corpus = summary.bits_per_byte, summary.corpus
     rows = [("text kept", "–")]
     if corpus.bytes_in and corpus.bytes_kept is not None:
@@ -59,7 +59,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _masked_rows(accuracy: Accuracy) -> list[tuple[str, str]]:
-    """Returns the lines of hidden tokens, for which bits per byte and parity are not defined."""
+    """Return the lines of hidden tokens, for which bits per byte and parity are not defined."""
     rows = [("hidden tokens predicted", f"{100 * accuracy.model:.1f} %")]
     for name, share in accuracy.baselines().items():
         verdict = "beaten" if accuracy.model > share else "not beaten"
@@ -88,7 +88,7 @@ def _parity(parity: ParitySummary) -> str:
 
 
 def language_row(summary: Summary | None) -> tuple[str, str, str]:
-    """Returns (text kept, score, time) of one of several languages' runs; dashes without a summary."""
+    """Return (text kept, score, time) of one of several languages' runs; dashes without a summary."""
     if summary is None:
         return "–", "–", "–"
     kept, bits, masked = summary.corpus.bytes_kept, summary.bits_per_byte.model, summary.masked_tokens

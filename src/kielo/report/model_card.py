@@ -26,7 +26,7 @@ from kielo.resolve.overview import Overview
 
 
 def write_model_card(folder: Path, card: str) -> None:
-    """Writes the card into the folder of an export, unless a person has changed the one there."""
+    """Write the card into the folder of an export, unless a person has changed the one there."""
     path = folder / CARD_FILE
     if path.exists() and not is_own_text(path):
         print(f"{path} was changed by hand and stays as it is", file=sys.stderr)
@@ -35,7 +35,7 @@ def write_model_card(folder: Path, card: str) -> None:
 
 
 def render(gathered: Gathered) -> str:
-    """Returns the card of a run as Markdown."""
+    """Return the card of a run as Markdown."""
     recipe, overview = gathered.recipe, gathered.overview
     is_encoder, is_hybrid = recipe.train.objective == "masked_tokens", recipe.train.causal_share > 0
     model, weights = overview.model if overview else recipe.model, recipe.model.weights
@@ -79,7 +79,7 @@ class Exported:
 
 
 def render_export(exported: Exported, recipe: Recipe | None) -> str:
-    """Returns the card of an exported checkpoint as Markdown, without results, which may be of another.
+    """Return the card of an exported checkpoint as Markdown, without results, which may be of another.
 
     recipe: None if it is not known; the card then has no licence, languages and sources.
     """
@@ -104,7 +104,7 @@ def render_export(exported: Exported, recipe: Recipe | None) -> str:
 
 
 def export_card(wanted: WantedExport, recipe: Recipe | None) -> str:
-    """Returns the card of an export as Markdown, from its checkpoint and the recipe of its run, if known."""
+    """Return the card of an export as Markdown, from its checkpoint and the recipe of its run, if known."""
     index, identity = wanted.index, wanted.index.plain.identity
     averaged = index.plain.averaged_from
     origin = f"step {index.step}"
@@ -116,7 +116,7 @@ def export_card(wanted: WantedExport, recipe: Recipe | None) -> str:
 
 
 def loading_call(model_type: str, folder: str) -> str:
-    """Returns the Python expression that loads an export with the head that it was trained with."""
+    """Return the Python expression that loads an export with the head that it was trained with."""
     family = FAMILIES[model_type]
     kind = "MaskedLM" if family.is_encoder else "CausalLM"
     return f'AutoModelFor{kind}.from_pretrained({folder}, dtype="auto"{_remote(model_type)})'
@@ -135,7 +135,7 @@ def _kind(is_encoder: bool, is_hybrid: bool) -> str:
 
 
 def _uses(model_type: str, is_hybrid: bool, prompt: str) -> list[str]:
-    """Returns how the model is loaded and used, with code that runs as it stands."""
+    """Return how the model is loaded and used, with code that runs as it stands."""
     is_encoder, remote = FAMILIES[model_type].is_encoder, _remote(model_type)
     folder = '\n\nfolder = "."  # this folder, or its name on the hub\n'
     if is_encoder and not is_hybrid:
@@ -188,7 +188,7 @@ def _masked_tokens(scores: MaskedScores | None) -> str:
 
 
 def _measures_of_encoders(scores: MaskedScores) -> str:
-    """Returns the other measures as sentences, each where it was taken; "" without one."""
+    """Return the other measures as sentences, each where it was taken; "" without one."""
     found = []
     if bits := scores.pseudo_bits_per_byte:
         found.append(
@@ -211,7 +211,7 @@ def _measures_of_encoders(scores: MaskedScores) -> str:
 
 
 def _front_matter(recipe: Recipe | None, base_model: str | None, is_encoder: bool) -> str:
-    """Returns YAML with scalars as JSON strings, which stay strings: a bare `no` would be false."""
+    """Return YAML with scalars as JSON strings, which stay strings: a bare `no` would be false."""
     of_recipe, datasets = [], []
     if recipe:
         of_recipe = [
@@ -237,7 +237,7 @@ def _front_matter(recipe: Recipe | None, base_model: str | None, is_encoder: boo
 def _first_weights(
     weights: str | None, base_model: str | None, follows: str | None, row_map: RowMap | None
 ) -> str:
-    """Says which weights the training began with, without paths of the machine that had them.
+    """Say which weights the training began with, without paths of the machine that had them.
 
     base_model: OWNER/NAME of the weights on the hub; None for others.
     """
@@ -264,7 +264,7 @@ def _first_weights(
 
 
 def _languages(recipe: Recipe) -> list[str]:
-    """Returns the recipe's language and those of its sources, each once."""
+    """Return the recipe's language and those of its sources, each once."""
     others = (code for source in recipe.corpus.sources for code in languages_of(recipe, source))
     return list(dict.fromkeys([recipe.language, *others]))
 
@@ -300,7 +300,7 @@ def _bits_per_byte(scores: Scores | None) -> str:
 
 
 def _by_set(scores: Scores) -> str:
-    """Returns a table of bits per byte by source and language; "" where the run has one source."""
+    """Return a table of bits per byte by source and language; "" where the run has one source."""
     if not scores.sets:
         return ""
     rows = "\n".join(
@@ -362,13 +362,13 @@ def _conversations(source: Source) -> str:
 
 
 def _rights(source: Source) -> str:
-    """Returns where people get the source's text, and under which licence, as far as the recipe says."""
+    """Return where people get the source's text, and under which licence, as far as the recipe says."""
     address = f"; from {_plain(source.address)}" if source.address else ""
     return address + (f"; licence: {_plain(source.licence)}" if source.licence else "")
 
 
 def _chat(recipe: Recipe) -> str:
-    """Returns how to talk to a model that was trained on conversations; "" for others."""
+    """Return how to talk to a model that was trained on conversations; "" for others."""
     if not _instructions(recipe):
         return ""
     return (
@@ -398,5 +398,5 @@ def _first_prompt(scores: Scores | None) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escapes what would begin a tag, a link or a code span in Markdown or HTML."""
+    """Escape what would begin a tag, a link or a code span in Markdown or HTML."""
     return "".join("\\" + char if char in "\\`*_[]<>|" else char for char in text)

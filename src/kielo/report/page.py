@@ -19,10 +19,10 @@ from kielo.resolve.overview import amount
 
 
 def render(gathered: Gathered) -> str:
-    """Returns the whole page as HTML."""
+    """Return the whole page as HTML."""
 
     def figures(section: str) -> list[tuple[str, str]]:
-        """Returns (SVG, caption) for each figure of a section, in the order of `FIGURES`."""
+        """Return (SVG, caption) for each figure of a section, in the order of `FIGURES`."""
         drawn = ((entry, entry.draw(gathered)) for entry in FIGURES if entry.section == section)
         return [(svg, entry.caption_of(gathered)) for entry, svg in drawn if svg is not None]
 
@@ -30,7 +30,7 @@ def render(gathered: Gathered) -> str:
 
 
 def fill_template(name: str, **values: Any) -> str:
-    """Returns the page that a template of this folder makes of the values, whose texts it escapes.
+    """Return the page that a template of this folder makes of the values, whose texts it escapes.
 
     Raises LookupError for a value that the template needs and is not there.
     """
@@ -52,7 +52,7 @@ def fill_template(name: str, **values: Any) -> str:
 
 
 def _rows(gathered: Gathered) -> dict[str, Any]:
-    """Returns the rows of each table by its name, of the stages that have run."""
+    """Return the rows of each table by its name, of the stages that have run."""
     rows: dict[str, Any] = {
         "stages": [
             (row["name"], row["state"], "" if row["seconds"] is None else format_seconds(row["seconds"]))
@@ -165,7 +165,7 @@ def _tokenizer_rows(measured: TokenizerMeasure, tokens: dict[str, Any], packing:
 
 
 def _transplant_rows(made: RowMap) -> list[tuple[str, str, str]]:
-    """Returns how many rows are copied, composed and random."""
+    """Return how many rows are copied, composed and random."""
     of_similar = f" ({len(made.weights):,} weighted by similarity)" if made.weights else ""
     kinds = {
         "Those of a token of the same text, byte or role": made.copied,
@@ -185,7 +185,7 @@ def _percent(share: float) -> str:
 
 
 def _share(share: float) -> str:
-    """Returns a percentage; that of all has no decimals."""
+    """Return a percentage; that of all has no decimals."""
     return _percent(share) if share < 1 else "100 %"
 
 
@@ -194,7 +194,7 @@ def _three(value: float | None) -> str:
 
 
 def _setting(value: Any) -> str:
-    """Returns a setting as text: long lists by their ends, equal values of many tensors counted."""
+    """Return a setting as text: long lists by their ends, equal values of many tensors counted."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list | tuple):

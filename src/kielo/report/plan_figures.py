@@ -57,7 +57,7 @@ _NUMBER_SIZE = 7
 
 
 def timeline_svg(planned: PlannedLayout, path: Path | str) -> None:
-    """Draws the pipeline's ranks over time, with idle time blank.
+    """Draw the pipeline's ranks over time, with idle time blank.
 
     Without a simulated pipeline, draws a bar of the step's parts.
     """
@@ -67,7 +67,7 @@ def timeline_svg(planned: PlannedLayout, path: Path | str) -> None:
 
 
 def scaling_svg(strong: Sequence[PlannedLayout], weak: Sequence[PlannedLayout], path: Path | str) -> None:
-    """Draws tokens a second and efficiency over nodes.
+    """Draw tokens a second and efficiency over nodes.
 
     `strong`: one batch on all numbers of nodes; `weak`: it grows with them.
     """
@@ -76,7 +76,7 @@ def scaling_svg(strong: Sequence[PlannedLayout], weak: Sequence[PlannedLayout], 
 
 
 def parts_svg(several: Sequence[PlannedLayout], path: Path | str) -> None:
-    """Draws seconds of a step by part, a bar for each layout."""
+    """Draw seconds of a step by part, a bar for each layout."""
     with matplotlib.rc_context(STYLE):
         _write(parts_figure(several), path)
 
@@ -113,7 +113,7 @@ def timeline_figure(planned: PlannedLayout) -> Figure:
 
 
 def drawn_micro_batches(planned: PlannedLayout) -> int:
-    """Returns the micro-batches that show how the pipeline fills, runs and empties.
+    """Return the micro-batches that show how the pipeline fills, runs and empties.
 
     Schedules that run in rounds get two of the step's rounds.
     """
@@ -174,7 +174,7 @@ def scaling_figure(strong: Sequence[PlannedLayout], weak: Sequence[PlannedLayout
 
 
 def by_nodes(several: Sequence[PlannedLayout]) -> list[PlannedLayout]:
-    """Returns the fastest layout on each number of nodes, fewest nodes first."""
+    """Return the fastest layout on each number of nodes, fewest nodes first."""
     best: dict[int, PlannedLayout] = {}
     for planned in several:
         if planned.nodes not in best or planned.tokens_per_second > best[planned.nodes].tokens_per_second:
@@ -226,7 +226,7 @@ def parts_figure(several: Sequence[PlannedLayout]) -> Figure:
 
 
 def _bars(axes: Axes, spans: Sequence[Span], ranks: int) -> None:
-    """Draws the tasks as bars; a rank's later stages are paler."""
+    """Draw the tasks as bars; a rank's later stages are paler."""
     chunks = 1 + max(span.stage for span in spans) // ranks
     groups: dict[tuple[int, str, int], list[tuple[float, float]]] = {}
     for span in spans:
@@ -239,7 +239,7 @@ def _bars(axes: Axes, spans: Sequence[Span], ranks: int) -> None:
 
 
 def _numbers(axes: Axes, spans: Sequence[Span], points_a_second: float, row_points: float) -> None:
-    """Writes each micro-batch's number, from 1, where its bar has room."""
+    """Write each micro-batch's number, from 1, where its bar has room."""
     if row_points < _NUMBER_SIZE + 3:
         return
     for span in spans:
@@ -290,7 +290,7 @@ def _nodes_axis(axes: Axes, nodes: Sequence[int]) -> None:
 def _name_list(
     axes: Axes, curves: Sequence[tuple[str, str, Sequence[PlannedLayout]]], nodes: Sequence[int]
 ) -> None:
-    """Writes the best layout of each curve on each number of nodes, as lines of text."""
+    """Write the best layout of each curve on each number of nodes, as lines of text."""
     axes.set_axis_off()
     axes.set_xlim(0, 1)
     axes.set_ylim(len(nodes) + 0.5, -0.5)
@@ -314,7 +314,7 @@ def _paler(colour: str, share: float) -> tuple[float, ...]:
 
 
 def _on(colour: str) -> str:
-    """Returns the colour of text on `colour`, by luminance (ITU-R BT.601's weights)."""
+    """Return the colour of text on `colour`, by luminance (ITU-R BT.601's weights)."""
     red, green, blue = to_rgb(colour)
     return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.52 else PAPER
 

@@ -4,7 +4,7 @@ from kielo.artifact.scores import Scores
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Returns 2.31 MB, 340 kB or 12 B: three figures, decimal units."""
+    """Return 2.31 MB, 340 kB or 12 B: three figures, decimal units."""
     for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if num_bytes >= size:
             value = num_bytes / size
@@ -28,5 +28,5 @@ HIDDEN_TOKENS = {
 
 
 def baseline_name(name: str, scores: Scores) -> str:
-    """Returns a baseline's full name; `scores` has the order of the n-gram."""
+    """Return a baseline's full name; `scores` has the order of the n-gram."""
     return _NAMES[name].format(order=scores.ngram_order)

@@ -15,7 +15,7 @@ from kielo.report.gather import gather, summarise
 
 
 def write_report(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime] | None = None) -> Path:
-    """Writes the three files, each whole or not at all, and returns the page's path.
+    """Write the three files, each whole or not at all, and return the page's path.
 
     `stages`: times of this run's stages; the report's own seconds are measured here. Stages
     that have not run are shown as such; a damaged file of theirs is a KieloError that names it. So is, before

@@ -13,12 +13,12 @@ from kielo.resolve.stages import SCHEDULES, layers_of_stages, stages_of_rank
 
 
 def learns_positions(model_type: str) -> bool:
-    """Returns True for families with an embedding of positions."""
+    """Return True for families with an embedding of positions."""
     return "position_table" in module(model_type, "tables").TENSOR_PARALLEL_PLAN
 
 
 def with_positions(dataset: DatasetIdentity, model: CompleteModel) -> DatasetIdentity:
-    """Returns the section with restart_positions filled in: true, or None where positions do not begin anew.
+    """Return the section with restart_positions filled in: true, or None where positions do not begin anew.
 
     Identities that were stored before this key existed have None: their positions continue.
     """
@@ -40,7 +40,7 @@ _LOGIT_BYTES = 2
 def loss_chunk_tokens(
     asked: int | None, model: CompleteModel, layout: Layout, card: Accelerator | None
 ) -> int:
-    """Returns the recipe's choice, else the largest power of two whose logits fit their share of memory.
+    """Return the recipe's choice, else the largest power of two whose logits fit their share of memory.
 
     Each chunk reads and writes the head's fp32 gradient once, so few and large ones are faster on a GPU. On a
     CPU, and on a device of unknown memory, it is the least that is worth it.
@@ -69,7 +69,7 @@ def memory_columns(
     loss_chunk_tokens: int = LEAST_CHUNK_TOKENS,
     on_processor: bool = False,
 ) -> dict[str, float]:
-    """Returns the columns of `MemoryColumns` that only Kielo's own training has.
+    """Return the columns of `MemoryColumns` that only Kielo's own training has.
 
     `stage_complaints` has found nothing wrong with `layout`. on_processor: counts as a rehearsal does, where
     softmax copies the logits.
@@ -110,7 +110,7 @@ def memory_columns(
 
 
 def layer_parts(model: CompleteModel) -> LayerParts:
-    """Returns what the model's family counts of its layer."""
+    """Return what the model's family counts of its layer."""
     return module(model.model_type, "tables").layer_parts(model)
 
 
@@ -120,7 +120,7 @@ def layer_bytes(
     bytes_per_element: int,
     in_fp8: bool = False,
 ) -> tuple[float, float]:
-    """Returns bytes of a token and layer on a device.
+    """Return bytes of a token and layer on a device.
 
     They are (kept from forward to backward, added to that while the layer is recomputed). in_fp8: its
     matrices are multiplied in FP8.
@@ -152,7 +152,7 @@ def layer_bytes(
 
 
 def dropout_bytes(model: CompleteModel, layout: Layout) -> float:
-    """Returns bytes of a token and layer that dropout keeps for the backward: two masks, a byte an element.
+    """Return bytes of a token and layer that dropout keeps for the backward: two masks, a byte an element.
 
     A layer that is computed again as a whole makes them again too.
     """
@@ -162,7 +162,7 @@ def dropout_bytes(model: CompleteModel, layout: Layout) -> float:
 
 
 def attention_dropout_bytes(model: CompleteModel, layout: Layout, precision: Precision) -> float:
-    """Returns bytes of a token and layer that dropout of attention's weights keeps, on a GPU.
+    """Return bytes of a token and layer that dropout of attention's weights keeps, on a GPU.
 
     They are the outputs of two passes of attention, of which the output's product with a share is the third
     (`models/blocks/flex.py`), and three numbers of each head: the logs of two sums and the share.
@@ -177,7 +177,7 @@ def attention_dropout_bytes(model: CompleteModel, layout: Layout, precision: Pre
 def _made_again(
     model: CompleteModel, layout: Layout, parts: dict[str, float], others: float, in_fp8: bool
 ) -> dict[str, float]:
-    """Returns bytes that are not kept because the backward makes them again, by what `recompute` names.
+    """Return bytes that are not kept because the backward makes them again, by what `recompute` names.
 
     parts, others: bytes of a layer by part, and those of the inputs that other tensor ranks keep.
     """
@@ -196,7 +196,7 @@ def _made_again(
 
 
 def _kept_parts(model: CompleteModel, layout: Layout, bytes_per_element: int) -> dict[str, float]:
-    """Returns bytes that autograd keeps of a layer, a token on a device, by part.
+    """Return bytes that autograd keeps of a layer, a token on a device, by part.
 
     The inputs of matrices are counted whole, as they are gathered; sequence parallelism splits everything
     between along the sequence.
@@ -227,7 +227,7 @@ def _kept_parts(model: CompleteModel, layout: Layout, bytes_per_element: int) ->
 
 
 def _heads(model: CompleteModel, layout: Layout) -> tuple[float, float]:
-    """Returns the width of (all queries, all keys) on a tensor rank."""
+    """Return the width of (all queries, all keys) on a tensor rank."""
     return (
         model.num_attention_heads * model.head_dim / layout.tensor,
         model.num_key_value_heads * model.head_dim / layout.tensor,
@@ -254,18 +254,18 @@ def _position_elements(model: CompleteModel) -> float:
 
 
 def _chunks(layout: Layout) -> tuple[int, bool]:
-    """Returns (stages of a rank, True if they form a V)."""
+    """Return (stages of a rank, True if they form a V)."""
     usual, is_v, _ = SCHEDULES[layout.pipeline_schedule]
     return (layout.pipeline_stages_per_rank or usual) if layout.pipeline > 1 else 1, is_v
 
 
 def _has_both_ends(layout: Layout) -> bool:
-    """Returns True if the first pipeline rank has the last stage too."""
+    """Return True if the first pipeline rank has the last stage too."""
     return layout.pipeline == 1 or _chunks(layout)[1]
 
 
 def _passes(layout: Layout, rank: int) -> float:
-    """Returns the passes through one of its stages that a pipeline rank keeps at once.
+    """Return the passes through one of its stages that a pipeline rank keeps at once.
 
     By the orders of torch's schedules they are the forward passes before the first backward, one more, and,
     where the backward is split, those whose weights wait.

@@ -16,12 +16,12 @@ from kielo.resolve.text import Text, ready_tokens
 
 
 def num_sequences(tokens: int, sequence_length: int) -> int:
-    """Returns the sequences in a stream: each predicts sequence_length tokens, the last may be padded."""
+    """Return the sequences in a stream: each predicts sequence_length tokens, the last may be padded."""
     return max(0, math.ceil((tokens - 1) / sequence_length))
 
 
 def weights_by_tokens(tokens: Mapping[str, int], temperature: float) -> dict[str, float]:
-    """Returns source → tokens^(1/temperature).
+    """Return source → tokens^(1/temperature).
 
     Rounded to nine digits, because the last digit of a power differs between mathematical libraries, and the
     weights are part of a run's identity.
@@ -32,7 +32,7 @@ def weights_by_tokens(tokens: Mapping[str, int], temperature: float) -> dict[str
 
 
 def allowed_epochs(recipe: Recipe, source: str) -> float:
-    """Returns how often the run may read `source`."""
+    """Return how often the run may read `source`."""
     return recipe.dataset.source_max_epochs.get(source, recipe.dataset.max_epochs)
 
 
@@ -42,7 +42,7 @@ def sources_with_text(tokens: Mapping[str, int], sequence_length: int) -> list[s
 
 
 def asked_weights(mixture: Mapping[str, float], dataset: Dataset, text: Text) -> dict[str, float]:
-    """Returns the weights of tokens, rounded to nine digits where those asked for are of documents.
+    """Return the weights of tokens, rounded to nine digits where those asked for are of documents.
 
     Raises KieloError where the documents of a source are not counted.
     """
@@ -52,7 +52,7 @@ def asked_weights(mixture: Mapping[str, float], dataset: Dataset, text: Text) ->
     if unknown := sorted(mixture.keys() - lengths.keys()):
         raise KieloError(
             f'dataset.mixture_unit = "documents": the documents of {", ".join(unknown)} are not counted, as '
-            'in files without an index; what would work: mixture_unit = "tokens"'
+            'in files without an index. Fix: mixture_unit = "tokens"'
         )
     return {name: float(f"{weight * lengths[name]:.9g}") for name, weight in mixture.items()}
 
@@ -74,21 +74,21 @@ _LEAST_BYTES_PER_TOKEN = 2
 
 
 def has_budget(recipe: Recipe) -> bool:
-    """Returns False where train.tokens follows from the text."""
+    """Return False where train.tokens follows from the text."""
     return recipe.train.tokens is not None or bool(recipe.phases)
 
 
 def check_budget(recipe: Recipe) -> None:
-    """Raises KieloError where a plan cannot know the tokens of the run."""
+    """Raise KieloError where a plan cannot know the tokens of the run."""
     if not has_budget(recipe):
         raise KieloError(
-            "train.tokens is not set, so it follows from the text once that is packed; what would work for a "
+            "train.tokens is not set, so it follows from the text once that is packed. Fix for a "
             "plan: --set train.tokens=1000000000"
         )
 
 
 def with_budget_of_ready_tokens(recipe: Recipe) -> Recipe:
-    """Returns the recipe with train.tokens set where all its sources are ready tokens on this machine."""
+    """Return the recipe with train.tokens set where all its sources are ready tokens on this machine."""
     if has_budget(recipe) or recipe.corpus.of_raw_text.sources:
         return recipe
     tokens = ready_tokens(recipe)
@@ -97,7 +97,7 @@ def with_budget_of_ready_tokens(recipe: Recipe) -> Recipe:
 
 
 def with_budget(recipe: Recipe, text: Text) -> Recipe:
-    """Returns the recipe with train.tokens set: whole steps that read no source too often.
+    """Return the recipe with train.tokens set: whole steps that read no source too often.
 
     "Too often" is over dataset.max_epochs times, or the source's own. Raises KieloError for
     imagined text, and for text that is too short for one step or for the batch ramp.
@@ -123,21 +123,21 @@ def with_budget(recipe: Recipe, text: Text) -> Recipe:
     if weights and not steps:
         raise KieloError(
             f"the text has {sum(text.tokens.values()):,} tokens, and {recipe.dataset.max_epochs:g} times "
-            f"that is less than one step of train.tokens_per_step = {step:,}; what would work: more text, or "
+            f"that is less than one step of train.tokens_per_step = {step:,}. Fix: more text, or "
             f"train.tokens_per_step = {max(length, int(most) // length * length)} or less"
         )
     tokens, ramp = max(1, steps) * step, recipe.train.batch_ramp
     if ramp is not None and ramp.tokens >= tokens:
         raise KieloError(
             f"train.batch_ramp.tokens = {ramp.tokens} does not end before the {tokens:,} tokens do that the "
-            "text gives; what would work: fewer tokens of the ramp, or more text"
+            "text gives. Fix: fewer tokens of the ramp, or more text"
         )
     train = recipe.train.model_copy(update={"tokens": tokens})
     return recipe.model_copy(update={"train": train})
 
 
 def check_text_suffices(recipe: Recipe, text_bytes: int, what: str) -> None:
-    """Raises KieloError where so many bytes of text cannot give train.tokens in dataset.max_epochs.
+    """Raise KieloError where so many bytes of text cannot give train.tokens in dataset.max_epochs.
 
     An estimate, for text that has no tokens yet: a token has 2 bytes or more. `what` names the text.
     """
@@ -148,6 +148,6 @@ def check_text_suffices(recipe: Recipe, text_bytes: int, what: str) -> None:
         raise KieloError(
             f"train.tokens = {asked:,}, but {what} has {text_bytes:,} bytes, which are at most "
             f"{text_bytes // _LEAST_BYTES_PER_TOKEN:,} tokens, and dataset.max_epochs = "
-            f"{epochs:g}; what would work: leave train.tokens out, so that it follows "
+            f"{epochs:g}. Fix: leave train.tokens out, so that it follows "
             "from the text, or give more text"
         )

@@ -34,7 +34,7 @@ def complete_model(recipe: Recipe, asked: Sequence[FullPhase], tokenizer_vocab_s
 
 
 def _model_of_weights(model: Model) -> Model:
-    """Reads the model of `model.weights`, which becomes the commit of a repository on the hub.
+    """Read the model of `model.weights`, which becomes the commit of a repository on the hub.
 
     A run does not change because a repository did.
     """
@@ -48,13 +48,13 @@ def _model_of_weights(model: Model) -> Model:
 
 
 def model_of_weights_here(model: Model) -> CompleteModel | None:
-    """Reads config.json of `model.weights`; None without weights, and where they are not fetched yet."""
+    """Read config.json of `model.weights`; None without weights, and where they are not fetched yet."""
     folder = model.weights and weights_here(model.weights)
     return read_hf_config(folder) if folder else None
 
 
 def overridden_by_weights(model: Model) -> list[str]:
-    """Returns the keys of [model] that were given and are not in force, for `model.weights` brings its own.
+    """Return the keys of [model] that were given and are not in force, for `model.weights` brings its own.
 
     Those with another value in config.json; all of them where it is not on this machine yet.
     """
@@ -70,13 +70,13 @@ def overridden_by_weights(model: Model) -> list[str]:
 
 
 def overridden_by_tokenizer(tokenizer: Tokenizer) -> list[str]:
-    """Returns the keys of [tokenizer] that are not in force: a ready tokenizer at `path` is not trained."""
+    """Return the keys of [tokenizer] that are not in force: a ready tokenizer at `path` is not trained."""
     in_force = ("path", "bos", "eos")
     return [] if tokenizer.path is None else [key for key in Tokenizer.model_fields if key not in in_force]
 
 
 def size_of_ready_tokenizer(tokenizer: Tokenizer) -> int | None:
-    """Returns the tokens of the one at `path`; None where there is none that can be read."""
+    """Return the tokens of the one at `path`; None where there is none that can be read."""
     try:
         return tokenizer_facts(tokenizer.path or "").vocabulary_size
     except KieloError:

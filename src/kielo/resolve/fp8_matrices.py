@@ -13,7 +13,7 @@ _MATRIX_STYLES = ("column", "row")
 
 
 def layer_matrices(model: CompleteModel) -> list[str]:
-    """Returns the names of all modules in the layers of the whole model that are one matrix."""
+    """Return the names of all modules in the layers of the whole model that are one matrix."""
     plan = families.module(model.model_type, "tables").TENSOR_PARALLEL_PLAN
     weights = families.module(model.model_type, "tables").to_hugging_face(model)
     modules = (
@@ -25,19 +25,19 @@ def layer_matrices(model: CompleteModel) -> list[str]:
 
 
 def is_kept(module_name: str, patterns: Iterable[str]) -> bool:
-    """Returns True if a shell pattern (`*` takes dots too) matches the module's name or one around it."""
+    """Return True if a shell pattern (`*` takes dots too) matches the module's name or one around it."""
     parts = module_name.split(".")
     around = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in around)
 
 
 def is_gathered_in_fp8(fp8: Fp8, device: str) -> bool:
-    """Returns True if weights are gathered in 8 bits; on a processor FP8 is only emulated."""
+    """Return True if weights are gathered in 8 bits; on a processor FP8 is only emulated."""
     return fp8.gathered_in_fp8 and fp8.scaling == "tensorwise" and device == "cuda"
 
 
 def fp8_share(model: CompleteModel, fp8: Fp8) -> float:
-    """Returns the share of the layers' matrices in FP8, by weights, for a complete `model`.
+    """Return the share of the layers' matrices in FP8, by weights, for a complete `model`.
 
     Modules that `kept_in_bf16` names stay in bf16.
     """

@@ -8,7 +8,7 @@ from kielo.resolve.resolved import Identity
 
 
 def is_longer(old: Identity, new: Identity) -> bool:
-    """Returns True if only the number of steps of the last phase, and with it the learning rate, grew."""
+    """Return True if only the number of steps of the last phase, and with it the learning rate, grew."""
     return (
         new.total_steps > old.total_steps
         and _without_length(old) == _without_length(new)
@@ -23,7 +23,7 @@ def _without_length(identity: Identity) -> list[object]:
 
 
 def last_level_step(identity: Identity) -> int:
-    """Returns the last step before the decay of the last segment; 0 where no part of it is level."""
+    """Return the last step before the decay of the last segment; 0 where no part of it is level."""
     segment = identity.learning_rates[-1]
     if segment.schedule != "wsd":
         return 0
@@ -36,7 +36,7 @@ def last_level_step(identity: Identity) -> int:
 
 
 def goes_on_level(old: Identity, new: Identity, step: int) -> bool:
-    """Returns True if steps 1 to `step` have the same learning rates in the longer run as in the run."""
+    """Return True if steps 1 to `step` have the same learning rates in the longer run as in the run."""
     before, after = old.learning_rates[-1], new.learning_rates[-1]
     changes = {"tokens": 1, "decay_tokens": 0}
     same = before.model_copy(update=changes) == after.model_copy(update=changes)
@@ -44,13 +44,13 @@ def goes_on_level(old: Identity, new: Identity, step: int) -> bool:
 
 
 def _masks_fade(identity: Identity) -> bool:
-    """Returns True if the masking rate changes up to the end: a step's rate follows from the length."""
+    """Return True if the masking rate changes up to the end: a step's rate follows from the length."""
     train = identity.train
     return train.objective == "masked_tokens" and train.masking_rate != train.final_masking_rate
 
 
 def way_to_go_on(old: Identity, new: Identity, step: int) -> str:
-    """Returns what works for a person who asked for a longer run, of which step `step` is no part."""
+    """Return what works for a person who asked for a longer run, of which step `step` is no part."""
     before, after = old.learning_rates[-1], new.learning_rates[-1]
     level = last_level_step(old)
     anew = (

@@ -29,19 +29,19 @@ _DRIVER_SHARE = 0.99 * 2**30 / 1e9
 
 
 def usable_bytes(card: Accelerator) -> float | None:
-    """Returns the bytes that torch may reserve on a device; None where its card knows of no memory."""
+    """Return the bytes that torch may reserve on a device; None where its card knows of no memory."""
     if card.memory_bytes is None:
         return None
     return float(card.given_bytes or card.memory_bytes * _DRIVER_SHARE) - card.context_bytes
 
 
 def workspace_bytes(passing: Bytes) -> Bytes:
-    """Returns what torch reserves beside tensors, of which a step allocates and frees `passing` bytes."""
+    """Return what torch reserves beside tensors, of which a step allocates and frees `passing` bytes."""
     return WORKSPACE_BYTES + RESERVED_SHARE * passing
 
 
 def needed_bytes(held: Bytes, peak: Bytes) -> Bytes:
-    """Returns the bytes that torch reserves, from those of tensors.
+    """Return the bytes that torch reserves, from those of tensors.
 
     held: between steps. peak: at one time within a step, with those.
     """
@@ -87,7 +87,7 @@ class MemoryBytes:
         return self.activations + self.logits + self.gathered
 
     def peak(self, kind: Kind) -> Column:
-        """Returns the peak within a step as a tool counts it.
+        """Return the peak within a step as a tool counts it.
 
         kind: tensors of a rehearsal, torch's max_memory_allocated, its max_memory_reserved, or nvidia-smi.
         """
@@ -102,12 +102,12 @@ class MemoryBytes:
         return workspace_bytes(self.passing)
 
     def parts(self) -> dict[str, Column]:
-        """Returns part → bytes; they add up to `peak("reserved")`."""
+        """Return part → bytes; they add up to `peak("reserved")`."""
         return vars(self) | {"workspace": self.workspace}
 
 
 def memory_bytes(work: MemoryColumns) -> MemoryBytes:
-    """Computes the bytes of the first pipeline rank or of the last, whichever peaks higher.
+    """Compute the bytes of the first pipeline rank or of the last, whichever peaks higher.
 
     FSDP2 splits fp32 parameters and moments whatever the ZeRO degree, which decides what a step holds whole.
     Raises ValueError for trainings without the columns of `activation_bytes.memory_columns`.
@@ -119,12 +119,12 @@ def memory_bytes(work: MemoryColumns) -> MemoryBytes:
 
 
 def is_last_fullest(work: MemoryColumns) -> Column:
-    """Returns True where the last pipeline rank peaks higher than the first, by tensors."""
+    """Return True where the last pipeline rank peaks higher than the first, by tensors."""
     return _ends(work)[2]
 
 
 def _ends(work: MemoryColumns) -> tuple[MemoryBytes, MemoryBytes, Column]:
-    """Returns (bytes of the first pipeline rank, of the last, True where the last peaks higher)."""
+    """Return (bytes of the first pipeline rank, of the last, True where the last peaks higher)."""
     is_last_too = work.last_parameters == 0
     first = _Rank(
         work, work.first_parameters, work.first_layers, work.first_passes, is_last_too, True
@@ -169,7 +169,7 @@ class _Rank:
         return MemoryBytes(weights, held, optimiser, share * activations, share * logits, share * whole)
 
     def bytes_at_times(self) -> list[tuple[Column, Column, Column, Column]]:
-        """Returns (gradients, gathered parameters, activations, logits) at each time that may be the peak."""
+        """Return (gradients, gathered parameters, activations, logits) at each time that may be the peak."""
         work, bytes_per_element, zero = self.work, self.work.compute_bytes, np.zeros(len(self.work))
         waiting, kept = self.waiting, self.activations
         gathered = work.gathered_bytes
@@ -329,7 +329,7 @@ class _Rank:
 
 
 def _chosen(condition: Column, one: MemoryBytes, other: MemoryBytes) -> MemoryBytes:
-    """Returns `one` where the condition holds, else `other`."""
+    """Return `one` where the condition holds, else `other`."""
     return MemoryBytes(
         *(np.where(condition, a, b) for a, b in zip(vars(one).values(), vars(other).values(), strict=True))
     )

@@ -63,7 +63,7 @@ class TrainOptions:
 
     @staticmethod
     def of(precision: Precision, train: Train, trainable: tuple[str, ...] = ()) -> "TrainOptions":
-        """Returns the settings of `train` for steps in `precision` of a phase that trains these modules."""
+        """Return the settings of `train` for steps in `precision` of a phase that trains these modules."""
         return TrainOptions(
             precision,
             train.fp8,
@@ -133,7 +133,7 @@ class MemoryColumns:
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]]) -> Self:
-        """Makes columns from rows that have a number for each field without a default."""
+        """Make columns from rows that have a number for each field without a default."""
         rows = list(rows)
         return cls(
             **{
@@ -152,7 +152,7 @@ class MemoryColumns:
         return len(self.hidden)
 
     def take(self, index: Column) -> Self:
-        """Returns the trainings at `index` (numbers or booleans)."""
+        """Return the trainings at `index` (numbers or booleans)."""
         return type(self)(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
 
     @property
@@ -169,7 +169,7 @@ def memory_row(
     card: Accelerator | None = None,
     on_processor: bool = False,
 ) -> dict[str, Any]:
-    """Returns a row for `MemoryColumns.of`: a complete `model` trained by Kielo.
+    """Return a row for `MemoryColumns.of`: a complete `model` trained by Kielo.
 
     `layout_complaints` has found nothing wrong with `layout`, and `layout.shard` is a number, not 0.
     card: the device's, None for a GPU of unknown memory. on_processor: counts bytes as a rehearsal does.

@@ -42,12 +42,12 @@ class RankOfRun:
     card: Accelerator | None
 
     def in_phase(self, trainable: tuple[str, ...]) -> "RankOfRun":
-        """Returns the rank in a phase that trains these modules, none for all."""
+        """Return the rank in a phase that trains these modules, none for all."""
         return replace(self, options=tuple(replace(each, trainable=trainable) for each in self.options))
 
 
 def micro_batch(rank: RankOfRun, sequence_length: int, sequences: int, at_most: int | None = None) -> int:
-    """Returns the sequences of a micro-batch on a rank that has `sequences` a step.
+    """Return the sequences of a micro-batch on a rank that has `sequences` a step.
 
     It adds no empty sequences that another size would not, or few (`shares.preferred_size`). It is the
     largest size that fits the device's memory with a margin, up to 65,536 tokens; in a pipeline, that leaves
@@ -71,7 +71,7 @@ def micro_batch(rank: RankOfRun, sequence_length: int, sequences: int, at_most: 
 
 
 def micro_batch_up_to(layout: Layout, sequences: int, asked: int) -> int:
-    """Returns the sequences of a micro-batch where the recipe asks for `asked`: so many, or fewer.
+    """Return the sequences of a micro-batch where the recipe asks for `asked`: so many, or fewer.
 
     Fewer are taken where that leaves fewer empty sequences (`shares.preferred_size`).
     """
@@ -81,13 +81,13 @@ def micro_batch_up_to(layout: Layout, sequences: int, asked: int) -> int:
 
 
 def _is_worth_it(layout: Layout, sequence_length: int, numbers: Column, sizes: Column) -> Column:
-    """Returns True where so large a micro-batch is no larger than what still saves time."""
+    """Return True where so large a micro-batch is no larger than what still saves time."""
     leaves_enough = layout.pipeline == 1 or numbers >= _PER_PIPELINE_RANK * layout.pipeline
     return leaves_enough & (sizes * sequence_length // layout.context <= _MOST_TOKENS)
 
 
 def _fits(rank: RankOfRun, usable: float, sequence_length: int, sizes: Column, numbers: Column) -> Column:
-    """Returns True where the peak fits the device's memory in every precision of the run."""
+    """Return True where the peak fits the device's memory in every precision of the run."""
     fits = np.ones(len(sizes), bool)
     if not len(sizes):
         return fits

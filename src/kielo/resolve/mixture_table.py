@@ -100,7 +100,7 @@ class MixtureTable:
 
 
 def mixture_table(recipe: Recipe, run_folder: Path) -> MixtureTable:
-    """Returns the table of the run.
+    """Return the table of the run.
 
     Raises KieloError for a source of which nothing is known yet, for packed text that this recipe would not
     have made, and for text too short for one step.
@@ -131,7 +131,7 @@ def mixture_table(recipe: Recipe, run_folder: Path) -> MixtureTable:
 
 
 def _packing(recipe: Recipe, tokens_folder: Path) -> Manifest | None:
-    """Returns the manifest of the packed sequences; None before they are made, and for one stream."""
+    """Return the manifest of the packed sequences; None before they are made, and for one stream."""
     if recipe.dataset.packing not in PACKED or read_manifest(packing_folder(tokens_folder)) is None:
         return None
     packed_sequences(recipe, tokens_folder)  # they are those of the recipe and the tokens
@@ -139,7 +139,7 @@ def _packing(recipe: Recipe, tokens_folder: Path) -> Manifest | None:
 
 
 def effective_tokens(unique_tokens: float, times_read: float) -> float:
-    """Returns how many different tokens teach as much as `unique_tokens`, read so many times."""
+    """Return how many different tokens teach as much as `unique_tokens`, read so many times."""
     if times_read <= 1:
         return unique_tokens * times_read
     repeats = times_read - 1
@@ -147,7 +147,7 @@ def effective_tokens(unique_tokens: float, times_read: float) -> float:
 
 
 def _phase_rows(phases: tuple[PlannedPhase, ...], number: int, text: Text) -> list[PhaseRow]:
-    """Returns the rows of phase `number`, whose batch ramp is several entries of `phases`."""
+    """Return the rows of phase `number`, whose batch ramp is several entries of `phases`."""
     of_phase = [phase for phase in phases if phase.number == number]
     mixture, sequences = of_phase[-1].mixture, of_phase[-1].sequences_per_step
     read = epochs(of_phase, text.epoch_tokens)
@@ -168,7 +168,7 @@ def _source_row(recipe: Recipe, name: str, amount: SourceAmount, rows: list[Phas
 
 
 def _amounts(recipe: Recipe, run_folder: Path) -> tuple[dict[str, SourceAmount], str, bool]:
-    """Returns (source → its amount, what was looked at, whether tokens are estimated)."""
+    """Return (source → its amount, what was looked at, whether tokens are estimated)."""
     packed = read_manifest(run_folder / "tokens")
     if packed is not None:
         check_recipe(recipe, run_folder)
@@ -210,7 +210,7 @@ def _estimate(num_bytes: float, bytes_per_token: float, documents: int | None) -
 
 
 def _raw_bytes(source: Source, fetched: Path) -> float:
-    """Returns about how many bytes of text a source's files hold.
+    """Return about how many bytes of text a source's files hold.
 
     Raises KieloError, saying what is missing, for a source that is not on this machine.
     """
@@ -227,7 +227,7 @@ def _raw_bytes(source: Source, fetched: Path) -> float:
     else:
         raise KieloError(
             f"corpus.sources, {source.name}: {source.debian_package or source.huggingface_dataset} is not on "
-            "this machine yet, so there is nothing to estimate its tokens from; what would work: `kielo run "
+            "this machine yet, so there is nothing to estimate its tokens from. Fix: `kielo run "
             "RECIPE --to corpus`, which fetches it, and `kielo plan data RECIPE` after that"
         )
     files = [file for entry in places for file in ([entry] if entry.is_file() else entry.rglob("*"))]

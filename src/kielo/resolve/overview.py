@@ -35,7 +35,7 @@ class Overview:
     ready_tokens: Mapping[str, int] | None = None
 
     def rows(self) -> list[tuple[str, str]]:
-        """Returns (name, value) for people."""
+        """Return (name, value) for people."""
         model = self.model
         heads = f"{model.num_attention_heads} heads"
         if model.num_key_value_heads != model.num_attention_heads:
@@ -62,7 +62,7 @@ class Overview:
         return rows
 
     def figures(self) -> dict[str, Any]:
-        """Returns name → number for machines."""
+        """Return name → number for machines."""
         return {
             "model_type": self.model.model_type,
             "parameters": self.parameters,
@@ -76,7 +76,7 @@ class Overview:
 
 
 def overview_of_recipe(recipe: Recipe) -> Overview:
-    """Returns the facts before there is text. Raises KieloError for a model that is not complete."""
+    """Return the facts before there is text. Raises KieloError for a model that is not complete."""
     recipe = with_budget_of_ready_tokens(recipe)
     case = case_before_text(recipe)
     overview = overview_of_phases(case.model, case.phases)
@@ -85,7 +85,7 @@ def overview_of_recipe(recipe: Recipe) -> Overview:
 
 
 def _ready_tokens(recipe: Recipe) -> Mapping[str, int] | None:
-    """Returns the tokens of the sources of ready tokens; None where their files are not on this machine."""
+    """Return the tokens of the sources of ready tokens; None where their files are not on this machine."""
     try:
         return ready_tokens(recipe) or None
     except KieloError:
@@ -93,7 +93,7 @@ def _ready_tokens(recipe: Recipe) -> Mapping[str, int] | None:
 
 
 def overview_of_phases(model: CompleteModel, phases: Sequence[FullPhase]) -> Overview:
-    """Returns the facts of a complete model and complete phases."""
+    """Return the facts of a complete model and complete phases."""
     kinds = [
         (phase.tokens, phase.tokens_per_step, phase.sequence_length, phase.trainable) for phase in phases
     ]
@@ -105,7 +105,7 @@ def overview_of_phases(model: CompleteModel, phases: Sequence[FullPhase]) -> Ove
 
 
 def overview_of_run(identity: Identity, text: Text | None = None) -> Overview:
-    """Returns the facts of a resolved run; how often sources are read only where the text is given."""
+    """Return the facts of a resolved run; how often sources are read only where the text is given."""
     phases = identity.phases
     kinds = [
         (
@@ -130,7 +130,7 @@ _Kind = tuple[int, int, int, tuple[str, ...]]
 
 
 def _overview(model: CompleteModel, kinds: Sequence[_Kind], learning_rates: Sequence[str]) -> Overview:
-    """Adds up; kinds: (tokens, tokens a step, tokens of a sequence, trained modules) of each phase."""
+    """Add up; kinds: (tokens, tokens a step, tokens of a sequence, trained modules) of each phase."""
     count = module(model.model_type, "tables")
     return Overview(
         model,
@@ -145,7 +145,7 @@ def _overview(model: CompleteModel, kinds: Sequence[_Kind], learning_rates: Sequ
 
 
 def amount(number: float) -> str:
-    """Returns a number for people: "34.2 billion", "9.44 million", "512"."""
+    """Return a number for people: "34.2 billion", "9.44 million", "512"."""
     for name, size in (("billion", 1e9), ("million", 1e6)):
         if number >= size:
             places = 0 if number >= 1000 * size else 1 if number >= 10 * size else 2

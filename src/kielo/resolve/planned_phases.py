@@ -29,7 +29,7 @@ _VOCABULARY = {"embed.weight", "head.weight"}
 
 
 def trains(model: CompleteModel, patterns: Sequence[str], name: str) -> bool:
-    """Returns True if the parameter is trained. patterns: none for all; see `train.trainable`.
+    """Return True if the parameter is trained. patterns: none for all; see `train.trainable`.
 
     A tied head is the embedding, and either name means both.
     """
@@ -40,7 +40,7 @@ def trains(model: CompleteModel, patterns: Sequence[str], name: str) -> bool:
 
 
 def frozen_share(model: CompleteModel, patterns: Sequence[str]) -> float:
-    """Returns the share of the layers' matrices that are frozen, by elements; `model` is complete."""
+    """Return the share of the layers' matrices that are frozen, by elements; `model` is complete."""
     if not patterns:
         return 0.0
     shapes = parameter_shapes(model)
@@ -51,7 +51,7 @@ def frozen_share(model: CompleteModel, patterns: Sequence[str]) -> float:
 
 
 def flops_per_token(model: CompleteModel, sequence_length: int, patterns: Sequence[str]) -> int:
-    """Computes the model FLOPs of one token of a phase, without the gradients of weights that are frozen.
+    """Compute the model FLOPs of one token of a phase, without the gradients of weights that are frozen.
 
     The products for the gradients of inputs count, also where nothing before them is trained. Two FLOPs for
     each frozen parameter that multiplies a token are left out.
@@ -76,7 +76,7 @@ def plan_phases(
     seed: int,
     epoch_tokens: EpochTokens,
 ) -> tuple[PlannedPhase, ...]:
-    """Computes the phases. mixtures: of each of `asked`.
+    """Compute the phases. mixtures: of each of `asked`.
 
     Tokens of a phase that do not fill a step are not trained. Mixtures may be empty where the recipe will be
     refused; offsets are then left out. Best-fit packed documents are packed anew where the length changes: a
@@ -118,7 +118,7 @@ def plan_phases(
 
 
 def _at_length(next_length: int, name: str, length: int, drawn: int, epoch_tokens: EpochTokens) -> int:
-    """Returns the offset of a source, read up to `drawn` tokens at `length`, in sequences of `next_length`.
+    """Return the offset of a source, read up to `drawn` tokens at `length`, in sequences of `next_length`.
 
     At another length that is the end of the epoch.
     """
@@ -130,7 +130,7 @@ def _at_length(next_length: int, name: str, length: int, drawn: int, epoch_token
 def plan_learning_rates(
     asked: Sequence[FullPhase], phases: Sequence[PlannedPhase]
 ) -> tuple[LearningRateSegment, ...]:
-    """Computes the segments. Warm-up and decay are multiples of a number that divides all their steps."""
+    """Compute the segments. Warm-up and decay are multiples of a number that divides all their steps."""
     begins = [(phase.number, phase.learning_rate) for phase in asked if phase.learning_rate is not None]
     ends = [number for number, _ in begins[1:]] + [len(asked) + 1]
     segments, first_token = [], 0
@@ -149,7 +149,7 @@ def plan_learning_rates(
 
 
 def epochs(phases: Sequence[PlannedPhase], epoch_tokens: EpochTokens) -> dict[str, tuple[Fraction, Fraction]]:
-    """Returns source → (how often all phases read it, how much of that may come of whole-number quotas)."""
+    """Return source → (how often all phases read it, how much of that may come of whole-number quotas)."""
     found: dict[str, tuple[Fraction, Fraction]] = {}
     numbers_seen: set[int] = set()
     for phase in phases:
@@ -164,7 +164,7 @@ def epochs(phases: Sequence[PlannedPhase], epoch_tokens: EpochTokens) -> dict[st
 
 
 def merged(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Returns [first, last] ranges in order; those that overlap or touch are joined."""
+    """Return [first, last] ranges in order; those that overlap or touch are joined."""
     joined: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if joined and first <= joined[-1][1] + 1:
@@ -177,7 +177,7 @@ def merged(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 def first_difference(
     ranges: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]], last_step: int
 ) -> int | None:
-    """Returns the first step, up to `last_step`, that is in just one of two lists of ranges, or None."""
+    """Return the first step, up to `last_step`, that is in just one of two lists of ranges, or None."""
     # The lists differ from a step on at which only one has a border.
     borders = [{border for first, last in some for border in (first, last + 1)} for some in (ranges, others)]
     different = [step for step in borders[0] ^ borders[1] if step <= last_step]

@@ -63,7 +63,7 @@ from kielo.resolve.text import Text, imagined_text, text_of_run
 
 # Compiling takes half a minute of a processor, which does some 10^11 of them a second.
 _FLOPS_WORTH_COMPILING = 1e14
-_MOST_RANKS = 1_000_000  # more than any machine has; what would work is counted up to the number of ranks
+_MOST_RANKS = 1_000_000  # more than any machine has. Fix is counted up to the number of ranks
 _MOST_STEPS = 10**7  # more than any run has
 
 
@@ -76,7 +76,7 @@ def resolve(
     text: Text | None = None,
     software: Software | None = None,
 ) -> Resolved:
-    """Computes every number of the run.
+    """Compute every number of the run.
 
     world_size: ranks. device: "cpu" or "cuda". accelerator: a card's name or the name that the driver gives
     the device; default: the cluster card's. text: default, that in the run folder. software: default, that
@@ -227,7 +227,7 @@ def _placement(
 
 
 def _filled_in(layout: Layout, identity: Identity, machine: Machine) -> Layout:
-    """Returns the layout, whose axes are known, with everything else that the recipe leaves to Kielo."""
+    """Return the layout, whose axes are known, with everything else that the recipe leaves to Kielo."""
     stages = layers_of_stages(identity.model, identity.longest_sequence_length, layout)
     return layout.model_copy(
         update={
@@ -239,7 +239,7 @@ def _filled_in(layout: Layout, identity: Identity, machine: Machine) -> Layout:
 
 
 def _keeping_some(checkpoint: Checkpoint, total_steps: int) -> Checkpoint:
-    """Returns the section with its default: every tenth checkpoint stays, but at most ten of a whole run."""
+    """Return the section with its default: every tenth checkpoint stays, but at most ten of a whole run."""
     if checkpoint.keep_every_steps is not None:
         return checkpoint
     every = checkpoint.every_steps * max(10, math.ceil(total_steps / (10 * checkpoint.every_steps)))
@@ -247,7 +247,7 @@ def _keeping_some(checkpoint: Checkpoint, total_steps: int) -> Checkpoint:
 
 
 def consent(old: Identity, new: Resolved, step: int = 0) -> None:
-    """Raises KieloError listing the keys that changed unless `step` is a step of both identities.
+    """Raise KieloError listing the keys that changed unless `step` is a step of both identities.
 
     Skipped steps, precisions and the response to spikes are not compared: they may change for steps that are
     still to come. So may the length of the run, while the learning rate of the steps up to `step` stays the
@@ -294,7 +294,7 @@ def _with_axes(layout: Layout, world_size: int) -> Layout:
 
 
 def _micro_batches(phase: PlannedPhase, asked: FullPhase, rank: RankOfRun) -> tuple[int, int]:
-    """Returns (sequences of a micro-batch, micro-batches of a step) on one rank.
+    """Return (sequences of a micro-batch, micro-batches of a step) on one rank.
 
     The small steps of a batch ramp have micro-batches no larger than those after them, and mostly the same:
     each size is compiled on its own.
@@ -314,7 +314,7 @@ def _micro_batches(phase: PlannedPhase, asked: FullPhase, rank: RankOfRun) -> tu
 
 
 def _compiles(layout: Layout, machine: Machine, identity: Identity) -> bool:
-    """Returns the recipe's choice, else True where compiled layers work and are faster.
+    """Return the recipe's choice, else True where compiled layers work and are faster.
 
     That is on GPUs, and for bf16 on processors with AMX in runs that are longer than the compiling.
     """
@@ -332,7 +332,7 @@ def _compiles(layout: Layout, machine: Machine, identity: Identity) -> bool:
 
 
 def _accelerator(recipe: Recipe, device: str, name: str | None) -> Accelerator | None:
-    """Returns the card that MFU is measured against; None when no card describes the device."""
+    """Return the card that MFU is measured against; None when no card describes the device."""
     if name in accelerators():
         return accelerator_card(name)
     if name is not None:
@@ -342,7 +342,7 @@ def _accelerator(recipe: Recipe, device: str, name: str | None) -> Accelerator |
 
 
 def flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns dotted key → value; the entries of a list of tables have numbers from 1."""
+    """Return dotted key → value; the entries of a list of tables have numbers from 1."""
     values: dict[str, Any] = {}
     for key, value in content.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):

@@ -133,18 +133,18 @@ class Identity(RecipeIdentity):
         return max(phase.sequence_length for phase in self.phases)
 
     def phase_index(self, step: int) -> int:
-        """Returns which of `phases` step `step` is in; the last one's for later steps."""
+        """Return which of `phases` step `step` is in; the last one's for later steps."""
         return next(
             (i for i, phase in enumerate(self.phases) if step <= phase.last_step), len(self.phases) - 1
         )
 
     def max_gradient_norm(self, index: int) -> float:
-        """Returns the norm that gradients are clipped to in steps of `phases[index]`."""
+        """Return the norm that gradients are clipped to in steps of `phases[index]`."""
         own = self.phases[index].max_gradient_norm
         return self.train.max_gradient_norm if own is None else own
 
     def next_steps(self, step: int, also_skipped: Sequence[tuple[int, int]] = ()) -> StepRange:
-        """Returns the steps from `step` on that are taken in one go, when those before it are done.
+        """Return the steps from `step` on that are taken in one go, when those before it are done.
 
         They end with the phase, before a change of precision, and where skipped steps begin or end.
         also_skipped: ranges [first, last] beside the recipe's.
@@ -160,7 +160,7 @@ class Identity(RecipeIdentity):
         return StepRange(index, last, is_skipped=False)
 
     def tokens_after(self, step: int) -> int:
-        """Returns the tokens of the first `step` steps, also skipped; steps after the last have its size."""
+        """Return the tokens of the first `step` steps, also skipped; steps after the last have its size."""
         within = sum(
             phase.tokens_per_step * (min(step, phase.last_step) - phase.first_step + 1)
             for phase in self.phases
@@ -207,7 +207,7 @@ Value = TypeVar("Value")
 
 
 def filled(value: Value | None) -> Value:
-    """Returns a value of a section that a recipe may leave out, and that `resolve` has filled in."""
+    """Return a value of a section that a recipe may leave out, and that `resolve` has filled in."""
     if value is None:
         raise ValueError("a section of a recipe that is not resolved")
     return value
@@ -219,12 +219,12 @@ class Resolved(_Frozen):
 
 
 def stored_identity(identity: Identity) -> dict[str, Any]:
-    """Returns the identity as JSON with the format's version, for checkpoints and manifests."""
+    """Return the identity as JSON with the format's version, for checkpoints and manifests."""
     return with_version(identity.model_dump(mode="json"))
 
 
 def read_identity(stored: Mapping[str, Any], where: Path | str) -> Identity:
-    """Returns the identity that any version stored. Raises KieloError naming the keys that do not fit."""
+    """Return the identity that any version stored. Raises KieloError naming the keys that do not fit."""
     content = migrated_identity(stored, where)
     try:
         return _identity(content)
@@ -236,7 +236,7 @@ def read_identity(stored: Mapping[str, Any], where: Path | str) -> Identity:
 
 
 def as_stored_now(stored: Mapping[str, Any], where: Path | str) -> dict[str, Any]:
-    """Returns an identity that any version stored as this version stores it, so that two can be compared.
+    """Return an identity that any version stored as this version stores it, so that two can be compared.
 
     What does not fit an identity is left as it is. Raises KieloError for a later version of the format.
     """
@@ -248,7 +248,7 @@ def as_stored_now(stored: Mapping[str, Any], where: Path | str) -> dict[str, Any
 
 
 def write(resolved: Resolved, path: Path | str) -> None:
-    """Writes as TOML, aside and renamed. Values that are None are left out.
+    """Write as TOML, aside and renamed. Values that are None are left out.
 
     Raises KieloError where a file that Kielo did not write has the name.
     """
@@ -267,7 +267,7 @@ def write(resolved: Resolved, path: Path | str) -> None:
 
 
 def read(path: Path | str) -> Resolved:
-    """Reads what any version wrote. Raises KieloError naming the file and the keys that do not fit."""
+    """Read what any version wrote. Raises KieloError naming the file and the keys that do not fit."""
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

@@ -167,7 +167,7 @@ def _holds_the_vocabulary(case: Case) -> Complaints:
     size, needed = case.model.vocab_size, case.vocabulary_size
     if size < needed:
         yield (
-            f"model.vocab_size = {size} is less than the tokenizer's {needed} tokens; what would work: "
+            f"model.vocab_size = {size} is less than the tokenizer's {needed} tokens. Fix: "
             + (
                 "the tokenizer that belongs to model.weights, whose config.json has this size; or "
                 "model.transplant, which makes rows for another tokenizer"
@@ -183,7 +183,7 @@ def _has_positions(case: Case) -> Complaints:
     if positions < length:
         yield (
             f"{longest.key('sequence_length')} = {length} is more than model.max_position_embeddings = "
-            f"{positions}; what would work: a sequence_length of at most {positions}"
+            f"{positions}. Fix: a sequence_length of at most {positions}"
         )
 
 
@@ -194,18 +194,18 @@ def _objective(case: Case) -> Complaints:
     if family.is_encoder and objective == "next_token":
         yield (
             f"model.model_type = {model_type!r} is an encoder, which sees the next token that it would learn "
-            'to predict; what would work: train.objective = "masked_tokens"'
+            'to predict. Fix: train.objective = "masked_tokens"'
         )
     if not family.is_encoder and objective == "masked_tokens":
         encoders = ", ".join(name for name, one in FAMILIES.items() if one.is_encoder)
         yield (
             f'train.objective = "masked_tokens" is for encoders, and model.model_type = {model_type!r} sees '
-            f"only the tokens before each; what would work: model.model_type = {encoders}"
+            f"only the tokens before each. Fix: model.model_type = {encoders}"
         )
     if train.causal_share and objective == "next_token":
         yield (
-            f"train.causal_share = {train.causal_share:g} is for a model that predicts hidden tokens too; "
-            'what would work: train.objective = "masked_tokens", or train.causal_share = 0'
+            f"train.causal_share = {train.causal_share:g} is for a model that predicts hidden tokens too. "
+            'Fix: train.objective = "masked_tokens", or train.causal_share = 0'
         )
 
 
@@ -214,7 +214,7 @@ def _attention_dropout(case: Case) -> Complaints:
     if share and not FAMILIES[model_type].is_encoder:
         yield (
             f"train.attention_dropout = {share}: model.model_type = {model_type!r} is a decoder, and only "
-            "encoders' attention drops weights; what would work: train.attention_dropout = 0 and "
+            "encoders' attention drops weights. Fix: train.attention_dropout = 0 and "
             f"train.hidden_dropout = {share}"
         )
 
@@ -252,8 +252,8 @@ def _moments_in_bf16(case: Case) -> Complaints:
         if 1 - beta <= _LOST_SHARE:
             yield (
                 f'train.{key} = {beta:g} with train.optimiser_state = "bf16": a step would change a moment '
-                f"by {1 - beta:.2g} of itself, which rounding to bf16 takes back (up to {_LOST_SHARE:.2g}); "
-                f'what would work: train.{key} of at most 0.99, or train.optimiser_state = "fp32"'
+                f"by {1 - beta:.2g} of itself, which rounding to bf16 takes back (up to {_LOST_SHARE:.2g}). "
+                f'Fix: train.{key} of at most 0.99, or train.optimiser_state = "fp32"'
             )
 
 
@@ -279,13 +279,13 @@ def _trained_modules(case: Case) -> Complaints:
                 first = list(dict.fromkeys(name.split(".")[0] for name in names))
                 tied = ["head"] if model.tie_word_embeddings else []
                 yield (
-                    f'{key}: "{pattern}" names no parameter of the model; what would work: '
+                    f'{key}: "{pattern}" names no parameter of the model. Fix: '
                     f"{', '.join(first + tied)}, or a module such as layers.0 or layers.*.mlp"
                 )
         if layout.pipeline > 1 and not trains(model, phase.trainable, "embed.weight"):
             yield (
                 f"{key} = {list(phase.trainable)} leaves the embedding frozen, and with layout.pipeline = "
-                f"{layout.pipeline} every stage hands a gradient to the one before it; what would work: "
+                f"{layout.pipeline} every stage hands a gradient to the one before it. Fix: "
                 f"{key.rpartition('.')[2]} with embed, or layout.pipeline = 1"
             )
 
@@ -307,7 +307,7 @@ def _axes_make_up_the_ranks(case: Case) -> Complaints:
     ways = [f"{others * (layout.shard or 1)} ranks, or a multiple with layout.shard = 0"]
     if divisors:
         ways.append(f"layout.shard = 0 with layout.replicate one of {', '.join(divisors)}")
-    yield f"{asked} does not make up {ranks} ranks; what would work: {'; or '.join(ways)}"
+    yield f"{asked} does not make up {ranks} ranks. Fix: {'; or '.join(ways)}"
 
 
 def _relative_positions(case: Case) -> Complaints:
@@ -316,7 +316,7 @@ def _relative_positions(case: Case) -> Complaints:
     if context > 1 and FAMILIES[model_type].has_relative_positions:
         yield (
             f"layout.context = {context}: model.model_type = {model_type!r} has relative positions, for "
-            "which a rank needs whole sequences; what would work: layout.context = 1"
+            "which a rank needs whole sequences. Fix: layout.context = 1"
         )
 
 
@@ -337,7 +337,7 @@ def _tensor_axis(case: Case) -> Complaints:
     for what, (size, larger) in split.items():
         if size % ranks:
             yield (
-                f"layout.tensor = {ranks} does not divide {what}; what would work: "
+                f"layout.tensor = {ranks} does not divide {what}. Fix: "
                 f"layout.tensor of {', '.join(common)}, or {larger}"
             )
 
@@ -358,12 +358,12 @@ def _sequence_over_tensor_ranks(case: Case) -> Complaints:
             lengths = " or ".join(str(number) for number in (below, below + parts) if number)
             yield (
                 f"{phase.key('sequence_length')} = {length} is split over layout.tensor × layout.context = "
-                f"{parts} ranks and does not divide; what would work: {lengths}"
+                f"{parts} ranks and does not divide. Fix: {lengths}"
             )
     if layout.tensor_overlap != "none" and layout.tensor > 1 and not layout.sequence_parallel:
         yield (
             f"layout.tensor_overlap = {layout.tensor_overlap!r} cuts along the sequence, which "
-            "layout.sequence_parallel = false leaves whole on each tensor rank; what would work: "
+            "layout.sequence_parallel = false leaves whole on each tensor rank. Fix: "
             'layout.sequence_parallel = true, or layout.tensor_overlap = "none"'
         )
 
@@ -381,7 +381,7 @@ def _context_axis(case: Case) -> Complaints:
             ]
             yield (
                 f"{phase.key('sequence_length')} = {length} does not split into 2 × layout.context = "
-                f"{2 * ranks} equal blocks; what would work: sequence_length "
+                f"{2 * ranks} equal blocks. Fix: sequence_length "
                 f"{_listed(lengths_that_split(length, ranks))}, or layout.context {_listed(sizes)}"
             )
     if layout.context_attention == "ulysses":
@@ -394,7 +394,7 @@ def _context_axis(case: Case) -> Complaints:
             yield (
                 f'layout.context = {ranks} with layout.context_attention = "ulysses" splits the {heads} '
                 f"heads and {kv_heads} key-value heads of each tensor rank, which must both be multiples of "
-                f'it; what would work: layout.context {_listed(sizes)}, or context_attention = "all_gather"'
+                f'it. Fix: layout.context {_listed(sizes)}, or context_attention = "all_gather"'
             )
 
 
@@ -414,35 +414,35 @@ def _pipeline_axis(case: Case) -> Complaints:
     if (usual == 1 or is_v) and given != usual:
         yield (
             f"layout.pipeline_schedule = {schedule!r} has {usual} stage{'s' * (usual > 1)} on each rank, and "
-            f"layout.pipeline_stages_per_rank = {given}; what would work: {usual}, or interleaved_1f1b"
+            f"layout.pipeline_stages_per_rank = {given}. Fix: {usual}, or interleaved_1f1b"
         )
     if usual > 1 and given < 2:
         yield f"layout.pipeline_schedule = {schedule!r} needs layout.pipeline_stages_per_rank of 2 or more"
     if splits_backward and layout.zero == 3:
         yield (
             f"layout.pipeline_schedule = {schedule!r} with layout.zero = 3 gives wrong gradients without an "
-            "error in torch 2.13; what would work: layout.zero = 1 or 2, or a schedule of 1f1b, "
+            "error in torch 2.13. Fix: layout.zero = 1 or 2, or a schedule of 1f1b, "
             "interleaved_1f1b or gpipe"
         )
     if splits_backward and layout.recomputed - {"norms", "activations"}:
         yield (
             f"layout.pipeline_schedule = {schedule!r} takes the backward pass apart, which recomputation "
-            f"(layout.recompute = {layout.recompute!r}) does not allow; what would work: "
+            f"(layout.recompute = {layout.recompute!r}) does not allow. Fix: "
             'layout.recompute = "none" or "norms+activations", or interleaved_1f1b'
         )
     layers = layout.pipeline_layers
     if total < stages - 1:
         yield (
             f"model.num_hidden_layers = {total} are too few for {stages} stages (layout.pipeline = "
-            f"{layout.pipeline} × {given} stages a rank), of which only the last may have none; what would "
-            f"work: at most {total + 1} stages"
+            f"{layout.pipeline} × {given} stages a rank), of which only the last may have none. "
+            f"Fix: at most {total + 1} stages"
         )
     elif layers is not None and (
         len(layers) != stages or sum(layers) != total or min(layers[:-1]) < 1 or layers[-1] < 0
     ):
         yield (
             f"layout.pipeline_layers = {list(layers)}: {stages} stages need as many numbers, which make up "
-            f"model.num_hidden_layers = {total}, and only the last may be 0; what would work: "
+            f"model.num_hidden_layers = {total}, and only the last may be 0. Fix: "
             f"{list(split_by_cost(total, stages, 1.0, 0.0))}, or leave the key out"
         )
 
@@ -483,7 +483,7 @@ def _fp8_matrices(case: Case) -> Complaints:
     if FAMILIES[model.model_type].has_relative_positions:
         yield (
             f'train.precision = "fp8": model.model_type = {model.model_type!r} multiplies its matrices with '
-            "relative positions, whose number is odd, and FP8 kernels do not; what would work: "
+            "relative positions, whose number is odd, and FP8 kernels do not. Fix: "
             'train.precision = "bf16"'
         )
         return
@@ -493,14 +493,14 @@ def _fp8_matrices(case: Case) -> Complaints:
             layers = len({name.split(".")[1] for name in matrices})
             kinds = dict.fromkeys(name.split(".", 2)[2] for name in matrices)
             yield (
-                f'train.fp8.kept_in_bf16: "{pattern}" names no matrix of the layers; what would work: '
+                f'train.fp8.kept_in_bf16: "{pattern}" names no matrix of the layers. Fix: '
                 f'"layers.0" to "layers.{layers - 1}", with "*" for any number, alone or with '
                 f"{_listed(f'.{kind}' for kind in kinds)}"
             )
     in_fp8 = [name for name in matrices if not is_kept(name, fp8.kept_in_bf16)]
     if not in_fp8:
         yield (
-            f"train.fp8.kept_in_bf16 = {list(fp8.kept_in_bf16)} leaves no matrix in FP8; what would work: "
+            f"train.fp8.kept_in_bf16 = {list(fp8.kept_in_bf16)} leaves no matrix in FP8. Fix: "
             'fewer patterns, or train.precision = "bf16"'
         )
     if fp8.emulate:
@@ -509,8 +509,8 @@ def _fp8_matrices(case: Case) -> Complaints:
     if fp8.head and model.vocab_rows // layout.tensor % MULTIPLE:
         yield (
             f"train.fp8.head: {model.vocab_rows} rows of the vocabulary over layout.tensor = "
-            f"{layout.tensor} are no multiple of {MULTIPLE} a rank, and FP8 kernels multiply no other sizes; "
-            f"what would work: model.vocab_multiple = {MULTIPLE * layout.tensor}, or train.fp8.head = false"
+            f"{layout.tensor} are no multiple of {MULTIPLE} a rank, and FP8 kernels multiply no other sizes. "
+            f"Fix: model.vocab_multiple = {MULTIPLE * layout.tensor}, or train.fp8.head = false"
         )
 
 
@@ -527,7 +527,7 @@ def _fp8_sizes(model: CompleteModel, tensor: int, kinds: set[str]) -> Complaints
     if model.hidden_size % MULTIPLE:
         yield (
             f"model.hidden_size = {model.hidden_size}: FP8 kernels multiply sizes in multiples of "
-            f"{MULTIPLE}; what would work: model.hidden_size of "
+            f"{MULTIPLE}. Fix: model.hidden_size of "
             f"{_listed(_neighbours(model.hidden_size, MULTIPLE))}{_KEEP_IN_BF16}"
         )
     for key in dict.fromkeys(_HEAD_WIDTHS[kind] for kind in sorted(kinds & _HEAD_WIDTHS.keys())):
@@ -550,7 +550,7 @@ def _fp8_width(what: str, width: int, tensor: int, larger: str) -> Complaints:
     fewer = f"layout.tensor of {_listed(ranks)}, or " if ranks else ""
     yield (
         f"{what} over layout.tensor = {tensor} is {width // tensor} a rank: FP8 kernels multiply sizes in "
-        f"multiples of {MULTIPLE}; what would work: {fewer}{larger}{_KEEP_IN_BF16}"
+        f"multiples of {MULTIPLE}. Fix: {fewer}{larger}{_KEEP_IN_BF16}"
     )
 
 
@@ -567,7 +567,7 @@ def device_has_fp8(card: Accelerator) -> Complaints:
     if not card.peak_tflops.get("fp8"):
         yield (
             f'train.precision = "fp8" on {card.name}: its card has no fp8 peak, so its products would gain '
-            'nothing; what would work: train.precision = "bf16", or devices that have FP8 (NVIDIA from H100 '
+            'nothing. Fix: train.precision = "bf16", or devices that have FP8 (NVIDIA from H100 '
             "on, AMD from MI300X on)"
         )
 
@@ -628,7 +628,7 @@ def repeats_of_sources(case: StepCase) -> Complaints:
             weight = _smaller_weight(case.steps.phases[0].mixture, name, allowed / float(read)) or weight
         yield (
             f"{what} would read the source {name} {float(read):.2f} times, more than {limit} = "
-            f"{allowed:g}; what would work: {fewer}, {limit.partition('.')[2]} of {math.ceil(read)}, "
+            f"{allowed:g}. Fix: {fewer}, {limit.partition('.')[2]} of {math.ceil(read)}, "
             f"{weight}, or more text"
         )
 
@@ -647,7 +647,7 @@ def _smaller_weight(mixture: Mapping[str, float], name: str, factor: float) -> s
 def _heldout_text(case: StepCase) -> Complaints:
     if num_sequences(case.text.heldout_tokens, case.steps.phases[0].sequence_length) == 0:
         yield (
-            f"{case.tokens_folder}: no held-out text; what would work: a larger dataset.heldout_share "
+            f"{case.tokens_folder}: no held-out text. Fix: a larger dataset.heldout_share "
             f"than {case.recipe.dataset.heldout_share}, or more text"
         )
 
@@ -679,7 +679,7 @@ def _tokens_in_fp8(case: StepCase) -> Complaints:
             key = case.phases[phase.number - 1].key("sequence_length")
             yield (
                 f"{key} = {phase.sequence_length} makes micro-batches of {tokens} tokens on a rank, and FP8 "
-                f"multiplies 16 at a time; what would work: a sequence_length in multiples of {16 * context}"
+                f"multiplies 16 at a time. Fix: a sequence_length in multiples of {16 * context}"
             )
 
 
@@ -691,8 +691,8 @@ def _reduction_in_bf16(case: StepCase) -> Complaints:
     if case.recipe.train.gradient_reduce_dtype == "bf16" and layout.replicate > 1 and is_scattered_often:
         yield (
             f'train.gradient_reduce_dtype = "bf16" with layout.replicate = {layout.replicate} and '
-            f"layout.zero = {layout.zero} would add up the gradients of micro-batches in bf16; "
-            'what would work: layout.zero = 1, layout.replicate = 1, or train.gradient_reduce_dtype = "fp32"'
+            f"layout.zero = {layout.zero} would add up the gradients of micro-batches in bf16. "
+            'Fix: layout.zero = 1, layout.replicate = 1, or train.gradient_reduce_dtype = "fp32"'
         )
 
 
@@ -710,8 +710,8 @@ def _ranks_share_the_steps(case: StepCase) -> Complaints:
         fewer = f", or at most {sequences} data-parallel ranks" if sequences < data_ranks else ""
         yield (
             f"{key} = {tokens} is {tokens / length:g} sequences of {of.key('sequence_length')} = {length}, "
-            f"for {data_ranks} data-parallel ranks, and each takes whole sequences, one or more; what would "
-            f"work: {key.rpartition('.')[2]} {would_work}{fewer}"
+            f"for {data_ranks} data-parallel ranks, and each takes whole sequences, one or more. "
+            f"Fix: {key.rpartition('.')[2]} {would_work}{fewer}"
         )
 
 

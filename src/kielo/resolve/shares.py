@@ -24,7 +24,7 @@ AXES = ("pipeline", "replicate", "shard", "context", "tensor", "expert")
 
 
 def coordinates(layout: Layout, rank: int) -> dict[str, int]:
-    """Returns the rank's number along each axis."""
+    """Return the rank's number along each axis."""
     numbers = {}
     for axis in reversed(AXES):
         rank, numbers[axis] = divmod(rank, getattr(layout, axis))
@@ -32,7 +32,7 @@ def coordinates(layout: Layout, rank: int) -> dict[str, int]:
 
 
 def rank_of_stage(layout: Layout, pipeline_rank: int) -> int:
-    """Returns the first rank of a pipeline rank: the one with 0 on all other axes."""
+    """Return the first rank of a pipeline rank: the one with 0 on all other axes."""
     return pipeline_rank * math.prod(getattr(layout, axis) for axis in AXES if axis != "pipeline")
 
 
@@ -62,11 +62,11 @@ class Shares:
 
     @property
     def empty_share(self) -> float:
-        """Returns the share of the step's work that is on empty sequences."""
+        """Return the share of the step's work that is on empty sequences."""
         return 1 - self.sequences / (self.data_ranks * self.micro_batch * self.micro_batches)
 
     def __str__(self) -> str:
-        """Returns what the uneven step takes, as text; "" where nothing is empty."""
+        """Return what the uneven step takes, as text; "" where nothing is empty."""
         if not self.empty_share:
             return ""
         ranks, (each, more) = self.data_ranks, divmod(self.sequences, self.data_ranks)
@@ -80,7 +80,7 @@ class Shares:
 
 
 def micro_batches_needed(layout: Layout, sequences: int | Column, size: int | Column) -> Column:
-    """Returns the micro-batches of a rank with so many sequences that the layout's schedule accepts."""
+    """Return the micro-batches of a rank with so many sequences that the layout's schedule accepts."""
     is_pipeline = layout.pipeline > 1
     schedule, stages = layout.pipeline_schedule, num_stages(layout)
     return least_accepted(
@@ -99,7 +99,7 @@ IN_ROUNDS = "interleaved"
 def least_accepted(
     at_least: Column, ranks: int | Column, stages: int | Column, in_rounds: bool | Column
 ) -> Column:
-    """Returns the least number of micro-batches, from `at_least` on, that pipelines accept.
+    """Return the least number of micro-batches, from `at_least` on, that pipelines accept.
 
     ranks: of the pipeline. stages: as many micro-batches are needed at least; 0 where the schedule needs
     none. in_rounds: does the schedule take them in equal rounds of `ranks` or more.
@@ -111,7 +111,7 @@ def least_accepted(
 
 
 def preferred_size(sizes: Column, rows: Column, may: Column) -> Column:
-    """Returns the size of micro-batch to take, [n], of those that are allowed; 0 where none is.
+    """Return the size of micro-batch to take, [n], of those that are allowed; 0 where none is.
 
     sizes: [k], rising. rows: [k, n], sequences that a rank has with each, empty ones too. may: [k, n], True
     where the size is allowed. It is the largest that adds no empty sequences, or one twice as large or more
@@ -125,7 +125,7 @@ def preferred_size(sizes: Column, rows: Column, may: Column) -> Column:
 
 
 def uneven_steps(resolved: Resolved) -> list[str]:
-    """Returns sentences on the run's steps that have empty sequences; none where none has."""
+    """Return sentences on the run's steps that have empty sequences; none where none has."""
     layout, said, ramp = resolved.placement.layout, [], []
     phases = resolved.identity.phases
     for phase, following, placed in zip(phases, [*phases[1:], None], resolved.placement.phases, strict=True):

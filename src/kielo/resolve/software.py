@@ -57,19 +57,19 @@ COMPILED_SPLIT_BACKWARD = Limit(
 
 
 def as_tried(version: str) -> str:
-    """Returns the tried version by which `version`, such as "2.12.0+rocm7", is judged."""
+    """Return the tried version by which `version`, such as "2.12.0+rocm7", is judged."""
     number = _number(version)
     return next((one for one in reversed(TRIED) if _number(one) <= number), TRIED[0])
 
 
 def schedule_complaint(schedule: str, version: str) -> str | None:
-    """Returns why torch `version` does not run a pipeline schedule, and what would work; None if it does."""
+    """Return why torch `version` does not run a pipeline schedule, and the fix; None if it does."""
     limit = SCHEDULE_LIMITS.get(schedule)
     return None if limit is None else _complaint(limit, version)
 
 
 def compile_advice(layout: Layout) -> str | None:
-    """Returns why compiled layers are slow in `layout`; None if they are not."""
+    """Return why compiled layers are slow in `layout`; None if they are not."""
     if layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward:
         limit = COMPILED_SPLIT_BACKWARD
         return f"{limit.what} {limit.otherwise}; what is faster: {limit.instead}"
@@ -77,7 +77,7 @@ def compile_advice(layout: Layout) -> str | None:
 
 
 def table() -> Iterator[str]:
-    """Yields the lines of the table in docs/layouts.md."""
+    """Yield the lines of the table in docs/layouts.md."""
     yield f"| | {' | '.join(TRIED)} | otherwise |"
     yield "|---" * (len(TRIED) + 2) + "|"
     for limit in (*SCHEDULE_LIMITS.values(), COMPILED_SPLIT_BACKWARD):
@@ -90,7 +90,7 @@ def _complaint(limit: Limit, version: str) -> str | None:
         return None
     return (
         f"{limit.what} {limit.otherwise} on torch {version}; it works on torch "
-        f"{' and '.join(limit.works_on)}; what would work: {limit.instead}"
+        f"{' and '.join(limit.works_on)}. Fix: {limit.instead}"
     )
 
 
@@ -122,17 +122,17 @@ class Software:
 
 
 def installed(device: str) -> Software:
-    """Returns the software of this machine; the newest tried torch where none is installed."""
+    """Return the software of this machine; the newest tried torch where none is installed."""
     return Software(installed_torch(), missing_compiler(device), _has_amx())
 
 
 def planned(site: Cluster) -> Software:
-    """Returns the software that a plan is made for: the card's torch, else the newest that was tried."""
+    """Return the software that a plan is made for: the card's torch, else the newest that was tried."""
     return Software(site.torch or NEWEST)
 
 
 def installed_torch() -> str:
-    """Returns the version of the installed torch, or the newest tried one where none is installed."""
+    """Return the version of the installed torch, or the newest tried one where none is installed."""
     try:
         return version("torch")
     except PackageNotFoundError:
@@ -140,7 +140,7 @@ def installed_torch() -> str:
 
 
 def _has_amx() -> bool:
-    """Returns True if Linux lists AMX's products of bf16 (Intel from Sapphire Rapids on)."""
+    """Return True if Linux lists AMX's products of bf16 (Intel from Sapphire Rapids on)."""
     try:
         return "amx_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split()
     except OSError:
@@ -148,12 +148,12 @@ def _has_amx() -> bool:
 
 
 def chosen_backend() -> str:
-    """Returns torch.compile's backend: that of KIELO_COMPILE_BACKEND, or else inductor."""
+    """Return torch.compile's backend: that of KIELO_COMPILE_BACKEND, or else inductor."""
     return os.environ.get(BACKEND_VARIABLE, "inductor")
 
 
 def missing_compiler(device: str) -> str | None:
-    """Returns what torch.compile lacks on this machine, and what would work; None if it has all.
+    """Return what torch.compile lacks on this machine, and the fix; None if it has all.
 
     Inductor needs a C compiler for GPUs, a C++ compiler for CPUs, and the headers of Python; other backends
     need nothing.
@@ -170,7 +170,7 @@ def missing_compiler(device: str) -> str | None:
     else:
         return None
     return (
-        f"this machine has no {missing}, and torch.compile needs it; what would work: install it (Debian and "
+        f"this machine has no {missing}, and torch.compile needs it. Fix: install it (Debian and "
         f"Ubuntu: apt-get install {package})"
     )
 
@@ -182,7 +182,7 @@ RESOLVED_NAME = "resolved.toml"
 
 
 def usual_precision(device: str, has_amx: bool) -> tuple[Precision, str]:
-    """Returns the precision in which a device is fastest, and why.
+    """Return the precision in which a device is fastest, and why.
 
     With AVX-512 BF16 alone a step in bf16 took 1.4 to 2.1 times that in fp32 (benchmarks/log); AMX multiplies
     bf16 faster than fp32.
@@ -195,7 +195,7 @@ def usual_precision(device: str, has_amx: bool) -> tuple[Precision, str]:
 
 
 def chosen_precision(recipe: Recipe, device: str, has_amx: bool, run_folder: Path) -> tuple[Precision, str]:
-    """Returns the precision of the run and why: the recipe's, that in which it began, or the usual one."""
+    """Return the precision of the run and why: the recipe's, that in which it began, or the usual one."""
     if recipe.train.precision is not None:
         return recipe.train.precision, "train.precision"
     begun = _begun(run_folder)
@@ -211,14 +211,14 @@ def precisions(train: Train) -> list[Precision]:
 
 
 def with_precision(recipe: Recipe, precision: Precision) -> Recipe:
-    """Returns the recipe with `precision`, if it names none."""
+    """Return the recipe with `precision`, if it names none."""
     if recipe.train.precision is not None:
         return recipe
     return recipe.model_copy(update={"train": recipe.train.model_copy(update={"precision": precision})})
 
 
 def _begun(run_folder: Path) -> Precision | None:
-    """Returns the precision of a run that has checkpoints; None for one that has none."""
+    """Return the precision of a run that has checkpoints; None for one that has none."""
     path = run_folder / RESOLVED_NAME
     if not path.is_file() or not step_folders(run_folder / "train" / "checkpoints"):
         return None
@@ -233,13 +233,13 @@ _SHARED_FILE_STALL_SECONDS = 120.0
 
 
 def start_timeout_seconds(recipe: Recipe) -> float:
-    """Returns the limit of the meeting, of each communicator's start and of the first steps' collectives."""
+    """Return the limit of the meeting, of each communicator's start and of the first steps' collectives."""
     card = cluster(recipe.cluster)
     return recipe.train.start_timeout_seconds or card.start_timeout_seconds or _USUAL_SECONDS
 
 
 def file_stall_seconds(recipe: Recipe) -> float:
-    """Returns how long a file may give no answer: longer where nodes share a file system."""
+    """Return how long a file may give no answer: longer where nodes share a file system."""
     card = cluster(recipe.cluster)
     usual = OWN_FILE_STALL_SECONDS if card.scheduler == "none" else _SHARED_FILE_STALL_SECONDS
     return card.file_stall_seconds or usual

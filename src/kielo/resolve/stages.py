@@ -37,7 +37,7 @@ def num_stages(layout: Layout) -> int:
 
 
 def layers_of_stages(model: CompleteModel, sequence_length: int, layout: Layout) -> tuple[int, ...]:
-    """Returns the number of layers of each stage, as the recipe lists them or by cost.
+    """Return the number of layers of each stage, as the recipe lists them or by cost.
 
     The rules must have passed the layout.
     """
@@ -52,14 +52,14 @@ def layers_of_stages(model: CompleteModel, sequence_length: int, layout: Layout)
 
 
 def stages_of_rank(schedule: str, ranks: int, rank: int, stages_per_rank: int) -> tuple[int, ...]:
-    """Returns the stages of pipeline rank `rank` of `ranks`, in the order of the model."""
+    """Return the stages of pipeline rank `rank` of `ranks`, in the order of the model."""
     if SCHEDULES[schedule].is_v:
         return rank, 2 * ranks - 1 - rank
     return tuple(range(rank, ranks * stages_per_rank, ranks))
 
 
 def rank_of_each_stage(schedule: str, ranks: int, stages_per_rank: int) -> list[int]:
-    """Returns the pipeline rank of each stage, in the order of the model."""
+    """Return the pipeline rank of each stage, in the order of the model."""
     owner = {
         stage: rank
         for rank in range(ranks)
@@ -69,7 +69,7 @@ def rank_of_each_stage(schedule: str, ranks: int, stages_per_rank: int) -> list[
 
 
 def split_by_cost(num_layers: int, stages: int, layer_cost: float, head_cost: float) -> tuple[int, ...]:
-    """Returns the layers of each stage, in order, for which the heaviest stage is lightest.
+    """Return the layers of each stage, in order, for which the heaviest stage is lightest.
 
     Each stage but the last has at least one layer. The last has the head, and may have no layer where the
     head costs more than one. Of equal splits the one with fewer layers on later stages is taken, as they
@@ -98,12 +98,12 @@ def layer_numbers(layout: Layout) -> list[range]:
 
 
 def micro_batch_complaint(schedule: str, micro_batches: int, ranks: int, stages: int) -> str | None:
-    """Returns why torch's schedule cannot run so many micro-batches, and what would work; None if it can."""
+    """Return why torch's schedule cannot run so many micro-batches, and the fix; None if it can."""
     if schedule in ("1f1b", "dualpipev") and micro_batches < stages:
         return (
             f"{schedule} needs at least as many micro-batches a step as stages, and there are "
-            f"{micro_batches} for {stages}; "
-            f"what would work: {stages} micro-batches a step, by a smaller train.micro_batch_sequences or "
+            f"{micro_batches} for {stages}. "
+            f"Fix: {stages} micro-batches a step, by a smaller train.micro_batch_sequences or "
             "more tokens a step"
         )
     if schedule.startswith("interleaved") and not _makes_rounds(micro_batches, ranks):
@@ -113,7 +113,7 @@ def micro_batch_complaint(schedule: str, micro_batches: int, ranks: int, stages:
         )
         return (
             f"{schedule} takes its micro-batches in equal rounds over layout.pipeline = {ranks} ranks, and "
-            f"{micro_batches} do not make them; what would work: {below} or {above} micro-batches a step"
+            f"{micro_batches} do not make them. Fix: {below} or {above} micro-batches a step"
         )
     return None
 
@@ -131,5 +131,5 @@ CHUNKS = 2
 
 
 def chunks_of(layout: Layout) -> int:
-    """Returns the chunks into which a rank's part of the sequence is cut; 1: collectives run at once."""
+    """Return the chunks into which a rank's part of the sequence is cut; 1: collectives run at once."""
     return CHUNKS if layout.tensor_overlap == "chunked" and layout.tensor > 1 else 1

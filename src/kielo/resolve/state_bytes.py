@@ -51,7 +51,7 @@ def state_bytes(
     trainable: Sequence[str] = (),
     optimiser: str = "adamw",
 ) -> StateBytes:
-    """Computes the bytes of rank `rank`. `model` is complete, and `layout` is resolved.
+    """Compute the bytes of rank `rank`. `model` is complete, and `layout` is resolved.
 
     trainable: the modules that are trained, none for all; others have neither gradients nor optimiser state.
     With tied embeddings the last pipeline stage has a copy of the embedding as its head, with a gradient
@@ -78,7 +78,7 @@ def state_bytes(
 def host_bytes(
     parameters: Bytes, gradients: Bytes, optimiser: Bytes, is_offloaded: bool, is_copied: bool = False
 ) -> Bytes:
-    """Computes a rank's bytes in the memory of its node, from the bytes that it holds between steps.
+    """Compute a rank's bytes in the memory of its node, from the bytes that it holds between steps.
 
     These are the copies of a save (`checkpoint/saving.py`), and all three with layout.cpu_offload. With
     checkpoint.memory_every_steps (`is_copied`) also the files of its own state and of a neighbour's, twice
@@ -93,7 +93,7 @@ def host_bytes(
 def _shapes_of_rank(
     model: CompleteModel, layout: Layout, pipeline_rank: int
 ) -> Iterator[tuple[str, tuple[int, ...], bool]]:
-    """Yields (name, shape on one tensor rank, True for a copy) of each parameter.
+    """Yield (name, shape on one tensor rank, True for a copy) of each parameter.
 
     Copies are of a tied embedding, and of what every pipeline stage needs.
     """
@@ -119,7 +119,7 @@ def _shapes_of_rank(
 
 
 def _layers_of_rank(model: CompleteModel, layout: Layout, pipeline_rank: int) -> tuple[set[int], int, bool]:
-    """Returns (the numbers of its layers, how many stages it has, True if it has the last one)."""
+    """Return (the numbers of its layers, how many stages it has, True if it has the last one)."""
     if layout.pipeline == 1:
         return set(range(model.num_hidden_layers)), 1, True
     ranges = layer_numbers(layout)

@@ -40,7 +40,7 @@ class Text:
     tokens_per_document: Mapping[str, float] = field(default_factory=dict)
 
     def epoch_tokens(self, source: str, sequence_length: int) -> int:
-        """Returns the tokens that an epoch of a source has to predict, the filling of sequences included.
+        """Return the tokens that an epoch of a source has to predict, the filling of sequences included.
 
         Of text that is not packed yet as many as its stream has.
         """
@@ -49,7 +49,7 @@ class Text:
 
 
 def text_of_run(recipe: Recipe, run_folder: Path) -> Text:
-    """Reads the facts of a run folder.
+    """Read the facts of a run folder.
 
     Raises KieloError for a stage that is not finished, for another tokenizer than made the tokens, for
     documents that are not packed as the recipe says, and for texts that are to be scored and are not packed.
@@ -70,12 +70,12 @@ def text_of_run(recipe: Recipe, run_folder: Path) -> Text:
 
 
 def tokens_per_document(counts: Mapping[str, tuple[int, int | None]]) -> dict[str, float]:
-    """Returns source → mean tokens of a document. counts: (tokens, documents), None where nobody counted."""
+    """Return source → mean tokens of a document. counts: (tokens, documents), None where nobody counted."""
     return {name: tokens / documents for name, (tokens, documents) in counts.items() if documents}
 
 
 def packed_sequences(recipe: Recipe, tokens_folder: Path) -> dict[int, dict[str, int]]:
-    """Returns length → source → packed sequences of an epoch; {} where the recipe has one stream.
+    """Return length → source → packed sequences of an epoch; {} where the recipe has one stream.
 
     Raises KieloError where the documents are not packed, or not into sequences of the recipe's lengths.
     """
@@ -101,13 +101,13 @@ def packed_sequences(recipe: Recipe, tokens_folder: Path) -> dict[int, dict[str,
 
 
 def blocks_as_they_are(recipe: Recipe, tokens: Mapping[str, int]) -> dict[int, dict[str, int]]:
-    """Returns length → source → whole blocks of that length. tokens: of each source."""
+    """Return length → source → whole blocks of that length. tokens: of each source."""
     lengths = {phase.sequence_length for phase in full_phases(recipe)}
     return {length: {name: number // length for name, number in tokens.items()} for length in lengths}
 
 
 def sequences_by_length(packing: Manifest) -> dict[int, dict[str, int]]:
-    """Returns length → source → packed sequences of an epoch."""
+    """Return length → source → packed sequences of an epoch."""
     sources = counts_of(FOLDER, packing, PackingCounts).sources
     return {
         length: {name: of[str(length)].sequences for name, of in sources.items()}
@@ -116,7 +116,7 @@ def sequences_by_length(packing: Manifest) -> dict[int, dict[str, int]]:
 
 
 def imagined_text(recipe: Recipe) -> Text:
-    """Returns as much text as the recipe asks for, for plans that need no corpus.
+    """Return as much text as the recipe asks for, for plans that need no corpus.
 
     Its vocabulary has `model.vocab_size` tokens, those of the ready tokenizer, or as many as one is to learn.
     """
@@ -135,7 +135,7 @@ def imagined_text(recipe: Recipe) -> Text:
 
 
 def ready_tokens(recipe: Recipe) -> dict[str, int]:
-    """Returns source → tokens to train on, of the sources of ready tokens that are on this machine.
+    """Return source → tokens to train on, of the sources of ready tokens that are on this machine.
 
     Less the share that is held out, to the nearest document. Raises KieloError for files that cannot be read.
     """

@@ -91,13 +91,13 @@ def _run_followed(invocation: Invocation) -> None:
     if first.follows:
         raise KieloError(
             f"follows = {reference!r}: {first.name} itself follows {first.follows!r}, and only one run is "
-            f"made before another; what would work: `kielo run {reference}`, then this with --set follows="
+            f"made before another. Fix: `kielo run {reference}`, then this with --set follows="
         )
     exported = followed.folder / "hf"
     if Path(weights.removeprefix("hf:")).resolve() != exported.resolve():
         raise KieloError(
             f"follows = {reference!r}: its run exports its weights to {exported}, and model.weights = "
-            f"{weights!r}; what would work: --set model.weights=hf:{exported}, or --set follows="
+            f"{weights!r}. Fix: --set model.weights=hf:{exported}, or --set follows="
         )
     print_text(f"══ {first.name}, which {recipe.name} follows")
     warn_of_weights(first)

@@ -49,7 +49,7 @@ def certify(
     if recipe.train.objective == "masked_tokens":
         raise KieloError(
             'train.objective = "masked_tokens": training is compared with transformers for decoders only; '
-            "what would work: `kielo verify layouts`, or round-trip"
+            "Fix: `kielo verify layouts`, or round-trip"
         )
     section, checkpoint = recipe.verify, newest_checkpoint(folder)
     check_tokens(read_state(checkpoint), folder)

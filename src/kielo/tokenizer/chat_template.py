@@ -78,7 +78,7 @@ class ChatTemplate:
     def lay_out(
         self, conversations: Sequence[tuple[str, Sequence[Message]]], tools: Sequence[Any] = ()
     ) -> list[LaidOut]:
-        """Lays out (place, messages) each; errors begin with the place. tools: of each conversation.
+        """Lay out (place, messages) each; errors begin with the place. tools: of each conversation.
 
         Raises KieloError where the template fails or does not give the answers back.
         """
@@ -110,7 +110,7 @@ class ChatTemplate:
         return self._plain(place, messages, tools, text, words)
 
     def _disguised(self, value: Any, words: dict[str, str]) -> Any:
-        """Returns a message, or what is in one, with all its texts in disguise."""
+        """Return a message, or what is in one, with all its texts in disguise."""
         if isinstance(value, str):
             return self._disguise.put_on(value, words)
         if isinstance(value, list):
@@ -131,19 +131,19 @@ class ChatTemplate:
     def _answers(
         self, place: str, messages: list[Message], tools: Any, text: str, numbers: Collection[int]
     ) -> list[str]:
-        """Returns the text in turns of what is no answer, and an answer, of those with these `numbers`."""
+        """Return the text in turns of what is no answer, and an answer, of those with these `numbers`."""
         attempts = (self._pieces(place, messages, tools, numbers, whether) for whether in (False, True))
         pieces = next((pieces for pieces in attempts if pieces and "".join(pieces) == text), None)
         if pieces is None:
             raise KieloError(
                 f"{place}: the chat template of {self._folder} does not write each answer once, as it is, so "
-                "its tokens cannot be told from the others; what would work: a template that does, in its "
+                "its tokens cannot be told from the others. Fix: a template that does, in its "
                 f"{CHAT_TEMPLATE_FILE}"
             )
         return pieces
 
     def _rich_answers(self, place: str, messages: list[Message], tools: Any, text: str) -> set[int]:
-        """Returns the numbers of answers of which the template writes more than the content."""
+        """Return the numbers of answers of which the template writes more than the content."""
         more = [
             number
             for number, message in enumerate(messages)
@@ -154,7 +154,7 @@ class ChatTemplate:
                 return set()
             raise KieloError(
                 f"{place}: {len(more):,} answers of {len(messages):,} messages have more than text (tool "
-                f"calls, reasoning), and at most {MOST_RICH:,} are laid out; what would work: several "
+                f"calls, reasoning), and at most {MOST_RICH:,} are laid out. Fix: several "
                 "conversations"
             )
         return {
@@ -171,7 +171,7 @@ class ChatTemplate:
         rich: set[int],
         learned: list[bool],
     ) -> "Rendered":
-        """Cuts the text at the answers that carry loss, each with the end of its turn."""
+        """Cut the text at the answers that carry loss, each with the end of its turn."""
         answers = [number for number, message in enumerate(messages) if message["role"] == ANSWERS]
         plain = [number for number in answers if number not in rich]
         cut = self._answers(place, messages, tools, text, plain)
@@ -188,15 +188,15 @@ class ChatTemplate:
     def _after_prompt(
         self, place: str, messages: list[Message], number: int, tools: Any, text: str
     ) -> tuple[int, int]:
-        """Returns where an answer begins, after the generation prompt, and where its turn ends."""
+        """Return where an answer begins, after the generation prompt, and where its turn ends."""
         prompt = self._of_template(place, messages[:number], tools, add_generation_prompt=True)
         whole = self._of_template(place, messages[: number + 1], tools)
         is_last = number + 1 == len(messages)
         if not (whole.startswith(prompt) and text.startswith(whole.rstrip())):
             raise KieloError(
                 f"{place}: message {number + 1} has more than text, and the chat template of {self._folder} "
-                "does not write it after its generation prompt, or in another way where more follows; what "
-                "would work: a template that does, or the conversation without that"
+                "does not write it after its generation prompt, or in another way where more follows. "
+                "Fix: a template that does, or the conversation without that"
             )
         marks = list(self._marks.finditer(whole, len(prompt)))
         if marks:
@@ -206,7 +206,7 @@ class ChatTemplate:
     def _pieces(
         self, place: str, messages: Sequence[Message], tools: Any, numbers: Collection[int], is_stripped: bool
     ) -> list[str]:
-        """Returns the template's text cut at the answers: what is none, an answer, what is none, …
+        """Return the template's text cut at the answers: what is none, an answer, what is none, …
 
         [] where a sign around an answer is not just where it should be.
         """
@@ -283,7 +283,7 @@ class Rendered:
         return "".join(self.pieces)
 
     def answers(self, turn_end: re.Pattern[str]) -> Iterator[tuple[int, int]]:
-        """Yields (first character, character after the last) of each answer with the end of its turn.
+        """Yield (first character, character after the last) of each answer with the end of its turn.
 
         That is white space and a mark after it, as `turn_end` finds them; without a mark the white space, and
         at the end of the conversation one character more, for end-of-text.
@@ -304,7 +304,7 @@ class Rendered:
 
 
 class Disguise:
-    """Puts random words in place of what messages spell of control tokens: whole names, and at the ends of a
+    """Put random words in place of what messages spell of control tokens: whole names, and at the ends of a
     message parts of one, so that a template cannot join them to a mark.
 
     A word is 32 random hexadecimal digits, the same for all, and 8 that number it.
@@ -319,7 +319,7 @@ class Disguise:
         self._longest = max(map(len, names), default=0)
 
     def put_on(self, content: str, words: dict[str, str]) -> str:
-        """Returns the content in disguise; adds each random word, and what it stands for, to `words`."""
+        """Return the content in disguise; add each random word, and what it stands for, to `words`."""
 
         def word(spelled: str) -> str:
             words[chosen := f"{self._sign}{len(words):08x}"] = spelled
@@ -339,7 +339,7 @@ class Disguise:
         return before + core + after
 
     def take_off(self, words: dict[str, str], text: str) -> str:
-        """Returns a text with what the random words stand for."""
+        """Return a text with what the random words stand for."""
         return self._word.sub(lambda found: words.get(found[0], found[0]), text)
 
 
@@ -349,7 +349,7 @@ def _compiled(folder: Path) -> Callable[..., str]:
     if (found := _template(folder)) is None:
         raise KieloError(
             f'{folder}: this tokenizer has no chat template, by which a source of kind = "instructions" is '
-            f"laid out; what would work: a {CHAT_TEMPLATE_FILE} in a copy of the folder (docs/text.md has "
+            f"laid out. Fix: a {CHAT_TEMPLATE_FILE} in a copy of the folder (docs/text.md has "
             "one that needs no control tokens), or a tokenizer that Kielo trains (no tokenizer.path)"
         )
     place, template = found
@@ -375,7 +375,7 @@ def end_of_answers(tokenizer: TextTokenizer) -> int | None:
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Returns True for a tokenizer's folder with a chat template."""
+    """Return True for a tokenizer's folder with a chat template."""
     return _template(folder) is not None
 
 
@@ -401,5 +401,5 @@ def _special_tokens(folder: Path) -> dict[str, str]:
 
 
 def _any_of(names: Any) -> re.Pattern[str]:
-    """Returns a pattern of any of the names, the longest that fits; of none it finds nothing."""
+    """Return a pattern of any of the names, the longest that fits; of none it finds nothing."""
     return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)")

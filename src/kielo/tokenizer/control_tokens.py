@@ -28,7 +28,7 @@ _BYTE_OR_CHARACTER = re.compile(r".|<0x[0-9A-Fa-f]{2}>", re.DOTALL)
 
 
 def control_tokens(folder: Path, end_of_text: str) -> frozenset[str]:
-    """Returns the tokens of the tokenizer in `folder` that are no text.
+    """Return the tokens of the tokenizer in `folder` that are no text.
 
     These are its special tokens, tokens that its configuration gives a role (`eos_token`,
     `additional_special_tokens`, …), added tokens in the form of a control token, and tokens that its chat
@@ -60,7 +60,7 @@ class TextOnly(NamedTuple):
 
 
 def without_control_tokens(whole: Tokenizer, folder: Path, end_of_text: str) -> TextOnly:
-    """Returns a copy of `whole` with the same ids in which text has no control tokens.
+    """Return a copy of `whole` with the same ids in which text has no control tokens.
 
     `folder` is where `whole` was read from. The copy truncates and pads nothing. Raises KieloError where the
     end-of-text token is an ordinary character, which texts cannot do without.
@@ -94,7 +94,7 @@ def without_control_tokens(whole: Tokenizer, folder: Path, end_of_text: str) -> 
 
 
 def read_object(path: Path) -> JsonTable:
-    """Reads the JSON object in a file; {} without a file. KieloError for a file that holds no object."""
+    """Read the JSON object in a file; {} without a file. KieloError for a file that holds no object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -107,7 +107,7 @@ def read_object(path: Path) -> JsonTable:
 
 
 def _named_in(config: JsonTable) -> Iterator[str]:
-    """Yields the names that a configuration gives a role, as text or in the form of an AddedToken."""
+    """Yield the names that a configuration gives a role, as text or in the form of an AddedToken."""
     for key, value in config.items():
         if key == "added_tokens_decoder" and isinstance(value, dict):
             yield from _names(
@@ -136,7 +136,7 @@ def _chat_template(folder: Path, configs: list[JsonTable]) -> str:
 
 
 def unknown_token(model: JsonTable) -> str | None:
-    """Returns the token that the model writes for characters that its vocabulary lacks, or None."""
+    """Return the token that the model writes for characters that its vocabulary lacks, or None."""
     if model["type"] == "Unigram":
         return None if model["unk_id"] is None else model["vocab"][model["unk_id"]][0]
     return model.get("unk_token")

@@ -46,7 +46,7 @@ class Words:
             self._note(number, pairwise(row))
 
     def merge(self, pair: Pair, made: int) -> set[Pair]:
-        """Writes the id `made` for each occurrence of `pair`, from the left; returns the pairs it is in."""
+        """Write the id `made` for each occurrence of `pair`, from the left; return the pairs it is in."""
         more: set[Pair] = set()
         for number in self._places.pop(pair):
             row, count = self._rows[number], self._counts[number]
@@ -74,7 +74,7 @@ def learn_merges(
     is_allowed: Callable[[Pair], bool],
     min_frequency: int = 2,
 ) -> list[Pair]:
-    """Returns up to `number` pairs in the order in which they are to be merged; pair i makes id first_id + i.
+    """Return up to `number` pairs in the order in which they are to be merged; pair i makes id first_id + i.
 
     counted: word as ids → how often the text has it. is_allowed: asked once for each pair whose turn it is;
     one that is refused is never merged. Of pairs that are equally frequent the one of lower ids comes first.
@@ -121,7 +121,7 @@ def extend(
     min_frequency: int = 2,
     unchanged: Iterable[str] = (),
 ) -> Tokenizer:
-    """Returns `old` with tokens learned on `texts`, `vocab_size` in all, or fewer where the text has no more.
+    """Return `old` with tokens learned on `texts`, `vocab_size` in all, or fewer where the text has no more.
 
     unchanged: texts that are encoded as before. A new token is, like Kielo's own, within one word, without
     two digits. Raises KieloError for a tokenizer that is no byte-pair encoding, a vocabulary
@@ -148,7 +148,7 @@ def extend(
 
 
 def _parts(word: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yields a word in pieces: time grows with the square of a word's length (a text without spaces)."""
+    """Yield a word in pieces: time grows with the square of a word's length (a text without spaces)."""
     return (word[first : first + LONGEST_WORD] for first in range(0, len(word), LONGEST_WORD))
 
 
@@ -164,7 +164,7 @@ class _Words:
         self.num_texts = 0
 
     def of(self, texts: Iterable[str]) -> Iterator[list[tuple[int, ...]]]:
-        """Yields the words of each text; added tokens are left out, and end a word."""
+        """Yield the words of each text; added tokens are left out, and end a word."""
         texts = iter(texts)
         while batch := list(islice(texts, BATCH_TEXTS)):
             for encoding in self._tokenizer.encode_batch(batch, add_special_tokens=False):
@@ -209,7 +209,7 @@ class _Tokens:
         self._merges: list[list[str]] = []
 
     def add(self, pair: Pair) -> bool:
-        """Adds the token that the pair makes, with the next id. Returns False where there may be none."""
+        """Add the token that the pair makes, with the next id. Returns False where there may be none."""
         if pair in self._kept or not self._alone.isdisjoint(pair):
             return False
         left, right = (self._names[one] for one in pair)
@@ -239,11 +239,11 @@ def _check_model(model: JsonTable, old: TextTokenizer, size: int, vocab_size: in
         what = f"with {affixes[0]}" if affixes else f"of the type {model['type']}"
         raise KieloError(
             f"tokenizer.extend: {old.folder} has a model {what}, and only byte-pair encoding (BPE) without "
-            "affixes can be extended; what would work: tokenizer.path to keep it, or neither key to learn a "
+            "affixes can be extended. Fix: tokenizer.path to keep it, or neither key to learn a "
             "vocabulary from the text"
         )
     if vocab_size <= size:
         raise KieloError(
-            f"tokenizer.vocab_size = {vocab_size} counts old tokens too, and {old.folder} has {size}; what "
-            f"would work: {size + 8192} for 8192 new ones, for instance"
+            f"tokenizer.vocab_size = {vocab_size} counts old tokens too, and {old.folder} has {size}. "
+            f"Fix: {size + 8192} for 8192 new ones, for instance"
         )

@@ -65,7 +65,7 @@ class TokenizerFacts:
 
 
 def tokenizer_facts(folder: Path | str) -> TokenizerFacts:
-    """Reads the facts from the manifest if the files are as it lists them; if not, loads the tokenizer once.
+    """Read the facts from the manifest if the files are as it lists them; if not, loads the tokenizer once.
 
     A manifest of an earlier version of Kielo does not have them all. Raises KieloError like `load_tokenizer`.
     """
@@ -82,7 +82,7 @@ def tokenizer_facts(folder: Path | str) -> TokenizerFacts:
 
 
 def tokenizer_hash(folder: Path | str) -> str:
-    """Returns a hash of all that decides a text's ids: tokenizer.json and the name of end-of-text.
+    """Return a hash of all that decides a text's ids: tokenizer.json and the name of end-of-text.
 
     Chat templates and the like are left out. Raises KieloError where there is no tokenizer.json.
     """

@@ -35,7 +35,7 @@ class OutOfTime(BaseException):
 
 @contextmanager
 def limited(seconds: float, num_bytes: int) -> Iterator[None]:
-    """Runs the block for at most `seconds`, with at most `num_bytes` of memory more than there are.
+    """Run the block for at most `seconds`, with at most `num_bytes` of memory more than there are.
 
     Raises KieloError where it needs more. Time is limited in the main thread alone, where Python's signals
     arrive; a call into C ends first.
@@ -94,7 +94,7 @@ MOST_BITS = 1 << 16  # of a power
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Refuses large powers, which nothing can interrupt; everything else ends by `limited`."""
+    """Refuse large powers, which nothing can interrupt; everything else ends by `limited`."""
 
     intercepted_binops = frozenset(["**"])
 
@@ -115,7 +115,7 @@ class _GenerationBlock(Extension):
 
 
 def compile_template(template: str) -> Callable[..., str]:
-    """Returns the function that renders the template; its keywords are what the template knows.
+    """Return the function that renders the template; its keywords are what the template knows.
 
     It gets no date, which would change the text from day to day. Both raise KieloError with what is wrong.
     """
@@ -153,7 +153,7 @@ def _to_json(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Writes JSON as transformers does: jinja2's own filter escapes <, >, & and ' for web pages."""
+    """Write JSON as transformers does: jinja2's own filter escapes <, >, & and ' for web pages."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -43,7 +43,7 @@ class TextTokenizer:
 
 @contextmanager
 def panics_told(folder: Path) -> Iterator[None]:
-    """Raises KieloError where the Rust library gives up: its panics are no Exception."""
+    """Raise KieloError where the Rust library gives up: its panics are no Exception."""
     try:
         yield
     except BaseException as problem:
@@ -51,12 +51,12 @@ def panics_told(folder: Path) -> Iterator[None]:
             raise
         raise KieloError(
             f"{folder / TOKENIZER_FILE}: the tokenizers library gave up on it "
-            f"({' '.join(str(problem).split())[:200]}); what would work: another tokenizer"
+            f"({' '.join(str(problem).split())[:200]}). Fix: another tokenizer"
         ) from None
 
 
 def load_tokenizer(folder: Path | str) -> TextTokenizer:
-    """Loads the tokenizer of a folder with tokenizer.json and, to name its tokens, tokenizer_config.json.
+    """Load the tokenizer of a folder with tokenizer.json and, to name its tokens, tokenizer_config.json.
 
     It truncates and pads nothing, and drops no merges. Raises KieloError naming the file.
     """
@@ -91,7 +91,7 @@ def write_without_dropout(folder: Path) -> bool:
 
 
 def end_of_text(folder: Path) -> str:
-    """Returns the name of the token that ends a document.
+    """Return the name of the token that ends a document.
 
     This is `eos_token` of tokenizer_config.json or special_tokens_map.json, else `sep_token`, as encoders
     have it, and `<|endoftext|>` without both.
@@ -101,7 +101,7 @@ def end_of_text(folder: Path) -> str:
 
 
 def end_of_text_id(tokenizer: TextTokenizer) -> int:
-    """Returns the id of the token that ends a document; raises KieloError when the vocabulary lacks it."""
+    """Return the id of the token that ends a document; raise KieloError when the vocabulary lacks it."""
     number = tokenizer.whole.token_to_id(tokenizer.end_of_text)
     if number is None:
         raise KieloError(
@@ -118,18 +118,18 @@ def role_name(tokenizer: TextTokenizer, role: str) -> str | None:
 
 
 def role_id(tokenizer: TextTokenizer, role: str) -> int | None:
-    """Returns the id of the token that the configuration gives a role (`mask_token`), None without one."""
+    """Return the id of the token that the configuration gives a role (`mask_token`), None without one."""
     name = role_name(tokenizer, role)
     return None if name is None else tokenizer.whole.token_to_id(name)
 
 
 def vocabulary_size(tokenizer: TextTokenizer) -> int:
-    """Returns the largest id plus one: the rows that an embedding needs, also where a vocabulary has gaps."""
+    """Return the largest id plus one: the rows that an embedding needs, also where a vocabulary has gaps."""
     return 1 + max(tokenizer.whole.get_vocab(with_added_tokens=True).values())
 
 
 def encode(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Encodes each text to ids, without special tokens around them, on every core that the process may use.
+    """Encode each text to ids, without special tokens around them, on every core that the process may use.
 
     Raises KieloError where the tokenizer writes a control token for text all the same.
     """
@@ -149,13 +149,13 @@ def encode(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
 
 
 def decode(tokenizer: TextTokenizer, rows: Sequence[Sequence[int]], has_special: bool = True) -> list[str]:
-    """Decodes rows of ids to texts, special tokens included or not."""
+    """Decode rows of ids to texts, special tokens included or not."""
     with panics_told(tokenizer.folder):
         return tokenizer.whole.decode_batch([list(row) for row in rows], skip_special_tokens=not has_special)
 
 
 def special_token(path: Path, key: str) -> str | None:
-    """Returns the name of a token such as `eos_token` in a config file, or None where the file has none.
+    """Return the name of a token such as `eos_token` in a config file, or None where the file has none.
 
     Raises KieloError, with file and key, for a value that is no name.
     """

@@ -38,7 +38,7 @@ _ESCAPED = re.compile("([\udc80-\udcff])")  # a byte that is no UTF-8, after `su
 def make_row_map(
     old: TextTokenizer, new: TextTokenizer, method: Transplant, vectors: Path | None = None
 ) -> RowMap:
-    """Computes the map; the same tokenizers give the same map.
+    """Compute the map; the same tokenizers give the same map.
 
     vectors: the file of auxiliary vectors of `focus`, of the new tokenizer's tokens (`read_token_vectors`). A
     token without one has the mean of old tokens, as with `mean`. Raises KieloError for a tokenizer that is
@@ -75,7 +75,7 @@ def make_row_map(
 
 
 def row_map_in_words(made: RowMap) -> str:
-    """Returns a sentence: how many rows are copied, composed and random."""
+    """Return a sentence: how many rows are copied, composed and random."""
     num_rows = max(1, len(made.rows))
     of_similar = f" ({len(made.weights):,} of them weighted by similarity)" if made.weights else ""
     return (
@@ -87,13 +87,13 @@ def row_map_in_words(made: RowMap) -> str:
 
 
 def example_ids(made: RowMap, number: int) -> list[int]:
-    """Returns `number` new ids, or fewer, evenly spread over those with composed rows."""
+    """Return `number` new ids, or fewer, evenly spread over those with composed rows."""
     composed = [new_id for new_id in range(len(made.rows)) if made.is_composed(new_id)]
     return composed[:: max(1, len(composed) // max(1, number))][:number]
 
 
 def row_in_words(made: RowMap, new_id: int, old: TokenNames) -> str:
-    """Returns the old tokens of a row by their names: `a + b`, or `0.62 a + 0.38 b`."""
+    """Return the old tokens of a row by their names: `a + b`, or `0.62 a + 0.38 b`."""
     names = [old(one) for one in made.rows[new_id]]
     weights = made.weights.get(str(new_id))
     if weights is None:
@@ -135,7 +135,7 @@ class _Vocabulary:
         return self.tokenizer.for_text.tokenizer.model
 
     def compose(self, text: bytes, is_byte: bool) -> list[int]:
-        """Returns the ids of the tokens that `text` is made of, ascending: one if a token is this text.
+        """Return the ids of the tokens that `text` is made of, ascending: one if a token is this text.
 
         is_byte: prefer a token that is spelled as a byte. [] where the vocabulary cannot spell the text.
         """
@@ -149,7 +149,7 @@ class _Vocabulary:
         return sorted(found)
 
     def _pieces(self, text: bytes) -> Iterator[int]:
-        """Yields the ids by the tokenizer's model alone: no normaliser, and no cuts before merging."""
+        """Yield the ids by the tokenizer's model alone: no normaliser, and no cuts before merging."""
         if self._spelling.is_byte_level:
             yield from self._ids("".join(ALPHABET[byte] for byte in text))
             return
@@ -161,7 +161,7 @@ class _Vocabulary:
                 yield from self._ids(part.replace(" ", SPACE))
 
     def _ids(self, spelled: str) -> list[int]:
-        """Returns the model's ids of a text; [] where it has a letter that the model cannot write."""
+        """Return the model's ids of a text; [] where it has a letter that the model cannot write."""
         try:
             return [token.id for token in self._model.tokenize(spelled)]
         except Exception:  # the Rust library raises a bare one, where Unigram has no token for the unknown
@@ -192,27 +192,27 @@ def _roles(folder: Path) -> Mapping[str, str]:
 
 
 def read_token_vectors(path: Path, tokenizer: TextTokenizer) -> np.ndarray:
-    """Returns [tokens of the vocabulary, numbers of a vector] in fp64; rows without a vector are zero.
+    """Return [tokens of the vocabulary, numbers of a vector] in fp64; rows without a vector are zero.
 
     Raises KieloError for a file that is not there or not of these formats, and for one of which no token is
     in the vocabulary.
     """
     if not path.is_file():
-        raise KieloError(f"{path}: no such file; what would work: vectors of tokens as .vec or .npz")
+        raise KieloError(f"{path}: no such file. Fix: vectors of tokens as .vec or .npz")
     tokens = vocabulary_size(tokenizer)
     vectors = _of_ids(path, tokens) if path.suffix == ".npz" else _of_names(path, tokenizer, tokens)
     if not np.isfinite(vectors).all():
         raise KieloError(f"{path}: has vectors with NaN or infinities; leave their tokens out")
     if not vectors.any():
         raise KieloError(
-            f"{path}: has a vector of no token of {tokenizer.folder}; what would work: vectors learned from "
+            f"{path}: has a vector of no token of {tokenizer.folder}. Fix: vectors learned from "
             "text that this tokenizer has cut, with tokens spelled as in its vocabulary"
         )
     return vectors
 
 
 def check_form(path: Path) -> None:
-    """Raises KieloError for a file that is there and of neither format, by its beginning alone."""
+    """Raise KieloError for a file that is there and of neither format, by its beginning alone."""
     if path.suffix == ".npz":
         with _arrays(path) as arrays:
             if "vectors" not in arrays.files:
@@ -229,9 +229,7 @@ def _arrays(path: Path) -> NpzFile:
     except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
         raise KieloError(f"{path}: is no .npz that can be read ({error})") from None
     if not isinstance(found, NpzFile):
-        raise KieloError(
-            f"{path}: is no .npz of arrays by name; what would work: numpy.savez(FILE, vectors=…)"
-        )
+        raise KieloError(f"{path}: is no .npz of arrays by name. Fix: numpy.savez(FILE, vectors=…)")
     return found
 
 
@@ -244,7 +242,7 @@ def _of_ids(path: Path, tokens: int) -> np.ndarray:
         raise KieloError(f"{path}: the array `vectors` cannot be read ({error})") from None
     if vectors.ndim != 2 or len(vectors) != tokens or vectors.dtype.kind != "f":
         raise KieloError(
-            f"{path}: vectors is {vectors.dtype} {list(vectors.shape)}; what would work: a row of "
+            f"{path}: vectors is {vectors.dtype} {list(vectors.shape)}. Fix: a row of "
             f"floating-point numbers for each of the {tokens:,} ids"
         )
     return vectors.astype(np.float64)
@@ -264,7 +262,7 @@ def _of_names(path: Path, tokenizer: TextTokenizer, tokens: int) -> np.ndarray:
 
 
 def _entries(path: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields (token, vector) of a .vec; KieloError for a line that is none."""
+    """Yield (token, vector) of a .vec; KieloError for a line that is none."""
     lines = _lines(path)
     _, head = next(lines, (0, ""))
     try:
@@ -285,7 +283,7 @@ def _entries(path: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields (number, line). Only a line feed ends one: other separators may be in tokens."""
+    """Yield (number, line). Only a line feed ends one: other separators may be in tokens."""
     try:
         with open(path, encoding="utf-8", newline="\n") as file:
             for number, line in enumerate(file, 1):
@@ -307,7 +305,7 @@ _BLOCK = 64  # new tokens whose similarities exist at one time: 64 MB with 128,0
 def similar_rows(
     vectors: np.ndarray, anchors: Mapping[int, int], tokens: Sequence[int]
 ) -> Iterator[tuple[int, list[int], list[float]]]:
-    """Yields (new id, old ids ascending, their weights) of each of `tokens` that has a vector.
+    """Yield (new id, old ids ascending, their weights) of each of `tokens` that has a vector.
 
     vectors: [new tokens, numbers], zero where there is none. anchors: new id → old id of the same text.
     Weights sum to 1, to the rounding of fp32; each has the fewest digits that fp32 reads back.
@@ -329,7 +327,7 @@ def similar_rows(
 
 
 def sparsemax(scores: np.ndarray) -> np.ndarray:
-    """Returns the nearest point of the simplex to each row of `scores`: weights ≥ 0 that sum to 1.
+    """Return the nearest point of the simplex to each row of `scores`: weights ≥ 0 that sum to 1.
 
     Michelot's algorithm (1986): the scores above a threshold are the support, and the threshold makes them
     sum to 1; both are computed in turn, from all scores on, until the support stays.

@@ -23,7 +23,7 @@ BATCH_TEXTS = 256
 
 
 def measure(tokenizer: TextTokenizer, texts: Iterable[str]) -> dict[str, float | int]:
-    """Measures `tokenizer` on `texts`, which should be text that it was not trained on.
+    """Measure `tokenizer` on `texts`, which should be text that it was not trained on.
 
     tokens_per_word (a word is a run of letters, marks and digits), bytes_per_token, characters_per_token;
     exact_round_trip_share of the texts; vocabulary_used_share; single_byte_token_share of the tokens written;
@@ -64,7 +64,7 @@ def measure(tokenizer: TextTokenizer, texts: Iterable[str]) -> dict[str, float |
 
 
 def renyi_entropy(counts: np.ndarray, alpha: float) -> float:
-    """Computes the Rényi entropy of order alpha of counts [vocabulary], in nats.
+    """Compute the Rényi entropy of order alpha of counts [vocabulary], in nats.
 
     It is ln(sum p^alpha) / (1 - alpha), and Shannon's entropy at alpha 1.
     """
@@ -75,7 +75,7 @@ def renyi_entropy(counts: np.ndarray, alpha: float) -> float:
 
 
 def f95(counts: np.ndarray, size: int) -> int:
-    """Returns the occurrences of the rarest token among the 95 % most frequent of `size` tokens.
+    """Return the occurrences of the rarest token among the 95 % most frequent of `size` tokens.
 
     counts: [vocabulary], of which gaps between ids are no tokens. Gowda & May 2020 (arXiv:2004.02334) advise
     the largest vocabulary with 100 or more, in the text that the model is trained on.
@@ -85,7 +85,7 @@ def f95(counts: np.ndarray, size: int) -> int:
 
 
 def parity(tokenizer: TextTokenizer, texts: Sequence[str], english: Sequence[str]) -> dict[str, float | int]:
-    """Compares a text with its English translation: text i belongs to english i.
+    """Compare a text with its English translation: text i belongs to english i.
 
     parity is tokens of the one / tokens of the other, over all of the text (the premium of Petrov et al.
     2023, arXiv:2305.15425): 1 where both cost the same. Raises KieloError for numbers of texts that differ,
@@ -109,7 +109,7 @@ def _num_tokens(tokenizer: TextTokenizer, texts: Iterable[str]) -> int:
 
 
 def _single_byte_ids(tokenizer: TextTokenizer) -> list[int]:
-    """Returns the ids of tokens of one byte: byte-level vocabularies write each byte as one character."""
+    """Return the ids of tokens of one byte: byte-level vocabularies write each byte as one character."""
     vocabulary = tokenizer.whole.get_vocab(with_added_tokens=True)
     return [number for token, number in vocabulary.items() if len(token) == 1 or BYTE_TOKEN.fullmatch(token)]
 

@@ -76,7 +76,7 @@ class EncodedText(NamedTuple):
 
 
 class PieceCache:
-    """Encodes texts with one tokenizer, and keeps their pieces, in about MOST_BYTES at most after a call.
+    """Encode texts with one tokenizer, and keep their pieces, in about MOST_BYTES at most after a call.
 
     cut_rule: None where texts are encoded as a whole. num_bytes: of what is kept.
     """
@@ -90,7 +90,7 @@ class PieceCache:
         self.num_bytes = 0
 
     def encode(self, texts: Sequence[str]) -> list[EncodedText]:
-        """Encodes each text as `load.encode` does, with the same errors."""
+        """Encode each text as `load.encode` does, with the same errors."""
         rule = self.cut_rule
         if rule is None:
             return [
@@ -137,7 +137,7 @@ class PieceCache:
 
 
 def cut(text: str, at_signs: bool, at_lines: bool) -> list[str]:
-    """Cuts a text before each space between two characters that are no white space.
+    """Cut a text before each space between two characters that are no white space.
 
     at_signs: also between a character of LETTERS and one of SIGNS. at_lines: also between a line's end and a
     character that is no white space. The pieces are all of the text. White space is Python's, which has all
@@ -152,7 +152,7 @@ def cut(text: str, at_signs: bool, at_lines: bool) -> list[str]:
 
 
 def _patterns(at_signs: bool, at_lines: bool) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
-    """Returns (the places of cuts, which an engine must look for at each character; the pieces of texts in
+    """Return (the places of cuts, which an engine must look for at each character; the pieces of texts in
     which all white space is single spaces, and line ends, within the text; what other texts have).
     """
     places, spaces, end = r"(?<=\S)(?= \S)", " ", ""
@@ -177,7 +177,7 @@ _PIECES = {(signs, lines): _patterns(signs, lines) for signs in (False, True) fo
 
 
 def cut_rule(tokenizer: TextTokenizer) -> CutRule | None:
-    r"""Returns where texts may be cut without a change of their ids; None where that is not known.
+    r"""Return where texts may be cut without a change of their ids; None where that is not known.
 
     The border between a character A that is no white space and a space is one of pre-tokens if no pre-token
     has a space after such a character: so it is with the patterns of ENDS_LINES, whose alternatives have a
@@ -228,7 +228,7 @@ def rule_of(pre_tokenisers: Sequence[Mapping[str, Any]]) -> CutRule | None:
 
 
 def is_within_pieces(token: Mapping[str, Any], is_normalised: bool) -> bool:
-    """Returns True for an added token that is either all white space or has none, and looks at no other."""
+    """Return True for an added token that is either all white space or has none, and looks at no other."""
     content = token["content"]
     has_space = any(character.isspace() for character in content)
     return not (

@@ -34,12 +34,12 @@ class WordPieces:
     ends_inside: np.ndarray
 
     def go_on(self, tokens: np.ndarray) -> np.ndarray:
-        """Returns True for each token but the first [n, s - 1] that is in the word of the one before it."""
+        """Return True for each token but the first [n, s - 1] that is in the word of the one before it."""
         return self.begins_inside[tokens[:, 1:]] & self.ends_inside[tokens[:, :-1]]
 
 
 def word_pieces(tokenizer: TextTokenizer) -> WordPieces:
-    """Reads them from the vocabulary; control tokens are outside of words."""
+    """Read them from the vocabulary; control tokens are outside of words."""
     size = vocabulary_size(tokenizer)
     begins, ends = np.zeros(size, bool), np.zeros(size, bool)
     content = json.loads(tokenizer.whole.to_str())
@@ -60,7 +60,7 @@ def _is_inside(token: str, is_byte_level: bool, place: int) -> bool:
 
 
 def _text(token: str, is_byte_level: bool) -> str:
-    """Returns the text of a token; bytes that are no whole character are U+FFFD."""
+    """Return the text of a token; bytes that are no whole character are U+FFFD."""
     if is_byte_level and all(character in BYTES for character in token):
         return bytes(map(BYTES.__getitem__, token)).decode("utf-8", "replace")
     if BYTE_TOKEN.fullmatch(token):
@@ -89,17 +89,17 @@ _CUT = pre_tokenizers.Split(Regex(PRE_TOKENS), behavior="isolated")
 
 
 def pre_tokenizer() -> pre_tokenizers.PreTokenizer:
-    """Returns the cut into words, followed by GPT-2's alphabet of bytes."""
+    """Return the cut into words, followed by GPT-2's alphabet of bytes."""
     return pre_tokenizers.Sequence([_CUT, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def word_splitter() -> pre_tokenizers.PreTokenizer:
-    """Returns the cut into words alone."""
+    """Return the cut into words alone."""
     return _CUT
 
 
 def cut_words(text: str) -> list[str]:
-    """Returns the words of a text, which are all of it."""
+    """Return the words of a text, which are all of it."""
     return [word for word, _ in _CUT.pre_tokenize_str(text)]
 
 

@@ -18,18 +18,18 @@ BYTE_TOKEN = regex.compile(r"<0x[0-9A-F]{2}>")  # how SentencePiece vocabularies
 class Spelling:
     """The convention of one vocabulary.
 
-    content: its tokenizer.json. remedy: what would work where the convention is not known, for the message.
+    content: its tokenizer.json. remedy: the fix if the convention is not known, for the message.
     """
 
     def __init__(self, content: Mapping[str, Any], folder: Path, remedy: str):
         self.is_byte_level = _is_byte_level(content, folder, remedy)
 
     def is_byte(self, token: str) -> bool:
-        """Returns True for a token that is spelled as one byte (<0x0A>)."""
+        """Return True for a token that is spelled as one byte (<0x0A>)."""
         return not self.is_byte_level and bool(BYTE_TOKEN.fullmatch(token))
 
     def bytes_of(self, token: str) -> bytes:
-        """Returns the bytes that a token stands for."""
+        """Return the bytes that a token stands for."""
         if self.is_byte(token):
             return bytes([int(token[3:5], 16)])
         if self.is_byte_level and all(character in BYTES for character in token):
@@ -37,12 +37,12 @@ class Spelling:
         return token.replace(SPACE, " ").encode()
 
     def text_of(self, token: str) -> str:
-        """Returns the whole characters of a token, without bytes of others at its ends."""
+        """Return the whole characters of a token, without bytes of others at its ends."""
         return self.bytes_of(token).decode("utf-8", "ignore")
 
 
 def _is_byte_level(content: Mapping[str, Any], folder: Path, remedy: str) -> bool:
-    """Returns True for GPT-2's alphabet of bytes, False for SentencePiece's; KieloError for others."""
+    """Return True for GPT-2's alphabet of bytes, False for SentencePiece's; KieloError for others."""
     parts = json.dumps(
         [content.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")], ensure_ascii=False
     )
@@ -52,12 +52,12 @@ def _is_byte_level(content: Mapping[str, Any], folder: Path, remedy: str) -> boo
         return False
     raise KieloError(
         f"{folder}: its tokens are neither byte-level (GPT-2, Llama 3, Kielo) nor of SentencePiece's form "
-        f"(Llama 2, Mistral, Gemma), so their texts are not known; what would work: {remedy}"
+        f"(Llama 2, Mistral, Gemma), so their texts are not known. Fix: {remedy}"
     )
 
 
 def _byte_alphabet() -> dict[int, str]:
-    """Returns byte → GPT-2's character: printable Latin-1 as it is, the others from U+0100 on, in order."""
+    """Return byte → GPT-2's character: printable Latin-1 as it is, the others from U+0100 on, in order."""
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
     others = iter(sorted(character for character in alphabet if ord(character) >= 256))
     return {byte: chr(byte) if chr(byte) in alphabet else next(others) for byte in range(256)}
@@ -83,13 +83,13 @@ class TokenNames:
         self._tokenizer = tokenizer.whole
 
     def __call__(self, number: int) -> str:
-        """Returns the name of the token with this id; "" for an id without a token."""
+        """Return the name of the token with this id; "" for an id without a token."""
         token = self._tokenizer.id_to_token(number) or ""
         return token if number in self._added else readable(self._spelling.bytes_of(token))
 
 
 def readable(text: bytes) -> str:
-    """Returns the text on one line without spaces: ▁ for a space, escapes for what cannot be seen."""
+    """Return the text on one line without spaces: ▁ for a space, escapes for what cannot be seen."""
     return "".join(map(_visible, text.decode("utf-8", "surrogateescape")))
 
 

@@ -28,7 +28,7 @@ _MOST_EMPTY = 4096  # documents, one after another
 
 
 def decoded_documents(recipe: Recipe, tokenizer: TextTokenizer, most_bytes: int) -> Iterator[str]:
-    """Yields the last documents of each source of ready tokens, up to so many bytes in all.
+    """Yield the last documents of each source of ready tokens, up to so many bytes in all.
 
     Raises KieloError for ids beyond the vocabulary, and for thousands of documents without a token.
     """
@@ -44,15 +44,15 @@ def decoded_documents(recipe: Recipe, tokenizer: TextTokenizer, most_bytes: int)
                 raise KieloError(
                     f"corpus.sources, {name}: {files.folder}/{stream.document_name(start)} and "
                     f"{_MOST_EMPTY:,} documents before it have no token but {end}, end-of-text, as in a "
-                    "sparse file that was never written; what would work: whole files"
+                    "sparse file that was never written. Fix: whole files"
                 )
             if empty:
                 continue
             if not 0 <= int(row.min()) <= int(row.max()) < size:
                 raise KieloError(
                     f"corpus.sources, {name}: {files.folder}/{stream.document_name(start)} has ids "
-                    f"{int(row.min())} to {int(row.max())}, and the tokenizer has 0 to {size - 1}; "
-                    "what would work: tokenizer.path = the tokenizer that made these tokens, or tokens_dtype "
+                    f"{int(row.min())} to {int(row.max())}, and the tokenizer has 0 to {size - 1}. "
+                    "Fix: tokenizer.path = the tokenizer that made these tokens, or tokens_dtype "
                     "of the source where a file does not tell"
                 )
             text = decode(tokenizer, [row[row != end].tolist()])[0]
@@ -63,7 +63,7 @@ def decoded_documents(recipe: Recipe, tokenizer: TextTokenizer, most_bytes: int)
 
 
 def check_inputs(recipe: Recipe) -> None:
-    """Raises KieloError for a ready tokenizer or weights that are not there, or lack a tokenizer.json.
+    """Raise KieloError for a ready tokenizer or weights that are not there, or lack a tokenizer.json.
 
     What comes from the hub is not asked for before its stage fetches it, unless this machine has no network.
     """
@@ -78,13 +78,13 @@ def check_inputs(recipe: Recipe) -> None:
 
 
 def check_vectors(recipe: Recipe) -> None:
-    """Raises KieloError where `model.transplant_vectors` is not there, or does not begin as vectors do."""
+    """Raise KieloError where `model.transplant_vectors` is not there, or does not begin as vectors do."""
     if path := transplant_vectors(recipe):
         check_form(path)
 
 
 def ready_files(folder: Path, key: str) -> list[Path]:
-    """Returns the files of a ready tokenizer that the stage depends on.
+    """Return the files of a ready tokenizer that the stage depends on.
 
     key: the recipe key that names it. Raises KieloError for a folder without a tokenizer.json.
     """
@@ -97,7 +97,7 @@ def ready_files(folder: Path, key: str) -> list[Path]:
 
 
 def tokenizer_of_weights(recipe: Recipe) -> Path | None:
-    """Returns the folder of the tokenizer that a transplant replaces; None where there is no transplant.
+    """Return the folder of the tokenizer that a transplant replaces; None where there is no transplant.
 
     Weights on the hub are fetched. Raises KieloError for weights without a tokenizer.
     """
@@ -108,19 +108,19 @@ def tokenizer_of_weights(recipe: Recipe) -> Path | None:
         raise KieloError(
             f"model.weights = {recipe.model.weights!r}: there is no {TOKENIZER_FILE} in {folder}, and "
             "model.transplant needs the vocabulary of the weights"
-            + (conversion(folder) or f"; what would work: their {TOKENIZER_FILE} in that folder")
+            + (conversion(folder) or f". Fix: their {TOKENIZER_FILE} in that folder")
         )
     return folder
 
 
 def transplant_vectors(recipe: Recipe) -> Path | None:
-    """Returns the file of `model.transplant_vectors`; KieloError where it is not there."""
+    """Return the file of `model.transplant_vectors`; KieloError where it is not there."""
     if recipe.model.transplant_vectors is None:
         return None
     path = Path(recipe.model.transplant_vectors).expanduser()
     if not path.is_file():
         raise KieloError(
-            f"model.transplant_vectors = {recipe.model.transplant_vectors!r}: no such file; what would work: "
+            f"model.transplant_vectors = {recipe.model.transplant_vectors!r}: no such file. Fix: "
             'vectors of tokens as .vec or .npz, or model.transplant = "mean", which needs none'
         )
     return path
@@ -136,10 +136,10 @@ _HASHES = 1 << 64
 
 
 def place_by_hash(text: str) -> float:
-    """Returns a number in [0, 1) from the text alone (xxh3-64 of its UTF-8), spread evenly over texts."""
+    """Return a number in [0, 1) from the text alone (xxh3-64 of its UTF-8), spread evenly over texts."""
     return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass")) / _HASHES
 
 
 def is_heldout(text: str, share: float) -> bool:
-    """Returns True if the document is kept out of training, as about `share` of all documents are."""
+    """Return True if the document is kept out of training, as about `share` of all documents are."""
     return place_by_hash(text) < share

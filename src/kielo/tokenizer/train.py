@@ -96,7 +96,7 @@ _LATER_KEYS = {"extend", "unchanged_sources", "model", "temperature", "reserved_
 
 
 def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manifest:
-    """Trains, extends or copies the recipe's tokenizer, and measures it on held-out text.
+    """Train, extends or copies the recipe's tokenizer, and measures it on held-out text.
 
     Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json, of a ready tokenizer all its files,
     measure.json, with model.transplant row_map.json, and the manifest. A folder that is already current stays
@@ -176,7 +176,7 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
 
 
 def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
-    """Learns a vocabulary; the same texts give the same merges. End-of-text is id 0.
+    """Learn a vocabulary; the same texts give the same merges. End-of-text is id 0.
 
     With a source of instructions the two tokens of the chat template are ids 1 and 2. Reserved tokens follow,
     then padding, then the bytes. Those of an encoder are ids 0 to 4 in place of end-of-text and padding.
@@ -247,7 +247,7 @@ def save(
     encoder_tokens: Mapping[str, str] | None = None,
     reserved_tokens: Sequence[str] = (),
 ) -> None:
-    """Writes the tokenizer so that `transformers.AutoTokenizer.from_pretrained` gives the same ids.
+    """Write the tokenizer so that `transformers.AutoTokenizer.from_pretrained` gives the same ids.
 
     encoder_tokens: role → name of the control tokens of an encoder. reserved_tokens: control tokens without a
     role. The export adds `model_max_length`, which is the model's.
@@ -282,7 +282,7 @@ def save(
 
 
 def _version(recipe: Recipe, folder: Path) -> int:
-    """Returns the version of the stage's output; a run that has trained keeps its older tokenizer."""
+    """Return the version of the stage's output; a run that has trained keeps its older tokenizer."""
     is_copy = recipe.tokenizer.ready and not recipe.tokenizer.extend
     version = _VERSION_OF_COPIES if is_copy else VERSION
     made = read_manifest(folder)
@@ -290,7 +290,7 @@ def _version(recipe: Recipe, folder: Path) -> int:
 
 
 def _settings(recipe: Recipe) -> JsonTable:
-    """Returns the section as manifests have it: keys of later versions only where they are set."""
+    """Return the section as manifests have it: keys of later versions only where they are set."""
     given = recipe.tokenizer.model_dump(exclude={"max_unknown_share"})  # it changes no token
     fields = TokenizerSection.model_fields
     return {
@@ -299,7 +299,7 @@ def _settings(recipe: Recipe) -> JsonTable:
 
 
 def _extend(recipe: Recipe, corpus_folder: Path, ready: TextTokenizer, folder: Path) -> None:
-    """Writes `ready`, extended by tokens of the recipe's text, over the copies of its files in `folder`."""
+    """Write `ready`, extended by tokens of the recipe's text, over the copies of its files in `folder`."""
     unchanged = set(recipe.tokenizer.unchanged_sources)
     extended = extend(
         ready,
@@ -328,7 +328,7 @@ def _marks(recipe: Recipe) -> list[str]:
 
 
 def _check_ready(recipe: Recipe, tokenizer: TextTokenizer, texts: Iterable[str]) -> None:
-    """Refuses a ready tokenizer that loses text, and one that is not that of the weights.
+    """Refuse a ready tokenizer that loses text, and one that is not that of the weights.
 
     Encoders write no text, so a loss is only shown. Weights that are not on this machine yet are compared
     when they are read.
@@ -378,7 +378,7 @@ class TrainingSample:
                     yield document["text"]
 
     def rates(self) -> dict[str, float]:
-        """Returns source → how often a document of it is in the sample, on average."""
+        """Return source → how often a document of it is in the sample, on average."""
         counts = counts_of(self.corpus_folder, finished_manifest(self.corpus_folder), CorpusCounts)
         kept_bytes, settings = counts.bytes_kept or 0, self.recipe.tokenizer
         sample_bytes = min(settings.max_sample_bytes, kept_bytes)
@@ -399,7 +399,7 @@ class TrainingSample:
 
 
 def texts_to_measure(recipe: Recipe, corpus_folder: Path) -> tuple[str, list[str]]:
-    """Returns held-out texts up to 2 MB; training texts where nothing is held out, which pack will refuse."""
+    """Return held-out texts up to 2 MB; training texts where nothing is held out, which pack will refuse."""
     heldout, first = [], []
     heldout_bytes = first_bytes = 0
     for document in read_documents(corpus_folder / "documents"):
@@ -416,7 +416,7 @@ def texts_to_measure(recipe: Recipe, corpus_folder: Path) -> tuple[str, list[str
 
 
 def unfilled_vocabulary(recipe: Recipe, made: Manifest) -> str:
-    """Returns what to set where the text gave fewer tokens than were asked for; "" where it gave all.
+    """Return what to set where the text gave fewer tokens than were asked for; "" where it gave all.
 
     made: the manifest of the stage.
     """

@@ -80,7 +80,7 @@ def find_unknown(tokenizer: TextTokenizer, texts: Iterable[str]) -> Unknown | No
 
 
 def refuse_unknown(unknown: Unknown, share: float, key: str) -> None:
-    """Raises KieloError if more than `share` of the texts have characters that are unknown.
+    """Raise KieloError if more than `share` of the texts have characters that are unknown.
 
     Of vocabularies with all bytes none has. Of those without, text of their languages has few: SentencePiece
     leaves out 0.05 % of the characters. key: the recipe key that the tokenizer is of.
@@ -100,7 +100,7 @@ def _model(tokenizer: TextTokenizer) -> JsonTable:
 
 
 def _dropped(tokenizer: TextTokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
-    """Yields, of a model without a token for unknown characters, the places of those that give no token."""
+    """Yield, of a model without a token for unknown characters, the places of those that give no token."""
     characters = [one for one in sorted(set().union(*texts)) if _SEEN.match(one)]
     dropped = {one for one, ids in zip(characters, encode(tokenizer, characters), strict=True) if not ids}
     for text in texts:
@@ -108,7 +108,7 @@ def _dropped(tokenizer: TextTokenizer, texts: Sequence[str]) -> Iterator[list[in
 
 
 def _unknown(tokenizer: TextTokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
-    """Yields the places of characters that no token has but the one for unknown characters."""
+    """Yield the places of characters that no token has but the one for unknown characters."""
     name = unknown_token(_model(tokenizer))
     unknown = None if name is None else tokenizer.whole.token_to_id(name)
     encodings = tokenizer.for_text.tokenizer.encode_batch(list(texts), add_special_tokens=False)
@@ -121,7 +121,7 @@ def _unknown(tokenizer: TextTokenizer, texts: Sequence[str]) -> Iterator[list[in
 
 
 def refuse_lossy(tokenizer: TextTokenizer, texts: Iterable[str], key: str) -> None:
-    """Raises KieloError where more than half of the first 256 texts do not come back, with an example.
+    """Raise KieloError where more than half of the first 256 texts do not come back, with an example.
 
     Spaces and Unicode's compatibility forms (NFKC) may differ: many tokenizers normalise them. A model of
     what is lost otherwise (letters that are unknown, capitals, accents) could never write such text. key:
@@ -140,8 +140,8 @@ def refuse_lossy(tokenizer: TextTokenizer, texts: Iterable[str], key: str) -> No
     begin = max(0, first - _SHOWN // 2)
     raise KieloError(
         f"{key}: of {len(pairs):,} texts {len(lost):,} do not come back from this tokenizer: "
-        f"{text[begin : begin + _SHOWN]!r} becomes {back[begin : begin + _SHOWN]!r} (without spaces). What "
-        "would work: a byte-level tokenizer or one with byte fallback, that keeps capitals and accents; or "
+        f"{text[begin : begin + _SHOWN]!r} becomes {back[begin : begin + _SHOWN]!r} (without spaces). "
+        "Fix: a byte-level tokenizer or one with byte fallback, that keeps capitals and accents; or "
         "none, and this recipe trains its own"
     )
 
@@ -151,7 +151,7 @@ def _bare(text: str) -> str:
 
 
 def refuse_other_vocabulary(tokenizer: Path, weights: Path, key: str) -> None:
-    """Raises KieloError where more than a tenth of the ids are other tokens in the tokenizer of the weights.
+    """Raise KieloError where more than a tenth of the ids are other tokens in the tokenizer of the weights.
 
     Both are folders; nothing is compared where one of them has no tokenizer. Some ids may differ, as those of
     control tokens that were added later. key: the recipe key that `tokenizer` is of.
@@ -169,7 +169,7 @@ def refuse_other_vocabulary(tokenizer: Path, weights: Path, key: str) -> None:
     raise KieloError(
         f"{key}: is not the vocabulary of model.weights: {len(ours) - alike:,} of its {len(ours):,} ids are "
         f"other tokens there, such as {number}: {ours[number]!r} here, {theirs.get(number)!r} in {weights}. "
-        f'What would work: tokenizer.path = "{weights}", or model.transplant = "mean", which makes rows for '
+        f'Fix: tokenizer.path = "{weights}", or model.transplant = "mean", which makes rows for '
         "this vocabulary"
     )
 
@@ -248,7 +248,7 @@ PROBES = {
 
 
 def try_tokenizer(path: Path, key: str) -> None:
-    """Raises KieloError for a tokenizer.json that cannot be used, or not safely. key: whose it is."""
+    """Raise KieloError for a tokenizer.json that cannot be used, or not safely. key: whose it is."""
     state = path.stat()
     if state.st_size > MOST_FILE_BYTES:
         raise KieloError(
@@ -256,14 +256,12 @@ def try_tokenizer(path: Path, key: str) -> None:
             "Fix: the tokenizer.json of a tokenizer in its place"
         )
     if fault := _fault(path, (state.st_size, state.st_mtime_ns, state.st_ino)):
-        raise KieloError(
-            f"{key}: {path} {fault}; what would work: another tokenizer, or none, and the recipe trains one"
-        )
+        raise KieloError(f"{key}: {path} {fault}. Fix: another tokenizer, or none, and the recipe trains one")
 
 
 @cache
 def _fault(path: Path, state: tuple[int, ...]) -> str:
-    """Returns what is wrong with a tokenizer, "" for a good one. state: of the file, which is tried once."""
+    """Return what is wrong with a tokenizer, "" for a good one. state: of the file, which is tried once."""
     memory = MEMORY_BYTES + MEMORY_PER_BYTE * state[0]
     command = [sys.executable, "-P", "-m", "kielo.tokenizer.trial", str(path), str(memory), str(CPU_SECONDS)]
     # One thread: those of a large machine reserve more addresses than the limit.

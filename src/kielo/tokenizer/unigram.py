@@ -30,7 +30,7 @@ _SECONDS_TO_END = 1.0
 
 
 def learn_stoppably(tokenizer: Tokenizer, texts: Iterable[str], trainer: Trainer) -> None:
-    """Trains the tokenizer. An exception of a signal's handler ends the wait, and soon the reading of texts.
+    """Train the tokenizer. An exception of a signal's handler ends the wait, and soon the reading of texts.
 
     What the thread computes after the last text goes on until the process ends, and is not used.
     """
@@ -74,7 +74,7 @@ _LONGEST_PIECE = 16  # characters, as SentencePiece's
 def unigram_tokenizer(
     texts: Iterable[str], vocab_size: int, control_tokens: Collection[AddedToken]
 ) -> Tokenizer:
-    """Learns `vocab_size` tokens, or fewer where the text has no more.
+    """Learn `vocab_size` tokens, or fewer where the text has no more.
 
     texts: read twice. Ids: control tokens, then the bytes, then pieces in the order of their spelling.
     Memory grows with the different words of the text, not with its length. The trainer adds up in no fixed
@@ -98,7 +98,7 @@ def unigram_tokenizer(
 
 
 def covered_characters(texts: Iterable[str], most: int) -> list[str]:
-    """Returns the most frequent characters that make up `CHARACTER_COVERAGE` of the texts, at most `most`."""
+    """Return the most frequent characters that make up `CHARACTER_COVERAGE` of the texts, at most `most`."""
     counted: Counter[str] = Counter()
     for text in texts:
         counted.update(text)
@@ -112,7 +112,7 @@ def covered_characters(texts: Iterable[str], most: int) -> list[str]:
 
 
 def _learned(texts: Iterable[str], covered: list[str], number: int) -> list[Piece]:
-    """Learns pieces of the covered characters; a rare character ends a word."""
+    """Learn pieces of the covered characters; a rare character ends a word."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = word_splitter()
     trainer = trainers.UnigramTrainer(
@@ -123,7 +123,7 @@ def _learned(texts: Iterable[str], covered: list[str], number: int) -> list[Piec
 
 
 def covered_parts(texts: Iterable[str], covered: set[str]) -> Iterator[str]:
-    """Yields the texts, cut at characters that are not covered."""
+    """Yield the texts, cut at characters that are not covered."""
     for text in texts:
         if rare := set(text) - covered:
             yield from filter(None, re.split(f"[{re.escape(''.join(rare))}]+", text))

@@ -71,7 +71,7 @@ def assemble(
     progress: Progress,
     asked: Asked,
 ) -> Run:
-    """Builds every part of the run but those of a phase, on this rank. All ranks call it together.
+    """Build every part of the run but those of a phase, on this rank. All ranks call it together.
 
     permit: raises KieloError when this job may no longer save checkpoints. progress: is told what this rank
     does.
@@ -148,7 +148,7 @@ def assemble(
 
 
 def compute_in(run: Run, resolved: Resolved, precision: Precision) -> None:
-    """Replaces the run's model, and everything that holds it, by one that computes in `precision`.
+    """Replace the run's model, and everything that holds it, by one that computes in `precision`.
 
     It trains what the step after the newest checkpoint trains. The memory of the old model is freed first.
     Modules cannot be changed once FSDP2 or a compiler has seen them. The caller restores that checkpoint.
@@ -167,14 +167,14 @@ def compute_in(run: Run, resolved: Resolved, precision: Precision) -> None:
 
 
 def restore(run: Run) -> None:
-    """Restores the newest checkpoint; without one the initial weights stay."""
+    """Restore the newest checkpoint; without one the initial weights stay."""
     run.checkpoints.restore()
     scale_weights(run.current.model)
 
 
 @contextmanager
 def phase_parts(run: Run, resolved: Resolved, index: int, last_step: int) -> Iterator[PhaseParts]:
-    """Builds the parts for steps of phase `index` up to `last_step`; clipping, meter and rows follow it."""
+    """Build the parts for steps of phase `index` up to `last_step`; clipping, meter and rows follow it."""
     phase, placement = resolved.identity.phases[index], resolved.placement.phases[index]
     run.meter.use(
         placement.flops_per_token,
@@ -203,7 +203,7 @@ def build_step(
     precision: Precision,
     guard: Guard,
 ) -> StepParts:
-    """Builds the parts of an optimiser step of `model`, which is laid out over `mesh` and has its memory."""
+    """Build the parts of an optimiser step of `model`, which is laid out over `mesh` and has its memory."""
     optimiser = build_optimiser(model, train)
     if precision == "fp8":
         optimiser.algorithm.register_step_post_hook(lambda *_: scale_weights(model))
@@ -228,7 +228,7 @@ def _build_precision(
     checkpoints: RunCheckpoints,
     log: Log,
 ) -> PrecisionParts:
-    """Builds the model and everything that holds it.
+    """Build the model and everything that holds it.
 
     With a checkpoint to restore, the weights get memory but no values.
     """
@@ -297,7 +297,7 @@ def laid_out(
     precision: Precision,
     trainable: Sequence[str] = (),
 ) -> Decoder | Stages:
-    """Builds the model over the mesh, on meta, so that no rank ever holds more than its shards of it.
+    """Build the model over the mesh, on meta, so that no rank ever holds more than its shards of it.
 
     trainable: the modules that get gradients, none for all. The others are frozen before anything wraps them.
     """
@@ -365,7 +365,7 @@ def _feed(run: Run, resolved: Resolved, index: int, last_step: int) -> Feed:
 
 
 def prepared(identity: Identity, placement: Placement) -> Callable[[Batch, int], Batch]:
-    """Returns what makes a step's batch one of the run's objective; the step of held-out text is the last."""
+    """Return what makes a step's batch one of the run's objective; the step of held-out text is the last."""
     train = identity.train
     if train.objective == "next_token":
         return lambda batch, step: batch

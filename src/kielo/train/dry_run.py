@@ -15,7 +15,7 @@ from kielo.resolve.resolved import Resolved, filled
 
 
 def dry_run(resolved: Resolved) -> dict[str, Any]:
-    """Returns the steps, the bytes of a rank, and the first batch of the first rank, read from the tokens.
+    """Return the steps, the bytes of a rank, and the first batch of the first rank, read from the tokens.
 
     "peak_bytes" is the planner's formula for the precision that needs most; "usable_bytes" is None where no
     card knows the device's memory. Raises KieloError for tokens that cannot be read.

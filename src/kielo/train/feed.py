@@ -77,7 +77,7 @@ class _Tensors(NamedTuple):
 
 
 class Reader:
-    """Runs calls in a thread of its own, which ends with the process, whatever it waits for.
+    """Run calls in a thread of its own, which ends with the process, whatever it waits for.
 
     begin: is called there before the first.
     """
@@ -99,7 +99,7 @@ class Reader:
         return future
 
     def close(self) -> None:
-        """Lets the call in progress end, unless it takes too long."""
+        """Let the call in progress end, unless it takes too long."""
         self._calls.put(None)
         self._thread.join(_CLOSING_SECONDS)
 
@@ -130,7 +130,7 @@ class Replacement:
 
 
 class Feed:
-    """Gives the batch of each step; a thread reads, cuts and copies one step ahead.
+    """Give the batch of each step; a thread reads, cuts and copies one step ahead.
 
     read_step: from the step (1-based) to this rank's sequences of it. positions_s: the columns that this rank
     takes of each sequence; None: all. replacement: None: a frozen reader is waited for. The device holds at
@@ -159,7 +159,7 @@ class Feed:
         self._ahead: tuple[int, Future[_Arriving]] | None = None
 
     def take(self, step: int) -> StepBatch:
-        """Returns the batch of `step`, whatever was taken before; raises an error of the reading thread.
+        """Return the batch of `step`, whatever was taken before; raise an error of the reading thread.
 
         Raises KieloError, naming the file, for a file that does not answer.
         """
@@ -183,7 +183,7 @@ class Feed:
         return step, self._reader.submit(self._read, step)
 
     def _arrived(self, step: int, reading: Future[_Arriving]) -> _Arriving:
-        """Waits for a step; a reader that takes too long is left alone, and another one reads the step."""
+        """Wait for a step; a reader that takes too long is left alone, and another one reads the step."""
         if self._replacement is None or reading.done():
             return reading.result()
         with self._replacement.waiting() as limit_seconds:
@@ -192,7 +192,7 @@ class Feed:
     def _read_again(
         self, step: int, reading: Future[_Arriving], replacement: Replacement, seconds: float
     ) -> _Arriving:
-        """Waits for each of the readers of a step for so many seconds."""
+        """Wait for each of the readers of a step for so many seconds."""
         for tries_left in reversed(range(_TRIES)):
             try:
                 return reading.result(seconds)
@@ -206,7 +206,7 @@ class Feed:
                 reading = self._reader.submit(self._reopen_and_read, replacement.reopened, step)
         raise KieloError(
             f"step {step}: {file}: {_TRIES} readers had no answer for {seconds:g} s each; the disk or file "
-            "system that it is on is the cause. What would work: the same command once it answers, or a copy "
+            "system that it is on is the cause. Fix: the same command once it answers, or a copy "
             "elsewhere"
         )
 
@@ -220,7 +220,7 @@ class Feed:
         return self._read(step)
 
     def _read(self, step: int) -> _Arriving:
-        """Reads a step, in the reader's thread."""
+        """Read a step, in the reader's thread."""
         batch = self._read_step(step)
         tensors = _on_host(batch, self._columns_s)
         samples, counted_n = tuple(batch.samples.tolist()), _counted(tensors)
@@ -243,7 +243,7 @@ class Feed:
 
 
 def cut(batch: Batch, micro_batch_sequences: int, positions_s: Tensor | None = None) -> list[MicroBatch]:
-    """Cuts a batch into micro-batches of up to `micro_batch_sequences` sequences, on the CPU.
+    """Cut a batch into micro-batches of up to `micro_batch_sequences` sequences, on the CPU.
 
     positions_s: the columns to take; None: all.
     """
@@ -263,7 +263,7 @@ def to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
 
 
 def _on_host(batch: Batch, positions_s: Tensor | None) -> _Tensors:
-    """Returns the columns `positions_s` of each array as tensors; all columns without a copy."""
+    """Return the columns `positions_s` of each array as tensors; all columns without a copy."""
 
     def columns(array: np.ndarray) -> Tensor:
         chosen = array if positions_s is None else array.take(positions_s.numpy(), axis=1)
@@ -275,14 +275,14 @@ def _on_host(batch: Batch, positions_s: Tensor | None) -> _Tensors:
 
 
 def _counted(tensors: _Tensors) -> np.ndarray:
-    """Returns how many labels count, of each sequence."""
+    """Return how many labels count, of each sequence."""
     return np.count_nonzero(tensors.labels.numpy() != NOT_COUNTED, axis=1)
 
 
 def _split(
     tensors: _Tensors, counted_n: np.ndarray, micro_batch_sequences: int, positions_s: Tensor | None
 ) -> list[MicroBatch]:
-    """Splits tensors [n, s] into micro-batches, which are views of them. counted_n: labels that count."""
+    """Split tensors [n, s] into micro-batches, which are views of them. counted_n: labels that count."""
     rows = [
         slice(first, first + micro_batch_sequences)
         for first in range(0, max(1, len(counted_n)), micro_batch_sequences)

@@ -15,7 +15,7 @@ _WAY_BACK = "; move the newest checkpoints out of train/checkpoints, and the run
 
 
 def refuse_unsound_end(run: Run) -> None:
-    """Raises KieloError on every rank, naming a weight that is not finite, or the held-out loss.
+    """Raise KieloError on every rank, naming a weight that is not finite, or the held-out loss.
 
     A last step that was skipped is accepted: the weights are those of the sound step before it.
     """
@@ -30,7 +30,7 @@ def refuse_unsound_end(run: Run) -> None:
 
 @torch.no_grad()
 def refuse_unsound_weights(model: nn.Module, device: torch.device) -> None:
-    """Raises KieloError on every rank, naming weights that hold NaN or infinities.
+    """Raise KieloError on every rank, naming weights that hold NaN or infinities.
 
     Each rank checks its shards, without memory of their size; one number is reduced over the ranks.
     """

@@ -34,7 +34,7 @@ _SHARES = 16  # of a micro-batch's tokens, that the head takes 1 to 16 of
 
 @dataclass(frozen=True)
 class NextToken:
-    """Computes this rank's share of the loss, a scalar in fp32, by `chunked_loss`.
+    """Compute this rank's share of the loss, a scalar in fp32, by `chunked_loss`.
 
     tensor_axis: the ranks that each hold a part of the vocabulary; None: this one holds it all. For
     keeps_gradients and compiles see `LossOptions`. splits_sequence: does the tensor axis split the model's
@@ -62,7 +62,7 @@ class NextToken:
         return self.of_hidden(model, hidden_bsd, micro_batch.labels_bs, divisor, micro_batch.counted)
 
     def gathered(self, hidden_bsd: Tensor) -> Tensor:
-        """Returns the model's output, whole along the sequence and plain, on each rank of the tensor axis."""
+        """Return the model's output, whole along the sequence and plain, on each rank of the tensor axis."""
         if self.tensor_axis is None:
             return hidden_bsd
         return gather_sequence(hidden_bsd, self.tensor_axis, self.splits_sequence)
@@ -75,7 +75,7 @@ class NextToken:
         divisor: Tensor,
         counted: int | None = None,
     ) -> Tensor:
-        """Computes the loss of gathered hidden states. counted: at least as many labels as count, or None."""
+        """Compute the loss of gathered hidden states. counted: at least as many labels as count, or None."""
         if self.picks_counted and counted is not None:
             hidden_bsd, labels_bs = pick_counted(hidden_bsd, labels_bs, counted)
         options = LossOptions(
@@ -98,7 +98,7 @@ class NextToken:
 
 
 def pick_counted(hidden_bsd: Tensor, labels_bs: Tensor, counted: int) -> tuple[Tensor, Tensor]:
-    """Returns hidden states [c, d] and labels [c]: those that count, in their order, then some that do not.
+    """Return hidden states [c, d] and labels [c]: those that count, in their order, then some that do not.
 
     counted: at least as many as count. c is that, rounded up to a sixteenth of all tokens, so that few shapes
     occur. The host does not wait for the device, which alone knows where the labels are.
@@ -111,7 +111,7 @@ def pick_counted(hidden_bsd: Tensor, labels_bs: Tensor, counted: int) -> tuple[T
 
 
 def tensor_axis(mesh: Mesh) -> DeviceMesh | None:
-    """Returns the tensor axis for `NextToken`: None where it has one rank."""
+    """Return the tensor axis for `NextToken`: None where it has one rank."""
     axis = mesh.of_parameters("tensor")
     return axis if axis.size() > 1 else None
 
@@ -156,7 +156,7 @@ class PipelineForwardBackward:
             model.last.register_forward_hook(lambda module, inputs, output: objective.gathered(output))
 
     def __call__(self, batch: StepBatch) -> Tensor:
-        """Returns the loss as `PlainForwardBackward` does, the same on every rank."""
+        """Return the loss as `PlainForwardBackward` does, the same on every rank."""
         micro_batches = batch.micro_batches
         self._divisor = self._sum_over_data(batch.counted_tokens).clamp(min=1).to(torch.float32)
         counts = [micro_batch.counted for micro_batch in micro_batches]
@@ -188,7 +188,7 @@ class PipelineForwardBackward:
         return sum_over(self._sum_over_data(loss), [self._axis])
 
     def score(self, micro_batch: MicroBatch, divisor: Tensor, z_loss: float) -> Tensor:
-        """Returns this data rank's share of the loss, with another z-loss; no gradients.
+        """Return this data rank's share of the loss, with another z-loss; no gradients.
 
         It runs stage after stage, each rank waiting for the one before: held-out text comes in batches of any
         size, which torch's schedules do not take.
@@ -214,7 +214,7 @@ class PipelineForwardBackward:
         return sum_over(loss, [self._axis])
 
     def _place(self, micro_batch: MicroBatch) -> None:
-        """Sets the positions for all stages: hidden states may hold fewer columns than there are tokens."""
+        """Set the positions for all stages: hidden states may hold fewer columns than there are tokens."""
         self._positions_s = micro_batch.positions_s
         if self._positions_s is None:
             self._positions_s = torch.arange(
@@ -230,7 +230,7 @@ class PipelineForwardBackward:
         return rows, columns // self._sequence_parts, self._model.config.hidden_size
 
     def _schedule(self, micro_batches: list[MicroBatch]) -> Schedule:
-        """Returns the schedule for these micro-batches, made anew when their number or shapes change."""
+        """Return the schedule for these micro-batches, made anew when their number or shapes change."""
         shapes = (len(micro_batches), *micro_batches[0].inputs_bs.shape)
         if self._made is None or self._made[0] != shapes:
             empty = partial(torch.empty, device="meta", dtype=self._compute_dtype, requires_grad=True)
@@ -254,7 +254,7 @@ class PipelineForwardBackward:
 
 
 class PlainForwardBackward:
-    """Passes each micro-batch through the whole model, for every layout without pipeline stages.
+    """Pass each micro-batch through the whole model, for every layout without pipeline stages.
 
     sum_over_data: a tensor's sum over the ranks that see different tokens.
     """
@@ -266,7 +266,7 @@ class PlainForwardBackward:
         self.own_loss = torch.tensor(torch.nan)  # of the last step, this rank's part before any sum
 
     def __call__(self, batch: StepBatch) -> Tensor:
-        """Returns the loss, a float32 scalar on the device; the gradients are left on the parameters.
+        """Return the loss, a float32 scalar on the device; the gradients are left on the parameters.
 
         It is in nats per counted token over all ranks, with the z-loss where there is one.
         """
@@ -282,7 +282,7 @@ class PlainForwardBackward:
         return self._sum_over_data(loss)
 
     def score(self, micro_batch: MicroBatch, divisor: Tensor, z_loss: float) -> Tensor:
-        """Returns this rank's share of the loss, with another z-loss; no gradients."""
+        """Return this rank's share of the loss, with another z-loss; no gradients."""
         return replace(self._objective, z_loss=z_loss)(self._model, micro_batch, divisor)
 
 
@@ -297,7 +297,7 @@ def forward_backward_of(
     layout: Layout,
     precision: Precision,
 ) -> ForwardBackward:
-    """Builds the forward and backward passes of `model`, which is laid out over `mesh`."""
+    """Build the forward and backward passes of `model`, which is laid out over `mesh`."""
     sum_over_ranks = partial(sum_over_data, mesh=mesh)
     goes_twice = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
     splits_sequence = layout.tensor > 1 and bool(layout.sequence_parallel)

@@ -16,21 +16,21 @@ class Garbage:
         self._every_steps = every_steps
 
     def begin(self) -> None:
-        """Stops the collector; what exists, which is the run's parts, is not looked through any more."""
+        """Stop the collector; what exists, which is the run's parts, is not looked through any more."""
         gc.collect()
         gc.freeze()
         gc.disable()
 
     def step(self, step: int) -> None:
-        """Frees what the last steps left, if it is time."""
+        """Free what the last steps left, if it is time."""
         if step % self._every_steps == 0:
             gc.collect(1)
 
     def collect(self) -> None:
-        """Frees all that was left since `begin`; slower, so beside saves only."""
+        """Free all that was left since `begin`; slower, so beside saves only."""
         gc.collect()
 
     def end(self) -> None:
-        """Gives the collector its own timing back, and the run's parts to it."""
+        """Give the collector its own timing back, and the run's parts to it."""
         gc.unfreeze()
         gc.enable()

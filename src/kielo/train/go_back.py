@@ -11,7 +11,7 @@ from kielo.train.watch.spikes import WentBack, steps_to_pass_over
 
 
 def go_back(run: Run, settings: Spikes) -> bool:
-    """Goes back if a check asked for it. All ranks call it together; returns the same on each."""
+    """Go back if a check asked for it. All ranks call it together; returns the same on each."""
     return _go_back_for_spike(run, settings) or _go_back_for_difference(run)
 
 
@@ -48,7 +48,7 @@ def _go_back_for_difference(run: Run) -> bool:
 
 
 def _restore(run: Run) -> None:
-    """Restores the newest checkpoint; figures and rows of the steps after it are discarded."""
+    """Restore the newest checkpoint; figures and rows of the steps after it are discarded."""
     state, refused = run.state, run.state.refused_changes
     restore(run)
     state.refused_changes = refused  # a change of precision that did harm once is not tried again

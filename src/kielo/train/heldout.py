@@ -36,7 +36,7 @@ def share_of(
     micro_batch_sequences: int,
     positions_s: Tensor | None = None,
 ) -> HeldOutShare:
-    """Cuts sequences r, r + n, … of `batch`, which holds all held-out sequences, for rank r of n.
+    """Cut sequences r, r + n, … of `batch`, which holds all held-out sequences, for rank r of n.
 
     positions_s: the columns that this rank takes of each sequence; None: all.
     """
@@ -59,7 +59,7 @@ class HeldOutText:
     has_bits: bool = True
 
     def score(self, loss: float | None) -> HeldOutScore:
-        """Returns the score of a loss in nats per token: its bits a token by the set's tokens a byte.
+        """Return the score of a loss in nats per token: its bits a token by the set's tokens a byte.
 
         Bits per byte are not defined where some tokens are predicted from all others. loss: None: no token of
         the text counts.
@@ -100,7 +100,7 @@ class HeldOut:
         return step % self._every_steps == 0 or step == self._total_steps
 
     def row(self, state: State) -> HeldOutLoss:
-        """Returns the log's row of the losses on held-out text. Waits for the device."""
+        """Return the log's row of the losses on held-out text. Waits for the device."""
         whole, *others = self._texts
         loss = self._loss(whole.share)  # anew: a run that went back takes a step twice
         self._scored = state.step, loss
@@ -117,13 +117,13 @@ class HeldOut:
         return row.model_copy(update={"heldout_sets": scores})
 
     def loss_at(self, state: State) -> float | None:
-        """Returns the loss on all sources' text at this step, computed once; None: no token of it counts."""
+        """Return the loss on all sources' text at this step, computed once; None: no token of it counts."""
         if self._scored is None or self._scored[0] != state.step:
             self._scored = (state.step, self._loss(self._texts[0].share))
         return self._scored[1]
 
     def _loss(self, share: HeldOutShare) -> float | None:
-        """Computes the mean nats per counted token, without z-loss. All ranks call it together."""
+        """Compute the mean nats per counted token, without z-loss. All ranks call it together."""
         if not share.counted_tokens:
             return None
         divisor = torch.tensor(float(share.counted_tokens), device=self._device)
@@ -136,7 +136,7 @@ class HeldOut:
 
 
 def _share(array: np.ndarray, data_rank: int, data_ranks: int, padding: int) -> np.ndarray:
-    """Returns this rank's rows, filled up with `padding`: a forward is collective, so all need as many."""
+    """Return this rank's rows, filled up with `padding`: a forward is collective, so all need as many."""
     missing = -len(array) % data_ranks
     filled = np.concatenate([array, np.full((missing, *array.shape[1:]), padding, dtype=array.dtype)])
     return filled[data_rank::data_ranks]

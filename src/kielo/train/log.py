@@ -46,7 +46,7 @@ class Sink(Protocol):
 
 
 class Log:
-    """Passes rows on to its sinks; a rank without sinks pays nothing.
+    """Pass rows on to its sinks; a rank without sinks pays nothing.
 
     at_files: is entered while they are written (`Progress.at_files`).
     """
@@ -67,12 +67,12 @@ class Log:
             sink.start(step)
 
     def go_back(self, step: int) -> None:
-        """Drops the rows beyond `step`, from which the run goes on."""
+        """Drop the rows beyond `step`, from which the run goes on."""
         self.close()
         self.start(step)
 
     def due(self, step: int) -> bool:
-        """Returns True at every logged step, the first, so that its warm-up stands apart, and the last."""
+        """Return True at every logged step, the first, so that its warm-up stands apart, and the last."""
         return step % self._every_steps == 0 or step in (1, self._total_steps)
 
     def write(self, row: Row) -> None:
@@ -85,7 +85,7 @@ class Log:
             sink.close()
 
     def refuse_lost_rows(self) -> None:
-        """Raises KieloError where rows still cannot be written, at the end of the training."""
+        """Raise KieloError where rows still cannot be written, at the end of the training."""
         for sink in self._sinks:
             if isinstance(sink, MetricsFile):
                 sink.refuse_lost_rows()
@@ -110,7 +110,7 @@ class MetricsFile:
         self._waiting = b""
 
     def start(self, step: int) -> None:
-        """Drops rows of an earlier attempt beyond `step`, and the half line of one that was killed.
+        """Drop rows of an earlier attempt beyond `step`, and the half line of one that was killed.
 
         Lines that are no rows of a run are moved to `metrics.jsonl.odd`: somebody wrote them. So are all
         lines where one is of another run, of which a step has other tokens.
@@ -127,7 +127,7 @@ class MetricsFile:
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
     def _foreign(self, row: Row) -> str:
-        """Returns how a row shows that it is of another run; empty if it does not."""
+        """Return how a row shows that it is of another run; empty if it does not."""
         if self._tokens_after is None or not isinstance(row, TrainingStep) or row.tokens is None:
             return ""
         here = self._tokens_after(row.step)
@@ -154,7 +154,7 @@ class MetricsFile:
             )
 
     def _write_waiting(self) -> OSError | None:
-        """Writes the rows that wait, of the last one perhaps a part; returns what kept it from the rest."""
+        """Write the rows that wait, of the last one perhaps a part; return what kept it from the rest."""
         try:
             while self._waiting and self._file is not None:
                 self._waiting = self._waiting[self._file.write(self._waiting) :]
@@ -163,7 +163,7 @@ class MetricsFile:
         return None
 
     def refuse_lost_rows(self) -> None:
-        """Raises KieloError where rows still cannot be written."""
+        """Raise KieloError where rows still cannot be written."""
         if (error := self._write_waiting()) is not None:
             rows = self._waiting.count(b"\n")
             raise KieloError(
@@ -196,7 +196,7 @@ _NO_SCALARS = (
 
 
 def _scalars(row: Row) -> Iterator[tuple[str, float]]:
-    """Yields (name, value) under train/ and heldout/ of what is a number in each row of its kind."""
+    """Yield (name, value) under train/ and heldout/ of what is a number in each row of its kind."""
     for key, value in row.model_dump().items():
         if key == "heldout_sets":
             yield from set_scalars(value or {})
@@ -242,7 +242,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """Writes TensorBoard's scalars to Weights & Biases; each attempt goes on with the run of its folder.
+    """Write TensorBoard's scalars to Weights & Biases; each attempt goes on with the run of its folder.
 
     Weights & Biases counts what it is sent and takes no row back, so `step` is a value of its own there, by
     which it is told to draw.
@@ -276,7 +276,7 @@ class Wandb:
 
 
 def set_scalars(scores: dict[str, dict[str, Any]]) -> Iterator[tuple[str, float]]:
-    """Yields (tag, value) of held-out sets, such as heldout_bits_per_byte/fi/news: language, then set."""
+    """Yield (tag, value) of held-out sets, such as heldout_bits_per_byte/fi/news: language, then set."""
     for name, score in scores.items():
         language = "-".join(score["languages"]) or "other"
         for key in ("loss", "bits_per_byte"):
@@ -367,7 +367,7 @@ class Terminal:
 
 
 def describe(row: Row) -> str:
-    """Returns e.g. "loss 3.120  norm 0.84  lr 9.1e-04  12,300 tokens/s  0.11 TFLOP/s  left 3 min 12 s"."""
+    """Return e.g. "loss 3.120  norm 0.84  lr 9.1e-04  12,300 tokens/s  0.11 TFLOP/s  left 3 min 12 s"."""
     match row:
         case TrainingStep():
             return _describe_step(row)
@@ -414,7 +414,7 @@ def _describe_step(row: TrainingStep) -> str:
 
 
 def _describe_heldout(row: HeldOutLoss) -> str:
-    """Returns e.g. "held-out loss 3.1200  1.412 bits per byte (fi 1.398, en 1.440)"."""
+    """Return e.g. "held-out loss 3.1200  1.412 bits per byte (fi 1.398, en 1.440)"."""
     if row.heldout_loss is None:
         return "held-out text: no label counts"
     line = f"held-out loss {row.heldout_loss:.4f}"

@@ -13,7 +13,7 @@ from kielo.train.watch.checks import TakenStep
 
 
 def fit(run: Run, phase: PhaseParts) -> bool:
-    """Trains until `phase.last_step`, a signal or triggers/stop. Returns True on every rank if it must stop.
+    """Train until `phase.last_step`, a signal or triggers/stop. Returns True on every rank if it must stop.
 
     A spike or a wrong value that the run must go back for ends it earlier. Raises KieloError when too many
     steps in a row were not finite, too many spikes followed on each other, or a rank was wrong again.
@@ -69,7 +69,7 @@ def fit(run: Run, phase: PhaseParts) -> bool:
 
 
 def optimiser_step(parts: StepParts, batch: StepBatch, learning_rate: float) -> tuple[Tensor, Tensor]:
-    """Takes one optimiser step. Returns the loss and the gradient norm before clipping, both over all ranks.
+    """Take one optimiser step. Returns the loss and the gradient norm before clipping, both over all ranks.
 
     `kielo verify` and `kielo rehearse` call it too, so that they check the step that training takes.
     """

@@ -116,7 +116,7 @@ def _own_tokens(num_rows: int, options: LossOptions) -> int:
 
 
 def _own_rows(head_weight: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Returns this rank's rows of weight or bias, plain; the gradient of a DTensor keeps its placement."""
+    """Return this rank's rows of weight or bias, plain; the gradient of a DTensor keeps its placement."""
     if not isinstance(head_weight, DTensor):
         return head_weight
     num_ranks = 1 if group is None else group.size()
@@ -140,7 +140,7 @@ class _ChunkedLoss(torch.autograd.Function):
         options: LossOptions,
         *head: Tensor | None,
     ) -> Tensor:
-        """Computes the loss. head: weight_vd and bias_v, or None in place of the bias."""
+        """Compute the loss. head: weight_vd and bias_v, or None in place of the bias."""
         weight_vd, bias_v = head
         if weight_vd is None:
             raise ValueError("a head has a weight")
@@ -201,7 +201,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Scales the gradients of the forward pass in place: a copy for a 128k vocabulary is gigabytes."""
+        """Scale the gradients of the forward pass in place: a copy for a 128k vocabulary is gigabytes."""
         if ctx.gradients is None:
             raise RuntimeError("chunked_loss can be differentiated once; its gradients are already used up")
         hidden_gradient, weight_gradient, bias_gradient = ctx.gradients
@@ -221,7 +221,7 @@ class _ChunkedLoss(torch.autograd.Function):
 def _chunk(
     logits_cv: Tensor, labels_c: Tensor, weights_c: Tensor, z_loss: float, needs_gradients: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns (the chunk's share of the loss, its gradient to the logits in the logits' precision)."""
+    """Return (the chunk's share of the loss, its gradient to the logits in the logits' precision)."""
     targets_c1 = labels_c.unsqueeze(1)
     log_probabilities_cv = torch.log_softmax(logits_cv, dim=-1, dtype=torch.float32)
     target_log_probabilities_c = log_probabilities_cv.gather(1, targets_c1).squeeze(1)
@@ -260,7 +260,7 @@ def _chunk_over_ranks(
     options: LossOptions,
     group: dist.ProcessGroup,
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns (the whole loss, the gradient to these logits) where logits_cv are only this rank's rows."""
+    """Return (the whole loss, the gradient to these logits) where logits_cv are only this rank's rows."""
     own_sums, loss_of_all = _own_sums, _loss_of_all
     if options.compiles:
         own_sums, loss_of_all = _compiled(_own_sums), _compiled(_loss_of_all)
@@ -292,7 +292,7 @@ class _Sums(NamedTuple):
 
 
 def _own_sums(logits_cv: Tensor, targets_c: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Returns this rank's (row of `_Sums.all_t3c`, exponentials); targets_c: rows here, or beyond them."""
+    """Return this rank's (row of `_Sums.all_t3c`, exponentials); targets_c: rows here, or beyond them."""
     is_here_c, targets_c1 = _here(logits_cv, targets_c)
     # −∞ where the target is another rank's: the largest over the ranks is the target's logit.
     target_logits_c = logits_cv.gather(1, targets_c1).squeeze(1).float().masked_fill(~is_here_c, -torch.inf)
@@ -312,7 +312,7 @@ def _loss_of_all(
     z_loss: float,
     needs_gradients: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns (the whole loss, the gradient to these logits) by the sums of all ranks."""
+    """Return (the whole loss, the gradient to these logits) by the sums of all ranks."""
     own_maxima_c, all_t3c, exponentials_cv = sums
     maxima_tc, sums_tc, targets_tc = all_t3c.unbind(1)
     # Every rank adds up the same numbers in the same order, so the loss is the same to the bit.
@@ -333,13 +333,13 @@ def _loss_of_all(
 
 
 def _here(logits_cv: Tensor, targets_c: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns (True where the target is one of these rows, the target's row or 0)."""
+    """Return (True where the target is one of these rows, the target's row or 0)."""
     is_here_c = (targets_c >= 0) & (targets_c < logits_cv.shape[1])
     return is_here_c, targets_c.masked_fill(~is_here_c, 0).unsqueeze(1)
 
 
 def _exponentials(logits_cv: Tensor, maxima_c: Tensor) -> Tensor:
-    """Computes exp(logit − maximum) in fp32; uncompiled, in the memory of logits that are fp32."""
+    """Compute exp(logit − maximum) in fp32; uncompiled, in the memory of logits that are fp32."""
     if torch.compiler.is_compiling():
         return (logits_cv.float() - maxima_c.unsqueeze(1)).exp()
     return logits_cv.float().sub_(maxima_c.unsqueeze(1)).exp_()
@@ -348,7 +348,7 @@ def _exponentials(logits_cv: Tensor, maxima_c: Tensor) -> Tensor:
 def _gradient(
     exponentials_cv: Tensor, factors_c: Tensor, targets_c1: Tensor, weights_c: Tensor, logits_cv: Tensor
 ) -> Tensor:
-    """Computes factor × exponential − weight × onehot(target), in place: in the logits' memory if narrower.
+    """Compute factor × exponential − weight × onehot(target), in place: in the logits' memory if narrower.
 
     Without fusion a scatter is faster than a comparison of ids.
     """
@@ -360,7 +360,7 @@ def _gradient(
 def _fused_gradient(
     exponentials_cv: Tensor, factors_c: Tensor, targets_c: Tensor, weights_c: Tensor, logits_cv: Tensor
 ) -> Tensor:
-    """Computes the same in compiled code; a target that is no row here has no share.
+    """Compute the same in compiled code; a target that is no row here has no share.
 
     By comparison of ids one loop does all: a scatter needs a chunk of fp32 in memory.
     """
@@ -373,7 +373,7 @@ def _fused_gradient(
 def _loss_and_slopes(
     cross_entropies_c: Tensor, log_z_c: Tensor | None, weights_c: Tensor, z_loss: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns (the weighted sum over tokens, slopes: d/dlogits = slope × p − weight × onehot(target))."""
+    """Return (the weighted sum over tokens, slopes: d/dlogits = slope × p − weight × onehot(target))."""
     if not z_loss or log_z_c is None:
         return torch.dot(cross_entropies_c, weights_c), weights_c
     loss = torch.dot(cross_entropies_c + z_loss * log_z_c.square(), weights_c)
@@ -381,7 +381,7 @@ def _loss_and_slopes(
 
 
 def _sums_in_fp32(device: torch.device) -> bool:
-    """Returns True if products of bf16 matrices can be added to an fp32 one: by cuBLAS, not on ROCm or CPUs.
+    """Return True if products of bf16 matrices can be added to an fp32 one: by cuBLAS, not on ROCm or CPUs.
 
     torch 2.10 is the first that takes the sum itself in fp32 (pytorch/pytorch#167931).
     """
@@ -389,7 +389,7 @@ def _sums_in_fp32(device: torch.device) -> bool:
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:
-    """Adds left @ right to the fp32 `total`, or writes it over `total` if it is the first."""
+    """Add left @ right to the fp32 `total`, or writes it over `total` if it is the first."""
     beta = 0 if is_first else 1  # 0 reads nothing of `total`
     if left.dtype == total.dtype:
         total.addmm_(left, right, beta=beta)
@@ -402,7 +402,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> 
 
 
 def _scaled(total: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns `factor` × the fp32 `total` in `dtype`; a GPU reads and writes once where that is narrower.
+    """Return `factor` × the fp32 `total` in `dtype`; a GPU reads and writes once where that is narrower.
 
     Autograd converts a gradient to its parameter's dtype, so the rounding cannot be left to the reduction.
     """

@@ -45,7 +45,7 @@ class Meter:
         self.start(0)
 
     def start(self, tokens: int) -> None:
-        """Starts at `tokens` tokens done: at step 0, or at the step of a checkpoint."""
+        """Start at `tokens` tokens done: at step 0, or at the step of a checkpoint."""
         self._tokens = self._tokens_counted = tokens
         self._flops = 0.0
         self._since = time.perf_counter()
@@ -58,7 +58,7 @@ class Meter:
         peak_tflops: float | None,
         planned_tokens_per_second: float | None = None,
     ) -> None:
-        """Sets the figures of each token after the first `tokens`.
+        """Set the figures of each token after the first `tokens`.
 
         flops_per_token: the model's, forward and backward, without recomputation. peak_tflops: of one
         accelerator; None where no card gives it, then MFU is None. planned_tokens_per_second: as the planner
@@ -69,7 +69,7 @@ class Meter:
         self._peak_tflops, self._planned = peak_tflops, planned_tokens_per_second
 
     def go_back(self, tokens: int) -> None:
-        """Returns to an earlier number of tokens. The work beyond it is discarded, its time still counts."""
+        """Return to an earlier number of tokens. The work beyond it is discarded, its time still counts."""
         self._tokens = self._tokens_counted = tokens
         self._flops = 0.0
 
@@ -80,7 +80,7 @@ class Meter:
         self._tokens_counted = after
 
     def lap(self, tokens: int) -> "Lap":
-        """Returns figures since the last lap; called right after the host has read a number of the device."""
+        """Return figures since the last lap; called right after the host has read a number of the device."""
         now = time.perf_counter()
         elapsed = max(now - self._since, 1e-9)
         tokens_per_second = (tokens - self._tokens) / elapsed
@@ -104,7 +104,7 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Excludes the time inside. On a GPU it first waits for the steps that are still running."""
+        """Exclude the time inside. On a GPU it first waits for the steps that are still running."""
         self._synchronise()
         paused_at = time.perf_counter()
         yield
@@ -130,7 +130,7 @@ class StepRow:
     def __call__(
         self, state: State, loss: Tensor, gradient_norm: Tensor, learning_rate: float
     ) -> TrainingStep:
-        """Returns the row of this step: its own loss and norm, the speed since the last row.
+        """Return the row of this step: its own loss and norm, the speed since the last row.
 
         Its loss is None if no label of the step counts.
         """
@@ -151,7 +151,7 @@ class StepRow:
 
 
 def passed_over_row(state: State, phase: int, first_step: int, reason: str) -> PassedOver:
-    """Returns the row of the steps that were passed over, from `first_step` to the state's."""
+    """Return the row of the steps that were passed over, from `first_step` to the state's."""
     return PassedOver(
         step=state.step,
         tokens=state.tokens,

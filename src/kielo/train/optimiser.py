@@ -63,7 +63,7 @@ class Lamb(torch.optim.Optimizer):
         self._write(square, (square.float() * beta2).addcmul_(gradient, gradient, value=1 - beta2))
 
     def _update(self, parameter: nn.Parameter, group: dict[str, Any]) -> Tensor:
-        """Returns this rank's part of u, fp32."""
+        """Return this rank's part of u, fp32."""
         state, (beta1, beta2) = self.state[parameter], group["betas"]
         root = local(state["exp_avg_sq"]).to(torch.float32, copy=True)
         root.div_(_missing(beta2, state["step"])).sqrt_().add_(group["eps"])
@@ -72,7 +72,7 @@ class Lamb(torch.optim.Optimizer):
         return update.add_(local(parameter), alpha=group["weight_decay"])
 
     def _trust_ratios(self, taken: list[tuple[nn.Parameter, dict[str, Any]]]) -> dict[nn.Parameter, Tensor]:
-        """Returns parameter → ‖p‖ / ‖u‖ of the whole parameter, an fp32 scalar on its device."""
+        """Return parameter → ‖p‖ / ‖u‖ of the whole parameter, an fp32 scalar on its device."""
         squares = []
         for parameter, group in taken:
             both = local(parameter), self._update(parameter, group)
@@ -86,7 +86,7 @@ class Lamb(torch.optim.Optimizer):
         return ratios
 
     def _write(self, old: Tensor, new: Tensor) -> None:
-        """Writes `new` into `old` unless the step is left out."""
+        """Write `new` into `old` unless the step is left out."""
         if self.found_inf is None:
             old.copy_(new)
         else:
@@ -94,14 +94,14 @@ class Lamb(torch.optim.Optimizer):
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
-    """Returns this rank's part of the gradient, which must exist."""
+    """Return this rank's part of the gradient, which must exist."""
     if parameter.grad is None:
         raise ValueError("a parameter without a gradient has no step")
     return local(parameter.grad)
 
 
 def _missing(beta: float, steps: Tensor) -> Tensor:
-    """Computes 1 - beta^steps, what a moment's weights add up to after so many steps, without cancelling."""
+    """Compute 1 - beta^steps, what a moment's weights add up to after so many steps, without cancelling."""
     return -torch.expm1(steps * math.log(beta))
 
 
@@ -152,7 +152,7 @@ class Optimiser:
             )
 
     def step(self, lr: float, skip: Tensor | None = None) -> None:
-        """Makes one update at learning rate `lr`; where `skip` (a float32 scalar) is 1, all stays unchanged.
+        """Make one update at learning rate `lr`; where `skip` (a float32 scalar) is 1, all stays unchanged.
 
         torch's fused kernels read the flag on the device (it is what gradient scalers use), also for DTensors
         and on the CPU, and so does LAMB: the host need not wait to learn whether the step was sound. A
@@ -170,7 +170,7 @@ class Optimiser:
         self.algorithm.zero_grad(set_to_none=True)
 
     def moments(self) -> dict[str, Tensor]:
-        """Returns the moments themselves, no copies, by names such as "<parameter>/exp_avg"."""
+        """Return the moments themselves, no copies, by names such as "<parameter>/exp_avg"."""
         return {
             f"{name}/{moment}": self.algorithm.state[parameter][moment]
             for name, parameter in self.parameters.items()
@@ -179,12 +179,12 @@ class Optimiser:
 
     @property
     def updates(self) -> int:
-        """Updates of the run, skipped steps not counted. Waits for the device."""
+        """Update of the run, skipped steps not counted. Waits for the device."""
         steps = {name: self.algorithm.state[parameter]["step"] for name, parameter in self.parameters.items()}
         return max((int(step.item()) + self._begun.get(name, 0) for name, step in steps.items()), default=0)
 
     def resume(self, updates: int, begun: Mapping[str, int]) -> None:
-        """Sets the updates made so far. Waits for the device.
+        """Set the updates made so far. Waits for the device.
 
         begun: parameter → the updates of the run before its own first one, 0 where it has no entry. Its
         moments began then, and so does their bias correction.
@@ -195,12 +195,12 @@ class Optimiser:
 
 
 def _settings(train: TrainIdentity) -> dict[str, Any]:
-    """Returns the settings of Adam and its kin; each step brings its own learning rate."""
+    """Return the settings of Adam and its kin; each step brings its own learning rate."""
     return {"lr": 0.0, "betas": (train.adam_beta1, train.adam_beta2), "eps": train.adam_epsilon}
 
 
 def adamw(groups: Iterable[dict[str, Any]], train: TrainIdentity) -> torch.optim.AdamW:
-    """Makes torch's fused AdamW (Loshchilov and Hutter 2019)."""
+    """Make torch's fused AdamW (Loshchilov and Hutter 2019)."""
     kind = torch.optim.AdamW if train.optimiser_state == "fp32" else NarrowAdamW
     return kind(groups, **_settings(train), fused=True)
 
@@ -259,7 +259,7 @@ class _Slice:
     is_last: bool
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Returns a flat view of these elements of the parameter, its gradient or a moment.
+        """Return a flat view of these elements of the parameter, its gradient or a moment.
 
         FSDP2's shards are contiguous.
         """
@@ -267,7 +267,7 @@ class _Slice:
 
 
 def _buckets(parameters: Iterable[nn.Parameter], limit: int) -> Iterator[list[_Slice]]:
-    """Yields all elements on this rank, at most `limit` at a time, one slice of a parameter a bucket."""
+    """Yield all elements on this rank, at most `limit` at a time, one slice of a parameter a bucket."""
     bucket: list[_Slice] = []
     room = limit
     for parameter in parameters:
@@ -287,10 +287,10 @@ def _buckets(parameters: Iterable[nn.Parameter], limit: int) -> Iterator[list[_S
 
 
 def is_decayed(parameter: Tensor) -> bool:
-    """Returns True for matrices, the embedding among them; norm weights and biases have no weight decay."""
+    """Return True for matrices, the embedding among them; norm weights and biases have no weight decay."""
     return parameter.ndim >= 2
 
 
 def build_optimiser(model: nn.Module, train: TrainIdentity) -> Optimiser:
-    """Builds the optimiser of the model's trainable parameters; a tied weight counts once."""
+    """Build the optimiser of the model's trainable parameters; a tied weight counts once."""
     return Optimiser(model.named_parameters(), train)

@@ -28,7 +28,7 @@ _CUBLAS_WORKSPACE = ":4096:8"
 
 @contextmanager
 def determinism(is_wanted: bool) -> Iterator[None]:
-    """Makes torch use deterministic kernels only, until the end; begun before the first product on a GPU.
+    """Make torch use deterministic kernels only, until the end; begun before the first product on a GPU.
 
     Flash attention's backward then adds in a fixed order, cuDNN's attention is not used, and Inductor chooses
     kernels by rule and not by timing. An operator without such a kernel raises RuntimeError.
@@ -67,7 +67,7 @@ def determinism(is_wanted: bool) -> Iterator[None]:
 
 
 def settle_matrix_products(precision: Precision) -> None:
-    """Sets whether float32 products may use TensorFloat-32.
+    """Set whether float32 products may use TensorFloat-32.
 
     fp32: no, so that losses compare to 1e-5. bf16 and fp8: the few products left in float32 may, which is
     still more exact than bf16.
@@ -77,12 +77,12 @@ def settle_matrix_products(precision: Precision) -> None:
 
 
 def next_precision(identity: Identity, state: State) -> Precision:
-    """Returns the precision of the step after `state`: the recipe's, without changes that were taken back."""
+    """Return the precision of the step after `state`: the recipe's, without changes that were taken back."""
     return change_before(identity, state.step + 1, state.refused_changes)[1]
 
 
 def change_before(identity: Identity, step: int, refused: Collection[int]) -> tuple[int, Precision]:
-    """Returns (first step, precision) of the change that step `step` belongs to.
+    """Return (first step, precision) of the change that step `step` belongs to.
 
     A run begins with a change at step 1. refused: first steps of changes that do not count. Where none is
     left it is bf16.
@@ -94,7 +94,7 @@ def change_before(identity: Identity, step: int, refused: Collection[int]) -> tu
 
 
 class Fp8Probe:
-    """Runs a batch once more in bf16 every `every_steps` steps and logs the cosine between both gradients.
+    """Run a batch once more in bf16 every `every_steps` steps and log the cosine between both gradients.
 
     That angle is an early sign of late divergence.
 

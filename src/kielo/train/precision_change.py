@@ -23,7 +23,7 @@ CHECK_EVERY_STEPS = 10  # the loss of one step is too noisy
 
 
 def settle_precision(run: Run, resolved: Resolved) -> None:
-    """Changes to the recipe's precision for the next step, and to the parameters that it trains.
+    """Change to the recipe's precision for the next step, and to the parameters that it trains.
 
     All ranks call it together, before a range of steps.
     """
@@ -46,7 +46,7 @@ def settle_precision(run: Run, resolved: Resolved) -> None:
 
 
 def next_check(run: Run, fp8: Fp8, last_step: int) -> int:
-    """Returns the step after which `check_watched_change` must be called next, at most `last_step`."""
+    """Return the step after which `check_watched_change` must be called next, at most `last_step`."""
     watch = run.state.watch
     if watch is None:
         return last_step
@@ -58,7 +58,7 @@ def next_check(run: Run, fp8: Fp8, last_step: int) -> int:
 
 
 def check_watched_change(run: Run, resolved: Resolved) -> None:
-    """Judges the steps since the last check, if a change is watched; takes the change back if it did harm.
+    """Judge the steps since the last check, if a change is watched; take the change back if it did harm.
 
     All ranks call it together and decide the same.
     """
@@ -96,7 +96,7 @@ def _begin_watch(run: Run, fp8: Fp8) -> None:
 
 
 def _take_back(run: Run, resolved: Resolved, verdict: PrecisionVerdict) -> None:
-    """Rebuilds the model in the precision before the change.
+    """Rebuild the model in the precision before the change.
 
     It goes on from the checkpoint at the change if that still exists, else from here.
     """
@@ -125,7 +125,7 @@ def _take_back(run: Run, resolved: Resolved, verdict: PrecisionVerdict) -> None:
 
 
 def _save_here(run: Run) -> None:
-    """Saves a checkpoint of this very step, if there is none."""
+    """Save a checkpoint of this very step, if there is none."""
     run.checkpoints.settle()
     if run.state.step and run.checkpoints.newest_step != run.state.step:
         last = run.guard.last(1)

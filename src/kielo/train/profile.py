@@ -55,7 +55,7 @@ _Interval = tuple[float, float]  # from, to; microseconds
 
 
 def parts_of(trace: dict[str, Any]) -> dict[str, float]:
-    """Returns seconds per step of each of `PARTS`, of "idle" and of the whole "step", from a parsed trace.
+    """Return seconds per step of each of `PARTS`, of "idle" and of the whole "step", from a parsed trace.
 
     With events of a GPU: from the first kernel that the traced steps launched to the end of the last; a
     kernel launched inside one of the two ranges belongs to that range, others are told by their names.
@@ -80,7 +80,7 @@ def parts_of(trace: dict[str, Any]) -> dict[str, float]:
 def _on_gpu(
     events: list[dict], kernels: list[dict], ranges: "_Ranges", host: _Interval
 ) -> tuple[_Interval, dict[str, list[_Interval]]]:
-    """Returns the time that the steps' kernels took, and each part's intervals."""
+    """Return the time that the steps' kernels took, and each part's intervals."""
     launches = {
         event["args"]["correlation"]: event
         for event in events
@@ -101,7 +101,7 @@ def _on_gpu(
 
 
 def _on_cpu(events: list[dict], ranges: "_Ranges") -> dict[str, list[_Interval]]:
-    """Returns each part's intervals; of nested operators, the part that comes first in `PARTS` counts."""
+    """Return each part's intervals; of nested operators, the part that comes first in `PARTS` counts."""
     work = defaultdict(list)
     for event in events:
         if event.get("cat") == "cpu_op" and not _NOT_WORK.match(event["name"]):
@@ -138,14 +138,14 @@ class _Ranges:
         self._by_thread = {thread: sorted(ranges) for thread, ranges in found.items()}
 
     def around(self, event: dict) -> str | None:
-        """Returns the range in which a host's event began, or None. These ranges are never nested."""
+        """Return the range in which a host's event began, or None. These ranges are never nested."""
         ranges = self._by_thread.get((event.get("pid"), event.get("tid")), [])
         place = bisect_right(ranges, (event["ts"], float("inf"))) - 1
         return ranges[place][2] if place >= 0 and event["ts"] <= ranges[place][1] else None
 
 
 def _shared_out(work: dict[str, list[_Interval]], window: _Interval, steps: int) -> dict[str, float]:
-    """Returns seconds per step: what each part's intervals add to the union of the parts before it."""
+    """Return seconds per step: what each part's intervals add to the union of the parts before it."""
     parts: dict[str, float] = {}
     so_far: list[_Interval] = []
     covered = 0.0
@@ -158,7 +158,7 @@ def _shared_out(work: dict[str, list[_Interval]], window: _Interval, steps: int)
 
 
 def _union(intervals: list[_Interval], window: _Interval) -> list[_Interval]:
-    """Returns disjoint intervals in order, cut to the window."""
+    """Return disjoint intervals in order, cut to the window."""
     union: list[_Interval] = []
     for begin, end in sorted(intervals):
         begin, end = max(begin, window[0]), min(end, window[1])
@@ -176,7 +176,7 @@ def _span(event: dict) -> _Interval:
 
 
 def step_parts(run_one_step: Callable[[], object], steps: int, device: torch.device) -> dict[str, float]:
-    """Returns `parts_of` so many steps, after one that only warms the profiler up."""
+    """Return `parts_of` so many steps, after one that only warms the profiler up."""
     traces: list[dict] = []
     recording = _Recording(steps, device, lambda profiler: traces.append(_exported(profiler)))
     recording.begin()
@@ -210,7 +210,7 @@ class Profile:
         self._recording: _Recording | None = None
 
     def step(self, step: int) -> None:
-        """Advances the recording; called after every step.
+        """Advance the recording; called after every step.
 
         The step before `first_step` warms the profiler up; where that is over already, recording begins two
         steps from now.
@@ -230,7 +230,7 @@ class Profile:
             self._recording = None  # with all that it recorded
 
     def close(self) -> None:
-        """Ends the profile with the run. Steps that are being recorded are discarded."""
+        """End the profile with the run. Steps that are being recorded are discarded."""
         if self._recording is not None:
             self._recording.give_up()
             self._recording, self._left = None, 0
@@ -270,7 +270,7 @@ class Profile:
 
 
 def line(parts: dict[str, float], steps: int) -> str:
-    """Returns a line such as "10 steps: 1.23 s each: matrices 61 %, attention 20 %, …, idle 2.1 %".
+    """Return a line such as "10 steps: 1.23 s each: matrices 61 %, attention 20 %, …, idle 2.1 %".
 
     Parts that take no time are left out.
     """
@@ -302,7 +302,7 @@ class _Recording:
         self._profiler.start()
 
     def step(self) -> None:
-        """Advances the profiler after a step; the last one hands the trace over."""
+        """Advance the profiler after a step; the last one hands the trace over."""
         self._done += 1
         if self._done in (0, self._steps) and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -311,7 +311,7 @@ class _Recording:
             self._profiler.stop()
 
     def give_up(self) -> None:
-        """Stops without a trace."""
+        """Stop without a trace."""
         self._profiler.stop()
 
     def _ready(self, profiler: torch.profiler.profile) -> None:
@@ -320,7 +320,7 @@ class _Recording:
 
 
 def _exported(profiler: torch.profiler.profile) -> dict:
-    """Returns the trace as torch would write it to a file."""
+    """Return the trace as torch would write it to a file."""
     with tempfile.TemporaryDirectory() as folder:
         profiler.export_chrome_trace(str(file := Path(folder) / "trace.json"))
         return json.loads(file.read_text(encoding="utf-8"), strict=False)

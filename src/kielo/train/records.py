@@ -65,7 +65,7 @@ _MOST_CHANGES = 40
 
 
 def note_beginning(resolved: Resolved, from_step: int, hosts: Sequence[str]) -> None:
-    """Notes that an attempt begins, before its `resolved.toml` is written. One rank calls it.
+    """Note that an attempt begins, before its `resolved.toml` is written. One rank calls it.
 
     hosts: names of the ranks' hosts.
     """
@@ -90,7 +90,7 @@ def note_beginning(resolved: Resolved, from_step: int, hosts: Sequence[str]) -> 
 
 
 def note_end(resolved: Resolved, outcome: Outcome) -> None:
-    """Notes how the attempt that has begun ended; nothing where none has. One rank calls it."""
+    """Note how the attempt that has begun ended; nothing where none has. One rank calls it."""
     folder = Path(resolved.placement.train_folder)
     with _only_warns(folder):
         lines = read_attempts(folder)
@@ -112,7 +112,7 @@ def _only_warns(folder: Path) -> Iterator[None]:
 
 
 def _last_seen(metrics: Path) -> tuple[int | None, str | None]:
-    """Returns the last logged step of the attempt before this one, and when it was logged."""
+    """Return the last logged step of the attempt before this one, and when it was logged."""
     steps = of_kind([row for row, _ in split_metrics(metrics)[0]], TrainingStep)
     if not steps:
         return None, None
@@ -121,7 +121,7 @@ def _last_seen(metrics: Path) -> tuple[int | None, str | None]:
 
 
 def _changes(path: Path, resolved: Resolved) -> list[Change]:
-    """Returns what differs from the `resolved.toml` of the attempt before; none where it cannot be read."""
+    """Return what differs from the `resolved.toml` of the attempt before; none where it cannot be read."""
     with suppress(KieloError, OSError):
         before, after = _flat(read_resolved(path)), _flat(resolved)
         keys = [key for key in dict.fromkeys((*before, *after)) if before.get(key) != after.get(key)]
@@ -150,7 +150,7 @@ NOTHING_TO_DO = "nothing to do: the run was finished before"
 
 
 def is_finished(resolved: Resolved) -> bool:
-    """Returns True if the train folder holds this very run, trained to its end."""
+    """Return True if the train folder holds this very run, trained to its end."""
     return is_current(
         resolved.placement.train_folder,
         KIND,
@@ -162,7 +162,7 @@ def is_finished(resolved: Resolved) -> bool:
 
 
 def nothing_to_do(resolved: Resolved, is_first: bool = True) -> Outcome:
-    """Returns the outcome of a run that is finished; the first rank writes it, and `resolved.toml`."""
+    """Return the outcome of a run that is finished; the first rank writes it, and `resolved.toml`."""
     done, message = (resolved.identity.total_steps, resolved.identity.total_tokens), NOTHING_TO_DO
     if not is_first:
         return settle(resolved, "finished", done, message, is_writing=False)
@@ -172,7 +172,7 @@ def nothing_to_do(resolved: Resolved, is_first: bool = True) -> Outcome:
 
 
 def write_plan(resolved: Resolved) -> None:
-    """Writes the run folder's `resolved.toml`."""
+    """Write the run folder's `resolved.toml`."""
     write(resolved, Path(resolved.placement.train_folder).parent / RESOLVED_NAME)
 
 
@@ -184,7 +184,7 @@ def settle(
     is_writing: bool = True,
     blamed_nodes: Sequence[str] = (),
 ) -> Outcome:
-    """Returns the outcome of an attempt; writes it to `outcome.json` and the chronicle.
+    """Return the outcome of an attempt; write it to `outcome.json` and the chronicle.
 
     done: steps and tokens. blamed_nodes: hosts of the ranks that were stuck.
     """
@@ -200,7 +200,7 @@ def settle(
 
 
 def withdraw_manifest(resolved: Resolved) -> None:
-    """Removes this run's manifest, as a run that goes on is not finished; another run's stays."""
+    """Remove this run's manifest, as a run that goes on is not finished; another run's stays."""
     folder = Path(resolved.placement.train_folder)
     manifest = read_manifest(folder)
     if manifest is not None and _migrated(resolved, manifest.section) == _section(resolved):
@@ -208,7 +208,7 @@ def withdraw_manifest(resolved: Resolved) -> None:
 
 
 def refuse_lost_checkpoints(resolved: Resolved) -> None:
-    """Raises KieloError where training had saved and no checkpoint is left: it does not restart unasked.
+    """Raise KieloError where training had saved and no checkpoint is left: it does not restart unasked.
 
     Changes nothing. A job that was killed before its first save leaves metrics of few steps and no more, and
     may begin again.
@@ -226,7 +226,7 @@ def refuse_lost_checkpoints(resolved: Resolved) -> None:
 
 
 def _traces(checkpoints: Path) -> list[str]:
-    """Returns the remains of checkpoints: set aside, half removed, or dangling links.
+    """Return the remains of checkpoints: set aside, half removed, or dangling links.
 
     A save that was killed does not count.
     """
@@ -241,7 +241,7 @@ def _traces(checkpoints: Path) -> list[str]:
 
 
 def _signs(resolved: Resolved) -> list[str]:
-    """Returns signs of earlier saves in the records beside the checkpoints."""
+    """Return signs of earlier saves in the records beside the checkpoints."""
     folder = Path(resolved.placement.train_folder)
     signs = []
     if read_manifest(folder) is not None:
@@ -262,12 +262,12 @@ def has_outcome(resolved: Resolved) -> bool:
 
 
 def forget_outcome(resolved: Resolved) -> None:
-    """Removes an earlier attempt's outcome, which a new attempt that is killed would seem to have written."""
+    """Remove an earlier attempt's outcome, which a new attempt that is killed would seem to have written."""
     _outcome_path(resolved).unlink(missing_ok=True)
 
 
 def write_train_manifest(resolved: Resolved, checkpoint: Path) -> Manifest:
-    """Writes the manifest of a finished run, from its metrics and its last checkpoint."""
+    """Write the manifest of a finished run, from its metrics and its last checkpoint."""
     folder = Path(resolved.placement.train_folder)
     rows = read_metrics(folder / METRICS_NAME)
     steps, heldout = of_kind(rows, TrainingStep), of_kind(rows, HeldOutLoss)
@@ -302,19 +302,19 @@ def write_train_manifest(resolved: Resolved, checkpoint: Path) -> Manifest:
 
 
 def _heldout_sets(rows: list[HeldOutLoss]) -> dict[str, dict[str, Any]]:
-    """Returns the last score of each held-out set."""
+    """Return the last score of each held-out set."""
     last = (rows[-1].heldout_sets if rows else None) or {}
     return {name: score.model_dump() for name, score in last.items()}
 
 
 def usual_tokens_per_second(steps: list[TrainingStep]) -> float | None:
-    """Returns the median over the logged steps, without the first of each attempt, which warms up."""
+    """Return the median over the logged steps, without the first of each attempt, which warms up."""
     settled = [row for before, row in zip(steps, steps[1:]) if row.seconds > before.seconds]
     return median(row.tokens_per_second for row in settled or steps) if steps else None
 
 
 def wall_seconds(steps: list[TrainingStep]) -> float:
-    """Returns the seconds of training over all attempts, each of which counts from zero."""
+    """Return the seconds of training over all attempts, each of which counts from zero."""
     ends = [row.seconds for row, after in zip(steps, steps[1:]) if after.seconds < row.seconds]
     return sum(ends) + (steps[-1].seconds if steps else 0.0)
 

@@ -61,7 +61,7 @@ def train(
     profile_steps: int = 0,
     periodic: tuple[Callable[[PrecisionParts], Periodic], ...] = (),
 ) -> Outcome:
-    """Starts or continues the run; returns the same outcome on every rank.
+    """Start or continues the run; return the same outcome on every rank.
 
     It is "finished" (exit code 0) or "requeue" (75: stopped by a signal or at step `max_steps`, saved,
     and to be started again). A run that was finished before is left unchanged. `resolved.toml` in the run's
@@ -80,7 +80,7 @@ def train(
 
 
 def measure(resolved: Resolved, steps: int, profile_steps: int = 0) -> Outcome:
-    """Takes the first `steps` steps that the recipe does not skip, for their speed, and saves nothing.
+    """Take the first `steps` steps that the recipe does not skip, for their speed, and saves nothing.
 
     Called by every rank; `resolved.toml`, the log and `outcome.json` are those of an attempt. Raises
     KieloError in the folder of a run that has trained, and for more steps than it has.
@@ -88,7 +88,7 @@ def measure(resolved: Resolved, steps: int, profile_steps: int = 0) -> Outcome:
     folder, identity, first = _run_folder(resolved), resolved.identity, 1
     if has_trained(folder):
         raise KieloError(
-            f"{folder}: has trained, and its log is not for measurements; what would work: another folder, "
+            f"{folder}: has trained, and its log is not for measurements. Fix: another folder, "
             "or kielo launch RECIPE --ladder 1, which makes one"
         )
     while (skipped := identity.next_steps(first)).is_skipped:
@@ -120,7 +120,7 @@ def _started(resolved: Resolved, stop: Stop, asked: Asked) -> Outcome:
 
 @contextmanager
 def _lease(resolved: Resolved, world: World) -> Iterator[Lease]:
-    """Takes the run folder's lease on rank 0, for all ranks; a refusal is raised on all of them."""
+    """Take the run folder's lease on rank 0, for all ranks; a refusal is raised on all of them."""
     with ExitStack() as until_the_end:
         # Not on the other ranks, which only check the lease that they are sent.
         yield Agreement().on_first(lambda: until_the_end.enter_context(held(_run_folder(resolved))))
@@ -229,7 +229,7 @@ def _fit_and_close(run: Run, resolved: Resolved) -> Ending:
 
 
 def _fit_phases(run: Run, resolved: Resolved) -> Ending:
-    """Trains from the newest checkpoint through all phases, or until a signal: "finished" or "requeue".
+    """Train from the newest checkpoint through all phases, or until a signal: "finished" or "requeue".
 
     Raises KieloError when too many steps in a row were not finite, when the last checkpoint cannot be saved,
     and for an end that is not sound.
@@ -262,7 +262,7 @@ def _fit_phases(run: Run, resolved: Resolved) -> Ending:
 
 
 def _pass_over(run: Run, identity: Identity, index: int, last_step: int) -> bool:
-    """Passes over the text up to `last_step`. Returns True on every rank if a signal came.
+    """Pass over the text up to `last_step`. Returns True on every rank if a signal came.
 
     The last step of a run ends with a score of the held-out text, also if it was passed over.
     """

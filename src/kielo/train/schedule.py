@@ -14,7 +14,7 @@ from kielo.resolve.resolved import Identity, LearningRateSegment
 
 
 def learning_rate(identity: Identity) -> Callable[[int], float]:
-    """Returns the rate as a function of the tokens at a step's end; beyond the last segment its final rate.
+    """Return the rate as a function of the tokens at a step's end; beyond the last segment its final rate.
 
     Smaller steps change nothing. Warm-up climbs linearly and arrives at the peak after `warmup_tokens`: in
     the first segment from zero, which no step has, and in a later one from the end of the segment before

@@ -76,12 +76,12 @@ class Triggers:
         self._saved_for = _changed_at(self._save)
 
     def refuse_start(self) -> None:
-        """Raises KieloError where `stop` is there."""
+        """Raise KieloError where `stop` is there."""
         if self._stop.exists():
             raise KieloError(f"{self._stop}: asks this run to stay stopped; remove that file to go on")
 
     def look(self) -> tuple[bool, bool]:
-        """Returns (stop, save): whether each is asked for. Each touch of `save` is answered once."""
+        """Return (stop, save): whether each is asked for. Each touch of `save` is answered once."""
         if time.monotonic() < self._next_look:
             return False, False
         self._next_look = time.monotonic() + self._look_seconds
@@ -92,7 +92,7 @@ class Triggers:
 
 
 def _changed_at(file: Path) -> int | None:
-    """Returns the file's time of change in ns; None where there is none, or the file system gives none."""
+    """Return the file's time of change in ns; None where there is none, or the file system gives none."""
     try:
         return file.stat().st_mtime_ns
     except OSError:

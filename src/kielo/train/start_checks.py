@@ -52,7 +52,7 @@ _MOST_KEYS = 8
 
 
 def refuse_unlike_ranks(resolved: Resolved, ranks: Agreement) -> None:
-    """Raises KieloError on every rank, with the keys, their values and ranks, where two ranks differ."""
+    """Raise KieloError on every rank, with the keys, their values and ranks, where two ranks differ."""
     own = flat(resolved.placement.model_dump(mode="json", exclude=_OF_ONE_RANK))
     own |= flat(resolved.identity.model_dump(mode="json"))
     if len(set(ranks.gather(hash_json(own)))) == 1:
@@ -66,9 +66,7 @@ def refuse_unlike_ranks(resolved: Resolved, ranks: Agreement) -> None:
     if "train.precision" in keys:
         ways = f"--set train.precision={everyone[0]['train.precision']}, where the recipe names none; {ways}"
     listed = "\n".join(lines)
-    raise KieloError(
-        f"the ranks would not train the same:\n{listed}\nWhat would work: {ways}. Nothing was changed"
-    )
+    raise KieloError(f"the ranks would not train the same:\n{listed}\nFix: {ways}. Nothing was changed")
 
 
 def _differs(key: str, everyone: list[dict[str, Any]]) -> bool:
@@ -76,7 +74,7 @@ def _differs(key: str, everyone: list[dict[str, Any]]) -> bool:
 
 
 def _by_ranks(key: str, everyone: list[dict[str, Any]]) -> str:
-    """Returns each value of the key with the ranks that have it: the first, and how many more."""
+    """Return each value of the key with the ranks that have it: the first, and how many more."""
     found: dict[str, list[int]] = {}
     for rank, one in enumerate(everyone):
         found.setdefault(f"{one.get(key)}", []).append(rank)
@@ -118,7 +116,7 @@ def check_tokenizer(resolved: Resolved) -> list[str]:
 
 
 def _is_made_here(folder: Path) -> bool:
-    """Returns True for a tokenizer that Kielo trained, and whose files nobody wrote but Kielo.
+    """Return True for a tokenizer that Kielo trained, and whose files nobody wrote but Kielo.
 
     They say nothing by which AutoTokenizer could differ, and the export compares them all the same: here that
     would cost the import of transformers at each start.
@@ -201,7 +199,7 @@ class TokenCheck:
         self._reader.shutdown()
 
     def finish(self) -> None:
-        """Waits until every rank has read its share. Raises KieloError on every rank for a changed file."""
+        """Wait until every rank has read its share. Raises KieloError on every rank for a changed file."""
         while not all(self._ranks.gather(self._is_read())):
             pass
         self._ranks.refuse_together(self._reading.result())
@@ -209,7 +207,7 @@ class TokenCheck:
             self._ranks.on_first(lambda: write_json_atomically(self._record_path, self._states))
 
     def _look(self) -> tuple[dict[str, str], list[str]]:
-        """Returns, on rank 0: file → listed checksum, and the files to read, the largest first."""
+        """Return, on rank 0: file → listed checksum, and the files to read, the largest first."""
         manifest = packed_manifest(self._folder)
         if hash_manifest(self._folder) != self._tokens_hash:
             raise KieloError(f"{self._folder}: was replaced while this job started; start it again")
@@ -244,7 +242,7 @@ class TokenCheck:
 
 
 def refuse_altered(folder: Path, manifest: Manifest) -> None:
-    """Raises KieloError for a file of tokens or of their text that is not what the pack stage wrote."""
+    """Raise KieloError for a file of tokens or of their text that is not what the pack stage wrote."""
     for name, listed in manifest.files.items():
         if hash_file(folder / name) != listed.xxh3_128:
             raise KieloError(_altered(folder / name))
@@ -254,13 +252,13 @@ def _altered(path: Path) -> str:
     return (
         f"{path}: is not what the pack stage wrote, its checksum differs from "
         f"{path.with_name('manifest.json')}: it was altered or damaged since. No step was taken. "
-        f"What would work: a whole copy of the file in its place; or move {path.parent} away, "
+        f"Fix: a whole copy of the file in its place; or move {path.parent} away, "
         "and `kielo run RECIPE --to pack` packs the same corpus again"
     )
 
 
 def hash_unless_stopped(path: Path, stopped: Event) -> str | None:
-    """Computes a file's xxh3-128 as `manifest.hash_file` does; None when `stopped` is set meanwhile."""
+    """Compute a file's xxh3-128 as `manifest.hash_file` does; None when `stopped` is set meanwhile."""
     digest = xxhash.xxh3_128()
     with open(path, "rb") as file:
         while block := file.read(READ_BYTES):
@@ -271,7 +269,7 @@ def hash_unless_stopped(path: Path, stopped: Event) -> str | None:
 
 
 def _state(path: Path) -> list[int]:
-    """Returns what changes with a file: size, times in nanoseconds, inode."""
+    """Return what changes with a file: size, times in nanoseconds, inode."""
     found = path.stat()
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 

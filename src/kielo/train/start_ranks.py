@@ -56,12 +56,12 @@ class Attempt:
 
     @property
     def is_temporary(self) -> bool:
-        """Returns True if a rank was killed or hung, which its program may not be the cause of."""
+        """Return True if a rank was killed or hung, which its program may not be the cause of."""
         return self.failure.code < 0 or self.outcome.outcome == "hung"
 
 
 def why_not_again(attempts: list[Attempt], most: int) -> str | None:
-    """Returns None if the ranks are to be started again, else the reason why not; empty where it is plain.
+    """Return None if the ranks are to be started again, else the reason why not; empty where it is plain.
 
     most: restarts in a row that make no new checkpoint.
     """
@@ -144,7 +144,7 @@ def start_ranks(
 
 
 def _say_again(folder: Path, attempt: Attempt) -> None:
-    """Says that the ranks are started again, on stderr and in the alerts of the run."""
+    """Say that the ranks are started again, on stderr and in the alerts of the run."""
     from_where = f"from {attempt.newest}" if attempt.newest else "from the start, as nothing was saved"
     why, said = str(attempt.failure), attempt.outcome.message
     is_told = why in said or attempt.outcome.outcome == "hung"  # ranks that hang are ended by each other
@@ -155,7 +155,7 @@ def _say_again(folder: Path, attempt: Attempt) -> None:
 
 
 def _wait(ranks: Ranks, shutdown_seconds: int, is_quiet: bool) -> Failure | None:
-    """Start the ranks and wait until all have ended; returns the first that failed."""
+    """Start the ranks and wait until all have ended; return the first that failed."""
     presses = Presses()
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -183,7 +183,7 @@ def read_outcome(
     refusal: str = "",
     started_by: str = "",
 ) -> Outcome:
-    """Returns the outcome in `folder`; without a readable one, an outcome that says how the ranks ended.
+    """Return the outcome in `folder`; without a readable one, an outcome that says how the ranks ended.
 
     state_before: the file's state before the ranks were started. Ranks that were refused leave the file
     alone, so it is then another job's, or an earlier attempt's. refusal: why they did not begin, if they said
@@ -201,7 +201,7 @@ def read_outcome(
 
 
 def _state_of(file: Path) -> tuple[int, int] | None:
-    """Returns the file's inode and time of change, which tell a rewritten file from the one before.
+    """Return the file's inode and time of change, which tell a rewritten file from the one before.
 
     None where there is no file.
     """

@@ -111,7 +111,7 @@ class State:
         self.samples += sequences_per_step
 
     def pass_over(self, last_step: int, tokens_per_step: int, sequences_per_step: int) -> None:
-        """Advances to `last_step` by steps of one size that are not trained on."""
+        """Advance to `last_step` by steps of one size that are not trained on."""
         first_step = self.step + 1
         while self.step < last_step:
             self.advance(tokens_per_step, sequences_per_step)
@@ -120,7 +120,7 @@ class State:
         self.skipped_steps.append(StepSpan(first_step, last_step))
 
     def begun(self, is_trained: Callable[[Sequence[str]], bool]) -> int | None:
-        """Returns the updates of the run before a parameter's own first one; None for one that is frozen.
+        """Return the updates of the run before a parameter's own first one; None for one that is frozen.
 
         is_trained: modules → True if the parameter is among them. One that was frozen in between began anew.
         """
@@ -149,7 +149,7 @@ class State:
 
 
 class RunCheckpoints:
-    """Saves and restores the parts of a run that change. All ranks call each method together."""
+    """Save and restore the parts of a run that change. All ranks call each method together."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class RunCheckpoints:
         state: State,
         is_saving: bool = True,
     ):
-        """Finds the newest whole checkpoint, before a model is built that it would not fit.
+        """Find the newest whole checkpoint, before a model is built that it would not fit.
 
         is_saving: False where the run is only measured; then no checkpoint is saved.
         Raises KieloError, naming the keys, where it is of a run with another identity.
@@ -186,7 +186,7 @@ class RunCheckpoints:
         source_tensors: Mapping[str, str] | None = None,
         source_settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Registers the tensors to save and reserves host memory for their copies.
+        """Register the tensors to save and reserves host memory for their copies.
 
         parameters: our name → DTensor. source_tensors: the names and dtypes of the tensors that the run's
         first weights came from; source_settings: what `read_settings` read beside them. An export uses both.
@@ -205,12 +205,12 @@ class RunCheckpoints:
         return dict(self._tensors)
 
     def forget(self) -> None:
-        """Drops the tensors and the optimiser of `track`, so that their memory can be freed."""
+        """Drop the tensors and the optimiser of `track`, so that their memory can be freed."""
         del self._optimiser
         self._tensors = {}
 
     def due(self, step: int) -> bool:
-        """Returns True if a checkpoint must be saved after `step`. Called after every step.
+        """Return True if a checkpoint must be saved after `step`. Called after every step.
 
         None is saved while a change of precision is watched, which may lead back to the checkpoint before it,
         nor in a spike, nor after a step that was not finite: then after the next sound one.
@@ -224,7 +224,7 @@ class RunCheckpoints:
         return self._is_due and self._may_save()
 
     def is_copy_due(self, step: int) -> bool:
-        """Returns True if the state must be copied to the nodes' memory after `step`; where none is saved."""
+        """Return True if the state must be copied to the nodes' memory after `step`; where none is saved."""
         every_steps = self._resolved.placement.checkpoint.memory_every_steps
         if not self._is_saving or not every_steps or step % every_steps or self._state.watch is not None:
             return False
@@ -234,7 +234,7 @@ class RunCheckpoints:
         return self._spikes.episode is None and not self._guard.bad_in_a_row
 
     def shortage(self) -> str | None:
-        """Returns, on rank 0, why the disk has no room for the next save; None if it has."""
+        """Return, on rank 0, why the disk has no room for the next save; None if it has."""
         return self._checkpointer.shortage() if self._is_saving else None
 
     @property
@@ -242,7 +242,7 @@ class RunCheckpoints:
         return None if self.newest is None else step_of(self.newest)
 
     def save(self, loss: Tensor | float | None) -> None:
-        """Copies the state to the host and starts to write it while training goes on.
+        """Copie the state to the host and starts to write it while training goes on.
 
         A save that fails is reported and retried when the next is due. loss: of this step, over all ranks,
         for people who look at checkpoints; None where the step was passed over. Of a step in which no label
@@ -273,7 +273,7 @@ class RunCheckpoints:
         )
 
     def copy_to_memory(self, loss: Tensor) -> None:
-        """Copies the state to the host, and from there to the nodes' memory while training goes on."""
+        """Copie the state to the host, and from there to the nodes' memory while training goes on."""
         guard = self._guard.state()
         trouble = self._trouble(guard.skipped)
         plain = self._plain(guard, loss) | {"trouble": None if trouble is None else asdict(trouble)}
@@ -294,7 +294,7 @@ class RunCheckpoints:
         }
 
     def _trouble(self, skipped: int) -> Trouble | None:
-        """Returns `trouble` as of this step. skipped: steps that were not finite, since step 1."""
+        """Return `trouble` as of this step. skipped: steps that were not finite, since step 1."""
         state, (last_step, skipped_before) = self._state, self._last_save
         if skipped > skipped_before:
             return Trouble(state.trouble.sound_step if state.trouble else last_step, state.step)
@@ -304,7 +304,7 @@ class RunCheckpoints:
         return state.trouble
 
     def way_on(self, first_bad_step: int) -> str:
-        """Returns a sentence: how to go on with a run that ends because of bad steps since `first_bad_step`.
+        """Return a sentence: how to go on with a run that ends because of bad steps since `first_bad_step`.
 
         The checkpoint of the step just before is suspect: that step's own update may have spoilt the weights.
         """
@@ -335,15 +335,15 @@ class RunCheckpoints:
         )
 
     def settle(self) -> None:
-        """Waits for the last save. Raises KieloError if it failed, as no later save can replace it."""
+        """Wait for the last save. Raises KieloError if it failed, as no later save can replace it."""
         self.newest = self._checkpointer.settle() or self.newest
 
     def close(self) -> None:
-        """Lets a save in progress finish, also when training has failed."""
+        """Let a save in progress finish, also when training has failed."""
         self._checkpointer.close()
 
     def restore(self) -> None:
-        """Restores the newest checkpoint. Without one, the initial weights and step 0 stay.
+        """Restore the newest checkpoint. Without one, the initial weights and step 0 stay.
 
         Parameters that it has no moments of, as they were frozen, begin with moments of 0.
         """
@@ -373,7 +373,7 @@ class RunCheckpoints:
         self._last_save, self._is_due = (self._state.step, guard.skipped), False
 
     def note_trainable(self, modules: Sequence[str]) -> None:
-        """Notes the modules that the steps from here on train, none for all, if they are others than before.
+        """Note the modules that the steps from here on train, none for all, if they are others than before.
 
         A change of precision is no longer watched then: gradient norms are those of other parameters.
         """
@@ -389,13 +389,13 @@ class RunCheckpoints:
         return trains(self._resolved.identity.model, modules, name)
 
     def go_back_to(self, step: int) -> bool:
-        """Makes this step's checkpoint the newest, removing later ones. Returns False if there is none."""
+        """Make this step's checkpoint the newest, removing later ones. Returns False if there is none."""
         found = self._checkpointer.go_back_to(step)
         self.newest = found or self.newest
         return found is not None
 
     def go_back_before(self, step: int) -> bool:
-        """Makes the newest whole checkpoint from before `step` the newest, removing later ones.
+        """Make the newest whole checkpoint from before `step` the newest, removing later ones.
 
         Returns False, and removes nothing, if there is none.
         """
@@ -404,7 +404,7 @@ class RunCheckpoints:
         return found is not None
 
     def _refuse_other_skips(self, newest: Path, found: State) -> None:
-        """Raises KieloError if the recipe skips other steps than the checkpoint's run did.
+        """Raise KieloError if the recipe skips other steps than the checkpoint's run did.
 
         Steps to come may be skipped freely; for others the run must go back to an earlier checkpoint. What
         was passed over for spikes stays so, whatever the recipe says.
@@ -428,14 +428,14 @@ class RunCheckpoints:
 
 
 def _split_names(folder: Path, step: int) -> tuple[list[str], list[str]]:
-    """Returns names of checkpoints: those of steps before `step`, newest first; the others, oldest first."""
+    """Return names of checkpoints: those of steps before `step`, newest first; the others, oldest first."""
     steps = {path.name: step_of(path) or 0 for path in step_folders(folder)}
     before = [name for name, of in steps.items() if of < step]
     return before, [name for name in reversed(steps) if steps[name] >= step]
 
 
 def note_alert(path: Path, step: int, message: str) -> None:
-    """Warns on the terminal and appends {"time", "step", "message"} to `path` (`train/alerts.jsonl`).
+    """Warn on the terminal and appends {"time", "step", "message"} to `path` (`train/alerts.jsonl`).
 
     It is for errors that do not stop the run.
     """

@@ -67,7 +67,7 @@ class Stop:
         self.wanted = True
 
     def ask(self, cause: str) -> None:
-        """Makes all ranks stop after a step, as a signal does; `cause` goes into the run's outcome."""
+        """Make all ranks stop after a step, as a signal does; `cause` goes into the run's outcome."""
         self.wanted, self.cause = True, self.cause or cause
 
     def _tell(self, text: str) -> None:
@@ -80,7 +80,7 @@ class Stop:
         device: torch.device,
         at_files: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """Sets the device that the ranks' process group works on, when all of them have met.
+        """Set the device that the ranks' process group works on, when all of them have met.
 
         at_files: is entered while the trigger files are looked at (`Progress.at_files`).
         """
@@ -88,7 +88,7 @@ class Stop:
         self._device, self._late = device, DelayedReader(device)
 
     def agreed(self, step: int) -> bool:
-        """Returns True if the run must stop after `step`: at once on the CPU, one step later on a GPU.
+        """Return True if the run must stop after `step`: at once on the CPU, one step later on a GPU.
 
         See `delayed_reader.py`. Called by all ranks. A signal reaches them at different times, and a rank
         that left alone would hang the rest. Sets `is_save_agreed`: a file asked for a save.
@@ -112,5 +112,5 @@ class Stop:
         return self.is_at_limit(step) or bool(seen and seen[0])
 
     def is_at_limit(self, step: int) -> bool:
-        """Returns True from the last step on that is to be taken."""
+        """Return True from the last step on that is to be taken."""
         return self._step_limit is not None and step >= self._step_limit

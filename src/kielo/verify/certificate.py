@@ -35,7 +35,7 @@ class ParityOptions:
     hugging_face_overrides: dict[str, Any] = field(default_factory=dict)
 
     def fitting(self, max_position_embeddings: int | None) -> "ParityOptions":
-        """Returns these options with sequences no longer than the model has positions."""
+        """Return these options with sequences no longer than the model has positions."""
         most = max_position_embeddings or self.sequence_length
         return replace(self, sequence_length=min(self.sequence_length, most))
 
@@ -43,7 +43,7 @@ class ParityOptions:
 def asked(
     resolved: Resolved, checkpoint: Path | None, options: ParityOptions
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """Returns the inputs and the section of the stage: which run and checkpoint are certified, and how."""
+    """Return the inputs and the section of the stage: which run and checkpoint are certified, and how."""
     options = options.fitting(resolved.identity.model.max_position_embeddings)
     inputs = {"tokens": resolved.identity.tokens_hash}
     if checkpoint is not None:
@@ -54,7 +54,7 @@ def asked(
 def current_certificate(
     resolved: Resolved, folder: Path, checkpoint: Path | None, options: ParityOptions
 ) -> Parity | None:
-    """Returns the certificate in `folder` if it certifies just this and passed; else None.
+    """Return the certificate in `folder` if it certifies just this and passed; else None.
 
     One that failed is checked again: the cause may have been outside the recipe.
     """
@@ -66,7 +66,7 @@ def current_certificate(
 
 
 def _migrated(folder: Path, section: dict[str, Any]) -> dict[str, Any]:
-    """Returns a manifest's section, of any version of the identity's format, as this version writes it."""
+    """Return a manifest's section, of any version of the identity's format, as this version writes it."""
     if "identity" not in section:
         return section
     return section | {"identity": as_stored_now(section["identity"], folder / MANIFEST_NAME)}
@@ -76,7 +76,7 @@ def _migrated(folder: Path, section: dict[str, Any]) -> dict[str, Any]:
 
 
 def print_parity(certificate: Parity, console: Console | None = None) -> None:
-    """Prints `certificate` (as in parity.json) to the console, by default the terminal."""
+    """Print `certificate` (as in parity.json) to the console, by default the terminal."""
     console = console or Console()
     ours, theirs = certificate.settings.ours, certificate.settings.theirs
     different = set(certificate.settings.differing)
@@ -107,7 +107,7 @@ def print_parity(certificate: Parity, console: Console | None = None) -> None:
 
 
 def verdict(certificate: Parity) -> str:
-    """Returns one paragraph: passed, with the figures; or what differs, and where it starts."""
+    """Return one paragraph: passed, with the figures; or what differs, and where it starts."""
     figures = (
         f"largest relative loss difference {certificate.max_relative_loss_difference:.1e} over "
         f"{certificate.steps} steps ({certificate.limit_in_words()}); logits differ by at most "

@@ -51,7 +51,7 @@ class HuggingFaceBatch:
     is_token: Tensor | None = None
 
     def as_given(self, x: Tensor) -> Tensor:
-        """Returns the model's output `x` in the sequences of the micro-batch: [b, s, ...]."""
+        """Return the model's output `x` in the sequences of the micro-batch: [b, s, ...]."""
         if self.is_token is None:
             return x
         if x.shape[:2] != self.is_token.shape:  # OPT's MLP has all rows one after another
@@ -62,7 +62,7 @@ class HuggingFaceBatch:
 def hugging_face_batch(
     micro_batch: MicroBatch, model: PreTrainedModel, takes_documents_alone: bool
 ) -> HuggingFaceBatch:
-    """Converts a micro-batch.
+    """Convert a micro-batch.
 
     takes_documents_alone: one document a row. With ALiBi, transformers takes a mask of tokens and none of
     pairs of tokens, and learned positions begin anew in each document.
@@ -81,7 +81,7 @@ def hugging_face_batch(
 
 
 def _masks(documents_bs: Tensor, config: PretrainedConfig) -> Tensor | dict[str, Tensor]:
-    """Makes the mask [b, 1, s, s] that is added to scores; one for each kind of layer, where windows differ.
+    """Make the mask [b, 1, s, s] that is added to scores; one for each kind of layer, where windows differ.
 
     A model uses such a mask unchanged, so windows must be in it.
     """
@@ -100,7 +100,7 @@ def _masks(documents_bs: Tensor, config: PretrainedConfig) -> Tensor | dict[str,
 
 
 def _documents_apart(micro_batch: MicroBatch, takes_positions: bool) -> HuggingFaceBatch:
-    """Puts each document in a row of its own, padded at its end; the tokens before do not see the padding.
+    """Put each document in a row of its own, padded at its end; the tokens before do not see the padding.
 
     A model computes the same if it knows only distances between tokens, or positions in the document.
     """
@@ -143,7 +143,7 @@ class HuggingFaceSide:
         weights: Mapping[str, Tensor],
         overrides: dict[str, Any],
     ):
-        """Builds the model and the optimiser.
+        """Build the model and the optimiser.
 
         weights: our name → values (no padding rows) to copy. overrides: keys to set wrong on purpose.
         """
@@ -173,7 +173,7 @@ class HuggingFaceSide:
         self.model, self._optimiser, self._scheduler = self._accelerator.prepare(model, optimiser, scheduler)
 
     def _named(self) -> dict[str, nn.Parameter]:
-        """Returns our name → the live parameter that it is, or is a part of."""
+        """Return our name → the live parameter that it is, or is a part of."""
         live = stored_parameters(self._unwrapped(), self._pieces)
         return {ours: live[piece.name] for ours, piece in self._pieces.items()}
 
@@ -193,7 +193,7 @@ class HuggingFaceSide:
         return modules_by_our_names(self._unwrapped(), self._pieces)
 
     def trace(self, batch: StepBatch) -> Trace:
-        """Traces the input and output of `modules` for the first micro-batch of the step."""
+        """Trace the input and output of `modules` for the first micro-batch of the step."""
         theirs = self._converted(batch.micro_batches[0])
         with torch.no_grad():
             trace = trace_forward(
@@ -203,7 +203,7 @@ class HuggingFaceSide:
         return Trace(passed, theirs.as_given(trace.logits))
 
     def backward(self, batch: StepBatch) -> float:
-        """Runs the step's backward passes and returns its loss, by transformers' own function.
+        """Run the step's backward passes and return its loss, by transformers' own function.
 
         `num_items_in_batch` makes that function sum over counted tokens.
         """
@@ -272,7 +272,7 @@ def modules_by_our_names(model: PreTrainedModel, pieces: Mapping[str, Piece]) ->
 
 
 def stored_parameters(model: PreTrainedModel, pieces: Mapping[str, Piece]) -> dict[str, nn.Parameter]:
-    """Returns stored tensor → live parameter, for the `pieces` of a family.
+    """Return stored tensor → live parameter, for the `pieces` of a family.
 
     Only the head's name differs: transformers 5 keeps GPT-NeoX's `embed_out` as `lm_head`. Raises KieloError
     for tensors that transformers' model lacks: it would compute without them.
@@ -303,7 +303,7 @@ def _overridden(identity: Identity, overrides: dict[str, Any]) -> Identity:
 
 
 def _model(identity: Identity, overrides: dict[str, Any]) -> PreTrainedModel:
-    """Builds transformers' model with plain attention ("eager"), the only form that covers every family."""
+    """Build transformers' model with plain attention ("eager"), the only form that covers every family."""
     config = AutoConfig.for_model(**families.hf_config(identity.model))
     for key, value in overrides.items():
         _override(config, key, value)
@@ -318,7 +318,7 @@ def _fill(model: PreTrainedModel, pieces: Mapping[str, Piece], weights: Mapping[
 
 
 def _override(config: PretrainedConfig, key: str, value: Any) -> None:
-    """Sets one key of a live config; `rope_theta` moved into a dict in transformers 5."""
+    """Set one key of a live config; `rope_theta` moved into a dict in transformers 5."""
     if key == "rope_theta" and getattr(config, "rope_parameters", None):
         config.rope_parameters = {**config.rope_parameters, "rope_theta": value}
     elif hasattr(config, key):
@@ -341,7 +341,7 @@ def _groups(model: PreTrainedModel, weight_decay: float) -> list[dict[str, Any]]
 
 
 def _rope_tables(model: PreTrainedModel) -> Iterable[tuple[Tensor, Tensor]]:
-    """Yields (cosines, sines) [2, r/2] of the first two positions, of full and then of windowed layers.
+    """Yield (cosines, sines) [2, r/2] of the first two positions, of full and then of windowed layers.
 
     Yields one pair where the two kinds do not differ, and none without RoPE.
     """
@@ -356,5 +356,5 @@ def _rope_tables(model: PreTrainedModel) -> Iterable[tuple[Tensor, Tensor]]:
 
 
 def _epsilon(module: nn.Module) -> float | None:
-    """Returns a norm's epsilon, which transformers' families give two names; None for other modules."""
+    """Return a norm's epsilon, which transformers' families give two names; None for other modules."""
     return getattr(module, "variance_epsilon", getattr(module, "eps", None))

@@ -44,7 +44,7 @@ from kielo.verify.trace import (
 
 @contextmanager
 def world_of_one(timeout_seconds: float, device: str) -> Iterator[World]:
-    """Starts the world of ranks that training starts, for this process alone, with exact fp32 products."""
+    """Start the world of ranks that training starts, for this process alone, with exact fp32 products."""
     product_precision = torch.get_float32_matmul_precision()
     world = start_world(timeout_seconds, device)
     try:
@@ -96,7 +96,7 @@ class KieloSide:
         self._rate, self._tokens_after = learning_rate(identity), identity.tokens_after
 
     def parameters(self) -> dict[str, Tensor]:
-        """Returns our name → the weight itself, whole on one rank, without rows that pad the vocabulary."""
+        """Return our name → the weight itself, whole on one rank, without rows that pad the vocabulary."""
         named = self.model.named_parameters()
         return {name: local(parameter).detach()[: self._rows[name]] for name, parameter in named}
 
@@ -105,7 +105,7 @@ class KieloSide:
         return {name: local(gradient_of(parameter))[: self._rows[name]] for name, parameter in named}
 
     def trace(self, batch: StepBatch, modules: Iterable[str]) -> Trace:
-        """Traces the input and output of `modules` for the first micro-batch of the step.
+        """Trace the input and output of `modules` for the first micro-batch of the step.
 
         Logits are those of tokens only, without the padding of the vocabulary.
         """
@@ -120,7 +120,7 @@ class KieloSide:
         return trace_model(self.model, modules, forward)
 
     def step(self, batch: StepBatch, on_gradients: Callable[[StepBatch], None]) -> dict[str, float]:
-        """Takes one optimiser step, by the training loop's own function, and returns what it measured.
+        """Take one optimiser step, by the training loop's own function, and return what it measured.
 
         on_gradients: called with the batch before the gradients are clipped. The learning rate is read off
         the optimiser.
@@ -135,7 +135,7 @@ class KieloSide:
         }
 
     def _clip_and_measure(self, clip: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Wraps `clip` so that the norm of the clipped gradients is measured as well."""
+        """Wrap `clip` so that the norm of the clipped gradients is measured as well."""
 
         def clip_and_measure() -> Tensor:
             norm = clip()
@@ -145,7 +145,7 @@ class KieloSide:
         return clip_and_measure
 
     def settings(self) -> dict[str, Any]:
-        """Reads settings off the live model and optimiser, after at least one step."""
+        """Read settings off the live model and optimiser, after at least one step."""
         named = dict(self.model.named_parameters())
         optimiser = optimiser_settings(self._step.optimiser.algorithm, named)
         return optimiser | model_settings(self.model) | {
@@ -178,7 +178,7 @@ def model_settings(model: Any) -> dict[str, Any]:
 
 
 def _rope_tables(model: Any) -> Iterable[tuple[Tensor, Tensor]]:
-    """Returns the tables in use, like `hugging_face_side`: one pair where all layers share a module."""
+    """Return the tables in use, like `hugging_face_side`: one pair where all layers share a module."""
     kinds = sorted({layer.kind for layer in model.layers.values()})
     ropes = (getattr(model, model.kinds[kind].rope) for kind in kinds)
     return [rope(2) for rope in dict.fromkeys(ropes) if rope is not None]

@@ -39,7 +39,7 @@ def verify_layouts(
     mutation: str | None = None,
     steps: int = 10,
 ) -> dict[str, Any]:
-    """Runs the cases and writes the certificate to `folder`/layouts.json; `["passed"]` is the answer.
+    """Run the cases and write the certificate to `folder`/layouts.json; `["passed"]` is the answer.
 
     cases: names or shell patterns of those to run, default all. mutation: dotted name of a function that
     every rank calls before its cases, to break something on purpose. bf16 is compared with bf16 on one rank
@@ -90,7 +90,7 @@ def verify_layouts(
 def _run(
     ranks: Ranks, recipe: Recipe, cases: list[Case], steps: int, scratch: Path, mutation: str | None
 ) -> dict[str, dict[str, Any]]:
-    """Returns differences by case name. A case that raises is noted, and the ranks are restarted after it."""
+    """Return differences by case name. A case that raises is noted, and the ranks are restarted after it."""
     found: dict[str, dict[str, Any]] = {}
     results = scratch / f"results_{cases[0].ranks}.jsonl"
     left = cases
@@ -140,7 +140,7 @@ def _finite(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _launch(ranks: Ranks, number: int, scratch: Path, asked: Asked) -> str:
-    """Runs what is asked on so many new ranks; returns what the first that failed said, "" if none did."""
+    """Run what is asked on so many new ranks; return what the first that failed said, "" if none did."""
     asked.write(scratch)
     ranks.start(number=number)
     failure = ranks.wait(_STOP_SECONDS)

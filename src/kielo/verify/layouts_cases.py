@@ -86,7 +86,7 @@ class Case:
 
 
 def all_cases() -> list[Case]:
-    """Returns every case, those on few ranks first.
+    """Return every case, those on few ranks first.
 
     Four axes of 2 would need 16 ranks, so they cross in threes on 8.
     """
@@ -96,7 +96,7 @@ def all_cases() -> list[Case]:
 
 
 def chosen_cases(patterns: Sequence[str] | None) -> list[Case]:
-    """Returns the cases with these names (shell patterns, `tensor2*`), or all without patterns.
+    """Return the cases with these names (shell patterns, `tensor2*`), or all without patterns.
 
     Raises KieloError for a pattern that fits no case.
     """
@@ -107,7 +107,7 @@ def chosen_cases(patterns: Sequence[str] | None) -> list[Case]:
         if not any(fnmatchcase(case.name, pattern) for case in cases):
             groups = sorted({case.name.partition("-")[0] for case in cases})
             raise KieloError(
-                f"--case {pattern}: no such case; what would work: names and patterns that begin with "
+                f"--case {pattern}: no such case. Fix: names and patterns that begin with "
                 f"{', '.join(groups)}, such as {cases[0].name} or '{groups[0]}*'"
             )
     return [case for case in cases if any(fnmatchcase(case.name, pattern) for pattern in patterns)]
@@ -116,7 +116,7 @@ def chosen_cases(patterns: Sequence[str] | None) -> list[Case]:
 def cases_that_run(
     cases: Sequence[Case], version: str, model_type: str
 ) -> tuple[list[Case], dict[str, list[str]]]:
-    """Returns the cases that torch `version` and the family run, and reason → names of the others."""
+    """Return the cases that torch `version` and the family run, and reason → names of the others."""
     runs: list[Case] = []
     left_out: dict[str, list[str]] = {}
     for case in cases:
@@ -189,7 +189,7 @@ def _compiled() -> list[Case]:
 
 
 def _overlapped() -> list[Case]:
-    """Makes cases of tensor ranks whose collectives run beside products."""
+    """Make cases of tensor ranks whose collectives run beside products."""
     chunked: dict[str, Any] = {"tensor": 2, "tensor_overlap": "chunked"}
     cases = [Case(chunked, micro_batches) for micro_batches in (1, 4)] + [Case(chunked, precision="bf16")]
     cases += [
@@ -234,7 +234,7 @@ def _threes() -> list[Case]:
 
 
 def _pipelines() -> list[Case]:
-    """Makes cases of every schedule alone, with each other axis, and with tensor and shard at once."""
+    """Make cases of every schedule alone, with each other axis, and with tensor and shard at once."""
     alone: list[dict[str, Any]] = [{"pipeline": 2, "pipeline_schedule": name} for name in SCHEDULES]
     cases = [Case(layout, 4) for layout in alone]
     cases += [Case(alone[1] | {"pipeline": 4}, 4), Case(alone[1], 8), Case(alone[2], 2)]

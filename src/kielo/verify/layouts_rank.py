@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def make_references(recipe: Recipe, cases: Sequence[Case], steps: int, folder: Path) -> None:
-    """Trains each subject of `cases` on one rank and writes its outcome into `folder`.
+    """Train each subject of `cases` on one rank and write its outcome into `folder`.
 
     For fp32 that is plain training; for bf16 it is the laid-out code on one rank, as only the layout's
     rounding is of interest.
@@ -127,7 +127,7 @@ def make_references(recipe: Recipe, cases: Sequence[Case], steps: int, folder: P
 def run_cases(
     recipe: Recipe, cases: Sequence[Case], steps: int, folder: Path, results: Path, mutation: str | None
 ) -> None:
-    """Runs `cases` (all of one number of ranks) in order, on each of their ranks.
+    """Run `cases` (all of one number of ranks) in order, on each of their ranks.
 
     Rank 0 appends a line to `results` when a case is done. `mutation` is the dotted name of a function that
     is called first and may break anything (the check of the check).
@@ -159,7 +159,7 @@ def compare(
     truth: Outcome,
     sizes: Sizes = Sizes(),  # noqa: B008
 ) -> dict[str, dict[str, Any]]:
-    """Trains a case and returns its largest `differences` from `truth` over all ranks, the same on each.
+    """Train a case and return its largest `differences` from `truth` over all ranks, the same on each.
 
     meshes: those made so far, by the sizes of their axes; a new one is added. sizes: those of `truth`.
     """
@@ -175,7 +175,7 @@ def compare(
 
 
 def train_laid_out(of: Subject, case: Case, steps: int, world: World, mesh: Mesh) -> Outcome:
-    """Trains a subject laid out, by the parts of `train/build.py` and the step of `train/loop.py`.
+    """Train a subject laid out, by the parts of `train/build.py` and the step of `train/loop.py`.
 
     Returns whole tensors on every rank.
     """
@@ -206,7 +206,7 @@ def train_laid_out(of: Subject, case: Case, steps: int, world: World, mesh: Mesh
 
 
 def differences(ours: Outcome, theirs: Outcome) -> dict[str, dict[str, Any]]:
-    """Returns the largest difference of loss, norm, gradient and weight, each {"value", "at"}.
+    """Return the largest difference of loss, norm, gradient and weight, each {"value", "at"}.
 
     `at` names the step or the tensor. Tensors are compared by the root mean square of their difference over
     that of `theirs`, or over the floor where that is more. A pipeline rank has only the tensors of its
@@ -248,7 +248,7 @@ def _largest(values: dict[str, float]) -> dict[str, Any]:
 
 
 def _check_that_all_is_held(mine: set[str], all_names: set[str]) -> None:
-    """Raises ValueError for tensors of the truth that no rank holds: they would be compared with nothing."""
+    """Raise ValueError for tensors of the truth that no rank holds: they would be compared with nothing."""
     missing = all_names - set().union(*objects.all_gather(mine))
     if missing:
         raise ValueError(f"no rank has {sorted(missing)}")

@@ -46,7 +46,7 @@ class Sizes:
     vocabulary_rows: int = 128
 
     def of_model(self) -> dict[str, Any]:
-        """Returns the model's keys. With its initial range, attention is far from uniform.
+        """Return the model's keys. With its initial range, attention is far from uniform.
 
         So a wrong position or mask shows.
         """
@@ -80,7 +80,7 @@ class Subject:
 
 
 def subject(recipe: Recipe, switches: Mapping[str, Any], sizes: Sizes = Sizes()) -> Subject:  # noqa: B008
-    """Makes the subject of the recipe's family and switches, with the model at tiny sizes.
+    """Make the subject of the recipe's family and switches, with the model at tiny sizes.
 
     Switches are RoPE, windows, caps, tying, biases, document masks, causal sequences and z-loss. Raises
     KieloError where the family cannot have these together.
@@ -111,7 +111,7 @@ def subject(recipe: Recipe, switches: Mapping[str, Any], sizes: Sizes = Sizes())
 
 
 def family_of(recipe: Recipe) -> str:
-    """Returns the model_type of a recipe, also where weights bring it."""
+    """Return the model_type of a recipe, also where weights bring it."""
     weights = recipe.model.weights
     return (recipe.model if weights is None else families.read_hf_config(resolve_weights(weights))).model_type
 
@@ -139,7 +139,7 @@ def _tiny(model: Model, tied: bool | None, of: Sizes) -> CompleteModel:
 
 
 def step_arrays(of: Subject, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-    """Returns sample numbers [b] of one step, and its inputs, labels and document numbers, each [b, s].
+    """Return sample numbers [b] of one step, and its inputs, labels and document numbers, each [b, s].
 
     Each row counts another number of labels, so that a mean of means shows. Every third one is causal, where
     the subject has causal sequences.
@@ -163,7 +163,7 @@ def step_arrays(of: Subject, step: int) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def first_value(of: Subject, name: str, shape: Sequence[int], box: Box | None = None) -> Tensor:
-    """Returns the family's initial value (of the box), fp32 on the CPU, with noise added to vectors.
+    """Return the family's initial value (of the box), fp32 on the CPU, with noise added to vectors.
 
     Among equal ones or zeros a shard in the wrong place would not show, and a bias that ten steps have made
     from zero is too small to be measured against itself.
@@ -175,7 +175,7 @@ def first_value(of: Subject, name: str, shape: Sequence[int], box: Box | None = 
 
 
 def freeze(of: Subject, model: nn.Module) -> None:
-    """Freezes all layers but the first and the last, in place, if the subject says so.
+    """Freeze all layers but the first and the last, in place, if the subject says so.
 
     A stage's layers have the whole model's numbers.
     """
@@ -187,7 +187,7 @@ def freeze(of: Subject, model: nn.Module) -> None:
 
 
 def train_plainly(of: Subject, steps: int) -> Outcome:
-    """Trains on one process: the whole batch at once, torch's own cross-entropy, clipping and AdamW."""
+    """Train on one process: the whole batch at once, torch's own cross-entropy, clipping and AdamW."""
     model = families.build_model(of.model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -54,7 +54,7 @@ TRAININGS = 3  # how far one parts by some step was seen to vary six-fold with i
 def rounding_differences(
     begin: Callable[[], tuple[HuggingFaceSide, Feed]], losses: Sequence[float]
 ) -> list[float]:
-    """Trains transformers from nudged weights; returns its largest relative difference up to each step.
+    """Train transformers from nudged weights; return its largest relative difference up to each step.
 
     begin: builds the side and its feed anew, as they were before the first step. losses: those of the side
     without a nudge, nats per token, one for each step.
@@ -75,7 +75,7 @@ def rounding_differences(
 
 @torch.no_grad()
 def nudge(weights: Iterable[Tensor], seed: int) -> None:
-    """Multiplies each element, in place, by 1 + ε or 1 − ε by chance, where ε is that of its dtype."""
+    """Multiply each element, in place, by 1 + ε or 1 − ε by chance, where ε is that of its dtype."""
     generator = torch.Generator().manual_seed(seed)
     for weight in weights:
         signs = torch.randint(0, 2, weight.shape, generator=generator) * 2 - 1
@@ -83,7 +83,7 @@ def nudge(weights: Iterable[Tensor], seed: int) -> None:
 
 
 def relative_loss_difference(ours: float, theirs: float) -> float:
-    """Computes |ours − theirs| / |theirs|."""
+    """Compute |ours − theirs| / |theirs|."""
     return abs(ours - theirs) / max(abs(theirs), 1e-30)
 
 
@@ -97,7 +97,7 @@ def verify_parity(
     options: ParityOptions | None = None,
     console: Console | None = None,
 ) -> Parity:
-    """Compares both sides and writes the certificate to `folder`/parity.json; its `passed` is the answer.
+    """Compare both sides and write the certificate to `folder`/parity.json; its `passed` is the answer.
 
     With `model.weights` it begins with the folder itself, read by transformers and by the import
     (`source_folder.py`). It passes when these are equal, at every step the losses agree within the tolerance,
@@ -136,7 +136,7 @@ def _compared_source(model: CompleteModel, options: ParityOptions) -> SourceFold
 
 
 def _with_source(found: dict[str, Any], source: SourceFolder | None) -> dict[str, Any]:
-    """Returns what a certificate says; one with another source is refused even if all steps agree."""
+    """Return what a certificate says; one with another source is refused even if all steps agree."""
     if source is not None and not source.passed and found["passed"]:
         where = f"{source.where}, of the source folder" if source.where else "in the source folder"
         found |= {
@@ -262,7 +262,7 @@ def _compare(
 def _train(
     ours: KieloSide, theirs: HuggingFaceSide, feed: Feed, first_batch: StepBatch, steps: int
 ) -> tuple[dict[str, list[dict[str, float]]], tuple[str, float], tuple[str, float]]:
-    """Trains both sides and compares their gradients and weights in step 1.
+    """Train both sides and compare their gradients and weights in step 1.
 
     Returns (what each side measured at each step, largest gradient difference, largest weight difference).
     """

@@ -29,7 +29,7 @@ _SEQUENCES_AT_ONCE = 8
 
 
 def verify_position_heads(reference: str, text: Path) -> dict[str, Any]:
-    """Computes the loss of hidden tokens of `text` with the weights of `reference` for each way.
+    """Compute the loss of hidden tokens of `text` with the weights of `reference` for each way.
 
     reference: a path, hf:FOLDER or hf:OWNER/NAME. Returns {"source", "taken", "losses", "hidden_tokens",
     "passed"}: `taken` is the way that Kielo takes for the folder, `losses` way → nats a hidden token,
@@ -60,19 +60,19 @@ def verify_position_heads(reference: str, text: Path) -> dict[str, Any]:
 
 
 def verdict(result: dict[str, Any]) -> str:
-    """Returns what the losses say, and what to do where they speak against the way that is taken."""
+    """Return what the losses say, and what to do where they speak against the way that is taken."""
     taken, losses = result["taken"], result["losses"]
     if result["passed"]:
         return f"position_heads = {taken!r}, which Kielo takes for these files, has the lower loss."
     other = min(losses, key=losses.__getitem__)
     return (
-        f"Kielo takes position_heads = {taken!r} for these files, and {other!r} has the lower loss; what "
-        f'would work: "position_heads": "{other}" in {Path(result["source"]) / CONFIG_FILE}'
+        f"Kielo takes position_heads = {taken!r} for these files, and {other!r} has the lower loss. "
+        f'Fix: "position_heads": "{other}" in {Path(result["source"]) / CONFIG_FILE}'
     )
 
 
 def _sequences(tokenizer: TextTokenizer, text: Path, length: int) -> np.ndarray:
-    """Returns the text's first sequences, int64 [n, s], each with the control tokens around it."""
+    """Return the text's first sequences, int64 [n, s], each with the control tokens around it."""
     try:
         with open(text, encoding="utf-8") as file:
             lines = [line for line in file.read(_MOST_CHARACTERS).splitlines() if line.strip()]
@@ -100,7 +100,7 @@ def _sequences(tokenizer: TextTokenizer, text: Path, length: int) -> np.ndarray:
 
 @torch.inference_mode()
 def _loss(source: Path, config: CompleteModel, hidden: Batch) -> float:
-    """Computes the mean nats of a hidden token, in fp32 on the CPU."""
+    """Compute the mean nats of a hidden token, in fp32 on the CPU."""
     model = families.build_model(config)
     load_model_weights(dict(model.named_parameters()), source, config)
     inputs_ns, labels_ns = torch.from_numpy(hidden.inputs), torch.from_numpy(hidden.labels)

@@ -59,7 +59,7 @@ class MemoryLedger:
         self._record: list[tuple[Holding, int, str]] = []
 
     def see(self, tensor: Tensor, kind: str) -> None:
-        """Enters the tensor's storage, as `kind` if it is new."""
+        """Enter the tensor's storage, as `kind` if it is new."""
         if tensor.device.type == "meta":
             return
         storage = tensor.untyped_storage()
@@ -81,26 +81,26 @@ class MemoryLedger:
         return None if holding is None else holding.kind
 
     def name(self, tensors: Iterable[Tensor], kind: str) -> None:
-        """Sets the kind of these tensors, from their first byte on."""
+        """Set the kind of these tensors, from their first byte on."""
         for tensor in tensors:
             self.see(tensor, kind)
             self._held[storage_key(tensor.untyped_storage())].kind = kind
 
     def bytes_of(self, tensors: Iterable[Tensor]) -> int:
-        """Returns the bytes of all their storages, each counted once."""
+        """Return the bytes of all their storages, each counted once."""
         found = {storage_key(t.untyped_storage()): t.untyped_storage().nbytes() for t in tensors}
         return sum(found.values())
 
     def held_bytes(self, kind: str) -> int:
-        """Returns the bytes of this kind that are held now."""
+        """Return the bytes of this kind that are held now."""
         return sum(holding.bytes for holding in self._held.values() if holding.kind == kind)
 
     def begin(self) -> None:
-        """Begins a new record with what is held now."""
+        """Begin a new record with what is held now."""
         self._record = [(holding, holding.bytes, self._phase()) for holding in self._held.values()]
 
     def peaks(self) -> dict[str, Peak]:
-        """Returns phase → its peak, since `begin`."""
+        """Return phase → its peak, since `begin`."""
         now = 0
         most: dict[str, int] = {}
         at: dict[str, int] = {}
@@ -188,7 +188,7 @@ class RankWatch(TorchDispatchMode):
         self._stack.close()
 
     def begin(self) -> None:
-        """Starts the counts from zero; memory that is held stays held."""
+        """Start the counts from zero; memory that is held stays held."""
         self.flops.clear()
         self.calls.clear()
         self.bytes.clear()
@@ -218,7 +218,7 @@ class RankWatch(TorchDispatchMode):
         return result
 
     def _inside(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Runs what an operator of Kielo's own is made of, watched."""
+        """Run what an operator of Kielo's own is made of, watched."""
         TorchDispatchMode.__enter__(self)
         try:
             return function(*args)

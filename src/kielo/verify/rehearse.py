@@ -38,7 +38,7 @@ from kielo.verify.torch_fakes import fake_tensors, fake_world, groups_of
 
 
 def rehearse(resolved: Resolved, rank: int, site: Cluster | None = None) -> dict[str, Any]:
-    """Returns what one rank holds, computes and sends in one step of the heaviest phase.
+    """Return what one rank holds, computes and sends in one step of the heaviest phase.
 
     site: the cluster, whose nodes' own memory is compared with what their ranks need if all are as this one.
 
@@ -56,7 +56,7 @@ def rehearse(resolved: Resolved, rank: int, site: Cluster | None = None) -> dict
     if layout.cpu_offload:
         raise KieloError(
             "layout.cpu_offload = true cannot be rehearsed: the CPU takes the place of the device here, so "
-            "their memory cannot be counted apart; what would work: layout.cpu_offload = false"
+            "their memory cannot be counted apart. Fix: layout.cpu_offload = false"
         )
     started = time.monotonic()
     index = heaviest_phase(resolved)
@@ -149,7 +149,7 @@ def _report(resolved: Resolved, rank: int, index: int, counted: _Counted) -> dic
 
 
 def _host(resolved: Resolved, report: dict[str, Any], site: Cluster | None) -> dict[str, Any]:
-    """Returns the bytes in a node's own memory that its ranks need: copies of a save, and all on a CPU."""
+    """Return the bytes in a node's own memory that its ranks need: copies of a save, and all on a CPU."""
     if site is None:
         return {}
     is_copied = resolved.placement.checkpoint.memory_every_steps > 0
@@ -175,7 +175,7 @@ class WatchedStep:
         world: World,
         watch: RankWatch | None = None,
     ) -> None:
-        """Builds the parts. watch: None to run the step without one, on ranks that exist."""
+        """Build the parts. watch: None to run the step without one, on ranks that exist."""
         identity, placement = resolved.identity, resolved.placement
         self._resolved, self._index, self._mesh, self._watch = resolved, index, mesh, watch
         self.model = materialise(model, world.device, None)
@@ -191,7 +191,7 @@ class WatchedStep:
         self.held: StateBytes  # measured in the first watched step, before its update
 
     def run(self, micro_batches: int) -> dict[tuple[str, Any], int]:
-        """Takes one optimiser step of so many micro-batches, by the function of `train/loop.py`.
+        """Take one optimiser step of so many micro-batches, by the function of `train/loop.py`.
 
         Returns ("flops", what), ("calls", what) and ("bytes", what) → how many of it there were.
         """
@@ -231,7 +231,7 @@ class WatchedStep:
         return StepBatch(1, (), batches, torch.ones((), dtype=torch.int64))
 
     def _note_state(self) -> None:
-        """Measures the state before the update: gradients are reduced, and the passes hold nothing else."""
+        """Measure the state before the update: gradients are reduced, and the passes hold nothing else."""
         parameters = _all_parameters(self.model)
         gradients = [p.grad for p in parameters if p.grad is not None]
         self._name(gradients, "gradients")
@@ -253,7 +253,7 @@ class WatchedStep:
 
 
 def heaviest_phase(resolved: Resolved) -> int:
-    """Returns the phase with the most tokens in a micro-batch; of several one that trains all modules."""
+    """Return the phase with the most tokens in a micro-batch; of several one that trains all modules."""
     identity, placement = resolved.identity, resolved.placement
 
     def weight(index: int) -> tuple[int, bool, int]:
@@ -265,7 +265,7 @@ def heaviest_phase(resolved: Resolved) -> int:
 
 
 def rehearsed_micro_batches(resolved: Resolved, phase: PhasePlacement) -> tuple[int, int]:
-    """Returns the numbers of micro-batches (of the step that warms up, of the step that counts)."""
+    """Return the numbers of micro-batches (of the step that warms up, of the step that counts)."""
     layout, all_of_them = resolved.placement.layout, phase.micro_batches_per_step
     ranks, schedule = layout.pipeline, layout.pipeline_schedule
     # With 1F1B at most p are in flight at once, and with one more all ranks are busy; schedules with more
@@ -283,7 +283,7 @@ def rehearsed_micro_batches(resolved: Resolved, phase: PhasePlacement) -> tuple[
 def _extended(
     first: dict[tuple[str, Any], int], counts: dict[tuple[str, Any], int], few: int, many: int, wanted: int
 ) -> dict[tuple[str, Any], int]:
-    """Extrapolates counts to `wanted` micro-batches: they grow with each as they did from `few` to `many`."""
+    """Extrapolate counts to `wanted` micro-batches: they grow with each as they did from `few` to `many`."""
     if wanted == many:
         return counts
     grown = {key: counts[key] - first.get(key, 0) for key in counts}
@@ -291,14 +291,14 @@ def _extended(
 
 
 def _with_all_inputs(peak: Peak, wanted: int, many: int) -> Peak:
-    """Returns the peak with the inputs of `wanted` micro-batches, which are in memory from the start."""
+    """Return the peak with the inputs of `wanted` micro-batches, which are in memory from the start."""
     more = peak.kinds.get("batch", 0) * (wanted - many) // many
     kinds = {kind: size + more * (kind == "batch") for kind, size in peak.kinds.items()}
     return Peak(peak.bytes + more, kinds)
 
 
 def _stages(resolved: Resolved, pipeline_rank: int) -> dict[str, list[int]]:
-    """Returns stage number → its [first, last] layer, [] where it has none."""
+    """Return stage number → its [first, last] layer, [] where it has none."""
     layout = resolved.placement.layout
     if layout.pipeline == 1:
         return {"0": [0, resolved.identity.model.num_hidden_layers - 1]}

@@ -32,7 +32,7 @@ from kielo.recipe.sections import CompleteModel
 
 
 def verify_round_trip(reference: str, keep: Path | None = None) -> dict[str, Any]:
-    """Imports the folder `reference` (a path, hf:FOLDER or hf:OWNER/NAME) on one rank and exports it again.
+    """Import the folder `reference` (a path, hf:FOLDER or hf:OWNER/NAME) on one rank and exports it again.
 
     keep: the folder for the export; everything else is in a temporary folder (set by TMPDIR) and is removed.
     Returns {"source", "passed", "tensors", "bytes", "differences", "left_out", "export"}: `tensors` is name →
@@ -77,7 +77,7 @@ def verify_round_trip(reference: str, keep: Path | None = None) -> dict[str, Any
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Returns titles and rows, one for each dtype of the source."""
+    """Return titles and rows, one for each dtype of the source."""
     num_tensors, num_bytes, num_different = Counter[str](), Counter[str](), Counter[str]()
     for name, what in result["tensors"].items():
         num_tensors[what["dtype"]] += 1
@@ -91,7 +91,7 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
 
 
 def verdict(result: dict[str, Any]) -> str:
-    """Returns one sentence: the round trip holds, or which tensor differs first and how."""
+    """Return one sentence: the round trip holds, or which tensor differs first and how."""
     tensors, different = result["tensors"], result["differences"]
     if result["passed"]:
         same = f"name, dtype, shape and bytes of all {len(tensors)} tensors are those of {result['source']}"
@@ -108,7 +108,7 @@ def _in_words(what: dict[str, Any] | None) -> str:
 
 
 def _in_and_out(source: Path, checkpoints: Path, to: Path) -> dict[str, str]:
-    """Imports `source` and exports it to `to`; returns the tensors taken for weights, and their dtypes."""
+    """Import `source` and exports it to `to`; return the tensors taken for weights, and their dtypes."""
     model = read_hf_config(source)
     checkpointer = Checkpointer(checkpoints)
     try:
@@ -123,7 +123,7 @@ def _in_and_out(source: Path, checkpoints: Path, to: Path) -> dict[str, str]:
 
 
 def _save(checkpointer: Checkpointer, source: Path, config: CompleteModel) -> dict[str, str]:
-    """Saves the weights of `source` as a checkpoint of step 0; the model's memory is freed on return."""
+    """Save the weights of `source` as a checkpoint of step 0; the model's memory is freed on return."""
     with torch.device("meta"):
         model = families.build_model(config)
     materialise(model, torch.device("cpu"), None)
@@ -139,7 +139,7 @@ def _save(checkpointer: Checkpointer, source: Path, config: CompleteModel) -> di
 
 
 def _description(path: Path, stored: StoredTensor) -> dict[str, Any]:
-    """Returns {"dtype", "shape", "bytes", "sha256"} of a stored tensor, read block by block."""
+    """Return {"dtype", "shape", "bytes", "sha256"} of a stored tensor, read block by block."""
     dtype = DTYPES[stored.dtype]
     digest = hashlib.sha256()
     with TensorFile(path, {}) as file:

@@ -21,7 +21,7 @@ _TITLES = (
 
 
 def layouts_table(certificate: dict[str, Any]) -> tuple[tuple[str, ...], list[list[str]]]:
-    """Returns (titles, rows) of layouts.json: relative differences from one process, bf16's in a column."""
+    """Return (titles, rows) of layouts.json: relative differences from one process, bf16's in a column."""
     in_bf16 = {_name_in_fp32(entry): entry for entry in certificate["cases"] if entry["precision"] == "bf16"}
     rows = [
         _layouts_row(entry, in_bf16.pop(entry["name"], None))
@@ -35,7 +35,7 @@ def layouts_table(certificate: dict[str, Any]) -> tuple[tuple[str, ...], list[li
 
 
 def layouts_verdict(certificate: dict[str, Any]) -> str:
-    """Returns the verdict: passed, with the bars; or every bar that was missed, with case and tensor."""
+    """Return the verdict: passed, with the bars; or every bar that was missed, with case and tensor."""
     bars = certificate["bars"]
     asked = (
         f"bars in fp32: loss {bars['loss']:.0e} and gradient norm {bars['norm']:.0e} at each of "
@@ -56,12 +56,12 @@ def layouts_verdict(certificate: dict[str, Any]) -> str:
 
 
 def left_out_line(left_out: dict[str, list[str]]) -> str:
-    """Returns how many cases the installed torch does not run, and why; "" for none."""
+    """Return how many cases the installed torch does not run, and why; "" for none."""
     return "; ".join(f"{len(names)} cases left out: {reason}" for reason, names in left_out.items())
 
 
 def misses(entry: dict[str, Any], bars: dict[str, float]) -> list[str]:
-    """Returns the bars that a case misses, and where; empty for one that passed or has no bar."""
+    """Return the bars that a case misses, and where; empty for one that passed or has no bar."""
     if entry["error"]:
         return [entry["error"]]
     if entry["passed"] is not False:
@@ -139,7 +139,7 @@ def headline(rehearsal: dict[str, Any]) -> str:
 
 
 def memory(rehearsal: dict[str, Any]) -> tuple[Sequence[str], list[tuple]]:
-    """Returns titles and rows: the most bytes at one time of each phase of the step, by kind."""
+    """Return titles and rows: the most bytes at one time of each phase of the step, by kind."""
     peaks = rehearsal["peaks"]
     kinds = sorted(
         {kind for peak in peaks.values() for kind in peak["kinds"]},
@@ -174,7 +174,7 @@ def collectives(rehearsal: dict[str, Any]) -> tuple[Sequence[str], list[tuple]]:
 
 
 def rehearsal_verdict(rehearsals: Sequence[dict[str, Any]]) -> str:
-    """Returns one sentence about the rank that needs most, by the definition of `resolve/memory.py`."""
+    """Return one sentence about the rank that needs most, by the definition of `resolve/memory.py`."""
     worst = max(rehearsals, key=lambda rehearsal: rehearsal["needed_bytes"])
     needed, usable = worst["needed_bytes"], worst["usable_bytes"]
     said = (
@@ -190,7 +190,7 @@ def rehearsal_verdict(rehearsals: Sequence[dict[str, Any]]) -> str:
 
 
 def host_verdict(rehearsals: Sequence[dict[str, Any]]) -> str:
-    """Returns one sentence about the memory of a node itself, by the rank that needs most of it."""
+    """Return one sentence about the memory of a node itself, by the rank that needs most of it."""
     worst = max(rehearsals, key=lambda rehearsal: rehearsal["host_bytes_per_node"])
     size, usable = worst["host_bytes_per_node"], worst["usable_host_bytes_per_node"]
     room = f"{_gigabytes(abs(usable - size))} GB {'are left' if size <= usable else 'too much'}"
@@ -216,7 +216,7 @@ _MOST_COMPLAINTS, _MOST_NODES = 20, 8
 
 
 def check_rows(found: Preflight) -> list[list[str]]:
-    """Returns the rows below CHECK_TITLES."""
+    """Return the rows below CHECK_TITLES."""
     rows = []
     for check in found.checks:
         of_check = [complaint for complaint in found.complaints if complaint.check == check.name]
@@ -227,7 +227,7 @@ def check_rows(found: Preflight) -> list[list[str]]:
 
 
 def verdict_lines(found: Preflight) -> list[str]:
-    """Returns every complaint, at most twenty, the nodes that passed, and those that did not, by name."""
+    """Return every complaint, at most twenty, the nodes that passed, and those that did not, by name."""
     lines = [_line(complaint) for complaint in found.complaints[:_MOST_COMPLAINTS]]
     if len(found.complaints) > _MOST_COMPLAINTS:
         lines.append(f"and {len(found.complaints) - _MOST_COMPLAINTS} more in {found.FILE_NAME}")

@@ -32,18 +32,18 @@ _NEEDED = (
 
 
 def check_version() -> None:
-    """Raises KieloError, naming the version, for a torch without the parts that rehearsing needs."""
+    """Raise KieloError, naming the version, for a torch without the parts that rehearsing needs."""
     missing = [name for owner, name in _NEEDED if not hasattr(owner, name)]
     if missing:
         raise KieloError(
             f"kielo rehearse does not know the inside of torch {torch.__version__} (no "
-            f"{', '.join(missing)}); what would work: torch {NEWEST}. A rehearsal needs no GPU, so any "
+            f"{', '.join(missing)}). Fix: torch {NEWEST}. A rehearsal needs no GPU, so any "
             "machine with that version will do"
         )
 
 
 def start_fake_group(rank: int, size: int) -> dist.Store:
-    """Starts the default process group of `size` ranks of which only this one exists.
+    """Start the default process group of `size` ranks of which only this one exists.
 
     Its collectives return at once.
     """
@@ -53,7 +53,7 @@ def start_fake_group(rank: int, size: int) -> dist.Store:
 
 
 def end_fake_group() -> None:
-    """Ends the process group and clears DTensor's cached plans.
+    """End the process group and clears DTensor's cached plans.
 
     They would be used for another rank, with this rank's communicators.
     """
@@ -63,18 +63,18 @@ def end_fake_group() -> None:
 
 
 def fake_tensors() -> AbstractContextManager:
-    """Returns a context in which tensors have shapes, types and devices, but no memory and no values."""
+    """Return a context in which tensors have shapes, types and devices, but no memory and no values."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def is_in_backward() -> bool:
-    """Returns True if autograd runs a backward pass on the calling thread."""
+    """Return True if autograd runs a backward pass on the calling thread."""
     return torch._C._current_graph_task_id() != -1
 
 
 @contextmanager
 def storages_watched(resized: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
-    """Calls `resized(storage)` after each change of a storage's size.
+    """Call `resized(storage)` after each change of a storage's size.
 
     FSDP2 gives memory back in this way, which no operator reports.
     """
@@ -94,7 +94,7 @@ def storages_watched(resized: Callable[[torch.UntypedStorage], None]) -> Iterato
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:
-    """Returns a key that all tensors of the storage share, while it lives."""
+    """Return a key that all tensors of the storage share, while it lives."""
     return storage._cdata
 
 
@@ -110,7 +110,7 @@ def plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def is_wrapper(kind: type) -> bool:
-    """Returns True if tensors of this class wrap others, into which torch decomposes their operators."""
+    """Return True if tensors of this class wrap others, into which torch decomposes their operators."""
     return hasattr(kind, "__tensor_flatten__")
 
 
@@ -119,7 +119,7 @@ def is_fake(tensor: torch.Tensor) -> bool:
 
 
 def group_name(argument: object) -> str | None:
-    """Returns the communicator's name if an operator's argument is one, None for other arguments."""
+    """Return the communicator's name if an operator's argument is one, None for other arguments."""
     if isinstance(argument, str):
         return argument
     if isinstance(argument, torch.ScriptObject):
@@ -132,7 +132,7 @@ def group_name(argument: object) -> str | None:
 
 @contextmanager
 def sharding_watched(entered: Callable[[bool], None]) -> Iterator[None]:
-    """Calls `entered(True)` when torch computes a DTensor operator's shapes, and `entered(False)` after it.
+    """Call `entered(True)` when torch computes a DTensor operator's shapes, and `entered(False)` after it.
 
     Operators between the two have the size of the whole model, and are not the rank's work.
     """
@@ -158,7 +158,7 @@ def sharding_watched(entered: Callable[[bool], None]) -> Iterator[None]:
 
 @contextmanager
 def fake_world(rank: int, size: int, has_pipeline: bool) -> Iterator[World]:
-    """Makes this process rank `rank` of `size`.
+    """Make this process rank `rank` of `size`.
 
     Raises KieloError where this process is in another world already, or where torch cannot rehearse.
     """
@@ -183,7 +183,7 @@ def fake_world(rank: int, size: int, has_pipeline: bool) -> Iterator[World]:
 
 
 def groups_of(mesh: Mesh) -> tuple[dict[str, str], str]:
-    """Returns (a communicator's name → its axis, the name of the communicator that weights are split over).
+    """Return (a communicator's name → its axis, the name of the communicator that weights are split over).
 
     Where weights are split over shard × context, that is the axis `shard` too, or `context` where shard is 1.
     """

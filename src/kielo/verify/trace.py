@@ -28,7 +28,7 @@ SETTING_TOLERANCE = 1e-5  # RoPE frequencies are read off fp32 tables; other set
 def optimiser_settings(
     optimiser: torch.optim.Optimizer, named: dict[str, torch.nn.Parameter]
 ) -> dict[str, Any]:
-    """Reads settings off an optimiser. named: our parameter name → the parameter that it holds."""
+    """Read settings off an optimiser. named: our parameter name → the parameter that it holds."""
     group_of = {id(parameter): group for group in optimiser.param_groups for parameter in group["params"]}
     groups = {name: group_of[id(parameter)] for name, parameter in named.items() if id(parameter) in group_of}
     moments = [
@@ -45,7 +45,7 @@ def optimiser_settings(
 
 
 def rope_settings(tables: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Any]:
-    """Reads settings off the (cosines, sines) of all layers, or of full layers and then windowed ones.
+    """Read settings off the (cosines, sines) of all layers, or of full layers and then windowed ones.
 
     Returns none without RoPE.
     """
@@ -74,7 +74,7 @@ def dtype_names(tensors: Iterable[Tensor]) -> list[str]:
 
 
 def differing(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    """Returns the names of the settings that differ, in the order of `ours`."""
+    """Return the names of the settings that differ, in the order of `ours`."""
     return [name for name in ours if not _same(ours[name], theirs.get(name))]
 
 
@@ -112,7 +112,7 @@ class FirstDifference:
 
 
 def trace_forward(modules: dict[str, nn.Module], forward: Callable[[], Tensor]) -> Trace:
-    """Runs `forward` (which returns logits) with hooks on `modules`, removed at the end."""
+    """Run `forward` (which returns logits) with hooks on `modules`, removed at the end."""
     passed: dict[str, tuple[Tensor, Tensor]] = {}
 
     def note(name: str) -> Callable[..., None]:
@@ -131,7 +131,7 @@ def trace_forward(modules: dict[str, nn.Module], forward: Callable[[], Tensor]) 
 
 
 def relative_difference(ours: Tensor, theirs: Tensor, floor: float = 0.0) -> float:
-    """Computes ‖ours − theirs‖ / ‖theirs‖; infinite where one is not finite or the sizes differ.
+    """Compute ‖ours − theirs‖ / ‖theirs‖; infinite where one is not finite or the sizes differ.
 
     Some models flatten tokens, so only the number of elements must agree. floor: the least norm of theirs.
     """
@@ -146,7 +146,7 @@ def relative_difference(ours: Tensor, theirs: Tensor, floor: float = 0.0) -> flo
 
 
 def first_difference(ours: Trace, theirs: Trace, limit: float) -> FirstDifference | None:
-    """Finds the first module, in our order of running, whose input or output differs by more than `limit`.
+    """Find the first module, in our order of running, whose input or output differs by more than `limit`.
 
     The limit is relative. An input that differs, while everything before it agreed, puts the cause between
     modules: the parent (attention or MLP, say) is named then. An output that differs for an equal input is

@@ -20,7 +20,7 @@ if [ "$(uname -m)" != "$ARCHITECTURE" ]; then
 fi
 if [[ $FOLDER/ == "${HOME:-/root}"/* ]]; then say "note: $FOLDER is in your home. Where things lie: ${STORAGE:-the card does not say}"; fi
 if [ -z "$WHEELS" ] && { [ -z "$KIELO" ] || { [[ $KIELO == /* ]] && [ ! -e "$KIELO" ]; }; }; then
-    refuse "${KIELO:-the source of Kielo} is not here; what would work: KIELO=FOLDER_OF_KIELO bash $0"
+    refuse "${KIELO:-the source of Kielo} is not here. Fix: KIELO=FOLDER_OF_KIELO bash $0"
 fi
 
 # Caches lie here and not in the home, which is small on most sites.
@@ -63,7 +63,7 @@ for name in ${PYTHON:-python python3 python3.13 python3.12 python3.11}; do
     if [ -n "$torch" ]; then break; fi
 done
 if [ -z "$python" ]; then
-    refuse "no Python of 3.11 or newer (${older[*]}); what would work: a module that has one (module avail python), then PYTHON=NAME bash $0"
+    refuse "no Python of 3.11 or newer (${older[*]}). Fix: a module that has one (module avail python), then PYTHON=NAME bash $0"
 fi
 
 # What the site brings is kept: its torch is built for its devices and network.
@@ -118,7 +118,7 @@ told=$(inside "$venv/bin/python" -c "$check") || refuse "torch cannot be importe
 read -r torch cuda <<< "$told"
 if [ -n "$DRIVER_CUDA" ] && [ "$cuda" -gt "${DRIVER_CUDA%%.*}" ]; then
     if [ -n "$squash" ]; then rm -f -- "$squash"; fi
-    refuse "torch $torch is built for CUDA $cuda, and the driver runs $DRIVER_CUDA at most; what would work: PIP_EXTRA_INDEX_URL with an index of torch for CUDA ${DRIVER_CUDA%%.*}, and TORCH=VERSION bash $0"
+    refuse "torch $torch is built for CUDA $cuda, and the driver runs $DRIVER_CUDA at most. Fix: PIP_EXTRA_INDEX_URL with an index of torch for CUDA ${DRIVER_CUDA%%.*}, and TORCH=VERSION bash $0"
 fi
 record='import platform, sys
 from datetime import UTC, datetime

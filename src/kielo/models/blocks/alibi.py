@@ -31,17 +31,17 @@ class Alibi(nn.Module):
         self.register_buffer("slopes", own.to(device), persistent=False)
 
     def of(self, heads: slice | None) -> Tensor:
-        """Returns the slopes [h] in fp32 of some of this rank's heads, None for all."""
+        """Return the slopes [h] in fp32 of some of this rank's heads, None for all."""
         return self.slopes if heads is None else self.slopes[heads]
 
 
 def biases(slopes_h: Tensor, distance_qn: Tensor) -> Tensor:
-    """Returns biases [h, q, n] in fp32, 0 on the diagonal."""
+    """Return biases [h, q, n] in fp32, 0 on the diagonal."""
     return -slopes_h[:, None, None] * distance_qn
 
 
 def slopes(num_heads: int) -> list[float]:
-    """Computes a slope for each head: 2^(-8 i / h) for powers of two.
+    """Compute a slope for each head: 2^(-8 i / h) for powers of two.
 
     For other numbers every second slope of the next power of two fills up (the authors' code).
     """
@@ -69,7 +69,7 @@ def attend(
     seen: tuple[Tensor, Tensor],
     scale: float | None = None,
 ) -> Tensor:
-    """Returns [b, h, q, k]. seen: distances [q, n] and visible [b or 1, 1, q, n]; scale: None for 1/√k."""
+    """Return [b, h, q, k]. seen: distances [q, n] and visible [b or 1, 1, q, n]; scale: None for 1/√k."""
     return _Attention.apply(q_bhqk, k_bhnk, v_bhnk, scale, slopes_h, *seen)
 
 
@@ -96,5 +96,5 @@ class _Attention(torch.autograd.Function):
 
 
 def _masked(slopes_h: Tensor, distance_qn: Tensor, visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns biases [b or 1, h, q, n], -∞ at what is not visible."""
+    """Return biases [b or 1, h, q, n], -∞ at what is not visible."""
     return biases(slopes_h, distance_qn).to(dtype).masked_fill(~visible, -torch.inf)

@@ -40,7 +40,7 @@ class Mask:
     is_causal: bool = True
 
     def part(self, queries: slice, keys: slice) -> "Mask":
-        """Returns the mask of some queries and some keys; `visible` must not be None."""
+        """Return the mask of some queries and some keys; `visible` must not be None."""
         if self.visible is None:
             raise ValueError("a plain mask has no parts")
         distance = None if self.distance is None else self.distance[queries, keys]
@@ -48,7 +48,7 @@ class Mask:
 
 
 class MaskMaker(nn.Module):
-    """Makes one `Mask` for each window, once a forward; a module, so that context parallelism can replace it.
+    """Make one `Mask` for each window, once a forward; a module, so that context parallelism can replace it.
 
     windows: how many tokens back, itself included, a layer's queries see (Beltagy et al. 2020,
     arXiv:2004.05150); None for all. needs_distance: scores fall with distance (ALiBi). is_capped: scores are
@@ -74,12 +74,12 @@ class MaskMaker(nn.Module):
         sequence_length: int,
         device: torch.device,
     ) -> dict[int | None, Mask]:
-        """Returns window → mask. `positions_s` is unused here: all columns are present, in their order."""
+        """Return window → mask. `positions_s` is unused here: all columns are present, in their order."""
         make = self.dense if device.type == "cpu" else self.in_blocks
         return make(documents_bs, sequence_length, device)
 
     def places(self, documents_bs: Tensor, positions_s: Tensor | None) -> Tensor:
-        """Returns each token's place in its document, from 0: int64 [b, s]; `positions_s` is as above."""
+        """Return each token's place in its document, from 0: int64 [b, s]; `positions_s` is as above."""
         columns_s = torch.arange(documents_bs.shape[1], device=documents_bs.device)
         begins_bs = torch.ones_like(documents_bs, dtype=torch.bool)
         begins_bs[:, 1:] = documents_bs[:, 1:] != documents_bs[:, :-1]
@@ -88,7 +88,7 @@ class MaskMaker(nn.Module):
     def dense(
         self, documents_bs: Tensor | None, sequence_length: int, device: torch.device
     ) -> dict[int | None, Mask]:
-        """Returns window → mask of whole sequences, dense where a mask is needed."""
+        """Return window → mask of whole sequences, dense where a mask is needed."""
         places_s = torch.arange(sequence_length, device=device)
         return self.masks(places_s, places_s, documents_bs, documents_bs)
 
@@ -99,7 +99,7 @@ class MaskMaker(nn.Module):
         device: torch.device,
         positions_q: Tensor | None = None,
     ) -> dict[int | None, Mask]:
-        """Returns window → mask of whole sequences for FlexAttention; none for plain attention.
+        """Return window → mask of whole sequences for FlexAttention; none for plain attention.
 
         positions_q: the positions of the queries, None for all.
         """
@@ -122,7 +122,7 @@ class MaskMaker(nn.Module):
         query_documents_bq: Tensor | None,
         key_documents_bn: Tensor | None,
     ) -> dict[int | None, Mask]:
-        """Returns window → mask of queries and keys at these positions, in these documents."""
+        """Return window → mask of queries and keys at these positions, in these documents."""
         num_keys = key_positions_n.numel()
         needs_none = [
             query_documents_bq is None and (window is None or window >= num_keys) for window in self.windows
@@ -164,7 +164,7 @@ class InnerAttention(nn.Module):
     def forward(
         self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask, noise: WeightNoise | None = None
     ) -> Tensor:
-        """Returns [b, h, s, k]. noise: see `attend`."""
+        """Return [b, h, s, k]. noise: see `attend`."""
         return self.attend(q_bhsk, k_bgsk, v_bgsk, mask, noise)
 
     def attend(
@@ -176,7 +176,7 @@ class InnerAttention(nn.Module):
         noise: WeightNoise | None = None,
         heads: slice | None = None,
     ) -> Tensor:
-        """Returns [b, h, s, k]. heads: the slice of this rank's heads that these are, None for all.
+        """Return [b, h, s, k]. heads: the slice of this rank's heads that these are, None for all.
 
         noise: drops attention's weights, None for no dropout; of this rank's heads. Only encoders have it
         (`resolve/rules.py`), whose attention is plain.
@@ -210,7 +210,7 @@ class InnerAttention(nn.Module):
         )
 
     def _capped(self, cap: float, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask) -> Tensor:
-        """Computes attention with capped scores: no library kernel on the CPU does. O(s²) memory a head."""
+        """Compute attention with capped scores: no library kernel on the CPU does. O(s²) memory a head."""
         groups = q_bhsk.shape[1] // k_bgsk.shape[1]
         k_bhsk, v_bhsk = (x.repeat_interleave(groups, dim=1) for x in (k_bgsk, v_bgsk))
         scale = q_bhsk.shape[-1] ** -0.5 if self.scale is None else self.scale
@@ -278,7 +278,7 @@ class Attention(nn.Module):
         mask: Mask,
         noise: WeightNoise | None = None,
     ) -> Tensor:
-        """Returns [b, s, d]. cos, sin: [s, r] rotate the first r numbers of each head, None for no RoPE.
+        """Return [b, s, d]. cos, sin: [s, r] rotate the first r numbers of each head, None for no RoPE.
 
         The number of heads comes from the projections' outputs: a tensor rank has fewer. noise: drops
         attention's weights.

@@ -41,7 +41,7 @@ class Terms(NamedTuple):
     noise: WeightNoise | None = None
 
     def of(self, block: slice) -> "Terms":
-        """Returns those of some queries."""
+        """Return those of some queries."""
         tables = self.tables
         if tables is not None:
             of_queries = tables.of_queries_bhqr[:, :, block]
@@ -53,7 +53,7 @@ class Terms(NamedTuple):
 
 
 def attend(q_bhqk: Tensor, k_bhnk: Tensor, v_bhnk: Tensor, terms: Terms) -> Tensor:
-    """Returns [b, h, q, k]; the softmax is in fp32 at least, and dropout comes after it."""
+    """Return [b, h, q, k]; the softmax is in fp32 at least, and dropout comes after it."""
     # One by one, since a function of autograd keeps tensors that are its arguments.
     tables = (None, None, None) if terms.tables is None else terms.tables
     rate, *of_noise = (None, None, None) if terms.noise is None else terms.noise
@@ -125,7 +125,7 @@ def _terms(tensors: Sequence[Any], scale: float, rate: float | None) -> Terms:
 
 
 def _weights(q_bhmk: Tensor, k_bhnk: Tensor, terms: Terms) -> Tensor:
-    """Returns the weights [b, h, m, n] of a block, before any is dropped."""
+    """Return the weights [b, h, m, n] of a block, before any is dropped."""
     scores = torch.matmul(q_bhmk, k_bhnk.mT)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).mul_(terms.scale)
     if terms.tables is not None:
@@ -138,7 +138,7 @@ def _weights(q_bhmk: Tensor, k_bhnk: Tensor, terms: Terms) -> Tensor:
 
 
 def _blocks(q_bhqk: Tensor, k_bhnk: Tensor) -> Iterator[slice]:
-    """Yields queries of blocks that have about `_BLOCK_SCORES` scores each."""
+    """Yield queries of blocks that have about `_BLOCK_SCORES` scores each."""
     queries = q_bhqk.shape[2]
     size = max(1, _BLOCK_SCORES // (q_bhqk.shape[0] * q_bhqk.shape[1] * k_bhnk.shape[2]))
     for start in range(0, queries, size):

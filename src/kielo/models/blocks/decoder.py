@@ -113,12 +113,12 @@ class Decoder(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Makes head and embedding one tensor where the config ties them; needed again after `to_empty`."""
+        """Make head and embedding one tensor where the config ties them; needed again after `to_empty`."""
         if self.config.tie_word_embeddings and self.embed is not None and self.head is not None:
             self.head.weight = self.embed.weight
 
     def reset_buffers(self, device: torch.device | str) -> None:
-        """Fills the buffers that are computed and never saved (RoPE tables, ALiBi slopes), on `device`.
+        """Fill the buffers that are computed and never saved (RoPE tables, ALiBi slopes), on `device`.
 
         Needed once the model has left the meta device.
         """
@@ -133,7 +133,7 @@ class Decoder(nn.Module):
         positions_s: Tensor | None = None,
         dropout_keys_b2: Tensor | None = None,
     ) -> Tensor:
-        """Returns the hidden states [b, s, d] that the head multiplies; `logits` computes logits from them.
+        """Return the hidden states [b, s, d] that the head multiplies; `logits` computes logits from them.
 
         documents_bs: the number of each token's document; attention then stays inside documents, and learned
         positions begin at 0 in each, so that each is as if it were alone. positions_s: the position of each
@@ -160,7 +160,7 @@ class Decoder(nn.Module):
         return self.ended(x_bsd, noise)
 
     def logits(self, hidden_bsd: Tensor) -> Tensor:
-        """Returns logits [b, s, vocab_size], capped where the config says so, from the output of `forward`.
+        """Return logits [b, s, vocab_size], capped where the config says so, from the output of `forward`.
 
         For a model on one device; the columns of padding rows are left out.
         """
@@ -177,7 +177,7 @@ class Decoder(nn.Module):
         positions_s: Tensor | None,
         noise: Noise | None,
     ) -> Tensor:
-        """Returns what the first layer takes [b, s, d]; a stage without `embed` was given its input."""
+        """Return what the first layer takes [b, s, d]; a stage without `embed` was given its input."""
         if self.embed is None:
             return tokens_bs
         x_bsd = self.embed(tokens_bs)
@@ -204,7 +204,7 @@ class Decoder(nn.Module):
         return x_bsd if noise is None else noise.of_embedding(x_bsd)
 
     def ended(self, x_bsd: Tensor, noise: Noise | None) -> Tensor:
-        """Returns the last layer's output normed and transformed, where this stage has norm and transform."""
+        """Return the last layer's output normed and transformed, where this stage has norm and transform."""
         x_bsd = x_bsd if self.norm is None else self.norm(x_bsd)
         if self.transform is None:
             return x_bsd
@@ -214,7 +214,7 @@ class Decoder(nn.Module):
 
 @torch.no_grad()
 def init_weights(model: Decoder, seed: int) -> None:
-    """Fills a model that is whole on one device. `parallel` fills a sharded one, with the same values."""
+    """Fill a model that is whole on one device. `parallel` fills a sharded one, with the same values."""
     initial_value = families.module(model.config.model_type, "model").initial_value
     for name, parameter in model.named_parameters():
         parameter.copy_(initial_value(name, parameter.shape, model.config, seed))

@@ -46,7 +46,7 @@ class WeightNoise(NamedTuple):
         return WeightNoise(self.rate, self.keys_blh2, self.positions_q[queries])
 
     def is_kept(self, length: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """Returns a function of numbers of sequence, head, query and key, True for weights that stay.
+        """Return a function of numbers of sequence, head, query and key, True for weights that stay.
 
         It is of one layer's noise. length: of whole sequences, that is of attention's keys.
         """
@@ -75,22 +75,22 @@ class Noise:
     weights: WeightNoise | None = None
 
     def of_layer(self, number: int) -> "Noise":
-        """Returns the noise of a layer, whose places are `ATTENTION` and `MLP`."""
+        """Return the noise of a layer, whose places are `ATTENTION` and `MLP`."""
         first = 1 + _PLACES_OF_LAYER * number
         weights = None if self.weights is None else self.weights.of_layer(number)
         return replace(self, keys_bp2=self.keys_bp2[:, first : first + _PLACES_OF_LAYER], weights=weights)
 
     def of_embedding(self, x_bsd: Tensor) -> Tensor:
-        """Drops elements of what the first layer takes."""
+        """Drop elements of what the first layer takes."""
         return drop(x_bsd, self, 0)
 
     def of_head(self, x_bsd: Tensor) -> Tensor:
-        """Drops elements of what an encoder's head takes."""
+        """Drop elements of what an encoder's head takes."""
         return drop(x_bsd, self, self.keys_bp2.shape[1] - 1)
 
 
 class NoiseMaker(nn.Module):
-    """Makes the noise of a forward; a module, so that tensor parallelism can say what a rank holds.
+    """Make the noise of a forward; a module, so that tensor parallelism can say what a rank holds.
 
     rate, weight_rate: shares of hidden states' elements and of attention's weights that are dropped; no noise
     is made where both are 0. part, parts: hidden states are part `part` of `parts` along the sequence. heads:
@@ -104,7 +104,7 @@ class NoiseMaker(nn.Module):
         self.heads = range(num_heads)
 
     def forward(self, keys_b2: Tensor | None, positions_s: Tensor | None, length: int) -> Noise | None:
-        """Returns None without keys, as in evaluation. keys_b2: of each sequence, int32.
+        """Return None without keys, as in evaluation. keys_b2: of each sequence, int32.
 
         positions_s: of the sequence's columns, before hidden states are split; None for 0 … length - 1.
         """
@@ -123,7 +123,7 @@ class NoiseMaker(nn.Module):
 
 
 def drop(x_bsd: Tensor, noise: Noise | None, place: int) -> Tensor:
-    """Returns hidden states with elements dropped, if there is noise. place: which of its keys."""
+    """Return hidden states with elements dropped, if there is noise. place: which of its keys."""
     if noise is None or not noise.rate:
         return x_bsd
     size = x_bsd.shape[-1]
@@ -135,7 +135,7 @@ def drop(x_bsd: Tensor, noise: Noise | None, place: int) -> Tensor:
 
 
 def drop_weights(weights_bhqn: Tensor, noise: WeightNoise) -> Tensor:
-    """Returns attention's weights with some dropped, by one layer's noise of these heads and queries."""
+    """Return attention's weights with some dropped, by one layer's noise of these heads and queries."""
     numbers = [torch.arange(size, device=weights_bhqn.device) for size in weights_bhqn.shape]
     batch, heads, queries, keys = numbers
     places = batch[:, None, None, None], heads[:, None, None], queries[:, None], keys
@@ -144,24 +144,24 @@ def drop_weights(weights_bhqn: Tensor, noise: WeightNoise) -> Tensor:
 
 
 def _first_kept(rate: float) -> int:
-    """Returns the smallest int32 of an element that stays."""
+    """Return the smallest int32 of an element that stays."""
     return round(rate * 2**32) - 2**31
 
 
 def _keys_of(keys: Tensor, numbers: range) -> Tensor:
-    """Returns two keys of each number under two keys: [..., 2] → [..., numbers, 2]."""
+    """Return two keys of each number under two keys: [..., 2] → [..., numbers, 2]."""
     numbers_n1 = torch.arange(numbers.start + 1, numbers.stop + 1, dtype=torch.int32, device=keys.device)
     both = keys[..., None, :] + numbers_n1[:, None] * _GOLDEN
     return _scrambled(both, both.flip(-1))
 
 
 def _scrambled(bits: Tensor, key: Tensor) -> Tensor:
-    """Returns int32 whose every bit depends on all of `bits` and `key`: products of int32 wrap around."""
+    """Return int32 whose every bit depends on all of `bits` and `key`: products of int32 wrap around."""
     bits = (bits ^ _shifted(bits, 16)) * _MULTIPLIERS[0] ^ key
     bits = (bits ^ _shifted(bits, 13)) * _MULTIPLIERS[1]
     return bits ^ _shifted(bits, 16)
 
 
 def _shifted(bits: Tensor, by: int) -> Tensor:
-    """Shifts int32 to the right, with zeros from the left."""
+    """Shift int32 to the right, with zeros from the left."""
     return (bits >> by) & (2 ** (32 - by) - 1)

@@ -52,7 +52,7 @@ class Seen:
 
 
 def block_mask(seen: Seen, length: int, device: torch.device) -> BlockMask:
-    """Returns FlexAttention's block mask over keys that are whole sequences of `length`."""
+    """Return FlexAttention's block mask over keys that are whole sequences of `length`."""
     window, documents_bs, positions_q = seen.window, seen.documents_bs, seen.positions_q
     is_causal = seen.is_causal
 
@@ -82,7 +82,7 @@ def attend(
     scores: Scores,
     noise: WeightNoise | None = None,
 ) -> Tensor:
-    """Returns [b, h, s, k]. blocks: None where every query sees every key. noise: drops weights.
+    """Return [b, h, s, k]. blocks: None where every query sees every key. noise: drops weights.
 
     Dropout comes after the softmax, whose sum is that of all keys. The kernel changes scores only, before it:
     with -∞ for what is dropped it gives the kept weights' mean of values and the log of their sum, and
@@ -138,7 +138,7 @@ def _run(
     score_mod: ScoreMod | None,
     asked: AuxRequest | None,
 ) -> Any:
-    """Returns [b, h, s, k], and what else is asked for, if anything is."""
+    """Return [b, h, s, k], and what else is asked for, if anything is."""
     size = q_bhsk.shape[-1]
     padded = (F.pad(x, (0, max(0, _SMALLEST_HEAD - size))) for x in (q_bhsk, k_bgsk, v_bgsk))
     options = {} if asked is None else {"return_aux": asked}
@@ -154,11 +154,11 @@ def _run(
 
 
 def compiled_on(device: torch.device, function: Callable) -> Callable:
-    """Returns `function`, compiled on a GPU; inside a layer that is compiled, it becomes a part of that."""
+    """Return `function`, compiled on a GPU; inside a layer that is compiled, it becomes a part of that."""
     return function if device.type == "cpu" or torch.compiler.is_compiling() else _compiled(function)
 
 
 @cache
 def _compiled(function: Callable) -> Callable:
-    """Compiles a function once a process: each `torch.compile` has a cache of its own."""
+    """Compile a function once a process: each `torch.compile` has a cache of its own."""
     return torch.compile(function)

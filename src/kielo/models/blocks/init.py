@@ -30,7 +30,7 @@ _TAIL_BEGINS = 5.0
 
 
 def constant(value: float, shape: Sequence[int], box: Box | None = None) -> Tensor:
-    """Returns the box of a parameter of which each element is `value`; the whole of it without a box."""
+    """Return the box of a parameter of which each element is `value`; the whole of it without a box."""
     return torch.full(_sizes(_whole(shape) if box is None else box), value, dtype=torch.float32, device="cpu")
 
 
@@ -43,7 +43,7 @@ def seeded_normal(
     cutoff: float | None = None,
     box: Box | None = None,
 ) -> Tensor:
-    """Returns normal numbers around 0 for the box of a parameter of this whole shape.
+    """Return normal numbers around 0 for the box of a parameter of this whole shape.
 
     rows: number of rows that get numbers, always the same ones; those beyond, which pad a vocabulary, are 0.
     None for all. cutoff: the largest distance from 0 in standard deviations, None for no limit. box: a slice
@@ -66,7 +66,7 @@ def seeded_normal(
 
 
 def _draw_bits(bits: np.ndarray, key: int, shape: Sequence[int], box: Box) -> None:
-    """Fills `bits` (uint32 [elements of the box]): element i of the parameter has the i-th of the stream."""
+    """Fill `bits` (uint32 [elements of the box]): element i of the parameter has the i-th of the stream."""
     generator, counter, done = Philox(key=key), 0, 0
     for first, length in _runs(shape, box):
         wanted, skipped = divmod(first, _NUMBERS_OF_COUNTER)
@@ -78,7 +78,7 @@ def _draw_bits(bits: np.ndarray, key: int, shape: Sequence[int], box: Box) -> No
 
 
 def _runs(shape: Sequence[int], box: Box) -> Iterator[tuple[int, int]]:
-    """Yields (flat index, length) of the box's contiguous runs, at most a chunk long, in order."""
+    """Yield (flat index, length) of the box's contiguous runs, at most a chunk long, in order."""
     if not math.prod(_sizes(box)):
         return
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
@@ -93,7 +93,7 @@ def _runs(shape: Sequence[int], box: Box) -> Iterator[tuple[int, int]]:
 
 
 def _erfinv(bits: np.ndarray, edge: float) -> np.ndarray:
-    """Returns erfinv of uniform numbers within ±edge, made of random bits (int32): normal, variance ½.
+    """Return erfinv of uniform numbers within ±edge, made of random bits (int32): normal, variance ½.
 
     Each step but the logarithm rounds alike on every processor and in every place of an array.
     """

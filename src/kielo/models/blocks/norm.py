@@ -47,7 +47,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 def _scale(x: Tensor, epsilon: float) -> Tensor:
-    """Returns the inverse root mean square of each row, fp32 [..., 1]."""
+    """Return the inverse root mean square of each row, fp32 [..., 1]."""
     return torch.rsqrt(x.float().square().mean(-1, keepdim=True) + epsilon)
 
 

@@ -29,7 +29,7 @@ from kielo.recipe.errors import KieloError
 
 
 def row_of_distance(distance: int, bucket_size: int, max_positions: int) -> int:
-    """Returns the row of a distance (query position - key position): 0 … 2 × bucket_size - 2."""
+    """Return the row of a distance (query position - key position): 0 … 2 × bucket_size - 2."""
     middle, size = bucket_size // 2, min(abs(distance), max_positions - 1)
     if size > middle:
         share = math.log(size / middle) / math.log((max_positions - 1) / middle)
@@ -55,7 +55,7 @@ class RelativeMask:
 
 
 class RelativeMaskMaker(nn.Module):
-    """Makes the mask of a forward, for all layers. Its table of rows is computed, not saved."""
+    """Make the mask of a forward, for all layers. Its table of rows is computed, not saved."""
 
     row_of: Tensor
 
@@ -81,7 +81,7 @@ class RelativeMaskMaker(nn.Module):
         return make(documents_bs, length)
 
     def dense(self, documents_bs: Tensor | None, length: int) -> RelativeMask:
-        """Returns the mask with the rows of all pairs."""
+        """Return the mask with the rows of all pairs."""
         places = torch.arange(length, device=self.row_of.device)
         half = self.max_positions - 1
         rows_qn = self.row_of[places[:, None] - places + half]
@@ -93,7 +93,7 @@ class RelativeMaskMaker(nn.Module):
         return RelativeMask(self.row_of, half, rows_qn, visible)
 
     def in_blocks(self, documents_bs: Tensor | None, length: int) -> RelativeMask:
-        """Returns the mask for FlexAttention."""
+        """Return the mask for FlexAttention."""
         blocks = None
         if documents_bs is not None:
             seen = flex.Seen(documents_bs=documents_bs, is_causal=False)
@@ -113,7 +113,7 @@ class RelativeInnerAttention(nn.Module):
         mask: RelativeMask,
         noise: WeightNoise | None = None,
     ) -> Tensor:
-        """Returns [b, h, s, k]. positions: queries and keys of the relative positions, [h, r, k] each.
+        """Return [b, h, s, k]. positions: queries and keys of the relative positions, [h, r, k] each.
 
         noise: drops attention's weights.
         """
@@ -176,7 +176,7 @@ class RelativeAttention(nn.Module):
     def forward(
         self, x_bsd: Tensor, relative_rd: Tensor, mask: RelativeMask, noise: WeightNoise | None = None
     ) -> Tensor:
-        """Returns [b, s, d]. noise: drops attention's weights."""
+        """Return [b, s, d]. noise: drops attention's weights."""
         q, k, v = self.project(x_bsd, (self.q, self.k, self.v))
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in (q, k, v))
         positions = self.project_positions(relative_rd[None], (self.q, self.k))

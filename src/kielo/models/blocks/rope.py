@@ -19,7 +19,7 @@ from kielo.recipe.errors import KieloError
 def inverse_frequencies(
     rope_theta: float, head_dim: int, rope_scaling: dict[str, Any] | None, max_position_embeddings: int
 ) -> Tensor:
-    """Computes the radians per position of each pair, [head_dim / 2], fp32 on the CPU."""
+    """Compute the radians per position of each pair, [head_dim / 2], fp32 on the CPU."""
     base, scaling = normalise_rope(rope_theta, rope_scaling, max_position_embeddings)
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     frequencies = 1.0 / (base**exponents)
@@ -93,7 +93,7 @@ class RotaryEmbedding(nn.Module):
         )
 
     def reset_buffers(self, device: torch.device | str) -> None:
-        """Computes the tables in fp32 on the CPU, so that all kinds of device get the same; moves them."""
+        """Compute the tables in fp32 on the CPU, so that all kinds of device get the same; moves them."""
         positions = torch.arange(self.max_position_embeddings, dtype=torch.float32, device="cpu")
         if torch.device(device).type == "meta":
             cos = sin = torch.empty(self.max_position_embeddings, self.head_dim // 2, device="meta")
@@ -106,7 +106,7 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("sin", sin.to(device), persistent=False)
 
     def forward(self, positions: int | Tensor) -> tuple[Tensor, Tensor]:
-        """Returns (cosines, sines), each [s, head_dim / 2]. positions: a length s (0 … s - 1) or int64 [s].
+        """Return (cosines, sines), each [s, head_dim / 2]. positions: a length s (0 … s - 1) or int64 [s].
 
         Positions in a tensor are not checked: on a GPU that would make the host wait for it.
         """
@@ -121,7 +121,7 @@ class RotaryEmbedding(nn.Module):
         return self.cos[:sequence_length], self.sin[:sequence_length]
 
     def widened(self, positions: int | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Returns the tables that `rotate` takes, [s, r] in `dtype`.
+        """Return the tables that `rotate` takes, [s, r] in `dtype`.
 
         Once a forward: made in each layer, they would be kept in each for its backward.
         """
@@ -130,7 +130,7 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotate(x_bshk: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the pair (i, i + r/2) of each head by its position's angle. cos, sin: [s, r], with r <= k."""
+    """Rotate the pair (i, i + r/2) of each head by its position's angle. cos, sin: [s, r], with r <= k."""
     size = cos.shape[-1]
     if size < x_bshk.shape[-1]:
         return torch.cat((rotate(x_bshk[..., :size], cos, sin), x_bshk[..., size:]), dim=-1)

@@ -51,7 +51,7 @@ class Bloom(Decoder):
 def initial_value(
     name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
 ) -> Tensor:
-    """Returns the first values of a box of one parameter (None: all of it), fp32 on the CPU.
+    """Return the first values of a box of one parameter (None: all of it), fp32 on the CPU.
 
     They follow from seed, name, whole shape and config alone. Megatron-LM's rule (Shoeybi et al. 2019,
     arXiv:1909.08053, section 4), by which BLOOM was trained: norms are 1, biases 0, matrices normal with

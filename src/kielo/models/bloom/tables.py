@@ -93,7 +93,7 @@ _MODULES = {
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
-    """Returns our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
+    """Return our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     pieces = {"embed.weight": Piece("transformer.word_embeddings.weight", rows=config.vocab_size)}
     for kind in ("weight", "bias"):
         pieces[f"embed_norm.{kind}"] = Piece(f"transformer.word_embeddings_layernorm.{kind}")

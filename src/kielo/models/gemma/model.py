@@ -79,7 +79,7 @@ class Gemma(Decoder):
 def initial_value(
     name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
 ) -> Tensor:
-    """Returns the first values of a box of one parameter (None: all of it), fp32 on the CPU.
+    """Return the first values of a box of one parameter (None: all of it), fp32 on the CPU.
 
     They follow from seed, name, whole shape and config alone. Gemma's reports do not give initial values.
     Here, as in Hugging Face's Gemma: norm weights, to which 1 is added, and biases 0, matrices normal with

@@ -19,7 +19,7 @@ from kielo.recipe.sections import CompleteModel
 
 
 def has_head_norms(config: CompleteModel) -> bool:
-    """Returns True for a Gemma 3, which norms queries and keys of each head; Gemma 2 caps their scores."""
+    """Return True for a Gemma 3, which norms queries and keys of each head; Gemma 2 caps their scores."""
     return config.model_type == "gemma3_text"
 
 
@@ -105,7 +105,7 @@ _HEAD_NORMS = ("attention.q_norm", "attention.k_norm")
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
-    """Returns our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
+    """Return our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     names = {"embed.weight": "model.embed_tokens.weight"}
     for layer in range(config.num_hidden_layers):
         for ours, theirs in _LAYER_MODULES.items():

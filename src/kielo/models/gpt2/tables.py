@@ -91,7 +91,7 @@ _PLACES = {"attention.q": 0, "attention.k": 1, "attention.v": 2}
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
-    """Returns our name → the piece of Hugging Face's files, in the model's order, without a tied head.
+    """Return our name → the piece of Hugging Face's files, in the model's order, without a tied head.
 
     Matrices are stored transposed there (Conv1D), embeddings and head are not.
     """

@@ -59,7 +59,7 @@ class GPTNeoX(Decoder):
 def initial_value(
     name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
 ) -> Tensor:
-    """Returns the first values of a box of one parameter (None: all of it), fp32 on the CPU.
+    """Return the first values of a box of one parameter (None: all of it), fp32 on the CPU.
 
     They follow from seed, name, whole shape and config alone. GPT-NeoX-20B's rule (Black et al. 2022, section
     2.3, and its training code): norms are 1, biases 0; the two matrices of each layer that write to the

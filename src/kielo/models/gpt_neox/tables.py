@@ -32,7 +32,7 @@ from kielo.recipe.sections import CompleteModel
 
 
 def rotary_size(config: CompleteModel) -> int:
-    """Returns how many numbers of each head RoPE rotates: the first ones."""
+    """Return how many numbers of each head RoPE rotates: the first ones."""
     return int(config.head_dim * config.rotary_pct)
 
 
@@ -104,7 +104,7 @@ _LAYER_MODULES = {
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
-    """Returns our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
+    """Return our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     pieces = {"embed.weight": Piece("gpt_neox.embed_in.weight", rows=config.vocab_size)}
     for layer in range(config.num_hidden_layers):
         for ours, theirs in _LAYER_MODULES.items():

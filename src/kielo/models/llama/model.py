@@ -68,7 +68,7 @@ class Llama(Decoder):
 def initial_value(
     name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
 ) -> Tensor:
-    """Returns the first values of a box of one parameter (None: all of it), fp32 on the CPU.
+    """Return the first values of a box of one parameter (None: all of it), fp32 on the CPU.
 
     They follow from seed, name, whole shape and config alone. Norms are 1, biases 0, matrices normal with
     `initializer_range`; the two matrices of each layer that write to the residual stream are divided by √(2 ×

@@ -23,12 +23,12 @@ from kielo.recipe.sections import CompleteModel
 
 
 def has_head_norms(config: CompleteModel) -> bool:
-    """Returns True for a Qwen3, which norms the queries and keys of each head."""
+    """Return True for a Qwen3, which norms the queries and keys of each head."""
     return config.model_type == "qwen3"
 
 
 def attention_biases(config: CompleteModel) -> tuple[bool, bool]:
-    """Returns (bias of queries, keys and values?, of the output?): Qwen2 has the first without the second."""
+    """Return (bias of queries, keys and values?, of the output?): Qwen2 has the first without the second."""
     return config.attention_bias, config.attention_bias and config.model_type != "qwen2"
 
 
@@ -114,7 +114,7 @@ _LAYER_MODULES = {
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
-    """Returns our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
+    """Return our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     bias, output_bias = attention_biases(config)
     biased = {
         "attention.q": bias, "attention.k": bias, "attention.v": bias, "attention.o": output_bias,

@@ -88,7 +88,7 @@ class LtgBert(Decoder):
         positions_s: Tensor | None = None,
         dropout_keys_b2: Tensor | None = None,
     ) -> Tensor:
-        """Returns the states [b, s, d] that the head's matrix multiplies, as `Decoder.forward` does.
+        """Return the states [b, s, d] that the head's matrix multiplies, as `Decoder.forward` does.
 
         documents_bs: the number of each token's document; attention then stays inside documents, and in those
         with negative numbers each token sees only itself and those before it (GPT-BERT, Charpentier and
@@ -107,14 +107,14 @@ class LtgBert(Decoder):
 
 
 def plain_norm(config: CompleteModel, size: int) -> LayerNorm:
-    """Makes a norm without weight and bias."""
+    """Make a norm without weight and bias."""
     return LayerNorm(size, config.layer_norm_epsilon, has_weights=False)
 
 
 def initial_value(
     name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
 ) -> Tensor:
-    """Returns the first values of a box of one parameter (None: all of it), fp32 on the CPU.
+    """Return the first values of a box of one parameter (None: all of it), fp32 on the CPU.
 
     They follow from seed, name, whole shape and config alone. The authors' rule: norms are 1, biases 0,
     matrices and both tables normal with deviation √(2 / 5 hidden_size), cut off at two deviations; the MLP's

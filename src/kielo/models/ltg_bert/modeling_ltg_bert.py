@@ -73,7 +73,7 @@ class LtgBertConfig(PretrainedConfig):
 
 
 def plain_norm(config: LtgBertConfig, size: int) -> nn.LayerNorm:
-    """Returns a norm without weight and bias."""
+    """Return a norm without weight and bias."""
     return nn.LayerNorm(size, eps=config.layer_norm_eps, elementwise_affine=False)
 
 
@@ -88,7 +88,7 @@ class Embedding(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Returns the states [b, s, d] and the table of relative positions [r, d]."""
+        """Return the states [b, s, d] and the table of relative positions [r, d]."""
         words = self.word_embedding(input_ids) if inputs_embeds is None else inputs_embeds
         return self.dropout(self.word_norm(words)), self.relative_layer_norm(self.relative_embedding)
 
@@ -111,7 +111,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, rows: Tensor, hidden_keys: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Returns what the layer adds [b, s, d], and attention's weights [b, h, q, n].
+        """Return what the layer adds [b, s, d], and attention's weights [b, h, q, n].
 
         positions: [r, d]. rows: of each distance, [q, n]. hidden_keys: True for pairs that are not seen,
         broadcast to [b, h, q, n].
@@ -303,7 +303,7 @@ class LtgBertModel(LtgBertPreTrainedModel):
         )
 
     def _rows_of_pairs(self, length: int, device: torch.device) -> Tensor:
-        """Returns the row of each distance, query - key, [q, n]."""
+        """Return the row of each distance, query - key, [q, n]."""
         longest = self.config.max_position_embeddings
         if length > longest:
             raise ValueError(
@@ -324,7 +324,7 @@ class LtgBertModel(LtgBertPreTrainedModel):
 
 
 def row_of_distance(distance: int, bucket_size: int, longest: int) -> int:
-    """Returns a distance's row: its own up to half of bucket_size, then on a logarithmic scale."""
+    """Return a distance's row: its own up to half of bucket_size, then on a logarithmic scale."""
     middle, size = bucket_size // 2, min(abs(distance), longest - 1)
     if size > middle:
         share = math.log(size / middle) / math.log((longest - 1) / middle)
@@ -333,7 +333,7 @@ def row_of_distance(distance: int, bucket_size: int, longest: int) -> int:
 
 
 def _hidden_keys(mask: Tensor | None) -> Tensor | None:
-    """Returns True for pairs that are not seen, to be broadcast to [b, h, q, n]."""
+    """Return True for pairs that are not seen, to be broadcast to [b, h, q, n]."""
     if mask is None:
         return None
     if mask.dim() == 2:

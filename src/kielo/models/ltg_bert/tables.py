@@ -72,7 +72,7 @@ def parameters_without_embedding(config: CompleteModel) -> int:
 
 
 def flops_per_token(config: CompleteModel, sequence_length: int) -> int:
-    """Computes the model FLOPs of one trained token, forward and backward, without recomputation.
+    """Compute the model FLOPs of one trained token, forward and backward, without recomputation.
 
     6 for each parameter that it is multiplied with; in attention 12 × width for each key, of which it sees
     all, before and after it, and for each relative position, by which query and key are multiplied.
@@ -132,7 +132,7 @@ _TASKS = ("MaskedLM", "SequenceClassification", "TokenClassification")
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
-    """Returns our name → the piece of the published files, in the model's order, without a tied head."""
+    """Return our name → the piece of the published files, in the model's order, without a tied head."""
     rows = config.vocab_size
     pieces = {"embed.weight": Piece("embedding.word_embedding.weight", rows=rows)}
     for layer in range(config.num_hidden_layers):
@@ -199,7 +199,7 @@ class _Buckets(Key):
         if positions is not None and positions <= bucket // 2 + 1:
             yield (
                 f"model.max_position_embeddings = {positions} is no more than half of "
-                f"model.position_bucket_size = {bucket}, and 1; what would work: position_bucket_size = "
+                f"model.position_bucket_size = {bucket}, and 1. Fix: position_bucket_size = "
                 f"{max(2, (positions - 2) // 2 * 2)}, or longer sequences"
             )
 

@@ -83,14 +83,14 @@ class ModernBert(Decoder):
 
 
 def make_norm(config: CompleteModel) -> LayerNorm:
-    """Makes a norm with a weight and no bias."""
+    """Make a norm with a weight and no bias."""
     return LayerNorm(config.hidden_size, config.layer_norm_epsilon, has_bias=False)
 
 
 def initial_value(
     name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
 ) -> Tensor:
-    """Returns the first values of a box of one parameter (None: all of it), fp32 on the CPU.
+    """Return the first values of a box of one parameter (None: all of it), fp32 on the CPU.
 
     They follow from seed, name, whole shape and config alone. As in Hugging Face's ModernBERT: norms are 1,
     biases 0, matrices normal with `initializer_range`, cut off at two deviations; the two matrices of each

@@ -41,7 +41,7 @@ def layer_parts(config: CompleteModel) -> LayerParts:
 
 
 def layer_types(config: CompleteModel) -> tuple[str, ...]:
-    """Returns each layer's "full_attention" or "sliding_attention"; by default every third is full."""
+    """Return each layer's "full_attention" or "sliding_attention"; by default every third is full."""
     return config.layer_types or tuple(
         "sliding_attention" if number % FULL_EVERY else "full_attention"
         for number in range(config.num_hidden_layers)
@@ -73,7 +73,7 @@ def parameters_without_embedding(config: CompleteModel) -> int:
 
 
 def flops_per_token(config: CompleteModel, sequence_length: int) -> int:
-    """Computes the model FLOPs of one trained token, forward and backward, without recomputation.
+    """Compute the model FLOPs of one trained token, forward and backward, without recomputation.
 
     6 for each parameter that it is multiplied with; in attention 12 × width for each key that it sees: all s
     of a sequence, or on average those nearer than a window w, 2w - 1 - w(w - 1)/s.
@@ -125,7 +125,7 @@ _ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "silu", "relu")
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
-    """Returns our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
+    """Return our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     hidden, inside = config.hidden_size, config.intermediate_size
     pieces = {
         "embed.weight": Piece("model.embeddings.tok_embeddings.weight", rows=config.vocab_size),

@@ -106,7 +106,7 @@ _LAYER_MODULES = {
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
-    """Returns our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
+    """Return our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     names = {"embed.weight": "model.embed_tokens.weight"}
     for layer in range(config.num_hidden_layers):
         for ours, theirs in _LAYER_MODULES.items():

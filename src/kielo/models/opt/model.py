@@ -29,5 +29,5 @@ class OPT(Decoder):
 def initial_value(
     name: str, shape: Sequence[int], config: CompleteModel, seed: int, box: Box | None = None
 ) -> Tensor:
-    """Returns a GPT-2's first value: the paper (section 2.2) follows Megatron-LM, with range 0.006."""
+    """Return a GPT-2's first value: the paper (section 2.2) follows Megatron-LM, with range 0.006."""
     return gpt2.initial_value(name, shape, config, seed, box)

@@ -62,7 +62,7 @@ _LAYER_MODULES = {
 
 
 def to_hugging_face(config: CompleteModel) -> dict[str, Piece]:
-    """Returns our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
+    """Return our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     names = {
         "embed.weight": "model.decoder.embed_tokens.weight",
         "position_table.weight": "model.decoder.embed_positions.weight",

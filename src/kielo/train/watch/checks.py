@@ -36,13 +36,13 @@ class LocalFinite:
                 layer.register_forward_pre_hook(self._before_layer)
 
     def note(self, step: int, loss: Tensor) -> None:
-        """Notes what this rank saw in a step. loss: its own part. Called after each backward pass."""
+        """Note what this rank saw in a step. loss: its own part. Called after each backward pass."""
         self._seen = torch.stack((self._seen[1], torch.stack((~torch.isfinite(loss), self._is_gradient_bad))))
         self._is_gradient_bad.zero_()
         self._steps = [*self._steps, step][-_STEPS:]
 
     def seen(self, steps_behind: int) -> tuple[int, str]:
-        """Returns the last noted step, or the one before it, and e.g. "rank 1 (nid2): its loss".
+        """Return the last noted step, or the one before it, and e.g. "rank 1 (nid2): its loss".
 
         All ranks call it together.
         """
@@ -58,7 +58,7 @@ class LocalFinite:
 
 
 def described(seen: Sequence[tuple[str, bool, bool]]) -> str:
-    """Returns which ranks saw what. seen: (host, loss, gradient were not finite) of each rank."""
+    """Return which ranks saw what. seen: (host, loss, gradient were not finite) of each rank."""
     bad = [(rank, *of_rank) for rank, of_rank in enumerate(seen) if any(of_rank[1:])]
     if not bad:
         return "no rank's own loss or hidden states: in the gradient of a weight, or in a sum between ranks"
@@ -90,7 +90,7 @@ class Check(Protocol):
     """A check of each step. All ranks ask it together and get the same answer."""
 
     def after_step(self, taken: TakenStep) -> Answer:
-        """Makes an earlier checkpoint the newest to go back. Raises KieloError to stop the run."""
+        """Make an earlier checkpoint the newest to go back. Raises KieloError to stop the run."""
 
 
 class NotFinite:
@@ -108,7 +108,7 @@ class NotFinite:
 
 
 class Divergence:
-    """Stops the run after too many steps in a row that were not finite. way_on: see `Guard`."""
+    """Stop the run after too many steps in a row that were not finite. way_on: see `Guard`."""
 
     def __init__(self, guard: Guard, way_on: Callable[[int], str]):
         self._guard, self._way_on = guard, way_on

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class DelayedReader:
-    """Reads numbers one step late on a GPU, where it waits only for a copy that was queued a step ago."""
+    """Read numbers one step late on a GPU, where it waits only for a copy that was queued a step ago."""
 
     def __init__(self, device: torch.device):
         self._on_gpu = device.type == "cuda"
@@ -20,7 +20,7 @@ class DelayedReader:
         self._queue: deque[tuple[Tensor, torch.cuda.Event]] = deque()
 
     def read(self, numbers: Tensor) -> list[float] | None:
-        """Queues `numbers` (one dim) and returns those of the last finished step; None at the very start."""
+        """Queue `numbers` (one dim) and return those of the last finished step; None at the very start."""
         if not self._on_gpu:
             return numbers.tolist()
         copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
@@ -35,7 +35,7 @@ class DelayedReader:
         return copy.tolist()
 
     def unread(self) -> list[list[float]]:
-        """Returns what was queued and not read yet, and leaves it in the queue. Waits for the device."""
+        """Return what was queued and not read yet, and leave it in the queue. Waits for the device."""
         for _, arrived in self._queue:
             arrived.synchronize()
         return [copy.tolist() for copy, _ in self._queue]

@@ -19,7 +19,7 @@ from kielo.train.watch.delayed_reader import DelayedReader
 
 
 def has_no_label(loss: Any, gradient_norm: Any) -> Any:
-    """Returns True for a step in which no label counted: it has neither loss nor gradient.
+    """Return True for a step in which no label counted: it has neither loss nor gradient.
 
     A model that predicts each label with certainty has some of both, which is above 0 in fp32. loss,
     gradient_norm: floats, or scalars on the device.
@@ -38,7 +38,7 @@ class GuardState:
 
     @staticmethod
     def read(plain: Mapping[str, Any]) -> "GuardState":
-        """Reads what a checkpoint of any version holds."""
+        """Read what a checkpoint of any version holds."""
         return GuardState(**{name: plain[name] for name in GuardState.__annotations__ if name in plain})
 
 
@@ -60,7 +60,7 @@ class Guard:
         self._read: list[float] | None = None
 
     def check(self, loss: Tensor, gradient_norm: Tensor) -> Tensor:
-        """Returns a float32 scalar on the device: 1 where this step must be skipped.
+        """Return a float32 scalar on the device: 1 where this step must be skipped.
 
         All ranks get the same, as both inputs are the same on all ranks.
         """
@@ -80,12 +80,12 @@ class Guard:
         return self._late.steps_behind
 
     def was_bad(self) -> bool:
-        """Returns True if the last finished step was bad; called once after each step, by all ranks."""
+        """Return True if the last finished step was bad; called once after each step, by all ranks."""
         self._read = self._late.read(self._counts)
         return bool(self._read and self._read[0])
 
     def stop_if_diverged(self, step: int, way_on: Callable[[int], str] = lambda first_bad_step: "") -> None:
-        """Raises KieloError after too many bad steps in a row, counted up to the last `was_bad`.
+        """Raise KieloError after too many bad steps in a row, counted up to the last `was_bad`.
 
         way_on: the first of them → how to go on, a sentence for the message. All ranks call it together.
         """
@@ -117,7 +117,7 @@ class Guard:
         return int(self._counts[2].item())
 
     def last(self, steps: int) -> list[tuple[float, float]]:
-        """Returns loss and gradient norm of the last remembered steps, oldest first. Waits for the device.
+        """Return loss and gradient norm of the last remembered steps, oldest first. Waits for the device.
 
         Steps in which no label counted are left out.
         """

@@ -16,7 +16,7 @@ from kielo.ranks.hang_watch import Progress
 
 @contextmanager
 def marked_layers(model: nn.Module, device: torch.device, progress: Progress) -> Iterator[None]:
-    """Tells `progress` of each layer that is begun, and of each whose input has its gradient."""
+    """Tell `progress` of each layer that is begun, and of each whose input has its gradient."""
 
     def mark(*_: Any) -> None:
         if device.type != "cuda":

@@ -18,7 +18,7 @@ _NAMED_TENSORS = 4
 
 
 class ReplicaCheck:
-    """Compares replicas; "go back": a checkpoint from before the step is the newest now.
+    """Compare replicas; "go back": a checkpoint from before the step is the newest now.
 
     Raises KieloError if there is none, and for ranks that may be those of an earlier difference.
 
@@ -35,7 +35,7 @@ class ReplicaCheck:
         return self._compared(taken.step, taken.replicas) if self._is_due(taken.step) else "go on"
 
     def before_keeping(self, taken: TakenStep) -> Answer:
-        """Compares, unless `after_step` has compared in this step. All ranks call it together."""
+        """Compare, unless `after_step` has compared in this step. All ranks call it together."""
         if not self._every_steps or self._is_due(taken.step):
             return "go on"
         return self._compared(taken.step, taken.replicas)
@@ -64,7 +64,7 @@ class ReplicaCheck:
 
 
 def _described(differences: list[Difference]) -> str:
-    """Returns e.g. "model/norm.weight on rank 2 (nid1)". All ranks call it."""
+    """Return e.g. "model/norm.weight on rank 2 (nid1)". All ranks call it."""
     hosts = Agreement().gather(socket.gethostname())
     by_ranks: dict[tuple[int, ...], list[str]] = {}
     for difference in differences:

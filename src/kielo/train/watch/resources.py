@@ -35,7 +35,7 @@ class HostMemory:
 
 
 def host_memory(root: Path = Path("/")) -> HostMemory | None:
-    """Returns the memory of the node or of the job's cgroup, whichever has less left; None where unknown.
+    """Return the memory of the node or of the job's cgroup, whichever has less left; None where unknown.
 
     root: the folder that holds `proc` and `sys`.
     """
@@ -44,7 +44,7 @@ def host_memory(root: Path = Path("/")) -> HostMemory | None:
 
 
 def _of_node(root: Path) -> list[HostMemory]:
-    """Reads proc(5)'s meminfo, whose numbers are KiB."""
+    """Read proc(5)'s meminfo, whose numbers are KiB."""
     with suppress(OSError, KeyError, ValueError):
         rows = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
         kib = {words[0].rstrip(":"): int(words[1]) for words in rows}
@@ -53,7 +53,7 @@ def _of_node(root: Path) -> list[HostMemory]:
 
 
 def _of_groups(root: Path) -> list[HostMemory]:
-    """Reads the limits of this process's cgroup and those around it, of version 2 or 1."""
+    """Read the limits of this process's cgroup and those around it, of version 2 or 1."""
     found: list[HostMemory] = []
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
@@ -74,7 +74,7 @@ def _of_groups(root: Path) -> list[HostMemory]:
 
 
 def _of_group(folder: Path, names: tuple[str, str, str, str]) -> list[HostMemory]:
-    """Returns nothing for a group without a limit, for which version 1 gives one of exabytes."""
+    """Return nothing for a group without a limit, for which version 1 gives one of exabytes."""
     limit_name, used_name, cache_name, shared_name = names
     with suppress(OSError, ValueError, KeyError):  # version 2 says "max"
         limit, used = (int((folder / name).read_text()) for name in (limit_name, used_name))
@@ -119,7 +119,7 @@ class Resources:
         self._available: deque[tuple[float, int]] = deque()  # (time, bytes) of the last minute
 
     def look(self, step: int) -> None:
-        """Looks, if it is time to. Called after every step; waits for no other rank."""
+        """Look, if it is time to. Called after every step; waits for no other rank."""
         now = time.monotonic()
         if now < self._next_look:
             return
@@ -153,7 +153,7 @@ class Resources:
             self._tell_once(step, "memory", f"{taken}. When none is left, the kernel ends the run")
 
     def _seconds_left(self) -> float:
-        """Returns in how many seconds no memory is left, if it goes on as in the last minute."""
+        """Return in how many seconds no memory is left, if it goes on as in the last minute."""
         (first_at, first), (last_at, last) = self._available[0], self._available[-1]
         if last_at - first_at < _GROWTH_SECONDS[0] or first <= last:
             return float("inf")
@@ -169,7 +169,7 @@ class Resources:
 
 
 def _complaint_of_shared_memory() -> str | None:
-    """Returns a message if the memory file system of this node is nearly full."""
+    """Return a message if the memory file system of this node is nearly full."""
     try:
         system = os.statvfs(_SHARED_MEMORY)
     except OSError:  # only Linux has it

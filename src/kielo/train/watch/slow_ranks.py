@@ -28,7 +28,7 @@ _MOST_CALLS = 256  # of layers in a sample; events cost the host some microsecon
 
 
 class LayerTimes:
-    """Measures the forward passes of a model's layers between `start` and `stop`."""
+    """Measure the forward passes of a model's layers between `start` and `stop`."""
 
     def __init__(self, model: nn.Module, device: torch.device):
         self._on_gpu = device.type == "cuda"
@@ -47,7 +47,7 @@ class LayerTimes:
         self._is_on = False
 
     def seconds(self) -> float:
-        """Returns the mean over the layers that were measured last; 0 for none. Waits until they are done."""
+        """Return the mean over the layers that were measured last; 0 for none. Waits until they are done."""
         if not self._calls:
             return 0.0
         if not self._on_gpu:
@@ -81,7 +81,7 @@ class SlowRank:
 
 
 def slow_ranks(samples: Sequence[Sequence[float]]) -> list[SlowRank]:
-    """Returns the ranks whose fastest sample is slower than the slowest usual one, by `LEAST_EXCESS` or more.
+    """Return the ranks whose fastest sample is slower than the slowest usual one, by `LEAST_EXCESS` or more.
 
     samples: seconds of each rank, at several steps. Usual is the median over the ranks of a step (the lower
     one of two). With noise alone a given rank is found in fewer than one of 12,870 groups of 8 samples.
@@ -133,7 +133,7 @@ class SpeedWatch:
 
 
 def described(slow: SlowRank, host: str) -> str:
-    """Returns how slow a rank is, and what it costs all of them."""
+    """Return how slow a rank is, and what it costs all of them."""
     return (
         f"rank {slow.rank} ({host}) is slow: {1000 * slow.seconds:.3g} ms a layer, where the median rank "
         f"takes {1000 * slow.usual_seconds:.3g} ms; all ranks wait for it, so the job may lose "

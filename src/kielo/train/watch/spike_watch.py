@@ -20,7 +20,7 @@ NAMED_DOCUMENTS = 5  # of each source
 
 
 class SpikeWatch:
-    """Goes back for a harmful spike; a checkpoint from before it is the newest then.
+    """Go back for a harmful spike; a checkpoint from before it is the newest then.
 
     Raises KieloError when the run went back too often.
 
@@ -58,7 +58,7 @@ class SpikeWatch:
         return "go on"
 
     def described(self, episode: Episode) -> str:
-        """Returns e.g. "the loss rose to 7.2 (usual: 2.5) in steps 812 to 841, most in step 820 (…)"."""
+        """Return e.g. "the loss rose to 7.2 (usual: 2.5) in steps 812 to 841, most in step 820 (…)"."""
         step = episode.worst_step
         return (
             f"the loss rose to {episode.worst_loss:.4g} (usual: {episode.usual_loss:.4g}) and the gradient "
@@ -117,7 +117,7 @@ class SpikeWatch:
         return tries
 
     def _documents(self, step: int) -> str:
-        """Returns e.g. "books (a.txt:3, a.txt:9, 12 more) and web (b.txt:1)". All ranks call it."""
+        """Return e.g. "books (a.txt:3, a.txt:9, 12 more) and web (b.txt:1)". All ranks call it."""
         return Agreement().on_first(lambda: self._documents_read_here(step))
 
     def _documents_read_here(self, step: int) -> str:

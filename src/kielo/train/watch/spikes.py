@@ -88,11 +88,11 @@ class Spikes:
         self.episode: Episode | None = None
 
     def use(self, phase: int) -> None:
-        """Says which phase the next steps are of. Another mixture or length has another usual loss."""
+        """Say which phase the next steps are of. Another mixture or length has another usual loss."""
         self._phase = phase
 
     def look(self, step: int, loss: Tensor, gradient_norm: Tensor) -> Verdict | None:
-        """Takes a step's loss and norm; returns a verdict when there is one, on a GPU a step later."""
+        """Take a step's loss and norm; return a verdict when there is one, on a GPU a step later."""
         self._waiting.append((step, self._phase))
         read = self._late.read(torch.stack((loss.float(), gradient_norm.float())))
         rows, self._resumed = [*self._resumed, *([] if read is None else [read])], []
@@ -100,12 +100,12 @@ class Spikes:
         return next((verdict for verdict in verdicts if verdict is not None), None)
 
     def accept(self) -> None:
-        """Takes the present level for the usual one: closes the episode and forgets the past."""
+        """Take the present level for the usual one: closes the episode and forgets the past."""
         self.episode = None
         self._past.clear()
 
     def plain_state(self) -> dict[str, Any]:
-        """Returns the state for a checkpoint. Waits for the device."""
+        """Return the state for a checkpoint. Waits for the device."""
         episode = None if self.episode is None else asdict(self.episode)
         waiting = [[*of, *row] for of, row in zip(self._waiting, [*self._resumed, *self._late.unread()])]
         return _for_json({
@@ -113,7 +113,7 @@ class Spikes:
         })  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes over a checkpoint's state; {}, of a version that had none, begins with no past."""
+        """Take over a checkpoint's state; {}, of a version that had none, begins with no past."""
         state = {"phase": 0, "past": [], "episode": None, "waiting": []} | _from_json(dict(state))
         self._late = DelayedReader(self._device)
         self._waiting = deque((step, phase) for step, phase, *_ in state["waiting"])
@@ -150,7 +150,7 @@ class Spikes:
     def _follow(
         self, episode: Episode, step: int, row: tuple[float, float], is_loss_high: bool, is_norm_high: bool
     ) -> Verdict | None:
-        """Adds a step to the open episode, and judges that."""
+        """Add a step to the open episode, and judges that."""
         loss, norm = row
         is_finite = loss < math.inf and norm < math.inf
         episode.not_finite = 0 if is_finite else episode.not_finite + 1
@@ -177,7 +177,7 @@ class Spikes:
 
 
 def steps_to_pass_over(episode: Episode) -> tuple[int, int]:
-    """Returns the first and last of the steps whose text is passed over when a run goes back for an episode.
+    """Return the first and last of the steps whose text is passed over when a run goes back for an episode.
 
     The step before the first is among them: it is that step's update which first shows in the loss.
     """
@@ -185,13 +185,13 @@ def steps_to_pass_over(episode: Episode) -> tuple[int, int]:
 
 
 def usual_value(past: np.ndarray) -> float:
-    """Returns the median of the finite values; NaN where there is none."""
+    """Return the median of the finite values; NaN where there is none."""
     finite = past[np.isfinite(past)]
     return float(np.median(finite)) if len(finite) else math.nan
 
 
 def is_high(value: float, past: np.ndarray, threshold: float, least_rise: float) -> bool:
-    """Returns True if `value` is more than `threshold` deviations above the usual value of `past`.
+    """Return True if `value` is more than `threshold` deviations above the usual value of `past`.
 
     least_rise: as a share of the usual value; a smaller rise is none.
     """
@@ -200,7 +200,7 @@ def is_high(value: float, past: np.ndarray, threshold: float, least_rise: float)
 
 
 def is_norm_too_large(norm: float, past: Sequence[float] | np.ndarray, threshold: float) -> bool:
-    """Returns True if a gradient norm is more than twice the usual one, and stands out of the noise."""
+    """Return True if a gradient norm is more than twice the usual one, and stands out of the noise."""
     logs = np.log(np.maximum(past, 1e-30))
     usual, deviation = _usual_and_deviation(logs)
     return math.log(max(norm, 1e-30)) > usual + max(threshold * deviation, LEAST_NORM_RISE)
@@ -215,7 +215,7 @@ def _usual_and_deviation(past: np.ndarray) -> tuple[float, float]:
 
 
 def _for_json(value: Any) -> Any:
-    """Returns the state with the text "inf" for each number that is not finite, which JSON lacks."""
+    """Return the state with the text "inf" for each number that is not finite, which JSON lacks."""
     match value:
         case dict():
             return {key: _for_json(entry) for key, entry in value.items()}

@@ -7,12 +7,12 @@ from kielo.verify.preflight.job import Finding, Job
 
 
 def measure(job: Job) -> dict[str, list[int] | int]:
-    """Returns the number of this rank on its node, and the cores that it may use."""
+    """Return the number of this rank on its node, and the cores that it may use."""
     return {"local_rank": job.world.local_rank, "cores": sorted(os.sched_getaffinity(0))}
 
 
 def judge(found: Sequence[dict], job: Job) -> list[Finding]:
-    """Compares with the card's binding; without one, looks if the ranks of a node have a core each."""
+    """Compare with the card's binding; without one, looks if the ranks of a node have a core each."""
     binding = job.cluster.jobs.cpu_bind if job.cluster.jobs else ""
     expected = cores_of_binding(binding) if binding and job.world.device.type == "cuda" else []
     findings = []
@@ -36,7 +36,7 @@ def judge(found: Sequence[dict], job: Job) -> list[Finding]:
 
 
 def cores_of_binding(binding: str) -> list[set[int]]:
-    """Returns the cores of each local rank in srun's binding "mask_cpu:0xfe,…" or "map_cpu:1,…".
+    """Return the cores of each local rank in srun's binding "mask_cpu:0xfe,…" or "map_cpu:1,…".
 
     Empty for bindings that leave the choice to Slurm.
     """
@@ -55,7 +55,7 @@ def summarise(found: Sequence[dict], job: Job) -> str:
 
 
 def in_ranges(cores: set[int]) -> str:
-    """Returns the cores as a text: {1, 2, 3, 16} → "1-3,16"."""
+    """Return the cores as a text: {1, 2, 3, 16} → "1-3,16"."""
     runs: list[list[int]] = []
     for core in sorted(cores):
         if runs and core == runs[-1][1] + 1:

@@ -63,7 +63,7 @@ _LIMIT_SECONDS, _HOST_LIMIT_SECONDS = 120.0, 300.0
 
 
 def preflight(recipe: Recipe, resolved: Resolved, run_folder: Path) -> bool:
-    """Runs the checks; called by all ranks. Returns on every rank True if no node and not the job is refused.
+    """Run the checks; called by all ranks. Returns on every rank True if no node and not the job is refused.
 
     Rank 0 writes `preflight.json` and `bad_nodes.txt` into the run's folder; those of an earlier preflight
     are removed first. Raises KieloError for ranks that do not arrive, whose nodes are written as bad ones
@@ -95,7 +95,7 @@ def preflight(recipe: Recipe, resolved: Resolved, run_folder: Path) -> bool:
 
 
 def run_checks(job: Job, checks: Sequence[Check] = CHECKS) -> bool:
-    """Runs `checks` in order; rank 0 writes the verdict. Returns on every rank True if all passed."""
+    """Run `checks` in order; rank 0 writes the verdict. Returns on every rank True if all passed."""
     started = time.monotonic()
     reports: list[CheckReport] = []
     complaints: list[Complaint] = []
@@ -125,7 +125,7 @@ def _settle(
     since: float,
     found: Sequence[tuple[Any, str]],
 ) -> list[bool]:
-    """Judges on rank 0 what all ranks found, and notes it; returns for each True if the ranks are in step."""
+    """Judge on rank 0 what all ranks found, and notes it; returns for each True if the ranks are in step."""
     values, errors = zip(*found)
     findings = [
         Finding(rank, f"the check ended with an error: {error}") for rank, error in enumerate(errors) if error
@@ -152,7 +152,7 @@ def _settle(
 
 
 def verdict(job: Job, reports: list[CheckReport], complaints: list[Complaint], seconds: float) -> Preflight:
-    """Returns the verdict on each node and on the job."""
+    """Return the verdict on each node and on the job."""
     refused = {complaint.node for complaint in complaints if complaint.is_refusal}
     nodes = [
         NodeVerdict(name=name, ranks=ranks, passed=name not in refused)
@@ -171,7 +171,7 @@ def verdict(job: Job, reports: list[CheckReport], complaints: list[Complaint], s
 
 
 def _refuse_missing(error: NoCommunicator, run_folder: Path, ranks: int) -> None:
-    """Writes the verdict of a preflight that could not begin: nodes of ranks that did not arrive are bad."""
+    """Write the verdict of a preflight that could not begin: nodes of ranks that did not arrive are bad."""
     _withdraw(run_folder)
     complaints = [
         Complaint(check="start", rank=None, node=host, message=str(error), is_refusal=True)
@@ -197,7 +197,7 @@ def _write_files(run_folder: Path, found: Preflight) -> None:
 
 
 def _withdraw(run_folder: Path) -> None:
-    """Removes the verdict of an earlier preflight. Raises KieloError for files that Kielo did not write."""
+    """Remove the verdict of an earlier preflight. Raises KieloError for files that Kielo did not write."""
     report, bad_nodes = run_folder / Preflight.FILE_NAME, run_folder / BAD_NODES_NAME
     refuse_other_json(report, "bad_nodes")
     if bad_nodes.exists() and not report.exists():
@@ -211,7 +211,7 @@ def _withdraw(run_folder: Path) -> None:
 
 @contextmanager
 def _nccl_log(device: str) -> Iterator[Path | None]:
-    """Yields the file that NCCL will log to, and removes one that Kielo asked for; None on CPUs."""
+    """Yield the file that NCCL will log to, and removes one that Kielo asked for; None on CPUs."""
     if device == "cpu":
         yield None
         return

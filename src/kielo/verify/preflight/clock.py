@@ -17,7 +17,7 @@ WARNING_SECONDS, REFUSAL_SECONDS = 1.0, 60.0
 
 
 def measure(job: Job) -> list[float]:
-    """Returns this rank's clock at the end of each barrier, in seconds since 1970."""
+    """Return this rank's clock at the end of each barrier, in seconds since 1970."""
     read = []
     for _ in range(CLOCK_ROUNDS):
         if job.world.size > 1:
@@ -43,7 +43,7 @@ def judge(found: Sequence[list[float]], job: Job) -> list[Finding]:
 
 
 def offsets(found: Sequence[list[float]]) -> list[float]:
-    """Returns each rank's seconds ahead of the median of all, the least of the rounds.
+    """Return each rank's seconds ahead of the median of all, the least of the rounds.
 
     A rank that leaves one barrier late is not late in all of them.
     """

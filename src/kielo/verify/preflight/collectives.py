@@ -59,7 +59,7 @@ class Exchange:
 
 
 def groups_of(mesh: Mesh, rank: int) -> list[Group]:
-    """Returns this rank's groups of two ranks and more, each once; an axis's name wins over "all ranks"."""
+    """Return this rank's groups of two ranks and more, each once; an axis's name wins over "all ranks"."""
     found: dict[str, Group] = {}
     for name, process_group in _named(mesh):
         ranks = tuple(dist.get_process_group_ranks(process_group))
@@ -77,18 +77,18 @@ def _named(mesh: Mesh) -> Iterator[tuple[str, dist.ProcessGroup]]:
 
 
 def values(rank: int, size: int, dtype: torch.dtype, start: int, count: int, device: torch.device) -> Tensor:
-    """Returns elements [start, start + count) of what group rank `rank` of `size` contributes."""
+    """Return elements [start, start + count) of what group rank `rank` of `size` contributes."""
     return _repeated(_period(rank, size, dtype).to(device, dtype), start, count)
 
 
 def sums(size: int, dtype: torch.dtype, start: int, count: int, device: torch.device) -> Tensor:
-    """Returns the sums of `values` over the group's ranks."""
+    """Return the sums of `values` over the group's ranks."""
     total = torch.stack([_period(rank, size, dtype) for rank in range(size)]).sum(0)
     return _repeated(total.to(device, dtype), start, count)
 
 
 def _period(rank: int, size: int, dtype: torch.dtype) -> Tensor:
-    """Returns PERIOD whole numbers, of which so few are large, or not 0, that sums over ranks are exact."""
+    """Return PERIOD whole numbers, of which so few are large, or not 0, that sums over ranks are exact."""
     step = -(-size // EXACT[dtype])
     if rank % step:
         return torch.zeros(PERIOD, dtype=torch.int64)
@@ -149,7 +149,7 @@ def all_to_all(group: Group, dtype: torch.dtype, elements: int, device: torch.de
 
 
 def message_to_next(group: Group, dtype: torch.dtype, elements: int, device: torch.device) -> Exchange:
-    """Sends to the next rank of the group and receives from the one before, as stages of a pipeline do."""
+    """Send to the next rank of the group and receives from the one before, as stages of a pipeline do."""
     return _message(group, 1, dtype, elements, device)
 
 
@@ -197,12 +197,12 @@ COLLECTIVES = {
 
 
 def collectives_of(group_size: int) -> list[str]:
-    """Returns the names of the collectives that groups of this size are checked with."""
+    """Return the names of the collectives that groups of this size are checked with."""
     return [name for name in COLLECTIVES if name != "all-to-all" or group_size <= LARGEST_ALL_TO_ALL]
 
 
 def measure(job: Job) -> dict[str, Any]:
-    """Returns {"wrong": messages, "gb_per_second": {axis: {collective: rate}}, "groups": {axis: ranks}}."""
+    """Return {"wrong": messages, "gb_per_second": {axis: {collective: rate}}, "groups": {axis: ranks}}."""
     wrong: list[str] = []
     rates: dict[str, dict[str, float]] = {}
     groups = groups_of(job.mesh, job.world.rank)
@@ -225,7 +225,7 @@ def measure(job: Job) -> dict[str, Any]:
 
 
 def difference(result: Tensor, expected: Tensor) -> str:
-    """Returns "" where all elements are equal, else the first that is not and how many are not."""
+    """Return "" where all elements are equal, else the first that is not and how many are not."""
     unequal = result != expected  # NaN is unequal to everything
     count = int(unequal.sum())
     if not count:
@@ -238,7 +238,7 @@ def difference(result: Tensor, expected: Tensor) -> str:
 
 
 def _rate(exchange: Exchange, sent_bytes: float, job: Job) -> float:
-    """Returns 10^9 bytes a second that this rank sends (NCCL's "bus bandwidth"), at the largest size."""
+    """Return 10^9 bytes a second that this rank sends (NCCL's "bus bandwidth"), at the largest size."""
     if job.world.device.type == "cuda":
         torch.cuda.synchronize(job.world.device)
     started = time.perf_counter()
@@ -286,7 +286,7 @@ def slow_groups(found: Sequence[dict[str, Any]], job: Job) -> list[Finding]:
 
 
 def network_share(cluster: Cluster, group_size: int, nodes: int) -> float | None:
-    """Returns 10^9 bytes a second of the network for a rank's part of a ring; None within a node.
+    """Return 10^9 bytes a second of the network for a rank's part of a ring; None within a node.
 
     A ring leaves each node once, and all groups of an axis are at work together: a node's groups share its
     network.
@@ -312,7 +312,7 @@ def summarise(found: Sequence[dict[str, Any]], job: Job) -> str:
 
 
 def num_elements(size: int, dtype: torch.dtype, ranks: int) -> int:
-    """Returns as many elements as `size` bytes hold, rounded up to a multiple of the group's ranks."""
+    """Return as many elements as `size` bytes hold, rounded up to a multiple of the group's ranks."""
     return -(-(size // dtype.itemsize) // ranks) * ranks
 
 

@@ -26,7 +26,7 @@ MOST_USED = 0.2  # of the device's memory, before this job has used much of it
 
 
 def measure(job: Job) -> dict[str, Any]:
-    """Returns the rates of this rank's device, a hash of its product, and the share of its memory in use."""
+    """Return the rates of this rank's device, a hash of its product, and the share of its memory in use."""
     device, sizes = job.world.device, job.sizes
     used = 0.0
     if device.type == "cuda":
@@ -51,7 +51,7 @@ def measure(job: Job) -> dict[str, Any]:
 
 
 def matrices(sizes: Sizes, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns two matrices of normal numbers, the same on every rank; bf16 on GPUs, fp32 on CPUs."""
+    """Return two matrices of normal numbers, the same on every rank; bf16 on GPUs, fp32 on CPUs."""
     generator = torch.Generator().manual_seed(0)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     shape = (sizes.matrix, sizes.matrix)
@@ -64,18 +64,18 @@ def multiply(left: Tensor, right: Tensor) -> Tensor:
 
 
 def digest(tensor: Tensor) -> str:
-    """Returns a hash of the tensor's bits."""
+    """Return a hash of the tensor's bits."""
     return xxhash.xxh3_64_hexdigest(tensor.cpu().view(torch.uint8).numpy().data)
 
 
 def processor_name() -> str:
-    """Returns the processor's model as Linux names it, or an empty text."""
+    """Return the processor's model as Linux names it, or an empty text."""
     with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
 
 
 def _best_seconds(action: Callable[[], object], times: int, rounds: int, device: torch.device) -> float:
-    """Returns the seconds of the fastest round of `times` actions; the first round warms up.
+    """Return the seconds of the fastest round of `times` actions; the first round warms up.
 
     On CPUs they are seconds of the processor, whose time other work has too.
     """
@@ -120,7 +120,7 @@ def _slow(found: Sequence[dict[str, Any]], job: Job) -> list[Finding]:
 
 
 def _wrong(found: Sequence[dict[str, Any]]) -> list[Finding]:
-    """Finds devices with another product than most of their kind, or than their own of seconds ago."""
+    """Find devices with another product than most of their kind, or than their own of seconds ago."""
     findings = [
         Finding(rank, "the same product gave other bits after seconds of work: the device computes wrongly")
         for rank, one in enumerate(found)

@@ -26,7 +26,7 @@ _FILES_BESIDE_SHARDS = 8
 
 
 def measure(job: Job) -> dict[str, Any]:
-    """Returns rates, free bytes and inodes and a complaint, of the rank that works for its node; else {}.
+    """Return rates, free bytes and inodes and a complaint, of the rank that works for its node; else {}.
 
     The nodes write, wait for each other, and read in a ring: the next one's file, which is in no cache here.
     """
@@ -55,7 +55,7 @@ def measure(job: Job) -> dict[str, Any]:
 
 
 def _attempt(found: dict[str, Any], path: Path, action: Callable[[Path], dict[str, Any]]) -> None:
-    """Adds what `action` finds at `path`; the first error of the file system becomes the complaint."""
+    """Add what `action` finds at `path`; the first error of the file system becomes the complaint."""
     try:
         found.update(action(path))
     except OSError as error:
@@ -74,7 +74,7 @@ def _wait_for_all(job: Job) -> None:
 
 
 def _room(folder: Path) -> dict[str, int | None]:
-    """Returns free bytes and inodes (None where the file system does not count them) for users."""
+    """Return free bytes and inodes (None where the file system does not count them) for users."""
     make_folder(folder)
     found = os.statvfs(folder)
     return {
@@ -95,7 +95,7 @@ def _write(path: Path, number: int, job: Job) -> dict[str, float]:
 
 
 def _read(path: Path, number: int, job: Job) -> dict[str, float]:
-    """Reads the file of node `number` and compares it, and returns how fast."""
+    """Read the file of node `number` and compare it, and return how fast."""
     started, chunks = time.perf_counter(), job.sizes.file_bytes // FILE_CHUNK_BYTES
     with open(path, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # a single node reads its own file
@@ -106,12 +106,12 @@ def _read(path: Path, number: int, job: Job) -> dict[str, float]:
 
 
 def chunk_of(number: int, chunk: int) -> bytes:
-    """Returns a chunk of the file of node `number`: its two numbers in every 16 bytes."""
+    """Return a chunk of the file of node `number`: its two numbers in every 16 bytes."""
     return np.tile(np.array([number, chunk], dtype="<i8"), FILE_CHUNK_BYTES // 16).tobytes()
 
 
 def room_needed(resolved: Resolved) -> tuple[int, int]:
-    """Returns the bytes and files of the run's checkpoints: those that are kept, and one that is written.
+    """Return the bytes and files of the run's checkpoints: those that are kept, and one that is written.
 
     A checkpoint holds every parameter in fp32 and its moments, one file a rank.
     """

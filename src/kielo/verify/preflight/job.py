@@ -72,13 +72,13 @@ class Job:
 
     @property
     def device_card(self) -> Accelerator | None:
-        """Returns the card of the devices that are here, None where no card describes them."""
+        """Return the card of the devices that are here, None where no card describes them."""
         device = self.world.device
         return accelerator_of_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
 
     @property
     def is_first_of_node(self) -> bool:
-        """Returns True on the lowest rank of each node, which works for the node."""
+        """Return True on the lowest rank of each node, which works for the node."""
         return self.nodes.index(self.nodes[self.world.rank]) == self.world.rank
 
     @property
@@ -86,7 +86,7 @@ class Job:
         return len(set(self.nodes))
 
     def ranks_of_nodes(self) -> dict[str, list[int]]:
-        """Returns node → its ranks, in the order of their first ranks."""
+        """Return node → its ranks, in the order of their first ranks."""
         found: dict[str, list[int]] = {}
         for rank, node in enumerate(self.nodes):
             found.setdefault(node, []).append(rank)
@@ -116,6 +116,6 @@ class Check:
 
 
 def spread(values: Sequence[float], unit: str) -> str:
-    """Returns "168 to 171 TFLOP/s", or one number where both ends print alike."""
+    """Return "168 to 171 TFLOP/s", or one number where both ends print alike."""
     low, high = f"{min(values):.3g}", f"{max(values):.3g}"
     return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"

@@ -19,7 +19,7 @@ _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w;-]+)")
 
 
 def ask_nccl_for_a_log() -> Path:
-    """Sets NCCL's variables of a log, where the environment has none; returns the log's path.
+    """Set NCCL's variables of a log, where the environment has none; return the log's path.
 
     Called before the first communicator. The caller removes the file.
     """
@@ -34,12 +34,12 @@ def ask_nccl_for_a_log() -> Path:
 
 
 def networks_of(log: str) -> list[str]:
-    """Returns the networks and providers that NCCL's log names, each once: ["AWS Libfabric", "cxi"]."""
+    """Return the networks and providers that NCCL's log names, each once: ["AWS Libfabric", "cxi"]."""
     return list(dict.fromkeys(_NETWORK.findall(log) + _PROVIDER.findall(log)))
 
 
 def measure(job: Job) -> dict[str, Any] | None:
-    """Returns the networks that this rank's NCCL names, and if they are the card's; None on CPUs."""
+    """Return the networks that this rank's NCCL names, and if they are the card's; None on CPUs."""
     if job.nccl_log is None:
         return None
     log = job.nccl_log.read_text(encoding="utf-8", errors="replace") if job.nccl_log.is_file() else ""
@@ -48,7 +48,7 @@ def measure(job: Job) -> dict[str, Any] | None:
 
 
 def judge(found: Sequence[dict[str, Any] | None], job: Job) -> list[Finding]:
-    """Refuses ranks of a job on several nodes whose network is not the card's."""
+    """Refuse ranks of a job on several nodes whose network is not the card's."""
     if job.num_nodes == 1:
         return []
     return [
@@ -64,7 +64,7 @@ def judge(found: Sequence[dict[str, Any] | None], job: Job) -> list[Finding]:
 
 
 def _expected(job: Job) -> str:
-    """Returns the card's pattern of what NCCL's log says where the fast network is used, or ""."""
+    """Return the card's pattern of what NCCL's log says where the fast network is used, or ""."""
     return job.cluster.jobs.network_log if job.cluster.jobs else ""
 
 

@@ -23,7 +23,7 @@ _MISSING = "not set"
 
 
 def measure(job: Job) -> dict[str, str]:
-    """Returns name → version, device or setting."""
+    """Return name → version, device or setting."""
     device = job.world.device
     found = {"python": platform.python_version(), "kielo": kielo.__version__, "kielo's code": code_hash()}
     found |= {name: version(name) for name in _PACKAGES}
@@ -65,7 +65,7 @@ def summarise(found: Sequence[dict[str, str]], job: Job) -> str:
 
 
 def code_hash() -> str:
-    """Returns a hash of the files of the running package."""
+    """Return a hash of the files of the running package."""
     folder, digest = Path(kielo.__file__).parent, xxhash.xxh3_64()
     for path in sorted(folder.rglob("*.py")):
         digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())

@@ -26,7 +26,7 @@ BARS = {
 
 
 def measure(job: Job) -> dict[str, dict[str, Any]]:
-    """Returns what → {"value", "at"}: the largest relative difference of what this rank holds, and where."""
+    """Return what → {"value", "at"}: the largest relative difference of what this rank holds, and where."""
     layout = job.resolved.placement.layout
     # Layers are not compiled: that takes a minute, and training compiles its own.
     section = layout.model_dump(exclude={"pipeline_layers"}) | {"compile": False}
@@ -39,12 +39,12 @@ def measure(job: Job) -> dict[str, dict[str, Any]]:
 
 
 def micro_batches_of(layout: Layout) -> int:
-    """Returns the micro-batches of a rank's step: two, or enough for every schedule of a pipeline."""
+    """Return the micro-batches of a rank's step: two, or enough for every schedule of a pipeline."""
     return 2 if layout.pipeline == 1 else num_stages(layout)
 
 
 def sizes_of(layout: Layout) -> Sizes:
-    """Returns sizes that the layout's axes divide, at least those of the layouts' certificate."""
+    """Return sizes that the layout's axes divide, at least those of the layouts' certificate."""
     inside, smallest = layout.tensor * layout.context, Sizes()
     ranks = layout.replicate * layout.shard
     return Sizes(
@@ -62,7 +62,7 @@ def _multiple(of: int, least: int) -> int:
 
 
 def judge(found: Sequence[dict[str, dict[str, Any]]], job: Job) -> list[Finding]:
-    """Refuses the job, of which any rank may be the cause: losses and norms are sums over all."""
+    """Refuse the job, of which any rank may be the cause: losses and norms are sums over all."""
     bars = BARS[job.world.device.type]
     findings = []
     for what, bar in bars.items():
