@@ -49,7 +49,7 @@ def table(result: dict) -> str:
 
 
 def new_language_table(result: dict, from_scratch: dict) -> str:
-    """Returns the Markdown table of a run that followed another; from_scratch: that of demo_estonian."""
+    """Return the Markdown table of a run that followed another; from_scratch: the result of demo_estonian."""
     summary, first, rows_of = result["summary"], result["first"], result["rows"]
     speed, model, *others = _figures(summary)
     text = summary["corpus"]["bytes_kept"]

@@ -35,8 +35,8 @@ A key that nothing would read is refused, with what would put it in force ("Only
 mistake if a recipe that extends its own, or `--set`, puts it out of force.
 
 `languages = ["et", "fi"]`, outside all tables and in place of `language`, is a run for each of them. In every
-text `{language}` is the code of the run's language, also where a recipe has only one. A source whose own
-language is one of the list is of that one's run alone.
+text `{language}` is the code of the run's language, also if a recipe has only one. A source whose own
+language is in the list belongs to the run of that language alone.
 """
 
 
@@ -115,7 +115,7 @@ def _is_list(schema: dict[str, Any]) -> bool:
 
 
 def _section(annotation: Any) -> type[Section] | None:
-    """Returns the section that a key holds: alone, in a tuple, or where it may also be left out."""
+    """Return the section that a key holds: alone, in a tuple, or optional."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     inner = [found for one in get_args(annotation) if (found := _section(one))]

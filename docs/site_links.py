@@ -1,4 +1,4 @@
-"""A hook of mkdocs (mkdocs.yml): the pages of the repository, as they are, become those of the site.
+"""A hook of mkdocs (mkdocs.yml): the pages of the repository, as they are, become the pages of the site.
 
 README.md is the first page. A file outside docs/ that a page links to is in the site as repository/PATH. The
 notes after the kind of a code block (tests/docs/blocks.py), which no highlighter knows, are left out.

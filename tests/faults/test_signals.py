@@ -1,4 +1,4 @@
-"""Signals: a run saves and stops, or ends at once, or goes on, as whoever sent it means; no rank is left."""
+"""Signals: a run saves and stops, or ends at once, or continues, as the sender means; no rank is left."""
 
 import json
 import os
