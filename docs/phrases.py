@@ -93,7 +93,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def hits(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield (lines above it, phrase found, words to write) for each hit in a text, also over the end of a line."""
+    """Yield (lines above it, phrase, words to write instead) for each hit in a text, also across lines."""
     for phrase, plain in PHRASES.items():
         for match in re.finditer(phrase.replace(" ", r"\s+"), text, re.IGNORECASE):
             yield text.count("\n", 0, match.start()), " ".join(match[0].split()), plain
