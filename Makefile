@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TORCH_210 ?= .torch/2.10
 TORCH_211 ?= .torch/2.11
 
-.PHONY: help demo test test-faults test-full test-slurm test-slurm-short test-torches test-border border-peers mutants soak lint types format lock bench-peers bench-gpu gpu-wheels docs clean
+.PHONY: help demo test test-faults test-full test-slurm test-slurm-short test-torches test-border border-peers mutants soak lint types format lock bench-peers bench-gpu gpu-wheels docs dist clean
 
 help:
 	@echo "Times are of two quiet cores, after the install (2 minutes at the first call; a GPU for bench-gpu)."
@@ -33,7 +33,7 @@ help:
 	@echo "make test-faults         7 min  odd inputs, faults and careless uses: nothing is lost, nothing is silent"
 	@echo "make test-full          1 hour  test, test-faults, and the cases marked full (each layout, whole sweeps)"
 	@echo "make mutants            1 hour  changes the source in small ways and counts how many changes a test notices"
-	@echo "make lint                1 min  ruff, the stairs of imports, and types"
+	@echo "make lint                1 min  ruff, the stairs of imports, types, the Containerfile"
 	@echo "make types               1 min  mypy over the package; 10 s when little has changed"
 	@echo "make format                5 s  the source in the form that lint asks for"
 	@echo "make lock                  5 s  writes constraints.lock: each package of this environment with its version"
@@ -46,6 +46,7 @@ help:
 	@echo "make bench-gpu PART=1    9 min  each bar that needs a GPU, in parts 1 to 7; 5 to 7 need other engines too"
 	@echo "make gpu-wheels          20 s  packages that a GPU machine without network lacks, in .wheels/"
 	@echo "make docs                 10 s  the pages of docs/ as a site, in site/; a dead link is an error"
+	@echo "make dist                 30 s  the sdist and the wheel (with the site), checked, in dist/"
 	@echo "make clean                      removes the virtual environments, runs and builds"
 
 $(VENV)/.train: pyproject.toml constraints.txt
@@ -98,6 +99,7 @@ lint: $(VENV)/.test
 	$(BIN)/python -m ruff format --check -q src tests benchmarks docs
 	$(BIN)/lint-imports
 	$(BIN)/python -m mypy
+	$(BIN)/hadolint Containerfile
 
 types: $(VENV)/.test
 	$(BIN)/python -m mypy
@@ -149,6 +151,9 @@ $(DOCS)/.docs: pyproject.toml constraints.txt
 
 docs: $(DOCS)/.docs
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build
+
+dist: docs
+	.ci/dist $(DOCS)/bin/python
 
 clean:
 	rm -rf $(VENV) $(PEERS) $(BORDER) $(DOCS) .torch .wheels runs build dist site src/*.egg-info
