@@ -127,7 +127,7 @@ $(BORDER)/.peers: $(VENV)/.test
 	$(BIN)/python -m pip install -q --target $(BORDER)/transformers4 --no-deps transformers==4.57.6 huggingface_hub==0.36.0 tokenizers==0.22.1
 	$(BIN)/python -m venv $(BORDER)/programs
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(BORDER)/programs/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/kielo.pth"
-	$(BORDER)/programs/bin/python -m pip install -q -c constraints.txt ctranslate2 lm-eval sentence-transformers trl
+	$(BORDER)/programs/bin/python -m pip install -q -c constraints.txt ctranslate2 lm-eval peft sentence-transformers trl
 	touch $@
 
 border-peers: $(BORDER)/.peers
