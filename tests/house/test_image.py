@@ -10,7 +10,7 @@ import pytest
 from tests.house.checks import ROOT
 
 # More options of the builder, as another base image on a machine that reaches no registry.
-OPTIONS = shlex.split(os.environ.get("KIELO_IMAGE_OPTIONS", ""))
+OPTIONS = shlex.split(os.environ.get("KIELO_TEST_IMAGE", ""))
 BUILDERS = ("podman", "buildah", "docker")
 # What a builder says if it has no daemon, or if the registry of the base image cannot be reached.
 NO_BASE = (
