@@ -23,7 +23,7 @@ NAMES = {
     "COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE",
     "TTY_INTERACTIVE", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "CDPATH", "BASH_ENV", "PYTHONWARNINGS",
 }  # fmt: skip
-KEPT = {"KIELO_TEST_SLURM", "KIELO_TEST_BORDER"}  # ask for tests
+KEPT = {"KIELO_TEST_SLURM", "KIELO_TEST_BORDER", "KIELO_TEST_IMAGE"}  # ask for tests
 ENCODING = "C.UTF-8"  # of files and streams whose encoding a test does not name
 
 
