@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TORCH_210 ?= .torch/2.10
 TORCH_211 ?= .torch/2.11
 
-.PHONY: help demo test test-faults test-full test-slurm test-slurm-short test-torches test-border border-peers mutants soak lint types format lock bench-peers bench-gpu gpu-wheels docs dist clean
+.PHONY: help demo test test-faults test-full test-slurm test-slurm-short test-torches test-border border-peers mutants soak lint types format lock bench-peers bench-gpu gpu-code gpu-wheels docs dist clean
 
 help:
 	@echo "Times are of two quiet cores, after the install (2 minutes at the first call; a GPU for bench-gpu)."
@@ -44,6 +44,7 @@ help:
 	@echo "make test-border         5 min  what Kielo exports, in transformers 4, lm-eval, TRL, CTranslate2, sentence-transformers"
 	@echo "make bench-peers         5 min  installs the engines that benchmarks/training/step.py compares with"
 	@echo "make bench-gpu PART=1    9 min  each bar that needs a GPU, in parts 1 to 7; 5 to 7 need other engines too"
+	@echo "make gpu-code             3 min  kernels, launches and bytes of layers compiled for GPUs that need not be here"
 	@echo "make gpu-wheels          20 s  packages that a GPU machine without network lacks, in .wheels/"
 	@echo "make docs                 10 s  the pages of docs/ as a site, in site/; a dead link is an error"
 	@echo "make dist                 30 s  the sdist and the wheel (with the site), checked, in dist/"
@@ -139,6 +140,12 @@ test-border: $(BORDER)/.peers
 bench-gpu:
 	$(GPU_PYTHON) benchmarks/training/gpu.py --part $(PART) $(BENCH_OPTIONS)
 
+.triton:
+	$(BIN)/python -m pip install -q --target $@ --no-deps --no-cache-dir triton==3.9.0 || { rm -rf $@; exit 1; }
+
+gpu-code: $(VENV)/.test .triton
+	PYTHONPATH=.triton TRITON_DEFAULT_FP_FUSION=1 OMP_NUM_THREADS=1 $(BIN)/python benchmarks/training/gpu_code.py $(BENCH_OPTIONS)
+
 gpu-wheels:
 	$(PYTHON) benchmarks/training/gpu.py --fetch-wheels .wheels
 
@@ -156,4 +163,4 @@ dist: docs
 	.ci/dist $(DOCS)/bin/python
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(BORDER) $(DOCS) .torch .wheels runs build dist site src/*.egg-info
+	rm -rf $(VENV) $(PEERS) $(BORDER) $(DOCS) .torch .triton .wheels runs build dist site src/*.egg-info
