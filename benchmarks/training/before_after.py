@@ -57,7 +57,10 @@ def work(options: argparse.Namespace) -> None:
     from contenders.contender import Work
     from step_shapes import SHAPES, resolved_of
 
-    from kielo.ranks.world import end_world, start_world
+    try:
+        from kielo.ranks.world import end_world, start_world
+    except ImportError:  # versions before 2026-11-27
+        from kielo.parallel.world import end_world, start_world
     from kielo.train.precision import settle_matrix_products
 
     world = start_world(60, "cpu")
