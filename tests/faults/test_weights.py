@@ -28,7 +28,7 @@ from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Model
 from kielo.stages.attempt import train_here
 from kielo.train import run as run_module
-from kielo.train.final_check import refuse_unsound_weights
+from kielo.train.watch.checks import refuse_unsound_weights
 from tests.checkpoint.layouts import config as layouts_config
 from tests.checkpoint.layouts import model_on_ranks
 from tests.faults.trial import Outcome, belongings, kielo, refused, went_well
@@ -787,7 +787,7 @@ def look_at_the_end() -> str:
 def test_ranks_agree_on_what_is_broken() -> None:
     """An infinity in the shard of one of two ranks."""
     first, second = run_ranks(look_at_the_end, 2)
-    assert first == second and "layers.1.mlp.up.weight;" in first
+    assert first == second and "layers.1.mlp.up.weight." in first
 
 
 # Tokenizers' names of their tokens, and folders that `evaluate` and `export` are given

@@ -108,8 +108,8 @@ def test_where_counts_are_alike_the_cause_is_the_rank_outside_of_torch():
     hang = watched(beating(beats, 62))
     message = describe(hang, beats, {1: "nid7 (process 12)"}, {})
     assert hang.ranks == (1,) and not hang.is_silent
-    assert "rank 1 on nid7 (process 12) at kielo/train/feed.py:86 in take; ranks 0, 2 wait" in message
-    assert "30 s without progress (the limit is 30 s; steps usually pause for 2 s at most)" in message
+    assert "rank 1 on nid7 (process 12) at kielo/train/feed.py:86 in take, while ranks 0, 2 wait" in message
+    assert "30 s without progress (the limit is 30 s, and steps usually pause for at most 2 s)" in message
 
 
 def test_collectives_that_do_not_match_are_named_with_both_lines():
@@ -123,7 +123,7 @@ def test_what_is_not_known_is_not_in_the_message():
     beats = [replace(USUAL, at=f"line {rank}") for rank in range(10)]
     hang = Hang((1,), True, 3.4, "without a heartbeat")
     ending = (
-        ". Start again from the newest checkpoint; where it comes again on the same node, leave that node out"
+        ". Fix: start again from the newest checkpoint. If it recurs on the same node, leave that node out"
     )
     stands = "the job hangs, 3 s without a heartbeat"
     assert describe(hang, [], {}, {}) == f"{stands}. The cause: rank 1{ending}"
@@ -131,13 +131,13 @@ def test_what_is_not_known_is_not_in_the_message():
         f"{stands}. The cause: rank 1 on nid7 (it has ended){ending}"
     )
     assert describe(hang, beats[:2], {}, {1: "it has ended"}) == (
-        f"{stands} after step 7, during steps. The cause: rank 1 (it has ended) at line 1; rank 0 waits at "
+        f"{stands} after step 7, during steps. The cause: rank 1 (it has ended) at line 1, while rank 0 waits at "
         f"line 0{ending}"
     )
     nine = replace(hang, ranks=tuple(range(1, 10)))
     told = describe(nine, beats, {}, {})
     assert (
-        "rank 7 at line 7, rank 8 at line 8, 1 more; rank 0 waits at line 0" in told and "rank 9" not in told
+        "rank 7 at line 7, rank 8 at line 8, 1 more, while rank 0 waits at line 0" in told and "rank 9" not in told
     )
     assert "rank 8 at line 8; ranks 0, 9 wait, the first at line 0" in describe(
         replace(hang, ranks=tuple(range(1, 9))), beats, {}, {}
@@ -151,7 +151,7 @@ def test_a_network_that_lost_a_message_is_likely_where_all_ranks_wait_at_one_lin
     told = describe(Hang((), False, 3.0, "without progress"), [USUAL] * 2, {}, {})
     assert told == (
         "the job hangs, 3 s without progress: all ranks wait for each other: ranks 0, 1 at "
-        "kielo/train/loop.py:20 in fit. A network that lost a message is the likely cause: start again"
+        "kielo/train/loop.py:20 in fit. The network probably lost a message. Fix: start again"
     )
 
 

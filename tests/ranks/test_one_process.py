@@ -143,8 +143,8 @@ def test_ranks_leave_once_rank_0_is_done(enter) -> None:
     ("devices", "local_rank", "found"),
     [
         (1, 3, "cuda:0"), (4, 3, "cuda:3"), (4, 0, "cuda:0"),
-        (3, 3, "local rank 3 has no GPU: this node shows 3; start 3 ranks a node"),
-        (0, 0, 'device "cuda" was asked for, but this build of torch sees no GPU; device = "cpu" works'),
+        (3, 3, "local rank 3 has no GPU: this node shows 3. Fix: start 3 ranks a node"),
+        (0, 0, 'device "cuda" was asked for, but this build of torch sees no GPU. Fix: device = "cpu"'),
     ],
 )  # fmt: skip
 def test_each_local_rank_has_a_device_of_its_own(devices, local_rank, found, monkeypatch) -> None:

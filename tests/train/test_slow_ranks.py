@@ -40,7 +40,7 @@ def test_who_is_slow() -> None:
 
 def test_what_is_told() -> None:
     told = described(SlowRank(3, 0.016, 0.01), "nid7")
-    assert "rank 3 (nid7) is slow: 16 ms a layer, where the median rank takes 10 ms" in told
+    assert "rank 3 (nid7) is slow: 16 ms a layer. The median rank takes 10 ms" in told
     assert "may lose 38% of its speed" in told  # 1 - 10 / 16
 
 

@@ -1,8 +1,8 @@
 """The flight record of a rank: the collectives that torch has noted, written when the job hangs.
 
 torch's own analyser compares the records of all ranks: `torchfrtrace RUN/train/flight_record`. NCCL and RCCL
-note all their collectives. gloo, from torch 2.11 on, notes some, and not the ranks of a group, which that
-analyser needs.
+note all collectives. gloo, from torch 2.11 on, notes some, and not the ranks of a group, which that analyser
+needs.
 """
 
 import os
@@ -18,15 +18,14 @@ _ANSWER_SECONDS = 5.0
 
 
 def keep_flight_record() -> None:
-    """Make torch note collectives, which 2.10 does not by default; called before the first group is made."""
+    """Make torch note collectives, which 2.10 does not by default. Call it before the first group is made."""
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(_KEPT_COLLECTIVES))
 
 
 def write_flight_record(folder: Path, rank: int) -> None:
-    """Write this rank's record as `rank_00007`, in torch's form; nothing where torch has noted nothing.
+    """Write this rank's record as `rank_00007`, in torch's form, if torch has noted anything.
 
-    Another thread asks torch for it, since a communicator that is stuck may not answer: after 5 s it is given
-    up.
+    Another thread asks torch, because a stuck communicator may never answer. After 5 s it is given up.
     """
     found: list[bytes] = []
     asking = threading.Thread(target=lambda: found.extend(_records()), name="flight record", daemon=True)

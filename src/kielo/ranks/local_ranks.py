@@ -1,8 +1,8 @@
 """Processes of `kielo train` on this machine, one a rank: they are started, get signals, and are watched.
 
-They get the variables that torchrun would set. torchrun itself is not used: it turns every exit code into 1,
-and an intended stop into a page of traceback, and after a failure it imports torch again in every rank. Ranks
-are forked from a process that has done so (`rank_template.py`). Without torch.
+They get the variables that torchrun would set. torchrun itself turns every exit code into 1, and an intended
+stop into a page of traceback, and imports torch again in every restarted rank. Here ranks are forked from a
+process that has imported it (`rank_template.py`). Without torch.
 """
 
 import json
@@ -20,22 +20,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# The process of a rank, as another rank of its node sees it: its state, and where its threads are.
-#
-# A process that is frozen is sent SIGUSR2, at which Python's faulthandler writes the stacks of all threads
-# from inside of the signal, without Python's lock, and SIGCONT. So `kill -USR2 PID` does no harm to a rank.
-
-
 STACKS_SECONDS = 3.0  # until a frozen process has written its stacks
 # The letters of proc(5), field "state".
 _STATES = {
     "T": "it was stopped by a signal (SIGSTOP), a debugger or the scheduler",
     "t": "a debugger has stopped it",
-    "D": "the kernel does not let it go on: a disk, a network file system or a driver",
+    "D": "the kernel does not let it continue: a disk, a network file system or a driver",
     "Z": "it has ended",
     "": "it has ended",
 }
 _OTHER_STATE = "none of its Python threads runs: a library may hold Python's lock"
+_TEMPLATE = "kielo.ranks.rank_template"
+_LOOK_SECONDS = 0.05
+# The process from which the ranks are forked beats every second, once it has imported what they need.
+MOST_SILENT_SECONDS, MOST_START_SECONDS = 60, 1200
+# When a rank has failed, the others notice it by themselves, if their communication says so, and end.
+_NOTICE_SECONDS = 5.0
+# Below 32768, where Linux begins with the ports that it chooses itself.
+_PORTS, _PORT_TRIES = range(20_000, 32_768), 20
 
 
 def name_of_this_node() -> str:
@@ -45,7 +47,11 @@ def name_of_this_node() -> str:
 
 @dataclass(frozen=True)
 class RankProcess:
-    """The process of a rank. stacks_file: its descriptor of the file into which SIGUSR2 writes stacks."""
+    """The process of a rank, as another rank of its node sees it.
+
+    On SIGUSR2 Python's faulthandler writes the stacks of all threads into the file with descriptor
+    `stacks_file`, without Python's lock. So `kill -USR2 PID` does no harm to a rank.
+    """
 
     host: str
     pid: int
@@ -66,9 +72,9 @@ class RankProcess:
         return _STATES.get(self._letter(), _OTHER_STATE)
 
     def stacks(self) -> str:
-        """Return the stacks of a silent process, by its faulthandler or py-spy; empty where neither can.
+        """Return the stacks of a silent process, by its faulthandler or py-spy, or "".
 
-        A process that ends when it is woken is not waited for; what it wrote until then is returned.
+        A process that ends when it is woken is not waited for, and what it wrote until then is returned.
         """
         text, file = "", Path(f"/proc/{self.pid}/fd/{self.stacks_file}")
         with suppress(OSError), file.open(encoding="utf-8", errors="replace") as written:
@@ -86,21 +92,11 @@ class RankProcess:
         return text
 
     def _letter(self) -> str:
-        """Return the letter of its state; empty where there is no such process."""
+        """Return the letter of its state, or "" without such a process."""
         with suppress(OSError):
             text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
             return text.rpartition(")")[2].split()[0]
         return ""
-
-
-_TEMPLATE = "kielo.ranks.rank_template"
-_LOOK_SECONDS = 0.05
-# The process from which the ranks are forked beats every second, once it has imported what they need.
-MOST_SILENT_SECONDS, MOST_START_SECONDS = 60, 1200
-# When a rank has failed, the others notice it by themselves, if their communication says so, and end.
-_NOTICE_SECONDS = 5.0
-# Below 32768, where Linux begins with the ports that it chooses itself.
-_PORTS, _PORT_TRIES = range(20_000, 32_768), 20
 
 
 @dataclass(frozen=True)
@@ -117,9 +113,9 @@ class Failure:
 class Ranks:
     """`number` processes of this Python with `arguments` (`-m MODULE ...` or `-c CODE`).
 
-    They are in a session of their own, so that Ctrl-C at a terminal reaches them once, through their parent.
-    stop_code: exit code of a rank that stopped as asked, which is no failure. modules: what is imported once
-    for all ranks; it must not start threads or use a GPU.
+    They are in their own session, so that Ctrl-C at a terminal reaches them once, through their parent.
+    stop_code: the exit code of a rank that stopped as asked. modules: imported once for all ranks. They must
+    not start threads or use a GPU.
     """
 
     def __init__(
@@ -142,9 +138,7 @@ class Ranks:
         self._stop_signal: signal.Signals | None = None
 
     def start(self, is_quiet: bool = False, number: int | None = None) -> None:
-        """Start the ranks, also again after `wait`. is_quiet: they print to stderr, so that only the caller
-        uses stdout. number: of ranks from now on.
-        """
+        """Start the ranks, also again after `wait`. is_quiet: they print to stderr. number: a new number."""
         self._number = number or self._number
         if self._template is None or self._template.poll() is not None:
             self._start_template(is_quiet)
@@ -168,9 +162,9 @@ class Ranks:
         return self._stop_signal is not None
 
     def wait(self, shutdown_seconds: int) -> Failure | None:
-        """Wait until all ranks have ended. Returns the first that failed; None if none did.
+        """Wait until all ranks have ended. Return the first that failed, or None.
 
-        Once one has failed, the others are ended. Ranks that still run `shutdown_seconds` after a stop are
+        When a rank has failed, the others are ended. Ranks that still run `shutdown_seconds` after a stop are
         killed.
         """
         failures: list[Failure] = []
@@ -187,7 +181,7 @@ class Ranks:
             if until is not None and time.monotonic() > until and not is_killing:
                 self._send({"signal": signal.SIGKILL})
                 is_killing = True
-        # Of ends that are seen at once, a signal is the cause and an exit code its effect on another rank.
+        # of simultaneous ends, a signal is the cause and an exit code its effect on another rank
         return min(failures, key=lambda failure: failure.code >= 0, default=None)
 
     def kill(self) -> None:
@@ -197,7 +191,7 @@ class Ranks:
             self.close()
 
     def close(self) -> None:
-        """End the process from which the ranks were forked, and those that are left."""
+        """End the process from which the ranks were forked, and the ranks that are left."""
         if self._template is not None:
             os.close(self._control)
             self._template.wait()
@@ -219,11 +213,11 @@ class Ranks:
         os.close(report)
 
     def _send(self, message: Mapping[str, object]) -> None:
-        with suppress(BrokenPipeError):  # it has ended, and its ranks with it, as `_ends` finds
+        with suppress(BrokenPipeError):  # `_ends` finds that it has ended, and its ranks with it
             os.write(self._control, json.dumps(message).encode() + b"\n")
 
     def _ends(self, template: subprocess.Popen) -> list[tuple[int, int]]:
-        """Return (rank, exit code) of ranks that have ended since the last call; wait a moment for them."""
+        """Return (rank, exit code) of ranks that have ended since the last call. Wait a moment for them."""
         if not select.select([self._report], [], [], _LOOK_SECONDS)[0]:
             self._look_for_life(template)
             return []
@@ -238,9 +232,10 @@ class Ranks:
         return [(one["ended"], one["code"]) for one in found if "ended" in one]
 
     def _look_for_life(self, template: subprocess.Popen) -> None:
-        """Kill the process from which the ranks were forked if it is frozen: nobody else would notice.
+        """Kill the process from which the ranks were forked if it is frozen, because nobody else would
+        notice.
 
-        Looks are counted, and not seconds: while this process is frozen too, none is.
+        It counts looks, not seconds, so that it counts none while this process is frozen too.
         """
         self._silent_looks += 1
         limit = MOST_SILENT_SECONDS if self._has_beaten else MOST_START_SECONDS
@@ -248,9 +243,10 @@ class Ranks:
             return
         print(
             f"kielo: process {template.pid}, from which the ranks were forked, has not answered for "
-            f"{limit} s: it is frozen (SIGSTOP?); it is ended, and the ranks with it",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+            f"{limit} s. It is frozen (SIGSTOP?), so it is killed, and the ranks with it",
+            file=sys.stderr,
+            flush=True,
+        )
         self._silent_looks = 0
         template.kill()
 
@@ -260,10 +256,7 @@ def _sooner(until: float | None, seconds: float) -> float:
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody listens on just now.
-
-    Seconds pass until the ranks meet there, so it is none that the kernel gives to other programs by itself.
-    """
+    """Return a free TCP port, outside the range from which the kernel serves other programs meanwhile."""
     for _ in range(_PORT_TRIES):
         port = random.SystemRandom().choice(_PORTS)
         with socket.socket() as listener, suppress(OSError):

@@ -1,8 +1,8 @@
-"""Values that are no tensors, between the ranks: sent as JSON and never unpickled.
+"""Values that are not tensors, between the ranks: sent as JSON and never unpickled.
 
-What arrives over a network may come from anybody who reaches the port, and unpickling runs whatever it names.
-In: `None`, truth values, numbers, text, bytes, paths, lists, tuples, sets, dictionaries, dtypes, plain numpy
-arrays, and the data classes, named tuples and pydantic models of Kielo. Reading runs none of their code.
+Whatever reaches the port can send, and unpickling runs what it names. Values are `None`, truth values,
+numbers, text, bytes, paths, lists, tuples, sets, dictionaries, dtypes, plain numpy arrays, and the data
+classes, named tuples and pydantic models of Kielo. Reading runs none of their code.
 """
 
 import base64
@@ -27,22 +27,22 @@ _ARRAYS = "biufc"  # kinds of numpy's dtypes of which no element is an object
 
 
 def to_json(value: Any) -> str:
-    """Return the value as JSON; raise TypeError for one of a kind that is not sent."""
+    """Return the value as JSON. Raise TypeError for a kind that is not sent."""
     return json.dumps(_encoded(value), separators=(",", ":"))
 
 
 def from_json(text: str | bytes) -> Any:
-    """Return the value that `to_json` was given, an equal one of the same types.
+    """Return a value equal to the value that `to_json` got, of the same types.
 
-    Raises KieloError for text that is none of `to_json`'s.
+    Raises KieloError for text that `to_json` did not write.
     """
     try:
         return _decoded(json.loads(text))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise KieloError(
-            f"a rank sent what cannot be read ({type(error).__name__}: {error}): the ranks run different "
-            "versions of Kielo, or something else wrote to their ports. Fix: one version, "
-            "and a network that only the job reaches (docs/clusters.md)"
+            f"a rank sent what cannot be read ({type(error).__name__}: {error}). The ranks run different "
+            "versions of Kielo, or another program wrote to their ports. Fix: one version, and a network "
+            "that only the job reaches (docs/clusters.md)"
         ) from error
 
 
@@ -64,7 +64,7 @@ def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
 
 
 def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:
-    """Return rank 0's value on every rank; those of the others are not looked at."""
+    """Return rank 0's value on every rank. The values of the others are ignored."""
     device = _device(group)
     content = _bytes_of(value if dist.get_rank(group) == 0 else None, device)
     size = torch.tensor([len(content)], device=device)
@@ -76,7 +76,7 @@ def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:
 
 
 def scatter(values: list[Any], group: dist.ProcessGroup | None = None) -> Any:
-    """Return to each rank its entry of rank 0's `values`; those of the others are not looked at."""
+    """Return to each rank its entry of rank 0's `values`. The values of the others are ignored."""
     device, is_first = _device(group), dist.get_rank(group) == 0
     contents = [_bytes_of(value, device) for value in values] if is_first else []
     sizes = torch.tensor([*map(len, contents)] or [0] * dist.get_world_size(group), device=device)
@@ -89,7 +89,7 @@ def scatter(values: list[Any], group: dist.ProcessGroup | None = None) -> Any:
 
 
 def _sent(value: Any, group: dist.ProcessGroup | None) -> tuple[Tensor, list[int]]:
-    """Return this rank's bytes, as many as the longest has, and how many of each rank's mean something."""
+    """Return this rank's bytes, padded to the longest, and the sizes of all ranks."""
     content = _bytes_of(value, _device(group))
     sizes = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=content.device)
     sizes[dist.get_rank(group)] = len(content)
@@ -98,7 +98,7 @@ def _sent(value: Any, group: dist.ProcessGroup | None) -> tuple[Tensor, list[int
 
 
 def _device(group: dist.ProcessGroup | None) -> torch.device:
-    """Return the device on which the group's backend takes tensors: the CPU where it can."""
+    """Return the device on which the group's backend takes tensors: the CPU if it can."""
     backends = str(dist.get_backend_config(group))
     if "cpu:" in backends:
         return torch.device("cpu")

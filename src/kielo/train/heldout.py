@@ -1,7 +1,7 @@
-"""Loss on held-out text: the same sequences every time, shared out over the data ranks.
+"""Loss on held-out text: nats per counted token and bits per byte of each set.
 
-In: sequences of the held-out sets of a token folder. Out: nats per counted token and bits per byte of each
-set, the same numbers on every rank, and the same (to rounding) on any number of ranks.
+The sequences are the same every time, shared out over the data ranks. The numbers are the same on every rank
+and, up to rounding, on any number of ranks.
 """
 
 import math
@@ -23,7 +23,7 @@ from kielo.train.state import State
 
 @dataclass(frozen=True)
 class HeldOutShare:
-    """The held-out sequences of one rank, cut into micro-batches; counted_tokens: those of all ranks."""
+    """The held-out sequences of one rank, in micro-batches. counted_tokens: of all ranks."""
 
     micro_batches: list[MicroBatch]
     counted_tokens: int
@@ -36,9 +36,9 @@ def share_of(
     micro_batch_sequences: int,
     positions_s: Tensor | None = None,
 ) -> HeldOutShare:
-    """Cut sequences r, r + n, … of `batch`, which holds all held-out sequences, for rank r of n.
+    """Cut sequences r, r + n, … of `batch`, which contains all held-out sequences, for rank r of n.
 
-    positions_s: the columns that this rank takes of each sequence; None: all.
+    positions_s: the columns of each sequence that this rank takes, or None for all.
     """
     share = Batch(
         _share(batch.inputs, data_rank, data_ranks, padding=0),
@@ -52,17 +52,16 @@ def share_of(
 
 @dataclass(frozen=True)
 class HeldOutText:
-    """A held-out set and this rank's share of it. has_bits: its loss is that of every token in turn."""
+    """A held-out set and this rank's share. has_bits: its loss predicts each token from the tokens before."""
 
     of: HeldoutSet
     share: HeldOutShare
     has_bits: bool = True
 
     def score(self, loss: float | None) -> HeldOutScore:
-        """Return the score of a loss in nats per token: its bits a token by the set's tokens a byte.
+        """Return the score of a loss in nats per token, or of None if no token counts.
 
-        Bits per byte are not defined where some tokens are predicted from all others. loss: None: no token of
-        the text counts.
+        Bits per byte are not defined if tokens are predicted from all others.
         """
         per_byte = self.of.tokens_per_byte if self.has_bits else None
         bits = None if per_byte is None or loss is None else loss / math.log(2) * per_byte
@@ -70,9 +69,9 @@ class HeldOutText:
 
 
 class HeldOut:
-    """A `Periodic` that scores the held-out texts every `every_steps` steps and after the last one.
+    """A `Periodic` that scores the held-out texts every `every_steps` steps and after the last step.
 
-    texts: the first is that of all sources, whose loss is the run's held-out loss.
+    texts: the first contains all sources, and its loss is the run's held-out loss.
     """
 
     name = "held-out text"
@@ -87,22 +86,18 @@ class HeldOut:
         every_steps: int,
         total_steps: int,
     ):
-        self._texts = texts
-        self._model = model
-        self._forward_backward = forward_backward
-        self._sum_over_data = sum_over_data
-        self._device = device
-        self._every_steps = every_steps
-        self._total_steps = total_steps
+        self._texts, self._model, self._device = texts, model, device
+        self._forward_backward, self._sum_over_data = forward_backward, sum_over_data
+        self._every_steps, self._total_steps = every_steps, total_steps
         self._scored: tuple[int, float | None] | None = None  # step, loss of the first text
 
     def due(self, step: int) -> bool:
         return step % self._every_steps == 0 or step == self._total_steps
 
     def row(self, state: State) -> HeldOutLoss:
-        """Return the log's row of the losses on held-out text. Waits for the device."""
+        """Return the log's row of the losses. Waits for the device."""
         whole, *others = self._texts
-        loss = self._loss(whole.share)  # anew: a run that went back takes a step twice
+        loss = self._loss(whole.share)  # computed again: a run that went back takes a step twice
         self._scored = state.step, loss
         score = whole.score(loss)
         row = HeldOutLoss(
@@ -117,7 +112,7 @@ class HeldOut:
         return row.model_copy(update={"heldout_sets": scores})
 
     def loss_at(self, state: State) -> float | None:
-        """Return the loss on all sources' text at this step, computed once; None: no token of it counts."""
+        """Return the loss of the first text at this step, computed once, or None if no token counts."""
         if self._scored is None or self._scored[0] != state.step:
             self._scored = (state.step, self._loss(self._texts[0].share))
         return self._scored[1]
@@ -136,7 +131,7 @@ class HeldOut:
 
 
 def _share(array: np.ndarray, data_rank: int, data_ranks: int, padding: int) -> np.ndarray:
-    """Return this rank's rows, filled up with `padding`: a forward is collective, so all need as many."""
+    """Return this rank's rows, filled up with `padding`, because all ranks must take part in each forward."""
     missing = -len(array) % data_ranks
     filled = np.concatenate([array, np.full((missing, *array.shape[1:]), padding, dtype=array.dtype)])
     return filled[data_rank::data_ranks]

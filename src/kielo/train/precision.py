@@ -1,4 +1,4 @@
-"""Precision of a run: what float32 products may do, how a step is computed, and the same bits each time."""
+"""Precision of a run: deterministic kernels, float32 products, the precision of each step, a probe of FP8."""
 
 import os
 from collections.abc import Callable, Collection, Iterator
@@ -18,37 +18,32 @@ from kielo.train.feed import StepBatch
 from kielo.train.forward_backward import ForwardBackward
 from kielo.train.state import State
 
-# Kernels that give the same bits each time, on every device: the settings of train.deterministic.
-
-
-# Two workspaces of 4 MiB a stream, of the two values with which cuBLAS promises equal results (its manual,
-# "Results reproducibility").
+# Two workspaces of 4 MiB a stream: a value with which cuBLAS promises equal results (its manual, "Results
+# reproducibility").
 _CUBLAS_WORKSPACE = ":4096:8"
 
 
 @contextmanager
 def determinism(is_wanted: bool) -> Iterator[None]:
-    """Make torch use deterministic kernels only, until the end; begun before the first product on a GPU.
+    """Make torch use deterministic kernels only (`train.deterministic`). Begin before the first product on a
+    GPU.
 
     Flash attention's backward then adds in a fixed order, cuDNN's attention is not used, and Inductor chooses
-    kernels by rule and not by timing. An operator without such a kernel raises RuntimeError.
+    kernels by rule, not by timing. An operator without a deterministic kernel raises RuntimeError.
     """
     if not is_wanted:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _CUBLAS_WORKSPACE)
-    # No kernel of training reads memory that none has written, so it need not be filled first.
     changed = (
-        (torch.utils.deterministic, "fill_uninitialized_memory", False),
+        (torch.utils.deterministic, "fill_uninitialized_memory", False),  # training reads none
         (torch.backends.cudnn, "deterministic", True),
         (torch.backends.cudnn, "benchmark", False),
         (inductor_config, "deterministic", True),
     )
     before = [getattr(owner, name) for owner, name, _ in changed]
-    was_on, warned_only = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    was_on = torch.are_deterministic_algorithms_enabled()
+    warned_only = torch.is_deterministic_algorithms_warn_only_enabled()
     try:
         for owner, name, value in changed:
             setattr(owner, name, value)
@@ -60,32 +55,26 @@ def determinism(is_wanted: bool) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-# The precision of float32 matrix products, and the precision in which each step is computed.
-#
-# `parallel` keeps parameters and gradient sums in float32 and casts to the compute type; what is set here
-# is what a float32 product may do internally.
-
-
 def settle_matrix_products(precision: Precision) -> None:
-    """Set whether float32 products may use TensorFloat-32.
+    """Set whether float32 products may use TensorFloat-32 internally.
 
-    fp32: no, so that losses compare to 1e-5. bf16 and fp8: the few products left in float32 may, which is
-    still more exact than bf16.
+    fp32: no, so that losses compare to 1e-5. bf16 and fp8: yes for the few products left in float32, because
+    it is still more exact than bf16.
     """
     torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
 
 
 def next_precision(identity: Identity, state: State) -> Precision:
-    """Return the precision of the step after `state`: the recipe's, without changes that were taken back."""
+    """Return the precision of the step after `state`, without changes that were taken back."""
     return change_before(identity, state.step + 1, state.refused_changes)[1]
 
 
 def change_before(identity: Identity, step: int, refused: Collection[int]) -> tuple[int, Precision]:
-    """Return (first step, precision) of the change that step `step` belongs to.
+    """Return (first step, precision) of the change that `step` belongs to. A run begins with a change at step
+    1.
 
-    A run begins with a change at step 1. refused: first steps of changes that do not count. Where none is
-    left it is bf16.
+    refused: first steps of changes that do not count. If no change is left, the precision is bf16.
     """
     first: Precision = filled(identity.train.precision)
     changes = ((1, first), *identity.train.precision_changes)
@@ -94,13 +83,11 @@ def change_before(identity: Identity, step: int, refused: Collection[int]) -> tu
 
 
 class Fp8Probe:
-    """Run a batch once more in bf16 every `every_steps` steps and log the cosine between both gradients.
+    """A second pass of a batch in bf16 every `every_steps` steps, to log the cosine between both gradients.
 
-    That angle is an early sign of late divergence.
-
-    Called after the backward pass, before clipping; the gradients stay as they were. Costs a second copy of
-    the gradients meanwhile. paused: allows work of this name the long limit, because the first probe of an
-    attempt compiles attention's kernel.
+    That angle is an early sign of late divergence. Called after the backward pass, before clipping. The
+    gradients stay as they were. It needs memory for a second copy of them. paused: allows the long time
+    limit, because the first probe compiles attention's kernel.
     """
 
     def __init__(
@@ -124,15 +111,12 @@ class Fp8Probe:
             self._write(Fp8GradientProbe(step=batch.step, fp8_gradient_cosine=cosine))
 
     def cosine(self, batch: StepBatch) -> float:
-        """The cosine between the parameters' gradients of `batch`, made in FP8, and those in bf16.
-
-        Waits for the device.
+        """Return the cosine between the batch's gradients in FP8, which exist, and in bf16. Waits for the
+        device.
         """
         parameters = [parameter for parameter in self._model.parameters() if parameter.grad is not None]
-        in_fp8, norm_fp8 = (
-            [parameter.grad for parameter in parameters],
-            gradient_norm(self._model, self._mesh),
-        )
+        in_fp8 = [parameter.grad for parameter in parameters]
+        norm_fp8 = gradient_norm(self._model, self._mesh)
         try:
             for parameter in parameters:
                 parameter.grad = None
@@ -146,5 +130,5 @@ class Fp8Probe:
         finally:
             for parameter, gradient in zip(parameters, in_fp8, strict=True):
                 parameter.grad = gradient
-        # The law of cosines; the norms are already those over all ranks.
+        # the law of cosines, with norms over all ranks
         return ((norm_fp8**2 + norm_bf16**2 - difference**2) / (2 * norm_fp8 * norm_bf16)).item()

@@ -1,10 +1,9 @@
 """The state of a run, and its checkpoints.
 
-A checkpoint holds the weights, both moments, the number of updates, step, tokens and samples (all that the
-data order needs), the steps that were passed over, the precision of each range of steps, the guard's counts,
-the step's loss and the identity of the run. Nothing in it depends on the layout, so any number of ranks
-restores it. On the same number the run ends with bitwise the weights of one that was never stopped: always on
-CPUs, on GPUs with train.deterministic.
+A checkpoint contains the weights, the optimiser's moments, `State`, the guard's counts, the step's loss and
+the identity of the run. It does not depend on the layout, so any number of ranks restores it. On the same
+number of ranks a resumed run ends with bitwise the same weights as an uninterrupted run: always on CPUs, on
+GPUs with train.deterministic.
 """
 
 import logging
@@ -35,21 +34,17 @@ logger = logging.getLogger(__name__)
 
 
 class StepSpan(NamedTuple):
-    """Steps `first` to `last`."""
-
     first: int
     last: int
 
 
 class PrecisionSince(NamedTuple):
-    """The precision of the steps from `first_step` on."""
-
     first_step: int
     precision: Precision
 
 
 class TrainedSince(NamedTuple):
-    """The modules that are trained after so many updates of the run; none for all."""
+    """`modules` are trained from the optimiser update after `updates`; an empty tuple means all modules."""
 
     updates: int
     modules: tuple[str, ...]
@@ -57,7 +52,7 @@ class TrainedSince(NamedTuple):
 
 @dataclass(frozen=True)
 class WatchedChange:
-    """A change of precision under watch: usual values before it, and the highest relative rises since."""
+    """A watched change of precision: the usual values before it, and the highest relative rises since."""
 
     first_step: int
     loss: float
@@ -68,7 +63,7 @@ class WatchedChange:
 
 @dataclass(frozen=True)
 class Trouble:
-    """The steps of two saves: the last before steps that were not finite, and the last that followed one."""
+    """The last save before steps that were not finite, and the last save after such a step."""
 
     sound_step: int
     unsound_step: int
@@ -76,12 +71,11 @@ class Trouble:
 
 @dataclass
 class State:
-    """The steps, tokens and samples done; those of a skipped step count too.
+    """The steps, tokens and samples done, skipped steps included.
 
-    skipped_steps: what the recipe passed over so far. refused_changes: first steps of the recipe's changes of
-    precision that were taken back. watch: see `precision_change.py`. trouble: None if no step was not finite,
-    or if enough sound steps have followed. spikes: in the order in which the run went back. trained: empty if
-    all steps train all modules.
+    skipped_steps: passed over so far. refused_changes: first steps of the changes of precision that were
+    taken back. trouble: None without bad steps, or once enough sound steps followed. trained: empty if all
+    steps train all modules.
     """
 
     step: int = 0
@@ -97,12 +91,11 @@ class State:
 
     @property
     def spike_steps(self) -> list[tuple[int, int]]:
-        """The ranges [first, last] that are passed over for spikes; they may be to come, and may overlap."""
+        """The ranges [first, last] to pass over for spikes. They can lie ahead, and overlap."""
         return [(spike.first_step, spike.last_step) for spike in self.spikes]
 
     @property
     def learning_rate_factor(self) -> float:
-        """The factor of the recipe's learning rate in this step."""
         return math.prod(spike.learning_rate_factor for spike in self.spikes if spike.first_step <= self.step)
 
     def advance(self, tokens_per_step: int, sequences_per_step: int) -> None:
@@ -111,7 +104,7 @@ class State:
         self.samples += sequences_per_step
 
     def pass_over(self, last_step: int, tokens_per_step: int, sequences_per_step: int) -> None:
-        """Advance to `last_step` by steps of one size that are not trained on."""
+        """Advance to `last_step` without training, by steps of one size."""
         first_step = self.step + 1
         while self.step < last_step:
             self.advance(tokens_per_step, sequences_per_step)
@@ -120,9 +113,10 @@ class State:
         self.skipped_steps.append(StepSpan(first_step, last_step))
 
     def begun(self, is_trained: Callable[[Sequence[str]], bool]) -> int | None:
-        """Return the updates of the run before a parameter's own first one; None for one that is frozen.
+        """Return the run's updates before a parameter's first update, or None if the parameter is frozen.
 
-        is_trained: modules → True if the parameter is among them. One that was frozen in between began anew.
+        is_trained: modules → True if they contain the parameter. A parameter that was frozen in between began
+        when it was last unfrozen.
         """
         begins = None
         for first, modules in reversed(self.trained or [TrainedSince(0, ())]):
@@ -132,10 +126,7 @@ class State:
         return begins
 
     def restore(self, plain: Mapping[str, Any]) -> None:
-        """Take over a checkpoint's plain state.
-
-        Fields that older versions lacked keep their first value; what older versions stored besides is lost.
-        """
+        """Restore a checkpoint's plain state. Fields that it lacks get their defaults."""
         watch, trouble = plain.get("watch"), plain.get("trouble")
         known = {name: plain[name] for name in vars(self) if name in plain} | {
             "skipped_steps": [StepSpan(*span) for span in plain.get("skipped_steps", [])],
@@ -160,19 +151,18 @@ class RunCheckpoints:
         state: State,
         is_saving: bool = True,
     ):
-        """Find the newest whole checkpoint, before a model is built that it would not fit.
+        """Find the newest complete checkpoint. Raises KieloError, naming the keys, if its identity differs.
 
-        is_saving: False where the run is only measured; then no checkpoint is saved.
-        Raises KieloError, naming the keys, where it is of a run with another identity.
+        is_saving: False if the run is only measured.
         """
         self._checkpointer = checkpointer
         self._resolved = resolved
         self._guard, self._spikes, self._state = guard, spikes, state
         self._is_saving = is_saving
-        self._last_save = (0, 0)  # its step, and how many steps had not been finite by then
+        self._last_save = (0, 0)  # its step, and the number of steps until then that were not finite
         self._is_due = False
         self.newest: Path | None = checkpointer.newest()
-        self.found = State()  # what the run goes on from
+        self.found = State()  # where the run resumes
         if self.newest is not None:
             plain = checkpointer.plain(self.newest)
             self.found.restore(plain)
@@ -186,10 +176,10 @@ class RunCheckpoints:
         source_tensors: Mapping[str, str] | None = None,
         source_settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Register the tensors to save and reserves host memory for their copies.
+        """Register the tensors to save, and reserve host memory for their copies.
 
-        parameters: our name → DTensor. source_tensors: the names and dtypes of the tensors that the run's
-        first weights came from; source_settings: what `read_settings` read beside them. An export uses both.
+        parameters: our name → DTensor. source_tensors: name → dtype of the tensors that gave the first
+        weights. source_settings: what `read_settings` read beside them. An export uses both.
         """
         self._optimiser = optimiser
         self._source_tensors = dict(source_tensors or {})
@@ -201,19 +191,18 @@ class RunCheckpoints:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of `track`, by their names in a checkpoint."""
         return dict(self._tensors)
 
     def forget(self) -> None:
-        """Drop the tensors and the optimiser of `track`, so that their memory can be freed."""
+        """Drop the tensors and the optimiser, so that their memory can be freed."""
         del self._optimiser
         self._tensors = {}
 
     def due(self, step: int) -> bool:
-        """Return True if a checkpoint must be saved after `step`. Called after every step.
+        """Return True if a checkpoint must be saved after `step`. Call it after every step.
 
-        None is saved while a change of precision is watched, which may lead back to the checkpoint before it,
-        nor in a spike, nor after a step that was not finite: then after the next sound one.
+        No checkpoint is saved while a change of precision is watched, because the run may return to the
+        checkpoint before it, nor in a spike, nor after a bad step. The save then follows the next sound step.
         """
         if not self._is_saving:
             return False
@@ -224,7 +213,7 @@ class RunCheckpoints:
         return self._is_due and self._may_save()
 
     def is_copy_due(self, step: int) -> bool:
-        """Return True if the state must be copied to the nodes' memory after `step`; where none is saved."""
+        """Return True if the state must be copied to the nodes' memory after `step`."""
         every_steps = self._resolved.placement.checkpoint.memory_every_steps
         if not self._is_saving or not every_steps or step % every_steps or self._state.watch is not None:
             return False
@@ -234,7 +223,7 @@ class RunCheckpoints:
         return self._spikes.episode is None and not self._guard.bad_in_a_row
 
     def shortage(self) -> str | None:
-        """Return, on rank 0, why the disk has no room for the next save; None if it has."""
+        """Return, on rank 0, why the disk has no room for the next save, or None if it has room."""
         return self._checkpointer.shortage() if self._is_saving else None
 
     @property
@@ -242,14 +231,13 @@ class RunCheckpoints:
         return None if self.newest is None else step_of(self.newest)
 
     def save(self, loss: Tensor | float | None) -> None:
-        """Copie the state to the host and starts to write it while training goes on.
+        """Copy the state to the host and start to write it while training continues.
 
-        A save that fails is reported and retried when the next is due. loss: of this step, over all ranks,
-        for people who look at checkpoints; None where the step was passed over. Of a step in which no label
-        counted none is stored.
+        A failed save is logged and retried at the next interval. loss: of this step, over all ranks, for
+        people; None if the step was passed over.
 
-        The newest checkpoint from before steps that were not finite is kept until `checkpoint.every_steps`
-        sound ones have followed; a save right after such a step (a signal, the last step) removes no other.
+        The newest checkpoint from before bad steps is kept until `checkpoint.every_steps` sound steps
+        followed. A save right after a bad step (a signal, the last step) removes no checkpoint.
         """
         if not self._is_saving:
             return
@@ -262,25 +250,24 @@ class RunCheckpoints:
         if guard.in_a_row:
             keep_all = (
                 f"the last {guard.in_a_row} steps were not finite, so no older checkpoint was removed for "
-                f"{step_folder_name(self._state.step)}; where training fails from there, move it away to go "
-                "on from an older one"
+                f"{step_folder_name(self._state.step)}. If training fails from there, move it away to resume "
+                "from an older checkpoint"
             )
         sound_steps = [trouble.sound_step] if trouble else []
         if self._spikes.episode is not None:
             sound_steps.append(steps_to_pass_over(self._spikes.episode)[0] - 1)
-        self._checkpointer.save(
-            self._state.step, self._tensors, plain, min(sound_steps, default=None), keep_all
-        )
+        keep_sound = min(sound_steps, default=None)
+        self._checkpointer.save(self._state.step, self._tensors, plain, keep_sound, keep_all)
 
     def copy_to_memory(self, loss: Tensor) -> None:
-        """Copie the state to the host, and from there to the nodes' memory while training goes on."""
+        """Copy the state to the host, and from there to the nodes' memory while training continues."""
         guard = self._guard.state()
         trouble = self._trouble(guard.skipped)
         plain = self._plain(guard, loss) | {"trouble": None if trouble is None else asdict(trouble)}
         self._checkpointer.copy_to_memory(self._state.step, self._tensors, plain)
 
     def _plain(self, guard: GuardState, loss: Tensor | float | None) -> dict[str, Any]:
-        # The guard remembers no step without a label. Both wait for the device, as the copy does.
+        # The guard remembers no step without a label. Both reads wait for the device, as the copy does.
         settled_loss = math.nan if loss is None or not self._guard.last(1) else float(loss)
         return asdict(self._state) | {
             "loss": settled_loss if math.isfinite(settled_loss) else None,
@@ -294,7 +281,7 @@ class RunCheckpoints:
         }
 
     def _trouble(self, skipped: int) -> Trouble | None:
-        """Return `trouble` as of this step. skipped: steps that were not finite, since step 1."""
+        """Return `State.trouble` after this step. skipped: bad steps since step 1."""
         state, (last_step, skipped_before) = self._state, self._last_save
         if skipped > skipped_before:
             return Trouble(state.trouble.sound_step if state.trouble else last_step, state.step)
@@ -304,9 +291,9 @@ class RunCheckpoints:
         return state.trouble
 
     def way_on(self, first_bad_step: int) -> str:
-        """Return a sentence: how to go on with a run that ends because of bad steps since `first_bad_step`.
+        """Return how to resume a run that ends because of bad steps since `first_bad_step`, in sentences.
 
-        The checkpoint of the step just before is suspect: that step's own update may have spoilt the weights.
+        The checkpoint of the step before is suspect, because that step's update may have spoilt the weights.
         """
         with suppress(KieloError):  # reported already
             self._checkpointer.settle()
@@ -315,27 +302,24 @@ class RunCheckpoints:
             names, suspects = _split_names(folder, first_bad_step - 1)
         except KieloError as error:
             return f"{error}. "
-        sound = names[0] if names else None
-        if sound is None and not suspects:
-            return f"No checkpoint had been saved before step {first_bad_step}. "
-        if sound is None:
-            return (
-                f"No sound step followed the only checkpoint in {folder}, {suspects[0]}, so its weights may "
-                "be spoilt. "
-            )
+        if not names:
+            if not suspects:
+                return f"No checkpoint had been saved before step {first_bad_step}. "
+            only = f"No sound step followed the only checkpoint in {folder}, {suspects[0]}"
+            return f"{only}, so its weights may be spoilt. "
         if not suspects:
             return (
-                f"{sound} is the newest checkpoint, from before the first of them, step {first_bad_step}; "
-                "the same command goes on from it. "
+                f"{names[0]} is the newest checkpoint, from before the first bad step {first_bad_step}. "
+                "The same command resumes from it. "
             )
         return (
-            f"{sound} is the newest checkpoint that a sound step followed, before the first bad one, step "
-            f"{first_bad_step}; move {', '.join(suspects)} out of {folder}, and the same command goes on "
-            "from it. "
+            f"{names[0]} is the newest checkpoint that a sound step followed, before the first bad step "
+            f"{first_bad_step}. Move {', '.join(suspects)} out of {folder}, and the same command resumes "
+            f"from {names[0]}. "
         )
 
     def settle(self) -> None:
-        """Wait for the last save. Raises KieloError if it failed, as no later save can replace it."""
+        """Wait for the last save. Raises KieloError if it failed, because no later save can replace it."""
         self.newest = self._checkpointer.settle() or self.newest
 
     def close(self) -> None:
@@ -343,9 +327,9 @@ class RunCheckpoints:
         self._checkpointer.close()
 
     def restore(self) -> None:
-        """Restore the newest checkpoint. Without one, the initial weights and step 0 stay.
+        """Restore the newest checkpoint. Without one, keep the initial weights and step 0.
 
-        Parameters that it has no moments of, as they were frozen, begin with moments of 0.
+        Parameters without moments in the checkpoint, because they were frozen, begin with moments of 0.
         """
         if self.newest is None:
             return
@@ -366,16 +350,16 @@ class RunCheckpoints:
         self._guard.restore(guard)
         self._spikes.restore(plain.get("spike_watch", {}))
         self._source_tensors = plain["source_tensors"]
-        self._source_settings = plain.get("source_settings")  # None: of a version that kept none
-        spikes = self._state.spikes  # those that the run goes back for are no part of an earlier checkpoint
+        self._source_settings = plain.get("source_settings")  # None: an older version stored none
+        spikes = self._state.spikes  # an earlier checkpoint lacks the spike that the run goes back for
         self._state.restore(plain)
         self._state.spikes = max(spikes, self._state.spikes, key=len)
         self._last_save, self._is_due = (self._state.step, guard.skipped), False
 
     def note_trainable(self, modules: Sequence[str]) -> None:
-        """Note the modules that the steps from here on train, none for all, if they are others than before.
+        """Note the modules that are trained from here on, an empty sequence for all, if they have changed.
 
-        A change of precision is no longer watched then: gradient norms are those of other parameters.
+        This ends the watch of a change of precision, because the gradient norm is over other parameters.
         """
         state = self._state
         before = state.trained or [TrainedSince(0, ())]
@@ -389,25 +373,21 @@ class RunCheckpoints:
         return trains(self._resolved.identity.model, modules, name)
 
     def go_back_to(self, step: int) -> bool:
-        """Make this step's checkpoint the newest, removing later ones. Returns False if there is none."""
-        found = self._checkpointer.go_back_to(step)
-        self.newest = found or self.newest
-        return found is not None
+        """Make this step's checkpoint the newest, and remove later ones. Return False if it does not exist."""
+        return self._make_newest(self._checkpointer.go_back_to(step))
 
     def go_back_before(self, step: int) -> bool:
-        """Make the newest whole checkpoint from before `step` the newest, removing later ones.
+        """Make the newest complete checkpoint from before `step` the newest, as `go_back_to`."""
+        return self._make_newest(self._checkpointer.go_back_before(step))
 
-        Returns False, and removes nothing, if there is none.
-        """
-        found = self._checkpointer.go_back_before(step)
+    def _make_newest(self, found: Path | None) -> bool:
         self.newest = found or self.newest
         return found is not None
 
     def _refuse_other_skips(self, newest: Path, found: State) -> None:
-        """Raise KieloError if the recipe skips other steps than the checkpoint's run did.
+        """Raise KieloError if the recipe skips different past steps than the checkpoint's run did.
 
-        Steps to come may be skipped freely; for others the run must go back to an earlier checkpoint. What
-        was passed over for spikes stays so, whatever the recipe says.
+        Future steps may be skipped freely. Steps that were passed over for spikes stay so.
         """
         skipped_steps, asked = found.skipped_steps, self._resolved.identity.train.skip_steps
         parting_step = first_difference(skipped_steps, merged([*asked, *found.spike_steps]), found.step)
@@ -417,28 +397,25 @@ class RunCheckpoints:
         passed_over = [list(span) for span in skipped_steps] or "none"
         earlier, behind = _split_names(folder, parting_step)
         if earlier:
-            way_on = f"move {', '.join(behind)} out of {folder} and the run goes on from {earlier[0]}"
+            way_on = f"move {', '.join(behind)} out of {folder}, and the run resumes from {earlier[0]}"
         else:
-            way_on = f"move {folder.parent} away and the run begins at step 0"
+            way_on = f"move {folder.parent} away, and the run begins at step 0"
         raise KieloError(
-            f"{newest}: was trained with other steps skipped, from step {parting_step} on: it passed "
-            f"over {passed_over}, and train.skip_steps = {[list(entry) for entry in asked]}; "
-            f"{way_on}, or give train.skip_steps as it was"
+            f"{newest}: the run skipped different steps from step {parting_step} on. It passed over "
+            f"{passed_over}, but train.skip_steps = {[list(entry) for entry in asked]}. "
+            f"Fix: train.skip_steps as it was. Or {way_on}"
         )
 
 
 def _split_names(folder: Path, step: int) -> tuple[list[str], list[str]]:
-    """Return names of checkpoints: those of steps before `step`, newest first; the others, oldest first."""
+    """Return checkpoint names: from before `step`, newest first, and the others, oldest first."""
     steps = {path.name: step_of(path) or 0 for path in step_folders(folder)}
     before = [name for name, of in steps.items() if of < step]
     return before, [name for name in reversed(steps) if steps[name] >= step]
 
 
 def note_alert(path: Path, step: int, message: str) -> None:
-    """Warn on the terminal and appends {"time", "step", "message"} to `path` (`train/alerts.jsonl`).
-
-    It is for errors that do not stop the run.
-    """
+    """Warn on the terminal and append {"time", "step", "message"} to `path` (`train/alerts.jsonl`)."""
     logger.warning("step %d: %s", step, message)
     with suppress(OSError):  # a full disk may be the very error
         append_alert(path, step, message)
