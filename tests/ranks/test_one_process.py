@@ -211,8 +211,8 @@ def test_a_rank_alone_needs_no_port_and_one_that_finds_nobody_says_where(monkeyp
     with pytest.raises(KieloError) as caught:
         connect(FAR, 12.0)
     assert str(caught.value) == (
-        "rank 2: no meeting at nid7:29500 within 12 s; is rank 0 running there, and the port free and open? "
-        "(refused)"
+        "rank 2: no meeting at nid7:29500 within 12 s (refused). Fix: let rank 0 run there, with "
+        "that port free and open"
     )
 
 

@@ -62,7 +62,9 @@ def test_missing_ranks_have_nodes(monkeypatch):
     for rank in set(range(16)) - {8, 9}:
         store.set(f"arrived/world/{rank}", b"1")
     said = who_is_missing("world", range(16), store)
-    assert said.startswith("ranks 8, 9 did not arrive, 14 of 16 did (they are on nid001004); look at the log")
+    assert said.startswith(
+        "ranks 8, 9 did not arrive, 14 of 16 did (they are on nid001004). Fix: look at the log"
+    )
 
 
 def test_launchers():
@@ -78,7 +80,7 @@ def test_launchers():
     batch_script = {key: value for key, value in SLURM.items() if key != "SLURM_STEP_NODELIST"}
     assert find_rendezvous(batch_script) == Rendezvous(0, 1, 0)
     for port in ("0", "65536", "4294967296"):
-        with pytest.raises(KieloError, match=f"MASTER_PORT={port} is no port; they are 1 to 65535"):
+        with pytest.raises(KieloError, match=f"MASTER_PORT={port} is no port. Fix: 1 to 65535"):
             find_rendezvous(torchrun | {"MASTER_PORT": port})
     assert find_rendezvous(torchrun | {"MASTER_PORT": "65535"}).port == 65535
     with pytest.raises(KieloError, match="MASTER_PORT is not set"):

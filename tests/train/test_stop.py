@@ -117,7 +117,7 @@ def test_a_signal_asks_for_a_stop_and_a_second_press_ends_at_once(
     with Stop(is_telling=True) as stop:
         stop.use(torch.device("cpu"))
         os.kill(os.getpid(), signal.SIGINT)
-    assert said == ["2\nkielo: SIGINT: finishing the step and saving; Ctrl-C again ends at once, unsaved\n"]
+    assert said == ["2\nkielo: SIGINT: finishing the step and saving. Ctrl-C again ends at once, unsaved\n"]
 
 
 @pytest.mark.parametrize("number", NUMBERS)

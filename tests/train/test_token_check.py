@@ -181,7 +181,9 @@ def test_tokens_that_were_replaced_are_refused(folder: Path) -> None:
     resolved = resolve(folder)
     manifest = json.loads((folder / "tokens" / "manifest.json").read_text())
     (folder / "tokens" / "manifest.json").write_text(json.dumps(manifest | {"version": 2}))
-    with pytest.raises(KieloError, match=r"tokens: was replaced while this job started\. Fix: start it again$"):
+    with pytest.raises(
+        KieloError, match=r"tokens: was replaced while this job started\. Fix: start it again$"
+    ):
         checked(resolved)
 
 

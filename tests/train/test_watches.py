@@ -120,7 +120,7 @@ EPISODE = Episode(
 )  # fmt: skip
 DESCRIBED = (
     "the loss rose to 7.25 (usual: 2.5) and the gradient norm to 12.5 (usual: 0.5) in steps 27 to 30, most "
-    "in step 29, with text of books (b:1, b:2, b:3, b:4, b:5, 1 more) and web (w:9) (all of it: `kielo "
+    "in step 29, with text of books (b:1, b:2, b:3, b:4, b:5 and 1 more) and web (w:9) (all of it: `kielo "
     "data RECIPE --step 29`)"
 )
 

@@ -16,18 +16,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout  # the same in torch 2.10, 2.11 and 2.13
 
-from kielo.ranks.hang_watch import STEPS, Progress
+from kielo.ranks.hang_watch import STEPS, Progress, some
 from kielo.ranks.rendezvous import hosts_of_ranks, nodes_of_ranks
 from kielo.recipe.errors import KieloError, no_more_processes
 
 _ANSWER_SECONDS = 3.0  # rank 0, which serves the store, stays as long (world.LINGER_SECONDS)
 _FIRST_STEPS = 2  # the third step is compiled and warm
+_MOST_NAMED = 32
 
 
 class NoCommunicator(KieloError):
-    """A communicator that did not start. hosts: of the ranks that did not arrive, on rank 0, if a launcher
-    names them.
-    """
+    """A communicator that did not start. hosts: of the missing ranks, on rank 0, if a launcher names them."""
 
     def __init__(self, message: str, hosts: Sequence[str] = ()):
         super().__init__(message)
@@ -36,8 +35,6 @@ class NoCommunicator(KieloError):
 
 @dataclass(frozen=True)
 class Startup:
-    """The rank that starts communicators, the store of the marks, and the time limit of each start."""
-
     rank: int
     store: dist.Store
     device: torch.device
@@ -45,7 +42,7 @@ class Startup:
 
     @property
     def group_timeout(self) -> timedelta:
-        """The time limit of a new group, longer than the limit of its start, which names the missing ranks."""
+        """The limit of a new group, longer than the limit of its start, which names the missing ranks."""
         return timedelta(seconds=self.timeout_seconds, minutes=30)
 
 
@@ -55,7 +52,7 @@ def raise_communicator(
     """Call `make`, sum a one over the new group, and return the group.
 
     name: the mesh axis (or "world"). ranks: the global ranks of the group. Raises NoCommunicator, on every
-    rank that arrived, naming the axis and the ranks that did not arrive within the time limit.
+    rank that arrived, naming the axis and the missing ranks.
     """
     made: list[dist.ProcessGroup] = []
 
@@ -70,12 +67,10 @@ def raise_communicator(
 
 
 def warm_messages(startup: Startup, name: str, ranks: Sequence[int], group: dist.ProcessGroup) -> None:
-    """Send a message each way between neighbours of `group`, and between its first and last rank, as a
-    pipeline does.
+    """Send a message each way between neighbours, and between the first and last rank, as a pipeline does.
 
-    NCCL makes a communicator of two ranks at their first message, which would otherwise be in the middle of a
-    step. ranks: the global ranks of the group. Raises KieloError naming a rank that did not arrive within
-    each pair's limit.
+    NCCL makes a communicator of two ranks at their first message. ranks: the global ranks of the group.
+    Raises KieloError naming a rank that did not arrive within each pair's time limit.
     """
     size, mine = len(ranks), list(ranks).index(startup.rank)
     pairs = [(first, first + 1) for start in (0, 1) for first in range(start, size - 1, 2)]
@@ -104,7 +99,6 @@ def own_connection(store: dist.Store) -> dist.Store:
 
 
 def _within_limit(startup: Startup, name: str, ranks: Sequence[int], start: Callable[[], None]) -> None:
-    """Call `start` in a thread. Raise KieloError if it fails or exceeds the time limit."""
     marks = own_connection(startup.store)  # `start` may wait in the other connection
 
     def work() -> None:
@@ -132,7 +126,7 @@ def _within_limit(startup: Startup, name: str, ranks: Sequence[int], start: Call
 def in_thread(call: Callable[[], None], name: str, timeout_seconds: float | None = None) -> bool:
     """Call in another thread and wait. Return False at the time limit. Raise what `call` raises.
 
-    While it waits, this thread can take signals. Inside a call of torch that waits for others it cannot.
+    While it waits, this thread can take signals, unlike in a call of torch that waits for others.
     """
     errors: list[BaseException] = []
     ended = threading.Event()
@@ -161,8 +155,8 @@ def _warm(group: dist.ProcessGroup, size: int, device: torch.device) -> None:
 def who_is_missing(name: str, ranks: Sequence[int], store: dist.Store) -> str:
     """Return text about the ranks without a mark in `store`.
 
-    The first rank that asks looks for the marks and leaves the text in the store for the others. Else
-    thousands of ranks that give up at once would each ask for thousands of marks.
+    The first rank that asks leaves the text in the store for the others, because thousands of ranks give up
+    at once.
     """
     text = f"missing/{name}/{ranks[0]}"
     try:
@@ -190,18 +184,14 @@ def _about(missing: list[int], size: int) -> str:
             f"all {size} ranks arrived, but could not communicate. Fix: check the network interface "
             "(NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME) and train.start_timeout_seconds"
         )
-    shown = _some(list(map(str, missing)))
+    shown = some(missing, _MOST_NAMED)
     plural = "ranks" if len(missing) > 1 else "rank"
     nodes = nodes_of_ranks(missing)
-    where = f" (they are on {_some(nodes)})" if nodes else ""
+    where = f" (they are on {some(nodes, _MOST_NAMED)})" if nodes else ""
     return (
         f"{plural} {shown} did not arrive, {size - len(missing)} of {size} did{where}. Fix: look at the log "
         f"of {plural} {shown}, or raise train.start_timeout_seconds if they are merely slow"
     )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:32]) + (f" and {len(names) - 32} more" if len(names) > 32 else "")
 
 
 def _mark(name: str, rank: int) -> str:
@@ -210,14 +200,10 @@ def _mark(name: str, rank: int) -> str:
 
 class TimeLimits:
     """The time limits of collectives of `groups`: long in the first steps of a range, which compile and
-    connect.
+    connect, later short.
 
-    Later a rank that stops answering must end the job soon. NCCL watches collectives and messages. gloo
-    watches collectives: a message of a pipeline keeps the limit with which its group was made
-    (`Startup.group_timeout`).
-
-    long_seconds, short_seconds: how long a rank may wait for another rank in a collective. progress: takes
-    what this rank does, for the heartbeat.
+    gloo does not watch messages of a pipeline: they keep the limit of `Startup.group_timeout`. progress:
+    takes what this rank does, for the heartbeat.
     """
 
     def __init__(
@@ -232,13 +218,11 @@ class TimeLimits:
         self.restart()
 
     def restart(self) -> None:
-        """Set the long limit. Call it before the parts of a range of steps are built."""
         self._steps = 0
         self._set(self._long)
         self.progress.begin("the build and the first steps")
 
     def step_done(self, step: int) -> None:
-        """Count a step of the range. After the first steps the short limit holds."""
         self._steps += 1
         self.progress.step_done(step)
         if self._steps == _FIRST_STEPS:

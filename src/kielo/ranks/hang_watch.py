@@ -1,11 +1,11 @@
 """The progress that ranks note, and the judgement from their heartbeats: who hangs, and where.
 
 The training thread notes progress, and the heartbeat's thread reads it. Inside a step each layer is a mark of
-progress (`layer_marks.py`). The limit of a step follows from the longest pauses between two marks. Long work
-(building, compiling, held-out text, saves) and waits for shared files have limits of their own.
+progress (`layer_marks.py`), and the step's limit follows from the longest pauses between marks. Long work and
+waits for shared files have limits of their own.
 
-The judgement counts only seconds of the rank that looks, and counts its own pauses little. So clocks of two
-machines are never compared, and a job that was stopped and continued as a whole does not look hung.
+The judgement counts only seconds of the rank that looks, and its own pauses little. So clocks of two machines
+are never compared, and a job that was stopped and continued as a whole does not look hung.
 """
 
 import json
@@ -13,11 +13,10 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
-from typing import Protocol
 
 STEPS = "steps"
 _TIMES_P99 = 3.0
@@ -33,19 +32,12 @@ _BEATS_PER_SECOND = 1000  # of all ranks together: what one store takes beside o
 _SILENT_SECONDS, _SILENT_BEATS = 15.0, 15
 
 
-class Event(Protocol):
-    """An event in the stream of a device. query: True once the device has passed it."""
-
-    def query(self) -> bool: ...
-
-
 class Progress:
     """The progress of one rank: its step, what it does, and how long that may take.
 
-    floor_seconds: the shortest limit of a step. silent_seconds: the limit of silence in a step.
-    first_seconds: the limit of long work that is done for the first time. later_seconds: its shortest limit
-    later, and the limit of silence during it. file_seconds: how long a rank may wait for files. has_changed:
-    set when limits may have changed, so that the other ranks learn it at once.
+    Limits in seconds: floor: the shortest of a step. silent: of silence in a step. first: of long work the
+    first time. later: the shortest later, and of silence during it. file: of waits for files. has_changed:
+    limits may have changed.
     """
 
     def __init__(
@@ -63,19 +55,17 @@ class Progress:
         self.step = 0
         self.doing = "the start"
         self._since = self._marked = time.monotonic()
-        self._marks, self._events = 0, deque[Event]()
+        self._marks, self._events = 0, deque[Callable[[], bool]]()
         self._pause = 0.0  # the longest pause of this step
         self._pauses: deque[float] = deque(maxlen=_REMEMBERED_STEPS)
         self._longest: dict[str, float] = {}
 
     def begin(self, doing: str) -> None:
-        """Note the begin of long work, or of ordinary steps (`STEPS`)."""
         self.doing, self._since = doing, time.monotonic()
         self._marked, self._pause = self._since, 0.0
         self.has_changed.set()
 
     def mark(self) -> None:
-        """Note progress inside a step."""
         now = time.monotonic()
         self._pause = max(self._pause, now - self._marked)
         self._marked, self._marks = now, self._marks + 1
@@ -85,15 +75,14 @@ class Progress:
         """False while the device is far behind, when more marks would be of no use."""
         return len(self._events) < _MOST_EVENTS
 
-    def mark_after(self, event: Event) -> None:
-        """Note progress that counts once the device has passed `event`."""
-        self._events.append(event)
+    def mark_after(self, has_passed: Callable[[], bool]) -> None:
+        self._events.append(has_passed)
 
     def marks(self) -> int:
         """Return how many marks were passed. The heartbeat calls it, and only then the device is asked."""
         has_passed = False
         with suppress(RuntimeError):  # the training thread will learn of a failed device by itself
-            while self._events and self._events[0].query():
+            while self._events and self._events[0]():
                 self._events.popleft()
                 has_passed = True
         if has_passed:
@@ -108,7 +97,6 @@ class Progress:
 
     @contextmanager
     def during(self, doing: str) -> Iterator[None]:
-        """Note long work between steps."""
         before = self.doing
         self.begin(doing)
         yield
@@ -117,7 +105,7 @@ class Progress:
 
     @contextmanager
     def at_files(self) -> Iterator[float]:
-        """Note a wait for files inside a step. Yield how long it may last before other ranks end this rank."""
+        """Note a wait for files inside a step. Yield how long it may last before other ranks end it."""
         self._is_at_files = True
         try:
             yield _OWN_SHARE * self.limits()[0]
@@ -133,16 +121,13 @@ class Progress:
 
     @property
     def stall_seconds(self) -> float:
-        """The pause of a step that is worth a line in the log: 3 × `p99_seconds`.
-
-        Infinite in long work, and in the first ten steps.
-        """
+        """The pause worth a line in the log: 3 × p99, or infinite in long work and the first ten steps."""
         if self.doing != STEPS or len(self._pauses) < _FEWEST_STEPS:
             return math.inf
         return _TIMES_P99 * self.p99_seconds
 
     def limits(self) -> tuple[float, float]:
-        """Return (still, silent): the limits in seconds without a sign of progress, and without a heartbeat."""
+        """Return (still, silent): the limits in seconds without progress, and without a heartbeat."""
         doing = self.doing
         if doing == STEPS:
             still, silent = stuck_seconds(self.p99_seconds, self._floor), self._silent
@@ -154,11 +139,7 @@ class Progress:
 
 
 def stuck_seconds(p99_seconds: float, floor_seconds: float) -> float:
-    """Return how long steps may show no progress: `floor_seconds` longer than their usual longest pause.
-
-    p99_seconds: the 99th percentile of the longest pause of a step. The limit is at most three times p99, and
-    at least the floor.
-    """
+    """Return the limit of a pause: p99 + floor, at most 3 × p99, at least the floor."""
     return max(floor_seconds, min(_TIMES_P99 * p99_seconds, p99_seconds + floor_seconds))
 
 
@@ -166,10 +147,10 @@ def stuck_seconds(p99_seconds: float, floor_seconds: float) -> float:
 class Beat:
     """The newest sign of life of one rank.
 
-    number: counts its beats. moves: counts the collectives and messages that it has begun, and the layers
-    that its device has reached. entered: how many collectives it has begun in each group whose ranks begin
-    the same collectives, by `group_key`. at: the innermost line of its main thread outside of torch.
-    is_inside: that thread is inside torch.distributed. still_seconds, silent_seconds: `Progress.limits`.
+    moves: collectives and messages begun, and layers that its device has reached. entered: `group_key` →
+    collectives begun, of groups whose ranks begin the same collectives. at: the innermost line of its main
+    thread outside of torch. is_inside: that thread is inside torch.distributed. still_seconds,
+    silent_seconds: `Progress.limits`.
     """
 
     number: int
@@ -200,10 +181,10 @@ class Beat:
 
 @dataclass(frozen=True)
 class Hang:
-    """A job that stands still. ranks: the cause, or empty if all wait for each other. reason: ends a
-    sentence.
+    """A job that stands still.
 
-    is_silent: the ranks send no heartbeat.
+    ranks: the cause, or empty if all wait for each other. is_silent: they send no heartbeat. reason: ends a
+    sentence.
     """
 
     ranks: tuple[int, ...]
@@ -213,17 +194,11 @@ class Hang:
 
 
 def group_key(ranks: Sequence[int]) -> str:
-    """Return a short key of a group, a hash of 64 bits that is equal on each rank.
-
-    A list of ranks takes 30 KB in each beat of a job of 6,144 ranks, and one store sends every beat to the
-    watchers.
-    """
+    """Return a hash of 64 bits, equal on each rank: a list of 6,144 ranks takes 30 KB in each beat."""
     return blake2b(",".join(map(str, ranks)).encode(), digest_size=8).hexdigest()
 
 
 class HangWatch:
-    """The seconds for which each rank was silent and the job stood still."""
-
     def __init__(self, num_ranks: int, beat_seconds: float):
         self._beat_seconds = beat_seconds
         self._seen: list[Beat | None] = [None] * num_ranks
@@ -231,10 +206,7 @@ class HangWatch:
         self._still = 0.0
 
     def look(self, beats: Sequence[Beat], elapsed_seconds: float) -> Hang | None:
-        """Return the hang that these beats show, or None.
-
-        elapsed_seconds: since the last look, by the clock of the rank that looks.
-        """
+        """Return the hang that these beats show, or None. elapsed_seconds: since the last look."""
         counted = min(elapsed_seconds, 2 * self._beat_seconds)
         has_moved = False
         for rank, beat in enumerate(beats):
@@ -255,9 +227,9 @@ class HangWatch:
         return Hang(_cause(beats), False, self._still, "without progress" + _limit(beats, still_limit))
 
     def stall(self, beats: Sequence[Beat]) -> Hang | None:
-        """Return an unusual pause of the steps, while it lasts. It may become a hang.
+        """Return an unusual pause of the steps, while it lasts, or None if the limit of a hang is not later.
 
-        Call it after `look`, with the same beats. None also if the limit of a hang is not later.
+        Call it after `look`, with the same beats.
         """
         limit = stall_limit(self._beat_seconds, max(beat.stall_seconds for beat in beats))
         if self._still <= limit or limit >= max(beat.still_seconds for beat in beats):
@@ -266,22 +238,20 @@ class HangWatch:
         return Hang(silent or _cause(beats), bool(silent), self._still, f"without progress ({_usual(beats)})")
 
     def _silent_ranks(self, silent_limit: float) -> tuple[int, ...]:
-        """Return the ranks that have missed too many heartbeats to be waiting."""
         frozen_seconds = min(_MISSED_BEATS * self._beat_seconds, silent_limit)
         return tuple(rank for rank, seconds in enumerate(self._silent) if seconds > frozen_seconds)
 
 
 def beat_seconds(num_ranks: int) -> float:
-    """Return the seconds between two heartbeats of a rank."""
     return max(_BEAT_SECONDS, num_ranks / _BEATS_PER_SECOND)
 
 
 def silent_seconds(hang_seconds: float, num_ranks: int) -> float:
-    """Return how long a rank may send no heartbeat while others take steps.
+    """Return how long a rank may send no heartbeat in a step: 15 beats, or 15 s or a shorter `hang_seconds`
+    if longer.
 
-    That is 15 beats if they take longer than 15 s, else 15 s or a shorter `hang_seconds`. After a link was
-    interrupted, TCP tries for the sixth time at the latest 12.6 s after the first loss. Heartbeats wait for
-    no slow files or devices.
+    After a link was interrupted, TCP tries for the sixth time at the latest 12.6 s after the first loss.
+    Heartbeats wait for no slow files or devices.
     """
     beats_seconds = _SILENT_BEATS * beat_seconds(num_ranks)
     return beats_seconds if beats_seconds > _SILENT_SECONDS else min(hang_seconds, _SILENT_SECONDS)
@@ -295,8 +265,8 @@ def stall_limit(beat_seconds: float, stall_seconds: float) -> float:
 def describe(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], states: Mapping[int, str]) -> str:
     """Return a message that names the cause of a hang, its place, and the places of the waiting ranks.
 
-    beats: the last beats of all ranks, or empty. places: rank → node and process. states: rank → what the
-    kernel says about it. Both may lack ranks.
+    beats: of all ranks, or empty. places, states: rank → node and process, and what the kernel says. They may
+    lack ranks.
     """
     stands = f"the job hangs, {hang.seconds:.0f} s {hang.reason}"
     if not hang.ranks:
@@ -310,7 +280,6 @@ def describe(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], state
 
 
 def describe_stall(stall: Hang, beats: Sequence[Beat], places: Mapping[int, str]) -> str:
-    """Return a message that names the cause of a pause, its place, and the places of the waiting ranks."""
     limit = max(beat.still_seconds for beat in beats)
     cause = _named(stall, beats, places, {}) if stall.ranks else f"all ranks wait: {_waiting(beats)}"
     stands = f"{stall.seconds:.1f} s {stall.reason}"
@@ -319,17 +288,15 @@ def describe_stall(stall: Hang, beats: Sequence[Beat], places: Mapping[int, str]
 
 def _named(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], states: Mapping[int, str]) -> str:
     named = []
-    for rank in hang.ranks[:_MOST_NAMED]:
+    for rank in hang.ranks:
         state = f" ({states[rank]})" if rank in states else ""
         at = f" at {beats[rank].at}" if beats else ""
         place = f" on {places[rank]}" if rank in places else ""
         named.append(f"rank {rank}{place}{state}{at}")
-    if len(hang.ranks) > _MOST_NAMED:
-        named.append(f"{len(hang.ranks) - _MOST_NAMED} more")
     others = [rank for rank in range(len(beats)) if rank not in hang.ranks]
     verb = "waits" if len(others) == 1 else "wait, the first"
     waiting = f", while {_ranks(others)} {verb} at {beats[others[0]].at}" if others else ""
-    return f"{', '.join(named)}{waiting}"
+    return f"{some(named, _MOST_NAMED)}{waiting}"
 
 
 def _lines(beats: Sequence[Beat]) -> str:
@@ -346,8 +313,13 @@ def _waiting(beats: Sequence[Beat]) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks[:_MOST_NAMED]))}{more}"
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {some(ranks, _MOST_NAMED)}"
+
+
+def some(names: Sequence[object], most: int) -> str:
+    """Return e.g. "a, b and 3 more"."""
+    more = len(names) - most
+    return ", ".join(map(str, names[:most])) + (f" and {more} more" if more > 0 else "")
 
 
 def _place(beat: Beat) -> tuple[int, str, int]:
@@ -363,11 +335,7 @@ def _usual(beats: Sequence[Beat]) -> str:
 
 
 def _cause(beats: Sequence[Beat]) -> tuple[int, ...]:
-    """Return the ranks that others wait for, or none if all wait for each other.
-
-    They are behind in a group, and ahead of others in none, or else outside torch.distributed while others
-    are inside.
-    """
+    """Return the ranks that others wait for: behind in a group, ahead in none. Else those outside torch."""
     groups: dict[str, dict[int, int]] = {}
     for rank, beat in enumerate(beats):
         for group, count in beat.entered.items():

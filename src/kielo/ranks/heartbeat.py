@@ -63,8 +63,8 @@ class Heartbeat:
     """The heartbeat of this rank, while it is entered.
 
     stacks_folder: takes each rank's stacks when the job hangs. on_hang: called on one rank before the ranks
-    end, with the message, True if the program is the cause so that the hang will recur, and the blamed hosts.
-    No host is blamed if the stuck ranks are on more than `_MOST_BLAMED` hosts.
+    end, with the message, True if the program is the cause and the hang will recur, and the blamed hosts,
+    none if there are more than `_MOST_BLAMED`.
     """
 
     def __init__(
@@ -93,10 +93,7 @@ class Heartbeat:
         ]
 
     def use(self, groups: Sequence[dist.ProcessGroup], alike: Sequence[dist.ProcessGroup]) -> None:
-        """Set the groups whose collectives are counted.
-
-        alike: the groups among them in which all ranks begin the same collectives and messages.
-        """
+        """Set the groups to count. alike: the groups in which all ranks begin the same collectives."""
         self._alike = {group_key(dist.get_process_group_ranks(group)): group for group in alike}
         self._groups = tuple(groups)
 
@@ -130,10 +127,7 @@ class Heartbeat:
         self._stacks.close()
 
     def _run(self) -> None:
-        """Exchange heartbeats until the end, at once when the limits have changed.
-
-        A frozen store blocks this thread: `_guard` notices.
-        """
+        """Exchange heartbeats until the end. A frozen store blocks this thread, which `_guard` notices."""
         looked_at = time.monotonic()
         while not self._is_over():
             now = time.monotonic()
@@ -151,21 +145,20 @@ class Heartbeat:
                 self._end(hang, self._store)
 
     def _is_over(self) -> bool:
-        """Wait until the next heartbeat is due. Return True if there is none."""
         self._progress.has_changed.wait(self._seconds)
         self._progress.has_changed.clear()
         return self._over.is_set()
 
     def _leave(self) -> None:
-        """Send the last beat."""
         with suppress(RuntimeError):
             self._store.set(f"beat/{self._world.rank}", Beat.last(self._number + 1).text())
 
     def _guard(self) -> None:
-        """End this process if the store, which rank 0 may serve, does not answer for too long.
+        """End this process if the store, which rank 0 may serve, does not answer for too long. One rank warns
+        before.
 
-        One rank names rank 0 before, if such a pause is unusual. Ranks that end together send no more
-        heartbeats and have longer: slow files are no reason to name another cause.
+        Ranks that end together send no more heartbeats and have longer: slow files are no reason to name
+        another cause.
         """
         looked_at, number, unanswered, is_told = time.monotonic(), 0, 0.0, False
         while not self._over.wait(self._seconds):
@@ -191,7 +184,6 @@ class Heartbeat:
                 is_told = True
 
     def _exchange(self, store: dist.Store, elapsed: float) -> Hang | None:
-        """Send this rank's heartbeat. Return a hang that another rank or this rank has found."""
         store.set(f"beat/{self._world.rank}", self._beat().text())
         told = store.get("hang")
         if told.decode() != _NO_HANG:
@@ -218,7 +210,6 @@ class Heartbeat:
         )
 
     def _look(self, store: dist.Store, elapsed: float) -> Hang | None:
-        """Look at all beats, on the watching ranks, and tell the other ranks of a hang."""
         if self._watch is None:
             return None
         keys = [f"beat/{rank}" for rank in range(self._world.size)]
@@ -232,7 +223,6 @@ class Heartbeat:
         return _hang_of(store.compare_set("hang", _NO_HANG, json.dumps(asdict(hang))))
 
     def _note_stall(self, stall: Hang | None, store: dist.Store) -> None:
-        """Report a pause of the steps once, on one of the watching ranks, and its end."""
         step = self._beats[0].step
         if stall is None and self._stall is not None:
             logger.warning("step %d: training continues after %.1f s", step, self._stall.seconds)
@@ -244,7 +234,6 @@ class Heartbeat:
         self._stall = stall
 
     def _end(self, hang: Hang, store: dist.Store | None) -> None:
-        """Write stacks, report the cause, and end this process. store: None if it does not answer."""
         with suppress(Exception):  # whatever fails here, the process ends
             self._stacks_folder.mkdir(parents=True, exist_ok=True)
             if not self._was_silent(hang):
@@ -256,7 +245,6 @@ class Heartbeat:
         os._exit(HUNG)
 
     def _write_stacks(self) -> None:
-        """Write the stacks of this rank's threads, and torch's record of its collectives."""
         with open(self._file(self._world.rank), "w", encoding="utf-8") as file:
             faulthandler.dump_traceback(file)
         with suppress(Exception):
@@ -310,7 +298,6 @@ class Heartbeat:
         return self._world.size - (len(hang.ranks) if hang.is_silent else 0)
 
     def _end_without_store(self, hang: Hang) -> None:
-        """Report the cause if the store, which rank 0 may serve, does not answer."""
         states, is_telling = {}, self._world.rank == self._world.size // 2
         if self._beats:
             self._beats[self._world.rank] = self._beat()

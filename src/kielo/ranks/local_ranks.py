@@ -49,8 +49,8 @@ def name_of_this_node() -> str:
 class RankProcess:
     """The process of a rank, as another rank of its node sees it.
 
-    On SIGUSR2 Python's faulthandler writes the stacks of all threads into the file with descriptor
-    `stacks_file`, without Python's lock. So `kill -USR2 PID` does no harm to a rank.
+    On SIGUSR2, which does no harm, faulthandler writes all stacks into the file with descriptor
+    `stacks_file`.
     """
 
     host: str
@@ -68,14 +68,10 @@ class RankProcess:
         return self.host == name_of_this_node()
 
     def state(self) -> str:
-        """Return in words why the process may be silent."""
         return _STATES.get(self._letter(), _OTHER_STATE)
 
     def stacks(self) -> str:
-        """Return the stacks of a silent process, by its faulthandler or py-spy, or "".
-
-        A process that ends when it is woken is not waited for, and what it wrote until then is returned.
-        """
+        """Return the stacks of a silent process, by its faulthandler or py-spy. It may end when it wakes."""
         text, file = "", Path(f"/proc/{self.pid}/fd/{self.stacks_file}")
         with suppress(OSError), file.open(encoding="utf-8", errors="replace") as written:
             os.kill(self.pid, signal.SIGUSR2)
@@ -92,7 +88,6 @@ class RankProcess:
         return text
 
     def _letter(self) -> str:
-        """Return the letter of its state, or "" without such a process."""
         with suppress(OSError):
             text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
             return text.rpartition(")")[2].split()[0]
@@ -107,15 +102,19 @@ class Failure:
     code: int
 
     def __str__(self) -> str:
-        return f"rank {self.rank} ended with {_describe(self.code)}"
+        how = f"exit code {self.code}"
+        if self.code < 0:
+            is_known = -self.code in set(signal.Signals)
+            how = signal.Signals(-self.code).name if is_known else f"signal {-self.code}"
+            how += " (out of memory?)" if -self.code == signal.SIGKILL else ""
+        return f"rank {self.rank} ended with {how}"
 
 
 class Ranks:
     """`number` processes of this Python with `arguments` (`-m MODULE ...` or `-c CODE`).
 
-    They are in their own session, so that Ctrl-C at a terminal reaches them once, through their parent.
-    stop_code: the exit code of a rank that stopped as asked. modules: imported once for all ranks. They must
-    not start threads or use a GPU.
+    In their own session Ctrl-C at a terminal reaches them once, through their parent. stop_code: the exit
+    code after a stop. modules: imported once for all ranks. They must not start threads or use a GPU.
     """
 
     def __init__(
@@ -154,7 +153,6 @@ class Ranks:
         self._send({"start": ranks, "arguments": self._arguments})
 
     def stop(self, number: int) -> None:
-        """Make `wait` send the signal `number` to all ranks. A signal handler may call it at any moment."""
         self._stop_signal = signal.Signals(number)
 
     @property
@@ -164,8 +162,7 @@ class Ranks:
     def wait(self, shutdown_seconds: int) -> Failure | None:
         """Wait until all ranks have ended. Return the first that failed, or None.
 
-        When a rank has failed, the others are ended. Ranks that still run `shutdown_seconds` after a stop are
-        killed.
+        After a failure the others are ended. Ranks that run `shutdown_seconds` after a stop are killed.
         """
         failures: list[Failure] = []
         until, is_told, is_killing = None, False, False
@@ -185,13 +182,11 @@ class Ranks:
         return min(failures, key=lambda failure: failure.code >= 0, default=None)
 
     def kill(self) -> None:
-        """End the ranks at once, and the process from which they were forked."""
         if self._template is not None:
             self._template.kill()  # the kernel ends its children
             self.close()
 
     def close(self) -> None:
-        """End the process from which the ranks were forked, and the ranks that are left."""
         if self._template is not None:
             os.close(self._control)
             self._template.wait()
@@ -217,7 +212,6 @@ class Ranks:
             os.write(self._control, json.dumps(message).encode() + b"\n")
 
     def _ends(self, template: subprocess.Popen) -> list[tuple[int, int]]:
-        """Return (rank, exit code) of ranks that have ended since the last call. Wait a moment for them."""
         if not select.select([self._report], [], [], _LOOK_SECONDS)[0]:
             self._look_for_life(template)
             return []
@@ -232,11 +226,7 @@ class Ranks:
         return [(one["ended"], one["code"]) for one in found if "ended" in one]
 
     def _look_for_life(self, template: subprocess.Popen) -> None:
-        """Kill the process from which the ranks were forked if it is frozen, because nobody else would
-        notice.
-
-        It counts looks, not seconds, so that it counts none while this process is frozen too.
-        """
+        """Kill the process that forked the ranks if it is frozen, by looks while this process is not."""
         self._silent_looks += 1
         limit = MOST_SILENT_SECONDS if self._has_beaten else MOST_START_SECONDS
         if self._silent_looks * _LOOK_SECONDS < limit:
@@ -265,10 +255,3 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
-
-
-def _describe(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    return name + (" (out of memory?)" if -code == signal.SIGKILL else "")

@@ -27,15 +27,11 @@ _ARRAYS = "biufc"  # kinds of numpy's dtypes of which no element is an object
 
 
 def to_json(value: Any) -> str:
-    """Return the value as JSON. Raise TypeError for a kind that is not sent."""
     return json.dumps(_encoded(value), separators=(",", ":"))
 
 
 def from_json(text: str | bytes) -> Any:
-    """Return a value equal to the value that `to_json` got, of the same types.
-
-    Raises KieloError for text that `to_json` did not write.
-    """
+    """Return a value equal to the value that `to_json` got. Raises KieloError for any other text."""
     try:
         return _decoded(json.loads(text))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -47,7 +43,6 @@ def from_json(text: str | bytes) -> Any:
 
 
 def all_gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Return the values of all ranks of the group, in rank order, on every rank."""
     sent, sizes = _sent(value, group)
     received = [torch.empty_like(sent) for _ in sizes]
     dist.all_gather(received, sent, group=group)
@@ -55,7 +50,6 @@ def all_gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
 
 
 def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Return the values of all ranks on rank 0 of the group, and nothing on the others."""
     sent, sizes = _sent(value, group)
     is_first = dist.get_rank(group) == 0
     received = [torch.empty_like(sent) for _ in sizes] if is_first else None
@@ -64,7 +58,6 @@ def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
 
 
 def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:
-    """Return rank 0's value on every rank. The values of the others are ignored."""
     device = _device(group)
     content = _bytes_of(value if dist.get_rank(group) == 0 else None, device)
     size = torch.tensor([len(content)], device=device)
@@ -89,7 +82,6 @@ def scatter(values: list[Any], group: dist.ProcessGroup | None = None) -> Any:
 
 
 def _sent(value: Any, group: dist.ProcessGroup | None) -> tuple[Tensor, list[int]]:
-    """Return this rank's bytes, padded to the longest, and the sizes of all ranks."""
     content = _bytes_of(value, _device(group))
     sizes = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=content.device)
     sizes[dist.get_rank(group)] = len(content)
@@ -98,7 +90,6 @@ def _sent(value: Any, group: dist.ProcessGroup | None) -> tuple[Tensor, list[int
 
 
 def _device(group: dist.ProcessGroup | None) -> torch.device:
-    """Return the device on which the group's backend takes tensors: the CPU if it can."""
     backends = str(dist.get_backend_config(group))
     if "cpu:" in backends:
         return torch.device("cpu")
@@ -148,7 +139,6 @@ def _decoded(read: Any) -> Any:
 
 
 def _fields(value: Any) -> Any:
-    """Return what a value of a class of Kielo's own holds; None for a class that is not sent."""
     if isinstance(value, tuple):
         return _list(value)
     if isinstance(value, BaseModel):

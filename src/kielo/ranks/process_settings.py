@@ -1,4 +1,4 @@
-"""Settings of a process before torch computes: the limit of open files, and the allocator of device memory."""
+"""Settings of a process before torch computes: the limit of open files, and the device allocator."""
 
 import ctypes
 import os
@@ -17,7 +17,7 @@ _VARIABLES = (_VARIABLE, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  #
 def open_files_needed(place: Rendezvous) -> int:
     """Return how many files and sockets a rank may have open at once.
 
-    Rank 0 gathers the plans of checkpoints, over one socket a rank. If it serves the store, each rank has a
+    Rank 0 gathers the plans of checkpoints, over a socket a rank. If it serves the store, each rank has a
     connection, another for its heartbeat and, while a communicator starts, a third.
     """
     if place.rank > 0:
@@ -39,11 +39,7 @@ def allow_open_files(place: Rendezvous) -> None:
 
 
 def settle_allocator(settings: str) -> str:
-    """Set an accelerator card's settings, unless the environment has some. Return a sentence about them, or
-    "".
-
-    torch reads them when CUDA starts, so call it before.
-    """
+    """Set an accelerator card's settings, if the environment has none. Return a sentence or ""."""
     if not settings or any(name in os.environ for name in _VARIABLES):
         return ""
     os.environ[_VARIABLE] = settings
@@ -51,15 +47,12 @@ def settle_allocator(settings: str) -> str:
 
 
 def settings_of_device() -> str:
-    """Return the settings on the card of this machine's first GPU, or ""."""
     card = accelerator_of_device(_device_name())
     return card.allocator_settings if card is not None else ""
 
 
 def _device_name() -> str:
-    """Return the name by NVIDIA's management library, because torch would start CUDA. No other card has
-    settings.
-    """
+    """Return the name by NVIDIA's library, because torch would start CUDA. No other card has settings."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

@@ -33,8 +33,6 @@ _OF_THE_LAUNCHER = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP
 
 
 class RankTemplate:
-    """The process that forks the ranks that CONTROL asks for, and reports their ends."""
-
     def __init__(self, control: int, report: int):
         self._control, self._report = control, report
         self._text = b""
@@ -73,7 +71,6 @@ class RankTemplate:
             self._report_line({"alive": os.getpid()})
 
     def _is_forked(self, rank: int, variables: dict[str, str]) -> bool:
-        """Fork a rank. Return True in it."""
         sys.stdout.flush()
         sys.stderr.flush()
         signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_LAUNCHER)  # until the rank has its own handlers
@@ -109,7 +106,6 @@ class RankTemplate:
             os.write(self._report, json.dumps(content).encode() + b"\n")
 
     def _end_all(self) -> None:
-        """End the ranks: the launcher is gone, or has no use for those that are left."""
         self._signal(signal.SIGTERM)
         until = time.monotonic() + _SAVE_SECONDS
         while self._ranks and time.monotonic() < until:

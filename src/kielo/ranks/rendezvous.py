@@ -29,8 +29,7 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h: an interface's IPv4 address
 class Rendezvous:
     """The meeting place of the ranks of one attempt. `host` is empty for a world of one rank.
 
-    store_is_running: the launcher already serves the store, as torchrun's agent does. attempt: separates the
-    keys of a restarted job from its earlier attempts.
+    store_is_running: by the launcher, as in torchrun's agent. attempt: separates the keys of a restarted job.
     """
 
     rank: int
@@ -85,7 +84,6 @@ def _from_slurm(environment: Mapping[str, str]) -> Rendezvous:
 
 
 def first_host(nodelist: str) -> str:
-    """Return the first host of a Slurm node list: `nid[001002-001005,001009],gpu7` → `nid001002`."""
     found = hosts(nodelist)
     if not found or not found[0]:
         raise KieloError(
@@ -127,10 +125,7 @@ def _no_list(text: str) -> KieloError:
 
 
 def nodes_of_ranks(ranks: Sequence[int], environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the nodes of these ranks, each once, by the launcher's list, also of ranks that never began.
-
-    Slurm lists the hosts of a step. torchrun only numbers its nodes. Empty without either.
-    """
+    """Return the nodes of these ranks by the launcher's list, or nothing. torchrun only numbers its nodes."""
     if "LOCAL_WORLD_SIZE" not in environment:
         return hosts_of_ranks(ranks, environment)
     per_node, nodes = (environment.get(key, "") for key in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"))
@@ -168,7 +163,7 @@ def _place(environment: Mapping[str, str], rank_key: str, size_key: str) -> tupl
     rank, size = _number(environment, rank_key), _number(environment, size_key)
     if rank >= size:
         raise KieloError(
-            f"environment variables {rank_key}={rank} and {size_key}={size}: ranks are 0 to {size - 1}"
+            f"environment variables {rank_key}={rank} and {size_key}={size}: the rank must be less"
         )
     return rank, size
 
@@ -194,10 +189,8 @@ def choose_gloo_interface(place: Rendezvous) -> None:
     """Set GLOO_SOCKET_IFNAME to the interface that leads to rank 0, if torch would take the loopback, and say
     so.
 
-    torch binds gloo to the address of the node's own name. If the name does not resolve, or resolves to
-    127.0.1.1, that is the loopback, and ranks of several nodes hang. Nothing changes for one rank, for a
-    variable that is set, and for a name that others can reach. Ranks that meet on the loopback are on one
-    machine.
+    torch binds gloo to the address of the node's own name. If that is the loopback, ranks of several nodes
+    hang. Nothing changes for one rank, a variable that is set, and ranks that meet on the loopback.
     """
     if place.size == 1 or os.environ.get(_VARIABLE):
         return

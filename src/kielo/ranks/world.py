@@ -30,9 +30,9 @@ _LAZY_GLOO = "TORCH_GLOO_LAZY_INIT"
 class World:
     """This process among all.
 
-    store: for marks of arrival, not for tensors. timeout_seconds: the limit for each communicator.
-    host_backend: of groups over the CPU. is_rehearsed: the other ranks are not real (`kielo rehearse`), so
-    nothing waits for them.
+    store: for marks of arrival, not for tensors. timeout_seconds: of each communicator. host_backend: of
+    groups over the CPU. is_rehearsed: the other ranks are not real (`kielo rehearse`), so nothing waits for
+    them.
     """
 
     rank: int
@@ -54,11 +54,10 @@ _meeting: tuple[Rendezvous, dist.Store] | None = None  # the store in which the 
 
 
 def start_world(timeout_seconds: float, device: str | None = None) -> World:
-    """Meet the other ranks and make the process group of all. Raises KieloError naming ranks that did not
-    arrive.
+    """Meet the other ranks and make the process group of all. Raises KieloError naming missing ranks.
 
-    timeout_seconds: for the meeting and the first all-reduce, each. device: "cpu" or "cuda". Default: CUDA
-    (or ROCm) if it exists.
+    timeout_seconds: for the meeting and the first all-reduce, each. device: "cpu" or "cuda", default CUDA or
+    ROCm if found.
     """
     place = find_rendezvous()
     chosen = _device(device, place.local_rank)
@@ -74,7 +73,6 @@ def start_world(timeout_seconds: float, device: str | None = None) -> World:
 
 
 def enter_world(world: World, backend: str) -> World:
-    """Make the process group of all ranks, which meet in `world.store`. Return `world`."""
     global _world
     startup = world.startup
     keep_flight_record()
@@ -91,7 +89,6 @@ def enter_world(world: World, backend: str) -> World:
 
 
 def meet(place: Rendezvous, timeout_seconds: float) -> dist.Store:
-    """Return the store in which the ranks of this attempt meet, made once a process."""
     global _meeting
     if _meeting is None or _meeting[0] != place:
         _meeting = place, dist.PrefixStore(f"kielo/{place.attempt}", connect(place, timeout_seconds))
@@ -99,11 +96,12 @@ def meet(place: Rendezvous, timeout_seconds: float) -> dist.Store:
 
 
 def make_host_group(world: World, name: str, timeout_seconds: float) -> dist.ProcessGroup | None:
-    """Make a group of all ranks over the CPU (gloo), for a thread beside the training, or None for one rank.
+    """Make a gloo group of all ranks, for a thread beside the training, or None for one rank. All ranks call
+    it.
 
-    Two ranks connect at their first message: a ring and trees, and all with rank 0, instead of all with all.
-    Collectives of one group must come from one thread, in one order. All ranks call it together. Raises
-    KieloError naming the ranks that did not arrive within `timeout_seconds`.
+    Two ranks connect at their first message, not all with all at the start. Collectives of one group must
+    come from one thread, in one order. Raises KieloError naming the ranks that did not arrive within
+    `timeout_seconds`.
     """
     if world.size == 1:
         return None
@@ -130,10 +128,7 @@ def _connecting_lazily() -> Iterator[None]:
 
 
 def leave_together(wait_seconds: float) -> None:
-    """Wait until rank 0, which has more to write at the end, is here too. Never raises.
-
-    A launcher may end all ranks when the first exits with another code than 0, as "requeue" does.
-    """
+    """Wait until rank 0 is here too, because a launcher may end all ranks when the first exits."""
     if _world is None or _world.size == 1:
         return
     with suppress(RuntimeError):  # rank 0 has died, or needs longer
@@ -144,10 +139,7 @@ def leave_together(wait_seconds: float) -> None:
 
 
 def end_world(wait_seconds: float = 10.0) -> None:
-    """End the process group. Rank 0, which serves the store, leaves last. Never raises.
-
-    wait_seconds: for which rank 0 waits for the others at most.
-    """
+    """End the process group, rank 0, which serves the store, last. Never raises."""
     global _world, _meeting
     if _world is not None and _world.size > 1:
         with suppress(RuntimeError):  # the store is gone when rank 0 has died
@@ -183,7 +175,7 @@ def _device(kind: str | None, local_rank: int) -> torch.device:
 
 
 def connect(place: Rendezvous, timeout_seconds: float) -> dist.Store:
-    """Return this rank's own connection to the store, which rank 0 serves unless the launcher does.
+    """Connect this rank to the store, which rank 0 serves unless the launcher does.
 
     Raises KieloError if rank 0 is not found within the time limit, or too few files may be open.
     """
@@ -219,10 +211,7 @@ def connect(place: Rendezvous, timeout_seconds: float) -> dist.Store:
 
 
 def _listening_socket(place: Rendezvous) -> int | None:
-    """Return a socket that listens where the ranks meet and on no other interface, as torch's store would.
-
-    None if the address does not belong to this machine: a host's name may lead to its ranks by another way.
-    """
+    """Return a socket that listens only where the ranks meet, or None if that is not on this machine."""
     try:
         found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
     except OSError:
@@ -251,9 +240,9 @@ def once_a_node(
 ) -> None:
     """Call `action` on one rank of each node, with the same outcome on every rank.
 
-    All ranks call it with the same `name`, once an attempt. It needs no process group, only the store of
-    `meet`, so it can run before a run is resolved. Raises KieloError on every rank, with the same message, if
-    an action raised, and on a rank that has waited for `limit_seconds`.
+    All ranks call it with the same `name`, once an attempt. It needs only the store of `meet`, so it can run
+    before a run is resolved. Raises KieloError on every rank, with the same message, if an action raised or
+    `limit_seconds` passed.
     """
     if place.size == 1:
         action()

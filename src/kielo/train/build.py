@@ -44,7 +44,7 @@ from kielo.train.garbage import Garbage
 from kielo.train.heldout import HeldOut, HeldOutText, share_of
 from kielo.train.log import Log, MetricsFile, Sink, TensorBoard, Terminal, Wandb
 from kielo.train.meter import Meter, StepRow
-from kielo.train.optimiser import build_optimiser
+from kielo.train.optimiser import Optimiser
 from kielo.train.parts import Asked, PhaseParts, PrecisionParts, Run, StepParts
 from kielo.train.precision import Fp8Probe, next_precision, settle_matrix_products
 from kielo.train.profile import Profile
@@ -70,11 +70,8 @@ def assemble(
 ) -> Run:
     """Build every part of the run, except the parts of a phase. All ranks call it together.
 
-    permit: raises KieloError if this job must not save checkpoints any more. progress: takes what this rank
-    does.
-
-    Raises KieloError for whatever the parts refuse: missing tokens, a layout that does not fit the world, a
-    checkpoint of another run.
+    permit: raises KieloError if this job must not save any more. Raises KieloError for missing tokens, a
+    layout that does not fit the world, and a checkpoint of another run.
     """
     identity, placement = resolved.identity, resolved.placement
     device, state, is_first = world.device, State(), world.rank == 0
@@ -97,6 +94,10 @@ def assemble(
     go_back_before = checkpoints.go_back_before
     spike_watch = SpikeWatch(spikes, resolved, go_back_before, lambda: state.spikes, log.write, alert)
     replica_check = ReplicaCheck(placement.train, go_back_before)
+    shortage = checkpoints.shortage if is_first else lambda: None
+    # at the third step everything is compiled and warm
+    first_profiled, steps = checkpoints.found.step + 3, asked.profile_steps
+    profile = Profile(placement.train_folder, first_profiled, steps, device, paused=meter.paused)
     run = Run(
         asked=asked,
         device=device,
@@ -119,22 +120,10 @@ def assemble(
         step_row=StepRow(meter, guard),
         log=log,
         stop=stop,
-        resources=Resources(
-            _alert(placement),
-            stop.ask,
-            checkpoints.shortage if is_first else lambda: None,
-            is_looking=world.local_rank == 0,
-        ),
+        resources=Resources(_alert(placement), stop.ask, shortage, is_looking=world.local_rank == 0),
         checkpoints=checkpoints,
         alert=alert,
-        # at the third step everything is compiled and warm
-        profile=Profile(
-            placement.train_folder,
-            checkpoints.found.step + 3,
-            asked.profile_steps,
-            device,
-            paused=meter.paused,
-        ),
+        profile=profile,
         garbage=_garbage(placement),
     )
     run.current = _build_precision(run, resolved, next_precision(identity, checkpoints.found))
@@ -144,8 +133,7 @@ def assemble(
 def compute_in(run: Run, resolved: Resolved, precision: Precision) -> None:
     """Replace the run's model, and everything that refers to it, by a model that computes in `precision`.
 
-    It trains what the step after the newest checkpoint trains, and the caller restores that checkpoint. The
-    old model's memory is freed first. FSDP2 and compilers do not allow a change of modules in place.
+    The caller restores the newest checkpoint. The old model's memory is freed first.
     """
     del run.current
     run.checkpoints.forget()
@@ -158,16 +146,13 @@ def compute_in(run: Run, resolved: Resolved, precision: Precision) -> None:
 
 
 def restore(run: Run) -> None:
-    """Restore the newest checkpoint. Without one, keep the initial weights."""
     run.checkpoints.restore()
     scale_weights(run.current.model)
 
 
 @contextmanager
 def phase_parts(run: Run, resolved: Resolved, index: int, last_step: int) -> Iterator[PhaseParts]:
-    """Build the parts for steps of phase `index` up to `last_step`. Clipping, meter and rows follow the
-    phase.
-    """
+    """Build the parts for steps of phase `index` up to `last_step`. Clipping, meter and rows follow it."""
     phase, placement = resolved.identity.phases[index], resolved.placement.phases[index]
     run.meter.use(
         placement.flops_per_token,
@@ -196,8 +181,7 @@ def build_step(
     precision: Precision,
     guard: Guard,
 ) -> StepParts:
-    """Build the parts of an optimiser step of `model`, which is laid out over `mesh` and has its memory."""
-    optimiser = build_optimiser(model, train)
+    optimiser = Optimiser(model.named_parameters(), train)
     if precision == "fp8":
         optimiser.algorithm.register_step_post_hook(lambda *_: scale_weights(model))
     return StepParts(
@@ -209,10 +193,7 @@ def build_step(
 
 
 def _build_precision(run: Run, resolved: Resolved, precision: Precision) -> PrecisionParts:
-    """Build the model and everything that refers to it.
-
-    With a checkpoint to restore, the weights get memory but no values.
-    """
+    """Build the model and all that refers to it. With a checkpoint to restore, weights get no values."""
     identity, placement, mesh, device = resolved.identity, resolved.placement, run.mesh, run.device
     checkpoints, fp8 = run.checkpoints, identity.train.fp8
     if precision == "fp8":
@@ -235,15 +216,8 @@ def _build_precision(run: Run, resolved: Resolved, precision: Precision) -> Prec
     checkpoints.track(dict(model.named_parameters()), step.optimiser, source_tensors, source_settings)
     heldout = _heldout(run, resolved, model, step.forward_backward)
     if precision == "fp8" and fp8.probe_every_steps:
-        probe = Fp8Probe(
-            step.forward_backward,
-            model,
-            mesh,
-            fp8.probe_every_steps,
-            identity.total_steps,
-            run.log.write,
-            run.time_limits.paused,
-        )
+        every, last, paused = fp8.probe_every_steps, identity.total_steps, run.time_limits.paused
+        probe = Fp8Probe(step.forward_backward, model, mesh, every, last, run.log.write, paused)
         step = replace(step, on_gradients=(*step.on_gradients, probe))
     replicas, local_finite = Replicas(checkpoints.tensors, mesh), LocalFinite(model, device)
     layer_times = LayerTimes(model, device)
@@ -325,9 +299,7 @@ def _feed(run: Run, resolved: Resolved, index: int, last_step: int) -> Feed:
 
 
 def prepared(identity: Identity, placement: Placement) -> Callable[[Batch, int], Batch]:
-    """Return a function that makes a step's batch a batch of the run's objective. Held-out text is the last
-    step.
-    """
+    """Return a function that adapts a step's batch to the run's objective. Held-out text is the last step."""
     train = identity.train
     if train.objective == "next_token":
         return lambda batch, step: batch
@@ -342,7 +314,6 @@ def prepared(identity: Identity, placement: Placement) -> Callable[[Batch, int],
 
 
 def positions_of_rank(sequence_length: int, mesh: Mesh) -> Tensor | None:
-    """Return the columns of each sequence that this rank takes, or None if it takes all of them."""
     axis = mesh["context"]
     if axis.size() == 1:
         return None
@@ -352,16 +323,12 @@ def positions_of_rank(sequence_length: int, mesh: Mesh) -> Tensor | None:
 def _heldout(run: Run, resolved: Resolved, model: nn.Module, forward_backward: ForwardBackward) -> HeldOut:
     identity, placement, mesh = resolved.identity, resolved.placement, run.mesh
     length = identity.phases[0].sequence_length  # the same in all phases, so that scores can be compared
+    sequences, positions = placement.phases[0].micro_batch_sequences, positions_of_rank(length, mesh)
     texts, prepare = [], prepared(identity, placement)
     for one in heldout_sets(placement.tokens_folder):
         batch = one.batch(length, identity.train.heldout_sequences, identity.dataset.mask_documents)
-        share = share_of(
-            prepare(batch, identity.total_steps),
-            data_rank(mesh),
-            data_ranks(mesh),
-            placement.phases[0].micro_batch_sequences,
-            positions_of_rank(length, mesh),
-        )
+        batch = prepare(batch, identity.total_steps)
+        share = share_of(batch, data_rank(mesh), data_ranks(mesh), sequences, positions)
         texts.append(HeldOutText(one, share, identity.train.objective == "next_token"))
     return HeldOut(
         texts,

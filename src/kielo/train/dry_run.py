@@ -15,10 +15,10 @@ from kielo.resolve.resolved import Resolved, filled
 
 
 def dry_run(resolved: Resolved) -> dict[str, Any]:
-    """Return the steps, the bytes of a rank, and the first batch of the first rank, read from the tokens.
+    """Return the steps, the bytes of a rank, and the first rank's first batch. Raises KieloError for
+    unreadable tokens.
 
-    "peak_bytes" is the planner's formula for the precision that needs most. "usable_bytes" is None if no card
-    knows the device's memory. Raises KieloError for tokens that cannot be read.
+    "peak_bytes" is the planner's formula for the precision that needs most.
     """
     identity, placement = resolved.identity, resolved.placement
     card = accelerator(placement.accelerator) if placement.accelerator in accelerators() else None

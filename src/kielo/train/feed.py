@@ -29,9 +29,8 @@ _CLOSING_SECONDS = 5.0
 class MicroBatch:
     """The input of one forward: token ids, labels (-100: not counted) and document numbers, each [b, s].
 
-    dropout_keys_b2: int32 keys that dropout follows from, or None without dropout. positions_s: the columns
-    of the sequences, int64 [s], or None if the rank holds whole sequences. counted: the number of counted
-    labels, or None if the host does not know it.
+    dropout_keys_b2: int32 keys, or None without dropout. positions_s: the columns of the sequences, int64
+    [s], or None for all. counted: the number of counted labels, or None if the host does not know it.
     """
 
     inputs_bs: Tensor
@@ -44,8 +43,6 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One rank's share of one optimiser step."""
-
     step: int
     samples: tuple[int, ...]
     micro_batches: list[MicroBatch]
@@ -76,10 +73,7 @@ class _Tensors(NamedTuple):
 
 
 class Reader:
-    """A thread that runs calls and ends with the process, whatever it waits for.
-
-    begin: called in the thread before the first call.
-    """
+    """A thread that runs calls, after `begin`, and ends with the process, whatever it waits for."""
 
     def __init__(self, begin: Callable[[], None]):
         self._begin = begin
@@ -97,7 +91,6 @@ class Reader:
         return future
 
     def close(self) -> None:
-        """Let the call in progress end, unless it takes too long."""
         self._calls.put(None)
         self._thread.join(_CLOSING_SECONDS)
 
@@ -118,8 +111,8 @@ class Reader:
 class Replacement:
     """How a feed replaces a frozen reader.
 
-    reopened: makes another `read_step`, in the thread that will use it. waiting: entered for a wait, and
-    gives its limit in seconds (`Progress.at_files`). alert: (step, message).
+    reopened: makes another `read_step`, in the thread that will use it. waiting: `Progress.at_files`, which
+    gives its limit.
     """
 
     reopened: Callable[[], Callable[[int], Batch]]
@@ -130,9 +123,9 @@ class Replacement:
 class Feed:
     """The batches of the steps. A thread reads, cuts and copies one step ahead.
 
-    read_step: step (1-based) → this rank's sequences. positions_s: the columns of each sequence that this
-    rank takes, or None for all. replacement: None waits for a frozen reader for ever. The device holds at
-    most one step more than the step in use.
+    read_step: step (1-based) → this rank's sequences. positions_s: the columns that this rank takes, or None
+    for all. replacement: None waits for a frozen reader for ever. The device has at most one step more than
+    the step in use.
     """
 
     def __init__(
@@ -154,10 +147,7 @@ class Feed:
         self._ahead: tuple[int, Future[_Arriving]] | None = None
 
     def take(self, step: int) -> StepBatch:
-        """Return the batch of `step`, in any order of steps. An error of the reading thread is raised here.
-
-        Raises KieloError, naming the file, if a file does not answer.
-        """
+        """Return the batch of any `step`, or raise the reading thread's error."""
         if self._ahead is None or self._ahead[0] != step:
             self._ahead = self._begin(step)
         arriving = self._arrived(step, self._ahead[1])
@@ -233,10 +223,7 @@ class Feed:
 
 
 def cut(batch: Batch, micro_batch_sequences: int, positions_s: Tensor | None = None) -> list[MicroBatch]:
-    """Cut a batch into micro-batches of up to `micro_batch_sequences` sequences, on the CPU.
-
-    positions_s: the columns to take; None: all.
-    """
+    """Cut a batch into micro-batches on the CPU. positions_s: the columns to take, or None for all."""
     tensors = _on_host(batch, positions_s)
     return _split(tensors, _counted(tensors), micro_batch_sequences, positions_s)
 
@@ -253,7 +240,6 @@ def to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
 
 
 def _on_host(batch: Batch, positions_s: Tensor | None) -> _Tensors:
-    """Return the columns `positions_s` of each array as tensors, all columns without a copy."""
 
     def columns(array: np.ndarray) -> Tensor:
         chosen = array if positions_s is None else array.take(positions_s.numpy(), axis=1)
@@ -265,14 +251,13 @@ def _on_host(batch: Batch, positions_s: Tensor | None) -> _Tensors:
 
 
 def _counted(tensors: _Tensors) -> np.ndarray:
-    """Count the labels of each sequence that are not -100."""
     return np.count_nonzero(tensors.labels.numpy() != NOT_COUNTED, axis=1)
 
 
 def _split(
     tensors: _Tensors, counted_n: np.ndarray, micro_batch_sequences: int, positions_s: Tensor | None
 ) -> list[MicroBatch]:
-    """Split tensors [n, s] into micro-batches, which are views. counted_n: counted labels of each sequence."""
+    """Split tensors [n, s] into views, one a micro-batch. counted_n: counted labels of each sequence."""
     rows = [
         slice(first, first + micro_batch_sequences)
         for first in range(0, max(1, len(counted_n)), micro_batch_sequences)

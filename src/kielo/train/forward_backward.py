@@ -68,9 +68,7 @@ class NextToken:
         divisor: Tensor,
         counted: int | None = None,
     ) -> Tensor:
-        """Compute the loss of gathered hidden states. counted: at least the number of counted labels, or
-        None.
-        """
+        """Compute the loss of gathered hidden states. counted: at least the number of counted labels."""
         if self.picks_counted and counted is not None:
             hidden_bsd, labels_bs = pick_counted(hidden_bsd, labels_bs, counted)
         options = LossOptions(
@@ -93,11 +91,10 @@ class NextToken:
 
 
 def pick_counted(hidden_bsd: Tensor, labels_bs: Tensor, counted: int) -> tuple[Tensor, Tensor]:
-    """Return hidden states [c, d] and labels [c]: the counted labels in their order, then some that do not
-    count.
+    """Return hidden states [c, d] and labels [c]: all that count in their order, then some that do not.
 
-    counted: at least their number. c is that number, rounded up to a sixteenth of all tokens, so that few
-    shapes occur. The host does not wait for the device, which alone knows where the labels are.
+    c is `counted` (at least their number), rounded up to a sixteenth of all tokens, so that few shapes occur.
+    The host does not wait for the device, which alone knows where the labels are.
     """
     labels_n = labels_bs.flatten()
     unit = math.ceil(len(labels_n) / _SHARES)
@@ -115,9 +112,9 @@ def tensor_axis(mesh: Mesh) -> DeviceMesh | None:
 class PipelineForwardBackward:
     """`PlainForwardBackward` through pipeline stages. Every pipeline rank gets the same numbers.
 
-    torch's schedule decides when a micro-batch goes through a stage, and what FSDP2 gathers and reduces
-    meanwhile. schedule: a name of `resolve/stages.py`. splits_sequence: the tensor axis splits hidden states
-    along the sequence, so stages exchange fewer columns than there are tokens.
+    torch's schedule orders micro-batches and stages, and what FSDP2 gathers and reduces. splits_sequence: the
+    tensor axis splits hidden states along the sequence, so stages exchange fewer columns than there are
+    tokens.
     """
 
     def __init__(
@@ -146,7 +143,6 @@ class PipelineForwardBackward:
             model.last.register_forward_hook(lambda module, inputs, output: objective.gathered(output))
 
     def __call__(self, batch: StepBatch) -> Tensor:
-        """Return the loss as `PlainForwardBackward` does, the same on every rank."""
         micro_batches = batch.micro_batches
         self._divisor = self._sum_over_data(batch.counted_tokens).clamp(min=1).to(torch.float32)
         counts = [micro_batch.counted for micro_batch in micro_batches]
@@ -180,8 +176,7 @@ class PipelineForwardBackward:
     def score(self, micro_batch: MicroBatch, divisor: Tensor, z_loss: float) -> Tensor:
         """Return this data rank's share of the loss, with another z-loss, without gradients.
 
-        It runs stage after stage, each rank after the previous rank, because torch's schedules do not take
-        batches of any size, as held-out text has.
+        It runs stage after stage, because torch's schedules do not take the sizes of held-out batches.
         """
         self._place(micro_batch)
         self._model.copy_tied()
@@ -204,7 +199,7 @@ class PipelineForwardBackward:
         return sum_over(loss, [self._axis])
 
     def _place(self, micro_batch: MicroBatch) -> None:
-        """Set the positions for all stages, whose hidden states may have fewer columns than there are tokens."""
+        """Set the positions for all stages, whose hidden states may have fewer columns than tokens."""
         tokens_bs = micro_batch.inputs_bs
         self._positions_s = micro_batch.positions_s
         if self._positions_s is None:
@@ -219,7 +214,6 @@ class PipelineForwardBackward:
         return rows, columns // self._sequence_parts, self._model.config.hidden_size
 
     def _schedule(self, micro_batches: list[MicroBatch]) -> Schedule:
-        """Return the schedule for these micro-batches, rebuilt when their number or shapes change."""
         shapes = (len(micro_batches), *micro_batches[0].inputs_bs.shape)
         if self._made is None or self._made[0] != shapes:
             tokens_bs = micro_batches[0].inputs_bs
@@ -243,20 +237,14 @@ class PipelineForwardBackward:
 
 
 class PlainForwardBackward:
-    """The whole model on each micro-batch in turn, for every layout without pipeline stages.
-
-    sum_over_data: a tensor's sum over the ranks that see different tokens.
-    """
+    """The whole model on each micro-batch in turn. sum_over_data: over ranks with different tokens."""
 
     def __init__(self, model: Decoder, objective: NextToken, sum_over_data: Callable[[Tensor], Tensor]):
         self._model, self._objective, self._sum_over_data = model, objective, sum_over_data
         self.own_loss = torch.tensor(torch.nan)  # this rank's part of the last step's loss
 
     def __call__(self, batch: StepBatch) -> Tensor:
-        """Return the loss, a float32 scalar on the device, and leave the gradients on the parameters.
-
-        It is in nats per counted token over all ranks, with the z-loss if there is one.
-        """
+        """Return the loss in nats per counted token of all ranks, with the z-loss, fp32, on the device."""
         # a step of padding only has loss 0 and no gradient; a division by 0 would make it not finite
         divisor = self._sum_over_data(batch.counted_tokens).clamp(min=1).to(torch.float32)
         loss = torch.zeros((), device=divisor.device)
@@ -269,7 +257,6 @@ class PlainForwardBackward:
         return self._sum_over_data(loss)
 
     def score(self, micro_batch: MicroBatch, divisor: Tensor, z_loss: float) -> Tensor:
-        """Return this rank's share of the loss, with another z-loss, without gradients."""
         return replace(self._objective, z_loss=z_loss)(self._model, micro_batch, divisor)
 
 
@@ -284,18 +271,18 @@ def forward_backward_of(
     layout: Layout,
     precision: Precision,
 ) -> ForwardBackward:
-    """Build the forward and backward passes of `model`, which is laid out over `mesh`."""
     sum_over_ranks = partial(sum_over_data, mesh=mesh)
     goes_twice = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
     splits_sequence = layout.tensor > 1 and bool(layout.sequence_parallel)
+    is_compiled, is_masked = bool(layout.compile), train.objective == "masked_tokens"
     objective = NextToken(
         train.z_loss,
         loss_chunk_tokens,
         tensor_axis(mesh),
         goes_twice,
-        bool(layout.compile),
+        is_compiled,
         splits_sequence,
-        picks_counted=train.objective == "masked_tokens",
+        is_masked,
     )
     if isinstance(model, Decoder):
         return PlainForwardBackward(model, objective, sum_over_ranks)

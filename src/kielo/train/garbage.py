@@ -1,16 +1,12 @@
-"""Python's garbage collector at chosen steps, the same on every rank, as in torchtitan.
-
-By its own timing it stops each rank at another time, and all others wait for that rank.
+"""Python's garbage collector at chosen steps, the same on every rank, which else wait for each other (as in
+torchtitan).
 """
 
 import gc
 
 
 class Garbage:
-    """The objects of a run that refer to each other, which only the collector frees.
-
-    every_steps: 1 if each step leaves such objects with activations.
-    """
+    """The run's cyclic objects. every_steps: 1 if each step leaves cycles with activations."""
 
     def __init__(self, every_steps: int):
         self._every_steps = every_steps
@@ -22,7 +18,6 @@ class Garbage:
         gc.disable()
 
     def step(self, step: int) -> None:
-        """Free what the last steps left, if it is due."""
         if step % self._every_steps == 0:
             gc.collect(1)
 
@@ -31,6 +26,5 @@ class Garbage:
         gc.collect()
 
     def end(self) -> None:
-        """Return to the collector's own timing."""
         gc.unfreeze()
         gc.enable()

@@ -7,6 +7,7 @@ and, up to rounding, on any number of ranks.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -36,10 +37,7 @@ def share_of(
     micro_batch_sequences: int,
     positions_s: Tensor | None = None,
 ) -> HeldOutShare:
-    """Cut sequences r, r + n, … of `batch`, which contains all held-out sequences, for rank r of n.
-
-    positions_s: the columns of each sequence that this rank takes, or None for all.
-    """
+    """Cut sequences r, r + n, … of all held-out sequences, for rank r of n. positions_s: its columns."""
     share = Batch(
         _share(batch.inputs, data_rank, data_ranks, padding=0),
         _share(batch.labels, data_rank, data_ranks, padding=NOT_COUNTED),
@@ -59,44 +57,31 @@ class HeldOutText:
     has_bits: bool = True
 
     def score(self, loss: float | None) -> HeldOutScore:
-        """Return the score of a loss in nats per token, or of None if no token counts.
-
-        Bits per byte are not defined if tokens are predicted from all others.
-        """
+        """Return the score of a loss in nats per token, or of None if no token counts."""
         per_byte = self.of.tokens_per_byte if self.has_bits else None
         bits = None if per_byte is None or loss is None else loss / math.log(2) * per_byte
         return HeldOutScore(loss=loss, bits_per_byte=bits, languages=list(self.of.languages))
 
 
+@dataclass
 class HeldOut:
-    """A `Periodic` that scores the held-out texts every `every_steps` steps and after the last step.
+    """A `Periodic` that scores the held-out texts, the first of which contains all sources."""
 
-    texts: the first contains all sources, and its loss is the run's held-out loss.
-    """
-
-    name = "held-out text"
-
-    def __init__(
-        self,
-        texts: Sequence[HeldOutText],
-        model: nn.Module,
-        forward_backward: ForwardBackward,
-        sum_over_data: Callable[[Tensor], Tensor],
-        device: torch.device,
-        every_steps: int,
-        total_steps: int,
-    ):
-        self._texts, self._model, self._device = texts, model, device
-        self._forward_backward, self._sum_over_data = forward_backward, sum_over_data
-        self._every_steps, self._total_steps = every_steps, total_steps
-        self._scored: tuple[int, float | None] | None = None  # step, loss of the first text
+    texts: Sequence[HeldOutText]
+    model: nn.Module
+    forward_backward: ForwardBackward
+    sum_over_data: Callable[[Tensor], Tensor]
+    device: torch.device
+    every_steps: int
+    total_steps: int
+    name: ClassVar[str] = "held-out text"
+    _scored: tuple[int, float | None] | None = None  # step, loss of the first text
 
     def due(self, step: int) -> bool:
-        return step % self._every_steps == 0 or step == self._total_steps
+        return step % self.every_steps == 0 or step == self.total_steps
 
     def row(self, state: State) -> HeldOutLoss:
-        """Return the log's row of the losses. Waits for the device."""
-        whole, *others = self._texts
+        whole, *others = self.texts
         loss = self._loss(whole.share)  # computed again: a run that went back takes a step twice
         self._scored = state.step, loss
         score = whole.score(loss)
@@ -114,20 +99,20 @@ class HeldOut:
     def loss_at(self, state: State) -> float | None:
         """Return the loss of the first text at this step, computed once, or None if no token counts."""
         if self._scored is None or self._scored[0] != state.step:
-            self._scored = (state.step, self._loss(self._texts[0].share))
+            self._scored = (state.step, self._loss(self.texts[0].share))
         return self._scored[1]
 
     def _loss(self, share: HeldOutShare) -> float | None:
         """Compute the mean nats per counted token, without z-loss. All ranks call it together."""
         if not share.counted_tokens:
             return None
-        divisor = torch.tensor(float(share.counted_tokens), device=self._device)
-        loss = torch.zeros((), device=self._device)
-        with forward_only(self._model):
+        divisor = torch.tensor(float(share.counted_tokens), device=self.device)
+        loss = torch.zeros((), device=self.device)
+        with forward_only(self.model):
             for micro_batch in share.micro_batches:
-                on_device = to_device(micro_batch, self._device)
-                loss += self._forward_backward.score(on_device, divisor, z_loss=0.0)
-        return self._sum_over_data(loss).item()
+                on_device = to_device(micro_batch, self.device)
+                loss += self.forward_backward.score(on_device, divisor, z_loss=0.0)
+        return self.sum_over_data(loss).item()
 
 
 def _share(array: np.ndarray, data_rank: int, data_ranks: int, padding: int) -> np.ndarray:

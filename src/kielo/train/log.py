@@ -1,5 +1,6 @@
 """The log of a run: rows of numbers, on rank 0 only, to the terminal, metrics.jsonl, TensorBoard and W&B."""
 
+import importlib
 import logging
 import os
 import re
@@ -43,10 +44,7 @@ class Sink(Protocol):
 
 
 class Log:
-    """A list of sinks and the steps to log. A rank without sinks pays nothing.
-
-    at_files: entered while the sinks write (`Progress.at_files`).
-    """
+    """The sinks and the steps to log. at_files: entered for writing (`Progress.at_files`)."""
 
     def __init__(
         self,
@@ -64,12 +62,10 @@ class Log:
             sink.start(step)
 
     def go_back(self, step: int) -> None:
-        """Drop the rows beyond `step`, where the run resumes."""
         self.close()
         self.start(step)
 
     def due(self, step: int) -> bool:
-        """Return True for every logged step, the first, so that its warm-up stands apart, and the last."""
         return step % self._every_steps == 0 or step in (1, self._total_steps)
 
     def write(self, row: Row) -> None:
@@ -82,7 +78,6 @@ class Log:
             sink.close()
 
     def refuse_lost_rows(self) -> None:
-        """Raise KieloError if rows still cannot be written at the end of the training."""
         for sink in self._sinks:
             if isinstance(sink, MetricsFile):
                 sink.refuse_lost_rows()
@@ -124,12 +119,11 @@ class MetricsFile:
 
     def _foreign(self, row: Row) -> str:
         """Return how a row shows that it belongs to another run, or an empty string."""
-        if self._tokens_after is None or not isinstance(row, TrainingStep) or row.tokens is None:
-            return ""
-        here = self._tokens_after(row.step)
-        if row.tokens == here:
-            return ""
-        return f"step {row.step:,} ends at {row.tokens:,} tokens there, and at {here:,} here"
+        if self._tokens_after is not None and isinstance(row, TrainingStep) and row.tokens is not None:
+            here = self._tokens_after(row.step)
+            if row.tokens != here:
+                return f"step {row.step:,} ends at {row.tokens:,} tokens there, and at {here:,} here"
+        return ""
 
     def _move_aside(self, lines: Sequence[bytes], why: str) -> None:
         aside = self._path.with_name(self._path.name + ".odd")
@@ -179,7 +173,6 @@ _NO_SCALARS = re.compile(
 
 
 def _scalars(row: Row) -> Iterator[tuple[str, float]]:
-    """Yield (name, value) under train/ and heldout/ for each number of a row."""
     for key, value in row.model_dump().items():
         if key == "heldout_sets":
             yield from set_scalars(value or {})
@@ -187,21 +180,21 @@ def _scalars(row: Row) -> Iterator[tuple[str, float]]:
             yield key.replace("heldout_", "heldout/") if key.startswith("heldout_") else f"train/{key}", value
 
 
-class TensorBoard:
-    """Scalars under train/ and heldout/. Rows beyond the step where a run resumes are hidden.
+def _imported(module: str, package: str, setting: str, off: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        why = f"{setting} needs the package {package}, which is not installed"
+        raise KieloError(f"{why}. Fix: `pip install {package}`, or --set {off}") from None
 
-    After a failed write, which `alert` reports, it takes no more scalars. `metrics.jsonl` has all of them.
-    """
+
+class TensorBoard:
+    """Scalars under train/ and heldout/, hidden beyond the step where a run resumes, until a write fails."""
 
     def __init__(self, folder: Path, alert: Callable[[int, str], None]):
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise KieloError(
-                "train.tensorboard = true needs the package tensorboard, which is not installed. "
-                "Fix: `pip install tensorboard`, or --set train.tensorboard=false"
-            ) from None
-        self._make_writer = SummaryWriter
+        key = "train.tensorboard"
+        found = _imported("torch.utils.tensorboard", "tensorboard", f"{key} = true", f"{key}=false")
+        self._make_writer = found.SummaryWriter
         self._folder, self._alert = folder, alert
         self._writer: Any = None
 
@@ -227,19 +220,12 @@ class TensorBoard:
 class Wandb:
     """TensorBoard's scalars for Weights & Biases. Each attempt continues the W&B run of its folder.
 
-    W&B numbers the rows by itself and never removes one, so `step` is a value of its own, the x axis of all
-    charts.
+    W&B numbers rows by itself and never removes one, so `step` is a value, the x axis of all charts.
     """
 
     def __init__(self, project: str, name: str, folder: Path):
-        try:
-            import wandb
-        except ImportError:
-            raise KieloError(
-                f"train.wandb = {project!r} needs the package wandb, which is not installed. "
-                'Fix: `pip install wandb`, or --set train.wandb=""'
-            ) from None
-        self._wandb, self._project, self._name, self._folder = wandb, project, name, folder
+        self._wandb = _imported("wandb", "wandb", f"train.wandb = {project!r}", 'train.wandb=""')
+        self._project, self._name, self._folder = project, name, folder
         self._run: Any = None
 
     def start(self, step: int) -> None:
@@ -268,8 +254,6 @@ def set_scalars(scores: dict[str, dict[str, Any]]) -> Iterator[tuple[str, float]
 
 
 class PlainLines:
-    """One line a row, for files and batch jobs."""
-
     def __init__(self, total_steps: int, stream: TextIO | FailsafeStream):
         self._total_steps, self._stream = total_steps, stream
 
@@ -287,8 +271,6 @@ class PlainLines:
 
 
 class ProgressBar:
-    """A bar that moves with each logged row, for an interactive terminal."""
-
     def __init__(self, total_steps: int, stream: TextIO | FailsafeStream):
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn

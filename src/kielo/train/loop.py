@@ -12,11 +12,9 @@ from kielo.train.watch.checks import TakenStep
 
 
 def fit(run: Run, phase: PhaseParts) -> bool:
-    """Train until `phase.last_step`, a signal or triggers/stop. Return True on every rank if the run must
-    stop.
+    """Train until `phase.last_step`, a stop, or a reason to go back. Return True on every rank for a stop.
 
-    A spike or a wrong value that the run must go back for ends it earlier. Raises KieloError after too many
-    bad steps in a row, too many spikes in a row, or a second wrong value of one rank.
+    Raises KieloError after too many bad steps or spikes in a row, or a second wrong value of one rank.
     """
     state = run.state
     while state.step < phase.last_step:
@@ -26,14 +24,8 @@ def fit(run: Run, phase: PhaseParts) -> bool:
         run.speed_watch.begin(state.step, run.current.layer_times)
         loss, gradient_norm = optimiser_step(run.current.step, batch, learning_rate)
         run.speed_watch.end(run.current.layer_times)
-        taken = TakenStep(
-            state.step,
-            loss,
-            gradient_norm,
-            run.current.step.forward_backward.own_loss,
-            run.current.local_finite,
-            run.current.replicas,
-        )
+        current, own_loss = run.current, run.current.step.forward_backward.own_loss
+        taken = TakenStep(state.step, loss, gradient_norm, own_loss, current.local_finite, current.replicas)
         if any(check.after_step(taken) == "go back" for check in run.checks):
             return False
         run.profile.step(state.step)

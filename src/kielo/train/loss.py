@@ -275,7 +275,7 @@ class _Sums(NamedTuple):
 
 
 def _own_sums(logits_cv: Tensor, targets_c: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return this rank's row of `_Sums.all_t3c`, and the exponentials. targets_c: rows here, or beyond them."""
+    """Return this rank's row of `_Sums.all_t3c`, and the exponentials. targets_c: rows, here or not."""
     is_here_c, targets_c1 = _here(logits_cv, targets_c)
     # −∞ if the target is another rank's, so that the maximum over the ranks is the target's logit
     target_logits_c = logits_cv.gather(1, targets_c1).squeeze(1).float().masked_fill(~is_here_c, -torch.inf)
@@ -295,7 +295,6 @@ def _loss_of_all(
     z_loss: float,
     needs_gradients: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the whole loss and the gradient to these logits, by the sums of all ranks."""
     own_maxima_c, all_t3c, exponentials_cv = sums
     maxima_tc, sums_tc, targets_tc = all_t3c.unbind(1)
     # every rank adds up the same numbers in the same order, so the loss is the same to the bit
@@ -316,7 +315,6 @@ def _loss_of_all(
 
 
 def _here(logits_cv: Tensor, targets_c: Tensor) -> tuple[Tensor, Tensor]:
-    """Return True for targets among these rows, and the target's row or 0."""
     is_here_c = (targets_c >= 0) & (targets_c < logits_cv.shape[1])
     return is_here_c, targets_c.masked_fill(~is_here_c, 0).unsqueeze(1)
 
@@ -331,7 +329,8 @@ def _exponentials(logits_cv: Tensor, maxima_c: Tensor) -> Tensor:
 def _gradient(
     exponentials_cv: Tensor, factors_c: Tensor, targets_c1: Tensor, weights_c: Tensor, logits_cv: Tensor
 ) -> Tensor:
-    """Compute factor × exponential − weight × onehot(target), in place: in the logits' memory if narrower.
+    """Compute factor × exponential − weight × onehot(target) in place, in the logits' memory if that is
+    narrower.
 
     Without fusion a scatter is faster than a comparison of ids.
     """
@@ -343,10 +342,7 @@ def _gradient(
 def _fused_gradient(
     exponentials_cv: Tensor, factors_c: Tensor, targets_c: Tensor, weights_c: Tensor, logits_cv: Tensor
 ) -> Tensor:
-    """Compute the same in compiled code; a target that is no row here has no share.
-
-    By comparison of ids one loop does all: a scatter needs a chunk of fp32 in memory.
-    """
+    """Compute the same in compiled code: one loop compares ids, while a scatter needs a chunk of fp32."""
     ids_v = torch.arange(logits_cv.shape[1], dtype=torch.int32, device=logits_cv.device)
     is_target_cv = ids_v == targets_c.int().unsqueeze(1)
     targets_cv = torch.where(is_target_cv, weights_c.unsqueeze(1), 0.0)
@@ -364,11 +360,7 @@ def _loss_and_slopes(
 
 
 def _sums_in_fp32(device: torch.device) -> bool:
-    """Return True if cuBLAS can add products of bf16 matrices to an fp32 matrix, as on CUDA, not ROCm or
-    CPUs.
-
-    torch 2.10 is the first version that takes the sum itself in fp32 (pytorch/pytorch#167931).
-    """
+    """Return True if cuBLAS can add bf16 products in fp32, from torch 2.10 on (pytorch#167931)."""
     return device.type == "cuda" and torch.version.hip is None
 
 
@@ -386,10 +378,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> 
 
 
 def _scaled(total: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `factor` × the fp32 `total` in `dtype`. A GPU reads and writes once if `dtype` is narrower.
-
-    Autograd converts a gradient to its parameter's dtype, so the rounding cannot be left to the reduction.
-    """
+    """Return `factor` × the fp32 `total` in `dtype`. A GPU does both at once, which autograd does not."""
     if total.dtype != dtype and total.device.type == "cuda":
         return torch.mul(total, factor, out=torch.empty_like(total, dtype=dtype))
     return total.mul_(factor).to(dtype)

@@ -14,10 +14,7 @@ from kielo.train.watch.guard import Guard, has_no_label
 
 
 class Lap(TypedDict):
-    """Figures since the last lap over all ranks, except tflops_per_second and mfu, which are of one rank.
-
-    mfu: 0 to 1 (Chowdhery et al. 2022). seconds: of training in this process so far.
-    """
+    """Figures over all ranks since the last lap. TFLOP/s and mfu (Chowdhery et al. 2022): of one rank."""
 
     tokens_per_second: float
     planned_tokens_per_second: float | None
@@ -28,7 +25,7 @@ class Lap(TypedDict):
 
 
 class Meter:
-    """A stopwatch over training steps, without held-out text and saves. `use` sets the phase and precision."""
+    """A stopwatch over training steps, without held-out text and saves, for the phase set by `use`."""
 
     def __init__(self, ranks: int, total_tokens: int, device: torch.device):
         self._ranks, self._total_tokens, self._device = ranks, total_tokens, device
@@ -38,7 +35,6 @@ class Meter:
         self.start(0)
 
     def start(self, tokens: int) -> None:
-        """Start with `tokens` tokens done."""
         self._tokens = self._tokens_counted = tokens
         self._flops = 0.0
         self._since = time.perf_counter()
@@ -51,10 +47,10 @@ class Meter:
         peak_tflops: float | None,
         planned_tokens_per_second: float | None = None,
     ) -> None:
-        """Set the figures of each token after the first `tokens`.
+        """Set the figures of each token after the first `tokens`. flops_per_token: forward and backward,
+        without recomputation.
 
-        flops_per_token: forward and backward, without recomputation. peak_tflops: of one accelerator, or None
-        if no card gives it. planned_tokens_per_second: None without a plan.
+        peak_tflops: of one accelerator, or None if no card gives it.
         """
         self._count_flops(tokens)
         self._flops_per_token = flops_per_token
@@ -66,7 +62,6 @@ class Meter:
         self._flops = 0.0
 
     def pass_over(self, before: int, after: int) -> None:
-        """Count the tokens between these numbers as passed over, without work."""
         self._count_flops(before)
         self._tokens += after - before
         self._tokens_counted = after
@@ -118,9 +113,6 @@ class StepRow:
     def __call__(
         self, state: State, loss: Tensor, gradient_norm: Tensor, learning_rate: float
     ) -> TrainingStep:
-        """Return the row of a step, with the speed since the last row. Without a counted label the loss is
-        None.
-        """
         loss_of_step, norm = loss.item(), gradient_norm.item()  # waits, so it comes before the meter
         return TrainingStep(
             step=state.step,
@@ -137,7 +129,6 @@ class StepRow:
 
 
 def passed_over_row(state: State, phase: int, first_step: int, reason: str) -> PassedOver:
-    """Return the row of the passed-over steps from `first_step` to the state's step."""
     return PassedOver(
         step=state.step,
         tokens=state.tokens,

@@ -91,7 +91,6 @@ class Lamb(torch.optim.Optimizer):
         return ratios
 
     def _write(self, old: Tensor, new: Tensor) -> None:
-        """Write `new` into `old` unless the step is skipped."""
         if self.found_inf is None:
             old.copy_(new)
         else:
@@ -110,10 +109,9 @@ def _missing(beta: float, steps: Tensor) -> Tensor:
 
 
 class Optimiser:
-    """The recipe's optimiser, with its state made before the first step.
+    """The recipe's optimiser. `algorithm` makes the updates.
 
-    So a checkpoint is restored in place, and the first step needs no more memory than the others. algorithm:
-    the torch optimiser that makes the updates.
+    Its state exists before the first step, to restore a checkpoint in place and to need no more memory later.
     """
 
     def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], train: TrainIdentity):
@@ -136,11 +134,11 @@ class Optimiser:
                 state[moment] = torch.zeros_like(parameter, dtype=STATE_DTYPES[train.optimiser_state])
 
     def step(self, lr: float, skip: Tensor | None = None) -> None:
-        """Make one update at learning rate `lr`. If `skip` (a float32 scalar) is 1, everything stays
-        unchanged.
+        """Make one update at learning rate `lr`, or change nothing if `skip` (a float32 scalar on any device)
+        is 1.
 
-        torch's fused kernels and LAMB read the flag on the device, also for DTensors and on the CPU, so the
-        host need not wait. A skipped step does not count in the bias correction.
+        The optimisers read the flag on the device, so the host need not wait. A skipped step does not count
+        in the bias correction.
         """
         for group in self.algorithm.param_groups:
             group["lr"] = lr
@@ -170,7 +168,7 @@ class Optimiser:
     def resume(self, updates: int, begun: Mapping[str, int]) -> None:
         """Set the updates made so far. Waits for the device.
 
-        begun: parameter → the run's updates before its first update, default 0. Its moments and its bias
+        begun: parameter → the run's updates before its first update, default 0. Its moments and bias
         correction began then.
         """
         self._begun = begun
@@ -239,14 +237,11 @@ class _Slice:
     is_last: bool
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return a flat view of these elements of the parameter, its gradient or a moment, which are
-        contiguous.
-        """
         return local(tensor).view(-1)[self.first : self.last]
 
 
 def _buckets(parameters: Iterable[nn.Parameter], limit: int) -> Iterator[list[_Slice]]:
-    """Yield all elements on this rank, at most `limit` at a time, with one slice of a parameter in a bucket."""
+    """Yield all elements on this rank, at most `limit` at a time, a slice of a parameter once a bucket."""
     bucket: list[_Slice] = []
     room = limit
     for parameter in parameters:
@@ -268,8 +263,3 @@ def _buckets(parameters: Iterable[nn.Parameter], limit: int) -> Iterator[list[_S
 def is_decayed(parameter: Tensor) -> bool:
     """Return True for matrices and the embedding. Norm weights and biases have no weight decay."""
     return parameter.ndim >= 2
-
-
-def build_optimiser(model: nn.Module, train: TrainIdentity) -> Optimiser:
-    """Build the optimiser of the model's trainable parameters. A tied weight counts once."""
-    return Optimiser(model.named_parameters(), train)

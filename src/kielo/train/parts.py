@@ -33,10 +33,7 @@ from kielo.train.watch.spikes import SpikeWatch
 
 
 class Periodic(Protocol):
-    """Work between steps that makes a row of the log. All ranks call it together, while the clock stands.
-
-    name: for messages about a stuck rank.
-    """
+    """Work between steps that makes a row of the log. All ranks call it together."""
 
     @property
     def name(self) -> str: ...
@@ -48,10 +45,7 @@ class Periodic(Protocol):
 
 @dataclass(frozen=True)
 class StepParts:
-    """The parts of one optimiser step, in the order in which `loop.optimiser_step` calls them.
-
-    on_gradients: called with the step's batch after the backward pass and before clipping.
-    """
+    """The parts of one optimiser step. on_gradients: called after the backward pass and before clipping."""
 
     forward_backward: ForwardBackward
     clip: Callable[[], Tensor]
@@ -62,11 +56,7 @@ class StepParts:
 
 @dataclass(frozen=True)
 class PrecisionParts:
-    """The model in one precision and everything that refers to it.
-
-    A change of precision or of the trained modules replaces all of it. trainable: as in
-    `resolved.PlannedPhase`. periodic: what the caller of the training asks for besides held-out text.
-    """
+    """The model and all that refers to it, replaced by a change of precision or of trained modules."""
 
     precision: Precision
     trainable: tuple[str, ...]
@@ -81,11 +71,7 @@ class PrecisionParts:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the caller of a training asks for besides the recipe.
-
-    profile_steps: the number of steps to record. periodic: makes each `Periodic` for a model, once for each
-    precision.
-    """
+    """What the caller of a training asks for. periodic: makes each `Periodic` of a precision's model."""
 
     profile_steps: int = 0
     is_saving: bool = True
@@ -94,8 +80,6 @@ class Asked:
 
 @dataclass(frozen=True)
 class PhaseParts:
-    """The batches and sizes of consecutive steps of one phase, up to `last_step`."""
-
     feed: Feed
     last_step: int
     tokens_per_step: int

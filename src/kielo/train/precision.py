@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 
 import torch
 import torch._inductor.config as inductor_config
@@ -25,8 +26,7 @@ _CUBLAS_WORKSPACE = ":4096:8"
 
 @contextmanager
 def determinism(is_wanted: bool) -> Iterator[None]:
-    """Make torch use deterministic kernels only (`train.deterministic`). Begin before the first product on a
-    GPU.
+    """Make torch use deterministic kernels only (`train.deterministic`), before the first product on a GPU.
 
     Flash attention's backward then adds in a fixed order, cuDNN's attention is not used, and Inductor chooses
     kernels by rule, not by timing. An operator without a deterministic kernel raises RuntimeError.
@@ -56,10 +56,9 @@ def determinism(is_wanted: bool) -> Iterator[None]:
 
 
 def settle_matrix_products(precision: Precision) -> None:
-    """Set whether float32 products may use TensorFloat-32 internally.
+    """Set whether float32 products may use TensorFloat-32: not in fp32, where losses compare to 1e-5.
 
-    fp32: no, so that losses compare to 1e-5. bf16 and fp8: yes for the few products left in float32, because
-    it is still more exact than bf16.
+    In bf16 and fp8 the few products left in float32 are still more exact than bf16.
     """
     torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
@@ -71,10 +70,10 @@ def next_precision(identity: Identity, state: State) -> Precision:
 
 
 def change_before(identity: Identity, step: int, refused: Collection[int]) -> tuple[int, Precision]:
-    """Return (first step, precision) of the change that `step` belongs to. A run begins with a change at step
-    1.
+    """Return (first step, precision) of the change that `step` belongs to, without `refused` first steps of
+    changes.
 
-    refused: first steps of changes that do not count. If no change is left, the precision is bf16.
+    A run begins with a change at step 1. If no change is left, the precision is bf16.
     """
     first: Precision = filled(identity.train.precision)
     changes = ((1, first), *identity.train.precision_changes)
@@ -82,51 +81,44 @@ def change_before(identity: Identity, step: int, refused: Collection[int]) -> tu
     return begun[-1] if begun else (1, "bf16")
 
 
+@dataclass(frozen=True)
 class Fp8Probe:
-    """A second pass of a batch in bf16 every `every_steps` steps, to log the cosine between both gradients.
+    """A second pass of a batch in bf16, to log the cosine between both gradients, an early sign of late
+    divergence.
 
-    That angle is an early sign of late divergence. Called after the backward pass, before clipping. The
-    gradients stay as they were. It needs memory for a second copy of them. paused: allows the long time
-    limit, because the first probe compiles attention's kernel.
+    Called after the backward pass, before clipping. It keeps the gradients, and needs memory for a second
+    copy of them. paused: allows the long time limit, because the first probe compiles attention's kernel.
     """
 
-    def __init__(
-        self,
-        forward_backward: ForwardBackward,
-        model: nn.Module,
-        mesh: Mesh,
-        every_steps: int,
-        total_steps: int,
-        write: Callable[[Fp8GradientProbe], None],
-        paused: Callable[[str], AbstractContextManager[None]],
-    ):
-        self._forward_backward, self._model, self._mesh = forward_backward, model, mesh
-        self._every_steps, self._total_steps, self._write = every_steps, total_steps, write
-        self._paused = paused
+    forward_backward: ForwardBackward
+    model: nn.Module
+    mesh: Mesh
+    every_steps: int
+    total_steps: int
+    write: Callable[[Fp8GradientProbe], None]
+    paused: Callable[[str], AbstractContextManager[None]]
 
     def __call__(self, batch: StepBatch) -> None:
-        if batch.step % self._every_steps == 0 or batch.step in (1, self._total_steps):
-            with self._paused("the probe of FP8's gradients"):
+        if batch.step % self.every_steps == 0 or batch.step in (1, self.total_steps):
+            with self.paused("the probe of FP8's gradients"):
                 cosine = self.cosine(batch)
-            self._write(Fp8GradientProbe(step=batch.step, fp8_gradient_cosine=cosine))
+            self.write(Fp8GradientProbe(step=batch.step, fp8_gradient_cosine=cosine))
 
     def cosine(self, batch: StepBatch) -> float:
-        """Return the cosine between the batch's gradients in FP8, which exist, and in bf16. Waits for the
-        device.
-        """
-        parameters = [parameter for parameter in self._model.parameters() if parameter.grad is not None]
+        """Return the cosine between the batch's present FP8 gradients and bf16. Waits for the device."""
+        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
         in_fp8 = [parameter.grad for parameter in parameters]
-        norm_fp8 = gradient_norm(self._model, self._mesh)
+        norm_fp8 = gradient_norm(self.model, self.mesh)
         try:
             for parameter in parameters:
                 parameter.grad = None
-            with in_bf16(self._model, self._mesh):
-                self._forward_backward(batch)
-            norm_bf16 = gradient_norm(self._model, self._mesh)
+            with in_bf16(self.model, self.mesh):
+                self.forward_backward(batch)
+            norm_bf16 = gradient_norm(self.model, self.mesh)
             for parameter, gradient in zip(parameters, in_fp8, strict=True):
                 if parameter.grad is not None and gradient is not None:
                     parameter.grad.sub_(gradient)
-            difference = gradient_norm(self._model, self._mesh)
+            difference = gradient_norm(self.model, self.mesh)
         finally:
             for parameter, gradient in zip(parameters, in_fp8, strict=True):
                 parameter.grad = gradient

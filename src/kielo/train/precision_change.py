@@ -23,10 +23,7 @@ CHECK_EVERY_STEPS = 10  # the loss of a single step is too noisy
 
 
 def settle_precision(run: Run, resolved: Resolved) -> None:
-    """Change to the recipe's precision for the next step, and to the modules that it trains.
-
-    All ranks call it together, before a range of steps.
-    """
+    """Change to the precision and trained modules of the next step. All ranks call it together."""
     state, identity, wanted = run.state, resolved.identity, next_precision(resolved.identity, run.state)
     trainable = identity.phases[identity.phase_index(state.step + 1)].trainable
     if (wanted, trainable) != (run.current.precision, run.current.trainable):
@@ -56,10 +53,7 @@ def next_check(run: Run, fp8: Fp8, last_step: int) -> int:
 
 
 def check_watched_change(run: Run, resolved: Resolved) -> None:
-    """Judge the steps since the last check of a watched change, and take a harmful change back.
-
-    All ranks call it together and decide the same.
-    """
+    """Judge a watched change, and take it back if it did harm. All ranks call it together."""
     state, watch, fp8 = run.state, run.state.watch, resolved.identity.train.fp8
     if watch is None:
         return
@@ -90,9 +84,7 @@ def _begin_watch(run: Run, fp8: Fp8) -> None:
 
 
 def _take_back(run: Run, resolved: Resolved, verdict: PrecisionVerdict) -> None:
-    """Rebuild the model in the precision before the change, from the checkpoint at the change if it still
-    exists.
-    """
+    """Rebuild the model in the old precision, at the checkpoint of the change or else here."""
     state, identity = run.state, resolved.identity
     first_step, fp8 = verdict.precision_from, identity.train.fp8
     asked_from, _ = change_before(identity, first_step, state.refused_changes)
@@ -118,7 +110,6 @@ def _take_back(run: Run, resolved: Resolved, verdict: PrecisionVerdict) -> None:
 
 
 def _save_here(run: Run) -> None:
-    """Save a checkpoint of this step, unless it exists."""
     run.checkpoints.settle()
     if run.state.step and run.checkpoints.newest_step != run.state.step:
         last = run.guard.last(1)

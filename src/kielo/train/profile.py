@@ -56,9 +56,9 @@ def parts_of(trace: dict[str, Any]) -> dict[str, float]:
     """Return seconds per step of each of `PARTS`, of "idle" and of the whole "step", from a parsed trace.
 
     With events of a GPU: from the first kernel that the traced steps launched to the end of the last kernel.
-    A kernel launched inside one of the two ranges belongs to it, other kernels are sorted by name.
-    Without: the operators on the CPU, from the first step's begin to the last step's end. Raises ValueError
-    without a step.
+    A kernel launched inside one of the two ranges belongs to it, other kernels are sorted by name. Without:
+    the operators on the CPU, from the first step's begin to the last step's end. Raises ValueError without a
+    step.
     """
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X" and "dur" in event]
     annotations = [event for event in events if event.get("cat") == "user_annotation"]
@@ -75,7 +75,6 @@ def parts_of(trace: dict[str, Any]) -> dict[str, float]:
 def _on_gpu(
     events: list[dict], kernels: list[dict], ranges: "_Ranges", host: _Interval
 ) -> tuple[_Interval, dict[str, list[_Interval]]]:
-    """Return the time of the steps' kernels, and each part's intervals."""
     launches = {
         event["args"]["correlation"]: event
         for event in events
@@ -84,7 +83,7 @@ def _on_gpu(
     work, of_steps = defaultdict(list), []
     for kernel in kernels:
         launch = launches.get(kernel.get("args", {}).get("correlation"))
-        part = _part_of_kernel(kernel["name"])
+        part = _part(kernel["name"], _ATTENTION_KERNEL, _MATRIX_KERNEL)
         if part != "communication" and launch is not None:
             part = ranges.around(launch) or part
         work[part].append(_span(kernel))
@@ -100,26 +99,19 @@ def _on_cpu(events: list[dict], ranges: "_Ranges") -> dict[str, list[_Interval]]
     work = defaultdict(list)
     for event in events:
         if event.get("cat") == "cpu_op" and not _NOT_WORK.match(event["name"]):
-            work[ranges.around(event) or _part_of_operator(event["name"])].append(_span(event))
+            by_name = _part(event["name"], _ATTENTION_OPERATOR, _MATRIX_OPERATOR)
+            work[ranges.around(event) or by_name].append(_span(event))
     return work
 
 
-def _part_of_kernel(name: str) -> str:
+def _part(name: str, attention: re.Pattern[str], matrices: re.Pattern[str]) -> str:
     if _COMMUNICATION.search(name):
         return "communication"
     if _FUSED.match(name):
         return "memory_bound"
-    if _ATTENTION_KERNEL.search(name):
+    if attention.search(name):
         return "attention"
-    return "matrices" if _MATRIX_KERNEL.search(name) else "memory_bound"
-
-
-def _part_of_operator(name: str) -> str:
-    if _COMMUNICATION.search(name):
-        return "communication"
-    if _ATTENTION_OPERATOR.search(name):
-        return "attention"
-    return "matrices" if _MATRIX_OPERATOR.search(name) else "memory_bound"
+    return "matrices" if matrices.search(name) else "memory_bound"
 
 
 class _Ranges:
@@ -133,7 +125,6 @@ class _Ranges:
         self._by_thread = {thread: sorted(ranges) for thread, ranges in found.items()}
 
     def around(self, event: dict) -> str | None:
-        """Return the range in which a host's event began, or None."""
         ranges = self._by_thread.get((event.get("pid"), event.get("tid")), [])
         place = bisect_right(ranges, (event["ts"], float("inf"))) - 1
         return ranges[place][2] if place >= 0 and event["ts"] <= ranges[place][1] else None
@@ -185,8 +176,7 @@ class Profile:
     """A recording of steps `first_step` … of a run, on request.
 
     Each rank writes `profile/trace_rankN.json.gz`, and rank 0 `profile/profile.json`, into the train stage's
-    `folder`. steps: how many, or 0 for none. tell: takes the line for people. paused: entered while the
-    profiler starts and while files are written, which the run's speed must not include.
+    `folder`. steps: how many, or 0. paused: entered for work that the run's speed must not include.
     """
 
     def __init__(
@@ -204,11 +194,7 @@ class Profile:
         self._recording: _Recording | None = None
 
     def step(self, step: int) -> None:
-        """Advance the recording. Call it after every step.
-
-        The step before `first_step` warms the profiler up. If that step is over already, recording begins two
-        steps from now.
-        """
+        """Advance the recording after a step. The step before `first_step`, if still to come, warms up."""
         if not self._left or step < self._first_step - 2:
             return
         if self._recording is None:
@@ -224,7 +210,6 @@ class Profile:
             self._recording = None  # frees the trace
 
     def close(self) -> None:
-        """End the profile with the run. A recording in progress is discarded."""
         if self._recording is not None:
             self._recording.give_up()
             self._recording, self._left = None, 0
@@ -263,9 +248,7 @@ class Profile:
 
 
 def line(parts: dict[str, float], steps: int) -> str:
-    """Return e.g. "10 steps: 1.23 s each: matrices 61 %, attention 20 %, …, idle 2.1 %", without parts of no
-    time.
-    """
+    """Return e.g. "10 steps: 1.23 s each: matrices 61 %, attention 20 %, …, idle 2.1 %"."""
     step = max(parts["step"], 1e-12)
     busy = sorted((part for part in PARTS if parts[part] / step >= 5e-4), key=lambda part: -parts[part])
     of_step = {part: 100 * parts[part] / step for part in (*busy, "idle")}
@@ -274,9 +257,7 @@ def line(parts: dict[str, float], steps: int) -> str:
 
 
 class _Recording:
-    """torch's profiler over one step that warms it up and `steps` that count. The device is idle at both
-    borders.
-    """
+    """torch's profiler over one step that warms it up and `steps` that count, between idle moments."""
 
     def __init__(self, steps: int, device: torch.device, on_trace: Callable[[torch.profiler.profile], None]):
         self._steps, self._device, self._on_trace, self._done = steps, device, on_trace, -1
@@ -290,7 +271,6 @@ class _Recording:
         self._profiler.start()
 
     def step(self) -> None:
-        """Advance the profiler after a step. The last step hands the trace over."""
         self._done += 1
         if self._done in (0, self._steps) and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -299,7 +279,6 @@ class _Recording:
             self._profiler.stop()
 
     def give_up(self) -> None:
-        """Stop without a trace."""
         self._profiler.stop()
 
     def _ready(self, profiler: torch.profiler.profile) -> None:

@@ -64,7 +64,7 @@ _MOST_CHANGES = 40
 
 
 def note_beginning(resolved: Resolved, from_step: int, hosts: Sequence[str]) -> None:
-    """Note that an attempt begins, on one rank, before its `resolved.toml` is written. hosts: of the ranks."""
+    """Note that an attempt begins on `hosts`, on one rank, before its `resolved.toml` is written."""
     folder = Path(resolved.placement.train_folder)
     with _only_warns(folder):
         is_first = not read_attempts(folder)
@@ -86,7 +86,6 @@ def note_beginning(resolved: Resolved, from_step: int, hosts: Sequence[str]) -> 
 
 
 def note_end(resolved: Resolved, outcome: Outcome) -> None:
-    """Note how the attempt ended, on one rank, if its beginning was noted."""
     folder = Path(resolved.placement.train_folder)
     with _only_warns(folder):
         lines = read_attempts(folder)
@@ -106,7 +105,6 @@ def _only_warns(folder: Path) -> Iterator[None]:
 
 
 def _last_seen(metrics: Path) -> tuple[int | None, str | None]:
-    """Return the last logged step of the previous attempt, and when it was logged."""
     steps = of_kind([row for row, _ in split_metrics(metrics)[0]], TrainingStep)
     if not steps:
         return None, None
@@ -115,7 +113,6 @@ def _last_seen(metrics: Path) -> tuple[int | None, str | None]:
 
 
 def _changes(path: Path, resolved: Resolved) -> list[Change]:
-    """Return the differences from the previous attempt's `resolved.toml`, or none if it cannot be read."""
     with suppress(KieloError, OSError):
         before, after = _flat(read_resolved(path)), _flat(resolved)
         keys = [key for key in dict.fromkeys((*before, *after)) if before.get(key) != after.get(key)]
@@ -133,19 +130,11 @@ def _flat(resolved: Resolved) -> dict[str, str]:
 
 
 def is_finished(resolved: Resolved) -> bool:
-    """Return True if the train folder contains this run, trained to its end."""
-    return is_current(
-        resolved.placement.train_folder,
-        KIND,
-        VERSION,
-        _inputs(resolved),
-        _section(resolved),
-        migrate=partial(_migrated, resolved),
-    )
+    folder, migrate = resolved.placement.train_folder, partial(_migrated, resolved)
+    return is_current(folder, KIND, VERSION, _inputs(resolved), _section(resolved), migrate=migrate)
 
 
 def nothing_to_do(resolved: Resolved, is_first: bool = True) -> Outcome:
-    """Return the outcome of a finished run. The first rank writes it, and `resolved.toml`."""
     done, message = (resolved.identity.total_steps, resolved.identity.total_tokens), NOTHING_TO_DO
     if not is_first:
         return settle(resolved, "finished", done, message, is_writing=False)
@@ -166,10 +155,7 @@ def settle(
     is_writing: bool = True,
     blamed_nodes: Sequence[str] = (),
 ) -> Outcome:
-    """Return the outcome of an attempt, and write it to `outcome.json` and the chronicle.
-
-    done: steps and tokens. blamed_nodes: hosts of the ranks that were stuck.
-    """
+    """Return an attempt's outcome, written to `outcome.json` and the chronicle. done: steps and tokens."""
     step, tokens = done
     outcome = Outcome(
         outcome=what,
@@ -187,7 +173,7 @@ def settle(
 
 
 def withdraw_manifest(resolved: Resolved) -> None:
-    """Remove this run's manifest, because a run that resumes is not finished. Another run's manifest stays."""
+    """Remove this run's manifest, because a resumed run is not finished. Another run's stays."""
     folder = Path(resolved.placement.train_folder)
     manifest = read_manifest(folder)
     if manifest is not None and _migrated(resolved, manifest.section) == _section(resolved):
@@ -211,7 +197,7 @@ def refuse_lost_checkpoints(resolved: Resolved) -> None:
 
 
 def _signs(resolved: Resolved) -> list[str]:
-    """Return signs of earlier saves: remains of checkpoints, unless a killed save, and records beside them."""
+    """Return signs of earlier saves: remains of checkpoints, unless of a killed save, and records."""
     folder, signs = Path(resolved.placement.train_folder), []
     with suppress(FileNotFoundError, NotADirectoryError):
         names = sorted(os.listdir(folder / "checkpoints"))
@@ -235,12 +221,11 @@ def has_outcome(resolved: Resolved) -> bool:
 
 
 def forget_outcome(resolved: Resolved) -> None:
-    """Remove an earlier attempt's outcome, which would look like the outcome of a new attempt that is killed."""
+    """Remove an earlier attempt's outcome, which a new attempt that is killed would seem to have."""
     _outcome_path(resolved).unlink(missing_ok=True)
 
 
 def write_train_manifest(resolved: Resolved, checkpoint: Path) -> Manifest:
-    """Write the manifest of a finished run, from its metrics and its last checkpoint."""
     folder = Path(resolved.placement.train_folder)
     rows = read_metrics(folder / METRICS_NAME)
     steps, heldout = of_kind(rows, TrainingStep), of_kind(rows, HeldOutLoss)

@@ -27,24 +27,13 @@ from kielo.ranks.world import World, end_world, leave_together, start_world
 from kielo.recipe.errors import KieloError, sentence
 from kielo.recipe.sections import Spikes
 from kielo.resolve.resolved import Identity, Resolved, filled
+from kielo.train import records
 from kielo.train.build import assemble, phase_parts, restore
 from kielo.train.loop import fit
 from kielo.train.meter import passed_over_row
 from kielo.train.parts import Asked, Periodic, PrecisionParts, Run
 from kielo.train.precision import determinism
 from kielo.train.precision_change import check_watched_change, next_check, settle_precision
-from kielo.train.records import (
-    forget_outcome,
-    has_outcome,
-    is_finished,
-    note_beginning,
-    nothing_to_do,
-    refuse_lost_checkpoints,
-    settle,
-    withdraw_manifest,
-    write_plan,
-    write_train_manifest,
-)
 from kielo.train.signals import Triggers
 from kielo.train.start_checks import TokenCheck, check_tokenizer, refuse_unlike_ranks
 from kielo.train.state import State
@@ -68,8 +57,8 @@ def train(
     profile_steps: the number of steps to record, from the third on. periodic: see `Asked`.
     """
     is_first = find_rendezvous().rank == 0
-    if is_finished(resolved):
-        return nothing_to_do(resolved, is_first)
+    if records.is_finished(resolved):
+        return records.nothing_to_do(resolved, is_first)
     triggers = Triggers(_run_folder(resolved))
     triggers.refuse_start()
     asked = Asked(profile_steps, periodic=periodic)
@@ -117,7 +106,6 @@ def _started(resolved: Resolved, stop: Stop, asked: Asked) -> Outcome:
 
 @contextmanager
 def _lease(resolved: Resolved) -> Iterator[Lease]:
-    """Take the run folder's lease on rank 0, for all ranks. A refusal is raised on all of them."""
     with ExitStack() as until_the_end:
         yield Agreement().on_first(lambda: until_the_end.enter_context(held(_run_folder(resolved))))
 
@@ -126,7 +114,7 @@ def _attempt(resolved: Resolved, world: World, stop: Stop, lease: Lease, asked: 
     is_first, state, has_begun, is_saving = world.rank == 0, State(), False, asked.is_saving
     refuse_unlike_ranks(resolved, Agreement())
     if is_saving:  # before the records that mention them are touched
-        Agreement().on_first(lambda: refuse_lost_checkpoints(resolved))
+        Agreement().on_first(lambda: records.refuse_lost_checkpoints(resolved))
     progress = _progress(resolved, world)
 
     def note_hang(message: str, recurs: bool, nodes: Sequence[str]) -> None:
@@ -148,22 +136,22 @@ def _attempt(resolved: Resolved, world: World, stop: Stop, lease: Lease, asked: 
             has_begun = True
             hosts = Agreement().gather(socket.gethostname())
             if is_first and is_saving:
-                note_beginning(resolved, run.checkpoints.newest_step or 0, hosts)
+                records.note_beginning(resolved, run.checkpoints.newest_step or 0, hosts)
             if is_first:
-                forget_outcome(resolved)
-                write_plan(resolved)
-                withdraw_manifest(resolved)
+                records.forget_outcome(resolved)
+                records.write_plan(resolved)
+                records.withdraw_manifest(resolved)
             outcome = _fit_and_close(run, resolved)
         if not is_saving:
             outcome = "finished" if stop.is_at_limit(state.step) else "requeue"
             message = f"nothing was saved after step {state.step:,}"
-            return settle(resolved, outcome, (state.step, state.tokens), message, is_writing=is_first)
+            return records.settle(resolved, outcome, (state.step, state.tokens), message, is_writing=is_first)
         if is_first:
             lease.check()
             if outcome == "finished":
-                write_train_manifest(resolved, filled(run.checkpoints.newest))
+                records.write_train_manifest(resolved, filled(run.checkpoints.newest))
         message = "" if outcome == "finished" else _how_to_resume(run, resolved)
-        return settle(resolved, outcome, (state.step, state.tokens), message, is_writing=is_first)
+        return records.settle(resolved, outcome, (state.step, state.tokens), message, is_writing=is_first)
     except Exception as error:
         if has_begun or not isinstance(error, KieloError):
             _note_failure(resolved, error, state, is_first, lease)
@@ -174,25 +162,19 @@ def _progress(resolved: Resolved, world: World) -> Progress:
     train = resolved.placement.train
     # Nobody waits for a single rank, and no other rank can find that it is stuck.
     floor = train.hang_seconds if world.size > 1 else max(train.hang_seconds, train.step_timeout_seconds)
-    return Progress(
-        floor,
-        silent_seconds(floor, world.size),
-        filled(train.start_timeout_seconds),
-        train.step_timeout_seconds,
-        resolved.placement.file_stall_seconds,
-    )
+    silent, files = silent_seconds(floor, world.size), resolved.placement.file_stall_seconds
+    return Progress(floor, silent, filled(train.start_timeout_seconds), train.step_timeout_seconds, files)
 
 
 def _note_hang(resolved: Resolved, hang: Refusal, recurs: bool, state: State | None, lease: Lease) -> None:
-    """Record a hang, on one rank. A hang that will recur is a failure.
-
-    state: None before training began. Earlier records are then kept.
-    """
+    """Record a hang, on one rank. A hang that recurs is a failure. state: None before training began."""
     if state is not None:
         what: Ending = "failed" if recurs else "hung"
         with suppress(OSError, KieloError):
             lease.check()
-            settle(resolved, what, (state.step, state.tokens), hang.message, blamed_nodes=hang.blamed_nodes)
+            records.settle(
+                resolved, what, (state.step, state.tokens), hang.message, blamed_nodes=hang.blamed_nodes
+            )
     if state is None or recurs:
         note_refusal(hang)
     if REFUSAL_FILE not in os.environ:  # else the process that started this rank prints it
@@ -225,7 +207,7 @@ def _fit_and_close(run: Run, resolved: Resolved) -> Ending:
 
 
 def _fit_phases(run: Run, resolved: Resolved) -> Ending:
-    """Train from the newest checkpoint through all phases, or until a signal: "finished" or "requeue".
+    """Train through all phases, or until a signal: "finished" or "requeue".
 
     Raises KieloError after too many bad steps in a row, for a failed last save, and for an unsound end.
     """
@@ -258,10 +240,7 @@ def _fit_phases(run: Run, resolved: Resolved) -> Ending:
 
 
 def _pass_over(run: Run, identity: Identity, index: int, last_step: int) -> bool:
-    """Pass over the text up to `last_step`. Return True on every rank if a signal came.
-
-    A run that ends with passed-over steps still scores the held-out text.
-    """
+    """Pass over the text up to `last_step`. Return True after a signal."""
     state, phase = run.state, identity.phases[index]
     tokens_before, first_step = state.tokens, state.step + 1
     state.pass_over(last_step, phase.tokens_per_step, phase.sequences_per_step)
@@ -325,11 +304,11 @@ def _restore_earlier(run: Run) -> None:
 
 def _note_failure(resolved: Resolved, error: Exception, state: State, is_first: bool, lease: Lease) -> None:
     """Record a failure, on rank 0, or on any rank if it may be the only rank that knows it."""
-    if not is_first and (not isinstance(error, KieloError) or has_outcome(resolved)):
+    if not is_first and (not isinstance(error, KieloError) or records.has_outcome(resolved)):
         return
     message = sentence(error) or f"{type(error).__name__}: {error}"
     # A full disk may be the failure itself, and another job may have taken the folder over. An error of this
     # write must not replace the failure.
     with suppress(OSError, KieloError):
         lease.check()
-        settle(resolved, "failed", (state.step, state.tokens), message)
+        records.settle(resolved, "failed", (state.step, state.tokens), message)

@@ -9,12 +9,11 @@ from kielo.resolve.resolved import Identity, LearningRateSegment
 
 
 def learning_rate(identity: Identity) -> Callable[[int], float]:
-    """Return the rate as a function of the tokens at a step's end. After the last segment it is the final
-    rate.
+    """Return the rate as a function of the tokens at a step's end, whatever the size of steps.
 
-    The size of steps changes nothing. Warm-up climbs linearly and arrives at the peak after `warmup_tokens`.
-    The first segment climbs from zero, which no step has, a later segment from the end of the segment before
-    (Ibrahim et al. 2024, arXiv:2403.08763). After it the rate falls as `LEARNING_RATE_SCHEDULES` says.
+    Warm-up climbs linearly and arrives at the peak after `warmup_tokens`, in the first segment from zero,
+    which no step has, and later from the end of the segment before (Ibrahim et al. 2024, arXiv:2403.08763).
+    Then the rate falls as `LEARNING_RATE_SCHEDULES` says.
     """
     segments = identity.learning_rates
     tokens_per_step = {phase.tokens_per_step for phase in identity.phases}

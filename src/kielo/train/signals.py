@@ -25,10 +25,7 @@ Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None 
 
 
 def take_over_signals(note: Callable[[int, FrameType | None], None]) -> dict[int, Handler]:
-    """Call `note` for the signals that mean stop. Return the handlers before.
-
-    Ignored SIGINT and SIGHUP, as under nohup or in the background of a script, stay ignored.
-    """
+    """Call `note` for the signals that mean stop, unless ignored. Return the handlers before."""
     ignorable = (signal.SIGINT, signal.SIGHUP)
     taken = [number for number in ignorable if signal.getsignal(number) != signal.SIG_IGN]
     return {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGUSR1, *taken)}
@@ -40,8 +37,6 @@ def give_signals_back(handlers_before: dict[int, Handler]) -> None:
 
 
 class Presses:
-    """A counter that tells a second Ctrl-C from the first."""
-
     def __init__(self) -> None:
         self._first: float | None = None
 
@@ -54,7 +49,7 @@ class Presses:
 
 
 class Triggers:
-    """The trigger files of one run, looked at by its first rank. A `save` from before the start is ignored."""
+    """The trigger files of one run, for its first rank. A `save` from before the start is ignored."""
 
     def __init__(self, run_folder: Path, look_seconds: float = _LOOK_SECONDS):
         self._stop, self._save = run_folder / FOLDER / "stop", run_folder / FOLDER / "save"
@@ -78,7 +73,6 @@ class Triggers:
 
 
 def _changed_at(file: Path) -> int | None:
-    """Return the file's time of change in ns, or None without a file or without an answer."""
     try:
         return file.stat().st_mtime_ns
     except OSError:

@@ -46,9 +46,8 @@ _MOST_KEYS = 8
 def refuse_unlike_ranks(resolved: Resolved, ranks: Agreement) -> None:
     """Raise KieloError on every rank if two ranks resolved different values, with the keys, values and ranks.
 
-    Each rank resolves the recipe by its own processor and files. Without `train.precision`, nodes with AMX
-    would train in bf16 and others in fp32. Ranks with different micro-batches or layouts wait for each other
-    for ever.
+    Each resolves the recipe by its own processor and files. Ranks with different layouts would wait for each
+    other for ever.
     """
     own = flat(resolved.placement.model_dump(mode="json", exclude=_OF_ONE_RANK))
     own |= flat(resolved.identity.model_dump(mode="json"))
@@ -67,8 +66,7 @@ def refuse_unlike_ranks(resolved: Resolved, ranks: Agreement) -> None:
     raise KieloError(f"the ranks would not train the same:\n{listed}\nFix: {ways}. Nothing was changed")
 
 
-def _by_ranks(key: str, everyone: list[dict[str, Any]]) -> str:
-    """Return each value of the key with the first rank that has it, and the number of further ranks."""
+def _by_ranks(key: str, everyone: list[dict[str, object]]) -> str:
     found: dict[str, list[int]] = {}
     for rank, one in enumerate(everyone):
         found.setdefault(f"{one.get(key)}", []).append(rank)
@@ -87,7 +85,9 @@ def check_tokenizer(resolved: Resolved) -> list[str]:
     packed = read_manifest(placement.tokens_folder)
     if packed is None or "tokenizer" not in packed.inputs or not (folder / TOKENIZER_FILE).is_file():
         return []  # packed by another program
-    if _is_made_here(folder):
+    made = read_manifest(folder)
+    if made is not None and not (made.section.get("path") or made.section.get("extend")):
+        # Only Kielo wrote it, and the export compares it: here that would cost an import of transformers.
         return _doubts(resolved.identity, folder)
     sample = packed_sample(Path(placement.tokens_folder).parent)
     try:
@@ -102,16 +102,6 @@ def check_tokenizer(resolved: Resolved) -> list[str]:
     return warnings + _doubts(resolved.identity, folder)
 
 
-def _is_made_here(folder: Path) -> bool:
-    """Return True for a tokenizer that Kielo trained, and whose files only Kielo wrote.
-
-    It has nothing by which AutoTokenizer could differ, and the export compares it anyway. Here a comparison
-    would cost the import of transformers at each start.
-    """
-    made = read_manifest(folder)
-    return made is not None and not (made.section.get("path") or made.section.get("extend"))
-
-
 def _doubts(identity: Identity, folder: Path) -> list[str]:
     weights = identity.model.weights
     if weights is None or identity.model.transplant is not None:
@@ -120,9 +110,7 @@ def _doubts(identity: Identity, folder: Path) -> list[str]:
 
 
 class FirstLoss:
-    """A sink of the log that warns if the weights predict the first step's text no better than a random
-    guess.
-    """
+    """A sink of the log that warns if the weights predict the first step's text no better than a guess."""
 
     def __init__(self, identity: Identity, alert: Callable[[int, str], None]):
         self._model, self._alert = identity.model, alert
@@ -155,12 +143,9 @@ WAIT_SECONDS = 10.0  # between two collectives: a collective that waited for ter
 class TokenCheck:
     """A check of the token files' checksums, in a thread while the model is built. The ranks share the files.
 
-    Files that an earlier attempt verified, with the same size, times and inode, are not read again:
-    `train/tokens_verified.json` lists them, so that a requeued job reads nothing.
-
-    All ranks make it, `finish` it and leave it together. ranks: used by the calling thread only. Raises
-    KieloError on every rank for a file of another size than listed, and for a folder that was replaced
-    meanwhile.
+    `train/tokens_verified.json` lists verified files with size, times and inode: a requeued job reads
+    nothing. All ranks make it, `finish` it and leave it together. Raises KieloError on every rank for a file
+    of another size than listed.
     """
 
     def __init__(self, resolved: Resolved, ranks: Agreement):
@@ -171,9 +156,8 @@ class TokenCheck:
         self._stopped = Event()
         self._listed, self._unread = ranks.on_first(self._look)
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokens")
-        self._reading: Future[str | None] = self._reader.submit(
-            self._read, self._unread[ranks.rank :: ranks.size]
-        )
+        own = self._unread[ranks.rank :: ranks.size]
+        self._reading: Future[str | None] = self._reader.submit(self._read, own)
 
     def __enter__(self) -> "TokenCheck":
         return self
@@ -203,17 +187,12 @@ class TokenCheck:
                 raise KieloError(f"{self._folder}: no checksum of {name} in its manifest. Fix: pack again")
             self._listed[name] = checksum
         # From before the reading: a file that changes meanwhile is read again next time.
-        self._states = {
-            name: [checksum, *_state(self._folder / name)] for name, checksum in self._listed.items()
-        }
+        self._states = {name: [of, *_state(self._folder / name)] for name, of in self._listed.items()}
         verified = _read_record(self._record_path)
         unread = [name for name in names if verified.get(name) != self._states[name]]
         return self._listed, sorted(unread, key=lambda name: -manifest.files[name].bytes)
 
     def _read(self, names: list[str]) -> str | None:
-        """Compare files with their checksums, in the thread. Return the complaint about the first odd file,
-        or None.
-        """
         for name in names:
             path = self._folder / name
             try:
@@ -225,7 +204,6 @@ class TokenCheck:
 
 
 def refuse_altered(folder: Path, manifest: Manifest) -> None:
-    """Raise KieloError for a file of tokens or of their text that differs from what the pack stage wrote."""
     for name, listed in manifest.files.items():
         if hash_file(folder / name) != listed.xxh3_128:
             raise KieloError(_altered(folder / name))
@@ -241,7 +219,7 @@ def _altered(path: Path) -> str:
 
 
 def hash_unless_stopped(path: Path, stopped: Event) -> str | None:
-    """Compute a file's xxh3-128 as `manifest.hash_file` does, or return None if `stopped` is set meanwhile."""
+    """Compute a file's xxh3-128 as `manifest.hash_file` does, or return None once `stopped` is set."""
     digest = xxhash.xxh3_128()
     with open(path, "rb") as file:
         while block := file.read(READ_BYTES):
@@ -257,7 +235,7 @@ def _state(path: Path) -> list[int]:
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
-def _read_record(path: Path) -> dict[str, Any]:
+def _read_record(path: Path) -> dict[str, object]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -42,9 +42,7 @@ _MODULES = ("kielo.train.run", "torch._dynamo", "torch.distributed.fsdp", "torch
 
 @dataclass(frozen=True)
 class Attempt:
-    """The end of an attempt. refusal: a rank's message that a person can act on, or "". newest: checkpoint,
-    or "".
-    """
+    """The end of an attempt. refusal: a rank's message that a person can act on, or ""."""
 
     failure: Failure
     outcome: Outcome
@@ -58,10 +56,7 @@ class Attempt:
 
 
 def why_not_again(attempts: list[Attempt], most: int) -> str | None:
-    """Return None if the ranks must be restarted, else the reason why not, "" if it is plain.
-
-    most: restarts in a row without a new checkpoint.
-    """
+    """Return why the ranks must not be restarted, "" if it is plain. most: without a new checkpoint."""
     last = attempts[-1]
     if last.failure.code == _USAGE or (last.refusal and not last.is_temporary):
         return ""
@@ -97,9 +92,9 @@ def start_ranks(
 ) -> Outcome:
     """Start `ranks` processes of `kielo train REFERENCE ARGUMENTS…`, wait for them, and return their outcome.
 
-    shutdown_seconds: time to save after a stop signal. is_quiet: the ranks print to stderr. restarts: most
-    restarts in a row without a new checkpoint. Raises KieloError, before any start, for values that `ranks`
-    ranks cannot run.
+    shutdown_seconds: time to save after a stop signal. is_quiet: the ranks print to stderr. restarts: most in
+    a row without a new checkpoint. Raises KieloError before any start for values that `ranks` ranks cannot
+    run.
     """
     resolve(recipe, run_folder(recipe), world_size=ranks, device="cpu", software=installed("cpu"))
     folder = run_folder(recipe) / "train"
@@ -136,7 +131,6 @@ def start_ranks(
 
 
 def _say_again(folder: Path, attempt: Attempt) -> None:
-    """Report the restart on stderr and in the alerts of the run."""
     from_where = f"from {attempt.newest}" if attempt.newest else "from the start, because nothing was saved"
     why, said = str(attempt.failure), attempt.outcome.message
     is_said = why in said or attempt.outcome.outcome == "hung"  # ranks that hang end each other
@@ -147,7 +141,6 @@ def _say_again(folder: Path, attempt: Attempt) -> None:
 
 
 def _wait(ranks: Ranks, shutdown_seconds: int, is_quiet: bool) -> Failure | None:
-    """Start the ranks and wait until all have ended. Return the first rank that failed."""
     presses = Presses()
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -177,9 +170,8 @@ def read_outcome(
 ) -> Outcome:
     """Return the outcome in `folder`, or else an outcome that says how the ranks ended.
 
-    state_before: the file's state before the ranks were started. Refused ranks leave the file alone, so it
-    then belongs to another job or an earlier attempt. refusal: why they did not begin. started_by: the name
-    that our ranks write, because another job may write the file meanwhile.
+    An unchanged file (`state_before`) or another name (`started_by`) belongs to another job or attempt.
+    refusal: why the ranks did not begin.
     """
     file = folder / Outcome.FILE_NAME
     with suppress(OSError, KieloError):

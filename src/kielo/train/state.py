@@ -104,7 +104,6 @@ class State:
         self.samples += sequences_per_step
 
     def pass_over(self, last_step: int, tokens_per_step: int, sequences_per_step: int) -> None:
-        """Advance to `last_step` without training, by steps of one size."""
         first_step = self.step + 1
         while self.step < last_step:
             self.advance(tokens_per_step, sequences_per_step)
@@ -113,10 +112,9 @@ class State:
         self.skipped_steps.append(StepSpan(first_step, last_step))
 
     def begun(self, is_trained: Callable[[Sequence[str]], bool]) -> int | None:
-        """Return the run's updates before a parameter's first update, or None if the parameter is frozen.
+        """Return the run's updates before a parameter was (last) unfrozen, or None if it is frozen.
 
-        is_trained: modules → True if they contain the parameter. A parameter that was frozen in between began
-        when it was last unfrozen.
+        is_trained: modules → True if they contain the parameter.
         """
         begins = None
         for first, modules in reversed(self.trained or [TrainedSince(0, ())]):
@@ -151,10 +149,7 @@ class RunCheckpoints:
         state: State,
         is_saving: bool = True,
     ):
-        """Find the newest complete checkpoint. Raises KieloError, naming the keys, if its identity differs.
-
-        is_saving: False if the run is only measured.
-        """
+        """Find the newest complete checkpoint. Raises KieloError, with the keys, if its identity differs."""
         self._checkpointer = checkpointer
         self._resolved = resolved
         self._guard, self._spikes, self._state = guard, spikes, state
@@ -176,10 +171,11 @@ class RunCheckpoints:
         source_tensors: Mapping[str, str] | None = None,
         source_settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Register the tensors to save, and reserve host memory for their copies.
+        """Register the tensors to save, and reserve host memory for their copies. parameters: our name →
+        DTensor.
 
-        parameters: our name → DTensor. source_tensors: name → dtype of the tensors that gave the first
-        weights. source_settings: what `read_settings` read beside them. An export uses both.
+        For an export: the names and dtypes of the tensors that gave the first weights, and what
+        `read_settings` read.
         """
         self._optimiser = optimiser
         self._source_tensors = dict(source_tensors or {})
@@ -194,15 +190,14 @@ class RunCheckpoints:
         return dict(self._tensors)
 
     def forget(self) -> None:
-        """Drop the tensors and the optimiser, so that their memory can be freed."""
         del self._optimiser
         self._tensors = {}
 
     def due(self, step: int) -> bool:
         """Return True if a checkpoint must be saved after `step`. Call it after every step.
 
-        No checkpoint is saved while a change of precision is watched, because the run may return to the
-        checkpoint before it, nor in a spike, nor after a bad step. The save then follows the next sound step.
+        While a change of precision is watched, in a spike and after a bad step nothing is saved until it is
+        over.
         """
         if not self._is_saving:
             return False
@@ -213,7 +208,6 @@ class RunCheckpoints:
         return self._is_due and self._may_save()
 
     def is_copy_due(self, step: int) -> bool:
-        """Return True if the state must be copied to the nodes' memory after `step`."""
         every_steps = self._resolved.placement.checkpoint.memory_every_steps
         if not self._is_saving or not every_steps or step % every_steps or self._state.watch is not None:
             return False
@@ -223,7 +217,6 @@ class RunCheckpoints:
         return self._spikes.episode is None and not self._guard.bad_in_a_row
 
     def shortage(self) -> str | None:
-        """Return, on rank 0, why the disk has no room for the next save, or None if it has room."""
         return self._checkpointer.shortage() if self._is_saving else None
 
     @property
@@ -231,13 +224,11 @@ class RunCheckpoints:
         return None if self.newest is None else step_of(self.newest)
 
     def save(self, loss: Tensor | float | None) -> None:
-        """Copy the state to the host and start to write it while training continues.
-
-        A failed save is logged and retried at the next interval. loss: of this step, over all ranks, for
-        people; None if the step was passed over.
+        """Copy the state to the host and start to write it while training continues. A failed save is logged.
 
         The newest checkpoint from before bad steps is kept until `checkpoint.every_steps` sound steps
-        followed. A save right after a bad step (a signal, the last step) removes no checkpoint.
+        followed. A save right after a bad step (a signal, the last step) removes no checkpoint. loss: of all
+        ranks, for people.
         """
         if not self._is_saving:
             return
@@ -260,7 +251,6 @@ class RunCheckpoints:
         self._checkpointer.save(self._state.step, self._tensors, plain, keep_sound, keep_all)
 
     def copy_to_memory(self, loss: Tensor) -> None:
-        """Copy the state to the host, and from there to the nodes' memory while training continues."""
         guard = self._guard.state()
         trouble = self._trouble(guard.skipped)
         plain = self._plain(guard, loss) | {"trouble": None if trouble is None else asdict(trouble)}
@@ -293,7 +283,7 @@ class RunCheckpoints:
     def way_on(self, first_bad_step: int) -> str:
         """Return how to resume a run that ends because of bad steps since `first_bad_step`, in sentences.
 
-        The checkpoint of the step before is suspect, because that step's update may have spoilt the weights.
+        The update of the step before is suspect, and so is its checkpoint.
         """
         with suppress(KieloError):  # reported already
             self._checkpointer.settle()
@@ -323,20 +313,17 @@ class RunCheckpoints:
         self.newest = self._checkpointer.settle() or self.newest
 
     def close(self) -> None:
-        """Let a save in progress finish, also when training has failed."""
         self._checkpointer.close()
 
     def restore(self) -> None:
-        """Restore the newest checkpoint. Without one, keep the initial weights and step 0.
-
-        Parameters without moments in the checkpoint, because they were frozen, begin with moments of 0.
-        """
+        """Restore the newest checkpoint, if any. Parameters that were frozen begin with moments of 0."""
         if self.newest is None:
             return
         plain, stored = self._checkpointer.plain(self.newest), State()
         stored.restore(plain)
         updates = plain["optimiser_updates"]
-        begun = {name: stored.begun(partial(self._is_trained, name)) for name in self._optimiser.parameters}
+        model = self._resolved.identity.model
+        begun = {name: stored.begun(partial(trains, model, name=name)) for name in self._optimiser.parameters}
         frozen = [name for name, first in begun.items() if first is None]
         new = {f"optimiser/{name}/{moment}" for name in frozen for moment in self._optimiser.moment_names}
         tensors = {name: tensor for name, tensor in self._tensors.items() if name not in new}
@@ -369,11 +356,8 @@ class RunCheckpoints:
         state.trained = [*before, entry] if state.step else [entry]
         state.watch = None
 
-    def _is_trained(self, name: str, modules: Sequence[str]) -> bool:
-        return trains(self._resolved.identity.model, modules, name)
-
     def go_back_to(self, step: int) -> bool:
-        """Make this step's checkpoint the newest, and remove later ones. Return False if it does not exist."""
+        """Make this step's checkpoint the newest, and remove later checkpoints. Return False without one."""
         return self._make_newest(self._checkpointer.go_back_to(step))
 
     def go_back_before(self, step: int) -> bool:
@@ -385,10 +369,7 @@ class RunCheckpoints:
         return found is not None
 
     def _refuse_other_skips(self, newest: Path, found: State) -> None:
-        """Raise KieloError if the recipe skips different past steps than the checkpoint's run did.
-
-        Future steps may be skipped freely. Steps that were passed over for spikes stay so.
-        """
+        """Raise KieloError if the recipe skips different past steps. Steps passed over for spikes stay so."""
         skipped_steps, asked = found.skipped_steps, self._resolved.identity.train.skip_steps
         parting_step = first_difference(skipped_steps, merged([*asked, *found.spike_steps]), found.step)
         if parting_step is None:

@@ -24,11 +24,9 @@ class StoppedBeforeTraining(BaseException):
 class Stop:
     """The wish to stop. It takes over the stop signals while it is entered.
 
-    Enter it before the world starts, which can take minutes: a signal before `use` raises
-    StoppedBeforeTraining. A second Ctrl-C ends the process at once.
-
-    step_limit: stop after this step. is_telling: this rank prints that a signal came. triggers: the files
-    that this rank looks at, or None.
+    Enter it before the world starts: a signal before `use` raises StoppedBeforeTraining. A second Ctrl-C ends
+    the process. is_telling: this rank prints that a signal came. triggers: the files that this rank looks at,
+    or None.
     """
 
     def __init__(
@@ -76,18 +74,15 @@ class Stop:
     def use(
         self, device: torch.device, at_files: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> None:
-        """Set the device of the process group, once all ranks have met.
-
-        at_files: entered while the trigger files are looked at (`Progress.at_files`).
-        """
+        """Set the device of the process group, once all ranks have met. at_files: for trigger files."""
         self._is_meeting, self._at_files = False, at_files
         self._device, self._late = device, DelayedReader(device)
 
     def agreed(self, step: int) -> bool:
         """Return True if the run must stop after `step`: at once on the CPU, one step later on a GPU.
 
-        All ranks call it together: a signal reaches them at different times, and a rank that left alone would
-        hang the rest. Sets `is_save_agreed`: a file asked for a save.
+        All ranks call it, because a rank that left alone would hang the rest. `is_save_agreed`: a file asked
+        for a save.
         """
         is_save_wanted = False
         if self._triggers is not None:

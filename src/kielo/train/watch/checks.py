@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from kielo.checkpoint.agreement import Agreement
 from kielo.parallel.materialise import local
 from kielo.parallel.replicas import Difference, Replicas
+from kielo.ranks.hang_watch import some
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import TrainPlacement
 from kielo.train.watch.guard import Guard
@@ -28,11 +29,11 @@ _FIX = "Fix: move the newest checkpoints out of train/checkpoints. The run resum
 
 
 class LocalFinite:
-    """Find the ranks that caused a step that was not finite, by what each rank saw before any sum over ranks.
+    """Find the ranks that caused a bad step, by what each rank saw before any sum over ranks.
 
-    One bad number makes a sum over ranks bad on all of them. So each rank notes on its device if its own part
-    of the loss was finite, and the gradient that arrived at its first layer (of each pipeline stage), which
-    every bad gradient of the backward pass reaches. The host reads the two flags only after a bad step.
+    Each rank notes on its device if its own part of the loss was finite, and the gradient at its first layer
+    (of each pipeline stage), which every bad gradient reaches. The host reads the flags only after a bad
+    step.
     """
 
     def __init__(self, model: nn.Module, device: torch.device):
@@ -44,15 +45,12 @@ class LocalFinite:
                 layer.register_forward_pre_hook(self._before_layer)
 
     def note(self, step: int, loss: Tensor) -> None:
-        """Note what this rank saw in a step, after its backward pass. loss: this rank's part."""
         self._seen = torch.stack((self._seen[1], torch.stack((~torch.isfinite(loss), self._is_gradient_bad))))
         self._is_gradient_bad.zero_()
         self._steps = [*self._steps, step][-_STEPS:]
 
     def seen(self, steps_behind: int) -> tuple[int, str]:
-        """Return the last noted step or the step before, and e.g. "rank 1 (nid2): its loss". All ranks call
-        it.
-        """
+        """Return the last noted step or the step before, and e.g. "rank 1 (nid2): its loss"."""
         own = self._seen[-1 - steps_behind].tolist()
         return self._steps[-1 - steps_behind], described(Agreement().gather((socket.gethostname(), *own)))
 
@@ -65,7 +63,6 @@ class LocalFinite:
 
 
 def described(seen: Sequence[tuple[str, bool, bool]]) -> str:
-    """Return which ranks saw what. seen: (host, is the loss bad, is the gradient bad) of each rank."""
     bad = [(rank, *of_rank) for rank, of_rank in enumerate(seen) if any(of_rank[1:])]
     if not bad:
         return "no rank's own loss or hidden states: in the gradient of a weight, or in a sum between ranks"
@@ -75,10 +72,9 @@ def described(seen: Sequence[tuple[str, bool, bool]]) -> str:
         )
     named = [
         f"rank {rank} ({host}): its {' and '.join(['loss'] * loss + ['gradients'] * gradient)}"
-        for rank, host, loss, gradient in bad[:_MOST_RANKS]
+        for rank, host, loss, gradient in bad
     ]
-    more = f" and {len(bad) - _MOST_RANKS} ranks more" if len(bad) > _MOST_RANKS else ""
-    return ", ".join(named) + more
+    return some(named, _MOST_RANKS)
 
 
 @dataclass(frozen=True)
@@ -96,13 +92,10 @@ class TakenStep:
 class Check(Protocol):
     """A check of each step. All ranks call it together and get the same answer."""
 
-    def after_step(self, taken: TakenStep) -> Answer:
-        """Make an earlier checkpoint the newest to go back. Raises KieloError to stop the run."""
+    def after_step(self, taken: TakenStep) -> Answer: ...
 
 
 class NotFinite:
-    """An alert of each step that was not finite, with the ranks that saw it first."""
-
     def __init__(self, guard: Guard, alert: Callable[[int, str], None]):
         self._guard, self._alert = guard, alert
 
@@ -115,8 +108,6 @@ class NotFinite:
 
 
 class Divergence:
-    """The end of a run with too many bad steps in a row. way_on: see `Guard.stop_if_diverged`."""
-
     def __init__(self, guard: Guard, way_on: Callable[[int], str]):
         self._guard, self._way_on = guard, way_on
 
@@ -126,14 +117,11 @@ class Divergence:
 
 
 class ReplicaCheck:
-    """A comparison of replicas every K steps and before each save, against silently wrong values.
+    """A comparison of replicas every K steps and before each save, for bits that flip without a visible loss.
 
-    A bit that flips in a weight, a moment or a reduced gradient of one rank changes no loss visibly, and
-    stays. Each save follows a comparison, so every checkpoint is older than a difference that is found. The
-    run then goes back. Raises KieloError without a checkpoint, and for ranks that may have differed before.
-
-    found: what differed, until the run went back. go_back_before: makes the newest checkpoint from before a
-    step the newest, and returns False if there is none.
+    Every checkpoint is older than a difference that is found, so the run goes back. Raises KieloError without
+    a checkpoint, and for ranks that may have differed before. found: what differed, until the run went back.
+    go_back_before: makes the newest checkpoint from before a step the newest.
     """
 
     def __init__(self, train: TrainPlacement, go_back_before: Callable[[int], bool]):
@@ -181,18 +169,14 @@ def _differing(differences: list[Difference]) -> str:
         by_ranks.setdefault(difference.ranks, []).append(difference.name)
     parts = []
     for ranks, names in sorted(by_ranks.items()):
-        more = f" and {len(names) - _NAMED_TENSORS} more" if len(names) > _NAMED_TENSORS else ""
         where = " or ".join(f"rank {rank} ({hosts[rank]})" for rank in ranks)
-        parts.append(f"{', '.join(sorted(names)[:_NAMED_TENSORS])}{more} on {where}")
+        parts.append(f"{some(sorted(names), _NAMED_TENSORS)} on {where}")
     return "; ".join(parts)
 
 
 @torch.no_grad()
 def refuse_unsound_weights(model: nn.Module, device: torch.device) -> None:
-    """Raise KieloError on every rank, naming weights with NaN or infinities.
-
-    Each rank checks its shards in constant memory. One number is reduced over the ranks.
-    """
+    """Raise KieloError on every rank, naming weights with NaN or infinities, in constant memory."""
     shards = {name: local(parameter).detach() for name, parameter in model.named_parameters()}
     shards = {name: shard for name, shard in shards.items() if shard.numel()}
     # aminmax returns NaN for both ends of a tensor with a NaN
@@ -207,14 +191,11 @@ def refuse_unsound_weights(model: nn.Module, device: torch.device) -> None:
         return
     ours = [name for name, is_bad in zip(shards, bad.tolist()) if is_bad]
     names = list(dict.fromkeys(name for of_rank in Agreement().gather(ours) for name in of_rank))
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    raise KieloError(
-        f"the weights contain NaN or infinities: {names[0]}{more}. The run is not finished. {_FIX}"
-    )
+    found = f"the weights contain NaN or infinities: {some(names, 1)}"
+    raise KieloError(f"{found}. The run is not finished. {_FIX}")
 
 
 def refuse_unsound_loss(step: int, heldout_loss: float | None) -> None:
-    """Raise KieloError if the held-out loss of the last step is not finite. None: no token counts."""
     if heldout_loss is not None and not math.isfinite(heldout_loss):
         raise KieloError(
             f"step {step}, the last: the held-out loss is {heldout_loss}. The run is not finished. {_FIX}"

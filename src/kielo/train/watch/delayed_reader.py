@@ -20,7 +20,7 @@ class DelayedReader:
         self._queue: deque[tuple[Tensor, torch.cuda.Event]] = deque()
 
     def read(self, numbers: Tensor) -> list[float] | None:
-        """Queue `numbers` (one dim). Return the numbers of the last finished step, or None at the very start."""
+        """Queue `numbers` (one dim). Return the last finished step's numbers, or None at the very start."""
         if not self._on_gpu:
             return numbers.tolist()
         copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)

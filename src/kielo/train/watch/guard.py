@@ -17,11 +17,7 @@ from kielo.train.watch.delayed_reader import DelayedReader
 
 
 def has_no_label(loss: Any, gradient_norm: Any) -> Any:
-    """Return True for a step in which no label counted: loss and gradient are exactly 0.
-
-    A model that predicts each label with certainty has both above 0 in fp32. loss, gradient_norm: floats, or
-    scalars on the device.
-    """
+    """Return True for a step in which no label counted: loss and gradient are exactly 0."""
     return (loss == 0) & (gradient_norm == 0)
 
 
@@ -36,7 +32,6 @@ class GuardState:
 
     @staticmethod
     def read(plain: Mapping[str, Any]) -> "GuardState":
-        """Read a checkpoint of any version."""
         return GuardState(**{name: plain[name] for name in GuardState.__annotations__ if name in plain})
 
 
@@ -76,11 +71,7 @@ class Guard:
         return bool(self._read and self._read[0])
 
     def stop_if_diverged(self, step: int, way_on: Callable[[int], str] = lambda first_bad_step: "") -> None:
-        """Raise KieloError after too many bad steps in a row, up to the last `was_bad`. All ranks call it
-        together.
-
-        way_on: the first bad step → how to resume, in sentences.
-        """
+        """Raise KieloError after too many bad steps in a row. way_on: first bad step → how to resume."""
         counts = self._read
         if counts is None or counts[0] < self._max_in_a_row:
             return
@@ -109,9 +100,7 @@ class Guard:
         return int(self._counts[2].item())
 
     def last(self, steps: int) -> list[tuple[float, float]]:
-        """Return loss and gradient norm of the last remembered steps with a label, oldest first. Waits for
-        the device.
-        """
+        """Return loss and norm of the last steps with a label, oldest first. Waits for the device."""
         size = len(self._remembered)
         rows = self._remembered.tolist()
         last = [rows[step % size] for step in range(max(0, self._steps - min(steps, size)), self._steps)]

@@ -24,7 +24,7 @@ def marked_layers(model: nn.Module, device: torch.device, progress: Progress) ->
         elif progress.takes_events:
             event = torch.cuda.Event()
             event.record()
-            progress.mark_after(event)
+            progress.mark_after(event.query)
 
     def begin(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         mark()

@@ -41,16 +41,12 @@ class HostMemory:
 
 
 def host_memory(root: Path = Path("/")) -> HostMemory | None:
-    """Return the memory of the node or of the job's cgroup, whichever has less left, or None if unknown.
-
-    root: the folder that contains `proc` and `sys`.
-    """
+    """Return the memory of the node or the job's cgroup, whichever has less left. root: of /proc, /sys."""
     found = [*_of_node(root), *_of_groups(root)]
     return min(found, key=lambda memory: memory.available, default=None)
 
 
 def _of_node(root: Path) -> list[HostMemory]:
-    """Read meminfo of proc(5), in KiB."""
     with suppress(OSError, KeyError, ValueError):
         rows = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
         kib = {words[0].rstrip(":"): int(words[1]) for words in rows}
@@ -59,7 +55,6 @@ def _of_node(root: Path) -> list[HostMemory]:
 
 
 def _of_groups(root: Path) -> list[HostMemory]:
-    """Read the limits of this process's cgroup and its ancestors, of version 2 or 1."""
     found: list[HostMemory] = []
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
@@ -94,9 +89,8 @@ def _of_group(folder: Path, names: tuple[str, str, str, str]) -> list[HostMemory
 class Resources:
     """The resources of this rank's node.
 
-    alert: (step, message). ask_to_stop(cause): makes the run save and stop. shortage: returns why the next
-    save has no room on the disk, or None. is_looking: False on a rank whose node another rank watches.
-    read_memory: returns the memory that is left, or None if unknown.
+    ask_to_stop(cause): makes the run save and stop. shortage: returns why the disk has no room for the next
+    save. is_looking: False on a rank whose node another rank watches. read_memory: returns None if unknown.
     """
 
     def __init__(
@@ -155,7 +149,6 @@ class Resources:
         return last * (last_at - first_at) / (first - last)
 
     def _tell_once(self, step: int, topic: str, message: str | None) -> None:
-        """Alert about a topic, and again only after a message of None."""
         if message is None:
             self._told.discard(topic)
         elif topic not in self._told:

@@ -72,8 +72,6 @@ class LayerTimes:
 
 @dataclass(frozen=True)
 class SlowRank:
-    """A rank whose layers take `seconds`, while the median rank takes `usual_seconds`."""
-
     rank: int
     seconds: float
     usual_seconds: float
@@ -82,8 +80,8 @@ class SlowRank:
 def slow_ranks(samples: Sequence[Sequence[float]]) -> list[SlowRank]:
     """Return the ranks whose fastest sample exceeds the slowest usual sample by more than `LEAST_EXCESS`.
 
-    samples: seconds of each rank, at several steps. Usual is the lower median over the ranks of a step. By
-    noise alone a given rank is found in fewer than one of 12,870 groups of 8 samples.
+    samples: seconds of each rank, at several steps. Usual is the lower median over the ranks. By noise alone
+    a given rank is found in fewer than one of 12,870 groups of 8 samples.
     """
     usual = [sorted(of_step)[(len(of_step) - 1) // 2] for of_step in samples]
     found = []

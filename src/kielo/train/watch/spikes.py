@@ -21,7 +21,9 @@ from torch import Tensor
 from kielo.artifact.metrics import Row, Spike
 from kielo.checkpoint.agreement import Agreement
 from kielo.dataset.query import documents_of_step
+from kielo.ranks.hang_watch import some
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Spikes as SpikeSettings
 from kielo.recipe.sections import TrainIdentity
 from kielo.resolve.resolved import Resolved
 from kielo.train.watch.checks import Answer, TakenStep
@@ -38,10 +40,10 @@ NAMED_DOCUMENTS = 5  # of each source
 
 @dataclass
 class Episode:
-    """Steps from the first step that stood out.
+    """Steps from the first step that stood out, with the usual values before it.
 
-    high_steps: the number that stood out. loss_steps: those with a high loss. not_finite: bad steps in a row
-    up to the last step. usual_loss, usual_norm: before the first step. worst_step: with the highest loss.
+    high_steps, loss_steps: how many stood out, and by their loss. not_finite: bad steps in a row up to the
+    last step.
     """
 
     first_step: int
@@ -90,7 +92,6 @@ class Spikes:
         self.episode: Episode | None = None
 
     def use(self, phase: int) -> None:
-        """Set the phase of the next steps. Another mixture or length has another usual loss."""
         self._phase = phase
 
     def look(self, step: int, loss: Tensor, gradient_norm: Tensor) -> Verdict | None:
@@ -120,7 +121,6 @@ class Spikes:
         return _each(state, lambda v: "inf" if isinstance(v, float) and not math.isfinite(v) else v)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a checkpoint's state. {}, of an older version, begins with no past."""
         empty: dict[str, Any] = {"phase": 0, "past": [], "episode": None, "waiting": []}
         state = empty | _each(dict(state), lambda value: math.inf if value == "inf" else value)
         self._late = DelayedReader(self._device)
@@ -158,7 +158,6 @@ class Spikes:
     def _follow(
         self, episode: Episode, step: int, row: tuple[float, float], is_loss_high: bool, is_norm_high: bool
     ) -> Verdict | None:
-        """Add a step to the open episode, and judge the episode."""
         loss, norm = row
         is_finite = loss < math.inf and norm < math.inf
         episode.not_finite = 0 if is_finite else episode.not_finite + 1
@@ -185,18 +184,12 @@ class Spikes:
 
 
 def steps_to_pass_over(episode: Episode) -> tuple[int, int]:
-    """Return the first and last step to pass over when a run goes back for an episode.
-
-    They include the step before the episode, because its update first shows in the episode's loss.
-    """
+    """Return the first and last step to pass over, from the step whose update first shows in the loss."""
     return max(1, episode.first_step - 1), episode.last_step
 
 
 def is_high(value: float, past: np.ndarray, threshold: float, least_rise: float) -> bool:
-    """Return True if `value` is more than `threshold` deviations above the usual value of `past`.
-
-    least_rise: as a share of the usual value. A smaller rise is not high.
-    """
+    """Return True if `value` is `threshold` deviations and `least_rise`, a share, above the usual value."""
     usual, deviation = usual_and_deviation(past)
     return value > usual + max(threshold * deviation, least_rise * abs(usual))
 
@@ -217,7 +210,6 @@ def usual_and_deviation(past: np.ndarray) -> tuple[float, float]:
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Change each entry of nested dictionaries and lists."""
     if isinstance(value, dict):
         return {key: _each(entry, change) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -225,31 +217,26 @@ def _each(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
+@dataclass
 class SpikeWatch:
     """The answer to spikes: report a spike that passed, go back for a harmful spike, or stop the run.
 
     A run stops after going back `max_tries` times for spikes that follow on each other. PaLM (Chowdhery et
-    al. 2022, section 5.1) and LLM-jp went back by hand in this way.
-
-    harmful: the spike that the run must go back for, until it went. go_back_before: makes the newest
-    checkpoint from before a step the newest, and returns False if there is none. went_back: all spikes that
-    the run went back for. write: takes rows of the log.
+    al. 2022, section 5.1) and LLM-jp went back by hand in this way. harmful: the spike to go back for, until
+    the run went. go_back_before: as in `ReplicaCheck`. went_back: returns the earlier spikes.
     """
 
-    def __init__(
-        self,
-        spikes: Spikes,
-        resolved: Resolved,
-        go_back_before: Callable[[int], bool],
-        went_back: Callable[[], Sequence[WentBack]],
-        write: Callable[[Row], None],
-        alert: Callable[[int, str], None],
-    ):
-        self.spikes = spikes
-        self.harmful: Episode | None = None
-        self._resolved, self._settings = resolved, resolved.identity.train.spikes
-        self._go_back_before, self._went_back = go_back_before, went_back
-        self._write, self._alert = write, alert
+    spikes: Spikes
+    resolved: Resolved
+    go_back_before: Callable[[int], bool]
+    went_back: Callable[[], Sequence[WentBack]]
+    write: Callable[[Row], None]
+    alert: Callable[[int, str], None]
+    harmful: Episode | None = None
+
+    @property
+    def _settings(self) -> SpikeSettings:
+        return self.resolved.identity.train.spikes
 
     def after_step(self, taken: TakenStep) -> Answer:
         verdict = self.spikes.look(taken.step, taken.loss, taken.gradient_norm)
@@ -257,7 +244,7 @@ class SpikeWatch:
             return "continue"
         if verdict.kind == "harmful" and self._settings.response == "go_back":
             self._refuse_more_tries(verdict)
-            if self._go_back_before(steps_to_pass_over(verdict.episode)[0]):
+            if self.go_back_before(steps_to_pass_over(verdict.episode)[0]):
                 self.harmful = verdict.episode
                 return "go back"
         if not verdict.episode.not_finite:  # else the guard ends the run
@@ -265,13 +252,14 @@ class SpikeWatch:
         return "continue"
 
     def described(self, episode: Episode) -> str:
-        """Return e.g. "the loss rose to 7.2 (usual: 2.5) in steps 812 to 841, most in step 820 (…)"."""
+        """Return e.g. "the loss rose to 7.2 (usual: 2.5) in steps 812 to 841, …". All ranks call it."""
         step = episode.worst_step
+        documents = Agreement().on_first(lambda: self._documents(step))
         return (
             f"the loss rose to {episode.worst_loss:.4g} (usual: {episode.usual_loss:.4g}) and the gradient "
             f"norm to {episode.worst_norm:.3g} (usual: {episode.usual_norm:.3g}) in steps "
             f"{episode.first_step} to {episode.last_step}, most in step {step}, with text of "
-            f"{self._documents(step)} (all of it: `kielo data RECIPE --step {step}`)"
+            f"{documents} (all of it: `kielo data RECIPE --step {step}`)"
         )
 
     def row(self, episode: Episode, step: int, outcome: str) -> Spike:
@@ -287,7 +275,7 @@ class SpikeWatch:
 
     def _report(self, step: int, verdict: Verdict) -> None:
         is_over = verdict.kind == "passed"
-        self._write(self.row(verdict.episode, step, "passed" if is_over else "told"))
+        self.write(self.row(verdict.episode, step, "passed" if is_over else "told"))
         if is_over:
             ending = "It passed by itself"
         elif verdict.kind == "norm":
@@ -296,7 +284,7 @@ class SpikeWatch:
             ending = 'It lasts, and training continues because train.spikes.response = "tell"'
         else:
             ending = "It lasts, and training continues because there is no checkpoint from before it"
-        self._alert(step, f"{self.described(verdict.episode)}. {ending}")
+        self.alert(step, f"{self.described(verdict.episode)}. {ending}")
         if not is_over:
             self.spikes.accept()
 
@@ -316,18 +304,15 @@ class SpikeWatch:
     def _tries_before(self, first_step: int) -> int:
         """Count the spikes gone back for of which each begins within a window of the next."""
         tries = 0
-        for spike in reversed(self._went_back()):
+        for spike in reversed(self.went_back()):
             if first_step - spike.last_step > self._settings.window_steps:
                 break
             tries, first_step = tries + 1, spike.first_step
         return tries
 
     def _documents(self, step: int) -> str:
-        """Return e.g. "books (a.txt:3, a.txt:9, 12 more) and web (b.txt:1)". All ranks call it."""
-        return Agreement().on_first(lambda: self._documents_read_here(step))
-
-    def _documents_read_here(self, step: int) -> str:
-        identity, placement = self._resolved.identity, self._resolved.placement
+        """Return e.g. "books (a.txt:3, a.txt:9 and 12 more) and web (b.txt:1)"."""
+        identity, placement = self.resolved.identity, self.resolved.placement
         try:
             rows = documents_of_step(
                 Path(placement.tokens_folder),
@@ -343,10 +328,7 @@ class SpikeWatch:
         by_source: dict[str, list[str]] = {}
         for row in rows:
             by_source.setdefault(row["source"], []).append(str(row["document"]))
-        return " and ".join(f"{source} ({_some(ids)})" for source, ids in sorted(by_source.items()))
-
-
-def _some(names: list[str]) -> str:
-    names = list(dict.fromkeys(names))
-    more = len(names) - NAMED_DOCUMENTS
-    return ", ".join(names[:NAMED_DOCUMENTS]) + (f", {more} more" if more > 0 else "")
+        return " and ".join(
+            f"{source} ({some(list(dict.fromkeys(ids)), NAMED_DOCUMENTS)})"
+            for source, ids in sorted(by_source.items())
+        )
