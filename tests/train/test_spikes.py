@@ -49,7 +49,7 @@ CPU = torch.device("cpu")
 def watched(rows: Iterable[tuple[float, float]], **settings: Any) -> list[Verdict]:
     """The verdicts on a series of (loss, norm), from step 1 on."""
     spikes = Spikes(CPU, TrainIdentity(spikes=sections.Spikes(**settings)))
-    spikes.use(1)
+    spikes.phase = 1
     verdicts = [
         spikes.look(step, torch.tensor(loss), torch.tensor(norm))
         for step, (loss, norm) in enumerate(rows, start=1)
@@ -116,7 +116,7 @@ def test_an_outlier_is_no_spike_however_short_the_wait() -> None:
 def test_another_phase_has_another_level() -> None:
     spikes = Spikes(CPU, TrainIdentity(spikes=sections.Spikes(window_steps=16)))
     for step in range(1, 200):
-        spikes.use(1 if step < 100 else 2)
+        spikes.phase = 1 if step < 100 else 2
         loss = 2 + (step >= 100) * 3 + 0.01 * (step % 7)
         assert spikes.look(step, torch.tensor(loss), torch.tensor(1.0)) is None
     assert spikes.look(200, torch.tensor(9.0), torch.tensor(1.0)) is None and spikes.episode is not None
@@ -135,7 +135,7 @@ def test_a_resumed_watch_says_the_same(stop: int) -> None:
         spikes = first if step <= stop else second
         if step == stop + 1:
             second.restore(json.loads(json.dumps(first.plain_state(), allow_nan=False)))
-        spikes.use(1)
+        spikes.phase = 1
         verdicts.append(spikes.look(step, torch.tensor(loss), torch.tensor(norm)))
     assert [verdict for verdict in verdicts if verdict] == whole and whole[0].kind == "harmful"
 
@@ -253,7 +253,7 @@ def test_a_watch_that_reads_a_step_late_resumes_with_what_it_has_not_read(monkey
     def verdicts(stop: int | None) -> list[tuple[int, Verdict]]:
         spikes, found = Spikes(CPU, train_settings), []
         for step, (loss, norm) in enumerate(rows, start=1):
-            spikes.use(1 if step < 18 else 2)
+            spikes.phase = 1 if step < 18 else 2
             verdict = spikes.look(step, torch.tensor(loss), torch.tensor(norm))
             if verdict is not None:
                 found.append((step, verdict))

@@ -181,7 +181,7 @@ LASTS = ". It lasts, and training continues because "
     ("kind", "settings", "saved", "outcome", "ending", "accepted"),
     [
         ("passed", {}, 20, "passed", ". It passed by itself", 0),
-        ("norm", {}, 20, "told", ". The loss came back, the norm did not, and training continues", 1),
+        ("norm", {}, 20, "told", ". The loss recovered, the norm did not, and training continues", 1),
         ("harmful", {"response": "tell"}, 20, "told", LASTS + 'train.spikes.response = "tell"', 1),
         ("harmful", {}, 26, "told", LASTS + "there is no checkpoint from before it", 1),
         ("harmful", {}, None, "told", LASTS + "there is no checkpoint from before it", 1),

@@ -1,9 +1,8 @@
 """Communicators: started one at a time with the missing ranks named, and limits of time for their work.
 
-Process groups that are made together, or first used in the middle of a step, can hang without a message (on
-LUMI a second process group hung in 13 of 17 four-node starts: laifs-container-recipes#44). So each is made
-and warmed in a thread that the caller waits for within a time limit. Each rank sets a mark in the store when
-it arrives, and at the time limit the missing marks name the missing ranks.
+Process groups that are first used in the middle of a step can hang without a message (on LUMI in 13 of 17
+starts: laifs-container-recipes#44). So each is made and warmed in a thread within a time limit. Each rank
+sets a mark in the store when it arrives, and missing marks name the missing ranks.
 """
 
 import threading
@@ -153,11 +152,7 @@ def _warm(group: dist.ProcessGroup, size: int, device: torch.device) -> None:
 
 
 def who_is_missing(name: str, ranks: Sequence[int], store: dist.Store) -> str:
-    """Return text about the ranks without a mark in `store`.
-
-    The first rank that asks leaves the text in the store for the others, because thousands of ranks give up
-    at once.
-    """
+    """Return text about the ranks without a mark in `store`, written by the first rank that asks."""
     text = f"missing/{name}/{ranks[0]}"
     try:
         if store.add(f"{text}/asked", 1) == 1:
@@ -199,11 +194,10 @@ def _mark(name: str, rank: int) -> str:
 
 
 class TimeLimits:
-    """The time limits of collectives of `groups`: long in the first steps of a range, which compile and
-    connect, later short.
+    """The time limits of collectives of `groups`: long while a range's first steps compile, later short.
 
-    gloo does not watch messages of a pipeline: they keep the limit of `Startup.group_timeout`. progress:
-    takes what this rank does, for the heartbeat.
+    Messages of a pipeline over gloo keep the limit of `Startup.group_timeout`. progress: takes what this rank
+    does.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""The flight record of a rank: the collectives that torch has noted, written when the job hangs.
+"""The collectives that torch has noted, written when the job hangs, for `torchfrtrace
+RUN/train/flight_record`.
 
-torch's own analyser compares the records of all ranks: `torchfrtrace RUN/train/flight_record`. NCCL and RCCL
-note all collectives. gloo, from torch 2.11 on, notes some, and not the ranks of a group, which that analyser
-needs.
+NCCL and RCCL note all. gloo, from torch 2.11 on, notes some, without the ranks of a group, which that
+analyser needs.
 """
 
 import os

@@ -1,10 +1,7 @@
 """The progress that ranks note, and the judgement from their heartbeats: who hangs, and where.
 
-The training thread notes progress, and the heartbeat's thread reads it. Inside a step each layer is a mark of
-progress (`layer_marks.py`), and the step's limit follows from the longest pauses between marks. Long work and
-waits for shared files have limits of their own.
-
-The judgement counts only seconds of the rank that looks, and its own pauses little. So clocks of two machines
+Each layer of a step is a mark of progress (`layer_marks.py`), and the limit follows from the longest pauses
+between marks. Only seconds of the rank that looks count, and its own pauses little: clocks of two machines
 are never compared, and a job that was stopped and continued as a whole does not look hung.
 """
 
@@ -36,7 +33,7 @@ class Progress:
     """The progress of one rank: its step, what it does, and how long that may take.
 
     Limits in seconds: floor: the shortest of a step. silent: of silence in a step. first: of long work the
-    first time. later: the shortest later, and of silence during it. file: of waits for files. has_changed:
+    first time. later: the shortest later, and of silence during it. file: of waits for files. `has_changed`:
     limits may have changed.
     """
 
@@ -105,7 +102,7 @@ class Progress:
 
     @contextmanager
     def at_files(self) -> Iterator[float]:
-        """Note a wait for files inside a step. Yield how long it may last before other ranks end it."""
+        """Note a wait for files inside a step. Yield its limit, after which other ranks end this rank."""
         self._is_at_files = True
         try:
             yield _OWN_SHARE * self.limits()[0]
@@ -148,9 +145,9 @@ class Beat:
     """The newest sign of life of one rank.
 
     moves: collectives and messages begun, and layers that its device has reached. entered: `group_key` →
-    collectives begun, of groups whose ranks begin the same collectives. at: the innermost line of its main
-    thread outside of torch. is_inside: that thread is inside torch.distributed. still_seconds,
-    silent_seconds: `Progress.limits`.
+    collectives begun, if all ranks of the group begin the same. at: the innermost line of its main thread
+    outside of torch. is_inside: that thread is inside torch.distributed. still_seconds, silent_seconds:
+    `Progress.limits`.
     """
 
     number: int
@@ -181,10 +178,9 @@ class Beat:
 
 @dataclass(frozen=True)
 class Hang:
-    """A job that stands still.
+    """A job that stands still. is_silent: the ranks send no heartbeat. reason: ends a sentence.
 
-    ranks: the cause, or empty if all wait for each other. is_silent: they send no heartbeat. reason: ends a
-    sentence.
+    ranks: the cause, or empty if all wait for each other.
     """
 
     ranks: tuple[int, ...]
@@ -247,11 +243,10 @@ def beat_seconds(num_ranks: int) -> float:
 
 
 def silent_seconds(hang_seconds: float, num_ranks: int) -> float:
-    """Return how long a rank may send no heartbeat in a step: 15 beats, or 15 s or a shorter `hang_seconds`
-    if longer.
+    """Return how long a rank may send no heartbeat in a step.
 
-    After a link was interrupted, TCP tries for the sixth time at the latest 12.6 s after the first loss.
-    Heartbeats wait for no slow files or devices.
+    15 beats if they take more than 15 s, else 15 s, or `hang_seconds` if that is shorter. After a link was
+    interrupted, TCP tries for the sixth time at most 12.6 s after the first loss.
     """
     beats_seconds = _SILENT_BEATS * beat_seconds(num_ranks)
     return beats_seconds if beats_seconds > _SILENT_SECONDS else min(hang_seconds, _SILENT_SECONDS)
@@ -265,8 +260,8 @@ def stall_limit(beat_seconds: float, stall_seconds: float) -> float:
 def describe(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], states: Mapping[int, str]) -> str:
     """Return a message that names the cause of a hang, its place, and the places of the waiting ranks.
 
-    beats: of all ranks, or empty. places, states: rank → node and process, and what the kernel says. They may
-    lack ranks.
+    beats: of all ranks, or empty. places, states: rank → node and process, and what the kernel says, if
+    known.
     """
     stands = f"the job hangs, {hang.seconds:.0f} s {hang.reason}"
     if not hang.ranks:

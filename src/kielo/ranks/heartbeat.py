@@ -1,10 +1,8 @@
 """Heartbeats of the ranks of a job, beside the training: a stuck rank is named, and the job ends.
 
-A thread of each rank writes a `Beat` into the store in which the ranks meet, without a collective and
-whatever the main thread waits for. Two ranks look at all beats (`hang_watch.py`). When the job hangs, every
-rank that still can writes its stacks, one rank prints and records the cause, and all end with exit code 76.
-
-A frozen rank writes nothing. Another rank of its node asks it to (`local_ranks.py`).
+A thread of each rank writes a `Beat` into the store, and two ranks look at all beats (`hang_watch.py`). When
+the job hangs, every rank that still can writes its stacks, one rank prints and records the cause, and all end
+with exit code 76. A frozen rank writes nothing: another rank of its node asks it to (`local_ranks.py`).
 """
 
 import faulthandler
@@ -62,9 +60,8 @@ _KIELO = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 class Heartbeat:
     """The heartbeat of this rank, while it is entered.
 
-    stacks_folder: takes each rank's stacks when the job hangs. on_hang: called on one rank before the ranks
-    end, with the message, True if the program is the cause and the hang will recur, and the blamed hosts,
-    none if there are more than `_MOST_BLAMED`.
+    stacks_folder: takes each rank's stacks when the job hangs. on_hang: called on one rank with the message,
+    True if the program is the cause and the hang will recur, and the blamed hosts, at most `_MOST_BLAMED`.
     """
 
     def __init__(
@@ -154,11 +151,10 @@ class Heartbeat:
             self._store.set(f"beat/{self._world.rank}", Beat.last(self._number + 1).text())
 
     def _guard(self) -> None:
-        """End this process if the store, which rank 0 may serve, does not answer for too long. One rank warns
-        before.
+        """End this process if the store, which rank 0 may serve, does not answer for too long.
 
-        Ranks that end together send no more heartbeats and have longer: slow files are no reason to name
-        another cause.
+        One rank warns before. Ranks that end together have longer: slow files are no reason to name another
+        cause.
         """
         looked_at, number, unanswered, is_told = time.monotonic(), 0, 0.0, False
         while not self._over.wait(self._seconds):

@@ -1,8 +1,8 @@
 """Processes of `kielo train` on this machine, one a rank: they are started, get signals, and are watched.
 
-They get the variables that torchrun would set. torchrun itself turns every exit code into 1, and an intended
-stop into a page of traceback, and imports torch again in every restarted rank. Here ranks are forked from a
-process that has imported it (`rank_template.py`). Without torch.
+torchrun turns every exit code into 1 and a stop into a traceback, and imports torch again in restarted ranks.
+These ranks get its variables, and are forked from a process that has imported torch (`rank_template.py`).
+Without torch.
 """
 
 import json
@@ -49,8 +49,7 @@ def name_of_this_node() -> str:
 class RankProcess:
     """The process of a rank, as another rank of its node sees it.
 
-    On SIGUSR2, which does no harm, faulthandler writes all stacks into the file with descriptor
-    `stacks_file`.
+    On SIGUSR2, which does no harm, faulthandler writes all stacks into descriptor `stacks_file`.
     """
 
     host: str
@@ -226,7 +225,7 @@ class Ranks:
         return [(one["ended"], one["code"]) for one in found if "ended" in one]
 
     def _look_for_life(self, template: subprocess.Popen) -> None:
-        """Kill the process that forked the ranks if it is frozen, by looks while this process is not."""
+        """Kill the frozen process that forked the ranks. Looks count, because the caller can freeze too."""
         self._silent_looks += 1
         limit = MOST_SILENT_SECONDS if self._has_beaten else MOST_START_SECONDS
         if self._silent_looks * _LOOK_SECONDS < limit:

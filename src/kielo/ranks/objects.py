@@ -1,8 +1,9 @@
-"""Values that are not tensors, between the ranks: sent as JSON and never unpickled.
+"""Values that are not tensors, between the ranks: sent as JSON and never unpickled, because anybody may reach
+the port.
 
-Whatever reaches the port can send, and unpickling runs what it names. Values are `None`, truth values,
-numbers, text, bytes, paths, lists, tuples, sets, dictionaries, dtypes, plain numpy arrays, and the data
-classes, named tuples and pydantic models of Kielo. Reading runs none of their code.
+They are `None`, truth values, numbers, text, bytes, paths, lists, tuples, sets, dictionaries, dtypes, plain
+numpy arrays, and the data classes, named tuples and pydantic models of Kielo. Reading runs none of their
+code.
 """
 
 import base64

@@ -1,8 +1,7 @@
 """Find the meeting place of the ranks from the launcher's variables, and the network interface that leads
 there.
 
-torchrun (RANK, WORLD_SIZE, ...), Slurm's srun (SLURM_PROCID, ...) and no launcher, a world of one rank, are
-understood. torchrun wins over Slurm, because it may run inside a Slurm step.
+torchrun, which may run inside a Slurm step, wins over Slurm's srun. No launcher is a world of one rank.
 """
 
 import fcntl
@@ -186,8 +185,7 @@ def _number(environment: Mapping[str, str], key: str) -> int:
 
 
 def choose_gloo_interface(place: Rendezvous) -> None:
-    """Set GLOO_SOCKET_IFNAME to the interface that leads to rank 0, if torch would take the loopback, and say
-    so.
+    """Set GLOO_SOCKET_IFNAME to the interface that leads to rank 0, if torch would take the loopback.
 
     torch binds gloo to the address of the node's own name. If that is the loopback, ranks of several nodes
     hang. Nothing changes for one rank, a variable that is set, and ranks that meet on the loopback.

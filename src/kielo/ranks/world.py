@@ -1,8 +1,4 @@
-"""The world of ranks, started by one code path for all launchers, and actions of one rank for its node.
-
-torchrun, Slurm and a single process all end in `init_process_group` (gloo on CPU, nccl on CUDA and ROCm), so
-a laptop runs the code of a cluster.
-"""
+"""The world of ranks, started by one code path for all launchers, and actions of one rank for its node."""
 
 import os
 import socket
@@ -28,11 +24,10 @@ _LAZY_GLOO = "TORCH_GLOO_LAZY_INIT"
 
 @dataclass(frozen=True)
 class World:
-    """This process among all.
+    """This process among all. store: for marks of arrival, not for tensors. timeout_seconds: of each
+    communicator.
 
-    store: for marks of arrival, not for tensors. timeout_seconds: of each communicator. host_backend: of
-    groups over the CPU. is_rehearsed: the other ranks are not real (`kielo rehearse`), so nothing waits for
-    them.
+    is_rehearsed: the other ranks are not real (`kielo rehearse`), so nothing waits for them.
     """
 
     rank: int
@@ -96,12 +91,11 @@ def meet(place: Rendezvous, timeout_seconds: float) -> dist.Store:
 
 
 def make_host_group(world: World, name: str, timeout_seconds: float) -> dist.ProcessGroup | None:
-    """Make a gloo group of all ranks, for a thread beside the training, or None for one rank. All ranks call
-    it.
+    """Make a gloo group of all ranks, which all call it, for a thread beside the training, or None for one
+    rank.
 
-    Two ranks connect at their first message, not all with all at the start. Collectives of one group must
-    come from one thread, in one order. Raises KieloError naming the ranks that did not arrive within
-    `timeout_seconds`.
+    Two ranks connect at their first message. Collectives of one group must come from one thread, in one
+    order. Raises KieloError naming the ranks that did not arrive within `timeout_seconds`.
     """
     if world.size == 1:
         return None
@@ -240,9 +234,8 @@ def once_a_node(
 ) -> None:
     """Call `action` on one rank of each node, with the same outcome on every rank.
 
-    All ranks call it with the same `name`, once an attempt. It needs only the store of `meet`, so it can run
-    before a run is resolved. Raises KieloError on every rank, with the same message, if an action raised or
-    `limit_seconds` passed.
+    All ranks call it with the same `name`, once an attempt, also before a run is resolved. Raises KieloError
+    on every rank, with the same message, if an action raised or `limit_seconds` passed.
     """
     if place.size == 1:
         action()

@@ -1,7 +1,4 @@
-"""Build the parts of a run, in the order in which they need each other.
-
-All choices that depend on layout, device or recipe are made here, once.
-"""
+"""Build the parts of a run. Choices that depend on layout, device or recipe are made here, once."""
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
@@ -163,7 +160,7 @@ def phase_parts(run: Run, resolved: Resolved, index: int, last_step: int) -> Ite
     clip = partial(clip_gradients, run.current.model, run.mesh, resolved.identity.max_gradient_norm(index))
     run.current = replace(run.current, step=replace(run.current.step, clip=clip))
     run.step_row.phase = phase.number
-    run.spike_watch.spikes.use(phase.number)
+    run.spike_watch.spikes.phase = phase.number
     feed = _feed(run, resolved, index, last_step)
     try:
         with marked_layers(run.current.model, run.device, run.time_limits.progress):
@@ -249,8 +246,7 @@ def laid_out(
 ) -> Decoder | Stages:
     """Build the model over the mesh, on meta, so that no rank ever holds more than its shards.
 
-    trainable: the modules that get gradients, or empty for all. The others are frozen before anything wraps
-    them.
+    trainable: the modules with gradients, or empty for all. The others are frozen before anything wraps them.
     """
     with torch.device("meta"):
         model = families.build_model(identity.model)

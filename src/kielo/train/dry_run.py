@@ -15,8 +15,7 @@ from kielo.resolve.resolved import Resolved, filled
 
 
 def dry_run(resolved: Resolved) -> dict[str, Any]:
-    """Return the steps, the bytes of a rank, and the first rank's first batch. Raises KieloError for
-    unreadable tokens.
+    """Return steps, bytes and the first batch of a rank. Raises KieloError for unreadable tokens.
 
     "peak_bytes" is the planner's formula for the precision that needs most.
     """

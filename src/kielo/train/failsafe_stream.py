@@ -7,8 +7,6 @@ from typing import Any, TextIO
 
 
 class FailsafeStream:
-    """A text stream that raises nothing. `failure` is its first error. Later text is discarded."""
-
     def __init__(self, stream: TextIO):
         self._stream = stream
         self.failure: Exception | None = None

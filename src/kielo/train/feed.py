@@ -1,7 +1,7 @@
 """Feed torch micro-batches to the device, one step ahead, from `dataset`'s numpy batches.
 
-A thread reads one step ahead. On a GPU it also pins what it read and starts the copy, on a stream of its own,
-so that neither the host nor the arithmetic waits for data. A frozen reader is replaced.
+A thread reads, and on a GPU pins and copies on a stream of its own, so that neither the host nor the
+arithmetic waits.
 """
 
 import queue
@@ -51,8 +51,6 @@ class StepBatch:
 
 @dataclass(frozen=True)
 class _Arriving:
-    """A step's batch, its tensors, and on a GPU the event after which all of them have arrived."""
-
     batch: StepBatch
     tensors: tuple[Tensor, ...]
     arrived: torch.cuda.Event | None = None
@@ -80,10 +78,7 @@ class Reader:
         self._calls: queue.SimpleQueue[tuple[Future, Callable[..., Any], tuple] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
         self._thread.start()
-
-    @property
-    def thread(self) -> int | None:
-        return self._thread.ident
+        self.thread = self._thread.ident
 
     def submit(self, call: Callable[..., Any], *arguments: Any) -> Future:
         future: Future = Future()
@@ -109,10 +104,9 @@ class Reader:
 
 @dataclass(frozen=True)
 class Replacement:
-    """How a feed replaces a frozen reader.
+    """How a feed replaces a frozen reader. waiting: `Progress.at_files`, which gives its limit.
 
-    reopened: makes another `read_step`, in the thread that will use it. waiting: `Progress.at_files`, which
-    gives its limit.
+    reopened: makes another `read_step`, in the thread that will use it.
     """
 
     reopened: Callable[[], Callable[[int], Batch]]
@@ -124,8 +118,7 @@ class Feed:
     """The batches of the steps. A thread reads, cuts and copies one step ahead.
 
     read_step: step (1-based) → this rank's sequences. positions_s: the columns that this rank takes, or None
-    for all. replacement: None waits for a frozen reader for ever. The device has at most one step more than
-    the step in use.
+    for all. replacement: None waits for a frozen reader for ever. The device has at most one more step.
     """
 
     def __init__(

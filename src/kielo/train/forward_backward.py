@@ -1,8 +1,7 @@
 """One step's forward and backward passes: a batch → the step's loss, with gradients left on the parameters.
 
-The loss is the sum over counted tokens divided by their number in the whole step, over all ranks and
-micro-batches. That number is known *before* the first backward. So gradients need only be summed, and loss
-and gradients are the same for every layout and micro-batch size, however unevenly counted tokens are spread.
+The loss is the sum over counted tokens divided by their number in the whole step, which is known *before* the
+first backward. So gradients need only be summed, and the layout and micro-batch size change nothing.
 """
 
 import math
@@ -37,8 +36,7 @@ class NextToken:
 
     tensor_axis: the ranks that each have a part of the vocabulary, or None. keeps_gradients, compiles: see
     `LossOptions`. splits_sequence: the tensor axis splits the model's output along the sequence.
-    picks_counted: the head multiplies little more than the counted tokens, which are few in masked-token
-    training.
+    picks_counted: the head multiplies little more than the counted tokens, which are few among masked tokens.
     """
 
     z_loss: float
@@ -113,8 +111,7 @@ class PipelineForwardBackward:
     """`PlainForwardBackward` through pipeline stages. Every pipeline rank gets the same numbers.
 
     torch's schedule orders micro-batches and stages, and what FSDP2 gathers and reduces. splits_sequence: the
-    tensor axis splits hidden states along the sequence, so stages exchange fewer columns than there are
-    tokens.
+    tensor axis splits hidden states, so stages exchange fewer columns than there are tokens.
     """
 
     def __init__(

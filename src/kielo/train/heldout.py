@@ -1,8 +1,4 @@
-"""Loss on held-out text: nats per counted token and bits per byte of each set.
-
-The sequences are the same every time, shared out over the data ranks. The numbers are the same on every rank
-and, up to rounding, on any number of ranks.
-"""
+"""Loss on held-out text: nats per counted token and bits per byte of each set, the same on every rank."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,8 +20,6 @@ from kielo.train.state import State
 
 @dataclass(frozen=True)
 class HeldOutShare:
-    """The held-out sequences of one rank, in micro-batches. counted_tokens: of all ranks."""
-
     micro_batches: list[MicroBatch]
     counted_tokens: int
 

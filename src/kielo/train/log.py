@@ -298,8 +298,6 @@ class ProgressBar:
 
 
 class Terminal:
-    """A progress bar on a terminal, else plain lines. `alert` is called once when writing fails."""
-
     def __init__(self, total_steps: int, alert: Callable[[int, str], None], stream: TextIO | None = None):
         stream = sys.stdout if stream is None else stream
         self._stream = stream if isinstance(stream, FailsafeStream) else FailsafeStream(stream)

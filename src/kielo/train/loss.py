@@ -275,7 +275,7 @@ class _Sums(NamedTuple):
 
 
 def _own_sums(logits_cv: Tensor, targets_c: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return this rank's row of `_Sums.all_t3c`, and the exponentials. targets_c: rows, here or not."""
+    """Return this rank's row of `_Sums.all_t3c`, and the exponentials. targets_c: rows, also outside."""
     is_here_c, targets_c1 = _here(logits_cv, targets_c)
     # −∞ if the target is another rank's, so that the maximum over the ranks is the target's logit
     target_logits_c = logits_cv.gather(1, targets_c1).squeeze(1).float().masked_fill(~is_here_c, -torch.inf)
@@ -329,8 +329,7 @@ def _exponentials(logits_cv: Tensor, maxima_c: Tensor) -> Tensor:
 def _gradient(
     exponentials_cv: Tensor, factors_c: Tensor, targets_c1: Tensor, weights_c: Tensor, logits_cv: Tensor
 ) -> Tensor:
-    """Compute factor × exponential − weight × onehot(target) in place, in the logits' memory if that is
-    narrower.
+    """Compute factor × exponential − weight × onehot(target), in place or in narrower logits' memory.
 
     Without fusion a scatter is faster than a comparison of ids.
     """
@@ -360,7 +359,7 @@ def _loss_and_slopes(
 
 
 def _sums_in_fp32(device: torch.device) -> bool:
-    """Return True if cuBLAS can add bf16 products in fp32, from torch 2.10 on (pytorch#167931)."""
+    """Return True if cuBLAS adds bf16 products in fp32, as from torch 2.10 on (pytorch/pytorch#167931)."""
     return device.type == "cuda" and torch.version.hip is None
 
 
@@ -378,7 +377,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> 
 
 
 def _scaled(total: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `factor` × the fp32 `total` in `dtype`. A GPU does both at once, which autograd does not."""
+    """Return `factor` × the fp32 `total` in `dtype`, on a GPU in one pass over memory."""
     if total.dtype != dtype and total.device.type == "cuda":
         return torch.mul(total, factor, out=torch.empty_like(total, dtype=dtype))
     return total.mul_(factor).to(dtype)

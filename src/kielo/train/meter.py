@@ -47,10 +47,9 @@ class Meter:
         peak_tflops: float | None,
         planned_tokens_per_second: float | None = None,
     ) -> None:
-        """Set the figures of each token after the first `tokens`. flops_per_token: forward and backward,
-        without recomputation.
+        """Set the figures of each token after the first `tokens`. peak_tflops: of one accelerator, if known.
 
-        peak_tflops: of one accelerator, or None if no card gives it.
+        flops_per_token: forward and backward, without recomputation.
         """
         self._count_flops(tokens)
         self._flops_per_token = flops_per_token

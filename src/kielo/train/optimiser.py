@@ -1,8 +1,7 @@
 """The optimisers of `recipe/optimisers.py`, over sharded parameters, with steps that a flag on the device can
 undo.
 
-If the flag is set, parameters and moments stay the same bit for bit. Moments have names
-("<parameter>/exp_avg"), so that a checkpoint does not depend on an order of parameters or a layout.
+If the flag is set, parameters and moments stay the same bit for bit.
 """
 
 import importlib
@@ -134,11 +133,10 @@ class Optimiser:
                 state[moment] = torch.zeros_like(parameter, dtype=STATE_DTYPES[train.optimiser_state])
 
     def step(self, lr: float, skip: Tensor | None = None) -> None:
-        """Make one update at learning rate `lr`, or change nothing if `skip` (a float32 scalar on any device)
-        is 1.
+        """Make one update at learning rate `lr`, or change nothing if `skip`, a float32 scalar, is 1.
 
         The optimisers read the flag on the device, so the host need not wait. A skipped step does not count
-        in the bias correction.
+        for bias correction.
         """
         for group in self.algorithm.param_groups:
             group["lr"] = lr
@@ -190,9 +188,8 @@ class NarrowAdamW(torch.optim.AdamW):
     """AdamW with moments in bf16, as DeepSeek-V3 was trained (arXiv:2412.19437, section 3.3.1).
 
     That saves 4 bytes a parameter. torch's fused kernel takes only moments as wide as the parameters, so a
-    step widens a bounded number of elements to fp32, runs the kernel, and rounds to nearest. After a skipped
-    step that gives the same bits. The caller puts the moments into the state. Each rank updates its own
-    elements.
+    step widens a bounded number of elements to fp32, runs the kernel, and rounds to nearest. A skipped step
+    gives the same bits. The caller puts the moments into the state.
     """
 
     found_inf: Tensor | None = None
@@ -229,8 +226,6 @@ class NarrowAdamW(torch.optim.AdamW):
 
 @dataclass(frozen=True)
 class _Slice:
-    """Elements `first` … `last` - 1 of this rank's part of a parameter."""
-
     parameter: nn.Parameter
     first: int
     last: int
@@ -241,7 +236,7 @@ class _Slice:
 
 
 def _buckets(parameters: Iterable[nn.Parameter], limit: int) -> Iterator[list[_Slice]]:
-    """Yield all elements on this rank, at most `limit` at a time, a slice of a parameter once a bucket."""
+    """Yield all elements on this rank in buckets of at most `limit`, with one slice of a parameter each."""
     bucket: list[_Slice] = []
     room = limit
     for parameter in parameters:

@@ -70,8 +70,8 @@ def next_precision(identity: Identity, state: State) -> Precision:
 
 
 def change_before(identity: Identity, step: int, refused: Collection[int]) -> tuple[int, Precision]:
-    """Return (first step, precision) of the change that `step` belongs to, without `refused` first steps of
-    changes.
+    """Return (first step, precision) of the change that `step` belongs to. refused: of changes without
+    effect.
 
     A run begins with a change at step 1. If no change is left, the precision is bf16.
     """
@@ -83,7 +83,7 @@ def change_before(identity: Identity, step: int, refused: Collection[int]) -> tu
 
 @dataclass(frozen=True)
 class Fp8Probe:
-    """A second pass of a batch in bf16, to log the cosine between both gradients, an early sign of late
+    """A second pass of a batch in bf16, to log the cosine between both gradients, an early sign of
     divergence.
 
     Called after the backward pass, before clipping. It keeps the gradients, and needs memory for a second

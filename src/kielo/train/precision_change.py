@@ -1,9 +1,9 @@
 """A change of precision, or of the trained modules: save, rebuild, restore. A change to fp8 is watched.
 
-Modules cannot be swapped under FSDP2 or a compiler, so a change goes through a checkpoint, like a restart,
-but inside the job. After a change to fp8 the mean loss and gradient norm of every ten steps are compared with
-the steps before it. If one has risen too far, the run goes back to the checkpoint at the change and continues
-in the old precision. Every checkpoint and the metrics record the precision of each step.
+Modules cannot be swapped under FSDP2 or a compiler, so a change goes through a checkpoint inside the job.
+After a change to fp8 the mean loss and gradient norm of every ten steps are compared with the steps before
+it. If one has risen too far, the run goes back to the checkpoint at the change and continues in the old
+precision.
 """
 
 import math

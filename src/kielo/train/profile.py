@@ -1,10 +1,9 @@
 """The time of a step by part: a torch.profiler trace → seconds of attention, matrices, the rest, and idle.
 
 Parts are differences of unions of intervals, in the order of `PARTS`, so that simultaneous work counts once,
-a collective counts only if nothing else runs beside it, and all parts add up to the step. (torch's
-`key_averages()` adds up durations by name, which counts overlaps twice and knows no idle time.)
-
-The loop marks two ranges with `torch.profiler.record_function`: HEAD_AND_LOSS and OPTIMISER.
+a collective counts only if nothing else runs, and all parts add up to the step. (torch's `key_averages()`
+counts overlaps twice and knows no idle time.) The loop marks two ranges with `record_function`: HEAD_AND_LOSS
+and OPTIMISER.
 """
 
 import gzip
@@ -57,8 +56,7 @@ def parts_of(trace: dict[str, Any]) -> dict[str, float]:
 
     With events of a GPU: from the first kernel that the traced steps launched to the end of the last kernel.
     A kernel launched inside one of the two ranges belongs to it, other kernels are sorted by name. Without:
-    the operators on the CPU, from the first step's begin to the last step's end. Raises ValueError without a
-    step.
+    the operators on the CPU, during the steps. Raises ValueError without a step.
     """
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X" and "dur" in event]
     annotations = [event for event in events if event.get("cat") == "user_annotation"]
@@ -115,8 +113,6 @@ def _part(name: str, attention: re.Pattern[str], matrices: re.Pattern[str]) -> s
 
 
 class _Ranges:
-    """The loop's two kinds of range, by thread. They are never nested."""
-
     def __init__(self, annotations: Iterable[dict]):
         found = defaultdict(list)
         for event in annotations:
@@ -165,7 +161,7 @@ def step_parts(run_one_step: Callable[[], object], steps: int, device: torch.dev
     """Return `parts_of` for `steps` steps, after one step that warms the profiler up."""
     traces: list[dict] = []
     recording = _Recording(steps, device, lambda profiler: traces.append(_exported(profiler)))
-    recording.begin()
+    recording.profiler.start()
     while not traces:
         run_one_step()
         recording.step()
@@ -200,7 +196,7 @@ class Profile:
         if self._recording is None:
             with self._paused():
                 self._recording = _Recording(self._steps, self._device, self._write_or_tell)
-                self._recording.begin()
+                self._recording.profiler.start()
             self._first_step, self._left = step + 2, self._steps + 1  # with the step that warms up
             return
         self._left -= 1
@@ -211,7 +207,7 @@ class Profile:
 
     def close(self) -> None:
         if self._recording is not None:
-            self._recording.give_up()
+            self._recording.profiler.stop()
             self._recording, self._left = None, 0
             if self._rank == 0:
                 self._tell(f"no profile: the run ended before {self._steps} steps were recorded")
@@ -263,23 +259,17 @@ class _Recording:
         self._steps, self._device, self._on_trace, self._done = steps, device, on_trace, -1
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
         schedule = torch.profiler.schedule(wait=0, warmup=1, active=steps, repeat=1)
-        self._profiler = torch.profiler.profile(
+        self.profiler = torch.profiler.profile(
             activities=activities, schedule=schedule, on_trace_ready=self._ready
         )
-
-    def begin(self) -> None:
-        self._profiler.start()
 
     def step(self) -> None:
         self._done += 1
         if self._done in (0, self._steps) and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self._profiler.step()
+        self.profiler.step()
         if self._done == self._steps:
-            self._profiler.stop()
-
-    def give_up(self) -> None:
-        self._profiler.stop()
+            self.profiler.stop()
 
     def _ready(self, profiler: torch.profiler.profile) -> None:
         if self._done == self._steps:

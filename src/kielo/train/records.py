@@ -155,7 +155,6 @@ def settle(
     is_writing: bool = True,
     blamed_nodes: Sequence[str] = (),
 ) -> Outcome:
-    """Return an attempt's outcome, written to `outcome.json` and the chronicle. done: steps and tokens."""
     step, tokens = done
     outcome = Outcome(
         outcome=what,
@@ -217,12 +216,12 @@ def _signs(resolved: Resolved) -> list[str]:
 
 
 def has_outcome(resolved: Resolved) -> bool:
-    return _outcome_path(resolved).exists()
+    return (Path(resolved.placement.train_folder) / Outcome.FILE_NAME).exists()
 
 
 def forget_outcome(resolved: Resolved) -> None:
     """Remove an earlier attempt's outcome, which a new attempt that is killed would seem to have."""
-    _outcome_path(resolved).unlink(missing_ok=True)
+    (Path(resolved.placement.train_folder) / Outcome.FILE_NAME).unlink(missing_ok=True)
 
 
 def write_train_manifest(resolved: Resolved, checkpoint: Path) -> Manifest:
@@ -267,10 +266,6 @@ def wall_seconds(steps: list[TrainingStep]) -> float:
     """Return the seconds of training over all attempts. Each attempt counts from zero."""
     ends = [row.seconds for row, after in zip(steps, steps[1:]) if after.seconds < row.seconds]
     return sum(ends) + (steps[-1].seconds if steps else 0.0)
-
-
-def _outcome_path(resolved: Resolved) -> Path:
-    return Path(resolved.placement.train_folder) / Outcome.FILE_NAME
 
 
 def _inputs(resolved: Resolved) -> dict[str, str]:

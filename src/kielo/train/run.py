@@ -150,7 +150,13 @@ def _attempt(resolved: Resolved, world: World, stop: Stop, lease: Lease, asked: 
             lease.check()
             if outcome == "finished":
                 records.write_train_manifest(resolved, filled(run.checkpoints.newest))
-        message = "" if outcome == "finished" else _how_to_resume(run, resolved)
+        message = ""
+        if outcome != "finished":
+            causes = "".join(f". {cause}" for cause in Agreement().gather(run.stop.cause) if cause)
+            message = (
+                f"stopped after step {state.step:,} of {resolved.identity.total_steps:,} and saved as "
+                f"{run.checkpoints.newest}{causes}. The same command resumes from there"
+            )
         return records.settle(resolved, outcome, (state.step, state.tokens), message, is_writing=is_first)
     except Exception as error:
         if has_begun or not isinstance(error, KieloError):
@@ -183,15 +189,6 @@ def _note_hang(resolved: Resolved, hang: Refusal, recurs: bool, state: State | N
 
 def _run_folder(resolved: Resolved) -> Path:
     return Path(resolved.placement.train_folder).parent
-
-
-def _how_to_resume(run: Run, resolved: Resolved) -> str:
-    step, newest = run.state.step, run.checkpoints.newest
-    causes = "".join(f". {cause}" for cause in Agreement().gather(run.stop.cause) if cause)
-    return (
-        f"stopped after step {step:,} of {resolved.identity.total_steps:,} and saved as {newest}{causes}. "
-        "The same command resumes from there"
-    )
 
 
 def _fit_and_close(run: Run, resolved: Resolved) -> Ending:

@@ -1,8 +1,8 @@
 """Requests to a running training to save or stop: signals, and files in `RUN/triggers`. Torch-free.
 
-Slurm, torchrun and people send SIGTERM and SIGUSR1. Ctrl-C is SIGINT. A closed terminal sends SIGHUP. Files
-serve people who can write into the run's folder and cannot signal its processes. Touch `save`, and the run
-saves after its step. Make `stop`, and it saves and stops, and starts no more until the file is gone.
+Slurm, torchrun and people send SIGTERM and SIGUSR1, Ctrl-C SIGINT, a closed terminal SIGHUP. Files are for
+people who cannot signal the processes: `save` saves after the step, `stop` also stops, until the file is
+gone.
 """
 
 import signal

@@ -46,8 +46,8 @@ _MOST_KEYS = 8
 def refuse_unlike_ranks(resolved: Resolved, ranks: Agreement) -> None:
     """Raise KieloError on every rank if two ranks resolved different values, with the keys, values and ranks.
 
-    Each resolves the recipe by its own processor and files. Ranks with different layouts would wait for each
-    other for ever.
+    Each resolves the recipe by its own processor and files, and unequal ranks would wait for each other for
+    ever.
     """
     own = flat(resolved.placement.model_dump(mode="json", exclude=_OF_ONE_RANK))
     own |= flat(resolved.identity.model_dump(mode="json"))
@@ -145,7 +145,7 @@ class TokenCheck:
 
     `train/tokens_verified.json` lists verified files with size, times and inode: a requeued job reads
     nothing. All ranks make it, `finish` it and leave it together. Raises KieloError on every rank for a file
-    of another size than listed.
+    of another size.
     """
 
     def __init__(self, resolved: Resolved, ranks: Agreement):
@@ -181,13 +181,14 @@ class TokenCheck:
             raise KieloError(f"{self._folder}: was replaced while this job started. Fix: start it again")
         names = [name for name in manifest.files if name.endswith(SUFFIXES)]
         check_sizes(self._folder, manifest, names)
-        self._listed = {}
+        self._listed, self._states = {}, {}
         for name in names:
             if (checksum := manifest.files[name].xxh3_128) is None:
                 raise KieloError(f"{self._folder}: no checksum of {name} in its manifest. Fix: pack again")
             self._listed[name] = checksum
-        # From before the reading: a file that changes meanwhile is read again next time.
-        self._states = {name: [of, *_state(self._folder / name)] for name, of in self._listed.items()}
+            # From before the reading: a file that changes meanwhile is read again next time.
+            of = (self._folder / name).stat()
+            self._states[name] = [checksum, of.st_size, of.st_mtime_ns, of.st_ctime_ns, of.st_ino]
         verified = _read_record(self._record_path)
         unread = [name for name in names if verified.get(name) != self._states[name]]
         return self._listed, sorted(unread, key=lambda name: -manifest.files[name].bytes)
@@ -227,12 +228,6 @@ def hash_unless_stopped(path: Path, stopped: Event) -> str | None:
                 return None
             digest.update(block)
     return digest.hexdigest()
-
-
-def _state(path: Path) -> list[int]:
-    """Return numbers that change with a file: size, times in nanoseconds, inode."""
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
 def _read_record(path: Path) -> dict[str, object]:

@@ -1,8 +1,7 @@
 """Training on several ranks of this machine: start them, pass signals on, wait, and return their outcome.
 
-Each rank is a process of `kielo train`. The ranks write their outcome into a file, because exit codes say
-less. Ranks that were killed or hung may have had bad luck and are restarted. A refusal, a full disk or the
-same failure at the same step will recur. Torch-free.
+The ranks write their outcome into a file, because exit codes say less. Killed or hung ranks are restarted. A
+refusal, a full disk or the same failure at the same step would recur. Torch-free.
 """
 
 import sys
@@ -56,7 +55,7 @@ class Attempt:
 
 
 def why_not_again(attempts: list[Attempt], most: int) -> str | None:
-    """Return why the ranks must not be restarted, "" if it is plain. most: without a new checkpoint."""
+    """Return why not to restart the ranks ("" if that is plain), or None. most: without a new checkpoint."""
     last = attempts[-1]
     if last.failure.code == _USAGE or (last.refusal and not last.is_temporary):
         return ""
@@ -93,8 +92,7 @@ def start_ranks(
     """Start `ranks` processes of `kielo train REFERENCE ARGUMENTS…`, wait for them, and return their outcome.
 
     shutdown_seconds: time to save after a stop signal. is_quiet: the ranks print to stderr. restarts: most in
-    a row without a new checkpoint. Raises KieloError before any start for values that `ranks` ranks cannot
-    run.
+    a row without a new checkpoint. Raises KieloError before any start for values that do not fit `ranks`.
     """
     resolve(recipe, run_folder(recipe), world_size=ranks, device="cpu", software=installed("cpu"))
     folder = run_folder(recipe) / "train"

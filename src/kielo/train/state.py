@@ -1,9 +1,7 @@
-"""The state of a run, and its checkpoints.
+"""The state of a run, and its checkpoints, which do not depend on the layout.
 
-A checkpoint contains the weights, the optimiser's moments, `State`, the guard's counts, the step's loss and
-the identity of the run. It does not depend on the layout, so any number of ranks restores it. On the same
-number of ranks a resumed run ends with bitwise the same weights as an uninterrupted run: always on CPUs, on
-GPUs with train.deterministic.
+On the same number of ranks a resumed run ends with bitwise the same weights as an uninterrupted run: always
+on CPUs, on GPUs with train.deterministic.
 """
 
 import logging
@@ -73,9 +71,8 @@ class Trouble:
 class State:
     """The steps, tokens and samples done, skipped steps included.
 
-    skipped_steps: passed over so far. refused_changes: first steps of the changes of precision that were
-    taken back. trouble: None without bad steps, or once enough sound steps followed. trained: empty if all
-    steps train all modules.
+    refused_changes: first steps of the changes of precision that were taken back. trouble: None without bad
+    steps, or once enough sound steps followed. trained: empty if all steps train all modules.
     """
 
     step: int = 0
@@ -138,8 +135,6 @@ class State:
 
 
 class RunCheckpoints:
-    """Save and restore the parts of a run that change. All ranks call each method together."""
-
     def __init__(
         self,
         checkpointer: Checkpointer,
@@ -171,11 +166,10 @@ class RunCheckpoints:
         source_tensors: Mapping[str, str] | None = None,
         source_settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Register the tensors to save, and reserve host memory for their copies. parameters: our name →
-        DTensor.
+        """Register the tensors to save, and reserve host memory for their copies.
 
-        For an export: the names and dtypes of the tensors that gave the first weights, and what
-        `read_settings` read.
+        source_*: the names and dtypes of the tensors that gave the first weights, and what `read_settings`
+        read, for an export.
         """
         self._optimiser = optimiser
         self._source_tensors = dict(source_tensors or {})
@@ -196,8 +190,7 @@ class RunCheckpoints:
     def due(self, step: int) -> bool:
         """Return True if a checkpoint must be saved after `step`. Call it after every step.
 
-        While a change of precision is watched, in a spike and after a bad step nothing is saved until it is
-        over.
+        A watched change of precision, a spike and a bad step delay the save until they are over.
         """
         if not self._is_saving:
             return False
@@ -227,8 +220,8 @@ class RunCheckpoints:
         """Copy the state to the host and start to write it while training continues. A failed save is logged.
 
         The newest checkpoint from before bad steps is kept until `checkpoint.every_steps` sound steps
-        followed. A save right after a bad step (a signal, the last step) removes no checkpoint. loss: of all
-        ranks, for people.
+        followed. A save right after a bad step (a signal, the last step) removes no checkpoint. loss: for
+        people.
         """
         if not self._is_saving:
             return

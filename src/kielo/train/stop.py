@@ -25,8 +25,7 @@ class Stop:
     """The wish to stop. It takes over the stop signals while it is entered.
 
     Enter it before the world starts: a signal before `use` raises StoppedBeforeTraining. A second Ctrl-C ends
-    the process. is_telling: this rank prints that a signal came. triggers: the files that this rank looks at,
-    or None.
+    the process. is_telling: this rank prints that a signal came. triggers: the files that this rank looks at.
     """
 
     def __init__(
@@ -81,8 +80,7 @@ class Stop:
     def agreed(self, step: int) -> bool:
         """Return True if the run must stop after `step`: at once on the CPU, one step later on a GPU.
 
-        All ranks call it, because a rank that left alone would hang the rest. `is_save_agreed`: a file asked
-        for a save.
+        All ranks call it, because a rank that left alone would hang the rest. It sets `is_save_agreed`.
         """
         is_save_wanted = False
         if self._triggers is not None:

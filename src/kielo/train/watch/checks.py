@@ -32,8 +32,7 @@ class LocalFinite:
     """Find the ranks that caused a bad step, by what each rank saw before any sum over ranks.
 
     Each rank notes on its device if its own part of the loss was finite, and the gradient at its first layer
-    (of each pipeline stage), which every bad gradient reaches. The host reads the flags only after a bad
-    step.
+    (of each pipeline stage), which every bad gradient reaches. The host reads the flags after a bad step.
     """
 
     def __init__(self, model: nn.Module, device: torch.device):
@@ -90,8 +89,6 @@ class TakenStep:
 
 
 class Check(Protocol):
-    """A check of each step. All ranks call it together and get the same answer."""
-
     def after_step(self, taken: TakenStep) -> Answer: ...
 
 

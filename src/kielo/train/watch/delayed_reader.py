@@ -1,9 +1,4 @@
-"""Small numbers from the device, read by the host without waiting.
-
-On a GPU the host reads the numbers of the step before, while the newest copy is under way. Every rank reads
-the same step's numbers at the same step, so decisions from them (stopping, failing) are the same on all
-ranks.
-"""
+"""Small numbers from the device, read without waiting: on a GPU one step late, on every rank alike."""
 
 from collections import deque
 
@@ -12,8 +7,6 @@ from torch import Tensor
 
 
 class DelayedReader:
-    """A reader that on a GPU waits only for the copy that was queued one step ago."""
-
     def __init__(self, device: torch.device):
         self._on_gpu = device.type == "cuda"
         self.steps_behind = int(self._on_gpu)

@@ -1,7 +1,6 @@
 """Marks of progress inside a step: each layer that the device reaches, forward and back.
 
-On a GPU the host finishes long before the device, and then waits. So a mark is an event in the stream of the
-device, and counts when the device has passed it. On a CPU a mark counts at once.
+The host of a GPU is far ahead of the device, so a mark is an event that counts when the device has passed it.
 """
 
 from collections.abc import Iterator

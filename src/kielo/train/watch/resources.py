@@ -1,12 +1,8 @@
-"""Watch what a run can use up: host memory, /dev/shm, and room on the disk for the next save. Linux, without
-torch.
+"""Watch what a run can use up: host memory, /dev/shm, and room on the disk for the next save. Linux.
 
-The first rank of each node looks every few seconds. Rank 0 looks at the disk. A shortage is an alert, once.
-If host memory has grown so much that the kernel would soon end a process, the run is asked to save and stop:
-after a restart it has the memory of its beginning.
-
-The kernel ends a process when the memory of the node, or of a control group (cgroup) by which schedulers and
-containers limit a job, is used up. Page cache is given back, and does not count. /dev/shm counts.
+The first rank of each node looks every few seconds. A shortage is an alert, once. If host memory has grown so
+much that the kernel would soon end a process, the run saves and stops: a restart has the memory of the
+beginning. The limit is the node's or the cgroup's, page cache does not count, and /dev/shm does.
 """
 
 import os

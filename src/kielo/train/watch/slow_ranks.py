@@ -1,8 +1,8 @@
-"""Find ranks that are slower than the others, by the time of work that waits for nobody.
+"""Find slow ranks by the time of work that waits for nobody, because each step takes the same time on all
+ranks.
 
-All ranks take the same time for a step, because each waits for the slowest. So each rank measures in a sample
-of steps how long its own layers take in the forward pass, after FSDP2 has gathered their weights. Ranks that
-share a layer's tensors wait for each other inside the layer, and are named together.
+Each rank measures its layers' forward passes in a sample of steps, after FSDP2 has gathered the weights.
+Ranks that share a layer's tensors wait for each other inside the layer, and are named together.
 """
 
 import socket
@@ -27,8 +27,6 @@ _MOST_CALLS = 256  # of layers in a sample: an event costs the host some microse
 
 
 class LayerTimes:
-    """The seconds of the forward passes of a model's layers between `start` and `stop`."""
-
     def __init__(self, model: nn.Module, device: torch.device):
         self._on_gpu = device.type == "cuda"
         self._calls: list[tuple[Any, Any]] = []

@@ -1,10 +1,9 @@
-"""Watch loss and gradient norm for spikes, and answer them: rises that stand out of the noise of earlier
-steps.
+"""Watch loss and gradient norm for spikes, rises out of the noise of earlier steps, and answer them alike on
+all ranks.
 
-All ranks see the same numbers and get the same verdicts. The usual value is the median of the last steps, and
-their noise is 1.4826 × their median absolute deviation, the standard deviation of Gaussian noise (Rousseeuw
-and Croux 1993): up to half of the steps can be odd before either moves. Gradient norms are compared by their
-logarithms, because their noise grows with their size.
+The usual value is the median of the last steps, and their noise is 1.4826 × their median absolute deviation,
+the standard deviation of Gaussian noise (Rousseeuw and Croux 1993): up to half of the steps can be odd. The
+noise of gradient norms grows with their size, so their logarithms are compared.
 """
 
 import math
@@ -42,8 +41,7 @@ NAMED_DOCUMENTS = 5  # of each source
 class Episode:
     """Steps from the first step that stood out, with the usual values before it.
 
-    high_steps, loss_steps: how many stood out, and by their loss. not_finite: bad steps in a row up to the
-    last step.
+    high_steps: how many stood out. loss_steps: by their loss. not_finite: bad steps in a row at the end.
     """
 
     first_step: int
@@ -78,12 +76,10 @@ class Verdict:
 
 
 class Spikes:
-    """The losses and norms of the last steps of one phase, and the open episode."""
-
     def __init__(self, device: torch.device, train: TrainIdentity):
         self._settings, self._max_bad = train.spikes, train.max_skipped_steps_in_a_row
         self._past: deque[tuple[float, float]] = deque(maxlen=train.spikes.window_steps)
-        self._phase = self._phase_of_past = 0
+        self.phase = self._phase_of_past = 0  # another mixture or length has another usual loss
         self._device = device
         self._late = DelayedReader(device)
         # (step, phase) of the rows that are not judged yet, and the rows of steps before a resume
@@ -91,19 +87,15 @@ class Spikes:
         self._resumed: list[list[float]] = []
         self.episode: Episode | None = None
 
-    def use(self, phase: int) -> None:
-        self._phase = phase
-
     def look(self, step: int, loss: Tensor, gradient_norm: Tensor) -> Verdict | None:
         """Take a step's loss and norm. Return a verdict, on a GPU one step later, or None."""
-        self._waiting.append((step, self._phase))
+        self._waiting.append((step, self.phase))
         read = self._late.read(torch.stack((loss.float(), gradient_norm.float())))
         rows, self._resumed = [*self._resumed, *([] if read is None else [read])], []
         verdicts = [self._judge(*self._waiting.popleft(), *row) for row in rows]
         return next((verdict for verdict in verdicts if verdict is not None), None)
 
     def accept(self) -> None:
-        """Accept the present level as usual: close the episode and forget the past."""
         self.episode = None
         self._past.clear()
 
@@ -279,7 +271,7 @@ class SpikeWatch:
         if is_over:
             ending = "It passed by itself"
         elif verdict.kind == "norm":
-            ending = "The loss came back, the norm did not, and training continues"
+            ending = "The loss recovered, the norm did not, and training continues"
         elif self._settings.response == "tell":
             ending = 'It lasts, and training continues because train.spikes.response = "tell"'
         else:
