@@ -736,7 +736,7 @@ def test_a_run_whose_weights_end_broken_is_not_finished(
     """
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "fit", fit_and_break)
-        refused(here(packed, "train", "tiny.toml"), "the run is not finished", "layers.0.attention.q.weight")
+        refused(here(packed, "train", "tiny.toml"), "The run is not finished", "layers.0.attention.q.weight")
     assert not (packed / "run" / "train" / "manifest.json").exists()
     went_well(here(packed, "train", "tiny.toml"))
     assert (packed / "run" / "train" / "manifest.json").exists()
@@ -763,7 +763,7 @@ def test_a_run_whose_heldout_loss_ends_broken_is_not_finished(
 
     monkeypatch.setattr(run_module, "fit", fit_badly)
     refused(
-        here(packed, "train", "tiny.toml"), "so the run is not finished", "step 20, the last", "held-out loss"
+        here(packed, "train", "tiny.toml"), "The run is not finished", "step 20, the last", "held-out loss"
     )
     assert not (packed / "run" / "train" / "manifest.json").exists()
 
