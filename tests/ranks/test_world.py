@@ -16,7 +16,7 @@ from kielo.ranks import world as room
 from kielo.ranks.communicator import warm_messages, who_is_missing
 from kielo.ranks.local_ranks import free_port
 from kielo.ranks.process_settings import allow_open_files
-from kielo.ranks.rendezvous import Rendezvous, find_rendezvous, first_host, hosts, nodes_of_ranks
+from kielo.ranks.rendezvous import Rendezvous, find_rendezvous, hosts, nodes_of_ranks
 from kielo.ranks.world import make_host_group, start_world
 from kielo.recipe.errors import KieloError
 from tests.fault_times import FaultTimes
@@ -43,7 +43,7 @@ SLURM = {
 )
 def test_first_host_of_a_slurm_node_list(nodelist, host):
     """All ranks of a Slurm step derive the same meeting host, zeros and suffixes kept."""
-    assert first_host(nodelist) == host
+    assert hosts(nodelist)[0] == host
 
 
 def test_missing_ranks_have_nodes(monkeypatch):

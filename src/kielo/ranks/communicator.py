@@ -105,7 +105,7 @@ def _within_limit(startup: Startup, name: str, ranks: Sequence[int], start: Call
             torch.cuda.set_device(startup.device)  # the current device belongs to the thread
         start()
 
-    marks.set(_mark(name, startup.rank), "1")
+    marks.set(f"arrived/{name}/{startup.rank}", "1")
     reason, cause = f"was not up after {startup.timeout_seconds:g} s", None
     try:
         if in_thread(work, f"communicator {name}", startup.timeout_seconds):
@@ -165,7 +165,7 @@ def who_is_missing(name: str, ranks: Sequence[int], store: dist.Store) -> str:
 
 def _missing(name: str, ranks: Sequence[int], store: dist.Store) -> list[int]:
     """Return the ranks without a mark, by one question, and two for each half that lacks some."""
-    if store.check([_mark(name, rank) for rank in ranks]):
+    if store.check([f"arrived/{name}/{rank}" for rank in ranks]):
         return []
     if len(ranks) == 1:
         return list(ranks)
@@ -187,10 +187,6 @@ def _about(missing: list[int], size: int) -> str:
         f"{plural} {shown} did not arrive, {size - len(missing)} of {size} did{where}. Fix: look at the log "
         f"of {plural} {shown}, or raise train.start_timeout_seconds if they are merely slow"
     )
-
-
-def _mark(name: str, rank: int) -> str:
-    return f"arrived/{name}/{rank}"
 
 
 class TimeLimits:

@@ -28,15 +28,15 @@ def write_flight_record(folder: Path, rank: int) -> None:
     Another thread asks torch, because a stuck communicator may never answer. After 5 s it is given up.
     """
     found: list[bytes] = []
-    asking = threading.Thread(target=lambda: found.extend(_records()), name="flight record", daemon=True)
+
+    def ask() -> None:
+        dumps = [getattr(c10d, name) for name in _RECORDERS if hasattr(c10d, name)]
+        records = [dump(True, True, False) for dump in dumps]  # all collectives, with stacks, ended too
+        found.extend(record for record in records if pickle.loads(record).get("entries"))
+
+    asking = threading.Thread(target=ask, name="flight record", daemon=True)
     asking.start()
     asking.join(_ANSWER_SECONDS)
     if found:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"rank_{rank:05d}").write_bytes(found[0])
-
-
-def _records() -> list[bytes]:
-    dumps = [getattr(c10d, name) for name in _RECORDERS if hasattr(c10d, name)]
-    records = [dump(True, True, False) for dump in dumps]  # all collectives, with stacks, ended ones too
-    return [record for record in records if pickle.loads(record).get("entries")]

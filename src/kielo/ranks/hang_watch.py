@@ -69,7 +69,6 @@ class Progress:
 
     @property
     def takes_events(self) -> bool:
-        """False while the device is far behind, when more marks would be of no use."""
         return len(self._events) < _MOST_EVENTS
 
     def mark_after(self, has_passed: Callable[[], bool]) -> None:

@@ -277,7 +277,6 @@ class Heartbeat:
         self._leave_store(hang, store)
 
     def _wait_for_others(self, hang: Hang, store: dist.Store, key: str, number: int) -> None:
-        """Wait until all ranks that are alive have added themselves to `key`, at most 15 s."""
         until = time.monotonic() + _ENDING_SECONDS
         while number < self._heard(hang) and time.monotonic() < until:
             time.sleep(0.1)

@@ -72,23 +72,18 @@ def _from_slurm(environment: Mapping[str, str]) -> Rendezvous:
     # Each job and step has its own port, so that two jobs on a node do not meet each other's ranks.
     port = _FIRST_PORT + (job + 101 * step) % _NUM_PORTS
     rank, size = _place(environment, "SLURM_PROCID", size_key)
+    nodelist = environment["SLURM_STEP_NODELIST"]
+    found = hosts(nodelist)
+    if not found or not found[0]:
+        raise KieloError(f"environment variable SLURM_STEP_NODELIST={nodelist!r} names no host. Fix: srun")
     return Rendezvous(
         rank=rank,
         size=size,
         local_rank=_number(environment, "SLURM_LOCALID"),
-        host=first_host(environment["SLURM_STEP_NODELIST"]),
+        host=found[0],
         port=port,
         attempt=f"{job}.{step}",
     )
-
-
-def first_host(nodelist: str) -> str:
-    found = hosts(nodelist)
-    if not found or not found[0]:
-        raise KieloError(
-            f"environment variable SLURM_STEP_NODELIST={nodelist!r} names no host. Fix: start by srun"
-        )
-    return found[0]
 
 
 def hosts(nodelist: str) -> list[str]:

@@ -70,7 +70,7 @@ def _peak_bytes(resolved: Resolved, card: Accelerator | None) -> int:
     return int(np.max(memory.peak("rehearsed" if placement.device == "cpu" else "reserved")))
 
 
-def _first_batch(resolved: Resolved) -> dict[str, Any]:
+def _first_batch(resolved: Resolved) -> dict[str, int]:
     identity, placement = resolved.identity, resolved.placement
     layout, phase = placement.layout, identity.phases[0]
     batch = Batches(

@@ -32,13 +32,16 @@ def share_of(
     positions_s: Tensor | None = None,
 ) -> HeldOutShare:
     """Cut sequences r, r + n, … of all held-out sequences, for rank r of n. positions_s: its columns."""
-    share = Batch(
-        _share(batch.inputs, data_rank, data_ranks, padding=0),
-        _share(batch.labels, data_rank, data_ranks, padding=NOT_COUNTED),
-        None if batch.documents is None else _share(batch.documents, data_rank, data_ranks, padding=0),
-        batch.samples[data_rank::data_ranks],
-    )
-    micro_batches = cut(share, micro_batch_sequences, positions_s)
+
+    def share(array: np.ndarray, padding: int) -> np.ndarray:
+        # filled up, because all ranks must take part in each forward
+        fill = np.full((-len(array) % data_ranks, *array.shape[1:]), padding, dtype=array.dtype)
+        return np.concatenate([array, fill])[data_rank::data_ranks]
+
+    documents = None if batch.documents is None else share(batch.documents, 0)
+    inputs, labels = share(batch.inputs, 0), share(batch.labels, NOT_COUNTED)
+    own = Batch(inputs, labels, documents, batch.samples[data_rank::data_ranks])
+    micro_batches = cut(own, micro_batch_sequences, positions_s)
     return HeldOutShare(micro_batches, int((batch.labels != NOT_COUNTED).sum()))
 
 
@@ -107,10 +110,3 @@ class HeldOut:
                 on_device = to_device(micro_batch, self.device)
                 loss += self.forward_backward.score(on_device, divisor, z_loss=0.0)
         return self.sum_over_data(loss).item()
-
-
-def _share(array: np.ndarray, data_rank: int, data_ranks: int, padding: int) -> np.ndarray:
-    """Return this rank's rows, filled up with `padding`, because all ranks must take part in each forward."""
-    missing = -len(array) % data_ranks
-    filled = np.concatenate([array, np.full((missing, *array.shape[1:]), padding, dtype=array.dtype)])
-    return filled[data_rank::data_ranks]

@@ -259,15 +259,14 @@ class PlainLines:
 
     def start(self, step: int) -> None:
         if step:
-            self._print(f"resuming after step {step} of {self._total_steps}")
+            text = f"resuming after step {step} of {self._total_steps}"
+            print(text, file=self._stream, flush=True)
 
     def write(self, row: Row) -> None:
-        self._print(f"step {row.step}/{self._total_steps}  {describe(row)}")
+        text = f"step {row.step}/{self._total_steps}  {describe(row)}"
+        print(text, file=self._stream, flush=True)
 
     def close(self) -> None: ...
-
-    def _print(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
 
 
 class ProgressBar:

@@ -94,14 +94,6 @@ def chunked_loss(
     )
 
 
-def _own_tokens(num_rows: int, options: LossOptions) -> int:
-    """Return how many of this rank's rows of the head are tokens. The rows after them are padding."""
-    if options.vocab_size is None:
-        return num_rows
-    first_row = 0 if options.group is None else options.group.rank() * num_rows
-    return min(max(options.vocab_size - first_row, 0), num_rows)
-
-
 def _own_rows(head_weight: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """Return this rank's rows of weight or bias, plain. The gradient of a DTensor keeps its placement."""
     if not isinstance(head_weight, DTensor):
@@ -132,7 +124,10 @@ class _ChunkedLoss(torch.autograd.Function):
         if weight_vd is None:
             raise ValueError("a head has a weight")
         z_loss, softcap, group = options.z_loss, options.softcap, options.group
-        num_tokens = _own_tokens(len(weight_vd), options)
+        num_tokens = len(weight_vd)  # of this rank's rows; the rows after them are padding
+        if options.vocab_size is not None:
+            first_row = 0 if group is None else group.rank() * num_tokens
+            num_tokens = min(max(options.vocab_size - first_row, 0), num_tokens)
         fp8 = None if options.fp8 is None else Fp8Head(weight_vd, options.fp8)
         chunk_on_one_rank = _compiled(_chunk, chosen_backend()) if options.compiles else _chunk
         loss = torch.zeros((), dtype=torch.float32, device=hidden_nd.device)

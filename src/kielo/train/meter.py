@@ -103,8 +103,6 @@ class Meter:
 
 
 class StepRow:
-    """The maker of a step's row for the log, which waits for the device. phase: the number of the phase."""
-
     def __init__(self, meter: Meter, guard: Guard):
         self.phase = 1
         self._meter, self._guard = meter, guard

@@ -68,7 +68,6 @@ class Lamb(torch.optim.Optimizer):
         self._write(square, (square.float() * beta2).addcmul_(gradient, gradient, value=1 - beta2))
 
     def _update(self, parameter: nn.Parameter, group: Group) -> Tensor:
-        """Return this rank's part of u, fp32."""
         state, (beta1, beta2) = self.state[parameter], group["betas"]
         root = local(state["exp_avg_sq"]).to(torch.float32, copy=True)
         root.div_(_missing(beta2, state["step"])).sqrt_().add_(group["eps"])

@@ -140,7 +140,6 @@ def _shared_out(work: dict[str, list[_Interval]], window: _Interval, steps: int)
 
 
 def _union(intervals: list[_Interval], window: _Interval) -> list[_Interval]:
-    """Return disjoint intervals in order, cut to the window."""
     union: list[_Interval] = []
     for begin, end in sorted(intervals):
         begin, end = max(begin, window[0]), min(end, window[1])

@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from kielo.artifact.attempt_files import (
     EXIT_CODES,
@@ -131,7 +130,8 @@ def _flat(resolved: Resolved) -> dict[str, str]:
 
 def is_finished(resolved: Resolved) -> bool:
     folder, migrate = resolved.placement.train_folder, partial(_migrated, resolved)
-    return is_current(folder, KIND, VERSION, _inputs(resolved), _section(resolved), migrate=migrate)
+    inputs = {"tokens": resolved.identity.tokens_hash}
+    return is_current(folder, KIND, VERSION, inputs, _section(resolved), migrate=migrate)
 
 
 def nothing_to_do(resolved: Resolved, is_first: bool = True) -> Outcome:
@@ -234,7 +234,7 @@ def write_train_manifest(resolved: Resolved, checkpoint: Path) -> Manifest:
     manifest = Manifest(
         kind=KIND,
         version=VERSION,
-        inputs=_inputs(resolved),
+        inputs={"tokens": resolved.identity.tokens_hash},
         section=_section(resolved),
         counts={
             "steps": resolved.identity.total_steps,
@@ -268,13 +268,9 @@ def wall_seconds(steps: list[TrainingStep]) -> float:
     return sum(ends) + (steps[-1].seconds if steps else 0.0)
 
 
-def _inputs(resolved: Resolved) -> dict[str, str]:
-    return {"tokens": resolved.identity.tokens_hash}
-
-
-def _migrated(resolved: Resolved, section: dict[str, Any]) -> dict[str, Any]:
+def _migrated(resolved: Resolved, section: dict[str, object]) -> dict[str, object]:
     return as_stored_now(section, Path(resolved.placement.train_folder) / MANIFEST_NAME)
 
 
-def _section(resolved: Resolved) -> dict[str, Any]:
+def _section(resolved: Resolved) -> dict[str, object]:
     return as_json(stored_identity(resolved.identity))

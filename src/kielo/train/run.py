@@ -51,10 +51,9 @@ def train(
     """Start or continue the run. Called on every rank, and returns the same outcome on each.
 
     The outcome is "finished" (exit code 0), or "requeue" (75) for a run that was stopped by a signal or at
-    step `max_steps`, saved, and must be started again. A finished run is left unchanged. `resolved.toml` is
-    rewritten. An error is recorded as "failed" and raised. A refusal before training begins (KieloError:
-    another job works in the folder, another identity, altered tokens) is raised without a record.
-    profile_steps: the number of steps to record, from the third on. periodic: see `Asked`.
+    step `max_steps`, saved, and must be started again. A finished run is left unchanged. An error is recorded
+    as "failed" and raised. A refusal before training begins (KieloError: another job works in the folder,
+    another identity, altered tokens) leaves no record. profile_steps: how many to record, from the third on.
     """
     is_first = find_rendezvous().rank == 0
     if records.is_finished(resolved):

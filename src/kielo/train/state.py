@@ -173,7 +173,7 @@ class RunCheckpoints:
         """
         self._optimiser = optimiser
         self._source_tensors = dict(source_tensors or {})
-        self._source_settings: dict[str, Any] | None = dict(source_settings or {})
+        self._source_settings: dict[str, object] | None = dict(source_settings or {})
         self._tensors: dict[str, Tensor] = {f"model/{name}": tensor for name, tensor in parameters.items()}
         self._tensors |= {f"optimiser/{name}": tensor for name, tensor in optimiser.moments().items()}
         if self._is_saving:
@@ -249,7 +249,7 @@ class RunCheckpoints:
         plain = self._plain(guard, loss) | {"trouble": None if trouble is None else asdict(trouble)}
         self._checkpointer.copy_to_memory(self._state.step, self._tensors, plain)
 
-    def _plain(self, guard: GuardState, loss: Tensor | float | None) -> dict[str, Any]:
+    def _plain(self, guard: GuardState, loss: Tensor | float | None) -> dict[str, object]:
         # The guard remembers no step without a label. Both reads wait for the device, as the copy does.
         settled_loss = math.nan if loss is None or not self._guard.last(1) else float(loss)
         return asdict(self._state) | {

@@ -106,7 +106,6 @@ class Resources:
         self._available: deque[tuple[float, int]] = deque()  # (time, bytes) of the last minute
 
     def look(self, step: int) -> None:
-        """Look, if it is due. Call it after every step. It waits for no other rank."""
         now = time.monotonic()
         if now < self._next_look:
             return

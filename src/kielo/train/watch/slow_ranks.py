@@ -99,7 +99,6 @@ class SpeedWatch:
         self._told: set[int] = set()
 
     def begin(self, step: int, layers: LayerTimes) -> None:
-        """Begin a step. The sample before, which is long done, is shared first."""
         if dist.get_world_size() == 1 or step % SAMPLE_EVERY_STEPS:
             return
         if layers.were_started:

@@ -99,7 +99,7 @@ class Spikes:
         self.episode = None
         self._past.clear()
 
-    def plain_state(self) -> dict[str, Any]:
+    def plain_state(self) -> dict[str, object]:
         """Return the state for a checkpoint. Waits for the device."""
         episode = None if self.episode is None else asdict(self.episode)
         waiting = [[*of, *row] for of, row in zip(self._waiting, [*self._resumed, *self._late.unread()])]
