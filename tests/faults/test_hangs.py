@@ -152,7 +152,7 @@ def test_a_stall_of_files_within_the_limit_ends_no_run(tmp_path):
     write_tokens(tmp_path / "tokens")
     outcomes = run_ranks(wait_for_text, 2, tmp_path, 4.5, 3.0)
     assert [outcome.outcome for outcome in outcomes] == ["finished"] * 2
-    assert "no answer for 3 s; another reader" in (tmp_path / "train" / "alerts.jsonl").read_text()
+    assert "no answer for 3 s. Another reader" in (tmp_path / "train" / "alerts.jsonl").read_text()
 
 
 def test_a_stall_of_files_beyond_the_limit_ends_the_run(tmp_path):
