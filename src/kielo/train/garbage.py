@@ -1,6 +1,4 @@
-"""Python's garbage collector at chosen steps, the same on every rank, which else wait for each other (as in
-torchtitan).
-"""
+"""Python's garbage collector at chosen steps, so that no rank waits for another's (as in torchtitan)."""
 
 import gc
 

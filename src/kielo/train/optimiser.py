@@ -57,7 +57,7 @@ class Lamb(torch.optim.Optimizer):
         for parameter, group in taken:
             factor = -group["lr"] * ratios.get(parameter, 1.0)
             values = local(parameter)
-            # computed a second time, to have the update of one parameter in memory
+            # computed a second time, so that memory has the update of a single parameter
             self._write(values, self._update(parameter, group).mul_(factor).add_(values))
 
     def _update_moments(self, parameter: nn.Parameter, group: Group) -> None:
