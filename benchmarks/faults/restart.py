@@ -36,7 +36,7 @@ from kielo.checkpoint.read_checkpoint import read_tensors
 BAR_SECONDS = 30.0
 STEPS, SAVED_EVERY, KILLED_AFTER = 30, 5, 11
 LIMIT_SECONDS = 900.0
-AGAIN = "the ranks are started again"
+AGAIN = "The ranks are restarted"
 RECIPE = f"""
 name = "restart"
 language = "et"

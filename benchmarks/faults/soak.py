@@ -183,7 +183,7 @@ def killed_rank(job: Job, rank: int) -> float:
     """SIGKILL to one rank."""
     at = time.monotonic()
     job.send(rank, signal.SIGKILL)
-    return job.wait_for("are started again", at)
+    return job.wait_for("are restarted", at)
 
 
 def frozen_rank(job: Job, rank: int) -> float:
@@ -191,7 +191,7 @@ def frozen_rank(job: Job, rank: int) -> float:
     at = time.monotonic()
     job.send(rank, signal.SIGSTOP)
     found = job.wait_for(f"rank {rank}", job.wait_for("the job hangs", at))
-    job.wait_for("are started again", found)
+    job.wait_for("are restarted", found)
     return found
 
 
@@ -265,7 +265,7 @@ def flipped_bit(job: Job, rank: int) -> float:
     """Flips a bit of one weight, in the memory of one rank."""
     at = time.monotonic()
     job.send(rank, FLIP_SIGNAL)
-    return job.wait_for("the run went back", job.wait_for(f"on rank {rank}", at))
+    return job.wait_for("The run went back", job.wait_for(f"on rank {rank}", at))
 
 
 def damaged_text(job: Job, rank: int) -> float:

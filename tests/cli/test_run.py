@@ -281,7 +281,7 @@ def test_ranks_stop_on_a_signal_with_75_and_go_on(tmp_path):
     _, stderr = refused.communicate(timeout=120)
     assert refused.returncode == 1 and "phases.1.steps: was 4000, is now 8000" in stderr
     again = kielo("train", recipe, "--ranks", "2", "--json", *longer)
-    while not any(row.startswith("going on after step") for row in iter(again.stderr.readline, "")):
+    while not any(row.startswith("resuming after step") for row in iter(again.stderr.readline, "")):
         pass
     again.send_signal(signal.SIGTERM)
     stdout, _ = again.communicate(timeout=120)

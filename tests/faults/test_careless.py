@@ -355,7 +355,7 @@ def test_surroundings(trained, what):
 
 
 NOT_SET, NO_NUMBER = "is not set, although others of its launcher are", "must be a whole number, not"
-NO_SUCH_RANK = "ranks count from 0, so there is none"
+NO_SUCH_RANK = "the rank must be less"
 MEETING = {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
 LAUNCHERS = {
     "a rank in words": ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK", NO_NUMBER),

@@ -156,7 +156,7 @@ def test_training_does_not_begin_anew_where_checkpoints_went_missing(
     for _ in range(2):
         refused(
             here(trained, *TRAIN),
-            "holds no checkpoint to go on from, but training had saved there",
+            "contains no checkpoint, but training had saved there",
             "checkpoints",
             "backup",
             "another folder",
@@ -169,7 +169,7 @@ def test_moving_the_folder_away_begins_anew(trained, here):
     _only_the_link(checkpoints(trained))
     refused(
         here(trained, *TRAIN),
-        "holds no checkpoint to go on from, but training had saved there",
+        "contains no checkpoint, but training had saved there",
         str(Path("run") / "train"),
     )
     (trained / "run" / "train").rename(trained / "before")
@@ -208,7 +208,7 @@ def test_a_damaged_newest_is_set_aside_beside_earlier_ones(
     fault_times.watch_training(monkeypatch.setattr)
     fault_times.note("planted")
     outcome = went_well(here(trained, *TRAIN))
-    assert "going on after step 15 of 20" in outcome.out
+    assert "resuming after step 15 of 20" in outcome.out
     alerts = (trained / "run" / "train" / "alerts.jsonl").read_text()
     assert "step_00000020 is damaged" in alerts and name in alerts and "step_00000020.damaged.2" in alerts
     assert (earlier / "note.txt").read_text() == "mine"
@@ -263,7 +263,7 @@ def test_training_renames_nothing_that_it_cannot_read(trained, here, number: int
             "try again",
         )
     assert kept(trained) == before
-    assert "going on after step 20" in went_well(here(trained, *TRAIN)).out
+    assert "resuming after step 20" in went_well(here(trained, *TRAIN)).out
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
@@ -405,7 +405,7 @@ def test_a_kill_between_two_renames_is_undone(trained, here):
     """The older checkpoint of a step gets its name back."""
     both(trained)[1].rename(checkpoints(trained) / f"step_00000020.{SAVE_ID}.replaced")
     unfinished(trained)
-    assert "going on after step 20" in went_well(here(trained, *TRAIN)).out
+    assert "resuming after step 20" in went_well(here(trained, *TRAIN)).out
     assert names(trained) == ["newest", "step_00000015", "step_00000020"]
 
 
@@ -486,7 +486,7 @@ def test_a_spoilt_update_costs_no_good_checkpoint(packed, here, spoilt_update, m
         (checkpoints(packed) / "step_00000012").rename(packed / "step_00000012")
     monkeypatch.undo()
     outcome = went_well(here(packed, *TRAIN, *sets))
-    assert f"going on after step {good} of 20" in outcome.out and every_weight_is_finite(packed)
+    assert f"resuming after step {good} of 20" in outcome.out and every_weight_is_finite(packed)
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])

@@ -112,4 +112,4 @@ def test_both_sides_of_a_cut_link_stop(nodes, packed, fault_times):
     with ranks_in(nodes, packed) as ranks:
         told = until_step(ranks[0], newest + 1)
         fault_times.note("next_step")
-    assert f"going on after step {newest} of" in told and f"step {newest + 1}/" in told, told
+    assert f"resuming after step {newest} of" in told and f"step {newest + 1}/" in told, told

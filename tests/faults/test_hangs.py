@@ -152,7 +152,7 @@ def test_a_stall_of_files_within_the_limit_ends_no_run(tmp_path):
     write_tokens(tmp_path / "tokens")
     outcomes = run_ranks(wait_for_text, 2, tmp_path, 4.5, 3.0)
     assert [outcome.outcome for outcome in outcomes] == ["finished"] * 2
-    assert "no answer for 3 s; another reader" in (tmp_path / "train" / "alerts.jsonl").read_text()
+    assert "no answer for 3 s. Another reader" in (tmp_path / "train" / "alerts.jsonl").read_text()
 
 
 def test_a_stall_of_files_beyond_the_limit_ends_the_run(tmp_path):
@@ -167,7 +167,7 @@ CASES = {
     "frozen": (1, "freeze", ["rank 1 on", "stopped by a signal", "without a heartbeat"], 1),
     "frozen, with the store": (0, "freeze", ["rank 0 on", "stopped by a signal", "of its store"], 0),
     "data that do not come": (1, "read_for_ever", ["rank 1 on", "in read_for_ever", "rank 0 waits at"], 1),
-    "another collective than the others": (1, "receive", ["all ranks wait", "in receive", "comes again"], 1),
+    "another collective than the others": (1, "receive", ["all ranks wait", "in receive", "hang again"], 1),
 }
 
 
@@ -241,12 +241,12 @@ def pause(folder: Path, late_rank: int, how: str) -> Outcome:
 PAUSES = {
     "data that come late": (
         (1, "wait_for_data"),
-        ["s without progress (steps usually pause for ", "The cause: rank 1 on ", "; rank 0 waits at "],
-        "goes on after ",
+        ["s without progress (steps usually pause for ", "The cause: rank 1 on ", ", while rank 0 waits at "],
+        "continues after ",
     ),
     "a frozen rank that serves the store": (
         (0, "freeze_for_6_s"),
-        ["the store has not answered for ", "; rank 0 on "],
+        ["the store has not answered for ", ". Rank 0 on "],
         "the store answers after ",
     ),
 }
@@ -296,7 +296,7 @@ def test_a_collective_of_another_shape_names_both_lines(packed, fault_times):
             told.append(line)
             if line.startswith(BEGIN):
                 fault_times.note("planted")
-            elif "the ranks are started again" in line:
+            elif "The ranks are restarted" in line:
                 fault_times.note("found")
         assert process.wait(timeout=60) == 1
     finally:
@@ -305,4 +305,4 @@ def test_a_collective_of_another_shape_names_both_lines(packed, fault_times):
     assert told.count(BEGIN) == 4, told
     assert "rank 1 ended with SIGABRT (rank 0: the ranks lost each other at " in told, told
     assert told.count("in sum_eight (") == 2 and told.count(" in sum_four\n") == 2, told
-    assert "not started again: twice the same failure at the same step" in told, told
+    assert "not restarted: twice the same failure at the same step" in told, told

@@ -296,7 +296,7 @@ def test_a_rank_that_is_killed_is_started_again(victim, by, packed, of_two_ranks
     def read_messages() -> None:
         for line in process.stderr:
             told.append(line)
-            if "the ranks are started again" in line:
+            if "The ranks are restarted" in line:
                 fault_times.note("found")
 
     reader = threading.Thread(target=read_messages, daemon=True)
@@ -316,7 +316,7 @@ def test_a_rank_that_is_killed_is_started_again(victim, by, packed, of_two_ranks
     assert steps.count(6) == 2 and steps[-15:] == list(range(6, 21)), told
     named = f"rank {victim} ended with SIGKILL" if by == signal.SIGKILL else f"The cause: rank {victim} on"
     assert named in told, told
-    assert re.search("started again from (step_00000005|the start)", told), told
+    assert re.search("restarted from (step_00000005|the start)", told), told
     whole, ours = (
         read_tensors(folder / "checkpoints" / f"step_{STEPS:08d}")
         for folder in (of_two_ranks, packed / "run/train")

@@ -266,7 +266,7 @@ def flip_a_bit(path: Path, keeps_times: bool = False) -> None:
 def test_altered_tokens_are_not_trained_on(packed, here, name, keeps_times):
     """The checksum in the manifest is compared at first use, and no step is taken."""
     flip_a_bit(packed / "run" / "tokens" / name, keeps_times)
-    refused(here(packed, "train", "tiny.toml"), "its checksum differs from", name, "altered")
+    refused(here(packed, "train", "tiny.toml"), "Its checksum differs from", name, "altered")
     assert not (packed / "run" / "train" / "checkpoints").exists()
 
 
@@ -276,7 +276,7 @@ def test_tokens_altered_between_two_attempts_are_not_trained_on(trained, here, k
     workplace = half_trained(trained)
     flip_a_bit(workplace / "run" / "tokens" / "text.bin", keeps_times)
     before = belongings(workplace / "run" / "train" / "checkpoints")
-    refused(here(workplace, "train", "tiny.toml"), "its checksum differs from", "text.bin", "altered")
+    refused(here(workplace, "train", "tiny.toml"), "Its checksum differs from", "text.bin", "altered")
     assert belongings(workplace / "run" / "train" / "checkpoints") == before
 
 
@@ -660,7 +660,7 @@ REFUSALS = {
     "seed": (["--set", "seed=9"], "seed: was 1, is now 9", "run/train"),
     "layout": (["--set", "layout.tensor=4"], "does not make up 1 ranks", "layout.tensor"),
     "steps": (["--set", "train.tokens=5120"], "phases.1.steps: was 20, is now 40", "run/train"),
-    "skipped steps": (["--set", "train.skip_steps=[[2,3]]"], "with other steps skipped", "skip_steps"),
+    "skipped steps": (["--set", "train.skip_steps=[[2,3]]"], "skipped different steps", "skip_steps"),
     "profile": (["--profile", "0"], "give 1 step or more", "--profile"),
 }
 

@@ -235,7 +235,7 @@ def test_odd_rows_do_not_block_a_run_and_are_kept(kind, place, trained, here, ca
     assert same(weights(trained / "run"), good)
     assert metrics.with_name("metrics.jsonl.odd").read_bytes() == ODD_ROWS[kind] + b"\n"
     number = 4 if place == "in the middle" else len(lines)
-    assert f"1 line is no row of a run (number {number}); moved to metrics.jsonl.odd" in caplog.text
+    assert f"1 line is no row of a run (number {number}). Moved to metrics.jsonl.odd" in caplog.text
     now = read_metrics(metrics)
     assert [(row.step, getattr(row, "loss", None)) for row in now] == [
         (row.step, getattr(row, "loss", None)) for row in before
@@ -517,4 +517,4 @@ def test_an_interrupt_between_stages_is_130(workplace, here, monkeypatch):
     """Data stages keep what was finished."""
     planted(KeyboardInterrupt(), monkeypatch)
     outcome = here(workplace, "show", "tiny.toml")
-    assert outcome.code == 130 and "the same command goes on" in outcome.err
+    assert outcome.code == 130 and "the same command" in outcome.err

@@ -28,7 +28,7 @@ from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Model
 from kielo.stages.attempt import train_here
 from kielo.train import run as run_module
-from kielo.train.final_check import refuse_unsound_weights
+from kielo.train.watch.checks import refuse_unsound_weights
 from tests.checkpoint.layouts import config as layouts_config
 from tests.checkpoint.layouts import model_on_ranks
 from tests.faults.trial import Outcome, belongings, kielo, refused, went_well
@@ -736,7 +736,7 @@ def test_a_run_whose_weights_end_broken_is_not_finished(
     """
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "fit", fit_and_break)
-        refused(here(packed, "train", "tiny.toml"), "the run is not finished", "layers.0.attention.q.weight")
+        refused(here(packed, "train", "tiny.toml"), "The run is not finished", "layers.0.attention.q.weight")
     assert not (packed / "run" / "train" / "manifest.json").exists()
     went_well(here(packed, "train", "tiny.toml"))
     assert (packed / "run" / "train" / "manifest.json").exists()
@@ -763,7 +763,7 @@ def test_a_run_whose_heldout_loss_ends_broken_is_not_finished(
 
     monkeypatch.setattr(run_module, "fit", fit_badly)
     refused(
-        here(packed, "train", "tiny.toml"), "so the run is not finished", "step 20, the last", "held-out loss"
+        here(packed, "train", "tiny.toml"), "The run is not finished", "step 20, the last", "held-out loss"
     )
     assert not (packed / "run" / "train" / "manifest.json").exists()
 
@@ -787,7 +787,7 @@ def look_at_the_end() -> str:
 def test_ranks_agree_on_what_is_broken() -> None:
     """An infinity in the shard of one of two ranks."""
     first, second = run_ranks(look_at_the_end, 2)
-    assert first == second and "layers.1.mlp.up.weight;" in first
+    assert first == second and "layers.1.mlp.up.weight." in first
 
 
 # Tokenizers' names of their tokens, and folders that `evaluate` and `export` are given

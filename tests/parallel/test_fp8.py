@@ -44,7 +44,7 @@ from kielo.recipe.sections import Fp8, Layout, Model, TrainIdentity
 from kielo.resolve.fp8_matrices import layer_matrices
 from kielo.resolve.software import BACKEND_VARIABLE
 from kielo.train.loss import LossOptions, chunked_loss
-from kielo.train.optimiser import build_optimiser
+from kielo.train.optimiser import Optimiser
 from tests.started_ranks import run_ranks
 
 pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="needs kielo[fp8]")
@@ -351,7 +351,7 @@ def saved(sizes: dict, precision: str, source: Path | None, target: Path) -> Non
     """Restores `source` or trains one step, and saves to `target`."""
     model, mesh = build(sizes, Fp8(emulate=True), precision)
     parameters = dict(model.named_parameters())
-    optimiser = build_optimiser(model, TrainIdentity())
+    optimiser = Optimiser(model.named_parameters(), TrainIdentity())
     tensors = parameters | optimiser.moments()
     assert {type(local(tensor)) for tensor in tensors.values()} <= {torch.Tensor, nn.Parameter}
     assert tied_names(tensors) == {}
@@ -387,7 +387,7 @@ def moved(sizes: dict, fp8: Fp8) -> dict[str, bool]:
     filled = all(
         torch.equal(before[n], fill(n, p.shape)[local_slices(p)]) for n, p in model.named_parameters()
     )
-    step_of_adamw(model, mesh, build_optimiser(model, TrainIdentity()))
+    step_of_adamw(model, mesh, Optimiser(model.named_parameters(), TrainIdentity()))
     weights = {
         name: p
         for name, p in model.named_parameters()

@@ -53,9 +53,10 @@ HINT = "or raise train.start_timeout_seconds if they are merely slow"
 @pytest.mark.parametrize(
     ("arrived", "text"),
     [
-        ((0, 1, 2, 4, 5, 6, 7), f"rank 3 did not arrive, 7 of 8 did; look at the log of rank 3, {HINT}"),
-        ((1, 2, 3, 4, 5, 6), f"ranks 0, 7 did not arrive, 6 of 8 did; look at the log of ranks 0, 7, {HINT}"),
-        (tuple(ALL), "all 8 ranks arrived, but could not communicate; check the network interface "
+        ((0, 1, 2, 4, 5, 6, 7), f"rank 3 did not arrive, 7 of 8 did. Fix: look at the log of rank 3, {HINT}"),
+        ((1, 2, 3, 4, 5, 6), "ranks 0, 7 did not arrive, 6 of 8 did. Fix: look at the log of ranks 0, 7, "
+         + HINT),
+        (tuple(ALL), "all 8 ranks arrived, but could not communicate. Fix: check the network interface "
          "(NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME) and train.start_timeout_seconds"),
     ],
 )  # fmt: skip
@@ -83,7 +84,7 @@ def test_nodes_are_named_and_no_more_than_32_of_anything(monkeypatch) -> None:
     assert (
         told.startswith("ranks 0, 1, ") and ", 31 and 2 more did not arrive, 0 of 34 did (they are on" in told
     )
-    assert "nid31 and 2 more); look at" in told
+    assert "nid31 and 2 more). Fix: look at" in told
     assert ", 31 and 1 more did not arrive, 0 of 33" in who_is_missing("tensor", range(33), Store())
     told = who_is_missing("tensor", range(32), Store())
     assert ", 31 did not arrive, 0 of 32 did" in told and "more" not in told

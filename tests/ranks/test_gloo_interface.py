@@ -52,7 +52,7 @@ def test_it_is_the_interface_that_leads_to_rank_0(names, own, capsys) -> None:
     address, interface = next(iter(interfaces().items()))
     for local_rank, told in (
         (1, ""),
-        (0, f"the ranks meet by {VARIABLE}={interface}, which leads to {address}"),
+        (0, f"The ranks meet by {VARIABLE}={interface}, which leads to {address}"),
     ):
         os.environ[VARIABLE] = ""
         choose_gloo_interface(replace(OF_TWO, host=address, local_rank=local_rank))

@@ -108,8 +108,8 @@ def test_where_counts_are_alike_the_cause_is_the_rank_outside_of_torch():
     hang = watched(beating(beats, 62))
     message = describe(hang, beats, {1: "nid7 (process 12)"}, {})
     assert hang.ranks == (1,) and not hang.is_silent
-    assert "rank 1 on nid7 (process 12) at kielo/train/feed.py:86 in take; ranks 0, 2 wait" in message
-    assert "30 s without progress (the limit is 30 s; steps usually pause for 2 s at most)" in message
+    assert "rank 1 on nid7 (process 12) at kielo/train/feed.py:86 in take, while ranks 0, 2 wait" in message
+    assert "30 s without progress (the limit is 30 s, and steps usually pause for at most 2 s)" in message
 
 
 def test_collectives_that_do_not_match_are_named_with_both_lines():
@@ -123,7 +123,7 @@ def test_what_is_not_known_is_not_in_the_message():
     beats = [replace(USUAL, at=f"line {rank}") for rank in range(10)]
     hang = Hang((1,), True, 3.4, "without a heartbeat")
     ending = (
-        ". Start again from the newest checkpoint; where it comes again on the same node, leave that node out"
+        ". Fix: start again from the newest checkpoint. If it recurs on the same node, leave that node out"
     )
     stands = "the job hangs, 3 s without a heartbeat"
     assert describe(hang, [], {}, {}) == f"{stands}. The cause: rank 1{ending}"
@@ -131,27 +131,28 @@ def test_what_is_not_known_is_not_in_the_message():
         f"{stands}. The cause: rank 1 on nid7 (it has ended){ending}"
     )
     assert describe(hang, beats[:2], {}, {1: "it has ended"}) == (
-        f"{stands} after step 7, during steps. The cause: rank 1 (it has ended) at line 1; rank 0 waits at "
-        f"line 0{ending}"
+        f"{stands} after step 7, during steps. The cause: rank 1 (it has ended) at line 1, "
+        f"while rank 0 waits at line 0{ending}"
     )
     nine = replace(hang, ranks=tuple(range(1, 10)))
     told = describe(nine, beats, {}, {})
     assert (
-        "rank 7 at line 7, rank 8 at line 8, 1 more; rank 0 waits at line 0" in told and "rank 9" not in told
+        "rank 7 at line 7, rank 8 at line 8 and 1 more, while rank 0 waits at line 0" in told
+        and "rank 9" not in told
     )
-    assert "rank 8 at line 8; ranks 0, 9 wait, the first at line 0" in describe(
+    assert "rank 8 at line 8, while ranks 0, 9 wait, the first at line 0" in describe(
         replace(hang, ranks=tuple(range(1, 9))), beats, {}, {}
     )
     told = describe(hang, beats, {}, {})
-    assert "; ranks 0, 2, 3, 4, 5, 6, 7, 8 and 1 more wait, the first at line 0" in told
-    assert "and" not in describe(hang, beats[:9], {}, {}).partition("; ")[2].partition(" wait")[0]
+    assert ", while ranks 0, 2, 3, 4, 5, 6, 7, 8 and 1 more wait, the first at line 0" in told
+    assert "and" not in describe(hang, beats[:9], {}, {}).partition("while ")[2].partition(" wait")[0]
 
 
 def test_a_network_that_lost_a_message_is_likely_where_all_ranks_wait_at_one_line():
     told = describe(Hang((), False, 3.0, "without progress"), [USUAL] * 2, {}, {})
     assert told == (
         "the job hangs, 3 s without progress: all ranks wait for each other: ranks 0, 1 at "
-        "kielo/train/loop.py:20 in fit. A network that lost a message is the likely cause: start again"
+        "kielo/train/loop.py:20 in fit. The network probably lost a message. Fix: start again"
     )
 
 
@@ -186,7 +187,7 @@ def test_the_longest_limits_and_pauses_of_all_ranks_count() -> None:
         watch = HangWatch(2, 0.5)
         found = [watch.look(each, 0.5) for each in beating(beats, 8)]
         assert found[:7] == [None] * 7 and found[7].reason == (
-            "without progress (the limit is 3 s; steps usually pause for 2.5 s at most)"
+            "without progress (the limit is 3 s, and steps usually pause for at most 2.5 s)"
         )
         watch = HangWatch(2, 0.5)
         looks = [(watch.look(each, 0.5), watch.stall(each)) for each in beating(beats, 7, silent=(1,))]
@@ -252,9 +253,9 @@ def test_the_cause_of_a_pause_is_named_within_three_times_the_usual_one(case):
     if told:
         assert told[seconds].ranks == cause and told[seconds].is_silent == bool(silent)
         message = describe_stall(told[seconds], beats, {cause[0]: "nid7 (process 12)"})
-        usual = "without progress (steps usually pause for 2 s at most)"
+        usual = "without progress (steps usually pause for at most 2 s)"
         assert message.startswith(f"{seconds:.1f} s {usual}. The cause: rank ")
-        assert f"rank {cause[0]} on nid7 (process 12) at {beats[cause[0]].at}; ranks 0, " in message
+        assert f"rank {cause[0]} on nid7 (process 12) at {beats[cause[0]].at}, while ranks 0, " in message
         assert "The ranks end if it lasts 30 s" in message
     moved = [replace(beat, number=100, moves=11) for beat in beats]
     assert watch.look(moved, 0.5) is None and watch.stall(moved) is None
@@ -329,14 +330,14 @@ def test_a_mark_of_a_device_counts_when_the_device_has_passed_it():
     progress = Progress(30.0, 15.0, 120.0, 1.0)
     events = [Passed() for _ in range(3)]
     for event in events:
-        progress.mark_after(event)
+        progress.mark_after(event.query)
     assert progress.marks() == 0
     events[0].is_passed = events[2].is_passed = True  # the third cannot be passed before the second
     assert progress.marks() == 1 and progress.marks() == 1
     events[1].is_passed = True
     assert progress.marks() == 2
     while progress.takes_events:
-        progress.mark_after(Passed())
+        progress.mark_after(Passed().query)
     assert progress.marks() == 2
 
 

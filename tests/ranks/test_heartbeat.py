@@ -273,7 +273,7 @@ def test_a_late_answer_of_the_store_is_told_before_it_ends_the_rank(
             assert told == []
             continue
         assert told == [
-            "the store has not answered for 3.5 s; rank 0 on nid0 (process 1000) may serve it. The ranks end "
+            "the store has not answered for 3.5 s. Rank 0 on nid0 (process 1000) may serve it. The ranks end "
             "if it lasts 10 s",
             "the store answers after 5.5 s",
             told[0],  # it is late once more
@@ -282,7 +282,7 @@ def test_a_late_answer_of_the_store_is_told_before_it_ends_the_rank(
 
 def test_ranks_that_wait_for_each_other_end_together(make: Callable[..., Rank]) -> None:
     """Stacks first, then the cause, once all have written theirs; rank 0 leaves last. A hang whose lines
-    differ comes again.
+    differ recurs.
     """
     for other in (ELSEWHERE, BEAT):
         store = Store([BEAT, other], NO_CAUSE, **{"hang/written": 1, "hang/ended": 1, "hang/left": 1})
@@ -478,7 +478,7 @@ def test_a_pause_is_told_once_by_one_rank_and_its_end_too(
             assert told[0].startswith(
                 "after step 7: 2.5 s without progress. The cause: rank 1 on nid1 (process"
             )
-            assert told[1:] == ["step 7: goes on after 3.0 s"]
+            assert told[1:] == ["step 7: training continues after 3.0 s"]
 
 
 def test_the_line_of_a_rank_is_the_innermost_outside_of_libraries(make: Callable[..., Rank]) -> None:

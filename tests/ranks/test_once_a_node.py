@@ -113,7 +113,7 @@ def test_a_rank_before_the_last_has_no_verdict() -> None:
     with pytest.raises(KieloError) as caught:
         once_a_node("act", list, place, store, 0.01)
     assert str(caught.value) == (
-        "rank 1: waited 0.01 s for one rank of each node to act, and not all have come to an end"
+        "rank 1: waited 0.01 s for one rank of each node to act, and not all have ended"
     )
 
 

@@ -143,8 +143,8 @@ def test_ranks_leave_once_rank_0_is_done(enter) -> None:
     ("devices", "local_rank", "found"),
     [
         (1, 3, "cuda:0"), (4, 3, "cuda:3"), (4, 0, "cuda:0"),
-        (3, 3, "local rank 3 has no GPU: this node shows 3; start 3 ranks a node"),
-        (0, 0, 'device "cuda" was asked for, but this build of torch sees no GPU; device = "cpu" works'),
+        (3, 3, "local rank 3 has no GPU: this node shows 3. Fix: start 3 ranks a node"),
+        (0, 0, 'device "cuda" was asked for, but this build of torch sees no GPU. Fix: device = "cpu"'),
     ],
 )  # fmt: skip
 def test_each_local_rank_has_a_device_of_its_own(devices, local_rank, found, monkeypatch) -> None:
@@ -211,8 +211,8 @@ def test_a_rank_alone_needs_no_port_and_one_that_finds_nobody_says_where(monkeyp
     with pytest.raises(KieloError) as caught:
         connect(FAR, 12.0)
     assert str(caught.value) == (
-        "rank 2: no meeting at nid7:29500 within 12 s; is rank 0 running there, and the port free and open? "
-        "(refused)"
+        "rank 2: no meeting at nid7:29500 within 12 s (refused). Fix: let rank 0 run there, with "
+        "that port free and open"
     )
 
 

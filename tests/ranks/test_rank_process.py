@@ -55,7 +55,7 @@ def system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     [
         ("T", "it was stopped by a signal (SIGSTOP), a debugger or the scheduler"),
         ("t", "a debugger has stopped it"),
-        ("D", "the kernel does not let it go on: a disk, a network file system or a driver"),
+        ("D", "the kernel does not let it continue: a disk, a network file system or a driver"),
         ("Z", "it has ended"), (None, "it has ended"),
         ("S", "none of its Python threads runs: a library may hold Python's lock"),
     ],

@@ -40,8 +40,8 @@ def test_a_place_follows_from_the_launchers_variables(environment: dict[str, str
 @pytest.mark.parametrize(
     ("environment", "reason"),
     [
-        (TORCHRUN | {"RANK": "4"}, "RANK=4 and WORLD_SIZE=4: ranks count from 0, so there is none"),
-        (STEP | {"SLURM_PROCID": "7"}, "SLURM_PROCID=7 and SLURM_NTASKS=7: ranks count from 0"),
+        (TORCHRUN | {"RANK": "4"}, "RANK=4 and WORLD_SIZE=4: the rank must be less"),
+        (STEP | {"SLURM_PROCID": "7"}, "SLURM_PROCID=7 and SLURM_NTASKS=7: the rank must be less"),
         ({"WORLD_SIZE": "4"}, "RANK is not set, although others of its launcher are"),
         ({"RANK": "0"}, "WORLD_SIZE is not set, although others of its launcher are"),
         (TORCHRUN | {"MASTER_ADDR": ""}, "MASTER_ADDR is not set, although others of its launcher are"),

@@ -198,16 +198,16 @@ def test_marks_after_events_count_once_the_device_has_passed_them(clock: Clock) 
     progress = Progress(4.0, 2.0, 50.0, 6.0)
     events = [Passed(True), Passed(True), Passed(False), Passed(True)]
     for event in events:
-        progress.mark_after(event)
+        progress.mark_after(event.query)
     assert [progress.marks(), progress.marks()] == [1, 1]
     events[2].answer = True
     assert [progress.marks(), progress.marks()] == [2, 2]
-    progress.mark_after(Passed(None))
+    progress.mark_after(Passed(None).query)
     assert progress.marks() == 2
     for _ in range(4094):
-        progress.mark_after(Passed(False))
+        progress.mark_after(Passed(False).query)
     assert progress.takes_events
-    progress.mark_after(Passed(False))
+    progress.mark_after(Passed(False).query)
     assert not progress.takes_events
 
 

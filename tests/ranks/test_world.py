@@ -16,7 +16,7 @@ from kielo.ranks import world as room
 from kielo.ranks.communicator import warm_messages, who_is_missing
 from kielo.ranks.local_ranks import free_port
 from kielo.ranks.process_settings import allow_open_files
-from kielo.ranks.rendezvous import Rendezvous, find_rendezvous, first_host, hosts, nodes_of_ranks
+from kielo.ranks.rendezvous import Rendezvous, find_rendezvous, hosts, nodes_of_ranks
 from kielo.ranks.world import make_host_group, start_world
 from kielo.recipe.errors import KieloError
 from tests.fault_times import FaultTimes
@@ -43,7 +43,7 @@ SLURM = {
 )
 def test_first_host_of_a_slurm_node_list(nodelist, host):
     """All ranks of a Slurm step derive the same meeting host, zeros and suffixes kept."""
-    assert first_host(nodelist) == host
+    assert hosts(nodelist)[0] == host
 
 
 def test_missing_ranks_have_nodes(monkeypatch):
@@ -62,7 +62,9 @@ def test_missing_ranks_have_nodes(monkeypatch):
     for rank in set(range(16)) - {8, 9}:
         store.set(f"arrived/world/{rank}", b"1")
     said = who_is_missing("world", range(16), store)
-    assert said.startswith("ranks 8, 9 did not arrive, 14 of 16 did (they are on nid001004); look at the log")
+    assert said.startswith(
+        "ranks 8, 9 did not arrive, 14 of 16 did (they are on nid001004). Fix: look at the log"
+    )
 
 
 def test_launchers():
@@ -78,7 +80,7 @@ def test_launchers():
     batch_script = {key: value for key, value in SLURM.items() if key != "SLURM_STEP_NODELIST"}
     assert find_rendezvous(batch_script) == Rendezvous(0, 1, 0)
     for port in ("0", "65536", "4294967296"):
-        with pytest.raises(KieloError, match=f"MASTER_PORT={port} is no port; they are 1 to 65535"):
+        with pytest.raises(KieloError, match=f"MASTER_PORT={port} is no port. Fix: 1 to 65535"):
             find_rendezvous(torchrun | {"MASTER_PORT": port})
     assert find_rendezvous(torchrun | {"MASTER_PORT": "65535"}).port == 65535
     with pytest.raises(KieloError, match="MASTER_PORT is not set"):

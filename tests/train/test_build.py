@@ -54,17 +54,18 @@ def test_weights_are_scaled_after_each_step_of_fp8_alone(
     done: list[Any] = []
     hooks: list[Any] = []
     optimiser = SimpleNamespace(algorithm=SimpleNamespace(register_step_post_hook=hooks.append))
-    monkeypatch.setattr(build, "build_optimiser", lambda model, train: optimiser)
+    monkeypatch.setattr(build, "Optimiser", lambda parameters, train: optimiser)
     monkeypatch.setattr(build, "forward_backward_of", lambda *given: given)
     monkeypatch.setattr(build, "clip_gradients", lambda *given: given)
     monkeypatch.setattr(build, "scale_weights", lambda model: done.append(("scale", model)))
     train = SimpleNamespace(max_gradient_norm=0.75)
-    step = build_step("model", "mesh", train, "layout", 24, precision, "guard")
-    assert step.forward_backward == ("model", "mesh", train, 24, "layout", precision)
-    assert step.clip() == ("model", "mesh", 0.75) and (step.guard, step.optimiser) == ("guard", optimiser)
+    model = SimpleNamespace(named_parameters=lambda: "parameters")
+    step = build_step(model, "mesh", train, "layout", 24, precision, "guard")
+    assert step.forward_backward == (model, "mesh", train, 24, "layout", precision)
+    assert step.clip() == (model, "mesh", 0.75) and (step.guard, step.optimiser) == ("guard", optimiser)
     for hook in hooks:
         hook("optimiser", (), {})
-    assert done == ([("scale", "model")] if precision == "fp8" else [])
+    assert done == ([("scale", model)] if precision == "fp8" else [])
     done.clear()
     checkpoints = SimpleNamespace(restore=lambda: done.append("restore"))
     restore(SimpleNamespace(checkpoints=checkpoints, current=SimpleNamespace(model="model")))

@@ -139,14 +139,14 @@ def test_a_change_of_what_is_trained_is_noted_with_the_updates_before_it(resolve
         ),
         (
             (5, 7),
-            "step_00000007 is the newest checkpoint, from before the first of them, step 9; the same command "
-            "goes on from it. ",
+            "step_00000007 is the newest checkpoint, from before the first bad step 9. The same command "
+            "resumes from it. ",
         ),
         (
             (5, 7, 8, 10),
-            "step_00000007 is the newest checkpoint that a sound step followed, before the first bad one, "
-            "step 9; move step_00000008, step_00000010 out of {folder}, and the same command goes on from "
-            "it. ",
+            "step_00000007 is the newest checkpoint that a sound step followed, before the first bad "
+            "step 9. Move step_00000008, step_00000010 out of {folder}, and the same command resumes from "
+            "step_00000007. ",
         ),
     ],
 )
@@ -169,9 +169,9 @@ def test_a_folder_that_cannot_be_listed_is_said(resolved: Resolved, monkeypatch:
 @pytest.mark.parametrize(
     ("asked", "steps", "parting", "way_on"),
     [
-        (((3, 4),), (2, 3, 5, 6), 3, "move step_00000003, step_00000005, step_00000006 out of {folder} and "
-                                     "the run goes on from step_00000002"),
-        (((2, 2), (5, 5)), (5, 6), 5, "move {parent} away and the run begins at step 0"),
+        (((3, 4),), (2, 3, 5, 6), 3, "move step_00000003, step_00000005, step_00000006 out of {folder}, "
+                                     "and the run resumes from step_00000002"),
+        (((2, 2), (5, 5)), (5, 6), 5, "move {parent} away, and the run begins at step 0"),
     ],
 )  # fmt: skip
 def test_other_steps_skipped_are_refused_with_the_checkpoint_to_go_on_from(
@@ -184,9 +184,9 @@ def test_other_steps_skipped_are_refused_with_the_checkpoint_to_go_on_from(
     with pytest.raises(KieloError) as caught:
         Saved(other, plain)
     assert str(caught.value) == (
-        f"{folder / 'step_00000006'}: was trained with other steps skipped, from step {parting} on: it "
-        f"passed over {skipped or 'none'}, and train.skip_steps = {[list(one) for one in asked]}; "
-        f"{way_on.format(folder=folder, parent=folder.parent)}, or give train.skip_steps as it was"
+        f"{folder / 'step_00000006'}: the run skipped different steps from step {parting} on. It "
+        f"passed over {skipped or 'none'}, but train.skip_steps = {[list(one) for one in asked]}. "
+        f"Fix: train.skip_steps as it was. Or {way_on.format(folder=folder, parent=folder.parent)}"
     )
 
 

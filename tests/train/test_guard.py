@@ -68,7 +68,7 @@ def test_a_run_ends_with_as_many_bad_steps_in_a_row_as_are_allowed() -> None:
         watch.stop_if_diverged(9, way_on)
     message = str(caught.value)
     assert named == [7] and message.startswith("step 9: the loss or the gradient norm was not finite 3 steps")
-    assert "(train.max_skipped_steps_in_a_row = 3), so the run stops. A way on. What helps" in message
+    assert "(train.max_skipped_steps_in_a_row = 3), so the run stops. A way on. Fix: " in message
     assert "train.skip_steps = [[7, 9]]" in message and "`kielo data RECIPE --step 7`" in message
     with pytest.raises(KieloError, match=r"skip_steps = \[\[1, 2\]\]"):
         watch.stop_if_diverged(2)  # three bad steps in a row are said to begin at step 1 at the earliest

@@ -15,7 +15,7 @@ from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.parallel.materialise import local
 from kielo.ranks.world import start_world
 from kielo.recipe.sections import TrainIdentity
-from kielo.train.optimiser import build_optimiser
+from kielo.train.optimiser import Optimiser
 from kielo.train.run import train
 from tests.started_ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
@@ -62,7 +62,7 @@ def by_the_paper(values: list[float], gradients: list[list[float]], is_matrix: b
 
 def trained(model: nn.Module, **settings: Any) -> nn.Module:
     """Takes the steps; on a sharded model each rank has its part of the gradients."""
-    optimiser = build_optimiser(model, TrainIdentity(**LAMB | settings))
+    optimiser = Optimiser(model.named_parameters(), TrainIdentity(**LAMB | settings))
     for step, rate in enumerate(RATES):
         for number, parameter in enumerate(model.parameters()):
             whole = gradient(parameter.shape, step, number)
@@ -154,7 +154,7 @@ def test_a_matrix_without_a_gradient_stays() -> None:
     """Its update has no length either, and a ratio of nothing is none."""
     model = nn.Linear(3, 2, bias=False)
     before = model.weight.detach().clone()
-    optimiser = build_optimiser(model, TrainIdentity(**LAMB, weight_decay=0.0))
+    optimiser = Optimiser(model.named_parameters(), TrainIdentity(**LAMB, weight_decay=0.0))
     model.weight.grad = torch.zeros(2, 3)
     optimiser.step(0.5)
     assert torch.equal(model.weight.detach(), before) and optimiser.updates == 1

@@ -34,8 +34,8 @@ class Noted:
     def takes_events(self) -> bool:
         return len(self.events) < self.room
 
-    def mark_after(self, event: Any) -> None:
-        self.events.append(event.is_recorded)
+    def mark_after(self, has_passed: Any) -> None:
+        self.events.append(has_passed())
 
 
 def test_each_layer_is_a_mark_forward_and_back() -> None:
@@ -69,6 +69,9 @@ def test_a_gpu_is_asked_by_events_as_long_as_they_are_taken(monkeypatch: pytest.
 
         def record(self) -> None:
             self.is_recorded = True
+
+        def query(self) -> bool:
+            return self.is_recorded
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     model, progress = Layers("0", "1", "2"), Noted(room=4)

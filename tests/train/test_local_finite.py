@@ -51,7 +51,7 @@ def test_how_ranks_are_named() -> None:
     assert described([*sound, ("b", False, True)]) == "rank 3 (b): its gradients"
     assert described([("a", True, True)] * 4).startswith("all 4 ranks")
     many = described([*sound, *[("b", True, False)] * 10])
-    assert "rank 10 (b): its loss" in many and many.endswith("and 2 ranks more")
+    assert "rank 10 (b): its loss" in many and many.endswith("and 2 more")
 
 
 def train_with_a_bad_gradient(resolved: Any, faulty_ranks: tuple[int, ...], times: FaultTimes) -> str:

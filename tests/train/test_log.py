@@ -66,7 +66,7 @@ def test_rows_beyond_the_restored_step_are_dropped(tmp_path: Path) -> None:
     ]
     assert [step for step in range(1, 26) if log.due(step)] == [1, 10, 20, 25]
     assert stream.getvalue().splitlines()[-3:] == [
-        "going on after step 10 of 25",
+        "resuming after step 10 of 25",
         "step 20/25  loss nan  norm 1.00  lr 1.00e-03  1,234 tokens/s  0.01 TFLOP/s  skipped 1  "
         "left 1 min 40 s",
         "step 20/25  held-out loss 1.5000",
@@ -253,7 +253,7 @@ def test_each_kind_of_row_in_words(row: Row, line: str) -> None:
     lines.start(6)
     lines.write(row)
     assert describe(row) == line
-    assert stream.getvalue() == f"going on after step 6 of 20\nstep {row.step}/20  {line}\n"
+    assert stream.getvalue() == f"resuming after step 6 of 20\nstep {row.step}/20  {line}\n"
 
 
 def test_scalars_are_what_is_a_number_in_each_row_of_its_kind(

@@ -77,7 +77,7 @@ def test_rows_of_another_run_are_moved_aside(tmp_path: Path, caplog) -> None:
         metrics.start(6)
     metrics.close()
     assert path.read_bytes() == b"" and aside.read_bytes() == whole
-    assert "step 6 ends at 60 tokens there, and here at 7); moved to metrics.jsonl.odd" in caplog.text
+    assert "step 6 ends at 60 tokens there, and at 7 here). Moved to metrics.jsonl.odd" in caplog.text
 
 
 def test_lines_that_are_no_rows_are_moved_aside(tmp_path: Path, caplog, monkeypatch) -> None:
@@ -103,7 +103,7 @@ def test_lines_that_are_no_rows_are_moved_aside(tmp_path: Path, caplog, monkeypa
     assert on_disk[0] == len(b"old\na note\nanother\n")  # before the lines are taken from the first file
     assert path.read_bytes() == good and aside.read_bytes() == b"old\na note\nanother\n"
     (told,) = [record.getMessage() for record in caplog.records]
-    assert told.startswith(f"{path}: ") and told.endswith("; moved to metrics.jsonl.odd")
+    assert told.startswith(f"{path}: ") and told.endswith(". Moved to metrics.jsonl.odd")
     caplog.clear()
     metrics.start(5)
     metrics.close()
@@ -122,7 +122,7 @@ def test_rows_that_wait_are_written_when_the_log_is_closed(tmp_path: Path) -> No
         metrics.write(row(3))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    reason = f"{path} cannot be written (File too large); its rows wait in memory until it can"
+    reason = f"{path} cannot be written (File too large). Its rows wait in memory until it can"
     assert alerts == [(2, reason)] and read_metrics(path) == [row(1)]
     metrics.close()
     assert read_metrics(path) == [row(1), row(2), row(3)]
@@ -175,7 +175,7 @@ def test_a_file_gets_lines_and_each_at_once() -> None:
         f"step 10/25  {LINE}\nstep 9/25  passed over from step 7, as train.skip_steps says\n"
     )
     PlainLines(25, screen).start(3)
-    assert screen.getvalue().endswith("going on after step 3 of 25\n")
+    assert screen.getvalue().endswith("resuming after step 3 of 25\n")
 
 
 def shown(screen: Screen) -> list[str]:
@@ -215,7 +215,7 @@ def test_a_terminal_that_is_gone_is_told_once(begins: bool, told_at: int) -> Non
     for step in (6, 7):
         terminal.write(row(step))
     terminal.close()
-    reason = "the terminal takes no more output ([Errno 5] Input/output error); training goes on without it"
+    reason = "the terminal takes no more output ([Errno 5] Input/output error). Training continues without it"
     assert alerts == [(told_at, reason)]
 
 

@@ -186,11 +186,11 @@ def test_a_step_that_was_not_finite_is_told_and_too_many_end_the_run() -> None:
     finite = SimpleNamespace(note=lambda *of: done.append(of), seen=lambda behind: (5 - behind, "rank 1"))
     check = NotFinite(guard, lambda *alert: done.append(alert))
     step = replace(taken(5), local_finite=finite)
-    assert check.after_step(step) == "go on"
-    told = (4, "the step was not finite, and is left out; first seen by rank 1")
+    assert check.after_step(step) == "continue"
+    told = (4, "the step was not finite and is skipped. First seen by rank 1")
     assert done == [(5, "own loss"), told]
     guard.was_bad, guard.stop_if_diverged = lambda: False, lambda *asked: done.append(asked)
-    assert check.after_step(step) == Divergence(guard, "way on").after_step(step) == "go on"
+    assert check.after_step(step) == Divergence(guard, "way on").after_step(step) == "continue"
     assert done[2:] == [(5, "own loss"), (5, "way on")]
 
 

@@ -363,7 +363,7 @@ def parallel_corners():
     stray = labels.clone()
     stray[0, 0] = 48
     with pytest.raises(
-        ValueError, match=r"the loss over 2 rank\(s\) of the tensor axis takes Shard\(0\) on a"
+        ValueError, match=r"The loss over 2 rank\(s\) of the tensor axis takes Shard\(0\) on a"
     ):
         chunked_loss(
             hidden,

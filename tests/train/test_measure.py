@@ -43,5 +43,5 @@ def test_a_run_that_has_trained_is_not_measured(tmp_path: Path) -> None:
     with pytest.raises(KieloError, match="--measure 5: the run has 4 steps to take"):
         measure(resolved, 5)
     train(resolved, max_steps=2)
-    with pytest.raises(KieloError, match="has trained, and its log is not for measurements"):
+    with pytest.raises(KieloError, match="contains a trained run, and its log is not for measurements"):
         measure(resolved, 2)

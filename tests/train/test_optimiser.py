@@ -16,7 +16,7 @@ from kielo.ranks.world import start_world
 from kielo.recipe.optimisers import WIDENED_BYTES
 from kielo.recipe.sections import TrainIdentity
 from kielo.train import optimiser as module
-from kielo.train.optimiser import MOMENTS, Optimiser, build_optimiser
+from kielo.train.optimiser import MOMENTS, Optimiser
 from tests.started_ranks import run_ranks
 
 FP32, BF16 = TrainIdentity(), TrainIdentity(optimiser_state="bf16")
@@ -71,7 +71,8 @@ def test_a_skipped_step_leaves_no_trace(settings: Any) -> None:
     steps after it are those of a run that never saw it.
     """
     ours, undisturbed = model(), model()
-    optimiser, other = build_optimiser(ours, settings), build_optimiser(undisturbed, settings)
+    optimiser = Optimiser(ours.named_parameters(), settings)
+    other = Optimiser(undisturbed.named_parameters(), settings)
     hooked: list[int] = []
     optimiser.algorithm.register_step_post_hook(lambda *_: hooked.append(1))
     for step, bad in enumerate([False, True, False, True, False]):
@@ -93,7 +94,7 @@ def test_a_skipped_step_leaves_no_trace(settings: Any) -> None:
 def test_steps_are_those_of_plain_adamw() -> None:
     """torch's, one operation after another; matrices are decayed, vectors are not."""
     ours, theirs = model(), model()
-    optimiser = build_optimiser(ours, FP32)
+    optimiser = Optimiser(ours.named_parameters(), FP32)
     vectors = [p for p in theirs.parameters() if p.ndim == 1]
     groups = [{"params": [theirs[0].weight], "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     reference = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8, foreach=False)
@@ -118,7 +119,7 @@ def test_moments_are_there_before_the_first_step_and_have_names() -> None:
     """A checkpoint can be restored into an optimiser that has not stepped; a frozen parameter has none."""
     network = model()
     network[0].bias.requires_grad_(False)
-    optimiser = build_optimiser(network, FP32)
+    optimiser = Optimiser(network.named_parameters(), FP32)
     names = {f"{name}/{moment}" for name in ("0.weight", "1.weight", "1.bias") for moment in MOMENTS}
     assert optimiser.moments().keys() == names
     optimiser.resume(7, {})
@@ -138,7 +139,7 @@ def test_moments_in_bf16_are_widened_and_rounded_and_nothing_else(
     """
     monkeypatch.setattr(module, "WIDENED_ELEMENTS", widened_elements)
     ours, twin = wider_model(), wider_model()
-    optimiser = build_optimiser(ours, BF16)
+    optimiser = Optimiser(ours.named_parameters(), BF16)
     moments = {
         name: [torch.zeros_like(p, dtype=torch.bfloat16) for _ in MOMENTS]
         for name, p in twin.named_parameters()
@@ -179,7 +180,7 @@ def test_updates_with_moments_in_bf16_point_where_those_in_fp32_do() -> None:
     """
     bound = BF16_ROUNDING / (1 - 0.9) + BF16_ROUNDING / (1 - 0.95) / 2
     narrow, wide = wider_model(), wider_model()
-    optimisers = build_optimiser(narrow, BF16), build_optimiser(wide, FP32)
+    optimisers = Optimiser(narrow.named_parameters(), BF16), Optimiser(wide.named_parameters(), FP32)
     differences = []
     for step in range(50):
         moved = []
@@ -201,7 +202,7 @@ def test_moments_in_bf16_of_any_layout() -> None:
     rounding turns over.
     """
     whole = wider_model()
-    optimiser = build_optimiser(whole, BF16)
+    optimiser = Optimiser(whole.named_parameters(), BF16)
     for step in range(5):
         set_gradients(whole, step)
         optimiser.step(0.01, torch.tensor(float(step == 2)))
@@ -221,7 +222,7 @@ def _sharded_steps() -> tuple[list[list], int]:
     for part in network:
         fully_shard(part, mesh=mesh)
     fully_shard(network, mesh=mesh)
-    optimiser = build_optimiser(network, BF16)
+    optimiser = Optimiser(network.named_parameters(), BF16)
     module.WIDENED_ELEMENTS = 500
     for step in range(5):
         set_gradients(network, step)
@@ -236,7 +237,7 @@ def _sharded_steps() -> tuple[list[list], int]:
 def test_updates_are_those_of_the_run_whenever_a_parameter_began() -> None:
     """A parameter that was unfrozen after four updates has seen three of seven; gradients go after a step."""
     network = model()
-    optimiser = build_optimiser(network, FP32)
+    optimiser = Optimiser(network.named_parameters(), FP32)
     optimiser.resume(7, {"0.weight": 4})
     assert optimiser.updates == 7
     seen = {name: optimiser.algorithm.state[p]["step"].item() for name, p in optimiser.parameters.items()}
@@ -247,10 +248,10 @@ def test_updates_are_those_of_the_run_whenever_a_parameter_began() -> None:
     assert optimiser.updates == 8 and all(parameter.grad is None for parameter in network.parameters())
     network[1].requires_grad_(False)
     network[0].bias.requires_grad_(False)
-    alone = build_optimiser(network, FP32)
+    alone = Optimiser(network.named_parameters(), FP32)
     alone.resume(5, {"0.weight": 2})
     assert alone.updates == 5
-    nothing = build_optimiser(nn.Linear(2, 2).requires_grad_(False), FP32)
+    nothing = Optimiser(nn.Linear(2, 2).requires_grad_(False).named_parameters(), FP32)
     nothing.step(0.1, torch.tensor(1.0))
     assert nothing.updates == 0 and nothing.moments() == {}
 

@@ -355,9 +355,9 @@ def test_skips_may_change_for_steps_to_come(tmp_path: Path) -> None:
     changed = resolved_in(tmp_path, "train.skip_steps=[[9, 10], [12, 13], [27, 28]]")
     with pytest.raises(KieloError) as caught:
         train(changed)
-    assert "from step 12 on: it passed over [[9, 10]]" in str(caught.value)
+    assert "from step 12 on. It passed over [[9, 10]]" in str(caught.value)
     assert "move step_00000013, step_00000014 out of" in str(caught.value)
-    assert "goes on from step_00000011" in str(caught.value)
+    assert "resumes from step_00000011" in str(caught.value)
     with pytest.raises(KieloError, match="from step 9 on"):
         train(resolved_in(tmp_path, "train.skip_steps=[]"))
     for step in (13, 14):

@@ -106,7 +106,7 @@ def test_two_models_never_lie_in_memory(folder: Path, monkeypatch: pytest.Monkey
     """The one before is gone when the next one is made, the optimiser's state with it."""
     made: list[weakref.ref] = []
     alive: list[int] = []
-    laid_out, build_optimiser = build.laid_out, build.build_optimiser
+    laid_out, optimiser_of = build.laid_out, build.Optimiser
 
     def counting(*arguments: Any) -> nn.Module:
         alive.append(sum(reference() is not None for reference in made))
@@ -114,12 +114,12 @@ def test_two_models_never_lie_in_memory(folder: Path, monkeypatch: pytest.Monkey
         return model
 
     def counted(*arguments: Any) -> Any:
-        optimiser = build_optimiser(*arguments)
+        optimiser = optimiser_of(*arguments)
         made.extend(weakref.ref(moment) for moment in optimiser.moments().values())
         return optimiser
 
     monkeypatch.setattr(build, "laid_out", counting)
-    monkeypatch.setattr(build, "build_optimiser", counted)
+    monkeypatch.setattr(build, "Optimiser", counted)
     run_in(folder, "run", precision_changes=((7, "bf16"), (15, "fp32")))
     assert alive == [0, 0, 0]
 
@@ -369,7 +369,7 @@ def test_what_is_taken_back_is_told_and_not_tried_again(monkeypatch, saved: int 
     assert done == [("go back to", 100), *saves, "bf16", "restore", ("meter", 10 * step), ("log", step)]
     assert (verdict.outcome, verdict.step, verdict.tokens) == ("taken back", step, 10 * step)
     assert (verdict.precision, verdict.precision_from, verdict.loss_rise) == ("fp8", 101, 0.25)
-    assert alert[0] == step and f"goes on in bf16 after step {step}." in alert[1]
+    assert alert[0] == step and f"continues in bf16 after step {step}." in alert[1]
     assert "fp8 from step 101 on made the loss rise by 25.0% and the gradient norm by 0%" in alert[1]
     assert run.state.refused_changes == [7, 101] and run.state.watch is None
 

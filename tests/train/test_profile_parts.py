@@ -139,7 +139,7 @@ def test_the_clock_stands_still_while_a_profile_begins_and_is_written(tmp_path: 
     recorded = Recorded(tmp_path, 9)
     assert recorded.paused == [2, 6] and len(recorded.told) == 1
     file = tmp_path / "profile" / "trace_rank0.json.gz"
-    assert recorded.told[0].endswith(f"; trace: {file} (open in https://ui.perfetto.dev)")
+    assert recorded.told[0].endswith(f". Trace: {file} (open in https://ui.perfetto.dev)")
 
 
 def test_each_rank_writes_its_trace_and_the_first_the_profile(tmp_path: Path, monkeypatch) -> None:

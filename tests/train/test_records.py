@@ -89,9 +89,9 @@ def test_a_finished_run_is_asked_for_again(tmp_path: Path, resolved: Resolved) -
     [
         ({}, None),
         ({"rows": [1, 13]}, None),  # twice the six steps between two saves
-        ({"rows": [1, 6, 14]}, "metrics.jsonl goes on to step 14"),
+        ({"rows": [1, 6, 14]}, "metrics.jsonl continues to step 14"),
         ({"rows": [10, 22]}, None),
-        ({"rows": [10, 23]}, "metrics.jsonl goes on to step 23"),
+        ({"rows": [10, 23]}, "metrics.jsonl continues to step 23"),
         ({"outcome": {}}, "outcome.json says that it stopped at step 8"),
         ({"outcome": {"outcome": "finished", "exit_code": 0}}, "outcome.json says that it stopped at step 8"),
         ({"outcome": {"step": 0}}, None),
@@ -100,7 +100,7 @@ def test_a_finished_run_is_asked_for_again(tmp_path: Path, resolved: Resolved) -
         ({"folders": ["step_00000006.partial"]}, None),
         ({"folders": ["step_00000006.damaged", "other"]}, "step_00000006.damaged"),
         ({"links": ["newest"]}, "newest"),
-        ({"links": ["newest"], "rows": [1, 20]}, "newest, metrics.jsonl goes on to step 20"),
+        ({"links": ["newest"], "rows": [1, 20]}, "newest, metrics.jsonl continues to step 20"),
         ({"folders": ["step_00000004"], "rows": [1, 20]}, None),  # a checkpoint
     ],
 )  # fmt: skip
@@ -123,9 +123,9 @@ def test_a_run_that_lost_its_checkpoints_does_not_begin_anew(
     with pytest.raises(KieloError) as caught:
         refuse_lost_checkpoints(resolved)
     assert str(caught.value) == (
-        f"{checkpoints} holds no checkpoint to go on from, but training had saved there ({sign}); put a "
-        f"checkpoint back, from a backup or under its first name, or move {folder} away or give the recipe "
-        "another folder to begin at step 0"
+        f"{checkpoints} contains no checkpoint, but training had saved there ({sign}). Fix: put a "
+        f"checkpoint back, from a backup or under its first name. To begin at step 0, move {folder} away or "
+        "give the recipe another folder"
     )
 
 
@@ -167,7 +167,7 @@ def test_the_manifest_of_a_finished_run(tmp_path: Path, resolved: Resolved) -> N
     }  # fmt: skip
     file = {"bytes": 8, "xxh3_128": xxhash.xxh3_128_hexdigest(b"the last")}
     assert manifest.content()["files"] == {"checkpoints/step_00000020/manifest.json": file}
-    with pytest.raises(KieloError, match=r"manifest\.json is that of a finished run"):
+    with pytest.raises(KieloError, match=r"manifest\.json belongs to a finished run"):
         (folder / "checkpoints" / "step_00000020" / "manifest.json").unlink()
         (folder / "checkpoints" / "step_00000020").rmdir()
         refuse_lost_checkpoints(resolved)

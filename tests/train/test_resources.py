@@ -174,7 +174,7 @@ def test_a_disk_without_room_for_the_next_save_is_told_again_only_after_it_had_r
     watched = Watched(monkeypatch, lambda: next(answers))
     for _ in range(4):
         watched.look(5, 900)
-    assert len(watched.alerts) == 2 and watched.alerts[0].endswith("as things are: disk full")
+    assert len(watched.alerts) == 2 and watched.alerts[0].endswith("cannot be saved: disk full")
 
 
 def test_shared_memory_that_is_nearly_full_is_told(monkeypatch):

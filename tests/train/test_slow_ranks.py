@@ -40,7 +40,7 @@ def test_who_is_slow() -> None:
 
 def test_what_is_told() -> None:
     told = described(SlowRank(3, 0.016, 0.01), "nid7")
-    assert "rank 3 (nid7) is slow: 16 ms a layer, where the median rank takes 10 ms" in told
+    assert "rank 3 (nid7) is slow: 16 ms a layer. The median rank takes 10 ms" in told
     assert "may lose 38% of its speed" in told  # 1 - 10 / 16
 
 
@@ -122,7 +122,7 @@ def test_samples_are_shared_every_five_steps_and_a_slow_rank_is_told_once(monkey
         watch.begin(step, layers)
     assert [step for step, _ in alerts] == [45, 95, 135]
     both = (SlowRank(1, 2.0, 1.0), SlowRank(3, 3.0, 1.0))
-    assert alerts[-1][1] == "; ".join(described(one, f"nid{one.rank}") for one in both)
+    assert alerts[-1][1] == ". ".join(described(one, f"nid{one.rank}") for one in both)
 
 
 def test_one_rank_is_not_measured(monkeypatch) -> None:

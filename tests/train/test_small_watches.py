@@ -66,7 +66,7 @@ def test_the_memory_of_a_group(tmp_path: Path, version: int) -> None:
     assert host_memory(tmp_path).owner == "the node"
 
 
-@pytest.mark.parametrize(("bad", "more"), [(8, ""), (9, " and 1 ranks more"), (11, " and 3 ranks more")])
+@pytest.mark.parametrize(("bad", "more"), [(8, ""), (9, " and 1 more"), (11, " and 3 more")])
 def test_eight_ranks_are_named(bad: int, more: str) -> None:
     seen = [("a", False, False)] + [("b", rank % 2 == 0, True) for rank in range(bad)]
     named = [f"rank {rank + 1} (b): its {'loss and ' * (rank % 2 == 0)}gradients" for rank in range(8)]

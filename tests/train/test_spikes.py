@@ -37,7 +37,7 @@ from kielo.train.watch.spikes import (
     is_high,
     is_norm_too_large,
     steps_to_pass_over,
-    usual_value,
+    usual_and_deviation,
 )
 from tests.alerts import alerts
 from tests.started_ranks import run_ranks
@@ -49,7 +49,7 @@ CPU = torch.device("cpu")
 def watched(rows: Iterable[tuple[float, float]], **settings: Any) -> list[Verdict]:
     """The verdicts on a series of (loss, norm), from step 1 on."""
     spikes = Spikes(CPU, TrainIdentity(spikes=sections.Spikes(**settings)))
-    spikes.use(1)
+    spikes.phase = 1
     verdicts = [
         spikes.look(step, torch.tensor(loss), torch.tensor(norm))
         for step, (loss, norm) in enumerate(rows, start=1)
@@ -116,7 +116,7 @@ def test_an_outlier_is_no_spike_however_short_the_wait() -> None:
 def test_another_phase_has_another_level() -> None:
     spikes = Spikes(CPU, TrainIdentity(spikes=sections.Spikes(window_steps=16)))
     for step in range(1, 200):
-        spikes.use(1 if step < 100 else 2)
+        spikes.phase = 1 if step < 100 else 2
         loss = 2 + (step >= 100) * 3 + 0.01 * (step % 7)
         assert spikes.look(step, torch.tensor(loss), torch.tensor(1.0)) is None
     assert spikes.look(200, torch.tensor(9.0), torch.tensor(1.0)) is None and spikes.episode is not None
@@ -135,7 +135,7 @@ def test_a_resumed_watch_says_the_same(stop: int) -> None:
         spikes = first if step <= stop else second
         if step == stop + 1:
             second.restore(json.loads(json.dumps(first.plain_state(), allow_nan=False)))
-        spikes.use(1)
+        spikes.phase = 1
         verdicts.append(spikes.look(step, torch.tensor(loss), torch.tensor(norm)))
     assert [verdict for verdict in verdicts if verdict] == whole and whole[0].kind == "harmful"
 
@@ -215,8 +215,8 @@ def test_what_stands_out() -> None:
     logs = np.exp([0.0, 1.0, 2.0, 1.0])  # 1 + 2 × 0.7413
     assert not is_norm_too_large(math.exp(2.48), logs, 2.0) and is_norm_too_large(math.exp(2.49), logs, 2.0)
     assert not is_norm_too_large(0.0, [0.0] * 5, 6.0) and is_norm_too_large(2.1e-30, [0.0] * 5, 6.0)
-    assert usual_value(np.array([3.0, math.nan, 1.0, 7.0, math.inf])) == 3.0
-    assert math.isnan(usual_value(np.array([math.nan])))
+    assert usual_and_deviation(np.array([3.0, math.nan, 1.0, 7.0, math.inf]))[0] == 3.0
+    assert math.isnan(usual_and_deviation(np.array([math.nan]))[0])
 
 
 def test_the_step_before_a_spike_is_passed_over_too() -> None:
@@ -253,7 +253,7 @@ def test_a_watch_that_reads_a_step_late_resumes_with_what_it_has_not_read(monkey
     def verdicts(stop: int | None) -> list[tuple[int, Verdict]]:
         spikes, found = Spikes(CPU, train_settings), []
         for step, (loss, norm) in enumerate(rows, start=1):
-            spikes.use(1 if step < 18 else 2)
+            spikes.phase = 1 if step < 18 else 2
             verdict = spikes.look(step, torch.tensor(loss), torch.tensor(norm))
             if verdict is not None:
                 found.append((step, verdict))
@@ -361,7 +361,7 @@ def spikes_with(**settings: Any) -> sections.Spikes:
 
 def test_a_poisoned_shard_is_passed_over(poisoned: Path) -> None:
     """The poison lasts longer than one wait, so the run goes back twice; with one try allowed it stops and
-    names the documents, and with more the same command goes on. It ends bitwise as a run that was told from
+    names the documents, and with more the same command resumes. It ends bitwise as a run that was told from
     the start to pass over the same steps.
     """
     with pytest.raises(KieloError) as caught:
@@ -379,17 +379,17 @@ def test_a_poisoned_shard_is_passed_over(poisoned: Path) -> None:
         (31, "went back", 20),
     ]
     first, second = (alert["message"] for alert in alerts(run))
-    assert "went back to step 20, and steps 26 to 30 are passed over" in first
-    assert "steps 30 to 32 are passed over" in second
+    assert "went back to step 20, passes over steps 26 to 30" in first
+    assert "passes over steps 30 to 32" in second
     assert_same_end(run, run_in(poisoned, "by_hand", skip_steps=((26, 32),)))
 
 
 @pytest.mark.full
 def test_told_only_where_asked_or_without_a_checkpoint_from_before(poisoned: Path) -> None:
     told = run_in(poisoned, "told", spikes=spikes_with(response="tell"), max_steps=31)
-    assert "it lasts, and training goes on, as train.spikes.response" in alerts(told)[0]["message"]
+    assert "It lasts, and training continues because train.spikes.response" in alerts(told)[0]["message"]
     early = run_in(poisoned, "early", every_steps=100, max_steps=31)
-    assert "as there is no checkpoint from before it" in alerts(early)[0]["message"]
+    assert "because there is no checkpoint from before it" in alerts(early)[0]["message"]
     assert read_plain(early / "checkpoints" / "step_00000031")["spikes"] == []
 
 

@@ -119,13 +119,13 @@ def test_ranks_that_were_killed_are_started_again_and_it_is_said(folder: Path, c
         shutdown_seconds=17, is_quiet=True,
     )  # fmt: skip
     assert (outcome.outcome, outcome.step) == ("finished", 20)
-    start = "; the ranks are started again from the start, as nothing was saved"
+    start = ". The ranks are restarted from the start, because nothing was saved"
     told = [
         (3, "rank 1 ended with SIGKILL (out of memory?) (lost each other)" + start),
         (4, "the job hangs" + start),
         (
             5,
-            "rank 0 ended with exit code 1 (ValueError: odd); the ranks are started again from step_00000004",
+            "rank 0 ended with exit code 1 (ValueError: odd). The ranks are restarted from step_00000004",
         ),
     ]
     assert alerts(folder) == told
@@ -163,7 +163,7 @@ def test_why_the_ranks_are_not_started_again_is_said_where_it_is_not_plain(folde
     failed = (leaving(folder, "failed", 3, "ValueError: odd"), Failure(0, 1))
     outcome = started(failed, failed)
     assert outcome.message == (
-        "ValueError: odd; the ranks are not started again: twice the same failure at the same step"
+        "ValueError: odd. The ranks are not restarted: twice the same failure at the same step"
     )
     assert outcome.outcome == "failed" and len(alerts(folder)) == 1
     (folder / Outcome.FILE_NAME).unlink()
@@ -182,7 +182,7 @@ def test_an_outcome_of_an_earlier_attempt_is_not_theirs(folder: Path) -> None:
     stale = read_outcome(folder, before, "rank 0 ended with exit code 1", is_stopping=False)
     assert (stale.outcome, stale.step, stale.tokens) == ("failed", None, None) and stale.exit_code == 1
     assert stale.message == (
-        f"rank 0 ended with exit code 1, without {file}; the first error above is the cause"
+        f"rank 0 ended with exit code 1, without {file}. The first error above is the cause"
     )
     assert read_outcome(folder, before, "", False).message.startswith("the ranks ended, without ")
     assert read_outcome(folder, before, "", True).outcome == "requeue"
@@ -248,7 +248,7 @@ def test_ranks_are_started_again_three_times_without_a_new_checkpoint(folder: Pa
     killed = [(leaving(folder, "failed", step, f"at {step}"), KILLED) for step in (3, 4, 5, 6)]
     outcome = started(*killed)
     assert outcome.message == (
-        "at 6; the ranks are not started again: 4 attempts in a row made no new checkpoint"
+        "at 6. The ranks are not restarted: 4 attempts in a row made no new checkpoint"
     )  # fmt: skip
     assert [step for step, _ in alerts(folder)] == [3, 4, 5]
     assert [text.count("\n") for text in flushed] == [1, 2, 3]

@@ -159,8 +159,8 @@ def test_the_last_sound_checkpoint_is_kept_until_sound_steps_have_followed(resol
     trouble, kept, keep_all = saved.save(5)
     assert (trouble, kept) == ({"sound_step": 3, "unsound_step": 5}, 3)
     assert keep_all == (
-        "the last 2 steps were not finite, so no older checkpoint was removed for step_00000005; where "
-        "training fails from there, move it away to go on from an older one"
+        "the last 2 steps were not finite, so no older checkpoint was removed for step_00000005. If "
+        "training fails from there, move it away to resume from an older checkpoint"
     )
     saved.guard.skipped, saved.guard.bad_in_a_row = 3, 0
     assert saved.save(7) == ({"sound_step": 3, "unsound_step": 7}, 3, None)

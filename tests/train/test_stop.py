@@ -110,14 +110,14 @@ def test_a_signal_asks_for_a_stop_and_a_second_press_ends_at_once(
             now[0] += 0.1
             os.kill(os.getpid(), signal.SIGINT)
         assert [signal.getsignal(number) for number in NUMBERS] == before
-    ended = "ended at once, unsaved; the same command goes on from the newest checkpoint"
+    ended = "ended at once, unsaved. The same command resumes from the newest checkpoint"
     finishing = "SIGUSR1: finishing the step and saving"
     assert said == [f"2\nkielo: {finishing}\n", f"2\nkielo: {ended}\n", "exit 130", "exit 130"]
     said.clear()
     with Stop(is_telling=True) as stop:
         stop.use(torch.device("cpu"))
         os.kill(os.getpid(), signal.SIGINT)
-    assert said == ["2\nkielo: SIGINT: finishing the step and saving; Ctrl-C again ends at once, unsaved\n"]
+    assert said == ["2\nkielo: SIGINT: finishing the step and saving. Ctrl-C again ends at once, unsaved\n"]
 
 
 @pytest.mark.parametrize("number", NUMBERS)

@@ -144,9 +144,9 @@ def test_a_file_that_was_altered_is_refused(
     with pytest.raises(KieloError) as caught:
         checked(resolved)
     assert str(caught.value) == (
-        f"{file}: is not what the pack stage wrote, its checksum differs from {tokens / 'manifest.json'}: it "
-        "was altered or damaged since. No step was taken. Fix: a whole copy of the file in its "
-        f"place; or move {tokens} away, and `kielo run RECIPE --to pack` packs the same corpus again"
+        f"{file}: is not what the pack stage wrote. Its checksum differs from {tokens / 'manifest.json'}, so "
+        "it was altered or damaged. No step was taken. Fix: put a complete copy in its place. Or move "
+        f"{tokens} away, and `kielo run RECIPE --to pack` packs the same corpus again"
     )
     assert not (folder / "train" / "tokens_verified.json").exists()
 
@@ -181,7 +181,9 @@ def test_tokens_that_were_replaced_are_refused(folder: Path) -> None:
     resolved = resolve(folder)
     manifest = json.loads((folder / "tokens" / "manifest.json").read_text())
     (folder / "tokens" / "manifest.json").write_text(json.dumps(manifest | {"version": 2}))
-    with pytest.raises(KieloError, match=r"tokens: was replaced while this job started; start it again$"):
+    with pytest.raises(
+        KieloError, match=r"tokens: was replaced while this job started\. Fix: start it again$"
+    ):
         checked(resolved)
 
 

@@ -189,7 +189,7 @@ def test_a_step_that_is_not_finite_is_skipped_by_all(tmp_path: Path) -> None:
     told = alerts(folder / "train")
     assert [alert["step"] for alert in told] == [3, 5, 6]
     for alert, rank in zip(told, ranks_of_spoilt_text(resolved, (3, 5, 6))):
-        assert f"first seen by rank {rank} (" in alert["message"] and alert["message"].endswith(": its loss")
+        assert f"First seen by rank {rank} (" in alert["message"] and alert["message"].endswith(": its loss")
 
 
 def ranks_of_spoilt_text(resolved: Resolved, steps: Iterable[int]) -> list[int]:

@@ -30,7 +30,9 @@ def test_each_touch_of_save_is_answered_once(tmp_path: Path) -> None:
     triggers.refuse_start()
     (tmp_path / "triggers" / "stop").touch()
     assert [triggers.look(), triggers.look()] == [(True, False), (True, False)]
-    with pytest.raises(KieloError, match="triggers/stop: asks this run to stay stopped; remove that file"):
+    with pytest.raises(
+        KieloError, match="triggers/stop: asks this run to stay stopped. Fix: remove that file"
+    ):
         triggers.refuse_start()
 
 

@@ -77,7 +77,7 @@ def test_eight_keys_are_named_with_the_first_rank_of_each_value(
     ten = eight | {"x": 1, "train.precision": "bf16"}
     told = refused(ten, dict.fromkeys(ten, 2))
     assert told.count("\n  - key") == 8 and "\n  - and 2 keys more\n" in told
-    assert "Fix: --set train.precision=bf16, where the recipe names none; the same" in told
+    assert "Fix: --set train.precision=bf16. Or the same" in told
 
 
 def test_what_a_rank_alone_has_may_differ(tmp_path: Path) -> None:

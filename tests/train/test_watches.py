@@ -12,13 +12,11 @@ from kielo.artifact.metrics import Spike
 from kielo.parallel.replicas import Difference
 from kielo.recipe import sections
 from kielo.recipe.errors import KieloError
-from kielo.train import go_back as go_back_module
-from kielo.train.go_back import go_back
-from kielo.train.watch import replica_check, spike_watch
-from kielo.train.watch.checks import TakenStep
-from kielo.train.watch.replica_check import ReplicaCheck
-from kielo.train.watch.spike_watch import SpikeWatch
-from kielo.train.watch.spikes import Episode, Verdict, WentBack
+from kielo.train import run as run_module
+from kielo.train.run import go_back
+from kielo.train.watch import checks, spikes
+from kielo.train.watch.checks import ReplicaCheck, TakenStep
+from kielo.train.watch.spikes import Episode, SpikeWatch, Verdict, WentBack
 
 
 class Checkpoints:
@@ -35,7 +33,7 @@ class Checkpoints:
 @pytest.fixture(autouse=True)
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        replica_check,
+        checks,
         "Agreement",
         lambda: SimpleNamespace(gather=lambda _: [f"nid{rank}" for rank in range(5)]),
     )
@@ -111,7 +109,7 @@ def test_a_rank_that_is_found_twice_ends_the_run_and_another_does_not() -> None:
     assert must_go_back(watch, 6, replicas(replace(NORM, ranks=(0, 1))), False)
     assert must_go_back(watch, 9, replicas(replace(NORM, ranks=(3,))), False)
     for ranks in ((2,), (1, 4), (3,)):
-        with pytest.raises(KieloError, match=r"^step 12: replicas differ: .*it is not the first time"):
+        with pytest.raises(KieloError, match=r"^step 12: replicas differ: .*It is not the first time"):
             must_go_back(watch, 12, replicas(replace(NORM, ranks=ranks)), False)
         assert checkpoints.asked == [3, 6, 9]
 
@@ -122,7 +120,7 @@ EPISODE = Episode(
 )  # fmt: skip
 DESCRIBED = (
     "the loss rose to 7.25 (usual: 2.5) and the gradient norm to 12.5 (usual: 0.5) in steps 27 to 30, most "
-    "in step 29, whose text is of books (b:1, b:2, b:3, b:4, b:5, 1 more) and web (w:9) (all of it: `kielo "
+    "in step 29, with text of books (b:1, b:2, b:3, b:4, b:5 and 1 more) and web (w:9) (all of it: `kielo "
     "data RECIPE --step 29`)"
 )
 
@@ -142,7 +140,7 @@ class Watched:
             {"source": "books", "document": f"b:{number}"} for number in (1, 2, 1, 3, 4, 5, 6)
         ]
         asked: list[Any] = []
-        monkeypatch.setattr(spike_watch, "documents_of_step", lambda *given: asked.append(given) or rows)
+        monkeypatch.setattr(spikes, "documents_of_step", lambda *given: asked.append(given) or rows)
         self.verdict: Verdict | None = None
         self.told: list[Any] = []
         self.accepted = 0
@@ -176,17 +174,17 @@ class Watched:
         return self.watch.after_step(TakenStep(31, loss, norm, loss, None, None)) == "go back"
 
 
-GOES_ON = "; it lasts, and training goes on, as "
+LASTS = ". It lasts, and training continues because "
 
 
 @pytest.mark.parametrize(
     ("kind", "settings", "saved", "outcome", "ending", "accepted"),
     [
-        ("passed", {}, 20, "passed", "; it passed by itself", 0),
-        ("norm", {}, 20, "told", "; the loss came back, the norm did not, and training goes on", 1),
-        ("harmful", {"response": "tell"}, 20, "told", GOES_ON + 'train.spikes.response = "tell" says', 1),
-        ("harmful", {}, 26, "told", GOES_ON + "there is no checkpoint from before it", 1),
-        ("harmful", {}, None, "told", GOES_ON + "there is no checkpoint from before it", 1),
+        ("passed", {}, 20, "passed", ". It passed by itself", 0),
+        ("norm", {}, 20, "told", ". The loss recovered, the norm did not, and training continues", 1),
+        ("harmful", {"response": "tell"}, 20, "told", LASTS + 'train.spikes.response = "tell"', 1),
+        ("harmful", {}, 26, "told", LASTS + "there is no checkpoint from before it", 1),
+        ("harmful", {}, None, "told", LASTS + "there is no checkpoint from before it", 1),
     ],
 )  # fmt: skip
 def test_a_spike_that_nothing_is_done_about_is_told(
@@ -228,7 +226,7 @@ def test_a_run_goes_back_so_many_times_for_spikes_that_follow_on_each_other(
     with pytest.raises(KieloError) as caught:
         watched.must_go_back("harmful")
     message = str(caught.value)
-    assert message.startswith(f"step 31: {DESCRIBED}; the run went back 2 times for spikes that follow on")
+    assert message.startswith(f"step 31: {DESCRIBED}. The run went back 2 times for spikes that follow on")
     assert "(train.spikes.max_tries = 2), so it stops" in message
     assert "train.skip_steps = [[26, 30]] and more" in message
     watched.state.spikes = [spikes["before it"], WentBack(17, 17, 1.0)]
@@ -240,9 +238,9 @@ def test_text_that_cannot_be_read_ends_no_run(monkeypatch: pytest.MonkeyPatch) -
         raise OSError("gone")
 
     watched = Watched(monkeypatch)
-    monkeypatch.setattr(spike_watch, "documents_of_step", lost)
+    monkeypatch.setattr(spikes, "documents_of_step", lost)
     watched.must_go_back("passed")
-    assert "whose text is of documents that could not be read (gone) (all of it:" in watched.told[1][1]
+    assert "with text of documents that could not be read (gone) (all of it:" in watched.told[1][1]
 
 
 class Going:
@@ -262,7 +260,7 @@ class Going:
             row=lambda episode, step, outcome: (episode.worst_step, step, outcome),
         )  # fmt: skip
         self.alert = lambda step, message: note((step, message))
-        monkeypatch.setattr(go_back_module, "restore", self.restore)
+        monkeypatch.setattr(run_module, "restore", self.restore)
 
     @contextmanager
     def paused(self):
@@ -283,8 +281,8 @@ def test_going_back_for_a_spike_saves_what_is_passed_over(monkeypatch: pytest.Mo
     run.spike_watch.harmful = EPISODE
     assert go_back(run, settings)
     passed_over = WentBack(26, 30, factor)
-    lower = "" if factor == 1 else ", and the learning rate is 0.5 of what it was from there on"
-    message = f"worst in 29; the run went back to step 20, and steps 26 to 30 are passed over{lower}"
+    lower = "" if factor == 1 else " with 0.5 of the learning rate"
+    message = f"worst in 29. The run went back to step 20, passes over steps 26 to 30, and continues{lower}"
     assert run.done == [
         "pause", "restore", ("meter", 2000), ("log", 20), ("save", 2.5, [passed_over]), "go on",
         (29, 20, "went back"), (20, message),
@@ -297,7 +295,7 @@ def test_going_back_for_a_difference_restores_and_tells(monkeypatch: pytest.Monk
     run = Going(monkeypatch, [])
     run.replica_check.found = "replicas differ"
     assert go_back(run, sections.Spikes())
-    alert = (31, "replicas differ; the run went back to step 20")
+    alert = (31, "replicas differ. The run went back to step 20")
     assert run.done == ["pause", "restore", ("meter", 2000), ("log", 20), "go on", alert]
     assert not go_back(run, sections.Spikes()) and run.state.spikes == []
     run.spike_watch.harmful = EPISODE

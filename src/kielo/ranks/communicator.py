@@ -1,4 +1,9 @@
-"""Communicators: started one at a time with the missing ranks named, and limits of time for their work."""
+"""Communicators: started one at a time with the missing ranks named, and limits of time for their work.
+
+Process groups that are first used in the middle of a step can hang without a message (on LUMI in 13 of 17
+starts: laifs-container-recipes#44). So each is made and warmed in a thread within a time limit. Each rank
+sets a mark in the store when it arrives, and missing marks name the missing ranks.
+"""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -10,27 +15,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout  # the same in torch 2.10, 2.11 and 2.13
 
-from kielo.ranks.hang_watch import STEPS, Progress
+from kielo.ranks.hang_watch import STEPS, Progress, some
 from kielo.ranks.rendezvous import hosts_of_ranks, nodes_of_ranks
 from kielo.recipe.errors import KieloError, no_more_processes
 
-# Start of one communicator at a time: it is made and used once, and ranks that do not arrive are named.
-#
-# Process groups that are made together, or first used in the middle of a step, can hang without a message
-# (on LUMI a second process group hung in 13 of 17 four-node starts: laifs-container-recipes#44). So they
-# are made and warmed one after another, each in a thread that the caller waits for no longer than its time
-# limit; every rank sets a mark in the store when it arrives, and at the time limit the missing marks name
-# the missing ranks.
-
-
 _ANSWER_SECONDS = 3.0  # rank 0, which serves the store, stays as long (world.LINGER_SECONDS)
+_FIRST_STEPS = 2  # the third step is compiled and warm
+_MOST_NAMED = 32
 
 
 class NoCommunicator(KieloError):
-    """A communicator that did not come up. `hosts`: those of the ranks that did not arrive, on rank 0.
-
-    Empty on other ranks, where all arrived, and where no launcher names the hosts.
-    """
+    """A communicator that did not start. hosts: of the missing ranks, on rank 0, if a launcher names them."""
 
     def __init__(self, message: str, hosts: Sequence[str] = ()):
         super().__init__(message)
@@ -39,8 +34,6 @@ class NoCommunicator(KieloError):
 
 @dataclass(frozen=True)
 class Startup:
-    """The rank that starts communicators, the store of the marks, and the time limit of each start."""
-
     rank: int
     store: dist.Store
     device: torch.device
@@ -48,23 +41,22 @@ class Startup:
 
     @property
     def group_timeout(self) -> timedelta:
-        """Time limit of a new group, longer than that of its start, which names the missing ranks."""
+        """The limit of a new group, longer than the limit of its start, which names the missing ranks."""
         return timedelta(seconds=self.timeout_seconds, minutes=30)
 
 
 def raise_communicator(
     startup: Startup, name: str, ranks: Sequence[int], make: Callable[[], dist.ProcessGroup | None]
 ) -> dist.ProcessGroup:
-    """Call `make`, sums a one over the new group, and return the group.
+    """Call `make`, sum a one over the new group, and return the group.
 
-    Args: `name` is the mesh axis (or "world") for messages and marks; `ranks` are the global ranks of the
-    group. Raises NoCommunicator naming the axis and the ranks that did not arrive within the time limit, on
-    every rank that did.
+    name: the mesh axis (or "world"). ranks: the global ranks of the group. Raises NoCommunicator, on every
+    rank that arrived, naming the axis and the missing ranks.
     """
     made: list[dist.ProcessGroup] = []
 
     def start() -> None:
-        if (group := make()) is None:  # by torch's types; it raises instead
+        if (group := make()) is None:  # only by torch's types
             raise KieloError(f"torch has made no group {name!r}")
         made.append(group)
         _warm(group, len(ranks), startup.device)
@@ -74,11 +66,10 @@ def raise_communicator(
 
 
 def warm_messages(startup: Startup, name: str, ranks: Sequence[int], group: dist.ProcessGroup) -> None:
-    """Send one message each way between neighbours of `group`, and between its first and last rank.
+    """Send a message each way between neighbours, and between the first and last rank, as a pipeline does.
 
-    A pipeline sends between these. NCCL makes a communicator of two ranks at their first message, which would
-    otherwise be in the middle of a step. `ranks` are the global ranks of the group. Raises KieloError naming
-    the rank that did not arrive within the time limit of each pair.
+    NCCL makes a communicator of two ranks at their first message. ranks: the global ranks of the group.
+    Raises KieloError naming a rank that did not arrive within each pair's time limit.
     """
     size, mine = len(ranks), list(ranks).index(startup.rank)
     pairs = [(first, first + 1) for start in (0, 1) for first in range(start, size - 1, 2)]
@@ -102,20 +93,19 @@ def warm_messages(startup: Startup, name: str, ranks: Sequence[int], group: dist
 
 
 def own_connection(store: dist.Store) -> dist.Store:
-    """Return another connection to the store, as a store serves one thread at a time."""
+    """Return another connection to the store, because a store serves one thread at a time."""
     return store.clone()  # type: ignore[attr-defined]  # torch's stub lacks it
 
 
 def _within_limit(startup: Startup, name: str, ranks: Sequence[int], start: Callable[[], None]) -> None:
-    """Call `start` in a thread; raise KieloError if it fails or does not end within the time limit."""
-    marks = own_connection(startup.store)  # `start` may be waiting in the other
+    marks = own_connection(startup.store)  # `start` may wait in the other connection
 
     def work() -> None:
         if startup.device.type == "cuda":
             torch.cuda.set_device(startup.device)  # the current device belongs to the thread
         start()
 
-    marks.set(_mark(name, startup.rank), "1")
+    marks.set(f"arrived/{name}/{startup.rank}", "1")
     reason, cause = f"was not up after {startup.timeout_seconds:g} s", None
     try:
         if in_thread(work, f"communicator {name}", startup.timeout_seconds):
@@ -124,16 +114,18 @@ def _within_limit(startup: Startup, name: str, ranks: Sequence[int], start: Call
         if said := no_more_processes(error):
             raise KieloError(f"rank {startup.rank}: communicator {name!r} failed: {said}") from error
         reason, cause = f"failed ({error})", error
-    raise NoCommunicator(
-        f"rank {startup.rank}: communicator {name!r} {reason}: {who_is_missing(name, ranks, marks)}",
-        _hosts_missing(name, ranks, marks) if startup.rank == 0 else (),
-    ) from cause
+    message = f"rank {startup.rank}: communicator {name!r} {reason}: {who_is_missing(name, ranks, marks)}"
+    hosts: list[str] = []
+    if startup.rank == 0:
+        with suppress(RuntimeError):  # the store may be gone
+            hosts = hosts_of_ranks(_missing(name, ranks, marks))
+    raise NoCommunicator(message, hosts) from cause
 
 
 def in_thread(call: Callable[[], None], name: str, timeout_seconds: float | None = None) -> bool:
-    """Call in another thread and waits; returns False at the time limit. Raises what `call` raises.
+    """Call in another thread and wait. Return False at the time limit. Raise what `call` raises.
 
-    While it waits, this thread can take signals, which it cannot in a call of torch that waits for others.
+    While it waits, this thread can take signals, unlike in a call of torch that waits for others.
     """
     errors: list[BaseException] = []
     ended = threading.Event()
@@ -160,31 +152,20 @@ def _warm(group: dist.ProcessGroup, size: int, device: torch.device) -> None:
 
 
 def who_is_missing(name: str, ranks: Sequence[int], store: dist.Store) -> str:
-    """Return text about the ranks without a mark in `store`.
-
-    The first rank of the group to ask looks for the marks and leaves the text in the store for the others: of
-    thousands of ranks that give up at once, each would ask for thousands of marks.
-    """
+    """Return text about the ranks without a mark in `store`, written by the first rank that asks."""
     text = f"missing/{name}/{ranks[0]}"
     try:
         if store.add(f"{text}/asked", 1) == 1:
             store.set(text, _about(_missing(name, ranks, store), len(ranks)))
         store.wait([text], timedelta(seconds=_ANSWER_SECONDS))
         return store.get(text).decode()
-    except RuntimeError:  # dist.DistError is one
-        return "the store on rank 0 is gone, so rank 0 ended first; its message gives the reason"
-
-
-def _hosts_missing(name: str, ranks: Sequence[int], store: dist.Store) -> list[str]:
-    """Return the hosts of the ranks without a mark; [] where the store is gone."""
-    with suppress(RuntimeError):
-        return hosts_of_ranks(_missing(name, ranks, store))
-    return []
+    except RuntimeError:  # the base of dist.DistError
+        return "the store on rank 0 is gone, so rank 0 ended first. Its message gives the reason"
 
 
 def _missing(name: str, ranks: Sequence[int], store: dist.Store) -> list[int]:
-    """Return the ranks without a mark: one question, and two for each half that lacks some."""
-    if store.check([_mark(name, rank) for rank in ranks]):
+    """Return the ranks without a mark, by one question, and two for each half that lacks some."""
+    if store.check([f"arrived/{name}/{rank}" for rank in ranks]):
         return []
     if len(ranks) == 1:
         return list(ranks)
@@ -195,47 +176,24 @@ def _missing(name: str, ranks: Sequence[int], store: dist.Store) -> list[int]:
 def _about(missing: list[int], size: int) -> str:
     if not missing:
         return (
-            f"all {size} ranks arrived, but could not communicate; check the network interface "
+            f"all {size} ranks arrived, but could not communicate. Fix: check the network interface "
             "(NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME) and train.start_timeout_seconds"
         )
-    shown = _some(list(map(str, missing)))
+    shown = some(missing, _MOST_NAMED)
     plural = "ranks" if len(missing) > 1 else "rank"
     nodes = nodes_of_ranks(missing)
-    where = f" (they are on {_some(nodes)})" if nodes else ""
+    where = f" (they are on {some(nodes, _MOST_NAMED)})" if nodes else ""
     return (
-        f"{plural} {shown} did not arrive, {size - len(missing)} of {size} did{where}; look at the log "
-        f"of {plural} {shown}, or raise "
-        "train.start_timeout_seconds if they are merely slow"
+        f"{plural} {shown} did not arrive, {size - len(missing)} of {size} did{where}. Fix: look at the log "
+        f"of {plural} {shown}, or raise train.start_timeout_seconds if they are merely slow"
     )
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:32]) + (f" and {len(names) - 32} more" if len(names) > 32 else "")
-
-
-def _mark(name: str, rank: int) -> str:
-    return f"arrived/{name}/{rank}"
-
-
-# Time limits of collectives: long until the first steps of a range are done, then short.
-#
-# The first steps compile and connect; in a pipeline each stage compiles only when the one before it has
-# sent its output. Later a rank that stops answering must end the job soon. NCCL watches collectives and
-# messages. gloo (on CPUs) watches collectives; a message of a pipeline keeps the limit with which its group
-# was made (`Startup.group_timeout`; torch cannot change it later), and ends at once where the other process
-# has ended.
-#
-# The same moments tell the heartbeat what a rank does (`hang_watch.py`).
-
-
-_FIRST_STEPS = 2  # the third step is compiled and warm
-
-
 class TimeLimits:
-    """The time limits of `groups`, long at first.
+    """The time limits of collectives of `groups`: long while a range's first steps compile, later short.
 
-    long_seconds, short_seconds: how long a rank may wait for another one in a collective, before and after
-    the first steps of a range are done. progress: is told what this rank does.
+    Messages of a pipeline over gloo keep the limit of `Startup.group_timeout`. progress: takes what this rank
+    does.
     """
 
     def __init__(
@@ -250,13 +208,11 @@ class TimeLimits:
         self.restart()
 
     def restart(self) -> None:
-        """Set the long limit; called before the parts of a range of steps are built."""
         self._steps = 0
         self._set(self._long)
         self.progress.begin("the build and the first steps")
 
     def step_done(self, step: int) -> None:
-        """Counts a step of the range; after the first ones the short limit holds."""
         self._steps += 1
         self.progress.step_done(step)
         if self._steps == _FIRST_STEPS:
@@ -265,7 +221,7 @@ class TimeLimits:
 
     @contextmanager
     def paused(self, doing: str) -> Iterator[None]:
-        """Set the long limit for work between steps: held-out text (which compiles too) and saves."""
+        """Set the long limit for work between steps: held-out text, which compiles too, and saves."""
         self._set(self._long)
         with self.progress.during(doing):
             yield

@@ -1,7 +1,7 @@
-"""The flight record of a rank: the collectives that torch has noted, written when the job hangs.
+"""The collectives that torch has noted, written when the job hangs, for `torchfrtrace
+RUN/train/flight_record`.
 
-torch's own analyser compares the records of all ranks: `torchfrtrace RUN/train/flight_record`. NCCL and RCCL
-note all their collectives. gloo, from torch 2.11 on, notes some, and not the ranks of a group, which that
+NCCL and RCCL note all. gloo, from torch 2.11 on, notes some, without the ranks of a group, which that
 analyser needs.
 """
 
@@ -18,26 +18,25 @@ _ANSWER_SECONDS = 5.0
 
 
 def keep_flight_record() -> None:
-    """Make torch note collectives, which 2.10 does not by default; called before the first group is made."""
+    """Make torch note collectives, which 2.10 does not by default. Call it before the first group is made."""
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(_KEPT_COLLECTIVES))
 
 
 def write_flight_record(folder: Path, rank: int) -> None:
-    """Write this rank's record as `rank_00007`, in torch's form; nothing where torch has noted nothing.
+    """Write this rank's record as `rank_00007`, in torch's form, if torch has noted anything.
 
-    Another thread asks torch for it, since a communicator that is stuck may not answer: after 5 s it is given
-    up.
+    Another thread asks torch, because a stuck communicator may never answer. After 5 s it is given up.
     """
     found: list[bytes] = []
-    asking = threading.Thread(target=lambda: found.extend(_records()), name="flight record", daemon=True)
+
+    def ask() -> None:
+        dumps = [getattr(c10d, name) for name in _RECORDERS if hasattr(c10d, name)]
+        records = [dump(True, True, False) for dump in dumps]  # all collectives, with stacks, ended too
+        found.extend(record for record in records if pickle.loads(record).get("entries"))
+
+    asking = threading.Thread(target=ask, name="flight record", daemon=True)
     asking.start()
     asking.join(_ANSWER_SECONDS)
     if found:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"rank_{rank:05d}").write_bytes(found[0])
-
-
-def _records() -> list[bytes]:
-    dumps = [getattr(c10d, name) for name in _RECORDERS if hasattr(c10d, name)]
-    records = [dump(True, True, False) for dump in dumps]  # all collectives, with stacks, ended ones too
-    return [record for record in records if pickle.loads(record).get("entries")]

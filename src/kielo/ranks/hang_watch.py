@@ -1,46 +1,40 @@
-"""The progress that ranks note, and the judgement from their heartbeats: who hangs, and where."""
+"""The progress that ranks note, and the judgement from their heartbeats: who hangs, and where.
+
+Each layer of a step is a mark of progress (`layer_marks.py`), and the limit follows from the longest pauses
+between marks. Only seconds of the rank that looks count, and its own pauses little: clocks of two machines
+are never compared, and a job that was stopped and continued as a whole does not look hung.
+"""
 
 import json
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
-from typing import Protocol
-
-# The progress of this rank: its step, what it does, and how long that may take without a sign of progress.
-#
-# The thread that trains notes it, the thread of `heartbeat.py` reads it. Inside a step layers are marks of
-# progress (`layer_marks.py`); the longest pause between two of them in each step is remembered, and steps
-# may stand still as long as `stuck_seconds` says. Heartbeats come from another thread than the steps, so
-# the limit of silence does not depend on them. Work that is long on purpose (building and compiling,
-# held-out text, saves) has limits of its own. So has a wait for files: a file system that nodes share stalls
-# for minutes, and a line that the heartbeat's thread writes to a file waits with it.
-
 
 STEPS = "steps"
 _TIMES_P99 = 3.0
 _REMEMBERED_STEPS, _FEWEST_STEPS = 512, 10
-_MOST_EVENTS = 4096  # that the device has not come to
-_OWN_SHARE = 0.9  # of the limit of a wait for files; after it the rank itself names the file
-
-
-class Event(Protocol):
-    """An event in the stream of a device. query: True once the device has passed it."""
-
-    def query(self) -> bool: ...
+_MOST_EVENTS = 4096  # that the device has not reached
+_OWN_SHARE = 0.9  # of the limit of a wait for files, after which the rank itself names the file
+# A rank that missed this many beats is frozen, and not waiting, if the job stands still.
+_MISSED_BEATS = 4
+_STALL_BEATS = 5  # later, to tell a frozen rank from the ranks that wait for it
+_MOST_NAMED = 8
+_BEAT_SECONDS = 0.5
+_BEATS_PER_SECOND = 1000  # of all ranks together: what one store takes beside other work
+_SILENT_SECONDS, _SILENT_BEATS = 15.0, 15
 
 
 class Progress:
-    """The progress of one rank.
+    """The progress of one rank: its step, what it does, and how long that may take.
 
-    floor_seconds: the shortest limit of a step. silent_seconds: that of silence in it. first_seconds: the
-    limit of long work that has not been done before. later_seconds: the shortest limit of long work that has,
-    and of silence during it. file_seconds: how long a rank may wait for files. has_changed: is set when the
-    limits may have changed, so that the others are told at once.
+    Limits in seconds: floor: the shortest of a step. silent: of silence in a step. first: of long work the
+    first time. later: the shortest later, and of silence during it. file: of waits for files. `has_changed`:
+    limits may have changed.
     """
 
     def __init__(
@@ -58,37 +52,33 @@ class Progress:
         self.step = 0
         self.doing = "the start"
         self._since = self._marked = time.monotonic()
-        self._marks, self._events = 0, deque[Event]()
-        self._pause = 0.0  # the longest of this step
+        self._marks, self._events = 0, deque[Callable[[], bool]]()
+        self._pause = 0.0  # the longest pause of this step
         self._pauses: deque[float] = deque(maxlen=_REMEMBERED_STEPS)
         self._longest: dict[str, float] = {}
 
     def begin(self, doing: str) -> None:
-        """Note that long work begins, or (`STEPS`) that ordinary steps do."""
         self.doing, self._since = doing, time.monotonic()
         self._marked, self._pause = self._since, 0.0
         self.has_changed.set()
 
     def mark(self) -> None:
-        """Note progress inside a step."""
         now = time.monotonic()
         self._pause = max(self._pause, now - self._marked)
         self._marked, self._marks = now, self._marks + 1
 
     @property
     def takes_events(self) -> bool:
-        """False while the device is far behind: more marks would tell nothing."""
         return len(self._events) < _MOST_EVENTS
 
-    def mark_after(self, event: Event) -> None:
-        """Note progress that counts once the device has passed `event`."""
-        self._events.append(event)
+    def mark_after(self, has_passed: Callable[[], bool]) -> None:
+        self._events.append(has_passed)
 
     def marks(self) -> int:
-        """Return how many marks were passed; the heartbeat calls it, which is when the device is asked."""
+        """Return how many marks were passed. The heartbeat calls it, and only then the device is asked."""
         has_passed = False
-        with suppress(RuntimeError):  # of a device that has failed, as the thread that trains will learn
-            while self._events and self._events[0].query():
+        with suppress(RuntimeError):  # the training thread will learn of a failed device by itself
+            while self._events and self._events[0]():
                 self._events.popleft()
                 has_passed = True
         if has_passed:
@@ -96,7 +86,6 @@ class Progress:
         return self._marks
 
     def step_done(self, step: int) -> None:
-        """Note that `step` is done."""
         self.mark()
         if self.doing == STEPS:
             self._pauses.append(self._pause)
@@ -104,7 +93,6 @@ class Progress:
 
     @contextmanager
     def during(self, doing: str) -> Iterator[None]:
-        """Note long work between steps."""
         before = self.doing
         self.begin(doing)
         yield
@@ -113,32 +101,29 @@ class Progress:
 
     @contextmanager
     def at_files(self) -> Iterator[float]:
-        """Note a wait for files inside a step. Yield how long it may last before other ranks end this one."""
+        """Note a wait for files inside a step. Yield its limit, after which other ranks end this rank."""
         self._is_at_files = True
         try:
             yield _OWN_SHARE * self.limits()[0]
         finally:
-            self.mark()  # before the limit becomes short: the wait was no standstill
+            self.mark()  # before the limit becomes short, because the wait was no standstill
             self._is_at_files = False
 
     @property
     def p99_seconds(self) -> float:
-        """The 99th percentile of the steps' longest pauses (nearest rank); 0 before the first."""
-        seconds = sorted(self._pauses)  # a copy, as the other thread may add to it
+        """The 99th percentile of the steps' longest pauses (nearest rank), 0 before the first step."""
+        seconds = sorted(self._pauses)  # a copy, because the other thread may add to it
         return seconds[int(0.99 * len(seconds))] if seconds else 0.0
 
     @property
     def stall_seconds(self) -> float:
-        """How long a pause of a step is worth a line: 3 × `p99_seconds`.
-
-        Infinite in long work, and before ten steps have shown what is usual.
-        """
+        """The pause worth a line in the log: 3 × p99, or infinite in long work and the first ten steps."""
         if self.doing != STEPS or len(self._pauses) < _FEWEST_STEPS:
             return math.inf
         return _TIMES_P99 * self.p99_seconds
 
     def limits(self) -> tuple[float, float]:
-        """Return (still, silent): seconds without a sign of progress, and without a heartbeat."""
+        """Return (still, silent): the limits in seconds without progress, and without a heartbeat."""
         doing = self.doing
         if doing == STEPS:
             still, silent = stuck_seconds(self.p99_seconds, self._floor), self._silent
@@ -150,40 +135,18 @@ class Progress:
 
 
 def stuck_seconds(p99_seconds: float, floor_seconds: float) -> float:
-    """Return how long steps may show no progress: `floor_seconds` longer than they usually do at most.
-
-    p99_seconds: the 99th percentile of the longest pause of a step. At most three times that, and at least
-    the floor.
-    """
+    """Return the limit of a pause: p99 + floor, at most 3 × p99, at least the floor."""
     return max(floor_seconds, min(_TIMES_P99 * p99_seconds, p99_seconds + floor_seconds))
-
-
-# Judges from the heartbeats of all ranks whether the job hangs, and which rank is the cause.
-#
-# In: the newest heartbeat of every rank, at every look. Out: a `Hang`, once. Only seconds of the one who
-# looks are counted, and a pause of its own counts little: clocks of two machines are never compared, and a
-# job that was stopped as a whole and continued is not taken for one that hangs.
-
-
-# A rank that has missed so many beats when the job stands still is frozen, and not waiting.
-_MISSED_BEATS = 4
-_STALL_BEATS = 5  # later than that, so that a frozen rank is told from those that wait for it
-_MOST_NAMED = 8
-_BEAT_SECONDS = 0.5
-_BEATS_PER_SECOND = 1000  # of all ranks together: what one store takes beside other work
-_SILENT_SECONDS, _SILENT_BEATS = 15.0, 15
 
 
 @dataclass(frozen=True)
 class Beat:
     """The newest sign of life of one rank.
 
-    number: counts its beats. moves: counts collectives and messages that it has begun, and layers that its
-    device has come to. entered: of groups in which all ranks begin the same collectives, by `group_key`, how
-    many it has begun. at: the innermost line of its main thread outside of torch. is_inside: that thread is
-    inside torch.distributed. still_seconds, silent_seconds: its limits now (`Progress.limits`).
-    stall_seconds: how long a pause is worth a line (`Progress.stall_seconds`). p99_seconds: the 99th
-    percentile of the longest pause of a step.
+    moves: collectives and messages begun, and layers that its device has reached. entered: `group_key` →
+    collectives begun, if all ranks of the group begin the same. at: the innermost line of its main thread
+    outside of torch. is_inside: that thread is inside torch.distributed. still_seconds, silent_seconds:
+    `Progress.limits`.
     """
 
     number: int
@@ -200,7 +163,7 @@ class Beat:
 
     @classmethod
     def last(cls, number: int) -> "Beat":
-        """Return the beat of a rank that sends no more. It has no limits, so the job is no longer judged."""
+        """Return the last beat of a rank. It has no limits, so the job is no longer judged."""
         return cls(number, 0, "", 0, {}, "", False, math.inf, math.inf, math.inf, 0.0)
 
     def text(self) -> str:
@@ -214,9 +177,9 @@ class Beat:
 
 @dataclass(frozen=True)
 class Hang:
-    """A job that stands still. ranks: the cause; empty: all wait for each other. reason: ends a sentence.
+    """A job that stands still. is_silent: the ranks send no heartbeat. reason: ends a sentence.
 
-    is_silent: the ranks send no heartbeat.
+    ranks: the cause, or empty if all wait for each other.
     """
 
     ranks: tuple[int, ...]
@@ -226,17 +189,11 @@ class Hang:
 
 
 def group_key(ranks: Sequence[int]) -> str:
-    """Return a short key of the group of these ranks, a hash of 64 bits, equal on each rank.
-
-    A list of ranks takes 30 KB in each beat of a job of 6,144 ranks, and one store sends every beat to the
-    watching ranks.
-    """
+    """Return a hash of 64 bits, equal on each rank: a list of 6,144 ranks takes 30 KB in each beat."""
     return blake2b(",".join(map(str, ranks)).encode(), digest_size=8).hexdigest()
 
 
 class HangWatch:
-    """Counts for how long each rank was silent and the job stood still; each beats every `beat_seconds`."""
-
     def __init__(self, num_ranks: int, beat_seconds: float):
         self._beat_seconds = beat_seconds
         self._seen: list[Beat | None] = [None] * num_ranks
@@ -244,10 +201,7 @@ class HangWatch:
         self._still = 0.0
 
     def look(self, beats: Sequence[Beat], elapsed_seconds: float) -> Hang | None:
-        """Return the hang that these beats show; None while there is none.
-
-        elapsed_seconds: since the look before, by the clock of the one who looks.
-        """
+        """Return the hang that these beats show, or None. elapsed_seconds: since the last look."""
         counted = min(elapsed_seconds, 2 * self._beat_seconds)
         has_moved = False
         for rank, beat in enumerate(beats):
@@ -268,9 +222,9 @@ class HangWatch:
         return Hang(_cause(beats), False, self._still, "without progress" + _limit(beats, still_limit))
 
     def stall(self, beats: Sequence[Beat]) -> Hang | None:
-        """Return a pause of the steps that is not usual, for as long as it lasts; it may become a hang.
+        """Return an unusual pause of the steps, while it lasts, or None if the limit of a hang is not later.
 
-        Called after `look`, with the same beats. None also where the limit of a hang is not later.
+        Call it after `look`, with the same beats.
         """
         limit = stall_limit(self._beat_seconds, max(beat.stall_seconds for beat in beats))
         if self._still <= limit or limit >= max(beat.still_seconds for beat in beats):
@@ -279,37 +233,34 @@ class HangWatch:
         return Hang(silent or _cause(beats), bool(silent), self._still, f"without progress ({_usual(beats)})")
 
     def _silent_ranks(self, silent_limit: float) -> tuple[int, ...]:
-        """Return the ranks that have missed too many heartbeats to be waiting."""
         frozen_seconds = min(_MISSED_BEATS * self._beat_seconds, silent_limit)
         return tuple(rank for rank, seconds in enumerate(self._silent) if seconds > frozen_seconds)
 
 
 def beat_seconds(num_ranks: int) -> float:
-    """Return the seconds from one heartbeat of a rank to its next."""
     return max(_BEAT_SECONDS, num_ranks / _BEATS_PER_SECOND)
 
 
 def silent_seconds(hang_seconds: float, num_ranks: int) -> float:
-    """Return how long a rank may send no heartbeat while others take steps.
+    """Return how long a rank may send no heartbeat in a step.
 
-    15 beats if they take longer than 15 s, else 15 s or a shorter `hang_seconds`. After a link was
-    interrupted, TCP tries for the sixth time 12.6 s after the first loss at the latest. A step may wait for
-    slow files and devices; heartbeats wait for nothing else.
+    15 beats if they take more than 15 s, else 15 s, or `hang_seconds` if that is shorter. After a link was
+    interrupted, TCP tries for the sixth time at most 12.6 s after the first loss.
     """
     beats_seconds = _SILENT_BEATS * beat_seconds(num_ranks)
     return beats_seconds if beats_seconds > _SILENT_SECONDS else min(hang_seconds, _SILENT_SECONDS)
 
 
 def stall_limit(beat_seconds: float, stall_seconds: float) -> float:
-    """Return after how long a pause its cause is named: `stall_seconds`, and five beats at the least."""
+    """Return after how long a pause its cause is named: `stall_seconds`, at least five beats."""
     return max(stall_seconds, _STALL_BEATS * beat_seconds)
 
 
 def describe(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], states: Mapping[int, str]) -> str:
-    """Return a message that names the cause of a hang, where it is, and where the others wait.
+    """Return a message that names the cause of a hang, its place, and the places of the waiting ranks.
 
-    beats: the last of all ranks; empty: not known. places: rank → node and process; states: rank → what the
-    kernel says of it, as far as they are known.
+    beats: of all ranks, or empty. places, states: rank → node and process, and what the kernel says, if
+    known.
     """
     stands = f"the job hangs, {hang.seconds:.0f} s {hang.reason}"
     if not hang.ranks:
@@ -317,13 +268,12 @@ def describe(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], state
     first = beats[hang.ranks[0]] if beats else None
     during = f" after step {first.step}, during {first.doing}" if first else ""
     return (
-        f"{stands}{during}. The cause: {_named(hang, beats, places, states)}. Start again from the newest "
-        "checkpoint; where it comes again on the same node, leave that node out"
+        f"{stands}{during}. The cause: {_named(hang, beats, places, states)}. Fix: start again from the "
+        "newest checkpoint. If it recurs on the same node, leave that node out"
     )
 
 
 def describe_stall(stall: Hang, beats: Sequence[Beat], places: Mapping[int, str]) -> str:
-    """Return a message that names the cause of a pause, where it is, and where the others wait."""
     limit = max(beat.still_seconds for beat in beats)
     cause = _named(stall, beats, places, {}) if stall.ranks else f"all ranks wait: {_waiting(beats)}"
     stands = f"{stall.seconds:.1f} s {stall.reason}"
@@ -332,23 +282,21 @@ def describe_stall(stall: Hang, beats: Sequence[Beat], places: Mapping[int, str]
 
 def _named(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], states: Mapping[int, str]) -> str:
     named = []
-    for rank in hang.ranks[:_MOST_NAMED]:
+    for rank in hang.ranks:
         state = f" ({states[rank]})" if rank in states else ""
         at = f" at {beats[rank].at}" if beats else ""
         place = f" on {places[rank]}" if rank in places else ""
         named.append(f"rank {rank}{place}{state}{at}")
-    if len(hang.ranks) > _MOST_NAMED:
-        named.append(f"{len(hang.ranks) - _MOST_NAMED} more")
     others = [rank for rank in range(len(beats)) if rank not in hang.ranks]
     verb = "waits" if len(others) == 1 else "wait, the first"
-    waiting = f"; {_ranks(others)} {verb} at {beats[others[0]].at}" if others else ""
-    return f"{', '.join(named)}{waiting}"
+    waiting = f", while {_ranks(others)} {verb} at {beats[others[0]].at}" if others else ""
+    return f"{some(named, _MOST_NAMED)}{waiting}"
 
 
 def _lines(beats: Sequence[Beat]) -> str:
     if len({beat.at for beat in beats}) == 1:
-        return f"{_waiting(beats)}. A network that lost a message is the likely cause: start again"
-    return f"{_waiting(beats)}. Collectives that do not match are a fault of the program, which comes again"
+        return f"{_waiting(beats)}. The network probably lost a message. Fix: start again"
+    return f"{_waiting(beats)}. Mismatched collectives are a bug of the program: a restart will hang again"
 
 
 def _waiting(beats: Sequence[Beat]) -> str:
@@ -359,8 +307,13 @@ def _waiting(beats: Sequence[Beat]) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks[:_MOST_NAMED]))}{more}"
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {some(ranks, _MOST_NAMED)}"
+
+
+def some(names: Sequence[object], most: int) -> str:
+    """Return e.g. "a, b and 3 more"."""
+    more = len(names) - most
+    return ", ".join(map(str, names[:most])) + (f" and {more} more" if more > 0 else "")
 
 
 def _place(beat: Beat) -> tuple[int, str, int]:
@@ -368,31 +321,22 @@ def _place(beat: Beat) -> tuple[int, str, int]:
 
 
 def _limit(beats: Sequence[Beat], seconds: float) -> str:
-    return f" (the limit is {seconds:.3g} s; {_usual(beats)})"
+    return f" (the limit is {seconds:.3g} s, and {_usual(beats)})"
 
 
 def _usual(beats: Sequence[Beat]) -> str:
-    p99 = max(beat.p99_seconds for beat in beats)
-    return f"steps usually pause for {p99:.3g} s at most"
+    return f"steps usually pause for at most {max(beat.p99_seconds for beat in beats):.3g} s"
 
 
 def _cause(beats: Sequence[Beat]) -> tuple[int, ...]:
-    """Return the ranks that others wait for; none where all wait for each other."""
-    return tuple(_behind(beats) or _outside(beats))
-
-
-def _behind(beats: Sequence[Beat]) -> list[int]:
-    """Return the ranks that others wait for: behind in a group, and ahead of others in none."""
+    """Return the ranks that others wait for: behind in a group, ahead in none. Else those outside torch."""
     groups: dict[str, dict[int, int]] = {}
     for rank, beat in enumerate(beats):
         for group, count in beat.entered.items():
             groups.setdefault(group, {})[rank] = count
     behind = {rank for counts in groups.values() for rank in counts if counts[rank] < max(counts.values())}
     ahead = {rank for counts in groups.values() for rank in counts if counts[rank] > min(counts.values())}
-    return sorted(behind - ahead or behind)
-
-
-def _outside(beats: Sequence[Beat]) -> list[int]:
-    """Return the ranks that are not inside torch.distributed, where others are; else none."""
-    outside = [rank for rank, beat in enumerate(beats) if not beat.is_inside]
-    return outside if len(outside) < len(beats) else []
+    if behind:
+        return tuple(sorted(behind - ahead or behind))
+    outside = tuple(rank for rank, beat in enumerate(beats) if not beat.is_inside)
+    return outside if len(outside) < len(beats) else ()

@@ -1,11 +1,8 @@
-"""Heartbeats of the ranks of a job, beside the training: a rank that is stuck is named, and the job ends.
+"""Heartbeats of the ranks of a job, beside the training: a stuck rank is named, and the job ends.
 
-A thread of each rank writes a `Beat` into the store in which the ranks meet, whatever the main thread waits
-for, and no collective is needed. Two ranks look at the beats of all (`hang_watch.py`). When the job hangs,
-every rank that still can writes where its threads are, the cause is printed and recorded, and all ranks end
-with exit code 76.
-
-A rank that is frozen does not write anything; one of the same node asks it to (`local_ranks.py`).
+A thread of each rank writes a `Beat` into the store, and two ranks look at all beats (`hang_watch.py`). When
+the job hangs, every rank that still can writes its stacks, one rank prints and records the cause, and all end
+with exit code 76. A frozen rank writes nothing: another rank of its node asks it to (`local_ranks.py`).
 """
 
 import faulthandler
@@ -48,11 +45,11 @@ logger = logging.getLogger(__name__)
 
 HUNG = EXIT_CODES["hung"]
 _ANSWER_SECONDS = 5.0  # of the store, at the end
-_ENDING_SECONDS = 15.0  # until all ranks have written theirs
-_LONGEST_END_SECONDS = 4 * _ENDING_SECONDS  # more than the waits of `_end_together`, one after the other
+_ENDING_SECONDS = 15.0  # until all ranks have written their stacks
+_LONGEST_END_SECONDS = 4 * _ENDING_SECONDS  # more than all waits of `_end_together`
 _MOST_CHARACTERS = 2000  # of an error, in the store
 _LONGEST_LINE = 200  # characters of a place in the code, in a beat
-_MOST_BLAMED = 2  # hosts of one hang; more have a network or a file system in common
+_MOST_BLAMED = 2  # hosts of one hang: more hosts have a network or a file system in common
 _NO_HANG = "none"
 _TORCH = os.path.dirname(torch.__file__)
 _DISTRIBUTED = os.path.join(_TORCH, "distributed")
@@ -61,11 +58,10 @@ _KIELO = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class Heartbeat:
-    """The heartbeat of this rank, for as long as it is entered.
+    """The heartbeat of this rank, while it is entered.
 
-    stacks_folder: each rank writes its stacks there when the job hangs. on_hang: called on one rank before
-    the ranks end, with the message, True if the program is the cause and the hang will recur, and the blamed
-    hosts. No host is blamed if the stuck ranks are on more than `_MOST_BLAMED` hosts.
+    stacks_folder: takes each rank's stacks when the job hangs. on_hang: called on one rank with the message,
+    True if the program is the cause and the hang will recur, and the blamed hosts, at most `_MOST_BLAMED`.
     """
 
     def __init__(
@@ -83,10 +79,10 @@ class Heartbeat:
         is_watcher = world.rank in (0, world.size // 2)
         self._watch = HangWatch(world.size, self._seconds) if is_watcher else None
         self._beats: list[Beat] = []
-        self._stall: Hang | None = None  # of which this rank has told
+        self._stall: Hang | None = None  # the reported pause
         self._first: RankProcess | None = None  # rank 0, which may serve the store
         self._number = 0
-        self._found: Hang | None = None  # the hang by which this rank ends together with the others
+        self._found: Hang | None = None  # the hang that ends the ranks
         self._over = threading.Event()
         self._threads = [
             threading.Thread(target=target, name="heartbeat", daemon=True)
@@ -94,10 +90,7 @@ class Heartbeat:
         ]
 
     def use(self, groups: Sequence[dist.ProcessGroup], alike: Sequence[dist.ProcessGroup]) -> None:
-        """Set the groups whose collectives are counted.
-
-        alike: of these, those in which all ranks begin the same collectives and messages.
-        """
+        """Set the groups to count. alike: the groups in which all ranks begin the same collectives."""
         self._alike = {group_key(dist.get_process_group_ranks(group)): group for group in alike}
         self._groups = tuple(groups)
 
@@ -117,11 +110,11 @@ class Heartbeat:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._over.set()
-        self._progress.has_changed.set()  # which the thread waits for
+        self._progress.has_changed.set()  # wakes the thread
         for thread in self._threads:
             thread.join(_ANSWER_SECONDS)
         if not self._threads[0].is_alive():
-            if kind is None:  # the others may still have something to do
+            if kind is None:  # the other ranks may still be at work
                 self._leave()
             else:
                 why = f"{kind.__name__}: {error}"[:_MOST_CHARACTERS]
@@ -131,18 +124,15 @@ class Heartbeat:
         self._stacks.close()
 
     def _run(self) -> None:
-        """Exchange heartbeats until the end, one also at once where the limits have changed.
-
-        A store that is frozen blocks this thread: `_guard` notices.
-        """
+        """Exchange heartbeats until the end. A frozen store blocks this thread, which `_guard` notices."""
         looked_at = time.monotonic()
         while not self._is_over():
             now = time.monotonic()
             try:
                 hang = self._exchange(self._store, now - looked_at)
-            except dist.DistError:  # the store has ended, and does not come back
+            except dist.DistError:  # the store has ended
                 return
-            except Exception:  # whatever is wrong with heartbeats, it must not end the training
+            except Exception:  # must not end the training
                 self._over.set()
                 self._leave()
                 raise
@@ -152,21 +142,19 @@ class Heartbeat:
                 self._end(hang, self._store)
 
     def _is_over(self) -> bool:
-        """Wait until the next heartbeat is due; returns True if there is none."""
         self._progress.has_changed.wait(self._seconds)
         self._progress.has_changed.clear()
         return self._over.is_set()
 
     def _leave(self) -> None:
-        """Tell the ranks that look at the beats that this one sends no more."""
         with suppress(RuntimeError):
             self._store.set(f"beat/{self._world.rank}", Beat.last(self._number + 1).text())
 
     def _guard(self) -> None:
-        """End this process where the store, which rank 0 may serve, does not answer for too long.
+        """End this process if the store, which rank 0 may serve, does not answer for too long.
 
-        One rank names rank 0 before that, where such a pause is not usual. Ranks that end together send no
-        more heartbeats, and have longer: slow files are no reason to name another cause.
+        One rank warns before. Ranks that end together have longer: slow files are no reason to name another
+        cause.
         """
         looked_at, number, unanswered, is_told = time.monotonic(), 0, 0.0, False
         while not self._over.wait(self._seconds):
@@ -186,14 +174,12 @@ class Heartbeat:
                 self._end(Hang((0,), True, unanswered, why), None)
             is_late = stall_limit(self._seconds, self._progress.stall_seconds) < unanswered
             if is_late and not is_told and self._watch is not None and self._first is not None:
-                late = (
-                    f"the store has not answered for {unanswered:.1f} s; rank 0 on {self._first} may serve it"
-                )
-                logger.warning("%s. The ranks end if it lasts %.3g s", late, limit)
+                late = f"the store has not answered for {unanswered:.1f} s"
+                where = f"Rank 0 on {self._first} may serve it"
+                logger.warning("%s. %s. The ranks end if it lasts %.3g s", late, where, limit)
                 is_told = True
 
     def _exchange(self, store: dist.Store, elapsed: float) -> Hang | None:
-        """Send this rank's heartbeat; return the hang that another rank has found, or this one."""
         store.set(f"beat/{self._world.rank}", self._beat().text())
         told = store.get("hang")
         if told.decode() != _NO_HANG:
@@ -220,12 +206,11 @@ class Heartbeat:
         )
 
     def _look(self, store: dist.Store, elapsed: float) -> Hang | None:
-        """Look at all beats, on the ranks that do, and tell the other ranks of a hang."""
         if self._watch is None:
             return None
         keys = [f"beat/{rank}" for rank in range(self._world.size)]
         if not self._beats and not store.check(keys):
-            return None  # some ranks are not here yet; those who start communicators name them
+            return None  # some ranks have not arrived: the start of communicators names them
         self._beats = [Beat.read(text) for text in store.multi_get(keys)]
         hang = self._watch.look(self._beats, elapsed)
         if hang is None:
@@ -234,10 +219,9 @@ class Heartbeat:
         return _hang_of(store.compare_set("hang", _NO_HANG, json.dumps(asdict(hang))))
 
     def _note_stall(self, stall: Hang | None, store: dist.Store) -> None:
-        """Tell of a pause of the steps once, on one of the ranks that look at the beats, and of its end."""
         step = self._beats[0].step
         if stall is None and self._stall is not None:
-            logger.warning("step %d: goes on after %.1f s", step, self._stall.seconds)
+            logger.warning("step %d: training continues after %.1f s", step, self._stall.seconds)
         elif stall is not None and self._stall is None:
             if store.add(f"stall/{step}", 1) > 1:
                 return
@@ -246,7 +230,6 @@ class Heartbeat:
         self._stall = stall
 
     def _end(self, hang: Hang, store: dist.Store | None) -> None:
-        """Write stacks, tells the cause, and ends this process. store: None where it does not answer."""
         with suppress(Exception):  # whatever fails here, the process ends
             self._stacks_folder.mkdir(parents=True, exist_ok=True)
             if not self._was_silent(hang):
@@ -258,16 +241,15 @@ class Heartbeat:
         os._exit(HUNG)
 
     def _write_stacks(self) -> None:
-        """Write where this rank's threads are, and torch's record of its collectives."""
         with open(self._file(self._world.rank), "w", encoding="utf-8") as file:
             faulthandler.dump_traceback(file)
-        with suppress(Exception):  # whatever torch answers, the stacks are there
+        with suppress(Exception):
             write_flight_record(self._stacks_folder.parent / "flight_record", self._world.rank)
 
     def _end_together(self, hang: Hang, store: dist.Store) -> None:
         asked = {}
         for rank in hang.ranks if hang.is_silent else ():
-            if store.check([f"failed/{rank}"]):  # it ends by itself, once it has told why
+            if store.check([f"failed/{rank}"]):  # it ends by itself
                 failure = store.get(f"failed/{rank}").decode(errors="replace")
                 store.set(f"hang/state/{rank}", f"it failed: {failure}")
                 continue
@@ -283,7 +265,7 @@ class Heartbeat:
             states = {rank: store.get(f"hang/state/{rank}").decode() for rank in known}
             self._tell(hang, {rank: _process_of(store, rank) for rank in hang.ranks}, states)
             store.set("hang/named", "")
-        if asked:  # once the cause is told: a rank that is woken for its stacks may end by that (SIGSEGV)
+        if asked:  # after the report, because a rank that is woken for its stacks may end (SIGSEGV)
             store.wait(["hang/named"], timedelta(seconds=_ENDING_SECONDS + 2))
             for rank, process in asked.items():
                 self._end_silent(rank, process)
@@ -295,14 +277,13 @@ class Heartbeat:
         self._leave_store(hang, store)
 
     def _wait_for_others(self, hang: Hang, store: dist.Store, key: str, number: int) -> None:
-        """Wait until all ranks that can say something have added themselves to a number, or for 15 s."""
         until = time.monotonic() + _ENDING_SECONDS
         while number < self._heard(hang) and time.monotonic() < until:
             time.sleep(0.1)
             number = store.add(key, 0)
 
     def _leave_store(self, hang: Hang, store: dist.Store) -> None:
-        """Leave the store, rank 0 last, as it may serve it; ranks that do not come are not waited for."""
+        """Leave the store, rank 0 last, because it may serve the store. Missing ranks are not waited for."""
         left, until = store.add("hang/left", 1), time.monotonic() + 2 * self._seconds
         while self._world.rank == 0 and left < self._heard(hang) and time.monotonic() < until:
             time.sleep(0.05)
@@ -312,7 +293,6 @@ class Heartbeat:
         return self._world.size - (len(hang.ranks) if hang.is_silent else 0)
 
     def _end_without_store(self, hang: Hang) -> None:
-        """Tell the cause without the store, when rank 0, which may serve it, does not answer any more."""
         states, is_telling = {}, self._world.rank == self._world.size // 2
         if self._beats:
             self._beats[self._world.rank] = self._beat()
@@ -332,7 +312,7 @@ class Heartbeat:
 
     def _end_silent(self, rank: int, process: RankProcess) -> None:
         self._file(rank).write_text(process.stacks() or "it wrote no stacks\n", encoding="utf-8")
-        with suppress(OSError):  # it would go on, and record that it lost the other ranks
+        with suppress(OSError):  # else it would continue, and record that it lost the other ranks
             os.kill(process.pid, signal.SIGKILL)
 
     def _file(self, rank: int) -> Path:
@@ -343,8 +323,8 @@ class Heartbeat:
         message = describe(hang, self._beats, places, states)
         message += f". Stacks of the ranks are in {self._stacks_folder}"
         hosts = sorted({process.host.partition(".")[0] for process in processes.values()})
-        comes_again = not hang.ranks and len({beat.at for beat in self._beats}) > 1
-        self._on_hang(message, comes_again, hosts if len(hosts) <= _MOST_BLAMED else ())
+        recurs = not hang.ranks and len({beat.at for beat in self._beats}) > 1
+        self._on_hang(message, recurs, hosts if len(hosts) <= _MOST_BLAMED else ())
 
 
 def _begun(group: dist.ProcessGroup) -> int:

@@ -1,8 +1,8 @@
 """Processes of `kielo train` on this machine, one a rank: they are started, get signals, and are watched.
 
-They get the variables that torchrun would set. torchrun itself is not used: it turns every exit code into 1,
-and an intended stop into a page of traceback, and after a failure it imports torch again in every rank. Ranks
-are forked from a process that has done so (`rank_template.py`). Without torch.
+torchrun turns every exit code into 1 and a stop into a traceback, and imports torch again in restarted ranks.
+These ranks get its variables, and are forked from a process that has imported torch (`rank_template.py`).
+Without torch.
 """
 
 import json
@@ -20,22 +20,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# The process of a rank, as another rank of its node sees it: its state, and where its threads are.
-#
-# A process that is frozen is sent SIGUSR2, at which Python's faulthandler writes the stacks of all threads
-# from inside of the signal, without Python's lock, and SIGCONT. So `kill -USR2 PID` does no harm to a rank.
-
-
 STACKS_SECONDS = 3.0  # until a frozen process has written its stacks
 # The letters of proc(5), field "state".
 _STATES = {
     "T": "it was stopped by a signal (SIGSTOP), a debugger or the scheduler",
     "t": "a debugger has stopped it",
-    "D": "the kernel does not let it go on: a disk, a network file system or a driver",
+    "D": "the kernel does not let it continue: a disk, a network file system or a driver",
     "Z": "it has ended",
     "": "it has ended",
 }
 _OTHER_STATE = "none of its Python threads runs: a library may hold Python's lock"
+_TEMPLATE = "kielo.ranks.rank_template"
+_LOOK_SECONDS = 0.05
+# The process from which the ranks are forked beats every second, once it has imported what they need.
+MOST_SILENT_SECONDS, MOST_START_SECONDS = 60, 1200
+# When a rank has failed, the others notice it by themselves, if their communication says so, and end.
+_NOTICE_SECONDS = 5.0
+# Below 32768, where Linux begins with the ports that it chooses itself.
+_PORTS, _PORT_TRIES = range(20_000, 32_768), 20
 
 
 def name_of_this_node() -> str:
@@ -45,7 +47,10 @@ def name_of_this_node() -> str:
 
 @dataclass(frozen=True)
 class RankProcess:
-    """The process of a rank. stacks_file: its descriptor of the file into which SIGUSR2 writes stacks."""
+    """The process of a rank, as another rank of its node sees it.
+
+    On SIGUSR2, which does no harm, faulthandler writes all stacks into descriptor `stacks_file`.
+    """
 
     host: str
     pid: int
@@ -62,14 +67,10 @@ class RankProcess:
         return self.host == name_of_this_node()
 
     def state(self) -> str:
-        """Return in words why the process may be silent."""
         return _STATES.get(self._letter(), _OTHER_STATE)
 
     def stacks(self) -> str:
-        """Return the stacks of a silent process, by its faulthandler or py-spy; empty where neither can.
-
-        A process that ends when it is woken is not waited for; what it wrote until then is returned.
-        """
+        """Return the stacks of a silent process, by its faulthandler or py-spy. It may end when it wakes."""
         text, file = "", Path(f"/proc/{self.pid}/fd/{self.stacks_file}")
         with suppress(OSError), file.open(encoding="utf-8", errors="replace") as written:
             os.kill(self.pid, signal.SIGUSR2)
@@ -86,21 +87,10 @@ class RankProcess:
         return text
 
     def _letter(self) -> str:
-        """Return the letter of its state; empty where there is no such process."""
         with suppress(OSError):
             text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
             return text.rpartition(")")[2].split()[0]
         return ""
-
-
-_TEMPLATE = "kielo.ranks.rank_template"
-_LOOK_SECONDS = 0.05
-# The process from which the ranks are forked beats every second, once it has imported what they need.
-MOST_SILENT_SECONDS, MOST_START_SECONDS = 60, 1200
-# When a rank has failed, the others notice it by themselves, if their communication says so, and end.
-_NOTICE_SECONDS = 5.0
-# Below 32768, where Linux begins with the ports that it chooses itself.
-_PORTS, _PORT_TRIES = range(20_000, 32_768), 20
 
 
 @dataclass(frozen=True)
@@ -111,15 +101,19 @@ class Failure:
     code: int
 
     def __str__(self) -> str:
-        return f"rank {self.rank} ended with {_describe(self.code)}"
+        how = f"exit code {self.code}"
+        if self.code < 0:
+            is_known = -self.code in set(signal.Signals)
+            how = signal.Signals(-self.code).name if is_known else f"signal {-self.code}"
+            how += " (out of memory?)" if -self.code == signal.SIGKILL else ""
+        return f"rank {self.rank} ended with {how}"
 
 
 class Ranks:
     """`number` processes of this Python with `arguments` (`-m MODULE ...` or `-c CODE`).
 
-    They are in a session of their own, so that Ctrl-C at a terminal reaches them once, through their parent.
-    stop_code: exit code of a rank that stopped as asked, which is no failure. modules: what is imported once
-    for all ranks; it must not start threads or use a GPU.
+    In their own session Ctrl-C at a terminal reaches them once, through their parent. stop_code: the exit
+    code after a stop. modules: imported once for all ranks. They must not start threads or use a GPU.
     """
 
     def __init__(
@@ -142,9 +136,7 @@ class Ranks:
         self._stop_signal: signal.Signals | None = None
 
     def start(self, is_quiet: bool = False, number: int | None = None) -> None:
-        """Start the ranks, also again after `wait`. is_quiet: they print to stderr, so that only the caller
-        uses stdout. number: of ranks from now on.
-        """
+        """Start the ranks, also again after `wait`. is_quiet: they print to stderr. number: a new number."""
         self._number = number or self._number
         if self._template is None or self._template.poll() is not None:
             self._start_template(is_quiet)
@@ -160,7 +152,6 @@ class Ranks:
         self._send({"start": ranks, "arguments": self._arguments})
 
     def stop(self, number: int) -> None:
-        """Make `wait` send the signal `number` to all ranks. A signal handler may call it at any moment."""
         self._stop_signal = signal.Signals(number)
 
     @property
@@ -168,10 +159,9 @@ class Ranks:
         return self._stop_signal is not None
 
     def wait(self, shutdown_seconds: int) -> Failure | None:
-        """Wait until all ranks have ended. Returns the first that failed; None if none did.
+        """Wait until all ranks have ended. Return the first that failed, or None.
 
-        Once one has failed, the others are ended. Ranks that still run `shutdown_seconds` after a stop are
-        killed.
+        After a failure the others are ended. Ranks that run `shutdown_seconds` after a stop are killed.
         """
         failures: list[Failure] = []
         until, is_told, is_killing = None, False, False
@@ -187,17 +177,15 @@ class Ranks:
             if until is not None and time.monotonic() > until and not is_killing:
                 self._send({"signal": signal.SIGKILL})
                 is_killing = True
-        # Of ends that are seen at once, a signal is the cause and an exit code its effect on another rank.
+        # of simultaneous ends, a signal is the cause and an exit code its effect on another rank
         return min(failures, key=lambda failure: failure.code >= 0, default=None)
 
     def kill(self) -> None:
-        """End the ranks at once, and the process from which they were forked."""
         if self._template is not None:
             self._template.kill()  # the kernel ends its children
             self.close()
 
     def close(self) -> None:
-        """End the process from which the ranks were forked, and those that are left."""
         if self._template is not None:
             os.close(self._control)
             self._template.wait()
@@ -219,11 +207,10 @@ class Ranks:
         os.close(report)
 
     def _send(self, message: Mapping[str, object]) -> None:
-        with suppress(BrokenPipeError):  # it has ended, and its ranks with it, as `_ends` finds
+        with suppress(BrokenPipeError):  # `_ends` finds that it has ended, and its ranks with it
             os.write(self._control, json.dumps(message).encode() + b"\n")
 
     def _ends(self, template: subprocess.Popen) -> list[tuple[int, int]]:
-        """Return (rank, exit code) of ranks that have ended since the last call; wait a moment for them."""
         if not select.select([self._report], [], [], _LOOK_SECONDS)[0]:
             self._look_for_life(template)
             return []
@@ -238,19 +225,17 @@ class Ranks:
         return [(one["ended"], one["code"]) for one in found if "ended" in one]
 
     def _look_for_life(self, template: subprocess.Popen) -> None:
-        """Kill the process from which the ranks were forked if it is frozen: nobody else would notice.
-
-        Looks are counted, and not seconds: while this process is frozen too, none is.
-        """
+        """Kill the frozen process that forked the ranks. Looks count, because the caller can freeze too."""
         self._silent_looks += 1
         limit = MOST_SILENT_SECONDS if self._has_beaten else MOST_START_SECONDS
         if self._silent_looks * _LOOK_SECONDS < limit:
             return
         print(
             f"kielo: process {template.pid}, from which the ranks were forked, has not answered for "
-            f"{limit} s: it is frozen (SIGSTOP?); it is ended, and the ranks with it",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+            f"{limit} s. It is frozen (SIGSTOP?), so it is killed, and the ranks with it",
+            file=sys.stderr,
+            flush=True,
+        )
         self._silent_looks = 0
         template.kill()
 
@@ -260,10 +245,7 @@ def _sooner(until: float | None, seconds: float) -> float:
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody listens on just now.
-
-    Seconds pass until the ranks meet there, so it is none that the kernel gives to other programs by itself.
-    """
+    """Return a free TCP port, outside the range from which the kernel serves other programs meanwhile."""
     for _ in range(_PORT_TRIES):
         port = random.SystemRandom().choice(_PORTS)
         with socket.socket() as listener, suppress(OSError):
@@ -272,10 +254,3 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
-
-
-def _describe(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    return name + (" (out of memory?)" if -code == signal.SIGKILL else "")

@@ -1,8 +1,9 @@
-"""Values that are no tensors, between the ranks: sent as JSON and never unpickled.
+"""Values that are not tensors, between the ranks: sent as JSON and never unpickled, because anybody may reach
+the port.
 
-What arrives over a network may come from anybody who reaches the port, and unpickling runs whatever it names.
-In: `None`, truth values, numbers, text, bytes, paths, lists, tuples, sets, dictionaries, dtypes, plain numpy
-arrays, and the data classes, named tuples and pydantic models of Kielo. Reading runs none of their code.
+They are `None`, truth values, numbers, text, bytes, paths, lists, tuples, sets, dictionaries, dtypes, plain
+numpy arrays, and the data classes, named tuples and pydantic models of Kielo. Reading runs none of their
+code.
 """
 
 import base64
@@ -27,27 +28,22 @@ _ARRAYS = "biufc"  # kinds of numpy's dtypes of which no element is an object
 
 
 def to_json(value: Any) -> str:
-    """Return the value as JSON; raise TypeError for one of a kind that is not sent."""
     return json.dumps(_encoded(value), separators=(",", ":"))
 
 
 def from_json(text: str | bytes) -> Any:
-    """Return the value that `to_json` was given, an equal one of the same types.
-
-    Raises KieloError for text that is none of `to_json`'s.
-    """
+    """Return a value equal to the value that `to_json` got. Raises KieloError for any other text."""
     try:
         return _decoded(json.loads(text))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise KieloError(
-            f"a rank sent what cannot be read ({type(error).__name__}: {error}): the ranks run different "
-            "versions of Kielo, or something else wrote to their ports. Fix: one version, "
-            "and a network that only the job reaches (docs/clusters.md)"
+            f"a rank sent what cannot be read ({type(error).__name__}: {error}). The ranks run different "
+            "versions of Kielo, or another program wrote to their ports. Fix: one version, and a network "
+            "that only the job reaches (docs/clusters.md)"
         ) from error
 
 
 def all_gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Return the values of all ranks of the group, in rank order, on every rank."""
     sent, sizes = _sent(value, group)
     received = [torch.empty_like(sent) for _ in sizes]
     dist.all_gather(received, sent, group=group)
@@ -55,7 +51,6 @@ def all_gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
 
 
 def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Return the values of all ranks on rank 0 of the group, and nothing on the others."""
     sent, sizes = _sent(value, group)
     is_first = dist.get_rank(group) == 0
     received = [torch.empty_like(sent) for _ in sizes] if is_first else None
@@ -64,7 +59,6 @@ def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
 
 
 def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:
-    """Return rank 0's value on every rank; those of the others are not looked at."""
     device = _device(group)
     content = _bytes_of(value if dist.get_rank(group) == 0 else None, device)
     size = torch.tensor([len(content)], device=device)
@@ -76,7 +70,7 @@ def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:
 
 
 def scatter(values: list[Any], group: dist.ProcessGroup | None = None) -> Any:
-    """Return to each rank its entry of rank 0's `values`; those of the others are not looked at."""
+    """Return to each rank its entry of rank 0's `values`. The values of the others are ignored."""
     device, is_first = _device(group), dist.get_rank(group) == 0
     contents = [_bytes_of(value, device) for value in values] if is_first else []
     sizes = torch.tensor([*map(len, contents)] or [0] * dist.get_world_size(group), device=device)
@@ -89,7 +83,6 @@ def scatter(values: list[Any], group: dist.ProcessGroup | None = None) -> Any:
 
 
 def _sent(value: Any, group: dist.ProcessGroup | None) -> tuple[Tensor, list[int]]:
-    """Return this rank's bytes, as many as the longest has, and how many of each rank's mean something."""
     content = _bytes_of(value, _device(group))
     sizes = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=content.device)
     sizes[dist.get_rank(group)] = len(content)
@@ -98,7 +91,6 @@ def _sent(value: Any, group: dist.ProcessGroup | None) -> tuple[Tensor, list[int
 
 
 def _device(group: dist.ProcessGroup | None) -> torch.device:
-    """Return the device on which the group's backend takes tensors: the CPU where it can."""
     backends = str(dist.get_backend_config(group))
     if "cpu:" in backends:
         return torch.device("cpu")
@@ -148,7 +140,6 @@ def _decoded(read: Any) -> Any:
 
 
 def _fields(value: Any) -> Any:
-    """Return what a value of a class of Kielo's own holds; None for a class that is not sent."""
     if isinstance(value, tuple):
         return _list(value)
     if isinstance(value, BaseModel):

@@ -1,4 +1,4 @@
-"""Settings of a process before torch computes: open files, and the allocator of device memory."""
+"""Settings of a process before torch computes: the limit of open files, and the device allocator."""
 
 import ctypes
 import os
@@ -8,18 +8,17 @@ from kielo.ranks.rendezvous import Rendezvous
 from kielo.recipe.cards import accelerator_of_device
 from kielo.recipe.errors import KieloError
 
-# The limit of open files, which counts sockets too: raised as far as allowed, and enough or refused.
-
-
 _MOST = 2**20  # some libraries make tables as long as the limit
 _OWN_FILES = 512  # token shards, checkpoints, libraries, and about 30 sockets of other ranks
+_VARIABLE = "PYTORCH_ALLOC_CONF"
+_VARIABLES = (_VARIABLE, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # names of the same settings
 
 
 def open_files_needed(place: Rendezvous) -> int:
     """Return how many files and sockets a rank may have open at once.
 
-    Rank 0 gathers the plans of checkpoints, over one socket a rank. If it serves the store, each rank has one
-    connection to it, one for its heartbeat and, while a communicator is started, another one.
+    Rank 0 gathers the plans of checkpoints, over a socket a rank. If it serves the store, each rank has a
+    connection, another for its heartbeat and, while a communicator starts, a third.
     """
     if place.rank > 0:
         return _OWN_FILES
@@ -27,7 +26,7 @@ def open_files_needed(place: Rendezvous) -> int:
 
 
 def allow_open_files(place: Rendezvous) -> None:
-    """Raise this process's limit to what is allowed. Raises KieloError where that is too little."""
+    """Raise this process's limit as far as allowed. Raises KieloError if that is too little."""
     needed, (soft, hard) = open_files_needed(place), resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
     if soft != resource.RLIM_INFINITY and soft < allowed:
@@ -35,36 +34,25 @@ def allow_open_files(place: Rendezvous) -> None:
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise KieloError(
             f"rank {place.rank} of {place.size} needs up to {needed} open files and sockets, but the hard "
-            f"limit is {hard} (`ulimit -Hn`); ask the cluster's administrators for a higher one"
+            f"limit is {hard} (`ulimit -Hn`). Fix: ask the cluster's administrators for a higher limit"
         )
 
 
-# Settings of torch's allocator of device memory, which torch reads from the environment when CUDA starts.
-
-
-_VARIABLE = "PYTORCH_ALLOC_CONF"
-_VARIABLES = (_VARIABLE, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # names of the same settings
-
-
 def settle_allocator(settings: str) -> str:
-    """Set an accelerator card's settings, unless the environment has some; return a sentence about them.
-
-    Must be called before CUDA starts, which is when torch reads them. Returns "" if nothing was set.
-    """
+    """Set an accelerator card's settings, if the environment has none. Return a sentence or ""."""
     if not settings or any(name in os.environ for name in _VARIABLES):
         return ""
     os.environ[_VARIABLE] = settings
-    return f"{_VARIABLE}={settings} (the accelerator card's; a value in the environment takes its place)"
+    return f"{_VARIABLE}={settings} (from the accelerator card, a value in the environment takes precedence)"
 
 
 def settings_of_device() -> str:
-    """Return the settings on the card of this machine's first GPU; "" if it has none or no card fits."""
     card = accelerator_of_device(_device_name())
     return card.allocator_settings if card is not None else ""
 
 
 def _device_name() -> str:
-    """Ask NVIDIA's management library for the name: torch would start CUDA. No other card has settings."""
+    """Return the name by NVIDIA's library, because torch would start CUDA. No other card has settings."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

@@ -1,14 +1,13 @@
 """A process from which the ranks of this machine are forked: `python -m kielo.ranks.rank_template`.
 
-It has imported what the ranks need, and computed nothing, so a rank starts in milliseconds, the first time
-and after a failure. It watches its ranks, as their parent. When its own parent is gone, it ends them, and
-when it is gone itself, the kernel does.
+It has imported what the ranks need and computed nothing, so a rank starts in milliseconds. As their parent it
+watches the ranks. When its own parent is gone, it ends them. When it is gone itself, the kernel does.
 
     arguments   CONTROL REPORT MODULE...   descriptors of two pipes, and what to import
     CONTROL     one JSON object a line: {"start": [{variable: value} of each rank], "arguments": [...]},
                 {"signal": number}
     REPORT      {"ended": rank, "code": exit code, or minus a signal's number}
-                {"alive": process} every second while ranks run, so that a frozen one is noticed
+                {"alive": process} every second while ranks run, so that a frozen process is noticed
 """
 
 import ctypes
@@ -28,24 +27,22 @@ from types import FrameType
 
 _LOOK_SECONDS = 0.05
 BEAT_SECONDS = 1.0
-_SAVE_SECONDS = 8.0  # ranks whose launcher was killed may save for so long
+_SAVE_SECONDS = 8.0  # for ranks whose launcher was killed
 _SET_SIGNAL_OF_PARENTS_DEATH = 1  # prctl(2)
 _OF_THE_LAUNCHER = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class RankTemplate:
-    """Fork the ranks that CONTROL asks for, and reports their ends."""
-
     def __init__(self, control: int, report: int):
         self._control, self._report = control, report
         self._text = b""
         self._ranks: dict[int, int] = {}  # process → rank
         self._last_beat = 0.0
-        # The launcher gets these signals too, and says what the ranks get. What is ignored, stays ignored.
+        # The launcher gets these signals too, and decides what the ranks get. Ignored signals stay ignored.
         self._handlers = {number: signal.signal(number, _ignore) for number in _OF_THE_LAUNCHER}
 
     def serve(self) -> Sequence[str] | None:
-        """Return None at the end, and in a rank that was forked what it is to run."""
+        """Return None at the end, and in a forked rank the arguments to run."""
         while True:
             if select.select([self._control], [], [], _LOOK_SECONDS)[0]:
                 received = os.read(self._control, 2**16)
@@ -68,13 +65,12 @@ class RankTemplate:
             self._beat()
 
     def _beat(self) -> None:
-        """Say that it lives. Without ranks nobody listens, and the pipe would fill."""
+        """Report that it lives. Without ranks nobody listens, and the pipe would fill."""
         if self._ranks and time.monotonic() - self._last_beat >= BEAT_SECONDS:
             self._last_beat = time.monotonic()
             self._report_line({"alive": os.getpid()})
 
     def _is_forked(self, rank: int, variables: dict[str, str]) -> bool:
-        """Fork a rank; returns True in it."""
         sys.stdout.flush()
         sys.stderr.flush()
         signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_LAUNCHER)  # until the rank has its own handlers
@@ -110,7 +106,6 @@ class RankTemplate:
             os.write(self._report, json.dumps(content).encode() + b"\n")
 
     def _end_all(self) -> None:
-        """The launcher is gone, or has no use for the ranks that are left."""
         self._signal(signal.SIGTERM)
         until = time.monotonic() + _SAVE_SECONDS
         while self._ranks and time.monotonic() < until:
@@ -120,7 +115,7 @@ class RankTemplate:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Do nothing; unlike SIG_IGN it is not inherited by a program that is started."""
+    """Do nothing. Unlike SIG_IGN it is not inherited by a program that is started."""
 
 
 def _end_with_parent() -> None:
@@ -129,7 +124,7 @@ def _end_with_parent() -> None:
 
 
 def _run(arguments: Sequence[str]) -> None:
-    """Do what `python ARGUMENTS...` would do; understands `-m MODULE` and `-c CODE`."""
+    """Do what `python ARGUMENTS...` would do, for `-m MODULE` and `-c CODE`."""
     kind, program, *rest = arguments
     sys.argv = [program if kind == "-m" else "-c", *rest]
     if kind == "-m":
@@ -141,11 +136,11 @@ def _run(arguments: Sequence[str]) -> None:
 if __name__ == "__main__":
     control, report, *modules = sys.argv[1:]
     template = RankTemplate(int(control), int(report))
-    logging.disable(logging.WARNING)  # what libraries say as they are imported
-    gc.disable()  # what is imported stays: looking through it takes an eighth of the time of importing
+    logging.disable(logging.WARNING)  # of libraries that are imported
+    gc.disable()  # collections would take an eighth of the time of importing
     for name in modules:
         importlib.import_module(name)
-    gc.freeze()  # ranks share its memory as long as none writes to it, as a collection does
+    gc.freeze()  # ranks share its memory until somebody writes to it, as a collection does
     gc.enable()
     logging.disable(logging.NOTSET)
     asked = template.serve()

@@ -1,4 +1,8 @@
-"""Find the meeting place of the ranks: launcher variables → rank, world and address, and the interface."""
+"""Find the meeting place of the ranks from the launcher's variables, and the network interface that leads
+there.
+
+torchrun, which may run inside a Slurm step, wins over Slurm's srun. No launcher is a world of one rank.
+"""
 
 import fcntl
 import ipaddress
@@ -12,25 +16,19 @@ from dataclasses import dataclass
 
 from kielo.recipe.errors import KieloError
 
-# This process's rank, and the place where the ranks meet. Launcher variables → `Rendezvous`.
-#
-# Three launchers are understood: torchrun (RANK, WORLD_SIZE, ...), Slurm's srun (SLURM_PROCID, ...) and
-# none at all, which is a world of one rank. torchrun wins over Slurm, because torchrun may run inside a
-# Slurm step.
-
-
 # Below 32768, where Linux starts to hand out ports to clients by itself, and above the registered services.
 _FIRST_PORT, _NUM_PORTS = 12_000, 20_000
 _LAST_PORT = 65_535
 _MOST_HOSTS = 100_000  # in one list: more than any cluster has
+_VARIABLE = "GLOO_SOCKET_IFNAME"
+_SIOCGIFADDR = 0x8915  # linux/sockios.h: an interface's IPv4 address
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The meeting place of the ranks of one attempt; `host` is empty for a world of one rank.
+    """The meeting place of the ranks of one attempt. `host` is empty for a world of one rank.
 
-    store_is_running: the launcher already serves the store, as torchrun's agent does. attempt: keeps the keys
-    of a restarted job apart from those of its earlier attempts.
+    store_is_running: by the launcher, as in torchrun's agent. attempt: separates the keys of a restarted job.
     """
 
     rank: int
@@ -43,7 +41,7 @@ class Rendezvous:
 
 
 def find_rendezvous(environment: Mapping[str, str] = os.environ) -> Rendezvous:
-    """Read the launcher's variables. Raises KieloError naming a variable that is missing or is no number."""
+    """Read the launcher's variables. Raises KieloError naming a variable that is missing or not a number."""
     if "RANK" in environment or "WORLD_SIZE" in environment:
         return _from_torchrun(environment)
     # A batch script outside srun has SLURM_PROCID=0 and SLURM_NTASKS too, but only a step has its node list.
@@ -55,7 +53,7 @@ def find_rendezvous(environment: Mapping[str, str] = os.environ) -> Rendezvous:
 def _from_torchrun(environment: Mapping[str, str]) -> Rendezvous:
     (rank, size), port = _place(environment, "RANK", "WORLD_SIZE"), _number(environment, "MASTER_PORT")
     if not 1 <= port <= _LAST_PORT:
-        raise KieloError(f"environment variable MASTER_PORT={port} is no port; they are 1 to {_LAST_PORT}")
+        raise KieloError(f"environment variable MASTER_PORT={port} is no port. Fix: 1 to {_LAST_PORT}")
     return Rendezvous(
         rank=rank,
         size=size,
@@ -69,30 +67,23 @@ def _from_torchrun(environment: Mapping[str, str]) -> Rendezvous:
 
 def _from_slurm(environment: Mapping[str, str]) -> Rendezvous:
     size_key = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
-    job, step = _number(environment, "SLURM_JOB_ID"), 0
-    if "SLURM_STEP_ID" in environment:
-        step = _number(environment, "SLURM_STEP_ID")
-    # Each job (and step) has a port of its own, so that two on one node do not meet each other's ranks.
+    job = _number(environment, "SLURM_JOB_ID")
+    step = _number(environment, "SLURM_STEP_ID") if "SLURM_STEP_ID" in environment else 0
+    # Each job and step has its own port, so that two jobs on a node do not meet each other's ranks.
     port = _FIRST_PORT + (job + 101 * step) % _NUM_PORTS
     rank, size = _place(environment, "SLURM_PROCID", size_key)
+    nodelist = environment["SLURM_STEP_NODELIST"]
+    found = hosts(nodelist)
+    if not found or not found[0]:
+        raise KieloError(f"environment variable SLURM_STEP_NODELIST={nodelist!r} names no host. Fix: srun")
     return Rendezvous(
         rank=rank,
         size=size,
         local_rank=_number(environment, "SLURM_LOCALID"),
-        host=first_host(environment["SLURM_STEP_NODELIST"]),
+        host=found[0],
         port=port,
         attempt=f"{job}.{step}",
     )
-
-
-def first_host(nodelist: str) -> str:
-    """Return the first host of a Slurm node list: `nid[001002-001005,001009],gpu7` → `nid001002`."""
-    found = hosts(nodelist)
-    if not found or not found[0]:
-        raise KieloError(
-            f"environment variable SLURM_STEP_NODELIST={nodelist!r} names no host; is this a step of srun?"
-        )
-    return found[0]
 
 
 def hosts(nodelist: str) -> list[str]:
@@ -124,14 +115,11 @@ def _expanded(part: str) -> list[str]:
 
 
 def _no_list(text: str) -> KieloError:
-    return KieloError(f"{text[:60]!r} is no list of hosts as Slurm writes one, such as nid[001-016,020]")
+    return KieloError(f"{text[:60]!r} is no list of hosts in Slurm's form, such as nid[001-016,020]")
 
 
 def nodes_of_ranks(ranks: Sequence[int], environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the nodes of these ranks, each once, by the launcher's list: also of ranks that never began.
-
-    Slurm lists the hosts of a step; torchrun only numbers its nodes. Empty where neither says.
-    """
+    """Return the nodes of these ranks by the launcher's list, or nothing. torchrun only numbers its nodes."""
     if "LOCAL_WORLD_SIZE" not in environment:
         return hosts_of_ranks(ranks, environment)
     per_node, nodes = (environment.get(key, "") for key in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"))
@@ -141,11 +129,11 @@ def nodes_of_ranks(ranks: Sequence[int], environment: Mapping[str, str] = os.env
 
 
 def hosts_of_ranks(ranks: Sequence[int], environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the hosts of these ranks, each once, by Slurm's list of the step and its tasks on each.
+    """Return the hosts of these ranks, each once, by Slurm's list of the step and its tasks on each host.
 
-    Empty outside of a step of one task a rank, and for a step whose tasks are not placed node by node.
+    Empty outside a step of one task a rank, and for a step whose tasks are not placed node by node.
     """
-    if "LOCAL_WORLD_SIZE" in environment:  # torchrun's: a task is a node then
+    if "LOCAL_WORLD_SIZE" in environment:  # by torchrun: a task is a node then
         return []
     tasks, nodelist = (environment.get(f"SLURM_STEP_{key}", "") for key in ("TASKS_PER_NODE", "NODELIST"))
     if not tasks or not nodelist or not environment.get("SLURM_DISTRIBUTION", "block").startswith("block"):
@@ -165,12 +153,11 @@ def _tasks_of_nodes(text: str) -> list[int]:
 
 
 def _place(environment: Mapping[str, str], rank_key: str, size_key: str) -> tuple[int, int]:
-    """Read rank and size; an unexpected rank is refused, because all ranks would wait for ever."""
+    """Read rank and size. An unexpected rank is refused, because all ranks would wait for ever."""
     rank, size = _number(environment, rank_key), _number(environment, size_key)
     if rank >= size:
         raise KieloError(
-            f"environment variables {rank_key}={rank} and {size_key}={size}: ranks count from 0, so there is "
-            "none"
+            f"environment variables {rank_key}={rank} and {size_key}={size}: the rank must be less"
         )
     return rank, size
 
@@ -178,8 +165,8 @@ def _place(environment: Mapping[str, str], rank_key: str, size_key: str) -> tupl
 def _text(environment: Mapping[str, str], key: str) -> str:
     if not environment.get(key):
         raise KieloError(
-            f"environment variable {key} is not set, although others of its launcher are: start every rank "
-            "with `torchrun ... --no-python kielo train RECIPE` or `srun kielo train RECIPE`, or unset "
+            f"environment variable {key} is not set, although others of its launcher are. Fix: start every "
+            "rank with `torchrun ... --no-python kielo train RECIPE` or `srun kielo train RECIPE`, or unset "
             "RANK and WORLD_SIZE"
         )
     return environment[key]
@@ -192,21 +179,11 @@ def _number(environment: Mapping[str, str], key: str) -> int:
     return int(text)
 
 
-# The network interface of gloo, where torch would take the loopback, which leads to no other node.
-#
-# torch binds gloo to the address of the node's own name. Where that does not resolve, or as 127.0.1.1, it
-# is the loopback: ranks of one node meet, and those of several hang.
-
-
-_VARIABLE = "GLOO_SOCKET_IFNAME"
-_SIOCGIFADDR = 0x8915  # linux/sockios.h: an interface's IPv4 address
-
-
 def choose_gloo_interface(place: Rendezvous) -> None:
-    """Set GLOO_SOCKET_IFNAME to the interface that leads to rank 0, and says so, where it is needed.
+    """Set GLOO_SOCKET_IFNAME to the interface that leads to rank 0, if torch would take the loopback.
 
-    Ranks that meet on the loopback are of one machine, and listen nowhere else. Left alone: one rank, a
-    variable that is set, and a name that others can reach.
+    torch binds gloo to the address of the node's own name. If that is the loopback, ranks of several nodes
+    hang. Nothing changes for one rank, a variable that is set, and ranks that meet on the loopback.
     """
     if place.size == 1 or os.environ.get(_VARIABLE):
         return
@@ -220,13 +197,13 @@ def choose_gloo_interface(place: Rendezvous) -> None:
     if place.local_rank == 0 and not is_here:
         print(
             f"kielo: this node's own name, {socket.gethostname()}, leads to no address that other nodes "
-            f"reach; the ranks meet by {_VARIABLE}={interface}, which leads to {place.host}",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+            f"reach. The ranks meet by {_VARIABLE}={interface}, which leads to {place.host}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _is_reachable(name: str) -> bool:
-    """Return True for a name of which each address is no loopback."""
     try:
         found = {str(address[0]) for *_, address in socket.getaddrinfo(name, None)}
     except OSError:
@@ -235,7 +212,7 @@ def _is_reachable(name: str) -> bool:
 
 
 def _own_address_towards(host: str, port: int) -> str | None:
-    """Return the IPv4 address of this node on the way to `host`; None: there is no way. Nothing is sent."""
+    """Return the IPv4 address of this node on the way to `host`, or None without a way. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, port))

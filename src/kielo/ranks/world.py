@@ -1,11 +1,10 @@
-"""The world of ranks, started by one code path for all launchers; and what one rank does for its node."""
+"""The world of ranks, started by one code path for all launchers, and actions of one rank for its node."""
 
-import contextlib
 import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -18,18 +17,17 @@ from kielo.ranks.process_settings import allow_open_files
 from kielo.ranks.rendezvous import Rendezvous, choose_gloo_interface, find_rendezvous
 from kielo.recipe.errors import KieloError, no_more_processes
 
-# The world of ranks: launcher variables → `World`, with a process group that has been used once.
-#
-# One code path: torchrun, Slurm and a single process all end in `init_process_group` (gloo on CPU, nccl on
-# CUDA and ROCm), so a laptop runs what a cluster runs.
+_MOST_WAITING = 4096  # connections of ranks that come at once
+LINGER_SECONDS = 3.0  # for which rank 0 stays after a failed start
+_LAZY_GLOO = "TORCH_GLOO_LAZY_INIT"
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among all. `store` is for marks of arrival; it carries no tensors.
+    """This process among all. store: for marks of arrival, not for tensors. timeout_seconds: of each
+    communicator.
 
-    timeout_seconds: the limit for each communicator. host_backend: the backend of groups over the CPU.
-    is_rehearsed: the other ranks are not real (`kielo rehearse`), and no communicator is waited for.
+    is_rehearsed: the other ranks are not real (`kielo rehearse`), so nothing waits for them.
     """
 
     rank: int
@@ -46,18 +44,15 @@ class World:
         return Startup(self.rank, self.store, self.device, self.timeout_seconds)
 
 
-_MOST_WAITING = 4096  # connections of ranks that come at once
-LINGER_SECONDS = 3.0  # that rank 0 stays after a start that failed
-_LAZY_GLOO = "TORCH_GLOO_LAZY_INIT"
-_world: World | None = None  # ended by end_world; one a process, like torch's default process group
+_world: World | None = None  # one a process, like torch's default process group
 _meeting: tuple[Rendezvous, dist.Store] | None = None  # the store in which the ranks of an attempt meet
 
 
 def start_world(timeout_seconds: float, device: str | None = None) -> World:
-    """Meet the other ranks and make the process group of all.
+    """Meet the other ranks and make the process group of all. Raises KieloError naming missing ranks.
 
-    Args: `timeout_seconds` limits the meeting and the first all-reduce, each; `device` is "cpu" or "cuda",
-    default CUDA (or ROCm) where there is one. Raises KieloError naming the ranks that did not arrive.
+    timeout_seconds: for the meeting and the first all-reduce, each. device: "cpu" or "cuda", default CUDA or
+    ROCm if found.
     """
     place = find_rendezvous()
     chosen = _device(device, place.local_rank)
@@ -73,7 +68,6 @@ def start_world(timeout_seconds: float, device: str | None = None) -> World:
 
 
 def enter_world(world: World, backend: str) -> World:
-    """Make the process group of all ranks, which meet in `world.store`; returns `world`."""
     global _world
     startup = world.startup
     keep_flight_record()
@@ -90,7 +84,6 @@ def enter_world(world: World, backend: str) -> World:
 
 
 def meet(place: Rendezvous, timeout_seconds: float) -> dist.Store:
-    """Return the store in which the ranks of this attempt meet, made once a process, or KieloError."""
     global _meeting
     if _meeting is None or _meeting[0] != place:
         _meeting = place, dist.PrefixStore(f"kielo/{place.attempt}", connect(place, timeout_seconds))
@@ -98,16 +91,15 @@ def meet(place: Rendezvous, timeout_seconds: float) -> dist.Store:
 
 
 def make_host_group(world: World, name: str, timeout_seconds: float) -> dist.ProcessGroup | None:
-    """Make a group of all ranks over the CPU (gloo), for a thread beside the training; None for one rank.
+    """Make a gloo group of all ranks, which all call it, for a thread beside the training, or None for one
+    rank.
 
-    Two ranks connect when they first send to each other: a ring and trees, and all with rank 0, instead of
-    all with all. Collectives of one group must come from one thread, in one order. All ranks call it
-    together. Raises KieloError naming the ranks that did not arrive within `timeout_seconds`.
+    Two ranks connect at their first message. Collectives of one group must come from one thread, in one
+    order. Raises KieloError naming the ranks that did not arrive within `timeout_seconds`.
     """
     if world.size == 1:
         return None
     ranks = range(world.size)
-
     startup = replace(world.startup, device=torch.device("cpu"), timeout_seconds=timeout_seconds)
 
     def make() -> dist.ProcessGroup:
@@ -121,7 +113,7 @@ def make_host_group(world: World, name: str, timeout_seconds: float) -> dist.Pro
 
 @contextmanager
 def _connecting_lazily() -> Iterator[None]:
-    """Make gloo groups that are made meanwhile connect at first use; torch 2.10, 2.11 and 2.13 know it."""
+    """Make new gloo groups connect at first use (torch 2.10, 2.11 and 2.13)."""
     os.environ[_LAZY_GLOO] = "1"
     try:
         yield
@@ -130,13 +122,10 @@ def _connecting_lazily() -> Iterator[None]:
 
 
 def leave_together(wait_seconds: float) -> None:
-    """Wait until rank 0 is here too, which has more to write at the end. Never raises.
-
-    A launcher may end all ranks when the first of them exits with a code other than 0, as "requeue" is.
-    """
+    """Wait until rank 0 is here too, because a launcher may end all ranks when the first exits."""
     if _world is None or _world.size == 1:
         return
-    with contextlib.suppress(RuntimeError):  # rank 0 has died, or needs longer than that
+    with suppress(RuntimeError):  # rank 0 has died, or needs longer
         if _world.rank == 0:
             _world.store.set("rank 0 is done", "1")
         else:
@@ -144,13 +133,10 @@ def leave_together(wait_seconds: float) -> None:
 
 
 def end_world(wait_seconds: float = 10.0) -> None:
-    """End the process group; rank 0, which serves the store, leaves last. Never raises.
-
-    Rank 0 waits at most `wait_seconds` for the others, so a dead rank does not delay it for long.
-    """
+    """End the process group, rank 0, which serves the store, last. Never raises."""
     global _world, _meeting
     if _world is not None and _world.size > 1:
-        with contextlib.suppress(RuntimeError):  # the store is gone when rank 0 has died
+        with suppress(RuntimeError):  # the store is gone when rank 0 has died
             leaving = _world.store.add("leaving", 1)
             until = time.monotonic() + wait_seconds
             while _world.rank == 0 and leaving < _world.size and time.monotonic() < until:
@@ -169,13 +155,13 @@ def _device(kind: str | None, local_rank: int) -> torch.device:
     count = torch.cuda.device_count()
     if count == 0:
         raise KieloError(
-            'device "cuda" was asked for, but this build of torch sees no GPU; device = "cpu" works'
+            'device "cuda" was asked for, but this build of torch sees no GPU. Fix: device = "cpu"'
         )
-    # Slurm often shows each task only its own device; then that one is number 0 whatever the local rank.
+    # Slurm often shows each task only its own device, which is then number 0 whatever the local rank.
     index = 0 if count == 1 else local_rank
     if index >= count:
         raise KieloError(
-            f"local rank {local_rank} has no GPU: this node shows {count}; start {count} ranks a node"
+            f"local rank {local_rank} has no GPU: this node shows {count}. Fix: start {count} ranks a node"
         )
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
@@ -183,9 +169,9 @@ def _device(kind: str | None, local_rank: int) -> torch.device:
 
 
 def connect(place: Rendezvous, timeout_seconds: float) -> dist.Store:
-    """Return this rank's own connection to the store, which rank 0 serves unless the launcher does.
+    """Connect this rank to the store, which rank 0 serves unless the launcher does.
 
-    Raises KieloError where rank 0 is not found within the time limit, or too few files may be open.
+    Raises KieloError if rank 0 is not found within the time limit, or too few files may be open.
     """
     if place.size == 1:
         return dist.HashStore()  # in memory: one process needs no port
@@ -199,7 +185,7 @@ def connect(place: Rendezvous, timeout_seconds: float) -> dist.Store:
             place.port,
             is_master=serves,
             timeout=timedelta(seconds=timeout_seconds),
-            # The store's own waiting reports how many ranks are missing, but not which.
+            # the store's own waiting reports the number of missing ranks, but not which
             wait_for_workers=False,
             multi_tenant=True,
             master_listen_fd=_listening_socket(place) if serves else None,
@@ -213,16 +199,13 @@ def connect(place: Rendezvous, timeout_seconds: float) -> dist.Store:
         if said := no_more_processes(error):
             raise KieloError(f"rank {place.rank}: {said}") from error
         raise KieloError(
-            f"rank {place.rank}: no meeting at {place.host}:{place.port} within {timeout_seconds:g} s; is "
-            f"rank 0 running there, and the port free and open? ({error})"
+            f"rank {place.rank}: no meeting at {place.host}:{place.port} within {timeout_seconds:g} s "
+            f"({error}). Fix: let rank 0 run there, with that port free and open"
         ) from error
 
 
 def _listening_socket(place: Rendezvous) -> int | None:
-    """Return a socket that listens where the ranks meet and on no other interface, as torch's store would.
-
-    None where that address is none of this machine: a host's name may lead to its ranks by another way.
-    """
+    """Return a socket that listens only where the ranks meet, or None if that is not on this machine."""
     try:
         found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
     except OSError:
@@ -246,20 +229,13 @@ def linger(place: Rendezvous) -> None:
         time.sleep(LINGER_SECONDS)
 
 
-# Actions that one rank of each node does for its node, with the same outcome on every rank.
-#
-# They need no process group, only the store in which the ranks meet, so they can run before a run is
-# resolved.
-
-
 def once_a_node(
     name: str, action: Callable[[], object], place: Rendezvous, meeting: dist.Store, limit_seconds: float
 ) -> None:
-    """Call `action` on the ranks of local rank 0; the others wait for all of these, at most `limit_seconds`.
+    """Call `action` on one rank of each node, with the same outcome on every rank.
 
-    Called by all ranks with the same `name`, once an attempt. meeting: the store of `world.meet`. Raises
-    KieloError on every rank, with the same message, where an action raised one, and on a rank that has waited
-    too long.
+    All ranks call it with the same `name`, once an attempt, also before a run is resolved. Raises KieloError
+    on every rank, with the same message, if an action raised or `limit_seconds` passed.
     """
     if place.size == 1:
         action()
@@ -269,15 +245,15 @@ def once_a_node(
         complaint = _complaint(action)
         if complaint:
             store.compare_set("complaint", "", complaint)
-    if store.add("settled", 1) == place.size:  # the last one: every action has ended
+    if store.add("settled", 1) == place.size:  # every action has ended
         store.set("verdict", store.get("complaint").decode() if store.check(["complaint"]) else "")
     try:
         store.wait(["verdict"], timedelta(seconds=limit_seconds))
         verdict = store.get("verdict").decode()
     except RuntimeError as error:
         raise KieloError(
-            f"rank {place.rank}: waited {limit_seconds:g} s for one rank of each node to {name}, and not "
-            "all have come to an end"
+            f"rank {place.rank}: waited {limit_seconds:g} s for one rank of each node to {name}, and not all "
+            "have ended"
         ) from error
     if verdict:
         linger(place)
@@ -289,6 +265,6 @@ def _complaint(action: Callable[[], object]) -> str | None:
         action()
     except KieloError as error:
         return str(error)
-    except Exception as error:  # the others must not wait for it
+    except Exception as error:  # the other ranks must not wait for it
         return f"{type(error).__name__}: {error}"
     return None

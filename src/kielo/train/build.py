@@ -1,8 +1,4 @@
-"""Builds the parts of a run, in the order in which they need each other.
-
-In: the resolved numbers and a world of ranks. All choices that depend on layout, device or recipe are made
-here, once.
-"""
+"""Build the parts of a run. Choices that depend on layout, device or recipe are made here, once."""
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +41,7 @@ from kielo.train.garbage import Garbage
 from kielo.train.heldout import HeldOut, HeldOutText, share_of
 from kielo.train.log import Log, MetricsFile, Sink, TensorBoard, Terminal, Wandb
 from kielo.train.meter import Meter, StepRow
-from kielo.train.optimiser import build_optimiser
+from kielo.train.optimiser import Optimiser
 from kielo.train.parts import Asked, PhaseParts, PrecisionParts, Run, StepParts
 from kielo.train.precision import Fp8Probe, next_precision, settle_matrix_products
 from kielo.train.profile import Profile
@@ -53,14 +49,12 @@ from kielo.train.schedule import learning_rate
 from kielo.train.start_checks import FirstLoss
 from kielo.train.state import RunCheckpoints, State, note_alert
 from kielo.train.stop import Stop
-from kielo.train.watch.checks import Divergence, LocalFinite, NotFinite
+from kielo.train.watch.checks import Divergence, LocalFinite, NotFinite, ReplicaCheck
 from kielo.train.watch.guard import Guard
 from kielo.train.watch.layer_marks import marked_layers
-from kielo.train.watch.replica_check import ReplicaCheck
 from kielo.train.watch.resources import Resources
 from kielo.train.watch.slow_ranks import LayerTimes, SpeedWatch
-from kielo.train.watch.spike_watch import SpikeWatch
-from kielo.train.watch.spikes import Spikes
+from kielo.train.watch.spikes import Spikes, SpikeWatch
 
 
 def assemble(
@@ -71,16 +65,13 @@ def assemble(
     progress: Progress,
     asked: Asked,
 ) -> Run:
-    """Build every part of the run but those of a phase, on this rank. All ranks call it together.
+    """Build every part of the run, except the parts of a phase. All ranks call it together.
 
-    permit: raises KieloError when this job may no longer save checkpoints. progress: is told what this rank
-    does.
-
-    Raises KieloError for whatever the parts refuse: tokens that are missing, a layout that does not fit the
-    world, a checkpoint of another run.
+    permit: raises KieloError if this job must not save any more. Raises KieloError for missing tokens, a
+    layout that does not fit the world, and a checkpoint of another run.
     """
     identity, placement = resolved.identity, resolved.placement
-    device, state = world.device, State()
+    device, state, is_first = world.device, State(), world.rank == 0
     mesh = build_mesh(world, placement.layout)
     time_limits = TimeLimits(
         communicators(mesh),
@@ -90,19 +81,21 @@ def assemble(
     )
     guard = Guard(device, identity.train)
     spikes = Spikes(device, identity.train)
-    checkpointer = _checkpointer(placement, world, permit)
-    checkpoints = RunCheckpoints(checkpointer, resolved, guard, spikes, state, asked.is_saving)
+    checkpoints = RunCheckpoints(
+        _checkpointer(placement, world, permit), resolved, guard, spikes, state, asked.is_saving
+    )
     meter = Meter(world.size, identity.total_tokens, device)
     stop.use(device, progress.at_files)
-    sinks = _sinks(identity, placement, world)
-    log = Log(placement.train, identity.total_steps, sinks, progress.at_files)
-    alert = _alert(placement) if world.rank == 0 else lambda step, message: None
-    precision = next_precision(identity, checkpoints.found)
-    spike_watch = SpikeWatch(
-        spikes, resolved, checkpoints.go_back_before, lambda: state.spikes, log.write, alert
-    )
-    replica_check = ReplicaCheck(placement.train, checkpoints.go_back_before)
-    return Run(
+    log = Log(placement.train, identity.total_steps, _sinks(identity, placement, world), progress.at_files)
+    alert = _alert(placement) if is_first else lambda step, message: None
+    go_back_before = checkpoints.go_back_before
+    spike_watch = SpikeWatch(spikes, resolved, go_back_before, lambda: state.spikes, log.write, alert)
+    replica_check = ReplicaCheck(placement.train, go_back_before)
+    shortage = checkpoints.shortage if is_first else lambda: None
+    # at the third step everything is compiled and warm
+    first_profiled, steps = checkpoints.found.step + 3, asked.profile_steps
+    profile = Profile(placement.train_folder, first_profiled, steps, device, paused=meter.paused)
+    run = Run(
         asked=asked,
         device=device,
         mesh=mesh,
@@ -111,7 +104,7 @@ def assemble(
         guard=guard,
         checks=(
             NotFinite(guard, alert),
-            # Before divergence ends the run: going back may help.
+            # before `Divergence` ends the run: going back may help
             spike_watch,
             Divergence(guard, checkpoints.way_on),
             replica_check,
@@ -124,34 +117,20 @@ def assemble(
         step_row=StepRow(meter, guard),
         log=log,
         stop=stop,
-        resources=Resources(
-            _alert(placement),
-            stop.ask,
-            checkpoints.shortage if world.rank == 0 else lambda: None,
-            is_looking=world.local_rank == 0,
-        ),
+        resources=Resources(_alert(placement), stop.ask, shortage, is_looking=world.local_rank == 0),
         checkpoints=checkpoints,
         alert=alert,
-        # At the third step everything is compiled and warm.
-        profile=Profile(
-            placement.train_folder,
-            checkpoints.found.step + 3,
-            asked.profile_steps,
-            device,
-            paused=meter.paused,
-        ),
+        profile=profile,
         garbage=_garbage(placement),
-        current=_with_periodic(
-            _build_precision(resolved, precision, mesh, time_limits, guard, checkpoints, log), asked
-        ),
     )
+    run.current = _build_precision(run, resolved, next_precision(identity, checkpoints.found))
+    return run
 
 
 def compute_in(run: Run, resolved: Resolved, precision: Precision) -> None:
-    """Replace the run's model, and everything that holds it, by one that computes in `precision`.
+    """Replace the run's model, and everything that refers to it, by a model that computes in `precision`.
 
-    It trains what the step after the newest checkpoint trains. The memory of the old model is freed first.
-    Modules cannot be changed once FSDP2 or a compiler has seen them. The caller restores that checkpoint.
+    The caller restores the newest checkpoint. The old model's memory is freed first.
     """
     del run.current
     run.checkpoints.forget()
@@ -159,22 +138,18 @@ def compute_in(run: Run, resolved: Resolved, precision: Precision) -> None:
     gc.collect()  # hooks and modules hold each other
     if run.device.type == "cuda":
         torch.cuda.empty_cache()
-    run.current = _with_periodic(
-        _build_precision(resolved, precision, run.mesh, run.time_limits, run.guard, run.checkpoints, run.log),
-        run.asked,
-    )
+    run.current = _build_precision(run, resolved, precision)
     run.garbage.begin()
 
 
 def restore(run: Run) -> None:
-    """Restore the newest checkpoint; without one the initial weights stay."""
     run.checkpoints.restore()
     scale_weights(run.current.model)
 
 
 @contextmanager
 def phase_parts(run: Run, resolved: Resolved, index: int, last_step: int) -> Iterator[PhaseParts]:
-    """Build the parts for steps of phase `index` up to `last_step`; clipping, meter and rows follow it."""
+    """Build the parts for steps of phase `index` up to `last_step`. Clipping, meter and rows follow it."""
     phase, placement = resolved.identity.phases[index], resolved.placement.phases[index]
     run.meter.use(
         placement.flops_per_token,
@@ -185,7 +160,7 @@ def phase_parts(run: Run, resolved: Resolved, index: int, last_step: int) -> Ite
     clip = partial(clip_gradients, run.current.model, run.mesh, resolved.identity.max_gradient_norm(index))
     run.current = replace(run.current, step=replace(run.current.step, clip=clip))
     run.step_row.phase = phase.number
-    run.spike_watch.spikes.use(phase.number)
+    run.spike_watch.spikes.phase = phase.number
     feed = _feed(run, resolved, index, last_step)
     try:
         with marked_layers(run.current.model, run.device, run.time_limits.progress):
@@ -203,8 +178,7 @@ def build_step(
     precision: Precision,
     guard: Guard,
 ) -> StepParts:
-    """Build the parts of an optimiser step of `model`, which is laid out over `mesh` and has its memory."""
-    optimiser = build_optimiser(model, train)
+    optimiser = Optimiser(model.named_parameters(), train)
     if precision == "fp8":
         optimiser.algorithm.register_step_post_hook(lambda *_: scale_weights(model))
     return StepParts(
@@ -215,60 +189,37 @@ def build_step(
     )
 
 
-def _with_periodic(parts: PrecisionParts, asked: Asked) -> PrecisionParts:
-    return replace(parts, periodic=tuple(make(parts) for make in asked.periodic))
-
-
-def _build_precision(
-    resolved: Resolved,
-    precision: Precision,
-    mesh: Mesh,
-    time_limits: TimeLimits,
-    guard: Guard,
-    checkpoints: RunCheckpoints,
-    log: Log,
-) -> PrecisionParts:
-    """Build the model and everything that holds it.
-
-    With a checkpoint to restore, the weights get memory but no values.
-    """
-    identity, placement, device = resolved.identity, resolved.placement, guard.device
+def _build_precision(run: Run, resolved: Resolved, precision: Precision) -> PrecisionParts:
+    """Build the model and all that refers to it. With a checkpoint to restore, weights get no values."""
+    identity, placement, mesh, device = resolved.identity, resolved.placement, run.mesh, run.device
+    checkpoints, fp8 = run.checkpoints, identity.train.fp8
     if precision == "fp8":
-        refuse_without_fp8(device, identity.train.fp8)
+        refuse_without_fp8(device, fp8)
     settle_matrix_products(precision)
     is_restored, weights = checkpoints.newest is not None, identity.model.weights
     trainable = identity.phases[identity.phase_index((checkpoints.newest_step or 0) + 1)].trainable
     model = laid_out(identity, placement, mesh, precision, trainable)
-    _fill(model, identity, placement, device, is_filled_later=is_restored or weights is not None)
+    config, seed = identity.model, identity.seed
+    initial_value = families.module(config.model_type, "model").initial_value
+    is_filled_later = is_restored or weights is not None
+    fill = None if is_filled_later else lambda name, shape, box: initial_value(name, shape, config, seed, box)
+    materialise(model, device, fill, is_offloaded=placement.layout.cpu_offload)
     source_tensors, source_settings = None, None
     if weights is not None and not is_restored:
         source_tensors = load_first_weights(dict(model.named_parameters()), identity, placement)
         source_settings = first_settings(identity, placement)
-    step = build_step(
-        model,
-        mesh,
-        identity.train,
-        placement.layout,
-        filled(placement.train.loss_chunk_tokens),
-        precision,
-        guard,
-    )
+    chunk_tokens = filled(placement.train.loss_chunk_tokens)
+    step = build_step(model, mesh, identity.train, placement.layout, chunk_tokens, precision, run.guard)
     checkpoints.track(dict(model.named_parameters()), step.optimiser, source_tensors, source_settings)
-    heldout = _heldout(identity, placement, mesh, device, model, step.forward_backward)
-    if precision == "fp8" and identity.train.fp8.probe_every_steps:
-        probe = Fp8Probe(
-            step.forward_backward,
-            model,
-            mesh,
-            identity.train.fp8.probe_every_steps,
-            identity.total_steps,
-            log.write,
-            time_limits.paused,
-        )
+    heldout = _heldout(run, resolved, model, step.forward_backward)
+    if precision == "fp8" and fp8.probe_every_steps:
+        every, last, paused = fp8.probe_every_steps, identity.total_steps, run.time_limits.paused
+        probe = Fp8Probe(step.forward_backward, model, mesh, every, last, run.log.write, paused)
         step = replace(step, on_gradients=(*step.on_gradients, probe))
     replicas, local_finite = Replicas(checkpoints.tensors, mesh), LocalFinite(model, device)
     layer_times = LayerTimes(model, device)
-    return PrecisionParts(precision, trainable, model, step, replicas, local_finite, layer_times, heldout)
+    parts = PrecisionParts(precision, trainable, model, step, replicas, local_finite, layer_times, heldout)
+    return replace(parts, periodic=tuple(make(parts) for make in run.asked.periodic))
 
 
 def _checkpointer(placement: Placement, world: World, permit: Callable[[], None]) -> Checkpointer:
@@ -291,15 +242,11 @@ def _alert(placement: Placement) -> Callable[[int, str], None]:
 
 
 def laid_out(
-    identity: Identity,
-    placement: Placement,
-    mesh: Mesh,
-    precision: Precision,
-    trainable: Sequence[str] = (),
+    identity: Identity, placement: Placement, mesh: Mesh, precision: Precision, trainable: Sequence[str] = ()
 ) -> Decoder | Stages:
-    """Build the model over the mesh, on meta, so that no rank ever holds more than its shards of it.
+    """Build the model over the mesh, on meta, so that no rank ever holds more than its shards.
 
-    trainable: the modules that get gradients, none for all. The others are frozen before anything wraps them.
+    trainable: the modules with gradients, or empty for all. The others are frozen before anything wraps them.
     """
     with torch.device("meta"):
         model = families.build_model(identity.model)
@@ -310,23 +257,6 @@ def laid_out(
         parameter.requires_grad_(trains(identity.model, trainable, name))
     train = identity.train
     return parallelise(model, mesh, placement.layout, precision, train.fp8, train.gradient_reduce_dtype)
-
-
-def _fill(
-    model: Decoder | Stages,
-    identity: Identity,
-    placement: Placement,
-    device: torch.device,
-    is_filled_later: bool,
-) -> None:
-    config, seed = identity.model, identity.seed
-    initial_value = families.module(config.model_type, "model").initial_value
-    materialise(
-        model,
-        device,
-        None if is_filled_later else lambda name, shape, box: initial_value(name, shape, config, seed, box),
-        is_offloaded=placement.layout.cpu_offload,
-    )
 
 
 def _feed(run: Run, resolved: Resolved, index: int, last_step: int) -> Feed:
@@ -365,7 +295,7 @@ def _feed(run: Run, resolved: Resolved, index: int, last_step: int) -> Feed:
 
 
 def prepared(identity: Identity, placement: Placement) -> Callable[[Batch, int], Batch]:
-    """Return what makes a step's batch one of the run's objective; the step of held-out text is the last."""
+    """Return a function that adapts a step's batch to the run's objective. Held-out text is the last step."""
     train = identity.train
     if train.objective == "next_token":
         return lambda batch, step: batch
@@ -380,46 +310,35 @@ def prepared(identity: Identity, placement: Placement) -> Callable[[Batch, int],
 
 
 def positions_of_rank(sequence_length: int, mesh: Mesh) -> Tensor | None:
-    """The columns of each sequence that this rank takes; None if it takes all of them."""
     axis = mesh["context"]
     if axis.size() == 1:
         return None
     return context_positions(sequence_length, axis.size(), axis.get_local_rank())
 
 
-def _heldout(
-    identity: Identity,
-    placement: Placement,
-    mesh: Mesh,
-    device: torch.device,
-    model: nn.Module,
-    forward_backward: ForwardBackward,
-) -> HeldOut:
-    length = identity.phases[0].sequence_length  # of the whole run, so that its scores can be compared
+def _heldout(run: Run, resolved: Resolved, model: nn.Module, forward_backward: ForwardBackward) -> HeldOut:
+    identity, placement, mesh = resolved.identity, resolved.placement, run.mesh
+    length = identity.phases[0].sequence_length  # the same in all phases, so that scores can be compared
+    sequences, positions = placement.phases[0].micro_batch_sequences, positions_of_rank(length, mesh)
     texts, prepare = [], prepared(identity, placement)
     for one in heldout_sets(placement.tokens_folder):
         batch = one.batch(length, identity.train.heldout_sequences, identity.dataset.mask_documents)
-        share = share_of(
-            prepare(batch, identity.total_steps),
-            data_rank(mesh),
-            data_ranks(mesh),
-            placement.phases[0].micro_batch_sequences,
-            positions_of_rank(length, mesh),
-        )
+        batch = prepare(batch, identity.total_steps)
+        share = share_of(batch, data_rank(mesh), data_ranks(mesh), sequences, positions)
         texts.append(HeldOutText(one, share, identity.train.objective == "next_token"))
     return HeldOut(
         texts,
         model,
         forward_backward,
         partial(sum_over_data, mesh=mesh),
-        device,
+        run.device,
         placement.train.heldout_every_steps,
         identity.total_steps,
     )
 
 
 def _garbage(placement: Placement) -> Garbage:
-    # A schedule that splits the backward leaves graphs, with their activations, that refer to each other.
+    # A schedule that splits the backward leaves graphs that refer to each other, with their activations.
     layout = placement.layout
     is_split = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
     return Garbage(1 if is_split else placement.train.collect_garbage_every_steps)

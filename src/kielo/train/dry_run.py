@@ -1,4 +1,4 @@
-"""`kielo train --dry-run`: what a training would do. A resolved run → facts; no step, no file."""
+"""`kielo train --dry-run`: what a training would do, without a step or a file."""
 
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,9 @@ from kielo.resolve.resolved import Resolved, filled
 
 
 def dry_run(resolved: Resolved) -> dict[str, Any]:
-    """Return the steps, the bytes of a rank, and the first batch of the first rank, read from the tokens.
+    """Return steps, bytes and the first batch of a rank. Raises KieloError for unreadable tokens.
 
-    "peak_bytes" is the planner's formula for the precision that needs most; "usable_bytes" is None where no
-    card knows the device's memory. Raises KieloError for tokens that cannot be read.
+    "peak_bytes" is the planner's formula for the precision that needs most.
     """
     identity, placement = resolved.identity, resolved.placement
     card = accelerator(placement.accelerator) if placement.accelerator in accelerators() else None
@@ -71,7 +70,7 @@ def _peak_bytes(resolved: Resolved, card: Accelerator | None) -> int:
     return int(np.max(memory.peak("rehearsed" if placement.device == "cpu" else "reserved")))
 
 
-def _first_batch(resolved: Resolved) -> dict[str, Any]:
+def _first_batch(resolved: Resolved) -> dict[str, int]:
     identity, placement = resolved.identity, resolved.placement
     layout, phase = placement.layout, identity.phases[0]
     batch = Batches(

@@ -1,4 +1,4 @@
-"""A text stream whose failure does not end the work: a terminal, a pipe or a file may vanish or fill up."""
+"""A text stream whose failure does not end the work: a terminal, a pipe or a file can vanish or fill up."""
 
 import os
 from collections.abc import Callable
@@ -7,11 +7,6 @@ from typing import Any, TextIO
 
 
 class FailsafeStream:
-    """A text stream that raises nothing.
-
-    Its first failure is kept in `failure`; what is written after it is discarded.
-    """
-
     def __init__(self, stream: TextIO):
         self._stream = stream
         self.failure: Exception | None = None
@@ -32,7 +27,7 @@ class FailsafeStream:
             return function(*arguments)
         except (OSError, ValueError) as error:  # ValueError: it was closed
             self.failure = error
-        # The buffered text could not be written at the end either, nor the output of child processes.
+        # Neither the buffered text nor the output of child processes can be written any more.
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())

@@ -1,8 +1,7 @@
-"""Feeds torch micro-batches to the device, one step ahead, from `dataset`'s numpy batches.
+"""Feed torch micro-batches to the device, one step ahead, from `dataset`'s numpy batches.
 
-In: the step number. Out: this rank's share of the step, cut into micro-batches on the device. A thread reads
-one step ahead; on a GPU it also pins what it read and starts its copy, on a stream of its own, so that
-neither the host nor the arithmetic waits for data. A reader that is frozen is replaced.
+A thread reads, and on a GPU pins and copies on a stream of its own, so that neither the host nor the
+arithmetic waits.
 """
 
 import queue
@@ -22,7 +21,7 @@ from kielo.artifact.token_file import file_being_read
 from kielo.dataset.batches import NOT_COUNTED, Batch
 from kielo.recipe.errors import KieloError
 
-_TRIES = 2  # readers that a step is given
+_TRIES = 2  # readers for one step
 _CLOSING_SECONDS = 5.0
 
 
@@ -30,9 +29,8 @@ _CLOSING_SECONDS = 5.0
 class MicroBatch:
     """The input of one forward: token ids, labels (-100: not counted) and document numbers, each [b, s].
 
-    dropout_keys_b2: int32, what dropout follows from; None where none is done. positions_s: which columns of
-    their sequences these are, int64 [s]; None where the rank holds whole sequences. counted: how many labels
-    count; None where the host does not know.
+    dropout_keys_b2: int32 keys, or None without dropout. positions_s: the columns of the sequences, int64
+    [s], or None for all. counted: the number of counted labels, or None if the host does not know it.
     """
 
     inputs_bs: Tensor
@@ -45,8 +43,6 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One rank's share of one optimiser step."""
-
     step: int
     samples: tuple[int, ...]
     micro_batches: list[MicroBatch]
@@ -55,8 +51,6 @@ class StepBatch:
 
 @dataclass(frozen=True)
 class _Arriving:
-    """A step's batch, the tensors that hold it, and on a GPU the event after which they are all there."""
-
     batch: StepBatch
     tensors: tuple[Tensor, ...]
     arrived: torch.cuda.Event | None = None
@@ -77,21 +71,14 @@ class _Tensors(NamedTuple):
 
 
 class Reader:
-    """Run calls in a thread of its own, which ends with the process, whatever it waits for.
-
-    begin: is called there before the first.
-    """
+    """A thread that runs calls, after `begin`, and ends with the process, whatever it waits for."""
 
     def __init__(self, begin: Callable[[], None]):
         self._begin = begin
         self._calls: queue.SimpleQueue[tuple[Future, Callable[..., Any], tuple] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
         self._thread.start()
-
-    @property
-    def thread(self) -> int | None:
-        """The identifier of the thread."""
-        return self._thread.ident
+        self.thread = self._thread.ident
 
     def submit(self, call: Callable[..., Any], *arguments: Any) -> Future:
         future: Future = Future()
@@ -99,7 +86,6 @@ class Reader:
         return future
 
     def close(self) -> None:
-        """Let the call in progress end, unless it takes too long."""
         self._calls.put(None)
         self._thread.join(_CLOSING_SECONDS)
 
@@ -118,10 +104,9 @@ class Reader:
 
 @dataclass(frozen=True)
 class Replacement:
-    """How a feed replaces a reader that is frozen.
+    """How a feed replaces a frozen reader. waiting: `Progress.at_files`, which gives its limit.
 
-    reopened: makes another `read_step`, in the thread that will use it. waiting: is entered for a wait, and
-    gives its limit in seconds (`Progress.at_files`). alert: (step, message).
+    reopened: makes another `read_step`, in the thread that will use it.
     """
 
     reopened: Callable[[], Callable[[int], Batch]]
@@ -130,11 +115,10 @@ class Replacement:
 
 
 class Feed:
-    """Give the batch of each step; a thread reads, cuts and copies one step ahead.
+    """The batches of the steps. A thread reads, cuts and copies one step ahead.
 
-    read_step: from the step (1-based) to this rank's sequences of it. positions_s: the columns that this rank
-    takes of each sequence; None: all. replacement: None: a frozen reader is waited for. The device holds at
-    most one step more than the one that was taken.
+    read_step: step (1-based) → this rank's sequences. positions_s: the columns that this rank takes, or None
+    for all. replacement: None waits for a frozen reader for ever. The device has at most one more step.
     """
 
     def __init__(
@@ -146,23 +130,17 @@ class Feed:
         positions_s: Tensor | None = None,
         replacement: Replacement | None = None,
     ):
-        self._read_step = read_step
-        self._replacement = replacement
-        self._micro_batch_sequences = micro_batch_sequences
-        self._last_step = last_step
-        self._device = device
-        self._columns_s = positions_s
+        self._read_step, self._replacement = read_step, replacement
+        self._micro_batch_sequences, self._last_step = micro_batch_sequences, last_step
+        self._device, self._columns_s = device, positions_s
         self._positions_s = None if positions_s is None else positions_s.to(device)
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
-        # One thread is enough to hide the reading; more would compete with the arithmetic.
+        # One thread hides the reading. More threads would compete with the arithmetic.
         self._reader = Reader(self._choose_device)
         self._ahead: tuple[int, Future[_Arriving]] | None = None
 
     def take(self, step: int) -> StepBatch:
-        """Return the batch of `step`, whatever was taken before; raise an error of the reading thread.
-
-        Raises KieloError, naming the file, for a file that does not answer.
-        """
+        """Return the batch of any `step`, or raise the reading thread's error."""
         if self._ahead is None or self._ahead[0] != step:
             self._ahead = self._begin(step)
         arriving = self._arrived(step, self._ahead[1])
@@ -183,35 +161,31 @@ class Feed:
         return step, self._reader.submit(self._read, step)
 
     def _arrived(self, step: int, reading: Future[_Arriving]) -> _Arriving:
-        """Wait for a step; a reader that takes too long is left alone, and another one reads the step."""
-        if self._replacement is None or reading.done():
+        """Wait for a step. If its reader takes too long, abandon the reader and start another."""
+        replacement = self._replacement
+        if replacement is None or reading.done():
             return reading.result()
-        with self._replacement.waiting() as limit_seconds:
-            return self._read_again(step, reading, self._replacement, limit_seconds / _TRIES)
-
-    def _read_again(
-        self, step: int, reading: Future[_Arriving], replacement: Replacement, seconds: float
-    ) -> _Arriving:
-        """Wait for each of the readers of a step for so many seconds."""
-        for tries_left in reversed(range(_TRIES)):
-            try:
-                return reading.result(seconds)
-            except TimeoutError:
-                if reading.done():  # an error of the file system has this type too
-                    raise
-            file = file_being_read(self._reader.thread) or "the text"
-            if tries_left:
-                replacement.alert(step, f"{file}: no answer for {seconds:g} s; another reader tries it again")
-                self._reader = Reader(self._choose_device)
-                reading = self._reader.submit(self._reopen_and_read, replacement.reopened, step)
+        with replacement.waiting() as limit_seconds:
+            seconds = limit_seconds / _TRIES
+            for tries_left in reversed(range(_TRIES)):
+                try:
+                    return reading.result(seconds)
+                except TimeoutError:
+                    if reading.done():  # an error of the file system has this type too
+                        raise
+                file = file_being_read(self._reader.thread) or "the text"
+                if tries_left:
+                    why = f"{file}: no answer for {seconds:g} s. Another reader tries again"
+                    replacement.alert(step, why)
+                    self._reader = Reader(self._choose_device)
+                    reading = self._reader.submit(self._reopen_and_read, replacement.reopened, step)
         raise KieloError(
-            f"step {step}: {file}: {_TRIES} readers had no answer for {seconds:g} s each; the disk or file "
-            "system that it is on is the cause. Fix: the same command once it answers, or a copy "
-            "elsewhere"
+            f"step {step}: {file}: {_TRIES} readers had no answer for {seconds:g} s each. The cause is the "
+            "file's disk or file system. Fix: the same command once it answers, or a copy elsewhere"
         )
 
     def _choose_device(self) -> None:
-        # The current device belongs to the thread: without this every rank would take memory on GPU 0.
+        # The current device belongs to the thread. Without this, every rank would take memory on GPU 0.
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
@@ -220,7 +194,6 @@ class Feed:
         return self._read(step)
 
     def _read(self, step: int) -> _Arriving:
-        """Read a step, in the reader's thread."""
         batch = self._read_step(step)
         tensors = _on_host(batch, self._columns_s)
         samples, counted_n = tuple(batch.samples.tolist()), _counted(tensors)
@@ -235,7 +208,7 @@ class Feed:
     def _arriving(
         self, step: int, samples: tuple[int, ...], tensors: _Tensors, counted_n: np.ndarray
     ) -> _Arriving:
-        # Filled on the device: the number is an argument of the kernel, and not a copy from the host.
+        # Filled on the device: the number is an argument of the kernel, not a copy from the host.
         counted_tokens = torch.full((), int(counted_n.sum()), dtype=torch.int64, device=self._device)
         micro_batches = _split(tensors, counted_n, self._micro_batch_sequences, self._positions_s)
         held = (*(tensor for tensor in tensors if tensor is not None), counted_tokens)
@@ -243,10 +216,7 @@ class Feed:
 
 
 def cut(batch: Batch, micro_batch_sequences: int, positions_s: Tensor | None = None) -> list[MicroBatch]:
-    """Cut a batch into micro-batches of up to `micro_batch_sequences` sequences, on the CPU.
-
-    positions_s: the columns to take; None: all.
-    """
+    """Cut a batch into micro-batches on the CPU. positions_s: the columns to take, or None for all."""
     tensors = _on_host(batch, positions_s)
     return _split(tensors, _counted(tensors), micro_batch_sequences, positions_s)
 
@@ -263,7 +233,6 @@ def to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
 
 
 def _on_host(batch: Batch, positions_s: Tensor | None) -> _Tensors:
-    """Return the columns `positions_s` of each array as tensors; all columns without a copy."""
 
     def columns(array: np.ndarray) -> Tensor:
         chosen = array if positions_s is None else array.take(positions_s.numpy(), axis=1)
@@ -275,14 +244,13 @@ def _on_host(batch: Batch, positions_s: Tensor | None) -> _Tensors:
 
 
 def _counted(tensors: _Tensors) -> np.ndarray:
-    """Return how many labels count, of each sequence."""
     return np.count_nonzero(tensors.labels.numpy() != NOT_COUNTED, axis=1)
 
 
 def _split(
     tensors: _Tensors, counted_n: np.ndarray, micro_batch_sequences: int, positions_s: Tensor | None
 ) -> list[MicroBatch]:
-    """Split tensors [n, s] into micro-batches, which are views of them. counted_n: labels that count."""
+    """Split tensors [n, s] into views, one a micro-batch. counted_n: counted labels of each sequence."""
     rows = [
         slice(first, first + micro_batch_sequences)
         for first in range(0, max(1, len(counted_n)), micro_batch_sequences)

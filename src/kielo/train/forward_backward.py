@@ -1,9 +1,7 @@
-"""One step's forward and backward passes: a batch → the step's loss, its gradients left on the parameters.
+"""One step's forward and backward passes: a batch → the step's loss, with gradients left on the parameters.
 
-The loss is the sum over counted tokens divided by their number in the whole step, over all ranks and
-micro-batches, and that number is known *before* the first backward. So gradients need only be summed, and
-loss and gradients are the same for every layout and micro-batch size, however unevenly counted tokens are
-spread.
+The loss is the sum over counted tokens divided by their number in the whole step, which is known *before* the
+first backward. So gradients need only be summed, and the layout and micro-batch size change nothing.
 """
 
 import math
@@ -29,17 +27,16 @@ from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.loss import IGNORED_LABEL, LossOptions, chunked_loss
 from kielo.train.profile import HEAD_AND_LOSS
 
-_SHARES = 16  # of a micro-batch's tokens, that the head takes 1 to 16 of
+_SHARES = 16  # the head takes 1 to 16 sixteenths of a micro-batch's tokens
 
 
 @dataclass(frozen=True)
 class NextToken:
-    """Compute this rank's share of the loss, a scalar in fp32, by `chunked_loss`.
+    """The model's loss on a micro-batch: this rank's share, a scalar in fp32, by `chunked_loss`.
 
-    tensor_axis: the ranks that each hold a part of the vocabulary; None: this one holds it all. For
-    keeps_gradients and compiles see `LossOptions`. splits_sequence: does the tensor axis split the model's
-    output along the sequence. picks_counted: the head multiplies little more than the tokens whose labels
-    count, which are few in masked-token training.
+    tensor_axis: the ranks that each have a part of the vocabulary, or None. keeps_gradients, compiles: see
+    `LossOptions`. splits_sequence: the tensor axis splits the model's output along the sequence.
+    picks_counted: the head multiplies little more than the counted tokens, which are few among masked tokens.
     """
 
     z_loss: float
@@ -51,15 +48,9 @@ class NextToken:
     picks_counted: bool = False
 
     def __call__(self, model: Decoder, micro_batch: MicroBatch, divisor: Tensor) -> Tensor:
-        hidden_bsd = self.gathered(
-            model(
-                micro_batch.inputs_bs,
-                micro_batch.documents_bs,
-                micro_batch.positions_s,
-                micro_batch.dropout_keys_b2,
-            )
-        )
-        return self.of_hidden(model, hidden_bsd, micro_batch.labels_bs, divisor, micro_batch.counted)
+        of = micro_batch
+        hidden_bsd = model(of.inputs_bs, of.documents_bs, of.positions_s, of.dropout_keys_b2)
+        return self.of_hidden(model, self.gathered(hidden_bsd), of.labels_bs, divisor, of.counted)
 
     def gathered(self, hidden_bsd: Tensor) -> Tensor:
         """Return the model's output, whole along the sequence and plain, on each rank of the tensor axis."""
@@ -75,7 +66,7 @@ class NextToken:
         divisor: Tensor,
         counted: int | None = None,
     ) -> Tensor:
-        """Compute the loss of gathered hidden states. counted: at least as many labels as count, or None."""
+        """Compute the loss of gathered hidden states. counted: at least the number of counted labels."""
         if self.picks_counted and counted is not None:
             hidden_bsd, labels_bs = pick_counted(hidden_bsd, labels_bs, counted)
         options = LossOptions(
@@ -89,7 +80,7 @@ class NextToken:
             varies=self.picks_counted,
             fp8=getattr(model, "fp8_head", None),
         )
-        # The head is read only now: FSDP2 makes it whole in the forward and keeps it so until the backward.
+        # FSDP2 gathers the head in the forward and keeps it until the backward, so it is read only now.
         with record_function(HEAD_AND_LOSS):
             head = model.head
             if head is None:
@@ -98,10 +89,10 @@ class NextToken:
 
 
 def pick_counted(hidden_bsd: Tensor, labels_bs: Tensor, counted: int) -> tuple[Tensor, Tensor]:
-    """Return hidden states [c, d] and labels [c]: those that count, in their order, then some that do not.
+    """Return hidden states [c, d] and labels [c]: all that count in their order, then some that do not.
 
-    counted: at least as many as count. c is that, rounded up to a sixteenth of all tokens, so that few shapes
-    occur. The host does not wait for the device, which alone knows where the labels are.
+    c is `counted` (at least their number), rounded up to a sixteenth of all tokens, so that few shapes occur.
+    The host does not wait for the device, which alone knows where the labels are.
     """
     labels_n = labels_bs.flatten()
     unit = math.ceil(len(labels_n) / _SHARES)
@@ -111,23 +102,16 @@ def pick_counted(hidden_bsd: Tensor, labels_bs: Tensor, counted: int) -> tuple[T
 
 
 def tensor_axis(mesh: Mesh) -> DeviceMesh | None:
-    """Return the tensor axis for `NextToken`: None where it has one rank."""
+    """Return the tensor axis for `NextToken`, or None for one rank."""
     axis = mesh.of_parameters("tensor")
     return axis if axis.size() > 1 else None
 
 
-# One step's forward and backward passes through pipeline stages: a batch → the loss, gradients left behind.
-#
-# The same sum over counted tokens divided by their global number as below; torch's
-# schedule decides when which micro-batch goes through which stage, and what FSDP2 gathers and reduces
-# meanwhile.
-
-
 class PipelineForwardBackward:
-    """The pipeline's counterpart of `PlainForwardBackward`; every pipeline rank gets the same numbers.
+    """`PlainForwardBackward` through pipeline stages. Every pipeline rank gets the same numbers.
 
-    schedule: a name of `resolve/stages.py`. splits_sequence: does the tensor axis split hidden states along
-    the sequence; stages then exchange fewer columns than there are tokens.
+    torch's schedule orders micro-batches and stages, and what FSDP2 gathers and reduces. splits_sequence: the
+    tensor axis splits hidden states, so stages exchange fewer columns than there are tokens.
     """
 
     def __init__(
@@ -147,8 +131,8 @@ class PipelineForwardBackward:
         self._rank_of_each_stage = rank_of_each_stage(schedule, ranks, model.num_stages // ranks)
         self._made: tuple[tuple[int, ...], Schedule] | None = None  # shapes, and the schedule for them
         self._divisor = torch.ones(())
-        self._most_counted: int | None = None  # labels that count in a micro-batch of the step
-        self.own_loss = torch.tensor(torch.nan)  # of the last step, this rank's part before any sum
+        self._most_counted: int | None = None  # the most counted labels of a micro-batch of the step
+        self.own_loss = torch.tensor(torch.nan)  # this rank's part of the last step's loss
         self._positions_s: Tensor | None = None
         for part in model.parts:
             part.register_forward_pre_hook(self._with_positions, with_kwargs=True)
@@ -156,7 +140,6 @@ class PipelineForwardBackward:
             model.last.register_forward_hook(lambda module, inputs, output: objective.gathered(output))
 
     def __call__(self, batch: StepBatch) -> Tensor:
-        """Return the loss as `PlainForwardBackward` does, the same on every rank."""
         micro_batches = batch.micro_batches
         self._divisor = self._sum_over_data(batch.counted_tokens).clamp(min=1).to(torch.float32)
         counts = [micro_batch.counted for micro_batch in micro_batches]
@@ -164,7 +147,7 @@ class PipelineForwardBackward:
         self._most_counted = max(known) if len(known) == len(counts) else None
         self._model.copy_tied()
         self._place(micro_batches[0])
-        # torch's schedules take the whole step and split it again.
+        # torch's schedules take the whole step and split it again
         inputs: tuple[Tensor, ...] = ()
         labels = None
         if self._model.first is not None:
@@ -188,10 +171,9 @@ class PipelineForwardBackward:
         return sum_over(self._sum_over_data(loss), [self._axis])
 
     def score(self, micro_batch: MicroBatch, divisor: Tensor, z_loss: float) -> Tensor:
-        """Return this data rank's share of the loss, with another z-loss; no gradients.
+        """Return this data rank's share of the loss, with another z-loss, without gradients.
 
-        It runs stage after stage, each rank waiting for the one before: held-out text comes in batches of any
-        size, which torch's schedules do not take.
+        It runs stage after stage, because torch's schedules do not take the sizes of held-out batches.
         """
         self._place(micro_batch)
         self._model.copy_tied()
@@ -214,15 +196,14 @@ class PipelineForwardBackward:
         return sum_over(loss, [self._axis])
 
     def _place(self, micro_batch: MicroBatch) -> None:
-        """Set the positions for all stages: hidden states may hold fewer columns than there are tokens."""
+        """Set the positions for all stages, whose hidden states may have fewer columns than tokens."""
+        tokens_bs = micro_batch.inputs_bs
         self._positions_s = micro_batch.positions_s
         if self._positions_s is None:
-            self._positions_s = torch.arange(
-                micro_batch.inputs_bs.shape[1], device=micro_batch.inputs_bs.device
-            )
+            self._positions_s = torch.arange(tokens_bs.shape[1], device=tokens_bs.device)
 
     def _with_positions(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        # Not an argument of the schedule, which would split it like the batch.
+        # the schedule would split an argument like the batch
         return args, kwargs | {"positions_s": self._positions_s}
 
     def _hidden_shape(self, micro_batch: MicroBatch) -> tuple[int, int, int]:
@@ -230,47 +211,38 @@ class PipelineForwardBackward:
         return rows, columns // self._sequence_parts, self._model.config.hidden_size
 
     def _schedule(self, micro_batches: list[MicroBatch]) -> Schedule:
-        """Return the schedule for these micro-batches, made anew when their number or shapes change."""
         shapes = (len(micro_batches), *micro_batches[0].inputs_bs.shape)
         if self._made is None or self._made[0] != shapes:
+            tokens_bs = micro_batches[0].inputs_bs
             empty = partial(torch.empty, device="meta", dtype=self._compute_dtype, requires_grad=True)
             examples = ExampleTensors(
-                tokens_bs=micro_batches[0].inputs_bs.to("meta"),
+                tokens_bs=tokens_bs.to("meta"),
                 hidden_bsd=empty(self._hidden_shape(micro_batches[0])),
-                output_bsd=empty((*micro_batches[0].inputs_bs.shape, self._model.config.hidden_size)),
+                output_bsd=empty((*tokens_bs.shape, self._model.config.hidden_size)),
             )
-            options = ScheduleOptions(
-                self._schedule_name, len(micro_batches), self._loss, micro_batches[0].inputs_bs.device
-            )
+            name, number = self._schedule_name, len(micro_batches)
+            options = ScheduleOptions(name, number, self._loss, tokens_bs.device)
             self._made = shapes, schedule_of(self._model, options, examples)
         return self._made[1]
 
     def _loss(self, hidden_bsd: Tensor, labels_bs: Tensor) -> Tensor:
         if self._model.last is None:
-            raise ValueError("this rank has not the last stage, which computes the loss")
+            raise ValueError("this rank lacks the last stage, which computes the loss")
         return self._objective.of_hidden(
             self._model.last, hidden_bsd, labels_bs, self._divisor, self._most_counted
         )
 
 
 class PlainForwardBackward:
-    """Pass each micro-batch through the whole model, for every layout without pipeline stages.
-
-    sum_over_data: a tensor's sum over the ranks that see different tokens.
-    """
+    """The whole model on each micro-batch in turn. sum_over_data: over ranks with different tokens."""
 
     def __init__(self, model: Decoder, objective: NextToken, sum_over_data: Callable[[Tensor], Tensor]):
-        self._model = model
-        self._objective = objective
-        self._sum_over_data = sum_over_data
-        self.own_loss = torch.tensor(torch.nan)  # of the last step, this rank's part before any sum
+        self._model, self._objective, self._sum_over_data = model, objective, sum_over_data
+        self.own_loss = torch.tensor(torch.nan)  # this rank's part of the last step's loss
 
     def __call__(self, batch: StepBatch) -> Tensor:
-        """Return the loss, a float32 scalar on the device; the gradients are left on the parameters.
-
-        It is in nats per counted token over all ranks, with the z-loss where there is one.
-        """
-        # A step of padding only has loss 0 and no gradient; dividing by 0 would make it not finite.
+        """Return the loss in nats per counted token of all ranks, with the z-loss, fp32, on the device."""
+        # a step of padding only has loss 0 and no gradient; a division by 0 would make it not finite
         divisor = self._sum_over_data(batch.counted_tokens).clamp(min=1).to(torch.float32)
         loss = torch.zeros((), device=divisor.device)
         for number, micro_batch in enumerate(batch.micro_batches, start=1):
@@ -282,7 +254,6 @@ class PlainForwardBackward:
         return self._sum_over_data(loss)
 
     def score(self, micro_batch: MicroBatch, divisor: Tensor, z_loss: float) -> Tensor:
-        """Return this rank's share of the loss, with another z-loss; no gradients."""
         return replace(self._objective, z_loss=z_loss)(self._model, micro_batch, divisor)
 
 
@@ -297,29 +268,22 @@ def forward_backward_of(
     layout: Layout,
     precision: Precision,
 ) -> ForwardBackward:
-    """Build the forward and backward passes of `model`, which is laid out over `mesh`."""
     sum_over_ranks = partial(sum_over_data, mesh=mesh)
     goes_twice = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
     splits_sequence = layout.tensor > 1 and bool(layout.sequence_parallel)
+    is_compiled, is_masked = bool(layout.compile), train.objective == "masked_tokens"
     objective = NextToken(
         train.z_loss,
         loss_chunk_tokens,
         tensor_axis(mesh),
         goes_twice,
-        bool(layout.compile),
+        is_compiled,
         splits_sequence,
-        picks_counted=train.objective == "masked_tokens",
+        is_masked,
     )
     if isinstance(model, Decoder):
         return PlainForwardBackward(model, objective, sum_over_ranks)
     if not isinstance(model, Stages):
         raise TypeError(f"{type(model).__name__} is no model of kielo.models, nor stages of one")
-    return PipelineForwardBackward(
-        model,
-        objective,
-        sum_over_ranks,
-        mesh,
-        layout.pipeline_schedule,
-        splits_sequence,
-        COMPUTE_DTYPES[precision],
-    )
+    schedule, dtype = layout.pipeline_schedule, COMPUTE_DTYPES[precision]
+    return PipelineForwardBackward(model, objective, sum_over_ranks, mesh, schedule, splits_sequence, dtype)

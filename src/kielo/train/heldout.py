@@ -1,12 +1,9 @@
-"""Loss on held-out text: the same sequences every time, shared out over the data ranks.
-
-In: sequences of the held-out sets of a token folder. Out: nats per counted token and bits per byte of each
-set, the same numbers on every rank, and the same (to rounding) on any number of ranks.
-"""
+"""Loss on held-out text: nats per counted token and bits per byte of each set, the same on every rank."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,8 +20,6 @@ from kielo.train.state import State
 
 @dataclass(frozen=True)
 class HeldOutShare:
-    """The held-out sequences of one rank, cut into micro-batches; counted_tokens: those of all ranks."""
-
     micro_batches: list[MicroBatch]
     counted_tokens: int
 
@@ -36,73 +31,55 @@ def share_of(
     micro_batch_sequences: int,
     positions_s: Tensor | None = None,
 ) -> HeldOutShare:
-    """Cut sequences r, r + n, … of `batch`, which holds all held-out sequences, for rank r of n.
+    """Cut sequences r, r + n, … of all held-out sequences, for rank r of n. positions_s: its columns."""
 
-    positions_s: the columns that this rank takes of each sequence; None: all.
-    """
-    share = Batch(
-        _share(batch.inputs, data_rank, data_ranks, padding=0),
-        _share(batch.labels, data_rank, data_ranks, padding=NOT_COUNTED),
-        None if batch.documents is None else _share(batch.documents, data_rank, data_ranks, padding=0),
-        batch.samples[data_rank::data_ranks],
-    )
-    micro_batches = cut(share, micro_batch_sequences, positions_s)
+    def share(array: np.ndarray, padding: int) -> np.ndarray:
+        # filled up, because all ranks must take part in each forward
+        fill = np.full((-len(array) % data_ranks, *array.shape[1:]), padding, dtype=array.dtype)
+        return np.concatenate([array, fill])[data_rank::data_ranks]
+
+    documents = None if batch.documents is None else share(batch.documents, 0)
+    inputs, labels = share(batch.inputs, 0), share(batch.labels, NOT_COUNTED)
+    own = Batch(inputs, labels, documents, batch.samples[data_rank::data_ranks])
+    micro_batches = cut(own, micro_batch_sequences, positions_s)
     return HeldOutShare(micro_batches, int((batch.labels != NOT_COUNTED).sum()))
 
 
 @dataclass(frozen=True)
 class HeldOutText:
-    """A held-out set and this rank's share of it. has_bits: its loss is that of every token in turn."""
+    """A held-out set and this rank's share. has_bits: its loss predicts each token from the tokens before."""
 
     of: HeldoutSet
     share: HeldOutShare
     has_bits: bool = True
 
     def score(self, loss: float | None) -> HeldOutScore:
-        """Return the score of a loss in nats per token: its bits a token by the set's tokens a byte.
-
-        Bits per byte are not defined where some tokens are predicted from all others. loss: None: no token of
-        the text counts.
-        """
+        """Return the score of a loss in nats per token, or of None if no token counts."""
         per_byte = self.of.tokens_per_byte if self.has_bits else None
         bits = None if per_byte is None or loss is None else loss / math.log(2) * per_byte
         return HeldOutScore(loss=loss, bits_per_byte=bits, languages=list(self.of.languages))
 
 
+@dataclass
 class HeldOut:
-    """A `Periodic` that scores the held-out texts every `every_steps` steps and after the last one.
+    """A `Periodic` that scores the held-out texts, the first of which contains all sources."""
 
-    texts: the first is that of all sources, whose loss is the run's held-out loss.
-    """
-
-    name = "held-out text"
-
-    def __init__(
-        self,
-        texts: Sequence[HeldOutText],
-        model: nn.Module,
-        forward_backward: ForwardBackward,
-        sum_over_data: Callable[[Tensor], Tensor],
-        device: torch.device,
-        every_steps: int,
-        total_steps: int,
-    ):
-        self._texts = texts
-        self._model = model
-        self._forward_backward = forward_backward
-        self._sum_over_data = sum_over_data
-        self._device = device
-        self._every_steps = every_steps
-        self._total_steps = total_steps
-        self._scored: tuple[int, float | None] | None = None  # step, loss of the first text
+    texts: Sequence[HeldOutText]
+    model: nn.Module
+    forward_backward: ForwardBackward
+    sum_over_data: Callable[[Tensor], Tensor]
+    device: torch.device
+    every_steps: int
+    total_steps: int
+    name: ClassVar[str] = "held-out text"
+    _scored: tuple[int, float | None] | None = None  # step, loss of the first text
 
     def due(self, step: int) -> bool:
-        return step % self._every_steps == 0 or step == self._total_steps
+        return step % self.every_steps == 0 or step == self.total_steps
 
     def row(self, state: State) -> HeldOutLoss:
-        """Return the log's row of the losses on held-out text. Waits for the device."""
-        whole, *others = self._texts
-        loss = self._loss(whole.share)  # anew: a run that went back takes a step twice
+        whole, *others = self.texts
+        loss = self._loss(whole.share)  # computed again: a run that went back takes a step twice
         self._scored = state.step, loss
         score = whole.score(loss)
         row = HeldOutLoss(
@@ -117,26 +94,19 @@ class HeldOut:
         return row.model_copy(update={"heldout_sets": scores})
 
     def loss_at(self, state: State) -> float | None:
-        """Return the loss on all sources' text at this step, computed once; None: no token of it counts."""
+        """Return the loss of the first text at this step, computed once, or None if no token counts."""
         if self._scored is None or self._scored[0] != state.step:
-            self._scored = (state.step, self._loss(self._texts[0].share))
+            self._scored = (state.step, self._loss(self.texts[0].share))
         return self._scored[1]
 
     def _loss(self, share: HeldOutShare) -> float | None:
         """Compute the mean nats per counted token, without z-loss. All ranks call it together."""
         if not share.counted_tokens:
             return None
-        divisor = torch.tensor(float(share.counted_tokens), device=self._device)
-        loss = torch.zeros((), device=self._device)
-        with forward_only(self._model):
+        divisor = torch.tensor(float(share.counted_tokens), device=self.device)
+        loss = torch.zeros((), device=self.device)
+        with forward_only(self.model):
             for micro_batch in share.micro_batches:
-                on_device = to_device(micro_batch, self._device)
-                loss += self._forward_backward.score(on_device, divisor, z_loss=0.0)
-        return self._sum_over_data(loss).item()
-
-
-def _share(array: np.ndarray, data_rank: int, data_ranks: int, padding: int) -> np.ndarray:
-    """Return this rank's rows, filled up with `padding`: a forward is collective, so all need as many."""
-    missing = -len(array) % data_ranks
-    filled = np.concatenate([array, np.full((missing, *array.shape[1:]), padding, dtype=array.dtype)])
-    return filled[data_rank::data_ranks]
+                on_device = to_device(micro_batch, self.device)
+                loss += self.forward_backward.score(on_device, divisor, z_loss=0.0)
+        return self.sum_over_data(loss).item()

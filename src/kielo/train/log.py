@@ -1,11 +1,9 @@
-"""The log of a run: rows of numbers, on rank 0 only, to the terminal, `metrics.jsonl` and TensorBoard.
+"""The log of a run: rows of numbers, on rank 0 only, to the terminal, metrics.jsonl, TensorBoard and W&B."""
 
-In: settled rows (plain numbers), of the kinds in `artifact/metrics.py`. Out: lines. Sinks change nothing in
-the run.
-"""
-
+import importlib
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -38,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 class Sink(Protocol):
     def start(self, step: int) -> None:
-        """Called once, before the first row, with the step that the run goes on from (0: from the start)."""
+        """Begin before the first row. step: where the run resumes, or 0."""
 
     def write(self, row: Row) -> None: ...
 
@@ -46,10 +44,7 @@ class Sink(Protocol):
 
 
 class Log:
-    """Pass rows on to its sinks; a rank without sinks pays nothing.
-
-    at_files: is entered while they are written (`Progress.at_files`).
-    """
+    """The sinks and the steps to log. at_files: entered for writing (`Progress.at_files`)."""
 
     def __init__(
         self,
@@ -67,12 +62,10 @@ class Log:
             sink.start(step)
 
     def go_back(self, step: int) -> None:
-        """Drop the rows beyond `step`, from which the run goes on."""
         self.close()
         self.start(step)
 
     def due(self, step: int) -> bool:
-        """Return True at every logged step, the first, so that its warm-up stands apart, and the last."""
         return step % self._every_steps == 0 or step in (1, self._total_steps)
 
     def write(self, row: Row) -> None:
@@ -85,18 +78,16 @@ class Log:
             sink.close()
 
     def refuse_lost_rows(self) -> None:
-        """Raise KieloError where rows still cannot be written, at the end of the training."""
         for sink in self._sinks:
             if isinstance(sink, MetricsFile):
                 sink.refuse_lost_rows()
 
 
 class MetricsFile:
-    """`metrics.jsonl`: one JSON object a line, appended; NaN and infinity, which JSON lacks, are null.
+    """`metrics.jsonl`: one JSON object a line, appended. NaN and infinity, which JSON lacks, are null.
 
-    Rows that cannot be written, as the disk is full, wait in memory, and are written before the next ones:
-    training does not end by them. `alert` is called once for each time that happens. tokens_after: step →
-    tokens of the run until then.
+    Rows that cannot be written, for example on a full disk, wait in memory. `alert` is called once each time.
+    tokens_after: step → tokens of the run until then.
     """
 
     def __init__(
@@ -110,10 +101,10 @@ class MetricsFile:
         self._waiting = b""
 
     def start(self, step: int) -> None:
-        """Drop rows of an earlier attempt beyond `step`, and the half line of one that was killed.
+        """Drop rows of an earlier attempt beyond `step`, and a half-written last line.
 
-        Lines that are no rows of a run are moved to `metrics.jsonl.odd`: somebody wrote them. So are all
-        lines where one is of another run, of which a step has other tokens.
+        Lines that are not rows of a run move to `metrics.jsonl.odd`. So do all lines if one row belongs to
+        another run, where the same step has other tokens.
         """
         rows, odd = split_metrics(self._path)
         if odd:
@@ -127,13 +118,12 @@ class MetricsFile:
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
     def _foreign(self, row: Row) -> str:
-        """Return how a row shows that it is of another run; empty if it does not."""
-        if self._tokens_after is None or not isinstance(row, TrainingStep) or row.tokens is None:
-            return ""
-        here = self._tokens_after(row.step)
-        if row.tokens == here:
-            return ""
-        return f"step {row.step:,} ends at {row.tokens:,} tokens there, and here at {here:,}"
+        """Return how a row shows that it belongs to another run, or an empty string."""
+        if self._tokens_after is not None and isinstance(row, TrainingStep) and row.tokens is not None:
+            here = self._tokens_after(row.step)
+            if row.tokens != here:
+                return f"step {row.step:,} ends at {row.tokens:,} tokens there, and at {here:,} here"
+        return ""
 
     def _move_aside(self, lines: Sequence[bytes], why: str) -> None:
         aside = self._path.with_name(self._path.name + ".odd")
@@ -141,20 +131,18 @@ class MetricsFile:
             file.write(b"".join(line + b"\n" for line in lines))
             file.flush()
             os.fsync(file.fileno())
-        logger.warning("%s: %s; moved to %s", self._path, why, aside.name)
+        logger.warning("%s: %s. Moved to %s", self._path, why, aside.name)
 
     def write(self, row: Row) -> None:
         was_waiting = bool(self._waiting)
         self._waiting += write_row(row).encode()
         error = self._write_waiting()
         if error is not None and not was_waiting:
-            self._alert(
-                row.step,
-                f"{self._path} cannot be written ({error.strerror}); its rows wait in memory until it can",
-            )
+            why = f"{self._path} cannot be written ({error.strerror}). Its rows wait in memory until it can"
+            self._alert(row.step, why)
 
     def _write_waiting(self) -> OSError | None:
-        """Write the rows that wait, of the last one perhaps a part; return what kept it from the rest."""
+        """Write the waiting rows, the last possibly in part. Return the error that stopped it."""
         try:
             while self._waiting and self._file is not None:
                 self._waiting = self._waiting[self._file.write(self._waiting) :]
@@ -163,62 +151,50 @@ class MetricsFile:
         return None
 
     def refuse_lost_rows(self) -> None:
-        """Raise KieloError where rows still cannot be written."""
         if (error := self._write_waiting()) is not None:
             rows = self._waiting.count(b"\n")
             raise KieloError(
-                f"{self._path}: its last {rows} rows cannot be written ({error.strerror}) and are lost; all "
-                "checkpoints are there: free some space"
+                f"{self._path}: its last {rows} rows cannot be written ({error.strerror}) and are lost. All "
+                "checkpoints exist. Fix: free some space"
             )
 
     def close(self) -> None:
         if self._file is not None:
-            self._write_waiting()  # what cannot be written was already reported
+            self._write_waiting()  # an error was already logged
             with suppress(OSError):
                 self._file.close()
             self._file = None
 
 
-_NO_SCALARS = (
-    "step",
-    "samples",
-    "seconds",
-    "seconds_left",
-    "passed_over_from",
-    "passed_over_for",
-    "spike_from",
-    "spike_to",
-    "highest_loss_step",
-    "precision",
-    "precision_from",
-    "outcome",
+_NO_SCALARS = re.compile(
+    r"step|samples|seconds(_left)?|passed_over_(from|for)|spike_(from|to)|highest_loss_step|precision(_from)?"
+    r"|outcome"
 )
 
 
 def _scalars(row: Row) -> Iterator[tuple[str, float]]:
-    """Yield (name, value) under train/ and heldout/ of what is a number in each row of its kind."""
     for key, value in row.model_dump().items():
         if key == "heldout_sets":
             yield from set_scalars(value or {})
-        elif key not in _NO_SCALARS and value is not None:
+        elif value is not None and not _NO_SCALARS.fullmatch(key):
             yield key.replace("heldout_", "heldout/") if key.startswith("heldout_") else f"train/{key}", value
 
 
-class TensorBoard:
-    """Scalars under train/ and heldout/; rows beyond the step that a run resumes from are hidden.
+def _imported(module: str, package: str, setting: str, off: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        why = f"{setting} needs the package {package}, which is not installed"
+        raise KieloError(f"{why}. Fix: `pip install {package}`, or --set {off}") from None
 
-    After a failure, of which `alert` tells, it takes no more of them: all are in `metrics.jsonl`.
-    """
+
+class TensorBoard:
+    """Scalars under train/ and heldout/, hidden beyond the step where a run resumes, until a write fails."""
 
     def __init__(self, folder: Path, alert: Callable[[int, str], None]):
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise KieloError(
-                "train.tensorboard = true needs the package tensorboard, which is not installed:"
-                " `pip install tensorboard`, or --set train.tensorboard=false"
-            ) from None
-        self._make_writer = SummaryWriter
+        key = "train.tensorboard"
+        found = _imported("torch.utils.tensorboard", "tensorboard", f"{key} = true", f"{key}=false")
+        self._make_writer = found.SummaryWriter
         self._folder, self._alert = folder, alert
         self._writer: Any = None
 
@@ -231,32 +207,25 @@ class TensorBoard:
         try:
             for name, value in _scalars(row):
                 self._writer.add_scalar(name, value, row.step)
-        except OSError as error:  # of the thread that writes
-            self._alert(row.step, f"{self._folder} takes no more scalars ({error}); metrics.jsonl has them")
+        except OSError as error:  # raised by the thread that writes
+            self._alert(row.step, f"{self._folder} takes no more scalars ({error}). metrics.jsonl has them")
             self._writer = None
 
     def close(self) -> None:
         if self._writer is not None:
-            with suppress(OSError):  # metrics.jsonl has all scalars
+            with suppress(OSError):
                 self._writer.close()
 
 
 class Wandb:
-    """Write TensorBoard's scalars to Weights & Biases; each attempt goes on with the run of its folder.
+    """TensorBoard's scalars for Weights & Biases. Each attempt continues the W&B run of its folder.
 
-    Weights & Biases counts what it is sent and takes no row back, so `step` is a value of its own there, by
-    which it is told to draw.
+    W&B numbers rows by itself and never removes one, so `step` is a value, the x axis of all charts.
     """
 
     def __init__(self, project: str, name: str, folder: Path):
-        try:
-            import wandb
-        except ImportError:
-            raise KieloError(
-                f"train.wandb = {project!r} needs the package wandb, which is not installed: "
-                '`pip install wandb`, or --set train.wandb=""'
-            ) from None
-        self._wandb, self._project, self._name, self._folder = wandb, project, name, folder
+        self._wandb = _imported("wandb", "wandb", f"train.wandb = {project!r}", 'train.wandb=""')
+        self._project, self._name, self._folder = project, name, folder
         self._run: Any = None
 
     def start(self, step: int) -> None:
@@ -285,37 +254,30 @@ def set_scalars(scores: dict[str, dict[str, Any]]) -> Iterator[tuple[str, float]
 
 
 class PlainLines:
-    """One line a row, for files and batch jobs."""
-
     def __init__(self, total_steps: int, stream: TextIO | FailsafeStream):
-        self._total_steps = total_steps
-        self._stream = stream
+        self._total_steps, self._stream = total_steps, stream
 
     def start(self, step: int) -> None:
         if step:
-            self._print(f"going on after step {step} of {self._total_steps}")
+            text = f"resuming after step {step} of {self._total_steps}"
+            print(text, file=self._stream, flush=True)
 
     def write(self, row: Row) -> None:
-        self._print(f"step {row.step}/{self._total_steps}  {describe(row)}")
-
-    def close(self) -> None:
-        pass
-
-    def _print(self, text: str) -> None:
+        text = f"step {row.step}/{self._total_steps}  {describe(row)}"
         print(text, file=self._stream, flush=True)
+
+    def close(self) -> None: ...
 
 
 class ProgressBar:
-    """A bar that moves with each logged row, for a person at a terminal."""
-
     def __init__(self, total_steps: int, stream: TextIO | FailsafeStream):
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
         from rich.table import Column
 
-        # The figures go on in a second line where the terminal is too narrow for them.
+        # On a narrow terminal the figures wrap to a second line.
         figures = TextColumn("{task.description}", table_column=Column(overflow="fold"))
-        console = Console(file=stream)  # type: ignore[arg-type]  # it asks no more of a stream than these have
+        console = Console(file=stream)  # type: ignore[arg-type]  # it needs only what a FailsafeStream has
         columns = (TextColumn("train"), BarColumn(bar_width=12), MofNCompleteColumn(), figures)
         self._bar = Progress(*columns, console=console)
         self._task = self._bar.add_task("starting", total=total_steps)
@@ -335,11 +297,6 @@ class ProgressBar:
 
 
 class Terminal:
-    """A progress bar on a terminal, else plain lines.
-
-    `alert` is called once when they can no longer be written.
-    """
-
     def __init__(self, total_steps: int, alert: Callable[[int, str], None], stream: TextIO | None = None):
         stream = sys.stdout if stream is None else stream
         self._stream = stream if isinstance(stream, FailsafeStream) else FailsafeStream(stream)
@@ -360,10 +317,8 @@ class Terminal:
     def _check(self, step: int) -> None:
         if self._stream.failure is not None and not self._has_failed:
             self._has_failed = True
-            self._alert(
-                step,
-                f"the terminal takes no more output ({self._stream.failure}); training goes on without it",
-            )
+            failure = self._stream.failure
+            self._alert(step, f"the terminal takes no more output ({failure}). Training continues without it")
 
 
 def describe(row: Row) -> str:

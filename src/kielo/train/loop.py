@@ -1,8 +1,7 @@
 """The training loop: one turn is one optimiser step, on any number of ranks.
 
-Begin reading Kielo here. Every function that this page calls is in the file of its name. The layout of the
-model on the ranks, its precision and the launcher were all settled in `build.py` before the first turn. The
-host waits for the device only where a comment says so.
+Begin reading Kielo here. Every function called here is in the file of its name. `build.py` settled layout,
+precision and launcher before the first turn. The host waits for the device only where a comment says so.
 """
 
 from torch import Tensor
@@ -13,10 +12,9 @@ from kielo.train.watch.checks import TakenStep
 
 
 def fit(run: Run, phase: PhaseParts) -> bool:
-    """Train until `phase.last_step`, a signal or triggers/stop. Returns True on every rank if it must stop.
+    """Train until `phase.last_step`, a stop, or a reason to go back. Return True on every rank for a stop.
 
-    A spike or a wrong value that the run must go back for ends it earlier. Raises KieloError when too many
-    steps in a row were not finite, too many spikes followed on each other, or a rank was wrong again.
+    Raises KieloError after too many bad steps or spikes in a row, or a second wrong value of one rank.
     """
     state = run.state
     while state.step < phase.last_step:
@@ -26,14 +24,8 @@ def fit(run: Run, phase: PhaseParts) -> bool:
         run.speed_watch.begin(state.step, run.current.layer_times)
         loss, gradient_norm = optimiser_step(run.current.step, batch, learning_rate)
         run.speed_watch.end(run.current.layer_times)
-        taken = TakenStep(
-            state.step,
-            loss,
-            gradient_norm,
-            run.current.step.forward_backward.own_loss,
-            run.current.local_finite,
-            run.current.replicas,
-        )
+        current, own_loss = run.current, run.current.step.forward_backward.own_loss
+        taken = TakenStep(state.step, loss, gradient_norm, own_loss, current.local_finite, current.replicas)
         if any(check.after_step(taken) == "go back" for check in run.checks):
             return False
         run.profile.step(state.step)
@@ -51,13 +43,13 @@ def fit(run: Run, phase: PhaseParts) -> bool:
         stopping = run.stop.agreed(state.step)
         is_saving = stopping or run.stop.is_save_agreed or run.checkpoints.due(state.step)
         is_copying = not is_saving and run.checkpoints.is_copy_due(state.step)
-        is_last = state.step == phase.last_step  # a change of precision may save after it
+        is_last = state.step == phase.last_step  # a change of precision can save after it
         is_kept = is_saving or is_copying or is_last
         if is_kept and run.replica_check.before_keeping(taken) == "go back":
             return False
         if is_saving:
             with run.meter.paused(), run.time_limits.paused("a save"):
-                # the copy waits for the device; writing goes on beside the next steps
+                # the copy waits for the device, and writing continues beside the next steps
                 run.checkpoints.save(loss)
                 run.garbage.collect()
         if is_copying:
@@ -69,9 +61,9 @@ def fit(run: Run, phase: PhaseParts) -> bool:
 
 
 def optimiser_step(parts: StepParts, batch: StepBatch, learning_rate: float) -> tuple[Tensor, Tensor]:
-    """Take one optimiser step. Returns the loss and the gradient norm before clipping, both over all ranks.
+    """Take one optimiser step. Return the loss and the gradient norm before clipping, both over all ranks.
 
-    `kielo verify` and `kielo rehearse` call it too, so that they check the step that training takes.
+    `kielo verify` and `kielo rehearse` call it too, so they check the same step.
     """
     loss = parts.forward_backward(batch)  # divided by the counted tokens of all ranks; gradients are sums
     for on_gradients in parts.on_gradients:

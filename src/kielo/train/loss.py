@@ -1,14 +1,14 @@
 """The language-model loss: head, cross-entropy and z-loss in one autograd function, without full logits.
 
-Data in: hidden states [n, d], the head's weight [v, d], its bias [v] where it has one, labels [n]; data out:
-one fp32 number, the sum over counted labels divided by a divisor that the caller has counted over all ranks
-and micro-batches. Gradients are made chunk by chunk in the forward pass, while a chunk's logits exist (the
-idea of Liger Kernel, Hsu et al. 2024, arXiv:2410.10989).
+In: hidden states [n, d], the head's weight [v, d], its optional bias [v], labels [n]. Out: one fp32 number,
+the sum over counted labels divided by a divisor that the caller has counted over all ranks and micro-batches.
+Gradients are made chunk by chunk in the forward pass, while a chunk's logits exist (the idea of Liger Kernel,
+Hsu et al. 2024, arXiv:2410.10989).
 
-Where the head's rows are split over several ranks of the tensor axis, each rank makes only its own rows'
-logits, and a chunk's softmax is combined from three numbers a token and rank (the idea of Megatron-LM,
-Shoeybi et al. 2019, arXiv:1909.08053, section 3). Shape letters: n = tokens, d = hidden size, v = vocabulary
-(this rank's rows of it), c = tokens of one chunk, t = ranks of the tensor axis.
+If the head's rows are split over the tensor axis, each rank makes the logits of its own rows, and a chunk's
+softmax is combined from three numbers a token and rank (the idea of Megatron-LM, Shoeybi et al. 2019,
+arXiv:1909.08053, section 3). Shape letters: n = tokens, d = hidden size, v = vocabulary (this rank's rows of
+it), c = tokens of one chunk, t = ranks of the tensor axis.
 """
 
 from collections.abc import Callable
@@ -34,30 +34,19 @@ class LossOptions:
     """Options of `chunked_loss`.
 
     z_loss: the weight of log² Z, which keeps logits from drifting (PaLM, Chowdhery et al. 2022,
-    arXiv:2204.02311, section 5); log Z is the log of the softmax's sum.
+    arXiv:2204.02311, section 5). log Z is the log of the softmax's sum. chunk_tokens: at most `chunk_tokens`
+    × v logits exist at one time. group: the tensor axis if it has more than one rank, with a part of the
+    head's rows on each. vocab_size: the number of tokens, None for one token a row. Further rows (over all
+    ranks) are padding, without a share in log Z and with a gradient of exactly 0. A label that is padding
+    makes the loss infinite. softcap: logits first become cap × tanh(logit / cap), in their own precision as
+    in Hugging Face's Gemma (Gemma 2, Gemma Team 2024, arXiv:2408.00118, section 2). fp8: logits and the
+    gradient to hidden states are FP8 products.
 
-    chunk_tokens: at most `chunk_tokens` × v logits exist at one time.
-
-    group: the tensor axis, where it has more than one rank; each rank then has a part of the head's rows.
-
-    vocab_size: the number of tokens, None for one a row. Rows of the head beyond it (over all ranks) only pad
-    it: they have no share in log Z and their gradient is exactly 0. A label that is padding makes the loss
-    infinite.
-
-    softcap: logits become cap × tanh(logit / cap) first, in their own precision as in Hugging Face's Gemma
-    (Gemma 2, Gemma Team 2024, arXiv:2408.00118, section 2); None for none.
-
-    keeps_gradients: the loss can be differentiated more than once, always by the same factor, as pipeline
-    schedules do that take the gradients of inputs and of weights one after the other.
-
-    compiles: torch.compile fuses the operations on a chunk's logits, which halves their memory traffic on a
-    GPU; with `group`, those before the chunk's collective and those after it.
-
-    varies: the number of tokens differs from call to call, so the compiled code is for any number from the
-    first call on. Else torch compiles again at the first other number, in the middle of a run.
-
-    fp8: the settings of FP8 if logits and the gradient to hidden states are FP8 products; the weight's
-    gradient never is.
+    keeps_gradients: the loss can be differentiated several times, always by the same factor, for pipeline
+    schedules that split the backward. compiles: torch.compile fuses the operations on a chunk's logits, which
+    halves their memory traffic on a GPU. varies: the number of tokens changes between calls, so the compiled
+    code is for any number from the first call on. Else torch compiles again at the first change, in the
+    middle of a run.
     """
 
     z_loss: float = 0.0
@@ -81,19 +70,17 @@ def chunked_loss(
 ) -> Tensor:
     """Σ over counted labels of (cross-entropy + z_loss × log² Z) / divisor, in nats, a scalar in fp32.
 
-    hidden [..., d], head_weight [v, d] (any one precision), labels [...] with -100 where nothing is counted,
+    hidden [..., d], head_weight [v, d] (any precision), labels [...] with -100 for labels that do not count,
     divisor a scalar tensor (the global count of counted labels, so that gradients are equal for every
-    layout). head_bias [v] is added to the logits, in the precision of both; it is laid out as the weight. The
-    softmax is in fp32; the gradients of weight and bias are summed over the chunks in fp32. Can be
-    differentiated once, without `keeps_gradients`.
+    layout). head_bias [v] is added to the logits, in the precision of both, and laid out as the weight. The
+    softmax is in fp32. The gradients of weight and bias are summed over the chunks in fp32.
 
     With `group`, head_weight is this rank's rows, plain [v, d] or a DTensor with Shard(0) on that axis alone:
-    rank r has ids r × v … (r + 1) × v - 1, as many on each. hidden, labels (ids of the whole vocabulary) and
-    divisor are the same on all ranks of the group. So is the loss, to the bit; call backward on each rank's
-    own, not on a sum over the ranks. The weight's gradient is that of this rank's rows. The gradient to
-    hidden is only this rank's rows' part of it: the caller, who gathered hidden along the sequence, sums and
-    scatters the parts in one collective. A label that is no id of the vocabulary makes the loss infinite.
-    Raises ValueError for a DTensor that is laid out otherwise.
+    rank r has ids r × v … (r + 1) × v - 1. hidden, labels (ids of the whole vocabulary) and divisor are the
+    same on all ranks of the group, and so is the loss, to the bit. Call backward on each rank's own loss, not
+    on a sum over the ranks. The gradient to hidden is only the part of this rank's rows: the caller, who
+    gathered hidden along the sequence, sums and scatters the parts in one collective. A label outside the
+    vocabulary makes the loss infinite. Raises ValueError for a DTensor with another layout.
     """
     options = options or LossOptions()
     if options.group is not None and options.group.size() == 1:
@@ -107,23 +94,15 @@ def chunked_loss(
     )
 
 
-def _own_tokens(num_rows: int, options: LossOptions) -> int:
-    """The number of this rank's rows of the head that are tokens; the rows after them are padding."""
-    if options.vocab_size is None:
-        return num_rows
-    first_row = 0 if options.group is None else options.group.rank() * num_rows
-    return min(max(options.vocab_size - first_row, 0), num_rows)
-
-
 def _own_rows(head_weight: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Return this rank's rows of weight or bias, plain; the gradient of a DTensor keeps its placement."""
+    """Return this rank's rows of weight or bias, plain. The gradient of a DTensor keeps its placement."""
     if not isinstance(head_weight, DTensor):
         return head_weight
     num_ranks = 1 if group is None else group.size()
     fitting = [(Shard(0),), (Replicate(),)] if num_ranks == 1 else [(Shard(0),)]
     if head_weight.placements not in fitting or head_weight.device_mesh.size() != num_ranks:
         raise ValueError(
-            f"the head's weight is placed as {head_weight.placements} on {head_weight.device_mesh}; the loss "
+            f"the head's weight is placed as {head_weight.placements} on {head_weight.device_mesh}. The loss "
             f"over {num_ranks} rank(s) of the tensor axis takes Shard(0) on a mesh of that axis alone"
         )
     return head_weight.to_local(grad_placements=head_weight.placements)
@@ -140,21 +119,23 @@ class _ChunkedLoss(torch.autograd.Function):
         options: LossOptions,
         *head: Tensor | None,
     ) -> Tensor:
-        """Compute the loss. head: weight_vd and bias_v, or None in place of the bias."""
+        """Compute the loss. head: weight_vd, and bias_v or None."""
         weight_vd, bias_v = head
         if weight_vd is None:
             raise ValueError("a head has a weight")
         z_loss, softcap, group = options.z_loss, options.softcap, options.group
-        num_tokens = _own_tokens(len(weight_vd), options)
+        num_tokens = len(weight_vd)  # of this rank's rows; the rows after them are padding
+        if options.vocab_size is not None:
+            first_row = 0 if group is None else group.rank() * num_tokens
+            num_tokens = min(max(options.vocab_size - first_row, 0), num_tokens)
         fp8 = None if options.fp8 is None else Fp8Head(weight_vd, options.fp8)
-        chunk_on_one_rank = _compiled(_chunk) if options.compiles else _chunk
+        chunk_on_one_rank = _compiled(_chunk, chosen_backend()) if options.compiles else _chunk
         loss = torch.zeros((), dtype=torch.float32, device=hidden_nd.device)
         # needs_input_grad ignores no_grad. A frozen input costs neither its matmul nor its memory.
-        needs_hidden, needs_weight, needs_bias = (
-            needs_gradients and ctx.needs_input_grad[place] for place in (0, 5, 6)
-        )
+        needs = ctx.needs_input_grad
+        needs_hidden, needs_weight, needs_bias = (needs_gradients and needs[place] for place in (0, 5, 6))
         hidden_gradient = torch.empty_like(hidden_nd) if needs_hidden else None
-        # The first chunk's product writes it.
+        # the first chunk's product writes it
         weight_gradient = torch.empty_like(weight_vd, dtype=torch.float32) if needs_weight else None
         bias_gradient = None
         if bias_v is not None and needs_bias:
@@ -172,7 +153,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 tanh_cv = logits_cv.div_(softcap).tanh_()
                 logits_cv = softcap * tanh_cv
             if num_tokens < logits_cv.shape[1]:
-                # The product includes the padding: a GPU multiplies that width faster than an odd one.
+                # the product includes the padding, because a GPU multiplies an even width faster
                 logits_cv[:, num_tokens:] = -torch.inf
             if options.varies:
                 _for_any_number(logits_cv, labels_c, weights_c)
@@ -201,9 +182,9 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale the gradients of the forward pass in place: a copy for a 128k vocabulary is gigabytes."""
+        """Scale the gradients of the forward pass in place: a copy for a 128k vocabulary takes gigabytes."""
         if ctx.gradients is None:
-            raise RuntimeError("chunked_loss can be differentiated once; its gradients are already used up")
+            raise RuntimeError("chunked_loss can be differentiated once. Its gradients are used up")
         hidden_gradient, weight_gradient, bias_gradient = ctx.gradients
         if not ctx.is_scaled:
             if hidden_gradient is not None:
@@ -221,13 +202,13 @@ class _ChunkedLoss(torch.autograd.Function):
 def _chunk(
     logits_cv: Tensor, labels_c: Tensor, weights_c: Tensor, z_loss: float, needs_gradients: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return (the chunk's share of the loss, its gradient to the logits in the logits' precision)."""
+    """Return the chunk's share of the loss, and its gradient to the logits in the logits' precision."""
     targets_c1 = labels_c.unsqueeze(1)
     log_probabilities_cv = torch.log_softmax(logits_cv, dim=-1, dtype=torch.float32)
     target_log_probabilities_c = log_probabilities_cv.gather(1, targets_c1).squeeze(1)
     log_z_c = None
     if z_loss:
-        # log Z = logit − log probability, of any row that is not padding: the first never is.
+        # log Z = logit − log probability of a row that is not padding, as the first row never is
         log_z_c = logits_cv[:, 0].float() - log_probabilities_cv[:, 0]
     loss, slopes_c = _loss_and_slopes(-target_log_probabilities_c, log_z_c, weights_c, z_loss)
     if not needs_gradients:
@@ -237,12 +218,8 @@ def _chunk(
     return loss, _gradient(log_probabilities_cv.exp_(), slopes_c, targets_c1, weights_c, logits_cv)
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return _compiled_by(function, chosen_backend())
-
-
 @cache
-def _compiled_by(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
+def _compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
     return torch.compile(function, backend=backend)
 
 
@@ -260,16 +237,17 @@ def _chunk_over_ranks(
     options: LossOptions,
     group: dist.ProcessGroup,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return (the whole loss, the gradient to these logits) where logits_cv are only this rank's rows."""
+    """Return the whole loss and the gradient to these logits, which are of this rank's rows only."""
     own_sums, loss_of_all = _own_sums, _loss_of_all
     if options.compiles:
-        own_sums, loss_of_all = _compiled(_own_sums), _compiled(_loss_of_all)
+        backend = chosen_backend()
+        own_sums, loss_of_all = _compiled(_own_sums, backend), _compiled(_loss_of_all, backend)
     targets_c = labels_c - group.rank() * logits_cv.shape[1]
     if options.varies:
         _for_any_number(targets_c)
     own_3c, exponentials_cv = own_sums(logits_cv, targets_c)
-    # One collective a chunk, of 12 bytes a token and rank: small beside the chunk's matmuls. One for all
-    # chunks would have to wait for the logits of every chunk, which would then be computed twice.
+    # One collective a chunk, of 12 bytes a token and rank, is small beside the chunk's matmuls. A single
+    # collective for all chunks would need every chunk's logits computed twice.
     all_t3c = own_3c.new_empty(group.size(), *own_3c.shape)
     dist.all_gather(list(all_t3c.unbind(0)), own_3c, group=group)
     sums = _Sums(own_3c[0], all_t3c, exponentials_cv)
@@ -282,8 +260,8 @@ def _chunk_over_ranks(
 class _Sums(NamedTuple):
     """Numbers of a chunk's softmax over ranks.
 
-    own_maxima_c: this rank's largest logits. all_t3c: the largest logit, the sum of exponentials and the
-    target's logit, of each rank. exponentials_cv: exp(logit − own maximum) in fp32; None in compiled code.
+    own_maxima_c: this rank's largest logits. all_t3c: of each rank the largest logit, the sum of exponentials
+    and the target's logit. exponentials_cv: exp(logit − own maximum) in fp32, or None in compiled code.
     """
 
     own_maxima_c: Tensor
@@ -292,15 +270,15 @@ class _Sums(NamedTuple):
 
 
 def _own_sums(logits_cv: Tensor, targets_c: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return this rank's (row of `_Sums.all_t3c`, exponentials); targets_c: rows here, or beyond them."""
+    """Return this rank's row of `_Sums.all_t3c`, and the exponentials. targets_c: rows, also outside."""
     is_here_c, targets_c1 = _here(logits_cv, targets_c)
-    # −∞ where the target is another rank's: the largest over the ranks is the target's logit.
+    # −∞ if the target is another rank's, so that the maximum over the ranks is the target's logit
     target_logits_c = logits_cv.gather(1, targets_c1).squeeze(1).float().masked_fill(~is_here_c, -torch.inf)
-    # Finite where all of this rank's rows are padding: −∞ − −∞ is not a number.
+    # finite even if all of this rank's rows are padding, because −∞ − −∞ is not a number
     own_maxima_c = logits_cv.amax(1).float().clamp(min=torch.finfo(torch.float32).min)
     exponentials_cv = _exponentials(logits_cv, own_maxima_c)
     own_3c = torch.stack([own_maxima_c, exponentials_cv.sum(1), target_logits_c])
-    # Compiled code computes them again, where it would have to write and read a chunk of fp32.
+    # compiled code computes them again, which is cheaper than writing and reading a chunk of fp32
     return own_3c, None if torch.compiler.is_compiling() else exponentials_cv
 
 
@@ -312,10 +290,9 @@ def _loss_of_all(
     z_loss: float,
     needs_gradients: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return (the whole loss, the gradient to these logits) by the sums of all ranks."""
     own_maxima_c, all_t3c, exponentials_cv = sums
     maxima_tc, sums_tc, targets_tc = all_t3c.unbind(1)
-    # Every rank adds up the same numbers in the same order, so the loss is the same to the bit.
+    # every rank adds up the same numbers in the same order, so the loss is the same to the bit
     maxima_c = maxima_tc.amax(0)
     sums_c = (sums_tc * (maxima_tc - maxima_c).exp()).sum(0)
     log_sums_c = sums_c.log()
@@ -323,7 +300,7 @@ def _loss_of_all(
     loss, slopes_c = _loss_and_slopes(cross_entropies_c, maxima_c + log_sums_c, weights_c, z_loss)
     if not needs_gradients:
         return loss, None
-    # The exponentials use this rank's own maximum; one factor a token converts them to the group's.
+    # one factor a token converts the exponentials from this rank's maximum to the group's
     factors_c = slopes_c * (own_maxima_c - maxima_c).exp() / sums_c
     if exponentials_cv is None:
         exponentials_cv = _exponentials(logits_cv, own_maxima_c)
@@ -333,13 +310,12 @@ def _loss_of_all(
 
 
 def _here(logits_cv: Tensor, targets_c: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (True where the target is one of these rows, the target's row or 0)."""
     is_here_c = (targets_c >= 0) & (targets_c < logits_cv.shape[1])
     return is_here_c, targets_c.masked_fill(~is_here_c, 0).unsqueeze(1)
 
 
 def _exponentials(logits_cv: Tensor, maxima_c: Tensor) -> Tensor:
-    """Compute exp(logit − maximum) in fp32; uncompiled, in the memory of logits that are fp32."""
+    """Compute exp(logit − maximum) in fp32. Uncompiled, it reuses the memory of fp32 logits."""
     if torch.compiler.is_compiling():
         return (logits_cv.float() - maxima_c.unsqueeze(1)).exp()
     return logits_cv.float().sub_(maxima_c.unsqueeze(1)).exp_()
@@ -348,7 +324,7 @@ def _exponentials(logits_cv: Tensor, maxima_c: Tensor) -> Tensor:
 def _gradient(
     exponentials_cv: Tensor, factors_c: Tensor, targets_c1: Tensor, weights_c: Tensor, logits_cv: Tensor
 ) -> Tensor:
-    """Compute factor × exponential − weight × onehot(target), in place: in the logits' memory if narrower.
+    """Compute factor × exponential − weight × onehot(target), in place or in narrower logits' memory.
 
     Without fusion a scatter is faster than a comparison of ids.
     """
@@ -360,10 +336,7 @@ def _gradient(
 def _fused_gradient(
     exponentials_cv: Tensor, factors_c: Tensor, targets_c: Tensor, weights_c: Tensor, logits_cv: Tensor
 ) -> Tensor:
-    """Compute the same in compiled code; a target that is no row here has no share.
-
-    By comparison of ids one loop does all: a scatter needs a chunk of fp32 in memory.
-    """
+    """Compute the same in compiled code: one loop compares ids, while a scatter needs a chunk of fp32."""
     ids_v = torch.arange(logits_cv.shape[1], dtype=torch.int32, device=logits_cv.device)
     is_target_cv = ids_v == targets_c.int().unsqueeze(1)
     targets_cv = torch.where(is_target_cv, weights_c.unsqueeze(1), 0.0)
@@ -373,7 +346,7 @@ def _fused_gradient(
 def _loss_and_slopes(
     cross_entropies_c: Tensor, log_z_c: Tensor | None, weights_c: Tensor, z_loss: float
 ) -> tuple[Tensor, Tensor]:
-    """Return (the weighted sum over tokens, slopes: d/dlogits = slope × p − weight × onehot(target))."""
+    """Return the weighted sum over tokens, and slopes: d/dlogits = slope × p − weight × onehot(target)."""
     if not z_loss or log_z_c is None:
         return torch.dot(cross_entropies_c, weights_c), weights_c
     loss = torch.dot(cross_entropies_c + z_loss * log_z_c.square(), weights_c)
@@ -381,15 +354,12 @@ def _loss_and_slopes(
 
 
 def _sums_in_fp32(device: torch.device) -> bool:
-    """Return True if products of bf16 matrices can be added to an fp32 one: by cuBLAS, not on ROCm or CPUs.
-
-    torch 2.10 is the first that takes the sum itself in fp32 (pytorch/pytorch#167931).
-    """
+    """Return True if cuBLAS adds bf16 products in fp32, as from torch 2.10 on (pytorch/pytorch#167931)."""
     return device.type == "cuda" and torch.version.hip is None
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:
-    """Add left @ right to the fp32 `total`, or writes it over `total` if it is the first."""
+    """Add left @ right to the fp32 `total`, or write it over `total` if it is the first product."""
     beta = 0 if is_first else 1  # 0 reads nothing of `total`
     if left.dtype == total.dtype:
         total.addmm_(left, right, beta=beta)
@@ -402,10 +372,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> 
 
 
 def _scaled(total: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `factor` × the fp32 `total` in `dtype`; a GPU reads and writes once where that is narrower.
-
-    Autograd converts a gradient to its parameter's dtype, so the rounding cannot be left to the reduction.
-    """
+    """Return `factor` × the fp32 `total` in `dtype`, on a GPU in one pass over memory."""
     if total.dtype != dtype and total.device.type == "cuda":
         return torch.mul(total, factor, out=torch.empty_like(total, dtype=dtype))
     return total.mul_(factor).to(dtype)

@@ -12,17 +12,9 @@ from kielo.artifact.metrics import PassedOver, TrainingStep
 from kielo.train.state import State
 from kielo.train.watch.guard import Guard, has_no_label
 
-# The speed of training: tokens per second, TFLOP/s, share of the accelerator's peak, and the time left.
-#
-# In: the number of tokens done, at moments when the device has caught up with the host. Out: the figures
-# since the last such moment. Time spent on held-out text and checkpoints is left out.
-
 
 class Lap(TypedDict):
-    """Figures over all ranks, but tflops_per_second and mfu, 0 to 1 (Chowdhery et al. 2022), of one rank.
-
-    planned_tokens_per_second: None without a plan. seconds: of training in this process so far.
-    """
+    """Figures over all ranks since the last lap. TFLOP/s and mfu (Chowdhery et al. 2022): of one rank."""
 
     tokens_per_second: float
     planned_tokens_per_second: float | None
@@ -33,19 +25,16 @@ class Lap(TypedDict):
 
 
 class Meter:
-    """A stopwatch over training steps only, for the phase and precision that `use` sets."""
+    """A stopwatch over training steps, without held-out text and saves, for the phase set by `use`."""
 
     def __init__(self, ranks: int, total_tokens: int, device: torch.device):
+        self._ranks, self._total_tokens, self._device = ranks, total_tokens, device
         self._flops_per_token = 0.0
         self._planned: float | None = None
         self._peak_tflops: float | None = None
-        self._ranks = ranks
-        self._total_tokens = total_tokens
-        self._device = device
         self.start(0)
 
     def start(self, tokens: int) -> None:
-        """Start at `tokens` tokens done: at step 0, or at the step of a checkpoint."""
         self._tokens = self._tokens_counted = tokens
         self._flops = 0.0
         self._since = time.perf_counter()
@@ -58,11 +47,9 @@ class Meter:
         peak_tflops: float | None,
         planned_tokens_per_second: float | None = None,
     ) -> None:
-        """Set the figures of each token after the first `tokens`.
+        """Set the figures of each token after the first `tokens`. peak_tflops: of one accelerator, if known.
 
-        flops_per_token: the model's, forward and backward, without recomputation. peak_tflops: of one
-        accelerator; None where no card gives it, then MFU is None. planned_tokens_per_second: as the planner
-        expects.
+        flops_per_token: forward and backward, without recomputation.
         """
         self._count_flops(tokens)
         self._flops_per_token = flops_per_token
@@ -74,13 +61,12 @@ class Meter:
         self._flops = 0.0
 
     def pass_over(self, before: int, after: int) -> None:
-        """Counts the tokens between these as passed over, without work."""
         self._count_flops(before)
         self._tokens += after - before
         self._tokens_counted = after
 
-    def lap(self, tokens: int) -> "Lap":
-        """Return figures since the last lap; called right after the host has read a number of the device."""
+    def lap(self, tokens: int) -> Lap:
+        """Return figures since the last lap. Call it after the host has read a number from the device."""
         now = time.perf_counter()
         elapsed = max(now - self._since, 1e-9)
         tokens_per_second = (tokens - self._tokens) / elapsed
@@ -104,7 +90,7 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Exclude the time inside. On a GPU it first waits for the steps that are still running."""
+        """Exclude the time inside. On a GPU it first waits for the running steps."""
         self._synchronise()
         paused_at = time.perf_counter()
         yield
@@ -116,26 +102,15 @@ class Meter:
             torch.cuda.synchronize(self._device)
 
 
-# A step's row for the log: tensors on the device → plain numbers. Making it waits for the device.
-
-
 class StepRow:
-    """`phase`: the number of the one that steps are of."""
-
     def __init__(self, meter: Meter, guard: Guard):
         self.phase = 1
-        self._meter = meter
-        self._guard = guard
+        self._meter, self._guard = meter, guard
 
     def __call__(
         self, state: State, loss: Tensor, gradient_norm: Tensor, learning_rate: float
     ) -> TrainingStep:
-        """Return the row of this step: its own loss and norm, the speed since the last row.
-
-        Its loss is None if no label of the step counts.
-        """
-        # waits for the device, and so must come before the meter is read
-        loss_of_step, norm = loss.item(), gradient_norm.item()
+        loss_of_step, norm = loss.item(), gradient_norm.item()  # waits, so it comes before the meter
         return TrainingStep(
             step=state.step,
             tokens=state.tokens,
@@ -151,7 +126,6 @@ class StepRow:
 
 
 def passed_over_row(state: State, phase: int, first_step: int, reason: str) -> PassedOver:
-    """Return the row of the steps that were passed over, from `first_step` to the state's."""
     return PassedOver(
         step=state.step,
         tokens=state.tokens,

@@ -1,4 +1,8 @@
-"""The optimisers of `recipe/optimisers.py`, over sharded parameters, with steps that a flag can undo."""
+"""The optimisers of `recipe/optimisers.py`, over sharded parameters, with steps that a flag on the device can
+undo.
+
+If the flag is set, parameters and moments stay the same bit for bit.
+"""
 
 import importlib
 import math
@@ -17,29 +21,30 @@ from kielo.recipe.optimisers import OPTIMISERS, WIDENED_BYTES
 from kielo.recipe.sections import TrainIdentity
 from kielo.train.profile import OPTIMISER
 
-# LAMB (You et al. 2020, arXiv:1904.00962, algorithm 2): Adam whose step has the length of what it changes.
-#
-# A parameter p goes by -lr × ratio × u, with u = m / (√v + ε) + λ p, both moments corrected for their
-# start, and ratio = ‖p‖ / ‖u‖ over the whole parameter (the paper's φ is the identity). The ratio is 1
-# where either norm is 0, and for all of a group without one: biases and norms, whose values say nothing
-# about how far they should go. They take Adam's steps, as in the training of LTG-BERT (Samuel et al. 2023,
-# arXiv:2303.09859).
-#
-# Each rank updates its own elements. Norms are summed over the ranks that hold the other parts, so a step
-# is the same in every layout but for the order of a sum.
+MOMENTS = OPTIMISERS["adamw"].moments
+STATE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+WIDENED_ELEMENTS = WIDENED_BYTES // (len(MOMENTS) * torch.float32.itemsize)
+
+Group = dict[str, Any]  # as torch's optimisers take it: "params", "weight_decay" and more
 
 
 class Lamb(torch.optim.Optimizer):
-    """LAMB with moments of any width; the caller puts "step", "exp_avg" and "exp_avg_sq" into its state.
+    """LAMB (You et al. 2020, arXiv:1904.00962, algorithm 2), Adam with steps as long as the parameter.
 
-    groups: with "params" and "weight_decay". found_inf: as of torch's fused optimisers, a
-    float32 scalar on the parameters' device; where it is 1 a step changes nothing, bit for bit. Moments that
-    are narrower than fp32 are rounded before the update is made of them.
+    A parameter p moves by -lr × ratio × u, with u = m / (√v + ε) + λ p, both moments corrected for their
+    start, and ratio = ‖p‖ / ‖u‖ over the whole parameter (the paper's φ is the identity). The ratio is 1 if
+    either norm is 0, and for biases and norms, which take Adam's steps as in LTG-BERT (Samuel et al. 2023,
+    arXiv:2303.09859). Each rank updates its own elements. Norms are summed over the ranks, so a step is the
+    same in every layout except for the order of a sum.
+
+    The caller puts "step", "exp_avg" and "exp_avg_sq" of any width into the state. Moments narrower than fp32
+    are rounded before the update is made of them. found_inf: as in torch's fused optimisers, a float32 scalar
+    on the parameters' device. If it is 1, a step changes nothing.
     """
 
     found_inf: Tensor | None = None
 
-    def __init__(self, groups: Iterable[dict[str, Any]], train: TrainIdentity) -> None:
+    def __init__(self, groups: Iterable[Group], train: TrainIdentity) -> None:
         with_ratios = [group | {"has_trust_ratio": any(map(is_decayed, group["params"]))} for group in groups]
         super().__init__(with_ratios, _settings(train))
 
@@ -51,19 +56,18 @@ class Lamb(torch.optim.Optimizer):
         ratios = self._trust_ratios([(p, group) for p, group in taken if group["has_trust_ratio"]])
         for parameter, group in taken:
             factor = -group["lr"] * ratios.get(parameter, 1.0)
-            # Made a second time, so that no more than one parameter's is in memory.
             values = local(parameter)
+            # computed a second time, so that memory has the update of a single parameter
             self._write(values, self._update(parameter, group).mul_(factor).add_(values))
 
-    def _update_moments(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+    def _update_moments(self, parameter: nn.Parameter, group: Group) -> None:
         state, gradient, (beta1, beta2) = self.state[parameter], _gradient(parameter), group["betas"]
         state["step"] += 1 if self.found_inf is None else 1 - self.found_inf
         mean, square = local(state["exp_avg"]), local(state["exp_avg_sq"])
         self._write(mean, torch.lerp(mean.float(), gradient, 1 - beta1))
         self._write(square, (square.float() * beta2).addcmul_(gradient, gradient, value=1 - beta2))
 
-    def _update(self, parameter: nn.Parameter, group: dict[str, Any]) -> Tensor:
-        """Return this rank's part of u, fp32."""
+    def _update(self, parameter: nn.Parameter, group: Group) -> Tensor:
         state, (beta1, beta2) = self.state[parameter], group["betas"]
         root = local(state["exp_avg_sq"]).to(torch.float32, copy=True)
         root.div_(_missing(beta2, state["step"])).sqrt_().add_(group["eps"])
@@ -71,14 +75,13 @@ class Lamb(torch.optim.Optimizer):
         update.div_(_missing(beta1, state["step"])).div_(root)
         return update.add_(local(parameter), alpha=group["weight_decay"])
 
-    def _trust_ratios(self, taken: list[tuple[nn.Parameter, dict[str, Any]]]) -> dict[nn.Parameter, Tensor]:
+    def _trust_ratios(self, taken: list[tuple[nn.Parameter, Group]]) -> dict[nn.Parameter, Tensor]:
         """Return parameter → ‖p‖ / ‖u‖ of the whole parameter, an fp32 scalar on its device."""
         squares = []
         for parameter, group in taken:
             both = local(parameter), self._update(parameter, group)
             squares.append(torch.stack([torch.linalg.vector_norm(one) for one in both]).square())
-        ratios = {}
-        parameters = [parameter for parameter, _ in taken]
+        ratios, parameters = {}, [parameter for parameter, _ in taken]
         for parameter, whole in zip(parameters, sum_over_parts(squares, parameters)):
             of_values, of_update = whole.sqrt()
             has_length = (of_values > 0) & (of_update > 0)
@@ -86,7 +89,6 @@ class Lamb(torch.optim.Optimizer):
         return ratios
 
     def _write(self, old: Tensor, new: Tensor) -> None:
-        """Write `new` into `old` unless the step is left out."""
         if self.found_inf is None:
             old.copy_(new)
         else:
@@ -94,38 +96,20 @@ class Lamb(torch.optim.Optimizer):
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
-    """Return this rank's part of the gradient, which must exist."""
     if parameter.grad is None:
         raise ValueError("a parameter without a gradient has no step")
     return local(parameter.grad)
 
 
 def _missing(beta: float, steps: Tensor) -> Tensor:
-    """Compute 1 - beta^steps, what a moment's weights add up to after so many steps, without cancelling."""
+    """Compute 1 - beta^steps, the sum of a moment's weights after `steps` steps, without cancelling."""
     return -torch.expm1(steps * math.log(beta))
 
 
-# An optimiser over a model's sharded parameters, with a step that a flag on the device can undo.
-#
-# In: gradients on the parameters, the learning rate of the step, optionally a flag. Out: updated parameters
-# and moments, or, where the flag is set, the same bit for bit. The moments have names
-# ("<parameter>/exp_avg"), so that a checkpoint depends on no order of parameters and no layout.
-#
-# Moments may be kept in bf16, as DeepSeek-V3 was trained (arXiv:2412.19437, section 3.3.1): 4 bytes a
-# parameter less. A step widens them to fp32, a bounded part at a time, runs torch's own kernel, and rounds
-# them to nearest.
-
-
-MOMENTS = OPTIMISERS["adamw"].moments
-STATE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-WIDENED_ELEMENTS = WIDENED_BYTES // (len(MOMENTS) * torch.float32.itemsize)
-
-
 class Optimiser:
-    """The recipe's optimiser, with its state made before the first step.
+    """The recipe's optimiser. `algorithm` makes the updates.
 
-    The state must exist before the first step for a checkpoint to be restored into it in place, and so that
-    the first step needs no more memory than the others. algorithm: the torch optimiser that makes updates.
+    Its state exists before the first step, to restore a checkpoint in place and to need no more memory later.
     """
 
     def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], train: TrainIdentity):
@@ -133,30 +117,25 @@ class Optimiser:
         self._begun: Mapping[str, int] = {}
         self.moment_names = OPTIMISERS[train.optimiser].moments
         parameters = self.parameters.values()
-        groups: list[dict[str, Any]] = [
+        groups: list[Group] = [
             {"params": [p for p in parameters if is_decayed(p)], "weight_decay": train.weight_decay},
             {"params": [p for p in parameters if not is_decayed(p)], "weight_decay": 0.0},
         ]
-        # A stage may train nothing; torch refuses an empty list of groups, but takes an empty group.
+        # A stage can train nothing. torch refuses an empty list of groups, but takes an empty group.
         groups = [group for group in groups if group["params"]] or groups
         module, _, name = OPTIMISERS[train.optimiser].made_by.partition(":")
         self.algorithm: torch.optim.Optimizer = getattr(importlib.import_module(module), name)(groups, train)
         for parameter in self.parameters.values():
             state = self.algorithm.state[parameter]
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state.update(
-                {
-                    moment: torch.zeros_like(parameter, dtype=STATE_DTYPES[train.optimiser_state])
-                    for moment in self.moment_names
-                }
-            )
+            for moment in self.moment_names:
+                state[moment] = torch.zeros_like(parameter, dtype=STATE_DTYPES[train.optimiser_state])
 
     def step(self, lr: float, skip: Tensor | None = None) -> None:
-        """Make one update at learning rate `lr`; where `skip` (a float32 scalar) is 1, all stays unchanged.
+        """Make one update at learning rate `lr`, or change nothing if `skip`, a float32 scalar, is 1.
 
-        torch's fused kernels read the flag on the device (it is what gradient scalers use), also for DTensors
-        and on the CPU, and so does LAMB: the host need not wait to learn whether the step was sound. A
-        skipped step does not count in the bias correction either.
+        The optimisers read the flag on the device, so the host need not wait. A skipped step does not count
+        for bias correction.
         """
         for group in self.algorithm.param_groups:
             group["lr"] = lr
@@ -170,7 +149,7 @@ class Optimiser:
         self.algorithm.zero_grad(set_to_none=True)
 
     def moments(self) -> dict[str, Tensor]:
-        """Return the moments themselves, no copies, by names such as "<parameter>/exp_avg"."""
+        """Return the moments, without copies, by names such as "<parameter>/exp_avg"."""
         return {
             f"{name}/{moment}": self.algorithm.state[parameter][moment]
             for name, parameter in self.parameters.items()
@@ -179,38 +158,37 @@ class Optimiser:
 
     @property
     def updates(self) -> int:
-        """Update of the run, skipped steps not counted. Waits for the device."""
+        """The updates of the run, without skipped steps. Waits for the device."""
         steps = {name: self.algorithm.state[parameter]["step"] for name, parameter in self.parameters.items()}
         return max((int(step.item()) + self._begun.get(name, 0) for name, step in steps.items()), default=0)
 
     def resume(self, updates: int, begun: Mapping[str, int]) -> None:
         """Set the updates made so far. Waits for the device.
 
-        begun: parameter → the updates of the run before its own first one, 0 where it has no entry. Its
-        moments began then, and so does their bias correction.
+        begun: parameter → the run's updates before its first update, default 0. Its moments and bias
+        correction began then.
         """
         self._begun = begun
         for name, parameter in self.parameters.items():
             self.algorithm.state[parameter]["step"].fill_(updates - begun.get(name, 0))
 
 
-def _settings(train: TrainIdentity) -> dict[str, Any]:
-    """Return the settings of Adam and its kin; each step brings its own learning rate."""
+def _settings(train: TrainIdentity) -> Group:
     return {"lr": 0.0, "betas": (train.adam_beta1, train.adam_beta2), "eps": train.adam_epsilon}
 
 
-def adamw(groups: Iterable[dict[str, Any]], train: TrainIdentity) -> torch.optim.AdamW:
+def adamw(groups: Iterable[Group], train: TrainIdentity) -> torch.optim.AdamW:
     """Make torch's fused AdamW (Loshchilov and Hutter 2019)."""
     kind = torch.optim.AdamW if train.optimiser_state == "fp32" else NarrowAdamW
     return kind(groups, **_settings(train), fused=True)
 
 
 class NarrowAdamW(torch.optim.AdamW):
-    """AdamW with moments narrower than the parameters; the caller puts them into its state.
+    """AdamW with moments in bf16, as DeepSeek-V3 was trained (arXiv:2412.19437, section 3.3.1).
 
-    torch's fused kernel wants them as wide (on the CPU in torch 2.13, everywhere in 2.11). Each rank updates
-    its own elements, which AdamW treats independently. After a skipped step the widened moments are rounded
-    back bit for bit.
+    That saves 4 bytes a parameter. torch's fused kernel takes only moments as wide as the parameters, so a
+    step widens a bounded number of elements to fp32, runs the kernel, and rounds to nearest. A skipped step
+    gives the same bits. The caller puts the moments into the state.
     """
 
     found_inf: Tensor | None = None
@@ -220,9 +198,8 @@ class NarrowAdamW(torch.optim.AdamW):
         for group in self.param_groups:
             for bucket in _buckets([p for p in group["params"] if p.grad is not None], WIDENED_ELEMENTS):
                 states = [self.state[slice_.parameter] for slice_ in bucket]
-                narrow = [
-                    slice_.of(state[moment]) for moment in MOMENTS for slice_, state in zip(bucket, states)
-                ]
+                pairs = list(zip(bucket, states))
+                narrow = [slice_.of(state[moment]) for moment in MOMENTS for slice_, state in pairs]
                 wide = [torch.empty_like(moment, dtype=torch.float32) for moment in narrow]
                 torch._foreach_copy_(wide, narrow)
                 adamw_step(
@@ -231,11 +208,8 @@ class NarrowAdamW(torch.optim.AdamW):
                     wide[: len(bucket)],
                     wide[len(bucket) :],
                     [],
-                    # An update of a parameter in several slices is counted once, with the last slice.
-                    [
-                        state["step"] if slice_.is_last else state["step"].clone()
-                        for slice_, state in zip(bucket, states)
-                    ],
+                    # an update of a parameter in several slices counts once, with the last slice
+                    [state["step"] if slice_.is_last else state["step"].clone() for slice_, state in pairs],
                     fused=True,
                     found_inf=self.found_inf,
                     amsgrad=False,
@@ -251,23 +225,17 @@ class NarrowAdamW(torch.optim.AdamW):
 
 @dataclass(frozen=True)
 class _Slice:
-    """Elements `first` … `last` - 1 of this rank's part of a parameter."""
-
     parameter: nn.Parameter
     first: int
     last: int
     is_last: bool
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return a flat view of these elements of the parameter, its gradient or a moment.
-
-        FSDP2's shards are contiguous.
-        """
         return local(tensor).view(-1)[self.first : self.last]
 
 
 def _buckets(parameters: Iterable[nn.Parameter], limit: int) -> Iterator[list[_Slice]]:
-    """Yield all elements on this rank, at most `limit` at a time, one slice of a parameter a bucket."""
+    """Yield all elements on this rank in buckets of at most `limit`, with one slice of a parameter each."""
     bucket: list[_Slice] = []
     room = limit
     for parameter in parameters:
@@ -287,10 +255,5 @@ def _buckets(parameters: Iterable[nn.Parameter], limit: int) -> Iterator[list[_S
 
 
 def is_decayed(parameter: Tensor) -> bool:
-    """Return True for matrices, the embedding among them; norm weights and biases have no weight decay."""
+    """Return True for matrices and the embedding. Norm weights and biases have no weight decay."""
     return parameter.ndim >= 2
-
-
-def build_optimiser(model: nn.Module, train: TrainIdentity) -> Optimiser:
-    """Build the optimiser of the model's trainable parameters; a tied weight counts once."""
-    return Optimiser(model.named_parameters(), train)

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -25,20 +25,18 @@ from kielo.train.optimiser import Optimiser
 from kielo.train.profile import Profile
 from kielo.train.state import RunCheckpoints, State
 from kielo.train.stop import Stop
-from kielo.train.watch.checks import Check, LocalFinite
+from kielo.train.watch.checks import Check, LocalFinite, ReplicaCheck
 from kielo.train.watch.guard import Guard
-from kielo.train.watch.replica_check import ReplicaCheck
 from kielo.train.watch.resources import Resources
 from kielo.train.watch.slow_ranks import LayerTimes, SpeedWatch
-from kielo.train.watch.spike_watch import SpikeWatch
+from kielo.train.watch.spikes import SpikeWatch
 
 
 class Periodic(Protocol):
-    """Work beside the steps that makes a row of the log. All ranks call it together, the clock stopped."""
+    """Work between steps that makes a row of the log. All ranks call it together."""
 
     @property
-    def name(self) -> str:
-        """What a message about a stuck rank calls it."""
+    def name(self) -> str: ...
 
     def due(self, step: int) -> bool: ...
 
@@ -47,10 +45,7 @@ class Periodic(Protocol):
 
 @dataclass(frozen=True)
 class StepParts:
-    """The parts of one optimiser step, in the order in which `loop.optimiser_step` calls them.
-
-    on_gradients: called with the step's batch after the backward pass and before clipping, in this order.
-    """
+    """The parts of one optimiser step. on_gradients: called after the backward pass and before clipping."""
 
     forward_backward: ForwardBackward
     clip: Callable[[], Tensor]
@@ -61,11 +56,7 @@ class StepParts:
 
 @dataclass(frozen=True)
 class PrecisionParts:
-    """The model in one precision and everything that holds it; a change of precision replaces all of it.
-
-    So does a change of what is trained. trainable: as in `resolved.PlannedPhase`. periodic: what the caller
-    of the training asks for beside held-out text.
-    """
+    """The model and all that refers to it, replaced by a change of precision or of trained modules."""
 
     precision: Precision
     trainable: tuple[str, ...]
@@ -80,11 +71,7 @@ class PrecisionParts:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the caller of a training asks for beside the recipe.
-
-    profile_steps: how many to record. is_saving: does the run save checkpoints. periodic: makes each
-    `Periodic` for a model, once for each precision.
-    """
+    """What the caller of a training asks for. periodic: makes each `Periodic` of a precision's model."""
 
     profile_steps: int = 0
     is_saving: bool = True
@@ -93,8 +80,6 @@ class Asked:
 
 @dataclass(frozen=True)
 class PhaseParts:
-    """The batches and sizes of consecutive steps of one phase, up to `last_step`."""
-
     feed: Feed
     last_step: int
     tokens_per_step: int
@@ -103,10 +88,7 @@ class PhaseParts:
 
 @dataclass
 class Run:
-    """The parts of one attempt at a run. `current` are the parts of the precision in use.
-
-    checks: asked after each step, in this order, by the loop.
-    """
+    """The parts of one attempt at a run. The loop calls `checks` after each step, in this order."""
 
     asked: Asked
     device: torch.device
@@ -128,4 +110,4 @@ class Run:
     alert: Callable[[int, str], None]
     profile: Profile
     garbage: Garbage
-    current: PrecisionParts
+    current: PrecisionParts = field(init=False)

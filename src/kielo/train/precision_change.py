@@ -1,9 +1,9 @@
-"""A change of precision, or of what is trained: save, rebuild, restore; a change to fp8 is watched.
+"""A change of precision, or of the trained modules: save, rebuild, restore. A change to fp8 is watched.
 
-Modules cannot be swapped under FSDP2 or a compiler, so a change goes through a checkpoint, like a restart,
-but inside the job. After a change to fp8 the mean loss and gradient norm of every ten steps are compared with
-those of the steps before it. Where one has risen too far, the run goes back to the checkpoint at the change
-and continues in the old precision. Every checkpoint and the metrics record the precision of each step.
+Modules cannot be swapped under FSDP2 or a compiler, so a change goes through a checkpoint inside the job.
+After a change to fp8 the mean loss and gradient norm of every ten steps are compared with the steps before
+it. If one has risen too far, the run goes back to the checkpoint at the change and continues in the old
+precision.
 """
 
 import math
@@ -19,14 +19,11 @@ from kielo.train.parts import Run
 from kielo.train.precision import change_before, next_precision
 from kielo.train.state import PrecisionSince, WatchedChange
 
-CHECK_EVERY_STEPS = 10  # the loss of one step is too noisy
+CHECK_EVERY_STEPS = 10  # the loss of a single step is too noisy
 
 
 def settle_precision(run: Run, resolved: Resolved) -> None:
-    """Change to the recipe's precision for the next step, and to the parameters that it trains.
-
-    All ranks call it together, before a range of steps.
-    """
+    """Change to the precision and trained modules of the next step. All ranks call it together."""
     state, identity, wanted = run.state, resolved.identity, next_precision(resolved.identity, run.state)
     trainable = identity.phases[identity.phase_index(state.step + 1)].trainable
     if (wanted, trainable) != (run.current.precision, run.current.trainable):
@@ -39,7 +36,7 @@ def settle_precision(run: Run, resolved: Resolved) -> None:
         return
     is_change = bool(state.precisions)
     state.precisions.append(PrecisionSince(state.step + 1, run.current.precision))
-    state.watch = None  # of a change that this one ends
+    state.watch = None
     if is_change:
         run.log.write(PrecisionChange(step=state.step, tokens=state.tokens, precision=run.current.precision))
         _begin_watch(run, identity.train.fp8)
@@ -51,17 +48,12 @@ def next_check(run: Run, fp8: Fp8, last_step: int) -> int:
     if watch is None:
         return last_step
     done = run.state.step - watch.first_step + 1
-    next_step = (
-        watch.first_step - 1 + min((done // CHECK_EVERY_STEPS + 1) * CHECK_EVERY_STEPS, fp8.watch_steps)
-    )
-    return min(last_step, next_step)
+    next_done = min((done // CHECK_EVERY_STEPS + 1) * CHECK_EVERY_STEPS, fp8.watch_steps)
+    return min(last_step, watch.first_step - 1 + next_done)
 
 
 def check_watched_change(run: Run, resolved: Resolved) -> None:
-    """Judge the steps since the last check, if a change is watched; take the change back if it did harm.
-
-    All ranks call it together and decide the same.
-    """
+    """Judge a watched change, and take it back if it did harm. All ranks call it together."""
     state, watch, fp8 = run.state, run.state.watch, resolved.identity.train.fp8
     if watch is None:
         return
@@ -70,7 +62,6 @@ def check_watched_change(run: Run, resolved: Resolved) -> None:
         return
     if rows := run.guard.last(min(CHECK_EVERY_STEPS, done)):
         loss, norm = _means(rows)
-        # Not `max`, which may ignore a NaN.
         state.watch = watch = replace(
             watch,
             loss_rise=_larger(watch.loss_rise, loss / watch.loss - 1),
@@ -84,11 +75,8 @@ def check_watched_change(run: Run, resolved: Resolved) -> None:
 
 
 def _begin_watch(run: Run, fp8: Fp8) -> None:
-    before = [
-        row
-        for row in run.guard.last(fp8.watch_steps)
-        if all(math.isfinite(value) and value > 0 for value in row)
-    ]
+    rows = run.guard.last(fp8.watch_steps)
+    before = [row for row in rows if all(math.isfinite(value) and value > 0 for value in row)]
     if run.current.precision != "fp8" or not before:
         return
     loss, norm = _means(before)
@@ -96,10 +84,7 @@ def _begin_watch(run: Run, fp8: Fp8) -> None:
 
 
 def _take_back(run: Run, resolved: Resolved, verdict: PrecisionVerdict) -> None:
-    """Rebuild the model in the precision before the change.
-
-    It goes on from the checkpoint at the change if that still exists, else from here.
-    """
+    """Rebuild the model in the old precision, at the checkpoint of the change or else here."""
     state, identity = run.state, resolved.identity
     first_step, fp8 = verdict.precision_from, identity.train.fp8
     asked_from, _ = change_before(identity, first_step, state.refused_changes)
@@ -117,15 +102,14 @@ def _take_back(run: Run, resolved: Resolved, verdict: PrecisionVerdict) -> None:
     run.alert(
         state.step,
         f"fp8 from step {first_step} on made the loss rise by {verdict.loss_rise:.1%} and the gradient "
-        f"norm by {verdict.gradient_norm_rise:.0%} (train.fp8.max_loss_rise = "
-        f"{fp8.max_loss_rise}, max_gradient_norm_rise = {fp8.max_gradient_norm_rise}), so "
-        f"the run goes on in {precision} after step {state.step}. What may help: "
-        'train.fp8.scaling = "rowwise", more in train.fp8.kept_in_bf16, or a later change',
+        f"norm by {verdict.gradient_norm_rise:.0%} (train.fp8.max_loss_rise = {fp8.max_loss_rise}, "
+        f"max_gradient_norm_rise = {fp8.max_gradient_norm_rise}), so the run continues in {precision} after "
+        f'step {state.step}. Fix: train.fp8.scaling = "rowwise", more in train.fp8.kept_in_bf16, or a later '
+        "change",
     )
 
 
 def _save_here(run: Run) -> None:
-    """Save a checkpoint of this very step, if there is none."""
     run.checkpoints.settle()
     if run.state.step and run.checkpoints.newest_step != run.state.step:
         last = run.guard.last(1)
@@ -150,4 +134,4 @@ def _means(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _larger(a: float, b: float) -> float:
-    return math.inf if math.isnan(b) else max(a, b)
+    return math.inf if math.isnan(b) else max(a, b)  # `max` alone may ignore a NaN

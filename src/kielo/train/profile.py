@@ -1,12 +1,9 @@
 """The time of a step by part: a torch.profiler trace → seconds of attention, matrices, the rest, and idle.
 
-In: a trace of some steps (Chrome's trace format, as torch.profiler exports it). Out: seconds per step of each
-part. What runs at the same time is never counted twice: parts are differences of unions of intervals, in the
-order of `PARTS`, so that a collective counts only where nothing else ran beside it, and all parts add up to
-the step. `key_averages()` of torch's profiler adds up durations by name: it counts twice what overlaps, and
-knows no idle time.
-
-The loop marks two ranges with `torch.profiler.record_function`: HEAD_AND_LOSS and OPTIMISER.
+Parts are differences of unions of intervals, in the order of `PARTS`, so that simultaneous work counts once,
+a collective counts only if nothing else runs, and all parts add up to the step. (torch's `key_averages()`
+counts overlaps twice and knows no idle time.) The loop marks two ranges with `record_function`: HEAD_AND_LOSS
+and OPTIMISER.
 """
 
 import gzip
@@ -29,14 +26,14 @@ from kielo.artifact.durable import bring_to_disk, make_folder, name_durably
 from kielo.artifact.manifest import write_json_atomically
 
 HEAD_AND_LOSS, OPTIMISER = "head_and_loss", "optimiser"
-# When two parts run at the same time, the first of this list counts. A profile also has "idle" and "step".
+# Of simultaneous parts the first in this order counts. A profile also has "idle" and "step".
 PARTS = (HEAD_AND_LOSS, OPTIMISER, "attention", "matrices", "memory_bound", "communication")
 FOLDER = "profile"  # in the train stage's folder
 _STEP = "ProfilerStep#"  # torch.profiler's own name for a step's range
 
 _COMMUNICATION = re.compile(r"nccl|rccl|gloo|c10d", re.IGNORECASE)
-# Inductor names kernels after the operators that it fused, so their prefix decides: only templates (tem) are
-# attention or products of matrices.
+# Inductor names kernels after the operators that it fused, so the prefix decides: only templates (tem) are
+# attention or matrix products.
 _FUSED = re.compile(r"triton_(?!tem)")
 _ATTENTION_KERNEL = re.compile(
     r"flash|fmha|sdpa|flex_|attention|attn_|bwd_kernel_(dk|dq|fuse)|bwd_preprocess", re.IGNORECASE
@@ -48,7 +45,7 @@ _ATTENTION_OPERATOR = re.compile(r"scaled_dot_product|flash_attention|flex_atten
 _MATRIX_OPERATOR = re.compile(
     r"::_?(scaled_)?(add|b|baddb)?(mm|mv)(_|$)|::(_?mkl\w*_linear|_linear_pointwise|dot$)"
 )
-# They include the Python between operators, during which nothing is computed.
+# These ranges include the Python between operators, which computes nothing.
 _NOT_WORK = re.compile(r"ProfilerStep#|Torch-Compiled Region|TorchDynamo")
 
 _Interval = tuple[float, float]  # from, to; microseconds
@@ -57,21 +54,17 @@ _Interval = tuple[float, float]  # from, to; microseconds
 def parts_of(trace: dict[str, Any]) -> dict[str, float]:
     """Return seconds per step of each of `PARTS`, of "idle" and of the whole "step", from a parsed trace.
 
-    With events of a GPU: from the first kernel that the traced steps launched to the end of the last; a
-    kernel launched inside one of the two ranges belongs to that range, others are told by their names.
-    Without: the operators on the CPU, from the first step's begin to the last one's end. Raises ValueError
-    where no step was traced.
+    With events of a GPU: from the first kernel that the traced steps launched to the end of the last kernel.
+    A kernel launched inside one of the two ranges belongs to it, other kernels are sorted by name. Without:
+    the operators on the CPU, during the steps. Raises ValueError without a step.
     """
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X" and "dur" in event]
-    steps = [
-        _span(event)
-        for event in events
-        if event.get("cat") == "user_annotation" and event["name"].startswith(_STEP)
-    ]
+    annotations = [event for event in events if event.get("cat") == "user_annotation"]
+    steps = [_span(event) for event in annotations if event["name"].startswith(_STEP)]
     if not steps:
         raise ValueError(f"the trace has no ranges {_STEP}N: it was made without steps")
     host = min(steps)[0], max(end for _, end in steps)
-    ranges = _Ranges(events)
+    ranges = _Ranges(annotations)
     kernels = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     window, work = _on_gpu(events, kernels, ranges, host) if kernels else (host, _on_cpu(events, ranges))
     return _shared_out(work, window, len(steps))
@@ -80,7 +73,6 @@ def parts_of(trace: dict[str, Any]) -> dict[str, float]:
 def _on_gpu(
     events: list[dict], kernels: list[dict], ranges: "_Ranges", host: _Interval
 ) -> tuple[_Interval, dict[str, list[_Interval]]]:
-    """Return the time that the steps' kernels took, and each part's intervals."""
     launches = {
         event["args"]["correlation"]: event
         for event in events
@@ -89,7 +81,7 @@ def _on_gpu(
     work, of_steps = defaultdict(list), []
     for kernel in kernels:
         launch = launches.get(kernel.get("args", {}).get("correlation"))
-        part = _part_of_kernel(kernel["name"])
+        part = _part(kernel["name"], _ATTENTION_KERNEL, _MATRIX_KERNEL)
         if part != "communication" and launch is not None:
             part = ranges.around(launch) or part
         work[part].append(_span(kernel))
@@ -101,44 +93,34 @@ def _on_gpu(
 
 
 def _on_cpu(events: list[dict], ranges: "_Ranges") -> dict[str, list[_Interval]]:
-    """Return each part's intervals; of nested operators, the part that comes first in `PARTS` counts."""
+    """Return each part's intervals. Nested operators may overlap: `_shared_out` sorts that out."""
     work = defaultdict(list)
     for event in events:
         if event.get("cat") == "cpu_op" and not _NOT_WORK.match(event["name"]):
-            work[ranges.around(event) or _part_of_operator(event["name"])].append(_span(event))
+            by_name = _part(event["name"], _ATTENTION_OPERATOR, _MATRIX_OPERATOR)
+            work[ranges.around(event) or by_name].append(_span(event))
     return work
 
 
-def _part_of_kernel(name: str) -> str:
+def _part(name: str, attention: re.Pattern[str], matrices: re.Pattern[str]) -> str:
     if _COMMUNICATION.search(name):
         return "communication"
     if _FUSED.match(name):
         return "memory_bound"
-    if _ATTENTION_KERNEL.search(name):
+    if attention.search(name):
         return "attention"
-    return "matrices" if _MATRIX_KERNEL.search(name) else "memory_bound"
-
-
-def _part_of_operator(name: str) -> str:
-    if _COMMUNICATION.search(name):
-        return "communication"
-    if _ATTENTION_OPERATOR.search(name):
-        return "attention"
-    return "matrices" if _MATRIX_OPERATOR.search(name) else "memory_bound"
+    return "matrices" if matrices.search(name) else "memory_bound"
 
 
 class _Ranges:
-    """The loop's two kinds of range, by thread."""
-
-    def __init__(self, events: Iterable[dict]):
+    def __init__(self, annotations: Iterable[dict]):
         found = defaultdict(list)
-        for event in events:
-            if event.get("cat") == "user_annotation" and event["name"] in (HEAD_AND_LOSS, OPTIMISER):
+        for event in annotations:
+            if event["name"] in (HEAD_AND_LOSS, OPTIMISER):
                 found[event.get("pid"), event.get("tid")].append((*_span(event), event["name"]))
         self._by_thread = {thread: sorted(ranges) for thread, ranges in found.items()}
 
     def around(self, event: dict) -> str | None:
-        """Return the range in which a host's event began, or None. These ranges are never nested."""
         ranges = self._by_thread.get((event.get("pid"), event.get("tid")), [])
         place = bisect_right(ranges, (event["ts"], float("inf"))) - 1
         return ranges[place][2] if place >= 0 and event["ts"] <= ranges[place][1] else None
@@ -158,7 +140,6 @@ def _shared_out(work: dict[str, list[_Interval]], window: _Interval, steps: int)
 
 
 def _union(intervals: list[_Interval], window: _Interval) -> list[_Interval]:
-    """Return disjoint intervals in order, cut to the window."""
     union: list[_Interval] = []
     for begin, end in sorted(intervals):
         begin, end = max(begin, window[0]), min(end, window[1])
@@ -176,10 +157,10 @@ def _span(event: dict) -> _Interval:
 
 
 def step_parts(run_one_step: Callable[[], object], steps: int, device: torch.device) -> dict[str, float]:
-    """Return `parts_of` so many steps, after one that only warms the profiler up."""
+    """Return `parts_of` for `steps` steps, after one step that warms the profiler up."""
     traces: list[dict] = []
     recording = _Recording(steps, device, lambda profiler: traces.append(_exported(profiler)))
-    recording.begin()
+    recording.profiler.start()
     while not traces:
         run_one_step()
         recording.step()
@@ -187,12 +168,10 @@ def step_parts(run_one_step: Callable[[], object], steps: int, device: torch.dev
 
 
 class Profile:
-    """Records steps `first_step` … of a run on request.
+    """A recording of steps `first_step` … of a run, on request.
 
-    Each rank writes `profile/trace_rankN.json.gz`, and rank 0 `profile/profile.json`, into `folder` (the
-    train stage's). steps: how many, 0 for none, which then costs nothing. tell: takes the line for people.
-    paused: entered while the profiler starts and while files are written, so that the run's speed is measured
-    without them.
+    Each rank writes `profile/trace_rankN.json.gz`, and rank 0 `profile/profile.json`, into the train stage's
+    `folder`. steps: how many, or 0. paused: entered for work that the run's speed must not include.
     """
 
     def __init__(
@@ -210,29 +189,24 @@ class Profile:
         self._recording: _Recording | None = None
 
     def step(self, step: int) -> None:
-        """Advance the recording; called after every step.
-
-        The step before `first_step` warms the profiler up; where that is over already, recording begins two
-        steps from now.
-        """
+        """Advance the recording after a step. The step before `first_step`, if still to come, warms up."""
         if not self._left or step < self._first_step - 2:
             return
         if self._recording is None:
             with self._paused():
                 self._recording = _Recording(self._steps, self._device, self._write_or_tell)
-                self._recording.begin()
-            self._first_step, self._left = step + 2, self._steps + 1  # with the one that warms up
+                self._recording.profiler.start()
+            self._first_step, self._left = step + 2, self._steps + 1  # with the step that warms up
             return
         self._left -= 1
         with self._paused() if not self._left else nullcontext():
             self._recording.step()
         if not self._left:
-            self._recording = None  # with all that it recorded
+            self._recording = None  # frees the trace
 
     def close(self) -> None:
-        """End the profile with the run. Steps that are being recorded are discarded."""
         if self._recording is not None:
-            self._recording.give_up()
+            self._recording.profiler.stop()
             self._recording, self._left = None, 0
             if self._rank == 0:
                 self._tell(f"no profile: the run ended before {self._steps} steps were recorded")
@@ -246,8 +220,7 @@ class Profile:
     def _write(self, profiler: torch.profiler.profile) -> None:
         make_folder(self._folder)
         trace_file = self._folder / f"trace_rank{self._rank}.json.gz"
-        # Written aside first, so that a half-written file never has the trace's name. torch compresses files
-        # with this ending.
+        # Written aside first, so that a half-written file never has the trace's name. torch compresses .gz.
         aside = trace_file.with_name(f".{os.getpid()}.{trace_file.name}")
         try:
             profiler.export_chrome_trace(str(aside))
@@ -266,53 +239,36 @@ class Profile:
             "torch": torch.__version__,
         }
         write_json_atomically(self._folder / "profile.json", about | {"seconds_per_step": parts})
-        self._tell(line(parts, self._steps) + f"; trace: {trace_file} (open in https://ui.perfetto.dev)")
+        self._tell(line(parts, self._steps) + f". Trace: {trace_file} (open in https://ui.perfetto.dev)")
 
 
 def line(parts: dict[str, float], steps: int) -> str:
-    """Return a line such as "10 steps: 1.23 s each: matrices 61 %, attention 20 %, …, idle 2.1 %".
-
-    Parts that take no time are left out.
-    """
+    """Return e.g. "10 steps: 1.23 s each: matrices 61 %, attention 20 %, …, idle 2.1 %"."""
     step = max(parts["step"], 1e-12)
     busy = sorted((part for part in PARTS if parts[part] / step >= 5e-4), key=lambda part: -parts[part])
-    shares = [f"{part.replace('_', ' ')} {_per_cent(parts[part] / step)}" for part in (*busy, "idle")]
+    of_step = {part: 100 * parts[part] / step for part in (*busy, "idle")}
+    shares = [f"{part.replace('_', ' ')} {x:.{0 if x >= 10 else 1}f} %" for part, x in of_step.items()]
     return f"{steps} steps: {parts['step']:.3g} s each: " + ", ".join(shares)
 
 
-def _per_cent(share: float) -> str:
-    return f"{share:.0%}".replace("%", " %") if share >= 0.1 else f"{share:.1%}".replace("%", " %")
-
-
 class _Recording:
-    """torch's profiler over one step that warms it up and `steps` that count.
-
-    The device is idle at both borders.
-    """
+    """torch's profiler over one step that warms it up and `steps` that count, between idle moments."""
 
     def __init__(self, steps: int, device: torch.device, on_trace: Callable[[torch.profiler.profile], None]):
         self._steps, self._device, self._on_trace, self._done = steps, device, on_trace, -1
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
         schedule = torch.profiler.schedule(wait=0, warmup=1, active=steps, repeat=1)
-        self._profiler = torch.profiler.profile(
+        self.profiler = torch.profiler.profile(
             activities=activities, schedule=schedule, on_trace_ready=self._ready
         )
 
-    def begin(self) -> None:
-        self._profiler.start()
-
     def step(self) -> None:
-        """Advance the profiler after a step; the last one hands the trace over."""
         self._done += 1
         if self._done in (0, self._steps) and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self._profiler.step()
+        self.profiler.step()
         if self._done == self._steps:
-            self._profiler.stop()
-
-    def give_up(self) -> None:
-        """Stop without a trace."""
-        self._profiler.stop()
+            self.profiler.stop()
 
     def _ready(self, profiler: torch.profiler.profile) -> None:
         if self._done == self._steps:
@@ -320,7 +276,6 @@ class _Recording:
 
 
 def _exported(profiler: torch.profiler.profile) -> dict:
-    """Return the trace as torch would write it to a file."""
     with tempfile.TemporaryDirectory() as folder:
         profiler.export_chrome_trace(str(file := Path(folder) / "trace.json"))
         return json.loads(file.read_text(encoding="utf-8"), strict=False)

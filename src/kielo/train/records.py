@@ -1,6 +1,8 @@
 """Records of the training stage: notes of attempts, `resolved.toml`, `outcome.json`, a manifest at its end.
 
-Torch-free.
+Torch-free. A note that cannot be written is a warning and never ends the training. The manifest lists only
+the last checkpoint's manifest, which checksums the rest, because reading terabytes of weights again adds
+nothing.
 """
 
 import json
@@ -12,7 +14,6 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from kielo.artifact.attempt_files import (
     EXIT_CODES,
@@ -55,20 +56,14 @@ from kielo.resolve.resolved import Resolved, as_stored_now, stored_identity, wri
 from kielo.resolve.resolved import read as read_resolved
 from kielo.resolve.software import RESOLVED_NAME
 
-# Notes when an attempt begins and ends, and what is resolved differently, for the run's chronicle.
-#
-# Torch-free. A note that cannot be written is a warning: it never ends the training.
-
-
 logger = logging.getLogger(__name__)
+KIND, VERSION = "train", 1
+NOTHING_TO_DO = "nothing to do: the run was finished before"
 _MOST_CHANGES = 40
 
 
 def note_beginning(resolved: Resolved, from_step: int, hosts: Sequence[str]) -> None:
-    """Note that an attempt begins, before its `resolved.toml` is written. One rank calls it.
-
-    hosts: names of the ranks' hosts.
-    """
+    """Note that an attempt begins on `hosts`, on one rank, before its `resolved.toml` is written."""
     folder = Path(resolved.placement.train_folder)
     with _only_warns(folder):
         is_first = not read_attempts(folder)
@@ -90,16 +85,13 @@ def note_beginning(resolved: Resolved, from_step: int, hosts: Sequence[str]) -> 
 
 
 def note_end(resolved: Resolved, outcome: Outcome) -> None:
-    """Note how the attempt that has begun ended; nothing where none has. One rank calls it."""
     folder = Path(resolved.placement.train_folder)
     with _only_warns(folder):
         lines = read_attempts(folder)
         if not lines or isinstance(lines[-1], End):
             return
-        append(
-            folder,
-            End(ended_at=now(), outcome=outcome.outcome, step=outcome.step, message=outcome.message),
-        )
+        end = End(ended_at=now(), outcome=outcome.outcome, step=outcome.step, message=outcome.message)
+        append(folder, end)
         write_chronicle(folder, resolved.identity.name)
 
 
@@ -112,7 +104,6 @@ def _only_warns(folder: Path) -> Iterator[None]:
 
 
 def _last_seen(metrics: Path) -> tuple[int | None, str | None]:
-    """Return the last logged step of the attempt before this one, and when it was logged."""
     steps = of_kind([row for row, _ in split_metrics(metrics)[0]], TrainingStep)
     if not steps:
         return None, None
@@ -121,7 +112,6 @@ def _last_seen(metrics: Path) -> tuple[int | None, str | None]:
 
 
 def _changes(path: Path, resolved: Resolved) -> list[Change]:
-    """Return what differs from the `resolved.toml` of the attempt before; none where it cannot be read."""
     with suppress(KieloError, OSError):
         before, after = _flat(read_resolved(path)), _flat(resolved)
         keys = [key for key in dict.fromkeys((*before, *after)) if before.get(key) != after.get(key)]
@@ -133,36 +123,18 @@ def _changes(path: Path, resolved: Resolved) -> list[Change]:
 
 
 def _flat(resolved: Resolved) -> dict[str, str]:
-    parts = (resolved.identity, resolved.placement)  # a section may have keys in both
+    parts = (resolved.identity, resolved.placement)  # both can have keys of one section
     values = [flat(part.model_dump(mode="json", exclude_none=True)).items() for part in parts]
     return {key: json.dumps(value, ensure_ascii=False) for items in values for key, value in items}
 
 
-# The training stage's records: `resolved.toml` and `outcome.json` of every attempt, a manifest at its end.
-#
-# Torch-free. The folder is filled in place over many attempts. The manifest lists only the last
-# checkpoint's manifest, which lists and checksums the rest: reading terabytes of weights once more would
-# add nothing.
-
-
-KIND, VERSION = "train", 1
-NOTHING_TO_DO = "nothing to do: the run was finished before"
-
-
 def is_finished(resolved: Resolved) -> bool:
-    """Return True if the train folder holds this very run, trained to its end."""
-    return is_current(
-        resolved.placement.train_folder,
-        KIND,
-        VERSION,
-        _inputs(resolved),
-        _section(resolved),
-        migrate=partial(_migrated, resolved),
-    )
+    folder, migrate = resolved.placement.train_folder, partial(_migrated, resolved)
+    inputs = {"tokens": resolved.identity.tokens_hash}
+    return is_current(folder, KIND, VERSION, inputs, _section(resolved), migrate=migrate)
 
 
 def nothing_to_do(resolved: Resolved, is_first: bool = True) -> Outcome:
-    """Return the outcome of a run that is finished; the first rank writes it, and `resolved.toml`."""
     done, message = (resolved.identity.total_steps, resolved.identity.total_tokens), NOTHING_TO_DO
     if not is_first:
         return settle(resolved, "finished", done, message, is_writing=False)
@@ -172,7 +144,6 @@ def nothing_to_do(resolved: Resolved, is_first: bool = True) -> Outcome:
 
 
 def write_plan(resolved: Resolved) -> None:
-    """Write the run folder's `resolved.toml`."""
     write(resolved, Path(resolved.placement.train_folder).parent / RESOLVED_NAME)
 
 
@@ -184,15 +155,16 @@ def settle(
     is_writing: bool = True,
     blamed_nodes: Sequence[str] = (),
 ) -> Outcome:
-    """Return the outcome of an attempt; write it to `outcome.json` and the chronicle.
-
-    done: steps and tokens. blamed_nodes: hosts of the ranks that were stuck.
-    """
     step, tokens = done
     outcome = Outcome(
-        outcome=what, step=step, tokens=tokens, exit_code=EXIT_CODES[what], message=message,
-        started_by=os.environ.get(STARTED_BY, ""), blamed_nodes=list(blamed_nodes),
-    )  # fmt: skip
+        outcome=what,
+        step=step,
+        tokens=tokens,
+        exit_code=EXIT_CODES[what],
+        message=message,
+        started_by=os.environ.get(STARTED_BY, ""),
+        blamed_nodes=list(blamed_nodes),
+    )
     if is_writing:
         write_json(resolved.placement.train_folder, outcome)
         note_end(resolved, outcome)
@@ -200,7 +172,7 @@ def settle(
 
 
 def withdraw_manifest(resolved: Resolved) -> None:
-    """Remove this run's manifest, as a run that goes on is not finished; another run's stays."""
+    """Remove this run's manifest, because a resumed run is not finished. Another run's stays."""
     folder = Path(resolved.placement.train_folder)
     manifest = read_manifest(folder)
     if manifest is not None and _migrated(resolved, manifest.section) == _section(resolved):
@@ -208,74 +180,61 @@ def withdraw_manifest(resolved: Resolved) -> None:
 
 
 def refuse_lost_checkpoints(resolved: Resolved) -> None:
-    """Raise KieloError where training had saved and no checkpoint is left: it does not restart unasked.
+    """Raise KieloError if training had saved and no checkpoint is left, because it must not restart unasked.
 
-    Changes nothing. A job that was killed before its first save leaves metrics of few steps and no more, and
-    may begin again.
+    A job that was killed before its first save leaves metrics of few steps, and may begin again.
     """
     folder = Path(resolved.placement.train_folder)
     if step_folders(folder / "checkpoints"):
         return
-    signs = [*_traces(folder / "checkpoints"), *_signs(resolved)]
-    if signs:
+    if signs := _signs(resolved):
         raise KieloError(
-            f"{folder / 'checkpoints'} holds no checkpoint to go on from, but training had saved there "
-            f"({', '.join(signs)}); put a checkpoint back, from a backup or under its first name, or move "
-            f"{folder} away or give the recipe another folder to begin at step 0"
+            f"{folder / 'checkpoints'} contains no checkpoint, but training had saved there "
+            f"({', '.join(signs)}). Fix: put a checkpoint back, from a backup or under its first name. To "
+            f"begin at step 0, move {folder} away or give the recipe another folder"
         )
 
 
-def _traces(checkpoints: Path) -> list[str]:
-    """Return the remains of checkpoints: set aside, half removed, or dangling links.
-
-    A save that was killed does not count.
-    """
-    with suppress(FileNotFoundError, NotADirectoryError):
-        names = sorted(os.listdir(checkpoints))
-        return [
-            name
-            for name in names
-            if name.startswith(("step_", NEWEST_NAME)) and not name.endswith(".partial")
-        ]
-    return []
-
-
 def _signs(resolved: Resolved) -> list[str]:
-    """Return signs of earlier saves in the records beside the checkpoints."""
-    folder = Path(resolved.placement.train_folder)
-    signs = []
+    """Return signs of earlier saves: remains of checkpoints, unless of a killed save, and records."""
+    folder, signs = Path(resolved.placement.train_folder), []
+    with suppress(FileNotFoundError, NotADirectoryError):
+        names = sorted(os.listdir(folder / "checkpoints"))
+        remains = [name for name in names if name.startswith(("step_", NEWEST_NAME))]
+        signs += [name for name in remains if not name.endswith(".partial")]
     if read_manifest(folder) is not None:
-        signs.append(f"{MANIFEST_NAME} is that of a finished run")
+        signs.append(f"{MANIFEST_NAME} belongs to a finished run")
     with suppress(OSError, KieloError):
         outcome = read_json(folder, Outcome)
         if outcome is not None and outcome.outcome in ("finished", "requeue") and outcome.step:
             signs.append(f"outcome.json says that it stopped at step {outcome.step}")
     steps = [row.step for row in of_kind(read_metrics(folder / METRICS_NAME), TrainingStep)]
-    # By the time of the second save the first is complete.
+    # the second save begins only when the first is complete
     if steps and steps[-1] - steps[0] > 2 * resolved.placement.checkpoint.every_steps:
-        signs.append(f"metrics.jsonl goes on to step {steps[-1]}")
+        signs.append(f"metrics.jsonl continues to step {steps[-1]}")
     return signs
 
 
 def has_outcome(resolved: Resolved) -> bool:
-    return _outcome_path(resolved).exists()
+    return (Path(resolved.placement.train_folder) / Outcome.FILE_NAME).exists()
 
 
 def forget_outcome(resolved: Resolved) -> None:
-    """Remove an earlier attempt's outcome, which a new attempt that is killed would seem to have written."""
-    _outcome_path(resolved).unlink(missing_ok=True)
+    """Remove an earlier attempt's outcome, which a new attempt that is killed would seem to have."""
+    (Path(resolved.placement.train_folder) / Outcome.FILE_NAME).unlink(missing_ok=True)
 
 
 def write_train_manifest(resolved: Resolved, checkpoint: Path) -> Manifest:
-    """Write the manifest of a finished run, from its metrics and its last checkpoint."""
     folder = Path(resolved.placement.train_folder)
     rows = read_metrics(folder / METRICS_NAME)
     steps, heldout = of_kind(rows, TrainingStep), of_kind(rows, HeldOutLoss)
+    sets = (heldout[-1].heldout_sets if heldout else None) or {}
     last = checkpoint / MANIFEST_NAME
+    record = FileRecord(bytes=last.stat().st_size, xxh3_128=hash_file(last))
     manifest = Manifest(
         kind=KIND,
         version=VERSION,
-        inputs=_inputs(resolved),
+        inputs={"tokens": resolved.identity.tokens_hash},
         section=_section(resolved),
         counts={
             "steps": resolved.identity.total_steps,
@@ -284,27 +243,17 @@ def write_train_manifest(resolved: Resolved, checkpoint: Path) -> Manifest:
             "tokens_per_second": usual_tokens_per_second(steps),
             "loss": steps[-1].loss if steps else None,
             "heldout_loss": heldout[-1].heldout_loss if heldout else None,
-            "heldout_sets": _heldout_sets(heldout),
+            "heldout_sets": {name: score.model_dump() for name, score in sets.items()},
             "ranks": resolved.placement.world_size,
             "parameters": resolved.placement.parameters,
         },
         wall_seconds=round(wall_seconds(steps), 3),
         versions=installed_versions(),
-        files={
-            last.relative_to(folder).as_posix(): FileRecord(
-                bytes=last.stat().st_size, xxh3_128=hash_file(last)
-            )
-        },
+        files={last.relative_to(folder).as_posix(): record},
         written_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     write_json_atomically(folder / MANIFEST_NAME, manifest.content())
     return manifest
-
-
-def _heldout_sets(rows: list[HeldOutLoss]) -> dict[str, dict[str, Any]]:
-    """Return the last score of each held-out set."""
-    last = (rows[-1].heldout_sets if rows else None) or {}
-    return {name: score.model_dump() for name, score in last.items()}
 
 
 def usual_tokens_per_second(steps: list[TrainingStep]) -> float | None:
@@ -314,22 +263,14 @@ def usual_tokens_per_second(steps: list[TrainingStep]) -> float | None:
 
 
 def wall_seconds(steps: list[TrainingStep]) -> float:
-    """Return the seconds of training over all attempts, each of which counts from zero."""
+    """Return the seconds of training over all attempts. Each attempt counts from zero."""
     ends = [row.seconds for row, after in zip(steps, steps[1:]) if after.seconds < row.seconds]
     return sum(ends) + (steps[-1].seconds if steps else 0.0)
 
 
-def _outcome_path(resolved: Resolved) -> Path:
-    return Path(resolved.placement.train_folder) / Outcome.FILE_NAME
-
-
-def _inputs(resolved: Resolved) -> dict[str, str]:
-    return {"tokens": resolved.identity.tokens_hash}
-
-
-def _migrated(resolved: Resolved, section: dict[str, Any]) -> dict[str, Any]:
+def _migrated(resolved: Resolved, section: dict[str, object]) -> dict[str, object]:
     return as_stored_now(section, Path(resolved.placement.train_folder) / MANIFEST_NAME)
 
 
-def _section(resolved: Resolved) -> dict[str, Any]:
+def _section(resolved: Resolved) -> dict[str, object]:
     return as_json(stored_identity(resolved.identity))

@@ -1,7 +1,4 @@
-"""The training stage on one rank: a resolved run → checkpoints, metrics, `outcome.json` and a manifest.
-
-`kielo train` calls `train` on every rank; launchers use nothing else of this room.
-"""
+"""The training stage on one rank: a resolved run → checkpoints, metrics, `outcome.json` and a manifest."""
 
 import faulthandler
 import os
@@ -28,31 +25,21 @@ from kielo.ranks.heartbeat import Heartbeat
 from kielo.ranks.rendezvous import find_rendezvous
 from kielo.ranks.world import World, end_world, leave_together, start_world
 from kielo.recipe.errors import KieloError, sentence
+from kielo.recipe.sections import Spikes
 from kielo.resolve.resolved import Identity, Resolved, filled
+from kielo.train import records
 from kielo.train.build import assemble, phase_parts, restore
-from kielo.train.final_check import refuse_unsound_end
-from kielo.train.go_back import go_back
 from kielo.train.loop import fit
 from kielo.train.meter import passed_over_row
 from kielo.train.parts import Asked, Periodic, PrecisionParts, Run
 from kielo.train.precision import determinism
 from kielo.train.precision_change import check_watched_change, next_check, settle_precision
-from kielo.train.records import (
-    forget_outcome,
-    has_outcome,
-    is_finished,
-    note_beginning,
-    nothing_to_do,
-    refuse_lost_checkpoints,
-    settle,
-    withdraw_manifest,
-    write_plan,
-    write_train_manifest,
-)
 from kielo.train.signals import Triggers
 from kielo.train.start_checks import TokenCheck, check_tokenizer, refuse_unlike_ranks
 from kielo.train.state import State
 from kielo.train.stop import Stop, StoppedBeforeTraining
+from kielo.train.watch.checks import refuse_unsound_loss, refuse_unsound_weights
+from kielo.train.watch.spikes import Episode, WentBack, steps_to_pass_over
 
 
 def train(
@@ -61,18 +48,16 @@ def train(
     profile_steps: int = 0,
     periodic: tuple[Callable[[PrecisionParts], Periodic], ...] = (),
 ) -> Outcome:
-    """Start or continues the run; return the same outcome on every rank.
+    """Start or continue the run. Called on every rank, and returns the same outcome on each.
 
-    It is "finished" (exit code 0) or "requeue" (75: stopped by a signal or at step `max_steps`, saved,
-    and to be started again). A run that was finished before is left unchanged. `resolved.toml` in the run's
-    folder is rewritten. An error is recorded as "failed" and raised; a refusal before training begins
-    (KieloError: another job works in the folder, another identity, tokens that were altered) is only raised,
-    and outcome, plan and manifest stay. profile_steps: how many steps to record, from the third on.
-    periodic: see `Asked`.
+    The outcome is "finished" (exit code 0), or "requeue" (75) for a run that was stopped by a signal or at
+    step `max_steps`, saved, and must be started again. A finished run is left unchanged. An error is recorded
+    as "failed" and raised. A refusal before training begins (KieloError: another job works in the folder,
+    another identity, altered tokens) leaves no record. profile_steps: how many to record, from the third on.
     """
     is_first = find_rendezvous().rank == 0
-    if is_finished(resolved):
-        return nothing_to_do(resolved, is_first)
+    if records.is_finished(resolved):
+        return records.nothing_to_do(resolved, is_first)
     triggers = Triggers(_run_folder(resolved))
     triggers.refuse_start()
     asked = Asked(profile_steps, periodic=periodic)
@@ -80,16 +65,16 @@ def train(
 
 
 def measure(resolved: Resolved, steps: int, profile_steps: int = 0) -> Outcome:
-    """Take the first `steps` steps that the recipe does not skip, for their speed, and saves nothing.
+    """Measure the speed of the first `steps` steps that the recipe does not skip, without saving.
 
-    Called by every rank; `resolved.toml`, the log and `outcome.json` are those of an attempt. Raises
-    KieloError in the folder of a run that has trained, and for more steps than it has.
+    Called on every rank. `resolved.toml`, log and `outcome.json` are written as for an attempt. Raises
+    KieloError in the folder of a run that has trained, and for more steps than the run has.
     """
     folder, identity, first = _run_folder(resolved), resolved.identity, 1
     if has_trained(folder):
         raise KieloError(
-            f"{folder}: has trained, and its log is not for measurements. Fix: another folder, "
-            "or kielo launch RECIPE --ladder 1, which makes one"
+            f"{folder}: contains a trained run, and its log is not for measurements. Fix: another folder, "
+            "for example by kielo launch RECIPE --ladder 1"
         )
     while (skipped := identity.next_steps(first)).is_skipped:
         first = skipped.last_step + 1
@@ -102,13 +87,13 @@ def measure(resolved: Resolved, steps: int, profile_steps: int = 0) -> Outcome:
 
 def _started(resolved: Resolved, stop: Stop, asked: Asked) -> Outcome:
     if not faulthandler.is_enabled():
-        faulthandler.enable()  # a rank that a library aborts says where it was
+        faulthandler.enable()  # so that a rank that a library aborts writes its stack
     with determinism(resolved.placement.train.deterministic), stop:
         try:
             world = start_world(
                 filled(resolved.placement.train.start_timeout_seconds), resolved.placement.device
             )
-            with _lease(resolved, world) as lease:
+            with _lease(resolved) as lease:
                 outcome = _attempt(resolved, world, stop, lease, asked)
             leave_together(resolved.placement.train.step_timeout_seconds)
             return outcome
@@ -119,29 +104,26 @@ def _started(resolved: Resolved, stop: Stop, asked: Asked) -> Outcome:
 
 
 @contextmanager
-def _lease(resolved: Resolved, world: World) -> Iterator[Lease]:
-    """Take the run folder's lease on rank 0, for all ranks; a refusal is raised on all of them."""
+def _lease(resolved: Resolved) -> Iterator[Lease]:
     with ExitStack() as until_the_end:
-        # Not on the other ranks, which only check the lease that they are sent.
         yield Agreement().on_first(lambda: until_the_end.enter_context(held(_run_folder(resolved))))
 
 
 def _attempt(resolved: Resolved, world: World, stop: Stop, lease: Lease, asked: Asked) -> Outcome:
     is_first, state, has_begun, is_saving = world.rank == 0, State(), False, asked.is_saving
     refuse_unlike_ranks(resolved, Agreement())
-    # before the records that mention them are touched
-    if is_saving:
-        Agreement().on_first(lambda: refuse_lost_checkpoints(resolved))
+    if is_saving:  # before the records that mention them are touched
+        Agreement().on_first(lambda: records.refuse_lost_checkpoints(resolved))
     progress = _progress(resolved, world)
 
-    def note_hang(message: str, comes_again: bool, nodes: Sequence[str]) -> None:
+    def note_hang(message: str, recurs: bool, nodes: Sequence[str]) -> None:
         hang = Refusal(message=message, blamed_nodes=list(nodes))
-        _note_hang(resolved, hang, comes_again, state if has_begun else None, lease)
+        _note_hang(resolved, hang, recurs, state if has_begun else None, lease)
 
     stacks = Path(resolved.placement.train_folder) / "stacks"
     try:
         with Heartbeat(world, progress, stacks, note_hang) as heartbeat:
-            with TokenCheck(resolved, Agreement()) as tokens:  # they are read while the model is built
+            with TokenCheck(resolved, Agreement()) as tokens:  # reads them while the model is built
                 begins = is_saving and not has_trained(_run_folder(resolved))
                 warnings = Agreement().on_first(lambda: check_tokenizer(resolved)) if begins else []
                 run = assemble(resolved, world, stop, lease.check, progress, asked)
@@ -153,23 +135,28 @@ def _attempt(resolved: Resolved, world: World, stop: Stop, lease: Lease, asked: 
             has_begun = True
             hosts = Agreement().gather(socket.gethostname())
             if is_first and is_saving:
-                note_beginning(resolved, run.checkpoints.newest_step or 0, hosts)
+                records.note_beginning(resolved, run.checkpoints.newest_step or 0, hosts)
             if is_first:
-                forget_outcome(resolved)
-                write_plan(resolved)
-                withdraw_manifest(resolved)
+                records.forget_outcome(resolved)
+                records.write_plan(resolved)
+                records.withdraw_manifest(resolved)
             outcome = _fit_and_close(run, resolved)
         if not is_saving:
-            is_measured = stop.is_at_limit(state.step)
-            outcome = "finished" if is_measured else "requeue"
+            outcome = "finished" if stop.is_at_limit(state.step) else "requeue"
             message = f"nothing was saved after step {state.step:,}"
-            return settle(resolved, outcome, (state.step, state.tokens), message, is_writing=is_first)
+            return records.settle(resolved, outcome, (state.step, state.tokens), message, is_writing=is_first)
         if is_first:
             lease.check()
             if outcome == "finished":
-                write_train_manifest(resolved, filled(run.checkpoints.newest))
-        message = "" if outcome == "finished" else _how_to_go_on(run, resolved)
-        return settle(resolved, outcome, (state.step, state.tokens), message, is_writing=is_first)
+                records.write_train_manifest(resolved, filled(run.checkpoints.newest))
+        message = ""
+        if outcome != "finished":
+            causes = "".join(f". {cause}" for cause in Agreement().gather(run.stop.cause) if cause)
+            message = (
+                f"stopped after step {state.step:,} of {resolved.identity.total_steps:,} and saved as "
+                f"{run.checkpoints.newest}{causes}. The same command resumes from there"
+            )
+        return records.settle(resolved, outcome, (state.step, state.tokens), message, is_writing=is_first)
     except Exception as error:
         if has_begun or not isinstance(error, KieloError):
             _note_failure(resolved, error, state, is_first, lease)
@@ -178,42 +165,29 @@ def _attempt(resolved: Resolved, world: World, stop: Stop, lease: Lease, asked: 
 
 def _progress(resolved: Resolved, world: World) -> Progress:
     train = resolved.placement.train
-    # Nobody waits for one rank alone, and no other rank can tell that it is stuck.
+    # Nobody waits for a single rank, and no other rank can find that it is stuck.
     floor = train.hang_seconds if world.size > 1 else max(train.hang_seconds, train.step_timeout_seconds)
-    silent = silent_seconds(floor, world.size)
-    files = resolved.placement.file_stall_seconds
+    silent, files = silent_seconds(floor, world.size), resolved.placement.file_stall_seconds
     return Progress(floor, silent, filled(train.start_timeout_seconds), train.step_timeout_seconds, files)
 
 
-def _note_hang(
-    resolved: Resolved, hang: Refusal, comes_again: bool, state: State | None, lease: Lease
-) -> None:
-    """Records a hang, on one rank; one that comes again is a failure.
-
-    state: None before training began, when earlier records are kept.
-    """
+def _note_hang(resolved: Resolved, hang: Refusal, recurs: bool, state: State | None, lease: Lease) -> None:
+    """Record a hang, on one rank. A hang that recurs is a failure. state: None before training began."""
     if state is not None:
-        what: Ending = "failed" if comes_again else "hung"
+        what: Ending = "failed" if recurs else "hung"
         with suppress(OSError, KieloError):
             lease.check()
-            settle(resolved, what, (state.step, state.tokens), hang.message, blamed_nodes=hang.blamed_nodes)
-    if state is None or comes_again:
+            records.settle(
+                resolved, what, (state.step, state.tokens), hang.message, blamed_nodes=hang.blamed_nodes
+            )
+    if state is None or recurs:
         note_refusal(hang)
-    if REFUSAL_FILE not in os.environ:  # else what started this rank prints it
+    if REFUSAL_FILE not in os.environ:  # else the process that started this rank prints it
         print(f"kielo: {hang.message}", file=sys.stderr, flush=True)
 
 
 def _run_folder(resolved: Resolved) -> Path:
     return Path(resolved.placement.train_folder).parent
-
-
-def _how_to_go_on(run: Run, resolved: Resolved) -> str:
-    step, newest = run.state.step, run.checkpoints.newest
-    causes = "".join(f"; {cause}" for cause in Agreement().gather(run.stop.cause) if cause)
-    return (
-        f"stopped after step {step:,} of {resolved.identity.total_steps:,} and saved as {newest}{causes}; "
-        "the same command goes on from there"
-    )
 
 
 def _fit_and_close(run: Run, resolved: Resolved) -> Ending:
@@ -229,10 +203,9 @@ def _fit_and_close(run: Run, resolved: Resolved) -> Ending:
 
 
 def _fit_phases(run: Run, resolved: Resolved) -> Ending:
-    """Train from the newest checkpoint through all phases, or until a signal: "finished" or "requeue".
+    """Train through all phases, or until a signal: "finished" or "requeue".
 
-    Raises KieloError when too many steps in a row were not finite, when the last checkpoint cannot be saved,
-    and for an end that is not sound.
+    Raises KieloError after too many bad steps in a row, for a failed last save, and for an unsound end.
     """
     state, identity = run.state, resolved.identity
     restore(run)
@@ -253,25 +226,19 @@ def _fit_phases(run: Run, resolved: Resolved) -> Ending:
             if not is_stopped and not go_back(run, resolved.identity.train.spikes):
                 check_watched_change(run, resolved)
     run.time_limits.restart()
-    # the last save must succeed; one before it that failed was reported and retried
+    # the last save must succeed; an earlier failed save was logged and retried
     run.checkpoints.settle()
     if state.step < identity.total_steps:
         return "requeue"
-    refuse_unsound_end(run)
+    refuse_unsound_weights(run.current.model, run.device)
+    refuse_unsound_loss(state.step, run.current.heldout.loss_at(state))
     return "finished"
 
 
 def _pass_over(run: Run, identity: Identity, index: int, last_step: int) -> bool:
-    """Pass over the text up to `last_step`. Returns True on every rank if a signal came.
-
-    The last step of a run ends with a score of the held-out text, also if it was passed over.
-    """
-    state, phase, tokens_before, first_step = (
-        run.state,
-        identity.phases[index],
-        run.state.tokens,
-        run.state.step + 1,
-    )
+    """Pass over the text up to `last_step`. Return True after a signal."""
+    state, phase = run.state, identity.phases[index]
+    tokens_before, first_step = state.tokens, state.step + 1
     state.pass_over(last_step, phase.tokens_per_step, phase.sequences_per_step)
     run.meter.pass_over(tokens_before, state.tokens)
     is_asked = any(first <= first_step <= last for first, last in identity.train.skip_steps)
@@ -287,13 +254,57 @@ def _pass_over(run: Run, identity: Identity, index: int, last_step: int) -> bool
     return is_stopped
 
 
+def go_back(run: Run, settings: Spikes) -> bool:
+    """Go back to the checkpoint that a check has chosen. Return False on all ranks if no check asked for it.
+
+    The steps to pass over for a spike are saved at once, in the checkpoint that the run went back to, so that
+    any later attempt passes over the same steps.
+    """
+    episode, run.spike_watch.harmful = run.spike_watch.harmful, None
+    if episode is not None:
+        _go_back_for_spike(run, episode, settings.learning_rate_factor)
+        return True
+    found, run.replica_check.found = run.replica_check.found, ""
+    if found:
+        step = run.state.step
+        with run.meter.paused():
+            _restore_earlier(run)
+        run.alert(step, f"{found}. The run went back to step {run.state.step}")
+    return bool(found)
+
+
+def _go_back_for_spike(run: Run, episode: Episode, factor: float) -> None:
+    state, (first_step, last_step) = run.state, steps_to_pass_over(episode)
+    with run.meter.paused():
+        _restore_earlier(run)
+        state.spikes.append(WentBack(first_step, last_step, factor))
+        last = run.guard.last(1)
+        run.checkpoints.save(last[0][0] if last else None)
+    run.log.write(run.spike_watch.row(episode, state.step, "went back"))
+    lower = f" with {factor:g} of the learning rate" if factor < 1 else ""
+    run.alert(
+        state.step,
+        f"{run.spike_watch.described(episode)}. The run went back to step {state.step}, passes over steps "
+        f"{first_step} to {last_step}, and continues{lower}",
+    )
+
+
+def _restore_earlier(run: Run) -> None:
+    """Restore the newest checkpoint. Figures and rows of the steps after it are discarded."""
+    state, refused = run.state, run.state.refused_changes
+    restore(run)
+    state.refused_changes = refused  # a harmful change of precision is not tried again
+    run.meter.go_back(state.tokens)
+    run.log.go_back(state.step)
+
+
 def _note_failure(resolved: Resolved, error: Exception, state: State, is_first: bool, lease: Lease) -> None:
-    """Records a failure. Any rank may be the only one that knows it; mostly all do: one file is enough."""
-    if not is_first and (not isinstance(error, KieloError) or has_outcome(resolved)):
+    """Record a failure, on rank 0, or on any rank if it may be the only rank that knows it."""
+    if not is_first and (not isinstance(error, KieloError) or records.has_outcome(resolved)):
         return
     message = sentence(error) or f"{type(error).__name__}: {error}"
-    # A full disk may be the very failure, which an error of this write must not replace; the same holds for a
-    # job that took the folder over.
+    # A full disk may be the failure itself, and another job may have taken the folder over. An error of this
+    # write must not replace the failure.
     with suppress(OSError, KieloError):
         lease.check()
-        settle(resolved, "failed", (state.step, state.tokens), message)
+        records.settle(resolved, "failed", (state.step, state.tokens), message)

@@ -1,9 +1,4 @@
-"""The learning rate as a pure function of the tokens of a run.
-
-In: the segments of a run (peak, final rate, warm-up, decay, in tokens). Out: a function from the tokens at
-the end of a step to the learning rate of that step. It keeps no state, so there is nothing to save or to
-restore.
-"""
+"""The learning rate as a pure function of the tokens of a run, so there is no state to save or restore."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -14,11 +9,11 @@ from kielo.resolve.resolved import Identity, LearningRateSegment
 
 
 def learning_rate(identity: Identity) -> Callable[[int], float]:
-    """Return the rate as a function of the tokens at a step's end; beyond the last segment its final rate.
+    """Return the rate as a function of the tokens at a step's end, whatever the size of steps.
 
-    Smaller steps change nothing. Warm-up climbs linearly and arrives at the peak after `warmup_tokens`: in
-    the first segment from zero, which no step has, and in a later one from the end of the segment before
-    (Ibrahim et al. 2024, arXiv:2403.08763). After it the rate falls as `LEARNING_RATE_SCHEDULES` says.
+    Warm-up climbs linearly and arrives at the peak after `warmup_tokens`, in the first segment from zero,
+    which no step has, and later from the end of the segment before (Ibrahim et al. 2024, arXiv:2403.08763).
+    Then the rate falls as `LEARNING_RATE_SCHEDULES` says.
     """
     segments = identity.learning_rates
     tokens_per_step = {phase.tokens_per_step for phase in identity.phases}
@@ -29,7 +24,7 @@ def learning_rate(identity: Identity) -> Callable[[int], float]:
         start = rates[-1](segment.first_token + segment.tokens)
 
     def rate(tokens: int) -> float:
-        # a step belongs to the segment that it ends in
+        # a step belongs to the segment of its end
         number = sum(tokens > segment.first_token for segment in segments)
         return rates[max(0, number - 1)](tokens)
 
@@ -41,10 +36,10 @@ def _rate(
 ) -> Callable[[int], float]:
     if segment.schedule not in LEARNING_RATE_SCHEDULES:
         known = ", ".join(LEARNING_RATE_SCHEDULES)
-        raise KieloError(f"train.schedule = {segment.schedule!r} is not known; choose one of {known}")
+        raise KieloError(f"train.schedule = {segment.schedule!r} is not known. Fix: {known}")
     height = LEARNING_RATE_SCHEDULES[segment.schedule].height
     peak, final = segment.peak, segment.final
-    # Counted in the largest common unit: where all steps have one size, rates equal those counted in steps.
+    # In the largest common unit, so that rates equal rates counted in steps if all steps have one size.
     unit = math.gcd(segment.tokens, segment.warmup_tokens, segment.decay_tokens, *tokens_per_step)
     warmup, total, decay = (n // unit for n in (segment.warmup_tokens, segment.tokens, segment.decay_tokens))
 

@@ -1,4 +1,9 @@
-"""Requests to a running training to save or stop: signals, and files in `RUN/triggers`."""
+"""Requests to a running training to save or stop: signals, and files in `RUN/triggers`. Torch-free.
+
+Slurm, torchrun and people send SIGTERM and SIGUSR1, Ctrl-C SIGINT, a closed terminal SIGHUP. Files are for
+people who cannot signal the processes: `save` saves after the step, `stop` also stops, until the file is
+gone.
+"""
 
 import signal
 import time
@@ -9,31 +14,21 @@ from typing import Any
 
 from kielo.recipe.errors import KieloError
 
-# The signals that mean stop: SIGTERM, SIGUSR1, SIGINT and SIGHUP.
-#
-# Slurm, torchrun and people send SIGTERM and SIGUSR1; Ctrl-C is SIGINT; a closed terminal sends SIGHUP.
-# Torch-free: what starts the ranks uses it as well.
-
-
-INTERRUPTED = 130  # the exit code of a process that was ended by Ctrl-C
-REQUEUE = 75  # the exit code of a process that stopped on purpose: to be started again
-# One Ctrl-C may arrive twice: the terminal signals the whole process group, and a parent passes it on.
+INTERRUPTED = 130  # the exit code after Ctrl-C
+REQUEUE = 75  # the exit code of a process that stopped on purpose and must be started again
+# A Ctrl-C may arrive twice: the terminal signals the whole process group, and a parent passes it on.
 _SAME_PRESS_SECONDS = 1.0
+FOLDER = "triggers"
+_LOOK_SECONDS = 5.0  # thousands of nodes must not ask their file system at every step
 
-
-Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None  # as `signal` has it
+Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None  # as in `signal`
 
 
 def take_over_signals(note: Callable[[int, FrameType | None], None]) -> dict[int, Handler]:
-    """Has `note` called for the signals that mean stop; returns the handlers before.
-
-    SIGINT and SIGHUP that are ignored, as under nohup or in the background of a script, stay ignored.
-    """
-    taken = [signal.SIGTERM, signal.SIGUSR1]
-    taken += [
-        number for number in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN
-    ]
-    return {number: signal.signal(number, note) for number in taken}
+    """Call `note` for the signals that mean stop, unless ignored. Return the handlers before."""
+    ignorable = (signal.SIGINT, signal.SIGHUP)
+    taken = [number for number in ignorable if signal.getsignal(number) != signal.SIG_IGN]
+    return {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGUSR1, *taken)}
 
 
 def give_signals_back(handlers_before: dict[int, Handler]) -> None:
@@ -42,8 +37,6 @@ def give_signals_back(handlers_before: dict[int, Handler]) -> None:
 
 
 class Presses:
-    """Distinguishes a second Ctrl-C from the first."""
-
     def __init__(self) -> None:
         self._first: float | None = None
 
@@ -55,19 +48,8 @@ class Presses:
         return time.monotonic() - self._first > _SAME_PRESS_SECONDS
 
 
-# Files that ask a running training for something: `RUN/triggers/save` and `RUN/triggers/stop`.
-#
-# For people who can write into the run's folder and cannot signal its processes: a colleague without the
-# account that the job runs under. Touch `save`, and the run saves after its step; make `stop`, and it saves
-# and stops, and starts no more until the file is gone. Kielo only looks at them.
-
-
-FOLDER = "triggers"
-_LOOK_SECONDS = 5.0  # a file system of thousands of nodes is not asked at every step
-
-
 class Triggers:
-    """The files of one run, looked at by its first rank. A `save` of before the start asks for nothing."""
+    """The trigger files of one run, for its first rank. A `save` from before the start is ignored."""
 
     def __init__(self, run_folder: Path, look_seconds: float = _LOOK_SECONDS):
         self._stop, self._save = run_folder / FOLDER / "stop", run_folder / FOLDER / "save"
@@ -76,12 +58,11 @@ class Triggers:
         self._saved_for = _changed_at(self._save)
 
     def refuse_start(self) -> None:
-        """Raise KieloError where `stop` is there."""
         if self._stop.exists():
-            raise KieloError(f"{self._stop}: asks this run to stay stopped; remove that file to go on")
+            raise KieloError(f"{self._stop}: asks this run to stay stopped. Fix: remove that file")
 
     def look(self) -> tuple[bool, bool]:
-        """Return (stop, save): whether each is asked for. Each touch of `save` is answered once."""
+        """Return (is a stop asked for, is a save asked for). Each touch of `save` is answered once."""
         if time.monotonic() < self._next_look:
             return False, False
         self._next_look = time.monotonic() + self._look_seconds
@@ -92,7 +73,6 @@ class Triggers:
 
 
 def _changed_at(file: Path) -> int | None:
-    """Return the file's time of change in ns; None where there is none, or the file system gives none."""
     try:
         return file.stat().st_mtime_ns
     except OSError:

@@ -33,15 +33,7 @@ from kielo.resolve.resolved import Identity, Resolved
 from kielo.tokenizer.load import TOKENIZER_FILE, load_tokenizer
 from kielo.tokenizer.trial import doubts_about_weights
 
-# Refuses ranks that would train different things: each resolves the recipe by its own processor and files.
-#
-# A recipe without `train.precision`, on nodes of which some have AMX, would be trained in bf16 by those and
-# in fp32 by the others, and ranks that disagree on micro-batches or on the layout wait for each other in
-# vain.
-
-
-# What may differ: where a rank's files are, which device it has and how fast that is. Compiled layers compute
-# the same as others, but for rounding.
+# Keys that may differ: folders, devices and their speed. Compiled layers differ only in rounding.
 _OF_ONE_RANK: dict[str, Any] = {
     **dict.fromkeys(("device", "accelerator", "peak_tflops"), True),
     **dict.fromkeys(("tokens_folder", "tokenizer_folder", "train_folder"), True),
@@ -52,29 +44,29 @@ _MOST_KEYS = 8
 
 
 def refuse_unlike_ranks(resolved: Resolved, ranks: Agreement) -> None:
-    """Raise KieloError on every rank, with the keys, their values and ranks, where two ranks differ."""
+    """Raise KieloError on every rank if two ranks resolved different values, with the keys, values and ranks.
+
+    Each resolves the recipe by its own processor and files, and unequal ranks would wait for each other for
+    ever.
+    """
     own = flat(resolved.placement.model_dump(mode="json", exclude=_OF_ONE_RANK))
     own |= flat(resolved.identity.model_dump(mode="json"))
     if len(set(ranks.gather(hash_json(own)))) == 1:
         return
     everyone = ranks.gather(own)
-    keys = [key for key in dict.fromkeys(key for one in everyone for key in one) if _differs(key, everyone)]
+    names = dict.fromkeys(key for one in everyone for key in one)
+    keys = [key for key in names if any(one.get(key) != everyone[0].get(key) for one in everyone)]
     lines = [f"  - {key}: {_by_ranks(key, everyone)}" for key in keys[:_MOST_KEYS]]
     if len(keys) > _MOST_KEYS:
         lines.append(f"  - and {len(keys) - _MOST_KEYS} keys more")
     ways = "the same recipe and run folder on all nodes, or nodes of one kind"
     if "train.precision" in keys:
-        ways = f"--set train.precision={everyone[0]['train.precision']}, where the recipe names none; {ways}"
+        ways = f"--set train.precision={everyone[0]['train.precision']}. Or {ways}"
     listed = "\n".join(lines)
     raise KieloError(f"the ranks would not train the same:\n{listed}\nFix: {ways}. Nothing was changed")
 
 
-def _differs(key: str, everyone: list[dict[str, Any]]) -> bool:
-    return any(one.get(key) != everyone[0].get(key) for one in everyone)
-
-
-def _by_ranks(key: str, everyone: list[dict[str, Any]]) -> str:
-    """Return each value of the key with the ranks that have it: the first, and how many more."""
+def _by_ranks(key: str, everyone: list[dict[str, object]]) -> str:
     found: dict[str, list[int]] = {}
     for rank, one in enumerate(everyone):
         found.setdefault(f"{one.get(key)}", []).append(rank)
@@ -84,15 +76,8 @@ def _by_ranks(key: str, everyone: list[dict[str, Any]]) -> str:
     )
 
 
-# Before the first step: transformers' AutoTokenizer gives the packed ids, and the weights fit them.
-#
-# What a run trains on is read by other programs later, by AutoTokenizer. A difference in texts ends the
-# attempt before a step is taken; what an export mends, and what may be wrong with the weights' tokenizer,
-# is said.
-
-
 def check_tokenizer(resolved: Resolved) -> list[str]:
-    """Return what is to be said of the run's tokenizer, in sentences.
+    """Return warnings about the run's tokenizer, which other programs will read by AutoTokenizer.
 
     Raise KieloError, with the first text that differs, if AutoTokenizer gives other ids than were packed.
     """
@@ -100,29 +85,21 @@ def check_tokenizer(resolved: Resolved) -> list[str]:
     packed = read_manifest(placement.tokens_folder)
     if packed is None or "tokenizer" not in packed.inputs or not (folder / TOKENIZER_FILE).is_file():
         return []  # packed by another program
-    if _is_made_here(folder):
+    made = read_manifest(folder)
+    if made is not None and not (made.section.get("path") or made.section.get("extend")):
+        # Only Kielo wrote it, and the export compares it: here that would cost an import of transformers.
         return _doubts(resolved.identity, folder)
     sample = packed_sample(Path(placement.tokens_folder).parent)
     try:
         said, warnings = compare_folder(folder, resolved.identity.model.model_type, sample)
     except KieloError:
-        refuse_altered(Path(placement.tokens_folder), packed)  # other ids may be those of a damaged file
+        refuse_altered(Path(placement.tokens_folder), packed)  # a damaged file has other ids too
         raise
     if said == NOT_COMPARED:
         warnings.append(said)
     else:
         print(f"tokenizer: {said}", flush=True)
     return warnings + _doubts(resolved.identity, folder)
-
-
-def _is_made_here(folder: Path) -> bool:
-    """Return True for a tokenizer that Kielo trained, and whose files nobody wrote but Kielo.
-
-    They say nothing by which AutoTokenizer could differ, and the export compares them all the same: here that
-    would cost the import of transformers at each start.
-    """
-    made = read_manifest(folder)
-    return made is not None and not (made.section.get("path") or made.section.get("extend"))
 
 
 def _doubts(identity: Identity, folder: Path) -> list[str]:
@@ -133,7 +110,7 @@ def _doubts(identity: Identity, folder: Path) -> list[str]:
 
 
 class FirstLoss:
-    """A sink of the log that warns if weights know no more of the first step's text than a random guess."""
+    """A sink of the log that warns if the weights predict the first step's text no better than a guess."""
 
     def __init__(self, identity: Identity, alert: Callable[[int, str], None]):
         self._model, self._alert = identity.model, alert
@@ -150,33 +127,25 @@ class FirstLoss:
         if row.loss is not None and not row.loss < guess:
             self._alert(
                 row.step,
-                f"the first loss of {self._model.weights} is {row.loss:.2f}, and that of a guess among "
-                f"{self._model.vocab_size:,} tokens is {guess:.2f}: the tokenizer is probably not that of "
-                "these weights. Fix: tokenizer.path = the one that they were trained with",
+                f"the first loss of {self._model.weights} is {row.loss:.2f}, and a random guess among "
+                f"{self._model.vocab_size:,} tokens has {guess:.2f}. The tokenizer probably does not belong "
+                "to these weights. Fix: tokenizer.path = the tokenizer that they were trained with",
             )
 
-    def close(self) -> None:
-        pass
-
-
-# Checks token files against the checksums in their manifest, in a thread while the model is built.
-#
-# Files that an earlier attempt found sound, and whose size, times and inode are unchanged, are not read
-# again: `train/tokens_verified.json` lists them, so that a requeued job reads nothing. The ranks share the
-# files.
+    def close(self) -> None: ...
 
 
 RECORD_NAME = "tokens_verified.json"
 SUFFIXES = (".bin", ".idx", LOSS_MASK)
-# between two collectives: one that waited while terabytes are read would time out
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = 10.0  # between two collectives: a collective that waited for terabytes would time out
 
 
 class TokenCheck:
-    """Verifies the files of the tokens folder. All ranks make it, `finish` it and leave it together.
+    """A check of the token files' checksums, in a thread while the model is built. The ranks share the files.
 
-    ranks: used by the calling thread only. Raises KieloError on every rank for a file of another size than
-    listed, and for a folder that was replaced after the run was resolved.
+    `train/tokens_verified.json` lists verified files with size, times and inode: a requeued job reads
+    nothing. All ranks make it, `finish` it and leave it together. Raises KieloError on every rank for a file
+    of another size.
     """
 
     def __init__(self, resolved: Resolved, ranks: Agreement):
@@ -187,9 +156,8 @@ class TokenCheck:
         self._stopped = Event()
         self._listed, self._unread = ranks.on_first(self._look)
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokens")
-        self._reading: Future[str | None] = self._reader.submit(
-            self._read, self._unread[ranks.rank :: ranks.size]
-        )
+        own = self._unread[ranks.rank :: ranks.size]
+        self._reading: Future[str | None] = self._reader.submit(self._read, own)
 
     def __enter__(self) -> "TokenCheck":
         return self
@@ -200,7 +168,7 @@ class TokenCheck:
 
     def finish(self) -> None:
         """Wait until every rank has read its share. Raises KieloError on every rank for a changed file."""
-        while not all(self._ranks.gather(self._is_read())):
+        while not all(self._ranks.gather(bool(wait([self._reading], timeout=WAIT_SECONDS).done))):
             pass
         self._ranks.refuse_together(self._reading.result())
         if self._unread:
@@ -210,27 +178,22 @@ class TokenCheck:
         """Return, on rank 0: file → listed checksum, and the files to read, the largest first."""
         manifest = packed_manifest(self._folder)
         if hash_manifest(self._folder) != self._tokens_hash:
-            raise KieloError(f"{self._folder}: was replaced while this job started; start it again")
+            raise KieloError(f"{self._folder}: was replaced while this job started. Fix: start it again")
         names = [name for name in manifest.files if name.endswith(SUFFIXES)]
         check_sizes(self._folder, manifest, names)
-        self._listed = {}
+        self._listed, self._states = {}, {}
         for name in names:
             if (checksum := manifest.files[name].xxh3_128) is None:
                 raise KieloError(f"{self._folder}: no checksum of {name} in its manifest. Fix: pack again")
             self._listed[name] = checksum
-        # States from before the reading: a file that changes during it is read again next time.
-        self._states = {
-            name: [checksum, *_state(self._folder / name)] for name, checksum in self._listed.items()
-        }
+            # From before the reading: a file that changes meanwhile is read again next time.
+            of = (self._folder / name).stat()
+            self._states[name] = [checksum, of.st_size, of.st_mtime_ns, of.st_ctime_ns, of.st_ino]
         verified = _read_record(self._record_path)
         unread = [name for name in names if verified.get(name) != self._states[name]]
         return self._listed, sorted(unread, key=lambda name: -manifest.files[name].bytes)
 
-    def _is_read(self) -> bool:
-        return bool(wait([self._reading], timeout=WAIT_SECONDS).done)
-
     def _read(self, names: list[str]) -> str | None:
-        """Compare files with their checksums, in the thread; return what is wrong with the first odd one."""
         for name in names:
             path = self._folder / name
             try:
@@ -242,7 +205,6 @@ class TokenCheck:
 
 
 def refuse_altered(folder: Path, manifest: Manifest) -> None:
-    """Raise KieloError for a file of tokens or of their text that is not what the pack stage wrote."""
     for name, listed in manifest.files.items():
         if hash_file(folder / name) != listed.xxh3_128:
             raise KieloError(_altered(folder / name))
@@ -250,15 +212,15 @@ def refuse_altered(folder: Path, manifest: Manifest) -> None:
 
 def _altered(path: Path) -> str:
     return (
-        f"{path}: is not what the pack stage wrote, its checksum differs from "
-        f"{path.with_name('manifest.json')}: it was altered or damaged since. No step was taken. "
-        f"Fix: a whole copy of the file in its place; or move {path.parent} away, "
-        "and `kielo run RECIPE --to pack` packs the same corpus again"
+        f"{path}: is not what the pack stage wrote. Its checksum differs from "
+        f"{path.with_name('manifest.json')}, so it was altered or damaged. No step was taken. Fix: put a "
+        f"complete copy in its place. Or move {path.parent} away, and `kielo run RECIPE --to pack` packs the "
+        "same corpus again"
     )
 
 
 def hash_unless_stopped(path: Path, stopped: Event) -> str | None:
-    """Compute a file's xxh3-128 as `manifest.hash_file` does; None when `stopped` is set meanwhile."""
+    """Compute a file's xxh3-128 as `manifest.hash_file` does, or return None once `stopped` is set."""
     digest = xxhash.xxh3_128()
     with open(path, "rb") as file:
         while block := file.read(READ_BYTES):
@@ -268,13 +230,7 @@ def hash_unless_stopped(path: Path, stopped: Event) -> str | None:
     return digest.hexdigest()
 
 
-def _state(path: Path) -> list[int]:
-    """Return what changes with a file: size, times in nanoseconds, inode."""
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
-
-
-def _read_record(path: Path) -> dict[str, Any]:
+def _read_record(path: Path) -> dict[str, object]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """Training on several ranks of this machine: start them, pass signals on, wait, and return their outcome.
 
-Each rank is a process of `kielo train`. The ranks write their outcome into a file, because the exit codes of
-several processes say less. Ranks that failed for a cause that may go away are started again.
+The ranks write their outcome into a file, because exit codes say less. Killed or hung ranks are restarted. A
+refusal, a full disk or the same failure at the same step would recur. Torch-free.
 """
 
 import sys
@@ -33,21 +33,15 @@ from kielo.resolve.resolve import resolve
 from kielo.resolve.software import installed
 from kielo.train.signals import Presses, give_signals_back, take_over_signals
 
-# Decides whether ranks that have failed are started again. In: how each attempt ended. Torch-free.
-#
-# Processes that die and ranks that hang may be due to a device, a node or a moment. A refusal, a full disk
-# or the same failure at the same step will come again.
-
-
+RESTARTS = 3  # in a row without a new checkpoint
 _USAGE = 2
+_NOT_TO_BE_FORKED = ("nvidia0", "kfd", "dxg")  # devices whose libraries do not work in a forked process
+_MODULES = ("kielo.train.run", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor")
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """The end of one attempt. refusal: what a rank said that a person can put right; mostly empty.
-
-    newest: the name of the newest whole checkpoint, empty where there is none.
-    """
+    """The end of an attempt. refusal: a rank's message that a person can act on, or ""."""
 
     failure: Failure
     outcome: Outcome
@@ -56,15 +50,12 @@ class Attempt:
 
     @property
     def is_temporary(self) -> bool:
-        """Return True if a rank was killed or hung, which its program may not be the cause of."""
+        """True if a rank was killed or hung, which need not be the program's fault."""
         return self.failure.code < 0 or self.outcome.outcome == "hung"
 
 
 def why_not_again(attempts: list[Attempt], most: int) -> str | None:
-    """Return None if the ranks are to be started again, else the reason why not; empty where it is plain.
-
-    most: restarts in a row that make no new checkpoint.
-    """
+    """Return why not to restart the ranks ("" if that is plain), or None. most: without a new checkpoint."""
     last = attempts[-1]
     if last.failure.code == _USAGE or (last.refusal and not last.is_temporary):
         return ""
@@ -89,11 +80,6 @@ def _is_same(one: Attempt, other: Attempt) -> bool:
     )
 
 
-RESTARTS = 3  # in a row that make no new checkpoint
-_NOT_TO_BE_FORKED = ("nvidia0", "kfd", "dxg")  # devices whose libraries do not work in a forked process
-_MODULES = ("kielo.train.run", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor")
-
-
 def start_ranks(
     recipe: Recipe,
     reference: str,
@@ -105,9 +91,8 @@ def start_ranks(
 ) -> Outcome:
     """Start `ranks` processes of `kielo train REFERENCE ARGUMENTS…`, wait for them, and return their outcome.
 
-    shutdown_seconds: time to save after a stop signal. is_quiet: what the ranks print goes to stderr.
-    restarts: how often ranks that failed are started again without a new checkpoint in between.
-    Raises KieloError for numbers that so many ranks cannot run, before any of them is started.
+    shutdown_seconds: time to save after a stop signal. is_quiet: the ranks print to stderr. restarts: most in
+    a row without a new checkpoint. Raises KieloError before any start for values that do not fit `ranks`.
     """
     resolve(recipe, run_folder(recipe), world_size=ranks, device="cpu", software=installed("cpu"))
     folder = run_folder(recipe) / "train"
@@ -119,7 +104,7 @@ def start_ranks(
             ranks,
             EXIT_CODES["requeue"],
             {REFUSAL_FILE: refusal.name, STARTED_BY: name},
-            # GPUs: each rank imports for itself.
+            # with a GPU each rank imports for itself
             () if any(Path("/dev", name).exists() for name in _NOT_TO_BE_FORKED) else _MODULES,
         )
         while True:
@@ -135,7 +120,7 @@ def start_ranks(
             why_not = why_not_again(attempts, restarts)
             if why_not is not None:
                 if why_not:
-                    message = f"{outcome.message}; the ranks are not started again: {why_not}"
+                    message = f"{outcome.message}. The ranks are not restarted: {why_not}"
                     outcome = outcome.model_copy(update={"message": message})
                 break
             _say_again(folder, attempts[-1])
@@ -144,18 +129,16 @@ def start_ranks(
 
 
 def _say_again(folder: Path, attempt: Attempt) -> None:
-    """Say that the ranks are started again, on stderr and in the alerts of the run."""
-    from_where = f"from {attempt.newest}" if attempt.newest else "from the start, as nothing was saved"
+    from_where = f"from {attempt.newest}" if attempt.newest else "from the start, because nothing was saved"
     why, said = str(attempt.failure), attempt.outcome.message
-    is_told = why in said or attempt.outcome.outcome == "hung"  # ranks that hang are ended by each other
-    message = f"{said if is_told else f'{why} ({said})'}; the ranks are started again {from_where}"
+    is_said = why in said or attempt.outcome.outcome == "hung"  # ranks that hang end each other
+    message = f"{said if is_said else f'{why} ({said})'}. The ranks are restarted {from_where}"
     print(f"kielo: {message}", file=sys.stderr, flush=True)
     with suppress(OSError):
         append_alert(folder / ALERTS_NAME, attempt.outcome.step or 0, message)
 
 
 def _wait(ranks: Ranks, shutdown_seconds: int, is_quiet: bool) -> Failure | None:
-    """Start the ranks and wait until all have ended; return the first that failed."""
     presses = Presses()
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -183,11 +166,10 @@ def read_outcome(
     refusal: str = "",
     started_by: str = "",
 ) -> Outcome:
-    """Return the outcome in `folder`; without a readable one, an outcome that says how the ranks ended.
+    """Return the outcome in `folder`, or else an outcome that says how the ranks ended.
 
-    state_before: the file's state before the ranks were started. Ranks that were refused leave the file
-    alone, so it is then another job's, or an earlier attempt's. refusal: why they did not begin, if they said
-    so. started_by: the name that our ranks write; another job may write the file while ours are refused.
+    An unchanged file (`state_before`) or another name (`started_by`) belongs to another job or attempt.
+    refusal: why the ranks did not begin.
     """
     file = folder / Outcome.FILE_NAME
     with suppress(OSError, KieloError):
@@ -196,15 +178,12 @@ def read_outcome(
             return outcome
     if is_stopping:
         return stopped_before_training(failure)
-    message = refusal or f"{failure or 'the ranks ended'}, without {file}; the first error above is the cause"
+    message = refusal or f"{failure or 'the ranks ended'}, without {file}. The first error above is the cause"
     return Outcome(outcome="failed", step=None, tokens=None, exit_code=EXIT_CODES["failed"], message=message)
 
 
 def _state_of(file: Path) -> tuple[int, int] | None:
-    """Return the file's inode and time of change, which tell a rewritten file from the one before.
-
-    None where there is no file.
-    """
+    """Return the file's inode and time of change, which a rewrite changes, or None without a file."""
     try:
         found = file.stat()
     except OSError:

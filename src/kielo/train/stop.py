@@ -1,7 +1,7 @@
-"""Deliberate stops: a signal to any rank, a file, a step limit or a cause ends the run after a whole step.
+"""Deliberate stops: a signal to any rank, a trigger file, a step limit or a cause ends the run after a whole
+step.
 
-In: the signals of `signals.py`, the files of `signals.py`, a rank's cause (`resources.py`). Out:
-`agreed(step)`, the same answer on every rank.
+`agreed(step)` gives the same answer on every rank.
 """
 
 import os
@@ -18,17 +18,14 @@ from kielo.train.watch.delayed_reader import DelayedReader
 
 
 class StoppedBeforeTraining(BaseException):
-    """A signal came while the ranks met: there is no step to finish, and nothing to save."""
+    """A signal came while the ranks met, so there is no step to finish and nothing to save."""
 
 
 class Stop:
-    """Remembers that a signal came, and takes the signals over while it is entered.
+    """The wish to stop. It takes over the stop signals while it is entered.
 
-    It is entered before the world is started, which can take minutes: a signal that comes before `use` raises
-    StoppedBeforeTraining. A second Ctrl-C ends the process at once.
-
-    step_limit: stop after this step as if a signal had come. is_telling: does this rank print that a signal
-    came. triggers: the files that this rank looks at; None: another rank does.
+    Enter it before the world starts: a signal before `use` raises StoppedBeforeTraining. A second Ctrl-C ends
+    the process. is_telling: this rank prints that a signal came. triggers: the files that this rank looks at.
     """
 
     def __init__(
@@ -36,9 +33,7 @@ class Stop:
     ):
         self.wanted, self.cause = False, ""
         self.is_save_agreed = False
-        self._triggers = triggers
-        self._step_limit = step_limit
-        self._is_telling = is_telling
+        self._triggers, self._step_limit, self._is_telling = triggers, step_limit, is_telling
         self._presses = Presses()
         self._handlers_before: dict[int, Handler] = {}
         self._is_meeting = True
@@ -54,20 +49,20 @@ class Stop:
         give_signals_back(self._handlers_before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        # Nothing more: a handler runs between any two instructions, also inside a collective or a print.
+        # A handler runs between any two instructions, also inside a collective or a print: do no more.
         if self._presses.is_second(number):
-            self._tell("ended at once, unsaved; the same command goes on from the newest checkpoint")
+            self._tell("ended at once, unsaved. The same command resumes from the newest checkpoint")
             os._exit(INTERRUPTED)
         if self._is_meeting and not self.wanted:
             self.wanted = True
             raise StoppedBeforeTraining
         if not self.wanted:
-            again = "; Ctrl-C again ends at once, unsaved" if number == signal.SIGINT else ""
+            again = ". Ctrl-C again ends at once, unsaved" if number == signal.SIGINT else ""
             self._tell(f"{signal.Signals(number).name}: finishing the step and saving{again}")
         self.wanted = True
 
     def ask(self, cause: str) -> None:
-        """Make all ranks stop after a step, as a signal does; `cause` goes into the run's outcome."""
+        """Make all ranks stop after a step, as a signal does. The run's outcome names `cause`."""
         self.wanted, self.cause = True, self.cause or cause
 
     def _tell(self, text: str) -> None:
@@ -76,22 +71,16 @@ class Stop:
                 os.write(2, f"\nkielo: {text}\n".encode())
 
     def use(
-        self,
-        device: torch.device,
-        at_files: Callable[[], AbstractContextManager[object]] = nullcontext,
+        self, device: torch.device, at_files: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> None:
-        """Set the device that the ranks' process group works on, when all of them have met.
-
-        at_files: is entered while the trigger files are looked at (`Progress.at_files`).
-        """
+        """Set the device of the process group, once all ranks have met. at_files: for trigger files."""
         self._is_meeting, self._at_files = False, at_files
         self._device, self._late = device, DelayedReader(device)
 
     def agreed(self, step: int) -> bool:
         """Return True if the run must stop after `step`: at once on the CPU, one step later on a GPU.
 
-        See `delayed_reader.py`. Called by all ranks. A signal reaches them at different times, and a rank
-        that left alone would hang the rest. Sets `is_save_agreed`: a file asked for a save.
+        All ranks call it, because a rank that left alone would hang the rest. It sets `is_save_agreed`.
         """
         is_save_wanted = False
         if self._triggers is not None:
@@ -100,7 +89,7 @@ class Stop:
             if is_stop_wanted and not self.wanted:
                 self._tell("triggers/stop: finishing the step and saving")
             self.wanted = self.wanted or is_stop_wanted
-        # Made on the device: copying numbers there from ordinary memory would make the host wait.
+        # filled on the device, because a copy from ordinary memory would make the host wait
         ranks_that_want = torch.zeros(2, device=self._device)
         if self.wanted:
             ranks_that_want[0].fill_(1)
@@ -112,5 +101,4 @@ class Stop:
         return self.is_at_limit(step) or bool(seen and seen[0])
 
     def is_at_limit(self, step: int) -> bool:
-        """Return True from the last step on that is to be taken."""
         return self._step_limit is not None and step >= self._step_limit

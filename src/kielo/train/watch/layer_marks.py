@@ -1,7 +1,6 @@
-"""Marks of progress inside a step: each layer that the device comes to, on the way forward and back.
+"""Marks of progress inside a step: each layer that the device reaches, forward and back.
 
-The host of a GPU is done with a step's collectives long before the device is, and then waits. So a mark is an
-event in the stream of the device, and counts when the device has passed it; on a CPU it counts at once.
+The host of a GPU is far ahead of the device, so a mark is an event that counts when the device has passed it.
 """
 
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from kielo.ranks.hang_watch import Progress
 
 @contextmanager
 def marked_layers(model: nn.Module, device: torch.device, progress: Progress) -> Iterator[None]:
-    """Tell `progress` of each layer that is begun, and of each whose input has its gradient."""
+    """Mark `progress` at each layer that begins, and at each layer whose input has its gradient."""
 
     def mark(*_: Any) -> None:
         if device.type != "cuda":
@@ -24,7 +23,7 @@ def marked_layers(model: nn.Module, device: torch.device, progress: Progress) ->
         elif progress.takes_events:
             event = torch.cuda.Event()
             event.record()
-            progress.mark_after(event)
+            progress.mark_after(event.query)
 
     def begin(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         mark()

@@ -1,8 +1,8 @@
-"""Watches what a run may use up: host memory, /dev/shm, and room on the disk for the next save.
+"""Watch what a run can use up: host memory, /dev/shm, and room on the disk for the next save. Linux.
 
-The first rank of each node looks every few seconds; rank 0 looks at the disk. What gets short is an alert,
-once. Where host memory has grown so much that the kernel would soon end a process, the run is asked to save
-and to stop: started again, it has the memory that it began with.
+The first rank of each node looks every few seconds. A shortage is an alert, once. If host memory has grown so
+much that the kernel would soon end a process, the run saves and stops: a restart has the memory of the
+beginning. The limit is the node's or the cgroup's, page cache does not count, and /dev/shm does.
 """
 
 import os
@@ -14,16 +14,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# Host memory that is left to the processes of this job on this node, in bytes. Linux; without torch.
-#
-# The kernel ends a process when the memory of the node is used up, or that of a control group (cgroup), by
-# which schedulers and containers limit a job. Page cache is given back when memory is needed, and does not
-# count; what is in /dev/shm does.
+_LOOK_SECONDS = 5.0
+_SHORT_SHARE = 0.9  # taken share of the memory's limit
+_RESERVE_SHARE = 0.03  # of the limit: a run that has grown stops when less is left
+_GROWTH_SECONDS = (20.0, 60.0)  # the shortest and longest time over which growth is measured
+_SECONDS_TO_SAVE = 120.0  # for the step under way and a save
+_SHARED_MEMORY = Path("/dev/shm")
+_SHARED_MEMORY_SHARE = 0.05  # an alert if a smaller share is free
 
 
 @dataclass(frozen=True)
 class HostMemory:
-    """Bytes that can still be taken (`available`) of `limit`. owner: whose limit it is, for messages."""
+    """The available bytes of `limit`. owner: whose limit it is, for messages."""
 
     available: int
     limit: int
@@ -35,16 +37,12 @@ class HostMemory:
 
 
 def host_memory(root: Path = Path("/")) -> HostMemory | None:
-    """Return the memory of the node or of the job's cgroup, whichever has less left; None where unknown.
-
-    root: the folder that holds `proc` and `sys`.
-    """
+    """Return the memory of the node or the job's cgroup, whichever has less left. root: of /proc, /sys."""
     found = [*_of_node(root), *_of_groups(root)]
     return min(found, key=lambda memory: memory.available, default=None)
 
 
 def _of_node(root: Path) -> list[HostMemory]:
-    """Read proc(5)'s meminfo, whose numbers are KiB."""
     with suppress(OSError, KeyError, ValueError):
         rows = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
         kib = {words[0].rstrip(":"): int(words[1]) for words in rows}
@@ -53,7 +51,6 @@ def _of_node(root: Path) -> list[HostMemory]:
 
 
 def _of_groups(root: Path) -> list[HostMemory]:
-    """Read the limits of this process's cgroup and those around it, of version 2 or 1."""
     found: list[HostMemory] = []
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
@@ -74,9 +71,9 @@ def _of_groups(root: Path) -> list[HostMemory]:
 
 
 def _of_group(folder: Path, names: tuple[str, str, str, str]) -> list[HostMemory]:
-    """Return nothing for a group without a limit, for which version 1 gives one of exabytes."""
+    """Return nothing for a group without a limit. Version 1 then gives a limit of exabytes."""
     limit_name, used_name, cache_name, shared_name = names
-    with suppress(OSError, ValueError, KeyError):  # version 2 says "max"
+    with suppress(OSError, ValueError, KeyError):  # version 2 has "max"
         limit, used = (int((folder / name).read_text()) for name in (limit_name, used_name))
         rows = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
         stat = {words[0]: int(words[1]) for words in rows}
@@ -85,21 +82,11 @@ def _of_group(folder: Path, names: tuple[str, str, str, str]) -> list[HostMemory
     return []
 
 
-_LOOK_SECONDS = 5.0
-_SHORT_SHARE = 0.9  # of the memory's limit that is taken
-_RESERVE_SHARE = 0.03  # of the limit: a run that has grown stops when less is left
-_GROWTH_SECONDS = (20.0, 60.0)  # growth is measured over so long, at least and at most
-_SECONDS_TO_SAVE = 120.0  # for the step under way and a save
-_SHARED_MEMORY = Path("/dev/shm")
-_SHARED_MEMORY_SHARE = 0.05  # of its size; an alert when less is free
-
-
 class Resources:
     """The resources of this rank's node.
 
-    alert(step, message): warns people. ask_to_stop(cause): makes the run save and stop. shortage: returns why
-    the next save would find no room on the disk, None if it would find it. is_looking: False on a rank whose
-    node another rank looks after. read_memory: returns the memory that is left, None where unknown.
+    ask_to_stop(cause): makes the run save and stop. shortage: returns why the disk has no room for the next
+    save. is_looking: False on a rank whose node another rank watches. read_memory: returns None if unknown.
     """
 
     def __init__(
@@ -119,15 +106,12 @@ class Resources:
         self._available: deque[tuple[float, int]] = deque()  # (time, bytes) of the last minute
 
     def look(self, step: int) -> None:
-        """Look, if it is time to. Called after every step; waits for no other rank."""
         now = time.monotonic()
         if now < self._next_look:
             return
         self._next_look = now + self._look_seconds
         shortage = self._shortage()
-        self._tell_once(
-            step, "disk", shortage and f"the next checkpoint would not be saved as things are: {shortage}"
-        )
+        self._tell_once(step, "disk", shortage and f"the next checkpoint cannot be saved: {shortage}")
         self._tell_once(step, "shared memory", _complaint_of_shared_memory())
         memory = self._read_memory()
         if memory is not None:
@@ -153,14 +137,13 @@ class Resources:
             self._tell_once(step, "memory", f"{taken}. When none is left, the kernel ends the run")
 
     def _seconds_left(self) -> float:
-        """Return in how many seconds no memory is left, if it goes on as in the last minute."""
+        """Return the seconds until no memory is left, at the rate of the last minute."""
         (first_at, first), (last_at, last) = self._available[0], self._available[-1]
         if last_at - first_at < _GROWTH_SECONDS[0] or first <= last:
             return float("inf")
         return last * (last_at - first_at) / (first - last)
 
     def _tell_once(self, step: int, topic: str, message: str | None) -> None:
-        """Alerts of a topic, and again only after a message of None."""
         if message is None:
             self._told.discard(topic)
         elif topic not in self._told:
@@ -169,7 +152,6 @@ class Resources:
 
 
 def _complaint_of_shared_memory() -> str | None:
-    """Return a message if the memory file system of this node is nearly full."""
     try:
         system = os.statvfs(_SHARED_MEMORY)
     except OSError:  # only Linux has it
@@ -178,6 +160,6 @@ def _complaint_of_shared_memory() -> str | None:
         return None
     return (
         f"{_SHARED_MEMORY} of {socket.gethostname()} is nearly full: {system.f_bavail * system.f_frsize:,} "
-        "bytes are free, and a communicator that finds no room there ends its rank. Remove what earlier jobs "
+        "bytes are free, and a communicator without room there ends its rank. Fix: remove what earlier jobs "
         "left in it"
     )

@@ -1,9 +1,8 @@
-"""Names ranks that are slower than the others, by the time of work that waits for nobody.
+"""Find slow ranks by the time of work that waits for nobody, because each step takes the same time on all
+ranks.
 
-All ranks take the same time for a step, because each waits for the slowest. So each rank measures how long
-its own layers take in the forward pass, from the moment when FSDP2 has gathered their weights: of a sample of
-steps, with events of the device or the host's clock. Ranks that share a layer's tensors wait for each other
-inside it, and are named together.
+Each rank measures its layers' forward passes in a sample of steps, after FSDP2 has gathered the weights.
+Ranks that share a layer's tensors wait for each other inside the layer, and are named together.
 """
 
 import socket
@@ -22,14 +21,12 @@ from kielo.checkpoint.agreement import Agreement
 from kielo.train.watch.delayed_reader import DelayedReader
 
 SAMPLE_EVERY_STEPS = 5
-SAMPLES = 8  # with the delays of reading, a rank is named within 50 steps
+SAMPLES = 8  # so that a rank is named within 50 steps
 LEAST_EXCESS = 0.1
-_MOST_CALLS = 256  # of layers in a sample; events cost the host some microseconds each
+_MOST_CALLS = 256  # of layers in a sample: an event costs the host some microseconds
 
 
 class LayerTimes:
-    """Measure the forward passes of a model's layers between `start` and `stop`."""
-
     def __init__(self, model: nn.Module, device: torch.device):
         self._on_gpu = device.type == "cuda"
         self._calls: list[tuple[Any, Any]] = []
@@ -37,7 +34,7 @@ class LayerTimes:
         self.were_started = False
         for part in getattr(model, "parts", [model]):
             for layer in part.layers.values():
-                layer.register_forward_pre_hook(self._begin)  # after FSDP2's own, which waits for weights
+                layer.register_forward_pre_hook(self._begin)  # after FSDP2's hook, which waits for weights
                 layer.register_forward_hook(self._end)
 
     def start(self) -> None:
@@ -47,7 +44,7 @@ class LayerTimes:
         self._is_on = False
 
     def seconds(self) -> float:
-        """Return the mean over the layers that were measured last; 0 for none. Waits until they are done."""
+        """Return the mean of the layers measured last, 0 without any. Waits until they are done."""
         if not self._calls:
             return 0.0
         if not self._on_gpu:
@@ -73,18 +70,16 @@ class LayerTimes:
 
 @dataclass(frozen=True)
 class SlowRank:
-    """A rank whose layers take `seconds`, and the median rank's `usual_seconds`."""
-
     rank: int
     seconds: float
     usual_seconds: float
 
 
 def slow_ranks(samples: Sequence[Sequence[float]]) -> list[SlowRank]:
-    """Return the ranks whose fastest sample is slower than the slowest usual one, by `LEAST_EXCESS` or more.
+    """Return the ranks whose fastest sample exceeds the slowest usual sample by more than `LEAST_EXCESS`.
 
-    samples: seconds of each rank, at several steps. Usual is the median over the ranks of a step (the lower
-    one of two). With noise alone a given rank is found in fewer than one of 12,870 groups of 8 samples.
+    samples: seconds of each rank, at several steps. Usual is the lower median over the ranks. By noise alone
+    a given rank is found in fewer than one of 12,870 groups of 8 samples.
     """
     usual = [sorted(of_step)[(len(of_step) - 1) // 2] for of_step in samples]
     found = []
@@ -95,7 +90,7 @@ def slow_ranks(samples: Sequence[Sequence[float]]) -> list[SlowRank]:
 
 
 class SpeedWatch:
-    """Shares the samples of all ranks, one number each, and tells of slow ones. All ranks call it."""
+    """The samples of all ranks, one number each, and alerts about slow ranks. All ranks call it."""
 
     def __init__(self, device: torch.device, alert: Callable[[int, str], None]):
         self._device, self._alert = device, alert
@@ -104,7 +99,6 @@ class SpeedWatch:
         self._told: set[int] = set()
 
     def begin(self, step: int, layers: LayerTimes) -> None:
-        """Called before each step. On a GPU the sample before, which is long done, is shared first."""
         if dist.get_world_size() == 1 or step % SAMPLE_EVERY_STEPS:
             return
         if layers.were_started:
@@ -112,7 +106,6 @@ class SpeedWatch:
         layers.start()
 
     def end(self, layers: LayerTimes) -> None:
-        """Called after each step."""
         layers.stop()
 
     def _share(self, step: int, seconds: float) -> None:
@@ -128,14 +121,13 @@ class SpeedWatch:
         slow = slow_ranks(self._samples)
         if {one.rank for one in slow} - self._told:
             hosts = Agreement().gather(socket.gethostname())
-            self._alert(step, "; ".join(described(one, hosts[one.rank]) for one in slow))
+            self._alert(step, ". ".join(described(one, hosts[one.rank]) for one in slow))
         self._told = {one.rank for one in slow}
 
 
 def described(slow: SlowRank, host: str) -> str:
-    """Return how slow a rank is, and what it costs all of them."""
     return (
-        f"rank {slow.rank} ({host}) is slow: {1000 * slow.seconds:.3g} ms a layer, where the median rank "
-        f"takes {1000 * slow.usual_seconds:.3g} ms; all ranks wait for it, so the job may lose "
-        f"{1 - slow.usual_seconds / slow.seconds:.0%} of its speed. What helps: leave that node out"
+        f"rank {slow.rank} ({host}) is slow: {1000 * slow.seconds:.3g} ms a layer. The median rank takes "
+        f"{1000 * slow.usual_seconds:.3g} ms. All ranks wait for it, so the job may lose "
+        f"{1 - slow.usual_seconds / slow.seconds:.0%} of its speed. Fix: leave that node out"
     )
