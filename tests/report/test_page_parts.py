@@ -96,13 +96,13 @@ def test_the_verdict_of_parity(gathered, passed: bool, said: str, word: str) -> 
 
 def test_the_figures_below_the_verdict(gathered) -> None:
     def facts(found: dict[str, Any]) -> list[tuple[str, str]]:
-        return re.findall(r"<div><dd>([^<]*)</dd><dt>([^<]*)</dt></div>", page.render(found))
+        return re.findall(r"<div><dt>([^<]*)</dt><dd>([^<]*)</dd></div>", page.render(found))
 
     found = replace(gathered, masked_scores=MASKED)
     assert facts(found) == [
-        ("1.413", "bits per byte, held-out"), ("41.5 %", "hidden tokens predicted"),
-        ("6.92 million", "parameters"), ("4.0e-07", "largest loss difference to HF"),
-        ("12,000", "tokens per second"), ("2.19 MB", "clean text"),
+        ("bits per byte, held-out", "1.413"), ("hidden tokens predicted", "41.5 %"),
+        ("parameters", "6.92 million"), ("largest loss difference to HF", "4.0e-07"),
+        ("tokens per second", "12,000"), ("clean text", "2.19 MB"),
     ]  # fmt: skip
     assert facts(NOTHING) == [] and "facts" not in page.render(NOTHING).partition("<body>")[2]
     training = replace(gathered.training, tokens_per_second=None)
@@ -174,7 +174,7 @@ def test_words_of_an_encoder() -> None:
     html = section("masked-tokens", replace(NOTHING, recipe=ENCODER, masked_scores=no_tags))
     assert len(Text(html).lines) == 10
     masks = section("masked-tokens", replace(NOTHING, recipe=ENCODER, masked_scores=MASKED))
-    assert '<h3>Hidden words</h3><div lang="no"><div class="scroll">' in masks
+    assert '<h3>Hidden words</h3><div lang="no"><div class="scroll" ' in masks
     assert '<td class="text">kuva</td><td class="text">| 50 %</td>' in masks
 
 

@@ -30,7 +30,8 @@ def test_tables_of_the_chronicle(tmp_path) -> None:
     """All of their columns are text."""
     tables = [SimpleNamespace(title="A & B", header=("one", "two"), rows=[("x", "y")])]
     assert section("chronicle", replace(NOTHING, chronicle=tables)) == (
-        '<h3>A &amp; B</h3>\n<div class="scroll"><table class="pairs"><thead><tr>'
+        '<h3>A &amp; B</h3>\n<div class="scroll" role="group" tabindex="0" aria-label="Table: one">'
+        '<table class="pairs"><thead><tr>'
         '<th class="text" scope="col">one</th><th class="text" scope="col">two</th></tr></thead><tbody>'
         '<tr><td class="text">x</td><td class="text">y</td></tr></tbody></table></div>'
     )
@@ -46,7 +47,7 @@ def test_what_could_not_be_read_is_shown(gathered) -> None:
             ]
         }
     )
-    shown = '<summary>The first records that could not be read</summary><div class="scroll"><table'
+    shown = '<summary>The first records that could not be read</summary><div class="scroll" '
     html = section("corpus", replace(gathered, funnel=funnel))
     assert (
         shown in html and '<td class="text">a</td><td class="text">line 3: no JSON</td></tr></tbody>' in html

@@ -60,7 +60,7 @@ def test_the_card_says_this_and_nothing_else(run_folder) -> None:
 def drawn(monkeypatch) -> dict[str, Figure]:
     """Name → the figure, which is not rendered."""
     found: dict[str, Figure] = {}
-    monkeypatch.setattr(figures, "page_svg", lambda figure, name: found.setdefault(name, figure) and name)
+    monkeypatch.setattr(figures, "page_svg", lambda figure, name, _: found.setdefault(name, figure) and name)
     return found
 
 

@@ -23,8 +23,8 @@ def render(gathered: Gathered) -> str:
 
     def figures(section: str) -> list[tuple[str, str]]:
         """Return (SVG, caption) for each figure of a section, in the order of `FIGURES`."""
-        drawn = ((entry, entry.draw(gathered)) for entry in FIGURES if entry.section == section)
-        return [(svg, entry.caption_of(gathered)) for entry, svg in drawn if svg is not None]
+        found = (entry.drawn(gathered) for entry in FIGURES if entry.section == section)
+        return [drawn for drawn in found if drawn is not None]
 
     return fill_template("page.html.jinja", **vars(gathered), figures=figures, rows=_rows(gathered))
 
@@ -43,7 +43,7 @@ def fill_template(name: str, **values: Any) -> str:
     environment.globals["zip"] = zip
     environment.filters |= {
         "amount": amount, "bytes": format_bytes, "format": format, "label": _label, "percent": _percent,
-        "repr": repr, "setting": _setting,
+        "repr": repr, "setting": setting,
     }  # fmt: skip
     try:
         return environment.get_template(name).render(values)
@@ -74,7 +74,7 @@ def _rows(gathered: Gathered) -> dict[str, Any]:
         ours, theirs = parity.settings.ours, parity.settings.theirs
         names = list(dict.fromkeys([*ours, *theirs]))
         rows["settings"] = [
-            (_label(name), _setting(ours.get(name)), _setting(theirs.get(name))) for name in names
+            (_label(name), setting(ours.get(name)), setting(theirs.get(name))) for name in names
         ]
         differing = parity.settings.differing
         rows["differing_settings"] = [number for number, name in enumerate(names) if name in differing]
@@ -193,12 +193,12 @@ def _three(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def _setting(value: Any) -> str:
+def setting(value: Any) -> str:
     """Return a setting as text: long lists by their ends, equal values of many tensors counted."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list | tuple):
-        shown = [_setting(entry) for entry in value] or ["none"]
+        shown = [setting(entry) for entry in value] or ["none"]
         return ", ".join(shown if len(shown) <= 6 else [*shown[:3], "…", *shown[-2:]])
     if (
         isinstance(value, dict)
@@ -206,10 +206,10 @@ def _setting(value: Any) -> str:
         and all(isinstance(entry, int | float) for entry in value.values())
     ):
         return "; ".join(
-            f"{_setting(entry)} for {count} tensors" for entry, count in Counter(value.values()).items()
+            f"{setting(entry)} for {count} tensors" for entry, count in Counter(value.values()).items()
         )
     if isinstance(value, dict):
         return "; ".join(
-            f"{_label(key)}: {_setting(entry)}" for key, entry in value.items() if entry not in (None, [], "")
+            f"{_label(key)}: {setting(entry)}" for key, entry in value.items() if entry not in (None, [], "")
         )
     return "–" if value is None else str(value)
