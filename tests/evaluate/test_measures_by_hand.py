@@ -160,5 +160,5 @@ def test_tags_stand_beside_those_of_a_list_of_words(monkeypatch: pytest.MonkeyPa
     files[tmp_path / "train"] = [sentence(("tere", "X"))]
     with pytest.raises(KieloError) as caught:
         score_part_of_speech(with_states(40), settings)
-    told = f"{tmp_path / 'train'}: one tag only, X; nothing can be learned from that"
+    told = f"{tmp_path / 'train'}: only the tag X. Fix: sentences with two tags or more"
     assert str(caught.value) == told

@@ -125,7 +125,7 @@ def test_what_has_not_run_is_said() -> None:
         assert section(name, NOTHING) == f'<p class="note">The {stage} stage has not run yet.</p>'
     encoder = replace(NOTHING, recipe=ENCODER)
     assert words("masked-tokens", encoder) == ["The evaluate stage has not run yet."]
-    assert words("chronicle", NOTHING) == ["No attempt was noted."]
+    assert words("chronicle", NOTHING) == ["No attempt was recorded."]
     assert words("stages", NOTHING) == ["Stage", "This run", "Time", "Package", "Version", "kielo", "9.8"]
 
 
@@ -169,7 +169,7 @@ def test_words_of_an_encoder() -> None:
     )
     found = words("masked-tokens", replace(NOTHING, recipe=ENCODER, masked_scores=bare))
     assert found[10:12] == ["Parts of speech", "Logistic regression of frozen states"]
-    assert found[-1].endswith("of a word of several tokens the first one.")
+    assert found[-1].endswith("of a word of several tokens the first token.")
     no_tags = bare.model_copy(update={"part_of_speech": None})
     html = section("masked-tokens", replace(NOTHING, recipe=ENCODER, masked_scores=no_tags))
     assert len(Text(html).lines) == 10
@@ -196,8 +196,8 @@ def test_the_sentence_of_the_training(gathered) -> None:
     assert words("training", replace(NOTHING, training=training))[0] == (
         "1,234 optimiser steps over 5,678 tokens, at 98,765 tokens per second (median), 41.5 % of the "
         "accelerator's peak; steps passed over, as the recipe asks: 733–738, 1,050–2,100; steps passed over, "
-        "after spikes of the loss: 39–41; bf16 after step 1,200; the precision before after step 1,400 "
-        "again: the loss or the gradient norm had risen."
+        "after spikes of the loss: 39–41; bf16 after step 1,200; the earlier precision again after step "
+        "1,400, because the loss or the gradient norm had risen."
     )
     short = last.model_copy(update={"tokens": None, "skipped": 3})
     training = Training([short], [], [], [], None, {})

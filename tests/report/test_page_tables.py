@@ -112,14 +112,14 @@ def test_words_of_a_transplant() -> None:
     html = section("transplant", found)
     assert Text(html).lines == [
         "Rows of the new vocabulary", "Tokens", "Share",
-        "Those of a token of the same text, byte or role", "2", "25.0%",
+        "Copied from a token of the same text, byte or role", "2", "25.0%",
         "Made of 3.0 old rows, on average (1 weighted by similarity)", "3", "37.5%", "Random", "3", "37.5%",
         "Control token", "Begins as", "<|a|>", "<s>", "<|b|>", "</s>",
     ]  # fmt: skip
     assert '<td class="text">&lt;s&gt;</td>' in html
     bare = made.model_copy(update={"weights": {}, "control_tokens": {}, "rows": []})
     assert words("transplant", replace(found, row_map=bare))[3:] == [
-        "Those of a token of the same text, byte or role", "0", "0.0%",
+        "Copied from a token of the same text, byte or role", "0", "0.0%",
         "Made of 0.0 old rows, on average", "0", "0.0%", "Random", "0", "0.0%",
     ]  # fmt: skip
 

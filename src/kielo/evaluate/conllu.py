@@ -1,8 +1,8 @@
 """CoNLL-U, the format of Universal Dependencies: a file → sentences of words with their places and tags.
 
-Ten columns a word, separated by tabs; a blank line after each sentence; comments begin with `#`. A word here
-is a syntactic one: a token of several words (`3-4`) stands for its words, which are all in its place, and
-empty nodes (`5.1`) are left out. https://universaldependencies.org/format.html
+Ten columns a word, separated by tabs, and a blank line after each sentence. Comments begin with `#`. A word
+here is a syntactic word. A token of several words (`3-4`) stands for its words, which are all in its place.
+Empty nodes (`5.1`) are left out. https://universaldependencies.org/format.html
 """
 
 import re
@@ -19,8 +19,8 @@ _EMPTY_NODE = re.compile(r"[0-9]+\.[0-9]+")
 
 @dataclass
 class Sentence:
-    """A sentence. text: its words as they were written; places: (begin, end) of each word in it, in
-    characters; words, tags: the form and the universal part of speech of each word.
+    """A sentence. text: its words as they were written. places: (begin, end) of each word in it, in
+    characters. words, tags: form and universal part of speech of each word.
     """
 
     text: str = ""
@@ -30,10 +30,10 @@ class Sentence:
 
 
 def read_sentences(path: Path) -> list[Sentence]:
-    """Read the sentences of a file. Raises KieloError, with file and line, for what is damaged."""
+    """Read the sentences of a file. Raise KieloError, with file and line, for a damaged sentence."""
     sentences = list(_sentences(path))
     if not sentences:
-        raise KieloError(f"{path}: holds no sentence in CoNLL-U")
+        raise KieloError(f"{path}: has no sentence in CoNLL-U")
     return sentences
 
 
@@ -60,7 +60,7 @@ def _sentences(path: Path) -> Iterator[Sentence]:
                 continue
             found = _RANGE.fullmatch(name)
             if found is None and not _WORD.fullmatch(name):
-                raise _damaged(path, number, f"{name[:20]!r} is no number of a word")
+                raise _damaged(path, number, f"{name[:20]!r} is not the number of a word")
             is_inside = found is None and int(name) <= last_of_range
             if not is_inside:  # a word of a range has no text of its own
                 begin = len(sentence.text) + len(space)

@@ -1,7 +1,7 @@
-"""Scores an encoder on hidden tokens of held-out text, beside baselines that saw the same training text.
+"""The scores of an encoder on hidden tokens of held-out text, beside baselines with the same training text.
 
-The tokens are hidden as at the end of training, the same ones whenever a run is scored. Bits per byte are not
-defined for an encoder: it predicts some tokens from all others, and not each from those before it.
+Tokens are hidden as at the end of training, and the same tokens each time. Bits per byte are not defined for
+an encoder: it predicts some tokens from all others, and not each token from the tokens before it.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ _SEQUENCES_AT_ONCE = 16
 def score_masked_tokens(
     contender: Contender, name: str, identity: Identity, run_folder: Path
 ) -> MaskedScores:
-    """Scores the contender, which `name` names, on the held-out text of a run. Raises KieloError for NaN."""
+    """Score the contender `name` on the held-out text of a run. Raise KieloError for NaN."""
     train, length = identity.train, identity.phases[0].sequence_length
     vocabulary = masking_vocabulary(run_folder / "tokenizer", train.masking)
     text = heldout_sets(run_folder / "tokens")[0].batch(

@@ -1,7 +1,7 @@
 """Part of speech by frozen states: scikit-learn's logistic regression from an encoder's states to tags.
 
-The encoder is not trained: what a linear classifier finds in its states is what it knows already. A word of
-several tokens has the state of the first one, or the mean of all of them.
+The encoder is not trained, so the classifier finds only what its states already contain. A word of several
+tokens has the state of the first token, or the mean of all.
 """
 
 from collections import Counter, defaultdict
@@ -23,10 +23,10 @@ _MOST_ITERATIONS = 1000
 
 
 def score_part_of_speech(encoder: Encoder, settings: PartOfSpeech) -> PartOfSpeechScores:
-    """Learn from the sentences of one file, at most about 100,000 words of it, and scores those of another.
+    """Learn from at most about 100,000 words of one file, and score the sentences of another file.
 
-    Raises KieloError where scikit-learn is missing, the layer is none of the model's, a file is damaged or
-    the training file has one tag only.
+    Raise KieloError if scikit-learn is missing, the model lacks the layer, a file is damaged or the training
+    file has one tag only.
     """
     classifier = _classifier()
     num_layers = len(encoder.contender.module.layers)
@@ -41,7 +41,7 @@ def score_part_of_speech(encoder: Encoder, settings: PartOfSpeech) -> PartOfSpee
     training = list(evenly(training, share))
     tags = [tag for one in training for tag in one.tags]
     if len(set(tags)) < 2:
-        raise KieloError(f"{settings.train}: one tag only, {tags[0]}; nothing can be learned from that")
+        raise KieloError(f"{settings.train}: only the tag {tags[0]}. Fix: sentences with two tags or more")
     classifier.fit(word_states(encoder, training, layer, settings.pieces), tags)
     predicted = classifier.predict(word_states(encoder, heldout, layer, settings.pieces))
     wanted = np.array([tag for one in heldout for tag in one.tags])
@@ -57,7 +57,7 @@ def score_part_of_speech(encoder: Encoder, settings: PartOfSpeech) -> PartOfSpee
 
 
 def word_states(encoder: Encoder, sentences: Sequence[Sentence], layer: int, pieces: str) -> np.ndarray:
-    """Return the states of all words in order, fp32 [words, d]; 0 for a word that has no token.
+    """Return the states of all words in order, fp32 [words, d]; 0 for a word without a token.
 
     A sentence that is longer than a sequence is read in parts.
     """
@@ -94,7 +94,7 @@ def _parts(
 
 
 def _most_frequent_tags(training: Sequence[Sentence], heldout: Sequence[Sentence]) -> list[str]:
-    """Return the most frequent tag of each word of the second; of unknown words the most frequent tag."""
+    """Return each held-out word's most frequent training tag; for unknown words the most frequent of all."""
     of_word: dict[str, Counter[str]] = defaultdict(Counter)
     for sentence in training:
         for word, tag in zip(sentence.words, sentence.tags, strict=True):

@@ -1,7 +1,7 @@
 """Baselines of hidden tokens: predictions by counts of tokens, and of pairs of them, in the training text.
 
-Control tokens are never hidden, so none is predicted; as neighbours they count like any token. A neighbour
-that is hidden itself is not known to the baselines either.
+Control tokens are never hidden, so none is predicted. As neighbours they count like any token. The baselines
+do not know a neighbour that is hidden itself.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,6 @@ _TRAINING_TOKENS = 20_000_000  # of each source, that the baselines count
 
 
 class TokenBaselines:
-    """Counts of the training text of a run, and the tokens that they predict."""
-
     def __init__(self, tokens_folder: Path, vocabulary: MaskingVocabulary):
         self._mask_id, self._size = vocabulary.mask_id, len(vocabulary.is_control)
         is_ordinary = ~vocabulary.is_control
@@ -34,14 +32,14 @@ class TokenBaselines:
         self._is_ordinary = is_ordinary
 
     def bigram(self, before: np.ndarray) -> np.ndarray:
-        """Return the most frequent token after each one [n]; after a hidden one the most frequent of all."""
+        """Return the most frequent token after each token [n], or of all after a hidden token."""
         return np.where(before == self._mask_id, self.unigram, self._following[before])
 
     def neighbours(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
         """Return the likeliest token between two [n], by the first-order Markov chain of the counts.
 
-        That is the x of the largest count(before, x) · count(x, after) / count(x). Where one of the two is
-        hidden, or no token was seen between them, the other one decides, the one before first.
+        That is the x of the largest count(before, x) · count(x, after) / count(x). If one neighbour is
+        hidden, or no token was seen between them, the other neighbour decides, the token before first.
         """
         found = np.where(
             before != self._mask_id, self.bigram(before),
@@ -66,10 +64,10 @@ class TokenBaselines:
         return int(tokens[likelihood.argmax()])
 
     def _most_frequent(self, given: np.ndarray, token: np.ndarray, may_be: np.ndarray) -> np.ndarray:
-        """Return for each given token the most frequent other one, int64 [v]; without one the unigram."""
+        """Return for each given token its most frequent partner, int64 [v], or else the unigram."""
         found = np.full(self._size, self.unigram)
         rising = np.argsort(self._numbers[may_be], kind="stable")
-        found[given[may_be][rising]] = token[may_be][rising]  # the last one written is the most frequent
+        found[given[may_be][rising]] = token[may_be][rising]  # the most frequent is written last
         return found
 
 

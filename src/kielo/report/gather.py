@@ -1,7 +1,7 @@
-"""Everything that a run folder says about itself, for the page, the card and the summary.
+"""The facts of a run folder, for the page, the card and the summary.
 
-Run folder (manifests, funnel.json, measure.json, metrics.jsonl, parity.json, scores.json, …) → `Gathered`.
-A stage that has not run yet is None: the page says so instead of failing.
+Run folder (manifests, funnel.json, measure.json, metrics.jsonl, parity.json, scores.json, …) → `Gathered`. A
+stage that has not run yet is None, and the page says so.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Gathered:
-    """Everything that a run folder says about itself; None for a stage that has not run.
+    """The facts of a run folder; None for a stage that has not run.
 
     stages: of this run. stage_rows: name, state and seconds of every stage. corpus, tokens, export_counts:
     counts of the stages' manifests. versions: of packages, by the manifests.
@@ -90,7 +90,7 @@ class Gathered:
 def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> Gathered:
     """Collect the run folder's content.
 
-    `stages` are those of this run; manifests have the seconds of skipped stages.
+    `stages` are this run's. Manifests have the seconds of skipped stages.
     """
     manifests = {stage: read_manifest(run_folder / folder) for stage, folder in STAGE_FOLDERS.items()}
     corpus, tokens, export = (manifests[stage] for stage in ("corpus", "pack", "export"))
@@ -120,7 +120,7 @@ def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> Ga
 
 
 def summarise(gathered: Gathered) -> Summary:
-    """Return the content of summary.json; the values of stages that have not run are None."""
+    """Return the content of summary.json, with None for stages that have not run."""
     scores, training, overview = gathered.scores, gathered.training, gathered.overview
     masked = gathered.masked_scores
     return Summary(
@@ -151,7 +151,6 @@ def _pick(content: dict[str, Any] | None, kind: type[JsonObject]) -> dict[str, A
 
 
 def _overview(run_folder: Path, manifests: dict[str, Manifest | None]) -> Overview | None:
-    """Return the size of the run that was trained, None before that."""
     tokens = manifests["pack"].counts["sources"] if manifests["pack"] else {}
     if manifests["train"] is None or not (run_folder / "resolved.toml").is_file():
         return None
@@ -171,7 +170,7 @@ def _training(folder: Path, manifest: Manifest | None) -> Training | None:
         return None
     rows = read_metrics(path)
     steps = _by_step(of_kind(rows, TrainingStep))
-    # The first row pays for warming up; it counts only where there is no other.
+    # The first row includes warming up. It counts only if no other exists.
     speeds = [row.tokens_per_second for row in steps if row.tokens_per_second]
     counts = manifest.counts if manifest else {}
     return Training(
@@ -185,7 +184,7 @@ def _training(folder: Path, manifest: Manifest | None) -> Training | None:
 
 
 def _by_step(rows: Sequence[Kind]) -> list[Kind]:
-    """Return one row a step. A resumed run writes steps again; the later row is that of the model."""
+    """Return one row a step. A resumed run writes steps again, and the later row is the model's."""
     last = {row.step: row for row in rows}
     return [last[step] for step in sorted(last)]
 
@@ -207,7 +206,7 @@ def _stage_rows(manifests: dict[str, Manifest | None], stages: dict[str, StageTi
 
 
 def _versions(manifests: dict[str, Manifest | None]) -> dict[str, str]:
-    """Return the package versions that the stages ran with; several, if stages differ."""
+    """Return the package versions of the stages, several if stages differ."""
     seen: dict[str, list[str]] = {}
     for manifest in manifests.values():
         for package, number in (manifest.versions if manifest else {}).items():

@@ -1,7 +1,7 @@
 """The model card, `README.md` of an export, with front matter for the Hugging Face hub.
 
-Of a run whose results are known (`render`, from what `gather` found), or of one exported checkpoint
-(`render_export`, from the checkpoint and the recipe). Both print the same instructions, which tests run.
+`render` makes the card of a run with results, from what `gather` found. `render_export` makes the card of one
+exported checkpoint, from the checkpoint and the recipe. Both print the same instructions, which tests run.
 """
 
 import json
@@ -26,16 +26,15 @@ from kielo.resolve.overview import Overview
 
 
 def write_model_card(folder: Path, card: str) -> None:
-    """Write the card into the folder of an export, unless a person has changed the one there."""
+    """Write the card into the folder of an export, unless a person has changed the card there."""
     path = folder / CARD_FILE
     if path.exists() and not is_own_text(path):
-        print(f"{path} was changed by hand and stays as it is", file=sys.stderr)
+        print(f"{path} was changed by hand and is kept", file=sys.stderr)
     elif not path.exists() or path.read_text(encoding="utf-8") != marked(card):
         write_own_text(path, card)
 
 
 def render(gathered: Gathered) -> str:
-    """Return the card of a run as Markdown."""
     recipe, overview = gathered.recipe, gathered.overview
     is_encoder, is_hybrid = recipe.train.objective == "masked_tokens", recipe.train.causal_share > 0
     model, weights = overview.model if overview else recipe.model, recipe.model.weights
@@ -51,11 +50,7 @@ def render(gathered: Gathered) -> str:
         _bits_per_byte(gathered.scores),
         _masked_tokens(gathered.masked_scores),
         _parity(gathered.parity),
-        *_uses(
-            model.model_type,
-            is_hybrid,
-            _first_prompt(gathered.scores),
-        ),
+        *_uses(model.model_type, is_hybrid, _first_prompt(gathered.scores)),
         _chat(recipe),
         _training(recipe, gathered.corpus, gathered.training),
         _limits(recipe),
@@ -67,8 +62,8 @@ def render(gathered: Gathered) -> str:
 class Exported:
     """Facts of an exported checkpoint, as the checkpoint has them.
 
-    model: complete. origin: "step 70". run: the run's name, None if the checkpoint does not say. dtype: of
-    the weights. is_hybrid: trained with causal sequences beside hidden tokens.
+    model: complete. origin: "step 70". run: the run's name, None if the checkpoint does not name it. dtype:
+    of the weights. is_hybrid: trained with causal sequences beside hidden tokens.
     """
 
     model: CompleteModel
@@ -79,9 +74,10 @@ class Exported:
 
 
 def render_export(exported: Exported, recipe: Recipe | None) -> str:
-    """Return the card of an exported checkpoint as Markdown, without results, which may be of another.
+    """Return the card of an exported checkpoint as Markdown, without results, which may be of another
+    checkpoint.
 
-    recipe: None if it is not known; the card then has no licence, languages and sources.
+    recipe: None if it is not known. The card then has no licence, languages and sources.
     """
     model, run = exported.model, exported.run
     is_encoder = FAMILIES[model.model_type].is_encoder
@@ -135,7 +131,7 @@ def _kind(is_encoder: bool, is_hybrid: bool) -> str:
 
 
 def _uses(model_type: str, is_hybrid: bool, prompt: str) -> list[str]:
-    """Return how the model is loaded and used, with code that runs as it stands."""
+    """Return instructions to load and use the model, with code that runs unchanged."""
     is_encoder, remote = FAMILIES[model_type].is_encoder, _remote(model_type)
     folder = '\n\nfolder = "."  # this folder, or its name on the hub\n'
     if is_encoder and not is_hybrid:
@@ -168,9 +164,9 @@ _GENERATED = "model.generate(**inputs, max_new_tokens=80, do_sample=True, top_k=
 def _both_uses() -> str:
     return (
         "The output at each position is about the next token, as GPT-BERT's (Charpentier and Samuel 2024): "
-        "the logits for a hidden token are those of the position before it, and with a causal mask of "
-        "attention the same weights continue text. Classes that expect the output at a position to be about "
-        "that position have to be changed so."
+        "the logits for a hidden token are at the position before it, and with a causal mask of attention "
+        "the same weights continue text. Classes that expect the output at a position to be about that "
+        "position must be changed."
     )
 
 
@@ -188,7 +184,7 @@ def _masked_tokens(scores: MaskedScores | None) -> str:
 
 
 def _measures_of_encoders(scores: MaskedScores) -> str:
-    """Return the other measures as sentences, each where it was taken; "" without one."""
+    """Return the other measures that were taken, as sentences."""
     found = []
     if bits := scores.pseudo_bits_per_byte:
         found.append(
@@ -237,7 +233,7 @@ def _front_matter(recipe: Recipe | None, base_model: str | None, is_encoder: boo
 def _first_weights(
     weights: str | None, base_model: str | None, follows: str | None, row_map: RowMap | None
 ) -> str:
-    """Say which weights the training began with, without paths of the machine that had them.
+    """Name the first weights of the training, without paths of the machine that had them.
 
     base_model: OWNER/NAME of the weights on the hub; None for others.
     """
@@ -256,15 +252,14 @@ def _first_weights(
         )
     if row_map is not None:
         said += (
-            f" Its vocabulary is another one: of {len(row_map.rows):,} rows {row_map.copied:,} began as that "
-            f"of the same text or role, {row_map.composed:,} as means of others, and {row_map.random:,} at "
+            f" It has a new vocabulary of {len(row_map.rows):,} rows: {row_map.copied:,} began as the row of "
+            f"the same text or role, {row_map.composed:,} as means of others, and {row_map.random:,} at "
             "random."
         )
     return f"## First weights\n\n{said}"
 
 
 def _languages(recipe: Recipe) -> list[str]:
-    """Return the recipe's language and those of its sources, each once."""
     others = (code for source in recipe.corpus.sources for code in languages_of(recipe, source))
     return list(dict.fromkeys([recipe.language, *others]))
 
@@ -300,7 +295,7 @@ def _bits_per_byte(scores: Scores | None) -> str:
 
 
 def _by_set(scores: Scores) -> str:
-    """Return a table of bits per byte by source and language; "" where the run has one source."""
+    """Return a table of bits per byte by source and language; "" for a run with one source."""
     if not scores.sets:
         return ""
     rows = "\n".join(
@@ -341,7 +336,7 @@ def _training(recipe: Recipe, corpus: dict[str, Any] | None = None, training: Tr
 
 
 def _source(source: Source) -> str:
-    """Names the origin of a source, without paths of the machine that had it."""
+    """Name the origin of a source, without paths of the machine that had it."""
     parts = []
     if source.debian_package:
         parts.append(f"Debian package {source.debian_package}")
@@ -362,13 +357,13 @@ def _conversations(source: Source) -> str:
 
 
 def _rights(source: Source) -> str:
-    """Return where people get the source's text, and under which licence, as far as the recipe says."""
+    """Return the address and the licence of the source's text, if the recipe gives them."""
     address = f"; from {_plain(source.address)}" if source.address else ""
     return address + (f"; licence: {_plain(source.licence)}" if source.licence else "")
 
 
 def _chat(recipe: Recipe) -> str:
-    """Return how to talk to a model that was trained on conversations; "" for others."""
+    """Return instructions for a model that was trained on conversations; "" for others."""
     if not _instructions(recipe):
         return ""
     return (
@@ -398,5 +393,5 @@ def _first_prompt(scores: Scores | None) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape what would begin a tag, a link or a code span in Markdown or HTML."""
+    """Escape characters that would begin a tag, a link or a code span in Markdown or HTML."""
     return "".join("\\" + char if char in "\\`*_[]<>|" else char for char in text)

@@ -1,9 +1,8 @@
 """The report page: what `gather` found -> one self-contained report.html.
 
-`page.html.jinja` lays it out within `frame.html.jinja`, and the rows of its tables are made here. Nothing is
-fetched when the page is opened (a content security policy forbids it), no script runs, every text from
-outside is escaped. A section's figures are entries of `figures.FIGURES`; a stage that has not run gets a
-sentence instead.
+`page.html.jinja` lays it out within `frame.html.jinja`, and the rows of its tables are made here. The page
+fetches nothing (a content security policy forbids it), has no script, and escapes every text. A section's
+figures are entries of `figures.FIGURES`. A stage that has not run gets a sentence instead.
 """
 
 from collections import Counter
@@ -19,8 +18,6 @@ from kielo.resolve.overview import amount
 
 
 def render(gathered: Gathered) -> str:
-    """Return the whole page as HTML."""
-
     def figures(section: str) -> list[tuple[str, str]]:
         """Return (SVG, caption) for each figure of a section, in the order of `FIGURES`."""
         found = (entry.drawn(gathered) for entry in FIGURES if entry.section == section)
@@ -32,7 +29,7 @@ def render(gathered: Gathered) -> str:
 def fill_template(name: str, **values: Any) -> str:
     """Return the page that a template of this folder makes of the values, whose texts it escapes.
 
-    Raises LookupError for a value that the template needs and is not there.
+    Raise LookupError if a value is missing.
     """
     import jinja2  # takes 0.1 s
 
@@ -165,10 +162,10 @@ def _tokenizer_rows(measured: TokenizerMeasure, tokens: dict[str, Any], packing:
 
 
 def _transplant_rows(made: RowMap) -> list[tuple[str, str, str]]:
-    """Return how many rows are copied, composed and random."""
+    """Return the numbers of rows that are copied, composed and random."""
     of_similar = f" ({len(made.weights):,} weighted by similarity)" if made.weights else ""
     kinds = {
-        "Those of a token of the same text, byte or role": made.copied,
+        "Copied from a token of the same text, byte or role": made.copied,
         f"Made of {made.tokens_per_composed_row:.1f} old rows, on average{of_similar}": made.composed,
         "Random": made.random,
     }
@@ -185,7 +182,7 @@ def _percent(share: float) -> str:
 
 
 def _share(share: float) -> str:
-    """Return a percentage; that of all has no decimals."""
+    """Return a percentage, without decimals for 100 %."""
     return _percent(share) if share < 1 else "100 %"
 
 
@@ -194,7 +191,7 @@ def _three(value: float | None) -> str:
 
 
 def setting(value: Any) -> str:
-    """Return a setting as text: long lists by their ends, equal values of many tensors counted."""
+    """Return a setting as text: the ends of long lists, and counts of equal values of many tensors."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list | tuple):

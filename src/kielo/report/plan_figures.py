@@ -1,6 +1,6 @@
 """The planner's figures as SVG files: a pipeline's timeline, scaling over nodes, and steps by their parts.
 
-They stand alone, outside the report page, so they bring white paper and their own colours. Text stays text.
+They stand alone, outside the report page, so they have white paper and their own colours. Text stays text.
 """
 
 import io
@@ -59,7 +59,7 @@ _NUMBER_SIZE = 7
 def timeline_svg(planned: PlannedLayout, path: Path | str) -> None:
     """Draw the pipeline's ranks over time, with idle time blank.
 
-    Without a simulated pipeline, draws a bar of the step's parts.
+    Without a simulated pipeline, draw a bar of the step's parts.
     """
     with matplotlib.rc_context(STYLE):
         figure = timeline_figure(planned) if planned.stages is not None else parts_figure([planned])
@@ -69,7 +69,7 @@ def timeline_svg(planned: PlannedLayout, path: Path | str) -> None:
 def scaling_svg(strong: Sequence[PlannedLayout], weak: Sequence[PlannedLayout], path: Path | str) -> None:
     """Draw tokens a second and efficiency over nodes.
 
-    `strong`: one batch on all numbers of nodes; `weak`: it grows with them.
+    `strong`: one batch on all numbers of nodes. `weak`: the batch grows with the nodes.
     """
     with matplotlib.rc_context(STYLE):
         _write(scaling_figure(strong, weak), path)
@@ -165,7 +165,7 @@ def scaling_figure(strong: Sequence[PlannedLayout], weak: Sequence[PlannedLayout
     share.set_ylim(0, max(110, share.get_ylim()[1]))
     share.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%"))
     speed.set_title(f"tokens/s, with the {SHARE:.0%} interval", loc="left", size=11)
-    share.set_title("efficiency: tokens/s a node, by those of the fewest nodes", loc="left", size=11)
+    share.set_title("efficiency: tokens/s a node, compared with the fewest nodes", loc="left", size=11)
     for axes in (speed, share):
         _nodes_axis(axes, all_nodes)
     speed.legend(frameon=False, loc="upper left")
@@ -226,7 +226,7 @@ def parts_figure(several: Sequence[PlannedLayout]) -> Figure:
 
 
 def _bars(axes: Axes, spans: Sequence[Span], ranks: int) -> None:
-    """Draw the tasks as bars; a rank's later stages are paler."""
+    """Draw the tasks as bars. A rank's later stages are paler."""
     chunks = 1 + max(span.stage for span in spans) // ranks
     groups: dict[tuple[int, str, int], list[tuple[float, float]]] = {}
     for span in spans:
@@ -239,7 +239,7 @@ def _bars(axes: Axes, spans: Sequence[Span], ranks: int) -> None:
 
 
 def _numbers(axes: Axes, spans: Sequence[Span], points_a_second: float, row_points: float) -> None:
-    """Write each micro-batch's number, from 1, where its bar has room."""
+    """Write each micro-batch's number, from 1, if its bar has room."""
     if row_points < _NUMBER_SIZE + 3:
         return
     for span in spans:
@@ -257,14 +257,14 @@ def _ranks(spans: Sequence[Span]) -> int:
 
 
 def _caption(planned: PlannedLayout, spans: Sequence[Span], drawn: int) -> str:
-    """Names the axis, the part of the step that is drawn, and the meaning of shades."""
+    """Return the name of the axis, the drawn part of the step, and the meaning of shades."""
     text = "seconds"
     if drawn < planned.micro_batches:
         busy, ranks = sum(span.end - span.start for span in spans), _ranks(spans)
         idle = 1 - busy / (ranks * max(span.end for span in spans))
         text += (
             f"\nDrawn: a step of {drawn} micro-batches, of which {idle:.0%} is idle; the real one has "
-            f"{planned.micro_batches} and goes on in the same way before it empties."
+            f"{planned.micro_batches} and continues in the same way before it empties."
         )
     if max(span.stage for span in spans) >= _ranks(spans):
         text += "\nPaler: the later stages of a rank."

@@ -28,5 +28,5 @@ HIDDEN_TOKENS = {
 
 
 def baseline_name(name: str, scores: Scores) -> str:
-    """Return a baseline's full name; `scores` has the order of the n-gram."""
+    """Return a baseline's full name. `scores` has the order of the n-gram."""
     return _NAMES[name].format(order=scores.ngram_order)

@@ -17,9 +17,9 @@ from kielo.report.gather import gather, summarise
 def write_report(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime] | None = None) -> Path:
     """Write the three files, each whole or not at all, and return the page's path.
 
-    `stages`: times of this run's stages; the report's own seconds are measured here. Stages
-    that have not run are shown as such; a damaged file of theirs is a KieloError that names it. So is, before
-    anything is written, a file under one of those names that is a person's; a person's model card stays.
+    `stages`: times of this run's stages. The report's own seconds are measured here. Raise KieloError for a
+    stage's damaged file, and, before anything is written, for a person's file under one of these names. A
+    person's model card stays.
     """
     started = time.monotonic()
     run_folder = Path(run_folder)
@@ -32,8 +32,8 @@ def write_report(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime] 
         html = page.render(gathered)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise KieloError(
-            f"{run_folder}: a file of a stage there is not as Kielo writes it ({type(error).__name__}: "
-            f"{error}), so no report can be made of it; run that stage again"
+            f"{run_folder}: a stage's file is not as Kielo writes it ({type(error).__name__}: {error}), so "
+            f"no report is possible. Fix: run that stage again with --again"
         ) from error
     with disk_problems_reported(f"{run_folder}: the report"):
         if gathered.export:

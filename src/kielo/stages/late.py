@@ -1,6 +1,7 @@
 """Functions of files that load torch, transformers or matplotlib, imported when a name of this file is used.
 
-So `late.verify_parity(...)` costs its seconds only if it is called; type checkers see its own signature.
+So `late.verify_parity(...)` costs its seconds only when it is called, and type checkers see its own
+signature.
 """
 
 # ruff: noqa: F401 - the imports are for type checkers

@@ -15,6 +15,7 @@ from kielo.recipe.sections import Layout, Precision
 from kielo.resolve.software import schedule_complaint
 from kielo.resolve.stages import SCHEDULES
 
+Keys = dict[str, Any]  # of [layout]
 INNER_AXES = ("replicate", "shard", "context", "tensor")
 AXES = ("pipeline", *INNER_AXES)
 SWITCHES = ("tied", "documents", "z_loss", "frozen")
@@ -22,10 +23,10 @@ SWITCHES = ("tied", "documents", "z_loss", "frozen")
 
 @dataclass(frozen=True)
 class Case:
-    """One layout to check, and the settings that it is checked with.
+    """One layout to check, and the settings of the check.
 
-    layout: keys of the recipe's [layout]; axes that it leaves out are 1. switches: keys of SWITCHES; the
-    recipe's values where it has none. micro_batches: a rank's number of them in one step.
+    layout: keys of the recipe's [layout]. Missing axes are 1. switches: keys of SWITCHES. Missing switches
+    have the recipe's values. micro_batches: of a rank in one step.
     """
 
     layout: Mapping[str, Any]
@@ -45,7 +46,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Everything that distinguishes the case, in short: `shard2-tensor2-zero3-full-micro2-tied`."""
+        """The case's distinctions in short: `shard2-tensor2-zero3-full-micro2-tied`."""
         section, switches = self.section, self.switches
         terms = [f"{axis}{getattr(section, axis)}" for axis in AXES if getattr(section, axis) > 1] or [
             "one_rank"
@@ -86,9 +87,8 @@ class Case:
 
 
 def all_cases() -> list[Case]:
-    """Return every case, those on few ranks first.
-
-    Four axes of 2 would need 16 ranks, so they cross in threes on 8.
+    """Return every case, fewest ranks first. Four axes of 2 would need 16 ranks, so they cross in threes on
+    8.
     """
     cases = [*_one_axis(), *_recomputation(), *_pairs(), *_threes(), *_pipelines(), *_compiled()]
     cases += _overlapped()
@@ -96,9 +96,9 @@ def all_cases() -> list[Case]:
 
 
 def chosen_cases(patterns: Sequence[str] | None) -> list[Case]:
-    """Return the cases with these names (shell patterns, `tensor2*`), or all without patterns.
+    """Return the cases whose names fit the shell patterns (`tensor2*`), or all without patterns.
 
-    Raises KieloError for a pattern that fits no case.
+    Raise KieloError for a pattern that fits no case.
     """
     cases = all_cases()
     if not patterns:
@@ -168,7 +168,7 @@ def _one_axis() -> list[Case]:
 
 
 def _recomputation() -> list[Case]:
-    policies: list[dict[str, Any]] = [
+    policies: list[Keys] = [
         {"recompute": policy} for policy in ("attention", "norms+activations", "operators", "full")
     ]
     policies.append({"recompute": "full", "recompute_every_layers": 2})
@@ -177,7 +177,7 @@ def _recomputation() -> list[Case]:
 
 
 def _compiled() -> list[Case]:
-    layouts: list[dict[str, Any]] = [
+    layouts: list[Keys] = [
         {"shard": 2, "zero": 3, "recompute": "operators"},
         {"tensor": 2},
         {"tensor": 2, "recompute": "full"},
@@ -189,8 +189,7 @@ def _compiled() -> list[Case]:
 
 
 def _overlapped() -> list[Case]:
-    """Make cases of tensor ranks whose collectives run beside products."""
-    chunked: dict[str, Any] = {"tensor": 2, "tensor_overlap": "chunked"}
+    chunked: Keys = {"tensor": 2, "tensor_overlap": "chunked"}
     cases = [Case(chunked, micro_batches) for micro_batches in (1, 4)] + [Case(chunked, precision="bf16")]
     cases += [
         Case(chunked | {"recompute": policy})
@@ -234,8 +233,8 @@ def _threes() -> list[Case]:
 
 
 def _pipelines() -> list[Case]:
-    """Make cases of every schedule alone, with each other axis, and with tensor and shard at once."""
-    alone: list[dict[str, Any]] = [{"pipeline": 2, "pipeline_schedule": name} for name in SCHEDULES]
+    """Return cases of every schedule alone, with each other axis, and with tensor and shard at once."""
+    alone: list[Keys] = [{"pipeline": 2, "pipeline_schedule": name} for name in SCHEDULES]
     cases = [Case(layout, 4) for layout in alone]
     cases += [Case(alone[1] | {"pipeline": 4}, 4), Case(alone[1], 8), Case(alone[2], 2)]
     cases += [Case(layout, 4, {"tied": tied}) for layout in alone for tied in (True, False)]

@@ -1,6 +1,6 @@
 """Check: the clocks of the ranks agree. Leases, file times and logs are compared between nodes.
 
-All ranks read their clocks when a barrier ends, which is within milliseconds; each clock is compared with the
+All ranks read their clocks when a barrier ends, which is within milliseconds. Each clock is compared with the
 median of all.
 """
 

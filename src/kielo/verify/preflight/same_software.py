@@ -44,7 +44,7 @@ def measure(job: Job) -> dict[str, str]:
 
 
 def judge(found: Sequence[dict[str, str]], job: Job) -> list[Finding]:
-    """Names the ranks whose value is not that of most ranks."""
+    """Name the ranks with another value than most ranks."""
     findings = []
     for name in sorted(set().union(*found)):
         values = [one.get(name, _MISSING) for one in found]
