@@ -203,7 +203,7 @@ def test_a_stage_is_refused_without_each_folder_that_it_needs(
         stages.asked.clear()
         assert run(recipe, "--only", stage) == 1
         assert capsys.readouterr().err == (
-            f"kielo: {folder} is not finished, and this stage needs it; run `kielo run {recipe}` without "
+            f"kielo: {folder} is not finished, and this stage needs it. Fix: kielo run {recipe}, without "
             "--from and --only\n"
         )
         assert stages.asked == []

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from kielo.evaluate import part_of_speech
-from kielo.evaluate.conllu import Sentence
 from kielo.evaluate.encoder import Encoder
-from kielo.evaluate.part_of_speech import score_part_of_speech, word_states
+from kielo.evaluate.part_of_speech import Sentence, score_part_of_speech, word_states
 from kielo.evaluate.pseudo_likelihood import pseudo_bits_per_byte, read_pairs, score_minimal_pairs
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import PartOfSpeech

@@ -97,7 +97,6 @@ def document_tokens(
     first_ids: Sequence[int] = (),
     stored: Sequence[Sequence[int] | None] = (),
 ) -> np.ndarray:
-    """Return one int64 stream: of each text the first ids, its own or stored ids, then end-of-text."""
     first, rows = list(first_ids), encode(tokenizer, list(texts))
     for number, ids in enumerate(stored):
         if ids is not None:  # they may have what begins a document
@@ -140,7 +139,6 @@ def load_checkpoint(checkpoint: Path, resolved: Resolved, tokenizer_folder: Path
 
 
 def causal_use(contender: Contender, recipe: Recipe) -> Contender:
-    """Return an encoder of the hybrid objective as a model of next tokens."""
     model, cls_id = contender.module, None
     if begins_with_cls(recipe):
         cls_id = role_id(contender.tokenizer, "cls_token")

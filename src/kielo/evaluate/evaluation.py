@@ -23,8 +23,6 @@ KIND, VERSION = "scores", 3
 
 @dataclass(frozen=True)
 class WantedScores:
-    """The scores of a checkpoint, with their inputs and settings."""
-
     recipe: Recipe
     run_folder: Path
     checkpoint: Path
@@ -69,7 +67,6 @@ def wanted_scores(recipe: Recipe, run_folder: Path, checkpoint: Path | None = No
 
 
 def _own_file(key: str, path: str) -> str:
-    """Return the hash of a person's file. Raise KieloError if it does not exist."""
     if not (place := Path(path).expanduser()).is_file():
         raise KieloError(f"evaluate.{key} = {path!r}: no such file")
     return hash_file(place)

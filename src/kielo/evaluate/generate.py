@@ -110,7 +110,9 @@ def generate(
         if token == contender.end_of_text_id:
             break
         ids.append(token)
-    return _decode_continuation(contender, prompt, prompt_ids, ids[first:])
+    whole, new = decode(contender.tokenizer, [prompt_ids + ids[first:], ids[first:]])
+    # A tokenizer that strips or normalises does not decode to the prompt exactly; then only new tokens count.
+    return whole[len(prompt) :] if whole.startswith(prompt) else new
 
 
 def pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
@@ -120,9 +122,3 @@ def pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Genera
     values, candidates = logits.topk(min(top_k, len(logits)))
     probabilities = torch.softmax(values / temperature, dim=-1)
     return int(candidates[torch.multinomial(probabilities, 1, generator=generator)])
-
-
-def _decode_continuation(contender: Contender, prompt: str, prompt_ids: list[int], new_ids: list[int]) -> str:
-    whole, new = decode(contender.tokenizer, [prompt_ids + new_ids, new_ids])
-    # A tokenizer that strips or normalises does not decode to the prompt exactly; then only new tokens count.
-    return whole[len(prompt) :] if whole.startswith(prompt) else new

@@ -164,7 +164,6 @@ def _accuracy(is_right: dict[str, np.ndarray], which: np.ndarray) -> PairAccurac
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line, its fields)."""
     names: list[str] = []
     with path.open("rb") as file:
         for number, data in enumerate(file, 1):

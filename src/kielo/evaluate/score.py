@@ -11,7 +11,7 @@ import numpy as np
 
 from kielo.artifact.documents import messages_of
 from kielo.artifact.manifest import write_stage
-from kielo.artifact.scores import BitsPerByte, FilledMask, MaskedScores, Sample, Scores, SetScore
+from kielo.artifact.scores import BitsPerByte, MaskedScores, Sample, Scores, SetScore
 from kielo.artifact.stage_json import write_json
 from kielo.dataset.encoded_documents import DocumentEncoder, stored_ids
 from kielo.dataset.provenance import check_recipe, check_tokenizer
@@ -25,7 +25,7 @@ from kielo.evaluate.contender import (
     load_hugging_face,
     token_stream_bits,
 )
-from kielo.evaluate.encoder import Encoder, open_encoder
+from kielo.evaluate.encoder import open_encoder
 from kielo.evaluate.evaluation import KIND, VERSION, WantedScores
 from kielo.evaluate.fill_mask import fill_heldout, fill_prompts
 from kielo.evaluate.generate import default_prompts, generate
@@ -109,19 +109,15 @@ def score_encoder(
     texts = [texts[one] for one in np.random.default_rng(recipe.seed).permutation(len(texts))]
     found: dict[str, object] = {
         "pseudo_bits_per_byte": pseudo_bits_per_byte(encoder, texts, evaluate.pseudo_tokens),
-        "filled_masks": _filled_masks(encoder, recipe, texts),
+        "filled_masks": fill_prompts(encoder, evaluate.prompts)
+        if evaluate.prompts
+        else fill_heldout(encoder, texts, recipe.seed),
     }
     if evaluate.minimal_pairs:
         found["minimal_pairs"] = score_minimal_pairs(encoder, Path(evaluate.minimal_pairs).expanduser())
     if evaluate.part_of_speech.train:
         found["part_of_speech"] = score_part_of_speech(encoder, evaluate.part_of_speech)
     return scores.model_copy(update=found)
-
-
-def _filled_masks(encoder: Encoder, recipe: Recipe, texts: list[str]) -> list[FilledMask]:
-    if recipe.evaluate.prompts:
-        return fill_prompts(encoder, recipe.evaluate.prompts)
-    return fill_heldout(encoder, texts, recipe.seed)
 
 
 CONVENTION = (
@@ -145,10 +141,11 @@ def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> 
         raise KieloError(
             f"{contender.name}: the model's loss is {bits_per_byte}: its weights are damaged, or overflow"
         )
-    samples = [
-        Sample(prompt=prompt, text=_continue(contender, recipe, prompt, recipe.seed + number))
-        for number, prompt in enumerate(recipe.evaluate.prompts or default_prompts(texts))
-    ]
+    settings, samples = recipe.evaluate, []
+    how = settings.sample_tokens, settings.temperature, settings.top_k
+    for number, prompt in enumerate(settings.prompts or default_prompts(texts)):
+        text = generate(contender, prompt, *how, recipe.seed + number)
+        samples.append(Sample(prompt=prompt, text=text))
     baselines, given = _baselines(recipe, run_folder, own, texts, stored)
     documents = DocumentEncoder(recipe, contender.tokenizer, contender.end_of_text_id, takes_ids)
     return Scores(
@@ -156,7 +153,7 @@ def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> 
         bits_per_byte=BitsPerByte(model=bits_per_byte, **baselines),
         sets=_set_scores(contender, documents, run_folder, stride),
         samples=samples,
-        sampling=recipe.evaluate.model_dump(include={"temperature", "top_k"}) | {"seed": recipe.seed},
+        sampling=settings.model_dump(include={"temperature", "top_k"}) | {"seed": recipe.seed},
         heldout_bytes=num_bytes - len(texts),
         heldout_documents=len(texts),
         heldout_tokens=len(tokens),
@@ -165,7 +162,7 @@ def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> 
         convention=CONVENTION,
         **coverage,
         **given,
-        ngram_order=recipe.evaluate.ngram_order,
+        ngram_order=settings.ngram_order,
     )
 
 
@@ -206,11 +203,6 @@ def _set_scores(
             )
         )
     return scores
-
-
-def _continue(contender: Contender, recipe: Recipe, prompt: str, seed: int) -> str:
-    evaluate = recipe.evaluate
-    return generate(contender, prompt, evaluate.sample_tokens, evaluate.temperature, evaluate.top_k, seed)
 
 
 def _baselines(

@@ -32,7 +32,7 @@ from kielo.report.figures import (
     range_of,
 )
 from kielo.report.gather import Gathered, gather
-from kielo.report.page import fill_template, setting
+from kielo.report.units import fill_template, setting
 from kielo.resolve.overview import amount
 
 _COLOURS, _DASHES = (OURS, DROPPED, BLUE, PURPLE), ("-", "--", ":", "-.")
@@ -57,13 +57,17 @@ def write_comparison(runs: Mapping[Path, Recipe], path: Path) -> Path:
 
 
 def render_comparison(runs: Sequence[Gathered]) -> str:
-    """Return the page as HTML."""
     names = _names([Path(run.run_folder) for run in runs])
     return fill_template(
-        "compare.html.jinja", names=names, runs=runs, notes=_notes([Path(run.run_folder) for run in runs]),
+        "compare.html.jinja",
+        names=names,
+        runs=runs,
+        notes=_notes([Path(run.run_folder) for run in runs]),
         curves=comparison_curves(runs, names, WIDE) + comparison_curves(runs, names, NARROW),
-        scores=_table(SCORES, runs), speed=_table(SIZE_AND_SPEED, runs), settings=differing_settings(runs),
-    )  # fmt: skip
+        scores=_table(SCORES, runs),
+        speed=_table(SIZE_AND_SPEED, runs),
+        settings=differing_settings(runs),
+    )
 
 
 def comparison_curves(runs: Sequence[Gathered], names: Sequence[str], width: float = WIDE) -> str:
@@ -172,13 +176,11 @@ def _flat(value: Any, key: str = "") -> Iterable[tuple[str, Any]]:
 
 
 def _names(folders: Sequence[Path]) -> tuple[str, ...]:
-    """Return the folders' names, or their paths if two have the same name."""
     names = tuple(folder.resolve().name for folder in folders)
     return names if len(set(names)) == len(names) else tuple(map(str, folders))
 
 
 def _notes(folders: Sequence[Path]) -> list[str]:
-    """Return sentences on what does not compare."""
     notes = []
     if _differ([folder / "tokenizer" for folder in folders]):
         notes.append("The tokenizers differ: compare bits per byte, not losses per token.")
@@ -188,7 +190,6 @@ def _notes(folders: Sequence[Path]) -> list[str]:
 
 
 def _differ(folders: Sequence[Path]) -> bool:
-    """Return True if finished stages among the folders wrote different files."""
     manifests = [manifest for folder in folders if (manifest := read_manifest(folder)) is not None]
     files = [{name: file.xxh3_128 for name, file in manifest.files.items()} for manifest in manifests]
     return any(one != files[0] for one in files[1:])

@@ -76,7 +76,6 @@ def bits_per_byte_bars(gathered: Gathered, width: float = WIDE) -> str | None:
 
 
 def bits_per_byte_caption(gathered: Gathered) -> str:
-    """Say what the bits per byte were measured on, and what the baselines were given."""
     if (scores := gathered.scores) is None:
         return ""
     facts = (
@@ -283,9 +282,14 @@ def _ends(axes: Axes, curves: Sequence[tuple[str, list, list, str]]) -> None:
     for rank, (name, steps, values, colour) in enumerate(ends):
         lift = 0 if len(ends) == 1 else (-8, 8)[rank]
         axes.annotate(
-            f"{name} {values[-1]:.3f}", (steps[-1], values[-1]), (8, lift), textcoords="offset points",
-            va="center", color=colour if colour != OTHER else QUIET, annotation_clip=False,
-        )  # fmt: skip
+            f"{name} {values[-1]:.3f}",
+            (steps[-1], values[-1]),
+            (8, lift),
+            textcoords="offset points",
+            va="center",
+            color=colour if colour != OTHER else QUIET,
+            annotation_clip=False,
+        )
 
 
 def finite(rows: Sequence[Row], key: str, by: str = "step") -> tuple[list[int], list[float]]:

@@ -120,7 +120,6 @@ def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> Ga
 
 
 def summarise(gathered: Gathered) -> Summary:
-    """Return the content of summary.json, with None for stages that have not run."""
     scores, training, overview = gathered.scores, gathered.training, gathered.overview
     masked = gathered.masked_scores
     return Summary(
@@ -157,14 +156,17 @@ def _overview(run_folder: Path, manifests: dict[str, Manifest | None]) -> Overvi
     identity = read_resolved(run_folder / "resolved.toml").identity
     packing = read_manifest(run_folder / PACKING)
     text = Text(
-        {name: counts["tokens"] for name, counts in tokens.items()}, 0, "", 0, 0,
+        {name: counts["tokens"] for name, counts in tokens.items()},
+        0,
+        "",
+        0,
+        0,
         packed_sequences=sequences_by_length(packing) if packing else {},
-    )  # fmt: skip
+    )
     return overview_of_run(identity, text)
 
 
 def _training(folder: Path, manifest: Manifest | None) -> Training | None:
-    """Return curves of metrics.jsonl, the median tokens per second and the stage's counts."""
     path = folder / METRICS_NAME
     if not path.is_file():
         return None
@@ -206,7 +208,6 @@ def _stage_rows(manifests: dict[str, Manifest | None], stages: dict[str, StageTi
 
 
 def _versions(manifests: dict[str, Manifest | None]) -> dict[str, str]:
-    """Return the package versions of the stages, several if stages differ."""
     seen: dict[str, list[str]] = {}
     for manifest in manifests.values():
         for package, number in (manifest.versions if manifest else {}).items():

@@ -54,7 +54,6 @@ def is_in_interval(measured: MeasuredSpeed, planned: PlannedSpeed) -> bool:
 
 
 def notes(ladder: Ladder) -> list[str]:
-    """Return sentences on the measurement, other measurements of the cluster, and the next step."""
     lines = [
         f"{ladder.name}: {amount(ladder.parameters)} parameters, steps of {ladder.tokens_per_step:,} tokens "
         f"on any number of nodes, sequences of {ladder.sequence_length:,}, on {ladder.cluster}. Each figure "

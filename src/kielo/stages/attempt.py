@@ -148,7 +148,6 @@ def this_device() -> str:
 
 
 def device_name(device: str) -> str | None:
-    """Return the name of the GPU; None for "cpu". Reserves memory on a GPU."""
     import torch
 
     return torch.cuda.get_device_name() if device == "cuda" else None

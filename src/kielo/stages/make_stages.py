@@ -119,7 +119,6 @@ def _run_stages(invocation: Invocation, chosen: Sequence[str], again: str | None
 
 
 def _note_recipe(invocation: Invocation, says_if_not: bool) -> None:
-    """Write the recipe into the run folder, unless a person changed the recipe there."""
     if not write_run_recipe(invocation.recipe, invocation.folder) and says_if_not:
         path = invocation.folder / RUN_RECIPE_NAME
         print(f"{path} was changed by hand and is kept", file=sys.stderr)
@@ -236,7 +235,6 @@ def _trains_here(invocation: Invocation) -> tuple[Any, ...]:
 
 
 def _check_budget(invocation: Invocation) -> None:
-    """Refuse a token budget that the text cannot give, before the stages that take longer."""
     corpus = read_counts(invocation.folder / "corpus", CorpusCounts)
     # Of ready tokens the pack stage counts how many there are.
     if corpus is not None and not invocation.recipe.corpus.token_sources:

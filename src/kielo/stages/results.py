@@ -66,7 +66,6 @@ def certify(
 
 
 def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -> Scores | MaskedScores:
-    """Score the run's checkpoint (default: the newest complete checkpoint), or read its current scores."""
     wanted = wanted_scores(recipe, run_folder, checkpoint)
     return wanted.current() or late.make_scores(wanted)
 

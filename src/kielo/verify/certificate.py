@@ -70,7 +70,6 @@ def _migrated(folder: Path, section: JsonTable) -> JsonTable:
 
 
 def print_parity(certificate: Parity, console: Console | None = None) -> None:
-    """Print settings side by side, both loss curves and the verdict."""
     console = console or Console()
     ours, theirs = certificate.settings.ours, certificate.settings.theirs
     different = set(certificate.settings.differing)
@@ -125,17 +124,18 @@ def verdict(certificate: Parity) -> str:
             f"First layer that differs: {first.layer} ({first.where}; relative "
             f"{first.relative_difference:.1e})."
         )
-    for key, label in (("weight", "Starting weight that differs"), ("gradient", "Gradient that differs most"),
-                       ("update", "Weight that differs most after step 1")):  # fmt: skip
-        if name := getattr(first, key):
-            lines.append(f"{label}: {name}.")
+    parts = {
+        "Starting weight that differs": first.weight,
+        "Gradient that differs most": first.gradient,
+        "Weight that differs most after step 1": first.update,
+    }
+    lines += [f"{label}: {name}." for label, name in parts.items() if name]
     if first.step:
         lines.append(f"Losses part at step {first.step}.")
     return "\n".join(lines)
 
 
 def in_words(value: Any) -> str:
-    """Return a setting as a cell's text: the ends of long lists, weight decay by its groups."""
     if isinstance(value, dict):
         groups = {
             decay: sum(other == decay for other in value.values()) for decay in sorted(set(value.values()))

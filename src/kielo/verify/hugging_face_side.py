@@ -187,7 +187,6 @@ class HuggingFaceSide:
         return modules_by_our_names(self._unwrapped(), self._pieces)
 
     def trace(self, batch: StepBatch) -> Trace:
-        """Trace the input and output of `modules` for the first micro-batch of the step."""
         theirs = self._converted(batch.micro_batches[0])
         with torch.no_grad():
             trace = trace_forward(
@@ -207,9 +206,12 @@ class HuggingFaceSide:
             theirs, model = self._converted(micro_batch), self._unwrapped()
             logits = self.model(**theirs.arguments, use_cache=False).logits
             loss = model.loss_function(
-                logits=logits, labels=None, vocab_size=model.config.vocab_size, shift_labels=theirs.labels,
+                logits=logits,
+                labels=None,
+                vocab_size=model.config.vocab_size,
+                shift_labels=theirs.labels,
                 num_items_in_batch=torch.tensor(counted, device=logits.device),
-            )  # fmt: skip
+            )
             if self._z_loss:
                 log_z = logits.float().logsumexp(-1)[theirs.labels != -100]
                 loss = loss + self._z_loss * log_z.square().sum() / counted
@@ -233,19 +235,19 @@ class HuggingFaceSide:
         """Read settings off the live model and optimiser, after at least one step."""
         named = self._named()
         optimiser = getattr(self._optimiser, "optimizer", self._optimiser)
-        return optimiser_settings(optimiser, named) | model_settings(self._unwrapped()) | {
-            "clipping, largest gradient norm": self._max_gradient_norm,
-            "precision of weights": dtype_names(named.values()),
-        }  # fmt: skip
+        settings = optimiser_settings(optimiser, named) | model_settings(self._unwrapped())
+        settings["clipping, largest gradient norm"] = self._max_gradient_norm
+        settings["precision of weights"] = dtype_names(named.values())
+        return settings
 
 
 def model_settings(model: PreTrainedModel) -> Values:
     """Read settings off transformers' model, under the names of `kielo_side.model_settings`."""
     is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    # transformers' families give a norm's epsilon two names.
+    epsilons = {getattr(one, "variance_epsilon", getattr(one, "eps", None)) for one in model.modules()}
     return rope_settings(_rope_tables(model)) | {
-        "norm epsilon": sorted(
-            {found for module in model.modules() if (found := _epsilon(module)) is not None}
-        ),
+        "norm epsilon": sorted(epsilon for epsilon in epsilons if epsilon is not None),
         "head tied to embedding": is_tied,
     }
 
@@ -312,7 +314,6 @@ def _fill(model: PreTrainedModel, pieces: Mapping[str, Piece], weights: Mapping[
 
 
 def _override(config: PretrainedConfig, key: str, value: Any) -> None:
-    """Set one key of a live config. `rope_theta` moved into a dict in transformers 5."""
     if key == "rope_theta" and getattr(config, "rope_parameters", None):
         config.rope_parameters = {**config.rope_parameters, "rope_theta": value}
     elif hasattr(config, key):
@@ -347,8 +348,3 @@ def _rope_tables(model: PreTrainedModel) -> Iterable[tuple[Tensor, Tensor]]:
     for kind in sorted(set(getattr(model.config, "layer_types", None) or ())) if by_kind else (None,):
         tables = rotary(x, positions, kind) if by_kind else rotary(x, positions)
         yield tuple(table[0, :, : table.shape[-1] // 2] for table in tables)
-
-
-def _epsilon(module: nn.Module) -> float | None:
-    """Return a norm's epsilon, which has two names in transformers' families. None for other modules."""
-    return getattr(module, "variance_epsilon", getattr(module, "eps", None))

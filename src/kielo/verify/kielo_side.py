@@ -106,7 +106,6 @@ class KieloSide:
         return {name: local(gradient_of(parameter))[: self._rows[name]] for name, parameter in named}
 
     def trace(self, batch: StepBatch, modules: Iterable[str]) -> Trace:
-        """Trace the input and output of `modules` for the first micro-batch of the step."""
         micro_batch = batch.micro_batches[0]
 
         def forward() -> Tensor:
@@ -133,8 +132,6 @@ class KieloSide:
         }
 
     def _clip_and_measure(self, clip: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Wrap `clip` so that the norm of the clipped gradients is measured as well."""
-
         def clip_and_measure() -> Tensor:
             norm = clip()
             self._clipped_norm = gradient_norm(self.model, self._mesh).item()
@@ -143,13 +140,11 @@ class KieloSide:
         return clip_and_measure
 
     def settings(self) -> Values:
-        """Read settings off the live model and optimiser, after at least one step."""
         named = dict(self.model.named_parameters())
-        optimiser = optimiser_settings(self._step.optimiser.algorithm, named)
-        return optimiser | model_settings(self.model) | {
-            "clipping, largest gradient norm": self._max_gradient_norm,
-            "precision of weights": dtype_names(named.values()),
-        }  # fmt: skip
+        settings = optimiser_settings(self._step.optimiser.algorithm, named) | model_settings(self.model)
+        settings["clipping, largest gradient norm"] = self._max_gradient_norm
+        settings["precision of weights"] = dtype_names(named.values())
+        return settings
 
 
 def trace_model(model: Any, modules: Iterable[str], forward: Callable[[], Tensor]) -> Trace:

@@ -36,7 +36,6 @@ class Case:
 
     @property
     def section(self) -> Layout:
-        """The whole layout section, checked by the recipe's own types."""
         return Layout(**(dict.fromkeys(AXES, 1) | dict(self.layout)))
 
     @property

@@ -89,7 +89,6 @@ def refusal_of(folder: Path, rank: int) -> str:
 
 
 def main() -> None:
-    """Run one rank, whose folder is the argument."""
     folder, error_file = Path(sys.argv[1]), Path(sys.argv[1]) / f"error_{os.environ['RANK']}"
     asked = objects.from_json((folder / _ASKED).read_text(encoding="utf-8"))
     cases = [case for case in all_cases() if case.name in asked.cases]
@@ -172,8 +171,10 @@ def compare(
         meshes[degrees] = build_mesh(world, layout)
     settle_matrix_products(case.precision)
     outcome = train_laid_out(of, case, steps, world, meshes[degrees])
-    _check_that_all_is_held(set(outcome), set(truth))
-    return _worst_of_all_ranks(differences(outcome, truth))
+    if missing := set(truth) - set().union(*objects.all_gather(set(outcome))):
+        raise ValueError(f"no rank has {sorted(missing)}, so nothing would be compared with it")
+    every = objects.all_gather(differences(outcome, truth))
+    return {what: max((one[what] for one in every), key=lambda worst: worst["value"]) for what in every[0]}
 
 
 def train_laid_out(of: Subject, case: Case, steps: int, world: World, mesh: Mesh) -> Outcome:
@@ -246,18 +247,6 @@ def _largest(values: dict[str, float]) -> Worst:
     return {"value": finite[name], "at": name}
 
 
-def _check_that_all_is_held(mine: set[str], all_names: set[str]) -> None:
-    """Raise ValueError for tensors of the truth that no rank holds: nothing would be compared with them."""
-    missing = all_names - set().union(*objects.all_gather(mine))
-    if missing:
-        raise ValueError(f"no rank has {sorted(missing)}")
-
-
-def _worst_of_all_ranks(mine: dict[str, Worst]) -> dict[str, Worst]:
-    everybodys = objects.all_gather(mine)
-    return {what: max((one[what] for one in everybodys), key=lambda entry: entry["value"]) for what in mine}
-
-
 def _gradients(named: dict[str, nn.Parameter]) -> Outcome:
     without = [name for name, parameter in named.items() if parameter.grad is None]
     if without:
@@ -271,7 +260,6 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _feed(of: Subject, case: Case, steps: int, world: World, mesh: Mesh) -> Feed:
-    """Return the feed of this rank's rows and columns, as in `train/build.py`."""
     rank, ranks = data_rank(mesh), data_ranks(mesh)
 
     def read_step(step: int) -> Batch:

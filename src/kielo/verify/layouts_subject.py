@@ -50,12 +50,18 @@ class Sizes:
         """
         heads = 2 * self.key_value_heads
         return {
-            "hidden_size": heads * HEAD_DIM, "intermediate_size": self.intermediate_size,
-            "num_hidden_layers": self.layers, "num_attention_heads": heads,
-            "num_key_value_heads": self.key_value_heads, "head_dim": HEAD_DIM,
-            "vocab_size": VOCABULARY, "vocab_multiple": self.vocabulary_rows,
-            "max_position_embeddings": self.length, "initializer_range": 0.1, "weights": None,
-        }  # fmt: skip
+            "hidden_size": heads * HEAD_DIM,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": self.key_value_heads,
+            "head_dim": HEAD_DIM,
+            "vocab_size": VOCABULARY,
+            "vocab_multiple": self.vocabulary_rows,
+            "max_position_embeddings": self.length,
+            "initializer_range": 0.1,
+            "weights": None,
+        }
 
 
 # "losses" and "norms" [steps], "gradient/NAME" after the first step's backward, "weight/NAME" after the last

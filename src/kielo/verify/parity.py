@@ -28,7 +28,6 @@ from kielo.artifact.verify_results import (
 from kielo.artifact.weights_folder import resolve_weights
 from kielo.dataset.batches import Batches
 from kielo.ranks.world import World
-from kielo.recipe.sections import CompleteModel
 from kielo.resolve.resolved import Identity, Placement, PlannedPhase, Resolved, filled
 from kielo.train.feed import Feed, StepBatch
 from kielo.verify.certificate import KIND, VERSION, ParityOptions, asked, current_certificate, print_parity
@@ -73,7 +72,6 @@ def rounding_differences(
 
 @torch.no_grad()
 def nudge(weights: Iterable[Tensor], seed: int) -> None:
-    """Multiply each element, in place, by 1 + ε or 1 − ε by chance, where ε is its dtype's."""
     generator = torch.Generator().manual_seed(seed)
     for weight in weights:
         signs = torch.randint(0, 2, weight.shape, generator=generator) * 2 - 1
@@ -110,7 +108,9 @@ def verify_parity(
     if certificate is not None:
         return certificate
     with write_stage(folder, KIND, VERSION, *asked(resolved, checkpoint, options)) as stage:
-        source = _compared_source(identity.model, options)
+        source = None
+        if (weights := identity.model.weights) is not None:
+            source = compare_source(resolve_weights(weights), identity.model, options.sequence_length)
         with world_of_one(filled(placement.train.start_timeout_seconds), placement.device) as world:
             certificate = _with_source(_compare(identity, placement, world, checkpoint, options), source)
         write_json(stage.folder, certificate)
@@ -122,12 +122,6 @@ def verify_parity(
     if console is not None:
         print_parity(certificate, console)
     return certificate
-
-
-def _compared_source(model: CompleteModel, options: ParityOptions) -> SourceFolder | None:
-    if model.weights is None:
-        return None
-    return compare_source(resolve_weights(model.weights), model, options.sequence_length)
 
 
 def _with_source(found: Parity, source: SourceFolder | None) -> Parity:
@@ -174,9 +168,13 @@ def _small_phase(identity: Identity, options: ParityOptions) -> PlannedPhase:
 def _feed(identity: Identity, placement: Placement, phase: PlannedPhase, device: torch.device) -> Feed:
     """Return the feed of two micro-batches a step, so that summing over them is checked too."""
     batches = Batches(
-        Path(placement.tokens_folder), identity.seed, phase, phase.sequence_length, placement.end_of_text_id,
+        Path(placement.tokens_folder),
+        identity.seed,
+        phase,
+        phase.sequence_length,
+        placement.end_of_text_id,
         identity.dataset.mask_documents,
-    )  # fmt: skip
+    )
     micro_batch_sequences = (phase.sequences_per_step + 1) // 2
     return Feed(lambda step: batches.step(step, 0, 1), micro_batch_sequences, phase.last_step, device)
 

@@ -68,7 +68,6 @@ def verify_position_heads(reference: str, text: Path) -> PositionHeads:
 
 
 def verdict(result: PositionHeads) -> str:
-    """Return the conclusion from the losses, with a fix if they contradict the way that Kielo takes."""
     taken, losses = result["taken"], result["losses"]
     if result["passed"]:
         return f"position_heads = {taken!r}, which Kielo takes for these files, has the lower loss."
@@ -108,7 +107,6 @@ def _sequences(tokenizer: TextTokenizer, text: Path, length: int) -> np.ndarray:
 
 @torch.inference_mode()
 def _loss(source: Path, config: CompleteModel, hidden: Batch) -> float:
-    """Return the mean nats of a hidden token, in fp32 on the CPU."""
     model = families.build_model(config)
     load_model_weights(dict(model.named_parameters()), source, config)
     inputs_ns, labels_ns = torch.from_numpy(hidden.inputs), torch.from_numpy(hidden.labels)

@@ -42,8 +42,6 @@ class Holding:
 
 @dataclass(frozen=True)
 class Peak:
-    """The most bytes held at one time of a phase, by kind."""
-
     bytes: int
     kinds: dict[str, int]
 
@@ -85,7 +83,6 @@ class MemoryLedger:
             self._held[storage_key(tensor.untyped_storage())].kind = kind
 
     def bytes_of(self, tensors: Iterable[Tensor]) -> int:
-        """Return the bytes of all their storages, each counted once."""
         found = {storage_key(t.untyped_storage()): t.untyped_storage().nbytes() for t in tensors}
         return sum(found.values())
 
@@ -93,11 +90,9 @@ class MemoryLedger:
         return sum(holding.bytes for holding in self._held.values() if holding.kind == kind)
 
     def begin(self) -> None:
-        """Begin a new record with the storages that are held now."""
         self._record = [(holding, holding.bytes, self._phase()) for holding in self._held.values()]
 
     def peaks(self) -> dict[str, Peak]:
-        """Return phase → its peak, since `begin`."""
         now = 0
         most: dict[str, int] = {}
         at: dict[str, int] = {}

@@ -168,8 +168,6 @@ def _host(resolved: Resolved, report: Rehearsal, site: Cluster | None) -> Rehear
 
 
 class WatchedStep:
-    """The model and the optimiser step of one rank, with memory, under a watch."""
-
     def __init__(
         self,
         resolved: Resolved,
@@ -269,7 +267,6 @@ def heaviest_phase(resolved: Resolved) -> int:
 
 
 def rehearsed_micro_batches(resolved: Resolved, phase: PhasePlacement) -> tuple[int, int]:
-    """Return the micro-batches of the step that warms up and of the step that counts."""
     layout, all_of_them = resolved.placement.layout, phase.micro_batches_per_step
     ranks, schedule = layout.pipeline, layout.pipeline_schedule
     # With 1F1B at most p are in flight at once, and with one more all ranks are busy; schedules with more

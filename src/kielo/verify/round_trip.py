@@ -95,7 +95,6 @@ def verify_round_trip(reference: str, keep: Path | None = None) -> RoundTrip:
 
 
 def table(result: RoundTrip) -> tuple[list[str], list[tuple[str, int, str, int]]]:
-    """Return titles and rows, a row for each dtype of the source."""
     num_tensors, num_bytes, num_different = Counter[str](), Counter[str](), Counter[str]()
     for name, what in result["tensors"].items():
         num_tensors[what["dtype"]] += 1
@@ -109,7 +108,6 @@ def table(result: RoundTrip) -> tuple[list[str], list[tuple[str, int, str, int]]
 
 
 def verdict(result: RoundTrip) -> str:
-    """Return a sentence: the round trip holds, or the first tensor that differs."""
     tensors, different = result["tensors"], result["differences"]
     if result["passed"]:
         same = f"name, dtype, shape and bytes of all {len(tensors)} tensors equal {result['source']}"
@@ -157,7 +155,6 @@ def _save(checkpointer: Checkpointer, source: Path, config: CompleteModel) -> di
 
 
 def _description(path: Path, stored: StoredTensor) -> StoredFacts:
-    """Return a stored tensor's facts, read block by block."""
     dtype = DTYPES[stored.dtype]
     digest = hashlib.sha256()
     with TensorFile(path, {}) as file:

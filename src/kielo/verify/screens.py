@@ -9,8 +9,6 @@ from kielo.artifact.verify_results import Complaint, Preflight
 
 
 class Worst(TypedDict):
-    """The largest difference, and the step or the tensor that has it."""
-
     value: float
     at: str
 
@@ -69,7 +67,11 @@ _TITLES = (
 
 def layouts_table(certificate: LayoutsCertificate) -> tuple[tuple[str, ...], list[list[str]]]:
     """Return titles and rows of layouts.json: relative differences from one process, bf16's in a column."""
-    in_bf16 = {_name_in_fp32(entry): entry for entry in certificate["cases"] if entry["precision"] == "bf16"}
+    in_bf16 = {
+        entry["name"].removesuffix("-bf16"): entry
+        for entry in certificate["cases"]
+        if entry["precision"] == "bf16"
+    }
     rows = [
         _layouts_row(entry, in_bf16.pop(entry["name"], None))
         for entry in certificate["cases"]
@@ -82,7 +84,6 @@ def layouts_table(certificate: LayoutsCertificate) -> tuple[tuple[str, ...], lis
 
 
 def layouts_verdict(certificate: LayoutsCertificate) -> str:
-    """Return the verdict: passed, with the bars, or every missed bar with its case and tensor."""
     bars = certificate["bars"]
     asked = (
         f"bars in fp32: loss {bars['loss']:.0e} and gradient norm {bars['norm']:.0e} at each of "
@@ -103,7 +104,6 @@ def layouts_verdict(certificate: LayoutsCertificate) -> str:
 
 
 def left_out_line(left_out: dict[str, list[str]]) -> str:
-    """Return how many cases the installed torch does not run, and why, or ""."""
     return "; ".join(f"{len(names)} cases left out: {reason}" for reason, names in left_out.items())
 
 
@@ -145,10 +145,6 @@ def _what(entry: LayoutsCase) -> list[str]:
 
 def _bf16(entry: LayoutsCase) -> list[str]:
     return [_number(entry["max_relative_loss_difference"]), "MISSED" if entry["error"] else "no bar"]
-
-
-def _name_in_fp32(entry: LayoutsCase) -> str:
-    return entry["name"].removesuffix("-bf16")
 
 
 def _number(value: float | None) -> str:
@@ -231,7 +227,6 @@ def headline(rehearsal: Rehearsal) -> str:
 
 
 def memory(rehearsal: Rehearsal) -> tuple[Sequence[str], list[tuple]]:
-    """Return titles and rows: the most bytes at one time of each phase of the step, by kind."""
     peaks = rehearsal["peaks"]
     kinds = sorted(
         {kind for peak in peaks.values() for kind in peak["kinds"]}, key=lambda kind: -_largest(peaks, kind)
@@ -249,11 +244,11 @@ def summary(rehearsal: Rehearsal) -> str:
         "the same" if held == computed else ", ".join(f"{what} {size:,}" for what, size in computed.items())
     )
     flops = ", ".join(f"{count:.4g} of {what}" for what, count in rehearsal["flops"].items())
+    measured = ", ".join(f"{what} {size:,}" for what, size in held.items())
     return (
-        "bytes between steps: " + ", ".join(f"{what} {size:,}" for what, size in held.items())
-        + f"; computed from the tensor-parallel plan: {said}\n"
+        f"bytes between steps: {measured}; computed from the tensor-parallel plan: {said}\n"
         f"FLOPs of a step: {sum(rehearsal['flops'].values()):.5g} ({flops})"
-    )  # fmt: skip
+    )
 
 
 def collectives(rehearsal: Rehearsal) -> tuple[Sequence[str], list[tuple]]:

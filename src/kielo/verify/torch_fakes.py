@@ -31,39 +31,12 @@ _NEEDED = (
 )
 
 
-def check_version() -> None:
-    """Raise KieloError, naming the version, if torch lacks the parts that rehearsing needs."""
-    missing = [name for owner, name in _NEEDED if not hasattr(owner, name)]
-    if missing:
-        raise KieloError(
-            f"kielo rehearse does not support torch {torch.__version__} (no "
-            f"{', '.join(missing)}). Fix: torch {NEWEST}, on any machine, with or without a GPU"
-        )
-
-
-def start_fake_group(rank: int, size: int) -> dist.Store:
-    """Start the default process group of `size` ranks of which only `rank` exists. Collectives return at
-    once.
-    """
-    store = FakeStore()
-    dist.init_process_group("fake", rank=rank, world_size=size, store=store)
-    return store
-
-
-def end_fake_group() -> None:
-    """End the process group and clear DTensor's cached plans, which have this rank's communicators."""
-    dist.destroy_process_group()
-    debug._clear_python_sharding_prop_cache()
-    debug._clear_fast_path_sharding_prop_cache()
-
-
 def fake_tensors() -> AbstractContextManager:
     """Return a context in which tensors have shapes, types and devices, but no memory and no values."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def is_in_backward() -> bool:
-    """Return True if autograd runs a backward pass on the calling thread."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -157,14 +130,19 @@ def fake_world(rank: int, size: int, has_pipeline: bool) -> Iterator[World]:
 
     Raise KieloError if this process is in another world already, or if torch cannot rehearse.
     """
-    check_version()
+    if missing := [name for owner, name in _NEEDED if not hasattr(owner, name)]:
+        raise KieloError(
+            f"kielo rehearse does not support torch {torch.__version__} (no {', '.join(missing)}). "
+            f"Fix: torch {NEWEST}, on any machine, with or without a GPU"
+        )
     if dist.is_initialized():
         raise KieloError("a rehearsal needs its own process, and this process has a process group already")
     # torch would warn for every gathered tensor that gathering takes two steps.
     logger = logging.getLogger("torch.distributed.tensor._redistribute")
     level = logger.level
     logger.setLevel(logging.ERROR)
-    store = start_fake_group(rank, size)
+    store = FakeStore()
+    dist.init_process_group("fake", rank=rank, world_size=size, store=store)
     try:
         world = World(rank, size, 0, torch.device("cpu"), math.inf, store, is_rehearsed=True)
         if has_pipeline:
@@ -173,7 +151,10 @@ def fake_world(rank: int, size: int, has_pipeline: bool) -> Iterator[World]:
         else:
             yield world
     finally:
-        end_fake_group()
+        dist.destroy_process_group()
+        # DTensor's cached plans have this rank's communicators.
+        debug._clear_python_sharding_prop_cache()
+        debug._clear_fast_path_sharding_prop_cache()
         logger.setLevel(level)
 
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 
 def gradient_of(parameter: Tensor) -> Tensor:
-    """Return the parameter's gradient. Raise ValueError if it has none after a backward."""
     if parameter.grad is None:
         raise ValueError("a parameter has no gradient after the backward of a whole step")
     return parameter.grad
@@ -69,7 +68,6 @@ def dtype_names(tensors: Iterable[Tensor]) -> list[str]:
 
 
 def differing(ours: Values, theirs: Values) -> list[str]:
-    """Return the names of the settings that differ, in the order of `ours`."""
     return [name for name in ours if not _same(ours[name], theirs.get(name))]
 
 

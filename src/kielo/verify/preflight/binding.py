@@ -7,7 +7,6 @@ from kielo.verify.preflight.job import Finding, Job
 
 
 def measure(job: Job) -> dict[str, list[int] | int]:
-    """Return the number of this rank on its node, and the cores that it may use."""
     return {"local_rank": job.world.local_rank, "cores": sorted(os.sched_getaffinity(0))}
 
 

@@ -172,16 +172,21 @@ def verdict(job: Job, reports: list[CheckReport], complaints: list[Complaint], s
 
 
 def _refuse_missing(error: NoCommunicator, run_folder: Path, ranks: int) -> None:
-    """Write the verdict of a preflight that could not begin: nodes of ranks that did not arrive are bad."""
     _withdraw(run_folder)
     complaints = [
         Complaint(check="start", rank=None, node=host, message=str(error), is_refusal=True)
         for host in error.hosts
     ]
     found = Preflight(
-        passed=False, bad_nodes=list(error.hosts), nodes=[], complaints=complaints, checks=[], ranks=ranks,
-        seconds=0.0, finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
-    )  # fmt: skip
+        passed=False,
+        bad_nodes=list(error.hosts),
+        nodes=[],
+        complaints=complaints,
+        checks=[],
+        ranks=ranks,
+        seconds=0.0,
+        finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
     _write_files(run_folder, found)
 
 

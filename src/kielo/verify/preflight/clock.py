@@ -17,7 +17,6 @@ WARNING_SECONDS, REFUSAL_SECONDS = 1.0, 60.0
 
 
 def measure(job: Job) -> list[float]:
-    """Return this rank's clock at the end of each barrier, in seconds since 1970."""
     read = []
     for _ in range(CLOCK_ROUNDS):
         if job.world.size > 1:

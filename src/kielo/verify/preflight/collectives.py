@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypedDict
 
 import torch
@@ -52,8 +53,6 @@ class Group:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One call of a collective, ready to be made: `run` returns its result, which must be `expected`."""
-
     run: Callable[[], Tensor]
     expected: Tensor
 
@@ -82,7 +81,6 @@ def values(rank: int, size: int, dtype: torch.dtype, start: int, count: int, dev
 
 
 def sums(size: int, dtype: torch.dtype, start: int, count: int, device: torch.device) -> Tensor:
-    """Return the sums of `values` over the group's ranks."""
     total = torch.stack([_period(rank, size, dtype) for rank in range(size)]).sum(0)
     return _repeated(total.to(device, dtype), start, count)
 
@@ -148,16 +146,8 @@ def all_to_all(group: Group, dtype: torch.dtype, elements: int, device: torch.de
     return Exchange(run, torch.cat(expected))
 
 
-def message_to_next(group: Group, dtype: torch.dtype, elements: int, device: torch.device) -> Exchange:
-    """Send to the next rank of the group and receive from the rank before, as stages of a pipeline do."""
-    return _message(group, 1, dtype, elements, device)
-
-
-def message_to_previous(group: Group, dtype: torch.dtype, elements: int, device: torch.device) -> Exchange:
-    return _message(group, -1, dtype, elements, device)
-
-
-def _message(group: Group, step: int, dtype: torch.dtype, elements: int, device: torch.device) -> Exchange:
+def message(group: Group, dtype: torch.dtype, elements: int, device: torch.device, step: int) -> Exchange:
+    """Send `step` ranks on in the group and receive from as far before, as stages of a pipeline do."""
     buffer = values(group.rank, group.size, dtype, 0, elements, device)
     target, source = (group.rank + step) % group.size, (group.rank - step) % group.size
 
@@ -191,13 +181,12 @@ COLLECTIVES = {
     "reduce-scatter": Collective(reduce_scatter, _all_but_own),
     "all-gather": Collective(all_gather, _all_but_own),
     "all-to-all": Collective(all_to_all, _all_but_own),
-    "message to the next rank": Collective(message_to_next, lambda ranks: 1.0),
-    "message to the rank before": Collective(message_to_previous, lambda ranks: 1.0),
+    "message to the next rank": Collective(partial(message, step=1), lambda ranks: 1.0),
+    "message to the rank before": Collective(partial(message, step=-1), lambda ranks: 1.0),
 }
 
 
 def collectives_of(group_size: int) -> list[str]:
-    """Return the names of the collectives that groups of this size are checked with."""
     return [name for name in COLLECTIVES if name != "all-to-all" or group_size <= LARGEST_ALL_TO_ALL]
 
 

@@ -35,7 +35,6 @@ class Measured(TypedDict):
 
 
 def measure(job: Job) -> Measured:
-    """Return the rates of this rank's device, a hash of its product, and the share of its memory in use."""
     device, sizes = job.world.device, job.sizes
     used = 0.0
     if device.type == "cuda":
@@ -77,7 +76,6 @@ def digest(tensor: Tensor) -> str:
 
 
 def processor_name() -> str:
-    """Return the processor's model as Linux names it, or ""."""
     with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
 

@@ -104,7 +104,6 @@ def _write(path: Path, number: int, job: Job) -> Measured:
 
 
 def _read(path: Path, number: int, job: Job) -> Measured:
-    """Read the file of node `number`, compare it, and return the rate."""
     started, chunks = time.perf_counter(), job.sizes.file_bytes // FILE_CHUNK_BYTES
     with open(path, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # a single node reads its own file

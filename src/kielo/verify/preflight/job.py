@@ -86,7 +86,6 @@ class Job:
         return len(set(self.nodes))
 
     def ranks_of_nodes(self) -> dict[str, list[int]]:
-        """Return node → its ranks, in the order of their first ranks."""
         found: dict[str, list[int]] = {}
         for rank, node in enumerate(self.nodes):
             found.setdefault(node, []).append(rank)

@@ -26,7 +26,6 @@ BARS = {
 
 
 def measure(job: Job) -> dict[str, Worst]:
-    """Return the largest relative differences of this rank's losses, norms and tensors, and their places."""
     layout = job.resolved.placement.layout
     # Layers are not compiled: that takes a minute, and training compiles its own.
     section = layout.model_dump(exclude={"pipeline_layers"}) | {"compile": False}
