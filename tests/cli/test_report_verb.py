@@ -38,9 +38,9 @@ def made_run(folder: Path) -> Path:
 
 def test_the_page_is_opened_if_asked(run: Path, opened: list[str], monkeypatch, capsys) -> None:
     """Not by itself, and neither in a job nor without a display; stages keep their times."""
-    from kielo.report import page
+    from kielo.report import write
 
-    monkeypatch.setattr(page, "FIGURES", ())
+    monkeypatch.setattr(write, "FIGURES", ())
     assert main(["report", str(run)]) == 0 and opened == []
     summary = read_json(run, Summary)
     write_json(run, summary.model_copy(update={"stages": STAGES}))

@@ -10,7 +10,7 @@ from markupsafe import escape
 from kielo.artifact.metrics import HeldOutLoss, PassedOver, PrecisionChange, PrecisionVerdict
 from kielo.artifact.scores import Accuracy, BitsPerByte
 from kielo.artifact.tokenizer_files import RowMap
-from kielo.report import page
+from kielo.report import write
 from kielo.report.gather import Gathered, Training, gather
 from tests.report.made_page import ENCODER, NOTHING, section, sections, words
 from tests.report.synthetic_run import RECIPE, SOURCE_IN_WORDS, STAGES, source_folder
@@ -21,7 +21,7 @@ from tests.report.test_whole_page import Text
 @pytest.fixture(autouse=True)
 def without_figures(monkeypatch) -> None:
     """Figures take most of a page's time; test_whole_page.py has them on it."""
-    monkeypatch.setattr(page, "FIGURES", ())
+    monkeypatch.setattr(write, "FIGURES", ())
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_sections_of_each_kind_of_run(gathered: Gathered) -> None:
 
 
 def header(found: dict[str, Any]) -> str:
-    return re.search(r'<p class="verdict">.*?</p>', page.render(found))[0]
+    return re.search(r'<p class="verdict">.*?</p>', write.render_page(found))[0]
 
 
 def claim(is_good: bool, text: str) -> str:
@@ -96,7 +96,7 @@ def test_the_verdict_of_parity(gathered, passed: bool, said: str, word: str) -> 
 
 def test_the_figures_below_the_verdict(gathered) -> None:
     def facts(found: dict[str, Any]) -> list[tuple[str, str]]:
-        return re.findall(r"<div><dt>([^<]*)</dt><dd>([^<]*)</dd></div>", page.render(found))
+        return re.findall(r"<div><dt>([^<]*)</dt><dd>([^<]*)</dd></div>", write.render_page(found))
 
     found = replace(gathered, masked_scores=MASKED)
     assert facts(found) == [
@@ -104,16 +104,16 @@ def test_the_figures_below_the_verdict(gathered) -> None:
         ("parameters", "6.92 million"), ("largest loss difference to HF", "4.0e-07"),
         ("tokens per second", "12,000"), ("clean text", "2.19 MB"),
     ]  # fmt: skip
-    assert facts(NOTHING) == [] and "facts" not in page.render(NOTHING).partition("<body>")[2]
+    assert facts(NOTHING) == [] and "facts" not in write.render_page(NOTHING).partition("<body>")[2]
     training = replace(gathered.training, tokens_per_second=None)
     assert facts(replace(NOTHING, training=training)) == []
 
 
 def test_a_description_is_shown_where_there_is_one() -> None:
     alone = RECIPE.model_copy(update={"description": ""})
-    assert "</h1>\n<p class" in page.render(replace(NOTHING, recipe=alone))
+    assert "</h1>\n<p class" in write.render_page(replace(NOTHING, recipe=alone))
     plain = RECIPE.model_copy(update={"description": "a < b"})
-    assert "</h1>\n<p>a &lt; b</p>\n<p" in page.render(replace(NOTHING, recipe=plain))
+    assert "</h1>\n<p>a &lt; b</p>\n<p" in write.render_page(replace(NOTHING, recipe=plain))
 
 
 def test_what_has_not_run_is_said() -> None:
@@ -192,7 +192,7 @@ def test_the_sentence_of_the_training(gathered) -> None:
         PrecisionVerdict(step=1400, precision="fp8", outcome="taken back", **judged),
     ]
     steps = [last, last.model_copy(update={"step": 1234, "tokens": 5678, "mfu": 0.415, "skipped": 0})]
-    training = Training(steps, [], passed_over, precisions, 98765.4, {})
+    training = Training(steps, [], passed_over, precisions, 98765.4)
     assert words("training", replace(NOTHING, training=training))[0] == (
         "1,234 optimiser steps over 5,678 tokens, at 98,765 tokens per second (median), 41.5 % of the "
         "accelerator's peak; steps passed over, as the recipe asks: 733–738, 1,050–2,100; steps passed over, "
@@ -200,7 +200,7 @@ def test_the_sentence_of_the_training(gathered) -> None:
         "1,400, because the loss or the gradient norm had risen."
     )
     short = last.model_copy(update={"tokens": None, "skipped": 3})
-    training = Training([short], [], [], [], None, {})
+    training = Training([short], [], [], [], None)
     assert words("training", replace(NOTHING, training=training)) == [
         "730 optimiser steps; steps skipped because they were not finite: 3."
     ]

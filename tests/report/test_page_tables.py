@@ -8,8 +8,9 @@ import pytest
 
 from kielo.artifact.chronicle import chronicle
 from kielo.artifact.tokenizer_files import RowMap
-from kielo.report import page
-from kielo.report.gather import Gathered, gather
+from kielo.report import write
+from kielo.report.gather import Gathered, StageRow, gather
+from kielo.report.units import fill_template
 from tests.report.made_page import NOTHING, section, words
 from tests.report.synthetic_run import RECIPE, STAGES
 from tests.report.test_whole_page import Text
@@ -18,7 +19,7 @@ from tests.report.test_whole_page import Text
 @pytest.fixture(autouse=True)
 def without_figures(monkeypatch) -> None:
     """Figures take most of a page's time; test_whole_page.py has them on it."""
-    monkeypatch.setattr(page, "FIGURES", ())
+    monkeypatch.setattr(write, "FIGURES", ())
 
 
 @pytest.fixture
@@ -125,10 +126,7 @@ def test_words_of_a_transplant() -> None:
 
 
 def test_stages_with_and_without_a_time() -> None:
-    rows = [
-        {"name": "train", "state": "done", "seconds": 75.0},
-        {"name": "export", "state": "not finished", "seconds": None},
-    ]
+    rows = [StageRow("train", "done", 75.0), StageRow("export", "not finished", None)]
     found = replace(NOTHING, stage_rows=rows, versions={"torch": "2.13"})
     html = section("stages", found)
     assert Text(html).lines[3:] == [
@@ -169,4 +167,4 @@ def test_settings_as_text(gathered) -> None:
 def test_a_value_that_a_page_needs_is_named() -> None:
     """A page never has a gap where a value is missing."""
     with pytest.raises(LookupError, match="recipe"):
-        page.fill_template("page.html.jinja")
+        fill_template("page.html.jinja")

@@ -63,9 +63,7 @@ class ByteNgram:
 
     def __init__(self, training: bytes, order: int):
         if not 1 <= order <= LONGEST_EXACT_ORDER:
-            raise KieloError(
-                f"evaluate.ngram_order is {order}; the byte n-gram works with 1 to {LONGEST_EXACT_ORDER}."
-            )
+            raise KieloError(f"evaluate.ngram_order = {order}. Fix: 1 to {LONGEST_EXACT_ORDER}")
         self.order = order
         stream = np.frombuffer(BORDER + training, dtype=np.uint8)
         longest = min(order, len(stream))

@@ -226,14 +226,13 @@ def _device() -> torch.device:
 # The bits that a model needs for each byte of held-out text.
 #
 # Losses per token cannot be compared across tokenizers, bits per byte can. The convention: the held-out
-# documents form one stream, each closed by the end-of-text token, as in training; every token's bits are
-# counted exactly once, end-of-text included, except for tokens that the tokenizer puts before each text;
-# they are divided by the documents' UTF-8 bytes plus one byte for each border. The convention is the same
-# for every kind of contender (see `baselines.py`).
+# documents form one stream, each closed by the end-of-text token, as in training. Every token's bits are
+# counted exactly once, end-of-text included, but not the tokens that the tokenizer puts before each text.
+# They are divided by the documents' UTF-8 bytes plus one byte for each border, for every kind of contender
+# (`baselines.py`).
 #
-# Windows overlap by default: they are one training sequence long and advance by half of it. Only tokens
-# that no earlier window counted are counted, so all but the first tokens have at least half a sequence of
-# context.
+# Windows overlap by default: they are one training sequence long and advance by half of it. A token counts in
+# the first window that has it, so all but the first tokens have at least half a sequence of context.
 
 
 MOST_TOKENS_PER_FORWARD = 8192
@@ -256,7 +255,7 @@ def counted_bytes(texts: Sequence[str]) -> int:
 def windows(num_tokens: int, length: int, stride: int) -> Iterator[Window]:
     """Yield windows of one length (at most num_tokens) that count each prediction exactly once."""
     if not 1 <= stride <= length:
-        raise KieloError(f"stride is {stride}; it must be between 1 and the sequence length, {length}")
+        raise KieloError(f"stride = {stride}. Fix: 1 to the sequence length, {length}")
     length = min(length, num_tokens)
     counted = 0
     while counted < num_tokens:

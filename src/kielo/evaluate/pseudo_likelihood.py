@@ -15,10 +15,9 @@ from kielo.recipe.errors import KieloError
 
 # Pseudo-log-likelihood: each token of a text is hidden in turn, and predicted from all the others.
 #
-# Salazar et al. 2020 (arXiv:1910.14659) hide one token at a time. In a word of several tokens the others
-# give the hidden one away; Kauf and Ivanova 2023 (arXiv:2305.10588) therefore hide the later tokens of its
-# word too ("within-word left-to-right"). Shape letters: n = tokens of a text, s = these and the control
-# tokens around.
+# Salazar et al. 2020 (arXiv:1910.14659) hide one token at a time. In a word of several tokens the other
+# tokens give the hidden token away. So Kauf and Ivanova 2023 (arXiv:2305.10588) also hide the later tokens of
+# its word ("within-word left-to-right"). Shape letters: n = tokens of a text, s = with the control tokens.
 
 
 def pseudo_log_likelihoods(

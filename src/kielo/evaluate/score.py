@@ -35,7 +35,6 @@ from kielo.evaluate.pseudo_likelihood import pseudo_bits_per_byte, score_minimal
 from kielo.evaluate.texts import (
     documents_of_sets,
     heldout_documents,
-    heldout_texts,
     training_texts,
     training_token_counts,
 )
@@ -105,8 +104,9 @@ def score_encoder(
     evaluate = recipe.evaluate
     scores = score_masked_tokens(contender, name, identity, run_folder)
     encoder = open_encoder(contender, recipe)
-    texts, _ = heldout_texts(run_folder / "tokens")
-    texts = [texts[one] for one in np.random.default_rng(recipe.seed).permutation(len(texts))]
+    documents, _ = heldout_documents(run_folder / "tokens")
+    order = np.random.default_rng(recipe.seed).permutation(len(documents))
+    texts = [documents[number]["text"] for number in order]
     found: dict[str, object] = {
         "pseudo_bits_per_byte": pseudo_bits_per_byte(encoder, texts, evaluate.pseudo_tokens),
         "filled_masks": fill_prompts(encoder, evaluate.prompts)

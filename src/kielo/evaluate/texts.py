@@ -25,11 +25,6 @@ MOST_TRAINING_BYTES = 32 << 20  # the byte baselines hold it in memory: about 40
 MOST_UNIGRAM_TOKENS = 1 << 28
 
 
-def heldout_texts(tokens_folder: Path) -> tuple[list[str], dict[str, int]]:
-    documents, coverage = heldout_documents(tokens_folder)
-    return [document["text"] for document in documents], coverage
-
-
 def heldout_documents(tokens_folder: Path) -> tuple[list[Document], dict[str, int]]:
     """Return the held-out documents, or an even sample of about 4 MiB, and the number and bytes of all.
 
@@ -41,7 +36,7 @@ def heldout_documents(tokens_folder: Path) -> tuple[list[Document], dict[str, in
     plain = [_num_bytes(one["text"]) for one in read_documents(path) if messages_of(one) is None]
     sizes = plain or [_num_bytes(document["text"]) for document in read_documents(path)]
     if not sizes:
-        raise KieloError(f"{path}: no held-out documents; raise dataset.heldout_share or add text")
+        raise KieloError(f"{path}: no held-out documents. Fix: raise dataset.heldout_share or add text")
     share = MOST_HELDOUT_BYTES / max(1, sum(sizes))
     taken = (one for one in read_documents(path) if not plain or messages_of(one) is None)
     return list(evenly(taken, share)), {

@@ -109,7 +109,7 @@ def _median(run: Gathered, key: str, spec: str) -> str | None:
 
 
 def _training_seconds(run: Gathered) -> str | None:
-    seconds = {row["name"]: row["seconds"] for row in run.stage_rows}["train"]
+    seconds = {row.name: row.seconds for row in run.stage_rows}["train"]
     return None if seconds is None else format_seconds(seconds)
 
 

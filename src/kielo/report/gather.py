@@ -6,12 +6,13 @@ stage that has not run yet is None, and the page says so.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import NamedTuple
 
+from kielo import __version__
 from kielo.artifact.chronicle import Table, chronicle
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import Manifest, read_manifest
 from kielo.artifact.metrics import (
     METRICS_NAME,
@@ -47,21 +48,26 @@ from kielo.resolve.text import Text, sequences_by_length
 
 @dataclass(frozen=True)
 class Training:
-    """Rows of metrics.jsonl, one a step in order, and the stage's counts; {} before the stage's end."""
+    """Rows of metrics.jsonl, one a step in order."""
 
     steps: list[TrainingStep]
     heldout: list[HeldOutLoss]
     passed_over: list[PassedOver]
     precisions: list[PrecisionChange]
     tokens_per_second: float | None
-    counts: dict[str, Any]
+
+
+class StageRow(NamedTuple):
+    name: str
+    state: str
+    seconds: float | None
 
 
 @dataclass(frozen=True)
 class Gathered:
     """The facts of a run folder; None for a stage that has not run.
 
-    stages: of this run. stage_rows: name, state and seconds of every stage. corpus, tokens, export_counts:
+    stages: of this run. corpus, tokens:
     counts of the stages' manifests. versions: of packages, by the manifests.
     """
 
@@ -69,12 +75,12 @@ class Gathered:
     run_folder: str
     kielo_version: str
     stages: dict[str, StageTime]
-    stage_rows: list[dict[str, Any]]
-    corpus: dict[str, Any] | None
+    stage_rows: list[StageRow]
+    corpus: JsonTable | None
     funnel: Funnel | None
     tokenizer: TokenizerMeasure | None
     row_map: RowMap | None
-    tokens: dict[str, Any] | None
+    tokens: JsonTable | None
     packing: list[PackingRow]
     overview: Overview | None
     training: Training | None
@@ -83,7 +89,6 @@ class Gathered:
     scores: Scores | None
     masked_scores: MaskedScores | None
     export: str | None
-    export_counts: dict[str, Any]
     versions: dict[str, str]
 
 
@@ -98,7 +103,7 @@ def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> Ga
     return Gathered(
         recipe=recipe,
         run_folder=str(run_folder),
-        kielo_version=kielo_version(),
+        kielo_version=__version__,
         stages=stages,
         stage_rows=_stage_rows(manifests, stages),
         corpus=corpus.counts if corpus else None,
@@ -114,7 +119,6 @@ def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> Ga
         scores=read_stage_json(run_folder / "evaluate", Scores),
         masked_scores=read_stage_json(run_folder / "evaluate", MaskedScores),
         export=str(run_folder / "hf") if export else None,
-        export_counts=export.counts if export else {},
         versions=_versions(manifests),
     )
 
@@ -138,14 +142,7 @@ def summarise(gathered: Gathered) -> Summary:
     )
 
 
-def kielo_version() -> str:
-    try:
-        return version("kielo")
-    except PackageNotFoundError:  # run from a bare checkout
-        return "unknown"
-
-
-def _pick(content: dict[str, Any] | None, kind: type[JsonObject]) -> dict[str, Any]:
+def _pick(content: JsonTable | None, kind: type[JsonObject]) -> JsonTable:
     return {key: (content or {}).get(key) for key in kind.model_fields}
 
 
@@ -181,7 +178,6 @@ def _training(folder: Path, manifest: Manifest | None) -> Training | None:
         _by_step(of_kind(rows, PassedOver)),
         _by_step(of_kind(rows, PrecisionChange)),
         counts.get("tokens_per_second") or (median(speeds[1:] or speeds) if speeds else None),
-        counts,
     )
 
 
@@ -191,7 +187,7 @@ def _by_step(rows: Sequence[Kind]) -> list[Kind]:
     return [last[step] for step in sorted(last)]
 
 
-def _stage_rows(manifests: dict[str, Manifest | None], stages: dict[str, StageTime]) -> list[dict[str, Any]]:
+def _stage_rows(manifests: dict[str, Manifest | None], stages: dict[str, StageTime]) -> list[StageRow]:
     """Return a row for each stage: the seconds that made its folder, and if this run did it."""
     names = list(dict.fromkeys([*STAGE_FOLDERS, *stages]))
     rows = []
@@ -203,7 +199,7 @@ def _stage_rows(manifests: dict[str, Manifest | None], stages: dict[str, StageTi
             state, seconds = "already done", manifest.wall_seconds if manifest else None
         else:
             state, seconds = "done", asked.seconds
-        rows.append({"name": name, "state": state, "seconds": seconds})
+        rows.append(StageRow(name, state, seconds))
     return rows
 
 

@@ -346,6 +346,6 @@ def _on(colour: str) -> str:
 
 def _write(figure: Figure, path: Path | str) -> None:
     buffer = io.StringIO()
-    nothing: dict[str, Any] = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    nothing: dict[str, str | None] = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", metadata=nothing)
     write_own_text(path, buffer.getvalue())

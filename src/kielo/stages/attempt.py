@@ -101,7 +101,7 @@ def train_here(recipe: Recipe, profile_steps: int = 0, measured_steps: int | Non
     None: the whole run, with its checkpoints.
     """
     place = find_rendezvous()
-    # Several ranks find it out together: one of them may see another folder.
+    # Several ranks decide it together, because one rank may see another folder.
     done = done_before(recipe, 1) if place.size == 1 and measured_steps is None else None
     if done is not None:
         return done

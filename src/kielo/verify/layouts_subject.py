@@ -159,7 +159,7 @@ def step_arrays(of: Subject, step: int) -> tuple[np.ndarray, np.ndarray, np.ndar
     labels = tokens[:, 1:].copy()
     for row in range(sequences):
         labels[row, generator.permutation(length)[: 3 * (row % _COUNTING_ROWS)]] = NOT_COUNTED
-    # Half a sequence too: a context rank's part of one may count no label at all.
+    # And half a sequence: then a context rank may count no label at all.
     labels[-1, : length // 2] = NOT_COUNTED
     samples = np.arange((step - 1) * sequences, step * sequences)
     is_used = of.mask_documents or of.has_causal

@@ -121,7 +121,7 @@ class MemoryLedger:
             holding.bytes = size
 
 
-# Watches the operators of one rank: memory, floating-point operations and collectives of local tensors.
+# A watch over the operators of one rank: memory, floating-point operations and collectives of local tensors.
 #
 # torch decomposes DTensors, and weights in FP8, first, so that sizes are of this rank and not of the
 # whole model. A fake tensor has no value: a question for its value is answered with 1, and a comparison of

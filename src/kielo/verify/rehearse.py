@@ -49,7 +49,7 @@ def rehearse(resolved: Resolved, rank: int, site: Cluster | None = None) -> Rehe
     Layers are not compiled, and the precision is the run's first. Raise KieloError for a rank that does not
     exist and for a setting that cannot be rehearsed.
     """
-    # A compiler would need values; operators that it fuses are counted one by one.
+    # A compiler needs values. Operators that it would fuse are counted one by one.
     layout = resolved.placement.layout.model_copy(update={"compile": False})
     placement = resolved.placement.model_copy(update={"layout": layout})
     resolved = resolved.model_copy(update={"placement": placement})

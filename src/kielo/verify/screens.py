@@ -295,7 +295,7 @@ def _gigabytes(size: float) -> str:
     return f"{size / 1e9:,.3f}"
 
 
-# A preflight on one screen: the checks, the nodes, and what is wrong.
+# A preflight on one screen: the checks, the nodes, and the complaints.
 
 CHECK_TITLES = ("check", "found", "seconds", "")
 _MOST_COMPLAINTS, _MOST_NODES = 20, 8

@@ -31,7 +31,7 @@ LARGEST_ALL_TO_ALL = 64
 # and rings of 2023's LUMI 0.37.
 LEAST_OF_NETWORK = 0.15
 SLOWEST_OF_GROUPS = 0.5  # of the median of the groups of one axis; a proposal
-# torch 2.13's names; 2.10 and 2.11 have the older ones only.
+# torch 2.13's names. torch 2.10 and 2.11 have only the older names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _SHOWN = 3  # wrong results of a rank

@@ -21,7 +21,7 @@ from kielo.verify.preflight.job import FILE_CHUNK_BYTES, Finding, Job, spread
 
 _FOLDER = ".preflight.kielo"
 _FP32 = 4
-# Of a checkpoint besides one file a rank: index, manifest, training state and their folders.
+# Files of a checkpoint besides one for each rank: index, manifest, training state and their folders.
 _FILES_BESIDE_SHARDS = 8
 
 

@@ -15,7 +15,7 @@ from kielo.verify.preflight.job import Finding, Job
 
 # Variables that change how a rank computes or communicates. Those that choose its devices differ by rank.
 PREFIXES = ("NCCL_", "RCCL_", "FI_", "GLOO_", "UCX_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "HSA_", "CUBLAS_")
-# Of those, what only tells: preflight has each rank log to a file of its own, and rank.sh rank 0 alone.
+# These only change logs: in preflight each rank has its own file, and with rank.sh only rank 0 logs.
 _ONLY_TELLS = ("NCCL_DEBUG", "RCCL_DEBUG")
 _PACKAGES = ("torch", "numpy", "safetensors", "pydantic")
 _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version"))
