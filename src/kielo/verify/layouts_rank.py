@@ -172,7 +172,7 @@ def compare(
     settle_matrix_products(case.precision)
     outcome = train_laid_out(of, case, steps, world, meshes[degrees])
     if missing := set(truth) - set().union(*objects.all_gather(set(outcome))):
-        raise ValueError(f"no rank has {sorted(missing)}, so nothing would be compared with it")
+        raise ValueError(f"no rank has {sorted(missing)}")
     every = objects.all_gather(differences(outcome, truth))
     return {what: max((one[what] for one in every), key=lambda worst: worst["value"]) for what in every[0]}
 
