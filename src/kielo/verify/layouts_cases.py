@@ -129,7 +129,8 @@ def _cases(
     precision: Precision = "fp32",
 ) -> list[Case]:
     """Return the case of each layout with each number of micro-batches and each set of switches."""
-    return [Case(*each, precision) for each in product(layouts, micro_batches, switches)]
+    every = product(layouts, micro_batches, switches)
+    return [Case(layout, number, switch, precision) for layout, number, switch in every]
 
 
 def _crossed(layouts: Sequence[Keys], others: Sequence[Keys]) -> list[Keys]:
