@@ -132,7 +132,8 @@ def picture(result: dict) -> str:
     )
     style = files("kielo.report").joinpath("frame.html.jinja").read_text(encoding="utf-8")
     colours = dict(reversed(re.findall(r"(--\w+): (#\w{6})", style)))  # the first of a name is the light one
-    svg = re.sub(r"var\((--\w+)\)", lambda found: colours[found[1]], bits_per_byte_bars({"scores": scores}))
+    drawn = bits_per_byte_bars(SimpleNamespace(scores=scores))
+    svg = re.sub(r"var\((--\w+)\)", lambda found: colours[found[1]], drawn)
     ground = f'<rect width="100%" height="100%" fill="{colours["--paper"]}"/>'
     return '<?xml version="1.0" encoding="utf-8"?>\n' + re.sub(r"(<svg [^>]*>)", rf"\1{ground}", svg, count=1)
 

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-_OF_API = ("KieloError", "Recipe", "Run", "Stopped")
+_OF_API = ("KieloError", "Recipe", "Run", "Stopped", "compare")
 
 
 def __getattr__(name: str) -> Any:

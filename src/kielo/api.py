@@ -272,4 +272,15 @@ class Run:
         """Write report.html, summary.json and the model card of what there is; return the page."""
         from kielo.report.write import write_report
 
-        return write_report(self.folder, self.recipe.settings, self.stages)
+        stages = self.stages or (self.summary.stages if self.summary else {})
+        return write_report(self.folder, self.recipe.settings, stages)
+
+
+def compare(*runs: str | Path, to: str | Path = "comparison.html") -> Path:
+    """Write a page with the curves, scores, speed and differing settings of two or more runs; return it.
+
+    Raises KieloError if nothing was trained in any of them, or if `to` is a file of yours.
+    """
+    from kielo.report.compare_runs import write_comparison
+
+    return write_comparison({Path(run): Run(run).recipe.settings for run in runs}, Path(to))

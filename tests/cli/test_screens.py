@@ -50,6 +50,7 @@ SCREENS = {
     "verify round-trip": ["verify", "round-trip", "run/hf"],
     "verify position-heads": ["verify", "position-heads", "hf", "text.txt"],
     "evaluate": ["evaluate", "run"],
+    "report": ["report", "run"],
     "generate": ["generate", "run", "Kord", "--tokens", "4"],
     "export": ["export", "run", "--to", "my_model"],
     "tokenizer measure": ["tokenizer", "measure", "run/tokenizer", "run/hf", "--text", "text.txt"],

@@ -170,7 +170,7 @@ def test_flags_that_contradict_each_other_are_refused(stages, recipe, tmp_path, 
         "--only pack --to train": "--only does not go with --from or --to; give one or the other",
         "--from train --to pack": f"--from train comes after --to pack; the order is: {order}",
         "--ranks 0": "--ranks 0: give 1 or more",
-        "--again pack --to tokenizer": "--again pack: this stage is not among those to run: corpus, "
+        "--again pack --to tokenizer": "--again pack: this stage is not among the chosen stages: corpus, "
         "tokenizer",
         "--share 1/2": "--share goes with --only pack, the stage that several machines do together",
         "--share 1/2 --only corpus": "--share goes with --only pack, the stage that several machines do "
@@ -203,7 +203,7 @@ def test_a_stage_is_refused_without_each_folder_that_it_needs(
         stages.asked.clear()
         assert run(recipe, "--only", stage) == 1
         assert capsys.readouterr().err == (
-            f"kielo: {folder} is not finished, and this stage needs it; run `kielo run {recipe}` without "
+            f"kielo: {folder} is not finished, and this stage needs it. Fix: kielo run {recipe}, without "
             "--from and --only\n"
         )
         assert stages.asked == []
@@ -330,7 +330,7 @@ def test_the_recipe_is_written_after_a_stage_that_was_made(stages, recipe, tmp_p
     path.write_text(path.read_text() + "# mine\n")
     capsys.readouterr()
     assert run(recipe, "--to", "train") == 0
-    assert capsys.readouterr().err == f"{path} was changed by hand and stays as it is\n"
+    assert capsys.readouterr().err == f"{path} was changed by hand and is kept\n"
     assert path.read_text().endswith("# mine\n")
     path.unlink()
     stages.during["tokenizer"] = lambda: (_ for _ in ()).throw(KieloError("no"))
@@ -392,8 +392,8 @@ def test_sequences_that_are_packed_are_told(stages, recipe, capsys, monkeypatch)
 
 
 @pytest.mark.parametrize(("share", "made", "said"), [
-    ("1/1", 3, "share 1 of 1: 3 parts of the token shards are there; when all shares are, `kielo run RECIPE "
-     "--only pack` joins them"),
+    ("1/1", 3, "share 1 of 1: 3 parts of the token shards exist. When all shares exist, join them with: "
+     "kielo run RECIPE --only pack"),
     ("2/16", 0, "share 2 of 16: nothing to do"),
 ])  # fmt: skip
 def test_a_share_of_the_text_is_packed(share, made, said, stages, recipe, tmp_path, capsys, monkeypatch):
@@ -443,7 +443,7 @@ def test_an_encoder_has_no_certificate(stages, recipe, capsys) -> None:
     assert run(recipe, *(word for one in encoder for word in ("--set", one))) == 0
     assert "verify" not in stages.asked and stages.asked[-1] == "report"
     said = capsys.readouterr().out
-    assert "── verify\n   training is compared with transformers for decoders only\n── evaluate\n" in said
+    assert "── verify\n   only decoders are compared with transformers\n── evaluate\n" in said
 
 
 def test_sigterm_ends_a_stage_with_75_and_the_handler_comes_back(stages, recipe, tmp_path, capsys) -> None:

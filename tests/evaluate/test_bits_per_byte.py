@@ -123,7 +123,7 @@ def test_windows_by_hand() -> None:
     assert list(windows(9, 4, 4)) == [Window(0, 0), Window(4, 0), Window(5, 3)]
     assert list(windows(3, 4, 2)) == [Window(0, 0)] and list(windows(0, 4, 2)) == []
     for stride in (0, 5):
-        with pytest.raises(KieloError, match=f"stride is {stride}; it must be between 1 and the sequence"):
+        with pytest.raises(KieloError, match=f"stride = {stride}. Fix: 1 to the sequence"):
             list(windows(10, 4, stride))
 
 

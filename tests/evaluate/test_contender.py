@@ -111,7 +111,7 @@ def test_a_folder_is_loaded_from_nowhere_else(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(KieloError) as caught:
         load_hugging_face_model(FOLDER, 258, "auto")
     assert str(caught.value) == (
-        f"{FOLDER}: the tokenizer has 258 tokens, and the model's vocabulary 257 rows; they do not belong "
+        f"{FOLDER}: the tokenizer has 258 tokens, and the model's vocabulary 257 rows, so they do not belong "
         "together"
     )
     missing += [f"w{number}" for number in (9, 3, 5, 1, 7, 2, 8, 4, 6)]

@@ -147,7 +147,7 @@ def test_prompts_have_the_mask_once_and_fit() -> None:
     with pytest.raises(KieloError) as caught:
         fill_prompts(words(7), ["tere [MASK] abc leht vali"])
     assert str(caught.value) == (
-        "'tere [MASK] abc leht vali': longer than a sequence of the model (4 tokens)"
+        "'tere [MASK] abc leht vali': longer than a sequence of the model. Fix: at most 4 tokens"
     )
     with pytest.raises(KieloError) as caught:
         fill_prompts(words(7), ["[MASK] " + 70 * "x" + " [MASK]"])

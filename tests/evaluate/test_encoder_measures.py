@@ -17,11 +17,11 @@ from kielo.artifact.scores import MaskedScores
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.dataset.masking import MaskingVocabulary
 from kielo.dataset.pack import pack
-from kielo.evaluate.conllu import read_sentences
 from kielo.evaluate.contender import load_checkpoint
 from kielo.evaluate.encoder import Encoder, open_encoder
 from kielo.evaluate.fill_mask import fill_prompts
-from kielo.evaluate.part_of_speech import score_part_of_speech, word_states
+from kielo.evaluate.masked_tokens import TokenBaselines
+from kielo.evaluate.part_of_speech import read_sentences, score_part_of_speech, word_states
 from kielo.evaluate.pseudo_likelihood import (
     hidden_in_turn,
     pseudo_bits_per_byte,
@@ -29,7 +29,6 @@ from kielo.evaluate.pseudo_likelihood import (
     read_pairs,
     score_minimal_pairs,
 )
-from kielo.evaluate.token_baselines import TokenBaselines
 from kielo.models import families
 from kielo.models.blocks.decoder import init_weights
 from kielo.recipe.check import check
@@ -239,7 +238,7 @@ def test_a_pair_is_right_where_the_good_sentence_is_likelier(encoder: Encoder, t
         ("a.jsonl", "[]\n", "line 1: not a minimal pair"),
         ("a.tsv", "good\tbad\nja\tei\n", "line 2: not a minimal pair"),
         ("a.tsv", "sen\twrong_sen\nja\t\n", "line 2: not a minimal pair"),
-        ("a.jsonl", "\n", "holds no minimal pair"),
+        ("a.jsonl", "\n", "has no minimal pair"),
         ("a.tsv", b"sen\twrong_sen\n\xff\tja\n", "line 2: not UTF-8"),
     ],
 )  # fmt: skip
@@ -267,7 +266,7 @@ def test_a_treebank_gives_words_their_tags_and_places(tmp_path: Path) -> None:
     [
         ("2\tkäsk\tkäsk", "2\tkäsk käsk", "line 3: damaged CoNLL-U: 9 columns"),
         ("2\tkäsk", "3\tkäsk", "line 3: damaged CoNLL-U: word 3 after word 1"),
-        ("2\tkäsk", "zwei\tkäsk", "line 3: damaged CoNLL-U: 'zwei' is no number"),
+        ("2\tkäsk", "zwei\tkäsk", "line 3: damaged CoNLL-U: 'zwei' is not the number"),
         ("käsk\tNOUN", "käsk\t_", "line 3: damaged CoNLL-U: no universal part of speech"),
         ("\n\n", "\n", "line 9: damaged CoNLL-U: word 1 after word 5"),
     ],
@@ -335,7 +334,7 @@ def test_a_classifier_of_states_tags_words_that_it_never_saw(encoder: Encoder, t
     assert (scores.words, scores.training_words, scores.tags, scores.layer) == (360, 360, 2, 1)
     with pytest.raises(KieloError, match="from_layer = 3: the model has 2 layers. Fix: 1 to 2"):
         score_part_of_speech(encoder, settings.model_copy(update={"from_layer": 3}))
-    with pytest.raises(KieloError, match="one tag only"):
+    with pytest.raises(KieloError, match="only the tag"):
         (tmp_path / "train.conllu").write_text("1\tuus\t_\tADJ" + "\t_" * 6)
         score_part_of_speech(encoder, settings)
 

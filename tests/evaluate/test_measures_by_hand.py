@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from kielo.evaluate import part_of_speech
-from kielo.evaluate.conllu import Sentence
 from kielo.evaluate.encoder import Encoder
-from kielo.evaluate.part_of_speech import score_part_of_speech, word_states
+from kielo.evaluate.part_of_speech import Sentence, score_part_of_speech, word_states
 from kielo.evaluate.pseudo_likelihood import pseudo_bits_per_byte, read_pairs, score_minimal_pairs
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import PartOfSpeech
@@ -160,5 +159,5 @@ def test_tags_stand_beside_those_of_a_list_of_words(monkeypatch: pytest.MonkeyPa
     files[tmp_path / "train"] = [sentence(("tere", "X"))]
     with pytest.raises(KieloError) as caught:
         score_part_of_speech(with_states(40), settings)
-    told = f"{tmp_path / 'train'}: one tag only, X; nothing can be learned from that"
+    told = f"{tmp_path / 'train'}: only the tag X. Fix: sentences with two tags or more"
     assert str(caught.value) == told

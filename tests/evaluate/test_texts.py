@@ -14,7 +14,7 @@ from kielo.evaluate import texts
 from kielo.evaluate.texts import (
     documents_of_sets,
     evenly,
-    heldout_texts,
+    heldout_documents,
     training_texts,
     training_token_counts,
 )
@@ -23,6 +23,11 @@ from kielo.recipe.sections import Recipe
 from tests.evaluate.test_bits_per_byte import byte_tokenizer
 
 MIB = 2**20
+
+
+def heldout_texts(folder) -> tuple[list[str], dict[str, int]]:
+    documents, coverage = heldout_documents(folder)
+    return [document["text"] for document in documents], coverage
 
 
 def document(text: str, source: str = "help", **metadata: Any) -> dict[str, Any]:
@@ -90,7 +95,7 @@ def test_conversations_are_taken_where_there_is_nothing_else(tmp_path: Path) -> 
     with pytest.raises(KieloError) as caught:
         heldout_texts(folder)
     assert str(caught.value) == (
-        f"{folder / 'heldout.jsonl.zst'}: no held-out documents; raise dataset.heldout_share or add text"
+        f"{folder / 'heldout.jsonl.zst'}: no held-out documents. Fix: raise dataset.heldout_share or add text"
     )
     folder = tokens_folder(tmp_path, {"heldout": [document("")]}, {})
     assert heldout_texts(folder)[0] == [""]

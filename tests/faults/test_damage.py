@@ -232,11 +232,11 @@ INDEX_EDITS = {
         lambda index: index.update(step=7),
     ),
     "no identity": (
-        "does not say of which model it is",
+        "does not name its model",
         lambda index: index["plain"].pop("identity"),
     ),
     "a model of code": (
-        "is none that this kielo knows",
+        "is not a model of this Kielo",
         lambda index: index["plain"]["identity"]["model"].update(model_type="__import__('os')"),
     ),
 }

@@ -583,7 +583,7 @@ def test_again_makes_a_stage_after_training_anew(finished, here, stage):
         (["--again", "train"], "invalid choice: 'train'", "--again"),
         (["--again", "report"], "invalid choice: 'report'", "--again"),
         (["--again", "corpse"], "invalid choice: 'corpse'", "--again"),
-        (["--again", "corpus", "--from", "train"], "is not among those to run", "--again corpus"),
+        (["--again", "corpus", "--from", "train"], "is not among the chosen stages", "--again corpus"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

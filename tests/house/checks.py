@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import jinja2
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "kielo"
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "core", "base", "tools", "manager"}
@@ -234,6 +236,11 @@ def attributes_read(package: Path, leaving_out: tuple[str, ...]) -> dict[str, se
         if str(path.relative_to(package)) not in leaving_out:
             for name, owners in _attributes_of(path.read_text(encoding="utf-8")).items():
                 read.setdefault(name, set()).update(owners)
+    for path in package.rglob("*.jinja"):
+        template = jinja2.Environment().parse(path.read_text(encoding="utf-8"))
+        for node in template.find_all(jinja2.nodes.Getattr):
+            owner = getattr(node.node, "attr", getattr(node.node, "name", ""))
+            read.setdefault(node.attr, set()).add(owner)
     return read
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-from kielo.report import page
+from kielo.report import write
 from kielo.report.gather import Gathered
 from tests.report.synthetic_run import RECIPE
 from tests.report.test_whole_page import Text
@@ -11,13 +11,15 @@ ENCODER = RECIPE.model_copy(update={"train": RECIPE.train.model_copy(update={"ob
 NOTHING = Gathered(
     recipe=RECIPE, run_folder="run", kielo_version="9.8", stages={}, stage_rows=[], corpus=None, funnel=None,
     tokenizer=None, row_map=None, tokens=None, packing=[], overview=None, training=None, chronicle=[],
-    parity=None, scores=None, masked_scores=None, export=None, export_counts={}, versions={},
+    parity=None, scores=None, masked_scores=None, export=None, versions={},
 )  # fmt: skip
 
 
 def section(name: str, found: Gathered) -> str:
     """Returns the HTML below a section's title."""
-    return re.search(rf'<section id="{name}"><h2>[^<]*</h2>\n(.*?)\n</section>', page.render(found), re.S)[1]
+    return re.search(
+        rf'<section id="{name}"><h2>[^<]*</h2>\n(.*?)\n</section>', write.render_page(found), re.S
+    )[1]
 
 
 def words(name: str, found: Gathered) -> list[str]:
@@ -25,4 +27,4 @@ def words(name: str, found: Gathered) -> list[str]:
 
 
 def sections(found: Gathered) -> list[str]:
-    return re.findall(r'<section id="([^"]*)">', page.render(found))
+    return re.findall(r'<section id="([^"]*)">', write.render_page(found))

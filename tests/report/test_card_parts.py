@@ -235,4 +235,4 @@ def test_a_card_that_a_person_changed_stays(tmp_path: Path, capsys: pytest.Captu
     path.write_text("mine", encoding="utf-8")
     write_model_card(tmp_path, card())
     assert path.read_text() == "mine"
-    assert capsys.readouterr().err == f"{path} was changed by hand and stays as it is\n"
+    assert capsys.readouterr().err == f"{path} was changed by hand and is kept\n"

@@ -15,7 +15,7 @@ from kielo.artifact.scores import (
     PartOfSpeechScores,
     PseudoBitsPerByte,
 )
-from kielo.report import model_card, page
+from kielo.report import model_card, write
 from kielo.report.gather import Gathered, gather, summarise
 from kielo.report.make_summary import summary_rows
 from tests.report import synthetic_run
@@ -62,7 +62,7 @@ def gathered(tmp_path_factory: pytest.TempPathFactory) -> Gathered:
 
 def test_the_page_has_every_measure_of_an_encoder(gathered: Gathered) -> None:
     """With their figures, and with text from outside escaped; a baseline that is better is not hidden."""
-    text = Page(page.render(gathered)).text
+    text = Page(write.render_page(gathered)).text
     for told in (
         "beats 2 of 3 baselines", "41.5 %", "Token bigram 17.1 %", "both neighbours 42.0 %", "0.987", "1.234",
         "2,100 tokens of 9 held-out documents", "17.5", "kuva", "| 50 %", "Minimal pairs of pairs.tsv",
@@ -72,7 +72,7 @@ def test_the_page_has_every_measure_of_an_encoder(gathered: Gathered) -> None:
         assert told in text, told
     assert text.count(HOSTILE) >= 3
     best = SCORES.model_copy(update={"accuracy": Accuracy(model=0.5, unigram=0.04, bigram=0.171)})
-    text = Page(page.render(replace(gathered, masked_scores=best))).text
+    text = Page(write.render_page(replace(gathered, masked_scores=best))).text
     assert "beats all of 2 baselines" in text  # of a file of before, which has two
 
 

@@ -25,7 +25,7 @@ DASHES = [4.0, 3.0]  # in widths of the line
 def drawn(monkeypatch) -> dict[str, Figure]:
     """Name → the figure, which is not rendered."""
     found: dict[str, Figure] = {}
-    monkeypatch.setattr(figures, "page_svg", lambda figure, name: found.setdefault(name, figure) and name)
+    monkeypatch.setattr(figures, "page_svg", lambda figure, name, _: found.setdefault(name, figure) and name)
     return found
 
 
@@ -224,8 +224,8 @@ def test_how_the_curves_of_parity_look(drawn) -> None:
     assert dashes_of(dashed) == (0, DASHES)
     curve, limit = below.lines
     assert look(curve) == (OURS, 1.4, "o", 3.5) and look(limit) == (DROPPED, 1.2, "None", None)
-    assert words(below) == [("tolerance 1e-05", (3, 1e-5), (12, 0), DROPPED)]
-    assert {(one.get_va(), one.get_annotation_clip()) for one in below.texts} == {("center", False)}
+    assert words(below) == [("tolerance 1e-05", (3, 1e-5), (0, 8), DROPPED)]
+    assert {(one.get_ha(), one.get_annotation_clip()) for one in below.texts} == {("right", False)}
     legend = above.get_legend()
     anchor = legend.get_bbox_to_anchor().transformed(above.transAxes.inverted())
     assert (anchor.x0, anchor.y0) == (pytest.approx(0, abs=1e-9), pytest.approx(1))
@@ -233,7 +233,7 @@ def test_how_the_curves_of_parity_look(drawn) -> None:
     assert_grid(above)
     assert_axes_of_steps(below)
     assert below.get_title("left") == "equal to the last bit in 1 of 3 steps"
-    assert {text.get_size() for text in [below._left_title]} == {8}
+    assert {text.get_size() for text in [below._left_title]} == {11}
     assert len(below.yaxis.get_minorticklocs()) == 0
     assert len(set(legend_columns(legend))) == 2
 
@@ -279,15 +279,18 @@ def test_an_svg_of_the_page() -> None:
         figure, axes = figures.page_figure(2.0)
         axes.plot([0, 1], [0, 1], color=OURS)
         axes.set_title("5 $x$", color=QUIET)
-        svg = figures.page_svg(figure, "name")
+        svg = figures.page_svg(figure, "name", "5 < 6")
+        narrow = figures.page_svg(figures.page_figure(2.0, figures.NARROW)[0], "name", "")
     assert svg.startswith("<svg ") and svg.rstrip().endswith("</svg>")
     opening = svg.partition(">")[0]
     assert 'style="max-width: 604.8pt" width="100%"' in opening and 'viewBox="0 0 604.8 144"' in opening
     assert "height=" not in opening and "<metadata" not in svg
     assert "stroke: var(--ours)" in svg and "fill: var(--quiet)" in svg and ">5 $x$</text>" in svg
-    assert "#ffffff" not in svg and not re.search("#0[1-6]0[1-6]0[1-6]", svg)
+    assert "#ffffff" not in svg and not re.search("#0[1-8]0[1-8]0[1-8]", svg)
     identifiers = re.findall(r'\bid="([^"]*)"', svg)
-    assert identifiers and all(one.startswith("name-") for one in identifiers)
+    assert identifiers and all(one.startswith("name-wide-") for one in identifiers)
+    assert 'class="wide" role="img" aria-label="5 &lt; 6"' in opening
+    assert 'class="narrow"' in narrow and 'id="name-narrow-' in narrow and "max-width: 331.2pt" in narrow
     used = re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', svg)
     assert used and {one or other for one, other in used} <= set(identifiers)
     assert matplotlib.rcParams["font.size"] == 10  # the style holds for the page's figures alone

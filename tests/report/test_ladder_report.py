@@ -76,7 +76,9 @@ def test_notes_say_how_it_was_measured_and_planned() -> None:
         "a<b: 7.30 billion parameters, steps of 4,194,304 tokens on any number of nodes, sequences of 8,192, "
         "on site. Each figure is the median of a rung's steps without the first two."
     )
-    assert linear.startswith("% of linear: tokens/s of a node, by those of the fastest layout on the fewest")
+    assert linear.startswith(
+        "% of linear: tokens/s of a node, as a share of the fastest layout's on the fewest"
+    )
     assert planned == "Planned by constants fitted on published runs, before the measurement."
     assert others == "Others on 6 nodes: 50 TFLOP/s a device ± 10%, Others' code, 7B (a page, 2025-01)."
     assert use.startswith("To plan with what was measured: kielo plan calibrate")

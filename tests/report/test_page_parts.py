@@ -10,7 +10,7 @@ from markupsafe import escape
 from kielo.artifact.metrics import HeldOutLoss, PassedOver, PrecisionChange, PrecisionVerdict
 from kielo.artifact.scores import Accuracy, BitsPerByte
 from kielo.artifact.tokenizer_files import RowMap
-from kielo.report import page
+from kielo.report import write
 from kielo.report.gather import Gathered, Training, gather
 from tests.report.made_page import ENCODER, NOTHING, section, sections, words
 from tests.report.synthetic_run import RECIPE, SOURCE_IN_WORDS, STAGES, source_folder
@@ -21,7 +21,7 @@ from tests.report.test_whole_page import Text
 @pytest.fixture(autouse=True)
 def without_figures(monkeypatch) -> None:
     """Figures take most of a page's time; test_whole_page.py has them on it."""
-    monkeypatch.setattr(page, "FIGURES", ())
+    monkeypatch.setattr(write, "FIGURES", ())
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_sections_of_each_kind_of_run(gathered: Gathered) -> None:
 
 
 def header(found: dict[str, Any]) -> str:
-    return re.search(r'<p class="verdict">.*?</p>', page.render(found))[0]
+    return re.search(r'<p class="verdict">.*?</p>', write.render_page(found))[0]
 
 
 def claim(is_good: bool, text: str) -> str:
@@ -96,24 +96,24 @@ def test_the_verdict_of_parity(gathered, passed: bool, said: str, word: str) -> 
 
 def test_the_figures_below_the_verdict(gathered) -> None:
     def facts(found: dict[str, Any]) -> list[tuple[str, str]]:
-        return re.findall(r"<div><dd>([^<]*)</dd><dt>([^<]*)</dt></div>", page.render(found))
+        return re.findall(r"<div><dt>([^<]*)</dt><dd>([^<]*)</dd></div>", write.render_page(found))
 
     found = replace(gathered, masked_scores=MASKED)
     assert facts(found) == [
-        ("1.413", "bits per byte, held-out"), ("41.5 %", "hidden tokens predicted"),
-        ("6.92 million", "parameters"), ("4.0e-07", "largest loss difference to HF"),
-        ("12,000", "tokens per second"), ("2.19 MB", "clean text"),
+        ("bits per byte, held-out", "1.413"), ("hidden tokens predicted", "41.5 %"),
+        ("parameters", "6.92 million"), ("largest loss difference to HF", "4.0e-07"),
+        ("tokens per second", "12,000"), ("clean text", "2.19 MB"),
     ]  # fmt: skip
-    assert facts(NOTHING) == [] and "facts" not in page.render(NOTHING).partition("<body>")[2]
+    assert facts(NOTHING) == [] and "facts" not in write.render_page(NOTHING).partition("<body>")[2]
     training = replace(gathered.training, tokens_per_second=None)
     assert facts(replace(NOTHING, training=training)) == []
 
 
 def test_a_description_is_shown_where_there_is_one() -> None:
     alone = RECIPE.model_copy(update={"description": ""})
-    assert "</h1>\n<p class" in page.render(replace(NOTHING, recipe=alone))
+    assert "</h1>\n<p class" in write.render_page(replace(NOTHING, recipe=alone))
     plain = RECIPE.model_copy(update={"description": "a < b"})
-    assert "</h1>\n<p>a &lt; b</p>\n<p" in page.render(replace(NOTHING, recipe=plain))
+    assert "</h1>\n<p>a &lt; b</p>\n<p" in write.render_page(replace(NOTHING, recipe=plain))
 
 
 def test_what_has_not_run_is_said() -> None:
@@ -125,7 +125,7 @@ def test_what_has_not_run_is_said() -> None:
         assert section(name, NOTHING) == f'<p class="note">The {stage} stage has not run yet.</p>'
     encoder = replace(NOTHING, recipe=ENCODER)
     assert words("masked-tokens", encoder) == ["The evaluate stage has not run yet."]
-    assert words("chronicle", NOTHING) == ["No attempt was noted."]
+    assert words("chronicle", NOTHING) == ["No attempt was recorded."]
     assert words("stages", NOTHING) == ["Stage", "This run", "Time", "Package", "Version", "kielo", "9.8"]
 
 
@@ -169,12 +169,12 @@ def test_words_of_an_encoder() -> None:
     )
     found = words("masked-tokens", replace(NOTHING, recipe=ENCODER, masked_scores=bare))
     assert found[10:12] == ["Parts of speech", "Logistic regression of frozen states"]
-    assert found[-1].endswith("of a word of several tokens the first one.")
+    assert found[-1].endswith("of a word of several tokens the first token.")
     no_tags = bare.model_copy(update={"part_of_speech": None})
     html = section("masked-tokens", replace(NOTHING, recipe=ENCODER, masked_scores=no_tags))
     assert len(Text(html).lines) == 10
     masks = section("masked-tokens", replace(NOTHING, recipe=ENCODER, masked_scores=MASKED))
-    assert '<h3>Hidden words</h3><div lang="no"><div class="scroll">' in masks
+    assert '<h3>Hidden words</h3><div lang="no"><div class="scroll" ' in masks
     assert '<td class="text">kuva</td><td class="text">| 50 %</td>' in masks
 
 
@@ -192,15 +192,15 @@ def test_the_sentence_of_the_training(gathered) -> None:
         PrecisionVerdict(step=1400, precision="fp8", outcome="taken back", **judged),
     ]
     steps = [last, last.model_copy(update={"step": 1234, "tokens": 5678, "mfu": 0.415, "skipped": 0})]
-    training = Training(steps, [], passed_over, precisions, 98765.4, {})
+    training = Training(steps, [], passed_over, precisions, 98765.4)
     assert words("training", replace(NOTHING, training=training))[0] == (
         "1,234 optimiser steps over 5,678 tokens, at 98,765 tokens per second (median), 41.5 % of the "
         "accelerator's peak; steps passed over, as the recipe asks: 733–738, 1,050–2,100; steps passed over, "
-        "after spikes of the loss: 39–41; bf16 after step 1,200; the precision before after step 1,400 "
-        "again: the loss or the gradient norm had risen."
+        "after spikes of the loss: 39–41; bf16 after step 1,200; the earlier precision again after step "
+        "1,400, because the loss or the gradient norm had risen."
     )
     short = last.model_copy(update={"tokens": None, "skipped": 3})
-    training = Training([short], [], [], [], None, {})
+    training = Training([short], [], [], [], None)
     assert words("training", replace(NOTHING, training=training)) == [
         "730 optimiser steps; steps skipped because they were not finite: 3."
     ]

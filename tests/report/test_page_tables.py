@@ -8,8 +8,9 @@ import pytest
 
 from kielo.artifact.chronicle import chronicle
 from kielo.artifact.tokenizer_files import RowMap
-from kielo.report import page
-from kielo.report.gather import Gathered, gather
+from kielo.report import write
+from kielo.report.gather import Gathered, StageRow, gather
+from kielo.report.units import fill_template
 from tests.report.made_page import NOTHING, section, words
 from tests.report.synthetic_run import RECIPE, STAGES
 from tests.report.test_whole_page import Text
@@ -18,7 +19,7 @@ from tests.report.test_whole_page import Text
 @pytest.fixture(autouse=True)
 def without_figures(monkeypatch) -> None:
     """Figures take most of a page's time; test_whole_page.py has them on it."""
-    monkeypatch.setattr(page, "FIGURES", ())
+    monkeypatch.setattr(write, "FIGURES", ())
 
 
 @pytest.fixture
@@ -30,7 +31,8 @@ def test_tables_of_the_chronicle(tmp_path) -> None:
     """All of their columns are text."""
     tables = [SimpleNamespace(title="A & B", header=("one", "two"), rows=[("x", "y")])]
     assert section("chronicle", replace(NOTHING, chronicle=tables)) == (
-        '<h3>A &amp; B</h3>\n<div class="scroll"><table class="pairs"><thead><tr>'
+        '<h3>A &amp; B</h3>\n<div class="scroll" role="group" tabindex="0" aria-label="Table: one">'
+        '<table class="pairs"><thead><tr>'
         '<th class="text" scope="col">one</th><th class="text" scope="col">two</th></tr></thead><tbody>'
         '<tr><td class="text">x</td><td class="text">y</td></tr></tbody></table></div>'
     )
@@ -46,7 +48,7 @@ def test_what_could_not_be_read_is_shown(gathered) -> None:
             ]
         }
     )
-    shown = '<summary>The first records that could not be read</summary><div class="scroll"><table'
+    shown = '<summary>The first records that could not be read</summary><div class="scroll" '
     html = section("corpus", replace(gathered, funnel=funnel))
     assert (
         shown in html and '<td class="text">a</td><td class="text">line 3: no JSON</td></tr></tbody>' in html
@@ -111,23 +113,20 @@ def test_words_of_a_transplant() -> None:
     html = section("transplant", found)
     assert Text(html).lines == [
         "Rows of the new vocabulary", "Tokens", "Share",
-        "Those of a token of the same text, byte or role", "2", "25.0%",
+        "Copied from a token of the same text, byte or role", "2", "25.0%",
         "Made of 3.0 old rows, on average (1 weighted by similarity)", "3", "37.5%", "Random", "3", "37.5%",
         "Control token", "Begins as", "<|a|>", "<s>", "<|b|>", "</s>",
     ]  # fmt: skip
     assert '<td class="text">&lt;s&gt;</td>' in html
     bare = made.model_copy(update={"weights": {}, "control_tokens": {}, "rows": []})
     assert words("transplant", replace(found, row_map=bare))[3:] == [
-        "Those of a token of the same text, byte or role", "0", "0.0%",
+        "Copied from a token of the same text, byte or role", "0", "0.0%",
         "Made of 0.0 old rows, on average", "0", "0.0%", "Random", "0", "0.0%",
     ]  # fmt: skip
 
 
 def test_stages_with_and_without_a_time() -> None:
-    rows = [
-        {"name": "train", "state": "done", "seconds": 75.0},
-        {"name": "export", "state": "not finished", "seconds": None},
-    ]
+    rows = [StageRow("train", "done", 75.0), StageRow("export", "not finished", None)]
     found = replace(NOTHING, stage_rows=rows, versions={"torch": "2.13"})
     html = section("stages", found)
     assert Text(html).lines[3:] == [
@@ -168,4 +167,4 @@ def test_settings_as_text(gathered) -> None:
 def test_a_value_that_a_page_needs_is_named() -> None:
     """A page never has a gap where a value is missing."""
     with pytest.raises(LookupError, match="recipe"):
-        page.fill_template("page.html.jinja")
+        fill_template("page.html.jinja")

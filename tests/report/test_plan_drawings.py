@@ -117,7 +117,7 @@ def test_axes_and_legend_of_scaling() -> None:
     assert ticks == [100, 200, 500, 1000, 2000]
     assert speed.yaxis.get_major_formatter()(12_345.0, 0) == "12.35K"
     assert speed.get_title("left") == "tokens/s, with the 80% interval"
-    assert share.get_title("left") == "efficiency: tokens/s a node, by those of the fewest nodes"
+    assert share.get_title("left") == "efficiency: tokens/s a node, compared with the fewest nodes"
     assert {axes._left_title.get_size() for axes in (speed, share)} == {11}
     legend = speed.get_legend()
     assert not legend.get_frame_on()

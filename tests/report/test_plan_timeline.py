@@ -99,8 +99,8 @@ def test_frame_and_words_of_a_timeline(monkeypatch) -> None:
     # busy: 0.67 + 0.65 + 1.13 + 1.11 + 10 + 20 + 19.696 of 2 × 69.696 seconds
     idle = round(100 * (1 - 53.256 / (2 * END)))
     assert axes.get_xlabel() == (
-        f"seconds\nDrawn: a step of 8 micro-batches, of which {idle}% is idle; the real one has 99 and goes "
-        "on in the same way before it empties.\nPaler: the later stages of a rank."
+        f"seconds\nDrawn: a step of 8 micro-batches, of which {idle}% is idle; the real one has 99 and "
+        "continues in the same way before it empties.\nPaler: the later stages of a rank."
     )
     legend = axes.get_legend()
     assert [text.get_text() for text in legend.get_texts()] == [

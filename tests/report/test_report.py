@@ -214,7 +214,7 @@ def test_card_names_the_first_weights(run_folder: Path, tmp_path: Path) -> None:
 
     front, body = card(weights="hf:OWNER/NAME@main")
     assert front["base_model"] == "OWNER/NAME" and "OWNER/NAME, whose licence" in body
-    assert "of 10 rows 5 began as that of the same text or role, 4 as means of others, and 1 at" in body
+    assert "of 10 rows: 5 began as the row of the same text or role, 4 as means of others, and 1 at" in body
     front, body = card(weights=f"hf:{tmp_path}/first/hf", follows=f"{tmp_path}/first.toml")
     assert "base_model" not in front and "of another run, first." in body and str(tmp_path) not in body
     _, body = card(weights=f"hf:{tmp_path}/weights")

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 from matplotlib.figure import Figure
 
+from kielo import __version__
 from kielo.report import figures
-from kielo.report.gather import gather, kielo_version
+from kielo.report.gather import gather
 from tests.report.synthetic_run import RECIPE, STAGES
 
 HERE = Path(__file__).parent
@@ -52,7 +53,7 @@ def test_the_card_says_this_and_nothing_else(run_folder) -> None:
     """But for its last line, the mark."""
     *lines, mark, _ = (run_folder / "hf" / "README.md").read_text(encoding="utf-8").split("\n")
     expected = (HERE / "synthetic_card.md").read_text(encoding="utf-8")
-    assert "\n".join(lines) + "\n" == expected.replace("{version}", kielo_version())
+    assert "\n".join(lines) + "\n" == expected.replace("{version}", __version__)
     assert mark.startswith("<!-- written by kielo")
 
 
@@ -60,7 +61,7 @@ def test_the_card_says_this_and_nothing_else(run_folder) -> None:
 def drawn(monkeypatch) -> dict[str, Figure]:
     """Name → the figure, which is not rendered."""
     found: dict[str, Figure] = {}
-    monkeypatch.setattr(figures, "page_svg", lambda figure, name: found.setdefault(name, figure) and name)
+    monkeypatch.setattr(figures, "page_svg", lambda figure, name, _: found.setdefault(name, figure) and name)
     return found
 
 

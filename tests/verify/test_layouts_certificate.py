@@ -156,7 +156,7 @@ def test_ranks_are_started_again_after_a_case_that_raises(launch, capsys) -> Non
 
 
 def test_no_step_shows_nothing(launch) -> None:
-    with pytest.raises(KieloError, match="0 steps show nothing; give 1 or more"):
+    with pytest.raises(KieloError, match="0 steps show nothing. Fix: 1 or more"):
         launch({"shard2": row("shard2")}, steps=0)
 
 

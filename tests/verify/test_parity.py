@@ -258,5 +258,5 @@ def test_tensors_that_transformers_model_lacks_are_named(
 ) -> None:
     """Neither an end without words nor a comparison without them."""
     resolved = with_model(resolve(run_folder), **ours)
-    with pytest.raises(KieloError, match=rf"{first}, and transformers' LlamaForCausalLM .* has not"):
+    with pytest.raises(KieloError, match=rf"{first}, which transformers' LlamaForCausalLM .* lacks"):
         check(resolved, tmp_path / "verify", steps=1, hugging_face_overrides=theirs)

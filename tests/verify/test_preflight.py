@@ -67,7 +67,7 @@ def test_a_sound_job_passes(tmp_path):
     assert not any(complaint.is_refusal for complaint in found.complaints)
     assert (tmp_path / BAD_NODES_NAME).read_text() == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == [BAD_NODES_NAME, Preflight.FILE_NAME]
-    assert "all is well" in verdict_lines(found)[-1]
+    assert "all checks passed" in verdict_lines(found)[-1]
 
 
 def rank_beside_an_absent_one(folder):
@@ -253,7 +253,7 @@ def test_a_wrong_element_is_named(faults, name):
         ("setting", "NCCL_PROTO is Simple, and not set on 3 of 4 ranks"),
         ("clock", "its clock is 300.0 s fast, against the median of all ranks"),
         ("slow", "matrix products: "),
-        ("other bits", "its product of the same matrices has other bits than that of 3 of 4 devices"),
+        ("other bits", "its product of the same matrices has other bits than on 3 of 4 devices"),
         ("not repeatable", "the same product gave other bits after seconds of work"),
         ("raised", "the check ended with an error: ZeroDivisionError"),
     ],

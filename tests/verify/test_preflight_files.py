@@ -156,16 +156,19 @@ def test_lines_of_the_verdict() -> None:
         "n0: rank 0: clock: late", "n1: rank 1: clock (warning): late", "2 nodes passed: n1, n2",
         "1 node REFUSED: n0",
     ]  # fmt: skip
-    assert verdict_lines(verdict_of(1, 0, [])) == ["1 node passed: n0", "all is well: 16 ranks in 12.3 s"]
+    assert verdict_lines(verdict_of(1, 0, [])) == [
+        "1 node passed: n0",
+        "all checks passed: 16 ranks in 12.3 s",
+    ]
     of_job = complaint(0, rank=None, node=None, check="training")
     assert verdict_lines(verdict_of(1, 0, [of_job], passed=False)) == [
-        "the job: training: late", "1 node passed: n0", "the job is REFUSED for what no node is to blame for",
+        "the job: training: late", "1 node passed: n0", "the job is REFUSED, and no node is to blame",
     ]  # fmt: skip
     warned = complaint(0, False, rank=None, node=None)
     assert verdict_lines(verdict_of(1, 0, [warned]))[0] == "the job: clock (warning): late"
     assert "no node passed" not in str(verdict_lines(verdict_of(0, 1, [])))
     assert verdict_lines(verdict_of(0, 2, []))[-1] == (
-        "no node passed: look for a cause that they share before nodes are left out"
+        "no node passed. Fix: look for a shared cause before you leave nodes out"
     )
     assert len(verdict_lines(verdict_of(8, 0, [complaint(one) for one in range(20)]))) == 22
     lines = verdict_lines(verdict_of(9, 0, [complaint(one) for one in range(22)]))

@@ -160,9 +160,10 @@ def test_devices_that_compute_wrongly_or_are_in_use() -> None:
     found = [measured(), measured(product_hash="b"), measured(), measured(name="H", product_hash="b"),
              measured(is_repeatable=False, used_share=0.21)]  # fmt: skip
     assert sorted(told(device.judge(found, job("aaaaa")))) == [
-        (1, "its product of the same matrices has other bits than that of 3 of 4 devices of its kind (G): "
+        (1, "its product of the same matrices has other bits than on 3 of 4 devices of its kind (G): "
             "the device computes wrongly", True),
-        (4, "21% of the device's memory is in use before training begins: has another process it?", True),
+        (4, "21% of the device's memory is in use before training begins. Does another process use "
+            "it?", True),
         (4, "the same product gave other bits after seconds of work: the device computes wrongly", True),
     ]  # fmt: skip
     assert device.judge([measured(used_share=0.2)], job("a")) == []

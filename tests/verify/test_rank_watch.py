@@ -172,7 +172,7 @@ def test_buffers_of_weights_and_messages_are_named(world) -> None:
 
 def test_a_world_within_a_world_is_refused(world) -> None:
     with (
-        pytest.raises(KieloError, match="a rehearsal needs a process of its own"),
+        pytest.raises(KieloError, match="a rehearsal needs its own process"),
         fake_world(0, 2, has_pipeline=False),
     ):
         pass

@@ -123,8 +123,8 @@ def test_a_difference_is_named_and_fails(tmp_path, temporary, capsys, monkeypatc
     (tmp_path / "run").mkdir()
     assert main(["verify", "round-trip", str(tmp_path / "run")]) == 1
     told = capsys.readouterr().err
-    assert "run: no config.json there, so it is no Hugging Face folder" in told and "did you" not in told
+    assert "run: no config.json there, so it is no Hugging Face folder" in told and "Fix: " not in told
     (tmp_path / "run" / "hf").symlink_to(source)
     assert main(["verify", "round-trip", str(tmp_path / "run")]) == 1
-    assert f"folder; did you mean {tmp_path / 'run' / 'hf'}?" in capsys.readouterr().err
+    assert f"folder. Fix: {tmp_path / 'run' / 'hf'}\n" in capsys.readouterr().err
     assert not list(temporary.glob("kielo*"))

@@ -144,7 +144,7 @@ def test_the_rank_that_needs_most_decides_whether_it_fits() -> None:
         "8.000 usable on H100: it fits, 3.000 GB are left"
     )
     unknown = screens.rehearsal_verdict([worst | {"usable_bytes": None}])
-    assert unknown == f"{said}; the card of H100 does not say how much there is"
+    assert unknown == f"{said}; the card of H100 does not give its memory"
     assert screens.host_verdict([rehearsal()]) == (
         "host memory: 3.000 GB a node, if all its ranks are as rank 3, for the copies that a save makes (on "
         "CPUs for all of the above too); a node has 3.000 GB: it fits, 0.000 GB are left"

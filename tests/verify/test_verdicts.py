@@ -33,7 +33,7 @@ def test_a_round_trip_in_words() -> None:
     assert titles == ["dtype", "tensors", "bytes", "different"]
     assert rows == [("BF16", 2, "40,600", 0), ("F32", 1, "1,200", 0)]
     assert round_trip.verdict(result) == (
-        "Round trip holds: name, dtype, shape and bytes of all 3 tensors are those of /some/folder."
+        "Round trip holds: name, dtype, shape and bytes of all 3 tensors equal /some/folder."
     )
     result |= {"passed": False, "differences": {"c": None, "b": tensor("F32", 1), "new": tensor("I8", 1)}}
     assert round_trip.table(result)[1] == [("BF16", 2, "40,600", 2), ("F32", 1, "1,200", 0)]
@@ -191,7 +191,7 @@ def test_the_verdict_before_goes_when_a_preflight_begins(started, tmp_path) -> N
     assert started("cpu", None, lambda job: (report.exists(), bad_nodes.exists()) == (False, False) or 1 / 0)
     assert not report.exists() and started("cpu")
     bad_nodes.write_text("mine")
-    with pytest.raises(KieloError, match="bad_nodes.txt: is there already, without the preflight.json that"):
+    with pytest.raises(KieloError, match="bad_nodes.txt: exists without the preflight.json that"):
         started("cpu")
     report.write_text('{"mine": []}')
     with pytest.raises(KieloError, match="preflight.json: is there already, and Kielo did not write it"):
@@ -221,7 +221,7 @@ def test_nodes_of_ranks_that_do_not_arrive_are_written(started, tmp_path) -> Non
     assert bad_nodes.read_text() == "n7\nn8\n"
     report.unlink()
     bad_nodes.write_text("mine")
-    with pytest.raises(KieloError, match="bad_nodes.txt: is there already, without the preflight.json that"):
+    with pytest.raises(KieloError, match="bad_nodes.txt: exists without the preflight.json that"):
         started("cpu", start=absent)
     assert bad_nodes.read_text() == "mine" and not report.exists()
 

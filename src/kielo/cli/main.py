@@ -73,6 +73,7 @@ _VERBS = {
         "evaluate:evaluate",
         "bits per byte, baselines and samples; or samples of any Hugging Face folder",
     ),
+    "report": ("report:report", "the page of a run, or a page that compares runs"),
     "generate": ("generate:generate", "what a model writes after a prompt"),
     "export": ("export:export", "a checkpoint as a Hugging Face folder"),
     "tokenizer": ("tokenizer:tokenizer", "measure tokenizers, and map one vocabulary to another"),

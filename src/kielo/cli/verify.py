@@ -3,7 +3,6 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from kielo.artifact.lease import held
 from kielo.artifact.weights_folder import passed_over_in_words
@@ -121,7 +120,7 @@ def round_trip_flags(parser: argparse.ArgumentParser) -> None:
 def round_trip(options: argparse.Namespace) -> int:
     with keep_stdout_for_json(options.json):
         result = late.verify_round_trip(options.weights, options.keep and Path(options.keep))
-    _warn_of_files(result)
+    _warn_of_files(result["source"])
     if options.json:
         print_json(result)
     else:
@@ -132,8 +131,8 @@ def round_trip(options: argparse.Namespace) -> int:
     return 0 if result["passed"] else 1
 
 
-def _warn_of_files(result: dict[str, Any]) -> None:
-    if said := passed_over_in_words(Path(result["source"])):
+def _warn_of_files(source: str) -> None:
+    if said := passed_over_in_words(Path(source)):
         print_text(f"warning: {said}", sys.stderr)
 
 
@@ -148,7 +147,7 @@ def position_heads_flags(parser: argparse.ArgumentParser) -> None:
 
 def position_heads(options: argparse.Namespace) -> int:
     result = late.verify_position_heads(options.weights, options.text)
-    _warn_of_files(result)
+    _warn_of_files(result["source"])
     if options.json:
         print_json(result)
     else:

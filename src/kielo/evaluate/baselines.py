@@ -1,9 +1,9 @@
 """Three baselines that a language model has to beat: the bits of held-out text, given the same training text.
 
-Training and held-out text → total bits. The convention, which `contender.py` shares: a text is the
-UTF-8 bytes of its documents, and each document is closed by one border (the end-of-text token for the model
-and the token unigram; for the two byte baselines the byte 0xFF, which no UTF-8 text contains). The bits of
-borders count for every contender, and are divided by the bytes of the documents plus one per border.
+`contender.py` has the same convention: a text is the UTF-8 bytes of its documents, and each document is
+closed by one border. The border is the end-of-text token for the model and the token unigram, and for the two
+byte baselines the byte 0xFF, which no UTF-8 text contains. The bits of borders count for every contender, and
+are divided by the bytes of the documents plus one per border.
 """
 
 import lzma
@@ -56,17 +56,14 @@ def xz_bits(training: bytes, heldout: bytes) -> float:
 class ByteNgram:
     """Interpolated byte n-gram with modified Kneser–Ney discounts, down to the uniform 1/256.
 
-    Chen and Goodman, "An empirical study of smoothing techniques for language modeling" (1998), equations
-    for interpolated modified Kneser–Ney: the longest order counts occurrences, a shorter one counts the
-    different bytes that precede its n-gram. Counts live in sorted arrays of uint64 keys, about 16 bytes for
-    each different n-gram.
+    Chen and Goodman, "An empirical study of smoothing techniques for language modeling" (1998): the longest
+    order counts occurrences, a shorter order counts the different bytes that precede its n-gram. Counts live
+    in sorted arrays of uint64 keys, about 16 bytes for each different n-gram.
     """
 
     def __init__(self, training: bytes, order: int):
         if not 1 <= order <= LONGEST_EXACT_ORDER:
-            raise KieloError(
-                f"evaluate.ngram_order is {order}; the byte n-gram works with 1 to {LONGEST_EXACT_ORDER}."
-            )
+            raise KieloError(f"evaluate.ngram_order = {order}. Fix: 1 to {LONGEST_EXACT_ORDER}")
         self.order = order
         stream = np.frombuffer(BORDER + training, dtype=np.uint8)
         longest = min(order, len(stream))
@@ -107,8 +104,6 @@ class ByteNgram:
 
 
 class _OrderTable:
-    """Counts of the n-grams of one length, and of their contexts."""
-
     def __init__(self, keys: np.ndarray, counts: np.ndarray):
         self.keys, self.counts = keys, counts.astype(np.int32 if counts.max() < 2**31 else np.int64)
         discounts = _discounts(counts)
@@ -146,10 +141,7 @@ def _discounts(counts: np.ndarray) -> np.ndarray:
 
 
 def _ngram_keys(stream: np.ndarray, length: int) -> np.ndarray:
-    """Return the key of the n-gram that starts at each byte [len(stream) - length + 1].
-
-    A key is the n-gram's bytes, big-endian, in a uint64.
-    """
+    """Return the uint64 key of the n-gram that starts at each byte [len(stream) - length + 1], big-endian."""
     num_ngrams = len(stream) - length + 1
     keys = np.zeros(num_ngrams, dtype=np.uint64)
     for position in range(length):

@@ -1,4 +1,4 @@
-"""A model to be scored, whatever folder it came from, and the bits that it needs for each byte of text."""
+"""A model to be scored, of a checkpoint or a Hugging Face folder, and its bits for each byte of text."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,22 +30,20 @@ from kielo.tokenizer.load import (
 )
 from kielo.tokenizer.text_frame import ids_before_texts
 
-# A model to be scored: the interface that scoring and sampling use, whatever folder it came from.
-#
-# A Kielo checkpoint (with the run's resolved.toml and tokenizer) or a Hugging Face folder → a `Contender`
-# that turns token ids into logits, in fp32, on the GPU where there is one.
-
-
+# A Kielo checkpoint (with the run's resolved.toml and tokenizer) or a Hugging Face folder → a `Contender`,
+# which turns token ids into logits, in fp32, on the GPU if this machine has one.
 Logits = Callable[[Tensor, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A model with its tokenizer. `logits(tokens_bs, documents_bs | None) -> logits_bsv`.
+    """A model with its tokenizer. `logits(tokens_bs, documents_bs
+
+    None) -> logits_bsv`.
 
     start_id: the token that precedes the first document. module: Kielo's model; None for transformers'.
-    first_ids: what each document begins with, as in training or by the post-processor of a Hugging Face
-    folder; `[CLS]` in the causal use of an encoder. It is given, so its bits do not count.
+    first_ids: the first tokens of each document, as in training or by the post-processor of a Hugging Face
+    folder; `[CLS]` in the causal use of an encoder. They are given, so their bits do not count.
     """
 
     name: str
@@ -68,12 +66,12 @@ class Contender:
     ) -> np.ndarray:
         """Return the token ids of all documents in one int64 stream, end-of-text after each.
 
-        stored: ids of some of them, by this tokenizer, which are taken as they are.
+        stored: ids of some documents, by this tokenizer, which are used unchanged.
         """
         return document_tokens(self.tokenizer, self.end_of_text_id, texts, self.first_ids, stored)
 
     def counted(self, tokens: np.ndarray) -> np.ndarray:
-        """Return which tokens of `encode_documents` have bits that count, bool [n]: all but the first ids."""
+        """Return for each token of `encode_documents` if its bits count, bool [n]: all but the first ids."""
         is_counted = np.ones(len(tokens), bool)
         if self.first_ids:
             begins = np.flatnonzero(np.concatenate([[True], tokens[:-1] == self.end_of_text_id]))
@@ -81,7 +79,8 @@ class Contender:
         return is_counted
 
     def documents(self, tokens_bs: Tensor) -> Tensor | None:
-        """Return the number of each token's document within its row, if the model was trained to mask by it.
+        """Return the number of each token's document in its row, or None if the model was trained without
+        masks.
 
         The end-of-text token belongs to the document that it ends, as in training.
         """
@@ -98,7 +97,6 @@ def document_tokens(
     first_ids: Sequence[int] = (),
     stored: Sequence[Sequence[int] | None] = (),
 ) -> np.ndarray:
-    """Return one int64 stream: of each text the first ids, its own or those stored, then end-of-text."""
     first, rows = list(first_ids), encode(tokenizer, list(texts))
     for number, ids in enumerate(stored):
         if ids is not None:  # they may have what begins a document
@@ -109,7 +107,7 @@ def document_tokens(
 def load_checkpoint(checkpoint: Path, resolved: Resolved, tokenizer_folder: Path) -> Contender:
     """Load the model of a Kielo checkpoint, as it was trained, onto one device.
 
-    An encoder's logits at a position are about the token there; `causal_use` has those of next tokens.
+    An encoder's logits at a position are about the token there. `causal_use` has the logits of next tokens.
     """
     config = resolved.identity.model
     device = _device()
@@ -141,7 +139,6 @@ def load_checkpoint(checkpoint: Path, resolved: Resolved, tokenizer_folder: Path
 
 
 def causal_use(contender: Contender, recipe: Recipe) -> Contender:
-    """Return an encoder of the hybrid objective as a model whose logits are those of next tokens."""
     model, cls_id = contender.module, None
     if begins_with_cls(recipe):
         cls_id = role_id(contender.tokenizer, "cls_token")
@@ -156,8 +153,8 @@ def causal_use(contender: Contender, recipe: Recipe) -> Contender:
 def load_hugging_face(folder: Path, sequence_length: int | None = None) -> Contender:
     """Load any causal language model in a Hugging Face folder with a `tokenizer.json`.
 
-    `sequence_length` defaults to the model's own, at most 2,048. Documents are not masked, for transformers'
-    models are not trained so.
+    `sequence_length` defaults to the model's own, at most 2,048. Documents are not masked, because
+    transformers' models are trained without masks.
     """
     device = _device()
     tokenizer = load_tokenizer(folder)
@@ -179,10 +176,10 @@ def load_hugging_face(folder: Path, sequence_length: int | None = None) -> Conte
 
 
 def load_hugging_face_model(folder: Path, num_tokens: int, dtype: torch.dtype | str) -> Any:
-    """Load transformers' model, in no other place than the folder, onto the GPU where there is one.
+    """Load transformers' model from the folder alone, onto the GPU if this machine has one.
 
-    num_tokens: of its tokenizer. Raises KieloError for what transformers cannot load, for missing tensors,
-    and for a smaller vocabulary than the tokenizer's.
+    num_tokens: of its tokenizer. Raise KieloError if transformers cannot load it, if tensors are missing, and
+    if its vocabulary is smaller than the tokenizer's.
     """
     from transformers import AutoModelForCausalLM  # seconds to import; a Kielo checkpoint does without
 
@@ -194,7 +191,7 @@ def load_hugging_face_model(folder: Path, num_tokens: int, dtype: torch.dtype | 
         )
         model, loading = loaded  # a pair, with output_loading_info
         model = model.to(_device()).eval()
-    # transformers' readers and models have a dozen kinds of error for what does not fit
+    # transformers has a dozen kinds of error for files that do not fit
     except Exception as error:
         if isinstance(error, ModuleNotFoundError):
             raise
@@ -210,8 +207,8 @@ def load_hugging_face_model(folder: Path, num_tokens: int, dtype: torch.dtype | 
     rows = model.get_input_embeddings().weight.shape[0]
     if rows < num_tokens:
         raise KieloError(
-            f"{folder}: the tokenizer has {num_tokens} tokens, and the model's vocabulary {rows} rows; they "
-            "do not belong together"
+            f"{folder}: the tokenizer has {num_tokens} tokens, and the model's vocabulary {rows} rows, so "
+            "they do not belong together"
         )
     return model
 
@@ -229,14 +226,13 @@ def _device() -> torch.device:
 # The bits that a model needs for each byte of held-out text.
 #
 # Losses per token cannot be compared across tokenizers, bits per byte can. The convention: the held-out
-# documents form one stream, each closed by the end-of-text token, as in training; every token's bits are
-# counted exactly once, end-of-text included, except for tokens that the tokenizer puts before each text;
-# they are divided by the documents' UTF-8 bytes plus one byte for each border. The convention is the same
-# for every kind of contender (see `baselines.py`).
+# documents form one stream, each closed by the end-of-text token, as in training. Every token's bits are
+# counted exactly once, end-of-text included, but not the tokens that the tokenizer puts before each text.
+# They are divided by the documents' UTF-8 bytes plus one byte for each border, for every kind of contender
+# (`baselines.py`).
 #
-# Windows overlap by default: they are one training sequence long and advance by half of it. Only tokens
-# that no earlier window counted are counted, so all but the first tokens have at least half a sequence of
-# context.
+# Windows overlap by default: they are one training sequence long and advance by half of it. A token counts in
+# the first window that has it, so all but the first tokens have at least half a sequence of context.
 
 
 MOST_TOKENS_PER_FORWARD = 8192
@@ -245,21 +241,21 @@ MOST_LOGITS_PER_FORWARD = 1 << 26  # 256 MiB in fp32; one window is always allow
 
 @dataclass(frozen=True)
 class Window:
-    """Inputs start … start + length - 1 of the stream; predictions from offset `first` on are counted."""
+    """Inputs start … start + length - 1 of the stream. Predictions from offset `first` on are counted."""
 
     start: int
     first: int
 
 
 def counted_bytes(texts: Sequence[str]) -> int:
-    """Return the divisor of bits: UTF-8 bytes of the documents, and one for each document's border."""
+    """Return the divisor of bits: the UTF-8 bytes of the documents, and one for each document's border."""
     return sum(len(text.encode("utf-8")) + 1 for text in texts)
 
 
 def windows(num_tokens: int, length: int, stride: int) -> Iterator[Window]:
     """Yield windows of one length (at most num_tokens) that count each prediction exactly once."""
     if not 1 <= stride <= length:
-        raise KieloError(f"stride is {stride}; it must be between 1 and the sequence length, {length}")
+        raise KieloError(f"stride = {stride}. Fix: 1 to the sequence length, {length}")
     length = min(length, num_tokens)
     counted = 0
     while counted < num_tokens:
@@ -298,6 +294,5 @@ def token_stream_bits(
 
 
 def bits_per_byte(contender: Contender, texts: Sequence[str], stride: int | None = None) -> float:
-    """Return the bits per byte of whole documents, in the order given."""
     tokens = contender.encode_documents(texts)
     return token_stream_bits(contender, tokens, stride, contender.counted(tokens)) / counted_bytes(texts)

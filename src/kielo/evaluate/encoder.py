@@ -1,7 +1,7 @@
-"""An encoder's view of single texts: each one a sequence, with logits at a place and states of a layer.
+"""An encoder's view of single texts: each text is a sequence, with logits at a place and states of a layer.
 
-Texts of one length are computed together, so that nothing has to be filled up. Shape letters: n = texts,
-s = tokens of one, v = vocabulary, d = hidden size.
+Texts of one length are computed together, without padding. Shape letters: n = texts, s = tokens of a text, v
+= vocabulary, d = hidden size.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,9 +26,9 @@ TOKENS_AT_ONCE = 8192
 
 @dataclass(frozen=True)
 class Encoder:
-    """A Kielo encoder with the tokens that it is read with.
+    """A Kielo encoder with the tokens around its texts.
 
-    first: ids that begin a text, `[CLS]` or none; last: those that end it. pieces: how tokens make words.
+    first: ids that begin a text, `[CLS]` or none. last: ids that end it. pieces: how tokens make words.
     """
 
     contender: Contender
@@ -39,7 +39,6 @@ class Encoder:
 
     @property
     def most_tokens(self) -> int:
-        """Tokens of the longest text."""
         return self.contender.sequence_length - len(self.first) - len(self.last)
 
     def sequence(self, ids: Sequence[int]) -> np.ndarray:
@@ -47,7 +46,7 @@ class Encoder:
         return np.array([*self.first, *ids, *self.last], np.int64)
 
     def rows_at_once(self, length: int) -> int:
-        """Sequences of this many tokens in one forward, whose logits exist for all tokens."""
+        """Return the sequences of `length` tokens in one forward, whose logits exist for all tokens."""
         tokens = min(TOKENS_AT_ONCE, MOST_LOGITS_PER_FORWARD // vocabulary_size(self.contender.tokenizer))
         return max(1, tokens // length)
 
@@ -55,7 +54,7 @@ class Encoder:
         return encode(self.contender.tokenizer, texts)
 
     def beginning(self, text: str) -> str:
-        """Return as much of a text as is one sequence, up to the end of a word where it has spaces."""
+        """Return the beginning of a text, at most one sequence, up to the end of a word if it has spaces."""
         text = text[: 16 * self.most_tokens].strip()
         while (num_tokens := len(self.encode([text])[0])) > self.most_tokens:
             shorter = text[: len(text) * self.most_tokens // num_tokens]
@@ -102,7 +101,6 @@ def open_encoder(contender: Contender, recipe: Recipe) -> Encoder:
 
 
 def load_encoder(recipe: Recipe, run_folder: Path, checkpoint: Path) -> Encoder:
-    """Load the encoder of a checkpoint of the recipe's run."""
     resolved = resolved_file.read(run_folder / "resolved.toml")
     return open_encoder(load_checkpoint(checkpoint, resolved, run_folder / "tokenizer"), recipe)
 
@@ -110,7 +108,7 @@ def load_encoder(recipe: Recipe, run_folder: Path, checkpoint: Path) -> Encoder:
 def by_length(
     num_items: int, length_of: Callable[[int], int], rows_of: Callable[[int], int] = lambda _: 1
 ) -> Iterator[list[int]]:
-    """Yield numbers of items of one length, as many as are about `TOKENS_AT_ONCE` tokens, at least one.
+    """Yield numbers of items of one length, together about `TOKENS_AT_ONCE` tokens, at least one item.
 
     rows_of: sequences of an item.
     """

@@ -1,15 +1,15 @@
-"""The scores of a run as a stage: what they are made of, and whether they are there; no torch.
+"""The scores of a run as a stage: their inputs, and a check that they are current; no torch.
 
 `score.py` makes them: every contender scores the same held-out documents under its convention. Encoders have
-`evaluate/masked_scores.json` instead; those of the hybrid objective have both.
+`evaluate/masked_scores.json` instead. Encoders of the hybrid objective have both.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kielo.artifact.checkpoint_index import read_state
 from kielo.artifact.checkpoint_inspection import newest_checkpoint
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import hash_file, hash_manifest, is_current, read_manifest
 from kielo.artifact.scores import MaskedScores, Scores
 from kielo.artifact.stage_json import read_stage_json
@@ -23,13 +23,11 @@ KIND, VERSION = "scores", 3
 
 @dataclass(frozen=True)
 class WantedScores:
-    """The scores of a checkpoint, and the inputs and settings that they are made of."""
-
     recipe: Recipe
     run_folder: Path
     checkpoint: Path
     inputs: dict[str, str]
-    section: dict[str, Any]
+    section: JsonTable
 
     @property
     def folder(self) -> Path:
@@ -40,7 +38,7 @@ class WantedScores:
         return self.recipe.train.objective == "masked_tokens"
 
     def current(self) -> Scores | MaskedScores | None:
-        """Read the scores that are there; None if they are not of these inputs and settings."""
+        """Read the existing scores; None if they are not of these inputs and settings."""
         if not is_current(self.folder, KIND, VERSION, self.inputs, self.section):
             return None
         if self.is_masked:
@@ -51,8 +49,8 @@ class WantedScores:
 def wanted_scores(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -> WantedScores:
     """Describe the scores of the run's checkpoint (default: the newest complete checkpoint).
 
-    Raises KieloError when a stage that they need is not finished, and when text, tokenizer and checkpoint do
-    not belong together.
+    Raise KieloError if a stage that they need is not finished, or if text, tokenizer and checkpoint do not
+    belong together.
     """
     checkpoint = newest_checkpoint(run_folder) if checkpoint is None else checkpoint
     check_recipe(recipe, run_folder)
@@ -69,7 +67,6 @@ def wanted_scores(recipe: Recipe, run_folder: Path, checkpoint: Path | None = No
 
 
 def _own_file(key: str, path: str) -> str:
-    """Return the hash of a person's file. Raises KieloError if it is not there."""
     if not (place := Path(path).expanduser()).is_file():
         raise KieloError(f"evaluate.{key} = {path!r}: no such file")
     return hash_file(place)

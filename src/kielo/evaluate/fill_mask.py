@@ -1,7 +1,7 @@
-"""What an encoder puts in the place of a hidden word: held-out sentences, or those of the recipe.
+"""An encoder's fillings for a hidden word, in held-out sentences or in the recipe's.
 
-A sentence is a line of a held-out document; the hidden word is one that is a single token, so that the truth
-is a possible answer.
+A sentence is a line of a held-out document. The hidden word is a single token, so that the truth is a
+possible answer.
 """
 
 import re
@@ -22,7 +22,7 @@ _WORD = re.compile(r"[^\W\d_]{4,}")
 
 
 def fill_heldout(encoder: Encoder, documents: Sequence[str], seed: int) -> list[FilledMask]:
-    """Hide a word in a sentence of each of the first documents that have a fit one."""
+    """Hide a word in a sentence of each of the first documents with a fitting sentence."""
     random, filled = np.random.default_rng(seed), []
     for document in documents:
         lines = [line.strip() for line in document.splitlines()]
@@ -37,7 +37,7 @@ def fill_heldout(encoder: Encoder, documents: Sequence[str], seed: int) -> list[
 def fill_prompts(encoder: Encoder, prompts: Sequence[str]) -> list[FilledMask]:
     """Fill texts with one mask token each, which are encoded as transformers encodes them.
 
-    Raises KieloError for a text without or with two mask tokens, for a text that is too long, and for a space
+    Raise KieloError for a text without or with two mask tokens, for a text that is too long, and for a space
     before a mask token that does not take it in, because the model never saw these ids.
     """
     whole = encoder.contender.tokenizer.whole
@@ -59,7 +59,8 @@ def fill_prompts(encoder: Encoder, prompts: Sequence[str]) -> list[FilledMask]:
             )
         if len(ids_before) + 1 + len(ids_after) > encoder.most_tokens:
             raise KieloError(
-                f"{prompt[:60]!r}: longer than a sequence of the model ({encoder.most_tokens} tokens)"
+                f"{prompt[:60]!r}: longer than a sequence of the model. "
+                f"Fix: at most {encoder.most_tokens} tokens"
             )
         fillings = _likeliest(encoder, [*ids_before, encoder.mask_id, *ids_after], len(ids_before))
         filled.append(FilledMask(before=before, after=after, truth=None, fillings=fillings))

@@ -12,11 +12,8 @@ from kielo.evaluate.contender import Contender, load_hugging_face_model, start_o
 from kielo.tokenizer.load import decode, encode, end_of_text_id, load_tokenizer, vocabulary_size
 from kielo.tokenizer.text_frame import ids_before_texts
 
-# Text that the model of a Hugging Face folder writes after a prompt, with a key-value cache.
-#
-# transformers generates it: every Kielo model is exported to one of its classes, which compute the same.
 
-
+# With a key-value cache: by transformers, because every Kielo model is exported to one of its classes.
 @dataclass(frozen=True)
 class Sampling:
     """Options of `continue_text`. A temperature of 0 takes the likeliest token each time."""
@@ -28,17 +25,17 @@ class Sampling:
 
 
 class _Printer(TextStreamer):
-    """Print text as soon as its characters are whole, to whatever stdout is now."""
+    """A streamer that prints text as soon as its characters are whole, to the current stdout."""
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         print(text, flush=True, end="\n" if stream_end else "")
 
 
 def continue_text(folder: Path, prompt: str, sampling: Sampling, prints: bool = True) -> str:
-    """Return the continuation of `prompt`, up to the end of text; print it while it grows.
+    """Return the continuation of `prompt`, up to the end of text, and print it while it grows.
 
-    The prompt begins a document, as in training: after what the tokenizer's post-processor puts before a
-    text. Raises KieloError for a folder that transformers cannot load.
+    The prompt begins a document, as in training: it follows the tokens that the tokenizer's post-processor
+    puts before a text. Raise KieloError for a folder that transformers cannot load.
     """
     tokenizer = load_tokenizer(folder)
     end = end_of_text_id(tokenizer)
@@ -71,19 +68,14 @@ def continue_text(folder: Path, prompt: str, sampling: Sampling, prints: bool = 
     return decode(tokenizer, [new[:-1] if new[-1:] == [end] else new])[0]
 
 
-# Text that a model writes: temperature and top-k sampling, seeded.
-#
-# Prompt → continuation. There is no key-value cache: samples are short, and so one definition of the
-# model's forward serves training, scoring and sampling.
-
-
+# Without a key-value cache: samples are short, so one definition of the model's forward is enough.
 PROMPT_WORDS = 5
 PROMPT_MOST_CHARACTERS = 80  # scripts without spaces: five "words" would be a page
 NUM_SAMPLES = 3
 
 
 def default_prompts(texts: Sequence[str], num_prompts: int = NUM_SAMPLES) -> list[str]:
-    """Return openings of held-out documents, spread evenly over them; long documents are preferred."""
+    """Return openings of held-out documents, spread evenly over them, from long documents if possible."""
     long_enough = [text for text in texts if len(text) > 2 * PROMPT_MOST_CHARACTERS] or texts
     openings = list(dict.fromkeys(filter(None, map(opening, long_enough))))
     if not openings:
@@ -92,7 +84,7 @@ def default_prompts(texts: Sequence[str], num_prompts: int = NUM_SAMPLES) -> lis
 
 
 def opening(text: str) -> str:
-    """Return the text's first five words, across lines where the first is shorter."""
+    """Return the text's first five words, across lines if the first line is shorter."""
     words = text[: 4 * PROMPT_MOST_CHARACTERS].split()[:PROMPT_WORDS]
     return " ".join(words)[:PROMPT_MOST_CHARACTERS].rstrip()
 
@@ -118,7 +110,9 @@ def generate(
         if token == contender.end_of_text_id:
             break
         ids.append(token)
-    return _decode_continuation(contender, prompt, prompt_ids, ids[first:])
+    whole, new = decode(contender.tokenizer, [prompt_ids + ids[first:], ids[first:]])
+    # A tokenizer that strips or normalises does not decode to the prompt exactly; then only new tokens count.
+    return whole[len(prompt) :] if whole.startswith(prompt) else new
 
 
 def pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
@@ -128,9 +122,3 @@ def pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Genera
     values, candidates = logits.topk(min(top_k, len(logits)))
     probabilities = torch.softmax(values / temperature, dim=-1)
     return int(candidates[torch.multinomial(probabilities, 1, generator=generator)])
-
-
-def _decode_continuation(contender: Contender, prompt: str, prompt_ids: list[int], new_ids: list[int]) -> str:
-    whole, new = decode(contender.tokenizer, [prompt_ids + new_ids, new_ids])
-    # A tokenizer that strips or normalises does not decode to the prompt exactly; then only new tokens count.
-    return whole[len(prompt) :] if whole.startswith(prompt) else new

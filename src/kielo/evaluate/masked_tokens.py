@@ -1,7 +1,7 @@
-"""Scores an encoder on hidden tokens of held-out text, beside baselines that saw the same training text.
+"""The scores of an encoder on hidden tokens of held-out text, beside baselines with the same training text.
 
-The tokens are hidden as at the end of training, the same ones whenever a run is scored. Bits per byte are not
-defined for an encoder: it predicts some tokens from all others, and not each from those before it.
+Tokens are hidden as at the end of training, and the same tokens each time. Bits per byte are not defined for
+an encoder: it predicts some tokens from all others, and not each token from the tokens before it.
 """
 
 from pathlib import Path
@@ -11,22 +11,22 @@ import torch
 from torch.nn import functional as F
 
 from kielo.artifact.scores import Accuracy, MaskedScores
-from kielo.dataset.batches import NOT_COUNTED, Batch
+from kielo.dataset.batches import NOT_COUNTED, Batch, open_shard, packed_counts
 from kielo.dataset.heldout_sets import heldout_sets
-from kielo.dataset.masking import Masking, masking_vocabulary
+from kielo.dataset.masking import Masking, MaskingVocabulary, masking_vocabulary
 from kielo.evaluate.contender import Contender
-from kielo.evaluate.token_baselines import TokenBaselines
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Identity
 
 MOST_SEQUENCES = 2048
 _SEQUENCES_AT_ONCE = 16
+_TRAINING_TOKENS = 20_000_000  # of each source, that the baselines count
 
 
 def score_masked_tokens(
     contender: Contender, name: str, identity: Identity, run_folder: Path
 ) -> MaskedScores:
-    """Scores the contender, which `name` names, on the held-out text of a run. Raises KieloError for NaN."""
+    """Score the contender `name` on the held-out text of a run. Raise KieloError for NaN."""
     train, length = identity.train, identity.phases[0].sequence_length
     vocabulary = masking_vocabulary(run_folder / "tokenizer", train.masking)
     text = heldout_sets(run_folder / "tokens")[0].batch(
@@ -67,7 +67,6 @@ def score_masked_tokens(
 
 @torch.inference_mode()
 def _loss_and_right(contender: Contender, batch: Batch) -> tuple[float, int]:
-    """Return (mean nats per label, number of labels that have the largest logit)."""
     loss, right, counted = 0.0, 0, 0
     for start in range(0, len(batch.inputs), _SEQUENCES_AT_ONCE):
         rows = slice(start, start + _SEQUENCES_AT_ONCE)
@@ -83,3 +82,68 @@ def _loss_and_right(contender: Contender, batch: Batch) -> tuple[float, int]:
         right += int((logits.argmax(-1) == wanted).sum())
         counted += len(wanted)
     return loss / counted, right
+
+
+class TokenBaselines:
+    """Baselines of hidden tokens: predictions by counts of tokens, and of pairs, in the training text.
+
+    Control tokens are never hidden, so none is predicted. As neighbours they count like any token. The
+    baselines do not know a neighbour that is hidden itself.
+    """
+
+    def __init__(self, tokens_folder: Path, vocabulary: MaskingVocabulary):
+        self._mask_id, self._size = vocabulary.mask_id, len(vocabulary.is_control)
+        is_ordinary = ~vocabulary.is_control
+        counts, keys = np.zeros(self._size, np.int64), []
+        for name in packed_counts(tokens_folder).sources:
+            shard = open_shard(tokens_folder, name)
+            stream = np.asarray(shard.read(0, min(shard.num_tokens, _TRAINING_TOKENS)), dtype=np.int64)
+            counts += np.bincount(stream, minlength=self._size)
+            keys.append(stream[:-1] * self._size + stream[1:])
+        self._counts = counts
+        self._keys, self._numbers = np.unique(np.concatenate(keys), return_counts=True)
+        first, second = np.divmod(self._keys, self._size)
+        self.unigram = int(np.where(is_ordinary, counts, -1).argmax())
+        self._following = self._most_frequent(first, second, is_ordinary[second])
+        self._preceding = self._most_frequent(second, first, is_ordinary[first])
+        self._is_ordinary = is_ordinary
+
+    def bigram(self, before: np.ndarray) -> np.ndarray:
+        """Return the most frequent token after each token [n], or of all after a hidden token."""
+        return np.where(before == self._mask_id, self.unigram, self._following[before])
+
+    def neighbours(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
+        """Return the likeliest token between two [n], by the first-order Markov chain of the counts.
+
+        That is the x of the largest count(before, x) · count(x, after) / count(x). If one neighbour is
+        hidden, or no token was seen between them, the other neighbour decides, the token before first.
+        """
+        found = np.where(
+            before != self._mask_id,
+            self.bigram(before),
+            np.where(after != self._mask_id, self._preceding[after], self.unigram),
+        )
+        is_between = (before != self._mask_id) & (after != self._mask_id)
+        pairs, place = np.unique(np.stack([before, after])[:, is_between], axis=1, return_inverse=True)
+        between = np.array([self._between(*pair) for pair in pairs.T.tolist()], np.int64)
+        found[is_between] = between[place.reshape(-1)]
+        return found
+
+    def _between(self, before: int, after: int) -> int:
+        first, last = np.searchsorted(self._keys, [before * self._size, (before + 1) * self._size])
+        tokens = self._keys[first:last] - before * self._size
+        wanted = tokens * self._size + after
+        place = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
+        follows = np.where(self._keys[place] == wanted, self._numbers[place], 0)
+        likelihood = self._numbers[first:last] * follows / np.maximum(self._counts[tokens], 1)
+        likelihood *= self._is_ordinary[tokens]
+        if not len(tokens) or not likelihood.any():
+            return int(self._following[before])
+        return int(tokens[likelihood.argmax()])
+
+    def _most_frequent(self, given: np.ndarray, token: np.ndarray, may_be: np.ndarray) -> np.ndarray:
+        """Return for each given token its most frequent partner, int64 [v], or else the unigram."""
+        found = np.full(self._size, self.unigram)
+        rising = np.argsort(self._numbers[may_be], kind="stable")
+        found[given[may_be][rising]] = token[may_be][rising]  # the most frequent is written last
+        return found

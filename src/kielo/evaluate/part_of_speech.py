@@ -1,18 +1,19 @@
 """Part of speech by frozen states: scikit-learn's logistic regression from an encoder's states to tags.
 
-The encoder is not trained: what a linear classifier finds in its states is what it knows already. A word of
-several tokens has the state of the first one, or the mean of all of them.
+The encoder is not trained, so the classifier finds only what its states already contain. A word of several
+tokens has the state of the first token, or the mean of all.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kielo.artifact.scores import PartOfSpeechScores
-from kielo.evaluate.conllu import Sentence, read_sentences
 from kielo.evaluate.encoder import Encoder, by_length
 from kielo.evaluate.texts import evenly
 from kielo.recipe.errors import KieloError
@@ -21,12 +22,90 @@ from kielo.recipe.sections import PartOfSpeech
 MOST_TRAINING_WORDS = 100_000
 _MOST_ITERATIONS = 1000
 
+# CoNLL-U, the format of Universal Dependencies: a file → sentences of words with their places and tags.
+#
+# Ten columns a word, separated by tabs, and a blank line after each sentence. Comments begin with `#`. A word
+# here is a syntactic word. A token of several words (`3-4`) stands for its words, which are all in its place.
+# Empty nodes (`5.1`) are left out. https://universaldependencies.org/format.html
+
+_COLUMNS, _FORM, _UPOS, _MISC = 10, 1, 3, 9
+_WORD, _RANGE = re.compile(r"[0-9]+"), re.compile(r"([0-9]+)-([0-9]+)")
+_EMPTY_NODE = re.compile(r"[0-9]+\.[0-9]+")
+
+
+@dataclass
+class Sentence:
+    """A sentence. text: its words as they were written. places: (begin, end) of each word in it, in
+    characters. words, tags: form and universal part of speech of each word.
+    """
+
+    text: str = ""
+    places: list[tuple[int, int]] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+    tags: list[str] = field(default_factory=list)
+
+
+def read_sentences(path: Path) -> list[Sentence]:
+    """Read the sentences of a file. Raise KieloError, with file and line, for a damaged sentence."""
+    sentences = list(_sentences(path))
+    if not sentences:
+        raise KieloError(f"{path}: has no sentence in CoNLL-U")
+    return sentences
+
+
+def _sentences(path: Path) -> Iterator[Sentence]:
+    sentence, last_of_range, space, place = Sentence(), 0, "", (0, 0)
+    with path.open("rb") as file:
+        for number, data in enumerate(file, 1):
+            try:
+                line = data.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise _damaged(path, number, f"not UTF-8 ({error.reason})") from None
+            if line.startswith("#"):
+                continue
+            if not line.strip():
+                if sentence.words:
+                    yield sentence
+                sentence, last_of_range, space = Sentence(), 0, ""
+                continue
+            cells = line.split("\t")
+            if len(cells) != _COLUMNS or not cells[_FORM]:
+                raise _damaged(path, number, f"{len(cells)} columns where a word has {_COLUMNS}")
+            name = cells[0]
+            if _EMPTY_NODE.fullmatch(name):
+                continue
+            found = _RANGE.fullmatch(name)
+            if found is None and not _WORD.fullmatch(name):
+                raise _damaged(path, number, f"{name[:20]!r} is not the number of a word")
+            is_inside = found is None and int(name) <= last_of_range
+            if not is_inside:  # a word of a range has no text of its own
+                begin = len(sentence.text) + len(space)
+                sentence.text += space + cells[_FORM]
+                place = (begin, len(sentence.text))
+                space = "" if "SpaceAfter=No" in cells[_MISC].split("|") else " "
+            if found is not None:
+                last_of_range = int(found[2])
+                continue
+            if int(name) != len(sentence.words) + 1:
+                raise _damaged(path, number, f"word {name} after word {len(sentence.words)} of the sentence")
+            if cells[_UPOS] in ("", "_"):
+                raise _damaged(path, number, "no universal part of speech (column 4)")
+            sentence.places.append(place)
+            sentence.words.append(cells[_FORM])
+            sentence.tags.append(cells[_UPOS])
+    if sentence.words:
+        yield sentence
+
+
+def _damaged(path: Path, number: int, what: str) -> KieloError:
+    return KieloError(f"{path}, line {number}: damaged CoNLL-U: {what}")
+
 
 def score_part_of_speech(encoder: Encoder, settings: PartOfSpeech) -> PartOfSpeechScores:
-    """Learn from the sentences of one file, at most about 100,000 words of it, and scores those of another.
+    """Learn from at most about 100,000 words of one file, and score the sentences of another file.
 
-    Raises KieloError where scikit-learn is missing, the layer is none of the model's, a file is damaged or
-    the training file has one tag only.
+    Raise KieloError if scikit-learn is missing, the model lacks the layer, a file is damaged or the training
+    file has one tag only.
     """
     classifier = _classifier()
     num_layers = len(encoder.contender.module.layers)
@@ -41,7 +120,7 @@ def score_part_of_speech(encoder: Encoder, settings: PartOfSpeech) -> PartOfSpee
     training = list(evenly(training, share))
     tags = [tag for one in training for tag in one.tags]
     if len(set(tags)) < 2:
-        raise KieloError(f"{settings.train}: one tag only, {tags[0]}; nothing can be learned from that")
+        raise KieloError(f"{settings.train}: only the tag {tags[0]}. Fix: sentences with two tags or more")
     classifier.fit(word_states(encoder, training, layer, settings.pieces), tags)
     predicted = classifier.predict(word_states(encoder, heldout, layer, settings.pieces))
     wanted = np.array([tag for one in heldout for tag in one.tags])
@@ -57,7 +136,7 @@ def score_part_of_speech(encoder: Encoder, settings: PartOfSpeech) -> PartOfSpee
 
 
 def word_states(encoder: Encoder, sentences: Sequence[Sentence], layer: int, pieces: str) -> np.ndarray:
-    """Return the states of all words in order, fp32 [words, d]; 0 for a word that has no token.
+    """Return the states of all words in order, fp32 [words, d]; 0 for a word without a token.
 
     A sentence that is longer than a sequence is read in parts.
     """
@@ -94,7 +173,7 @@ def _parts(
 
 
 def _most_frequent_tags(training: Sequence[Sentence], heldout: Sequence[Sentence]) -> list[str]:
-    """Return the most frequent tag of each word of the second; of unknown words the most frequent tag."""
+    """Return each held-out word's most frequent training tag; for unknown words the most frequent of all."""
     of_word: dict[str, Counter[str]] = defaultdict(Counter)
     for sentence in training:
         for word, tag in zip(sentence.words, sentence.tags, strict=True):

@@ -15,18 +15,17 @@ from kielo.recipe.errors import KieloError
 
 # Pseudo-log-likelihood: each token of a text is hidden in turn, and predicted from all the others.
 #
-# Salazar et al. 2020 (arXiv:1910.14659) hide one token at a time. In a word of several tokens the others
-# give the hidden one away; Kauf and Ivanova 2023 (arXiv:2305.10588) therefore hide the later tokens of its
-# word too ("within-word left-to-right"). Shape letters: n = tokens of a text, s = these and the control
-# tokens around.
+# Salazar et al. 2020 (arXiv:1910.14659) hide one token at a time. In a word of several tokens the other
+# tokens give the hidden token away. So Kauf and Ivanova 2023 (arXiv:2305.10588) also hide the later tokens of
+# its word ("within-word left-to-right"). Shape letters: n = tokens of a text, s = with the control tokens.
 
 
 def pseudo_log_likelihoods(
     encoder: Encoder, texts: Sequence[Sequence[int]], within_word: bool = False
 ) -> list[np.ndarray]:
-    """Return for each text the nats of its tokens, float64 [n], each given all but the hidden ones.
+    """Return for each text the nats of its tokens, float64 [n], each given all tokens but the hidden ones.
 
-    texts: ids without control tokens, at most `encoder.most_tokens` of them.
+    texts: ids without control tokens, at most `encoder.most_tokens` each.
     """
     found = [np.zeros(len(ids)) for ids in texts]
     for together in by_length(len(texts), lambda one: len(texts[one]), lambda one: max(1, len(texts[one]))):
@@ -42,7 +41,7 @@ def pseudo_log_likelihoods(
 def hidden_in_turn(encoder: Encoder, ids: Sequence[int], within_word: bool) -> np.ndarray:
     """Return a text once for each of its tokens, with that token hidden, int64 [n, s].
 
-    within_word: with the tokens hidden too that go on with its word.
+    within_word: also hide the later tokens of its word.
     """
     sequence, first = encoder.sequence(ids), len(encoder.first)
     tokens = np.asarray(ids, np.int64)
@@ -56,9 +55,9 @@ def hidden_in_turn(encoder: Encoder, ids: Sequence[int], within_word: bool) -> n
 
 
 def pseudo_bits_per_byte(encoder: Encoder, documents: Sequence[str], num_tokens: int) -> PseudoBitsPerByte:
-    """Scores the beginnings of documents, in the order given, until `num_tokens` tokens are hidden in turn.
+    """Score the beginnings of documents, in their order, until `num_tokens` tokens are hidden in turn.
 
-    Raises KieloError where no document has a token.
+    Raise KieloError if no document has a token.
     """
     texts, rows, counted = [], [], 0
     for document in documents:
@@ -71,7 +70,7 @@ def pseudo_bits_per_byte(encoder: Encoder, documents: Sequence[str], num_tokens:
             rows.append(ids)
             counted += len(ids)
     if not texts:
-        raise KieloError("the held-out documents hold no token that an encoder could be asked for")
+        raise KieloError("the held-out documents have no token to hide")
     num_bytes = sum(len(text.encode("utf-8")) for text in texts)
     token, within_word = (
         -sum(float(one.sum()) for one in pseudo_log_likelihoods(encoder, rows, way)) for way in (False, True)
@@ -99,14 +98,10 @@ def _log_probabilities(
     return found
 
 
-# Minimal pairs: a file of a good and a bad sentence each → how often an encoder finds the good one
-# likelier.
-#
-# Sentences are compared by their pseudo-log-likelihoods, which are sums over
-# tokens.
+# Minimal pairs: a file with a good and a bad sentence each → how often an encoder finds the good sentence
+# likelier, by pseudo-log-likelihoods, which are sums over tokens.
 
-
-# Names of the good and the bad sentence: BLiMP's and MultiBLiMP's. Those of what a pair is about.
+# Names of the good and the bad sentence, in BLiMP and MultiBLiMP, and of a pair's phenomenon.
 SENTENCES = (("sentence_good", "sentence_bad"), ("sen", "wrong_sen"))
 GROUPS = ("phenomenon", "UID")
 _FORM = (
@@ -116,7 +111,7 @@ _FORM = (
 
 
 class Pair(NamedTuple):
-    """A good and a bad sentence; group: what they are about, "" where the file does not say it."""
+    """A good and a bad sentence. group: their phenomenon, "" if the file does not name it."""
 
     good: str
     bad: str
@@ -124,7 +119,7 @@ class Pair(NamedTuple):
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """Read the pairs of a file. Raises KieloError, with file and line, for what is none."""
+    """Read the pairs of a file. Raise KieloError, with file and line, for a malformed pair."""
     pairs = []
     for number, row in _rows(path):
         names = next((names for names in SENTENCES if all(name in row for name in names)), None)
@@ -133,12 +128,12 @@ def read_pairs(path: Path) -> list[Pair]:
         group = next((row[name] for name in GROUPS if row.get(name)), "")
         pairs.append(Pair(row[names[0]].strip(), row[names[1]].strip(), str(group)))
     if not pairs:
-        raise KieloError(f"{path}: holds no minimal pair. Fix: {_FORM}")
+        raise KieloError(f"{path}: has no minimal pair. Fix: {_FORM}")
     return pairs
 
 
 def score_minimal_pairs(encoder: Encoder, path: Path) -> MinimalPairScores:
-    """Scores the pairs of a file. Raises KieloError for a sentence that is longer than a sequence."""
+    """Score the pairs of a file. Raise KieloError for a sentence that is longer than a sequence."""
     pairs = read_pairs(path)
     sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
     rows = encoder.encode(sentences)
@@ -168,7 +163,6 @@ def _accuracy(is_right: dict[str, np.ndarray], which: np.ndarray) -> PairAccurac
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line, its fields)."""
     names: list[str] = []
     with path.open("rb") as file:
         for number, data in enumerate(file, 1):

@@ -1,18 +1,17 @@
-"""Scores a model on the held-out text of a run: bits per byte beside the baselines, and samples of its text.
+"""The scores of a model on the held-out text of a run: bits per byte beside the baselines, and samples.
 
-What is scored, and on which text, is decided here; `contender.py` has the arithmetic.
+The models and texts are chosen here. `contender.py` has the arithmetic.
 """
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from kielo.artifact.documents import messages_of
 from kielo.artifact.manifest import write_stage
-from kielo.artifact.scores import BitsPerByte, FilledMask, MaskedScores, Sample, Scores, SetScore
+from kielo.artifact.scores import BitsPerByte, MaskedScores, Sample, Scores, SetScore
 from kielo.artifact.stage_json import write_json
 from kielo.dataset.encoded_documents import DocumentEncoder, stored_ids
 from kielo.dataset.provenance import check_recipe, check_tokenizer
@@ -26,7 +25,7 @@ from kielo.evaluate.contender import (
     load_hugging_face,
     token_stream_bits,
 )
-from kielo.evaluate.encoder import Encoder, open_encoder
+from kielo.evaluate.encoder import open_encoder
 from kielo.evaluate.evaluation import KIND, VERSION, WantedScores
 from kielo.evaluate.fill_mask import fill_heldout, fill_prompts
 from kielo.evaluate.generate import default_prompts, generate
@@ -36,7 +35,6 @@ from kielo.evaluate.pseudo_likelihood import pseudo_bits_per_byte, score_minimal
 from kielo.evaluate.texts import (
     documents_of_sets,
     heldout_documents,
-    heldout_texts,
     training_texts,
     training_token_counts,
 )
@@ -49,9 +47,9 @@ from kielo.tokenizer.load import TextTokenizer, end_of_text_id, load_tokenizer, 
 
 
 def make_scores(wanted: WantedScores) -> Scores | MaskedScores:
-    """Score the checkpoint beside three baselines given the same text, and write the stage's folder.
+    """Score the checkpoint beside three baselines with the same text, and write the stage's folder.
 
-    Of an encoder of the hybrid objective it has the scores of its causal use too.
+    An encoder of the hybrid objective also gets the scores of its causal use.
     """
     recipe, run_folder, name = wanted.recipe, wanted.run_folder, wanted.checkpoint.name
     with write_stage(wanted.folder, KIND, VERSION, wanted.inputs, wanted.section) as stage:
@@ -65,7 +63,7 @@ def make_scores(wanted: WantedScores) -> Scores | MaskedScores:
             if not resolved.identity.train.causal_share:
                 return masked
             contender = causal_use(contender, recipe)
-            # The recipe's prompts have mask tokens: samples go on from openings of held-out documents.
+            # The recipe's prompts have mask tokens: samples continue openings of held-out documents.
             settings = recipe.evaluate.model_copy(update={"prompts": ()})
             recipe = recipe.model_copy(update={"evaluate": settings})
         in_turn = score(contender, name, recipe, run_folder)
@@ -78,9 +76,9 @@ def make_scores(wanted: WantedScores) -> Scores | MaskedScores:
 
 
 def evaluate_hugging_face(recipe: Recipe, run_folder: Path, model: Path) -> Scores:
-    """Score any Hugging Face folder in the same way, on the held-out text of a run. Writes nothing.
+    """Score any Hugging Face folder in the same way, on the held-out text of a run. Write nothing.
 
-    Bits per byte compare models whose tokenizers differ. Windows are as long as the run's sequences.
+    Bits per byte compare models with different tokenizers. Windows are as long as the run's sequences.
     """
     if recipe.train.objective == "masked_tokens":
         raise KieloError(
@@ -93,39 +91,33 @@ def evaluate_hugging_face(recipe: Recipe, run_folder: Path, model: Path) -> Scor
     return score(contender, str(model), recipe, run_folder)
 
 
-# All measures of an encoder: hidden tokens, pseudo-perplexity, filled masks, minimal pairs, parts of
-# speech.
-#
-# What is scored, and on which text, is decided here; the files of the measures' names have the arithmetic.
+# All measures of an encoder: hidden tokens, pseudo-perplexity, filled masks, minimal pairs, parts of speech.
 
 
 def score_encoder(
     contender: Contender, name: str, recipe: Recipe, identity: Identity, run_folder: Path
 ) -> MaskedScores:
-    """Scores the contender, which `name` names, on the held-out text of a run and on the recipe's own files.
+    """Score the contender `name` on the held-out text of a run and on the recipe's own files.
 
-    Raises KieloError for weights whose loss is not finite, and for a file that is missing or damaged.
+    Raise KieloError for weights whose loss is not finite, and for a file that is missing or damaged.
     """
     evaluate = recipe.evaluate
     scores = score_masked_tokens(contender, name, identity, run_folder)
     encoder = open_encoder(contender, recipe)
-    texts, _ = heldout_texts(run_folder / "tokens")
-    texts = [texts[one] for one in np.random.default_rng(recipe.seed).permutation(len(texts))]
-    found: dict[str, Any] = {
+    documents, _ = heldout_documents(run_folder / "tokens")
+    order = np.random.default_rng(recipe.seed).permutation(len(documents))
+    texts = [documents[number]["text"] for number in order]
+    found: dict[str, object] = {
         "pseudo_bits_per_byte": pseudo_bits_per_byte(encoder, texts, evaluate.pseudo_tokens),
-        "filled_masks": _filled_masks(encoder, recipe, texts),
+        "filled_masks": fill_prompts(encoder, evaluate.prompts)
+        if evaluate.prompts
+        else fill_heldout(encoder, texts, recipe.seed),
     }
     if evaluate.minimal_pairs:
         found["minimal_pairs"] = score_minimal_pairs(encoder, Path(evaluate.minimal_pairs).expanduser())
     if evaluate.part_of_speech.train:
         found["part_of_speech"] = score_part_of_speech(encoder, evaluate.part_of_speech)
     return scores.model_copy(update=found)
-
-
-def _filled_masks(encoder: Encoder, recipe: Recipe, texts: list[str]) -> list[FilledMask]:
-    if recipe.evaluate.prompts:
-        return fill_prompts(encoder, recipe.evaluate.prompts)
-    return fill_heldout(encoder, texts, recipe.seed)
 
 
 CONVENTION = (
@@ -136,7 +128,7 @@ CONVENTION = (
 
 
 def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> Scores:
-    """Score the contender, which `name` names, beside the baselines on the held-out text of a run."""
+    """Score the contender `name` beside the baselines on the held-out text of a run."""
     heldout, coverage = heldout_documents(run_folder / "tokens")
     texts, stored = [document["text"] for document in heldout], [stored_ids(one) for one in heldout]
     own = load_tokenizer(run_folder / "tokenizer")
@@ -149,10 +141,11 @@ def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> 
         raise KieloError(
             f"{contender.name}: the model's loss is {bits_per_byte}: its weights are damaged, or overflow"
         )
-    samples = [
-        Sample(prompt=prompt, text=_continue(contender, recipe, prompt, recipe.seed + number))
-        for number, prompt in enumerate(recipe.evaluate.prompts or default_prompts(texts))
-    ]
+    settings, samples = recipe.evaluate, []
+    how = settings.sample_tokens, settings.temperature, settings.top_k
+    for number, prompt in enumerate(settings.prompts or default_prompts(texts)):
+        text = generate(contender, prompt, *how, recipe.seed + number)
+        samples.append(Sample(prompt=prompt, text=text))
     baselines, given = _baselines(recipe, run_folder, own, texts, stored)
     documents = DocumentEncoder(recipe, contender.tokenizer, contender.end_of_text_id, takes_ids)
     return Scores(
@@ -160,7 +153,7 @@ def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> 
         bits_per_byte=BitsPerByte(model=bits_per_byte, **baselines),
         sets=_set_scores(contender, documents, run_folder, stride),
         samples=samples,
-        sampling=recipe.evaluate.model_dump(include={"temperature", "top_k"}) | {"seed": recipe.seed},
+        sampling=settings.model_dump(include={"temperature", "top_k"}) | {"seed": recipe.seed},
         heldout_bytes=num_bytes - len(texts),
         heldout_documents=len(texts),
         heldout_tokens=len(tokens),
@@ -169,17 +162,17 @@ def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> 
         convention=CONVENTION,
         **coverage,
         **given,
-        ngram_order=recipe.evaluate.ngram_order,
+        ngram_order=settings.ngram_order,
     )
 
 
 def _set_scores(
     contender: Contender, encoder: DocumentEncoder, run_folder: Path, stride: int
 ) -> list[SetScore]:
-    """Scores the contender on the held-out text of each source, and on texts from outside of the mixture.
+    """Score the contender on the held-out text of each source, and on texts from outside the mixture.
 
-    Conversations are laid out by the contender's own chat template, and have no score where it has none. Of
-    documents on whose answers alone the run is trained, the bits and bytes of answers count.
+    The contender's own chat template lays out conversations; without it they have no score. If a run is
+    trained on answers alone, only the bits and bytes of answers count.
     """
     scores = []
     for one, documents in documents_of_sets(run_folder / "tokens"):
@@ -210,11 +203,6 @@ def _set_scores(
             )
         )
     return scores
-
-
-def _continue(contender: Contender, recipe: Recipe, prompt: str, seed: int) -> str:
-    evaluate = recipe.evaluate
-    return generate(contender, prompt, evaluate.sample_tokens, evaluate.temperature, evaluate.top_k, seed)
 
 
 def _baselines(

@@ -1,6 +1,7 @@
 """The texts of a run that contenders are scored on and baselines learn from: run folder → documents' texts.
 
-A corpus too large for memory is sampled evenly, the same sample for everyone, and the scores say so.
+A corpus too large for memory is sampled evenly, with the same sample for every contender, and the scores
+report it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,23 +25,18 @@ MOST_TRAINING_BYTES = 32 << 20  # the byte baselines hold it in memory: about 40
 MOST_UNIGRAM_TOKENS = 1 << 28
 
 
-def heldout_texts(tokens_folder: Path) -> tuple[list[str], dict[str, int]]:
-    """Return the texts of `heldout_documents`."""
-    documents, coverage = heldout_documents(tokens_folder)
-    return [document["text"] for document in documents], coverage
-
-
 def heldout_documents(tokens_folder: Path) -> tuple[list[Document], dict[str, int]]:
-    """Return the held-out documents, or an even sample of about 4 MiB; and the number and bytes of all.
+    """Return the held-out documents, or an even sample of about 4 MiB, and the number and bytes of all.
 
-    Conversations are left out, for baselines know no turns; where there is nothing else, their text is taken.
+    Conversations are left out, because baselines know no turns. If all are conversations, their text is
+    taken.
     """
     path = tokens_folder / "heldout.jsonl.zst"
     check_sizes(tokens_folder, packed_manifest(tokens_folder), [path.name])
     plain = [_num_bytes(one["text"]) for one in read_documents(path) if messages_of(one) is None]
     sizes = plain or [_num_bytes(document["text"]) for document in read_documents(path)]
     if not sizes:
-        raise KieloError(f"{path}: no held-out documents; raise dataset.heldout_share or add text")
+        raise KieloError(f"{path}: no held-out documents. Fix: raise dataset.heldout_share or add text")
     share = MOST_HELDOUT_BYTES / max(1, sum(sizes))
     taken = (one for one in read_documents(path) if not plain or messages_of(one) is None)
     return list(evenly(taken, share)), {
@@ -60,9 +56,9 @@ def documents_of_sets(tokens_folder: Path) -> Iterator[tuple[HeldoutSet, list[Do
 
 
 def training_texts(recipe: Recipe, run_folder: Path) -> tuple[list[str], dict[str, int]]:
-    """Return the training documents, or an even sample of 32 MiB; and the bytes of both.
+    """Return the training documents, or an even sample of 32 MiB, and the bytes of both.
 
-    Documents of the corpus that are not held out, and of ready tokens their decoded text, whose bytes in all
+    These are the corpus' documents that are not held out, and the decoded text of ready tokens, whose bytes
     are estimated.
     """
 
@@ -86,7 +82,7 @@ def training_texts(recipe: Recipe, run_folder: Path) -> tuple[list[str], dict[st
 
 
 def training_token_counts(tokens_folder: Path, vocab_size: int) -> np.ndarray:
-    """Counts each token [vocab_size] in the training shards; in an even sample where there are very many."""
+    """Count each token [vocab_size] in the training shards, or in an even sample of long shards."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     shards = [open_shard(tokens_folder, name) for name in sorted(packed_counts(tokens_folder).sources)]
     share = min(1.0, MOST_UNIGRAM_TOKENS / max(1, sum(shard.num_tokens for shard in shards)))
@@ -106,7 +102,7 @@ def _decoded(shard: Shard, tokenizer: TextTokenizer, share: float) -> Iterator[s
 
 
 def evenly(items: Iterable[Any], share: float) -> Iterator[Any]:
-    """Yield that share of the items at even distances, the first included; all from a share of 1 on."""
+    """Yield that share of the items at even distances, the first included, or all from a share of 1 on."""
     for number, item in enumerate(items):
         if share >= 1 or number == 0 or int((number + 1) * share) > int(number * share):
             yield item

@@ -1,17 +1,18 @@
-"""Everything that a run folder says about itself, for the page, the card and the summary.
+"""The facts of a run folder, for the page, the card and the summary.
 
-Run folder (manifests, funnel.json, measure.json, metrics.jsonl, parity.json, scores.json, …) → `Gathered`.
-A stage that has not run yet is None: the page says so instead of failing.
+Run folder (manifests, funnel.json, measure.json, metrics.jsonl, parity.json, scores.json, …) → `Gathered`. A
+stage that has not run yet is None, and the page says so.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import NamedTuple
 
+from kielo import __version__
 from kielo.artifact.chronicle import Table, chronicle
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import Manifest, read_manifest
 from kielo.artifact.metrics import (
     METRICS_NAME,
@@ -47,21 +48,26 @@ from kielo.resolve.text import Text, sequences_by_length
 
 @dataclass(frozen=True)
 class Training:
-    """Rows of metrics.jsonl, one a step in order, and the stage's counts; {} before the stage's end."""
+    """Rows of metrics.jsonl, one a step in order."""
 
     steps: list[TrainingStep]
     heldout: list[HeldOutLoss]
     passed_over: list[PassedOver]
     precisions: list[PrecisionChange]
     tokens_per_second: float | None
-    counts: dict[str, Any]
+
+
+class StageRow(NamedTuple):
+    name: str
+    state: str
+    seconds: float | None
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """Everything that a run folder says about itself; None for a stage that has not run.
+    """The facts of a run folder; None for a stage that has not run.
 
-    stages: of this run. stage_rows: name, state and seconds of every stage. corpus, tokens, export_counts:
+    stages: of this run. corpus, tokens:
     counts of the stages' manifests. versions: of packages, by the manifests.
     """
 
@@ -69,12 +75,12 @@ class Gathered:
     run_folder: str
     kielo_version: str
     stages: dict[str, StageTime]
-    stage_rows: list[dict[str, Any]]
-    corpus: dict[str, Any] | None
+    stage_rows: list[StageRow]
+    corpus: JsonTable | None
     funnel: Funnel | None
     tokenizer: TokenizerMeasure | None
     row_map: RowMap | None
-    tokens: dict[str, Any] | None
+    tokens: JsonTable | None
     packing: list[PackingRow]
     overview: Overview | None
     training: Training | None
@@ -83,14 +89,13 @@ class Gathered:
     scores: Scores | None
     masked_scores: MaskedScores | None
     export: str | None
-    export_counts: dict[str, Any]
     versions: dict[str, str]
 
 
 def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> Gathered:
     """Collect the run folder's content.
 
-    `stages` are those of this run; manifests have the seconds of skipped stages.
+    `stages` are this run's. Manifests have the seconds of skipped stages.
     """
     manifests = {stage: read_manifest(run_folder / folder) for stage, folder in STAGE_FOLDERS.items()}
     corpus, tokens, export = (manifests[stage] for stage in ("corpus", "pack", "export"))
@@ -98,7 +103,7 @@ def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> Ga
     return Gathered(
         recipe=recipe,
         run_folder=str(run_folder),
-        kielo_version=kielo_version(),
+        kielo_version=__version__,
         stages=stages,
         stage_rows=_stage_rows(manifests, stages),
         corpus=corpus.counts if corpus else None,
@@ -114,13 +119,11 @@ def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> Ga
         scores=read_stage_json(run_folder / "evaluate", Scores),
         masked_scores=read_stage_json(run_folder / "evaluate", MaskedScores),
         export=str(run_folder / "hf") if export else None,
-        export_counts=export.counts if export else {},
         versions=_versions(manifests),
     )
 
 
 def summarise(gathered: Gathered) -> Summary:
-    """Return the content of summary.json; the values of stages that have not run are None."""
     scores, training, overview = gathered.scores, gathered.training, gathered.overview
     masked = gathered.masked_scores
     return Summary(
@@ -139,39 +142,34 @@ def summarise(gathered: Gathered) -> Summary:
     )
 
 
-def kielo_version() -> str:
-    try:
-        return version("kielo")
-    except PackageNotFoundError:  # run from a bare checkout
-        return "unknown"
-
-
-def _pick(content: dict[str, Any] | None, kind: type[JsonObject]) -> dict[str, Any]:
+def _pick(content: JsonTable | None, kind: type[JsonObject]) -> JsonTable:
     return {key: (content or {}).get(key) for key in kind.model_fields}
 
 
 def _overview(run_folder: Path, manifests: dict[str, Manifest | None]) -> Overview | None:
-    """Return the size of the run that was trained, None before that."""
     tokens = manifests["pack"].counts["sources"] if manifests["pack"] else {}
     if manifests["train"] is None or not (run_folder / "resolved.toml").is_file():
         return None
     identity = read_resolved(run_folder / "resolved.toml").identity
     packing = read_manifest(run_folder / PACKING)
     text = Text(
-        {name: counts["tokens"] for name, counts in tokens.items()}, 0, "", 0, 0,
+        {name: counts["tokens"] for name, counts in tokens.items()},
+        0,
+        "",
+        0,
+        0,
         packed_sequences=sequences_by_length(packing) if packing else {},
-    )  # fmt: skip
+    )
     return overview_of_run(identity, text)
 
 
 def _training(folder: Path, manifest: Manifest | None) -> Training | None:
-    """Return curves of metrics.jsonl, the median tokens per second and the stage's counts."""
     path = folder / METRICS_NAME
     if not path.is_file():
         return None
     rows = read_metrics(path)
     steps = _by_step(of_kind(rows, TrainingStep))
-    # The first row pays for warming up; it counts only where there is no other.
+    # The first row includes warming up. It counts only if no other exists.
     speeds = [row.tokens_per_second for row in steps if row.tokens_per_second]
     counts = manifest.counts if manifest else {}
     return Training(
@@ -180,17 +178,16 @@ def _training(folder: Path, manifest: Manifest | None) -> Training | None:
         _by_step(of_kind(rows, PassedOver)),
         _by_step(of_kind(rows, PrecisionChange)),
         counts.get("tokens_per_second") or (median(speeds[1:] or speeds) if speeds else None),
-        counts,
     )
 
 
 def _by_step(rows: Sequence[Kind]) -> list[Kind]:
-    """Return one row a step. A resumed run writes steps again; the later row is that of the model."""
+    """Return one row a step. A resumed run writes steps again, and the later row is the model's."""
     last = {row.step: row for row in rows}
     return [last[step] for step in sorted(last)]
 
 
-def _stage_rows(manifests: dict[str, Manifest | None], stages: dict[str, StageTime]) -> list[dict[str, Any]]:
+def _stage_rows(manifests: dict[str, Manifest | None], stages: dict[str, StageTime]) -> list[StageRow]:
     """Return a row for each stage: the seconds that made its folder, and if this run did it."""
     names = list(dict.fromkeys([*STAGE_FOLDERS, *stages]))
     rows = []
@@ -202,12 +199,11 @@ def _stage_rows(manifests: dict[str, Manifest | None], stages: dict[str, StageTi
             state, seconds = "already done", manifest.wall_seconds if manifest else None
         else:
             state, seconds = "done", asked.seconds
-        rows.append({"name": name, "state": state, "seconds": seconds})
+        rows.append(StageRow(name, state, seconds))
     return rows
 
 
 def _versions(manifests: dict[str, Manifest | None]) -> dict[str, str]:
-    """Return the package versions that the stages ran with; several, if stages differ."""
     seen: dict[str, list[str]] = {}
     for manifest in manifests.values():
         for package, number in (manifest.versions if manifest else {}).items():

@@ -23,7 +23,7 @@ def write_ladder_report(folder: Path, ladder: Ladder) -> list[Path]:
 
 
 def table(ladder: Ladder) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return titles and rows: measured, and beside it planned; a rung that is not measured says why."""
+    """Return titles and rows, measured beside planned. A rung without a measurement has its state."""
     rows: list[tuple[str, ...]] = []
     base = linear_speed(ladder.rungs)
     for rung in ladder.rungs:
@@ -43,7 +43,7 @@ def table(ladder: Ladder) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 
 
 def linear_speed(rungs: Sequence[Rung]) -> float:
-    """Return tokens/s of a node, of the fastest measured rung on the fewest nodes; 0 without one."""
+    """Return tokens/s of a node, of the fastest measured rung on the fewest nodes; 0 without a rung."""
     speeds = [(rung.nodes, rung.measured.tokens_per_second / rung.nodes) for rung in rungs if rung.measured]
     return min(speeds, key=lambda speed: (speed[0], -speed[1]), default=(0, 0.0))[1]
 
@@ -54,13 +54,12 @@ def is_in_interval(measured: MeasuredSpeed, planned: PlannedSpeed) -> bool:
 
 
 def notes(ladder: Ladder) -> list[str]:
-    """Return sentences on how it was measured, what others measured there, and what to do with it."""
     lines = [
         f"{ladder.name}: {amount(ladder.parameters)} parameters, steps of {ladder.tokens_per_step:,} tokens "
         f"on any number of nodes, sequences of {ladder.sequence_length:,}, on {ladder.cluster}. Each figure "
         "is the median of a rung's steps without the first two.",
-        "% of linear: tokens/s of a node, by those of the fastest layout on the fewest nodes. TFLOP/s: the "
-        "model's FLOPs, without recomputation.",
+        "% of linear: tokens/s of a node, as a share of the fastest layout's on the fewest nodes. TFLOP/s: "
+        "the model's FLOPs, without recomputation.",
     ]
     if any(rung.planned for rung in ladder.rungs):
         card = f"the card {ladder.machine}" if ladder.machine else "constants fitted on published runs"
@@ -79,7 +78,6 @@ def notes(ladder: Ladder) -> list[str]:
 
 
 def markdown(ladder: Ladder) -> str:
-    """Return the table and the notes as Markdown."""
     titles, rows = table(ladder)
     head = [f"# {ladder.name} on {ladder.cluster}: measured and planned", ""]
     lines = [f"| {' | '.join(titles)} |", "|--:|---|" + "--:|" * (len(titles) - 2)]

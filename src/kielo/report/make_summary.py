@@ -13,7 +13,6 @@ NAMES = {"unigram": "token unigram", "xz": "xz -9", "ngram": "byte n-gram"}
 
 
 def print_summary(summary: Summary, console: Console | None = None) -> None:
-    """Print a summary of `report.gather.summarise`, with a dash for stages that have not run."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -23,7 +22,6 @@ def print_summary(summary: Summary, console: Console | None = None) -> None:
 
 
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:
-    """Return (name, value) for each line of the table, as plain text."""
     bits, corpus = summary.bits_per_byte, summary.corpus
     rows = [("text kept", "–")]
     if corpus.bytes_in and corpus.bytes_kept is not None:
@@ -44,7 +42,10 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         rows.append(("held-out bits per byte", _number(bits.model)))
         for name in BASELINES:
             value = getattr(bits, name)
-            rows.append((f"  {NAMES[name]}", _number(value) + _against(bits.model, value)))
+            said = ""
+            if bits.model is not None and value is not None:
+                said = "  (beaten)" if bits.model < value else "  (not beaten)"
+            rows.append((f"  {NAMES[name]}", _number(value) + said))
     if not summary.masked_tokens:
         rows.append(("parity with Hugging Face", _parity(summary.parity)))
     rows.append(("exported model", summary.export or "–"))
@@ -71,12 +72,6 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def _against(model: float | None, baseline: float | None) -> str:
-    if model is None or baseline is None:
-        return ""
-    return "  (beaten)" if model < baseline else "  (not beaten)"
-
-
 def _parity(parity: ParitySummary) -> str:
     if parity.max_relative_loss_difference is None:
         return "–"
@@ -88,7 +83,7 @@ def _parity(parity: ParitySummary) -> str:
 
 
 def language_row(summary: Summary | None) -> tuple[str, str, str]:
-    """Return (text kept, score, time) of one of several languages' runs; dashes without a summary."""
+    """Return (text kept, score, time) of a run of several languages; dashes without a summary."""
     if summary is None:
         return "–", "–", "–"
     kept, bits, masked = summary.corpus.bytes_kept, summary.bits_per_byte.model, summary.masked_tokens

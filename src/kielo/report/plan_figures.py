@@ -1,6 +1,6 @@
 """The planner's figures as SVG files: a pipeline's timeline, scaling over nodes, and steps by their parts.
 
-They stand alone, outside the report page, so they bring white paper and their own colours. Text stays text.
+They stand alone, outside the report page, so they have white paper and their own colours. Text stays text.
 """
 
 import io
@@ -25,13 +25,20 @@ PAPER, INK, QUIET, RULE = "#ffffff", "#1b211d", "#5a645d", "#d9ded5"
 STRONG, WEAK = "#2f7d4f", "#b8651b"
 KINDS = {"forward": "#2f7d4f", "backward": "#e2a95c", "weights": "#6f93c4"}  # of a timeline's spans
 PARTS = {  # greens work, orange waits, blues move bytes between devices, greys are the rest
-    "matrix": "#2f7d4f", "attention": "#5fa577", "elementwise": "#94c5a4", "head": "#1f5436",
+    "matrix": "#2f7d4f",
+    "attention": "#5fa577",
+    "elementwise": "#94c5a4",
+    "head": "#1f5436",
     "launch": "#c7ddcd",
-    "bubble": "#e0913a", "slowest": "#f3cf9f",
-    "tensor_traffic": "#3f6ba8", "context_traffic": "#6f93c4", "pipeline_traffic": "#9db8dc",
+    "bubble": "#e0913a",
+    "slowest": "#f3cf9f",
+    "tensor_traffic": "#3f6ba8",
+    "context_traffic": "#6f93c4",
+    "pipeline_traffic": "#9db8dc",
     "data_traffic": "#c6d6ec",
-    "optimiser": "#7f8a83", "fixed": "#b9c1bb",
-}  # fmt: skip
+    "optimiser": "#7f8a83",
+    "fixed": "#b9c1bb",
+}
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "kielo",  # the same picture is the same file
@@ -59,7 +66,7 @@ _NUMBER_SIZE = 7
 def timeline_svg(planned: PlannedLayout, path: Path | str) -> None:
     """Draw the pipeline's ranks over time, with idle time blank.
 
-    Without a simulated pipeline, draws a bar of the step's parts.
+    Without a simulated pipeline, draw a bar of the step's parts.
     """
     with matplotlib.rc_context(STYLE):
         figure = timeline_figure(planned) if planned.stages is not None else parts_figure([planned])
@@ -69,7 +76,7 @@ def timeline_svg(planned: PlannedLayout, path: Path | str) -> None:
 def scaling_svg(strong: Sequence[PlannedLayout], weak: Sequence[PlannedLayout], path: Path | str) -> None:
     """Draw tokens a second and efficiency over nodes.
 
-    `strong`: one batch on all numbers of nodes; `weak`: it grows with them.
+    `strong`: one batch on all numbers of nodes. `weak`: the batch grows with the nodes.
     """
     with matplotlib.rc_context(STYLE):
         _write(scaling_figure(strong, weak), path)
@@ -106,9 +113,14 @@ def timeline_figure(planned: PlannedLayout) -> Figure:
     if "weights" in kinds:
         names["backward"] = "gradients of inputs"
     axes.legend(
-        [Patch(color=KINDS[kind]) for kind in kinds], [names[kind] for kind in kinds], frameon=False, ncols=3,
-        loc="lower left", bbox_to_anchor=(-0.01, 1.0), borderaxespad=0.2,
-    )  # fmt: skip
+        [Patch(color=KINDS[kind]) for kind in kinds],
+        [names[kind] for kind in kinds],
+        frameon=False,
+        ncols=3,
+        loc="lower left",
+        bbox_to_anchor=(-0.01, 1.0),
+        borderaxespad=0.2,
+    )
     return figure
 
 
@@ -153,9 +165,13 @@ def scaling_figure(strong: Sequence[PlannedLayout], weak: Sequence[PlannedLayout
         )
         speed.plot(nodes, speeds, color=colour, linewidth=1.8, marker="o", markersize=4, label=name)
         share.plot(
-            nodes, [100 * each / (first * count) for each, count in zip(speeds, nodes)], color=colour,
-            linewidth=1.8, marker="o", markersize=4,
-        )  # fmt: skip
+            nodes,
+            [100 * each / (first * count) for each, count in zip(speeds, nodes)],
+            color=colour,
+            linewidth=1.8,
+            marker="o",
+            markersize=4,
+        )
     speed.set_yscale("log")
     speed.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     speed.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short_amount(value)))
@@ -165,7 +181,7 @@ def scaling_figure(strong: Sequence[PlannedLayout], weak: Sequence[PlannedLayout
     share.set_ylim(0, max(110, share.get_ylim()[1]))
     share.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%"))
     speed.set_title(f"tokens/s, with the {SHARE:.0%} interval", loc="left", size=11)
-    share.set_title("efficiency: tokens/s a node, by those of the fewest nodes", loc="left", size=11)
+    share.set_title("efficiency: tokens/s a node, compared with the fewest nodes", loc="left", size=11)
     for axes in (speed, share):
         _nodes_axis(axes, all_nodes)
     speed.legend(frameon=False, loc="upper left")
@@ -208,8 +224,11 @@ def parts_figure(several: Sequence[PlannedLayout]) -> Figure:
         axes.annotate(
             f"{planned.step_seconds:.4g} s, {short_amount(planned.tokens_per_second)} tokens/s{unfit}",
             (start, position),
-            (6, 0), textcoords="offset points", va="center", color=INK,
-        )  # fmt: skip
+            (6, 0),
+            textcoords="offset points",
+            va="center",
+            color=INK,
+        )
     axes.set_xlim(0, longest * (1.48 if not all(planned.fits for planned in several) else 1.3))
     axes.set_ylim(len(several) - 0.5, -0.5)
     axes.set_yticks(range(len(several)), [_titled(planned, several) for planned in several], color=INK)
@@ -219,14 +238,17 @@ def parts_figure(several: Sequence[PlannedLayout]) -> Figure:
     axes.set_xticks([])
     axes.set_title("seconds of a step", loc="left", size=11)
     figure.legend(
-        [Patch(color=PARTS.get(part, QUIET)) for part in parts], [SECONDS.get(part, part) for part in parts],
-        frameon=False, ncols=5, loc="outside lower left", fontsize=9,
-    )  # fmt: skip
+        [Patch(color=PARTS.get(part, QUIET)) for part in parts],
+        [SECONDS.get(part, part) for part in parts],
+        frameon=False,
+        ncols=5,
+        loc="outside lower left",
+        fontsize=9,
+    )
     return figure
 
 
 def _bars(axes: Axes, spans: Sequence[Span], ranks: int) -> None:
-    """Draw the tasks as bars; a rank's later stages are paler."""
     chunks = 1 + max(span.stage for span in spans) // ranks
     groups: dict[tuple[int, str, int], list[tuple[float, float]]] = {}
     for span in spans:
@@ -239,17 +261,21 @@ def _bars(axes: Axes, spans: Sequence[Span], ranks: int) -> None:
 
 
 def _numbers(axes: Axes, spans: Sequence[Span], points_a_second: float, row_points: float) -> None:
-    """Write each micro-batch's number, from 1, where its bar has room."""
+    """Write each micro-batch's number, from 1, if its bar has room."""
     if row_points < _NUMBER_SIZE + 3:
         return
     for span in spans:
         number = str(span.micro_batch + 1)
         if (span.end - span.start) * points_a_second > _POINTS_OF_DIGIT * len(number) + 2:
             axes.text(
-                (span.start + span.end) / 2, span.rank, number, ha="center", va="center_baseline",
+                (span.start + span.end) / 2,
+                span.rank,
+                number,
+                ha="center",
+                va="center_baseline",
                 size=_NUMBER_SIZE,
                 color=PAPER if span.kind == "forward" and span.stage < _ranks(spans) else INK,
-            )  # fmt: skip
+            )
 
 
 def _ranks(spans: Sequence[Span]) -> int:
@@ -257,14 +283,14 @@ def _ranks(spans: Sequence[Span]) -> int:
 
 
 def _caption(planned: PlannedLayout, spans: Sequence[Span], drawn: int) -> str:
-    """Names the axis, the part of the step that is drawn, and the meaning of shades."""
+    """Return the name of the axis, the drawn part of the step, and the meaning of shades."""
     text = "seconds"
     if drawn < planned.micro_batches:
         busy, ranks = sum(span.end - span.start for span in spans), _ranks(spans)
         idle = 1 - busy / (ranks * max(span.end for span in spans))
         text += (
             f"\nDrawn: a step of {drawn} micro-batches, of which {idle:.0%} is idle; the real one has "
-            f"{planned.micro_batches} and goes on in the same way before it empties."
+            f"{planned.micro_batches} and continues in the same way before it empties."
         )
     if max(span.stage for span in spans) >= _ranks(spans):
         text += "\nPaler: the later stages of a rank."
@@ -290,7 +316,6 @@ def _nodes_axis(axes: Axes, nodes: Sequence[int]) -> None:
 def _name_list(
     axes: Axes, curves: Sequence[tuple[str, str, Sequence[PlannedLayout]]], nodes: Sequence[int]
 ) -> None:
-    """Write the best layout of each curve on each number of nodes, as lines of text."""
     axes.set_axis_off()
     axes.set_xlim(0, 1)
     axes.set_ylim(len(nodes) + 0.5, -0.5)
@@ -321,6 +346,6 @@ def _on(colour: str) -> str:
 
 def _write(figure: Figure, path: Path | str) -> None:
     buffer = io.StringIO()
-    nothing: dict[str, Any] = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    nothing: dict[str, str | None] = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", metadata=nothing)
     write_own_text(path, buffer.getvalue())

@@ -1,6 +1,6 @@
-"""An attempt at the training of a recipe on this machine: its devices, its ranks, and whether it is needed.
+"""An attempt at the training of a recipe on this machine: its devices, its ranks, and if it is needed.
 
-A training that is finished does without torch.
+A finished training needs no torch.
 """
 
 import errno
@@ -35,7 +35,7 @@ FETCH_LIMIT_SECONDS = 4 * 3600  # 1.4 TB at 100 MB/s
 
 
 def warn_of_weights(recipe: Recipe) -> None:
-    """Name the keys of [model] that model.weights replaces, and its files that are not read, on stderr."""
+    """Name the keys of [model] that model.weights replaces, and its unread files, on stderr."""
     if said := overridden_in_words(recipe.model):
         print_text(f"warning: {said}", sys.stderr)
 
@@ -51,7 +51,7 @@ def train_on_ranks(
 ) -> Outcome:
     """Train on `ranks` processes of this machine: `kielo train REFERENCE` with these settings and flags.
 
-    restarts: how often ranks that failed are started again without a new checkpoint; None: the usual number.
+    restarts: at most N restarts without a new checkpoint; None: the usual number.
     """
     done = None if "--measure" in flags else done_before(recipe, ranks)
     if done is not None:
@@ -68,17 +68,17 @@ def is_done(recipe: Recipe, ranks: int) -> bool:
 
 
 def done_before(recipe: Recipe, ranks: int) -> Outcome | None:
-    """Return the outcome of a finished run, noted as that of this attempt; None if torch has to look."""
+    """Return the outcome of a finished run, noted as this attempt's outcome; None if torch has to look."""
     resolved = _finished(recipe, ranks)
     return None if resolved is None else nothing_to_do(resolved)
 
 
 def _finished(recipe: Recipe, ranks: int) -> Resolved | None:
-    """Return the run resolved for `ranks` if it was trained to its end before; read no more than files.
+    """Return the run resolved for `ranks` if it was trained to its end before. Read only files.
 
-    Its devices are those of its resolved.toml: torch alone knows which devices are here, and what was trained
-    does not depend on them. None without that file, and if anything is wrong: a caller then begins as if the
-    run was not finished, and reports the cause.
+    Its devices are those in its resolved.toml: only torch knows the devices of this machine, and the trained
+    model does not depend on them. None without that file, and if anything is wrong. A caller then begins as
+    if the run was not finished, and reports the cause.
     """
     folder = run_folder(recipe)
     if not (folder / RESOLVED_NAME).is_file() or read_manifest(folder / "train") is None:
@@ -96,12 +96,12 @@ def _finished(recipe: Recipe, ranks: int) -> Resolved | None:
 def train_here(recipe: Recipe, profile_steps: int = 0, measured_steps: int | None = None) -> Outcome:
     """Be one rank: resolve the recipe for the world that the launcher's variables describe, and train.
 
-    A refusal is written down for the parent that started this rank, if one did.
-    profile_steps: how many steps of this attempt the profiler records (see `train/profile.py`); 0: none.
-    measured_steps: how many to take without saving; None: all of the run, with its checkpoints.
+    A refusal is written down for the parent that started this rank. profile_steps: steps of this attempt that
+    the profiler records (see `train/profile.py`); 0: none. measured_steps: steps to take without saving;
+    None: the whole run, with its checkpoints.
     """
     place = find_rendezvous()
-    # Several ranks find it out together: one of them may see another folder.
+    # Several ranks decide it together, because one rank may see another folder.
     done = done_before(recipe, 1) if place.size == 1 and measured_steps is None else None
     if done is not None:
         return done
@@ -142,14 +142,12 @@ def train_here(recipe: Recipe, profile_steps: int = 0, measured_steps: int | Non
 
 
 def this_device() -> str:
-    """Return "cuda" if torch has a GPU here, else "cpu"."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def device_name(device: str) -> str | None:
-    """Return the name of the GPU; None for "cpu". Reserves memory on a GPU."""
     import torch
 
     return torch.cuda.get_device_name() if device == "cuda" else None

@@ -1,11 +1,14 @@
 """Functions of files that load torch, transformers or matplotlib, imported when a name of this file is used.
 
-So `late.verify_parity(...)` costs its seconds only if it is called; type checkers see its own signature.
+So `late.verify_parity(...)` costs its seconds only when it is called, and type checkers see its own
+signature.
 """
 
 # ruff: noqa: F401 - the imports are for type checkers
 
+import ast
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,39 +38,14 @@ if TYPE_CHECKING:
     from kielo.verify.round_trip import verdict as round_trip_verdict
     from kielo.verify.round_trip import verify_round_trip as verify_round_trip
 
-# Name here → file, and name there.
-_SOURCES = {
-    "LAYOUTS_CERTIFICATE": "kielo.verify.layouts:CERTIFICATE_NAME",
-    "Sampling": "kielo.evaluate.generate:Sampling",
-    "average": "kielo.checkpoint.average:average",
-    "continue_text": "kielo.evaluate.generate:continue_text",
-    "evaluate_hugging_face": "kielo.evaluate.score:evaluate_hugging_face",
-    "export_hugging_face": "kielo.checkpoint.hugging_face_export:export",
-    "fill_prompts": "kielo.evaluate.fill_mask:fill_prompts",
-    "ladder_notes": "kielo.report.ladder_page:notes",
-    "ladder_table": "kielo.report.ladder_page:table",
-    "load_encoder": "kielo.evaluate.encoder:load_encoder",
-    "make_scores": "kielo.evaluate.score:make_scores",
-    "measure": "kielo.train.run:measure",
-    "meet": "kielo.ranks.world:meet",
-    "once_a_node": "kielo.ranks.world:once_a_node",
-    "position_heads_verdict": "kielo.verify.position_heads:verdict",
-    "preflight": "kielo.verify.preflight.check_nodes:preflight",
-    "round_trip_table": "kielo.verify.round_trip:table",
-    "round_trip_verdict": "kielo.verify.round_trip:verdict",
-    "train": "kielo.train.run:train",
-    "verify_layouts": "kielo.verify.layouts:verify_layouts",
-    "verify_parity": "kielo.verify.parity:verify_parity",
-    "verify_position_heads": "kielo.verify.position_heads:verify_position_heads",
-    "verify_round_trip": "kielo.verify.round_trip:verify_round_trip",
-    "write_ladder_report": "kielo.report.ladder_page:write_ladder_report",
-    "write_report": "kielo.report.write:write_report",
-}
-
 if not TYPE_CHECKING:
+    _tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    _imports = [node for node in ast.walk(_tree) if isinstance(node, ast.ImportFrom)]
+    # Name here → file and name there, as imported above.
+    _SOURCES = {of.asname: (node.module, of.name) for node in _imports for of in node.names if of.asname}
 
     def __getattr__(name: str) -> Any:
         if name not in _SOURCES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module, function = _SOURCES[name].split(":")
-        return getattr(importlib.import_module(module), function)
+        module, there = _SOURCES[name]
+        return getattr(importlib.import_module(module), there)

@@ -1,4 +1,4 @@
-"""The stages of a run in their order: which are made, what is checked before, and what is said of each.
+"""The stages of a run in their order, the checks before them, and their messages.
 
 Stages exchange folders on disk.
 """
@@ -45,15 +45,15 @@ from kielo.tokenizer.stage_inputs import check_inputs, check_vectors
 from kielo.tokenizer.train import train_tokenizer, unfilled_vocabulary
 from kielo.train.signals import REQUEUE
 
-# The stages that make the weights of a run which another one follows.
+# The stages that make the weights of a followed run.
 _UP_TO_WEIGHTS = ("corpus", "tokenizer", "pack", "train", "export")
 
 
 @dataclass
 class Invocation:
-    """One call of `kielo run`; `stages` fills as they end.
+    """One call of `kielo run`.
 
-    ranks: processes that train.
+    ranks: processes that train. stages: filled as they end.
     """
 
     recipe: Recipe
@@ -67,8 +67,8 @@ class Invocation:
 def make(invocation: Invocation, chosen: Sequence[str], again: str | None = None) -> None:
     """Make the chosen stages that are not current, and first the run that the recipe follows.
 
-    chosen: in order. again: a stage that is made though it is current. Refuses what cannot work before the
-    stages that take long. Raises `Stopped` if training stops on purpose.
+    chosen: in order. again: a stage that is made though it is current. Refuse impossible work before the
+    stages that take long. Raise `Stopped` if training stops on purpose.
     """
     _check_before(invocation, chosen)
     warn_of_weights(invocation.recipe)
@@ -76,10 +76,10 @@ def make(invocation: Invocation, chosen: Sequence[str], again: str | None = None
 
 
 def _run_followed(invocation: Invocation) -> None:
-    """Run the recipe that this one follows as far as its export; stages that are current are skipped.
+    """Run the recipe that this recipe follows, up to its export. Current stages are skipped.
 
-    Raises KieloError for one that cannot be read, that follows another one itself, or whose weights are not
-    those that this recipe starts from.
+    Raise KieloError if that recipe cannot be read, follows another recipe, or exports other weights than this
+    recipe starts from.
     """
     recipe, reference = invocation.recipe, invocation.recipe.follows or ""
     weights = recipe.model.weights or ""
@@ -90,8 +90,8 @@ def _run_followed(invocation: Invocation) -> None:
     followed = Invocation(first, reference, [], run_folder(first), invocation.ranks)
     if first.follows:
         raise KieloError(
-            f"follows = {reference!r}: {first.name} itself follows {first.follows!r}, and only one run is "
-            f"made before another. Fix: `kielo run {reference}`, then this with --set follows="
+            f"follows = {reference!r}: {first.name} itself follows {first.follows!r}, and a followed run "
+            f"cannot follow another. Fix: `kielo run {reference}`, then this with --set follows="
         )
     exported = followed.folder / "hf"
     if Path(weights.removeprefix("hf:")).resolve() != exported.resolve():
@@ -106,7 +106,6 @@ def _run_followed(invocation: Invocation) -> None:
 
 
 def _run_stages(invocation: Invocation, chosen: Sequence[str], again: str | None = None) -> None:
-    """Make the chosen stages in order, and write the recipe into the run folder; one job at a time."""
     with held(invocation.folder):
         _make_again(again, invocation, chosen)
         for name in _MAKERS:
@@ -120,18 +119,17 @@ def _run_stages(invocation: Invocation, chosen: Sequence[str], again: str | None
 
 
 def _note_recipe(invocation: Invocation, says_if_not: bool) -> None:
-    """Write the recipe into the run folder, unless a person changed the one there."""
     if not write_run_recipe(invocation.recipe, invocation.folder) and says_if_not:
         path = invocation.folder / RUN_RECIPE_NAME
-        print(f"{path} was changed by hand and stays as it is", file=sys.stderr)
+        print(f"{path} was changed by hand and is kept", file=sys.stderr)
 
 
 def _make_again(name: str | None, invocation: Invocation, chosen: Sequence[str]) -> None:
-    """Have the stage `name` made again though nothing changed; later stages follow if its output changes."""
+    """Have the stage `name` made again though nothing changed. Later stages follow if its output changes."""
     if name is None:
         return
     if name not in chosen:
-        raise KieloError(f"--again {name}: this stage is not among those to run: {', '.join(chosen)}")
+        raise KieloError(f"--again {name}: this stage is not among the chosen stages: {', '.join(chosen)}")
     folder = invocation.folder / STAGE_FOLDERS[name]
     if name in _BEFORE_TRAINING:
         refuse_while_trained_on(folder, f"--again {name}")
@@ -139,7 +137,7 @@ def _make_again(name: str | None, invocation: Invocation, chosen: Sequence[str])
 
 
 def _do(name: str, invocation: Invocation, is_chosen: bool) -> None:
-    """Make the stage if it was chosen, and note its seconds; else note those of the stage made before."""
+    """Make the stage if it was chosen, and note its seconds; else note the seconds of the earlier stage."""
     folder = STAGE_FOLDERS.get(name)  # None: the report has none of its own
     before = read_manifest(invocation.folder / folder) if folder else None
     if not is_chosen:
@@ -168,9 +166,9 @@ def _do(name: str, invocation: Invocation, is_chosen: bool) -> None:
 
 @contextmanager
 def _after_title(title: str, waits: bool) -> Iterator[Callable[[], bool]]:
-    """Print `title` before the output of the block: at once, or when there is some.
+    """Print `title` before the output of the block: at once, or before the first output.
 
-    Yields a function that returns True if it was printed.
+    Yield a function that returns True if it was printed.
     """
     if not waits:
         print_text(title)
@@ -183,7 +181,7 @@ def _after_title(title: str, waits: bool) -> Iterator[Callable[[], bool]]:
 
 
 class _TitledStream:
-    """A stream that prints a title to stdout before the first text of any of those that share `printed`."""
+    """A stream that prints a title to stdout before the first text of the streams that share `printed`."""
 
     def __init__(self, stream: Any, title: str, printed: list[str]):
         self._stream, self._title, self._printed, self._stdout = stream, title, printed, sys.stdout
@@ -207,10 +205,10 @@ def _corpus(invocation: Invocation) -> None:
 
 
 def _check_before(invocation: Invocation, chosen: Sequence[str]) -> None:
-    """Make the run that this one follows, and refuse before the stages that take long what cannot work.
+    """Make the run that this recipe follows, and refuse impossible work before the stages that take long.
 
-    That are files which are not there, and every number of the recipe that does not fit its model, or the
-    ranks that will train here.
+    Refused are missing files, and numbers of the recipe that do not fit its model or the ranks that will
+    train here.
     """
     recipe, has_tokenizer = invocation.recipe, "tokenizer" in chosen
     if has_tokenizer:
@@ -226,9 +224,9 @@ def _check_before(invocation: Invocation, chosen: Sequence[str]) -> None:
 
 
 def _trains_here(invocation: Invocation) -> tuple[Any, ...]:
-    """Return the ranks, device and software of the training; nothing if it ended before, or without torch.
+    """Return the ranks, device and software of the training; () if it ended before, or without torch.
 
-    Only torch knows the devices. A run that has nothing to do does not wait for its import.
+    Only torch knows the devices. A finished run does not wait for its import.
     """
     if read_manifest(invocation.folder / "train") is not None or not find_spec("torch"):
         return ()
@@ -237,7 +235,6 @@ def _trains_here(invocation: Invocation) -> tuple[Any, ...]:
 
 
 def _check_budget(invocation: Invocation) -> None:
-    """Refuse a token budget that the text cannot give, before the stages that take longer."""
     corpus = read_counts(invocation.folder / "corpus", CorpusCounts)
     # Of ready tokens the pack stage counts how many there are.
     if corpus is not None and not invocation.recipe.corpus.token_sources:
@@ -259,7 +256,7 @@ def _tokenizer(invocation: Invocation) -> None:
 
 
 def _compare_tokenizer(recipe: Recipe, folder: Path) -> None:
-    """Compare a ready tokenizer with AutoTokenizer before the text is packed, where transformers is here.
+    """Compare a ready tokenizer with AutoTokenizer before the text is packed, if transformers is installed.
 
     Training compares it again, with the packed ids.
     """
@@ -294,12 +291,12 @@ def make_share(invocation: Invocation, share: tuple[int, int]) -> None:
     """Make this machine's parts of the token shards, the k-th of n shares: other machines make the others."""
     _need(invocation, "corpus", "tokenizer")
     if not invocation.recipe.corpus.of_raw_text.sources:
-        raise KieloError("--share: all sources are ready tokens, which are read in place; leave it out")
+        raise KieloError("--share: all sources are ready tokens, which are read in place. Fix: leave it out")
     folder, (k, n) = invocation.folder, share
     made = pack_share(invocation.recipe, folder / "corpus", folder / "tokenizer", folder / "tokens", share)
     print_text(
-        f"share {k} of {n}: {made} parts of the token shards are there; when all shares are, `kielo run "
-        f"{invocation.reference} --only pack` joins them"
+        f"share {k} of {n}: {made} parts of the token shards exist. When all shares exist, join them with: "
+        f"kielo run {invocation.reference} --only pack"
         if made
         else f"share {k} of {n}: nothing to do"
     )
@@ -312,8 +309,8 @@ def _need(invocation: Invocation, *folders: str) -> None:
             continue
         if read_manifest(invocation.folder / folder) is None:
             raise KieloError(
-                f"{invocation.folder / folder} is not finished, and this stage needs it; "
-                f"run `kielo run {invocation.reference}` without --from and --only"
+                f"{invocation.folder / folder} is not finished, and this stage needs it. "
+                f"Fix: kielo run {invocation.reference}, without --from and --only"
             )
 
 
@@ -333,7 +330,7 @@ def _train(invocation: Invocation) -> None:
 def _verify(invocation: Invocation) -> None:
     _need(invocation, "tokens", "train")
     if _is_encoder(invocation):
-        print_text("   training is compared with transformers for decoders only")
+        print_text("   only decoders are compared with transformers")
         return
     certificate = certify(invocation.recipe, invocation.folder, shows_current=False)
     if not certificate.passed:

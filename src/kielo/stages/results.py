@@ -1,6 +1,6 @@
-"""What is made of a run's checkpoint: the certificate of parity, the scores, and the Hugging Face folder.
+"""Results of a run's checkpoint: the certificate of parity, the scores, and the Hugging Face folder.
 
-Each is current or made; only what is made loads torch.
+A current result is read. Only making a result loads torch.
 """
 
 from pathlib import Path
@@ -26,9 +26,9 @@ from kielo.verify.certificate import ParityOptions, current_certificate, print_p
 
 
 def newest_checkpoint(run_folder: Path) -> Path:
-    """Return the run's newest complete checkpoint, with a warning for each newer one that is damaged.
+    """Return the run's newest complete checkpoint, with a warning for each newer damaged checkpoint.
 
-    KieloError if none is complete.
+    Raise KieloError if none is complete.
     """
     return checkpoint_inspection.newest_checkpoint(
         run_folder, warn=lambda warning: print_text(f"warning: {warning}")
@@ -36,20 +36,16 @@ def newest_checkpoint(run_folder: Path) -> Path:
 
 
 def certify(
-    recipe: Recipe,
-    folder: Path,
-    steps: int | None = None,
-    is_quiet: bool = False,
-    shows_current: bool = True,
+    recipe: Recipe, folder: Path, steps: int | None = None, is_quiet: bool = False, shows_current: bool = True
 ) -> Parity:
-    """Certify the parity of the run's newest checkpoint with Hugging Face; print it unless quiet.
+    """Certify the parity of the run's newest checkpoint with Hugging Face. Print it unless quiet.
 
-    shows_current: print a certificate that was there already, too.
+    shows_current: print an existing certificate, too.
     """
     if recipe.train.objective == "masked_tokens":
         raise KieloError(
-            'train.objective = "masked_tokens": training is compared with transformers for decoders only; '
-            "Fix: `kielo verify layouts`, or round-trip"
+            'train.objective = "masked_tokens": only decoders are compared with transformers. '
+            "Fix: kielo verify layouts, or kielo verify round-trip"
         )
     section, checkpoint = recipe.verify, newest_checkpoint(folder)
     check_tokens(read_state(checkpoint), folder)
@@ -70,7 +66,6 @@ def certify(
 
 
 def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -> Scores | MaskedScores:
-    """Score the run's checkpoint (default: the newest complete one), or read the scores that are current."""
     wanted = wanted_scores(recipe, run_folder, checkpoint)
     return wanted.current() or late.make_scores(wanted)
 
@@ -80,28 +75,26 @@ def export_checkpoint(
 ) -> CompleteModel:
     """Export a checkpoint to the folder `to`, and return the model's settings, which the checkpoint has.
 
-    Does nothing when `to` holds that export already, but renews its card if the recipe has changed.
+    If `to` has that export already, only its card is renewed if the recipe has changed.
 
-    recipe: of the run, for the card; None if it is not known. how: fields of `ExportOptions`. Raises
-    KieloError for another tokenizer than the one that made the tokens.
+    recipe: of the run, for the card; None if it is not known. how: fields of `ExportOptions`. Raise
+    KieloError if another tokenizer made the tokens.
     """
     state = read_state(checkpoint)
     identity = state.identity
     if not identity:
-        raise KieloError(f"{checkpoint}: does not say of which model it is, so it cannot be exported")
+        raise KieloError(f"{checkpoint}: does not name its model, so it cannot be exported")
     check_tokenizer_of_checkpoint(state, run_around(checkpoint), tokenizer_folder)
     try:
         model = CompleteModel.model_validate(identity["model"])
     except (KeyError, TypeError, ValidationError) as error:
-        raise KieloError(
-            f"{checkpoint}: what it says of its model is none that this kielo knows ({error})"
-        ) from None
+        raise KieloError(f"{checkpoint}: its model is not a model of this Kielo ({error})") from None
     wanted = wanted_export(checkpoint, to, model, tokenizer_folder, ExportOptions(**how))
     card = export_card(wanted, recipe)
     if not wanted.stage.is_done():
         late.export_hugging_face(checkpoint, to, model, tokenizer_folder, wanted.options, card)
     elif recipe is not None and (to / CARD_FILE).exists():
         run = run_around(to)
-        if run is None or to.resolve() != run / "hf":  # whose card is the report's, with results
+        if run is None or to.resolve() != run / "hf":  # that folder has the report's card, with results
             write_model_card(to, card)
     return model

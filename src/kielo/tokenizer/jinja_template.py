@@ -1,7 +1,7 @@
 """Compiles a chat template as Hugging Face's libraries do, in jinja2's sandbox, limited in time and memory.
 
 The import of jinja2 takes longer than reading a recipe: import this file in the function that uses it. Only
-`report/page.py` imports jinja2 too, when it writes a page.
+`report/units.py` imports jinja2 too, when it fills a template.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The certificate of parity: what it certifies, whether one is there, and its table; torch-free."""
+"""The certificate of parity: its inputs, a check that it is current, and its table. Torch-free."""
 
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -8,31 +8,28 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import MANIFEST_NAME, hash_manifest, is_current
 from kielo.artifact.stage_json import read_stage_json
 from kielo.artifact.verify_results import Parity, loss_limits
 from kielo.resolve.resolved import Resolved, as_stored_now, stored_identity
-
-# The certificate of parity as a stage: what it certifies, and whether one is there already; torch-free.
-
 
 KIND, VERSION = "parity", 3
 
 
 @dataclass(frozen=True)
 class ParityOptions:
-    """Options of the parity check: how many steps of what size, and what counts as equal.
+    """Options of the parity check: steps, their size, and the tolerance.
 
     tolerance: the largest relative difference of a step's losses. hugging_face_overrides: keys of the Hugging
-    Face side to set wrong on purpose (`rope_theta`, `rms_norm_eps`, `weight_decay`, …): the check of the
-    check.
+    Face side to set wrong on purpose (`rope_theta`, `rms_norm_eps`, `weight_decay`, …), to check the check.
     """
 
     steps: int = 20
     sequences_per_step: int = 4
     tolerance: float = 1e-5
     sequence_length: int = 128
-    hugging_face_overrides: dict[str, Any] = field(default_factory=dict)
+    hugging_face_overrides: JsonTable = field(default_factory=dict)
 
     def fitting(self, max_position_embeddings: int | None) -> "ParityOptions":
         """Return these options with sequences no longer than the model has positions."""
@@ -42,8 +39,8 @@ class ParityOptions:
 
 def asked(
     resolved: Resolved, checkpoint: Path | None, options: ParityOptions
-) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the inputs and the section of the stage: which run and checkpoint are certified, and how."""
+) -> tuple[dict[str, str], JsonTable]:
+    """Return the inputs and the section of the stage: the certified run and checkpoint, and the options."""
     options = options.fitting(resolved.identity.model.max_position_embeddings)
     inputs = {"tokens": resolved.identity.tokens_hash}
     if checkpoint is not None:
@@ -54,9 +51,9 @@ def asked(
 def current_certificate(
     resolved: Resolved, folder: Path, checkpoint: Path | None, options: ParityOptions
 ) -> Parity | None:
-    """Return the certificate in `folder` if it certifies just this and passed; else None.
+    """Return the certificate in `folder` if it certifies the same inputs and passed, else None.
 
-    One that failed is checked again: the cause may have been outside the recipe.
+    A failed certificate is made again: the cause may have been outside the recipe.
     """
     inputs, section = asked(resolved, checkpoint, options)
     if not is_current(folder, KIND, VERSION, inputs, section, migrate=partial(_migrated, folder)):
@@ -65,18 +62,14 @@ def current_certificate(
     return certificate if certificate is not None and certificate.passed else None
 
 
-def _migrated(folder: Path, section: dict[str, Any]) -> dict[str, Any]:
-    """Return a manifest's section, of any version of the identity's format, as this version writes it."""
+def _migrated(folder: Path, section: JsonTable) -> JsonTable:
+    """Return a manifest's section, of any version of the identity's format, in this version's format."""
     if "identity" not in section:
         return section
     return section | {"identity": as_stored_now(section["identity"], folder / MANIFEST_NAME)}
 
 
-# The parity certificate as text on a terminal: settings side by side, both loss curves, the verdict.
-
-
 def print_parity(certificate: Parity, console: Console | None = None) -> None:
-    """Print `certificate` (as in parity.json) to the console, by default the terminal."""
     console = console or Console()
     ours, theirs = certificate.settings.ours, certificate.settings.theirs
     different = set(certificate.settings.differing)
@@ -107,7 +100,7 @@ def print_parity(certificate: Parity, console: Console | None = None) -> None:
 
 
 def verdict(certificate: Parity) -> str:
-    """Return one paragraph: passed, with the figures; or what differs, and where it starts."""
+    """Return one paragraph: passed with the figures, or the differences with their first place."""
     figures = (
         f"largest relative loss difference {certificate.max_relative_loss_difference:.1e} over "
         f"{certificate.steps} steps ({certificate.limit_in_words()}); logits differ by at most "
@@ -131,17 +124,18 @@ def verdict(certificate: Parity) -> str:
             f"First layer that differs: {first.layer} ({first.where}; relative "
             f"{first.relative_difference:.1e})."
         )
-    for key, label in (("weight", "Starting weight that differs"), ("gradient", "Gradient that differs most"),
-                       ("update", "Weight that differs most after step 1")):  # fmt: skip
-        if name := getattr(first, key):
-            lines.append(f"{label}: {name}.")
+    parts = {
+        "Starting weight that differs": first.weight,
+        "Gradient that differs most": first.gradient,
+        "Weight that differs most after step 1": first.update,
+    }
+    lines += [f"{label}: {name}." for label, name in parts.items() if name]
     if first.step:
         lines.append(f"Losses part at step {first.step}.")
     return "\n".join(lines)
 
 
 def in_words(value: Any) -> str:
-    """A setting as the text of a table's cell: long lists by their ends, weight decay by its groups."""
     if isinstance(value, dict):
         groups = {
             decay: sum(other == decay for other in value.values()) for decay in sorted(set(value.values()))

@@ -1,7 +1,7 @@
 """The other side of the parity check: transformers' model under accelerate, as a careful user would train it.
 
-Nothing of Kielo's maths, loss, weight-decay rule or clipping is used here. Dropout is off, for Kielo has
-none. Data in: the resolved run, in fp32, and weights; data out: as from `kielo_side`, by our names.
+It uses nothing of Kielo's maths, loss, weight-decay rule or clipping, and no dropout. It takes the resolved
+run in fp32 and weights, and gives the same data as `kielo_side`, by our names.
 """
 
 import inspect
@@ -25,6 +25,7 @@ from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.schedule import learning_rate
 from kielo.verify.trace import (
     Trace,
+    Values,
     dtype_names,
     gradient_of,
     optimiser_settings,
@@ -32,20 +33,18 @@ from kielo.verify.trace import (
     trace_forward,
 )
 
-# A micro-batch in the form that transformers' models take, with their attention masks.
-#
-# Data in: token ids, labels and document numbers, each [b, s]; data out: arguments of a model's forward,
-# and the labels that belong to its logits. Shape letters: b = sequences, s = tokens of one, n = documents.
+# A micro-batch in the form that transformers' models take, with their attention masks. Shape letters:
+# b = sequences, s = tokens of a sequence, n = documents.
 
 
 @dataclass(frozen=True)
 class HuggingFaceBatch:
     """The arguments of one forward of transformers' model, and its labels.
 
-    is_token [n, longest]: with one document a row, the columns that are no padding; None: rows as given.
+    is_token [n, longest]: with one document a row, the columns without padding. None: rows as given.
     """
 
-    arguments: dict[str, Any]
+    arguments: Mapping[str, Tensor | dict[str, Tensor]]
     labels: Tensor
     sequences: int
     is_token: Tensor | None = None
@@ -64,15 +63,15 @@ def hugging_face_batch(
 ) -> HuggingFaceBatch:
     """Convert a micro-batch.
 
-    takes_documents_alone: one document a row. With ALiBi, transformers takes a mask of tokens and none of
-    pairs of tokens, and learned positions begin anew in each document.
+    takes_documents_alone: one document a row. With ALiBi, transformers masks tokens but not pairs of tokens.
+    Learned positions start again in each document.
     """
     sequences, length = micro_batch.inputs_bs.shape
     # OPT would count positions from the mask.
     takes_positions = "position_ids" in inspect.signature(type(model).forward).parameters
     if micro_batch.documents_bs is not None and takes_documents_alone:
         return _documents_apart(micro_batch, takes_positions)
-    arguments: dict[str, Any] = {"input_ids": micro_batch.inputs_bs}
+    arguments: dict[str, Tensor | dict[str, Tensor]] = {"input_ids": micro_batch.inputs_bs}
     if micro_batch.documents_bs is not None:
         arguments["attention_mask"] = _masks(micro_batch.documents_bs, model.config)
     if takes_positions:
@@ -81,7 +80,8 @@ def hugging_face_batch(
 
 
 def _masks(documents_bs: Tensor, config: PretrainedConfig) -> Tensor | dict[str, Tensor]:
-    """Make the mask [b, 1, s, s] that is added to scores; one for each kind of layer, where windows differ.
+    """Return the mask [b, 1, s, s] that is added to scores, or one mask for each kind of layer if windows
+    differ.
 
     A model uses such a mask unchanged, so windows must be in it.
     """
@@ -100,7 +100,7 @@ def _masks(documents_bs: Tensor, config: PretrainedConfig) -> Tensor | dict[str,
 
 
 def _documents_apart(micro_batch: MicroBatch, takes_positions: bool) -> HuggingFaceBatch:
-    """Put each document in a row of its own, padded at its end; the tokens before do not see the padding.
+    """Put each document in its own row, padded at its end. Earlier tokens do not see the padding.
 
     A model computes the same if it knows only distances between tokens, or positions in the document.
     """
@@ -121,7 +121,7 @@ def _documents_apart(micro_batch: MicroBatch, takes_positions: bool) -> HuggingF
     return HuggingFaceBatch(arguments, labels, documents_bs.shape[0], is_token)
 
 
-# What transformers' Trainer leaves without weight decay.
+# Parameters that transformers' Trainer leaves without weight decay.
 _NOT_DECAYED = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 OPTIMISER_KEYS = (
     "learning_rate",
@@ -136,13 +136,7 @@ OPTIMISER_KEYS = (
 class HuggingFaceSide:
     """transformers' model, optimiser and learning-rate scheduler, with the results that parity compares."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        device: str,
-        weights: Mapping[str, Tensor],
-        overrides: dict[str, Any],
-    ):
+    def __init__(self, identity: Identity, device: str, weights: Mapping[str, Tensor], overrides: Values):
         """Build the model and the optimiser.
 
         weights: our name → values (no padding rows) to copy. overrides: keys to set wrong on purpose.
@@ -173,7 +167,7 @@ class HuggingFaceSide:
         self.model, self._optimiser, self._scheduler = self._accelerator.prepare(model, optimiser, scheduler)
 
     def _named(self) -> dict[str, nn.Parameter]:
-        """Return our name → the live parameter that it is, or is a part of."""
+        """Return our name → the live parameter that has it, whole or as a part."""
         live = stored_parameters(self._unwrapped(), self._pieces)
         return {ours: live[piece.name] for ours, piece in self._pieces.items()}
 
@@ -193,7 +187,6 @@ class HuggingFaceSide:
         return modules_by_our_names(self._unwrapped(), self._pieces)
 
     def trace(self, batch: StepBatch) -> Trace:
-        """Trace the input and output of `modules` for the first micro-batch of the step."""
         theirs = self._converted(batch.micro_batches[0])
         with torch.no_grad():
             trace = trace_forward(
@@ -213,9 +206,12 @@ class HuggingFaceSide:
             theirs, model = self._converted(micro_batch), self._unwrapped()
             logits = self.model(**theirs.arguments, use_cache=False).logits
             loss = model.loss_function(
-                logits=logits, labels=None, vocab_size=model.config.vocab_size, shift_labels=theirs.labels,
+                logits=logits,
+                labels=None,
+                vocab_size=model.config.vocab_size,
+                shift_labels=theirs.labels,
                 num_items_in_batch=torch.tensor(counted, device=logits.device),
-            )  # fmt: skip
+            )
             if self._z_loss:
                 log_z = logits.float().logsumexp(-1)[theirs.labels != -100]
                 loss = loss + self._z_loss * log_z.square().sum() / counted
@@ -235,31 +231,31 @@ class HuggingFaceSide:
         self._optimiser.zero_grad()
         return {"learning_rate": rate, "gradient_norm": norm, "clipped_gradient_norm": clipped}
 
-    def settings(self) -> dict[str, Any]:
-        """Read off the live model and optimiser, after at least one step."""
+    def settings(self) -> Values:
+        """Read settings off the live model and optimiser, after at least one step."""
         named = self._named()
         optimiser = getattr(self._optimiser, "optimizer", self._optimiser)
-        return optimiser_settings(optimiser, named) | model_settings(self._unwrapped()) | {
-            "clipping, largest gradient norm": self._max_gradient_norm,
-            "precision of weights": dtype_names(named.values()),
-        }  # fmt: skip
+        settings = optimiser_settings(optimiser, named) | model_settings(self._unwrapped())
+        settings["clipping, largest gradient norm"] = self._max_gradient_norm
+        settings["precision of weights"] = dtype_names(named.values())
+        return settings
 
 
-def model_settings(model: PreTrainedModel) -> dict[str, Any]:
+def model_settings(model: PreTrainedModel) -> Values:
     """Read settings off transformers' model, under the names of `kielo_side.model_settings`."""
     is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    # transformers' families give a norm's epsilon two names.
+    epsilons = {getattr(one, "variance_epsilon", getattr(one, "eps", None)) for one in model.modules()}
     return rope_settings(_rope_tables(model)) | {
-        "norm epsilon": sorted(
-            {found for module in model.modules() if (found := _epsilon(module)) is not None}
-        ),
+        "norm epsilon": sorted(epsilon for epsilon in epsilons if epsilon is not None),
         "head tied to embedding": is_tied,
     }
 
 
 def modules_by_our_names(model: PreTrainedModel, pieces: Mapping[str, Piece]) -> dict[str, nn.Module]:
-    """Return our module name → their module, where the two are one to one.
+    """Return our module name → their module, if exactly one module matches.
 
-    A difference in a module that is fused there shows in the modules after it.
+    A difference in a fused module shows in the modules after it.
     """
     stored = stored_parameters(model, pieces)
     owners: dict[int, nn.Module] = {}
@@ -274,8 +270,8 @@ def modules_by_our_names(model: PreTrainedModel, pieces: Mapping[str, Piece]) ->
 def stored_parameters(model: PreTrainedModel, pieces: Mapping[str, Piece]) -> dict[str, nn.Parameter]:
     """Return stored tensor → live parameter, for the `pieces` of a family.
 
-    Only the head's name differs: transformers 5 keeps GPT-NeoX's `embed_out` as `lm_head`. Raises KieloError
-    for tensors that transformers' model lacks: it would compute without them.
+    Only the head's name differs: transformers 5 keeps GPT-NeoX's `embed_out` as `lm_head`. Raise KieloError
+    for tensors that transformers' model lacks, because it would compute without them.
     """
     live = dict(model.named_parameters())
     if "head.weight" in pieces:
@@ -284,17 +280,17 @@ def stored_parameters(model: PreTrainedModel, pieces: Mapping[str, Piece]) -> di
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise KieloError(
-            f"this model has the tensor {missing[0]}{more}, and transformers' {type(model).__name__} with "
-            "its config.json has not, so the two cannot be equal. Fix: the key of [model] that says which "
-            "tensors there are, as model.attention_bias, model.mlp_bias or model.num_hidden_layers"
+            f"this model has the tensor {missing[0]}{more}, which transformers' {type(model).__name__} with "
+            "its config.json lacks, so the two cannot be equal. Fix: the key of [model] that decides it, "
+            "such as model.attention_bias, model.mlp_bias or model.num_hidden_layers"
         )
     return {piece.name: live[piece.name] for piece in pieces.values()}
 
 
-def _overridden(identity: Identity, overrides: dict[str, Any]) -> Identity:
-    """The identity with the optimiser's overrides; learning_rate is the first segment's peak."""
+def _overridden(identity: Identity, overrides: Values) -> Identity:
+    """Return the identity with the optimiser's overrides. learning_rate is the first segment's peak."""
     changes = {key: overrides[key] for key in OPTIMISER_KEYS if key in overrides}
-    others: dict[str, Any] = {}
+    others: Values = {}
     if "learning_rate" in changes:
         first, *later = identity.learning_rates
         first = first.model_copy(update={"peak": changes.pop("learning_rate")})
@@ -302,7 +298,7 @@ def _overridden(identity: Identity, overrides: dict[str, Any]) -> Identity:
     return identity.model_copy(update=others | {"train": identity.train.model_copy(update=changes)})
 
 
-def _model(identity: Identity, overrides: dict[str, Any]) -> PreTrainedModel:
+def _model(identity: Identity, overrides: Values) -> PreTrainedModel:
     """Build transformers' model with plain attention ("eager"), the only form that covers every family."""
     config = AutoConfig.for_model(**families.hf_config(identity.model))
     for key, value in overrides.items():
@@ -318,7 +314,6 @@ def _fill(model: PreTrainedModel, pieces: Mapping[str, Piece], weights: Mapping[
 
 
 def _override(config: PretrainedConfig, key: str, value: Any) -> None:
-    """Set one key of a live config; `rope_theta` moved into a dict in transformers 5."""
     if key == "rope_theta" and getattr(config, "rope_parameters", None):
         config.rope_parameters = {**config.rope_parameters, "rope_theta": value}
     elif hasattr(config, key):
@@ -326,12 +321,12 @@ def _override(config: PretrainedConfig, key: str, value: Any) -> None:
     else:
         known = ", ".join(OPTIMISER_KEYS)
         raise KieloError(
-            f"hugging_face_overrides: {key!r} is no key of a {config.model_type} config.json, nor one of "
-            f"{known}"
+            f"hugging_face_overrides: {key!r} is no key of a {config.model_type} config.json. Fix: a key "
+            f"of it, or {known}"
         )
 
 
-def _groups(model: PreTrainedModel, weight_decay: float) -> list[dict[str, Any]]:
+def _groups(model: PreTrainedModel, weight_decay: float) -> list[Values]:
     decayed = set(get_parameter_names(model, [nn.LayerNorm], _NOT_DECAYED))
     named = list(model.named_parameters())
     return [
@@ -343,7 +338,7 @@ def _groups(model: PreTrainedModel, weight_decay: float) -> list[dict[str, Any]]
 def _rope_tables(model: PreTrainedModel) -> Iterable[tuple[Tensor, Tensor]]:
     """Yield (cosines, sines) [2, r/2] of the first two positions, of full and then of windowed layers.
 
-    Yields one pair where the two kinds do not differ, and none without RoPE.
+    Yield one pair if both kinds are equal, and none without RoPE.
     """
     rotary = getattr(model.base_model, "rotary_emb", None)
     if rotary is None:
@@ -353,8 +348,3 @@ def _rope_tables(model: PreTrainedModel) -> Iterable[tuple[Tensor, Tensor]]:
     for kind in sorted(set(getattr(model.config, "layer_types", None) or ())) if by_kind else (None,):
         tables = rotary(x, positions, kind) if by_kind else rotary(x, positions)
         yield tuple(table[0, :, : table.shape[-1] // 2] for table in tables)
-
-
-def _epsilon(module: nn.Module) -> float | None:
-    """Return a norm's epsilon, which transformers' families give two names; None for other modules."""
-    return getattr(module, "variance_epsilon", getattr(module, "eps", None))

@@ -1,7 +1,7 @@
 """Kielo's side of the parity check: the training loop's own step on one rank.
 
-Data in: the resolved run, in fp32, and the weights to start from; data out: traces, losses, gradients,
-updates and the settings that the live objects hold.
+The resolved run in fp32 and the weights to start from → traces, losses, gradients, updates and the settings
+of the live objects.
 """
 
 import math
@@ -34,6 +34,7 @@ from kielo.train.schedule import learning_rate
 from kielo.train.watch.guard import Guard
 from kielo.verify.trace import (
     Trace,
+    Values,
     dtype_names,
     gradient_of,
     optimiser_settings,
@@ -50,7 +51,7 @@ def world_of_one(timeout_seconds: float, device: str) -> Iterator[World]:
     try:
         if world.size != 1:
             raise KieloError(
-                f"parity is checked by one process, and {world.size} were started; start it without torchrun"
+                f"parity is checked by one process, and {world.size} were started. Fix: leave torchrun out"
             )
         settle_matrix_products("fp32")
         yield world
@@ -96,7 +97,7 @@ class KieloSide:
         self._rate, self._tokens_after = learning_rate(identity), identity.tokens_after
 
     def parameters(self) -> dict[str, Tensor]:
-        """Return our name → the weight itself, whole on one rank, without rows that pad the vocabulary."""
+        """Return our name → the whole weight, without rows that pad the vocabulary."""
         named = self.model.named_parameters()
         return {name: local(parameter).detach()[: self._rows[name]] for name, parameter in named}
 
@@ -105,10 +106,6 @@ class KieloSide:
         return {name: local(gradient_of(parameter))[: self._rows[name]] for name, parameter in named}
 
     def trace(self, batch: StepBatch, modules: Iterable[str]) -> Trace:
-        """Trace the input and output of `modules` for the first micro-batch of the step.
-
-        Logits are those of tokens only, without the padding of the vocabulary.
-        """
         micro_batch = batch.micro_batches[0]
 
         def forward() -> Tensor:
@@ -120,7 +117,7 @@ class KieloSide:
         return trace_model(self.model, modules, forward)
 
     def step(self, batch: StepBatch, on_gradients: Callable[[StepBatch], None]) -> dict[str, float]:
-        """Take one optimiser step, by the training loop's own function, and return what it measured.
+        """Take one optimiser step, by the training loop's own function, and return its measurements.
 
         on_gradients: called with the batch before the gradients are clipped. The learning rate is read off
         the optimiser.
@@ -135,8 +132,6 @@ class KieloSide:
         }
 
     def _clip_and_measure(self, clip: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Wrap `clip` so that the norm of the clipped gradients is measured as well."""
-
         def clip_and_measure() -> Tensor:
             norm = clip()
             self._clipped_norm = gradient_norm(self.model, self._mesh).item()
@@ -144,14 +139,12 @@ class KieloSide:
 
         return clip_and_measure
 
-    def settings(self) -> dict[str, Any]:
-        """Read settings off the live model and optimiser, after at least one step."""
+    def settings(self) -> Values:
         named = dict(self.model.named_parameters())
-        optimiser = optimiser_settings(self._step.optimiser.algorithm, named)
-        return optimiser | model_settings(self.model) | {
-            "clipping, largest gradient norm": self._max_gradient_norm,
-            "precision of weights": dtype_names(named.values()),
-        }  # fmt: skip
+        settings = optimiser_settings(self._step.optimiser.algorithm, named) | model_settings(self.model)
+        settings["clipping, largest gradient norm"] = self._max_gradient_norm
+        settings["precision of weights"] = dtype_names(named.values())
+        return settings
 
 
 def trace_model(model: Any, modules: Iterable[str], forward: Callable[[], Tensor]) -> Trace:
@@ -168,7 +161,7 @@ def trace_model(model: Any, modules: Iterable[str], forward: Callable[[], Tensor
     return trace
 
 
-def model_settings(model: Any) -> dict[str, Any]:
+def model_settings(model: Any) -> Values:
     """Read settings off Kielo's live `model`, under the names of `hugging_face_side.model_settings`."""
     epsilons = {module.epsilon for module in model.modules() if hasattr(module, "epsilon")}
     return rope_settings(_rope_tables(model)) | {
@@ -178,7 +171,7 @@ def model_settings(model: Any) -> dict[str, Any]:
 
 
 def _rope_tables(model: Any) -> Iterable[tuple[Tensor, Tensor]]:
-    """Return the tables in use, like `hugging_face_side`: one pair where all layers share a module."""
+    """Return the tables in use, like `hugging_face_side`: one pair if all layers share a module."""
     kinds = sorted({layer.kind for layer in model.layers.values()})
     ropes = (getattr(model, model.kinds[kind].rope) for kind in kinds)
     return [rope(2) for rope in dict.fromkeys(ropes) if rope is not None]

@@ -1,17 +1,18 @@
-"""Compares the training of a tiny model in every layout with that on one process, number by number.
+"""The comparison of every layout's training of a tiny model with training on one process, number by number.
 
-In: a recipe (only its family and switches; the model is tiny, and no stage of a run is needed). Out:
-`layouts.json`, the certificate: for each case the differences of ten steps' losses and gradient norms, of
-each tensor's gradient and of each tensor's final weights from those of one plain process. gloo ranks on this
-machine's CPU, one thread each.
+A recipe (only its family and switches count, and no stage of a run is needed) → `layouts.json`, the
+certificate. For each case it has the differences of ten steps' losses and gradient norms, of each tensor's
+gradient and of each tensor's final weights from one plain process. The ranks are gloo ranks on this machine's
+CPU, one thread each.
 """
 
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from kielo.artifact.manifest import installed_versions, write_json_atomically
 from kielo.artifact.own_text import refuse_other_json
@@ -22,7 +23,7 @@ from kielo.resolve.software import installed_torch
 from kielo.verify.layouts_cases import Case, all_cases, cases_that_run, chosen_cases
 from kielo.verify.layouts_rank import Asked, refusal_of
 from kielo.verify.layouts_subject import family_of, subject
-from kielo.verify.screens import left_out_line
+from kielo.verify.screens import LayoutsCase, LayoutsCertificate, Worst, left_out_line
 
 CERTIFICATE_NAME = "layouts.json"
 # fp32. Loss and norm at each step; gradients after the first step's backward and weights after the last step.
@@ -32,23 +33,31 @@ _ONE_RANK = "from kielo.verify.layouts_rank import main; main()"
 _STOP_SECONDS = 10
 
 
+@dataclass(frozen=True)
+class FoundCase:
+    """The ranks' results of a case: loss, norm, gradient and weight → the worst difference; or an error."""
+
+    compile_backend: str | None = None
+    worst: dict[str, Worst] = field(default_factory=dict)
+    error: str | None = None
+
+
 def verify_layouts(
     recipe: Recipe,
     folder: Path,
     cases: Sequence[str] | None = None,
     mutation: str | None = None,
     steps: int = 10,
-) -> dict[str, Any]:
-    """Run the cases and write the certificate to `folder`/layouts.json; `["passed"]` is the answer.
+) -> LayoutsCertificate:
+    """Run the cases, write the certificate to `folder`/layouts.json, and return it.
 
-    cases: names or shell patterns of those to run, default all. mutation: dotted name of a function that
-    every rank calls before its cases, to break something on purpose. bf16 is compared with bf16 on one rank
-    and has no bar. Cases that the installed torch or the family does not run are left out (`["left_out"]`:
-    reason → names). Raises KieloError for a pattern that no case fits, or only such cases. Progress goes to
-    stderr.
+    cases: names or shell patterns, default all. mutation: dotted name of a function that every rank calls
+    before its cases, to break something on purpose. bf16 is compared with bf16 on one rank and has no bar.
+    Cases that the installed torch or the family does not run are left out. Raise KieloError for a pattern
+    that no case fits, or only such cases. Progress goes to stderr.
     """
     if steps < 1:
-        raise KieloError(f"{steps} steps show nothing; give 1 or more")
+        raise KieloError(f"{steps} steps show nothing. Fix: 1 or more")
     chosen, left_out = cases_that_run(chosen_cases(cases), installed_torch(), family_of(recipe))
     if not chosen:
         raise KieloError(f"no case is left to run: {left_out_line(left_out)}")
@@ -61,7 +70,7 @@ def verify_layouts(
             f"layouts: {len(chosen)} cases; first the reference, on one process", file=sys.stderr, flush=True
         )
         ranks = Ranks(["-c", _ONE_RANK, scratch_name], 1, 0, {"OMP_NUM_THREADS": "1"}, _PRELOADED)
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, FoundCase] = {}
         try:
             if problem := _launch(
                 ranks, 1, scratch, Asked(recipe, tuple(case.name for case in chosen), steps)
@@ -73,7 +82,7 @@ def verify_layouts(
         finally:
             ranks.kill()
     entries = [_entry(recipe, case, found[case.name]) for case in chosen]
-    certificate = {
+    certificate: LayoutsCertificate = {
         "passed": all(entry["passed"] is not False for entry in entries),
         "all_cases": len(chosen) == len(all_cases()),
         "bars": BARS,
@@ -89,29 +98,32 @@ def verify_layouts(
 
 def _run(
     ranks: Ranks, recipe: Recipe, cases: list[Case], steps: int, scratch: Path, mutation: str | None
-) -> dict[str, dict[str, Any]]:
-    """Return differences by case name. A case that raises is noted, and the ranks are restarted after it."""
-    found: dict[str, dict[str, Any]] = {}
+) -> dict[str, FoundCase]:
+    """Return differences by case name. If a case raises, its error is noted and the ranks are restarted
+    after it.
+    """
+    found: dict[str, FoundCase] = {}
     results = scratch / f"results_{cases[0].ranks}.jsonl"
     left = cases
     while left:
         asked = Asked(recipe, tuple(case.name for case in left), steps, results.name, mutation)
         problem = _launch(ranks, left[0].ranks, scratch, asked)
         lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
-        found |= {row.pop("name"): row for row in map(json.loads, lines)}
+        for row in map(json.loads, lines):
+            found[row.pop("name")] = FoundCase(row.pop("compile_backend"), row)
         left = [case for case in left if case.name not in found]
         if left and problem:
             print(f"layouts: {left[0].name}: {problem}", file=sys.stderr, flush=True)
-            found[left.pop(0).name] = {"error": problem}
+            found[left.pop(0).name] = FoundCase(error=problem)
     return found
 
 
-def _entry(recipe: Recipe, case: Case, found: dict[str, Any]) -> dict[str, Any]:
-    """One case of the certificate. A value that is not finite, or was never reached, is None."""
-    error = found.get("error")
-    nothing = {"value": None, "at": None}
-    loss, norm, gradient, weight = (_finite(found.get(what, nothing)) for what in BARS)
-    is_within = all(found.get(what, {"value": float("inf")})["value"] <= bar for what, bar in BARS.items())
+def _entry(recipe: Recipe, case: Case, found: FoundCase) -> LayoutsCase:
+    """Return one case of the certificate. A value that is not finite, or was never reached, is None."""
+    worst, error = found.worst, found.error
+    is_within = worst.keys() == BARS.keys() and all(worst[what]["value"] <= BARS[what] for what in BARS)
+    values = {what: _finite(worst[what]["value"]) if worst else None for what in BARS}
+    gradient, weight = (worst[what]["at"] if worst else None for what in ("gradient", "weight"))
     of = subject(recipe, case.switches)
     return {
         "name": case.name,
@@ -119,28 +131,28 @@ def _entry(recipe: Recipe, case: Case, found: dict[str, Any]) -> dict[str, Any]:
             key: value for key, value in case.section.model_dump(mode="json").items() if key in case.layout
         },
         "ranks": case.ranks,
-        "compile_backend": found.get("compile_backend") if case.section.compile else None,
+        "compile_backend": found.compile_backend if case.section.compile else None,
         "tied": of.model.tie_word_embeddings,
         "documents": of.mask_documents,
         "causal_sequences": of.has_causal,
         "z_loss": of.train.z_loss,
         "micro_batches": case.micro_batches,
         "precision": case.precision,
-        "max_relative_loss_difference": loss["value"],
-        "max_relative_norm_difference": norm["value"],
-        "worst_gradient": {"name": gradient["at"], "relative_l2": gradient["value"]},
-        "worst_weight": {"name": weight["at"], "relative_l2": weight["value"]},
+        "max_relative_loss_difference": values["loss"],
+        "max_relative_norm_difference": values["norm"],
+        "worst_gradient": {"name": gradient, "relative_l2": values["gradient"]},
+        "worst_weight": {"name": weight, "relative_l2": values["weight"]},
         "passed": False if error else is_within if case.precision == "fp32" else None,
         "error": error,
     }
 
 
-def _finite(entry: dict[str, Any]) -> dict[str, Any]:
-    return entry if entry["value"] is not None and entry["value"] < float("inf") else entry | {"value": None}
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and value < math.inf else None
 
 
 def _launch(ranks: Ranks, number: int, scratch: Path, asked: Asked) -> str:
-    """Run what is asked on so many new ranks; return what the first that failed said, "" if none did."""
+    """Run the work on `number` new ranks; return the message of the first rank that failed, or ""."""
     asked.write(scratch)
     ranks.start(number=number)
     failure = ranks.wait(_STOP_SECONDS)

@@ -6,7 +6,7 @@ A case is a layout section, a number of micro-batches, a precision, and the reci
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 from kielo.recipe.errors import KieloError
@@ -15,6 +15,7 @@ from kielo.recipe.sections import Layout, Precision
 from kielo.resolve.software import schedule_complaint
 from kielo.resolve.stages import SCHEDULES
 
+Keys = dict[str, Any]  # of [layout]
 INNER_AXES = ("replicate", "shard", "context", "tensor")
 AXES = ("pipeline", *INNER_AXES)
 SWITCHES = ("tied", "documents", "z_loss", "frozen")
@@ -22,10 +23,10 @@ SWITCHES = ("tied", "documents", "z_loss", "frozen")
 
 @dataclass(frozen=True)
 class Case:
-    """One layout to check, and the settings that it is checked with.
+    """One layout to check, and the settings of the check.
 
-    layout: keys of the recipe's [layout]; axes that it leaves out are 1. switches: keys of SWITCHES; the
-    recipe's values where it has none. micro_batches: a rank's number of them in one step.
+    layout: keys of the recipe's [layout]. Missing axes are 1. switches: keys of SWITCHES. Missing switches
+    have the recipe's values. micro_batches: of a rank in one step.
     """
 
     layout: Mapping[str, Any]
@@ -35,7 +36,6 @@ class Case:
 
     @property
     def section(self) -> Layout:
-        """The whole layout section, checked by the recipe's own types."""
         return Layout(**(dict.fromkeys(AXES, 1) | dict(self.layout)))
 
     @property
@@ -45,60 +45,43 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Everything that distinguishes the case, in short: `shard2-tensor2-zero3-full-micro2-tied`."""
+        """The case's distinctions in short: `shard2-tensor2-zero3-full-micro2-tied`."""
         section, switches = self.section, self.switches
-        terms = [f"{axis}{getattr(section, axis)}" for axis in AXES if getattr(section, axis) > 1] or [
-            "one_rank"
-        ]
-        if section.pipeline > 1:
-            terms.insert(1, section.pipeline_schedule)
-        if section.pipeline_layers is not None:
-            terms.append("layers" + "_".join(map(str, section.pipeline_layers)))
-        if section.zero != 1:
-            terms.append(f"zero{section.zero}")
-        if not section.sequence_parallel:
-            terms.append("no_sequence")
-        if section.tensor_overlap != "none":
-            terms.append(section.tensor_overlap)
-        if section.cpu_offload:
-            terms.append("cpu_offload")
-        if section.context > 1:
-            terms.append(section.context_attention)
-        if section.recompute != "none":
-            terms.append(f"recompute_{section.recompute}")
-        if section.recompute_every_layers != 1:
-            terms.append(f"every{section.recompute_every_layers}")
-        if section.compile:
-            terms.append("compiled")
-        if self.micro_batches != 1:
-            terms.append(f"micro{self.micro_batches}")
-        if "tied" in switches:
-            terms.append("tied" if switches["tied"] else "untied")
-        if "documents" in switches:
-            terms.append("documents" if switches["documents"] else "no_documents")
-        if "z_loss" in switches:
-            terms.append("z_loss" if switches["z_loss"] else "no_z_loss")
-        if switches.get("frozen"):
-            terms.append("frozen")
-        if self.precision != "fp32":
-            terms.append(self.precision)
-        return "-".join(terms)
+        terms = {
+            "one_rank": self.ranks == 1,
+            f"pipeline{section.pipeline}": section.pipeline > 1,
+            section.pipeline_schedule: section.pipeline > 1,
+            **{f"{axis}{size}": size > 1 for axis in INNER_AXES for size in [getattr(section, axis)]},
+            "layers" + "_".join(map(str, section.pipeline_layers or ())): section.pipeline_layers is not None,
+            f"zero{section.zero}": section.zero != 1,
+            "no_sequence": not section.sequence_parallel,
+            section.tensor_overlap: section.tensor_overlap != "none",
+            "cpu_offload": section.cpu_offload,
+            section.context_attention: section.context > 1,
+            f"recompute_{section.recompute}": section.recompute != "none",
+            f"every{section.recompute_every_layers}": section.recompute_every_layers != 1,
+            "compiled": section.compile,
+            f"micro{self.micro_batches}": self.micro_batches != 1,
+            "tied" if switches.get("tied") else "untied": "tied" in switches,
+            "documents" if switches.get("documents") else "no_documents": "documents" in switches,
+            "z_loss" if switches.get("z_loss") else "no_z_loss": "z_loss" in switches,
+            "frozen": switches.get("frozen"),
+            self.precision: self.precision != "fp32",
+        }
+        return "-".join(term for term, is_shown in terms.items() if is_shown)
 
 
 def all_cases() -> list[Case]:
-    """Return every case, those on few ranks first.
-
-    Four axes of 2 would need 16 ranks, so they cross in threes on 8.
-    """
+    # Four axes of 2 would need 16 ranks, so they cross in threes on 8.
     cases = [*_one_axis(), *_recomputation(), *_pairs(), *_threes(), *_pipelines(), *_compiled()]
     cases += _overlapped()
     return sorted(cases, key=lambda case: case.ranks)
 
 
 def chosen_cases(patterns: Sequence[str] | None) -> list[Case]:
-    """Return the cases with these names (shell patterns, `tensor2*`), or all without patterns.
+    """Return the cases whose names fit the shell patterns (`tensor2*`), or all without patterns.
 
-    Raises KieloError for a pattern that fits no case.
+    Raise KieloError for a pattern that fits no case.
     """
     cases = all_cases()
     if not patterns:
@@ -139,134 +122,118 @@ def _why_not(case: Case, version: str, model_type: str) -> str | None:
     return None
 
 
+def _cases(
+    layouts: Sequence[Keys],
+    micro_batches: Sequence[int] = (1,),
+    switches: Sequence[Mapping[str, Any]] = ({},),
+    precision: Precision = "fp32",
+) -> list[Case]:
+    """Return the case of each layout with each number of micro-batches and each set of switches."""
+    every = product(layouts, micro_batches, switches)
+    return [Case(layout, number, switch, precision) for layout, number, switch in every]
+
+
+def _crossed(layouts: Sequence[Keys], others: Sequence[Keys]) -> list[Keys]:
+    return [layout | other for layout in layouts for other in others]
+
+
+_TYINGS, _DOCUMENTS = ({"tied": True}, {"tied": False}), ({"documents": True},)
+_CONTEXTS: list[Keys] = [{"context": 2, "context_attention": form} for form in ("all_gather", "ulysses")]
+_POLICIES: list[Keys] = [
+    {"recompute": policy} for policy in ("attention", "norms+activations", "operators", "full")
+]
+
+
 def _one_axis() -> list[Case]:
-    cases = [Case({}, micro_batches=4)]
-    cases += [Case({"replicate": 2}, micro_batches) for micro_batches in (1, 4)]
-    cases += [
-        Case({"shard": 2, "zero": zero}, micro_batches) for zero in (1, 2, 3) for micro_batches in (1, 4)
-    ]
-    cases += [Case({"tensor": 2}, micro_batches) for micro_batches in (1, 4)]
-    cases += [Case({"tensor": 2, "sequence_parallel": False}, micro_batches) for micro_batches in (1, 4)]
+    shards: list[Keys] = [{"shard": 2, "zero": zero} for zero in (1, 2, 3)]
+    tensors: list[Keys] = [{"tensor": 2}, {"tensor": 2, "sequence_parallel": False}]
+    cases = [Case({}, micro_batches=4), *_cases([{"replicate": 2}, *shards, *tensors], (1, 4))]
     cases += [Case({"tensor": 2}, switches={"z_loss": 1e-3}), Case({"shard": 2, "cpu_offload": True})]
-    contexts = [{"context": 2, "context_attention": form} for form in ("all_gather", "ulysses")]
     # Attention runs different code with document masks and without.
-    cases += [
-        Case(context, switches={"documents": documents})
-        for context in contexts
-        for documents in (True, False)
-    ]
-    cases += [Case(context, 4, {"documents": True}) for context in contexts]
-    tyings = ({"tied": True}, {"tied": False})
-    cases += [
-        Case(layout, switches=tying)
-        for layout in ({"shard": 2, "zero": 3}, {"tensor": 2})
-        for tying in tyings
-    ]
-    alone = ({"replicate": 2}, {"shard": 2}, {"shard": 2, "zero": 3}, {"tensor": 2})
-    cases += [Case(layout, precision="bf16") for layout in alone]
-    return cases + [Case(context, switches={"documents": True}, precision="bf16") for context in contexts]
+    cases += _cases(_CONTEXTS, switches=({"documents": True}, {"documents": False}))
+    cases += _cases(_CONTEXTS, (4,), _DOCUMENTS)
+    cases += _cases([{"shard": 2, "zero": 3}, {"tensor": 2}], switches=_TYINGS)
+    alone: list[Keys] = [{"replicate": 2}, {"shard": 2}, {"shard": 2, "zero": 3}, {"tensor": 2}]
+    return [*cases, *_cases(alone, precision="bf16"), *_cases(_CONTEXTS, (1,), _DOCUMENTS, "bf16")]
 
 
 def _recomputation() -> list[Case]:
-    policies: list[dict[str, Any]] = [
-        {"recompute": policy} for policy in ("attention", "norms+activations", "operators", "full")
-    ]
-    policies.append({"recompute": "full", "recompute_every_layers": 2})
-    layouts = ({"shard": 2, "zero": 1}, {"shard": 2, "zero": 3}, {"tensor": 2}, {"context": 2})
-    return [Case(layout | policy) for layout in layouts for policy in policies]
+    layouts: list[Keys] = [{"shard": 2, "zero": 1}, {"shard": 2, "zero": 3}, {"tensor": 2}, {"context": 2}]
+    every_second: Keys = {"recompute": "full", "recompute_every_layers": 2}
+    return _cases(_crossed(layouts, [*_POLICIES, every_second]))
 
 
 def _compiled() -> list[Case]:
-    layouts: list[dict[str, Any]] = [
+    layouts: list[Keys] = [
         {"shard": 2, "zero": 3, "recompute": "operators"},
         {"tensor": 2},
         {"tensor": 2, "recompute": "full"},
         {"tensor": 2, "recompute": "attention"},
         {"pipeline": 2, "pipeline_schedule": "1f1b"},
+        *_CONTEXTS,
     ]
-    layouts += [{"context": 2, "context_attention": form} for form in ("all_gather", "ulysses")]
-    return [Case(layout | {"compile": True}, 4) for layout in layouts]
+    return _cases(_crossed(layouts, [{"compile": True}]), (4,))
 
 
 def _overlapped() -> list[Case]:
-    """Make cases of tensor ranks whose collectives run beside products."""
-    chunked: dict[str, Any] = {"tensor": 2, "tensor_overlap": "chunked"}
-    cases = [Case(chunked, micro_batches) for micro_batches in (1, 4)] + [Case(chunked, precision="bf16")]
-    cases += [
-        Case(chunked | {"recompute": policy})
-        for policy in ("attention", "norms+activations", "operators", "full")
-    ]
-    cases += [Case(chunked | {axis: 2}, 2) for axis in INNER_AXES if axis != "tensor"]
-    cases += [
-        Case(chunked | {"pipeline": 2, "pipeline_schedule": name}, 4)
-        for name in ("1f1b", "interleaved_zero_bubble")
-    ]
+    chunked: Keys = {"tensor": 2, "tensor_overlap": "chunked"}
+    cases = [*_cases([chunked], (1, 4)), Case(chunked, precision="bf16")]
+    cases += _cases(_crossed([chunked], _POLICIES))
+    cases += _cases([chunked | {axis: 2} for axis in INNER_AXES if axis != "tensor"], (2,))
+    schedules = ("1f1b", "interleaved_zero_bubble")
+    cases += _cases([chunked | {"pipeline": 2, "pipeline_schedule": name} for name in schedules], (4,))
     return [*cases, Case(chunked | {"tensor": 4}), Case(chunked | {"compile": True}, 4)]
 
 
 def _pairs() -> list[Case]:
     cases = []
     for first, second in combinations(INNER_AXES, 2):
-        layout = {first: 2, second: 2}
+        layout: Keys = {first: 2, second: 2}
         cases += [Case(layout), Case(layout, precision="bf16")]
         if "shard" in layout:
-            cases += [Case(layout | {"zero": zero}, 2) for zero in (1, 2, 3)]
+            cases += _cases([layout | {"zero": zero} for zero in (1, 2, 3)], (2,))
         if "context" in layout:
             cases += [Case(layout | {"context_attention": "ulysses"}, 2, {"documents": True})]
-    cases += [
-        Case({"shard": 2, "tensor": 2, "zero": 3, "recompute": "full"}, 2, {"tied": tied})
-        for tied in (True, False)
-    ]
+    cases += _cases([{"shard": 2, "tensor": 2, "zero": 3, "recompute": "full"}], (2,), _TYINGS)
     cases += [Case({"shard": 2, "tensor": 2, "sequence_parallel": False, "zero": 3}, 2)]
     return cases + [Case({"tensor": 4}), Case({"context": 4}), Case({"shard": 4, "zero": 3})]
 
 
 def _threes() -> list[Case]:
+    splitting: Keys = {"shard": 2, "context": 2, "tensor": 2}
     cases = [Case(dict.fromkeys(axes, 2)) for axes in combinations(INNER_AXES, 3)]
-    splitting = {"shard": 2, "context": 2, "tensor": 2}
-    cases += [Case(splitting, switches={"tied": tied}) for tied in (True, False)]
-    cases.append(Case(splitting, precision="bf16"))
+    cases += [*_cases([splitting], switches=_TYINGS), Case(splitting, precision="bf16")]
     most = splitting | {"zero": 3, "recompute": "full"}
-    cases += [
-        Case(most | {"context_attention": form}, 4, {"documents": True}) for form in ("all_gather", "ulysses")
-    ]
-    return cases
+    return cases + _cases([most | context for context in _CONTEXTS], (4,), _DOCUMENTS)
 
 
 def _pipelines() -> list[Case]:
-    """Make cases of every schedule alone, with each other axis, and with tensor and shard at once."""
-    alone: list[dict[str, Any]] = [{"pipeline": 2, "pipeline_schedule": name} for name in SCHEDULES]
-    cases = [Case(layout, 4) for layout in alone]
+    """Return cases of every schedule alone, with each other axis, and with tensor and shard at once."""
+    alone: list[Keys] = [{"pipeline": 2, "pipeline_schedule": name} for name in SCHEDULES]
+    cases = _cases(alone, (4,))
     cases += [Case(alone[1] | {"pipeline": 4}, 4), Case(alone[1], 8), Case(alone[2], 2)]
-    cases += [Case(layout, 4, {"tied": tied}) for layout in alone for tied in (True, False)]
-    cases += [Case(layout, 4, {"documents": True, "z_loss": 1e-3}) for layout in alone]
-    cases += [Case(layout | {axis: 2}, 4) for layout in alone for axis in INNER_AXES]
+    cases += _cases(alone, (4,), _TYINGS)
+    cases += _cases(alone, (4,), ({"documents": True, "z_loss": 1e-3},))
+    cases += _cases(_crossed(alone, [{axis: 2} for axis in INNER_AXES]), (4,))
     # Stages in the middle then train nothing, but gradients still pass through them.
-    cases += [Case(layout, 4, {"frozen": True}) for layout in alone]
+    cases += _cases(alone, (4,), ({"frozen": True},))
     cases += [Case(alone[1] | {"pipeline": 4}, 4, {"frozen": True}), Case({"shard": 2}, 2, {"frozen": True})]
     # The last stage has only the norm and the head.
     cases += [
         Case(alone[1] | {"pipeline_layers": (4, 0)}, 4),
         Case(alone[4] | {"pipeline_layers": (2, 1, 1, 0)}, 4),
     ]
-    whole_backward = [
-        layout for layout in alone if not SCHEDULES[layout["pipeline_schedule"]].splits_backward
-    ]
-    cases += [Case(layout | {"recompute": "full"}, 4) for layout in whole_backward]
-    cases += [
-        Case(layout | {"recompute": "norms+activations"}, 4)
-        for layout in alone
-        if layout not in whole_backward
-    ]
-    cases += [Case(layout | {"shard": 2, "zero": zero}, 4) for layout in whole_backward for zero in (2, 3)]
+    splits = {name: schedule.splits_backward for name, schedule in SCHEDULES.items()}
+    whole = [layout for layout in alone if not splits[layout["pipeline_schedule"]]]
+    split = [layout for layout in alone if splits[layout["pipeline_schedule"]]]
+    cases += _cases(_crossed(whole, [{"recompute": "full"}]), (4,))
+    cases += _cases(_crossed(split, [{"recompute": "norms+activations"}]), (4,))
+    cases += _cases(_crossed(whole, [{"shard": 2, "zero": zero} for zero in (2, 3)]), (4,))
     cases += [
         Case(alone[1] | {"replicate": 2, "shard": 2, "zero": 2}, 2),
         Case(alone[2] | {"shard": 2, "tensor": 2, "zero": 2}, 4, {"tied": True}),
         Case(alone[4] | {"shard": 2, "zero": 2}, 4),
     ]
-    cases += [Case(layout | {"tensor": 2, "shard": 2}, 4) for layout in alone]
-    cases += [
-        Case(layout | {"tensor": 2, "shard": 2}, 4, {"tied": True, "documents": True})
-        for layout in alone[1::2]
-    ]
-    return cases + [Case(layout, 4, precision="bf16") for layout in alone]
+    both = _crossed(alone, [{"tensor": 2, "shard": 2}])
+    cases += [*_cases(both, (4,)), *_cases(both[1::2], (4,), ({"tied": True, "documents": True},))]
+    return cases + _cases(alone, (4,), precision="bf16")

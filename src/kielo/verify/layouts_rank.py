@@ -1,8 +1,8 @@
 """One rank of `kielo verify layouts`: it trains a subject laid out, by training's own parts, and compares.
 
-In: cases and the folder with the reference outcomes; out: a line of JSON for each case (rank 0) with the
-differences of loss, norm, gradients and weights from the reference. Every rank compares what it holds, and
-the largest difference counts.
+Cases and the folder with the reference outcomes → a line of JSON for each case (rank 0) with the differences
+of loss, norm, gradients and weights from the reference. Every rank compares its own tensors, and the largest
+difference counts.
 """
 
 import gc
@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -53,21 +52,24 @@ from kielo.verify.layouts_subject import (
     subject,
     train_plainly,
 )
+from kielo.verify.screens import Worst
 from kielo.verify.trace import gradient_of
 
 _ASKED = "asked.json"
 LOSS_CHUNK_TOKENS = 48  # divides neither a sequence nor a step
 
-# A tensor whose true gradient is zero, as that of a key's bias without RoPE, is only rounding: it is compared
-# with these root mean squares. Those of all other tensors are larger, in every family.
+# A true gradient of zero, as of a key's bias without RoPE, is only rounding. It is compared with these root
+# mean squares. All other tensors have larger root mean squares in every family.
 GRADIENT_FLOOR = 1e-4
 WEIGHT_FLOOR = 1e-3
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the ranks are to run, as JSON in a folder. cases: their names. results: the file in that folder to
-    which rank 0 appends; None: the references are made.
+    """The work of the ranks, as JSON in a folder.
+
+    cases: their names. results: the file in that folder to which rank 0 appends. None: the references are
+    made.
     """
 
     recipe: Recipe
@@ -81,13 +83,12 @@ class Asked:
 
 
 def refusal_of(folder: Path, rank: int) -> str:
-    """Return the error by which this rank ended in the last run, "" if it named none."""
+    """Return the error by which this rank ended in the last run, or ""."""
     file = folder / f"error_{rank}"
     return file.read_text(encoding="utf-8") if file.exists() else ""
 
 
 def main() -> None:
-    """Run one rank, of which the folder is the argument."""
     folder, error_file = Path(sys.argv[1]), Path(sys.argv[1]) / f"error_{os.environ['RANK']}"
     asked = objects.from_json((folder / _ASKED).read_text(encoding="utf-8"))
     cases = [case for case in all_cases() if case.name in asked.cases]
@@ -106,8 +107,8 @@ def main() -> None:
 def make_references(recipe: Recipe, cases: Sequence[Case], steps: int, folder: Path) -> None:
     """Train each subject of `cases` on one rank and write its outcome into `folder`.
 
-    For fp32 that is plain training; for bf16 it is the laid-out code on one rank, as only the layout's
-    rounding is of interest.
+    For fp32 the reference is plain training. For bf16 it is the laid-out code on one rank, because only the
+    layout's rounding is of interest.
     """
     with _world(recipe) as world:
         for case in cases:
@@ -127,10 +128,10 @@ def make_references(recipe: Recipe, cases: Sequence[Case], steps: int, folder: P
 def run_cases(
     recipe: Recipe, cases: Sequence[Case], steps: int, folder: Path, results: Path, mutation: str | None
 ) -> None:
-    """Run `cases` (all of one number of ranks) in order, on each of their ranks.
+    """Run `cases`, which have one number of ranks, in order on each of their ranks.
 
-    Rank 0 appends a line to `results` when a case is done. `mutation` is the dotted name of a function that
-    is called first and may break anything (the check of the check).
+    Rank 0 appends a line to `results` after each case. `mutation` is the dotted name of a function that is
+    called first and may break anything, to check the check.
     """
     os.environ[BACKEND_VARIABLE] = working_backend()
     with _world(recipe) as world:
@@ -158,10 +159,10 @@ def compare(
     meshes: dict[tuple[int, ...], Mesh],
     truth: Outcome,
     sizes: Sizes = Sizes(),  # noqa: B008
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Worst]:
     """Train a case and return its largest `differences` from `truth` over all ranks, the same on each.
 
-    meshes: those made so far, by the sizes of their axes; a new one is added. sizes: those of `truth`.
+    meshes: those made so far, by the sizes of their axes. Further meshes are added. sizes: of `truth`.
     """
     of = subject(recipe, case.switches, sizes)
     layout = _layout(of, case)
@@ -170,15 +171,14 @@ def compare(
         meshes[degrees] = build_mesh(world, layout)
     settle_matrix_products(case.precision)
     outcome = train_laid_out(of, case, steps, world, meshes[degrees])
-    _check_that_all_is_held(set(outcome), set(truth))
-    return _worst_of_all_ranks(differences(outcome, truth))
+    if missing := set(truth) - set().union(*objects.all_gather(set(outcome))):
+        raise ValueError(f"no rank has {sorted(missing)}")
+    every = objects.all_gather(differences(outcome, truth))
+    return {what: max((one[what] for one in every), key=lambda worst: worst["value"]) for what in every[0]}
 
 
 def train_laid_out(of: Subject, case: Case, steps: int, world: World, mesh: Mesh) -> Outcome:
-    """Train a subject laid out, by the parts of `train/build.py` and the step of `train/loop.py`.
-
-    Returns whole tensors on every rank.
-    """
+    """Train a subject laid out, by training's own parts, and return whole tensors on every rank."""
     layout = _layout(of, case)
     with torch.device("meta"):
         model = families.build_model(of.model)
@@ -205,12 +205,12 @@ def train_laid_out(of: Subject, case: Case, steps: int, world: World, mesh: Mesh
     return outcome | {"losses": torch.stack(losses), "norms": torch.stack(norms)}
 
 
-def differences(ours: Outcome, theirs: Outcome) -> dict[str, dict[str, Any]]:
-    """Return the largest difference of loss, norm, gradient and weight, each {"value", "at"}.
+def differences(ours: Outcome, theirs: Outcome) -> dict[str, Worst]:
+    """Return the largest difference of loss, norm, gradient and weight, and the step or the tensor that has
+    it.
 
-    `at` names the step or the tensor. Tensors are compared by the root mean square of their difference over
-    that of `theirs`, or over the floor where that is more. A pipeline rank has only the tensors of its
-    stages.
+    Tensors are compared by the root mean square of their difference over the root mean square of `theirs`, or
+    over the floor if that is larger. A pipeline rank has only the tensors of its stages.
     """
     if ours.keys() - theirs.keys():
         raise ValueError(f"other tensors than in the reference: {sorted(ours.keys() - theirs.keys())}")
@@ -239,24 +239,12 @@ def _relative_l2(ours: Tensor, theirs: Tensor, floor: float) -> float:
     return ((ours - theirs).norm() / max(theirs.norm().item(), floor * math.sqrt(theirs.numel()))).item()
 
 
-def _largest(values: dict[str, float]) -> dict[str, Any]:
+def _largest(values: dict[str, float]) -> Worst:
     if not values:
         return {"value": 0.0, "at": "none: its stages are frozen"}
     finite = {name: value if math.isfinite(value) else math.inf for name, value in values.items()}
     name = max(finite, key=finite.__getitem__)
     return {"value": finite[name], "at": name}
-
-
-def _check_that_all_is_held(mine: set[str], all_names: set[str]) -> None:
-    """Raise ValueError for tensors of the truth that no rank holds: they would be compared with nothing."""
-    missing = all_names - set().union(*objects.all_gather(mine))
-    if missing:
-        raise ValueError(f"no rank has {sorted(missing)}")
-
-
-def _worst_of_all_ranks(mine: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    everybodys = objects.all_gather(mine)
-    return {what: max((one[what] for one in everybodys), key=lambda entry: entry["value"]) for what in mine}
 
 
 def _gradients(named: dict[str, nn.Parameter]) -> Outcome:
@@ -272,7 +260,6 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _feed(of: Subject, case: Case, steps: int, world: World, mesh: Mesh) -> Feed:
-    """The feed of this rank's rows and columns, as in `train/build.py`."""
     rank, ranks = data_rank(mesh), data_ranks(mesh)
 
     def read_step(step: int) -> Batch:
@@ -292,7 +279,7 @@ def _layout(of: Subject, case: Case) -> Layout:
 
 
 def _reference(folder: Path, case: Case) -> Path:
-    """The file of a case's reference; cases with equal switches and precision share one."""
+    """Return the file of a case's reference. Cases with equal switches and precision share it."""
     switches = "-".join(f"{key}_{value}" for key, value in sorted(case.switches.items()))
     return folder / f"{case.precision}-{switches}.safetensors"
 

@@ -1,7 +1,7 @@
 """The tiny model and random text that every layout must train alike, and their training on one process.
 
-In: a recipe and switches; out: a `Subject`, the arrays of its steps, and the `Outcome` of training it
-plainly, without mesh, FSDP, chunked loss or micro-batches. Shape letters: b = sequences, s = tokens of one.
+A recipe and switches → a `Subject`, the arrays of its steps, and the `Outcome` of training it plainly:
+without mesh, FSDP, chunked loss or micro-batches. Shape letters: b = sequences, s = tokens of a sequence.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,10 +32,9 @@ _COUNTING_ROWS = 8  # as many rows after each other count other numbers of label
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a subject that a layout's axes must divide; the defaults are for up to 8 ranks.
+    """Sizes of a subject that a layout's axes must divide. The defaults are for up to 8 ranks.
 
-    vocabulary_rows: 128 hold the vocabulary, so that of four tensor ranks one has some padding and one has
-    only padding.
+    vocabulary_rows: with 128 rows, one of four tensor ranks has some padding and one has only padding.
     """
 
     sequences: int = SEQUENCES
@@ -46,18 +45,23 @@ class Sizes:
     vocabulary_rows: int = 128
 
     def of_model(self) -> dict[str, Any]:
-        """Return the model's keys. With its initial range, attention is far from uniform.
-
-        So a wrong position or mask shows.
+        """Return the model's keys. The initial range makes attention uneven, so that a wrong position or
+        mask shows.
         """
         heads = 2 * self.key_value_heads
         return {
-            "hidden_size": heads * HEAD_DIM, "intermediate_size": self.intermediate_size,
-            "num_hidden_layers": self.layers, "num_attention_heads": heads,
-            "num_key_value_heads": self.key_value_heads, "head_dim": HEAD_DIM,
-            "vocab_size": VOCABULARY, "vocab_multiple": self.vocabulary_rows,
-            "max_position_embeddings": self.length, "initializer_range": 0.1, "weights": None,
-        }  # fmt: skip
+            "hidden_size": heads * HEAD_DIM,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": self.key_value_heads,
+            "head_dim": HEAD_DIM,
+            "vocab_size": VOCABULARY,
+            "vocab_multiple": self.vocabulary_rows,
+            "max_position_embeddings": self.length,
+            "initializer_range": 0.1,
+            "weights": None,
+        }
 
 
 # "losses" and "norms" [steps], "gradient/NAME" after the first step's backward, "weight/NAME" after the last
@@ -67,7 +71,7 @@ Outcome = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Subject:
-    """The tiny model and its training; numbers that the recipe does not give are chosen to show faults."""
+    """The tiny model and its training. Numbers that the recipe does not give are chosen to show faults."""
 
     model: CompleteModel
     seed: int
@@ -82,8 +86,8 @@ class Subject:
 def subject(recipe: Recipe, switches: Mapping[str, Any], sizes: Sizes = Sizes()) -> Subject:  # noqa: B008
     """Make the subject of the recipe's family and switches, with the model at tiny sizes.
 
-    Switches are RoPE, windows, caps, tying, biases, document masks, causal sequences and z-loss. Raises
-    KieloError where the family cannot have these together.
+    Switches are RoPE, windows, caps, tying, biases, document masks, causal sequences and z-loss. Raise
+    KieloError if the family cannot have these together.
     """
     model = recipe.model
     if model.weights is not None:
@@ -111,13 +115,13 @@ def subject(recipe: Recipe, switches: Mapping[str, Any], sizes: Sizes = Sizes())
 
 
 def family_of(recipe: Recipe) -> str:
-    """Return the model_type of a recipe, also where weights bring it."""
+    """Return the model_type of a recipe, from its weights if it names some."""
     weights = recipe.model.weights
     return (recipe.model if weights is None else families.read_hf_config(resolve_weights(weights))).model_type
 
 
 def _tiny(model: Model, tied: bool | None, of: Sizes) -> CompleteModel:
-    """`model` with small sizes; features that are more than a size (wide heads, windows, scales) stay."""
+    """Return `model` with small sizes. Features that are more than a size (wide heads, windows) stay."""
     sizes = of.of_model() | {"tie_word_embeddings": tied}
     parts = families.module(model.model_type, "tables").layer_parts(model)
     if not parts.has_groups:
@@ -141,8 +145,8 @@ def _tiny(model: Model, tied: bool | None, of: Sizes) -> CompleteModel:
 def step_arrays(of: Subject, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
     """Return sample numbers [b] of one step, and its inputs, labels and document numbers, each [b, s].
 
-    Each row counts another number of labels, so that a mean of means shows. Every third one is causal, where
-    the subject has causal sequences.
+    Each row counts another number of labels, so that a mean of means shows. Every third row is causal if the
+    subject has causal sequences.
     """
     sequences, length = of.sizes.sequences, of.sizes.length
     generator = np.random.default_rng([of.seed, step])
@@ -155,7 +159,7 @@ def step_arrays(of: Subject, step: int) -> tuple[np.ndarray, np.ndarray, np.ndar
     labels = tokens[:, 1:].copy()
     for row in range(sequences):
         labels[row, generator.permutation(length)[: 3 * (row % _COUNTING_ROWS)]] = NOT_COUNTED
-    # Half a sequence too: a context rank's part of one may count no label at all.
+    # And half a sequence: then a context rank may count no label at all.
     labels[-1, : length // 2] = NOT_COUNTED
     samples = np.arange((step - 1) * sequences, step * sequences)
     is_used = of.mask_documents or of.has_causal
@@ -165,7 +169,7 @@ def step_arrays(of: Subject, step: int) -> tuple[np.ndarray, np.ndarray, np.ndar
 def first_value(of: Subject, name: str, shape: Sequence[int], box: Box | None = None) -> Tensor:
     """Return the family's initial value (of the box), fp32 on the CPU, with noise added to vectors.
 
-    Among equal ones or zeros a shard in the wrong place would not show, and a bias that ten steps have made
+    Among equal values or zeros a shard in the wrong place would not show. A bias that ten steps have made
     from zero is too small to be measured against itself.
     """
     value = families.module(of.model.model_type, "model").initial_value(name, shape, of.model, of.seed, box)

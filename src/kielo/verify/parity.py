@@ -1,16 +1,14 @@
-"""Compares training in Kielo with training in Hugging Face's transformers under accelerate.
+"""The comparison of training in Kielo with training in Hugging Face's transformers under accelerate.
 
-Same weights, same samples in the same order, same settings, fp32, one process: logits, loss, gradients, then
-optimiser steps. Data in: a resolved run and perhaps a checkpoint; data out: `parity.json` (the certificate;
-`print_parity` makes a table of it), which names, where the two differ, the setting or the first layer that
-does.
+Both have the same weights, samples, order and settings, in fp32 and one process. Logits, loss, gradients and
+optimiser steps are compared. A resolved run and perhaps a checkpoint → `parity.json`, the certificate. If the
+two differ, it names the setting or the first layer that differs.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -30,14 +28,13 @@ from kielo.artifact.verify_results import (
 from kielo.artifact.weights_folder import resolve_weights
 from kielo.dataset.batches import Batches
 from kielo.ranks.world import World
-from kielo.recipe.sections import CompleteModel
 from kielo.resolve.resolved import Identity, Placement, PlannedPhase, Resolved, filled
 from kielo.train.feed import Feed, StepBatch
 from kielo.verify.certificate import KIND, VERSION, ParityOptions, asked, current_certificate, print_parity
 from kielo.verify.hugging_face_side import HuggingFaceSide
 from kielo.verify.kielo_side import KieloSide, world_of_one
 from kielo.verify.source_folder import compare_source
-from kielo.verify.trace import differing, first_difference, largest_difference
+from kielo.verify.trace import Trace, Values, differing, first_difference, largest_difference
 
 # How far rounding alone takes the losses of two trainings apart: transformers against itself.
 #
@@ -56,8 +53,8 @@ def rounding_differences(
 ) -> list[float]:
     """Train transformers from nudged weights; return its largest relative difference up to each step.
 
-    begin: builds the side and its feed anew, as they were before the first step. losses: those of the side
-    without a nudge, nats per token, one for each step.
+    begin: builds the side and its feed as they were before the first step. losses: nats per token of each
+    step without a nudge.
     """
     largest = [0.0] * len(losses)
     for seed in range(TRAININGS):
@@ -75,7 +72,6 @@ def rounding_differences(
 
 @torch.no_grad()
 def nudge(weights: Iterable[Tensor], seed: int) -> None:
-    """Multiply each element, in place, by 1 + ε or 1 − ε by chance, where ε is that of its dtype."""
     generator = torch.Generator().manual_seed(seed)
     for weight in weights:
         signs = torch.randint(0, 2, weight.shape, generator=generator) * 2 - 1
@@ -83,7 +79,6 @@ def nudge(weights: Iterable[Tensor], seed: int) -> None:
 
 
 def relative_loss_difference(ours: float, theirs: float) -> float:
-    """Compute |ours − theirs| / |theirs|."""
     return abs(ours - theirs) / max(abs(theirs), 1e-30)
 
 
@@ -97,15 +92,15 @@ def verify_parity(
     options: ParityOptions | None = None,
     console: Console | None = None,
 ) -> Parity:
-    """Compare both sides and write the certificate to `folder`/parity.json; its `passed` is the answer.
+    """Compare both sides and write the certificate to `folder`/parity.json.
 
-    With `model.weights` it begins with the folder itself, read by transformers and by the import
-    (`source_folder.py`). It passes when these are equal, at every step the losses agree within the tolerance,
-    no setting differs, and the first step's gradients agree. Where the first step agrees in all of it and
-    later losses part, they may part as far as `ROUNDING_FACTOR` times what rounding alone makes.
+    With `model.weights` it first compares the folder itself, read by transformers and by the import
+    (`source_folder.py`). It passes if these are equal, the losses of every step agree within the tolerance,
+    no setting differs, and the first step's gradients agree. If the whole first step agrees and later losses
+    part, they may part by `ROUNDING_FACTOR` times the effect of rounding alone.
 
-    Starts from `checkpoint`'s weights, else from those that the run starts from (`model.weights`, or the
-    seeded initial values). The table goes to `console` where one is given.
+    The start is `checkpoint`'s weights, else the run's own (`model.weights`, or the seeded initial values).
+    console: prints the table.
     """
     identity, placement = _scaled(resolved)
     options = (options or ParityOptions()).fitting(identity.model.max_position_embeddings)
@@ -113,11 +108,11 @@ def verify_parity(
     if certificate is not None:
         return certificate
     with write_stage(folder, KIND, VERSION, *asked(resolved, checkpoint, options)) as stage:
-        source = _compared_source(identity.model, options)
+        source = None
+        if (weights := identity.model.weights) is not None:
+            source = compare_source(resolve_weights(weights), identity.model, options.sequence_length)
         with world_of_one(filled(placement.train.start_timeout_seconds), placement.device) as world:
-            found = _compare(identity, placement, world, checkpoint, options)
-        weights = str(checkpoint or identity.model.weights or f"initial values of seed {identity.seed}")
-        certificate = Parity(**_with_source(found, source), weights=weights, **asdict(options))
+            certificate = _with_source(_compare(identity, placement, world, checkpoint, options), source)
         write_json(stage.folder, certificate)
         stage.counts.update(
             steps=options.steps,
@@ -129,29 +124,22 @@ def verify_parity(
     return certificate
 
 
-def _compared_source(model: CompleteModel, options: ParityOptions) -> SourceFolder | None:
-    if model.weights is None:
-        return None
-    return compare_source(resolve_weights(model.weights), model, options.sequence_length)
-
-
-def _with_source(found: dict[str, Any], source: SourceFolder | None) -> dict[str, Any]:
-    """Return what a certificate says; one with another source is refused even if all steps agree."""
-    if source is not None and not source.passed and found["passed"]:
+def _with_source(found: Parity, source: SourceFolder | None) -> Parity:
+    """Return the certificate with its source. Another source is refused even if all steps agree."""
+    if source is not None and not source.passed and found.passed:
         where = f"{source.where}, of the source folder" if source.where else "in the source folder"
-        found |= {
-            "passed": False,
-            "first_difference": FirstDifference(
-                layer=source.layer, where=where, relative_difference=source.logits_relative_difference
-            ),
-        }
-    return found | {"source": source}
+        first = FirstDifference(
+            layer=source.layer, where=where, relative_difference=source.logits_relative_difference
+        )
+        found = found.model_copy(update={"passed": False, "first_difference": first})
+    return found.model_copy(update={"source": source})
 
 
 def _scaled(resolved: Resolved) -> tuple[Identity, Placement]:
-    """The run as one process with everything in fp32, by AdamW, at the learning rates of its own steps.
+    """Return the run as one process with everything in fp32, by AdamW, at the learning rates of its own
+    steps.
 
-    A run of GPUs is checked on the processor where there is none.
+    A run of GPUs is checked on the processor if no GPU is here.
     """
     axes = dict.fromkeys(("pipeline", "replicate", "shard", "context", "tensor"), 1)
     layout = resolved.placement.layout.model_copy(update=axes | {"cpu_offload": False})
@@ -165,7 +153,7 @@ def _scaled(resolved: Resolved) -> tuple[Identity, Placement]:
 
 
 def _small_phase(identity: Identity, options: ParityOptions) -> PlannedPhase:
-    """The first phase with few and short sequences a step, of one stream: none are packed so short."""
+    """Return the first phase with few and short sequences a step, of one stream: none are packed so short."""
     return identity.phases[0].model_copy(
         update={
             "steps": options.steps,
@@ -178,11 +166,15 @@ def _small_phase(identity: Identity, options: ParityOptions) -> PlannedPhase:
 
 
 def _feed(identity: Identity, placement: Placement, phase: PlannedPhase, device: torch.device) -> Feed:
-    """The feed of two micro-batches a step, so that summing over them is checked too."""
+    """Return the feed of two micro-batches a step, so that summing over them is checked too."""
     batches = Batches(
-        Path(placement.tokens_folder), identity.seed, phase, phase.sequence_length, placement.end_of_text_id,
+        Path(placement.tokens_folder),
+        identity.seed,
+        phase,
+        phase.sequence_length,
+        placement.end_of_text_id,
         identity.dataset.mask_documents,
-    )  # fmt: skip
+    )
     micro_batch_sequences = (phase.sequences_per_step + 1) // 2
     return Feed(lambda step: batches.step(step, 0, 1), micro_batch_sequences, phase.last_step, device)
 
@@ -197,7 +189,7 @@ def _sides(
 
 def _compare(
     identity: Identity, placement: Placement, world: World, checkpoint: Path | None, options: ParityOptions
-) -> dict[str, Any]:
+) -> Parity:
     ours, theirs = _sides(identity, placement, world, checkpoint, options)
     phase = _small_phase(identity, options)
     feed = _feed(identity, placement, phase, world.device)
@@ -234,29 +226,27 @@ def _compare(
     first_step = over.index(True) + 1 if any(over) else None
     passed = first_step is None and not wrong_settings and gradient[1] <= GRADIENT_TOLERANCE
     norms = {side: [record["gradient_norm"] for record in records[side]] for side in records}
-    return {
-        "passed": passed,
-        "max_relative_loss_difference": max(differences),
-        "logits_max_difference": (our_trace.logits - their_trace.logits).abs().max().item(),
-        "gradient_max_relative_difference": gradient[1],
-        "settings": Settings(ours=our_settings, theirs=their_settings, differing=wrong_settings),
-        "losses": Losses(
-            **losses,
-            relative_differences=differences,
-            **({} if rounding is None else {"rounding_differences": rounding}),
-        ),
-        "gradient_norms": GradientNorms(**norms),
-        "first_difference": None
-        if passed
-        else FirstDifference(
-            **(asdict(layer) if layer else {"layer": None, "where": None, "relative_difference": None}),
-            settings=wrong_settings,
-            weight=weight[0] if weight[1] > 0 else None,
-            gradient=gradient[0] if gradient[1] > GRADIENT_TOLERANCE else None,
-            update=update[0] if first_step else None,
-            step=first_step,
-        ),
-    }
+    first = FirstDifference(
+        **(asdict(layer) if layer else {"layer": None, "where": None, "relative_difference": None}),
+        settings=wrong_settings,
+        weight=weight[0] if weight[1] > 0 else None,
+        gradient=gradient[0] if gradient[1] > GRADIENT_TOLERANCE else None,
+        update=update[0] if first_step else None,
+        step=first_step,
+    )
+    measured = {} if rounding is None else {"rounding_differences": rounding}
+    return Parity(
+        passed=passed,
+        max_relative_loss_difference=max(differences),
+        logits_max_difference=(our_trace.logits - their_trace.logits).abs().max().item(),
+        gradient_max_relative_difference=gradient[1],
+        settings=Settings(ours=our_settings, theirs=their_settings, differing=wrong_settings),
+        losses=Losses(**losses, relative_differences=differences, **measured),
+        gradient_norms=GradientNorms(**norms),
+        first_difference=None if passed else first,
+        weights=str(checkpoint or identity.model.weights or f"initial values of seed {identity.seed}"),
+        **asdict(options),
+    )
 
 
 def _train(
@@ -264,7 +254,7 @@ def _train(
 ) -> tuple[dict[str, list[dict[str, float]]], tuple[str, float], tuple[str, float]]:
     """Train both sides and compare their gradients and weights in step 1.
 
-    Returns (what each side measured at each step, largest gradient difference, largest weight difference).
+    Return (the measurements of each side and step, largest gradient difference, largest weight difference).
     """
     records: dict[str, list[dict[str, float]]] = {"ours": [], "theirs": []}
     gradient, nonzero = ("", 0.0), []
@@ -290,8 +280,8 @@ def _train(
     return records, gradient, update
 
 
-def _run_settings(records: list[dict[str, float]], trace: Any) -> dict[str, Any]:
-    """Settings that only show in a run: learning rates, the embedding's input, precisions, clipping."""
+def _run_settings(records: list[dict[str, float]], trace: Trace) -> Values:
+    """Return settings that only a run shows: learning rates, the embedding's input, precisions, clipping."""
     tokens = trace.passed["embed"][0]
     return {
         "learning rate of each step": [record["learning_rate"] for record in records],
@@ -302,7 +292,7 @@ def _run_settings(records: list[dict[str, float]], trace: Any) -> dict[str, Any]
 
 
 def _norm_let_through(records: list[dict[str, float]]) -> float | str:
-    """The measured gradient norm after the first clipping, which exposes a clipping that does nothing."""
+    """Return the gradient norm after the first clipping, which exposes a clipping that does nothing."""
     for record in records:
         if record["clipped_gradient_norm"] < 0.999 * record["gradient_norm"]:
             return record["clipped_gradient_norm"]

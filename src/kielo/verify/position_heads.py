@@ -1,12 +1,12 @@
-"""Which of the two ways to cut relative positions into heads an LTG-BERT's files were trained with.
+"""A test of the two ways to cut relative positions into heads, for the files of an LTG-BERT.
 
-Names and shapes of the tensors are the same in both, so the wrong one loads. In: a Hugging Face folder with
-weights and tokenizer, and real text in a language of the model. Out: the mean loss of hidden tokens for each
-way; the right one is the lower. Shape letters: n = sequences, s = tokens of one.
+Names and shapes of the tensors are the same in both, so a wrong choice loads without an error. A Hugging Face
+folder with weights and tokenizer, and text in a language of the model → the mean loss of hidden tokens for
+each way. The right way has the lower loss. Shape letters: n = sequences, s = tokens of a sequence.
 """
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import TypedDict, get_args
 
 import numpy as np
 import torch
@@ -28,13 +28,21 @@ _MOST_CHARACTERS = 16 * MOST_SEQUENCES * MOST_TOKENS
 _SEQUENCES_AT_ONCE = 8
 
 
-def verify_position_heads(reference: str, text: Path) -> dict[str, Any]:
+class PositionHeads(TypedDict):
+    """taken: the way that Kielo takes for the folder. losses: way → nats a hidden token."""
+
+    source: str
+    taken: str
+    losses: dict[str, float]
+    hidden_tokens: int
+    passed: bool
+
+
+def verify_position_heads(reference: str, text: Path) -> PositionHeads:
     """Compute the loss of hidden tokens of `text` with the weights of `reference` for each way.
 
-    reference: a path, hf:FOLDER or hf:OWNER/NAME. Returns {"source", "taken", "losses", "hidden_tokens",
-    "passed"}: `taken` is the way that Kielo takes for the folder, `losses` way → nats a hidden token,
-    `passed` whether no other way has a lower one. Raises KieloError for a model without relative positions
-    and for text of less than a sequence.
+    reference: a path, hf:FOLDER or hf:OWNER/NAME. Raise KieloError for a model without relative positions and
+    for text of less than a sequence.
     """
     source = resolve_weights(reference)
     model = families.read_hf_config(source)
@@ -59,8 +67,7 @@ def verify_position_heads(reference: str, text: Path) -> dict[str, Any]:
     }
 
 
-def verdict(result: dict[str, Any]) -> str:
-    """Return what the losses say, and what to do where they speak against the way that is taken."""
+def verdict(result: PositionHeads) -> str:
     taken, losses = result["taken"], result["losses"]
     if result["passed"]:
         return f"position_heads = {taken!r}, which Kielo takes for these files, has the lower loss."
@@ -77,7 +84,7 @@ def _sequences(tokenizer: TextTokenizer, text: Path, length: int) -> np.ndarray:
         with open(text, encoding="utf-8") as file:
             lines = [line for line in file.read(_MOST_CHARACTERS).splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise KieloError(f"{text}: no text file that can be read ({error})") from None
+        raise KieloError(f"{text}: not a readable text file ({error})") from None
     ids = np.concatenate(
         [np.empty(0, np.int64), *(np.array(row, np.int64) for row in encode(tokenizer, lines))]
     )
@@ -87,8 +94,8 @@ def _sequences(tokenizer: TextTokenizer, text: Path, length: int) -> np.ndarray:
     num_rows = min(len(ids) // inside, MOST_SEQUENCES)
     if num_rows == 0:
         raise KieloError(
-            f"{text}: {len(ids)} tokens of text, and one sequence of this model has {inside}; give a longer "
-            "text in a language of the model"
+            f"{text}: {len(ids)} tokens of text, and one sequence of this model has {inside}. Fix: a "
+            "longer text in a language of the model"
         )
     rows = ids[: num_rows * inside].reshape(num_rows, inside)
     begins, ends = (
@@ -100,7 +107,6 @@ def _sequences(tokenizer: TextTokenizer, text: Path, length: int) -> np.ndarray:
 
 @torch.inference_mode()
 def _loss(source: Path, config: CompleteModel, hidden: Batch) -> float:
-    """Compute the mean nats of a hidden token, in fp32 on the CPU."""
     model = families.build_model(config)
     load_model_weights(dict(model.named_parameters()), source, config)
     inputs_ns, labels_ns = torch.from_numpy(hidden.inputs), torch.from_numpy(hidden.labels)

@@ -1,4 +1,4 @@
-"""Watches the operators of one rank, and keeps a ledger of its memory by purpose."""
+"""A watch over the operators of one rank, with a ledger of its memory by purpose."""
 
 import weakref
 from collections import Counter
@@ -35,8 +35,6 @@ from kielo.verify.torch_fakes import (
 
 @dataclass
 class Holding:
-    """One storage. `reference` reports when it is freed."""
-
     kind: str
     bytes: int
     reference: weakref.ref | None = None
@@ -44,14 +42,12 @@ class Holding:
 
 @dataclass(frozen=True)
 class Peak:
-    """The most bytes held at one time of a phase, by kind."""
-
     bytes: int
     kinds: dict[str, int]
 
 
 class MemoryLedger:
-    """Records every change of memory; `phase` returns the name under which a change is recorded."""
+    """A record of every change of memory. `phase` returns the name of the running phase."""
 
     def __init__(self, phase: Callable[[], str]) -> None:
         self._phase = phase
@@ -87,20 +83,16 @@ class MemoryLedger:
             self._held[storage_key(tensor.untyped_storage())].kind = kind
 
     def bytes_of(self, tensors: Iterable[Tensor]) -> int:
-        """Return the bytes of all their storages, each counted once."""
         found = {storage_key(t.untyped_storage()): t.untyped_storage().nbytes() for t in tensors}
         return sum(found.values())
 
     def held_bytes(self, kind: str) -> int:
-        """Return the bytes of this kind that are held now."""
         return sum(holding.bytes for holding in self._held.values() if holding.kind == kind)
 
     def begin(self) -> None:
-        """Begin a new record with what is held now."""
         self._record = [(holding, holding.bytes, self._phase()) for holding in self._held.values()]
 
     def peaks(self) -> dict[str, Peak]:
-        """Return phase → its peak, since `begin`."""
         now = 0
         most: dict[str, int] = {}
         at: dict[str, int] = {}
@@ -129,9 +121,9 @@ class MemoryLedger:
             holding.bytes = size
 
 
-# Watches the operators of one rank: memory, floating-point operations and collectives of local tensors.
+# A watch over the operators of one rank: memory, floating-point operations and collectives of local tensors.
 #
-# torch decomposes DTensors, and weights in FP8, first, so that sizes are those of this rank and not of the
+# torch decomposes DTensors, and weights in FP8, first, so that sizes are of this rank and not of the
 # whole model. A fake tensor has no value: a question for its value is answered with 1, and a comparison of
 # two with True.
 
@@ -157,14 +149,12 @@ _COLLECTIVES = {
 
 
 class RankWatch(TorchDispatchMode):
-    """Counts memory, FLOPs and collectives while it is entered.
+    """A count of memory, FLOPs and collectives while it is entered.
 
-    axes: a communicator's name → its axis of the mesh. weights_group: the name of the communicator that FSDP2
-    uses.
+    axes: a communicator's name → its axis of the mesh. weights_group: the name of FSDP2's communicator.
 
-    flops: "matrix products" and "attention" → operations; the causal half of attention's scores counts, as in
-    `models/decoder_count.py`. calls and bytes: (axis, operation) → how often, and the bytes of the whole
-    buffers.
+    flops: "matrix products" and "attention" → operations. The causal half of attention's scores counts, as in
+    `models/decoder_count.py`. calls and bytes: (axis, operation) → calls, and bytes of the whole buffers.
     """
 
     def __init__(self, axes: Mapping[str, str], weights_group: str) -> None:
@@ -188,7 +178,7 @@ class RankWatch(TorchDispatchMode):
         self._stack.close()
 
     def begin(self) -> None:
-        """Start the counts from zero; memory that is held stays held."""
+        """Start the counts from zero. Memory that is held stays held."""
         self.flops.clear()
         self.calls.clear()
         self.bytes.clear()
@@ -218,7 +208,7 @@ class RankWatch(TorchDispatchMode):
         return result
 
     def _inside(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run what an operator of Kielo's own is made of, watched."""
+        """Run the parts of an operator of Kielo's own, watched."""
         TorchDispatchMode.__enter__(self)
         try:
             return function(*args)
@@ -242,7 +232,7 @@ class RankWatch(TorchDispatchMode):
         return "backward" if is_in_backward() else "activations"
 
     def _note_parameters(self, args: Iterable[Any]) -> None:
-        """Names parameters in an operator that are not the rank's own: FSDP2 has gathered them."""
+        """Name parameters in an operator that are not the rank's own: FSDP2 has gathered them."""
         for arg in args:
             if isinstance(arg, nn.Parameter) and not arg.is_meta:
                 parts = plain_parts(arg)

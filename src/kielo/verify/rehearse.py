@@ -1,9 +1,9 @@
 """One rank of a real job, at its real size, on this machine: bytes, FLOPs and collectives of one step.
 
-The other ranks do not exist and tensors have no memory (torch's fake process group and fake tensors), but all
-that runs is training's own: the model is laid out, goes forward, backward and takes an optimiser step, and
-each operator of the rank is watched. Two steps are run, one to warm up and one that counts: the first asks
-torch how DTensors split, which looks like operators at the size of the whole model.
+The other ranks do not exist and tensors have no memory (torch's fake process group and fake tensors).
+Everything that runs is training's own code: the model is laid out and takes an optimiser step, and each
+operator of the rank is watched. The first of two steps warms up: in it torch computes how DTensors split,
+which looks like operators at the size of the whole model. The second step is counted.
 """
 
 import time
@@ -34,20 +34,22 @@ from kielo.train.loop import optimiser_step
 from kielo.train.optimiser import Optimiser
 from kielo.train.watch.guard import Guard
 from kielo.verify.rank_watch import Peak, RankWatch
+from kielo.verify.screens import Rehearsal
 from kielo.verify.torch_fakes import fake_tensors, fake_world, groups_of
 
 
-def rehearse(resolved: Resolved, rank: int, site: Cluster | None = None) -> dict[str, Any]:
-    """Return what one rank holds, computes and sends in one step of the heaviest phase.
+def rehearse(resolved: Resolved, rank: int, site: Cluster | None = None) -> Rehearsal:
+    """Return the bytes, FLOPs and collectives of one rank in one step of the heaviest phase.
 
-    site: the cluster, whose nodes' own memory is compared with what their ranks need if all are as this one.
+    site: the cluster. The memory of its nodes is compared with the need of their ranks, if all are like this
+    rank.
 
-    That is the phase with the largest micro-batches. Of a step's micro-batches no more than 2p + 2 are run
-    over p pipeline ranks (of gpipe all), by when as many are in flight at once as ever will be; counts are
-    extrapolated from the last of them. Layers are not compiled, and the precision is the run's first. Raises
-    KieloError for a rank that does not exist and for what cannot be rehearsed.
+    The heaviest phase has the largest micro-batches. At most 2p + 2 micro-batches run over p pipeline ranks
+    (with gpipe all), because no more are in flight at once. Counts are extrapolated from the last of them.
+    Layers are not compiled, and the precision is the run's first. Raise KieloError for a rank that does not
+    exist and for a setting that cannot be rehearsed.
     """
-    # A compiler would need values; operators that it fuses are counted one by one.
+    # A compiler needs values. Operators that it would fuse are counted one by one.
     layout = resolved.placement.layout.model_copy(update={"compile": False})
     placement = resolved.placement.model_copy(update={"layout": layout})
     resolved = resolved.model_copy(update={"placement": placement})
@@ -55,8 +57,8 @@ def rehearse(resolved: Resolved, rank: int, site: Cluster | None = None) -> dict
         raise KieloError(f"rank {rank}: the job has ranks 0 to {placement.world_size - 1}")
     if layout.cpu_offload:
         raise KieloError(
-            "layout.cpu_offload = true cannot be rehearsed: the CPU takes the place of the device here, so "
-            "their memory cannot be counted apart. Fix: layout.cpu_offload = false"
+            "layout.cpu_offload = true cannot be rehearsed: the CPU stands in for the device, so the two "
+            "memories cannot be counted apart. Fix: layout.cpu_offload = false"
         )
     started = time.monotonic()
     index = heaviest_phase(resolved)
@@ -78,7 +80,9 @@ def rehearse(resolved: Resolved, rank: int, site: Cluster | None = None) -> dict
     per_step = _extended(first, counts, few, many, phase.micro_batches_per_step)
     counted = _Counted(step.held, peaks, per_step, many)
     report = _report(resolved, rank, index, counted)
-    return report | _host(resolved, report, site) | {"seconds": time.monotonic() - started}
+    report.update(_host(resolved, report, site))
+    report["seconds"] = time.monotonic() - started
+    return report
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ class _Counted:
     many: int
 
 
-def _report(resolved: Resolved, rank: int, index: int, counted: _Counted) -> dict[str, Any]:
+def _report(resolved: Resolved, rank: int, index: int, counted: _Counted) -> Rehearsal:
     placement, peaks, per_step = resolved.placement, counted.peaks, counted.per_step
     layout, phase = placement.layout, placement.phases[index]
     peak_phase = max(peaks, key=lambda name: peaks[name].bytes)
@@ -148,8 +152,8 @@ def _report(resolved: Resolved, rank: int, index: int, counted: _Counted) -> dic
     }
 
 
-def _host(resolved: Resolved, report: dict[str, Any], site: Cluster | None) -> dict[str, Any]:
-    """Return the bytes in a node's own memory that its ranks need: copies of a save, and all on a CPU."""
+def _host(resolved: Resolved, report: Rehearsal, site: Cluster | None) -> Rehearsal:
+    """Return the bytes of a node's own memory that its ranks need: copies of a save, and all on a CPU."""
     if site is None:
         return {}
     is_copied = resolved.placement.checkpoint.memory_every_steps > 0
@@ -164,8 +168,6 @@ def _host(resolved: Resolved, report: dict[str, Any], site: Cluster | None) -> d
 
 
 class WatchedStep:
-    """The model and the optimiser step of one rank, with memory, under a watch."""
-
     def __init__(
         self,
         resolved: Resolved,
@@ -175,7 +177,7 @@ class WatchedStep:
         world: World,
         watch: RankWatch | None = None,
     ) -> None:
-        """Build the parts. watch: None to run the step without one, on ranks that exist."""
+        """Build the parts. watch: None to run the step without a watch, on ranks that exist."""
         identity, placement = resolved.identity, resolved.placement
         self._resolved, self._index, self._mesh, self._watch = resolved, index, mesh, watch
         self.model = materialise(model, world.device, None)
@@ -191,9 +193,9 @@ class WatchedStep:
         self.held: StateBytes  # measured in the first watched step, before its update
 
     def run(self, micro_batches: int) -> dict[tuple[str, Any], int]:
-        """Take one optimiser step of so many micro-batches, by the function of `train/loop.py`.
+        """Take one optimiser step of `micro_batches`, by the function of `train/loop.py`.
 
-        Returns ("flops", what), ("calls", what) and ("bytes", what) → how many of it there were.
+        Return ("flops", what), ("calls", what) and ("bytes", what) → its amount.
         """
         batch = self.batch(micro_batches)
         self._section("passes")
@@ -253,7 +255,7 @@ class WatchedStep:
 
 
 def heaviest_phase(resolved: Resolved) -> int:
-    """Return the phase with the most tokens in a micro-batch; of several one that trains all modules."""
+    """Return the phase with the most tokens in a micro-batch; of equals, a phase that trains all modules."""
     identity, placement = resolved.identity, resolved.placement
 
     def weight(index: int) -> tuple[int, bool, int]:
@@ -265,7 +267,6 @@ def heaviest_phase(resolved: Resolved) -> int:
 
 
 def rehearsed_micro_batches(resolved: Resolved, phase: PhasePlacement) -> tuple[int, int]:
-    """Return the numbers of micro-batches (of the step that warms up, of the step that counts)."""
     layout, all_of_them = resolved.placement.layout, phase.micro_batches_per_step
     ranks, schedule = layout.pipeline, layout.pipeline_schedule
     # With 1F1B at most p are in flight at once, and with one more all ranks are busy; schedules with more
@@ -283,7 +284,7 @@ def rehearsed_micro_batches(resolved: Resolved, phase: PhasePlacement) -> tuple[
 def _extended(
     first: dict[tuple[str, Any], int], counts: dict[tuple[str, Any], int], few: int, many: int, wanted: int
 ) -> dict[tuple[str, Any], int]:
-    """Extrapolate counts to `wanted` micro-batches: they grow with each as they did from `few` to `many`."""
+    """Extrapolate counts to `wanted` micro-batches, by their growth from `few` to `many`."""
     if wanted == many:
         return counts
     grown = {key: counts[key] - first.get(key, 0) for key in counts}
@@ -298,7 +299,7 @@ def _with_all_inputs(peak: Peak, wanted: int, many: int) -> Peak:
 
 
 def _stages(resolved: Resolved, pipeline_rank: int) -> dict[str, list[int]]:
-    """Return stage number → its [first, last] layer, [] where it has none."""
+    """Return stage number → its [first, last] layer, [] for a stage without layers."""
     layout = resolved.placement.layout
     if layout.pipeline == 1:
         return {"0": [0, resolved.identity.model.num_hidden_layers - 1]}
@@ -317,5 +318,5 @@ def _state(optimiser: Optimiser) -> Iterator[Tensor]:
 
 
 def _all_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The model's parameters, with the copy of a tied embedding, which stages do not name or optimise."""
+    """Return the model's parameters with a tied embedding's copy, which stages neither name nor optimise."""
     return [p for module in model.modules() for p in module.parameters(recurse=False)]

@@ -1,8 +1,8 @@
-"""Imports Hugging Face weights, saves and exports them again, and compares every tensor.
+"""The round trip of Hugging Face weights: import, save, export, and compare every tensor.
 
 Nothing is trained in between, so names, dtypes, shapes and bytes must be the source's own. Weights that are
-not finite are refused, as by training. All runs through the code that training and export use; the host holds
-one rank's fp32 weights, and a copy of them while the checkpoint is written.
+not finite are refused, as by training. The code is training's and the export's own. The host holds one rank's
+fp32 weights, and a copy of them while the checkpoint is written.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TypedDict
 
 import torch
 
@@ -31,27 +31,44 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import CompleteModel
 
 
-def verify_round_trip(reference: str, keep: Path | None = None) -> dict[str, Any]:
-    """Import the folder `reference` (a path, hf:FOLDER or hf:OWNER/NAME) on one rank and exports it again.
+class StoredFacts(TypedDict):
+    dtype: str
+    shape: list[int]
+    bytes: int
+    sha256: str
 
-    keep: the folder for the export; everything else is in a temporary folder (set by TMPDIR) and is removed.
-    Returns {"source", "passed", "tensors", "bytes", "differences", "left_out", "export"}: `tensors` is name →
-    {"dtype", "shape", "bytes", "sha256"} of the source, `differences` the same of the export for those that
-    differ (None: missing), `left_out` the source's tensors that are no weights. Raises KieloError for what
-    cannot be imported.
+
+class RoundTrip(TypedDict):
+    """The result of a round trip. tensors: of the source, by name. differences: of the export."""
+
+    source: str
+    passed: bool
+    tensors: dict[str, StoredFacts]
+    bytes: int
+    differences: dict[str, StoredFacts | None]
+    left_out: list[str]
+    export: str | None
+
+
+def verify_round_trip(reference: str, keep: Path | None = None) -> RoundTrip:
+    """Import the folder `reference` (a path, hf:FOLDER or hf:OWNER/NAME) on one rank and export it again.
+
+    keep: the folder for the export. Everything else is in a temporary folder (set by TMPDIR). `differences`
+    of the result has the tensors of the export that differ (None: missing), `left_out` the source's tensors
+    that are no weights. Raise KieloError for weights that cannot be imported.
     """
     if not reference.startswith("hf:") and not Path(reference).expanduser().is_dir():
         raise KieloError(
-            f"{reference}: no such folder; hf:OWNER/NAME would be fetched from the Hugging Face hub"
+            f"{reference}: no such folder. Fix: an existing folder, or hf:OWNER/NAME to fetch it from the hub"
         )
     if keep is not None and os.path.lexists(keep):
-        raise KieloError(f"--keep {keep}: exists already; name a new folder")
+        raise KieloError(f"--keep {keep}: exists already. Fix: --keep with a new folder")
     source = resolve_weights(reference)
     if not (source / CONFIG_FILE).is_file():
         inside = source / "hf" / CONFIG_FILE  # of a run folder
         raise KieloError(
             f"{source}: no {CONFIG_FILE} there, so it is no Hugging Face folder"
-            + (f"; did you mean {inside.parent}?" if inside.is_file() else "")
+            + (f". Fix: {inside.parent}" if inside.is_file() else "")
         )
     with TemporaryDirectory(prefix="kielo_round_trip_") as temporary:
         again = Path(keep) if keep is not None else Path(temporary) / "hf"
@@ -59,6 +76,7 @@ def verify_round_trip(reference: str, keep: Path | None = None) -> dict[str, Any
         stored = read_tables(source)
         tensors = {name: _description(*found) for name, found in stored.items() if name in weights}
         exported = {name: _description(*found) for name, found in read_tables(again).items()}
+    different: dict[str, StoredFacts | None]
     different = {name: exported.get(name) for name, what in tensors.items() if exported.get(name) != what}
     # An export has an embedding of which the source holds only the tied head.
     contents = [what for name, what in tensors.items() if name in exported]
@@ -76,8 +94,7 @@ def verify_round_trip(reference: str, keep: Path | None = None) -> dict[str, Any
     }
 
 
-def table(result: dict[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Return titles and rows, one for each dtype of the source."""
+def table(result: RoundTrip) -> tuple[list[str], list[tuple[str, int, str, int]]]:
     num_tensors, num_bytes, num_different = Counter[str](), Counter[str](), Counter[str]()
     for name, what in result["tensors"].items():
         num_tensors[what["dtype"]] += 1
@@ -90,11 +107,10 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
     return ["dtype", "tensors", "bytes", "different"], rows
 
 
-def verdict(result: dict[str, Any]) -> str:
-    """Return one sentence: the round trip holds, or which tensor differs first and how."""
+def verdict(result: RoundTrip) -> str:
     tensors, different = result["tensors"], result["differences"]
     if result["passed"]:
-        same = f"name, dtype, shape and bytes of all {len(tensors)} tensors are those of {result['source']}"
+        same = f"name, dtype, shape and bytes of all {len(tensors)} tensors equal {result['source']}"
         return f"Round trip holds: {same}."
     first = next(iter(different))
     return (
@@ -103,12 +119,12 @@ def verdict(result: dict[str, Any]) -> str:
     )
 
 
-def _in_words(what: dict[str, Any] | None) -> str:
+def _in_words(what: StoredFacts | None) -> str:
     return "missing" if what is None else f"{what['dtype']} {what['shape']} sha256 {what['sha256'][:16]}…"
 
 
 def _in_and_out(source: Path, checkpoints: Path, to: Path) -> dict[str, str]:
-    """Import `source` and exports it to `to`; return the tensors taken for weights, and their dtypes."""
+    """Import `source` and export it to `to`; return the tensors taken for weights, and their dtypes."""
     model = read_hf_config(source)
     checkpointer = Checkpointer(checkpoints)
     try:
@@ -123,7 +139,7 @@ def _in_and_out(source: Path, checkpoints: Path, to: Path) -> dict[str, str]:
 
 
 def _save(checkpointer: Checkpointer, source: Path, config: CompleteModel) -> dict[str, str]:
-    """Save the weights of `source` as a checkpoint of step 0; the model's memory is freed on return."""
+    """Save the weights of `source` as a checkpoint of step 0. The model's memory is freed on return."""
     with torch.device("meta"):
         model = families.build_model(config)
     materialise(model, torch.device("cpu"), None)
@@ -138,8 +154,7 @@ def _save(checkpointer: Checkpointer, source: Path, config: CompleteModel) -> di
     return weights
 
 
-def _description(path: Path, stored: StoredTensor) -> dict[str, Any]:
-    """Return {"dtype", "shape", "bytes", "sha256"} of a stored tensor, read block by block."""
+def _description(path: Path, stored: StoredTensor) -> StoredFacts:
     dtype = DTYPES[stored.dtype]
     digest = hashlib.sha256()
     with TensorFile(path, {}) as file:

@@ -1,11 +1,56 @@
-"""The text that the verbs of `verify/` print: rows of tables, and sentences, from their JSON. Torch-free."""
+"""The text that the verbs of `verify/` print: rows of tables, and sentences. Torch-free."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 from kielo.artifact.verify_results import Complaint, Preflight
 
 # The certificate of layouts: a row for each case, and which bar was missed where.
+
+
+class Worst(TypedDict):
+    value: float
+    at: str
+
+
+class WorstTensor(TypedDict):
+    name: str | None
+    relative_l2: float | None
+
+
+class LayoutsCase(TypedDict):
+    """A case of layouts.json. A value that is not finite, or was never reached, is None."""
+
+    name: str
+    layout: dict[str, object]
+    ranks: int
+    compile_backend: str | None
+    tied: bool
+    documents: bool
+    causal_sequences: bool
+    z_loss: float
+    micro_batches: int
+    precision: str
+    max_relative_loss_difference: float | None
+    max_relative_norm_difference: float | None
+    worst_gradient: WorstTensor
+    worst_weight: WorstTensor
+    passed: bool | None  # None: in bf16, which has no bar
+    error: str | None
+
+
+class LayoutsCertificate(TypedDict):
+    """The content of layouts.json. left_out: reason → names of cases."""
+
+    passed: bool
+    all_cases: bool
+    bars: dict[str, float]
+    steps: int
+    mutation: str | None
+    left_out: dict[str, list[str]]
+    cases: list[LayoutsCase]
+    versions: dict[str, str]
+
 
 _TITLES = (
     "case",
@@ -20,9 +65,13 @@ _TITLES = (
 )
 
 
-def layouts_table(certificate: dict[str, Any]) -> tuple[tuple[str, ...], list[list[str]]]:
-    """Return (titles, rows) of layouts.json: relative differences from one process, bf16's in a column."""
-    in_bf16 = {_name_in_fp32(entry): entry for entry in certificate["cases"] if entry["precision"] == "bf16"}
+def layouts_table(certificate: LayoutsCertificate) -> tuple[tuple[str, ...], list[list[str]]]:
+    """Return titles and rows of layouts.json: relative differences from one process, bf16's in a column."""
+    in_bf16 = {
+        entry["name"].removesuffix("-bf16"): entry
+        for entry in certificate["cases"]
+        if entry["precision"] == "bf16"
+    }
     rows = [
         _layouts_row(entry, in_bf16.pop(entry["name"], None))
         for entry in certificate["cases"]
@@ -34,8 +83,7 @@ def layouts_table(certificate: dict[str, Any]) -> tuple[tuple[str, ...], list[li
     ]
 
 
-def layouts_verdict(certificate: dict[str, Any]) -> str:
-    """Return the verdict: passed, with the bars; or every bar that was missed, with case and tensor."""
+def layouts_verdict(certificate: LayoutsCertificate) -> str:
     bars = certificate["bars"]
     asked = (
         f"bars in fp32: loss {bars['loss']:.0e} and gradient norm {bars['norm']:.0e} at each of "
@@ -56,12 +104,11 @@ def layouts_verdict(certificate: dict[str, Any]) -> str:
 
 
 def left_out_line(left_out: dict[str, list[str]]) -> str:
-    """Return how many cases the installed torch does not run, and why; "" for none."""
     return "; ".join(f"{len(names)} cases left out: {reason}" for reason, names in left_out.items())
 
 
-def misses(entry: dict[str, Any], bars: dict[str, float]) -> list[str]:
-    """Return the bars that a case misses, and where; empty for one that passed or has no bar."""
+def misses(entry: LayoutsCase, bars: dict[str, float]) -> list[str]:
+    """Return the bars that a case misses, and where. Empty if it passed or has no bar."""
     if entry["error"]:
         return [entry["error"]]
     if entry["passed"] is not False:
@@ -80,7 +127,7 @@ def misses(entry: dict[str, Any], bars: dict[str, float]) -> list[str]:
     ]
 
 
-def _layouts_row(entry: dict[str, Any], bf16: dict[str, Any] | None) -> list[str]:
+def _layouts_row(entry: LayoutsCase, bf16: LayoutsCase | None) -> list[str]:
     values = (
         entry["max_relative_loss_difference"],
         entry["max_relative_norm_difference"],
@@ -92,35 +139,76 @@ def _layouts_row(entry: dict[str, Any], bf16: dict[str, Any] | None) -> list[str
     return cells
 
 
-def _what(entry: dict[str, Any]) -> list[str]:
+def _what(entry: LayoutsCase) -> list[str]:
     return [str(entry["ranks"]), "yes" if entry["tied"] else "no"]
 
 
-def _bf16(entry: dict[str, Any]) -> list[str]:
+def _bf16(entry: LayoutsCase) -> list[str]:
     return [_number(entry["max_relative_loss_difference"]), "MISSED" if entry["error"] else "no bar"]
-
-
-def _name_in_fp32(entry: dict[str, Any]) -> str:
-    return entry["name"].removesuffix("-bf16")
 
 
 def _number(value: float | None) -> str:
     return "not a number" if value is None else f"{value:.1e}"
 
 
-# A rehearsal, from the dictionaries of `rehearse.rehearse`.
+# A rehearsal.
+
+
+class PhasePeak(TypedDict):
+    bytes: int
+    kinds: dict[str, int]
+
+
+class CollectiveCount(TypedDict):
+    axis: str
+    operation: str
+    count: int
+    bytes: int
+
+
+class Rehearsal(TypedDict, total=False):
+    """One rank of `kielo rehearse --json`. Without a site it has no figures of the host's memory."""
+
+    name: str
+    torch: str
+    rank: int
+    world_size: int
+    axes: dict[str, int]
+    coordinates: dict[str, int]
+    stages: dict[str, list[int]]
+    zero: int
+    recompute: str
+    sequence_length: int
+    micro_batch_sequences: int
+    micro_batches_per_step: int
+    rehearsed_micro_batches: int
+    state_bytes: dict[str, int]
+    computed_state_bytes: dict[str, int]
+    peaks: dict[str, PhasePeak]
+    peak_phase: str
+    peak_bytes: int
+    needed_bytes: int
+    accelerator: str
+    usable_bytes: float | None
+    fits: bool | None
+    flops: dict[str, int]
+    collectives: list[CollectiveCount]
+    host_bytes_per_node: float
+    usable_host_bytes_per_node: float
+    seconds: float
+
 
 _PHASES = ("forward", "backward", "update")
 NOTES = (
-    "what this is: torch's fake process group and fake tensors; kernels are the CPU's, whose attention "
-    "stores what a GPU's flash attention does (keys and values of grouped heads are repeated for it). "
-    "Fragments of the allocator and the kernels' working memory are added by a formula; buffers of the "
-    "communication library are in what the card takes off the usable memory. Layers are not compiled: a "
-    "run that compiles them holds less, as fused operators store no results in between."
+    "About these figures: torch's fake process group and fake tensors, with the CPU's kernels. Attention "
+    "stores as much as a GPU's flash attention (it repeats keys and values of grouped heads). A formula adds "
+    "the allocator's fragments and the kernels' working memory. The card's usable memory leaves room for the "
+    "buffers of the communication library. Layers are not compiled. A run that compiles them needs less, "
+    "because fused operators store no intermediate results."
 )
 
 
-def headline(rehearsal: dict[str, Any]) -> str:
+def headline(rehearsal: Rehearsal) -> str:
     place = ", ".join(f"{axis} {number}" for axis, number in rehearsal["coordinates"].items()) or "alone"
     layout = " × ".join(f"{axis} {size}" for axis, size in rehearsal["axes"].items()) or "one rank"
     stages = "; ".join(
@@ -138,12 +226,10 @@ def headline(rehearsal: dict[str, Any]) -> str:
     )
 
 
-def memory(rehearsal: dict[str, Any]) -> tuple[Sequence[str], list[tuple]]:
-    """Return titles and rows: the most bytes at one time of each phase of the step, by kind."""
+def memory(rehearsal: Rehearsal) -> tuple[Sequence[str], list[tuple]]:
     peaks = rehearsal["peaks"]
     kinds = sorted(
-        {kind for peak in peaks.values() for kind in peak["kinds"]},
-        key=lambda kind: -_largest(peaks, kind),
+        {kind for peak in peaks.values() for kind in peak["kinds"]}, key=lambda kind: -_largest(peaks, kind)
     )
     shown = [kind for kind in kinds if _largest(peaks, kind) >= 1e6] or kinds
     phases = [phase for phase in _PHASES if phase in peaks]
@@ -152,20 +238,20 @@ def memory(rehearsal: dict[str, Any]) -> tuple[Sequence[str], list[tuple]]:
     return ("GB at the peak of", *phases), [*rows, total]
 
 
-def summary(rehearsal: dict[str, Any]) -> str:
+def summary(rehearsal: Rehearsal) -> str:
     held, computed = rehearsal["state_bytes"], rehearsal["computed_state_bytes"]
     said = (
         "the same" if held == computed else ", ".join(f"{what} {size:,}" for what, size in computed.items())
     )
     flops = ", ".join(f"{count:.4g} of {what}" for what, count in rehearsal["flops"].items())
+    measured = ", ".join(f"{what} {size:,}" for what, size in held.items())
     return (
-        "bytes between steps: " + ", ".join(f"{what} {size:,}" for what, size in held.items())
-        + f"; computed from the tensor-parallel plan: {said}\n"
+        f"bytes between steps: {measured}; computed from the tensor-parallel plan: {said}\n"
         f"FLOPs of a step: {sum(rehearsal['flops'].values()):.5g} ({flops})"
-    )  # fmt: skip
+    )
 
 
-def collectives(rehearsal: dict[str, Any]) -> tuple[Sequence[str], list[tuple]]:
+def collectives(rehearsal: Rehearsal) -> tuple[Sequence[str], list[tuple]]:
     rows = [
         (row["axis"], row["operation"], f"{row['count']:,}", _gigabytes(row["bytes"]))
         for row in rehearsal["collectives"]
@@ -173,8 +259,8 @@ def collectives(rehearsal: dict[str, Any]) -> tuple[Sequence[str], list[tuple]]:
     return ("axis", "collective", "times a step", "GB of whole buffers"), rows
 
 
-def rehearsal_verdict(rehearsals: Sequence[dict[str, Any]]) -> str:
-    """Return one sentence about the rank that needs most, by the definition of `resolve/memory.py`."""
+def rehearsal_verdict(rehearsals: Sequence[Rehearsal]) -> str:
+    """Return a sentence about the rank that needs most, by the definition of `resolve/memory.py`."""
     worst = max(rehearsals, key=lambda rehearsal: rehearsal["needed_bytes"])
     needed, usable = worst["needed_bytes"], worst["usable_bytes"]
     said = (
@@ -183,14 +269,14 @@ def rehearsal_verdict(rehearsals: Sequence[dict[str, Any]]) -> str:
         f"{_gigabytes(needed)} GB with the allocator's share and workspaces"
     )
     if usable is None:
-        return f"{said}; the card of {worst['accelerator']} does not say how much there is"
+        return f"{said}; the card of {worst['accelerator']} does not give its memory"
     room = f"{_gigabytes(abs(usable - needed))} GB {'are left' if worst['fits'] else 'too much'}"
     fits = "fits" if worst["fits"] else "does not fit"
     return f"{said}, of {_gigabytes(usable)} usable on {worst['accelerator']}: it {fits}, {room}"
 
 
-def host_verdict(rehearsals: Sequence[dict[str, Any]]) -> str:
-    """Return one sentence about the memory of a node itself, by the rank that needs most of it."""
+def host_verdict(rehearsals: Sequence[Rehearsal]) -> str:
+    """Return a sentence about a node's own memory, by the rank that needs most of it."""
     worst = max(rehearsals, key=lambda rehearsal: rehearsal["host_bytes_per_node"])
     size, usable = worst["host_bytes_per_node"], worst["usable_host_bytes_per_node"]
     room = f"{_gigabytes(abs(usable - size))} GB {'are left' if size <= usable else 'too much'}"
@@ -201,22 +287,21 @@ def host_verdict(rehearsals: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _largest(peaks: dict[str, Any], kind: str) -> int:
+def _largest(peaks: dict[str, PhasePeak], kind: str) -> int:
     return max(peak["kinds"].get(kind, 0) for peak in peaks.values())
 
 
-def _gigabytes(size: int) -> str:
+def _gigabytes(size: float) -> str:
     return f"{size / 1e9:,.3f}"
 
 
-# A preflight on one screen: the checks, the nodes, and what is wrong.
+# A preflight on one screen: the checks, the nodes, and the complaints.
 
 CHECK_TITLES = ("check", "found", "seconds", "")
 _MOST_COMPLAINTS, _MOST_NODES = 20, 8
 
 
 def check_rows(found: Preflight) -> list[list[str]]:
-    """Return the rows below CHECK_TITLES."""
     rows = []
     for check in found.checks:
         of_check = [complaint for complaint in found.complaints if complaint.check == check.name]
@@ -227,7 +312,7 @@ def check_rows(found: Preflight) -> list[list[str]]:
 
 
 def verdict_lines(found: Preflight) -> list[str]:
-    """Return every complaint, at most twenty, the nodes that passed, and those that did not, by name."""
+    """Return the complaints, at most twenty, and the names of the nodes that passed and that did not."""
     lines = [_line(complaint) for complaint in found.complaints[:_MOST_COMPLAINTS]]
     if len(found.complaints) > _MOST_COMPLAINTS:
         lines.append(f"and {len(found.complaints) - _MOST_COMPLAINTS} more in {found.FILE_NAME}")
@@ -237,12 +322,12 @@ def verdict_lines(found: Preflight) -> list[str]:
     if found.bad_nodes:
         lines.append(f"{_nodes(len(found.bad_nodes))} REFUSED: {_named(found.bad_nodes)}")
     if len(found.bad_nodes) == len(found.nodes) > 1:
-        lines.append("no node passed: look for a cause that they share before nodes are left out")
+        lines.append("no node passed. Fix: look for a shared cause before you leave nodes out")
     of_job = [complaint for complaint in found.complaints if complaint.is_refusal and complaint.node is None]
     if of_job:
-        lines.append("the job is REFUSED for what no node is to blame for")
+        lines.append("the job is REFUSED, and no node is to blame")
     if found.passed:
-        lines.append(f"all is well: {found.ranks} ranks in {found.seconds:.1f} s")
+        lines.append(f"all checks passed: {found.ranks} ranks in {found.seconds:.1f} s")
     return lines
 
 

@@ -1,7 +1,7 @@
 """The folder of `model.weights`: Kielo's import of it beside transformers' own reading, before any step.
 
-Only here do the two sides share nothing but the folder: the later steps begin from weights and a model that
-Kielo has read. Compared are logits in fp32 on the processor, and settings that few tokens do not show.
+Only here do the two sides share nothing but the folder: the later steps begin with weights and a model that
+Kielo has read. Logits in fp32 on the processor are compared, and settings that few tokens do not show.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ from kielo.recipe.sections import CompleteModel
 from kielo.train.feed import MicroBatch
 from kielo.verify import hugging_face_side, kielo_side
 from kielo.verify.hugging_face_side import hugging_face_batch
-from kielo.verify.trace import Trace, differing, first_difference, relative_difference, trace_forward
+from kielo.verify.trace import Trace, Values, differing, first_difference, relative_difference, trace_forward
 
 # A model whose fp32 weights take more than this twice (4 billion parameters) is compared with two layers.
 WHOLE_MODEL_BYTES = 32 * 2**30
@@ -32,10 +32,10 @@ _SEQUENCES, _SEED = 2, 0
 
 
 def compare_source(folder: Path, model: CompleteModel, sequence_length: int) -> SourceFolder:
-    """Compare the folder's import as `model` with what transformers makes of it.
+    """Compare the folder's import as `model` with transformers' reading of it.
 
-    model: that of the run. With `model.transplant` it is compared with the folder's own vocabulary: no file
-    has the rows that Kielo makes for another one. Raise KieloError as the import does.
+    model: the run's. With `model.transplant` the folder's own vocabulary is compared, because no file has the
+    rows that Kielo makes for another vocabulary. Raise KieloError as the import does.
     """
     if is_transplanted := model.transplant is not None:
         own = families.read_hf_config(folder).vocab_size
@@ -71,7 +71,7 @@ def compare_source(folder: Path, model: CompleteModel, sequence_length: int) -> 
 
 
 def _comparison(
-    traces: tuple[Trace, Trace], ours: dict[str, Any], theirs: dict[str, Any], what: dict[str, Any]
+    traces: tuple[Trace, Trace], ours: Values, theirs: Values, what: dict[str, Any]
 ) -> SourceFolder:
     our_trace, their_trace = traces
     our_logits = our_trace.logits[..., : their_trace.logits.shape[-1]]
@@ -110,8 +110,8 @@ def _two_layers(model: CompleteModel, config: PretrainedConfig) -> CompleteModel
     if getattr(config, "layer_types", None):
         config.layer_types = list(both)
     config.num_hidden_layers = len(both)
-    changes: dict[str, Any] = {"num_hidden_layers": len(both)}
-    return model.model_copy(update=changes | ({"layer_types": both} if model.layer_types else {}))
+    changes = {"num_hidden_layers": len(both), "layer_types": both if model.layer_types else None}
+    return model.model_copy(update=changes)
 
 
 def _our_windows(model: CompleteModel) -> list[int | None]:

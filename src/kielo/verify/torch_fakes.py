@@ -31,44 +31,12 @@ _NEEDED = (
 )
 
 
-def check_version() -> None:
-    """Raise KieloError, naming the version, for a torch without the parts that rehearsing needs."""
-    missing = [name for owner, name in _NEEDED if not hasattr(owner, name)]
-    if missing:
-        raise KieloError(
-            f"kielo rehearse does not know the inside of torch {torch.__version__} (no "
-            f"{', '.join(missing)}). Fix: torch {NEWEST}. A rehearsal needs no GPU, so any "
-            "machine with that version will do"
-        )
-
-
-def start_fake_group(rank: int, size: int) -> dist.Store:
-    """Start the default process group of `size` ranks of which only this one exists.
-
-    Its collectives return at once.
-    """
-    store = FakeStore()
-    dist.init_process_group("fake", rank=rank, world_size=size, store=store)
-    return store
-
-
-def end_fake_group() -> None:
-    """End the process group and clears DTensor's cached plans.
-
-    They would be used for another rank, with this rank's communicators.
-    """
-    dist.destroy_process_group()
-    debug._clear_python_sharding_prop_cache()
-    debug._clear_fast_path_sharding_prop_cache()
-
-
 def fake_tensors() -> AbstractContextManager:
     """Return a context in which tensors have shapes, types and devices, but no memory and no values."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def is_in_backward() -> bool:
-    """Return True if autograd runs a backward pass on the calling thread."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -76,7 +44,7 @@ def is_in_backward() -> bool:
 def storages_watched(resized: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
     """Call `resized(storage)` after each change of a storage's size.
 
-    FSDP2 gives memory back in this way, which no operator reports.
+    FSDP2 frees memory in this way, which no operator reports.
     """
     before = torch.UntypedStorage.resize_
 
@@ -99,7 +67,7 @@ def storage_key(storage: torch.UntypedStorage) -> int:
 
 
 def plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors with memory inside `tensor`: itself, or what a DTensor or a weight in FP8 wraps."""
+    """Return the tensors with memory inside `tensor`: itself, or inside a DTensor or a weight in FP8."""
     # Not `materialise.local`: it calls an operator that weights gathered in FP8 do not have.
     part: Any = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     part = part._tensor if hasattr(part, "fsdp_pre_all_gather") else part
@@ -119,7 +87,7 @@ def is_fake(tensor: torch.Tensor) -> bool:
 
 
 def group_name(argument: object) -> str | None:
-    """Return the communicator's name if an operator's argument is one, None for other arguments."""
+    """Return the communicator's name if an operator's argument is a communicator, else None."""
     if isinstance(argument, str):
         return argument
     if isinstance(argument, torch.ScriptObject):
@@ -160,16 +128,21 @@ def sharding_watched(entered: Callable[[bool], None]) -> Iterator[None]:
 def fake_world(rank: int, size: int, has_pipeline: bool) -> Iterator[World]:
     """Make this process rank `rank` of `size`.
 
-    Raises KieloError where this process is in another world already, or where torch cannot rehearse.
+    Raise KieloError if this process is in another world already, or if torch cannot rehearse.
     """
-    check_version()
+    if missing := [name for owner, name in _NEEDED if not hasattr(owner, name)]:
+        raise KieloError(
+            f"kielo rehearse does not support torch {torch.__version__} (no {', '.join(missing)}). "
+            f"Fix: torch {NEWEST}, on any machine, with or without a GPU"
+        )
     if dist.is_initialized():
-        raise KieloError("a rehearsal needs a process of its own, and this one has a process group already")
+        raise KieloError("a rehearsal needs its own process, and this process has a process group already")
     # torch would warn for every gathered tensor that gathering takes two steps.
     logger = logging.getLogger("torch.distributed.tensor._redistribute")
     level = logger.level
     logger.setLevel(logging.ERROR)
-    store = start_fake_group(rank, size)
+    store = FakeStore()
+    dist.init_process_group("fake", rank=rank, world_size=size, store=store)
     try:
         world = World(rank, size, 0, torch.device("cpu"), math.inf, store, is_rehearsed=True)
         if has_pipeline:
@@ -178,14 +151,17 @@ def fake_world(rank: int, size: int, has_pipeline: bool) -> Iterator[World]:
         else:
             yield world
     finally:
-        end_fake_group()
+        dist.destroy_process_group()
+        # DTensor's cached plans have this rank's communicators.
+        debug._clear_python_sharding_prop_cache()
+        debug._clear_fast_path_sharding_prop_cache()
         logger.setLevel(level)
 
 
 def groups_of(mesh: Mesh) -> tuple[dict[str, str], str]:
-    """Return (a communicator's name → its axis, the name of the communicator that weights are split over).
+    """Return (communicator's name → its axis, the name of the communicator over which weights are split).
 
-    Where weights are split over shard × context, that is the axis `shard` too, or `context` where shard is 1.
+    If weights are split over shard × context, that is the axis `shard` too, or `context` with shard = 1.
     """
     found: dict[str, str] = {}
     for ranks in (mesh.ranks, mesh.parameters):

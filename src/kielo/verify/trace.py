@@ -10,24 +10,19 @@ from torch import Tensor, nn
 
 
 def gradient_of(parameter: Tensor) -> Tensor:
-    """Return the parameter's gradient; raise ValueError if it has none after a backward."""
     if parameter.grad is None:
         raise ValueError("a parameter has no gradient after the backward of a whole step")
     return parameter.grad
 
 
 # Effective settings of a training run, read off live objects under names that both sides share.
-#
-# Data in: an optimiser, RoPE tables, parameters; data out: plain values under setting names, and which of
-# two differ.
 
 
+Values = dict[str, object]  # name of a setting → its value
 SETTING_TOLERANCE = 1e-5  # RoPE frequencies are read off fp32 tables; other settings are exact
 
 
-def optimiser_settings(
-    optimiser: torch.optim.Optimizer, named: dict[str, torch.nn.Parameter]
-) -> dict[str, Any]:
+def optimiser_settings(optimiser: torch.optim.Optimizer, named: dict[str, nn.Parameter]) -> Values:
     """Read settings off an optimiser. named: our parameter name → the parameter that it holds."""
     group_of = {id(parameter): group for group in optimiser.param_groups for parameter in group["params"]}
     groups = {name: group_of[id(parameter)] for name, parameter in named.items() if id(parameter) in group_of}
@@ -44,12 +39,11 @@ def optimiser_settings(
     }
 
 
-def rope_settings(tables: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Any]:
-    """Read settings off the (cosines, sines) of all layers, or of full layers and then windowed ones.
-
-    Returns none without RoPE.
+def rope_settings(tables: Iterable[tuple[Tensor, Tensor]]) -> Values:
+    """Read settings off the (cosines, sines) of all layers, or of full and then windowed layers; {} without
+    RoPE.
     """
-    settings: dict[str, Any] = {}
+    settings: Values = {}
     for (cos, sin), which in zip(tables, ("", " of windowed layers")):
         frequencies = frequencies_at_position_1(cos, sin)
         settings[f"RoPE base{which}"] = base_of(frequencies)
@@ -58,12 +52,12 @@ def rope_settings(tables: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Any]:
 
 
 def frequencies_at_position_1(cos: Tensor, sin: Tensor) -> list[float]:
-    """Radians per position of each pair: position 1's angles in the tables in use ([≥ 2, head_dim / 2])."""
+    """Return radians per position of each pair: the angles of position 1 [≥ 2, head_dim / 2]."""
     return torch.atan2(sin[1].double(), cos[1].double()).abs().tolist()
 
 
 def base_of(frequencies: list[float]) -> float | None:
-    """RoPE's base, from its two fastest pairs, whose ratio scaling leaves unchanged."""
+    """Return RoPE's base, from its two fastest pairs, whose ratio scaling leaves unchanged."""
     if len(frequencies) < 2 or not frequencies[1]:
         return None
     return (frequencies[0] / frequencies[1]) ** len(frequencies)
@@ -73,8 +67,7 @@ def dtype_names(tensors: Iterable[Tensor]) -> list[str]:
     return sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
 
 
-def differing(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    """Return the names of the settings that differ, in the order of `ours`."""
+def differing(ours: Values, theirs: Values) -> list[str]:
     return [name for name in ours if not _same(ours[name], theirs.get(name))]
 
 
@@ -88,10 +81,7 @@ def _same(ours: Any, theirs: Any) -> bool:
     return ours == theirs
 
 
-# Inputs and outputs of two models' modules, and the first place where they differ.
-#
-# Data in: modules under common names, a forward pass; data out: for each module in the order of running,
-# its input and output; and the first place where two such traces differ.
+# Inputs and outputs of two models' modules, and the first difference.
 
 
 @dataclass
@@ -112,7 +102,7 @@ class FirstDifference:
 
 
 def trace_forward(modules: dict[str, nn.Module], forward: Callable[[], Tensor]) -> Trace:
-    """Run `forward` (which returns logits) with hooks on `modules`, removed at the end."""
+    """Run `forward`, which returns logits, with temporary hooks on `modules`."""
     passed: dict[str, tuple[Tensor, Tensor]] = {}
 
     def note(name: str) -> Callable[..., None]:
@@ -131,7 +121,7 @@ def trace_forward(modules: dict[str, nn.Module], forward: Callable[[], Tensor]) 
 
 
 def relative_difference(ours: Tensor, theirs: Tensor, floor: float = 0.0) -> float:
-    """Compute ‖ours − theirs‖ / ‖theirs‖; infinite where one is not finite or the sizes differ.
+    """Return ‖ours − theirs‖ / ‖theirs‖; infinite if a value is not finite or the sizes differ.
 
     Some models flatten tokens, so only the number of elements must agree. floor: the least norm of theirs.
     """
@@ -148,9 +138,9 @@ def relative_difference(ours: Tensor, theirs: Tensor, floor: float = 0.0) -> flo
 def first_difference(ours: Trace, theirs: Trace, limit: float) -> FirstDifference | None:
     """Find the first module, in our order of running, whose input or output differs by more than `limit`.
 
-    The limit is relative. An input that differs, while everything before it agreed, puts the cause between
-    modules: the parent (attention or MLP, say) is named then. An output that differs for an equal input is
-    caused by that module itself.
+    The limit is relative. An input that differs after equal outputs has its cause between modules, and the
+    parent (attention or MLP, say) is named. An output that differs after an equal input is caused by that
+    module.
     """
     before: list[str] = []
     for name, (our_input, our_output) in ours.passed.items():
@@ -174,7 +164,7 @@ def first_difference(ours: Trace, theirs: Trace, limit: float) -> FirstDifferenc
 def largest_difference(
     ours: dict[str, Tensor], theirs: dict[str, Tensor], floor: float = 0.0
 ) -> tuple[str, float]:
-    """(name, relative difference) of the pair of tensors that differ most; `floor` as above."""
+    """Return (name, relative difference) of the pair of tensors that differ most. `floor` as above."""
     differences = {name: relative_difference(tensor, theirs[name], floor) for name, tensor in ours.items()}
     name = max(differences, key=differences.__getitem__)
     return name, differences[name]

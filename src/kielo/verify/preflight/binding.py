@@ -1,4 +1,4 @@
-"""Check: each rank may use the cores that the cluster's card gives its device, or at least one of its own."""
+"""Check: each rank may use the cores that the cluster's card gives its device, or at least one core alone."""
 
 import os
 from collections.abc import Sequence
@@ -7,12 +7,11 @@ from kielo.verify.preflight.job import Finding, Job
 
 
 def measure(job: Job) -> dict[str, list[int] | int]:
-    """Return the number of this rank on its node, and the cores that it may use."""
     return {"local_rank": job.world.local_rank, "cores": sorted(os.sched_getaffinity(0))}
 
 
 def judge(found: Sequence[dict], job: Job) -> list[Finding]:
-    """Compare with the card's binding; without one, looks if the ranks of a node have a core each."""
+    """Compare with the card's binding. Without it, check that the ranks of a node have a core each."""
     binding = job.cluster.jobs.cpu_bind if job.cluster.jobs else ""
     expected = cores_of_binding(binding) if binding and job.world.device.type == "cuda" else []
     findings = []

@@ -1,7 +1,7 @@
-"""Runs all checks on the ranks of a job: a recipe resolved for them → `Preflight`, one verdict a node.
+"""All checks on the ranks of a job: a recipe resolved for them → `Preflight`, one verdict a node.
 
-Ranks measure together, rank 0 judges and writes. A check that raises on a rank is a refusal of that rank, and
-the last one: the ranks are out of step after it.
+Ranks measure together, and rank 0 judges and writes. A check that raises on a rank refuses that rank and ends
+the preflight, because the ranks are out of step after it.
 """
 
 import logging
@@ -58,16 +58,16 @@ CHECKS = tuple(
 )
 
 
-# How long a rank waits for another one in a check, and with what the others found. Checks take seconds.
+# Seconds that a rank waits for other ranks in a check, and for their findings. Checks take seconds.
 _LIMIT_SECONDS, _HOST_LIMIT_SECONDS = 120.0, 300.0
 
 
 def preflight(recipe: Recipe, resolved: Resolved, run_folder: Path) -> bool:
-    """Run the checks; called by all ranks. Returns on every rank True if no node and not the job is refused.
+    """Run the checks on all ranks, and return on each True if neither a node nor the job is refused.
 
-    Rank 0 writes `preflight.json` and `bad_nodes.txt` into the run's folder; those of an earlier preflight
-    are removed first. Raises KieloError for ranks that do not arrive, whose nodes are written as bad ones
-    where Slurm lists them, and for a file of these names that Kielo did not write.
+    Rank 0 writes `preflight.json` and `bad_nodes.txt` into the run's folder, and first removes the files of
+    an earlier preflight. Raise KieloError for ranks that do not arrive (their nodes are written as bad nodes
+    if Slurm lists them) and for a file of these names that Kielo did not write.
     """
     # Each rank would warn that gathering a whole tensor takes two steps.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -95,7 +95,7 @@ def preflight(recipe: Recipe, resolved: Resolved, run_folder: Path) -> bool:
 
 
 def run_checks(job: Job, checks: Sequence[Check] = CHECKS) -> bool:
-    """Run `checks` in order; rank 0 writes the verdict. Returns on every rank True if all passed."""
+    """Run `checks` in order; rank 0 writes the verdict. Return on every rank True if all passed."""
     started = time.monotonic()
     reports: list[CheckReport] = []
     complaints: list[Complaint] = []
@@ -125,7 +125,9 @@ def _settle(
     since: float,
     found: Sequence[tuple[Any, str]],
 ) -> list[bool]:
-    """Judge on rank 0 what all ranks found, and notes it; returns for each True if the ranks are in step."""
+    """Judge on rank 0 the measurements of all ranks and note them. Return for each rank if the ranks are in
+    step.
+    """
     values, errors = zip(*found)
     findings = [
         Finding(rank, f"the check ended with an error: {error}") for rank, error in enumerate(errors) if error
@@ -152,7 +154,6 @@ def _settle(
 
 
 def verdict(job: Job, reports: list[CheckReport], complaints: list[Complaint], seconds: float) -> Preflight:
-    """Return the verdict on each node and on the job."""
     refused = {complaint.node for complaint in complaints if complaint.is_refusal}
     nodes = [
         NodeVerdict(name=name, ranks=ranks, passed=name not in refused)
@@ -171,16 +172,21 @@ def verdict(job: Job, reports: list[CheckReport], complaints: list[Complaint], s
 
 
 def _refuse_missing(error: NoCommunicator, run_folder: Path, ranks: int) -> None:
-    """Write the verdict of a preflight that could not begin: nodes of ranks that did not arrive are bad."""
     _withdraw(run_folder)
     complaints = [
         Complaint(check="start", rank=None, node=host, message=str(error), is_refusal=True)
         for host in error.hosts
     ]
     found = Preflight(
-        passed=False, bad_nodes=list(error.hosts), nodes=[], complaints=complaints, checks=[], ranks=ranks,
-        seconds=0.0, finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
-    )  # fmt: skip
+        passed=False,
+        bad_nodes=list(error.hosts),
+        nodes=[],
+        complaints=complaints,
+        checks=[],
+        ranks=ranks,
+        seconds=0.0,
+        finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
     _write_files(run_folder, found)
 
 
@@ -197,13 +203,13 @@ def _write_files(run_folder: Path, found: Preflight) -> None:
 
 
 def _withdraw(run_folder: Path) -> None:
-    """Remove the verdict of an earlier preflight. Raises KieloError for files that Kielo did not write."""
+    """Remove the verdict of an earlier preflight. Raise KieloError for files that Kielo did not write."""
     report, bad_nodes = run_folder / Preflight.FILE_NAME, run_folder / BAD_NODES_NAME
     refuse_other_json(report, "bad_nodes")
     if bad_nodes.exists() and not report.exists():
         raise KieloError(
-            f"{bad_nodes}: is there already, without the {report.name} that Kielo writes beside it; move it "
-            "away, nothing was written"
+            f"{bad_nodes}: exists without the {report.name} that Kielo writes beside it. Nothing was "
+            f"written. Fix: mv {bad_nodes} {bad_nodes}.mine"
         )
     bad_nodes.unlink(missing_ok=True)
     report.unlink(missing_ok=True)
@@ -211,7 +217,7 @@ def _withdraw(run_folder: Path) -> None:
 
 @contextmanager
 def _nccl_log(device: str) -> Iterator[Path | None]:
-    """Yield the file that NCCL will log to, and removes one that Kielo asked for; None on CPUs."""
+    """Yield the file that NCCL will log to, and remove it if Kielo asked for it. None on CPUs."""
     if device == "cpu":
         yield None
         return

@@ -1,6 +1,6 @@
 """Check: the clocks of the ranks agree. Leases, file times and logs are compared between nodes.
 
-All ranks read their clocks when a barrier ends, which is within milliseconds; each clock is compared with the
+All ranks read their clocks when a barrier ends, which is within milliseconds. Each clock is compared with the
 median of all.
 """
 
@@ -17,7 +17,6 @@ WARNING_SECONDS, REFUSAL_SECONDS = 1.0, 60.0
 
 
 def measure(job: Job) -> list[float]:
-    """Return this rank's clock at the end of each barrier, in seconds since 1970."""
     read = []
     for _ in range(CLOCK_ROUNDS):
         if job.world.size > 1:

@@ -2,14 +2,15 @@
 
 Networks have returned wrong sums without an error (NVIDIA/nccl issue 2001: LL128 on Slingshot with GH200), so
 every element is compared with its known value. Values are whole numbers that a dtype holds exactly, and so
-are their sums; they repeat after a prime number of elements, so that a part in the wrong place shows too.
+are their sums. They repeat after a prime number of elements, so that data in the wrong place shows too.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TypedDict
 
 import torch
 import torch.distributed as dist
@@ -30,7 +31,7 @@ LARGEST_ALL_TO_ALL = 64
 # and rings of 2023's LUMI 0.37.
 LEAST_OF_NETWORK = 0.15
 SLOWEST_OF_GROUPS = 0.5  # of the median of the groups of one axis; a proposal
-# torch 2.13's names; 2.10 and 2.11 have the older ones only.
+# torch 2.13's names. torch 2.10 and 2.11 have only the older names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _SHOWN = 3  # wrong results of a rank
@@ -38,7 +39,7 @@ _SHOWN = 3  # wrong results of a rank
 
 @dataclass(frozen=True)
 class Group:
-    """One communicator of this rank: the axis that it is of, and its number among the group's ranks."""
+    """One communicator of this rank: its axis, and this rank's number among the group's ranks."""
 
     axis: str
     process_group: dist.ProcessGroup
@@ -52,14 +53,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One call of a collective, ready to be made: `run` returns its result, which must be `expected`."""
-
     run: Callable[[], Tensor]
     expected: Tensor
 
 
 def groups_of(mesh: Mesh, rank: int) -> list[Group]:
-    """Return this rank's groups of two ranks and more, each once; an axis's name wins over "all ranks"."""
+    """Return this rank's groups of two ranks and more, each once. An axis's name wins over "all ranks"."""
     found: dict[str, Group] = {}
     for name, process_group in _named(mesh):
         ranks = tuple(dist.get_process_group_ranks(process_group))
@@ -77,18 +76,17 @@ def _named(mesh: Mesh) -> Iterator[tuple[str, dist.ProcessGroup]]:
 
 
 def values(rank: int, size: int, dtype: torch.dtype, start: int, count: int, device: torch.device) -> Tensor:
-    """Return elements [start, start + count) of what group rank `rank` of `size` contributes."""
+    """Return elements [start, start + count) of the contribution of group rank `rank` of `size`."""
     return _repeated(_period(rank, size, dtype).to(device, dtype), start, count)
 
 
 def sums(size: int, dtype: torch.dtype, start: int, count: int, device: torch.device) -> Tensor:
-    """Return the sums of `values` over the group's ranks."""
     total = torch.stack([_period(rank, size, dtype) for rank in range(size)]).sum(0)
     return _repeated(total.to(device, dtype), start, count)
 
 
 def _period(rank: int, size: int, dtype: torch.dtype) -> Tensor:
-    """Return PERIOD whole numbers, of which so few are large, or not 0, that sums over ranks are exact."""
+    """Return PERIOD whole numbers, few of them large or not 0, so that sums over ranks are exact."""
     step = -(-size // EXACT[dtype])
     if rank % step:
         return torch.zeros(PERIOD, dtype=torch.int64)
@@ -148,16 +146,8 @@ def all_to_all(group: Group, dtype: torch.dtype, elements: int, device: torch.de
     return Exchange(run, torch.cat(expected))
 
 
-def message_to_next(group: Group, dtype: torch.dtype, elements: int, device: torch.device) -> Exchange:
-    """Send to the next rank of the group and receives from the one before, as stages of a pipeline do."""
-    return _message(group, 1, dtype, elements, device)
-
-
-def message_to_previous(group: Group, dtype: torch.dtype, elements: int, device: torch.device) -> Exchange:
-    return _message(group, -1, dtype, elements, device)
-
-
-def _message(group: Group, step: int, dtype: torch.dtype, elements: int, device: torch.device) -> Exchange:
+def message(group: Group, dtype: torch.dtype, elements: int, device: torch.device, step: int) -> Exchange:
+    """Send `step` ranks on in the group and receive from as far before, as stages of a pipeline do."""
     buffer = values(group.rank, group.size, dtype, 0, elements, device)
     target, source = (group.rank + step) % group.size, (group.rank - step) % group.size
 
@@ -176,7 +166,7 @@ def _message(group: Group, step: int, dtype: torch.dtype, elements: int, device:
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective: how a call of it is made, and the part of its larger buffer that a rank sends."""
+    """A collective: a maker of a call, and the part of its larger buffer that a rank sends."""
 
     prepare: Callable[[Group, torch.dtype, int, torch.device], Exchange]
     sent_share: Callable[[int], float]  # group's ranks → share
@@ -191,18 +181,24 @@ COLLECTIVES = {
     "reduce-scatter": Collective(reduce_scatter, _all_but_own),
     "all-gather": Collective(all_gather, _all_but_own),
     "all-to-all": Collective(all_to_all, _all_but_own),
-    "message to the next rank": Collective(message_to_next, lambda ranks: 1.0),
-    "message to the rank before": Collective(message_to_previous, lambda ranks: 1.0),
+    "message to the next rank": Collective(partial(message, step=1), lambda ranks: 1.0),
+    "message to the rank before": Collective(partial(message, step=-1), lambda ranks: 1.0),
 }
 
 
 def collectives_of(group_size: int) -> list[str]:
-    """Return the names of the collectives that groups of this size are checked with."""
     return [name for name in COLLECTIVES if name != "all-to-all" or group_size <= LARGEST_ALL_TO_ALL]
 
 
-def measure(job: Job) -> dict[str, Any]:
-    """Return {"wrong": messages, "gb_per_second": {axis: {collective: rate}}, "groups": {axis: ranks}}."""
+class Measured(TypedDict):
+    """Of a rank: messages, axis → collective → rate, and axis → ranks of its group."""
+
+    wrong: list[str]
+    gb_per_second: dict[str, dict[str, float]]
+    groups: dict[str, list[int]]
+
+
+def measure(job: Job) -> Measured:
     wrong: list[str] = []
     rates: dict[str, dict[str, float]] = {}
     groups = groups_of(job.mesh, job.world.rank)
@@ -225,7 +221,7 @@ def measure(job: Job) -> dict[str, Any]:
 
 
 def difference(result: Tensor, expected: Tensor) -> str:
-    """Return "" where all elements are equal, else the first that is not and how many are not."""
+    """Return "" if all elements are equal, else the first wrong element and the number of wrong elements."""
     unequal = result != expected  # NaN is unequal to everything
     count = int(unequal.sum())
     if not count:
@@ -249,14 +245,14 @@ def _rate(exchange: Exchange, sent_bytes: float, job: Job) -> float:
     return sent_bytes * job.sizes.timed_collectives / (time.perf_counter() - started) / 1e9
 
 
-def judge(found: Sequence[dict[str, Any]], job: Job) -> list[Finding]:
+def judge(found: Sequence[Measured], job: Job) -> list[Finding]:
     findings = [Finding(rank, message) for rank, one in enumerate(found) for message in one["wrong"]]
-    # gloo's speed on one machine is that of the processor.
+    # gloo's speed on one machine depends on the processor.
     return findings if job.world.device.type == "cpu" else findings + slow_groups(found, job)
 
 
-def slow_groups(found: Sequence[dict[str, Any]], job: Job) -> list[Finding]:
-    """Names the groups whose all-reduce is slow for their network, or beside the groups of their axis."""
+def slow_groups(found: Sequence[Measured], job: Job) -> list[Finding]:
+    """Name the groups whose all-reduce is slow for their network, or beside the groups of their axis."""
     findings = []
     for axis in dict.fromkeys(axis for one in found for axis in one["groups"]):
         groups: dict[tuple[int, ...], float] = {}
@@ -288,8 +284,7 @@ def slow_groups(found: Sequence[dict[str, Any]], job: Job) -> list[Finding]:
 def network_share(cluster: Cluster, group_size: int, nodes: int) -> float | None:
     """Return 10^9 bytes a second of the network for a rank's part of a ring; None within a node.
 
-    A ring leaves each node once, and all groups of an axis are at work together: a node's groups share its
-    network.
+    A ring leaves each node once, and all groups of an axis work together: a node's groups share its network.
     """
     if nodes == 1:
         return None
@@ -297,7 +292,7 @@ def network_share(cluster: Cluster, group_size: int, nodes: int) -> float | None
     return cluster.network_gbit_per_second_per_node / 8 / max(1.0, rings)
 
 
-def summarise(found: Sequence[dict[str, Any]], job: Job) -> str:
+def summarise(found: Sequence[Measured], job: Job) -> str:
     wrong = sum(bool(one["wrong"]) for one in found)
     rates: dict[str, list[float]] = {}
     for one in found:
@@ -312,7 +307,7 @@ def summarise(found: Sequence[dict[str, Any]], job: Job) -> str:
 
 
 def num_elements(size: int, dtype: torch.dtype, ranks: int) -> int:
-    """Return as many elements as `size` bytes hold, rounded up to a multiple of the group's ranks."""
+    """Return the elements that `size` bytes hold, rounded up to a multiple of the group's ranks."""
     return -(-(size // dtype.itemsize) // ranks) * ranks
 
 

@@ -1,6 +1,6 @@
 """Check: every device multiplies and copies as fast as its fellows, and computes the same numbers.
 
-A device that computes wrongly without an error is rare and ruins a run: all devices multiply the same
+A device that computes wrongly without an error is rare and ruins a run. So all devices multiply the same
 matrices, and devices of one kind must get the same bits, the first time and after seconds of work.
 """
 
@@ -8,7 +8,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypedDict
 
 import torch
 import xxhash
@@ -25,8 +25,16 @@ LEAST_OF_PEAK = 0.3
 MOST_USED = 0.2  # of the device's memory, before this job has used much of it
 
 
-def measure(job: Job) -> dict[str, Any]:
-    """Return the rates of this rank's device, a hash of its product, and the share of its memory in use."""
+class Measured(TypedDict):
+    name: str
+    product_tflops: float
+    copy_gb_per_second: float
+    product_hash: str
+    is_repeatable: bool
+    used_share: float
+
+
+def measure(job: Job) -> Measured:
     device, sizes = job.world.device, job.sizes
     used = 0.0
     if device.type == "cuda":
@@ -64,20 +72,18 @@ def multiply(left: Tensor, right: Tensor) -> Tensor:
 
 
 def digest(tensor: Tensor) -> str:
-    """Return a hash of the tensor's bits."""
     return xxhash.xxh3_64_hexdigest(tensor.cpu().view(torch.uint8).numpy().data)
 
 
 def processor_name() -> str:
-    """Return the processor's model as Linux names it, or an empty text."""
     with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
 
 
 def _best_seconds(action: Callable[[], object], times: int, rounds: int, device: torch.device) -> float:
-    """Return the seconds of the fastest round of `times` actions; the first round warms up.
+    """Return the seconds of the fastest round of `times` actions. The first round warms up.
 
-    On CPUs they are seconds of the processor, whose time other work has too.
+    On CPUs they are seconds of the processor, because other work shares its time.
     """
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     seconds = []
@@ -91,36 +97,40 @@ def _best_seconds(action: Callable[[], object], times: int, rounds: int, device:
     return min(seconds[1:])
 
 
-def judge(found: Sequence[dict[str, Any]], job: Job) -> list[Finding]:
+def judge(found: Sequence[Measured], job: Job) -> list[Finding]:
     return [*_slow(found, job), *_wrong(found), *_occupied(found)]
 
 
-def _slow(found: Sequence[dict[str, Any]], job: Job) -> list[Finding]:
+def _slow(found: Sequence[Measured], job: Job) -> list[Finding]:
     findings, least = [], SLOWEST[job.world.device.type]
-    for what, key, unit in (
-        ("matrix products", "product_tflops", "TFLOP/s"),
-        ("copies in its memory", "copy_gb_per_second", "GB/s"),
+    for what, rates, unit in (
+        ("matrix products", [one["product_tflops"] for one in found], "TFLOP/s"),
+        ("copies in its memory", [one["copy_gb_per_second"] for one in found], "GB/s"),
     ):
-        median = statistics.median(one[key] for one in found)
+        median = statistics.median(rates)
+        of_median = f"of the median of all ranks, {median:.3g}; {least:.0%} is expected"
         findings += [
-            Finding(rank, f"{what}: {one[key]:.3g} {unit}, {one[key] / median:.0%} of the median of all "
-                    f"ranks, {median:.3g}; {least:.0%} is expected")
-            for rank, one in enumerate(found)
-            if one[key] < least * median
-        ]  # fmt: skip
+            Finding(rank, f"{what}: {rate:.3g} {unit}, {rate / median:.0%} {of_median}")
+            for rank, rate in enumerate(rates)
+            if rate < least * median
+        ]
     peak = job.device_card.peak_tflops.get("bf16") if job.device_card else None
     if peak and job.world.device.type == "cuda":
+        of_peak = f"of the card's {peak:g}; at least {LEAST_OF_PEAK:.0%} is expected"
         findings += [
-            Finding(rank, f"matrix products: {one['product_tflops']:.3g} TFLOP/s in bf16, of the card's "
-                    f"{peak:g}; at least {LEAST_OF_PEAK:.0%} is expected: see its clock, power and heat")
+            Finding(
+                rank,
+                f"matrix products: {one['product_tflops']:.3g} TFLOP/s in bf16, {of_peak}: see its clock, "
+                "power and heat",
+            )
             for rank, one in enumerate(found)
             if one["product_tflops"] < LEAST_OF_PEAK * peak
-        ]  # fmt: skip
+        ]
     return findings
 
 
-def _wrong(found: Sequence[dict[str, Any]]) -> list[Finding]:
-    """Find devices with another product than most of their kind, or than their own of seconds ago."""
+def _wrong(found: Sequence[Measured]) -> list[Finding]:
+    """Find devices with another product than most devices of their kind, or than their own of seconds ago."""
     findings = [
         Finding(rank, "the same product gave other bits after seconds of work: the device computes wrongly")
         for rank, one in enumerate(found)
@@ -129,25 +139,24 @@ def _wrong(found: Sequence[dict[str, Any]]) -> list[Finding]:
     for name in {one["name"] for one in found}:
         alike = {rank: one["product_hash"] for rank, one in enumerate(found) if one["name"] == name}
         usual, count = Counter(alike.values()).most_common(1)[0]
-        findings += [
-            Finding(rank, f"its product of the same matrices has other bits than that of {count} of "
-                    f"{len(alike)} devices of its kind ({name}): the device computes wrongly")
-            for rank, one_hash in alike.items()
-            if one_hash != usual
-        ]  # fmt: skip
+        said = (
+            f"its product of the same matrices has other bits than on {count} of {len(alike)} devices of its "
+            f"kind ({name}): the device computes wrongly"
+        )
+        findings += [Finding(rank, said) for rank, its_hash in alike.items() if its_hash != usual]
     return findings
 
 
-def _occupied(found: Sequence[dict[str, Any]]) -> list[Finding]:
+def _occupied(found: Sequence[Measured]) -> list[Finding]:
+    said = "of the device's memory is in use before training begins. Does another process use it?"
     return [
-        Finding(rank, f"{one['used_share']:.0%} of the device's memory is in use before training begins: has "
-                "another process it?")
+        Finding(rank, f"{one['used_share']:.0%} {said}")
         for rank, one in enumerate(found)
         if one["used_share"] > MOST_USED
-    ]  # fmt: skip
+    ]
 
 
-def summarise(found: Sequence[dict[str, Any]], job: Job) -> str:
+def summarise(found: Sequence[Measured], job: Job) -> str:
     products = spread([one["product_tflops"] for one in found], "TFLOP/s")
     copies = spread([one["copy_gb_per_second"] for one in found], "GB/s")
     hashes = len({(one["name"], one["product_hash"]) for one in found})

@@ -1,6 +1,6 @@
-"""Check: each node writes to the run's folder, reads what another node wrote, and the saves have room.
+"""Check: each node writes to the run's folder, reads the file of another node, and the saves have room.
 
-What a file system reports as free may be more than a quota leaves; the written bytes are what is sure.
+A quota may leave less than the free space that a file system reports. Only written bytes are sure.
 """
 
 import os
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch.distributed as dist
@@ -21,19 +21,27 @@ from kielo.verify.preflight.job import FILE_CHUNK_BYTES, Finding, Job, spread
 
 _FOLDER = ".preflight.kielo"
 _FP32 = 4
-# Of a checkpoint besides one file a rank: index, manifest, training state and their folders.
+# Files of a checkpoint besides one for each rank: index, manifest, training state and their folders.
 _FILES_BESIDE_SHARDS = 8
 
 
-def measure(job: Job) -> dict[str, Any]:
+class Measured(TypedDict, total=False):
+    complaint: str
+    free_bytes: int
+    free_inodes: int | None
+    write_gb_per_second: float
+    read_gb_per_second: float
+
+
+def measure(job: Job) -> Measured:
     """Return rates, free bytes and inodes and a complaint, of the rank that works for its node; else {}.
 
-    The nodes write, wait for each other, and read in a ring: the next one's file, which is in no cache here.
+    The nodes write, wait for each other, and read in a ring: the next node's file, which is in no cache here.
     """
     nodes = list(job.ranks_of_nodes())
     mine = nodes.index(job.nodes[job.world.rank])
     folder = job.run_folder / _FOLDER
-    found: dict[str, Any] = {}
+    found: Measured = {}
     if job.is_first_of_node:
         found = {"complaint": ""}
         _attempt(found, job.run_folder, _room)
@@ -54,12 +62,13 @@ def measure(job: Job) -> dict[str, Any]:
     return found
 
 
-def _attempt(found: dict[str, Any], path: Path, action: Callable[[Path], dict[str, Any]]) -> None:
-    """Add what `action` finds at `path`; the first error of the file system becomes the complaint."""
+def _attempt(found: Measured, path: Path, action: Callable[[Path], Measured]) -> None:
+    """Add the findings of `action` at `path`. The first error of the file system becomes the complaint."""
     try:
         found.update(action(path))
     except OSError as error:
-        found["complaint"] = found["complaint"] or sentence(OSError(error.errno, error.strerror, str(path)))
+        said = sentence(OSError(error.errno, error.strerror, str(path)))
+        found["complaint"] = found["complaint"] or said or ""
     except _Damaged as error:
         found["complaint"] = found["complaint"] or str(error)
 
@@ -73,8 +82,8 @@ def _wait_for_all(job: Job) -> None:
         dist.barrier(group=job.host.group)
 
 
-def _room(folder: Path) -> dict[str, int | None]:
-    """Return free bytes and inodes (None where the file system does not count them) for users."""
+def _room(folder: Path) -> Measured:
+    """Return free bytes and inodes for users; inodes are None if the file system does not count them."""
     make_folder(folder)
     found = os.statvfs(folder)
     return {
@@ -83,7 +92,7 @@ def _room(folder: Path) -> dict[str, int | None]:
     }
 
 
-def _write(path: Path, number: int, job: Job) -> dict[str, float]:
+def _write(path: Path, number: int, job: Job) -> Measured:
     make_folder(path.parent)
     started = time.perf_counter()
     with open(path, "wb") as file:
@@ -94,8 +103,7 @@ def _write(path: Path, number: int, job: Job) -> dict[str, float]:
     return {"write_gb_per_second": job.sizes.file_bytes / (time.perf_counter() - started) / 1e9}
 
 
-def _read(path: Path, number: int, job: Job) -> dict[str, float]:
-    """Read the file of node `number` and compare it, and return how fast."""
+def _read(path: Path, number: int, job: Job) -> Measured:
     started, chunks = time.perf_counter(), job.sizes.file_bytes // FILE_CHUNK_BYTES
     with open(path, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # a single node reads its own file
@@ -111,7 +119,7 @@ def chunk_of(number: int, chunk: int) -> bytes:
 
 
 def room_needed(resolved: Resolved) -> tuple[int, int]:
-    """Return the bytes and files of the run's checkpoints: those that are kept, and one that is written.
+    """Return the bytes and files of the run's checkpoints: the kept checkpoints and the next.
 
     A checkpoint holds every parameter in fp32 and its moments, one file a rank.
     """
@@ -123,7 +131,7 @@ def room_needed(resolved: Resolved) -> tuple[int, int]:
     return number * bytes_each, number * (placement.world_size + _FILES_BESIDE_SHARDS)
 
 
-def judge(found: Sequence[dict[str, Any]], job: Job) -> list[Finding]:
+def judge(found: Sequence[Measured], job: Job) -> list[Finding]:
     findings = [Finding(rank, one["complaint"]) for rank, one in enumerate(found) if one.get("complaint")]
     bytes_needed, files_needed = room_needed(job.resolved)
     for rank, one in enumerate(found):
@@ -135,19 +143,15 @@ def judge(found: Sequence[dict[str, Any]], job: Job) -> list[Finding]:
                     f"{where} {bytes_needed / 1e9:.3g} GB, and {one['free_bytes'] / 1e9:.3g} GB are free",
                 )
             )
-        if one.get("free_inodes") is not None and one["free_inodes"] < files_needed:
-            findings.append(
-                Finding(rank, f"{where} {files_needed:,} files, and {one['free_inodes']:,} inodes are free")
-            )
+        if (inodes := one.get("free_inodes")) is not None and inodes < files_needed:
+            findings.append(Finding(rank, f"{where} {files_needed:,} files, and {inodes:,} inodes are free"))
     return findings
 
 
-def summarise(found: Sequence[dict[str, Any]], job: Job) -> str:
-    rates = []
-    for what in ("write", "read"):
-        measured = [one[f"{what}_gb_per_second"] for one in found if f"{what}_gb_per_second" in one]
-        if measured:
-            rates.append(f"{what} {spread(measured, 'GB/s')}")
+def summarise(found: Sequence[Measured], job: Job) -> str:
+    written = [one["write_gb_per_second"] for one in found if "write_gb_per_second" in one]
+    read = [one["read_gb_per_second"] for one in found if "read_gb_per_second" in one]
+    rates = [f"{what} {spread(of, 'GB/s')}" for what, of in (("write", written), ("read", read)) if of]
     free = [one["free_bytes"] for one in found if "free_bytes" in one]
     room = f"{min(free) / 1e9:,.3g} GB free" if free else "no free space known"
     return ", ".join([*rates, f"{room}, {room_needed(job.resolved)[0] / 1e9:.3g} GB needed"])

@@ -19,13 +19,13 @@ from kielo.resolve.resolved import Resolved
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the checks.
+    """Sizes of the checks on a kind of device.
 
-    matrix: rows and columns of the matrices whose product is timed. products: products of one timed round.
-    copy_bytes: of the device's memory that is copied at once. copies: of one timed round. rounds: timed
-    rounds of products and copies, of which the first warms up. message_bytes: sizes of the buffers of
-    collectives, from a network's protocol for small messages to that for large ones; the last is timed.
-    timed_collectives: how often. file_bytes: that each node writes and reads.
+    matrix: rows and columns of the timed product. products, copies: in a timed round. copy_bytes: copied at
+    once in the device's memory. rounds: timed rounds of products and copies; the first warms up.
+    message_bytes: buffers of collectives, from a network's protocol for small messages to its protocol for
+    large messages; the last is timed. timed_collectives: number of timed calls. file_bytes: that each node
+    writes and reads.
     """
 
     matrix: int
@@ -52,8 +52,8 @@ CLOCK_ROUNDS = 3
 class Job:
     """The job as one rank sees it.
 
-    host: all ranks, over the network of the hosts (gloo), so that what is said about a broken device network
-    arrives. nodes: the node of each rank. nccl_log: the file that NCCL logs to; None on CPUs.
+    host: all ranks over the network of the hosts (gloo), so that reports of a broken device network arrive.
+    nodes: the node of each rank. nccl_log: the file that NCCL logs to; None on CPUs.
     """
 
     recipe: Recipe
@@ -72,13 +72,13 @@ class Job:
 
     @property
     def device_card(self) -> Accelerator | None:
-        """Return the card of the devices that are here, None where no card describes them."""
+        """The card of the devices that are here, None if no card describes them."""
         device = self.world.device
         return accelerator_of_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
 
     @property
     def is_first_of_node(self) -> bool:
-        """Return True on the lowest rank of each node, which works for the node."""
+        """True on the lowest rank of each node, which works for the node."""
         return self.nodes.index(self.nodes[self.world.rank]) == self.world.rank
 
     @property
@@ -86,7 +86,6 @@ class Job:
         return len(set(self.nodes))
 
     def ranks_of_nodes(self) -> dict[str, list[int]]:
-        """Return node → its ranks, in the order of their first ranks."""
         found: dict[str, list[int]] = {}
         for rank, node in enumerate(self.nodes):
             found.setdefault(node, []).append(rank)
@@ -95,7 +94,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault of a rank, or of the whole job where `rank` is None."""
+    """A fault of a rank, or of the whole job if `rank` is None."""
 
     rank: int | None
     message: str
@@ -104,9 +103,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """One check: each rank measures, all together, and rank 0 judges what all have measured.
+    """One check: all ranks measure together, and rank 0 judges the measurements.
 
-    measure: returns what JSON can hold. judge: takes these values by rank. summarise: says them in a line.
+    measure: returns a value for JSON. judge: takes these values by rank. summarise: puts them in a line.
     """
 
     name: str
@@ -116,6 +115,6 @@ class Check:
 
 
 def spread(values: Sequence[float], unit: str) -> str:
-    """Return "168 to 171 TFLOP/s", or one number where both ends print alike."""
+    """Return "168 to 171 TFLOP/s", or one number if both ends print alike."""
     low, high = f"{min(values):.3g}", f"{max(values):.3g}"
     return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"

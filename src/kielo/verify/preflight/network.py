@@ -1,7 +1,7 @@
 """Check: NCCL (or RCCL) uses the network that the cluster's card expects, and did not fall back to sockets.
 
 A missing plugin is 22 times slower and no error (CSCS documentation of NCCL, 2026-08: 122.6 and 5.4 GB/s).
-NCCL names its network only in its log, so it is asked for one before it starts.
+NCCL names its network only in its log, which must be requested before it starts.
 """
 
 import os
@@ -9,7 +9,7 @@ import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from kielo.verify.preflight.job import Finding, Job
 
@@ -19,7 +19,7 @@ _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w;-]+)")
 
 
 def ask_nccl_for_a_log() -> Path:
-    """Set NCCL's variables of a log, where the environment has none; return the log's path.
+    """Set NCCL's variables of a log, unless the environment has some; return the log's path.
 
     Called before the first communicator. The caller removes the file.
     """
@@ -38,8 +38,13 @@ def networks_of(log: str) -> list[str]:
     return list(dict.fromkeys(_NETWORK.findall(log) + _PROVIDER.findall(log)))
 
 
-def measure(job: Job) -> dict[str, Any] | None:
-    """Return the networks that this rank's NCCL names, and if they are the card's; None on CPUs."""
+class Measured(TypedDict):
+    networks: list[str]
+    is_expected: bool
+
+
+def measure(job: Job) -> Measured | None:
+    """Return the networks that this rank's NCCL names, and if the card expects them; None on CPUs."""
     if job.nccl_log is None:
         return None
     log = job.nccl_log.read_text(encoding="utf-8", errors="replace") if job.nccl_log.is_file() else ""
@@ -47,8 +52,8 @@ def measure(job: Job) -> dict[str, Any] | None:
     return {"networks": networks_of(log), "is_expected": not expected or bool(re.search(expected, log))}
 
 
-def judge(found: Sequence[dict[str, Any] | None], job: Job) -> list[Finding]:
-    """Refuse ranks of a job on several nodes whose network is not the card's."""
+def judge(found: Sequence[Measured | None], job: Job) -> list[Finding]:
+    """Refuse ranks of a job on several nodes that use another network than the card's."""
     if job.num_nodes == 1:
         return []
     return [
@@ -64,11 +69,11 @@ def judge(found: Sequence[dict[str, Any] | None], job: Job) -> list[Finding]:
 
 
 def _expected(job: Job) -> str:
-    """Return the card's pattern of what NCCL's log says where the fast network is used, or ""."""
+    """Return the card's pattern in NCCL's log of the fast network, or ""."""
     return job.cluster.jobs.network_log if job.cluster.jobs else ""
 
 
-def summarise(found: Sequence[dict[str, Any] | None], job: Job) -> str:
+def summarise(found: Sequence[Measured | None], job: Job) -> str:
     logs = [one for one in found if one is not None]
     if not logs:
         return "gloo, over sockets"

@@ -15,7 +15,7 @@ from kielo.verify.preflight.job import Finding, Job
 
 # Variables that change how a rank computes or communicates. Those that choose its devices differ by rank.
 PREFIXES = ("NCCL_", "RCCL_", "FI_", "GLOO_", "UCX_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "HSA_", "CUBLAS_")
-# Of those, what only tells: preflight has each rank log to a file of its own, and rank.sh rank 0 alone.
+# These only change logs: in preflight each rank has its own file, and with rank.sh only rank 0 logs.
 _ONLY_TELLS = ("NCCL_DEBUG", "RCCL_DEBUG")
 _PACKAGES = ("torch", "numpy", "safetensors", "pydantic")
 _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version"))
@@ -23,7 +23,6 @@ _MISSING = "not set"
 
 
 def measure(job: Job) -> dict[str, str]:
-    """Return name → version, device or setting."""
     device = job.world.device
     found = {"python": platform.python_version(), "kielo": kielo.__version__, "kielo's code": code_hash()}
     found |= {name: version(name) for name in _PACKAGES}
@@ -44,7 +43,6 @@ def measure(job: Job) -> dict[str, str]:
 
 
 def judge(found: Sequence[dict[str, str]], job: Job) -> list[Finding]:
-    """Names the ranks whose value is not that of most ranks."""
     findings = []
     for name in sorted(set().union(*found)):
         values = [one.get(name, _MISSING) for one in found]
@@ -65,7 +63,6 @@ def summarise(found: Sequence[dict[str, str]], job: Job) -> str:
 
 
 def code_hash() -> str:
-    """Return a hash of the files of the running package."""
     folder, digest = Path(kielo.__file__).parent, xxhash.xxh3_64()
     for path in sorted(folder.rglob("*.py")):
         digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())

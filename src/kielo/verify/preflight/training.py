@@ -1,13 +1,12 @@
 """Check: five steps of training on the run's mesh have the losses, gradients and weights of one process.
 
-The model is a tiny one of the run's family with the run's layout; each rank trains it alone on its CPU first,
-without any layout. Everything is in fp32, where both must agree to rounding, so layouts, collectives and the
-device's kernels are compared with the CPU's at once. Kernels of bf16 and FP8 are not.
+The model is a tiny model of the run's family with the run's layout. Each rank first trains it alone on its
+CPU, without any layout. Everything is in fp32, in which both must agree to rounding. So layouts, collectives
+and the device's kernels are compared with the CPU's at once. Kernels of bf16 and FP8 are not checked.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from kielo.recipe.sections import Layout
 from kielo.resolve.stages import num_stages
@@ -16,6 +15,7 @@ from kielo.verify.layouts_cases import Case
 from kielo.verify.layouts_rank import differences, train_laid_out
 from kielo.verify.layouts_subject import Sizes, subject, train_plainly
 from kielo.verify.preflight.job import STEPS, Finding, Job
+from kielo.verify.screens import Worst
 
 # Of the certificate of layouts on CPUs; ten times that between a GPU and a CPU, which sum in other orders (a
 # guess: not measured on GPUs).
@@ -25,8 +25,7 @@ BARS = {
 }
 
 
-def measure(job: Job) -> dict[str, dict[str, Any]]:
-    """Return what → {"value", "at"}: the largest relative difference of what this rank holds, and where."""
+def measure(job: Job) -> dict[str, Worst]:
     layout = job.resolved.placement.layout
     # Layers are not compiled: that takes a minute, and training compiles its own.
     section = layout.model_dump(exclude={"pipeline_layers"}) | {"compile": False}
@@ -44,7 +43,7 @@ def micro_batches_of(layout: Layout) -> int:
 
 
 def sizes_of(layout: Layout) -> Sizes:
-    """Return sizes that the layout's axes divide, at least those of the layouts' certificate."""
+    """Return sizes that the layout's axes divide, at least as large as in the layouts' certificate."""
     inside, smallest = layout.tensor * layout.context, Sizes()
     ranks = layout.replicate * layout.shard
     return Sizes(
@@ -61,7 +60,7 @@ def _multiple(of: int, least: int) -> int:
     return -(-least // of) * of
 
 
-def judge(found: Sequence[dict[str, dict[str, Any]]], job: Job) -> list[Finding]:
+def judge(found: Sequence[dict[str, Worst]], job: Job) -> list[Finding]:
     """Refuse the job, of which any rank may be the cause: losses and norms are sums over all."""
     bars = BARS[job.world.device.type]
     findings = []
@@ -69,14 +68,13 @@ def judge(found: Sequence[dict[str, dict[str, Any]]], job: Job) -> list[Finding]
         rank = max(range(len(found)), key=lambda rank: found[rank][what]["value"])
         worst = found[rank][what]
         if not worst["value"] <= bar:
-            findings.append(
-                Finding(None, f"{what} is {worst['value']:.1e} off one process's ({worst['at']}; largest on "
-                        f"rank {rank}); {bar:.0e} is allowed")
-            )  # fmt: skip
+            place = f"{worst['at']}; largest on rank {rank}"
+            said = f"{what} is {worst['value']:.1e} off one process's ({place}); {bar:.0e} is allowed"
+            findings.append(Finding(None, said))
     return findings
 
 
-def summarise(found: Sequence[dict[str, dict[str, Any]]], job: Job) -> str:
+def summarise(found: Sequence[dict[str, Worst]], job: Job) -> str:
     worst = {what: max(one[what]["value"] for one in found) for what in found[0]}
     said = ", ".join(f"{what} {value:.1e}" for what, value in worst.items())
     return f"{STEPS} steps, largest differences from one process: {said}"
