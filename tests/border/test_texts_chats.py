@@ -134,7 +134,7 @@ KINDS: dict[str, Kind] = {
     ),
     "an unknown role": Kind(of(ASK, {"role": "narrator", "content": "x"}), None, refusal="unknown role"),
     "tools that are no list": Kind(of(ASK, ANSWER, tools={"a": 1}), None, refusal="its 'tools' are no list"),
-    "no question and no list": Kind({"text": "Tere"}, None, refusal="no such field"),
+    "no question and no list": Kind({"text": "Tere"}, None, refusal="'messages' is missing"),
 }  # fmt: skip
 
 

@@ -113,5 +113,5 @@ def test_a_folder_of_texts_is_packed_file_by_file(tmp_path):
     (tmp_path / "others").mkdir()
     (tmp_path / "others" / "a.pdf").write_text("no")
     other = with_texts({"name": "x", "path": str(tmp_path / "others")})
-    with pytest.raises(KieloError, match=r"x: .*others: no file of a known format; read are \.txt"):
+    with pytest.raises(KieloError, match=r"x: .*others: no file of a known format. Fix: \.txt"):
         pack_evaluation_texts(other, tmp_path / "tokenizer", folder)

@@ -1,10 +1,10 @@
 """Conversations through a tokenizer's chat template: messages → token ids, and which of them are answers.
 
 The template is Hugging Face's, rendered in jinja2's sandbox. Marks that it writes become control tokens. What
-a message spells stays text. Answers are found by rendering twice, with and without signs around the
-assistant's messages: without its signs the second text must equal the first. So a template needs no `{%
-generation %}` block, and a template that drops, repeats or changes an answer is refused. An answer with more
-than text (tool calls, reasoning) is what the template writes after its generation prompt.
+a message spells stays text. Answers are found by rendering twice, with and without signs around them: without
+its signs the second text must equal the first. So a template needs no `{% generation %}` block, and a
+template that changes an answer is refused. An answer with more than text (tool calls, reasoning) is what the
+template writes after its generation prompt.
 """
 
 import re
@@ -127,7 +127,6 @@ class ChatTemplate:
         return value
 
     def _plain_answers(self, chat: "_Chat", text: str, numbers: Collection[int]) -> list[str]:
-        """Return the text cut at the answers with these `numbers`, as `_pieces` does."""
         # A template may strip white space around answers. Then the signs must be inside it.
         attempts = (self._pieces(chat, numbers, is_stripped) for is_stripped in (False, True))
         pieces = next((pieces for pieces in attempts if pieces and "".join(pieces) == text), None)
@@ -171,10 +170,7 @@ class ChatTemplate:
         return len(prompt), len(text) + 1 if is_last else len(whole.rstrip())
 
     def _pieces(self, chat: "_Chat", numbers: Collection[int], is_stripped: bool) -> list[str]:
-        """Return the template's text cut at the answers: other text, an answer, other text, …
-
-        Return [] if a sign around an answer is not in its place.
-        """
+        """Return the text cut at the answers: other text, an answer, …, or [] if a sign is misplaced."""
         signed, signs = list(chat.messages), list[str]()
         for number in sorted(numbers):
             content = signed[number]["content"]
@@ -267,7 +263,7 @@ class Disguise:
     """Random words in place of control tokens that messages spell.
 
     They replace whole names, and parts of names at the ends of a message, so that a template cannot join them
-    to a mark. A word is 32 random hexadecimal digits, the same for all words, and 8 that number it.
+    to a mark. A word is 32 random hexadecimal digits, equal in all words, and 8 that number it.
     """
 
     def __init__(self, names: list[str]):
@@ -299,7 +295,6 @@ class Disguise:
         return before + core + after
 
     def take_off(self, words: dict[str, str], text: str) -> str:
-        """Return a text with the original in place of each random word."""
         return self._word.sub(lambda found: words.get(found[0], found[0]), text)
 
 
@@ -320,10 +315,9 @@ def _compiled(folder: Path) -> Callable[..., str]:
 
 
 def end_of_answers(tokenizer: TextTokenizer) -> int | None:
-    """Return the id of the control token by which the chat template ends the last answer.
+    """Return the id of the control token by which the chat template ends an answer, or None.
 
-    Return None without a chat template, or if text ends answers. Raises KieloError for a template that does
-    not lay out one question with its answer.
+    Raises KieloError for a template that does not lay out one question with its answer.
     """
     if not has_chat_template(tokenizer.folder):
         return None

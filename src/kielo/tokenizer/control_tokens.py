@@ -1,10 +1,9 @@
 """Control tokens of a ready tokenizer, and a copy of the tokenizer in which no text encodes to them.
 
-Control tokens are the tokens that are no text. Libraries read a control token wherever a text spells it: as
-an added token, after a normaliser has made it of other characters, or because the vocabulary of the model
-itself has it (Unigram and WordPiece look words up in it). So in the tokenizer that encodes documents every
-control token has a random name that nobody can have written. Ids stay, and all other added tokens (words of a
-domain, runs of spaces) keep working.
+Libraries read a control token wherever a text spells it: as an added token, after a normaliser has made it of
+other characters, or because the model's vocabulary has it (Unigram and WordPiece look words up in it). So in
+the tokenizer that encodes documents every control token has a random name that nobody can have written. Ids
+stay, and all other added tokens (words of a domain, runs of spaces) keep working.
 """
 
 import json
@@ -30,9 +29,8 @@ _BYTE_OR_CHARACTER = re.compile(r".|<0x[0-9A-Fa-f]{2}>", re.DOTALL)
 def control_tokens(folder: Path, end_of_text: str) -> frozenset[str]:
     """Return the tokens of the tokenizer in `folder` that are no text.
 
-    They are its special tokens, tokens with a role in its configuration (`eos_token`, …), added tokens in the
-    form of a control token, and tokens that its chat template writes. A byte or a single character is always
-    text.
+    They are special tokens, tokens with a role in its configuration (`eos_token`, …), added tokens in the
+    form of a control token, and tokens that its chat template writes, but no bytes and single characters.
     """
     configs = [read_object(folder / name) for name in CONFIG_FILES]
     template = _chat_template(folder, configs)
@@ -60,10 +58,7 @@ class TextOnly(NamedTuple):
 
 
 def without_control_tokens(whole: Tokenizer, folder: Path, end_of_text: str) -> TextOnly:
-    """Return a copy of `whole`, read from `folder`, with the same ids, in which text has no control tokens.
-
-    Raises KieloError if end-of-text is an ordinary character, which texts need.
-    """
+    """Return a copy of `whole` (of `folder`) with the same ids in which text has no control tokens."""
     control = control_tokens(folder, end_of_text)
     if end_of_text not in control:
         raise KieloError(
@@ -106,7 +101,6 @@ def read_object(path: Path) -> JsonTable:
 
 
 def _named_in(config: JsonTable) -> Iterator[str]:
-    """Yield the tokens with a role in a configuration, as text or in the form of an AddedToken."""
     for key, value in config.items():
         values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
         if key == "added_tokens_decoder":
@@ -129,7 +123,6 @@ def _chat_template(folder: Path, configs: list[JsonTable]) -> str:
 
 
 def unknown_token(model: JsonTable) -> str | None:
-    """Return the token that the model writes for characters that its vocabulary lacks, or None."""
     if model["type"] == "Unigram":
         return None if model["unk_id"] is None else model["vocab"][model["unk_id"]][0]
     return model.get("unk_token")

@@ -145,8 +145,6 @@ def extend(
 
 
 class _Words:
-    """Texts → words as rows of old ids, within which new tokens are learned."""
-
     def __init__(self, old: TextTokenizer, content: JsonTable):
         self._tokenizer = old.for_text.tokenizer
         vocabulary = old.whole.get_vocab(with_added_tokens=True)
@@ -156,7 +154,6 @@ class _Words:
         self.num_texts = 0
 
     def of(self, texts: Iterable[str]) -> Iterator[list[tuple[int, ...]]]:
-        """Yield the words of each text. Added tokens are left out, and end a word."""
         texts = iter(texts)
         while batch := list(islice(texts, BATCH_TEXTS)):
             for encoding in self._tokenizer.encode_batch(batch, add_special_tokens=False):
@@ -178,16 +175,14 @@ class _Words:
 
 
 class _Tokens:
-    """The vocabulary in the making: the old tokens, and new tokens that `add` allows."""
-
     def __init__(self, old: TextTokenizer, content: JsonTable, kept: set[tuple[int, ...]]):
-        """kept: words, as old ids, in which no new token may be."""
         self._content, model = content, content["model"]
         self._spelling = Spelling(content, old.folder, "a byte-level tokenizer, or no tokenizer.extend")
         names = old.whole.get_vocab(with_added_tokens=True)
         self._size = self._old_size = vocabulary_size(old)
         self._names = {number: token for token, number in names.items()}
         added = {one["id"] for one in content["added_tokens"]}
+        # kept: words, as old ids, in which no new token may be.
         # Never part of a longer token: added tokens, a byte that is spelled as <0x0A>, the unknown token.
         self._alone = {
             number

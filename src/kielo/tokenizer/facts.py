@@ -30,10 +30,7 @@ def main_files(folder: Path) -> list[str]:
 
 
 def side_files(folder: Path, has_same_vocabulary: bool = True) -> list[str]:
-    """Return the other files of the tokenizer in `folder`, which its copies have too.
-
-    has_same_vocabulary: False for a copy with another vocabulary, which has no other formats.
-    """
+    """Return the folder's other files of a tokenizer, without formats of another vocabulary."""
     templates = sorted((folder / TEMPLATES_FOLDER).glob("*.jinja"))
     others = [name for name in _OTHER_FORMATS.split() if (folder / name).is_file()]
     return [f"{TEMPLATES_FOLDER}/{path.name}" for path in templates] + others * has_same_vocabulary
@@ -50,11 +47,7 @@ class TokenizerFacts:
 
 
 def tokenizer_facts(folder: Path | str) -> TokenizerFacts:
-    """Read the facts from the manifest if the files match it, so that a rank parses no vocabulary.
-
-    Otherwise, and if an earlier version of Kielo wrote the manifest, load the tokenizer. Raises KieloError
-    like `load_tokenizer`.
-    """
+    """Read the facts from the manifest if the files match it. Otherwise load the tokenizer."""
     folder = Path(folder)
     file_hash, manifest = hash_file(tokenizer_path(folder)), read_manifest(folder)
     hashes = {TOKENIZER_FILE: file_hash}
@@ -70,10 +63,7 @@ def tokenizer_facts(folder: Path | str) -> TokenizerFacts:
 
 
 def tokenizer_hash(folder: Path | str) -> str:
-    """Return a hash of all that decides a text's ids: tokenizer.json and the name of end-of-text.
-
-    Chat templates do not count. Raises KieloError if there is no tokenizer.json.
-    """
+    """Return a hash of all that decides a text's ids: tokenizer.json and the name of end-of-text."""
     return _hash(hash_file(tokenizer_path(folder)), Path(folder))
 
 

@@ -32,11 +32,7 @@ class OutOfTime(BaseException):
 
 @contextmanager
 def limited(seconds: float, num_bytes: int) -> Iterator[None]:
-    """Limit this process in the block to `seconds` and `num_bytes` of additional memory, or raise KieloError.
-
-    A chat template is a program of other people. Time is limited in the main thread alone, where Python's
-    signals arrive, after a call into C.
-    """
+    """Limit this process to `seconds` (in the main thread) and `num_bytes` more, or raise KieloError."""
     with _limited_seconds(seconds), _limited_bytes(num_bytes):
         yield
 
@@ -103,10 +99,7 @@ class _GenerationBlock(Extension):
 
 
 def compile_template(template: str) -> Callable[..., str]:
-    """Return the function that renders the template. Its keywords are the template's variables.
-
-    It gets no date, which would change the text from day to day. Both raise KieloError.
-    """
+    """Return the function that renders the template, without a date. Both raise KieloError."""
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception

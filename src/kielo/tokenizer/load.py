@@ -22,10 +22,7 @@ CONFIG_FILE = "tokenizer_config.json"
 
 
 class TextTokenizer:
-    """A tokenizer as read from a folder, and its copy for encoding text.
-
-    whole: has every token's id, and decodes. end_of_text: the token that ends a document.
-    """
+    """A tokenizer as read from a folder (`whole`), and its copy for encoding text."""
 
     def __init__(self, whole: Tokenizer, folder: Path, end_of_text: str):
         self.whole, self.folder, self.end_of_text = whole, folder, end_of_text
@@ -52,10 +49,7 @@ def panics_told(folder: Path) -> Iterator[None]:
 
 
 def load_tokenizer(folder: Path | str) -> TextTokenizer:
-    """Load a folder's tokenizer.json, and tokenizer_config.json, which names tokens.
-
-    The result truncates and pads nothing, and drops no merges. Raises KieloError, naming the file.
-    """
+    """Load a folder's tokenizer, without truncation, padding and dropout. Raises KieloError."""
     path = tokenizer_path(folder)
     try:
         with panics_told(path.parent):
@@ -72,7 +66,6 @@ def load_tokenizer(folder: Path | str) -> TextTokenizer:
 
 
 def tokenizer_path(folder: Path | str) -> Path:
-    """Return the path of a folder's tokenizer.json. Raises KieloError if it does not exist."""
     path = Path(folder) / TOKENIZER_FILE
     if not path.is_file():
         fix = conversion(path.parent) or ". Fix: name a folder in Hugging Face form, with a tokenizer.json"
@@ -114,7 +107,6 @@ def role_name(tokenizer: TextTokenizer, role: str) -> str | None:
 
 
 def role_id(tokenizer: TextTokenizer, role: str) -> int | None:
-    """Return the id of the token that the configuration gives a role (`mask_token`), or None."""
     name = role_name(tokenizer, role)
     return None if name is None else tokenizer.whole.token_to_id(name)
 
@@ -125,10 +117,7 @@ def vocabulary_size(tokenizer: TextTokenizer) -> int:
 
 
 def encode(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Encode each text to ids, without special tokens around them, on all cores of the process.
-
-    Raises KieloError if the tokenizer writes a control token for text all the same.
-    """
+    """Encode each text to ids, without special tokens. Raises KieloError if one has a control token."""
     for_text, forbidden, _ = tokenizer.for_text
     with panics_told(tokenizer.folder):
         encodings = for_text.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -150,10 +139,7 @@ def decode(tokenizer: TextTokenizer, rows: Sequence[Sequence[int]], has_special:
 
 
 def special_token(path: Path, key: str) -> str | None:
-    """Return the token that a config file gives `key` (`eos_token`), or None.
-
-    Raises KieloError, naming file and key, for a value that is no token's text.
-    """
+    """Return the token that a config file gives `key` (`eos_token`), or None. Raises KieloError."""
     value = read_object(path).get(key)
     name = value.get("content") if isinstance(value, dict) else value  # older files spell out an AddedToken
     if value is not None and not isinstance(name, str):

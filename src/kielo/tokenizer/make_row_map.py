@@ -1,10 +1,10 @@
 """The row map of a vocabulary transplant: (old tokenizer, new tokenizer) → `RowMap`. No weights are read.
 
-A new token whose text an old token has takes that token's row. Any other takes the mean of the rows of the
-old tokens that its text is made of (NorMistral: Samuel et al. 2024, arXiv:2412.06484), or with `focus` a
-weighted sum of rows (see `similar_rows`). Tokens are compared by the bytes that they stand for, so the
-spellings of spaces (Ġ, ▁) and of bytes (one character, <0x0A>) do not matter. A control token takes the row
-of the old token of its role, else of its name, and never the row of a text.
+A new token takes the row of the old token with its text, or else the mean of the rows of the old tokens that
+its text is made of (NorMistral: Samuel et al. 2024, arXiv:2412.06484), or with `focus` a weighted sum
+(`similar_rows`). Texts are compared as bytes, so the spellings of spaces (Ġ, ▁) and bytes (one character,
+<0x0A>) do not matter. A control token takes the row of the old token of its role, else of its name, and never
+the row of a text.
 """
 
 import json
@@ -37,11 +37,10 @@ _ESCAPED = re.compile("([\udc80-\udcff])")  # a byte that is no UTF-8, after `su
 def make_row_map(
     old: TextTokenizer, new: TextTokenizer, method: Transplant, vectors: Path | None = None
 ) -> RowMap:
-    """Compute the map. The same tokenizers give the same map.
+    """Compute the map. The same tokenizers give the same map. vectors: the file for `focus`.
 
-    vectors: the file for `focus`, of the new tokenizer's tokens (`read_token_vectors`). A token without a
-    vector has the mean of old tokens. Raises KieloError for a tokenizer that is neither byte-level nor of
-    SentencePiece's form, and for vectors that cannot be read.
+    A token without a vector has the mean of old tokens. Raises KieloError for a tokenizer that is neither
+    byte-level nor of SentencePiece's form, and for vectors that cannot be read.
     """
     rows: list[list[int]] = [[] for _ in range(vocabulary_size(new))]
     control: dict[str, str] = {}
@@ -74,7 +73,6 @@ def make_row_map(
 
 
 def row_map_in_words(made: RowMap) -> str:
-    """Say how many rows are copied, composed and random."""
     num_rows = max(1, len(made.rows))
     of_similar = f" ({len(made.weights):,} of them weighted by similarity)" if made.weights else ""
     return (
@@ -86,7 +84,6 @@ def row_map_in_words(made: RowMap) -> str:
 
 
 def example_ids(made: RowMap, number: int) -> list[int]:
-    """Return up to `number` new ids, evenly spread over the ids with composed rows."""
     composed = [new_id for new_id in range(len(made.rows)) if made.is_composed(new_id)]
     return composed[:: max(1, len(composed) // max(1, number))][:number]
 
@@ -103,11 +100,7 @@ def row_in_words(made: RowMap, new_id: int, old: TokenNames) -> str:
 
 
 class _Vocabulary:
-    """The tokens of a tokenizer by the bytes that they stand for.
-
-    texts: id → bytes, without control tokens. control: control token → id. byte_ids: ids of tokens that are
-    spelled as a byte (<0x0A>).
-    """
+    """A vocabulary. texts: id → bytes, without control tokens. byte_ids: of tokens like <0x0A>."""
 
     def __init__(self, tokenizer: TextTokenizer):
         self.tokenizer = tokenizer
@@ -134,10 +127,7 @@ class _Vocabulary:
         return self.tokenizer.for_text.tokenizer.model
 
     def compose(self, text: bytes, is_byte: bool) -> list[int]:
-        """Return the ascending ids of the tokens that `text` is made of, or [] if there are none.
-
-        is_byte: prefer a token that is spelled as a byte.
-        """
+        """Return the ascending ids of the tokens of `text`, or []. is_byte: prefer tokens like <0x0A>."""
         first, second = (self._by_byte, self._by_text) if is_byte else (self._by_text, self._by_byte)
         exact = first.get(text, second.get(text))
         if exact is not None:

@@ -62,10 +62,7 @@ def measure(tokenizer: TextTokenizer, texts: Iterable[str]) -> dict[str, float |
 
 
 def renyi_entropy(counts: np.ndarray, alpha: float) -> float:
-    """Compute the Rényi entropy ln(sum p^alpha) / (1 - alpha) of counts [vocabulary], in nats.
-
-    At alpha 1 it is Shannon's entropy.
-    """
+    """Compute the Rényi entropy ln(sum p^alpha) / (1 - alpha) in nats, Shannon's entropy at alpha 1."""
     shares = counts[counts > 0] / counts.sum()
     if alpha == 1.0:
         return float(-(shares * np.log(shares)).sum())

@@ -1,9 +1,8 @@
 """The encoding of much text: the pieces between two spaces or signs are encoded once, and then looked up.
 
-Texts repeat their words, and looking a word up takes a tenth of the time of encoding it. A tokenizer encodes
-each pre-token by itself. So if its pre-tokeniser always begins a pre-token at certain places, the ids of a
-text are the ids of its pieces between these places. `cut_rule` knows such pre-tokenisers, and why. All other
-tokenizers encode each text as a whole.
+Looking a word up takes a tenth of the time of encoding it. A tokenizer encodes each pre-token by itself. So
+if its pre-tokeniser always begins a pre-token at certain places (`cut_rule`), the ids of a text are the ids
+of its pieces between these places. Other tokenizers encode each text as a whole.
 """
 
 import json
@@ -67,10 +66,7 @@ class EncodedText(NamedTuple):
 
 
 class PieceCache:
-    """Encode texts with one tokenizer, and keep their pieces, in about MOST_BYTES at most after a call.
-
-    cut_rule: None if texts are encoded as a whole. num_bytes: of what the cache keeps.
-    """
+    """A cache of a tokenizer's pieces, with about MOST_BYTES at most after a call."""
 
     def __init__(self, tokenizer: TextTokenizer):
         self._tokenizer = tokenizer
@@ -113,7 +109,6 @@ class PieceCache:
             self.num_bytes += self._bytes(key)
 
     def _forget(self, learnt: Sequence[str | tuple[str]]) -> None:
-        """Drop pieces that are too long to recur, and all pieces if there are too many bytes."""
         for key in learnt:
             if len(_piece(key)) > LONGEST_KEPT:
                 self.num_bytes -= self._bytes(key)

@@ -52,7 +52,6 @@ def word_pieces(tokenizer: TextTokenizer) -> WordPieces:
 
 
 def _text(token: str, is_byte_level: bool) -> str:
-    """Return the text of a token. Bytes that are no whole character are U+FFFD."""
     if is_byte_level and all(character in BYTES for character in token):
         return bytes(map(BYTES.__getitem__, token)).decode("utf-8", "replace")
     if BYTE_TOKEN.fullmatch(token):
@@ -86,15 +85,11 @@ def pre_tokenizer() -> pre_tokenizers.PreTokenizer:
 
 
 def cut_words(text: str) -> list[str]:
-    """Return the words of a text, which together are the text."""
     return [word for word, _ in CUT.pre_tokenize_str(text)]
 
 
 class ShortWords:
-    """Texts to learn from, cut within words of more than LONGEST_WORD characters (DNA, base64, ruled lines).
-
-    cut_bytes: of such words, in the last reading.
-    """
+    """Texts cut within words of more than LONGEST_WORD characters (DNA, base64). cut_bytes: of such words."""
 
     def __init__(self, texts: Iterable[str]):
         self._texts = texts

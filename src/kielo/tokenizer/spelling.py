@@ -16,16 +16,12 @@ BYTE_TOKEN = regex.compile(r"<0x[0-9A-F]{2}>")  # how SentencePiece vocabularies
 
 
 class Spelling:
-    """The convention of one vocabulary.
-
-    content: its tokenizer.json. remedy: the fix in the message, if the convention is not known.
-    """
+    """The convention of a vocabulary, of which `content` is tokenizer.json. remedy: the fix of the error."""
 
     def __init__(self, content: Mapping[str, Any], folder: Path, remedy: str):
         self.is_byte_level = _is_byte_level(content, folder, remedy)
 
     def is_byte(self, token: str) -> bool:
-        """Return True for a token that is spelled as one byte (<0x0A>)."""
         return not self.is_byte_level and bool(BYTE_TOKEN.fullmatch(token))
 
     def bytes_of(self, token: str) -> bytes:
@@ -41,7 +37,6 @@ class Spelling:
 
 
 def _is_byte_level(content: Mapping[str, Any], folder: Path, remedy: str) -> bool:
-    """Return True for GPT-2's alphabet of bytes, False for SentencePiece's. Raises KieloError for others."""
     parts = json.dumps(
         [content.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")], ensure_ascii=False
     )
@@ -76,7 +71,6 @@ class TokenNames:
         self._tokenizer = tokenizer.whole
 
     def __call__(self, number: int) -> str:
-        """Return the name of the token with this id, or ""."""
         token = self._tokenizer.id_to_token(number) or ""
         return token if number in self._added else readable(self._spelling.bytes_of(token))
 

@@ -1,7 +1,4 @@
-"""Inputs of the tokenizer stage beside the text: a ready tokenizer, the tokenizer of the weights, vectors.
-
-`check_vectors` and `check_inputs` look for them before longer stages, and fetch nothing for that.
-"""
+"""Inputs of the tokenizer stage beside the text: a ready tokenizer, the tokenizer of the weights, vectors."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,10 +21,7 @@ _MOST_EMPTY = 4096  # documents, one after another
 
 
 def decoded_documents(recipe: Recipe, tokenizer: TextTokenizer, most_bytes: int) -> Iterator[str]:
-    """Yield the last documents of each source of ready tokens, at most `most_bytes` in all.
-
-    Raises KieloError for ids beyond the vocabulary, and for thousands of documents without a token.
-    """
+    """Yield the last documents of each source of ready tokens, at most `most_bytes` in all."""
     size, end = vocabulary_size(tokenizer), end_of_text_id(tokenizer)
     found = find_token_sources(recipe, size)
     for name, files in found.items():
@@ -59,12 +53,9 @@ def decoded_documents(recipe: Recipe, tokenizer: TextTokenizer, most_bytes: int)
 
 
 def check_inputs(recipe: Recipe) -> None:
-    """Raise KieloError for a ready tokenizer or weights that do not exist, or lack a tokenizer.json.
-
-    The hub is asked only without network, when everything must be on this machine.
-    """
+    """Refuse a ready tokenizer or weights that do not exist or lack a tokenizer.json."""
     ready, weights = recipe.tokenizer.ready, recipe.model.weights
-    offline = prefetched_folder() is not None
+    offline = prefetched_folder() is not None  # only then is the hub's part asked for now
     is_folder = "/" in (ready or "") and not is_on_hub(ready)  # the hub has names without "/" too
     if ready and (offline or is_folder):
         ready_files(resolve_tokenizer(ready), recipe.tokenizer.ready_key)
@@ -74,16 +65,12 @@ def check_inputs(recipe: Recipe) -> None:
 
 
 def check_vectors(recipe: Recipe) -> None:
-    """Raise KieloError if `model.transplant_vectors` does not exist or does not begin as vectors do."""
     if path := transplant_vectors(recipe):
         check_form(path)
 
 
 def ready_files(folder: Path, key: str) -> list[Path]:
-    """Return the files of a ready tokenizer that the stage depends on. key: the recipe key that names it.
-
-    Raises KieloError for a folder without a tokenizer.json.
-    """
+    """Return the files of a ready tokenizer that the stage depends on. key: the recipe key that names it."""
     if not (folder / TOKENIZER_FILE).is_file():
         raise KieloError(
             f"{key} = {str(folder)!r}: no {TOKENIZER_FILE} there"
@@ -93,10 +80,7 @@ def ready_files(folder: Path, key: str) -> list[Path]:
 
 
 def tokenizer_of_weights(recipe: Recipe) -> Path | None:
-    """Return the folder of the tokenizer that a transplant replaces, or None. Fetch weights on the hub.
-
-    Raises KieloError for weights without a tokenizer.
-    """
+    """Return the folder of the tokenizer that a transplant replaces, or None. Fetch weights on the hub."""
     if recipe.model.transplant is None or recipe.model.weights is None:
         return None
     folder = resolve_weights(recipe.model.weights)
@@ -110,7 +94,6 @@ def tokenizer_of_weights(recipe: Recipe) -> Path | None:
 
 
 def transplant_vectors(recipe: Recipe) -> Path | None:
-    """Return the file of `model.transplant_vectors`, or None. Raises KieloError if it does not exist."""
     if recipe.model.transplant_vectors is None:
         return None
     path = Path(recipe.model.transplant_vectors).expanduser()

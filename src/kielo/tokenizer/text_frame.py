@@ -21,8 +21,6 @@ from kielo.tokenizer.load import CONFIG_FILE, TOKENIZER_FILE, TextTokenizer, loa
 
 
 class TextFrame(NamedTuple):
-    """The ids before and after the ids of a text."""
-
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
 
@@ -35,10 +33,7 @@ def text_frame(tokenizer: Tokenizer) -> TextFrame:
 
 
 def ids_before_texts(tokenizer: TextTokenizer) -> tuple[int, ...]:
-    """Return the ids before a text, with which a document begins.
-
-    If they are end-of-text alone, as OPT has it, return none: it ends the document before already.
-    """
+    """Return the ids that begin a document: those before a text, unless they are end-of-text alone (OPT)."""
     before = text_frame(tokenizer.whole).before
     return () if before == (tokenizer.whole.token_to_id(tokenizer.end_of_text),) else before
 
@@ -54,10 +49,7 @@ def ids_before_texts_of(folder: Path) -> tuple[int, ...]:
 
 
 def write_frame(folder: Path, bos: AsTokenizer, eos: AsTokenizer) -> None:
-    """Make the post-processor in `folder` put the tokens of `tokenizer.bos` and `tokenizer.eos` around texts.
-
-    Raises KieloError for a tokenizer without a token of that role.
-    """
+    """Make the post-processor in `folder` frame texts as `tokenizer.bos` and `tokenizer.eos` say."""
     if bos == eos == "auto":
         return
     tokenizer = load_tokenizer(folder)
@@ -105,12 +97,10 @@ def _post_processor(
 
 
 def refuse_other_frame(recipe: Recipe, tokenizer: TextTokenizer) -> None:
-    """Raise KieloError if documents cannot be packed as the post-processor frames a text.
-
-    Documents end with end-of-text alone. Documents of encoders begin with `[CLS]`, if there is one.
-    """
+    """Raise KieloError if documents cannot be packed as the post-processor frames a text."""
     whole, found = tokenizer.whole, text_frame(tokenizer.whole)
     end, cls = tokenizer.end_of_text, role_name(tokenizer, "cls_token")
+    # Documents end with end-of-text alone. Documents of encoders begin with `[CLS]`, if there is one.
     before: tuple[int | None, ...] = found.before
     fix = "tokenizer.eos = false"
     afters = [(), (whole.token_to_id(end),)]

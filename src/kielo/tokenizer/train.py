@@ -170,11 +170,11 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
 
 
 def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
-    """Learn a vocabulary. The same texts give the same merges.
+    """Learn a vocabulary. The same texts give the same merges. texts: read several times, so no iterator.
 
     Ids: end-of-text (of encoders their five tokens), the two marks of chats if a source has instructions,
-    reserved tokens, padding (of decoders), the bytes. texts: read several times, so no iterator. Raises
-    KieloError for a vocabulary that is too small for the bytes, or without text.
+    reserved tokens, padding (of decoders), the bytes. Raises KieloError for a vocabulary that is too small,
+    or without text.
     """
     wanted, marks = recipe.tokenizer.vocab_size, _marks(recipe)
     roles = _encoder_tokens(recipe)
@@ -314,11 +314,7 @@ def _marks(recipe: Recipe) -> list[str]:
 
 
 def _check_ready(recipe: Recipe, tokenizer: TextTokenizer, texts: Iterable[str]) -> None:
-    """Refuse a ready tokenizer that loses text, and a tokenizer of other weights.
-
-    Encoders write no text, so a loss is only shown. Weights that are not downloaded yet are compared when
-    they are read.
-    """
+    """Refuse a ready tokenizer that loses text (an encoder's may), or of other weights if they are here."""
     key = f"{recipe.tokenizer.ready_key} = {recipe.tokenizer.ready!r}"
     unknown = find_unknown(tokenizer, texts)
     if unknown:
@@ -342,9 +338,8 @@ def _has_chats(recipe: Recipe) -> bool:
 class TrainingSample:
     """The training documents of `sources` (None: of all) to learn from, which can be read several times.
 
-    They have about max_sample_bytes, or all bytes of less text. A hash chooses them, so they come from the
-    whole of each source. tokenizer.temperature changes the shares of languages. Documents of a language with
-    too little text for its share count more than once.
+    They have about max_sample_bytes, chosen by a hash from the whole of each source. tokenizer.temperature
+    changes the shares of languages. Documents of a language with too little text count more than once.
     """
 
     recipe: Recipe

@@ -1,8 +1,7 @@
 """A tokenizer from elsewhere: tried in its own process, and refused if it loses text or is of other weights.
 
-Its normaliser, regular expressions and model are a stranger's: they may never end, fill the memory, end the
-process, or give different ids each time. So a process with limits tries it before it gets text. Run as a
-program, this file encodes each text of `PROBES` twice, and prints the name of each text before.
+Its normaliser, regular expressions and model may never end, fill the memory, end the process, or give
+different ids each time. Run as a program with limits, this file encodes each text of `PROBES` twice.
 """
 
 import json
@@ -61,10 +60,7 @@ class Unknown(NamedTuple):
 
 
 def find_unknown(tokenizer: TextTokenizer, texts: Iterable[str]) -> Unknown | None:
-    """Count characters of the first 256 texts that are unknown or dropped. Return None if there are none.
-
-    The characters of a token for unknown characters are unknown: with WordPiece the whole word.
-    """
+    """Count characters of the first 256 texts that are unknown (in WordPiece a word) or dropped, if any."""
     batch = list(islice(texts, _CHECKED_TEXTS))
     name = unknown_token(json.loads(tokenizer.whole.to_str())["model"])
     places = _dropped(tokenizer, batch) if name is None else _unknown(tokenizer, batch, name)
@@ -82,10 +78,9 @@ def find_unknown(tokenizer: TextTokenizer, texts: Iterable[str]) -> Unknown | No
 
 
 def refuse_unknown(unknown: Unknown, share: float, key: str) -> None:
-    """Raise KieloError if more than `share` of the texts have unknown characters.
+    """Raise KieloError if more than `share` of the texts have unknown characters. key: of the recipe.
 
-    Vocabularies with all bytes have none. Others have few in text of their languages: SentencePiece leaves
-    out 0.05 % of the characters. key: the recipe key of the tokenizer.
+    Vocabularies with all bytes have none. Of others SentencePiece leaves out 0.05 % of the characters.
     """
     if unknown.texts <= share * unknown.of_texts:
         return
@@ -145,11 +140,7 @@ def _bare(text: str) -> str:
 
 
 def refuse_other_vocabulary(tokenizer: Path, weights: Path, key: str) -> None:
-    """Raise KieloError if more than a tenth of the ids are other tokens in the tokenizer of the weights.
-
-    Some may differ: control tokens that were added later. Nothing is compared if a folder has no tokenizer.
-    key: the recipe key of `tokenizer`.
-    """
+    """Raise KieloError if more than a tenth of the ids (`key`) are other tokens in the weights' tokenizer."""
     if not all((folder / TOKENIZER_FILE).is_file() for folder in (tokenizer, weights)):
         return
     ours, theirs = (
@@ -235,8 +226,7 @@ def try_tokenizer(path: Path, key: str) -> None:
 
 
 @cache
-def _fault(path: Path, state: tuple[int, ...]) -> str:
-    """Return what is wrong with a tokenizer, or "". state: of the file, which is tried once."""
+def _fault(path: Path, state: tuple[int, ...]) -> str:  # state: of the file, which is tried once
     memory = MEMORY_BYTES + MEMORY_PER_BYTE * state[0]
     command = [sys.executable, "-P", "-m", "kielo.tokenizer.trial", str(path), str(memory), str(CPU_SECONDS)]
     # One thread: the threads of a large machine reserve more addresses than the limit.

@@ -1,11 +1,9 @@
 """Unigram vocabularies (Kudo 2018, arXiv:1804.10959): texts → a tokenizer that writes words as likely pieces.
 
-The trainer of `tokenizers` learns them as SentencePiece does: expectation and maximisation keep, of many
-candidate pieces, those that make the text likeliest. Pieces are whole characters within the words of
+The trainer of `tokenizers` learns them as SentencePiece does. Pieces are whole characters within the words of
 `pre_tokens.py`. Characters beyond the most frequent that make up 99.95 % of the text are written as bytes.
-
-The finished vocabulary is spelled in GPT-2's alphabet of bytes, all of which are tokens, as Kielo's BPE is.
-In SentencePiece's form a "▁" of the text would come back as a space.
+The vocabulary is spelled in GPT-2's alphabet of bytes, all of which are tokens, because in SentencePiece's
+form a "▁" of the text would come back as a space.
 """
 
 import json
@@ -103,7 +101,6 @@ def covered_characters(texts: Iterable[str], most: int) -> list[str]:
 
 
 def _learned(texts: Iterable[str], covered: list[str], number: int) -> list[tuple[str, float]]:
-    """Return pieces of the covered characters with their log-probabilities. A rare character ends a word."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = CUT
     trainer = trainers.UnigramTrainer(
