@@ -243,7 +243,7 @@ def test_pages_and_program_files_by_their_bytes(tmp_path):
     program.write_bytes(b"a\nb\xff")
     bad(
         "not UTF-8",
-        r"a.py, line 2: invalid UTF-8 \(byte 0xff\). Fix: convert it, or name",
+        r"a.py, line 2: invalid UTF-8 \(byte 0xff\). Fix: convert it",
         program,
         None,
         "code",

@@ -74,7 +74,7 @@ def test_bad_texts_are_refused_by_name(tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"text": "hea"}\n{"tex')
     for name, words in (
         ("none.txt", "evaluate.texts, x: .*none.txt: no such file"),
-        ("empty.txt", "empty.txt: holds no text"),
+        ("empty.txt", "empty.txt: has no text"),
         ("bad.jsonl", "bad.jsonl, line 2: not valid JSON"),
     ):
         with pytest.raises(KieloError, match=words):

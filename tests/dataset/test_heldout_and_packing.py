@@ -139,7 +139,7 @@ def test_packing_without_text_is_refused_by_hand(caplog):
         (10, 0.01, "0.3"),
         (25, 0.12, "0.24"),
     ):
-        told = f"heldout_share = {share:g} holds out none of the {total} documents .*heldout_share = {advised}, or"
+        told = f"heldout_share = {share:g} holds out none of the {total} documents .* = {advised}, or"
         with pytest.raises(KieloError, match=told):
             pack.check_joined(recipe(share), joined({"a": total - 1, "b": 1}, 0, ("a", "b")), place)
     with caplog.at_level(logging.WARNING):

@@ -103,20 +103,10 @@ def _is_utf8(content: bytes, labelled: str) -> bool:
 
 
 def _decode(content: bytes, encoding: str) -> str:
-    try:
+    if not encoding.startswith("cp12"):
         return content.decode(encoding)
-    except UnicodeDecodeError:
-        # Five bytes of windows-1252 and some of its neighbours are controls in the standard, holes in Python.
-        if not encoding.startswith("cp12"):
-            raise
-        return "".join(_letter(byte, encoding) for byte in content)
-
-
-def _letter(byte: int, encoding: str) -> str:
-    try:
-        return bytes([byte]).decode(encoding)
-    except UnicodeDecodeError:
-        return chr(byte)
+    # Five bytes of windows-1252 and some of its neighbours are controls in the standard, holes in Python.
+    return content.decode(encoding, "surrogateescape").translate({0xDC00 + byte: byte for byte in range(256)})
 
 
 ARTICLE_ID = "DisplayArea"  # of LibreOffice's help

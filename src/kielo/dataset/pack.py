@@ -105,7 +105,7 @@ def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Pa
 def pack_share(
     recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path, share: tuple[int, int]
 ) -> int:
-    """Make part k of n of the missing parts of `folder`, share = (k, n). Return the number of all parts."""
+    """Make the share (k, n), for machine k of n, of the missing parts. Return the number of its parts."""
     inputs, section, _ = _identity(recipe, corpus_folder, tokenizer_folder, Path(folder))
     if is_current(folder, KIND, VERSION, inputs, section):
         return 0

@@ -86,7 +86,7 @@ def check_tokens(state: PlainState, run_folder: Path | str) -> None:
     """Raise KieloError unless the checkpoint of `state` was trained on RUN/tokens with RUN/tokenizer."""
     folder = Path(run_folder) / "tokens"
     check_tokenizer(run_folder)
-    trained_on, found = _tokens_hash(state), hash_manifest(folder)
+    trained_on, found = state.identity.get("tokens_hash"), hash_manifest(folder)
     if trained_on and trained_on != found:
         raise KieloError(
             f"{folder}: are other tokens ({found[:SHOWN_DIGITS]}) than the checkpoint was trained on "
@@ -99,9 +99,10 @@ def check_tokenizer_of_checkpoint(state: PlainState, run_folder: Path | None, fo
     """Raise KieloError if `folder` is known to be another tokenizer than a checkpoint was trained with."""
     found, made_with = tokenizer_hash(folder), state.tokenizer_hash
     # States of earlier versions have none. Then RUN/tokens decides, if the run has the checkpoint's tokens.
-    if not made_with and run_folder is not None and _has_tokens_of(state, run_folder):
-        check_tokenizer(run_folder)
-        made_with = tokenizer_hash(run_folder / "tokenizer")
+    tokens = None if made_with or run_folder is None else run_folder / "tokens"
+    if tokens and read_manifest(tokens) and hash_manifest(tokens) == state.identity.get("tokens_hash"):
+        check_tokenizer(tokens.parent)
+        made_with = tokenizer_hash(tokens.parent / "tokenizer")
     if made_with and found != made_with:
         raise _another_tokenizer(folder, "the checkpoint's tokens", made_with, found[:SHOWN_DIGITS])
 
@@ -113,15 +114,6 @@ def _another_tokenizer(folder: Path, what: Path | str, made_with: str, found: st
         "--set name=… for a run with another tokenizer, or, if nothing was trained yet, `kielo run RECIPE "
         "--to pack`"
     )
-
-
-def _has_tokens_of(state: PlainState, run_folder: Path) -> bool:
-    tokens = run_folder / "tokens"
-    return read_manifest(tokens) is not None and hash_manifest(tokens) == _tokens_hash(state)
-
-
-def _tokens_hash(state: PlainState) -> str | None:
-    return state.identity.get("tokens_hash")
 
 
 def _changes_of_tokens(recipe: Recipe, tokens: Manifest, counts: PackCounts) -> Iterator[str]:

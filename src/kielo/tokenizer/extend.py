@@ -14,18 +14,18 @@ import json
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice, pairwise
+from itertools import pairwise
 
 from tokenizers import Tokenizer
 
 from kielo.artifact.json_object import JsonTable
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.load import TextTokenizer, vocabulary_size
+from kielo.tokenizer.measure import batched
 from kielo.tokenizer.pre_tokens import LONGEST_WORD, cut_words
 from kielo.tokenizer.spelling import SPACE, Spelling
 
 Pair = tuple[int, int]
-BATCH_TEXTS = 256
 
 
 class Words:
@@ -154,8 +154,7 @@ class _Words:
         self.num_texts = 0
 
     def of(self, texts: Iterable[str]) -> Iterator[list[tuple[int, ...]]]:
-        texts = iter(texts)
-        while batch := list(islice(texts, BATCH_TEXTS)):
+        for batch in batched(texts):
             for encoding in self._tokenizer.encode_batch(batch, add_special_tokens=False):
                 self.num_texts += 1
                 yield list(self._cut(encoding.ids, encoding.word_ids))

@@ -30,7 +30,7 @@ def measure(tokenizer: TextTokenizer, texts: Iterable[str]) -> dict[str, float |
     """
     counts = np.zeros(vocabulary_size(tokenizer), dtype=np.int64)
     num_texts = words = characters = num_bytes = exact = 0
-    for batch in _batched(texts):
+    for batch in batched(texts):
         rows = encode(tokenizer, batch)
         exact += sum(text == back for text, back in zip(batch, decode(tokenizer, rows), strict=True))
         for row in rows:
@@ -101,7 +101,7 @@ def parity(tokenizer: TextTokenizer, texts: Sequence[str], english: Sequence[str
 
 
 def _num_tokens(tokenizer: TextTokenizer, texts: Iterable[str]) -> int:
-    return sum(len(row) for batch in _batched(texts) for row in encode(tokenizer, batch))
+    return sum(len(row) for batch in batched(texts) for row in encode(tokenizer, batch))
 
 
 def _single_byte_ids(tokenizer: TextTokenizer) -> list[int]:
@@ -109,7 +109,7 @@ def _single_byte_ids(tokenizer: TextTokenizer) -> list[int]:
     return [number for token, number in vocabulary.items() if len(token) == 1 or BYTE_TOKEN.fullmatch(token)]
 
 
-def _batched(texts: Iterable[str]) -> Iterator[list[str]]:
+def batched(texts: Iterable[str]) -> Iterator[list[str]]:
     source = iter(texts)
     while batch := list(islice(source, BATCH_TEXTS)):
         yield batch
