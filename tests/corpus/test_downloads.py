@@ -83,7 +83,7 @@ def test_files_that_cannot_be_a_source(tmp_path):
         found(tmp_path, path=str(text))
     (text / "b.txt").unlink()
     os.mkfifo(text / "b.txt")
-    with pytest.raises(KieloError, match="b.txt: neither a file nor a folder; repair"):
+    with pytest.raises(KieloError, match="b.txt: neither a file nor a folder. Fix: repair"):
         found(tmp_path, path=str(text))
     (text / "b.txt").unlink()
     (text / "a.pdf").unlink()
@@ -300,7 +300,7 @@ def test_a_dataset_of_the_hub_by_hand(tmp_path, monkeypatch):
             hub.files = {"../x.jsonl": "x"}
         with pytest.raises(FetchProblem, match=words):
             fetched(hub)
-    with pytest.raises(FetchProblem, match="no data files in subset 'sv'; there are et, ett, fi"):
+    with pytest.raises(FetchProblem, match="no data files in subset 'sv'. Its subsets: et, ett, fi"):
         fetched(Hub(**rows), huggingface_subset="sv")
     hub = Hub(a_jsonl="x")
     hub.files = {"/etc/x.jsonl": "x"}

@@ -231,7 +231,7 @@ def test_messages_and_turns():
         read_conversation(where, {}, ("a", "b"))
     with pytest.raises(BadRecord, match="the field 'b' is a dict .*its fields are b, c"):
         read_conversation(where, {"b": {}, "c": 1}, ("a", "b"))
-    with pytest.raises(BadRecord, match="message 2: unknown role '7'; known are system, user, assistant"):
+    with pytest.raises(BadRecord, match="message 2: unknown role '7'. Fix: one of system, developer, user"):
         read_conversation(where, {"a": [mixed[0], {"role": 7, "content": ""}]}, ("a",))
     turns = AlternatingTurns()
 

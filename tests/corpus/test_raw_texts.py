@@ -116,7 +116,7 @@ def test_rows_of_a_table(tmp_path, monkeypatch):
         found = list(records(source(tmp_path, "a.parquet", kind=kind), 99))
         assert [one.number for one in found] == list(range(1, 8)) and found[0].content.keys() == columns
         assert [one.content["text"].as_py() for one in found] == [f"t{n}" for n in range(7)]
-    for fields, words in ((("n",), "column 'n' is int64 and no text"), (("x",), "no column 'x'; its")):
+    for fields, words in ((("n",), "column 'n' is int64 and no text"), (("x",), "no column 'x' (its")):
         (only,) = records(source(tmp_path, "a.parquet", text_fields=fields), 99)
         assert only.number == 0 and only.problem.reason == "file damaged or not of its format"
         assert words in str(only.problem)

@@ -68,7 +68,7 @@ def test_damaged_files_count_with_their_bytes():
     with pytest.raises(KieloError, match=told):
         corpus_run.refuse_bad_sources([read_of(1, 100, 11)], 0.01)
     assert corpus_run.refuse_bad_sources([read_of(1, 100, 29, 100)], 0.29) is None
-    with pytest.raises(KieloError, match="damaged files of 30 of 100 bytes. .* allows 29 and"):
+    with pytest.raises(KieloError, match="damaged files of 30 of 100 bytes. .* allows 29, and"):
         corpus_run.refuse_bad_sources([read_of(1, 100, 30, 100)], 0.29)
     assert corpus_run.bad_records_in_words(read_of(1, 3)) == "a: 1 of 3 records that cannot be read (33.33%)"
 

@@ -39,7 +39,7 @@ def test_texts_from_outside_are_sets_of_the_run(tmp_path):
     pack_evaluation_texts(recipe(), tmp_path / "tokenizer", folder)
     assert not folder.exists()
     # Packing stopped after the tokens: a training would never score the text.
-    with pytest.raises(KieloError, match=r"evaluate.texts, court: not packed yet. Fix: kielo run"):
+    with pytest.raises(KieloError, match=r"evaluate.texts, court: not packed yet. Fix: `kielo run"):
         text_of_run(asked, tmp_path)
     text_of_run(recipe(), tmp_path)
     pack_evaluation_texts(asked, tmp_path / "tokenizer", folder)

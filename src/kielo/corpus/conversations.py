@@ -101,7 +101,7 @@ def _message(where: str, entry: Any) -> Message:
             role = entry[role_field]
             if not isinstance(role, str) or role not in ROLES:
                 raise BadRecord(
-                    BAD_MESSAGES, f"{where}: unknown role {str(role)[:40]!r}; known are {', '.join(ROLES)}"
+                    BAD_MESSAGES, f"{where}: unknown role {str(role)[:40]!r}. Fix: one of {', '.join(ROLES)}"
                 )
             # Tables have all keys in all messages, and null for missing values.
             more = {key: value for key, value in entry.items() if value is not None}

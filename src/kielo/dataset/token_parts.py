@@ -129,9 +129,7 @@ class TokenParts:
         self._folder = parts_folder(tokens_folder)
 
     def make(self, vocab_size: int, has_loss_mask: bool, share: tuple[int, int] = (1, 1)) -> list[Path]:
-        """Make every n-th part from the k-th on, share = (k, n), unless finished. Return the folders in
-        order.
-        """
+        """Make every n-th part from the k-th on, share = (k, n), unless finished. Return their folders."""
         first, step = share
         mine = dict(list(self._folders().items())[first - 1 :: step])
         # disable=None: a bar on a terminal, nothing in a log

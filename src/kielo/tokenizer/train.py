@@ -349,8 +349,9 @@ class TrainingSample:
     def __iter__(self) -> Iterator[str]:
         share = self.recipe.dataset.heldout_share
         rates = self.rates()
+        sources = rates.keys() if self.sources is None else self.sources
         for document in read_documents(self.corpus_folder / "documents"):
-            if self.sources is not None and document["source"] not in self.sources:
+            if document["source"] not in sources:
                 continue
             place = place_by_hash(document["text"])
             whole, rest = divmod(rates[document["source"]], 1)
