@@ -370,7 +370,7 @@ def test_a_file_that_does_not_stay_is_refused(here, workplace, monkeypatch, name
         return sources
 
     monkeypatch.setattr(corpus_run, "fetch_sources", fetch_and_change)
-    told = "cannot be read any more" if change == "vanishes" else "changed while the corpus was read"
+    told = "any more. Fix: the same command" if change == "vanishes" else "changed while the corpus was read"
     if change == "becomes a folder" and name != "a.parquet":
         told = "cannot be read (Is a directory)"
     refused(_run(here, workplace, source=name), told, name)
@@ -472,7 +472,7 @@ def test_a_package_with_links_gives_only_its_own_files(here, workplace, monkeypa
         ("our message", KieloError, r"text\.txt, line 3: no"),
         ("full disk", OSError, r"No space left on device: '/full'"),
         ("unsendable", RuntimeError, r"(?s)worker 1 of 2.*Unsendable: 1 2"),
-        ("out of memory", KieloError, r"worker 1 of 2: out of memory; fewer corpus\.workers"),
+        ("out of memory", KieloError, r"worker 1 of 2: out of memory. Fix: fewer corpus\.workers"),
         ("killed", KieloError, r"worker 1 of 2 was killed by SIGKILL.*corpus\.workers"),
         ("crashed", KieloError, r"worker 1 of 2 was ended by SIGSEGV"),
         ("exit", KieloError, r"worker 1 of 2 ended without an answer \(exit code 3\)"),

@@ -39,11 +39,7 @@ MAY_FOLLOW = {
 def read_conversation(
     where: str, fields: JsonTable, names: Sequence[str]
 ) -> tuple[list[Message], list[Any] | None]:
-    """Return the messages of a record, and the tools that it offers or None.
-
-    They are in the first of the fields `names` that it has, else in the fields of QUESTIONS. Raises
-    BadRecord, which begins with `where`, if they are no list of messages with known roles and text.
-    """
+    """Return a record's messages, in the first of `names` that it has or in QUESTIONS, and its tools or None."""
     name = next((name for name in names if fields.get(name) is not None), None)
     if name is None and (pair := _pair(fields)):
         messages = _of_pair(where, fields, *pair)

@@ -152,11 +152,7 @@ def _download(source: Source, folder: Path, say: Callable[[str], None]) -> None:
 
 
 def local_files(source: Source) -> tuple[Path, list[str], list[str]]:
-    """Return the folder that names are relative to, the sorted names to read, and the other names.
-
-    Raises KieloError for a path without a file to read, and for unread files of data unless `leave_out` has
-    them.
-    """
+    """Return the folder of a local source, and the sorted names in it that are read, and that are not."""
     name, pattern, kind = source.name, source.path or "", source.kind
     place = Path(pattern).expanduser()
     if place.is_file():
@@ -254,11 +250,6 @@ def _is_file(name: str, path: Path) -> bool:
 
 
 def _hash_files(root: Path, files: list[str], raw_folder: Path) -> str:
-    """Hash the files' names and contents. Files of known size, times and inode are not read again.
-
-    A file put in place of another has another inode, and a file written with its old time has another time of
-    status change.
-    """
     cache_path, known = raw_folder / HASHES_NAME, {}
     with suppress(OSError, ValueError):
         known = json.loads(cache_path.read_text(encoding="utf-8"))
@@ -267,6 +258,7 @@ def _hash_files(root: Path, files: list[str], raw_folder: Path) -> str:
     for file in files:
         path = (root / file).resolve()
         status = path.stat()
+        # A file in place of another has another inode, and a file written with its old time another ctime.
         key = f"{path}|{status.st_size}|{status.st_mtime_ns}|{status.st_ctime_ns}|{status.st_ino}"
         if key not in known:
             known[key], fresh = hash_file(path), True

@@ -206,11 +206,7 @@ class WholePairs(DocumentFilter):
 
 
 class SideLanguage(LanguageFilter, DocumentFilter):
-    """A filter of pairs one side of which looks like another language.
-
-    Sides are single sentences, of which an identifier is seldom sure. Its best guess is enough, because the
-    other side speaks for the pair too. Very short sides are not identified.
-    """
+    """A filter of pairs one side of which looks like another language, by the identifier's best guess."""
 
     name = "pair language"
 
@@ -223,6 +219,7 @@ class SideLanguage(LanguageFilter, DocumentFilter):
         if len(text) < MIN_IDENTIFIED_CHARACTERS:
             return None
         found = self.verdict(text, len(text.encode()))
+        # An identifier is seldom sure of a sentence, but the other side speaks for the pair too.
         return None if found == NOT_SURE else found
 
 

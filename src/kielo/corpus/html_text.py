@@ -122,13 +122,9 @@ BLOCKS = frozenset(_BLOCKS.split())
 
 
 def page_text(html: str) -> str:
-    """Return the page's prose, a line for each block element, white space as single spaces.
-
-    A page with <div id="DisplayArea"> gives that article alone. A skipped element without an end is not
-    skipped, because the rest of the page would be lost.
-    """
+    """Return the page's prose, of its article alone if marked, a line for each block element."""
     page = _Page(html)
-    # Scripts and styles have no text, whether they end or not.
+    # An open element would take the rest of the page with it. Scripts and styles have no text anyway.
     open_ = {place for tag, place in page.open_skipped if tag not in ("script", "style")}
     if open_:
         page = _Page(html, frozenset(open_))

@@ -174,11 +174,7 @@ def _as_record(document: SplitDocument) -> Document:
 
 
 def run_on_workers(make_steps: Callable[[int], list[CorpusStep]], workers: int) -> list[Tally]:
-    """Run the steps that `make_steps` gives for each rank in its own worker. Return each step's tally.
-
-    One worker is this process. The first exception of a worker ends the others and is raised here. Raises
-    KieloError for a worker that was killed or ran out of memory.
-    """
+    """Run the steps of each rank in its own worker, or here if it is the only one. Return each step's tally."""
     make = partial(partial, _run_steps, make_steps)
     tallies_of_workers = results_in_order(make, range(workers), workers, "corpus")
     totals = next(tallies_of_workers)

@@ -188,7 +188,7 @@ def _file_records(path: Path, source: RawSource, max_bytes: int) -> Iterator[Rec
 
 def unreadable(path: Path, problem: OSError) -> KieloError:
     return KieloError(
-        f"{path}: cannot be read any more ({problem.strerror or problem}). Fix: the same command, once the "
+        f"{path}: cannot be read ({problem.strerror or problem}) any more. Fix: the same command, once the "
         "file is back"
     )
 

@@ -77,11 +77,7 @@ class ChatTemplate:
     def lay_out(
         self, conversations: Sequence[tuple[str, Sequence[Message]]], tools: Sequence[Any] = ()
     ) -> list[LaidOut]:
-        """Lay out each (place, messages). tools: of each conversation, or none at all.
-
-        Raises KieloError, which begins with the place, if the template fails or does not give the answers
-        back.
-        """
+        """Lay out each (place, messages), with its tools. Raises KieloError, which begins with the place."""
         given = tools or [None] * len(conversations)
         rendered = [
             self._rendered(place, messages, of)
