@@ -39,7 +39,7 @@ MAY_FOLLOW = {
 def read_conversation(
     where: str, fields: JsonTable, names: Sequence[str]
 ) -> tuple[list[Message], list[Any] | None]:
-    """Return a record's messages, in the first of `names` that it has or in QUESTIONS, and its tools or None."""
+    """Return a record's messages, of the first of `names` that it has or QUESTIONS, and its tools or None."""
     name = next((name for name in names if fields.get(name) is not None), None)
     if name is None and (pair := _pair(fields)):
         messages = _of_pair(where, fields, *pair)

@@ -45,12 +45,7 @@ NOT_SHOWN = ("write cleaned", "merge cleaned", "write", "lay out pairs")
 
 
 def wrapping_advice(source: RawSource) -> str | None:
-    """Return what to set for a source of .txt files whose lines look wrapped at a width, or None.
-
-    Wrapped text is full to about the same width: nine of ten lines with a line after them are longer than
-    half of the width that hardly any line exceeds, and empty lines separate paragraphs. The first file is
-    read.
-    """
+    """Return what to set for a source of .txt files whose lines look wrapped at a width, or None."""
     files = [Path(source.root) / file for file in source.files]
     path = next((path for path in files if file_format(path, source.kind) == "txt"), None)
     if path is None or source.documents != "lines":
@@ -65,6 +60,7 @@ def wrapping_advice(source: RawSource) -> str | None:
     filled = sorted(a for a, b in pairwise(lengths) if a and b)
     if len(filled) < 20:
         return None
+    # Nine of ten lines with a line after them are longer than half of a width that hardly any line exceeds.
     width = filled[len(filled) * 98 // 100]
     full = sum(length > width / 2 for length in filled)
     if width not in WIDTHS or max(filled) > 2 * width or full < 0.9 * len(filled) or not empty:
@@ -164,11 +160,8 @@ def describe_read(sources: tuple[RawSource, ...], reader: Tally) -> list[FunnelS
 
 
 def refuse_bad_sources(described: Sequence[FunnelSource], max_bad_share: float) -> None:
-    """Raise KieloError for a source with too many bad records or too large a share of damaged files.
-
-    The content of a damaged file is unknown, so it counts with all its bytes. The share is the decimal number
-    that a person typed: in binary 0.29 · 100 is less than 29.
-    """
+    """Raise KieloError for a source with too many bad records or too large a share of damaged files."""
+    # The decimal number that a person typed: in binary 0.29 · 100 is less than 29.
     share = Fraction(repr(max_bad_share))
     for source in described:
         records, bad = source.documents_in, source.bad_records

@@ -56,11 +56,8 @@ def fetch_debian_package(source: Source, folder: Path) -> str:
 
 
 def fetch_huggingface_dataset(source: Source, folder: Path, aside: Path) -> str:
-    """Download data files of a dataset (of its subset), as many as max_documents needs. Return its name.
-
-    aside: the folder of files until all are there, from which an interrupted download resumes. Raises
-    FetchProblem if the hub cannot be reached or has no such data files.
-    """
+    """Download as many files of a dataset (of its subset) as max_documents needs. Return its name."""
+    # aside: the folder of files until all are there, from which an interrupted download resumes.
     try:
         from huggingface_hub import HfApi, hf_hub_download
     except ImportError:

@@ -41,11 +41,7 @@ HASHES_NAME = ".kielo-hashes.json"  # hidden: a folder `raw` may be a person's
 def fetch_sources(
     recipe: Recipe, raw_folder: Path, say: Callable[[str], None], prefetched: Path | None = None
 ) -> tuple[RawSource, ...]:
-    """Fetch every source. `say` gets a line of progress.
-
-    prefetched: the folder of `kielo prefetch`, whose text is read in place. Then nothing is downloaded.
-    Raises KieloError for a source that is missing, has no file of a known format, or cannot be fetched.
-    """
+    """Fetch every source, or read it in the folder of `kielo prefetch`. `say` gets a line of progress."""
     return tuple(_fetch(source, Path(raw_folder), say, prefetched) for source in recipe.corpus.sources)
 
 

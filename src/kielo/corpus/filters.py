@@ -34,11 +34,9 @@ def line_filters(corpus: Corpus, rule: LanguageRule) -> list[LineFilter]:
 
 
 class ScriptFilter(LineFilter):
-    """A filter of lines with more than `max_foreign_share` of their letters from another script.
+    """A filter of lines with more than `max_foreign_share` of their letters outside `scripts` and `letters`.
 
-    A letter is not foreign if it belongs to one of the Unicode `scripts` or to the card's `letters`. Whole
-    scripts are allowed because names and loan words bring letters that a language's own alphabet lacks.
-    Digits, punctuation and symbols are no letters.
+    Whole scripts, because names and loan words bring letters that a language's own alphabet lacks.
     """
 
     name = "script"
@@ -67,8 +65,6 @@ class ScriptFilter(LineFilter):
 
 
 class LineLength(LineFilter):
-    """A filter of lines with too few characters to teach anything or to be identified."""
-
     name = "line length"
 
     def __init__(self, min_characters: int):
@@ -145,11 +141,10 @@ class DocumentLength(DocumentFilter):
 
 
 class _Duplicates(CorpusStep):
-    """A filter of exact duplicates over the whole corpus: the first stays.
+    """A filter of exact duplicates over the whole corpus, in its order, in a single process: the first stays.
 
-    It runs in the single process of the second pass, in the order of the corpus, so the outcome is the same
-    for any number of workers. It remembers 64-bit xxh3 hashes, about 100 bytes of memory for each different
-    line. The probability that two of 10⁹ different lines collide is 3 %.
+    It remembers 64-bit xxh3 hashes, about 100 bytes of memory for each different line. The probability that
+    two of 10⁹ different lines collide is 3 %.
     """
 
     def __init__(self) -> None:

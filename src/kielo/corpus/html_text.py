@@ -55,11 +55,7 @@ _THREE_BYTES = re.compile(rb"[\xe0-\xef][\x80-\xbf]{2}")
 
 
 def decode_page(path: Path, content: bytes, given: str | None = None) -> str:
-    """Decode a page by its byte-order mark, else as `given`, else by its bytes and its label.
-
-    UTF-8 is recognised whatever a stale label says. Raises BadRecord, which names the line, for bytes that
-    are not of the encoding, and for an unknown label.
-    """
+    """Decode a page by its mark, else as `given`, else by its bytes and its label. Raises BadRecord."""
     shown = other_encoding(content[:SHOWING_BYTES])
     encoding = marked_encoding(content) or given or shown or _of_label(path, content)
     try:

@@ -26,8 +26,8 @@ _DECLARED = re.compile(rb"\s*<\?xml[^>]{0,200}encoding\s*=\s*[\"']([A-Za-z0-9._:
 def tsv_records(path: Path, max_bytes: int, encoding: str | None = None) -> Iterator[Record]:
     """Yield the rows, their columns as bytes, numbered by their first line.
 
-    A row with another number of columns than most rows is bad. In a plain file so is its neighbour with an
-    odd number of quotes, perhaps the other half of a row that was cut at a line's end.
+    A row with another number of columns than most is bad. In a plain file so is a neighbour with an odd
+    number of quotes, perhaps its other half.
     """
     has_csv_quotes, usual = _survey(path, max_bytes, encoding)
     rows = _csv_rows(path, max_bytes, encoding) if has_csv_quotes else _plain_rows(path, max_bytes, encoding)
@@ -85,10 +85,8 @@ def _csv_lines(path: Path, max_bytes: int, encoding: str | None) -> Iterator[str
 def _survey(path: Path, max_bytes: int, encoding: str | None) -> tuple[bool, int]:
     """Return whether the file has CSV's quotes, and the number of columns of most rows.
 
-    In most files (OPUS, Tatoeba) a row is a line, and a quote is a quote. Others have the quotes of CSV
-    (spreadsheets), in which a column may have tabs and line ends. A file has them if it keeps CSV's rules and
-    they are needed: quotes within quotes, rows with equal numbers of columns only by them, or quotes around
-    every column. Text with plain quotes breaks CSV's rules soon.
+    In most files (OPUS, Tatoeba) a row is a line. A file has quotes if it keeps CSV's rules, which text with
+    plain quotes breaks soon, and needs them: for quotes within quotes, equal rows, or around every column.
     """
     lines: Counter[int] = Counter()
     doubled = unquoted = 0
@@ -118,9 +116,8 @@ def tmx_records(
 ) -> Iterator[Record]:
     """Yield the texts of each unit of a translation memory (LISA, TMX 1.4b) in the two languages.
 
-    Units count from 1. A unit with several texts in a language gives several records: each text is in one of
-    them. Units are dropped when their records are made, so memory does not grow with the file. Raises
-    KieloError for a file that is no XML or is cut short, and for a unit over max_bytes.
+    A unit with several texts in a language gives several records. Raises KieloError for a file that is no XML
+    or is cut short, and for a unit over max_bytes.
     """
     parser: XMLPullParser[Element] = XMLPullParser(("start", "end"))
     number, unfinished, body = 0, 0, None
@@ -176,7 +173,6 @@ def _unit_records(
 
 
 def _texts(unit: Element) -> dict[str, list[str]]:
-    """Return language code in lower case → texts, in the order of the file."""
     found = defaultdict(list)
     for variant in _children(unit, "tuv"):
         code = (variant.get(_LANGUAGE) or variant.get("lang") or "").lower()
@@ -190,8 +186,7 @@ def _children(element: Element, name: str) -> list[Element]:
 
 
 def _in_language(texts: dict[str, list[str]], language: str) -> list[str]:
-    """Return the texts in a language, else in the first of its regions (en-US for en)."""
-    wanted = language.lower()
+    wanted = language.lower()  # or the first of its regions (en-US for en)
     regions = (code for code in texts if code.replace("_", "-").startswith(wanted + "-"))
     code = wanted if wanted in texts else next(regions, None)
     return texts[code] if code is not None else []

@@ -174,7 +174,7 @@ def _as_record(document: SplitDocument) -> Document:
 
 
 def run_on_workers(make_steps: Callable[[int], list[CorpusStep]], workers: int) -> list[Tally]:
-    """Run the steps of each rank in its own worker, or here if it is the only one. Return each step's tally."""
+    """Run the steps of each rank in its own worker (a single rank: here). Return each step's tally."""
     make = partial(partial, _run_steps, make_steps)
     tallies_of_workers = results_in_order(make, range(workers), workers, "corpus")
     totals = next(tallies_of_workers)

@@ -60,26 +60,21 @@ FILE_NAME_FIELDS = ("path", "max_stars_repo_path", "file_name", "filename", "ext
 
 @dataclass(frozen=True)
 class RawSource:
-    """A source whose files are on this disk: the output of `fetch`.
-
-    root: file names are relative to it. stamps: (bytes, time of change in ns) of the files before they were
-    hashed. is_cleaned: filters of lines see it. text_fields: in formats with fields. origin: where the files
-    came from, for people. encoding: of files without a mark; None: UTF-8. unread: other files.
-    """
+    """A source whose files are on this disk: the output of `fetch`."""
 
     name: str
-    root: str
+    root: str  # which file names are relative to
     files: tuple[str, ...]
     kind: str
-    is_cleaned: bool
+    is_cleaned: bool  # filters of lines see it
     documents: str
-    text_fields: tuple[str, ...]
+    text_fields: tuple[str, ...]  # in formats with fields
     max_documents: int | None
-    origin: str
-    stamps: tuple[tuple[int, int], ...] = ()
+    origin: str  # of the files, for people
+    stamps: tuple[tuple[int, int], ...] = ()  # (bytes, time of change in ns) before the files were hashed
     fingerprint: str = ""
-    encoding: str | None = None
-    unread: tuple[str, ...] = ()
+    encoding: str | None = None  # of files without a mark; None: UTF-8
+    unread: tuple[str, ...] = ()  # other files
 
     def columns_of(self, present: Sequence[str]) -> tuple[str, ...]:
         """Return the required columns of a file with columns `present`. Conversations are in one column."""
@@ -113,11 +108,7 @@ def raw_source(source: Source, root: Path, files: Sequence[str], origin: str, **
 
 
 def records(source: RawSource, max_bytes: int) -> Iterator[Record]:
-    """Yield every document of the source in the order of its files, undecoded, without empty lines.
-
-    A damaged file, or a file not of its format, ends with a bad record. Raises KieloError for a file in
-    another encoding or one that cannot be read, which is no fault of the text.
-    """
+    """Yield the source's documents, undecoded. A damaged file ends with a bad record. Raises KieloError."""
     for name in source.files:
         path = Path(source.root) / name
         try:
@@ -148,7 +139,6 @@ def is_data(path: Path) -> bool:
 
 
 def formats(kind: str) -> str:
-    """Return the formats of a kind of source, for people."""
     listed = ", ".join(f".{suffix}" for suffix in _RECORDS[kind])
     listed += f" (each also {', '.join(COMPRESSED)}), .parquet"
     more = {"text": ", .html", "code": ", and .py, .c, .java and other program files"}

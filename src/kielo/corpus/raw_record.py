@@ -53,10 +53,9 @@ _MARK = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]', re.DOTALL)
 
 
 def lenient_fields(line: bytes) -> JsonTable | None:
-    """Return the fields of a JSON object of which strict readers refuse a field, or None for no object.
+    """Return the fields of a JSON object, or None. A field that cannot be stored is False.
 
-    A field that cannot be stored is False: NaN, Infinity and lone surrogates, which Python writes, 1e999, and
-    values that are nested a thousand deep.
+    Such are NaN, Infinity and lone surrogates, which Python writes, 1e999, and values nested a thousand deep.
     """
     try:
         text = line.decode("utf-8")
@@ -118,11 +117,7 @@ def _is_storable(value: Any) -> bool:
 
 
 def json_records(path: Path, max_bytes: int, encoding: str | None) -> Iterator[Record]:
-    """Yield the elements of an array, or all values of a file without an array, numbered from 1.
-
-    Memory has one object and a block. Raises KieloError for a file that is no JSON or is cut short, and
-    BadRecord for an element over max_bytes.
-    """
+    """Yield the elements of an array, or all values of a file, from 1. Raises KieloError or BadRecord."""
     decoder, text, number, is_array, is_over = json.JSONDecoder(), "", 0, False, False
     for piece in _pieces(path, encoding):
         text += piece

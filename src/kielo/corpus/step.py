@@ -36,12 +36,7 @@ class LanguageRule:
 
 
 def language_rule(corpus: Corpus, cards: Sequence[Language]) -> LanguageRule:
-    """Return the rule of texts in any of the cards' languages.
-
-    Thresholds that the recipe leaves open are the lowest of the cards, because the identifier cannot be surer
-    of two languages together than of the harder one. Raises KieloError for a language that the identifier
-    does not know.
-    """
+    """Return the rule of texts in any of the cards' languages. Raises KieloError for an unknown language."""
     identifier = corpus.language_identifier
     for card in cards:
         if not card.identifier_codes.get(identifier):
@@ -51,6 +46,7 @@ def language_rule(corpus: Corpus, cards: Sequence[Language]) -> LanguageRule:
                 f"{' or '.join(known) or 'clean = false in the sources, as no identifier knows it'}"
             )
     line, document = corpus.line_language_threshold, corpus.document_language_threshold
+    # The lowest, because the identifier cannot be surer of two languages together than of the harder one.
     lowest_line = min(card.line_language_threshold.get(identifier, 0.5) for card in cards)
     lowest_document = min(card.document_language_threshold.get(identifier, 0.5) for card in cards)
     return LanguageRule(
@@ -84,7 +80,6 @@ def side_rules(corpus: Corpus, source: Source) -> tuple[LanguageRule, LanguageRu
 
 
 def language_rules(corpus: Corpus, default: str) -> dict[str, LanguageRule]:
-    """Return source name → rule, of the cleaned sources. default: the recipe's language."""
     return {
         source.name: language_rule(corpus, [language(code) for code in source_languages(source, default)])
         for source in corpus.sources
@@ -122,19 +117,15 @@ def effective_settings(corpus: Corpus, card: Language) -> JsonTable:
 
 @dataclass(slots=True)
 class SplitDocument:
-    """A document, split into lines and words once: splitting at each step would cost more than the steps.
-
-    place: (number of the source, number of the document in it), the order of the corpus. sides: the two texts
-    of a pair that is not laid out yet. line_bytes: each line's UTF-8 bytes with its line end.
-    """
+    """A document, split into lines and words once: splitting at each step would cost more than the steps."""
 
     id: str
     source: str
-    place: tuple[int, int]
+    place: tuple[int, int]  # (number of the source, number of the document in it), the order of the corpus
     metadata: JsonTable
     lines: list[str] = field(default_factory=list)
-    line_bytes: list[int] = field(default_factory=list)
-    sides: tuple[str, str] | None = None
+    line_bytes: list[int] = field(default_factory=list)  # UTF-8 bytes of each line with its end
+    sides: tuple[str, str] | None = None  # the two texts of a pair that is not laid out yet
     _words: list[list[str]] | None = None
 
     @property
@@ -217,7 +208,6 @@ class Tally:
         return total
 
     def first_examples(self, source: str, kind: str, most: int) -> list[str]:
-        """Return the texts of a source's first examples in the order of the corpus, at most `most`."""
         found = sorted(example for example in self.examples if example[:2] == (source, kind))
         return [text for *_, text in found[:most]]
 

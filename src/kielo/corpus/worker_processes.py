@@ -78,10 +78,9 @@ def results_in_order(
 ) -> Generator[Any, None, None]:
     """Yield work(batch) for each batch in turn, from as many workers, each with its own work = make().
 
-    One worker is this process. Batches, results and `make` are pickled. At most RESULTS_AHEAD + 1 batches or
-    results for each worker are in memory. what: begins the workers' names. tries: how many times a batch is
-    given out if its worker is killed. Raises the first exception of a worker, KieloError if one ran out of
-    memory, and WorkerEnded.
+    One worker is this process. Batches, results and `make` are pickled, and RESULTS_AHEAD limits them. what:
+    begins the workers' names. tries: of a batch, if its worker is killed. Raises the first exception of a
+    worker, KieloError if it ran out of memory, and WorkerEnded.
     """
     if workers == 1:
         work = make()

@@ -31,20 +31,15 @@ NOT_COUNTED = -100  # PyTorch's and Hugging Face's label for "no loss here"
 
 @dataclass(frozen=True)
 class Batch:
-    """One rank's sequences of one step.
+    """One rank's n sequences of one step, of s tokens each."""
 
-    inputs, labels: int64 [n, s], labels being the next token or -100. documents: int32 [n, s], the number of
-    the document inside its sequence (0, 1, …), or None; for an encoder `causal_documents` of these numbers,
-    if a token sees only earlier tokens. samples: int64 [n], global sample numbers. dropout_keys: int32 [n, 2]
-    or None. first_counts: bool [n], whether the first token of a sequence, which no label is, carries loss;
-    None: all do.
-    """
-
-    inputs: np.ndarray
-    labels: np.ndarray
+    inputs: np.ndarray  # int64 [n, s]
+    labels: np.ndarray  # int64 [n, s], the next token or -100
+    # int32 [n, s], the document's number inside its sequence (0, 1, …), or `causal_documents` of it.
     documents: np.ndarray | None
-    samples: np.ndarray
-    dropout_keys: np.ndarray | None = None
+    samples: np.ndarray  # int64 [n], global sample numbers
+    dropout_keys: np.ndarray | None = None  # int32 [n, 2]
+    # bool [n], whether the first token of a sequence, which no label is, carries loss. None: all do.
     first_counts: np.ndarray | None = None
 
 
@@ -78,11 +73,7 @@ class PhaseSteps(Protocol):
 
 
 class Batches:
-    """The batches of a phase, each computed on request: nothing is prefetched or restored.
-
-    folder: the pack stage's output. longest_sequence_length: of the whole run. Raises KieloError for a folder
-    that is not packed or a mixture with an unknown source.
-    """
+    """The batches of a phase, each computed on request. Raises KieloError for a folder that is not packed."""
 
     def __init__(
         self,
@@ -193,7 +184,6 @@ def document_numbers(shard: TokenShard, start_token: int, count: int) -> np.ndar
 
 
 def packed_manifest(folder: Path | str) -> Manifest:
-    """Return the manifest of a tokens folder. Raises KieloError if the pack stage is not finished."""
     manifest = read_manifest(folder)
     if manifest is None:
         raise KieloError(f"{folder}: the pack stage is not finished. Fix: `kielo run RECIPE --to pack`")
@@ -228,11 +218,7 @@ def open_shard(folder: Path | str, name: str) -> Shard:
 
 
 class _StreamReader:
-    """Sequences of `length` tokens of several shards' streams, all sequences of a batch at the same time.
-
-    end: the id that fills up a source's last, shorter sequence. is_blockwise: the last token of a sequence
-    predicts nothing, because the next tokens are unrelated.
-    """
+    """Sequences of several shards' streams. is_blockwise: the last token of a sequence predicts nothing."""
 
     def __init__(
         self, shards: Sequence[Shard], length: int, end: int, mask_documents: bool, is_blockwise: bool = False

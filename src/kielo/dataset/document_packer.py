@@ -50,16 +50,12 @@ class DocumentBatch:
 
 @dataclass
 class ShardRows:
-    """Documents of one shard. group: SOURCES, HELDOUT or HELDOUT_SETS, in which `name` is counted.
+    """Documents of one shard, end to end with their frames."""
 
-    file: the shard's name. tokens: rows of all documents with their frames, end to end. carries_loss: the
-    same of flags, or None without a loss mask. lengths, ids: of each document. counts: totals.
-    """
-
-    group: str
+    group: str  # SOURCES, HELDOUT or HELDOUT_SETS, in which `name` is counted
     name: str
     file: str
-    carries_loss: list[np.ndarray] | None
+    carries_loss: list[np.ndarray] | None  # None without a loss mask
     tokens: list[np.ndarray] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
@@ -74,18 +70,14 @@ class ShardRows:
 
 @dataclass
 class PackedDocuments:
-    """A batch's rows by shard.
+    """A batch's rows by shard."""
 
-    is_last: of its file. met: source → its documents, with held-out ones. heldout: the held-out documents as
-    JSON lines. checked, exact: documents that were decoded, and that came back.
-    """
-
-    is_last: bool = False
+    is_last: bool = False  # of its file
     shards: dict[str, ShardRows] = field(default_factory=dict)
-    met: Counter[str] = field(default_factory=Counter)
-    heldout: list[bytes] = field(default_factory=list)
-    checked: int = 0
-    exact: int = 0
+    met: Counter[str] = field(default_factory=Counter)  # documents of each source, with held-out ones
+    heldout: list[bytes] = field(default_factory=list)  # as JSON lines
+    checked: int = 0  # documents that were decoded
+    exact: int = 0  # and that came back
 
     @property
     def num_documents(self) -> int:

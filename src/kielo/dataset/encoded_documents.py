@@ -27,20 +27,14 @@ STORED_IDS = "ids"
 
 @dataclass(frozen=True)
 class EncodedDocument:
-    """A document's tokens.
+    """A document's tokens."""
 
-    text: of the decoded ids. ids: int32 [ids], without end-of-text. num_words: of the document's text.
-    carries_loss: bool [ids + 1], of the ids and of end-of-text after them; None: all do. bytes_with_loss: the
-    UTF-8 bytes of the text with loss, and one for each of its ends; None: all. is_framed: the ids that begin
-    documents come before it. A chat template writes its own.
-    """
-
-    text: str
-    ids: np.ndarray
+    text: str  # of the decoded ids
+    ids: np.ndarray  # int32, without end-of-text
     num_words: int
-    carries_loss: np.ndarray | None = None
-    bytes_with_loss: int | None = None
-    is_framed: bool = True
+    carries_loss: np.ndarray | None = None  # bool [ids + 1], also of end-of-text; None: all do
+    bytes_with_loss: int | None = None  # UTF-8, and one for each end of a text with loss; None: all
+    is_framed: bool = True  # the ids that begin documents come before it; a chat template writes its own
 
     @property
     def loss_mask(self) -> np.ndarray:

@@ -37,10 +37,7 @@ KIND, VERSION = "evaluation texts", 1
 def pack_evaluation_texts(
     recipe: Recipe, tokenizer_folder: Path, folder: Path, begin: Sequence[int] = ()
 ) -> None:
-    """Write the texts of the recipe into `folder`, unless it is current. begin: ids before documents.
-
-    Raises KieloError for a text that is missing, cannot be read or is empty, naming file and line.
-    """
+    """Write the texts of the recipe into `folder`, unless it is current. begin: ids before documents."""
     texts = recipe.evaluate.texts
     if not texts and read_manifest(folder) is None:
         return

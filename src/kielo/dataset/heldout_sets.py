@@ -25,11 +25,7 @@ EVALUATION_TEXTS = "evaluation_texts"  # folder beside the tokens' (`evaluation_
 
 
 class HeldoutLanguages:
-    """The sets of a recipe's sources: a source's name, or SOURCE@LANGUAGE for text in several languages.
-
-    The identifier of the corpus stage decides, between the source's languages only, by the beginning of each
-    held-out document. Pairs of sentences are in both languages and stay together.
-    """
+    """The sets of a recipe's sources: a source's name, or SOURCE@LANGUAGE as the identifier decides."""
 
     def __init__(self, recipe: Recipe):
         self._identifier = recipe.corpus.language_identifier
@@ -67,20 +63,15 @@ class HeldoutLanguages:
 
 @dataclass(frozen=True)
 class HeldoutSet:
-    """A held-out set. name: "" for all sources' text, else the name of a source's set or outside text.
+    """A held-out set."""
 
-    file: its shard in `folder`. languages: codes, or (). tokens: with end-of-text. text_bytes: UTF-8 bytes of
-    its documents and one for each document's border, or None. with_loss: (tokens, bytes) of the part with
-    loss, if not all of the set has loss.
-    """
-
-    name: str
+    name: str  # "" for all sources' text, else of a source's set or outside text
     folder: Path
-    file: str
-    languages: tuple[str, ...]
-    tokens: int
-    text_bytes: int | None
-    with_loss: tuple[int, int] | None = None
+    file: str  # its shard in `folder`
+    languages: tuple[str, ...]  # codes; () if unknown
+    tokens: int  # with end-of-text
+    text_bytes: int | None  # UTF-8 bytes of its documents, and one for each document's border
+    with_loss: tuple[int, int] | None = None  # (tokens, bytes) of the part with loss, if not all has loss
 
     @property
     def tokens_per_byte(self) -> float | None:
@@ -89,7 +80,6 @@ class HeldoutSet:
         return tokens / text_bytes if text_bytes else None
 
     def holds(self, document: Mapping[str, Any]) -> bool:
-        """Return True for a held-out document, of any source, in this set."""
         return document["metadata"].get(SET_KEY, document["source"]) == self.name
 
     def batch(self, sequence_length: int, max_sequences: int, mask_documents: bool = False) -> Batch:

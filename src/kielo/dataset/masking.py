@@ -38,16 +38,12 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class MaskingVocabulary:
-    """Facts of a tokenizer that masking needs.
-
-    is_control: bool [v]. ordinary_ids: int64, the ids that random tokens are drawn from. pieces: how tokens
-    make words, only for whole words.
-    """
+    """Facts of a tokenizer that masking needs."""
 
     mask_id: int
-    is_control: np.ndarray
-    ordinary_ids: np.ndarray
-    pieces: WordPieces | None = None
+    is_control: np.ndarray  # bool [v]
+    ordinary_ids: np.ndarray  # int64, which random tokens are drawn from
+    pieces: WordPieces | None = None  # only for whole words
 
 
 def masking_vocabulary(folder: Path | str, kind: MaskingKind) -> MaskingVocabulary:
@@ -143,7 +139,6 @@ class Masking:
 
 
 def masking_rate(first: float, last: float, step: int, total_steps: int) -> float:
-    """Return the rate of a step, from 1: linear from the first step's to the last step's."""
     return first + (last - first) * (step - 1) / max(total_steps - 1, 1)
 
 

@@ -109,11 +109,7 @@ def _round(half: np.ndarray, key: np.ndarray, number: int) -> np.ndarray:
 
 
 def share_out(weights: Sequence[float | Fraction], total: int) -> np.ndarray:
-    """Return whole numbers, int64 [sources], that add up to `total`, by largest remainders. None is 0.
-
-    A source that is too small for the period gets one sample in it, so no source is silently left out. Ties
-    go to the earlier source.
-    """
+    """Return whole numbers, int64 [sources], that add up to `total`, by largest remainders."""
     exact = [Fraction(weight) for weight in weights]  # a float is a fraction: nothing is rounded
     if not exact or min(exact) <= 0 or len(exact) > total:
         raise ValueError(
@@ -124,7 +120,7 @@ def share_out(weights: Sequence[float | Fraction], total: int) -> np.ndarray:
     by_remainder = sorted(range(len(shares)), key=lambda i: (quotas[i] - shares[i], i))
     for source in by_remainder[: total - sum(quotas)]:
         quotas[source] += 1
-    for source in range(len(quotas)):
+    for source in range(len(quotas)):  # a source that is too small is not silently left out
         if quotas[source] == 0:
             quotas[quotas.index(max(quotas))] -= 1
             quotas[source] = 1
@@ -199,7 +195,7 @@ class Mixture:
 
 
 def _turns(source: np.ndarray, quotas: np.ndarray) -> np.ndarray:
-    """Count, for each place of the period, the earlier places with the same source."""
+    # For each place of the period, the number of earlier places with its source.
     first_of_source = np.repeat(np.cumsum(quotas) - quotas, quotas)
     turns = np.empty(len(source), dtype=np.int32)
     turns[np.argsort(source, kind="stable")] = np.arange(len(source)) - first_of_source
@@ -217,33 +213,24 @@ class OrderSource:
 
 @dataclass(frozen=True)
 class Phase:
-    """A range of a run's steps with one sequence length, batch and mixture.
-
-    longest_sequence_length: of the whole run, a multiple of every phase's length, the same in all phases.
-    offsets: source → tokens drawn from it before this phase, over all epochs. is_shuffled: False gives each
-    epoch in the order of its stream.
-    """
+    """A range of a run's steps with one sequence length, batch and mixture."""
 
     number: int
     first_sample: int
     sequence_length: int
-    longest_sequence_length: int
-    offsets: Mapping[str, int] = field(default_factory=dict)
-    is_shuffled: bool = True
+    longest_sequence_length: int  # of the whole run, a multiple of every phase's length
+    offsets: Mapping[str, int] = field(default_factory=dict)  # source → tokens drawn before, of all epochs
+    is_shuffled: bool = True  # False: each epoch has the order of its stream
 
 
 @dataclass(frozen=True)
 class Located:
-    """The places of samples in their sources, int64 [n] each.
-
-    Sequence i of a source at length s predicts tokens i*s+1 .. i*s+s of its stream. seen_tokens: the number
-    of the sequence's first tokens that an earlier phase has trained on (only at a phase's start).
-    """
+    """The places of samples in their sources, int64 [n] each."""
 
     source: np.ndarray
     epoch: np.ndarray
-    sequence: np.ndarray
-    seen_tokens: np.ndarray
+    sequence: np.ndarray  # sequence i of a source at length s predicts tokens i*s+1 .. i*s+s of its stream
+    seen_tokens: np.ndarray  # first tokens that an earlier phase has trained on (only at a phase's start)
 
 
 class Order:

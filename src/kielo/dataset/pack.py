@@ -61,8 +61,8 @@ _READY = "of_token_files"  # folder, while the stage works, of held-out document
 def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path) -> Manifest:
     """Write the token shards. Keep a folder that is current, and finished parts of an earlier attempt.
 
-    Raises KieloError for a source without training text, without held-out text, if our own tokenizer does not
-    give a text back, and if a checkpoint was trained on shards that would be replaced.
+    Raises KieloError without training or held-out text of the sources, if our own tokenizer changes a text,
+    and for shards that a checkpoint was trained on.
     """
     has_corpus = bool(recipe.corpus.of_raw_text.sources)
     inputs, section, found = _identity(recipe, corpus_folder, tokenizer_folder, Path(folder))

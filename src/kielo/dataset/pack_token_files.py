@@ -42,11 +42,10 @@ MOST_HELDOUT_TOKENS = 1 << 20  # of a source; as much text as the evaluation use
 def check_token_files(
     name: str, found: FoundFiles, stream: TokenSet, tokenizer: TextTokenizer, tokenizer_hash: str
 ) -> float:
-    """Return the bytes of text of a token, measured on a sample of documents.
+    """Return the bytes of text of a token in a sample. Raises KieloError for tokens of another tokenizer.
 
-    A manifest of Kielo's beside the files has the tokenizer's hash. Others are checked by the largest id,
-    end-of-text at the ends of documents, and documents that give the same ids when they are decoded and
-    encoded again. Raises KieloError, with file, number and fix, for tokens of another tokenizer.
+    A manifest of Kielo's beside the files has the tokenizer's hash. Others are checked by ids, end-of-text at
+    the ends of documents, and documents that give the same ids when they are decoded and encoded again.
     """
     _check_manifests(name, found, tokenizer_hash)
     size, end = vocabulary_size(tokenizer), end_of_text_id(tokenizer)
@@ -221,8 +220,8 @@ def note_places(
 ) -> tuple[Manifest, list[Path]]:
     """Write into the manifest of a finished stage where the same files are now. Return it.
 
-    Changed files are read whole. If the content of some differs, they are returned too, and nothing is
-    written. Files without a checksum, described by an earlier version, are accepted.
+    Changed files are read. If the content of some differs, they are returned, and nothing is written. Files
+    without a checksum, described by an earlier version, are accepted.
     """
     counts = counts_of(folder, manifest, PackCounts)
     sources, changed = dict(counts.sources), list[Path]()
@@ -257,11 +256,7 @@ class TokenFilesPacking:
         self._sets: dict[str, TokenFileSet] = {}
 
     def heldout(self, tokenizer_hash: str) -> Iterator[tuple[Document, list[int], np.ndarray | None]]:
-        """Check each source and yield its held-out documents: (document, ids without end-of-text, mask).
-
-        mask: which of the ids, and of an end-of-text after them, carry loss; None: all do. Raises KieloError
-        for files that do not fit the tokenizer, and if no document can be held out.
-        """
+        """Check each source and yield its held-out (document, ids without end-of-text, loss mask or None)."""
         for name, found in self._found.items():
             stream = self._whole(found)
             bytes_per_token = check_token_files(name, found, stream, self._tokenizer, tokenizer_hash)

@@ -32,7 +32,6 @@ class SampleDocument(NamedTuple):
 
 def packed_sample(run: Path) -> list[SampleDocument]:
     """Return documents in RUN/tokens, up to MOST_OF_SOURCE of each source, with ids if they have any."""
-    # The text of ready tokens is decoded, and their ids may have control tokens: they are left out.
     tokens, packed = run / "tokens", read_manifest(run / "tokens")
     if packed is None:
         return []
@@ -83,10 +82,9 @@ def _training(tokens: Path, corpus: Path, of_text: set[str]) -> Iterator[WithIds
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Return id → number of the first documents of a shard, without ids that several documents have."""
     with open(path, encoding="utf-8", newline="\n") as lines:
         ids = [line.rstrip("\n") for line in islice(lines, 2 * MOST_OF_SOURCE)]
-    times = Counter(ids)
+    times = Counter(ids)  # several documents with one id are left out
     return {id_: number for number, id_ in enumerate(ids) if times[id_] == 1}
 
 

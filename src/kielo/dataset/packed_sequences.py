@@ -152,18 +152,14 @@ def _place(groups: _Groups, length: int, count: int, sequence_length: int) -> No
 
 @dataclass(frozen=True)
 class Pieces:
-    """The pieces of documents in sequences, by row and column; [p] each.
+    """The pieces of documents in sequences; [p] each."""
 
-    row: number of the sequence in the request. column: place of the piece's first token. start, count: its
-    tokens in the source's stream. begins, ends: whether it has its document's first, last token.
-    """
-
-    row: np.ndarray
-    column: np.ndarray
-    start: np.ndarray
+    row: np.ndarray  # number of the sequence in the request
+    column: np.ndarray  # place of the piece's first token
+    start: np.ndarray  # of the piece in the source's stream
     count: np.ndarray
-    begins: np.ndarray
-    ends: np.ndarray
+    begins: np.ndarray  # has its document's first token
+    ends: np.ndarray  # has its document's last token
 
 
 class PackedSequences:
@@ -225,18 +221,14 @@ def _expanded(first: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 @dataclass(frozen=True)
 class PackingRow:
-    """The effect of packing on a source at a length, for people.
-
-    cut, cut_in_one_stream: shares of its documents that are cut, and that a single stream would cut. filling:
-    share of the positions without a token.
-    """
+    """The effect of packing on a source at a length, for people."""
 
     source: str
     sequence_length: int
     sequences: int
-    cut: float
-    cut_in_one_stream: float
-    filling: float
+    cut: float  # share of the documents
+    cut_in_one_stream: float  # share that a single stream would cut
+    filling: float  # share of the positions without a token
 
     def sentence(self) -> str:
         return (

@@ -31,7 +31,6 @@ SHOWN_DIGITS = 12  # of a hash, in messages
 
 
 def check_tokenizer(run_folder: Path | str) -> None:
-    """Raise KieloError unless RUN/tokens was packed with RUN/tokenizer."""
     if packed_manifest(Path(run_folder) / "tokens").inputs.get("tokenizer") is not None:
         tokenizer_of_tokens(run_folder)
 

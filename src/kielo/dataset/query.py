@@ -65,11 +65,7 @@ def document_ids(batches: Batches, source: int, ranges: Iterable[tuple[int, int]
 
 
 def read_sequences(batches: Batches, step: int, samples: np.ndarray, vocab_rows: int) -> Batch:
-    """Read samples [n] of a step. After an error, read them again one by one.
-
-    vocab_rows: of the embedding. Raises KieloError for the first sample that cannot be read or has ids
-    outside of these rows. The message names step, source, documents and file.
-    """
+    """Read samples [n] of a step. Raises KieloError, which names the first unreadable sample's documents."""
     with suppress(OSError, KieloError):
         batch = batches.read(samples)
         if not _is_outside(batch, vocab_rows):

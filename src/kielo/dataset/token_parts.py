@@ -207,7 +207,6 @@ def join_parts(parts: Sequence[Path], counts: Sequence[PartCounts], folder: Path
 
 
 def remove_parts(tokens_folder: Path) -> None:
-    """Remove all parts, whose shards are joined. Other files stay."""
     folder = parts_folder(tokens_folder)
     if not folder.is_dir():
         return

@@ -41,15 +41,11 @@ DEFAULT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class LaidOut:
-    """A conversation as it is trained on.
+    """A conversation as it is trained on."""
 
-    text: as the template writes it. ids: its tokens, without end-of-text. is_answer: bool [ids + 1], True for
-    tokens of answers and of the ends of their turns; the last is for end-of-text.
-    """
-
-    text: str
-    ids: list[int]
-    is_answer: np.ndarray
+    text: str  # as the template writes it
+    ids: list[int]  # without end-of-text
+    is_answer: np.ndarray  # bool [ids + 1], True for answers and ends of their turns; the last: end-of-text
 
 
 class ChatTemplate:
@@ -135,12 +131,12 @@ class ChatTemplate:
         return pieces
 
     def _rich_answers(self, chat: "_Chat", text: str) -> set[int]:
-        """Return the numbers of answers of which the template writes more than the content."""
         more = [
             number
             for number, message in enumerate(chat.messages)
             if message["role"] == ANSWERS and message.keys() > {"role", "content"}
         ]
+        # The template may write more of them than the content.
         if len(more) <= MOST_RICH:  # each needs three renderings of all messages before it
             return {number for number in more if self._text(_bare(chat, [number])) != text}
         if self._text(_bare(chat, more)) == text:
@@ -219,27 +215,19 @@ def _bare(chat: _Chat, numbers: Collection[int]) -> _Chat:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A rendered conversation, with hidden names for the marks in `pieces`.
+    """A rendered conversation."""
 
-    spelled: the template's text. pieces: in turns other text and an answer. is_whole: answers have the ends
-    of their turns. has_end: the last answer has the end of the conversation too.
-    """
-
-    spelled: str
-    pieces: list[str]
-    is_whole: bool = False
-    has_end: bool = False
+    spelled: str  # the template's text
+    pieces: list[str]  # in turns other text and an answer, with hidden names for the marks
+    is_whole: bool = False  # answers have the ends of their turns
+    has_end: bool = False  # the last answer has the end of the conversation too
 
     @cached_property
     def text(self) -> str:
         return "".join(self.pieces)
 
     def answers(self, turn_end: re.Pattern[str]) -> Iterator[tuple[int, int]]:
-        """Yield (first character, character after the last) of each answer with the end of its turn.
-
-        The end is white space and a mark, as `turn_end` finds them, or the white space alone. At the end of
-        the conversation end-of-text counts as one more character.
-        """
+        """Yield (first character, character after the last) of each answer with the end of its turn."""
         start = len(self.pieces[0])
         for answer, after in zip(self.pieces[1::2], self.pieces[2::2], strict=True):
             end = start + len(answer)
@@ -249,21 +237,17 @@ class Rendered:
             elif found := turn_end.match(after):
                 yield start, end + found.end()
             elif is_last and not after.strip():
-                yield start, len(self.text) + 1
+                yield start, len(self.text) + 1  # with end-of-text
             else:
                 yield start, end + len(after) - len(after.lstrip())
             start = end + len(after)
 
 
 class Disguise:
-    """Random words in place of control tokens that messages spell.
-
-    They replace whole names, and parts of names at the ends of a message, so that a template cannot join them
-    to a mark. A word is 32 random hexadecimal digits, equal in all words, and 8 that number it.
-    """
+    """Random words in place of control tokens that messages spell, and of parts of them at their ends."""
 
     def __init__(self, names: list[str]):
-        self._sign = token_hex(16)
+        self._sign = token_hex(16)  # of all words, before 8 digits that number each
         self._word = re.compile(rf"{self._sign}[0-9a-f]{{8}}")
         self._names, self._whole = names, _any_of(names)
         self._beginnings = {name[:end] for name in names for end in range(1, len(name))}
@@ -311,10 +295,7 @@ def _compiled(folder: Path) -> Callable[..., str]:
 
 
 def end_of_answers(tokenizer: TextTokenizer) -> int | None:
-    """Return the id of the control token by which the chat template ends an answer, or None.
-
-    Raises KieloError for a template that does not lay out one question with its answer.
-    """
+    """Return the control token by which the chat template ends an answer, or None. Raises KieloError."""
     if not has_chat_template(tokenizer.folder):
         return None
     question, answer = Message(role="user", content="1"), Message(role=ANSWERS, content="2")

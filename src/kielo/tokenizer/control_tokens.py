@@ -27,11 +27,7 @@ _BYTE_OR_CHARACTER = re.compile(r".|<0x[0-9A-Fa-f]{2}>", re.DOTALL)
 
 
 def control_tokens(folder: Path, end_of_text: str) -> frozenset[str]:
-    """Return the tokens of the tokenizer in `folder` that are no text.
-
-    They are special tokens, tokens with a role in its configuration (`eos_token`, …), added tokens in the
-    form of a control token, and tokens that its chat template writes, but no bytes and single characters.
-    """
+    """Return the folder's special tokens, and tokens by their role, form, or use in the chat template."""
     configs = [read_object(folder / name) for name in CONFIG_FILES]
     template = _chat_template(folder, configs)
     found = {end_of_text}
@@ -42,19 +38,16 @@ def control_tokens(folder: Path, end_of_text: str) -> frozenset[str]:
         in_template = bool(_MARKUP.fullmatch(name)) and name in template
         if token.get("special") or _ALWAYS_CONTROL.fullmatch(name) or in_template:
             found.add(name)
+    # A byte or a single character is always text.
     return frozenset(name for name in found if not _BYTE_OR_CHARACTER.fullmatch(name))
 
 
 class TextOnly(NamedTuple):
-    """A tokenizer for which text has no control tokens.
-
-    control_tokens: by id, without the token for unknown characters unless it ends documents too.
-    hidden_names: the name of each in `tokenizer`, which nobody can have written.
-    """
+    """A tokenizer for which text has no control tokens."""
 
     tokenizer: Tokenizer
-    control_tokens: dict[int, str]
-    hidden_names: dict[str, str]
+    control_tokens: dict[int, str]  # without the token for unknown characters, unless it ends documents
+    hidden_names: dict[str, str]  # of each in `tokenizer`, which nobody can have written
 
 
 def without_control_tokens(whole: Tokenizer, folder: Path, end_of_text: str) -> TextOnly:

@@ -1,7 +1,4 @@
-"""A chat template, compiled as Hugging Face's libraries do, in jinja2's sandbox, limited in time and memory.
-
-The import of jinja2 takes longer than reading a recipe: import this file inside the function that uses it.
-"""
+"""A chat template, compiled as Hugging Face's libraries do, in jinja2's sandbox, with limits."""
 
 import json
 import os
@@ -13,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, nodes  # takes longer than reading a recipe
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment

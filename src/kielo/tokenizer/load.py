@@ -1,7 +1,4 @@
-"""Ready tokenizers: a folder in Hugging Face form → a `TextTokenizer`, and text → ids with it.
-
-Text is text: whatever a document spells, none of its ids is a control token (`control_tokens.py`).
-"""
+"""Ready tokenizers: a folder in Hugging Face form → a `TextTokenizer`; text → ids, never control tokens."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -80,11 +80,7 @@ def f95(counts: np.ndarray, size: int) -> int:
 
 
 def parity(tokenizer: TextTokenizer, texts: Sequence[str], english: Sequence[str]) -> dict[str, float | int]:
-    """Compare texts with their English translations, english[i] of texts[i].
-
-    parity is tokens of the texts / tokens of the translations (the premium of Petrov et al. 2023,
-    arXiv:2305.15425). Raises KieloError if their numbers differ, and if a side has no token.
-    """
+    """Compare texts with their English translations in tokens (Petrov et al. 2023, arXiv:2305.15425)."""
     if len(texts) != len(english):
         raise KieloError(
             f"{len(texts)} texts and {len(english)} translations. Fix: a translation of each text"

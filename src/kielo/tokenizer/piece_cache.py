@@ -47,15 +47,11 @@ _MODELS = {"BPE", "Unigram", "WordPiece", "WordLevel"}  # each encodes a pre-tok
 
 
 class CutRule(NamedTuple):
-    """The rule by which texts are cut.
+    """The rule by which texts are cut, at spaces and more."""
 
-    at_signs: also between a letter or digit of LETTERS and a sign of ASCII. at_lines: also after a line's
-    end. first_differs: a text's first piece may have other ids than the same characters inside a text.
-    """
-
-    at_signs: bool
-    at_lines: bool
-    first_differs: bool
+    at_signs: bool  # between a letter or digit of LETTERS and a sign of ASCII
+    at_lines: bool  # after a line's end
+    first_differs: bool  # a text's first piece may have other ids than the same characters inside a text
 
 
 class EncodedText(NamedTuple):

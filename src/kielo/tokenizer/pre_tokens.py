@@ -80,7 +80,6 @@ CUT = pre_tokenizers.Split(Regex(PRE_TOKENS), behavior="isolated")
 
 
 def pre_tokenizer() -> pre_tokenizers.PreTokenizer:
-    """Return the cut into words, followed by GPT-2's alphabet of bytes."""
     return pre_tokenizers.Sequence([CUT, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 

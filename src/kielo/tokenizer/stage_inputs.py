@@ -111,9 +111,5 @@ def place_by_hash(text: str) -> float:
 
 
 def is_heldout(text: str, share: float) -> bool:
-    """Return True if the document is one of the `share` of all documents that are kept out of training.
-
-    The split is made here because the vocabulary is learned first: neither it nor the model sees a held-out
-    document. Equal texts are on the same side, whatever their source, order or number.
-    """
+    """Return True for about `share` of all texts, which neither the vocabulary nor the model learns from."""
     return place_by_hash(text) < share

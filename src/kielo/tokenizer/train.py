@@ -96,10 +96,9 @@ _LATER_KEYS = {"extend", "unchanged_sources", "model", "temperature", "reserved_
 def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manifest:
     """Train, extend or copy the recipe's tokenizer, and measure it on held-out text.
 
-    Write tokenizer.json, tokenizer_config.json, special_tokens_map.json (all files of a ready tokenizer),
-    measure.json, row_map.json with model.transplant, and the manifest. Keep a folder that is current. Raises
-    KieloError for a ready tokenizer that cannot be read or extended, a vocabulary below 258, a corpus without
-    training text, or weights without a tokenizer to transplant from.
+    Write its files in Hugging Face form, measure.json, row_map.json with model.transplant, and the manifest.
+    Keep a folder that is current. Raises KieloError for a ready tokenizer that cannot be read or extended, a
+    vocabulary below 258, a corpus without text, or weights without a tokenizer to transplant from.
     """
     ready = resolve_tokenizer(recipe.tokenizer.ready) if recipe.tokenizer.ready else None
     section = {**_settings(recipe), "heldout_share": recipe.dataset.heldout_share}
@@ -236,14 +235,10 @@ def save(
     tokenizer: Tokenizer,
     folder: Path,
     chat_template: str | None = None,
-    encoder_tokens: Mapping[str, str] | None = None,
+    encoder_tokens: Mapping[str, str] | None = None,  # role → token
     reserved_tokens: Sequence[str] = (),
 ) -> None:
-    """Write the tokenizer so that `transformers.AutoTokenizer.from_pretrained` gives the same ids.
-
-    encoder_tokens: role → token of an encoder. reserved_tokens: control tokens without a role.
-    `model_max_length` is the model's, so the export adds it.
-    """
+    """Write the tokenizer so that `transformers.AutoTokenizer.from_pretrained` gives the same ids."""
     # As in GPT-2 the unknown token is end-of-text: no text needs it, and converters ask for its name.
     tokens = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), END_OF_TEXT)
     if tokenizer.token_to_id(PADDING) is not None:

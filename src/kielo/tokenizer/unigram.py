@@ -87,7 +87,6 @@ def unigram_tokenizer(
 
 
 def covered_characters(texts: Iterable[str], most: int) -> list[str]:
-    """Return the most frequent characters that make up `CHARACTER_COVERAGE` of the texts, at most `most`."""
     counted: Counter[str] = Counter()
     for text in texts:
         counted.update(text)
