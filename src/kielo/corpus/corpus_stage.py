@@ -277,7 +277,6 @@ def source_report(raw: RawSource, source: FunnelSource, tallies: Sequence[Tally]
 
 
 def empty_message(what: str, rows: Sequence[FunnelRow], table: JsonTable, advice: str) -> str:
-    """Say why nothing was left and what to change: the funnel, and the share kept at each threshold."""
     lines = [f"corpus: nothing is left of {what}. What each step dropped:"]
     lines += [
         f"  {row.name:<28} {row.reason:<36} {row.documents:>9,} documents {row.bytes:>14,} bytes"

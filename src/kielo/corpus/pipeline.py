@@ -99,8 +99,6 @@ class ReadSources(CorpusStep):
 
 
 class WriteCleaned(CorpusStep):
-    """The end of the first pass, which writes each worker's documents to a file of its own."""
-
     name = "write cleaned"
 
     def __init__(self, folder: Path, rank: int = 0):

@@ -122,7 +122,6 @@ def records(source: RawSource, max_bytes: int) -> Iterator[Record]:
 
 
 def is_readable(path: Path, kind: str) -> bool:
-    """Return True if the file's name ends in a format of this kind of source and begins with no dot."""
     if path.name.startswith("."):
         return False
     if kind == "code" and programming_language(path.name) is not None:

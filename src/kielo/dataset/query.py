@@ -126,8 +126,7 @@ def _parts(shard: Shard, start: int, count: int) -> Iterator[tuple[int | str, in
 
 
 def read_ids(folder: Path, source: str, numbers: set[int]) -> dict[int, str]:
-    """Read the ids of the documents with these numbers. The file, which may be large, is streamed."""
-    path, last = folder / f"{source}.ids.txt", max(numbers)
+    path, last = folder / f"{source}.ids.txt", max(numbers)  # streamed, because the file may be large
     found: dict[int, str] = {}
     if not path.is_file():
         raise KieloError(

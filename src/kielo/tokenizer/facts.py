@@ -25,7 +25,6 @@ _OTHER_FORMATS = (
 
 
 def main_files(folder: Path) -> list[str]:
-    """Return the files in `folder` that decide how text and conversations become tokens."""
     return [name for name in _FILES if (folder / name).is_file()]
 
 
