@@ -57,7 +57,7 @@ BAD |= {
     ),
     "weights without a vocabulary": (
         [*RUN, "model.weights=hf:.", "--set", "model.transplant=mean"],
-        "no tokenizer.json in ., ",
+        ". has no tokenizer.json, ",
     ),
 }
 

@@ -136,7 +136,7 @@ class ChatTemplate:
             for number, message in enumerate(chat.messages)
             if message["role"] == ANSWERS and message.keys() > {"role", "content"}
         ]
-        # The template may write more of them than the content.
+        # The template may write more of these answers than the content.
         if len(more) <= MOST_RICH:  # each needs three renderings of all messages before it
             return {number for number in more if self._text(_bare(chat, [number])) != text}
         if self._text(_bare(chat, more)) == text:
