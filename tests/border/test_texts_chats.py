@@ -97,14 +97,14 @@ KINDS: dict[str, Kind] = {
     "a call of weight 0": Kind(of(ASK, CALLS | {"weight": 0}, RESULT, ANSWER), WITH_TOOLS, without=(0,)),
     "train is false": Kind(of(ASK, ANSWER | {"train": False}, *MORE), [ASK, ANSWER, *MORE], without=(0,)),
     "weight 1 is a usual one": Kind(of(ASK, ANSWER | {"weight": 1}), [ASK, ANSWER]),
-    "half a weight": Kind(of(ASK, ANSWER | {"weight": 0.5}), None, refusal="its weight is 0.5; 0 and 1"),
+    "half a weight": Kind(of(ASK, ANSWER | {"weight": 0.5}), None, refusal="its weight is 0.5. Fix: 0 or 1"),
     "content in parts": Kind(
         of(ASK | {"content": [{"type": "text", "text": one} for one in ("Mis ", "ilm on?")]}, ANSWER),
         [ASK, ANSWER],
     ),
     "a picture among the parts": Kind(
         of({"role": "user", "content": [{"type": "image", "image": "a.png"}]}, ANSWER), None,
-        refusal="has parts of image; only text is read",
+        refusal="has parts of image, and not only text",
     ),
     "Alpaca": Kind(
         {"instruction": "Mis ilm", "input": "on?", "output": "Viis kraadi."},
@@ -134,7 +134,7 @@ KINDS: dict[str, Kind] = {
     ),
     "an unknown role": Kind(of(ASK, {"role": "narrator", "content": "x"}), None, refusal="unknown role"),
     "tools that are no list": Kind(of(ASK, ANSWER, tools={"a": 1}), None, refusal="its 'tools' are no list"),
-    "no question and no list": Kind({"text": "Tere"}, None, refusal="no such field"),
+    "no question and no list": Kind({"text": "Tere"}, None, refusal="'messages' is missing"),
 }  # fmt: skip
 
 

@@ -211,7 +211,7 @@ KINDS = {
         PAIRS,
     ),
     "unknown encoding": Kind(
-        tmx(PLAIN_UNITS, "utf-8", "klingon"), None, ("'klingon', which is unknown",), PAIRS
+        tmx(PLAIN_UNITS, "utf-8", "klingon"), None, ("unknown encoding 'klingon'",), PAIRS
     ),
     "several texts in a language": Kind(
         tmx(unit("House", "Maja", "Hoone", "Elamu") + PLAIN_UNITS), whole_tmx, keys=PAIRS

@@ -187,7 +187,7 @@ def test_weights_without_a_tokenizer_are_compared_by_what_they_have(prepared, is
     assert main(["run", *again, "--to", "train"]) == 0
     alerts = Path("runs/again/train", ALERTS_NAME)
     said = alerts.read_text() if alerts.is_file() else ""
-    assert ("may not be the tokenizer of these weights" in said) == (not is_theirs)
+    assert ("is perhaps not its tokenizer" in said) == (not is_theirs)
     assert ("of a guess among 400 tokens" in said and f"{math.log(400):.2f}" in said) == (not is_theirs)
 
 

@@ -46,7 +46,7 @@ FOCUS = [*RUN, "model.weights=hf:OWNER/NAME", "--set", "model.transplant=focus",
 BAD |= {
     "no vectors": ([*FOCUS, "model.transplant_vectors=gone.vec"], "gone.vec': no such file. Fix"),
     "vectors of no format": ([*FOCUS, "model.transplant_vectors=here.txt"], "here.txt: line 1 is 'üks rida'"),
-    "arrays of no format": ([*FOCUS, "model.transplant_vectors=here.npz"], "here.npz: is no .npz"),
+    "arrays of no format": ([*FOCUS, "model.transplant_vectors=here.npz"], "here.npz: cannot be read as"),
     "no ready tokenizer": (
         [*RUN, "tokenizer.path=hf:./gone"],
         "tokenizer 'hf:./gone': there is no folder ./gone",
@@ -57,7 +57,7 @@ BAD |= {
     ),
     "weights without a vocabulary": (
         [*RUN, "model.weights=hf:.", "--set", "model.transplant=mean"],
-        "no tokenizer.json in ., ",
+        ". has no tokenizer.json, ",
     ),
 }
 

@@ -69,10 +69,10 @@ def test_what_teaches_nothing_is_dropped_and_counted(tmp_path):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"messages": "Tere"}, "a str where the field 'messages' should hold a list of messages"),
-        ({"text": "Tere"}, "no such field where the field 'messages' should hold a list"),
+        ({"messages": "Tere"}, "the field 'messages' is a str and no list of messages"),
+        ({"text": "Tere"}, "the field 'messages' is missing and no list"),
         ({"messages": ["Tere"]}, "message 1: is no object with 'role'"),
-        ({"messages": [{"role": "robot", "content": "Tere"}]}, "message 1: unknown role 'robot'; known are"),
+        ({"messages": [{"role": "robot", "content": "Tere"}]}, "message 1: unknown role 'robot'. Fix: one"),
         ({"messages": [*chat("Tere"), {"role": "assistant"}]}, "message 2: its 'content' is no text"),
         ({"conversations": [{"from": "gpt", "value": None}]}, "message 1: its 'value' is no text"),
     ],

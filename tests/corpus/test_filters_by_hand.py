@@ -7,13 +7,21 @@ import pytest
 import xxhash
 
 from kielo.artifact.documents import read_documents
-from kielo.corpus import pairs, pipeline
+from kielo.corpus import filters, pipeline
 from kielo.corpus.conversations import AlternatingTurns, WholeConversations, read_conversation
 from kielo.corpus.corpus_stage import wrapping_advice
-from kielo.corpus.filters import DocumentDuplicates, DocumentLength, LineLength, NotEmpty
+from kielo.corpus.filters import (
+    DocumentDuplicates,
+    DocumentLength,
+    LayOutPairs,
+    LineLength,
+    NormaliseSides,
+    NotEmpty,
+    SideLanguage,
+    WholePairs,
+)
 from kielo.corpus.html_text import page_text
 from kielo.corpus.normalise import Normalise
-from kielo.corpus.pairs import LayOutPairs, NormaliseSides, SideLanguage, WholePairs
 from kielo.corpus.pipeline import MergeCleaned, WriteCleaned, WriteDocuments
 from kielo.corpus.programming_languages import (
     AlphanumericShare,
@@ -219,11 +227,11 @@ def test_messages_and_turns():
     assert read_conversation(where, both, ("turns", "messages")) == ([], None)
     mixed = [{"role": "human", "content": "a", "from": "gpt", "value": "b"}]
     assert read_conversation(where, {"t": mixed}, ("t",))[0] == [{"role": "user", "content": "a"}]
-    with pytest.raises(BadRecord, match="line 3: no such field where the field 'a' .* fields are none"):
+    with pytest.raises(BadRecord, match="line 3: the field 'a' is missing .* fields are none"):
         read_conversation(where, {}, ("a", "b"))
-    with pytest.raises(BadRecord, match="a dict where the field 'b' should .* its fields are b, c"):
+    with pytest.raises(BadRecord, match="the field 'b' is a dict .*its fields are b, c"):
         read_conversation(where, {"b": {}, "c": 1}, ("a", "b"))
-    with pytest.raises(BadRecord, match="message 2: unknown role '7'; known are system, user, assistant"):
+    with pytest.raises(BadRecord, match="message 2: unknown role '7'. Fix: one of system, developer, user"):
         read_conversation(where, {"a": [mixed[0], {"role": 7, "content": ""}]}, ("a",))
     turns = AlternatingTurns()
 
@@ -326,7 +334,7 @@ def test_the_direction_at_its_border(monkeypatch):
     """Of the upper half of a hash, 2^31 values are below a share of a half."""
     for upper, expected in ((2**31 - 1, "b=a"), (2**31, "a=b"), (0, "b=a"), (2**32 - 1, "a=b")):
         hashes = SimpleNamespace(xxh3_64_intdigest=lambda content, seed, upper=upper: (upper << 32) + 6)
-        monkeypatch.setattr(pairs, "xxhash", hashes)
+        monkeypatch.setattr(filters, "xxhash", hashes)
         step = LayOutPairs(["{source}={target}"], 0.5, ["x", "y"])
         assert run(step, document(sides=("a", "b")))[0] == [expected]
     with pytest.raises(ValueError, match="argument 2 is longer"):
@@ -368,7 +376,7 @@ def test_wrapped_text_at_the_borders(tmp_path):
         return wrapping_advice(raw_source(tmp_path, "b.html", "a.txt", **changes))
 
     usual = [60] * 20 + [5, 0]
-    assert f"{tmp_path}/a.txt looks wrapped at 60 characters, so that" in advice(usual)
+    assert f"{tmp_path}/a.txt looks wrapped at 60 characters, so each" in advice(usual)
     assert advice(usual[1:]) is None and advice(usual, documents="paragraphs") is None
     assert advice([60] * 21 + [5]) is None  # no empty line
     for width, is_one in ((39, False), (40, True), (120, True), (121, False)):

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from kielo.artifact.stage_counts import FunnelRow
-from kielo.corpus.make_funnel import build_funnel, empty_message, threshold_table
+from kielo.corpus.corpus_stage import build_funnel, empty_message, threshold_table
 from kielo.corpus.step import Tally
 
 

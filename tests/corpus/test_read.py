@@ -107,7 +107,7 @@ def test_article_of_a_page(tmp_path):
         (
             "bad.parquet",
             _parquet({"content": ["a"]}),
-            r"bad\.parquet: no column 'text'; its columns are content",
+            r"bad\.parquet: no column 'text' .its columns are content",
         ),
         ("bad.html", b"<body>\n<p>\xf5</body>", r"bad\.html, line 2: invalid UTF-8"),
     ],

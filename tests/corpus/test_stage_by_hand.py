@@ -64,11 +64,11 @@ def test_so_many_bad_records_are_passed_over(share, bad, records, is_taken):
 def test_damaged_files_count_with_their_bytes():
     """Up to the share of the source's bytes."""
     assert corpus_run.refuse_bad_sources([read_of(1, 100, 10)], 0.01) is None
-    told = "1 of 100 records .*1.00%., with damaged files of 11 of 1,000 bytes. .* allows 1 and"
+    told = "1 of 100 records .*1.00%., with damaged files of 11 of 1,000 bytes. .* allows 1, and"
     with pytest.raises(KieloError, match=told):
         corpus_run.refuse_bad_sources([read_of(1, 100, 11)], 0.01)
     assert corpus_run.refuse_bad_sources([read_of(1, 100, 29, 100)], 0.29) is None
-    with pytest.raises(KieloError, match="damaged files of 30 of 100 bytes. .* allows 29 and"):
+    with pytest.raises(KieloError, match="damaged files of 30 of 100 bytes. .* allows 29, and"):
         corpus_run.refuse_bad_sources([read_of(1, 100, 30, 100)], 0.29)
     assert corpus_run.bad_records_in_words(read_of(1, 3)) == "a: 1 of 3 records that cannot be read (33.33%)"
 
@@ -123,9 +123,9 @@ def test_what_a_run_says_and_counts(tmp_path, capsys):
         "corpus: passed over a: 1 of 15 records that cannot be read (6.67%); the first: a.txt"
     )
     assert of_sources == [
-        "corpus: a: 1 files read; 15 documents in, 12 kept; dropped: 1 not UTF-8; 1 normalise, empty; "
+        "corpus: a: 1 files read. 15 documents in, 12 kept. Dropped: 1 not UTF-8; 1 normalise, empty; "
         "1 line length, under 10 characters",
-        "corpus: b: 1 files read; 1 documents in, 1 kept",
+        "corpus: b: 1 files read. 1 documents in, 1 kept",
     ]
     megabytes = f"{(kept + 13) / 1e6:.2f} of {(size + 11) / 1e6:.2f} MB"
     assert third == f"corpus: kept 13 of 16 documents, {megabytes}"
@@ -159,7 +159,7 @@ def test_much_that_is_lost_of_wrapped_text_is_told(tmp_path, capsys):
 def test_a_file_that_changes_meanwhile_and_an_empty_one(tmp_path, monkeypatch):
     """Each is named; equal stamps before and after are no change."""
     raw = RawSource(
-        "a", str(tmp_path), ("a.txt",), ((3, 7),), "text", True, "lines", ("text",), None, "o", "f"
+        "a", str(tmp_path), ("a.txt",), "text", True, "lines", ("text",), None, "o", ((3, 7),), "f"
     )
     stamps = {"now": ((3, 7),)}
     monkeypatch.setattr(corpus_run, "file_stamps", lambda root, files: stamps["now"])
@@ -283,10 +283,10 @@ def test_a_rule_of_two_languages():
         )  # fmt: skip
         rule = language_rule(corpus, cards())
         assert (rule.line_threshold, rule.document_threshold) == (line, document)
-    with pytest.raises(KieloError, match="py3langid does not know Estonian; lid176 does"):
+    with pytest.raises(KieloError, match="py3langid does not know Estonian. Fix: lid176"):
         language_rule(Corpus(sources="a.txt"), cards())
     nobody = [cards()[0].model_copy(update={"identifier_codes": {}})]
-    with pytest.raises(KieloError, match="does not know Estonian; no identifier here does"):
+    with pytest.raises(KieloError, match="does not know Estonian. Fix: clean = false .* no identifier"):
         language_rule(open_ones, nobody)
 
 

@@ -41,7 +41,7 @@ def test_units_by_hand(tmp_path):
         assert [record.content for record in found] == expected
         assert [record.problem is None for record in found] == [True, False, True, True]
         assert found[1].problem.reason == "a pair without one of its sides"
-        assert "a.tmx, unit 2: no text in 'EN'; its languages are none. Set" in str(found[1].problem)
+        assert "a.tmx, unit 2: no text in 'EN' (its languages are none). Fix: " in str(found[1].problem)
 
     unit = '<tu><tuv xml:lang="en"><seg>a</seg></tuv><tuv xml:lang="et"><seg>õõ</seg></tuv></tu>'
     path = write(tmp_path / "b.tmx", unit)  # four bytes, two characters

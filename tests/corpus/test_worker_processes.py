@@ -149,7 +149,7 @@ def test_the_first_exception_is_raised_as_it_is(team):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_worker_without_memory_is_named(team, workers):
     with pytest.raises(
-        KieloError, match=rf"pack worker \d of {workers}: out of memory; fewer corpus.workers"
+        KieloError, match=rf"pack worker \d of {workers}: out of memory. Fix: fewer corpus.workers"
     ):
         list(results_in_order(lambda: doubled, [MemoryError()], workers, "pack"))
 
@@ -187,7 +187,7 @@ def test_an_answer_is_waited_for_no_longer_than_a_worker_ends():
     worker_end.close()
     limits = []
     process = SimpleNamespace(join=limits.append, exitcode=3)
-    with pytest.raises(WorkerEnded, match="^w ended without an answer .exit code 3.; its own message"):
+    with pytest.raises(WorkerEnded, match="^w ended without an answer .exit code 3.. Its own message"):
         Worker("w", process, pipe).receive()
     assert limits == [10]
 
@@ -250,9 +250,9 @@ def test_a_worker_ends_with_its_parent(monkeypatch):
 def test_what_ended_a_worker_in_words():
     ending = worker_processes.ending
     assert ending(-9).startswith("was killed by SIGKILL, mostly by the kernel")
-    assert ending(-15) == "was ended by SIGTERM; the same command makes what is missing"
+    assert ending(-15) == "was ended by SIGTERM. Fix: the same command again"
     for code in (0, 1, None):
-        assert ending(code) == f"ended without an answer (exit code {code}); its own message is above"
+        assert ending(code) == f"ended without an answer (exit code {code}). Its own message is above"
 
 
 def test_what_is_changed_for_the_start_of_a_worker_comes_back(monkeypatch):

@@ -157,7 +157,7 @@ def test_every_so_many_documents_are_decoded(
             "decode",
             lambda *given, bad=bad: ["?" if text == bad else text for text in decoded(*given)],
         )
-        with pytest.raises(KieloError, match=f"document a/{at}: the tokenizer does not give its text back"):
+        with pytest.raises(KieloError, match=f"document a/{at}: the tokenizer changes its text"):
             load_packer(recipe(), folder)(batch(documents, first))
         ready = recipe(tokenizer={"path": str(folder)})
         packed = load_packer(ready, folder)(batch(documents, first))

@@ -39,7 +39,7 @@ def test_texts_from_outside_are_sets_of_the_run(tmp_path):
     pack_evaluation_texts(recipe(), tmp_path / "tokenizer", folder)
     assert not folder.exists()
     # Packing stopped after the tokens: a training would never score the text.
-    with pytest.raises(KieloError, match=r"evaluate.texts, court: not packed yet. Fix: kielo run"):
+    with pytest.raises(KieloError, match=r"evaluate.texts, court: not packed yet. Fix: `kielo run"):
         text_of_run(asked, tmp_path)
     text_of_run(recipe(), tmp_path)
     pack_evaluation_texts(asked, tmp_path / "tokenizer", folder)
@@ -74,7 +74,7 @@ def test_bad_texts_are_refused_by_name(tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"text": "hea"}\n{"tex')
     for name, words in (
         ("none.txt", "evaluate.texts, x: .*none.txt: no such file"),
-        ("empty.txt", "empty.txt: holds no text"),
+        ("empty.txt", "empty.txt: has no text"),
         ("bad.jsonl", "bad.jsonl, line 2: not valid JSON"),
     ):
         with pytest.raises(KieloError, match=words):
@@ -113,5 +113,5 @@ def test_a_folder_of_texts_is_packed_file_by_file(tmp_path):
     (tmp_path / "others").mkdir()
     (tmp_path / "others" / "a.pdf").write_text("no")
     other = with_texts({"name": "x", "path": str(tmp_path / "others")})
-    with pytest.raises(KieloError, match=r"x: .*others: no file of a known format; read are \.txt"):
+    with pytest.raises(KieloError, match=r"x: .*others: no file of a known format. Fix: \.txt"):
         pack_evaluation_texts(other, tmp_path / "tokenizer", folder)

@@ -104,7 +104,7 @@ def test_a_heldout_batch_by_hand(tmp_path):
     last = whole.batch(4, 5, mask_documents=True)
     assert last.labels[4].tolist() == [18, 19, 0, NOT_COUNTED] and last.documents[4].tolist() == [0, 0, 0, 1]
     assert two.batch(4, 9).labels.tolist() == [[0, NOT_COUNTED, NOT_COUNTED, NOT_COUNTED]]
-    with pytest.raises(KieloError, match="no held-out text; raise dataset.heldout_share"):
+    with pytest.raises(KieloError, match="no held-out text. Fix: .* dataset.heldout_share"):
         one.batch(4, 9)
     assert HeldoutSet("a", tmp_path, "x", (), 1, None).holds({"source": "a", "metadata": {}})
     assert not HeldoutSet("a", tmp_path, "x", (), 1, None).holds(
@@ -139,9 +139,7 @@ def test_packing_without_text_is_refused_by_hand(caplog):
         (10, 0.01, "0.3"),
         (25, 0.12, "0.24"),
     ):
-        told = (
-            f"heldout_share = {share:g} holds out none of the {total} documents .*raise it, to {advised} for"
-        )
+        told = f"heldout_share = {share:g} holds out none of the {total} documents .* = {advised}, or"
         with pytest.raises(KieloError, match=told):
             pack.check_joined(recipe(share), joined({"a": total - 1, "b": 1}, 0, ("a", "b")), place)
     with caplog.at_level(logging.WARNING):
@@ -172,9 +170,9 @@ def test_documents_of_a_step_by_hand(tmp_path):
     assert [row["sample"] for row in rows] == [order.index(row["sequence"]) for row in rows]
     assert {(row["source"], row["epoch"]) for row in rows} == {("a", 0)}
     assert read_ids(folder, "a", {0, 2}) == {0: "x y", 2: "c"}
-    with pytest.raises(KieloError, match="a.ids.txt: 1 of the 2 documents asked for; it is cut short"):
+    with pytest.raises(KieloError, match="a.ids.txt: has 1 of 2 documents, so it is cut short"):
         read_ids(folder, "a", {1, 3})
-    with pytest.raises(KieloError, match="b.ids.txt: no such file; it lists the documents of b"):
+    with pytest.raises(KieloError, match="b.ids.txt: no such file, the list of b's documents"):
         read_ids(folder, "b", {1})
     plain = write_tokens(tmp_path / "plain", {"a": documents})
     (plain / "a.ids.txt").write_text("x\nb\nc\n")

@@ -60,7 +60,7 @@ def test_the_tokenizer_of_the_tokens_is_told_from_others(run: Path, made: Path) 
     facts = tokenizer_facts(made / "tokenizer")
     assert tokenizer_of_tokens(run) == facts and check_tokenizer(run) is None
     shown = re.escape(hash_manifest(made / "tokenizer")[:12])
-    told = f"is not the tokenizer that made .*tokens: that was {shown}, there is "
+    told = f"is not the tokenizer that made .*tokens: that was {shown}, this is "
     tokenizer = run / "tokenizer"
 
     def refused(words: str) -> None:
@@ -72,13 +72,13 @@ def test_the_tokenizer_of_the_tokens_is_told_from_others(run: Path, made: Path) 
     other = config | {"eos_token": "a", "pad_token": "a"}
     (tokenizer / "tokenizer_config.json").write_text(json.dumps(other))
     (tokenizer / "special_tokens_map.json").write_text(json.dumps({"eos_token": "a"}))
-    refused("one whose files were changed")  # end-of-text is another token
+    refused("a tokenizer that was changed later")  # end-of-text is another token
     (tokenizer / "tokenizer_config.json").write_text(json.dumps(config | {"model_max_length": 9}))
     assert tokenizer_of_tokens(run) == facts  # which changes no id
     other_tokenizer(tokenizer)
-    refused("one whose files were changed")
+    refused("a tokenizer that was changed later")
     (tokenizer / "manifest.json").rename(run / "kept.json")
-    refused("one without manifest.json")
+    refused("a tokenizer without manifest.json")
     shutil.rmtree(tokenizer)
     changed = recipe().model_copy(
         update={"tokenizer": recipe().tokenizer.model_copy(update={"vocab_size": 300})}
@@ -206,7 +206,7 @@ def test_a_checkpoint_names_its_tokenizer(run: Path, made: Path, tmp_path: Path)
     own, other = made / "tokenizer", other_tokenizer(shutil.copytree(made / "tokenizer", tmp_path / "other"))
     named = {"tokenizer_hash": tokenizer_hash(own)}
     tokens, foreign = ({"identity": {"tokens_hash": one}} for one in (hash_manifest(run / "tokens"), "x"))
-    shown = f"that was {tokenizer_hash(own)[:12]}, there is {tokenizer_hash(other)[:12]}"
+    shown = f"that was {tokenizer_hash(own)[:12]}, this is {tokenizer_hash(other)[:12]}"
     for plain, folder in ((named, None), (named, run), (named, tmp_path), (tokens, run)):
         assert check_tokenizer_of_checkpoint(PlainState(**plain), folder, own) is None
         with pytest.raises(KieloError, match=f"the checkpoint's tokens: {shown}"):
@@ -214,7 +214,7 @@ def test_a_checkpoint_names_its_tokenizer(run: Path, made: Path, tmp_path: Path)
     for plain, folder in ((tokens, None), (foreign, run), ({}, run), (tokens, tmp_path)):
         assert check_tokenizer_of_checkpoint(PlainState(**plain), folder, other) is None
     other_tokenizer(run / "tokenizer")
-    with pytest.raises(KieloError, match="one whose files were changed"):
+    with pytest.raises(KieloError, match="a tokenizer that was changed later"):
         check_tokenizer_of_checkpoint(PlainState(**tokens), run, own)
 
 

@@ -34,7 +34,7 @@ REFUSED = {
     ),
     "run: a pattern that fits nothing": (
         ["run", "tiny.toml", "--set", "corpus.sources=*.nope", "--set", "folder=new"],
-        "*.nope", "no file fits it as a pattern",
+        "*.nope", "no such file or folder, or no match",
     ),
     "train: before pack":
         (["train", "tiny.toml", "--set", "folder=new"], "new/tokens", "the pack stage is not finished"),

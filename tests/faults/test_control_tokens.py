@@ -415,7 +415,7 @@ def test_a_run_with_a_ready_tokenizer_keeps_documents_apart(form, cleaned, tmp_p
 
 
 CONFIG = "tokenizer_config.json"
-ORDINARY, NO_TOKEN = "is an ordinary character of texts", "does not fit; expected the text of one token"
+ORDINARY, NO_TOKEN = "is an ordinary character of texts", "does not fit. Fix: the text of a token"
 ODD = {
     "the end of text stands for unknown characters": (
         lambda: _no_alphabet(), {"eos_token": "</s>"}, "writes its control token", "'</s>'",

@@ -260,7 +260,7 @@ BAD_FILES = {
     "no Parquet": ("a.parquet", TEXT, "damaged, cut short or not Parquet"),
     "cut Parquet": ("a.parquet", _parquet(LINES)[:-20], "damaged, cut short or not Parquet"),
     "no such column": ("a.parquet", _parquet(LINES, name="tekst"), "its columns are tekst"),
-    "numbers in the column": ("a.parquet", _parquet([1, 2]), "holds int64 and no text"),
+    "numbers in the column": ("a.parquet", _parquet([1, 2]), "is int64 and no text"),
     "empty text": ("a.txt", b"", "no document"),
     "empty lines": ("a.txt", b"\n \n\n", "no document"),
     "empty Parquet": ("a.parquet", _parquet([], kind=pyarrow.string()), "no document"),
@@ -324,7 +324,7 @@ def test_no_permission_is_refused(here, workplace, name):
 def test_a_name_that_is_not_utf8_is_refused(here, workplace):
     (workplace / "many").mkdir()
     (workplace / "many" / os.fsdecode(b"h\xf5bu.txt")).write_bytes(TEXT)
-    refused(_run(here, workplace, source="many"), "a file name that is not UTF-8", r"h\xf5bu.txt")
+    refused(_run(here, workplace, source="many"), "not UTF-8. Fix: rename the file", r"h\xf5bu.txt")
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_a_file_that_does_not_stay_is_refused(here, workplace, monkeypatch, name
         return sources
 
     monkeypatch.setattr(corpus_run, "fetch_sources", fetch_and_change)
-    told = "though it was there at the start" if change == "vanishes" else "changed while the corpus was read"
+    told = "any more. Fix: the same command" if change == "vanishes" else "changed while the corpus was read"
     if change == "becomes a folder" and name != "a.parquet":
         told = "cannot be read (Is a directory)"
     refused(_run(here, workplace, source=name), told, name)
@@ -472,7 +472,7 @@ def test_a_package_with_links_gives_only_its_own_files(here, workplace, monkeypa
         ("our message", KieloError, r"text\.txt, line 3: no"),
         ("full disk", OSError, r"No space left on device: '/full'"),
         ("unsendable", RuntimeError, r"(?s)worker 1 of 2.*Unsendable: 1 2"),
-        ("out of memory", KieloError, r"worker 1 of 2: out of memory; fewer corpus\.workers"),
+        ("out of memory", KieloError, r"worker 1 of 2: out of memory. Fix: fewer corpus\.workers"),
         ("killed", KieloError, r"worker 1 of 2 was killed by SIGKILL.*corpus\.workers"),
         ("crashed", KieloError, r"worker 1 of 2 was ended by SIGSEGV"),
         ("exit", KieloError, r"worker 1 of 2 ended without an answer \(exit code 3\)"),

@@ -113,7 +113,7 @@ def test_a_reader_names_the_damaged_file(here, finished, name, words, damage):
     if name.endswith("manifest.json"):
         told = "not a readable manifest of Kielo's"
     elif name.startswith("tokens"):
-        told = "of the 8 documents asked for; it is cut short" if "ids" in name else "and the stage wrote 622"
+        told = "of 8 documents, so it is cut short" if "ids" in name else "and the stage wrote 622"
     elif name == "tokenizer/tokenizer.json":
         told = "not a readable tokenizer"
     verbs, dashes, options = words.partition(" --")

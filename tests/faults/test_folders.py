@@ -204,7 +204,7 @@ def test_text_behind_a_link_to_a_folder_that_a_stage_replaces(workplace, here, p
 def test_a_source_that_holds_the_run_is_refused_at_once(workplace, here):
     """Else the second run would read what the first one wrote."""
     outcome = here(workplace, "run", "tiny.toml", "--set", "corpus.sources=.", "--to", "corpus")
-    refused(outcome, "holds the run's own folder run", "corpus.sources", "run")
+    refused(outcome, "contains the run's own folder run", "corpus.sources", "run")
     assert not (workplace / "run").exists() or not any((workplace / "run").iterdir())
 
 

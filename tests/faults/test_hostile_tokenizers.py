@@ -158,5 +158,5 @@ def test_a_panic_is_told(tmp_path: Path) -> None:
 def test_a_tokenizer_of_many_gigabytes(tmp_path: Path) -> None:
     with open(tmp_path / "tokenizer.json", "wb") as file:
         file.truncate(20 << 30)
-    with pytest.raises(KieloError, match=r"21,474,836,480 bytes, and a tokenizer has at most"):
+    with pytest.raises(KieloError, match=r"21,474,836,480 bytes, and the limit is"):
         trial.try_tokenizer(tmp_path / "tokenizer.json", "tokenizer.path")

@@ -89,7 +89,7 @@ def test_a_tokenizer_of_which_nothing_is_known_is_refused(trained, here, verb):
     (trained / "run" / "tokenizer" / "manifest.json").unlink()
     refused(
         here(trained, *verb),
-        "there is one without manifest.json, which could tell",
+        "this is a tokenizer without manifest.json",
         "run/tokenizer",
         "manifest.json",
     )

@@ -147,7 +147,7 @@ def test_shards_of_another_tokenizer_without_a_manifest(packed: Path, here) -> N
     write_megatron(packed / "data" / "b", reversed_ids)
     refused(
         here(packed, "run", "ready.toml", "--to", "pack"),
-        "that the tokenizer writes for their text",
+        "what the tokenizer writes for their text",
         "web",
         "tokenizer.path",
     )

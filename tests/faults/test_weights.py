@@ -808,7 +808,7 @@ def test_an_odd_end_of_text_is_named(trained: Path, here: Here, file: str, value
     )
     refused(
         here(trained, "export", "run", "--to", "out"),
-        "does not fit; expected the text of one token",
+        "does not fit. Fix: the text of a token",
         file,
         "eos_token",
     )
@@ -816,7 +816,7 @@ def test_an_odd_end_of_text_is_named(trained: Path, here: Here, file: str, value
     if file == "tokenizer_config.json":
         refused(
             here(trained, "train", "tiny.toml"),
-            "does not fit; expected the text of one token",
+            "does not fit. Fix: the text of a token",
             file,
             "eos_token",
         )

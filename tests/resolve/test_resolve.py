@@ -427,7 +427,7 @@ def test_the_tokenizer_is_loaded_only_where_its_manifest_says_too_little(run_fol
 
 def test_unfinished_or_empty_stages_are_named(run_folder, tmp_path):
     """The message names what is missing, and the command that makes it."""
-    assert "tokens: the pack stage is not finished; `kielo run RECIPE --to pack`" in refusal(
+    assert "tokens: the pack stage is not finished. Fix: `kielo run RECIPE --to pack`" in refusal(
         recipe(), tmp_path, 1, "cpu"
     )
     (tmp_path / "tokenizer").symlink_to(run_folder / "tokenizer")

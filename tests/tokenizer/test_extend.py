@@ -235,7 +235,7 @@ def test_the_stage_extends(old, tmp_path):
 
 def test_mistakes_are_named(old, tmp_path):
     """A size without room, a model that is no BPE, and keys that do not go together."""
-    with pytest.raises(KieloError, match=r"vocab_size = 300 counts old tokens too, .* has 300; .* 8492 for"):
+    with pytest.raises(KieloError, match=r"vocab_size = 300 counts old tokens too, .* has 300. .* 8492, for"):
         extend(old, NEW, 300)
     with pytest.raises(KieloError, match="no training text"):
         extend(old, [], 340)

@@ -123,10 +123,10 @@ def test_files_that_hold_no_vectors_are_refused(tmp_path, vocabularies):
     assert "line 1" in complaint("maja 0.1 0.2\n")
     assert "line 3 is not a token and 2 numbers" in complaint("2 2\nmaja 0.1 0.2\njõgi 0.1\n")
     assert "not UTF-8" in complaint(b"1 2\n\xff\xfe 0.1 0.2\n")
-    assert "no token of" in complaint("1 2\nzzzz 0.1 0.2\n")
+    assert "no vector of a token of" in complaint("1 2\nzzzz 0.1 0.2\n")
     assert "NaN" in complaint("1 2\nm nan 0.2\n")
     assert "line 2 is not a token and 1 numbers" in complaint("1 1\nm x\n")
-    assert "line 1 is '1 0'" in complaint("1 0\nm\n") and "no token of" in complaint("0 3\n")
+    assert "line 1 is '1 0'" in complaint("1 0\nm\n") and "no vector of a token of" in complaint("0 3\n")
     path.write_text("1 1\nm -0.5\n")
     found = read_token_vectors(path, new)
     assert found.shape == (287, 1) and found[found != 0].tolist() == [-0.5]

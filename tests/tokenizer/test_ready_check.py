@@ -125,7 +125,7 @@ def test_characters_that_a_tokenizer_lacks_are_counted(tmp_path, kind):
     assert "2 of 100 texts (2.0%) have characters that this tokenizer lacks" in found.sentence()
     assert find_unknown(tokenizer, [first]) is None and find_unknown(tokenizer, []) is None
     refuse_unknown(found, 0.02, "tokenizer.path")
-    with pytest.raises(KieloError, match=r"tokenizer.path: 2 of 100 .*max_unknown_share = 0.02 takes this"):
+    with pytest.raises(KieloError, match=r"tokenizer.path: 2 of 100 .*max_unknown_share = 0.02 accepts this"):
         refuse_unknown(found, 0.01, "tokenizer.path")
     if kind == "WordPiece":
         assert find_unknown(tokenizer, ["a☃a ☃"]).characters == 4

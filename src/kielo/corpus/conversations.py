@@ -1,12 +1,13 @@
-"""Conversations: a record's list of messages → one document, and the checks that a conversation is whole.
+"""Conversations: a record's list of messages → one document, and the checks that a conversation is complete.
 
-Read are `messages` of {role, content}, ShareGPT's `conversations` of {from, value}, Alpaca's `instruction`,
-`input` and `output`, and `prompt` with `completion`. Contents stay as they are, character by character, and
-what else a message has goes to the chat template: tool_calls, reasoning_content, name, …
+A record has `messages` of {role, content}, ShareGPT's `conversations` of {from, value}, Alpaca's
+`instruction`, `input` and `output`, or `prompt` with `completion`. Contents stay unchanged, and other keys of
+a message (tool_calls, reasoning_content, name, …) go to the chat template.
 """
 
 import json
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from kielo.artifact.documents import ANSWERS, TURNS, WEIGHT, Message, split_messages
@@ -14,19 +15,18 @@ from kielo.artifact.json_object import JsonTable
 from kielo.corpus.raw_record import BAD_MESSAGES, BadRecord
 from kielo.corpus.step import DocumentFilter, SplitDocument
 
-ROLES = {
-    "system": "system", "user": "user", "assistant": "assistant", "tool": "tool",
-    "developer": "system",  # OpenAI's
-    "human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant",  # ShareGPT's
-    "observation": "tool", "function": "tool", "function_call": "assistant",
-}  # fmt: skip
+_ROLES = {  # the names in other formats: OpenAI's developer, ShareGPT's others
+    "system": "system developer",
+    "user": "user human",
+    "assistant": "assistant gpt bot model function_call",
+    "tool": "tool observation function",
+}
+ROLES = {name: role for role, names in _ROLES.items() for name in names.split()}
 FIELDS_OF_MESSAGES = (("role", "content"), ("from", "value"))
 _SPELLINGS = {name for fields in FIELDS_OF_MESSAGES for name in fields}
 # Fields of records without a list of messages, and beside one.
 QUESTIONS = (("instruction", "output"), ("instruction", "response"), ("prompt", "completion"))
-OTHER_FIELDS = (
-    "tools", "system", "instruction", "input", "output", "response", "prompt", "completion", "history",
-)  # fmt: skip
+OTHER_FIELDS = ("tools", "system", "history", "input", *dict.fromkeys(chain.from_iterable(QUESTIONS)))
 # Role → the roles that may come before it; None is the beginning.
 MAY_FOLLOW = {
     "system": (None,),
@@ -39,28 +39,19 @@ MAY_FOLLOW = {
 def read_conversation(
     where: str, fields: JsonTable, names: Sequence[str]
 ) -> tuple[list[Message], list[Any] | None]:
-    """Return the messages of a record, and the tools that it offers; None: it has none.
-
-    They are in the first of the fields `names` that it has, else in those of QUESTIONS. Raises BadRecord,
-    which begins with `where`, for what is no list of messages with known roles and text.
-    """
+    """Return a record's messages, of the first of `names` that it has or QUESTIONS, and its tools or None."""
     name = next((name for name in names if fields.get(name) is not None), None)
     if name is None and (pair := _pair(fields)):
         messages = _of_pair(where, fields, *pair)
     else:
         messages = _listed(where, fields, name or names[0])
-    if (
-        (system := fields.get("system"))
-        and isinstance(system, str)
-        and messages[:1] != []
-        and (messages[0]["role"] != "system")
-    ):
+    system = fields.get("system")
+    if isinstance(system, str) and system and messages and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
     return messages, _tools(where, fields.get("tools"))
 
 
 def has_questions(present: Sequence[str]) -> bool:
-    """Return True for fields of a question and its answer."""
     return _pair(dict.fromkeys(present, "")) is not None
 
 
@@ -70,27 +61,24 @@ def _pair(fields: JsonTable) -> tuple[str, str] | None:
 
 def _listed(where: str, fields: JsonTable, name: str) -> list[Message]:
     if not isinstance(messages := fields.get(name), list):
-        found = "no such field" if name not in fields else f"a {type(messages).__name__}"
+        found = "is missing" if name not in fields else f"is a {type(messages).__name__}"
         raise BadRecord(
             BAD_MESSAGES,
-            f"{where}: {found} where the field {name!r} should hold a list of messages; its fields are "
-            f"{', '.join(fields)[:200] or 'none'}. Set the source's text_field",
+            f"{where}: the field {name!r} {found} and no list of messages (its fields are "
+            f"{', '.join(fields)[:200] or 'none'}). Fix: the source's text_field",
         )
     return [_message(f"{where}, message {number}", entry) for number, entry in enumerate(messages, start=1)]
 
 
 def _of_pair(where: str, fields: JsonTable, question: str, answer: str) -> list[Message]:
-    """Return the messages of a question, with those of `history` before it, and its answer.
-
-    Either may be a list of messages (TRL's conversational form). Alpaca's `input` is after the instruction.
-    """
+    """Return the messages of `history`, a question and its answer, which may be lists (TRL's form)."""
     messages: list[Message] = []
     for earlier in fields.get("history") or ():
-        if not (
-            isinstance(earlier, list) and len(earlier) == 2 and all(isinstance(one, str) for one in earlier)
-        ):
-            raise BadRecord(BAD_MESSAGES, f"{where}: its 'history' is no list of questions and answers")
-        messages += [{"role": "user", "content": earlier[0]}, {"role": ANSWERS, "content": earlier[1]}]
+        match earlier:
+            case [str(asked), str(answered)]:
+                messages += [{"role": "user", "content": asked}, {"role": ANSWERS, "content": answered}]
+            case _:
+                raise BadRecord(BAD_MESSAGES, f"{where}: its 'history' is no list of questions and answers")
     for role, name in (("user", question), (ANSWERS, answer)):
         value = fields[name]
         if isinstance(value, list):
@@ -109,9 +97,9 @@ def _message(where: str, entry: Any) -> Message:
             role = entry[role_field]
             if not isinstance(role, str) or role not in ROLES:
                 raise BadRecord(
-                    BAD_MESSAGES, f"{where}: unknown role {str(role)[:40]!r}; known are {', '.join(ROLES)}"
+                    BAD_MESSAGES, f"{where}: unknown role {str(role)[:40]!r}. Fix: one of {', '.join(ROLES)}"
                 )
-            # Tables have all keys in all messages, and null where there is nothing.
+            # Tables have all keys in all messages, and null for missing values.
             more = {key: value for key, value in entry.items() if value is not None}
             more = {key: more[key] for key in more if key not in _SPELLINGS}
             content = _content(where, content_field, entry.get(content_field), more)
@@ -122,7 +110,7 @@ def _message(where: str, entry: Any) -> Message:
 
 
 def _content(where: str, name: str, content: Any, more: JsonTable) -> str:
-    """Return the text of a message, which may be in parts, or nothing beside the tools that it calls."""
+    """Return the text of a message, which may be in parts, or nothing if it calls tools."""
     if content is None and (more.get("tool_calls") or more.get("function_call")):
         return ""
     if isinstance(content, list):
@@ -135,7 +123,7 @@ def _content(where: str, name: str, content: Any, more: JsonTable) -> str:
             return "".join(found)
         kinds = {str(one.get("type")) if isinstance(one, dict) else type(one).__name__ for one in content}
         raise BadRecord(
-            BAD_MESSAGES, f"{where}: its {name!r} has parts of {', '.join(sorted(kinds))}; only text is read"
+            BAD_MESSAGES, f"{where}: its {name!r} has parts of {', '.join(sorted(kinds))}, and not only text"
         )
     if not isinstance(content, str):
         raise BadRecord(BAD_MESSAGES, f"{where}: its {name!r} is no text")
@@ -143,10 +131,10 @@ def _content(where: str, name: str, content: Any, more: JsonTable) -> str:
 
 
 def _with_weight(where: str, more: JsonTable) -> JsonTable:
-    """Return what a message has, with 0 or nothing for its weight, also where that is called `train`."""
+    """Return the keys of a message, with its weight only if that is 0. `train` means the same."""
     weight = more.pop(WEIGHT, 1) if "train" not in more else more.pop("train")
     if weight not in (0, 1):
-        raise BadRecord(BAD_MESSAGES, f"{where}: its weight is {str(weight)[:40]}; 0 and 1 are read")
+        raise BadRecord(BAD_MESSAGES, f"{where}: its weight is {str(weight)[:40]}. Fix: 0 or 1")
     return more | ({} if weight else {WEIGHT: 0})
 
 
@@ -156,14 +144,12 @@ def _called(where: str, content: str) -> list[Any]:
         calls = json.loads(content)
     except ValueError:
         raise BadRecord(BAD_MESSAGES, f"{where}: the text of a function_call is no JSON") from None
-    return [
-        {"type": "function", "function": call} for call in (calls if isinstance(calls, list) else [calls])
-    ]
+    calls = calls if isinstance(calls, list) else [calls]
+    return [{"type": "function", "function": call} for call in calls]
 
 
 def _tools(where: str, tools: Any) -> list[Any] | None:
-    """Return the tools of a record, which tables have as JSON in a text."""
-    if isinstance(tools, str):
+    if isinstance(tools, str):  # in tables
         try:
             tools = json.loads(tools) if tools.strip() else None
         except ValueError:
@@ -174,7 +160,7 @@ def _tools(where: str, tools: Any) -> list[Any] | None:
 
 
 class WholeConversations(DocumentFilter):
-    """Drop conversations without an answer, and those with an empty one."""
+    """A filter of conversations without an answer, or with an empty answer."""
 
     name = "conversations"
 
@@ -190,16 +176,12 @@ class WholeConversations(DocumentFilter):
 
 
 class AlternatingTurns(DocumentFilter):
-    """Drop conversations in which user and assistant do not take turns, after an optional system message.
-
-    Results of tools may stand between an answer and the next one.
-    """
+    """A filter of conversations in which user and assistant do not alternate. Tools may come between."""
 
     name = "turns"
 
     def judge(self, document: SplitDocument) -> str | None:
         roles = [role for role, *_ in document.metadata[TURNS]]
-        alternate = all(
-            before in MAY_FOLLOW[role] for before, role in zip([None, *roles], roles, strict=False)
-        )
+        pairs = zip([None, *roles], roles, strict=False)
+        alternate = all(before in MAY_FOLLOW[role] for before, role in pairs)
         return None if alternate else "turns do not alternate"

@@ -1,15 +1,15 @@
-"""The corpus stage: raw text -> clean documents, and the funnel of what was dropped.
+"""The corpus stage: raw text → clean documents, and the funnel of what was dropped.
 
-Two passes of steps. The first works on each document alone, on all workers; the second knows the whole corpus
-(duplicates) and runs in this process, in the order of the sources. So the outcome is the same, byte for byte,
-for any number of workers.
+A first pass works on each document alone, on all workers. A second knows the whole corpus (duplicates) and
+runs in this process. The outcome is the same, byte for byte, for any number of workers.
 """
 
 import math
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
@@ -18,12 +18,13 @@ from pathlib import Path
 from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import Manifest, finished_manifest, is_current, refuse_foreign, write_stage
 from kielo.artifact.prefetched import prefetched_folder
-from kielo.artifact.stage_counts import CorpusCounts, Funnel, FunnelSource
+from kielo.artifact.stage_counts import CorpusCounts, Funnel, FunnelRow, FunnelSource
 from kielo.artifact.stage_json import counts_of, write_json
 from kielo.artifact.text_files import read_lines
 from kielo.artifact.trained_text import refuse_to_replace
 from kielo.corpus.fetch import fetch_sources, file_stamps
-from kielo.corpus.make_funnel import build_funnel, empty_message, source_report, threshold_table
+from kielo.corpus.filters import FOREIGN_DROPPED, FOREIGN_KEPT, NUM_EXAMPLES
+from kielo.corpus.language_identification import THRESHOLDS
 from kielo.corpus.pipeline import BAD, MAX_EXAMPLES, first_pass, run_on_workers, second_pass
 from kielo.corpus.raw_formats import RawSource, file_format
 from kielo.corpus.step import Tally, effective_settings
@@ -31,20 +32,20 @@ from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 
-# Notices .txt files whose lines were wrapped at a width: there a line is no document. A source → advice.
-
-
-LINES = 2000
-WIDTHS = range(40, 121)
-MAX_LINE_BYTES = 1 << 20
+KIND, VERSION = "corpus", 3
+# A source of at least this many records may have one bad record, unless max_bad_share is 0.
+RECORDS_FOR_ONE_BAD = 10
+# The least share of a source's bytes that is usually kept. Below, the text is perhaps wrapped.
+MUCH_IS_LEFT = 0.5
+# Lines of a file that `wrapping_advice` reads, and widths at which text is wrapped.
+LINES, WIDTHS, MAX_LINE_BYTES = 2000, range(40, 121), 1 << 20
+# The funnel shows the largest reasons of a step, and the sum of the others.
+MAX_REASONS, OTHERS = 6, "other reasons"
+NOT_SHOWN = ("write cleaned", "merge cleaned", "write", "lay out pairs")
 
 
 def wrapping_advice(source: RawSource) -> str | None:
-    """Return what to set for a source of .txt files that look wrapped, by the first of them; None if not.
-
-    Wrapped text is full to about the same width: nine of ten lines that another follows are longer than half
-    of the width that hardly any exceeds. Empty lines between them tell paragraphs apart.
-    """
+    """Return what to set for a source of .txt files whose lines look wrapped at a width, or None."""
     files = [Path(source.root) / file for file in source.files]
     path = next((path for path in files if file_format(path, source.kind) == "txt"), None)
     if path is None or source.documents != "lines":
@@ -59,31 +60,23 @@ def wrapping_advice(source: RawSource) -> str | None:
     filled = sorted(a for a, b in pairwise(lengths) if a and b)
     if len(filled) < 20:
         return None
+    # Nine of ten lines with a line after them are longer than half of a width that hardly any line exceeds.
     width = filled[len(filled) * 98 // 100]
     full = sum(length > width / 2 for length in filled)
     if width not in WIDTHS or max(filled) > 2 * width or full < 0.9 * len(filled) or not empty:
         return None
     return (
-        f"{path} looks wrapped at {width} characters, so that each of its lines is taken for a document; "
-        f'documents = "paragraphs" or "files" in the source joins them: '
+        f"{path} looks wrapped at {width} characters, so each of its lines is taken for a document. "
+        f'Fix: documents = "paragraphs" or "files" in the source: '
         f"""--set 'corpus.sources=[{{path="{path}", documents="paragraphs"}}]'"""
     )
-
-
-KIND, VERSION = "corpus", 3
-# From so many records of a source on, one bad record is passed over whatever its share, unless none may be.
-RECORDS_FOR_ONE_BAD = 10
-# Share of a source's bytes that is usually kept, at least; below, the text may be wrapped.
-MUCH_IS_LEFT = 0.5
 
 
 def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = True) -> Manifest:
     """Fetch and clean the recipe's sources into `folder`: documents/*.jsonl.zst, funnel.json, manifest.json.
 
-    Does nothing when `folder` already holds the outcome for this text and these settings (its manifest is
-    returned as it was).
-    Raises KieloError for text that cannot be fetched or read, of which too much is bad
-    (corpus.max_bad_share), and when nothing is left of a source; `folder` is then as it was before.
+    Keep a folder that is current. Raises KieloError for text that cannot be fetched or read, or of which too
+    much is bad (corpus.max_bad_share), and if nothing is left of a source. Then `folder` is unchanged.
     """
     folder = Path(folder)
     refuse_foreign(folder, KIND)  # before hours of fetching
@@ -105,7 +98,6 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
 def _clean(
     sources: tuple[RawSource, ...], recipe: Recipe, folder: Path, say: Callable[[str], None]
 ) -> CorpusCounts:
-    """Run both passes in the stage's partial folder: write documents/ and funnel.json; return the counts."""
     corpus = recipe.corpus
     settings = effective_settings(corpus, language(recipe.language))
     cleaned = folder / "cleaned"
@@ -132,7 +124,7 @@ def _clean(
 
 
 def describe_read(sources: tuple[RawSource, ...], reader: Tally) -> list[FunnelSource]:
-    """Describe what was read; nothing is kept yet. KieloError for a source that was empty, or changed."""
+    """Describe the text that was read. Raises KieloError for a source that was empty or changed."""
     described = []
     for source in sources:
         for file, before, now in zip(
@@ -140,8 +132,8 @@ def describe_read(sources: tuple[RawSource, ...], reader: Tally) -> list[FunnelS
         ):
             if before != now:
                 raise KieloError(
-                    f"{Path(source.root) / file}: changed while the corpus was read; run again once nobody "
-                    "writes to it"
+                    f"{Path(source.root) / file}: changed while the corpus was read. Fix: run again once "
+                    "nobody writes to it"
                 )
         if source.name not in reader.counts:
             raise KieloError(
@@ -168,11 +160,8 @@ def describe_read(sources: tuple[RawSource, ...], reader: Tally) -> list[FunnelS
 
 
 def refuse_bad_sources(described: Sequence[FunnelSource], max_bad_share: float) -> None:
-    """Raise KieloError for a source with too many bad records or too large a share of damaged files.
-
-    How much a damaged file would have held is not known, so it counts with all its bytes. The share is the
-    decimal number that a person typed: in binary 0.29 · 100 is less than 29.
-    """
+    """Raise KieloError for a source with too many bad records or too large a share of damaged files."""
+    # The decimal number that a person typed: in binary 0.29 · 100 is less than 29.
     share = Fraction(repr(max_bad_share))
     for source in described:
         records, bad = source.documents_in, source.bad_records
@@ -181,8 +170,8 @@ def refuse_bad_sources(described: Sequence[FunnelSource], max_bad_share: float) 
         if bad > allowed or source.damaged_file_bytes > share * (source.file_bytes or 0):
             raise KieloError(
                 f"corpus.sources, {bad_records_in_words(source)}. corpus.max_bad_share = {max_bad_share:g} "
-                f"allows {allowed} and damaged files of that share of the bytes; correct the text, or set "
-                "more. The first:\n  " + "\n  ".join(source.bad_examples)
+                f"allows {allowed}, and damaged files of that share of the bytes. Fix: correct the text, or "
+                "raise the share. The first:\n  " + "\n  ".join(source.bad_examples)
             )
 
 
@@ -201,7 +190,6 @@ def _conclude(
     tallies: Sequence[Tally],
     folder: Path,
 ) -> CorpusCounts:
-    """Write funnel.json; KieloError when nothing is left of a source."""
     rows, table = build_funnel(tallies), threshold_table(tallies)
     kept = tallies[-1].counts
     if empty := [source for source in sources if source.name not in kept]:
@@ -224,8 +212,114 @@ def _conclude(
     )
 
 
+def build_funnel(tallies: Sequence[Tally]) -> list[FunnelRow]:
+    """Return rows in the order of the steps, the largest reason of a step first, at least one row a step."""
+    rows: list[FunnelRow] = []
+    for tally in tallies:
+        if tally.name in NOT_SHOWN:
+            continue
+        counts = tally.total()
+        left = {what: counts[what, ""] for what in ("documents_left", "bytes_left")}
+        for reason, dropped in _largest_reasons(counts).items():
+            name = f"{tally.name} ({tally.detail})" if tally.detail else tally.name
+            rows.append(FunnelRow(name=name, reason=reason, **dropped, **left))
+    return rows
+
+
+def threshold_table(tallies: Sequence[Tally]) -> JsonTable:
+    """Return the share of bytes of the lines, and of the documents, that reached each threshold."""
+    sums: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+    for tally in tallies:
+        if tally.name in ("line language", "document language"):
+            sums[tally.name.split()[0] + "s"].update(tally.total())
+    table = {}
+    for kind, counts in sums.items():
+        total = counts["bytes_identified", ""]
+        table[kind] = {
+            str(threshold): round(counts["bytes_at", str(threshold)] / total, 4) if total else 0.0
+            for threshold in THRESHOLDS
+        }
+    return table
+
+
+def source_report(raw: RawSource, source: FunnelSource, tallies: Sequence[Tally]) -> Iterator[str]:
+    """Yield lines on the fate of a source, for the last screen: its files, and its documents by reason."""
+    own = [tally.of(raw.name) for tally in tallies]
+    total, dropped = Counter[tuple[str, str]](), Counter[str]()
+    for tally in own:
+        total.update(tally.total())
+        # Sorted, because the order in which reasons were counted depends on the workers.
+        for (what, reason), amount in sorted(tally.total().items()):
+            if amount and what == "documents":
+                dropped[f"{tally.name}, {reason}".replace("read, ", "")] += amount
+    reasons = "; ".join(f"{amount:,} {reason}" for reason, amount in dropped.most_common())
+    files = f"{len(raw.files):,} files read" + f", {len(raw.unread):,} not read" * bool(raw.unread)
+    yield (
+        f"{raw.name}: {files}. {source.documents_in:,} documents in, {source.documents_kept:,} kept"
+        + f". Dropped: {reasons}" * bool(reasons)
+    )
+    for what, became in (
+        ("c1", "became the letters and signs of windows-1252, or were dropped: the text was taken"),
+        ("c1_kept", "stay, because nothing is cleaned there: the text was probably taken"),
+    ):
+        if total[f"{what}_characters", ""]:
+            yield (
+                f"{raw.name}: {total[f'{what}_characters', '']:,} controls U+0080 to U+009F in "
+                f"{total[f'{what}_documents', '']:,} documents {became} for Latin-1 before"
+            )
+    for kind, became in ((FOREIGN_DROPPED, "dropped"), (FOREIGN_KEPT, "kept")):
+        if number := total[kind, ""]:
+            lines = [line for tally in own for line in tally.first_examples(raw.name, kind, NUM_EXAMPLES)]
+            yield (
+                f"{raw.name}: {number:,} lines with letters of another script {became}, "
+                f"e.g. {' | '.join(lines)}"
+            )
+
+
+def empty_message(what: str, rows: Sequence[FunnelRow], table: JsonTable, advice: str) -> str:
+    lines = [f"corpus: nothing is left of {what}. What each step dropped:"]
+    lines += [
+        f"  {row.name:<28} {row.reason:<36} {row.documents:>9,} documents {row.bytes:>14,} bytes"
+        for row in rows
+        if row.bytes or row.documents
+    ]
+    for kind, shares in table.items():
+        lines.append(
+            f"  share of {kind} at each language threshold: "
+            + "  ".join(f"{t}: {s:.1%}" for t, s in shares.items())
+        )
+    lines.append(advice)
+    return "\n".join(lines)
+
+
+def _largest_reasons(counts: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
+    dropped: dict[str, Counter[str]] = defaultdict(Counter)
+    for (what, reason), amount in counts.items():
+        if what in ("documents", "lines", "bytes"):
+            dropped[reason][what] += amount
+    order = sorted(
+        dropped, key=lambda reason: (-dropped[reason]["bytes"], -dropped[reason]["documents"], reason)
+    )
+    shown = {reason: dropped[reason] for reason in order[:MAX_REASONS]}
+    if rest := order[MAX_REASONS:]:
+        shown[OTHERS] = sum((dropped[reason] for reason in rest), Counter())
+    shown = shown or {"": Counter()}
+    return {
+        reason: {"documents": count["documents"], "lines": count["lines"], "bytes": count["bytes"]}
+        for reason, count in shown.items()
+    }
+
+
+_ADVICE = {
+    "code": "Is it code by hand? [corpus.code] has the limits. clean = false takes code as it is",
+    "parallel": "Are the sides in the languages of `language`, in this order? pair_fields names the fields. "
+    "clean = false takes pairs as they are",
+    "instructions": "Do user and assistant take turns, and is every answer there? clean = false accepts any "
+    "order of turns that the chat template allows",
+}
+
+
 def _empty_source(name: str, settings: JsonTable, tallies: Sequence[Tally]) -> str:
-    """Return the message on a source of which nothing is left, with the funnel of its own documents."""
     own = [tally.of(name) for tally in tallies]
     rule, kind = settings["language_rules"].get(name), settings["kinds"][settings["sources"].index(name)]
     what = f"corpus.sources, {name} (kind = {kind!r}"
@@ -233,25 +327,13 @@ def _empty_source(name: str, settings: JsonTable, tallies: Sequence[Tally]) -> s
         what += f", language = {' or '.join(rule['languages'])} by {settings['language_identifier']}, line "
         what += f"threshold {rule['line_threshold']:g}, document threshold {rule['document_threshold']:g}"
         advice = (
-            "Is the text in this language? If not, set the source's `language`, or `kind` for code; if so, "
+            "Is the text in this language? If not, set the source's `language`, or `kind` for code. If so, "
             "lower corpus.line_language_threshold or corpus.document_language_threshold, or the length that "
             "dropped it (corpus.min_line_characters, corpus.min_document_characters). clean = false takes "
             "text as it is"
         )
-    elif kind == "code":
-        advice = "Is it code by hand? [corpus.code] has the limits; clean = false takes code as it is"
-    elif kind == "parallel":
-        advice = (
-            "Are the sides in the languages of `language`, in this order? pair_fields names the fields; "
-            "clean = false takes pairs as they are"
-        )
-    elif kind == "instructions":
-        advice = (
-            "Do user and assistant take turns, and is every answer there? clean = false lets turns come in "
-            "any order that the chat template allows"
-        )
     else:
-        advice = "All of it is empty, or an earlier source has the same documents"
+        advice = _ADVICE.get(kind, "All of it is empty, or an earlier source has the same documents")
     return empty_message(f"{what})", build_funnel(own), threshold_table(own), advice)
 
 

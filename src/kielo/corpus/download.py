@@ -1,13 +1,13 @@
 """Downloads of text: a Debian package through apt-get, or a dataset from the Hugging Face hub.
 
-A recipe source -> files in a folder and a sentence on where they came from. apt works in that folder alone,
-with its own package lists, so neither root nor an installation is needed and the machine's apt is not
-touched.
+apt works in the source's folder alone, with its own package lists, so it needs neither root nor an
+installation, and does not change the machine.
 """
 
 import os
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -22,25 +22,20 @@ DATA_SUFFIXES = (
     *(f".{form}{cover}" for form in ("jsonl", "ndjson") for cover in ("", *COMPRESSED)),
     *(f".json{cover}" for cover in COMPRESSED),
 )
-OFTEN_SETTINGS = ".json"  # data where there is nothing else
+OFTEN_SETTINGS = ".json"  # data only if there is nothing else
 
 
 class FetchProblem(Exception):
-    """This download did not work, for the reason given; another may."""
+    """A download that failed, with the reason. Another may work."""
 
 
 def fetch_debian_package(source: Source, folder: Path) -> str:
-    """Download the HTML pages and the licence of a Debian package to folder/pages.
-
-    Returns the name of the package with its version.
-
-    Raises FetchProblem when apt is missing, cannot reach its servers, or knows no such package.
-    """
+    """Download a package's HTML pages and licence to folder/pages. Return its name. Raises FetchProblem."""
     if missing := [program for program in ("apt-get", "apt-config", "dpkg-deb") if not shutil.which(program)]:
         raise FetchProblem(f"{missing[0]} is missing (not a Debian or Ubuntu machine?)")
     workplace = (folder / "apt").resolve()
     environment = os.environ | {"APT_CONFIG": str(write_apt_configuration(workplace)), "LC_ALL": "C"}
-    # An update that misses one of several servers fails, but may have brought the list that is needed.
+    # An update that misses one of several servers fails, but may have fetched the right list.
     update = _run(["apt-get", "-qq", "update"], workplace, environment)
     download = _run(["apt-get", "-qq", "download", "--", source.debian_package or ""], workplace, environment)
     packages = sorted(workplace.glob("*.deb"))
@@ -50,11 +45,8 @@ def fetch_debian_package(source: Source, folder: Path) -> str:
     if unpacked.returncode:
         raise FetchProblem(last_errors(unpacked.stderr))
     for path in sorted((workplace / "tree").rglob("*")):
-        if (
-            path.is_file()
-            and not path.is_symlink()
-            and (path.suffix in (".html", ".htm") or path.name == "copyright")
-        ):
+        is_wanted = path.suffix in (".html", ".htm") or path.name == "copyright"
+        if is_wanted and path.is_file() and not path.is_symlink():
             target = folder / PAGES / path.relative_to(workplace / "tree")
             target.parent.mkdir(parents=True, exist_ok=True)
             path.rename(target)
@@ -64,12 +56,8 @@ def fetch_debian_package(source: Source, folder: Path) -> str:
 
 
 def fetch_huggingface_dataset(source: Source, folder: Path, aside: Path) -> str:
-    """Download data files of a dataset (of its subset), as many as max_documents needs; return its name.
-
-    aside: where files lie until all are there. It stays when a download is cut short, and the next one goes
-    on from it.
-    Raises FetchProblem when the hub cannot be reached or has no such data files.
-    """
+    """Download as many files of a dataset (of its subset) as max_documents needs. Return its name."""
+    # aside: the folder of files until all are there, from which an interrupted download resumes.
     try:
         from huggingface_hub import HfApi, hf_hub_download
     except ImportError:
@@ -87,7 +75,7 @@ def fetch_huggingface_dataset(source: Source, folder: Path, aside: Path) -> str:
         if not wanted:
             folders = sorted({file.partition("/")[0] for file in files if file.endswith(DATA_SUFFIXES)})
             raise FetchProblem(
-                f"no data files in subset {subset!r}; there are {', '.join(folders[:20]) or 'none'}"
+                f"no data files in subset {subset!r}. Its subsets: {', '.join(folders[:20]) or 'none'}"
             )
         num_rows, fetched = 0, []
         for file in wanted:
@@ -98,7 +86,7 @@ def fetch_huggingface_dataset(source: Source, folder: Path, aside: Path) -> str:
                 break
     except FetchProblem:
         raise
-    except Exception as problem:  # the hub's client raises errors of several libraries, all of them temporary
+    except Exception as problem:  # the hub's client raises errors of several libraries
         raise FetchProblem(last_errors(f"{type(problem).__name__}: {problem}")) from None
     for file in fetched:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -107,14 +95,12 @@ def fetch_huggingface_dataset(source: Source, folder: Path, aside: Path) -> str:
 
 
 def write_apt_configuration(workplace: Path) -> Path:
-    """Write an apt configuration that keeps servers, keys and proxies and writes only to `workplace`.
-
-    Only its `Acquire` settings are kept: its hooks clean or refresh things that belong to the machine.
-    """
+    """Write an apt configuration of `workplace` with the machine's servers, keys and proxies."""
     for name in ("state/lists/partial", "cache/archives/partial"):
         (workplace / name).mkdir(parents=True, exist_ok=True)
     (workplace / "status").touch()
     dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, timeout=60).stdout
+    # Without the machine's hooks, which clean or refresh its things.
     kept = [line for line in dump.splitlines() if line.startswith("Acquire::")]
     own = {
         "Dir::Etc::parts": "/dev/null",
@@ -122,39 +108,29 @@ def write_apt_configuration(workplace: Path) -> Path:
         "Dir::State": workplace / "state",
         "Dir::State::status": workplace / "status",
         "Dir::Cache": workplace / "cache",
-        # As root, apt would step down to a user who may not write here.
+        # As root, apt would become a user who cannot write here.
         "APT::Sandbox::User": "root",
         "Acquire::Languages": "none",
         "Acquire::Retries": "2",
         "Acquire::http::Timeout": "30",
         "Acquire::https::Timeout": "30",
     }
+    lines = [*kept, "#clear Acquire::Languages;", *(f'{key} "{value}";' for key, value in own.items())]
     path = workplace / "apt.conf"
-    path.write_text(
-        "\n".join(
-            [*kept, "#clear Acquire::Languages;", *(f'{key} "{value}";' for key, value in own.items()), ""]
-        )
-    )
+    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
     return path
 
 
 def _run(command: list[str], workplace: Path, environment: dict[str, str]) -> subprocess.CompletedProcess:
+    run = partial(subprocess.run, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     try:
-        return subprocess.run(
-            command,
-            cwd=workplace,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=APT_SECONDS,
-            stdin=subprocess.DEVNULL,
-        )
+        return run(command, cwd=workplace, env=environment, timeout=APT_SECONDS)
     except subprocess.TimeoutExpired:
         raise FetchProblem(f"{' '.join(command)}: no answer in {APT_SECONDS} s") from None
 
 
 def last_errors(output: str) -> str:
-    """Return the errors of a program on one line: those that it marks as errors, if it does."""
+    """Return the errors of a program on one line: the lines that it marks as errors, if any."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("E:")] or lines
     return " ".join(errors[:3])[:500] or "failed without saying why"

@@ -1,4 +1,4 @@
-"""Filters of cleaned text: of lines, of documents, and of what occurs twice."""
+"""Filters of lines, documents, duplicates and pairs. Each gives None to keep, or the reason to drop."""
 
 import unicodedata
 from collections import Counter
@@ -8,22 +8,20 @@ import regex
 import xxhash
 
 from kielo.artifact.documents import TURNS
-from kielo.corpus.language_identification import LanguageFilter
-from kielo.corpus.normalise import count_c1
-from kielo.corpus.step import DocumentFilter, LanguageRule, LineFilter, SplitDocument
+from kielo.corpus.language_identification import NOT_SURE, LanguageFilter
+from kielo.corpus.normalise import count_c1, normalise_line
+from kielo.corpus.step import CorpusStep, DocumentFilter, LanguageRule, LineFilter, SplitDocument, lines_of
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus
+from kielo.recipe.source_kinds import fill
 
-# Filters of lines: each is a class below and an entry in `line_filters`, in the order in which they run.
-#
-# A filter gives for each line None to keep it, or the reason to drop it; the funnel counts lines and bytes
-# by filter and reason.
-
-
-# Lines with letters of another script: what is counted, and kept as examples.
+# Lines with letters of another script are counted and kept as examples: NUM_EXAMPLES of each source.
 FOREIGN_DROPPED, FOREIGN_KEPT = "script_lines_dropped", "script_lines_kept"
-# Lines that are shown of each source, and of each as much.
 NUM_EXAMPLES, _EXAMPLE_CHARACTERS = 2, 100
+SEEN = "seen before"
+# Shorter texts say too little for an identifier (benchmarks/log/2026-11.md).
+MIN_IDENTIFIED_CHARACTERS = 30
+DRAW = 18  # seed of the choice of layouts
 
 
 def line_filters(corpus: Corpus, rule: LanguageRule) -> list[LineFilter]:
@@ -36,11 +34,9 @@ def line_filters(corpus: Corpus, rule: LanguageRule) -> list[LineFilter]:
 
 
 class ScriptFilter(LineFilter):
-    """Drop a line when more than `max_foreign_share` of its letters are of another script.
+    """A filter of lines with more than `max_foreign_share` of their letters outside `scripts` and `letters`.
 
-    A letter is not foreign when it belongs to one of the Unicode `scripts` or is among the card's `letters`:
-    whole scripts, since names and loan words bring letters that a language's own alphabet lacks. Digits,
-    punctuation and symbols are no letters. Lines with some are counted by script, and the first are examples.
+    Whole scripts, because names and loan words bring letters that a language's own alphabet lacks.
     """
 
     name = "script"
@@ -69,8 +65,6 @@ class ScriptFilter(LineFilter):
 
 
 class LineLength(LineFilter):
-    """Drop lines with too few characters to teach anything or to be identified."""
-
     name = "line length"
 
     def __init__(self, min_characters: int):
@@ -83,8 +77,6 @@ class LineLength(LineFilter):
 
 
 class LineLanguage(LanguageFilter, LineFilter):
-    """Drop lines that are probably of another language."""
-
     name = "line language"
 
     def judge(self, document: SplitDocument) -> list[str | None]:
@@ -100,32 +92,23 @@ def _script(letters: Sequence[str]) -> str:
 
 
 def _foreign_letters(scripts: Sequence[str], letters: str) -> regex.Pattern:
-    """Compile a pattern for one letter that is outside the scripts and the letters (of either case)."""
+    """Compile a pattern for a letter outside the scripts and the letters (of either case)."""
     own = "".join(rf"\p{{Script={script}}}" for script in (*scripts, "Common", "Inherited"))
     both_cases = "".join(sorted(set(letters.lower() + letters.upper())))
     try:
         return regex.compile(rf"[\p{{L}}--[{own}{regex.escape(both_cases)}]]", regex.V1)
     except regex.error:
         raise KieloError(
-            f"language card: script {', '.join(scripts)} has a name that Unicode does not know; "
-            "it knows Latin, Cyrillic, Greek, …"
+            f"language card: Unicode does not know a script of {', '.join(scripts)}. Fix: Latin, Cyrillic or "
+            "another of its names"
         ) from None
 
 
-# Filters of whole documents: each is a class below and an entry in `document_filters`.
-#
-# A filter gives None to keep the document, or the reason to drop it; the funnel counts documents, lines and
-# bytes by filter and reason.
-
-
 def document_filters(corpus: Corpus, rule: LanguageRule) -> list[DocumentFilter]:
-    """Return the filters of documents for text of one rule; they run after those of lines."""
     return [DocumentLanguage(corpus.language_identifier, rule.identifier_codes, rule.document_threshold)]
 
 
 class DocumentLanguage(LanguageFilter, DocumentFilter):
-    """Drop documents that are probably of another language."""
-
     name = "document language"
 
     def judge(self, document: SplitDocument) -> str | None:
@@ -133,7 +116,7 @@ class DocumentLanguage(LanguageFilter, DocumentFilter):
 
 
 class NotEmpty(DocumentFilter):
-    """Drop documents without a character that is not white space; nothing is changed in the others."""
+    """A filter of documents without a character that is not white space. The others stay unchanged."""
 
     name = "content"
 
@@ -143,7 +126,7 @@ class NotEmpty(DocumentFilter):
 
 
 class DocumentLength(DocumentFilter):
-    """Drop documents with too few characters; it runs last, after the filters of duplicates."""
+    """A filter of documents with too few characters. It runs last, after the filters of duplicates."""
 
     name = "document length"
 
@@ -157,47 +140,108 @@ class DocumentLength(DocumentFilter):
         return f"under {self.min_characters} characters" if num_characters < self.min_characters else None
 
 
-# Filters of exact duplicates, documents and lines, over the whole corpus: the first one stays.
-#
-# These steps remember what they have seen, so they run in the one process of the second pass, which reads
-# the documents in the order of the corpus: the outcome is the same for any number of workers. They remember
-# 64-bit xxh3 hashes, about 100 bytes of memory for each different line; two of 10⁹ different lines collide
-# with a probability of 3 %.
+class _Duplicates(CorpusStep):
+    """A filter of exact duplicates over the whole corpus, in its order, in a single process: the first stays.
 
-
-SEEN = "seen before"
-
-
-class DocumentDuplicates(DocumentFilter):
-    name = "document duplicates"
+    It remembers 64-bit xxh3 hashes, about 100 bytes of memory for each different line. The probability that
+    two of 10⁹ different lines collide is 3 %.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: set[int] = set()
+        self._seen: set[int] = set()
+
+    def _verdict(self, text: str) -> str | None:
+        digest, before = xxhash.xxh3_64_intdigest(text.encode()), len(self._seen)
+        self._seen.add(digest)
+        return SEEN if len(self._seen) == before else None
+
+
+class DocumentDuplicates(_Duplicates, DocumentFilter):
+    name = "document duplicates"
 
     def judge(self, document: SplitDocument) -> str | None:
         text = "\n".join(document.lines)
         if turns := document.metadata.get(TURNS):  # the same words in other roles are another conversation
             text += f"\0{turns}"
-        return None if _is_new(xxhash.xxh3_64_intdigest(text.encode()), self.seen) else SEEN
+        return self._verdict(text)
 
 
-class LineDuplicates(LineFilter):
+class LineDuplicates(_Duplicates, LineFilter):
     name = "line duplicates"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[int] = set()
-
     def judge(self, document: SplitDocument) -> list[str | None]:
-        return [
-            None if _is_new(xxhash.xxh3_64_intdigest(line.encode()), self.seen) else SEEN
-            for line in document.lines
-        ]
+        return [self._verdict(line) for line in document.lines]
 
 
-def _is_new(digest: int, seen: set[int]) -> bool:
-    if digest in seen:
-        return False
-    seen.add(digest)
-    return True
+class NormaliseSides(CorpusStep):
+    """A step that normalises both sides of a pair. A side may have several lines."""
+
+    name = "normalise pairs"
+
+    def work(self, document: SplitDocument) -> bool:
+        before, (first, second) = document.num_bytes, document.pair()
+        count_c1(self, first + second)
+        document.set_sides((_normal_form(first), _normal_form(second)))
+        self.count("bytes", "white space and control characters", before - document.num_bytes)
+        return True
+
+
+class WholePairs(DocumentFilter):
+    """A filter of pairs with an empty side, and of pairs that were copied and not translated."""
+
+    name = "pairs"
+
+    def judge(self, document: SplitDocument) -> str | None:
+        first, second = (side.strip() for side in document.pair())
+        count_c1(self, first + second, "c1_kept")  # of pairs that are not cleaned
+        if not (first and second):
+            return "a side is empty"
+        return "both sides are the same" if first == second else None
+
+
+class SideLanguage(LanguageFilter, DocumentFilter):
+    """A filter of pairs one side of which looks like another language, by the identifier's best guess."""
+
+    name = "pair language"
+
+    def __init__(self, identifier: str, rule: LanguageRule, side: int):
+        super().__init__(identifier, rule.identifier_codes, rule.line_threshold)
+        self.side = side
+
+    def judge(self, document: SplitDocument) -> str | None:
+        text = document.pair()[self.side]
+        if len(text) < MIN_IDENTIFIED_CHARACTERS:
+            return None
+        found = self.verdict(text, len(text.encode()))
+        # An identifier is seldom sure of a sentence, but the other side speaks for the pair too.
+        return None if found == NOT_SURE else found
+
+
+class LayOutPairs(CorpusStep):
+    """A step that makes one text of each pair, by a template and in a direction that the sides decide."""
+
+    name = "lay out pairs"
+
+    def __init__(self, templates: Sequence[str], reverse_share: float, languages: Sequence[str]):
+        super().__init__()
+        self.templates, self.reverse_share = tuple(templates), reverse_share
+        self.languages = tuple(languages)
+
+    def work(self, document: SplitDocument) -> bool:
+        # By the sides alone, so the same for any number of workers and any seed of a run.
+        drawn = xxhash.xxh3_64_intdigest("\0".join(document.pair()).encode(), seed=DRAW)
+        template = self.templates[drawn % len(self.templates)]
+        pairs = list(zip(document.pair(), self.languages, strict=True))
+        if (drawn >> 32) < self.reverse_share * 2**32:
+            pairs.reverse()
+        (source, source_language), (target, target_language) = pairs
+        values = {"source": source, "target": target}
+        values |= {"source_language": source_language, "target_language": target_language}
+        document.sides = None
+        document.set_lines(fill(template, values).split("\n"))
+        return True
+
+
+def _normal_form(side: str) -> str:
+    return "\n".join(filter(None, map(normalise_line, lines_of(side))))

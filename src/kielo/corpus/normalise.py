@@ -1,8 +1,8 @@
-"""Normal form of text: Unicode NFC, no control characters, single spaces, no empty lines.
+"""The normal form of text: Unicode NFC, no control characters, single spaces, no empty lines.
 
-Lines in -> the same lines rewritten. NFC and not NFKC, which would rewrite what people typed on purpose (²,
-½, …). The controls U+0080 to U+009F are letters and signs of windows-1252 that were taken for Latin-1
-somewhere: browsers show them as those (WHATWG, HTML, section 13.2.5.80), and so does this.
+NFC and not NFKC, which would rewrite what people typed on purpose (², ½, …). The controls U+0080 to U+009F
+are letters and signs of windows-1252 that were taken for Latin-1. They become these letters, as in browsers
+(WHATWG, HTML, section 13.2.5.80).
 """
 
 import unicodedata
@@ -11,14 +11,13 @@ import regex
 
 from kielo.corpus.step import CorpusStep, SplitDocument
 
-# Controls but for the tab, and invisible characters that only ever split words: soft hyphen, zero-width
-# space, word joiner, byte-order mark. Joiners (U+200C, U+200D) stay: Persian and the scripts of India need
-# them.
 C1 = regex.compile("[\u0080-\u009f]")
-# Byte → its character in windows-1252; its five holes go as controls do.
+# Byte → its character in windows-1252. Its five holes are dropped as controls.
 _OF_WINDOWS_1252 = {
     byte: character for byte in range(0x80, 0xA0) if (character := bytes([byte]).decode("cp1252", "ignore"))
 }
+# Controls but for the tab, and invisible characters that only split words: soft hyphen, zero-width space,
+# word joiner, byte-order mark. Joiners (U+200C, U+200D) stay: Persian and the scripts of India need them.
 UNWANTED = regex.compile(r"[\p{Cc}--\t]|[\u00ad\u200b\u2060\ufeff]|\p{Cs}|\p{Cn}", regex.V1)
 
 
@@ -27,12 +26,12 @@ def normalise_line(line: str) -> str:
     if line.isascii():
         return " ".join(UNWANTED.sub("", line).split())
     line = UNWANTED.sub("", line.translate(_OF_WINDOWS_1252) if C1.search(line) else line)
-    # Last, for what stood between a letter and its mark is gone only now.
+    # Last, because a dropped character may have stood between a letter and its mark.
     return unicodedata.normalize("NFC", " ".join(line.split()))
 
 
 def count_c1(step: CorpusStep, text: str, what: str = "c1") -> None:
-    """Counts controls of a document: "c1" that `normalise_line` writes as letters, "c1_kept" that stay."""
+    """Count controls of a document: "c1" that `normalise_line` writes as letters, "c1_kept" that stay."""
     if not text.isascii() and (found := len(C1.findall(text))):
         step.count(f"{what}_characters", amount=found)
         step.count(f"{what}_documents")

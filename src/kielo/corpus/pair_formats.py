@@ -12,24 +12,22 @@ from kielo.artifact.text_files import SHOWING_BYTES, other_encoding, read_blocks
 from kielo.corpus.raw_record import RAGGED, UNEQUAL, BadRecord, Record, too_long
 from kielo.recipe.errors import KieloError
 
-# Tab-separated values → a record for each row, its columns as bytes.
-#
-# Most files are plain: a row is a line, and a quote is a quote (OPUS, Tatoeba). Others have the quotes of
-# CSV (`csv.excel_tab`, spreadsheets), in which a column may hold tabs and line ends. The whole file
-# decides: text with plain quotes breaks CSV's rules soon.
-
-
 _TAB = b"\t"
-# A column in quotes that holds quotes, each written twice.
+# A column in quotes that has quotes, each written twice.
 _DOUBLED = re.compile(rb'(?:^|\t)"(?:[^"\t]|"")*""(?:[^"\t]|"")*"(?:\t|$)')
 _EVERY_BYTE = "latin-1"
+_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
+# Their content is code of the translated document, or a text beside the sentence (`sub`: a footnote).
+_CODES = frozenset({"bpt", "ept", "ph", "it", "ut", "sub"})
+_BREAKS = frozenset({"lb", "cb", "pb"})  # types of codes that end a line, column or page
+_DECLARED = re.compile(rb"\s*<\?xml[^>]{0,200}encoding\s*=\s*[\"']([A-Za-z0-9._:-]+)")
 
 
 def tsv_records(path: Path, max_bytes: int, encoding: str | None = None) -> Iterator[Record]:
-    """Yield the rows, numbered by their first line. A row with another number of columns than most is bad.
+    """Yield the rows, their columns as bytes, numbered by their first line.
 
-    So is its neighbour in a plain file if it may be the other half of a row that was cut at a line's end: it
-    has an odd number of quotes.
+    A row with another number of columns than most is bad. In a plain file so is a neighbour with an odd
+    number of quotes, perhaps its other half.
     """
     has_csv_quotes, usual = _survey(path, max_bytes, encoding)
     rows = _csv_rows(path, max_bytes, encoding) if has_csv_quotes else _plain_rows(path, max_bytes, encoding)
@@ -54,7 +52,7 @@ def _ragged(record: Record, usual: int) -> Record:
     told = (
         f"{record.path}, line {record.number}: {len(record.content)} columns beside rows of {usual}, or part "
         f"of such a row: a tab or line end in a column shifts the others. Fix: write the file with {usual} "
-        "columns in each line (`cut -f` leaves some out), or as JSONL"
+        "columns in each line (`cut -f` drops columns), or as JSONL"
     )
     return Record(record.path, record.number, None, BadRecord(RAGGED, told))
 
@@ -87,8 +85,8 @@ def _csv_lines(path: Path, max_bytes: int, encoding: str | None) -> Iterator[str
 def _survey(path: Path, max_bytes: int, encoding: str | None) -> tuple[bool, int]:
     """Return whether the file has CSV's quotes, and the number of columns of most rows.
 
-    It has if it keeps CSV's rules and they are needed: quotes within quotes, columns in all rows alike that
-    would not be without them, or quotes around every column.
+    In most files (OPUS, Tatoeba) a row is a line. A file has quotes if it keeps CSV's rules, which text with
+    plain quotes breaks soon, and needs them: for quotes within quotes, equal rows, or around every column.
     """
     lines: Counter[int] = Counter()
     doubled = unquoted = 0
@@ -113,34 +111,20 @@ def _survey(path: Path, max_bytes: int, encoding: str | None) -> tuple[bool, int
     return False, usual
 
 
-# TMX: translation memories in XML (LISA, TMX 1.4b). A file → a record for each pair of a translation unit.
-#
-# Read in pieces: a unit is dropped as soon as its records were made, so that memory does not grow with the
-# file. Names of elements count without their namespace.
-
-
-_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
-# Their content is code of the document that was translated, or a text beside the sentence (`sub`: a footnote,
-# the title of an image).
-_CODES = frozenset({"bpt", "ept", "ph", "it", "ut", "sub"})
-_BREAKS = frozenset({"lb", "cb", "pb"})  # types of codes that end a line, column or page
-_DECLARED = re.compile(rb"\s*<\?xml[^>]{0,200}encoding\s*=\s*[\"']([A-Za-z0-9._:-]+)")
-
-
 def tmx_records(
     path: Path, languages: Sequence[str], max_bytes: int, encoding: str | None = None
 ) -> Iterator[Record]:
-    """Yield the texts of each unit in the two languages; units are numbered from 1.
+    """Yield the texts of each unit of a translation memory (LISA, TMX 1.4b) in the two languages.
 
-    A unit that has several texts in a language gives several records: each text is in one of them. Raises
-    KieloError for a file that is no XML or is cut short, and for a unit over max_bytes.
+    A unit with several texts in a language gives several records. Raises KieloError for a file that is no XML
+    or is cut short, and for a unit over max_bytes.
     """
     parser: XMLPullParser[Element] = XMLPullParser(("start", "end"))
     number, unfinished, body = 0, 0, None
     for text in _decoded(path, encoding):
         try:
             parser.feed(text)
-            # The stub has all kinds of events; of the two that are asked for, an element is the second part.
+            # The stub has all kinds of events. The second part of the two that are asked for is an element.
             events: list[tuple[str, Element]] = list(parser.read_events())  # type: ignore[arg-type]
         except ParseError as problem:
             raise KieloError(f"{path}, line {problem.position[0]}: not valid XML ({problem})") from None
@@ -150,7 +134,9 @@ def tmx_records(
             if event == "start":
                 body = element if body is None and name == "body" else body
             elif name in _CODES:
-                _empty(element)
+                del element[:]
+                # A space for a line's end, so that no words are joined.
+                element.text = " " if element.get("type") in _BREAKS else None
             elif name == "tu":
                 number, unfinished = number + 1, 0
                 yield from _unit_records(path, number, element, languages, max_bytes)
@@ -160,13 +146,9 @@ def tmx_records(
     try:
         parser.close()
     except ParseError as problem:
-        raise KieloError(f"{path}: cut short or not XML ({problem}); copy or download it again") from None
-
-
-def _empty(code: Element) -> None:
-    """Remove what is inside of a code. A space stays for a line's end, so that no words are joined."""
-    del code[:]
-    code.text = " " if code.get("type") in _BREAKS else None
+        raise KieloError(
+            f"{path}: cut short or not XML ({problem}). Fix: copy or download it again"
+        ) from None
 
 
 def _unit_records(
@@ -177,8 +159,8 @@ def _unit_records(
     if not all(sides):
         missing = next(language for language, side in zip(languages, sides, strict=True) if not side)
         told = (
-            f"{where}: no text in {missing!r}; its languages are {', '.join(texts)[:200] or 'none'}. Set "
-            "the source's pair_fields to two of them"
+            f"{where}: no text in {missing!r} (its languages are {', '.join(texts)[:200] or 'none'}). "
+            "Fix: the source's pair_fields = two of them"
         )
         yield Record(path, number, None, BadRecord(UNEQUAL, told))
         return
@@ -191,7 +173,6 @@ def _unit_records(
 
 
 def _texts(unit: Element) -> dict[str, list[str]]:
-    """Return language code in lower case → texts, in the order of the file."""
     found = defaultdict(list)
     for variant in _children(unit, "tuv"):
         code = (variant.get(_LANGUAGE) or variant.get("lang") or "").lower()
@@ -205,15 +186,14 @@ def _children(element: Element, name: str) -> list[Element]:
 
 
 def _in_language(texts: dict[str, list[str]], language: str) -> list[str]:
-    """Return the texts in a language, else those in the first of its regions (en-US for en)."""
-    wanted = language.lower()
+    wanted = language.lower()  # or the first of its regions (en-US for en)
     regions = (code for code in texts if code.replace("_", "-").startswith(wanted + "-"))
     code = wanted if wanted in texts else next(regions, None)
     return texts[code] if code is not None else []
 
 
 def _decoded(path: Path, given: str | None) -> Iterator[str]:
-    """Yield the text of a file in the encoding that its bytes show, else `given`, else what it declares."""
+    """Yield the text in the encoding that the file's bytes show, else `given`, else the declared encoding."""
     decoder, encoding = None, ""
     try:
         for block in read_blocks(path):
@@ -224,17 +204,17 @@ def _decoded(path: Path, given: str | None) -> Iterator[str]:
         yield decoder.decode(b"", final=True) if decoder else ""
     except UnicodeDecodeError as problem:
         raise KieloError(
-            f"{path}: invalid {encoding} (byte 0x{problem.object[problem.start]:02x}); correct the encoding "
-            "in its first line, or convert the file and name UTF-8 there"
+            f"{path}: invalid {encoding} (byte 0x{problem.object[problem.start]:02x}). Fix: correct the "
+            "encoding in its first line, or convert the file and name UTF-8 there"
         ) from None
     except LookupError:
         raise KieloError(
-            f"{path}: its first line names the encoding {encoding!r}, which is unknown; correct it"
+            f"{path}: unknown encoding {encoding!r} in its first line. Fix: correct it"
         ) from None
 
 
 def _declared_encoding(start: bytes) -> str:
-    """Return the declared encoding. Text that is called Latin-1 or ASCII is read as windows-1252."""
+    """Return the declared encoding. Latin-1 and ASCII are read as windows-1252."""
     found = _DECLARED.match(start.removeprefix(codecs.BOM_UTF8)[:4096])
     if not found or start.startswith(codecs.BOM_UTF8):
         return "utf-8"
@@ -243,8 +223,7 @@ def _declared_encoding(start: bytes) -> str:
         name = codecs.lookup(declared).name
     except LookupError:
         return declared
-    # One byte a letter, so it is not what it is called.
-    if name.startswith(("utf-16", "utf-32")):
+    if name.startswith(("utf-16", "utf-32")):  # wrong: the declaration has one byte a letter
         return "utf-8"
-    # As the WHATWG encoding standard has it: no text has the controls that Latin-1 has in their places.
+    # As in the WHATWG encoding standard: text does not have the controls of Latin-1.
     return "cp1252" if name in ("iso8859-1", "ascii") else name

@@ -1,8 +1,7 @@
 """The steps of a corpus in the order in which they run, in two passes.
 
-Which documents a step sees follows from the kind of their source: cleaned text is normalised and goes through
-the filters of its languages, code, pairs and conversations through their own; text that others have cleaned
-passes as it is.
+Cleaned text is normalised and goes through the filters of its languages, code, pairs and conversations
+through their own. Text that others have cleaned passes as it is.
 """
 
 import heapq
@@ -16,13 +15,16 @@ from kielo.corpus.conversations import AlternatingTurns, WholeConversations
 from kielo.corpus.filters import (
     DocumentDuplicates,
     DocumentLength,
+    LayOutPairs,
     LineDuplicates,
+    NormaliseSides,
     NotEmpty,
+    SideLanguage,
+    WholePairs,
     document_filters,
     line_filters,
 )
 from kielo.corpus.normalise import Normalise
-from kielo.corpus.pairs import LayOutPairs, NormaliseSides, SideLanguage, WholePairs
 from kielo.corpus.programming_languages import code_filters
 from kielo.corpus.raw_formats import RawSource, records, unreadable
 from kielo.corpus.raw_record import BadRecord, Record
@@ -41,21 +43,14 @@ from kielo.corpus.worker_processes import results_in_order
 from kielo.recipe.cards import language
 from kielo.recipe.sections import Corpus, Recipe, Source
 
-# Reader of the sources: the first step of a corpus.
-#
-# A source's files -> split documents. Worker r of n takes documents r, r+n, … of each source, so one big
-# file keeps all workers busy, and `place` is a document's position in the corpus. A record that cannot be
-# read is passed over and counted; `run` refuses the corpus when there are too many of them.
-
-
-BAD = "bad"  # records: what is counted, and kept as examples
-# Bad records of each source that are shown.
-MAX_EXAMPLES = 5
-MAX_EXAMPLE_CHARACTERS = 300
+BAD = "bad"  # records: counted, and kept as examples
+MAX_EXAMPLES, MAX_EXAMPLE_CHARACTERS = 5, 300  # bad records of each source that are shown
+# Text bytes of one file of the corpus: small enough for many readers, large enough for few files.
+BYTES_PER_FILE = 512 << 20
 
 
 class ReadSources(CorpusStep):
-    """Read the share of every source that worker `rank` of `workers` has, and counts bad records."""
+    """The reader of the sources. Worker r of n takes documents r, r + n, …, so a big file keeps all busy."""
 
     name = "read"
 
@@ -95,7 +90,6 @@ class ReadSources(CorpusStep):
     def pass_over(
         self, source: RawSource, place: tuple[int, int], record: Record, problem: BadRecord
     ) -> None:
-        """Count a bad record, and keep the first ones as examples."""
         self.source = source.name
         self.count("documents", problem.reason)
         if record.number == 0:
@@ -104,19 +98,7 @@ class ReadSources(CorpusStep):
         self.count_example(BAD, place, text, MAX_EXAMPLES)
 
 
-# Files of documents: those between the two passes, one a worker, and the corpus in its final files.
-#
-# Split documents -> cleaned/RANK.jsonl.zst -> merged in the order of the corpus ->
-# documents/NUMBER.jsonl.zst.
-
-
-# Text bytes of one file of the corpus: small enough to hand to many readers, large enough to be few.
-BYTES_PER_FILE = 512 << 20
-
-
 class WriteCleaned(CorpusStep):
-    """End the first pass: writes each worker's documents to a file of its own."""
-
     name = "write cleaned"
 
     def __init__(self, folder: Path, rank: int = 0):
@@ -131,7 +113,7 @@ class WriteCleaned(CorpusStep):
 
 
 class MergeCleaned(CorpusStep):
-    """Begin the second pass: reads all workers' documents in the order of the corpus."""
+    """The start of the second pass, which reads all workers' documents in the order of the corpus."""
 
     name = "merge cleaned"
 
@@ -148,7 +130,7 @@ class MergeCleaned(CorpusStep):
 
 
 class WriteDocuments(CorpusStep):
-    """End the second pass: writes the corpus in files of about BYTES_PER_FILE, and count its words."""
+    """The end of the second pass, which writes files of about BYTES_PER_FILE and counts words."""
 
     name = "write"
 
@@ -189,15 +171,8 @@ def _as_record(document: SplitDocument) -> Document:
     }
 
 
-# The two passes, and their run.
-
-
 def run_on_workers(make_steps: Callable[[int], list[CorpusStep]], workers: int) -> list[Tally]:
-    """Run the steps that `make_steps` gives for each rank in a worker of its own; return each step's tally.
-
-    With one worker everything happens in this process. The first exception of a worker ends the others and is
-    raised here. Raises KieloError for a worker that was killed or ran out of memory.
-    """
+    """Run the steps of each rank in its own worker (a single rank: here). Return each step's tally."""
     make = partial(partial, _run_steps, make_steps)
     tallies_of_workers = results_in_order(make, range(workers), workers, "corpus")
     totals = next(tallies_of_workers)
@@ -221,32 +196,38 @@ def first_pass(
 ) -> list[CorpusStep]:
     """Return the steps that need one document at a time, for worker `rank` of `workers`."""
     corpus = recipe.corpus
-    own, others = _names(corpus, is_cleaned), _names(corpus, _is_taken_whole)
+    own = _names(corpus, is_cleaned)
+    code = _names(corpus, lambda source: source.kind == "code" and source.clean)
+    chats = _names(corpus, lambda source: source.kind == "instructions")
+    cleaned_chats = _names(corpus, lambda source: source.kind == "instructions" and source.clean)
+    others = _names(corpus, lambda source: not is_cleaned(source) and source.kind != "parallel")
     return [
         ReadSources(sources, corpus.max_document_bytes, workers, rank),
-        *([NotEmpty().for_sources(others)] if others else []),
-        *([Normalise().for_sources(own)] if own else []),
+        *_only(others, NotEmpty()),
+        *_only(own, Normalise()),
         *_language_steps(corpus, recipe.language),
-        *_code_steps(corpus),
-        *_pair_steps(recipe),
-        *_conversation_steps(corpus),
+        *_only(code, *code_filters(corpus.code)),
+        *_pair_steps(corpus),
+        *_only(chats, WholeConversations()),
+        *_only(cleaned_chats, AlternatingTurns()),
         WriteCleaned(cleaned, rank),
     ]
 
 
 def second_pass(corpus: Corpus, cleaned: Path, documents: Path) -> list[CorpusStep]:
-    """Return the steps that need the whole corpus.
-
-    Length is last: a document may lose most lines as duplicates.
-    """
+    """Return the steps that need the whole corpus. Length is last: most lines may be duplicates."""
     own = _names(corpus, is_cleaned)
     return [
         MergeCleaned(cleaned),
         *([DocumentDuplicates()] if corpus.deduplicate_documents else []),
-        *([LineDuplicates().for_sources(own)] if corpus.deduplicate_lines and own else []),
-        *([DocumentLength(corpus.min_document_characters).for_sources(own)] if own else []),
+        *_only(own if corpus.deduplicate_lines else (), LineDuplicates()),
+        *_only(own, DocumentLength(corpus.min_document_characters)),
         WriteDocuments(documents),
     ]
+
+
+def _only(names: Sequence[str], *steps: CorpusStep) -> list[CorpusStep]:
+    return [step.for_sources(names) for step in steps] if names else []
 
 
 def _language_steps(corpus: Corpus, language: str) -> list[CorpusStep]:
@@ -260,18 +241,10 @@ def _language_steps(corpus: Corpus, language: str) -> list[CorpusStep]:
     return steps
 
 
-def _code_steps(corpus: Corpus) -> list[CorpusStep]:
-    names = _names(corpus, lambda source: source.kind == "code" and source.clean)
-    return [step.for_sources(names) for step in code_filters(corpus.code)] if names else []
-
-
-def _pair_steps(recipe: Recipe) -> list[CorpusStep]:
-    corpus = recipe.corpus
-    steps: list[CorpusStep] = []
+def _pair_steps(corpus: Corpus) -> list[CorpusStep]:
     pairs = [source for source in corpus.sources if source.kind == "parallel"]
-    cleaned = [source.name for source in pairs if source.clean]
-    steps += [NormaliseSides().for_sources(cleaned)] if cleaned else []
-    steps += [WholePairs().for_sources(source.name for source in pairs)] if pairs else []
+    steps = _only([source.name for source in pairs if source.clean], NormaliseSides())
+    steps += _only([source.name for source in pairs], WholePairs())
     for source in pairs:
         for side, rule in enumerate(side_rules(corpus, source) if source.clean else ()):
             step = SideLanguage(corpus.language_identifier, rule, side)
@@ -280,17 +253,6 @@ def _pair_steps(recipe: Recipe) -> list[CorpusStep]:
         layout = LayOutPairs(source.templates, source.reverse_share, names)
         steps.append(layout.for_sources([source.name], source.name))
     return steps
-
-
-def _conversation_steps(corpus: Corpus) -> list[CorpusStep]:
-    every = _names(corpus, lambda source: source.kind == "instructions")
-    own = _names(corpus, lambda source: source.kind == "instructions" and source.clean)
-    steps: list[CorpusStep] = [WholeConversations().for_sources(every)] if every else []
-    return [*steps, AlternatingTurns().for_sources(own)] if own else steps
-
-
-def _is_taken_whole(source: Source) -> bool:
-    return not is_cleaned(source) and source.kind != "parallel"
 
 
 def _names(corpus: Corpus, wanted: Callable[[Source], bool]) -> Sequence[str]:

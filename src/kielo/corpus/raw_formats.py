@@ -1,7 +1,7 @@
-"""Formats of raw text: .txt (a document a line), .jsonl, .json, .parquet, .html, program files, …
+"""Formats of raw text (.txt, .jsonl, .parquet, .html, program files, …): files → undecoded records in order.
 
-A source's files -> records in their order, undecoded. A format is a branch of `_file_records`, which divides
-a file into records, and of `raw_texts.parse`, which decodes one.
+A format is a branch of `_file_records`, which divides a file into records, and of `raw_texts.parse`, which
+decodes a record.
 """
 
 import re
@@ -15,11 +15,13 @@ from kielo.corpus.conversations import OTHER_FIELDS, has_questions
 from kielo.corpus.pair_formats import tmx_records, tsv_records
 from kielo.corpus.programming_languages import programming_language
 from kielo.corpus.raw_record import DAMAGED_FILE, BadRecord, Record, json_records, too_long
+from kielo.corpus.step import is_cleaned, text_fields
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Source
 
 _JSON = ("jsonl", "ndjson", "json")
-# Kind of source → suffixes of files of records, each also compressed; .parquet and .html are not.
-# Where there is code, .json are settings.
+# Kind of source → suffixes of files of records, each also compressed (.parquet and .html are not).
+# Among code .json are settings.
 _RECORDS = {
     "text": ("txt", *_JSON),
     "code": ("jsonl", "ndjson"),
@@ -34,7 +36,7 @@ _KNOWN = {
     )
     for kind, suffixes in _RECORDS.items()
 }
-# Files that hold data, whoever can read it: one that Kielo cannot read is not left out without a word.
+# Files of data, readable or not. Kielo does not leave them out silently.
 _DATA = re.compile(
     r"\.(txt|text|jsonl?|jsonlines|ndjson|csv|tsv|tab|parquet|arrow|feather|avro|orc|tmx|xml|html?|xhtml|warc|wet"
     r"|wat|pdf|docx?|odt|rtf|epub|xlsx?|ods|bin|idx|np[yz]|pkl|pickle|pt|h5|hdf5|db|sqlite3?|msgpack|ds|conllu?"
@@ -52,39 +54,30 @@ _FIRST_OF_SPACE = frozenset({b"", b"\xc2", b"\xe1", b"\xe2", b"\xe3", b"\xef"})
 PARQUET_BATCH_ROWS = 1024
 PARQUET_BATCH_BYTES = 1 << 26
 
-# What says the programming language of a record of code: in The Stack, StarCoder and others.
+# Fields that say the programming language of a record of code: in The Stack, StarCoder and others.
 FILE_NAME_FIELDS = ("path", "max_stars_repo_path", "file_name", "filename", "ext", "lang", "language")
 
 
 @dataclass(frozen=True)
 class RawSource:
-    """A source whose files are on this disk: the output of `fetch`.
-
-    `root` is the folder that file names are relative to; `stamps` are (bytes, time of change in ns) of the
-    files before they were hashed; `origin` is a text on where the files came from. `is_cleaned`: filters
-    of lines see it. `text_fields` are those of the text, in formats
-    that have fields. `encoding`: of files without a mark; None: UTF-8. `unread`: files beside these.
-    """
+    """A source whose files are on this disk: the output of `fetch`."""
 
     name: str
-    root: str
+    root: str  # which file names are relative to
     files: tuple[str, ...]
-    stamps: tuple[tuple[int, int], ...]
     kind: str
-    is_cleaned: bool
+    is_cleaned: bool  # filters of lines see it
     documents: str
-    text_fields: tuple[str, ...]
+    text_fields: tuple[str, ...]  # in formats with fields
     max_documents: int | None
-    origin: str
-    fingerprint: str
-    encoding: str | None = None
-    unread: tuple[str, ...] = ()
+    origin: str  # of the files, for people
+    stamps: tuple[tuple[int, int], ...] = ()  # (bytes, time of change in ns) before the files were hashed
+    fingerprint: str = ""
+    encoding: str | None = None  # of files without a mark; None: UTF-8
+    unread: tuple[str, ...] = ()  # other files
 
     def columns_of(self, present: Sequence[str]) -> tuple[str, ...]:
-        """Return the columns that must be there, where a file has those `present`.
-
-        Conversations are in one of their fields.
-        """
+        """Return the required columns of a file with columns `present`. Conversations are in one column."""
         if self.kind == "instructions":
             there = [name for name in self.text_fields if column_path(name, present)[0] in present]
             if not there and has_questions(present):
@@ -94,16 +87,28 @@ class RawSource:
 
     @property
     def facts(self) -> tuple[str, ...]:
-        """Names of fields or columns that are read where they are there."""
         return {"code": FILE_NAME_FIELDS, "instructions": OTHER_FIELDS}.get(self.kind, ())
 
 
-def records(source: RawSource, max_bytes: int) -> Iterator[Record]:
-    """Yield every document of the source in the order of its files, undecoded; empty lines are none.
+def raw_source(source: Source, root: Path, files: Sequence[str], origin: str, **others: Any) -> RawSource:
+    """Return a source of the recipe with its files, sorted by name. others: fields of `RawSource`."""
+    return RawSource(
+        name=source.name,
+        root=str(root),
+        files=tuple(files),
+        kind=source.kind,
+        is_cleaned=is_cleaned(source),
+        documents=source.documents,
+        text_fields=text_fields(source),
+        max_documents=source.max_documents,
+        origin=origin,
+        encoding=source.encoding,
+        **others,
+    )
 
-    A file that is damaged or not of its format ends with a bad record. Raises KieloError for one that cannot
-    be opened or read, which is no fault of the text, and for one in another encoding.
-    """
+
+def records(source: RawSource, max_bytes: int) -> Iterator[Record]:
+    """Yield the source's documents, undecoded. A damaged file ends with a bad record. Raises KieloError."""
     for name in source.files:
         path = Path(source.root) / name
         try:
@@ -117,7 +122,6 @@ def records(source: RawSource, max_bytes: int) -> Iterator[Record]:
 
 
 def is_readable(path: Path, kind: str) -> bool:
-    """Return True if the file's name ends in a format of this kind of source and begins with no dot."""
     if path.name.startswith("."):
         return False
     if kind == "code" and programming_language(path.name) is not None:
@@ -126,17 +130,14 @@ def is_readable(path: Path, kind: str) -> bool:
 
 
 def is_about(path: Path) -> bool:
-    """Return True for a README, a licence, a checksum and other files that are beside data."""
     return bool(_ABOUT.search(path.name))
 
 
 def is_data(path: Path) -> bool:
-    """Return True if a file's name says that it holds data, readable or not."""
     return bool(_DATA.search(path.name)) and not path.name.startswith(".") and not is_about(path)
 
 
 def formats(kind: str) -> str:
-    """Return the formats of a kind of source, for people."""
     listed = ", ".join(f".{suffix}" for suffix in _RECORDS[kind])
     listed += f" (each also {', '.join(COMPRESSED)}), .parquet"
     more = {"text": ", .html", "code": ", and .py, .c, .java and other program files"}
@@ -176,13 +177,13 @@ def _file_records(path: Path, source: RawSource, max_bytes: int) -> Iterator[Rec
 
 def unreadable(path: Path, problem: OSError) -> KieloError:
     return KieloError(
-        f"{path}: cannot be read ({problem.strerror or problem}), though it was there at the start; "
-        "the same command tries again"
+        f"{path}: cannot be read ({problem.strerror or problem}) any more. Fix: the same command, once the "
+        "file is back"
     )
 
 
 def is_blank(line: bytes) -> bool:
-    """Return True for a line of white space of any kind, and of characters that have no width."""
+    """Return True for a line of white space of any kind and characters without width."""
     stripped = line.strip()
     if stripped[:1] not in _FIRST_OF_SPACE:
         return False
@@ -190,7 +191,7 @@ def is_blank(line: bytes) -> bool:
 
 
 def _several_lines(path: Path, source: RawSource, max_bytes: int) -> Iterator[Record]:
-    """Yield documents of several lines, each numbered by its first, with \\n as line ends."""
+    r"""Yield documents of several lines, each numbered by its first, with \n as line ends."""
     ends_at_empty_line = source.documents == "paragraphs"
     first, size = 0, 0
     lines: list[bytes] = []
@@ -210,7 +211,7 @@ def _several_lines(path: Path, source: RawSource, max_bytes: int) -> Iterator[Re
         first = first or number
         size += max_bytes + 1 if line is None else len(line) + 1
         if size > max_bytes:
-            lines = []  # a document that is too long is never held whole
+            lines = []  # a document that is too long is never complete in memory
         elif line is not None:
             lines.append(line)
     if first:
@@ -239,7 +240,7 @@ def _parquet_records(path: Path, source: RawSource) -> Iterator[Record]:
         if isinstance(problem, MemoryError) or isinstance(problem, OSError) and problem.errno is not None:
             raise
         raise KieloError(
-            f"{path}: damaged, cut short or not Parquet ({problem}); copy or download it again"
+            f"{path}: damaged, cut short or not Parquet ({problem}). Fix: copy or download it again"
         ) from None
 
 
@@ -251,7 +252,7 @@ def batch_rows(file: Any) -> int:
 
 
 def column_path(name: str, present: Sequence[str]) -> list[str]:
-    """Return the column and the fields in it that hold `name`; a column with this name comes first."""
+    """Return the column and the fields in it that hold `name`. A column with this name comes first."""
     return [name] if name in present else name.split(".")
 
 
@@ -263,37 +264,31 @@ def _column(batch: Any, path: Sequence[str]) -> Any:
 
 
 def _check_column(path: Path, schema: Any, name: str, has_text: bool) -> None:
-    """Raise KieloError if there is no such column, or several, or one that should hold text and does not."""
+    """Raise KieloError for a column that is missing, there twice, or without text."""
     import pyarrow
 
     column, *inner = column_path(name, schema.names)
     if (number := schema.names.count(column)) > 1:
-        raise KieloError(f"{path}: {number} columns have the name {column!r}; write it with one of them")
+        raise KieloError(f"{path}: {number} columns have the name {column!r}. Fix: write it with one of them")
     kind: Any = schema.field(column).type if number else None
     for part in inner:
         is_field = kind is not None and pyarrow.types.is_struct(kind) and kind.get_field_index(part) >= 0
         kind = kind.field(part).type if is_field else None
     if kind is None:
         raise KieloError(
-            f"{path}: no column {name!r}; its columns are {', '.join(schema.names)[:200]}. "
-            "Set the source's text_field, or pair_fields"
+            f"{path}: no column {name!r} (its columns are {', '.join(schema.names)[:200]}). "
+            "Fix: the source's text_field, or pair_fields"
         )
     if has_text and not _is_text(kind):
-        raise KieloError(f"{path}: column {name!r} holds {kind} and no text; set the source's text_field")
+        raise KieloError(f"{path}: column {name!r} is {kind} and no text. Fix: the source's text_field")
 
 
 def _is_text(kind: Any) -> bool:
-    """Return True for the types of text, and of bytes: older writers leave the mark of text out."""
     import pyarrow
 
     if isinstance(kind, pyarrow.BaseExtensionType):
         kind = kind.storage_type
     kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
-    return kind in (
-        pyarrow.string(),
-        pyarrow.large_string(),
-        pyarrow.string_view(),
-        pyarrow.binary(),
-        pyarrow.large_binary(),
-        pyarrow.binary_view(),
-    )
+    # Older writers do not mark bytes as text.
+    texts = pyarrow.string(), pyarrow.large_string(), pyarrow.string_view()
+    return kind in (*texts, pyarrow.binary(), pyarrow.large_binary(), pyarrow.binary_view())

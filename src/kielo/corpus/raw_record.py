@@ -1,4 +1,4 @@
-"""One raw document, not yet decoded; what is said of one that cannot be read; and the records of JSON."""
+"""Raw documents that are not decoded yet, reasons to pass one over, and the records of JSON files."""
 
 import codecs
 import json
@@ -25,7 +25,7 @@ BAD_MESSAGES = "no list of messages"
 
 
 class BadRecord(KieloError):
-    """A record that is passed over; `reason` is the same for all of a kind, the message names the file."""
+    """A record that is passed over. reason: the same for all of a kind; the message names the file."""
 
     def __init__(self, reason: str, message: str):
         super().__init__(message)
@@ -34,11 +34,7 @@ class BadRecord(KieloError):
 
 @dataclass(frozen=True)
 class Record:
-    """One raw document, not yet decoded: cheap to skip when another worker takes it.
-
-    `number` is that of its line or row; 0 is the rest of a file that is damaged. `problem` is a fault that is
-    known already.
-    """
+    """An undecoded document. number: its line or row (0: the rest of a damaged file). problem: a fault."""
 
     path: Path
     number: int
@@ -48,22 +44,19 @@ class Record:
 
 def too_long(place: str, max_bytes: int) -> BadRecord:
     return BadRecord(
-        TOO_LONG, f"{place}: longer than corpus.max_document_bytes = {max_bytes}; cut it, or set more"
+        TOO_LONG, f"{place}: longer than corpus.max_document_bytes = {max_bytes}. Fix: cut it, or set more"
     )
 
 
-# A JSON object of which one field is no JSON: its other fields, so that good text is not lost.
-#
-# Python's own writer makes NaN, Infinity and lone surrogates, which strict readers refuse; so do they
-# 1e999, and values that are nested a thousand deep.
-
-
-_SPACE = re.compile(r"[ \t\n\r]*")
+_SPACE, _BETWEEN = re.compile(r"[ \t\n\r]*"), re.compile(r"[\s,]*")
 _MARK = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]', re.DOTALL)
 
 
 def lenient_fields(line: bytes) -> JsonTable | None:
-    """Return the fields of a JSON object; one that cannot be stored is False. None for what is no object."""
+    """Return the fields of a JSON object, or None. A field that cannot be stored is False.
+
+    Such are NaN, Infinity and lone surrogates, which Python writes, 1e999, and values nested a thousand deep.
+    """
     try:
         text = line.decode("utf-8")
         fields = _fields(text, _skip(text, 0))
@@ -75,7 +68,7 @@ def lenient_fields(line: bytes) -> JsonTable | None:
 
 
 def _fields(text: str, place: int) -> JsonTable:
-    """Read the object that begins at `place` and is all of the text; ValueError or IndexError for none."""
+    """Read the object that begins at `place` and is all of the text. Raises ValueError or IndexError."""
     if text[place] != "{":
         raise ValueError
     fields: JsonTable = {}
@@ -98,7 +91,7 @@ def _fields(text: str, place: int) -> JsonTable:
 
 
 def _value(text: str, place: int) -> tuple[Any, int]:
-    """Return a value and where it ends; False for one that is nested too deep."""
+    """Return a value and its end. A value that is nested too deep is False."""
     try:
         return json.JSONDecoder().raw_decode(text, place)
     except RecursionError:
@@ -123,20 +116,8 @@ def _is_storable(value: Any) -> bool:
     return True
 
 
-# JSON files: an array of objects, or objects one after the other on any number of lines → a record for
-# each.
-#
-# Read in pieces, so that memory holds one object and a block.
-
-
-_BETWEEN = re.compile(r"[\s,]*")
-
-
 def json_records(path: Path, max_bytes: int, encoding: str | None) -> Iterator[Record]:
-    """Yield the elements of an array, or all values of a file without one, numbered from 1.
-
-    Raises KieloError for what is no JSON, or cut short, and BadRecord for an element over max_bytes.
-    """
+    """Yield the elements of an array, or all values of a file, from 1. Raises KieloError or BadRecord."""
     decoder, text, number, is_array, is_over = json.JSONDecoder(), "", 0, False, False
     for piece in _pieces(path, encoding):
         text += piece
@@ -150,9 +131,9 @@ def json_records(path: Path, max_bytes: int, encoding: str | None) -> Iterator[R
             try:
                 _, end = decoder.raw_decode(text, place)
             except (json.JSONDecodeError, RecursionError):
-                break  # more of it may follow
+                break  # the rest may follow
             if end == len(text) and text[end - 1] not in '}]"':
-                break  # a number may go on
+                break  # more digits may follow
             number += 1
             yield Record(path, number, text[place:end].encode())
             place = end
@@ -161,8 +142,8 @@ def json_records(path: Path, max_bytes: int, encoding: str | None) -> Iterator[R
             raise too_long(f"{path}, element {number + 1}", max_bytes)
     if text.strip() or is_array and not is_over:
         raise KieloError(
-            f"{path}, after element {number}: not valid JSON, or cut short ({text[:40]!r}); one array of "
-            "objects, or objects one after the other, are expected"
+            f"{path}, after element {number}: not valid JSON, or cut short ({text[:40]!r}). Fix: an array of "
+            "objects, or objects one after the other"
         )
 
 
@@ -174,6 +155,6 @@ def _pieces(path: Path, encoding: str | None) -> Iterator[str]:
         yield decoder.decode(b"", final=True)
     except UnicodeDecodeError as problem:
         raise KieloError(
-            f"{path}: invalid UTF-8 (byte 0x{problem.object[problem.start]:02x}); name its encoding in the "
-            "source's `encoding`, or convert the file"
+            f"{path}: invalid UTF-8 (byte 0x{problem.object[problem.start]:02x}). Fix: name its encoding in "
+            "the source's `encoding`, or convert the file"
         ) from None

@@ -1,7 +1,4 @@
-"""The text of a raw record: decoded from its format, with what is known of it.
-
-`Record` -> `RawText`, or a `BadRecord` that names the file, and the line or row if any.
-"""
+"""The text of a raw record: `Record` → `RawText`, or a `BadRecord` that names its file and line or row."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -21,7 +18,7 @@ from kielo.recipe.errors import KieloError
 
 @dataclass(frozen=True)
 class RawText:
-    """One decoded document. `facts` go into its metadata; a pair has `sides`, and no text yet."""
+    """A decoded document. facts: for its metadata. A pair has `sides`, and no text yet."""
 
     id: str
     text: str
@@ -30,7 +27,7 @@ class RawText:
 
 
 def parse(record: Record, source: RawSource, max_bytes: int) -> RawText:
-    """Decode a record. Raises BadRecord naming the file, and the line or row if any."""
+    """Decode a record. Raises BadRecord, which names the file and the line or row."""
     if record.problem is not None:
         raise record.problem
     format = file_format(record.path, source.kind)
@@ -39,11 +36,8 @@ def parse(record: Record, source: RawSource, max_bytes: int) -> RawText:
     if format == "html":
         return RawText(place, _page_text(record.path, max_bytes, source.encoding))
     if format == "code":
-        return RawText(
-            place,
-            _whole_file(record.path, max_bytes, source.encoding),
-            {LANGUAGE: programming_language(record.path.name)},
-        )
+        text = _whole_file(record.path, max_bytes, source.encoding)
+        return RawText(place, text, {LANGUAGE: programming_language(record.path.name)})
     place = f"{place}:{record.number}"
     if format == "tsv":
         return RawText(place, "", sides=_columns(record, source))
@@ -74,16 +68,10 @@ def _from_fields(id: str, where: str, fields: JsonTable, source: RawSource) -> R
         messages, tools = read_conversation(where, fields, source.text_fields)
         text, turns = join_messages(messages)
         return RawText(id, text, {TURNS: turns} | ({TOOLS: tools} if tools else {}))
-    field = source.text_fields[0]
-    text = fields.get(field, ...)
-    # A field that says "nothing" is an empty document.
-    text = "" if text is None else text
+    text = fields.get(source.text_fields[0], ...)
+    text = "" if text is None else text  # null is an empty document
     if not isinstance(text, str):
-        raise BadRecord(
-            NO_TEXT,
-            f"{where}: no text in the field {field!r}; "
-            f"its fields are {', '.join(fields)[:200] or 'none'}. Set the source's text_field",
-        )
+        raise _no_text(NO_TEXT, where, source.text_fields[0], fields, "text_field")
     if source.kind != "code":
         return RawText(id, text)
     names = (fields.get(name) for name in FILE_NAME_FIELDS)
@@ -93,42 +81,41 @@ def _from_fields(id: str, where: str, fields: JsonTable, source: RawSource) -> R
 
 
 def _with_inner_fields(fields: JsonTable, names: Iterable[str]) -> JsonTable:
-    """Return the fields, with those of `names` that are fields in a field, as translation.en.
-
-    A field whose own name has the dots comes first.
-    """
-    inner = {name: _inner_field(fields, name) for name in names if "." in name and name not in fields}
-    return fields | {name: value for name, value in inner.items() if value is not ...}
-
-
-def _inner_field(fields: JsonTable, name: str) -> Any:
-    value: Any = fields
-    for part in name.split("."):
-        value = value.get(part, ...) if isinstance(value, dict) else ...
-    return value
+    """Return the fields, and each of `names` that is in a field (translation.en) unless a field has it."""
+    found = dict(fields)
+    for name in names:
+        value: Any = fields
+        for part in name.split(".") if name not in fields else ():
+            value = value.get(part, ...) if isinstance(value, dict) else ...
+        if value is not ... and name not in fields:
+            found[name] = value
+    return found
 
 
 def _side(where: str, fields: JsonTable, name: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str):
-        raise BadRecord(
-            UNEQUAL,
-            f"{where}: no text in the field {name!r}; its fields are {', '.join(fields)[:200] or 'none'}. "
-            "Set the source's pair_fields",
-        )
+        raise _no_text(UNEQUAL, where, name, fields, "pair_fields")
     return value
 
 
+def _no_text(reason: str, where: str, name: str, fields: JsonTable, key: str) -> BadRecord:
+    return BadRecord(
+        reason,
+        f"{where}: no text in the field {name!r} (its fields are {', '.join(fields)[:200] or 'none'}). "
+        f"Fix: the source's {key}",
+    )
+
+
 def _columns(record: Record, source: RawSource) -> tuple[str, str]:
-    """Return the two columns of a row of tab-separated values."""
     where, columns = f"{record.path}, line {record.number}", record.content
     numbers = [int(name) for name in source.text_fields if name.isdecimal()]
     first, second = numbers if len(numbers) == 2 else (1, 2)
     if not 1 <= min(first, second) <= max(first, second) <= len(columns):
         raise BadRecord(
             UNEQUAL,
-            f"{where}: {len(columns)} columns, and the pair is in columns {first} and {second}; set the "
-            "source's pair_fields to their numbers",
+            f"{where}: {len(columns)} columns, and the pair is in columns {first} and {second}. Fix: the "
+            "source's pair_fields = their numbers",
         )
     try:
         sides = [decode_text(record.path, record.number, columns[number - 1]) for number in (first, second)]
@@ -138,7 +125,6 @@ def _columns(record: Record, source: RawSource) -> tuple[str, str]:
 
 
 def _json_fields(record: Record) -> JsonTable:
-    """Return the fields of a JSON object; a value that no JSON has costs only its own field."""
     try:
         return parse_record(record.path, record.number, record.content)
     except KieloError as problem:
@@ -148,7 +134,7 @@ def _json_fields(record: Record) -> JsonTable:
 
 
 def _whole_file(path: Path, max_bytes: int, encoding: str | None) -> str:
-    """Read a program file, of whose bytes none is changed: line ends and a byte-order mark stay."""
+    """Read a program file without a change: line ends and a byte-order mark stay."""
     content = _read_at_most(path, max_bytes)
     try:
         mark = marked_encoding(content)
@@ -157,8 +143,8 @@ def _whole_file(path: Path, max_bytes: int, encoding: str | None) -> str:
         if mark is None and encoding is None and (shown := other_encoding(content[:SHOWING_BYTES])):
             raise BadRecord(
                 NOT_UTF8,
-                f"{path}: {shown} text without a byte-order mark; convert it, or name its encoding in the "
-                "source's `encoding`",
+                f"{path}: {shown} text without a byte-order mark. Fix: convert it, or name its encoding in "
+                "the source's `encoding`",
             )
         return content.decode("utf-8" if mark else encoding or "utf-8")
     except UnicodeDecodeError as problem:
@@ -166,7 +152,7 @@ def _whole_file(path: Path, max_bytes: int, encoding: str | None) -> str:
         raise BadRecord(
             NOT_UTF8,
             f"{path}, line {line}: invalid {(encoding or 'utf-8').upper()} (byte "
-            f"0x{content[problem.start]:02x}); convert it, or name its encoding in the source's `encoding`",
+            f"0x{content[problem.start]:02x}). Fix: convert it, or name it in the source's `encoding`",
         ) from None
 
 
@@ -182,13 +168,13 @@ def _page_text(path: Path, max_bytes: int, encoding: str | None) -> str:
     html = decode_page(path, _read_at_most(path, max_bytes), encoding)
     try:
         return page_text(html)
-    # Python's parser has no error of its own: it asserts its assumptions, and converts any digits.
+    # Python's parser has no error of its own: it asserts its assumptions.
     except (AssertionError, ValueError, RecursionError) as problem:
         raise BadRecord("HTML that cannot be parsed", f"{path}: not parsed as HTML ({problem})") from None
 
 
 def _cell(where: str, value: Any, max_bytes: int) -> Any:
-    """Return the value of a cell; texts are checked before they are copied."""
+    """Return the value of a cell. The size of texts is checked before they are copied."""
     import pyarrow
 
     if not value.is_valid:
@@ -204,10 +190,9 @@ def _cell(where: str, value: Any, max_bytes: int) -> Any:
         found = value.as_py()
         return found.decode() if is_text and isinstance(found, bytes) else found
     except UnicodeDecodeError:
-        raise BadRecord(NOT_UTF8, f"{where}: invalid UTF-8; write the file again from clean text") from None
+        raise BadRecord(NOT_UTF8, f"{where}: invalid UTF-8. Fix: write it again from clean text") from None
 
 
 def _list_bytes(value: Any, max_bytes: int) -> int:
-    """Return the bytes of a list, which are counted once more for views: they share those of other rows."""
-    size = value.values.nbytes
+    size = value.values.nbytes  # views share it with other rows
     return len(str(value.as_py()).encode()) if size > max_bytes and "view" in str(value.type) else size

@@ -1,8 +1,7 @@
-"""Processes of this machine that work for this one, each of them watched.
+"""Watched worker processes of this machine: batches of work → their results, in the same order.
 
-Batches of work -> their results, in the same order. A worker is a spawned process with a pipe. The first
-error ends all workers; a pipe that closes without an answer tells that its worker was killed; and a worker
-whose parent is gone ends itself. A pool of `multiprocessing` waits for ever for a worker that was killed, may
+The first error ends all workers, a pipe that closes without an answer shows that its worker was killed, and a
+worker whose parent is gone ends itself. A pool of `multiprocessing` waits for ever for a killed worker, may
 lock up when an error ends it, and outlives a signal to its parent.
 """
 
@@ -24,13 +23,11 @@ from typing import Any
 from kielo.artifact.json_object import JsonTable
 from kielo.recipe.errors import KieloError
 
-# One thread for each worker: several pools of threads on the same cores only get in each other's way.
+# One thread for each worker: several pools of threads on the same cores slow each other down.
 WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-LESS_MEMORY = "fewer corpus.workers, or a smaller corpus.max_document_bytes, need less memory"
-# A worker has closed its pipe, so it ends now.
-END_SECONDS = 10
-# Results that wait for those of earlier batches, for each worker, at most.
-RESULTS_AHEAD = 4
+LESS_MEMORY = "Fix: fewer corpus.workers, or a smaller corpus.max_document_bytes"
+END_SECONDS = 10  # in which a worker ends that has closed its pipe
+RESULTS_AHEAD = 4  # results for each worker that wait for earlier batches, at most
 
 Work = Callable[[Any], Any]
 
@@ -41,19 +38,19 @@ class WorkerEnded(KieloError):
 
 @dataclass(frozen=True)
 class Worker:
-    """A process that answers each batch that it is sent. name: as messages have it."""
+    """A process that answers each batch. name: for messages."""
 
     name: str
     process: BaseProcess
     pipe: Connection
 
     def send(self, batch: Any) -> None:
-        """Give the worker a batch, if it is alive; what has become of it `receive` tells."""
+        """Give the worker a batch. If the worker is dead, `receive` raises."""
         with suppress(OSError):
             self.pipe.send(batch)
 
     def receive(self) -> Any:
-        """Return the next answer, or raises the exception that it is. WorkerEnded where there is none."""
+        """Return the next answer, or raise it if it is an exception. Raises WorkerEnded without an answer."""
         try:
             content = self.pipe.recv()
         except (EOFError, OSError):  # OSError: in the middle of the answer
@@ -79,12 +76,11 @@ class _Task:
 def results_in_order(
     make: Callable[[], Work], batches: Iterable[Any], workers: int, what: str, tries: int = 1
 ) -> Generator[Any, None, None]:
-    """Yield work(batch) for each batch in turn, of as many workers; each has its own work = make().
+    """Yield work(batch) for each batch in turn, from as many workers, each with its own work = make().
 
-    With one worker everything happens in this process. Batches, results and `make` are pickled. In memory
-    are RESULTS_AHEAD + 1 batches or results for each worker at most. what: begins the workers' names. tries:
-    how often a batch is given out whose worker was killed. Raises the first exception of a worker, KieloError
-    for one that ran out of memory, and WorkerEnded.
+    One worker is this process. Batches, results and `make` are pickled, and RESULTS_AHEAD limits them. what:
+    begins the workers' names. tries: of a batch, if its worker is killed. Raises the first exception of a
+    worker, KieloError if it ran out of memory, and WorkerEnded.
     """
     if workers == 1:
         work = make()
@@ -137,7 +133,7 @@ def _give(worker: Worker, task: _Task, at_work: dict[Worker, _Task]) -> None:
 
 
 def start_worker(name: str, make: Callable[[], Work]) -> Worker:
-    # Spawned: a fork server would stay for as long as this process does.
+    # Spawned: a fork server would live as long as this process.
     context = multiprocessing.get_context("spawn")
     pipe, worker_end = context.Pipe()
     # With our copy of the worker's end closed, the pipe closes when the worker ends, however it does.
@@ -148,9 +144,8 @@ def start_worker(name: str, make: Callable[[], Work]) -> Worker:
 
 
 def serve(make: Callable[[], Work], pipe: Connection, name: str) -> None:
-    """Run one worker: send for each batch the result, or the exception."""
     threading.Thread(target=end_with_parent, daemon=True).start()
-    with suppress(ConnectionError, EOFError):  # kielo has ended: nobody reads it, and the files may be gone
+    with suppress(ConnectionError, EOFError):  # kielo has ended, and the files may be gone
         try:
             work = make()
         except Exception as problem:
@@ -169,7 +164,7 @@ def _done(work: Work, batch: Any, name: str) -> Any:
     try:
         return work(batch)
     except MemoryError:
-        raise KieloError(f"{name}: out of memory; {LESS_MEMORY}") from None
+        raise KieloError(f"{name}: out of memory. {LESS_MEMORY}") from None
 
 
 def end_with_parent() -> None:
@@ -179,7 +174,7 @@ def end_with_parent() -> None:
 
 
 def _as_sent(problem: Exception, name: str) -> Exception:
-    """Return the exception if it can be sent; an unexpected one gets the worker's traceback as a note."""
+    """Return the exception if it can be pickled. An unexpected one has the worker's traceback as a note."""
     if not isinstance(problem, KieloError | OSError):
         problem.add_note(f"In {name}:\n{traceback.format_exc()}")
     try:
@@ -191,19 +186,15 @@ def _as_sent(problem: Exception, name: str) -> Exception:
 
 def ending(exit_code: int | None) -> str:
     if exit_code == -signal.SIGKILL:
-        return f"was killed by SIGKILL, mostly by the kernel because memory ran out; {LESS_MEMORY}"
+        return f"was killed by SIGKILL, mostly by the kernel because memory ran out. {LESS_MEMORY}"
     if exit_code is not None and exit_code < 0:
-        return f"was ended by {signal.Signals(-exit_code).name}; the same command makes what is missing"
-    return f"ended without an answer (exit code {exit_code}); its own message is above"
+        return f"was ended by {signal.Signals(-exit_code).name}. Fix: the same command again"
+    return f"ended without an answer (exit code {exit_code}). Its own message is above"
 
 
 @contextmanager
 def without_main_file() -> Iterator[None]:
-    """Keep the workers from importing the caller's main file again.
-
-    A spawned process does so to find what was defined there. Nothing of ours is, and a script without
-    `if __name__ == "__main__"` would start itself again in each worker.
-    """
+    """Keep workers from importing the caller's main file, which could start itself again in each of them."""
     main = sys.modules["__main__"]
     names = ("__file__", "__spec__")
     held: JsonTable = {name: main.__dict__.pop(name) for name in names if name in main.__dict__}
@@ -217,7 +208,7 @@ def without_main_file() -> Iterator[None]:
 
 @contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Start processes that never get Ctrl-C, which a terminal sends to all; this process ends them."""
+    """Start processes that never get Ctrl-C, which a terminal sends to all. This process ends them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,9 +1,9 @@
-"""Batches: token shards + order + (step, data rank, data ranks) -> its inputs and labels.
+"""Batches: token shards + order + (step, data rank, data ranks) → its inputs and labels.
 
-A step of G sequences in a phase is G global samples in a row; rank r of n takes samples r, r+n, … of the
-step, so every number of ranks sees the same samples in the same step. A sequence is tokens i*s .. i*s+s of
-its source's stream; the last, shorter one is filled up with end-of-text and labels that do not count. Or it
-is made of the pieces of documents that best-fit packing put together (`packed_sequences.py`).
+A step of G sequences is G global samples in a row. Rank r of n takes samples r, r + n, … of the step, so
+every number of ranks sees the same samples in the same step. A sequence is tokens i*s .. i*s+s of its
+source's stream, the last filled up with end-of-text and labels that do not count. With best-fit packing a
+sequence is made of pieces of documents (`packed_sequences.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,20 +31,15 @@ NOT_COUNTED = -100  # PyTorch's and Hugging Face's label for "no loss here"
 
 @dataclass(frozen=True)
 class Batch:
-    """One rank's sequences of one step.
+    """One rank's n sequences of one step, of s tokens each."""
 
-    inputs, labels: int64 [n, s], labels being the next token or -100; documents: int32 [n, s], the document's
-    number inside its sequence (0, 1, …), or None; for an encoder `causal_documents` of these numbers, where a
-    token sees only those before it. samples: int64 [n], global sample numbers. dropout_keys: int32 [n, 2],
-    what the dropout of each sequence follows from, or None. first_counts: bool [n], whether the first token
-    of each sequence, which no label of it is, carries loss; None: all of them do.
-    """
-
-    inputs: np.ndarray
-    labels: np.ndarray
+    inputs: np.ndarray  # int64 [n, s]
+    labels: np.ndarray  # int64 [n, s], the next token or -100
+    # int32 [n, s], the document's number inside its sequence (0, 1, …), or `causal_documents` of it.
     documents: np.ndarray | None
-    samples: np.ndarray
-    dropout_keys: np.ndarray | None = None
+    samples: np.ndarray  # int64 [n], global sample numbers
+    dropout_keys: np.ndarray | None = None  # int32 [n, 2]
+    # bool [n], whether the first token of a sequence, which no label is, carries loss. None: all do.
     first_counts: np.ndarray | None = None
 
 
@@ -53,7 +48,7 @@ class _Integers(Protocol):
 
 
 class PhaseSteps(Protocol):
-    """Fields of a phase that its batches need; `resolve.resolved.PlannedPhase` has all of them."""
+    """The fields of a phase that its batches need (`resolve.resolved.PlannedPhase`)."""
 
     @property
     def number(self) -> int: ...
@@ -78,11 +73,7 @@ class PhaseSteps(Protocol):
 
 
 class Batches:
-    """The batches of a phase, each computed on request: nothing is prefetched, nothing has to be restored.
-
-    folder: the pack stage's output. longest_sequence_length: the longest of the whole run. Raises KieloError
-    for a folder that is not packed or a mixture with an unknown source.
-    """
+    """The batches of a phase, each computed on request. Raises KieloError for a folder that is not packed."""
 
     def __init__(
         self,
@@ -98,13 +89,13 @@ class Batches:
         for name in phase.mixture:
             if name not in counts:
                 raise KieloError(f"the mixture's {name}: {self.folder} has the sources {', '.join(counts)}")
-        # By name, so that the order of lines in a recipe does not change the order of the data.
+        # By name, so that the order in a recipe does not change the order of the data.
         self.names = sorted(phase.mixture)
         self.shards = [open_shard(self.folder, name) for name in self.names]
         length, longest = phase.sequence_length, longest_sequence_length
         self._reader: _StreamReader | _PackedReader
         if phase.packing in PACKED:
-            longest = length  # sequences are shuffled one by one
+            longest = length  # single sequences are shuffled
             packed = [PackedSequences(folder, name, length, seed) for name in self.names]
             num_tokens = [one.num_sequences * length for one in packed]
             self._reader = _PackedReader(self.shards, packed, length, end_of_text_id, mask_documents)
@@ -116,31 +107,20 @@ class Batches:
                 for shard in self.shards
             ]
             self._reader = _StreamReader(self.shards, length, end_of_text_id, mask_documents, is_as_is)
+        first, is_shuffled = phase.order_first_sample, phase.packing != "as_is"
+        counted = zip(self.names, num_tokens, strict=True)
         self.order = Order(
             seed,
-            Phase(
-                phase.number,
-                phase.order_first_sample,
-                length,
-                longest,
-                phase.offsets,
-                phase.packing != "as_is",
-            ),
-            [
-                OrderSource(name, tokens, phase.mixture[name])
-                for name, tokens in zip(self.names, num_tokens, strict=True)
-            ],
+            Phase(phase.number, first, length, longest, phase.offsets, is_shuffled),
+            [OrderSource(name, tokens, phase.mixture[name]) for name, tokens in counted],
         )
 
     def step(self, step: int, data_rank: int, data_ranks: int) -> Batch:
-        """The sequences of `data_rank`, one of `data_ranks`, at `step` (from 1).
-
-        Ranks that do not divide the step differ by one sequence; there may be none.
-        """
+        """Return the sequences of `data_rank`, one of `data_ranks`, at `step` (from 1). There may be none."""
         return self.read(self.samples(step, data_rank, data_ranks))
 
     def read(self, samples: np.ndarray) -> Batch:
-        """Return the sequences of global sample numbers, int64 [n]. Raises OSError where a file fails."""
+        """Return the sequences of global sample numbers, int64 [n]. Raises OSError if a file fails."""
         return self._reader.read(samples, self.order.locate(samples))
 
     def ranges(self, located: Located) -> list[list[tuple[int, int]]]:
@@ -148,7 +128,7 @@ class Batches:
         return self._reader.ranges(located)
 
     def samples(self, step: int, data_rank: int = 0, data_ranks: int = 1) -> np.ndarray:
-        """Global sample numbers, int64 [n], of a rank at a step."""
+        """Return the global sample numbers, int64 [n], of a rank at a step."""
         phase, sequences = self.phase, self.phase.sequences_per_step
         if not phase.first_step <= step <= phase.last_step or not 0 <= data_rank < data_ranks:
             raise ValueError(
@@ -160,36 +140,26 @@ class Batches:
 
 
 def causal_documents(numbers: Numbers) -> Numbers:
-    """Return -1, -2, … for 0, 1, …: of documents in which each token sees only those before it.
-
-    numbers: integers, an array or a tensor.
-    """
+    """Return -1, -2, … for 0, 1, …: the numbers of documents in which a token sees only earlier tokens."""
     return ~numbers
 
 
 def filled_up(batch: Batch, sequences: int, end_of_text_id: int) -> Batch:
-    """Return the batch with empty sequences up to `sequences`: end-of-text, and no label that counts.
-
-    `samples` stay those that there are.
-    """
+    """Return the batch with `sequences`, filled up with end-of-text and labels that do not count."""
     missing = sequences - len(batch.inputs)
     if missing <= 0:
         return batch
-
-    def padded(rows: np.ndarray, filling: int = 0) -> np.ndarray:
-        return np.pad(rows, ((0, missing), (0, 0)), constant_values=filling)
-
-    return replace(
-        batch,
-        inputs=padded(batch.inputs, end_of_text_id),
-        labels=padded(batch.labels, NOT_COUNTED),
-        documents=None if batch.documents is None else padded(batch.documents),
-        dropout_keys=None if batch.dropout_keys is None else padded(batch.dropout_keys),
-    )
+    fillings = {"inputs": end_of_text_id, "labels": NOT_COUNTED, "documents": 0, "dropout_keys": 0}
+    padded = {
+        name: np.pad(getattr(batch, name), ((0, missing), (0, 0)), constant_values=filling)
+        for name, filling in fillings.items()
+        if getattr(batch, name) is not None
+    }
+    return replace(batch, **padded)
 
 
 def with_dropout_keys(batch: Batch, seed: int) -> Batch:
-    """Return the batch with the keys of its samples; a run has each sample once, so keys differ by step."""
+    """Return the batch with the keys of its samples. A run has each sample once, so keys differ by step."""
     keys = keys_of_epochs(np.uint64(key_from(seed, "dropout")), batch.samples)
     return replace(batch, dropout_keys=keys.view(np.int32).reshape(-1, 2))
 
@@ -197,7 +167,7 @@ def with_dropout_keys(batch: Batch, seed: int) -> Batch:
 def shard_batch(
     shard: Shard, sequences: np.ndarray, sequence_length: int, mask_documents: bool = False
 ) -> Batch:
-    """Return the `sequences`, int64 [n], of a shard that the pack stage wrote; they are the `samples`."""
+    """Return the `sequences`, int64 [n], of a shard that the pack stage wrote. They are the `samples`."""
     end = int(shard.read(shard.num_tokens - 1, 1)[0])  # every document ends with it
     reader = _StreamReader([shard], sequence_length, end, mask_documents)
     zeros = np.zeros_like(sequences)
@@ -205,7 +175,7 @@ def shard_batch(
 
 
 def document_numbers(shard: TokenShard, start_token: int, count: int) -> np.ndarray:
-    """Return the number in the shard, int64 [count], of each token's document, end-of-text included."""
+    """Return the number in the shard, int64 [count], of each token's document."""
     offsets = shard.document_offsets
     first, last = np.searchsorted(offsets, [start_token, start_token + count - 1], side="right") - 1
     numbers = np.arange(first, last + 1)
@@ -214,35 +184,30 @@ def document_numbers(shard: TokenShard, start_token: int, count: int) -> np.ndar
 
 
 def packed_manifest(folder: Path | str) -> Manifest:
-    """Return the manifest of a tokens folder. Raises KieloError when the pack stage is not finished."""
     manifest = read_manifest(folder)
     if manifest is None:
-        raise KieloError(f"{folder}: the pack stage is not finished; `kielo run RECIPE --to pack` does it")
+        raise KieloError(f"{folder}: the pack stage is not finished. Fix: `kielo run RECIPE --to pack`")
     return manifest
 
 
 def packed_counts(folder: Path | str) -> PackCounts:
-    """Return the counts of a tokens folder. Raises KieloError as `packed_manifest` does."""
     return counts_of(folder, packed_manifest(folder), PackCounts)
 
 
 def open_shard(folder: Path | str, name: str) -> Shard:
-    """Open a source's shard in a tokens folder, or its files where they are read in place.
-
-    Raises KieloError when files have other sizes than the pack stage wrote, or are others than it described.
-    """
+    """Open a source's shard in a tokens folder, or its files read in place, unless they changed."""
     manifest = packed_manifest(folder)
     is_text_alone = TokenFiles.FILE_NAME not in manifest.files
     of = None if is_text_alone else counts_of(folder, manifest, PackCounts).sources.get(name)
     if of is not None and of.folder is not None:
         described = read_stage_json(folder, TokenFiles)
         if described is None:
-            raise KieloError(f"{Path(folder) / TokenFiles.FILE_NAME}: no such file; run the pack stage again")
+            raise KieloError(f"{Path(folder) / TokenFiles.FILE_NAME}: no such file. Fix: run pack again")
         files, place = described.sources[name], Path(of.folder)
         if of.times_ns is None:
             raise KieloError(
-                f"{folder}: an earlier version of Kielo described the files of source {name}, without their "
-                "checksums; `kielo run RECIPE --to pack` reads them once"
+                f"{folder}: an earlier version of Kielo described the files of source {name}, without "
+                "checksums. Fix: `kielo run RECIPE --to pack`, which reads them once"
             )
         check_unchanged(name, place, files.files, of.times_ns)
         return TokenSet(place, files.files, files.training_tokens, described.end_of_text_id)
@@ -253,11 +218,7 @@ def open_shard(folder: Path | str, name: str) -> Shard:
 
 
 class _StreamReader:
-    """Sequences of `length` tokens of several shards' streams, all of a batch at once.
-
-    end: the id that fills up a source's last, shorter sequence. is_blockwise: the last token of a sequence
-    predicts nothing, for what follows has nothing to do with it.
-    """
+    """Sequences of several shards' streams. is_blockwise: the last token of a sequence predicts nothing."""
 
     def __init__(
         self, shards: Sequence[Shard], length: int, end: int, mask_documents: bool, is_blockwise: bool = False
@@ -266,10 +227,9 @@ class _StreamReader:
         self._shards, self._length, self._end, self._mask_documents = shards, length, end, mask_documents
         self._whole = [shard.num_whole_sequences(length) for shard in shards]
         self._dtype = np.result_type(*(shard.dtype for shard in shards))
-        self._masked = [number for number, shard in enumerate(shards) if shard.loss_mask is not None]
 
     def read(self, samples: np.ndarray, located: Located) -> Batch:
-        """Read located sequences into a batch; `samples` [n] are only stored in it."""
+        """Read located sequences into a batch. `samples` [n] are only stored in it."""
         source, sequence = located.source, located.sequence
         tokens = np.empty((len(samples), self._length + 1), self._dtype)
         documents = np.zeros((len(samples), self._length), np.int32) if self._mask_documents else None
@@ -284,9 +244,11 @@ class _StreamReader:
         if self._is_blockwise:
             labels[:, -1] = NOT_COUNTED
         first_counts = located.seen_tokens == 0
-        for number in self._masked:
-            rows = np.flatnonzero(source == number)
-            self._leave_out(labels, first_counts, number, rows, sequence[rows] * self._length)
+        for at, (number, first) in enumerate(zip(source.tolist(), (sequence * self._length).tolist())):
+            if (mask := self._shards[number].loss_mask) is not None:
+                is_without = mask[first : first + self._length + 1] == 0
+                labels[at, np.flatnonzero(is_without[1:])] = NOT_COUNTED
+                first_counts[at] &= not is_without[0]
         for row in np.flatnonzero(counts < self._length):
             inputs[row, counts[row] :], labels[row, counts[row] :] = self._end, NOT_COUNTED
             if documents is not None:
@@ -307,55 +269,31 @@ class _StreamReader:
     def _gather(
         self, tokens: np.ndarray, counts: np.ndarray, number: int, rows: np.ndarray, sequence: np.ndarray
     ) -> None:
-        """Copie sequences of one shard, with the token after each, into rows of `tokens` [n, s + 1]."""
+        """Copy sequences of one shard, with the token after each, into rows of `tokens` [n, s + 1]."""
         whole, shard = self._whole[number], self._shards[number]
         is_whole = sequence < whole
         tokens[rows[is_whole]] = shard.sequences(sequence[is_whole], self._length)
         for row in rows[~is_whole]:  # only a shard's last sequence is shorter
             rest = shard.read(start := whole * self._length, shard.num_tokens - start)
             tokens[row, : len(rest)] = rest
-            counts[row] = len(rest) - 1  # the last token has no next one: it is a label only
-
-    def _leave_out(
-        self,
-        labels: np.ndarray,
-        first_counts: np.ndarray,
-        number: int,
-        rows: np.ndarray,
-        first_token: np.ndarray,
-    ) -> None:
-        """Take tokens without loss out of rows of `labels` [n, s] and `first_counts` [n].
-
-        first_token: of each row's inputs.
-        """
-        mask = self._shards[number].loss_mask
-        if mask is None:
-            return
-        for row, first in zip(rows, first_token, strict=True):
-            is_without = mask[first : first + self._length + 1] == 0
-            labels[row, np.flatnonzero(is_without[1:])] = NOT_COUNTED
-            first_counts[row] &= not is_without[0]
+            counts[row] = len(rest) - 1  # the last token is a label only
 
 
 def _mark_borders(
     documents: np.ndarray, shard: Shard, rows: np.ndarray, start_token: np.ndarray, count: np.ndarray
 ) -> None:
-    """Add 1 in `documents` [n, s] wherever a document begins inside one of the `rows`.
-
-    start_token, count: the range of the shard's tokens in each row. A sum along the row then numbers the
-    documents.
-    """
+    """Add 1 in `documents` [n, s] at each beginning of a document inside its row of tokens of the shard."""
     which, token = shard.borders(start_token, count)
     places = rows[which] * documents.shape[1] + token - start_token[which]
-    np.add.at(documents.reshape(-1), places, 1)  # documents without tokens begin where the next one does
+    np.add.at(documents.reshape(-1), places, 1)  # documents without tokens begin with the next document
 
 
 class _PackedReader:
-    """Sequences of `length` tokens that best-fit packing made of pieces of several shards' documents.
+    """Sequences of `length` tokens, made of pieces of several shards' documents by best-fit packing.
 
-    The label of a token is the next token of its sequence. Where a document is cut it is the document's next
-    token, which begins another sequence; and at the end of a document there is none if nothing follows, or
-    the middle of another document. end: the id that fills up a sequence.
+    The label of a token is the next token of its sequence. At a cut it is the document's next token, which
+    begins another sequence. At a document's end there is none if nothing follows, or if the middle of another
+    document follows. end: the id that fills up a sequence.
     """
 
     def __init__(
@@ -370,7 +308,6 @@ class _PackedReader:
         self._end, self._mask_documents = end, mask_documents
 
     def read(self, samples: np.ndarray, located: Located) -> Batch:
-        """Read located sequences into a batch; `samples` [n] are only stored in it."""
         shape = (len(samples), self._length)
         inputs, labels = np.full(shape, self._end, np.int64), np.full(shape, NOT_COUNTED, np.int64)
         documents = np.zeros(shape, np.int32) if self._mask_documents else None
@@ -397,9 +334,8 @@ class _PackedReader:
     def ranges(self, located: Located) -> list[list[tuple[int, int]]]:
         found: list[list[tuple[int, int]]] = [[] for _ in located.source]
         for rows, _, pieces in self._pieces(located):
-            for row, start, count in zip(
-                rows[pieces.row].tolist(), pieces.start.tolist(), pieces.count.tolist(), strict=True
-            ):
+            columns = rows[pieces.row], pieces.start, pieces.count
+            for row, start, count in zip(*(values.tolist() for values in columns), strict=True):
                 found[row].append((start, count))
         return found
 
@@ -414,15 +350,9 @@ class _PackedReader:
 def _copy_pieces(
     inputs: np.ndarray, labels: np.ndarray, shard: Shard, row: np.ndarray, pieces: Pieces
 ) -> None:
-    """Copie pieces of a shard into rows [p] of `inputs` and `labels` [n, s]."""
-    for at, column, start, count, ends in zip(
-        row.tolist(),
-        pieces.column.tolist(),
-        pieces.start.tolist(),
-        pieces.count.tolist(),
-        pieces.ends.tolist(),
-        strict=True,
-    ):
+    """Copy pieces of a shard into rows [p] of `inputs` and `labels` [n, s]."""
+    columns = (row, pieces.column, pieces.start, pieces.count, pieces.ends)
+    for at, column, start, count, ends in zip(*(values.tolist() for values in columns), strict=True):
         tokens = shard.read(start, count if ends else count + 1)
         inputs[at, column : column + count] = tokens[:count]
         labels[at, column : column + len(tokens) - 1] = tokens[1:]

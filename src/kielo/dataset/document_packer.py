@@ -1,7 +1,7 @@
-"""Documents → their tokens by shard: what a process does with a batch of documents while others do as much.
+"""Documents → their tokens by shard: what a process does with a batch of documents.
 
-A document's tokens, its side of the held-out split and its held-out set follow from the document alone. So
-batches may be packed anywhere and in any order; `token_parts.py` writes them in the order of the corpus.
+Tokens, side of the held-out split and held-out set follow from the document alone, so batches may be packed
+anywhere and in any order.
 """
 
 from collections import Counter
@@ -28,16 +28,14 @@ from kielo.tokenizer.load import TextTokenizer, decode, end_of_text_id, load_tok
 from kielo.tokenizer.measure import WORD
 from kielo.tokenizer.stage_inputs import is_heldout
 
-ROUND_TRIP_EVERY = 64  # documents; decoding all of them would take as long as encoding
+ROUND_TRIP_EVERY = 64  # documents: decoding all would take as long as encoding
 SOURCES, HELDOUT_SETS = "sources", "heldout_sets"
 TOO_LONG = "too_long_conversations"  # in the counts of a source that has any
 
 
 @dataclass(frozen=True)
 class DocumentBatch:
-    """Lines of a file of documents. first: the number of the first one in the file, from 0. is_last: of the
-    file's batches.
-    """
+    """Lines of a file of documents. first: number of the first line, from 0. is_last: of the file."""
 
     path: Path
     first: int
@@ -52,24 +50,19 @@ class DocumentBatch:
 
 @dataclass
 class ShardRows:
-    """Documents of one shard. group: SOURCES, HELDOUT or HELDOUT_SETS, where `name` is counted.
+    """Documents of one shard, end to end with their frames."""
 
-    file: name of the shard. tokens: rows of tokens, end to end those of all documents with all that is
-    written; carries_loss: the same of what carries loss, where the shard has a loss mask, else None. lengths
-    and ids: of each document. counts: their totals.
-    """
-
-    group: str
+    group: str  # SOURCES, HELDOUT or HELDOUT_SETS, in which `name` is counted
     name: str
     file: str
-    carries_loss: list[np.ndarray] | None
+    carries_loss: list[np.ndarray] | None  # None without a loss mask
     tokens: list[np.ndarray] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
     def join(self) -> None:
-        """Make one row of all: a few large arrays are sent to another process faster than many small ones."""
+        """Make one row of all: few large arrays are sent to another process faster than many small ones."""
         self.tokens = [np.concatenate([np.zeros(0, np.int32), *self.tokens])]
         if self.carries_loss is not None:
             self.carries_loss = [np.concatenate([np.zeros(0, bool), *self.carries_loss])]
@@ -77,18 +70,14 @@ class ShardRows:
 
 @dataclass
 class PackedDocuments:
-    """A batch's rows by shard.
+    """A batch's rows by shard."""
 
-    is_last: of its file. met: source → its documents, held-out ones included. heldout: the held-out documents
-    as JSON lines. checked, exact: documents that were decoded, and those that came back.
-    """
-
-    is_last: bool = False
+    is_last: bool = False  # of its file
     shards: dict[str, ShardRows] = field(default_factory=dict)
-    met: Counter[str] = field(default_factory=Counter)
-    heldout: list[bytes] = field(default_factory=list)
-    checked: int = 0
-    exact: int = 0
+    met: Counter[str] = field(default_factory=Counter)  # documents of each source, with held-out ones
+    heldout: list[bytes] = field(default_factory=list)  # as JSON lines
+    checked: int = 0  # documents that were decoded
+    exact: int = 0  # and that came back
 
     @property
     def num_documents(self) -> int:
@@ -96,33 +85,25 @@ class PackedDocuments:
 
 
 class DocumentPacker:
-    """Pack batches of documents of a recipe's sources with a tokenizer.
-
-    masked: sources of ready tokens of which only a part carries loss.
-    """
+    """A packer of a recipe's documents. masked: sources of ready tokens of which only a part carries loss."""
 
     def __init__(self, recipe: Recipe, tokenizer: TextTokenizer, masked: Sequence[str] = ()):
         self._recipe, self._tokenizer = recipe, tokenizer
         end, first = end_of_text_id(tokenizer), begin_of_documents(recipe, tokenizer.folder)
         if begins_with_cls(recipe) and (cls_id := role_id(tokenizer, "cls_token")) is not None:
             first = (cls_id,)
-        # What stands before documents that are framed, and what after every document.
+        # Before framed documents, and after every document.
         self._begin = np.array(first, dtype=np.int32)
         self._end = np.array([end], dtype=np.int32)
         self._encoder = DocumentEncoder(recipe, tokenizer, end)
         self._with_mask = [*sources_with_loss_mask(recipe), *masked]
         self._languages = HeldoutLanguages(recipe)
-        # Conversations, and what to do with one that is longer than a sequence.
+        # What to do with a conversation that is longer than a sequence.
         chats = [source for source in recipe.corpus.sources if source.kind == "instructions"]
         self._too_long = {source.name: source.too_long for source in chats}
         self._longest = longest_sequence_length(recipe)
 
     def __call__(self, batch: DocumentBatch) -> PackedDocuments:
-        """Pack a batch.
-
-        Raises KieloError where our own tokenizer does not give a text back, for a source that cannot name a
-        file, and for what `DocumentEncoder.encode` refuses.
-        """
         documents = batch.documents()
         encoded = self._encoder.encode(documents)
         packed = PackedDocuments(batch.is_last)
@@ -148,7 +129,7 @@ class DocumentPacker:
         return packed
 
     def held_out(self, document: Document, row: Sequence[int], flags: np.ndarray | None) -> PackedDocuments:
-        """Pack a document that is held out whatever the split says, of which ids and loss mask are known."""
+        """Pack a document with known ids and loss mask that is held out whatever the split says."""
         packed, ids = PackedDocuments(), np.array(row, dtype=np.int32)
         num_bytes = None
         if flags is not None:
@@ -196,15 +177,14 @@ class DocumentPacker:
         for document, one, back in zip(documents, encoded, texts, strict=True):
             packed.checked += 1
             packed.exact += one.text == back
-            # A ready tokenizer may normalise; then the share of exact texts is reported, and no more.
+            # A ready tokenizer may normalise. Then the share of exact texts is only reported.
             if one.text != back and not self._recipe.tokenizer.ready:
                 raise KieloError(
-                    f"document {document['id']}: the tokenizer does not give its text back; train it again"
+                    f"document {document['id']}: the tokenizer changes its text. Fix: train it again"
                 )
 
 
 def _truncated(encoded: EncodedDocument, most: int) -> EncodedDocument:
-    """Return the first `most` ids; where there is a loss mask, the end-of-text after them carries none."""
     flags = encoded.carries_loss
     if flags is not None:
         flags = np.append(flags[:most], False)
@@ -212,28 +192,19 @@ def _truncated(encoded: EncodedDocument, most: int) -> EncodedDocument:
 
 
 def load_packer(recipe: Recipe, tokenizer_folder: Path) -> DocumentPacker:
-    """Return the packer of a process that has no tokenizer yet."""
     return DocumentPacker(recipe, load_tokenizer(tokenizer_folder))
 
 
 def empty_counts(has_loss_mask: bool) -> dict[str, int]:
-    """Return the counts of a shard without documents."""
     counts = {"tokens": 0, "documents": 0, "bytes": 0, "words": 0}
     return counts | ({"tokens_with_loss": 0, "bytes_with_loss": 0} if has_loss_mask else {})
 
 
 def checked_name(source: str) -> str:
-    """Return the name of a source or held-out set; raise KieloError for one that cannot name a file."""
-    if (
-        not source
-        or source == HELDOUT
-        or source.startswith((".", f"{HELDOUT}."))
-        or "/" in source
-        or "\\" in source
-    ):
-        raise KieloError(
-            f"source name {source!r} cannot name a file here; give the source another name in corpus.sources"
-        )
+    """Return the name of a source or held-out set. Raises KieloError for a name that no file can have."""
+    is_taken = source == HELDOUT or source.startswith(f"{HELDOUT}.")
+    if not source or is_taken or source[0] == "." or "/" in source or "\\" in source:
+        raise KieloError(f"corpus.sources: name = {source!r} cannot name a file here. Fix: another name")
     return source
 
 

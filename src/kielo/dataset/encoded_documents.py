@@ -1,11 +1,8 @@
-"""Documents → their tokens, and which of them carry loss. Conversations are laid out by the chat template.
-
-What a document's tokens are does not depend on where they end up, so a document has its loss mask with it.
-"""
+"""Documents → their tokens, and which of them carry loss. The chat template lays conversations out."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -21,41 +18,31 @@ from kielo.tokenizer.measure import WORD
 from kielo.tokenizer.piece_cache import PieceCache
 from kielo.tokenizer.text_frame import ids_before_texts_of
 
-# Key of the section of RUN/tokens, if there are such ids. Earlier versions put none before documents.
+# Key of the section of RUN/tokens: ids before documents, if any. Earlier versions put none.
 BEGINS_WITH = "begins_with"
-# In the metadata of a held-out document of ready tokens: its ids, without end-of-text. Its text has no
-# special tokens, so it may have other ids.
+# In the metadata of a held-out document of ready tokens: its ids, without end-of-text. Its text, without
+# special tokens, may have other ids.
 STORED_IDS = "ids"
 
 
 @dataclass(frozen=True)
 class EncodedDocument:
-    """A document's tokens.
+    """A document's tokens."""
 
-    text: what the ids decode to. ids: int32 [ids], without end-of-text. num_words: of the document's text.
-    carries_loss: bool [ids + 1], of the ids and of the end-of-text after them; None where all do.
-    bytes_with_loss: the UTF-8 bytes of the text that carries loss, and one for each of its ends; None where
-    all does. is_framed: do the ids that begin documents stand before it? A chat template writes its own.
-    """
-
-    text: str
-    ids: np.ndarray
+    text: str  # of the decoded ids
+    ids: np.ndarray  # int32, without end-of-text
     num_words: int
-    carries_loss: np.ndarray | None = None
-    bytes_with_loss: int | None = None
-    is_framed: bool = True
+    carries_loss: np.ndarray | None = None  # bool [ids + 1], also of end-of-text; None: all do
+    bytes_with_loss: int | None = None  # UTF-8, and one for each end of a text with loss; None: all
+    is_framed: bool = True  # the ids that begin documents come before it; a chat template writes its own
 
     @property
     def loss_mask(self) -> np.ndarray:
-        """Return `carries_loss`, of ones where all tokens do."""
         return np.ones(len(self.ids) + 1, bool) if self.carries_loss is None else self.carries_loss
 
 
 class DocumentEncoder:
-    """Encode the documents of a recipe's sources with a tokenizer.
-
-    takes_ids: the tokenizer is the run's, so that the ids of ready tokens are its own.
-    """
+    """An encoder of a recipe's documents. takes_ids: stored ids of ready tokens are the tokenizer's."""
 
     def __init__(
         self, recipe: Recipe, tokenizer: TextTokenizer, end_of_text_id: int, takes_ids: bool = False
@@ -72,7 +59,7 @@ class DocumentEncoder:
         return ChatTemplate(self._tokenizer)
 
     def encode(self, documents: Sequence[Document]) -> list[EncodedDocument]:
-        """Encode documents. Raises KieloError, naming file and line, for what the template does not take."""
+        """Encode documents. Raises KieloError, naming file and line, for a refused conversation."""
         encoded: dict[int, EncodedDocument] = {}
         found = {number: messages_of(document) for number, document in enumerate(documents)}
         chats = {number: messages for number, messages in found.items() if messages is not None}
@@ -92,41 +79,33 @@ class DocumentEncoder:
                 words = len(WORD.findall(documents[number]["text"]))
                 if len(ids) and ids[-1] == self.end_of_text_id:  # the template has written it
                     ids, is_answer = ids[:-1], is_answer[:-1]
-                is_on_answers = documents[number]["source"] in self._on_answers
-                if not is_on_answers:
-                    _refuse_weights(documents[number])
-                if is_on_answers:
-                    num_bytes = _answer_bytes(documents[number])
-                    encoded[number] = EncodedDocument(
-                        laid_out.text, ids, words, is_answer, num_bytes, is_framed=False
-                    )
+                one = EncodedDocument(laid_out.text, ids, words, is_framed=self._frames_chats)
+                if documents[number]["source"] in self._on_answers:
+                    size = _answer_bytes(documents[number])
+                    one = replace(one, carries_loss=is_answer, bytes_with_loss=size, is_framed=False)
                 else:
-                    encoded[number] = EncodedDocument(laid_out.text, ids, words, is_framed=self._frames_chats)
+                    _refuse_weights(documents[number])
+                encoded[number] = one
         return [encoded[number] for number in found]
 
 
 def stored_ids(document: Document) -> list[int] | None:
-    """Return the ids of a document of ready tokens; None for another."""
     return document["metadata"].get(STORED_IDS)
 
 
 def sources_with_loss_mask(recipe: Recipe) -> list[str]:
-    """Return the names of the sources of which only answers carry loss."""
     return [source.name for source in recipe.corpus.sources if source.loss == "answers"]
 
 
 def begin_of_documents(recipe: Recipe, tokenizer_folder: Path) -> tuple[int, ...]:
-    """Return the ids that the post-processor puts before a text, with which a decoder's documents begin.
-
-    None for encoders, whose `[CLS]` is in `begins_with_cls`, and beside ready tokens, which have their own.
-    """
+    """Return the ids before a decoder's documents. Encoders and ready tokens have none."""
     if recipe.train.objective == "masked_tokens" or recipe.corpus.token_sources:
         return ()
     return ids_before_texts_of(tokenizer_folder)
 
 
 def packed_begin_of_documents(tokens_folder: Path, tokenizer_folder: Path) -> tuple[int, ...]:
-    """Return the ids with which the documents in RUN/tokens begin; before packing, the tokenizer's."""
+    """Return the ids with which the documents in RUN/tokens begin, or before packing the tokenizer's."""
     packed = read_manifest(tokens_folder)
     if packed is None:
         return ids_before_texts_of(tokenizer_folder)
@@ -134,10 +113,7 @@ def packed_begin_of_documents(tokens_folder: Path, tokenizer_folder: Path) -> tu
 
 
 def begins_with_cls(recipe: Recipe) -> bool:
-    """Return True if the token of the role `cls_token`, where the tokenizer has one, begins each document.
-
-    So it is for encoders, except beside ready tokens, which are taken as they are.
-    """
+    """Return True for encoders, whose documents `cls_token` begins, unless their tokens are ready."""
     return recipe.train.objective == "masked_tokens" and not recipe.corpus.token_sources
 
 
@@ -147,11 +123,10 @@ def _place(document: Document) -> str:
 
 
 def _refuse_weights(document: Document) -> None:
-    """Raise KieloError for a message that should carry no loss, where all tokens do."""
     for number, message in enumerate(messages_of(document) or (), start=1):
         if message.get(WEIGHT, 1) == 0:
             raise KieloError(
-                f"{_place(document)}, message {number}: has the weight 0, and all tokens of its source carry "
+                f"{_place(document)}, message {number}: has the weight 0, but all tokens of its source carry "
                 'loss. Fix: loss = "answers" in the source'
             )
 

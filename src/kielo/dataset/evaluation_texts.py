@@ -1,10 +1,8 @@
 """Texts from outside of the mixture that a run is scored on: `[[evaluate.texts]]` → held-out sets.
 
-NAME.bin .idx      tokens of the text's documents, which begin and end as those of the run
-NAME.jsonl.zst     the documents
-
-Nothing is cleaned or dropped. The folder is beside the training tokens and not part of what is trained, so a
-run may get other texts in its middle.
+NAME.bin and .idx have the documents' tokens, framed as the run's documents, and NAME.jsonl.zst the documents.
+Nothing is cleaned or dropped. The folder is beside the training tokens, so the texts may change in the middle
+of a run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,9 +23,8 @@ from kielo.artifact.manifest import (
 )
 from kielo.artifact.stage_counts import EvaluationTextCounts, TokenCounts
 from kielo.artifact.token_shards import TokenShardWriter
-from kielo.corpus.raw_formats import RawSource, formats, is_readable, records
+from kielo.corpus.raw_formats import RawSource, formats, is_readable, raw_source, records
 from kielo.corpus.raw_texts import parse
-from kielo.corpus.step import text_fields
 from kielo.dataset.document_packer import empty_counts
 from kielo.dataset.encoded_documents import BEGINS_WITH, DocumentEncoder
 from kielo.recipe.errors import KieloError
@@ -40,19 +37,14 @@ KIND, VERSION = "evaluation texts", 1
 def pack_evaluation_texts(
     recipe: Recipe, tokenizer_folder: Path, folder: Path, begin: Sequence[int] = ()
 ) -> None:
-    """Write the texts of the recipe into `folder`, unless they are there already.
-
-    begin: the ids with which the run's documents begin. Raises KieloError for a text that is not there,
-    cannot be read or is empty, naming file and line.
-    """
+    """Write the texts of the recipe into `folder`, unless it is current. begin: ids before documents."""
     texts = recipe.evaluate.texts
     if not texts and read_manifest(folder) is None:
         return
     sources = {text.name: _raw_source(text) for text in texts}
-    inputs = {"tokenizer": hash_manifest(tokenizer_folder)} | {
-        f"text {name}": hash_json([hash_file(Path(source.root) / file) for file in source.files])
-        for name, source in sources.items()
-    }
+    inputs = {"tokenizer": hash_manifest(tokenizer_folder)}
+    for name, source in sources.items():
+        inputs[f"text {name}"] = hash_json([hash_file(Path(source.root) / file) for file in source.files])
     section: JsonTable = {"texts": [_settings(text) for text in texts], "language": recipe.language}
     if begin:
         section[BEGINS_WITH] = list(begin)
@@ -61,14 +53,11 @@ def pack_evaluation_texts(
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         tokenizer = load_tokenizer(tokenizer_folder)
         end, size = end_of_text_id(tokenizer), vocabulary_size(tokenizer)
-        encoder = DocumentEncoder(recipe, tokenizer, end)
-        made = {
-            text.name: TokenCounts.model_validate(
-                _pack(sources[text.name], recipe, encoder, stage.folder, begin, size)
-                | {"languages": [text.language or recipe.language]}
-            )
-            for text in texts
-        }
+        encoder, made = DocumentEncoder(recipe, tokenizer, end), {}
+        for text in texts:
+            counts = _pack(sources[text.name], recipe, encoder, stage.folder, begin, size)
+            languages = [text.language or recipe.language]
+            made[text.name] = TokenCounts.model_validate({**counts, "languages": languages})
         stage.counts.update(EvaluationTextCounts(texts=made).content())
 
 
@@ -84,26 +73,13 @@ def _raw_source(text: EvaluationText) -> RawSource:
         raise KieloError(f"{where}: no such file or folder")
     files = tuple(file for file in files if is_readable(Path(file), text.kind))
     if not files:
-        raise KieloError(f"{where}: no file of a known format; read are {formats(text.kind)}")
-    return RawSource(
-        name=text.name,
-        root=str(root),
-        files=files,
-        stamps=(),
-        kind=text.kind,
-        is_cleaned=False,
-        documents="lines",
-        text_fields=text_fields(
-            Source(name=text.name, path=text.path, kind=text.kind, text_field=text.text_field)
-        ),
-        max_documents=None,
-        origin=text.path,
-        fingerprint="",
-    )
+        raise KieloError(f"{where}: no file of a known format. Fix: {formats(text.kind)}")
+    fields = {"path": text.path, "kind": text.kind, "text_field": text.text_field, "clean": False}
+    return raw_source(Source(name=text.name, **fields), root, files, origin=text.path)
 
 
 def _settings(text: EvaluationText) -> JsonTable:
-    """Return what decides how a text is read; of running text as manifests of all versions have it."""
+    """Return the settings that decide how a text is read. Older manifests have no kind and loss."""
     settings = text.model_dump(mode="json") | {"text_field": text.text_field or "text"}
     return {key: settings[key] for key in settings if text.kind != "text" or key not in ("kind", "loss")}
 
@@ -147,5 +123,5 @@ def _pack(
             counts["documents"] += 1
             counts["bytes"] += len(document["text"].encode("utf-8", "surrogatepass"))
         if not counts["documents"]:
-            raise KieloError(f"evaluate.texts, {source.name}: {source.origin}: holds no text")
+            raise KieloError(f"evaluate.texts, {source.name}: {source.origin}: has no text")
     return counts

@@ -1,4 +1,7 @@
-"""The held-out sets of a run: which there are, and which a document is in."""
+"""The held-out sets of a run: the text of all sources, and sets of sources or languages if there are several.
+
+Texts from outside the mixture have their own folder. A folder of an earlier Kielo has the first set only.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,19 +18,14 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe, Source
 from kielo.recipe.several_languages import languages_of
 
-# The held-out set of a document: (document, recipe) -> the set's name.
-#
-# A source of one language has one set, with the source's name. Of running text in several languages each
-# has a set, SOURCE@LANGUAGE: the identifier of the corpus stage decides, between the source's languages
-# only, by the beginning of each held-out document. Pairs of sentences are in both languages and stay
-# together.
-
-
 SEPARATOR = "@"  # no name of a source has it
+HELDOUT = "heldout"  # the files of all sources' text; a source's own are heldout.SOURCE
+SET_KEY = "heldout_set"  # in a held-out document's metadata, if its set is not its source's
+EVALUATION_TEXTS = "evaluation_texts"  # folder beside the tokens' (`evaluation_texts.py`)
 
 
 class HeldoutLanguages:
-    """The sets of a recipe's sources."""
+    """The sets of a recipe's sources: a source's name, or SOURCE@LANGUAGE as the identifier decides."""
 
     def __init__(self, recipe: Recipe):
         self._identifier = recipe.corpus.language_identifier
@@ -42,7 +40,6 @@ class HeldoutLanguages:
         return len(self._codes) > 1 or any(self._codes.values())
 
     def set_of(self, document: Mapping[str, Any]) -> str:
-        """Return the name of the document's set."""
         source, codes = document["source"], self._codes.get(document["source"])
         if not codes:
             return source
@@ -53,69 +50,43 @@ class HeldoutLanguages:
         return f"{source}{SEPARATOR}{most}"
 
     def languages_of_set(self, name: str) -> tuple[str, ...]:
-        """Return the languages of a set; () where they are not known."""
         source, _, code = name.partition(SEPARATOR)
         return (code,) if code else self._languages.get(source, ())
 
     def _codes_of(self, source: Source, languages: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-        """Return language → what the identifier calls it, where it can tell a source's languages apart."""
+        """Return language → the identifier's codes, if it can tell a source's languages apart."""
         if source.kind != "text" or len(languages) < 2:
             return {}
         codes = {code: language(code).identifier_codes.get(self._identifier, ()) for code in languages}
         return codes if all(codes.values()) else {}
 
 
-# The held-out sets of a run: a tokens folder -> what loss and bits per byte are measured on.
-#
-# The first set is the held-out text of all sources. Where there are several sources, each has a set of its
-# own beside it, `heldout.SOURCE`, or one for each of its languages; and texts from
-# outside the mixture are in a folder of their own. A folder that an earlier Kielo packed has the first set
-# only.
-
-
-HELDOUT = "heldout"  # the files of all sources' text; a source's own are heldout.SOURCE
-SET_KEY = "heldout_set"  # in a held-out document's metadata, where its set is not its source's
-EVALUATION_TEXTS = "evaluation_texts"  # folder beside that of the tokens (`evaluation_texts.py`)
-
-
 @dataclass(frozen=True)
 class HeldoutSet:
-    """One set. name: "" for the text of all sources, else the source's (with @LANGUAGE) or outside text's.
+    """A held-out set."""
 
-    file: of its shard in `folder`. languages: codes, () where they are not known. tokens: end-of-text
-    included. text_bytes: UTF-8 bytes of its documents and one for each document's border; None where the
-    folder does not say. with_loss: (tokens, bytes) of what carries loss, where that is only a part.
-    """
-
-    name: str
+    name: str  # "" for all sources' text, else of a source's set or outside text
     folder: Path
-    file: str
-    languages: tuple[str, ...]
-    tokens: int
-    text_bytes: int | None
-    with_loss: tuple[int, int] | None = None
+    file: str  # its shard in `folder`
+    languages: tuple[str, ...]  # codes; () if unknown
+    tokens: int  # with end-of-text
+    text_bytes: int | None  # UTF-8 bytes of its documents, and one for each document's border
+    with_loss: tuple[int, int] | None = None  # (tokens, bytes) of the part with loss, if not all has loss
 
     @property
     def tokens_per_byte(self) -> float | None:
-        """Return the whole set's tokens per byte of text, by which losses become bits per byte.
-
-        Of a set of which a part carries loss, that part's.
-        """
+        """The tokens per byte of text (of the part with loss), which turn losses into bits per byte."""
         tokens, text_bytes = self.with_loss or (self.tokens, self.text_bytes)
         return tokens / text_bytes if text_bytes else None
 
     def holds(self, document: Mapping[str, Any]) -> bool:
-        """Return True for a held-out document, of any source, that is in this source's set."""
         return document["metadata"].get(SET_KEY, document["source"]) == self.name
 
     def batch(self, sequence_length: int, max_sequences: int, mask_documents: bool = False) -> Batch:
-        """Return at most `max_sequences` sequences, evenly spaced in the set, always the same ones.
-
-        `samples` are sequence numbers of the set's stream. Raises KieloError when nothing is held out.
-        """
+        """Return at most `max_sequences` sequences, evenly spaced and always the same. Raises KieloError."""
         shard = open_shard(self.folder, self.file)
         if shard.num_tokens < 2:
-            raise KieloError(f"{self.folder}: no held-out text; raise dataset.heldout_share and pack again")
+            raise KieloError(f"{self.folder}: no held-out text. Fix: pack with more dataset.heldout_share")
         num_sequences = -(-(shard.num_tokens - 1) // sequence_length)
         chosen = min(num_sequences, max_sequences)
         sequences = np.arange(chosen, dtype=np.int64) * num_sequences // chosen
@@ -123,12 +94,11 @@ class HeldoutSet:
 
 
 def set_file(source: str) -> str:
-    """Return the name of a source's held-out shard, without its suffix."""
     return f"{HELDOUT}.{source}"
 
 
 def heldout_sets(tokens_folder: Path | str) -> tuple[HeldoutSet, ...]:
-    """Return the set of all sources, then those of the sources if there are several, then outside texts."""
+    """Return the set of all sources, the sets of the sources if there are several, then outside texts."""
     folder = Path(tokens_folder)
     counts, outside = packed_counts(folder), folder.parent / EVALUATION_TEXTS
     found = [_set("", folder, HELDOUT, counts.heldout)]
@@ -145,8 +115,8 @@ def check_outside_texts(names: Iterable[str], tokens_folder: Path) -> None:
     missing = [name for name in names if packed is None or name not in packed.texts]
     if missing:
         raise KieloError(
-            f"{folder}: evaluate.texts, {', '.join(missing)}: not packed yet. Fix: kielo run "
-            "RECIPE --only pack"
+            f"{folder}: evaluate.texts, {', '.join(missing)}: not packed yet. Fix: `kielo run RECIPE --only "
+            "pack`"
         )
 
 

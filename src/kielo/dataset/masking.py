@@ -1,21 +1,19 @@
 """Masked tokens as an objective: a batch of whole sequences → some tokens hidden, and those as labels.
 
-What is hidden follows from the seed, the sample's number and the masking rate alone, so every number of
-ranks, every layout and every resumed run has the same masks. Numbers come from a counter-based generator:
-that of place c in stream t of sample i is SplitMix64's finaliser (`permutation.scramble`) of the sample's key
-and (t, c).
+The hidden tokens follow from the seed, the sample's number and the masking rate alone, so every number of
+ranks, every layout and every resumed run has the same masks. Numbers are SplitMix64's finaliser
+(`order.scramble`) of the sample's key, the stream and the place.
 
-The recipe is that of HPLT's encoders (de Gibert et al. 2024, arXiv:2403.14009), after BERT (Devlin et al.
-2019, arXiv:1810.04805) and SpanBERT (Joshi et al. 2020, arXiv:1907.10529): a sequence is divided into spans,
-each span draws a number, and those below the rate are hidden. Of hidden spans 80 % become mask tokens, 10 %
-random tokens, and 10 % stay, drawn once a span. Control tokens are never hidden.
+The recipe of HPLT's encoders (de Gibert et al. 2024, arXiv:2403.14009), after BERT (Devlin et al. 2019,
+arXiv:1810.04805) and SpanBERT (Joshi et al. 2020, arXiv:1907.10529): a sequence is divided into spans, each
+span draws a number, and spans below the rate are hidden. Of hidden spans 80 % become mask tokens, 10 % random
+tokens, and 10 % stay. Control tokens are never hidden.
 
-The hybrid objective is that of GPT-BERT (Charpentier and Samuel 2024, arXiv:2410.24159): a share of the
-sequences, which the sample's number chooses too, is causal: nothing is hidden, each token sees those before
-it, and the labels are the next tokens. In the others each hidden token is the label of the position before
-it, so that in both the output at a position is about the next one. Each label counts the same.
+The hybrid objective of GPT-BERT (Charpentier and Samuel 2024, arXiv:2410.24159): a share of the sequences is
+causal, with nothing hidden and the next tokens as labels. In the others each hidden token is the label of the
+position before it, so every output is about the next token. Each label counts the same.
 
-Shape letters: n = sequences, s = tokens of one, v = vocabulary.
+Shape letters: n = sequences, s = tokens of a sequence, v = vocabulary.
 """
 
 from dataclasses import dataclass, replace
@@ -40,36 +38,27 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class MaskingVocabulary:
-    """Facts of a tokenizer that masking needs.
-
-    is_control: bool [v]; ordinary_ids: int64, the ids that random tokens are drawn from; pieces: how tokens
-    make words, None where that is not asked for.
-    """
+    """Facts of a tokenizer that masking needs."""
 
     mask_id: int
-    is_control: np.ndarray
-    ordinary_ids: np.ndarray
-    pieces: WordPieces | None = None
+    is_control: np.ndarray  # bool [v]
+    ordinary_ids: np.ndarray  # int64, which random tokens are drawn from
+    pieces: WordPieces | None = None  # only for whole words
 
 
 def masking_vocabulary(folder: Path | str, kind: MaskingKind) -> MaskingVocabulary:
-    """Read the facts of the tokenizer in `folder`. Raises KieloError where it has no mask token."""
+    """Read the facts of the tokenizer in `folder`. Raises KieloError if it has no mask token."""
     tokenizer = load_tokenizer(folder)
     mask_id = role_id(tokenizer, "mask_token")
     if mask_id is None:
         raise KieloError(
-            f'{folder}: this tokenizer has no mask token, which train.objective = "masked_tokens" needs; '
-            f"name one of its special tokens as mask_token in {CONFIG_FILE}"
+            f'{folder}: this tokenizer has no mask token, which train.objective = "masked_tokens" needs. '
+            f"Fix: name one of its special tokens as mask_token in {CONFIG_FILE}"
         )
     vocabulary = tokenizer.whole.get_vocab(with_added_tokens=True)
+    control = control_tokens(tokenizer.folder, tokenizer.end_of_text) & vocabulary.keys()
     is_control = np.zeros(vocabulary_size(tokenizer), bool)
-    is_control[
-        [
-            vocabulary[one]
-            for one in control_tokens(tokenizer.folder, tokenizer.end_of_text)
-            if one in vocabulary
-        ]
-    ] = True
+    is_control[[vocabulary[token] for token in control]] = True
     has_token = np.zeros_like(is_control)
     has_token[list(vocabulary.values())] = True
     pieces = word_pieces(tokenizer) if kind == "whole_word" else None
@@ -77,10 +66,7 @@ def masking_vocabulary(folder: Path | str, kind: MaskingKind) -> MaskingVocabula
 
 
 class Masking:
-    """Hide tokens of batches by one seed, kind of spans and vocabulary.
-
-    causal_share: of the sequences, in the hybrid objective; 0 for hidden tokens alone.
-    """
+    """Hides tokens of batches. causal_share: of the sequences, for the hybrid objective."""
 
     def __init__(
         self, seed: int, kind: MaskingKind, vocabulary: MaskingVocabulary, causal_share: float = 0.0
@@ -89,11 +75,7 @@ class Masking:
         self._kind, self._vocabulary, self._causal_share = kind, vocabulary, causal_share
 
     def training_batch(self, batch: Batch, rate: float) -> Batch:
-        """Return what a model is trained on: tokens hidden, and in the hybrid objective causal sequences.
-
-        batch, rate: as of `hide`. Documents of causal sequences get negative numbers, by which attention
-        knows them.
-        """
+        """Return the batch to train on. Documents of causal sequences have negative numbers."""
         hidden = self.hide(batch, rate)
         if not self._causal_share:
             return hidden
@@ -110,12 +92,11 @@ class Masking:
         )
 
     def hide(self, batch: Batch, rate: float) -> Batch:
-        """Return the batch with tokens hidden; labels are the hidden tokens, and -100 elsewhere.
+        """Return the batch with tokens hidden. Labels are the hidden tokens, and -100 elsewhere.
 
-        batch: inputs and next-token labels [n, s], of which a token whose label does not count is never
-        hidden, nor a first token without loss; samples [n]. rate: share of the spans. At least one span of a
-        sequence is hidden. With causal sequences the first token is never hidden: no position before it could
-        predict it.
+        batch: inputs and next-token labels [n, s]. A token whose label does not count is never hidden, nor a
+        first token without loss. rate: share of the spans. At least one span of a sequence is hidden. With
+        causal sequences the first token is never hidden, because no position before it could predict it.
         """
         tokens, vocabulary = batch.inputs, self._vocabulary
         may_hide = ~vocabulary.is_control[tokens]
@@ -148,7 +129,7 @@ class Masking:
         begins = np.zeros((num_rows, length), bool)
         if self._kind == "whole_word":
             if self._vocabulary.pieces is None:
-                raise ValueError("whole words need a vocabulary that tells their pieces")
+                raise ValueError("whole words need the pieces of a vocabulary")
             begins[:, 1:] = ~self._vocabulary.pieces.go_on(tokens)
         else:
             ends = np.cumsum(span_lengths(_uniform(keys, _LENGTHS, length)), axis=1)
@@ -158,7 +139,6 @@ class Masking:
 
 
 def masking_rate(first: float, last: float, step: int, total_steps: int) -> float:
-    """Compute the rate of a step, from 1: linear from the first step's to the last one's."""
     return first + (last - first) * (step - 1) / max(total_steps - 1, 1)
 
 

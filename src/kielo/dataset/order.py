@@ -1,13 +1,13 @@
-"""The order of training data as a pure function: (seed, phase, sample number) -> (source, epoch, sequence).
+"""The order of training data as a pure function: (seed, phase, sample number) → (source, epoch, sequence).
 
-Nothing is drawn, stored or locked: any rank computes any sample, so a run that stops goes on with the very
-same samples on any number of ranks. The resume state is (phase, sample number).
+Nothing is drawn, stored or locked: any rank computes any sample, so a stopped run resumes with the same
+samples on any number of ranks. The resume state is (phase, sample number).
 
-A source is a stream of tokens. It is cut into text blocks of the *longest* sequence length of the whole run,
-and each epoch permutes the text blocks; a shorter sequence length splits a text block into consecutive
-sequences. So a phase can end anywhere and the next one, with another length, batch or mixture, goes on where
-it stopped: at most one text block of each source is half used, and its used tokens are reported as seen. The
-tokens after the last whole text block come at the end of each epoch.
+A source is a stream of tokens, cut into text blocks of the *longest* sequence length of the run. Each epoch
+permutes the blocks, and a shorter sequence length splits a block into consecutive sequences. So a phase can
+end anywhere, and the next phase, with another length, batch or mixture, continues there: at most one block of
+each source is half used, and its used tokens are reported as seen. The tokens after the last whole block come
+at the end of each epoch.
 """
 
 import math
@@ -20,28 +20,21 @@ from heapq import heappop, heappush
 import numpy as np
 import xxhash
 
-# A keyed shuffle of 0..n-1 that is computed, not stored: (index, size, key) -> where the index goes.
-#
-# An alternating Feistel network over the smallest power of two that holds `size` is a bijection whatever its
-# round function does; indices that land outside are sent through again until they land inside (cycle
-# walking, Black and Rogaway 2002, "Ciphers with arbitrary finite domains"), which keeps it a bijection on
-# 0..size-1. Memory is that of the vector asked for. Integers only, so every machine gives the same answer.
-
-
 ROUNDS = 6  # even; four are enough in theory for a large domain, six also mix domains of a few indices well
-LARGEST_SIZE = 1 << 52  # bit lengths are read off float64 exponents, which are exact up to here
+LARGEST_SIZE = 1 << 52  # bit lengths are the exponents of float64, which are exact up to here
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: successive multiples are spread evenly (Knuth)
 _MULTIPLIER = np.uint64(0xBF58476D1CE4E5B9)
 _ROUND_CONSTANTS = [np.uint64(_GOLDEN * (number + 1) % 2**64) for number in range(ROUNDS)]
+LARGEST_PERIOD = 1 << 18
 
 
 def key_from(*parts: int | str) -> int:
-    """Return a 64-bit key of the parts, the same in every process and version of Python (unlike `hash`)."""
+    """Return a 64-bit key of the parts, equal in all processes and versions of Python (unlike `hash`)."""
     return xxhash.xxh3_64_intdigest("\x1f".join(str(part) for part in parts).encode())
 
 
 def scramble(values: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele et al. 2014): a bijection of 64 bits. uint64 [n] -> uint64 [n]."""
+    """Return the finaliser of SplitMix64 (Steele et al. 2014), a bijection: uint64 [n] → uint64 [n]."""
     values = values ^ (values >> np.uint64(30))
     values *= _MULTIPLIER  # arrays of uint64 wrap around silently, as wanted
     values ^= values >> np.uint64(27)
@@ -51,15 +44,18 @@ def scramble(values: np.ndarray) -> np.ndarray:
 
 
 def keys_of_epochs(key: np.ndarray | np.uint64, epoch: np.ndarray) -> np.ndarray:
-    """Return one key for each (key, epoch). uint64 [n], int64 [n] -> uint64 [n]."""
+    """Return a key for each (key, epoch): uint64 [n], int64 [n] → uint64 [n]."""
     return scramble(key + epoch.astype(np.uint64) * np.uint64(_GOLDEN))
 
 
 def permute(index: np.ndarray, size: np.ndarray | int, key: np.ndarray | int) -> np.ndarray:
-    """Return the place of each index under the permutation of 0..size-1 that `key` names.
+    """Return the place, int64 [n], of each index under the permutation of 0..size-1 that `key` names.
 
-    index: int64 [n], each 0 <= index < size; size and key: scalars or [n], so that one call serves many
-    permutations. Returns int64 [n]. Raises ValueError for an index or a size out of range.
+    The shuffle is computed, not stored: an alternating Feistel network over the smallest power of two that is
+    at least `size` is a bijection for any round function. Indices that land outside go through again until
+    they land inside (cycle walking, Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). index:
+    int64 [n], each 0 <= index < size. size, key: scalars or [n], so a call serves many permutations. Raises
+    ValueError for an index or a size out of range.
     """
     index = np.atleast_1d(np.asarray(index, dtype=np.int64))
     size = np.broadcast_to(np.asarray(size, dtype=np.int64), index.shape)
@@ -81,7 +77,7 @@ def permute(index: np.ndarray, size: np.ndarray | int, key: np.ndarray | int) ->
 
 
 class _Network:
-    """Feistel networks, one for each element, over 2^bits >= size indices; halves may differ by one bit."""
+    """Feistel networks, one for each element, over 2^bits >= size indices. Halves may differ by one bit."""
 
     def __init__(self, size: np.ndarray, key: np.ndarray):
         bits = np.maximum(np.frexp((size - 1).astype(np.float64))[1], 2).astype(np.uint64)
@@ -102,38 +98,19 @@ class _Network:
 
 
 def _round(half: np.ndarray, key: np.ndarray, number: int) -> np.ndarray:
-    """Mixe (half, key, round) to 32 bits: half of `scramble`, enough for a round and half its time."""
+    """Mix (half, key, round) to 32 bits: half of `scramble`, enough for a round and half its time."""
     values = half * _MULTIPLIER
     values += key
     values += _ROUND_CONSTANTS[number]
     values ^= values >> np.uint64(32)
     values *= _MULTIPLIER
-    values >>= np.uint64(32)  # the high bits are the well-mixed ones; a half has at most 26
+    values >>= np.uint64(32)  # the high bits are mixed well, and a half has at most 26
     return values
 
 
-# The mixture of sources: weights -> a periodic schedule that gives each sample a source, with exact quotas.
-#
-# Weights whose shares have a common denominator of at most 2^18, as those that people type, make a period
-# of it, and shares that are exact. Others are shared out over 2^18 samples by largest remainders
-# (Hamilton's method), each within 2^-18 of its share. Inside the period every prefix of n samples has n
-# times the share of each source, to within one sample (`chairman_assignment`). The schedule is a table of
-# at most 2 MB, whatever the number of samples.
-#
-# The k-th sample of a source gets turn k, so what has been drawn of a source is always a prefix. Therefore
-# a phase can end at any sample, and one offset for each source describes where it ended.
-
-
-LARGEST_PERIOD = 1 << 18
-
-
 def share_out(weights: Sequence[float | Fraction], total: int) -> np.ndarray:
-    """Return whole numbers, int64 [sources], that add up to `total`, by largest remainders; none is 0.
-
-    A source too small for the period still gets one sample in it: a text that the user named is never
-    silently left out. Ties go to the earlier source.
-    """
-    exact = [Fraction(weight) for weight in weights]  # a float is a fraction: no rounding anywhere
+    """Return whole numbers, int64 [sources], that add up to `total`, by largest remainders."""
+    exact = [Fraction(weight) for weight in weights]  # a float is a fraction: nothing is rounded
     if not exact or min(exact) <= 0 or len(exact) > total:
         raise ValueError(
             f"share_out: {len(exact)} weights, all of which must be positive, for {total} samples"
@@ -143,7 +120,7 @@ def share_out(weights: Sequence[float | Fraction], total: int) -> np.ndarray:
     by_remainder = sorted(range(len(shares)), key=lambda i: (quotas[i] - shares[i], i))
     for source in by_remainder[: total - sum(quotas)]:
         quotas[source] += 1
-    for source in range(len(quotas)):
+    for source in range(len(quotas)):  # a source that is too small is not silently left out
         if quotas[source] == 0:
             quotas[quotas.index(max(quotas))] -= 1
             quotas[source] = 1
@@ -151,7 +128,7 @@ def share_out(weights: Sequence[float | Fraction], total: int) -> np.ndarray:
 
 
 def exact_shares(weights: Sequence[float]) -> list[Fraction]:
-    """Return the share of each source; a weight is the decimal number that a person would type for it."""
+    """Return the share of each source. A weight is the decimal number that a person would type."""
     exact = [Fraction(repr(float(weight))) for weight in weights]
     return [weight / sum(exact) for weight in exact]
 
@@ -160,10 +137,10 @@ def exact_shares(weights: Sequence[float]) -> list[Fraction]:
 def chairman_assignment(quotas: tuple[int, ...]) -> np.ndarray:
     """Return the source, int32 [sum of quotas], of each sample of a period.
 
-    After n samples source i has had n * quotas[i] / period to within 1 - 1 / (2 * sources - 2), which is the
-    best there is (Tijdeman 1980, "The chairman assignment problem", Discrete Mathematics 32). A sample of a
-    source is released when the source is far enough behind for one more, and due before it is too far behind;
-    of those released the one that is due first is next. Takes 0.3 s for 2^18 samples.
+    After n samples source i has had n * quotas[i] / period to within 1 - 1 / (2 * sources - 2), the best
+    possible (Tijdeman 1980, "The chairman assignment problem", Discrete Mathematics 32). A sample of a source
+    is released when the source is far enough behind, and due before it is too far behind. The released sample
+    that is due first is next. Takes 0.3 s for 2^18 samples.
     """
     num_sources, period = len(quotas), sum(quotas)
     if num_sources == 1:
@@ -187,7 +164,14 @@ def chairman_assignment(quotas: tuple[int, ...]) -> np.ndarray:
 
 
 class Mixture:
-    """The schedule of one phase. `quotas` int64 [sources]: samples of each source in one period."""
+    """The schedule of a phase, which gives each sample a source. quotas: int64 [sources], of a period.
+
+    Shares with a common denominator of at most 2^18, as people type them, are exact, with the denominator as
+    the period. Others are shared out over 2^18 samples by largest remainders (Hamilton's method), each within
+    2^-18. Every prefix of n samples has n times the share of each source, to within one sample. The k-th
+    sample of a source gets turn k, so the drawn samples of a source are a prefix: a phase can end at any
+    sample, and one offset for each source describes its end.
+    """
 
     def __init__(self, weights: Sequence[float]):
         shares = exact_shares(weights)
@@ -198,7 +182,7 @@ class Mixture:
         self._turn = _turns(self._source, self.quotas)
 
     def locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return source [n] and turn [n] of samples of the phase, int64 [n]; a source's first turn is 0."""
+        """Return source [n] and turn [n] of samples of the phase, int64 [n]. A source's first turn is 0."""
         period, place = np.divmod(index, self.period_samples)
         source = self._source[place].astype(np.int64)
         return source, period * self.quotas[source] + self._turn[place]
@@ -211,7 +195,7 @@ class Mixture:
 
 
 def _turns(source: np.ndarray, quotas: np.ndarray) -> np.ndarray:
-    """Counts, for each place of the period, the earlier places with the same source."""
+    # For each place of the period, the number of earlier places with its source.
     first_of_source = np.repeat(np.cumsum(quotas) - quotas, quotas)
     turns = np.empty(len(source), dtype=np.int32)
     turns[np.argsort(source, kind="stable")] = np.arange(len(source)) - first_of_source
@@ -220,11 +204,7 @@ def _turns(source: np.ndarray, quotas: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class OrderSource:
-    """One source of a phase.
-
-    num_tokens: the tokens that have a next token to predict, one less than the source's stream holds. weight:
-    share of the samples, relative to the other sources'.
-    """
+    """A source of a phase. num_tokens: one less than its stream has, the tokens with a next token."""
 
     name: str
     num_tokens: int
@@ -233,37 +213,28 @@ class OrderSource:
 
 @dataclass(frozen=True)
 class Phase:
-    """A range of a run's steps with one sequence length, batch and mixture.
-
-    `longest_sequence_length` is that of the whole run, a multiple of every phase's length, and must stay the
-    same in all its phases. `offsets`: source name -> tokens drawn from it before this phase,
-    over all epochs. `is_shuffled`: else each epoch has the text in the order of its stream.
-    """
+    """A range of a run's steps with one sequence length, batch and mixture."""
 
     number: int
     first_sample: int
     sequence_length: int
-    longest_sequence_length: int
-    offsets: Mapping[str, int] = field(default_factory=dict)
-    is_shuffled: bool = True
+    longest_sequence_length: int  # of the whole run, a multiple of every phase's length
+    offsets: Mapping[str, int] = field(default_factory=dict)  # source → tokens drawn before, of all epochs
+    is_shuffled: bool = True  # False: each epoch has the order of its stream
 
 
 @dataclass(frozen=True)
 class Located:
-    """The places of samples in their sources, int64 [n] each.
-
-    `sequence` i of a source at length s predicts tokens i*s+1 .. i*s+s of its stream. `seen_tokens`: how many
-    of the sequence's first tokens an earlier phase has trained on (0 except at a phase's first sequence).
-    """
+    """The places of samples in their sources, int64 [n] each."""
 
     source: np.ndarray
     epoch: np.ndarray
-    sequence: np.ndarray
-    seen_tokens: np.ndarray
+    sequence: np.ndarray  # sequence i of a source at length s predicts tokens i*s+1 .. i*s+s of its stream
+    seen_tokens: np.ndarray  # first tokens that an earlier phase has trained on (only at a phase's start)
 
 
 class Order:
-    """Order of one phase. Memory does not grow with the samples or the sources' sizes."""
+    """The order of a phase. Memory does not grow with the samples or the sizes of the sources."""
 
     def __init__(self, seed: int, phase: Phase, sources: Sequence[OrderSource]):
         length, longest = phase.sequence_length, phase.longest_sequence_length
@@ -279,7 +250,7 @@ class Order:
         tokens = np.array([source.num_tokens for source in sources], dtype=np.int64)
         self._num_sequences = -(-tokens // length)
         self._whole_blocks = tokens // longest
-        # Neither phase nor length is in the key: the next phase must find the same permutation.
+        # Without phase and length, because the next phase must find the same permutation.
         self._key = np.array([key_from("text", seed, source.name) for source in sources], dtype=np.uint64)
         offset = np.array([phase.offsets.get(source.name, 0) for source in sources], dtype=np.int64)
         first_epoch, drawn = np.divmod(offset, tokens)
@@ -287,7 +258,7 @@ class Order:
         self._seen_tokens = drawn % length
 
     def locate(self, samples: np.ndarray) -> Located:
-        """Locate global samples. int64 [n], none before the phase's first -> Located of [n]."""
+        """Locate global samples, int64 [n], none before the phase's first sample."""
         index = np.atleast_1d(np.asarray(samples, dtype=np.int64)) - self.phase.first_sample
         if len(index) and index.min() < 0:
             raise ValueError(f"phase {self.phase.number} starts at sample {self.phase.first_sample}")
@@ -305,10 +276,7 @@ class Order:
         return Located(source, epoch, shuffled * self._sequences_per_block + within, seen_tokens)
 
     def offsets_at(self, sample: int) -> dict[str, int]:
-        """Return the tokens drawn from each source before global `sample`: the offsets of the next phase.
-
-        Sources of earlier phases that this one leaves out keep their offsets.
-        """
+        """Return the tokens drawn from each source, of earlier phases too, before global `sample`."""
         offsets = dict(self.phase.offsets)
         taken = self.mixture.taken(sample - self.phase.first_sample)
         for number, source in enumerate(self.sources):
@@ -317,8 +285,3 @@ class Order:
                 epoch, place = divmod(draws, int(self._num_sequences[number]))
                 offsets[source.name] = epoch * source.num_tokens + place * self.phase.sequence_length
         return offsets
-
-    def epochs_at(self, sample: int) -> dict[str, float]:
-        """Return the epochs (such as 1.5) read of each source before global `sample`, in all phases."""
-        offsets = self.offsets_at(sample)
-        return {source.name: offsets.get(source.name, 0) / source.num_tokens for source in self.sources}

@@ -1,15 +1,15 @@
-"""The pack stage: documents + tokenizer -> a token shard for each source, and shards of held-out text.
+"""The pack stage: documents + tokenizer → a token shard for each source, and shards of held-out text.
 
 SOURCE.bin .idx    tokens of the source's documents in the corpus's order, end-of-text after each, and before
                    each what the tokenizer's post-processor puts before a text
-SOURCE.loss_mask   a byte a token, where only a part of them carries loss (`loss = "answers"`)
-SOURCE.ids.txt     their ids, one a line, so that a token leads back to its document
+SOURCE.loss_mask   a byte a token, if only a part of them carries loss (`loss = "answers"`)
+SOURCE.ids.txt     the documents' ids, one a line, so that a token leads back to its document
 heldout.*          the same for held-out documents, and heldout.jsonl.zst with their text (for bits per byte)
 token_files.json   a description of sources that are ready tokens, which are read in place
-heldout.SET.*      the held-out documents of one source, or of one of its languages, where there are several
+heldout.SET.*      the held-out documents of one source or one of its languages, if there are several
 
-Each file of the corpus is packed by itself (`token_parts.py`), by as many processes as clean text
-(`document_packer.py`); the parts are joined here.
+As many processes as clean text (`document_packer.py`) pack each file of the corpus as a part
+(`token_parts.py`). This stage joins the parts.
 """
 
 import logging
@@ -50,8 +50,8 @@ from kielo.tokenizer.stage_inputs import (
     is_heldout as is_heldout,  # re-exported: the split belongs to both rooms
 )
 
-# Folders without the held-out sets of sources, which were written before there were any, stay current. So do
-# folders without BEGINS_WITH if the tokenizer puts nothing before a text.
+# Older folders without held-out sets of sources stay current, and folders without BEGINS_WITH if the
+# tokenizer puts nothing before a text.
 KIND, VERSION = "tokens", 1
 logger = logging.getLogger(__name__)
 MOST_NAMED = 3  # files in one message
@@ -59,12 +59,10 @@ _READY = "of_token_files"  # folder, while the stage works, of held-out document
 
 
 def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path) -> Manifest:
-    """Write the token shards. A folder that is already current stays as it is, and its manifest is returned.
+    """Write the token shards. Keep a folder that is current, and finished parts of an earlier attempt.
 
-    Parts of an earlier attempt that are finished are not made again.
-
-    Raises KieloError for a source without training text, for no held-out text, where our own tokenizer does
-    not give a text back, and where a checkpoint was trained on shards that would be replaced.
+    Raises KieloError without training or held-out text of the sources, if our own tokenizer changes a text,
+    and for shards that a checkpoint was trained on.
     """
     has_corpus = bool(recipe.corpus.of_raw_text.sources)
     inputs, section, found = _identity(recipe, corpus_folder, tokenizer_folder, Path(folder))
@@ -95,7 +93,7 @@ def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Pa
             try:
                 check_joined(recipe, joined, corpus_folder)
             except KieloError:
-                remove_parts(folder)  # those of another recipe will be others
+                remove_parts(folder)  # another recipe has other parts
                 raise
         made = _counts(recipe, joined, described, tokenizer_hash(tokenizer_folder))
         _tell_too_long(recipe, made.sources)
@@ -107,11 +105,7 @@ def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Pa
 def pack_share(
     recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path, share: tuple[int, int]
 ) -> int:
-    """Make those of one machine of the parts of the shards in `folder`; return how many there are.
-
-    share: (k, n) for the k-th of n machines. `pack` joins the parts, and makes those that are missing. None
-    are made where the shards are current. Raises KieloError like `pack`.
-    """
+    """Make the share (k, n), for machine k of n, of the missing parts. Return the number of its parts."""
     inputs, section, _ = _identity(recipe, corpus_folder, tokenizer_folder, Path(folder))
     if is_current(folder, KIND, VERSION, inputs, section):
         return 0
@@ -120,7 +114,7 @@ def pack_share(
 
 
 class PackProgress(NamedTuple):
-    """finished: of `parts`, which are as many as the corpus has files. is_joined: the shards are current."""
+    """finished: of `parts`, one for each file of the corpus. is_joined: the shards are current."""
 
     finished: int
     parts: int
@@ -128,7 +122,7 @@ class PackProgress(NamedTuple):
 
 
 def pack_progress(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path) -> PackProgress:
-    """Return how much of the shards in `folder` is made. Raises KieloError like `pack`."""
+    """Return how many parts of the shards in `folder` are made. Raises KieloError like `pack`."""
     inputs, section, _ = _identity(recipe, corpus_folder, tokenizer_folder, Path(folder))
     parts = TokenParts(recipe, corpus_folder, tokenizer_folder, folder, _section(recipe, tokenizer_folder))
     if is_current(folder, KIND, VERSION, inputs, section):
@@ -140,7 +134,6 @@ def pack_progress(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, f
 def _identity(
     recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path
 ) -> tuple[dict[str, str], JsonTable, dict[str, FoundFiles]]:
-    """Return (inputs, section) of the stage, and the files of sources that are ready tokens."""
     inputs, found = {"tokenizer": hash_manifest(tokenizer_folder)}, {}
     if recipe.corpus.of_raw_text.sources:
         inputs["corpus"] = hash_manifest(corpus_folder)
@@ -185,10 +178,6 @@ def _section(recipe: Recipe, tokenizer_folder: Path) -> JsonTable:
 def _heldout_of_token_files(
     recipe: Recipe, found: Mapping[str, FoundFiles], tokenizer_folder: Path, folder: Path
 ) -> tuple[TokenFilesPacking, PartCounts]:
-    """Check the sources that are ready tokens and write what is held out of them as a part.
-
-    Returns their description, and the counts of the part.
-    """
     tokenizer = load_tokenizer(tokenizer_folder)
     masked = [name for name, of in found.items() if any(file.loss_mask for file in of.files)]
     has_mask = bool(sources_with_loss_mask(recipe) or masked)
@@ -203,7 +192,7 @@ def _heldout_of_token_files(
 
 def _tell_too_long(recipe: Recipe, counts: Mapping[str, TokenCounts]) -> None:
     done = {
-        "split": "their rest is trained without its beginning; too_long of the source has other ways",
+        "split": "their rest is trained without its beginning. The source's too_long has other ways",
         "truncate": "their rest was left out",
         "drop": "they were left out",
     }
@@ -212,7 +201,7 @@ def _tell_too_long(recipe: Recipe, counts: Mapping[str, TokenCounts]) -> None:
         if of_source and (number := of_source.too_long_conversations):
             total = (of_source.documents or 0) + (number if source.too_long == "drop" else 0)
             logger.warning(
-                "%s: %s of %s conversations (%.0f %%) are longer than %s tokens; %s",
+                "%s: %s of %s conversations (%.0f %%) are longer than %s tokens: %s",
                 source.name,
                 f"{number:,}",
                 f"{total:,}",
@@ -223,34 +212,31 @@ def _tell_too_long(recipe: Recipe, counts: Mapping[str, TokenCounts]) -> None:
 
 
 def check_joined(recipe: Recipe, joined: PartCounts, corpus_folder: Path) -> None:
-    """Raise KieloError for a source without training text, and where nothing is held out."""
+    """Raise KieloError for a source without training text, and if nothing is held out."""
     met, sources = joined.met, joined.sources
     named = [source.name for source in recipe.corpus.of_raw_text.sources]
     for name in dict.fromkeys([*met, *named]):
         if name not in sources:
             raise KieloError(
                 f"source {name!r} has no training text: {met.get(name, 0)} of its documents are in "
-                f"{corpus_folder}, none of them on the training side of the held-out split; see the corpus "
-                "stage's funnel, give it more text, or take it out of corpus.sources"
+                f"{corpus_folder}, none of them on the training side of the held-out split. Fix: give it "
+                "more text (funnel.json has what was dropped), or take it out of corpus.sources"
             )
     if not sources:
-        raise KieloError(f"{corpus_folder}: no documents to pack; see the funnel of the corpus stage")
+        raise KieloError(f"{corpus_folder}: no documents to pack. Fix: more text (see its funnel.json)")
     share = recipe.dataset.heldout_share
     if not joined.heldout[HELDOUT].documents:
         total = sum(met.values())
         raise KieloError(
-            f"dataset.heldout_share = {share:g} holds out none of the {total} documents in "
-            f"{corpus_folder}; raise it, to {min(0.3, max(2 * share, 5 / total)):.2g} for instance, "
-            "or add documents"
+            f"dataset.heldout_share = {share:g} holds out none of the {total} documents in {corpus_folder}. "
+            f"Fix: dataset.heldout_share = {min(0.3, max(2 * share, 5 / total)):.2g}, or more documents"
         )
     shown = {name.partition(SEPARATOR)[0] for name in joined.heldout_sets}
     without = sorted(sources.keys() - shown)
     if len(recipe.corpus.sources) > 1 and without:
         logger.warning(
-            "%s: dataset.heldout_share = %g holds out no document of %s, whose loss will not be shown",
-            corpus_folder,
-            share,
-            ", ".join(without),
+            f"{corpus_folder}: dataset.heldout_share = {share:g} holds out no document of "
+            f"{', '.join(without)}, whose loss will not be shown"
         )
 
 

@@ -1,11 +1,9 @@
 """The part of the pack stage that puts documents into sequences, for two values of dataset.packing.
 
-Token shards + the run's sequence lengths -> the files of `packed_sequences.py`, and their counts. Documents
-of up to a sequence's length stay whole. Longer ones are cut into whole sequences first, and what is left is
-packed with the others (Ding et al. 2024, arXiv:2404.10830, section 3).
-
-Lengths of documents are read twice, a block at a time: to count the pieces of each length, then to sort them
-by length (a counting sort). Memory is that of a block.
+Token shards + the run's sequence lengths → the files of `packed_sequences.py`, and their counts. Documents of
+up to a sequence's length stay whole. Longer documents are cut into whole sequences, and their rest is packed
+with the others (Ding et al. 2024, arXiv:2404.10830, section 3). Lengths of documents are read twice, a block
+at a time: to count the pieces of each length, and to sort them by length (a counting sort).
 """
 
 from collections.abc import Callable
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import Manifest, hash_manifest, is_current, read_manifest, write_stage
 from kielo.artifact.stage_counts import PackedLength, PackingCounts
 from kielo.dataset.batches import Shard, open_shard, packed_counts
@@ -29,38 +28,32 @@ from kielo.dataset.packed_sequences import (
 from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import PACKED, Recipe
 
-# A run that is going on reads its text by these files: a change of what is in them needs a place in the
-# run's identity too, so that such a run is not continued on other sequences.
+# Runs read their text by these files. A change of their content must be in the run's identity too, so that a
+# run is not continued on other sequences.
 KIND, VERSION = "packing", 1
 Fit = Callable[[np.ndarray, int], tuple[np.ndarray, int]]
 _FITS: dict[str, Fit] = {"best_fit": best_fit_decreasing, "one_a_sequence": one_a_sequence}
 
 
 def pack_sequences(recipe: Recipe, tokens_folder: Path) -> Manifest | None:
-    """Pack the sequences of all sources, beside the tokens; return the manifest if anything was made."""
+    """Pack the sequences of all sources, beside the tokens. Return the manifest if anything was made."""
     packing = recipe.dataset.packing
     if packing not in PACKED:
         return None
     folder = packing_folder(tokens_folder)
     lengths = sorted({phase.sequence_length for phase in full_phases(recipe)})
-    inputs, section = (
-        {"tokens": hash_manifest(tokens_folder)},
-        {PACKING: packing, "sequence_lengths": lengths},
-    )
-    if packing == "best_fit":  # as folders say that were made when there was no other
-        del section[PACKING]
+    inputs: dict[str, str] = {"tokens": hash_manifest(tokens_folder)}
+    section: JsonTable = {"sequence_lengths": lengths}
+    if packing != "best_fit":  # which older folders do not name
+        section[PACKING] = packing
     if is_current(folder, KIND, VERSION, inputs, section):
         return None
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
-        made = {
-            name: {
-                str(length): pack_source(
-                    open_shard(tokens_folder, name), length, stage.folder, name, _FITS[packing]
-                )
-                for length in lengths
-            }
-            for name in packed_counts(tokens_folder).sources
-        }
+        made: dict[str, dict[str, PackedLength]] = {}
+        for name in packed_counts(tokens_folder).sources:
+            shard = open_shard(tokens_folder, name)
+            packed = (pack_source(shard, length, stage.folder, name, _FITS[packing]) for length in lengths)
+            made[name] = dict(zip(map(str, lengths), packed, strict=True))
         stage.counts.update(PackingCounts(sources=made).content())
     return read_manifest(folder)
 
@@ -68,7 +61,7 @@ def pack_sequences(recipe: Recipe, tokens_folder: Path) -> Manifest | None:
 def pack_source(
     shard: Shard, sequence_length: int, folder: Path, name: str, fit: Fit = best_fit_decreasing
 ) -> PackedLength:
-    """Write the packed sequences of one source into `folder`; return their counts."""
+    """Write the packed sequences of one source into `folder`. Return their counts."""
     counts = np.zeros(sequence_length + 1, np.int64)  # pieces of each length
     documents = cut = cut_in_one_stream = 0
     for start, end in shard.document_blocks():
@@ -79,7 +72,7 @@ def pack_source(
         cut_in_one_stream += int(np.count_nonzero(start // sequence_length != last // sequence_length))
         counts += np.bincount(size % sequence_length, minlength=len(counts))
         counts[sequence_length] += int((size // sequence_length).sum())
-    counts[0] = 0  # nothing is left of these documents
+    counts[0] = 0  # documents without a rest
     table, sequences = fit(counts, sequence_length)
     table_name, pieces_name = file_names(name, sequence_length)
     np.save(folder / table_name, table)
@@ -96,7 +89,7 @@ def pack_source(
 
 
 def _sort_by_length(shard: Shard, sequence_length: int, place: np.ndarray, pieces: np.ndarray) -> None:
-    """Write all pieces into `pieces`, by length. place: where those of each length begin; is moved on."""
+    """Write all pieces into `pieces`, by length. place: the first place of each length, which moves on."""
     dtype = np.uint16 if sequence_length <= 1 << 16 else np.uint32  # sorting two bytes is a radix sort
     for start, end in shard.document_blocks():
         whole, rest = np.divmod(end - start, sequence_length)

@@ -1,7 +1,6 @@
-"""The pack stage of ready token files: they stay where they are, and only a description is written.
+"""The pack stage of ready token files, which stay in place: recipe + tokenizer → `token_files.json`, counts.
 
-The last documents of a source are held out. They alone are copied, with their decoded text, into the shard of
-held-out text. Recipe + tokenizer → `token_files.json`, and the counts of each source.
+The last documents of a source are held out. Only they are copied, with their decoded text.
 """
 
 import math
@@ -26,31 +25,27 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import TextTokenizer, decode, encode, end_of_text_id, role_id, vocabulary_size
 
-# Checks ready token files against the recipe's tokenizer, before anything is trained on them.
-#
-# A manifest of Kielo's beside the files tells the tokenizer's hash. Others are checked by what they hold:
-# the largest id, end-of-text where documents end, and documents that give the same ids when they are
-# decoded and encoded again. Ids are read whole in files of up to 64 Mi tokens of sets of up to 16 Gi, in
-# samples of others.
-
-
+# Files and sets of up to these tokens are read whole, others in samples.
 WHOLE_FILE_TOKENS, WHOLE_SET_TOKENS = 1 << 26, 1 << 34
 BLOCK_TOKENS, BLOCKS = 1 << 16, 64  # of a sample
-DOCUMENTS, DOCUMENT_TOKENS = 64, 2048  # looked at, and of each
-# A document that was cut for a training length has no end; nearly all have.
+DOCUMENTS, DOCUMENT_TOKENS = 64, 2048  # of a sample, and of each document
+# A document that was cut for a training length has no end. Nearly all have.
 LEAST_ENDS = 0.9
 # uint32 read as uint16 has a zero in each pair, which is end-of-text in many vocabularies.
 MOST_ENDS = 0.25
-# Encoding is not exactly undone for text with control tokens or with other normalisation.
+# Decoding does not exactly undo encoding for text with control tokens or with other normalisation.
 LEAST_SAME = 0.9
+READERS = 8
+MOST_HELDOUT_TOKENS = 1 << 20  # of a source; as much text as the evaluation uses
 
 
 def check_token_files(
     name: str, found: FoundFiles, stream: TokenSet, tokenizer: TextTokenizer, tokenizer_hash: str
 ) -> float:
-    """Return the bytes of text of a token, measured on a sample of documents.
+    """Return the bytes of text of a token in a sample. Raises KieloError for tokens of another tokenizer.
 
-    Raises KieloError, with file, number and the fix, for tokens that are not the tokenizer's.
+    A manifest of Kielo's beside the files has the tokenizer's hash. Others are checked by ids, end-of-text at
+    the ends of documents, and documents that give the same ids when they are decoded and encoded again.
     """
     _check_manifests(name, found, tokenizer_hash)
     size, end = vocabulary_size(tokenizer), end_of_text_id(tokenizer)
@@ -64,7 +59,7 @@ def check_token_files(
     if not any((row != end).any() for row in rows):
         raise KieloError(
             f"corpus.sources, {name}: {found.folder}: {len(rows)} documents looked at have no token but "
-            f"{end}, end-of-text, as in a sparse file that was never written. Fix: whole files"
+            f"{end}, end-of-text, as in a sparse file that was never written. Fix: complete files"
         )
     _check_ends(name, found, rows, end)
     return _check_text(name, found, [row[row != end] for row in rows], tokenizer)
@@ -91,8 +86,8 @@ def _check_ids(folder: Path, file: TokenFile, vocab_size: int, is_whole: bool) -
             raise KieloError(
                 f"{folder / file.name}: token {start + int(wrong[0]):,} is {int(block[wrong[0]])}, and the "
                 f"tokenizer has ids 0 to {vocab_size - 1} ({np.dtype(file.dtype).name}). "
-                "Fix: tokenizer.path = the tokenizer that made these tokens, or tokens_dtype of the "
-                "source where a file does not tell"
+                "Fix: tokenizer.path = the tokenizer that made these tokens, or the source's tokens_dtype if "
+                "a file does not tell"
             )
 
 
@@ -105,7 +100,6 @@ def block_starts(tokens: int, is_whole: bool) -> Iterator[int]:
 
 
 def _check_end_occurs(name: str, found: FoundFiles, stream: TokenSet, end: int, begin: int | None) -> None:
-    """Files without an index have documents only where end-of-text is: looked for first, in a sample."""
     if all(file.documents is not None for file in found.files):
         return
     starts = block_starts(stream.num_tokens, is_whole=False)
@@ -114,9 +108,9 @@ def _check_end_occurs(name: str, found: FoundFiles, stream: TokenSet, end: int, 
     if ends > looked_at * MOST_ENDS:
         raise KieloError(
             f"corpus.sources, {name}: {found.folder}: {ends:,} of {looked_at:,} tokens looked at are {end}, "
-            "the tokenizer's end-of-text, as if every few words were a document; are the ids as wide as "
-            f"{found.files[0].dtype}? Fix: tokens_dtype of the source; or tokenizer.path = the "
-            "tokenizer that made these tokens"
+            "the tokenizer's end-of-text, as if every few words were a document. Are the ids as wide as "
+            f"{found.files[0].dtype}? Fix: the source's tokens_dtype, or tokenizer.path = the tokenizer that "
+            "made these tokens"
         )
     if not ends:
         raise KieloError(
@@ -130,7 +124,7 @@ def _check_end_occurs(name: str, found: FoundFiles, stream: TokenSet, end: int, 
 def _check_begins(
     name: str, found: FoundFiles, blocks: list[np.ndarray], end: int, begin: int | None
 ) -> None:
-    """Without an index, a document that has no end would be one with the next, which its beginning shows."""
+    """Refuse files without an index in which a document begins after a document without an end."""
     if begin is None or begin == end:
         return
     begins = sum(int((block[1:] == begin).sum()) for block in blocks)
@@ -138,9 +132,9 @@ def _check_begins(
     if joined:
         raise KieloError(
             f"corpus.sources, {name}: {found.folder}: {joined:,} of {begins:,} documents looked at begin "
-            f"with {begin} (bos_token) where the one before has no {end} (eos_token) at its end, and files "
-            "without an index have no other border. Fix: end-of-text after each, or a format "
-            "with an index (PREFIX.bin and PREFIX.idx)"
+            f"with {begin} (bos_token) after a document without {end} (eos_token) at its end. Files "
+            "without an index have no other border. Fix: end-of-text after each, or a format with an index "
+            "(PREFIX.bin and PREFIX.idx)"
         )
 
 
@@ -164,14 +158,14 @@ def _check_ends(name: str, found: FoundFiles, rows: list[np.ndarray], end: int) 
         ((other, times),) = (last - Counter({end: last[end]})).most_common(1)
         raise KieloError(
             f"corpus.sources, {name}: {found.folder}: {last[end]} of {len(rows)} documents looked at end "
-            f"with {end}, the tokenizer's end-of-text, and {times} with {other}. Fix: "
-            "tokenizer.path = the tokenizer that made these tokens, its eos_token being what ends them; or "
-            "shards written with Megatron's --append-eod"
+            f"with {end}, the tokenizer's end-of-text, and {times} with {other}. Fix: tokenizer.path = the "
+            "tokenizer that made these tokens, with its eos_token at their ends, or shards written with "
+            "Megatron's --append-eod"
         )
 
 
 def _check_text(name: str, found: FoundFiles, rows: list[np.ndarray], tokenizer: TextTokenizer) -> float:
-    """Return bytes of text a token. A tokenizer that made the ids gives them for their text again."""
+    """Return bytes of text a token. Refuse ids that differ from the tokenizer's ids of their text."""
     rows = [row for row in rows if len(row)]
     texts = decode(tokenizer, [row.tolist() for row in rows])
     tokens = sum(map(len, rows))
@@ -183,32 +177,24 @@ def _check_text(name: str, found: FoundFiles, rows: list[np.ndarray], tokenizer:
         unknown = sum(text.count("�") for text in texts) / max(1, sum(map(len, texts)))
         raise KieloError(
             f"corpus.sources, {name}: {found.folder}: {same / max(1, tokens):.0%} of {tokens:,} tokens "
-            f"looked at are those that the tokenizer writes for their text, {LEAST_SAME:.0%} are expected, "
-            f"and {unknown:.0%} of the characters are broken; the text would begin {texts[0][:40]!r}. "
+            f"looked at are what the tokenizer writes for their text, {LEAST_SAME:.0%} are expected, "
+            f"and {unknown:.0%} of the characters are broken. The text would begin {texts[0][:40]!r}. "
             "Fix: tokenizer.path = the tokenizer that made these tokens"
         )
     return sum(len(text.encode()) for text in texts) / max(1, tokens + len(rows))
 
 
-READERS = 8
-MOST_HELDOUT_TOKENS = 1 << 20  # of a source; as much text as the evaluation looks at
-
-
 def training_tokens(tokens: int, heldout_share: float) -> int:
-    """Return how many of a source's tokens come before the first held-out document, or a few less."""
+    """Return the number of a source's tokens before the first held-out document, or slightly fewer."""
     return math.ceil(tokens - min(heldout_share * tokens, MOST_HELDOUT_TOKENS))
 
 
 def inputs_of(found: Mapping[str, FoundFiles]) -> dict[str, str]:
-    """Return what the pack stage depends on: source → hash of its files, wherever they are."""
     return {f"tokens of {name}": files.identity for name, files in found.items()}
 
 
 def checksums_of(name: str, found: FoundFiles, known: Mapping[str, str]) -> list[str]:
-    """Read the files of source `name` and return the checksum of each.
-
-    known: file → its checksum, which is not read again.
-    """
+    """Read the files of source `name` and return their checksums. known: file → checksum, not read again."""
     unread = [file for file in found.files if file.name not in known]
     # disable=None: a bar on a terminal, nothing in a log
     bar = tqdm(
@@ -232,10 +218,10 @@ def checksums_of(name: str, found: FoundFiles, known: Mapping[str, str]) -> list
 def note_places(
     folder: Path, manifest: Manifest, found: Mapping[str, FoundFiles]
 ) -> tuple[Manifest, list[Path]]:
-    """Write where the same files lie now into the manifest of a finished stage; return it.
+    """Write into the manifest of a finished stage where the same files are now. Return it.
 
-    Files that were written again are read whole; with one of other content, which is returned too, nothing
-    is written. Files without a checksum, described by an earlier version, are taken as they are.
+    Changed files are read. If the content of some differs, they are returned, and nothing is written. Files
+    without a checksum, described by an earlier version, are accepted.
     """
     counts = counts_of(folder, manifest, PackCounts)
     sources, changed = dict(counts.sources), list[Path]()
@@ -261,7 +247,7 @@ def note_places(
 
 
 class TokenFilesPacking:
-    """Describe sources that are read in place, checks them, and holds out their last documents."""
+    """The packing of sources that are read in place: checks, a description, and held-out documents."""
 
     def __init__(self, recipe: Recipe, found: Mapping[str, FoundFiles], tokenizer: TextTokenizer):
         self._share, self._found, self._tokenizer = recipe.dataset.heldout_share, found, tokenizer
@@ -270,12 +256,7 @@ class TokenFilesPacking:
         self._sets: dict[str, TokenFileSet] = {}
 
     def heldout(self, tokenizer_hash: str) -> Iterator[tuple[Document, list[int], np.ndarray | None]]:
-        """Check each source and yield its held-out documents: (document, ids without end-of-text, mask).
-
-        mask: which of the ids, and of an end-of-text after them, carry loss; None where all do.
-        Raises KieloError for files that do not fit the tokenizer, and where no
-        document can be held out.
-        """
+        """Check each source and yield its held-out (document, ids without end-of-text, loss mask or None)."""
         for name, found in self._found.items():
             stream = self._whole(found)
             bytes_per_token = check_token_files(name, found, stream, self._tokenizer, tokenizer_hash)
@@ -322,7 +303,7 @@ class TokenFilesPacking:
         if not 2 <= first < stream.num_tokens:
             raise KieloError(
                 f"dataset.heldout_share = {self._share:g}: the source {name} has no document that begins in "
-                f"its last {wanted:,} of {stream.num_tokens:,} tokens, after others; raise it, or give the "
-                "source more documents"
+                f"its last {wanted:,} of {stream.num_tokens:,} tokens, after others. Fix: raise it, or give "
+                "the source more documents"
             )
         return first

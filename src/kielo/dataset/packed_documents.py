@@ -1,7 +1,4 @@
-"""Some documents of a run with the ids that the pack stage wrote, to compare other programs' ids with.
-
-Held-out documents, whose text is beside their shard, and training documents of a corpus that is still there.
-"""
+"""Some documents of a run with the ids that the pack stage wrote, to compare other programs' ids with."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,17 +15,14 @@ from kielo.dataset.heldout_sets import HELDOUT
 from kielo.dataset.token_parts import IDS
 
 MOST_OF_SOURCE = 400
-MOST_CHARACTERS = 16_000_000  # in all; as many are read past, of sources with enough documents
+MOST_CHARACTERS = 16_000_000  # in all, with the documents that are passed over
 LONGEST = 200_000  # characters
 
 WithIds = tuple[Document, list[int] | None]  # a document as the corpus has it, and its ids
 
 
 class SampleDocument(NamedTuple):
-    """A document. place: its source and id. messages: of a conversation. ids: None if they are not stored.
-
-    Stored ids have what begins and ends a document around them.
-    """
+    """A document. place: its source and id. messages: of a conversation. ids: with its frame, or None."""
 
     place: str
     text: str
@@ -37,10 +31,7 @@ class SampleDocument(NamedTuple):
 
 
 def packed_sample(run: Path) -> list[SampleDocument]:
-    """Return documents in RUN/tokens with their ids, up to MOST_OF_SOURCE of each source.
-
-    Those of ready tokens have no ids: their text is decoded, and their ids may hold control tokens.
-    """
+    """Return documents in RUN/tokens, up to MOST_OF_SOURCE of each source, with ids if they have any."""
     tokens, packed = run / "tokens", read_manifest(run / "tokens")
     if packed is None:
         return []
@@ -55,7 +46,6 @@ def packed_sample(run: Path) -> list[SampleDocument]:
 
 
 def corpus_sample(corpus: Path) -> list[SampleDocument]:
-    """Return documents of a corpus that is not packed yet, so without ids."""
     counts = counts_of(corpus, finished_manifest(corpus), CorpusCounts)
     sources = {source.name for source in counts.sources}
     documents = ((one, None) for one in read_documents(corpus / "documents"))
@@ -92,10 +82,9 @@ def _training(tokens: Path, corpus: Path, of_text: set[str]) -> Iterator[WithIds
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Return id → number of the first documents of a shard; of ids that several have, none."""
     with open(path, encoding="utf-8", newline="\n") as lines:
         ids = [line.rstrip("\n") for line in islice(lines, 2 * MOST_OF_SOURCE)]
-    times = Counter(ids)
+    times = Counter(ids)  # several documents with one id are left out
     return {id_: number for number, id_ in enumerate(ids) if times[id_] == 1}
 
 

@@ -1,4 +1,4 @@
-"""Sequences of packed documents: (sequence, epoch) -> the pieces of documents in it.
+"""Sequences of packed documents: (sequence, epoch) → the pieces of documents in it.
 
 The pack stage writes these for each source and each sequence length of the run (`pack_sequences.py`):
 
@@ -6,8 +6,8 @@ SOURCE.LENGTH.table.npy    which lengths of pieces are in which sequence
 SOURCE.LENGTH.pieces.npy   the pieces by length, in the stream's order: 4 · first token + 2 · begins + ends
 
 Pieces of equal length change places from epoch to epoch, and the pieces of a sequence are in a random order:
-a document meets other documents in each epoch, and short ones are not always last. Both are keyed by seed,
-source, length and epoch, so nothing is stored of them, and any rank reads any sequence.
+a document meets other documents in each epoch, and short documents are not always last. Both are keyed by
+seed, source, length and epoch, so nothing is stored, and any rank reads any sequence.
 """
 
 from bisect import bisect_left, insort
@@ -24,28 +24,17 @@ from kielo.artifact.stage_json import counts_of
 from kielo.dataset.order import key_from, keys_of_epochs, permute, scramble
 from kielo.recipe.errors import KieloError
 
-# Best-fit-decreasing packing of pieces of documents: numbers of pieces by length -> sequences.
-#
-# Ding et al. 2024 ("Fewer Truncations Improve Language Modeling", arXiv:2404.10830) take pieces from the
-# longest to the shortest, and put each into the sequence with the least room that holds it. Pieces of one
-# length are all alike, and so are sequences with the same content by length: here both are moved in groups.
-# So seconds and memory depend on the sequence length only, not on the number of documents.
-#
-# The result is a table of lengths. Which piece of a length is where is chosen when a sequence is read, by
-# seed and epoch: best-fit-decreasing says nothing of pieces of equal length.
-
-
-# Columns of a table: the group's first sequence; a length of its pieces; such pieces in each sequence; the
-# number, among all pieces of that length, of the first of them.
+# Columns of a table: the group's first sequence, a length of its pieces, the number of such pieces in each
+# sequence, and the number of the first of them among all pieces of that length.
 FIRST_SEQUENCE, LENGTH, TIMES, FIRST_PIECE = range(4)
+FOLDER = "packing"  # beside the folder of the tokens
+PACKING = "packing"  # of the section in its manifest; missing: best_fit
+BEGINS, ENDS, FLAG_BITS = 2, 1, 2  # of an entry of pieces: the piece has its document's first, its last token
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Pieces of one length in the sequences of a group: `times` in each, from number `first` on.
-
-    before: the longer pieces of the same sequences.
-    """
+    """Pieces of one length in a group: `times` in each sequence, from `first` on. before: longer pieces."""
 
     length: int
     times: int
@@ -55,13 +44,10 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Group:
-    """`count` sequences with the same content by length."""
-
     count: int
     parts: _Part | None
 
     def split(self, count: int) -> "tuple[_Group, _Group]":
-        """Return the first `count` sequences and the others."""
         return _Group(count, self.parts), _Group(self.count - count, _after(self.parts, count))
 
     def with_part(self, length: int, times: int, first: int) -> "_Group":
@@ -69,7 +55,6 @@ class _Group:
 
 
 def _after(part: _Part | None, sequences: int) -> _Part | None:
-    """Return the parts of a group's sequences from number `sequences` on."""
     if part is None:
         return None
     first = part.first + sequences * part.times
@@ -78,7 +63,7 @@ def _after(part: _Part | None, sequences: int) -> _Part | None:
 
 @dataclass
 class _Groups:
-    """The groups by the room that is left in their sequences, in tokens; of equal room the oldest first."""
+    """The groups by the room in their sequences, in tokens. Of groups with equal room the oldest is first."""
 
     by_room: dict[int, deque[_Group]] = field(default_factory=dict)
     rooms: list[int] = field(default_factory=list)  # sorted
@@ -92,7 +77,7 @@ class _Groups:
             self._of(room).appendleft(group)
 
     def take_tightest(self, length: int) -> tuple[int, _Group] | None:
-        """Take out (room, group) with the least room of at least `length`, the oldest; None for none."""
+        """Remove and return (room, group) with the least room of at least `length`, the oldest, or None."""
         place = bisect_left(self.rooms, length)
         if place == len(self.rooms):
             return None
@@ -114,12 +99,17 @@ class _Groups:
 
 
 def best_fit_decreasing(counts: np.ndarray, sequence_length: int) -> tuple[np.ndarray, int]:
-    """Pack counts[n] pieces of n tokens each, n = 1 .. sequence_length, into sequences; counts[0] is 0.
+    """Pack counts[n] pieces of n tokens each, n = 1 .. sequence_length, into sequences. counts[0] is 0.
 
-    Returns a table int64 [parts, 4] (columns above), by first sequence, and the number of sequences.
-    Sequences count from 0, and those of a group have the same pieces by length: sequence f + i of a group
-    that begins at f has the pieces FIRST_PIECE + i * TIMES .. FIRST_PIECE + (i + 1) * TIMES - 1 of LENGTH.
-    Of sequences with equal room, that which has had this room for longest takes the next piece.
+    Pieces are placed from the longest to the shortest, each into the sequence with the least room for it
+    (Ding et al. 2024, "Fewer Truncations Improve Language Modeling", arXiv:2404.10830). Equal pieces, and
+    sequences with the same content by length, are moved in groups, so seconds and memory depend on the
+    sequence length only.
+
+    Return a table int64 [parts, 4] (columns above), by first sequence, and the number of sequences. Sequence
+    f + i of a group that begins at f has the pieces FIRST_PIECE + i * TIMES .. FIRST_PIECE + (i + 1) * TIMES
+    - 1 of LENGTH. Of sequences with equal room, the first that had it takes the next piece. Seed and epoch
+    choose the pieces of a length when a sequence is read.
     """
     groups = _Groups()
     for length in np.flatnonzero(counts)[::-1].tolist():
@@ -135,7 +125,7 @@ def best_fit_decreasing(counts: np.ndarray, sequence_length: int) -> tuple[np.nd
 
 
 def one_a_sequence(counts: np.ndarray, sequence_length: int) -> tuple[np.ndarray, int]:
-    """Put each piece into a sequence of its own; as `best_fit_decreasing`, the shortest pieces first."""
+    """Put each piece into its own sequence; as `best_fit_decreasing`, the shortest pieces first."""
     lengths = np.flatnonzero(counts)
     first = np.cumsum(counts[lengths]) - counts[lengths]
     table = np.zeros((len(lengths), 4), np.int64)
@@ -144,19 +134,15 @@ def one_a_sequence(counts: np.ndarray, sequence_length: int) -> tuple[np.ndarray
 
 
 def _place(groups: _Groups, length: int, count: int, sequence_length: int) -> None:
-    """Places `count` pieces of one length, in open sequences first.
-
-    A sequence with the least room stays the one with the least room while it holds another piece, so it takes
-    as many as it can before the next sequence takes any.
-    """
     placed = 0
     while placed < count:
+        # It keeps the least room while another piece fits, so it takes as many as possible first.
         room, group = groups.take_tightest(length) or (sequence_length, _Group(count - placed, None))
         times = room // length
         full, others = group.split(min(group.count, (count - placed) // times))
         groups.add(room - times * length, full.with_part(length, times, placed))
         placed += full.count * times
-        if placed < count and others.count:  # the last piece or pieces fill no sequence as the others do
+        if placed < count and others.count:  # too few pieces are left for another such sequence
             last, others = others.split(1)
             groups.add(room - (count - placed) * length, last.with_part(length, count - placed, placed))
             placed = count
@@ -164,32 +150,20 @@ def _place(groups: _Groups, length: int, count: int, sequence_length: int) -> No
             groups.put_back(room, others)
 
 
-FOLDER = "packing"  # beside that of the tokens
-PACKING = "packing"  # of the section in its manifest; best_fit where it is not there
-BEGINS, ENDS, FLAG_BITS = 2, 1, 2  # of an entry of pieces: the piece has its document's first, its last token
-
-
 @dataclass(frozen=True)
 class Pieces:
-    """The pieces of documents in sequences, by row and column; [p] each.
+    """The pieces of documents in sequences; [p] each."""
 
-    row: number of the sequence among those asked for. column: place of the piece's first token. start, count:
-    its tokens in the source's stream. begins, ends: whether its document's first, last token is in it.
-    """
-
-    row: np.ndarray
-    column: np.ndarray
-    start: np.ndarray
+    row: np.ndarray  # number of the sequence in the request
+    column: np.ndarray  # place of the piece's first token
+    start: np.ndarray  # of the piece in the source's stream
     count: np.ndarray
-    begins: np.ndarray
-    ends: np.ndarray
+    begins: np.ndarray  # has its document's first token
+    ends: np.ndarray  # has its document's last token
 
 
 class PackedSequences:
-    """The packed sequences of one source at one length.
-
-    Memory does not grow with the documents: the pieces are mapped. num_sequences: of an epoch.
-    """
+    """The packed sequences of one source at one length. The pieces are mapped. num_sequences: of an epoch."""
 
     def __init__(self, tokens_folder: Path | str, source: str, sequence_length: int, seed: int):
         folder, manifest = packing_folder(tokens_folder), packing_manifest(tokens_folder)
@@ -214,14 +188,14 @@ class PackedSequences:
         """Return the pieces of sequences, int64 [n], in their epochs, int64 [n]."""
         row, length, number = self._slots(sequence)
         key = np.full(len(row), self._piece_key, np.uint64)
-        key = keys_of_epochs(keys_of_epochs(key, length), epoch[row])  # one shuffle a length and epoch
+        key = keys_of_epochs(keys_of_epochs(key, length), epoch[row])  # a shuffle for each length and epoch
         chosen = self._before_length[length] + permute(number, self._of_length[length], key)
         entry = np.asarray(self._pieces[chosen])
         key = np.full(len(row), self._place_key, np.uint64)
         key = keys_of_epochs(keys_of_epochs(key, sequence[row]), epoch[row])
         place = np.arange(len(row)) - np.searchsorted(row, row)
         order = np.lexsort((scramble(key + place.astype(np.uint64)), row))
-        length, entry = length[order], entry[order]  # rows stay as they are: they are sorted by
+        length, entry = length[order], entry[order]  # rows are sorted already
         end = np.cumsum(length)
         first = np.searchsorted(row, row)
         column = end - length - (end - length)[first]
@@ -247,18 +221,14 @@ def _expanded(first: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 @dataclass(frozen=True)
 class PackingRow:
-    """The effect of packing on a source at a length, for people.
-
-    cut, cut_in_one_stream: shares of its documents that are cut, and would be if they were trained on end to
-    end. filling: share of the positions without a token.
-    """
+    """The effect of packing on a source at a length, for people."""
 
     source: str
     sequence_length: int
     sequences: int
-    cut: float
-    cut_in_one_stream: float
-    filling: float
+    cut: float  # share of the documents
+    cut_in_one_stream: float  # share that a single stream would cut
+    filling: float  # share of the positions without a token
 
     def sentence(self) -> str:
         return (
@@ -269,7 +239,6 @@ class PackingRow:
 
 
 def packing_rows(manifest: Manifest) -> list[PackingRow]:
-    """Return a row for each source and length that was packed."""
     return [
         PackingRow(
             source,
@@ -285,7 +254,6 @@ def packing_rows(manifest: Manifest) -> list[PackingRow]:
 
 
 def file_names(source: str, sequence_length: int) -> tuple[str, str]:
-    """Return the names of the table and of the pieces."""
     return f"{source}.{sequence_length}.table.npy", f"{source}.{sequence_length}.pieces.npy"
 
 
@@ -294,10 +262,7 @@ def packing_folder(tokens_folder: Path | str) -> Path:
 
 
 def packing_manifest(tokens_folder: Path | str) -> Manifest:
-    """Return the manifest of the sequences of a tokens folder.
-
-    Raises KieloError where there are none, and where they were packed from other tokens.
-    """
+    """Return the manifest of a tokens folder's sequences. Raises KieloError without them."""
     folder = packing_folder(tokens_folder)
     manifest = read_manifest(folder)
     if manifest is None:
@@ -308,6 +273,4 @@ def packing_manifest(tokens_folder: Path | str) -> Manifest:
 
 
 def _not_packed(folder: Path, what: str) -> KieloError:
-    return KieloError(
-        f"{folder}: {what}, which dataset.packing needs; `kielo run RECIPE --to pack` makes them"
-    )
+    return KieloError(f"{folder}: {what}, as dataset.packing needs. Fix: `kielo run RECIPE --to pack`")

@@ -1,8 +1,7 @@
 """The provenance of a run's tokens, compared with the run folder and the recipe as they are now.
 
-The manifest of RUN/tokens has the hashes of the corpus and the tokenizer that it was packed from; the
-manifests of these two have the recipe's settings of that time. A checkpoint names its tokens and its
-tokenizer. Every verb that uses two of them compares them here.
+The manifest of RUN/tokens has the hashes of its corpus and tokenizer, whose manifests have the recipe's
+settings of that time. A checkpoint names its tokens and its tokenizer.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,65 +31,53 @@ SHOWN_DIGITS = 12  # of a hash, in messages
 
 
 def check_tokenizer(run_folder: Path | str) -> None:
-    """Raise KieloError unless RUN/tokenizer is the one that RUN/tokens was packed with."""
     if packed_manifest(Path(run_folder) / "tokens").inputs.get("tokenizer") is not None:
         tokenizer_of_tokens(run_folder)
 
 
 def tokenizer_of_tokens(run_folder: Path | str) -> TokenizerFacts:
-    """Return the facts of RUN/tokenizer; raise KieloError unless RUN/tokens was packed with it."""
+    """Return the facts of RUN/tokenizer. Raises KieloError unless RUN/tokens was packed with it."""
     tokens_folder, folder = Path(run_folder) / "tokens", Path(run_folder) / "tokenizer"
     made_with = packed_manifest(tokens_folder).inputs.get("tokenizer")
     if made_with is None:  # packed by another program: nothing to compare with
         return tokenizer_facts(folder)
     manifest = read_manifest(folder)
     if manifest is None:
-        raise _another_tokenizer(
-            folder, tokens_folder, made_with, "one without manifest.json, which could tell"
-        )
+        raise _another_tokenizer(folder, tokens_folder, made_with, "a tokenizer without manifest.json")
     if hash_manifest(folder) != made_with:
         raise _another_tokenizer(folder, tokens_folder, made_with, hash_manifest(folder)[:SHOWN_DIGITS])
     facts = tokenizer_facts(folder)
     is_as_written = facts.file_hash == manifest.files[TOKENIZER_FILE].xxh3_128
     end = counts_of(folder, manifest, TokenizerCounts).end_of_text_id
     if not is_as_written or end not in (None, facts.end_of_text_id):
-        raise _another_tokenizer(
-            folder, tokens_folder, made_with, "one whose files were changed after it was made"
-        )
+        raise _another_tokenizer(folder, tokens_folder, made_with, "a tokenizer that was changed later")
     return facts
 
 
 def check_recipe(recipe: Recipe, run_folder: Path | str) -> None:
-    """Raise KieloError, naming the keys, where the recipe asks for another text than RUN/tokens holds.
-
-    Also raises it where RUN/corpus was made again since. A corpus that is no longer there is not compared.
-    """
+    """Raise KieloError, naming the keys, if the recipe asks for other text than the run's."""
     run_folder = Path(run_folder)
     tokens = packed_manifest(run_folder / "tokens")
     corpus, tokenizer = read_manifest(run_folder / "corpus"), read_manifest(run_folder / "tokenizer")
     packed_corpus = tokens.inputs.get("corpus")
-    if (
-        corpus is not None
-        and packed_corpus is not None
-        and hash_manifest(run_folder / "corpus") != packed_corpus
-    ):
+    if corpus and packed_corpus and hash_manifest(run_folder / "corpus") != packed_corpus:
         raise KieloError(
             f"{run_folder / 'corpus'}: was made again after {run_folder / 'tokens'} was packed from it. "
-            f"Fix: `kielo run RECIPE --to pack` packs it; or move {run_folder / 'corpus'} away to go "
-            "on with the present tokens"
+            f"Fix: `kielo run RECIPE --to pack` packs it. To keep the present tokens, move "
+            f"{run_folder / 'corpus'} away"
         )
     changed = [
         *_changes_of_tokens(recipe, tokens, packed_counts(run_folder / "tokens")),
         *_changes_of_begin(recipe, tokens, run_folder),
-        *_changes_of_tokenizer(recipe, tokenizer),
+        *_changes("tokenizer.", tokenizer.section if tokenizer else {}, recipe.tokenizer.model_dump()),
         *_changes_of_corpus(recipe, corpus),
     ]
     if changed:
         lines = "\n".join(f"  - {change}" for change in dict.fromkeys(changed))
         raise KieloError(
-            f"{run_folder / 'tokens'}: was packed by a recipe with other values:\n{lines}\nWhat would "
-            "work: the old values; `kielo run RECIPE --to pack`, which makes the text again; or --set "
-            "name=… where the run has checkpoints"
+            f"{run_folder / 'tokens'}: was packed by a recipe with other values:\n{lines}\nFix: the old "
+            "values, or `kielo run RECIPE --to pack`, which makes the text again (with --set name=… if the "
+            "run has checkpoints)"
         )
 
 
@@ -98,51 +85,39 @@ def check_tokens(state: PlainState, run_folder: Path | str) -> None:
     """Raise KieloError unless the checkpoint of `state` was trained on RUN/tokens with RUN/tokenizer."""
     folder = Path(run_folder) / "tokens"
     check_tokenizer(run_folder)
-    trained_on, found = _tokens_hash(state), hash_manifest(folder)
+    trained_on, found = state.identity.get("tokens_hash"), hash_manifest(folder)
     if trained_on and trained_on != found:
         raise KieloError(
             f"{folder}: are other tokens ({found[:SHOWN_DIGITS]}) than the checkpoint was trained on "
-            f"({trained_on[:SHOWN_DIGITS]}). "
-            "Fix: the tokens of that run in their place, or a checkpoint that was trained on "
-            "these"
+            f"({trained_on[:SHOWN_DIGITS]}). Fix: the tokens of its run in their place, or a checkpoint that "
+            "was trained on these"
         )
 
 
 def check_tokenizer_of_checkpoint(state: PlainState, run_folder: Path | None, folder: Path) -> None:
-    """Raise KieloError if `folder` is known to hold another tokenizer than a checkpoint was trained with.
-
-    state: of the checkpoint, which names its tokenizer. States of earlier versions do not; then RUN/tokens
-    decides, if the run's folder is known and its tokens are those of the checkpoint.
-    """
+    """Raise KieloError if `folder` is known to be another tokenizer than a checkpoint was trained with."""
     found, made_with = tokenizer_hash(folder), state.tokenizer_hash
-    if not made_with and run_folder is not None and _has_tokens_of(state, run_folder):
-        check_tokenizer(run_folder)
-        made_with = tokenizer_hash(run_folder / "tokenizer")
+    # States of earlier versions have none. Then RUN/tokens decides, if the run has the checkpoint's tokens.
+    tokens = None if made_with or run_folder is None else run_folder / "tokens"
+    if tokens and read_manifest(tokens) and hash_manifest(tokens) == state.identity.get("tokens_hash"):
+        check_tokenizer(tokens.parent)
+        made_with = tokenizer_hash(tokens.parent / "tokenizer")
     if made_with and found != made_with:
         raise _another_tokenizer(folder, "the checkpoint's tokens", made_with, found[:SHOWN_DIGITS])
 
 
 def _another_tokenizer(folder: Path, what: Path | str, made_with: str, found: str) -> KieloError:
     return KieloError(
-        f"{folder}: is not the tokenizer that made {what}: that was {made_with[:SHOWN_DIGITS]}, there is "
-        f"{found}. Fix: the tokenizer that made them in its place (the run's own, where "
-        "--tokenizer named another); for another tokenizer --set name=…; or, where nothing was trained "
-        "yet, `kielo run RECIPE --to pack`"
+        f"{folder}: is not the tokenizer that made {what}: that was {made_with[:SHOWN_DIGITS]}, this is "
+        f"{found}. Fix: the tokenizer that made them in its place (without --tokenizer the run's own), "
+        "--set name=… for a run with another tokenizer, or, if nothing was trained yet, `kielo run RECIPE "
+        "--to pack`"
     )
-
-
-def _has_tokens_of(state: PlainState, run_folder: Path) -> bool:
-    tokens = run_folder / "tokens"
-    return read_manifest(tokens) is not None and hash_manifest(tokens) == _tokens_hash(state)
-
-
-def _tokens_hash(state: PlainState) -> str | None:
-    return state.identity.get("tokens_hash")
 
 
 def _changes_of_tokens(recipe: Recipe, tokens: Manifest, counts: PackCounts) -> Iterator[str]:
     yield from _changes("dataset.", tokens.section, {"heldout_share": recipe.dataset.heldout_share})
-    # Packed by another program, or before there was a choice: nothing to compare with.
+    # Without inputs, another program packed the tokens: nothing to compare with.
     on_answers = tokens.section.get("loss_on_answers", [])
     now = sorted(sources_with_loss_mask(recipe))
     if tokens.inputs and on_answers != now:
@@ -166,12 +141,6 @@ def _changes_of_begin(recipe: Recipe, tokens: Manifest, run_folder: Path) -> Ite
         yield f"tokenizer.bos: documents began with the ids {list(before)}, and begin with {list(now)} now"
 
 
-def _changes_of_tokenizer(recipe: Recipe, tokenizer: Manifest | None) -> Iterator[str]:
-    return _changes(
-        "tokenizer.", tokenizer.section if tokenizer else {}, recipe.tokenizer.model_dump(mode="json")
-    )
-
-
 def _changes_of_corpus(recipe: Recipe, corpus: Manifest | None) -> Iterator[str]:
     if corpus is None or not corpus.section:
         return
@@ -179,7 +148,7 @@ def _changes_of_corpus(recipe: Recipe, corpus: Manifest | None) -> Iterator[str]
     now = effective_settings(raw_text, language(recipe.language))
     if corpus.section.get("language") != now["language"]:
         yield f"language: was {corpus.section.get('language')!r}, is now {now['language']!r}"
-        return  # all that follows comes from the language's card
+        return  # other changes follow from the language's card
     yield from _changes("corpus.", corpus.section, now)
     names = [source.name for source in raw_text.sources]
     if sorted(corpus.inputs) != sorted(names):
@@ -187,7 +156,7 @@ def _changes_of_corpus(recipe: Recipe, corpus: Manifest | None) -> Iterator[str]
 
 
 def _changes(prefix: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the changed keys among those that both have: a manifest of an earlier version may lack some."""
+    """Yield the changed keys among the keys that both have: manifests of earlier versions may lack some."""
     for key, value in as_json(now).items():
         if key in before and before[key] != value:
             yield f"{prefix}{key}: was {before[key]!r}, is now {value!r}"

@@ -1,8 +1,6 @@
-"""The documents of a step: (tokens folder, step) -> rows, computed from the order; nothing was logged.
+"""The documents of a step: (tokens folder, step) → rows, computed from the order. Nothing was logged."""
 
-Also reads the sequences of a step with an error that names the documents that cannot be read.
-"""
-
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -26,52 +24,40 @@ def documents_of_step(
     step: int,
     text_of: Callable[[np.ndarray], str],
 ) -> list[JsonTable]:
-    """Return one row for each part of a document in each sequence of `step`, which is in `phase`.
+    """Return a row for each part of a document in each sequence of `step`, which is in `phase`.
 
-    Rows, in the samples' order: {"sample", "source", "epoch", "sequence", "document" (its id; file and number
-    in token files read in place), "tokens" (of it in the sequence), "with_loss" (where a source of the phase
-    has a loss mask: how many of them carry loss), "text" (of these tokens, as `text_of` decodes
-    them)}. Raises KieloError when the list of ids does not fit the shard.
+    Rows, in the samples' order: "sample", "source", "epoch", "sequence", "document" (its id, or file and
+    number in token files read in place), "tokens" (its number in the sequence), "with_loss" (of them, if a
+    source of the phase has a loss mask), "text" (by `text_of`). Raises KieloError if the list of ids does not
+    fit the shard.
     """
     batches = Batches(folder, seed, phase, longest_sequence_length, end_of_text_id, False)
     samples = batches.samples(step)
     located = batches.order.locate(samples)
     rows: list[JsonTable] = []
-    wanted: dict[int, set[int]] = {}
+    wanted: dict[str, set[int]] = defaultdict(set)
     has_mask = any(shard.loss_mask is not None for shard in batches.shards)
     places = (values.tolist() for values in (samples, located.source, located.epoch, located.sequence))
-    for sample, source, epoch, sequence, ranges in zip(*places, batches.ranges(located), strict=True):
-        shard = batches.shards[source]
+    for sample, number, epoch, sequence, ranges in zip(*places, batches.ranges(located), strict=True):
+        shard, source = batches.shards[number], batches.names[number]
         for document, start, tokens in (part for of in ranges for part in _parts(shard, *of)):
-            rows.append(
-                {
-                    "sample": sample,
-                    "source": source,
-                    "epoch": epoch,
-                    "sequence": sequence,
-                    "document": document,
-                    "tokens": tokens,
-                    **({"with_loss": _tokens_with_loss(shard, start, tokens)} if has_mask else {}),
-                    "text": text_of(shard.read(start, tokens)),
-                }
-            )
+            row = {"sample": sample, "source": source, "epoch": epoch, "sequence": sequence}
+            row |= {"document": document, "tokens": tokens}
+            if has_mask:
+                mask = shard.loss_mask
+                row["with_loss"] = tokens if mask is None else int(mask[start : start + tokens].sum())
+            rows.append(row | {"text": text_of(shard.read(start, tokens))})
             if isinstance(document, int):
-                wanted.setdefault(source, set()).add(document)
-    ids = {
-        source: read_ids(batches.folder, batches.names[source], numbers) for source, numbers in wanted.items()
-    }
+                wanted[source].add(document)
+    ids = {source: read_ids(batches.folder, source, numbers) for source, numbers in wanted.items()}
     for row in rows:
         if isinstance(row["document"], int):
             row["document"] = ids[row["source"]][row["document"]]
-        row["source"] = batches.names[row["source"]]
     return rows
 
 
 def document_ids(batches: Batches, source: int, ranges: Iterable[tuple[int, int]]) -> list[str]:
-    """Return the ids of the documents in ranges (first token, tokens) of a source's stream, in order.
-
-    Of token files that are read in place: file and number. Raises KieloError and OSError.
-    """
+    """Return the ids of the documents in ranges (first token, tokens) of a source's stream, in order."""
     found = [document for of in ranges for document, _, _ in _parts(batches.shards[source], *of)]
     numbers = {document for document in found if isinstance(document, int)}
     ids = read_ids(batches.folder, batches.names[source], numbers) if numbers else {}
@@ -79,11 +65,7 @@ def document_ids(batches: Batches, source: int, ranges: Iterable[tuple[int, int]
 
 
 def read_sequences(batches: Batches, step: int, samples: np.ndarray, vocab_rows: int) -> Batch:
-    """Read samples [n] of a step; after an error, read them again one by one.
-
-    vocab_rows: of the embedding. Raises KieloError for the first sample that cannot be read or has ids
-    outside of these rows; the message names step, source, documents and file.
-    """
+    """Read samples [n] of a step. Raises KieloError, which names the first unreadable sample's documents."""
     with suppress(OSError, KieloError):
         batch = batches.read(samples)
         if not _is_outside(batch, vocab_rows):
@@ -112,7 +94,6 @@ def _unreadable(batches: Batches, sample: np.ndarray, vocab_rows: int) -> str | 
 
 
 def _is_outside(batch: Batch, vocab_rows: int) -> bool:
-    """Return True if the embedding or the head lacks a row for an id."""
     if not batch.inputs.size:
         return False
     inputs, labels = batch.inputs, batch.labels
@@ -121,7 +102,6 @@ def _is_outside(batch: Batch, vocab_rows: int) -> bool:
 
 
 def _described(batches: Batches, sample: np.ndarray) -> str:
-    """Return e.g. "sample 12 of books (a.txt:3, a.txt:9)", with the documents as far as they are known."""
     located = batches.order.locate(sample)
     (ranges,), source = batches.ranges(located), int(located.source[0])
     documents: list[str] = []
@@ -132,15 +112,8 @@ def _described(batches: Batches, sample: np.ndarray) -> str:
     return f"sample {sample[0]} of {batches.names[source]}" + (f" ({names}{more})" if names else "")
 
 
-def _tokens_with_loss(shard: Shard, start: int, count: int) -> int:
-    return count if shard.loss_mask is None else int(shard.loss_mask[start : start + count].sum())
-
-
 def _parts(shard: Shard, start: int, count: int) -> Iterator[tuple[int | str, int, int]]:
-    """Yield (document, its first token, its tokens) of each document in a range of a stream.
-
-    A document is its number in a packed shard, and its name in files that are read in place.
-    """
+    """Yield (document's number, or its name in files read in place; first token; tokens) in a range."""
     found: list[tuple[str, int]] | list[tuple[int, int]]
     if isinstance(shard, TokenSet):
         found = shard.documents(start, count)
@@ -153,12 +126,11 @@ def _parts(shard: Shard, start: int, count: int) -> Iterator[tuple[int | str, in
 
 
 def read_ids(folder: Path, source: str, numbers: set[int]) -> dict[int, str]:
-    """Read the ids of the documents with these numbers; the file, which may be large, is streamed."""
-    path, last = folder / f"{source}.ids.txt", max(numbers)
+    path, last = folder / f"{source}.ids.txt", max(numbers)  # streamed, because the file may be large
     found: dict[int, str] = {}
     if not path.is_file():
         raise KieloError(
-            f"{path}: no such file; it lists the documents of {source}: run the pack stage again"
+            f"{path}: no such file, the list of {source}'s documents. Fix: run the pack stage again"
         )
     with open(path, encoding="utf-8", newline="\n") as lines:
         for number, line in enumerate(lines):
@@ -167,5 +139,5 @@ def read_ids(folder: Path, source: str, numbers: set[int]) -> dict[int, str]:
             if number == last:
                 return found
     raise KieloError(
-        f"{path}: {len(found)} of the {len(numbers)} documents asked for; it is cut short: pack again"
+        f"{path}: has {len(found)} of {len(numbers)} documents, so it is cut short. Fix: pack again"
     )

@@ -1,11 +1,8 @@
-"""Parts of a run's token shards: the documents of one file of the corpus each, packed by themselves.
+"""Parts of a run's token shards: RUN/tokens.parts/NUMBER has the shards of one file of the corpus.
 
-    RUN/tokens.parts/NUMBER     the shards and held-out documents of one file, as RUN/tokens has those of all
-
-A part is a stage folder of its own. So it is whole or not there, a part whose making was killed is made
-again, several machines may make some parts each, and a command goes on after the parts that are finished.
-`pack.py` joins the parts in the order of the corpus: the outcome is the same bytes for any number of workers
-and machines, and after any number of kills.
+A part is a stage folder, so it is complete or missing, several machines may share the parts, and a command
+resumes after the finished parts. `pack.py` joins them in the order of the corpus: the outcome is the same
+bytes for any number of workers and machines, and after any number of kills.
 """
 
 import re
@@ -50,20 +47,17 @@ from kielo.dataset.heldout_sets import HELDOUT
 from kielo.recipe.sections import Recipe
 
 KIND, VERSION = "token part", 1
-BATCH_BYTES = 1 << 20  # of documents' lines that a worker gets at a time, and the last document
-# Of text: packing less takes less than starting a second process.
-LEAST_BYTES_FOR_WORKERS = 8 << 20
-# How often documents are given to a worker, if it is killed.
-TRIES = 2
+BATCH_BYTES = 1 << 20  # of documents' lines that a worker gets at the same time, before the last document
+LEAST_BYTES_FOR_WORKERS = 8 << 20  # packing less text takes less than starting a second process
+TRIES = 2  # of each batch, if its worker is killed
 _PART = re.compile(r"\d{5,}")
 IDS = ".ids.txt"
 
 
 class TokenPartWriter:
-    """Write the shards of a part into a folder, in the order in which batches are added."""
+    """A writer of a part's shards. has_loss_mask: of the held-out documents of all sources."""
 
     def __init__(self, folder: Path, vocab_size: int, has_loss_mask: bool):
-        """has_loss_mask: of the held-out documents of all sources."""
         self._folder, self._vocab_size, self._has_loss_mask = folder, vocab_size, has_loss_mask
         self._open_files = ExitStack()
         self._shards: dict[str, _Shard] = {}
@@ -101,17 +95,12 @@ class TokenPartWriter:
 
 
 class _Shard:
-    """One shard in the making, with the ids of its documents and its counts."""
-
     def __init__(self, folder: Path, first: ShardRows, vocab_size: int, open_files: ExitStack):
         self.group, self.name, self.file = first.group, first.name, first.file
         has_loss_mask = first.carries_loss is not None
-        self._tokens = open_files.enter_context(
-            TokenShardWriter(folder / self.file, vocab_size, has_loss_mask)
-        )
-        self._ids = open_files.enter_context(
-            (folder / (self.file + IDS)).open("w", encoding="utf-8", newline="\n")
-        )
+        shard = TokenShardWriter(folder / self.file, vocab_size, has_loss_mask)
+        ids = (folder / (self.file + IDS)).open("w", encoding="utf-8", newline="\n")
+        self._tokens, self._ids = open_files.enter_context(shard), open_files.enter_context(ids)
         self.counts = Counter(empty_counts(has_loss_mask))
 
     def add(self, rows: ShardRows) -> None:
@@ -122,10 +111,7 @@ class _Shard:
 
 
 class TokenParts:
-    """The parts of the token shards in `tokens_folder`, one a file of the corpus.
-
-    section: the settings that the shards depend on, as their manifest has them.
-    """
+    """The parts of the shards in `tokens_folder`, one a file of the corpus. section: of their manifest."""
 
     def __init__(
         self,
@@ -143,10 +129,7 @@ class TokenParts:
         self._folder = parts_folder(tokens_folder)
 
     def make(self, vocab_size: int, has_loss_mask: bool, share: tuple[int, int] = (1, 1)) -> list[Path]:
-        """Make the parts that are not finished yet; return their folders in the order of the corpus.
-
-        share: (k, n) for every n-th part from the k-th on, which is what one of n machines makes.
-        """
+        """Make every n-th part from the k-th on, share = (k, n), unless finished. Return their folders."""
         first, step = share
         mine = dict(list(self._folders().items())[first - 1 :: step])
         # disable=None: a bar on a terminal, nothing in a log
@@ -196,7 +179,6 @@ class TokenParts:
 
 
 def parts_folder(tokens_folder: Path) -> Path:
-    """Return the folder of the parts, on the disk on which the tokens will be."""
     place = StageFolder(tokens_folder, KIND, "").place
     return place.with_name(f"{place.name}.parts")
 
@@ -206,7 +188,7 @@ def counts_of_part(folder: Path) -> PartCounts:
 
 
 def join_parts(parts: Sequence[Path], counts: Sequence[PartCounts], folder: Path) -> PartCounts:
-    """Join the files of parts in `folder`, and their counts, which are returned like those of one part."""
+    """Join the files of parts in `folder`. Return their counts, joined like the counts of one part."""
     totals: dict[str, dict[str, Counter[str]]] = {SOURCES: {}, HELDOUT: {}, HELDOUT_SETS: {}}
     met, round_trip = Counter[str](), Counter[str]()
     files: dict[str, list[Path]] = {}
@@ -225,7 +207,6 @@ def join_parts(parts: Sequence[Path], counts: Sequence[PartCounts], folder: Path
 
 
 def remove_parts(tokens_folder: Path) -> None:
-    """Remove all parts: their shards are joined. What is not a part of Kielo's stays."""
     folder = parts_folder(tokens_folder)
     if not folder.is_dir():
         return
@@ -233,7 +214,7 @@ def remove_parts(tokens_folder: Path) -> None:
         manifest = read_manifest(part) if _PART.fullmatch(part.name) else None
         if manifest is not None and manifest.kind == KIND:
             refuse_foreign(part, KIND)
-            # The manifest last: without it, files that a kill leaves would be nobody's.
+            # The manifest last: without it, files that a kill leaves would not be removed.
             for name in (*manifest.files, MANIFEST_NAME):
                 (part / name).unlink(missing_ok=True)
             part.rmdir()
@@ -242,7 +223,6 @@ def remove_parts(tokens_folder: Path) -> None:
 
 
 def document_batches(file: Path) -> Iterator[DocumentBatch]:
-    """Yield the documents of a file in batches, one at least."""
     first, lines, size = 0, list[bytes](), 0
     for _, line in read_lines(file):
         if size >= BATCH_BYTES:

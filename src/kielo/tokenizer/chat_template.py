@@ -1,11 +1,10 @@
 """Conversations through a tokenizer's chat template: messages → token ids, and which of them are answers.
 
-The template is Hugging Face's: `chat_template.jinja` of the folder, or `chat_template` in its
-tokenizer_config.json, rendered in jinja2's sandbox. Marks that the template writes become control tokens;
-what a message spells stays text. Answers are found by rendering twice, with and without signs around the
-assistant's messages: without its signs the second text must be the first one. So a template needs no
-`{% generation %}` block, and one that drops, repeats or changes an answer is refused. An answer with more
-than text (tool calls, reasoning) is what the template writes after its generation prompt.
+The template is Hugging Face's, rendered in jinja2's sandbox. Marks that it writes become control tokens. What
+a message spells stays text. Answers are found by rendering twice, with and without signs around them: without
+its signs the second text must equal the first. So a template needs no `{% generation %}` block, and a
+template that changes an answer is refused. An answer with more than text (tool calls, reasoning) is what the
+template writes after its generation prompt.
 """
 
 import re
@@ -15,7 +14,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Encoding
@@ -27,8 +26,8 @@ from kielo.tokenizer.load import CONFIG_FILE, TextTokenizer, panics_told, specia
 
 TURN_BEGINS, TURN_ENDS = "<|im_start|>", "<|im_end|>"
 MOST_RICH = 1000
-# Of the tokenizers that Kielo trains: ChatML, which the programs that serve models know. The block
-# `generation` marks for transformers and TRL (`assistant_only_loss`) what `ChatTemplate` finds by itself.
+# Of tokenizers that Kielo trains: ChatML, which servers of models know. The block `generation` marks answers
+# for transformers and TRL (`assistant_only_loss`). `ChatTemplate` finds them by itself.
 DEFAULT_TEMPLATE = (
     "{% for message in messages %}"
     f"{{{{ '{TURN_BEGINS}' + message['role'] + '\\n' }}}}"
@@ -42,19 +41,15 @@ DEFAULT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class LaidOut:
-    """A conversation as it is trained on.
+    """A conversation as it is trained on."""
 
-    text: as the template writes it. ids: its tokens, without the end-of-text after it. is_answer: bool
-    [ids + 1], True for the tokens of answers and those that end their turns; the last is for end-of-text.
-    """
-
-    text: str
-    ids: list[int]
-    is_answer: np.ndarray
+    text: str  # as the template writes it
+    ids: list[int]  # without end-of-text
+    is_answer: np.ndarray  # bool [ids + 1], True for answers and ends of their turns; the last: end-of-text
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer. Raises KieloError for a tokenizer without one that can be read."""
+    """The chat template of a tokenizer. Raises KieloError if there is none, or if it cannot be read."""
 
     def __init__(self, tokenizer: TextTokenizer):
         self._folder, self._tokenizer = tokenizer.folder, tokenizer
@@ -78,19 +73,15 @@ class ChatTemplate:
     def lay_out(
         self, conversations: Sequence[tuple[str, Sequence[Message]]], tools: Sequence[Any] = ()
     ) -> list[LaidOut]:
-        """Lay out (place, messages) each; errors begin with the place. tools: of each conversation.
-
-        Raises KieloError where the template fails or does not give the answers back.
-        """
+        """Lay out each (place, messages), with its tools. Raises KieloError, which begins with the place."""
         given = tools or [None] * len(conversations)
         rendered = [
             self._rendered(place, messages, of)
             for (place, messages), of in zip(conversations, given, strict=True)
         ]
+        texts = [one.text for one in rendered]
         with panics_told(self._folder):
-            encodings = self._text_only.tokenizer.encode_batch(
-                [one.text for one in rendered], add_special_tokens=False
-            )
+            encodings = self._text_only.tokenizer.encode_batch(texts, add_special_tokens=False)
         return [
             self._laid_out(place, one, encoding)
             for (place, _), one, encoding in zip(conversations, rendered, encodings, strict=True)
@@ -98,19 +89,27 @@ class ChatTemplate:
 
     def _rendered(self, place: str, messages: Sequence[Message], tools: Any) -> "Rendered":
         words: dict[str, str] = {}
-        learned = [carries_loss(message) for message in messages]
-        messages = [
-            self._disguised({key: one[key] for key in one if key != WEIGHT}, words) for one in messages
-        ]
-        tools = self._disguised(tools, words)
-        text = self._of_template(place, messages, tools)
-        rich = self._rich_answers(place, messages, tools, text)
-        if rich or learned != [message["role"] == ANSWERS for message in messages]:
-            return self._by_spans(place, messages, tools, text, words, rich, learned)
-        return self._plain(place, messages, tools, text, words)
+        bare = [{key: one[key] for key in one if key != WEIGHT} for one in messages]
+        chat = _Chat(place, self._disguised(bare, words), self._disguised(tools, words))
+        text = self._text(chat)
+        rich = self._rich_answers(chat, text)
+        answers = [number for number, message in enumerate(messages) if message["role"] == ANSWERS]
+        plain = [number for number in answers if number not in rich]
+        learned = {number for number, message in enumerate(messages) if carries_loss(message)}
+        pieces, is_whole, has_end = self._plain_answers(chat, text, plain), False, False
+        if rich or learned != set(answers):
+            is_whole, turn_end = True, re.compile(rf"\s*(?:{self._marks.pattern})")
+            spans = dict(zip(plain, Rendered("", pieces).answers(turn_end), strict=True))
+            spans |= {number: self._after_prompt(chat, text, number) for number in rich}
+            with_loss = [spans[number] for number in answers if number in learned]
+            borders = [0, *(border for span in with_loss for border in span), len(text) + 1]
+            pieces = [text[first:last] for first, last in pairwise(borders)]
+            has_end = bool(with_loss) and with_loss[-1][1] > len(text)
+        marked = [self._marks.sub(lambda mark: self._hidden[mark[0]], piece) for piece in pieces]
+        final = [self._disguise.take_off(words, piece) for piece in marked]
+        return Rendered(self._disguise.take_off(words, text), final, is_whole, has_end)
 
     def _disguised(self, value: Any, words: dict[str, str]) -> Any:
-        """Return a message, or what is in one, with all its texts in disguise."""
         if isinstance(value, str):
             return self._disguise.put_on(value, words)
         if isinstance(value, list):
@@ -119,175 +118,116 @@ class ChatTemplate:
             return {key: one if key == "role" else self._disguised(one, words) for key, one in value.items()}
         return value
 
-    def _plain(
-        self, place: str, messages: list[Message], tools: Any, text: str, words: dict[str, str]
-    ) -> "Rendered":
-        # A template may strip white space around answers: then the signs must be inside of it.
-        answers = [number for number, message in enumerate(messages) if message["role"] == ANSWERS]
-        pieces = self._answers(place, messages, tools, text, answers)
-        final = [self._disguise.take_off(words, self._marks.sub(self._hide, piece)) for piece in pieces]
-        return Rendered(self._disguise.take_off(words, text), final)
-
-    def _answers(
-        self, place: str, messages: list[Message], tools: Any, text: str, numbers: Collection[int]
-    ) -> list[str]:
-        """Return the text in turns of what is no answer, and an answer, of those with these `numbers`."""
-        attempts = (self._pieces(place, messages, tools, numbers, whether) for whether in (False, True))
+    def _plain_answers(self, chat: "_Chat", text: str, numbers: Collection[int]) -> list[str]:
+        # A template may strip white space around answers. Then the signs must be inside it.
+        attempts = (self._pieces(chat, numbers, is_stripped) for is_stripped in (False, True))
         pieces = next((pieces for pieces in attempts if pieces and "".join(pieces) == text), None)
         if pieces is None:
             raise KieloError(
-                f"{place}: the chat template of {self._folder} does not write each answer once, as it is, so "
-                "its tokens cannot be told from the others. Fix: a template that does, in its "
+                f"{chat.place}: the chat template of {self._folder} does not write each answer once and "
+                "unchanged, so it is not known which tokens are answers. Fix: a template that does, in its "
                 f"{CHAT_TEMPLATE_FILE}"
             )
         return pieces
 
-    def _rich_answers(self, place: str, messages: list[Message], tools: Any, text: str) -> set[int]:
-        """Return the numbers of answers of which the template writes more than the content."""
+    def _rich_answers(self, chat: "_Chat", text: str) -> set[int]:
         more = [
             number
-            for number, message in enumerate(messages)
+            for number, message in enumerate(chat.messages)
             if message["role"] == ANSWERS and message.keys() > {"role", "content"}
         ]
-        if len(more) > MOST_RICH:  # each takes three renderings of all before it
-            if self._of_template(place, _bare(messages, more), tools) == text:
-                return set()
-            raise KieloError(
-                f"{place}: {len(more):,} answers of {len(messages):,} messages have more than text (tool "
-                f"calls, reasoning), and at most {MOST_RICH:,} are laid out. Fix: several "
-                "conversations"
-            )
-        return {
-            number for number in more if self._of_template(place, _bare(messages, [number]), tools) != text
-        }
+        # The template may write more of these answers than the content.
+        if len(more) <= MOST_RICH:  # each needs three renderings of all messages before it
+            return {number for number in more if self._text(_bare(chat, [number])) != text}
+        if self._text(_bare(chat, more)) == text:
+            return set()
+        raise KieloError(
+            f"{chat.place}: {len(more):,} answers of {len(chat.messages):,} messages have more than text "
+            f"(tool calls, reasoning), and at most {MOST_RICH:,} are laid out. Fix: split the conversation"
+        )
 
-    def _by_spans(
-        self,
-        place: str,
-        messages: list[Message],
-        tools: Any,
-        text: str,
-        words: dict[str, str],
-        rich: set[int],
-        learned: list[bool],
-    ) -> "Rendered":
-        """Cut the text at the answers that carry loss, each with the end of its turn."""
-        answers = [number for number, message in enumerate(messages) if message["role"] == ANSWERS]
-        plain = [number for number in answers if number not in rich]
-        cut = self._answers(place, messages, tools, text, plain)
-        turn_end = re.compile(rf"\s*(?:{self._marks.pattern})")
-        spans = dict(zip(plain, Rendered("", cut).answers(turn_end), strict=True))
-        spans |= {number: self._after_prompt(place, messages, number, tools, text) for number in rich}
-        learned_spans = [spans[number] for number in answers if learned[number]]
-        borders = [0, *(border for span in learned_spans for border in span), len(text) + 1]
-        pieces = [text[first:last] for first, last in pairwise(borders)]
-        final = [self._disguise.take_off(words, self._marks.sub(self._hide, piece)) for piece in pieces]
-        has_end = bool(learned_spans) and learned_spans[-1][1] > len(text)
-        return Rendered(self._disguise.take_off(words, text), final, is_whole=True, has_end=has_end)
-
-    def _after_prompt(
-        self, place: str, messages: list[Message], number: int, tools: Any, text: str
-    ) -> tuple[int, int]:
+    def _after_prompt(self, chat: "_Chat", text: str, number: int) -> tuple[int, int]:
         """Return where an answer begins, after the generation prompt, and where its turn ends."""
-        prompt = self._of_template(place, messages[:number], tools, add_generation_prompt=True)
-        whole = self._of_template(place, messages[: number + 1], tools)
-        is_last = number + 1 == len(messages)
+        prompt = self._text(chat._replace(messages=chat.messages[:number]), add_generation_prompt=True)
+        whole = self._text(chat._replace(messages=chat.messages[: number + 1]))
         if not (whole.startswith(prompt) and text.startswith(whole.rstrip())):
             raise KieloError(
-                f"{place}: message {number + 1} has more than text, and the chat template of {self._folder} "
-                "does not write it after its generation prompt, or in another way where more follows. "
-                "Fix: a template that does, or the conversation without that"
+                f"{chat.place}: message {number + 1} has more than text, and the chat template of "
+                f"{self._folder} does not write it after its generation prompt, or changes it if messages "
+                "follow. Fix: another template, or messages of text alone"
             )
-        marks = list(self._marks.finditer(whole, len(prompt)))
-        if marks:
+        if marks := list(self._marks.finditer(whole, len(prompt))):
             return len(prompt), marks[-1].end()
+        is_last = number + 1 == len(chat.messages)
         return len(prompt), len(text) + 1 if is_last else len(whole.rstrip())
 
-    def _pieces(
-        self, place: str, messages: Sequence[Message], tools: Any, numbers: Collection[int], is_stripped: bool
-    ) -> list[str]:
-        """Return the template's text cut at the answers: what is none, an answer, what is none, …
-
-        [] where a sign around an answer is not just where it should be.
-        """
-        signed: list[Message] = []
-        signs: list[str] = []
-        of = set(numbers)
-        for number, message in enumerate(messages):
-            if number in of:
-                content = message["content"]
-                core = content.strip() if is_stripped else content
-                before, _, after = content.partition(core) if core else ("", "", content)
-                signs += (pair := [f"{self._sign}-{len(signs) + side};" for side in (0, 1)])
-                message = message | {"content": f"{before}{pair[0]}{core}{pair[1]}{after}"}
-            signed.append(message)
-        pieces = self._signs.split(self._of_template(place, signed, tools))
+    def _pieces(self, chat: "_Chat", numbers: Collection[int], is_stripped: bool) -> list[str]:
+        """Return the text cut at the answers: other text, an answer, …, or [] if a sign is misplaced."""
+        signed, signs = list(chat.messages), list[str]()
+        for number in sorted(numbers):
+            content = signed[number]["content"]
+            core = content.strip() if is_stripped else content
+            before, _, after = content.partition(core) if core else ("", "", content)
+            signs += (pair := [f"{self._sign}-{len(signs) + side};" for side in (0, 1)])
+            signed[number] = signed[number] | {"content": f"{before}{pair[0]}{core}{pair[1]}{after}"}
+        pieces = self._signs.split(self._text(chat._replace(messages=signed)))
         return pieces[::2] if pieces[1::2] == signs else []
 
-    def _hide(self, mark: re.Match[str]) -> str:
-        return self._hidden[mark[0]]
-
-    def _of_template(
-        self, place: str, messages: list[Message], tools: Any, add_generation_prompt: bool = False
-    ) -> str:
+    def _text(self, chat: "_Chat", add_generation_prompt: bool = False) -> str:
+        given = {"messages": chat.messages, "tools": chat.tools, "documents": None, **self._roles}
         try:
-            return self._render(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._roles,
-            )
+            return self._render(**given, add_generation_prompt=add_generation_prompt)
         except KieloError as problem:
-            raise KieloError(f"{place}: the chat template of {self._folder} fails: {problem}") from None
+            raise KieloError(f"{chat.place}: the chat template of {self._folder} fails: {problem}") from None
 
     def _laid_out(self, place: str, one: "Rendered", encoding: Encoding) -> LaidOut:
         marks = len(self._hidden_marks.findall(one.text))
         if np.isin(encoding.ids, self._hidden_ids).sum() != marks:
             raise KieloError(
-                f"{place}: {self._folder} does not read a mark of its own chat template as one token; its "
-                "tokenizer.json and its template do not belong together"
+                f"{place}: {self._folder} does not read a mark of its own chat template as one token. Fix: a "
+                "tokenizer.json and a template that belong together"
             )
         is_answer = np.zeros(len(encoding.ids) + 1, dtype=bool)
         starts, ends = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T
-        # Answers follow one another: of those that end after a token begins, the first begins first.
+        # Answers are in order: of the answers that end after a token begins, the first begins first.
         firsts, lasts = np.array([*one.answers(self._turn_end)], dtype=np.int64).reshape(-1, 2).T
         following = np.searchsorted(lasts, starts, side="right")
-        beyond = np.append(firsts, len(one.text) + 1)  # where no answer follows
+        beyond = np.append(firsts, len(one.text) + 1)  # if no answer follows
         is_answer[:-1] = beyond[following] < np.maximum(ends, starts + 1)
         is_answer[-1] = bool((lasts > len(one.text)).any())
         return LaidOut(one.spelled, encoding.ids, is_answer)
 
 
-def _bare(messages: Sequence[Message], numbers: Collection[int]) -> list[Message]:
-    bare = list(messages)
+class _Chat(NamedTuple):
+    """A conversation for the template, its texts in disguise. place: for messages of errors."""
+
+    place: str
+    messages: list[Message]
+    tools: Any
+
+
+def _bare(chat: _Chat, numbers: Collection[int]) -> _Chat:
+    bare = list(chat.messages)
     for number in numbers:
         bare[number] = {"role": bare[number]["role"], "content": bare[number]["content"]}
-    return bare
+    return chat._replace(messages=bare)
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A rendered conversation. spelled: the template's text; pieces: in turns what is no answer, and an
-    answer, with hidden names for the marks. is_whole: answers have the ends of their turns; has_end: the last
-    one has that of the conversation, too.
-    """
+    """A rendered conversation."""
 
-    spelled: str
-    pieces: list[str]
-    is_whole: bool = False
-    has_end: bool = False
+    spelled: str  # the template's text
+    pieces: list[str]  # in turns other text and an answer, with hidden names for the marks
+    is_whole: bool = False  # answers have the ends of their turns
+    has_end: bool = False  # the last answer has the end of the conversation too
 
     @cached_property
     def text(self) -> str:
         return "".join(self.pieces)
 
     def answers(self, turn_end: re.Pattern[str]) -> Iterator[tuple[int, int]]:
-        """Yield (first character, character after the last) of each answer with the end of its turn.
-
-        That is white space and a mark after it, as `turn_end` finds them; without a mark the white space, and
-        at the end of the conversation one character more, for end-of-text.
-        """
+        """Yield (first character, character after the last) of each answer with the end of its turn."""
         start = len(self.pieces[0])
         for answer, after in zip(self.pieces[1::2], self.pieces[2::2], strict=True):
             end = start + len(answer)
@@ -297,21 +237,17 @@ class Rendered:
             elif found := turn_end.match(after):
                 yield start, end + found.end()
             elif is_last and not after.strip():
-                yield start, len(self.text) + 1
+                yield start, len(self.text) + 1  # with end-of-text
             else:
                 yield start, end + len(after) - len(after.lstrip())
             start = end + len(after)
 
 
 class Disguise:
-    """Put random words in place of what messages spell of control tokens: whole names, and at the ends of a
-    message parts of one, so that a template cannot join them to a mark.
-
-    A word is 32 random hexadecimal digits, the same for all, and 8 that number it.
-    """
+    """Random words in place of control tokens that messages spell, and of parts of them at their ends."""
 
     def __init__(self, names: list[str]):
-        self._sign = token_hex(16)
+        self._sign = token_hex(16)  # of all words, before 8 digits that number each
         self._word = re.compile(rf"{self._sign}[0-9a-f]{{8}}")
         self._names, self._whole = names, _any_of(names)
         self._beginnings = {name[:end] for name in names for end in range(1, len(name))}
@@ -319,7 +255,7 @@ class Disguise:
         self._longest = max(map(len, names), default=0)
 
     def put_on(self, content: str, words: dict[str, str]) -> str:
-        """Return the content in disguise; add each random word, and what it stands for, to `words`."""
+        """Return the content in disguise. Add each random word, and what it stands for, to `words`."""
 
         def word(spelled: str) -> str:
             words[chosen := f"{self._sign}{len(words):08x}"] = spelled
@@ -339,7 +275,6 @@ class Disguise:
         return before + core + after
 
     def take_off(self, words: dict[str, str], text: str) -> str:
-        """Return a text with what the random words stand for."""
         return self._word.sub(lambda found: words.get(found[0], found[0]), text)
 
 
@@ -348,9 +283,9 @@ def _compiled(folder: Path) -> Callable[..., str]:
 
     if (found := _template(folder)) is None:
         raise KieloError(
-            f'{folder}: this tokenizer has no chat template, by which a source of kind = "instructions" is '
-            f"laid out. Fix: a {CHAT_TEMPLATE_FILE} in a copy of the folder (docs/text.md has "
-            "one that needs no control tokens), or a tokenizer that Kielo trains (no tokenizer.path)"
+            f'{folder}: this tokenizer has no chat template, which a source of kind = "instructions" needs. '
+            f"Fix: a {CHAT_TEMPLATE_FILE} in a copy of the folder (docs/text.md has a template that needs no "
+            "control tokens), or a tokenizer that Kielo trains (no tokenizer.path)"
         )
     place, template = found
     try:
@@ -360,11 +295,7 @@ def _compiled(folder: Path) -> Callable[..., str]:
 
 
 def end_of_answers(tokenizer: TextTokenizer) -> int | None:
-    """Return the id of the control token by which the chat template ends the last answer.
-
-    None without a chat template, and for a template that ends answers by text. Raise KieloError for a
-    template that does not lay out one question with its answer.
-    """
+    """Return the control token by which the chat template ends an answer, or None. Raises KieloError."""
     if not has_chat_template(tokenizer.folder):
         return None
     question, answer = Message(role="user", content="1"), Message(role=ANSWERS, content="2")
@@ -375,7 +306,6 @@ def end_of_answers(tokenizer: TextTokenizer) -> int | None:
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Return True for a tokenizer's folder with a chat template."""
     return _template(folder) is not None
 
 
@@ -401,5 +331,5 @@ def _special_tokens(folder: Path) -> dict[str, str]:
 
 
 def _any_of(names: Any) -> re.Pattern[str]:
-    """Return a pattern of any of the names, the longest that fits; of none it finds nothing."""
+    """Return a pattern of any of the names, the longest first. Without names it matches nothing."""
     return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)")

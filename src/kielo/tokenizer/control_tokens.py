@@ -1,10 +1,9 @@
 """Control tokens of a ready tokenizer, and a copy of the tokenizer in which no text encodes to them.
 
-Control tokens are the tokens that are no text. Libraries read a control token wherever a text spells it: as
-an added token, after a normaliser has made it of other characters, or because the vocabulary of the model
-itself holds it (Unigram and WordPiece look words up in it). So the tokenizer that encodes documents has every
-control token under a random name that nobody can have written. Ids stay as they are, and all other added
-tokens (words of a domain, runs of spaces) keep working.
+Libraries read a control token wherever a text spells it: as an added token, after a normaliser has made it of
+other characters, or because the model's vocabulary has it (Unigram and WordPiece look words up in it). So in
+the tokenizer that encodes documents every control token has a random name that nobody can have written. Ids
+stay, and all other added tokens (words of a domain, runs of spaces) keep working.
 """
 
 import json
@@ -12,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -21,19 +20,14 @@ from kielo.recipe.errors import KieloError
 
 CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
-# Control tokens whatever their flags say: no word is spelled like this.
+# Control tokens whatever their flags: no word is spelled like this.
 _ALWAYS_CONTROL = re.compile(r"<\|.*\|>|<｜.*｜>", re.DOTALL)
 _MARKUP = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 _BYTE_OR_CHARACTER = re.compile(r".|<0x[0-9A-Fa-f]{2}>", re.DOTALL)
 
 
 def control_tokens(folder: Path, end_of_text: str) -> frozenset[str]:
-    """Return the tokens of the tokenizer in `folder` that are no text.
-
-    These are its special tokens, tokens that its configuration gives a role (`eos_token`,
-    `additional_special_tokens`, …), added tokens in the form of a control token, and tokens that its chat
-    template writes. A byte or a single character is always text, whatever its role.
-    """
+    """Return the folder's special tokens, and tokens by their role, form, or use in the chat template."""
     configs = [read_object(folder / name) for name in CONFIG_FILES]
     template = _chat_template(folder, configs)
     found = {end_of_text}
@@ -44,32 +38,25 @@ def control_tokens(folder: Path, end_of_text: str) -> frozenset[str]:
         in_template = bool(_MARKUP.fullmatch(name)) and name in template
         if token.get("special") or _ALWAYS_CONTROL.fullmatch(name) or in_template:
             found.add(name)
+    # A byte or a single character is always text.
     return frozenset(name for name in found if not _BYTE_OR_CHARACTER.fullmatch(name))
 
 
 class TextOnly(NamedTuple):
-    """A tokenizer for which text has no control tokens.
-
-    control_tokens: those tokens by id; the token for unknown characters is not among them, unless it ends
-    documents too. hidden_names: the name of each in `tokenizer`, which nobody can have written.
-    """
+    """A tokenizer for which text has no control tokens."""
 
     tokenizer: Tokenizer
-    control_tokens: dict[int, str]
-    hidden_names: dict[str, str]
+    control_tokens: dict[int, str]  # without the token for unknown characters, unless it ends documents
+    hidden_names: dict[str, str]  # of each in `tokenizer`, which nobody can have written
 
 
 def without_control_tokens(whole: Tokenizer, folder: Path, end_of_text: str) -> TextOnly:
-    """Return a copy of `whole` with the same ids in which text has no control tokens.
-
-    `folder` is where `whole` was read from. The copy truncates and pads nothing. Raises KieloError where the
-    end-of-text token is an ordinary character, which texts cannot do without.
-    """
+    """Return a copy of `whole` (of `folder`) with the same ids in which text has no control tokens."""
     control = control_tokens(folder, end_of_text)
     if end_of_text not in control:
         raise KieloError(
-            f"{folder}: the token {end_of_text!r}, which ends documents, is an ordinary character of texts; "
-            "name another one as eos_token in tokenizer_config.json"
+            f"{folder}: the token {end_of_text!r}, which ends documents, is an ordinary character of texts. "
+            "Fix: another eos_token in tokenizer_config.json"
         )
     content = json.loads(whole.to_str())  # one form, whichever version wrote the file
     model = content["model"]
@@ -94,7 +81,7 @@ def without_control_tokens(whole: Tokenizer, folder: Path, end_of_text: str) -> 
 
 
 def read_object(path: Path) -> JsonTable:
-    """Read the JSON object in a file; {} without a file. KieloError for a file that holds no object."""
+    """Read the JSON object in a file; {} without a file. Raises KieloError for a file of something else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -107,25 +94,18 @@ def read_object(path: Path) -> JsonTable:
 
 
 def _named_in(config: JsonTable) -> Iterator[str]:
-    """Yield the names that a configuration gives a role, as text or in the form of an AddedToken."""
     for key, value in config.items():
-        if key == "added_tokens_decoder" and isinstance(value, dict):
-            yield from _names(
-                token for token in value.values() if isinstance(token, dict) and token.get("special")
-            )
+        values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+        if key == "added_tokens_decoder":
+            values = [token for token in values if isinstance(token, dict) and token.get("special")]
         elif key.endswith("_token"):
-            yield from _names([value])
-        elif key.endswith("_special_tokens") or key == "extra_special_tokens":
-            yield from _names(
-                value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
-            )
-
-
-def _names(values: Any) -> Iterator[str]:
-    for value in values:
-        name = value.get("content") if isinstance(value, dict) else value
-        if isinstance(name, str) and name:
-            yield name
+            values = [value]
+        elif not key.endswith("_special_tokens"):
+            values = []
+        for token in values:
+            name = token.get("content") if isinstance(token, dict) else token
+            if isinstance(name, str) and name:
+                yield name
 
 
 def _chat_template(folder: Path, configs: list[JsonTable]) -> str:
@@ -136,7 +116,6 @@ def _chat_template(folder: Path, configs: list[JsonTable]) -> str:
 
 
 def unknown_token(model: JsonTable) -> str | None:
-    """Return the token that the model writes for characters that its vocabulary lacks, or None."""
     if model["type"] == "Unigram":
         return None if model["unk_id"] is None else model["vocab"][model["unk_id"]][0]
     return model.get("unk_token")

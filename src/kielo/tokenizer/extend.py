@@ -1,13 +1,12 @@
-"""Extends a byte-pair vocabulary: a ready tokenizer + text → the same one with further tokens.
+"""The extension of a byte-pair vocabulary: a ready tokenizer + text → the same tokenizer with further tokens.
 
-Old tokens keep their ids, and new ids follow the largest of them. A new merge comes after all old ones and
-makes a new token, so it only ever joins what the old tokenizer writes: **a text's new ids, with each new
-token written as the old tokens that it joins, are its old ids**. (With `ignore_merges`, as in Llama 3, except
-for words that are a new token by themselves: those become this one token, of the same text.)
+Old tokens keep their ids, and new ids follow the largest of them. A new merge comes after all old merges and
+makes a new token, so it only joins what the old tokenizer writes: **a text's new ids, with each new token
+written as the old tokens that it joins, are its old ids**. (With `ignore_merges`, as in Llama 3, except for
+words that are a new token by themselves: they become this token, of the same text.)
 
-Text that is to stay unchanged is a source of refusals: a pair of old tokens that stand side by side in it is
-never merged. Each new token begins with a merge of two old ones, so that text, and any other whose pairs of
-neighbours it has, is encoded as before.
+Text that is to stay unchanged forbids merges: two old tokens that are neighbours in it are never merged. Each
+new token begins with a merge of two old tokens, so all text with only such neighbours is encoded as before.
 """
 
 import heapq
@@ -15,21 +14,16 @@ import json
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice, pairwise
+from itertools import pairwise
 
 from tokenizers import Tokenizer
 
 from kielo.artifact.json_object import JsonTable
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.load import TextTokenizer, vocabulary_size
+from kielo.tokenizer.measure import batched
 from kielo.tokenizer.pre_tokens import LONGEST_WORD, cut_words
 from kielo.tokenizer.spelling import SPACE, Spelling
-
-# Learns the merges of byte-pair encoding that follow those of an existing vocabulary.
-#
-# Words as pieces of a vocabulary, with their counts → pairs to merge, the most frequent first (Sennrich et
-# al. 2016, arXiv:1508.07909), where `tokenizers` can only begin with single characters.
-
 
 Pair = tuple[int, int]
 
@@ -46,7 +40,7 @@ class Words:
             self._note(number, pairwise(row))
 
     def merge(self, pair: Pair, made: int) -> set[Pair]:
-        """Write the id `made` for each occurrence of `pair`, from the left; return the pairs it is in."""
+        """Write the id `made` for each occurrence of `pair`, from the left. Return the pairs that have it."""
         more: set[Pair] = set()
         for number in self._places.pop(pair):
             row, count = self._rows[number], self._counts[number]
@@ -74,11 +68,12 @@ def learn_merges(
     is_allowed: Callable[[Pair], bool],
     min_frequency: int = 2,
 ) -> list[Pair]:
-    """Return up to `number` pairs in the order in which they are to be merged; pair i makes id first_id + i.
+    """Return up to `number` pairs in the order of merging, frequent pairs first. Pair i makes first_id + i.
 
-    counted: word as ids → how often the text has it. is_allowed: asked once for each pair whose turn it is;
-    one that is refused is never merged. Of pairs that are equally frequent the one of lower ids comes first.
-    Pairs that occur less than min_frequency times are not merged.
+    Byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909) from pieces of a vocabulary; `tokenizers` can
+    only begin with single characters. counted: word as ids → its count in the text. is_allowed: asked once
+    for each pair when its turn comes. Of equally frequent pairs the lower ids come first. Pairs with less
+    than min_frequency occurrences are not merged.
     """
     words, learnt = Words(counted), list[Pair]()
     turns = [(-count, pair) for pair, count in words.pairs.items()]
@@ -111,9 +106,6 @@ def _merged(row: list[int], pair: Pair, made: int) -> list[int]:
     return merged
 
 
-BATCH_TEXTS = 256
-
-
 def extend(
     old: TextTokenizer,
     texts: Iterable[str],
@@ -121,52 +113,48 @@ def extend(
     min_frequency: int = 2,
     unchanged: Iterable[str] = (),
 ) -> Tokenizer:
-    """Return `old` with tokens learned on `texts`, `vocab_size` in all, or fewer where the text has no more.
+    """Return `old` with tokens learned on `texts`: `vocab_size` in all, or fewer if the text has no more.
 
     unchanged: texts that are encoded as before. A new token is, like Kielo's own, within one word, without
-    two digits. Raises KieloError for a tokenizer that is no byte-pair encoding, a vocabulary
-    that is not larger than the old one, and without text.
+    two digits. Raises KieloError for a tokenizer that is no byte-pair encoding, a vocabulary that is not
+    larger than `old`, and without text.
     """
     content = json.loads(old.whole.to_str())
     size = vocabulary_size(old)
     _check_model(content["model"], old, size, vocab_size)
     words = _Words(old, content)
     found = (word for text_words in words.of(texts) for word in text_words)
-    counted = Counter(part for word in found for part in _parts(word) if len(part) > 1)
+    # Time grows with the square of a word's length: long words are cut.
+    starts = ((word, first) for word in found for first in range(0, len(word), LONGEST_WORD))
+    parts = (word[first : first + LONGEST_WORD] for word, first in starts)
+    counted = Counter(part for part in parts if len(part) > 1)
     if num_cut := sum(count for part, count in counted.items() if len(part) == LONGEST_WORD):
         print(
             f"tokenizer: {num_cut * LONGEST_WORD:,} tokens of the sample are in words of {LONGEST_WORD} or "
-            "more tokens; new ones were learned from pieces of them",
+            "more tokens. New tokens were learned from pieces of these words",
             file=sys.stderr,
         )
     if not counted and not words.num_texts:
-        raise KieloError("no training text to learn new tokens from; see the funnel of the corpus stage")
+        raise KieloError(
+            "no training text to learn new tokens from. Fix: more text (funnel.json has what was dropped)"
+        )
     kept = {word for text_words in words.of(unchanged) for word in text_words}
     tokens = _Tokens(old, content, kept)
     learn_merges(counted, size, vocab_size - size, tokens.add, min_frequency)
     return tokens.extended()
 
 
-def _parts(word: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield a word in pieces: time grows with the square of a word's length (a text without spaces)."""
-    return (word[first : first + LONGEST_WORD] for first in range(0, len(word), LONGEST_WORD))
-
-
 class _Words:
-    """Texts → words as rows of old ids, within which new tokens are learned."""
-
     def __init__(self, old: TextTokenizer, content: JsonTable):
         self._tokenizer = old.for_text.tokenizer
         vocabulary = old.whole.get_vocab(with_added_tokens=True)
-        # SentencePiece's form may encode a whole text as one word; its words begin with a space.
+        # SentencePiece's form may encode a whole text as one word. Its words begin with a space.
         self._begins_word = {number for token, number in vocabulary.items() if token.startswith(SPACE)}
         self._added = {token["id"] for token in content["added_tokens"]}
         self.num_texts = 0
 
     def of(self, texts: Iterable[str]) -> Iterator[list[tuple[int, ...]]]:
-        """Yield the words of each text; added tokens are left out, and end a word."""
-        texts = iter(texts)
-        while batch := list(islice(texts, BATCH_TEXTS)):
+        for batch in batched(texts):
             for encoding in self._tokenizer.encode_batch(batch, add_special_tokens=False):
                 self.num_texts += 1
                 yield list(self._cut(encoding.ids, encoding.word_ids))
@@ -186,17 +174,15 @@ class _Words:
 
 
 class _Tokens:
-    """The vocabulary in the making: the old tokens, and new ones as `add` allows them."""
-
     def __init__(self, old: TextTokenizer, content: JsonTable, kept: set[tuple[int, ...]]):
-        """kept: words, as old ids, in which no new token may be."""
         self._content, model = content, content["model"]
         self._spelling = Spelling(content, old.folder, "a byte-level tokenizer, or no tokenizer.extend")
         names = old.whole.get_vocab(with_added_tokens=True)
         self._size = self._old_size = vocabulary_size(old)
         self._names = {number: token for token, number in names.items()}
         added = {one["id"] for one in content["added_tokens"]}
-        # No part of a longer token: added tokens, a byte that is spelled as <0x0A>, an unknown character.
+        # kept: words, as old ids, in which no new token may be.
+        # Never part of a longer token: added tokens, a byte that is spelled as <0x0A>, the unknown token.
         self._alone = {
             number
             for number, token in self._names.items()
@@ -209,7 +195,7 @@ class _Tokens:
         self._merges: list[list[str]] = []
 
     def add(self, pair: Pair) -> bool:
-        """Add the token that the pair makes, with the next id. Returns False where there may be none."""
+        """Add the token that the pair makes, with the next id. Return False if it is not allowed."""
         if pair in self._kept or not self._alone.isdisjoint(pair):
             return False
         left, right = (self._names[one] for one in pair)
@@ -239,11 +225,10 @@ def _check_model(model: JsonTable, old: TextTokenizer, size: int, vocab_size: in
         what = f"with {affixes[0]}" if affixes else f"of the type {model['type']}"
         raise KieloError(
             f"tokenizer.extend: {old.folder} has a model {what}, and only byte-pair encoding (BPE) without "
-            "affixes can be extended. Fix: tokenizer.path to keep it, or neither key to learn a "
-            "vocabulary from the text"
+            "affixes can be extended. Fix: tokenizer.path to keep it, or neither key to learn a vocabulary"
         )
     if vocab_size <= size:
         raise KieloError(
             f"tokenizer.vocab_size = {vocab_size} counts old tokens too, and {old.folder} has {size}. "
-            f"Fix: {size + 8192} for 8192 new ones, for instance"
+            f"Fix: tokenizer.vocab_size = {size + 8192}, for 8192 new tokens"
         )

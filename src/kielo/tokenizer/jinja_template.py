@@ -1,8 +1,4 @@
-"""Compiles a chat template as Hugging Face's libraries do, in jinja2's sandbox, limited in time and memory.
-
-The import of jinja2 takes longer than reading a recipe: import this file in the function that uses it. Only
-`report/units.py` imports jinja2 too, when it fills a template.
-"""
+"""A chat template, compiled as Hugging Face's libraries do, in jinja2's sandbox, with limits."""
 
 import json
 import os
@@ -14,32 +10,26 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, nodes  # takes longer than reading a recipe
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kielo.recipe.errors import KieloError
 
-# Limits of time and memory for code that came with other people's files: a chat template is a program.
-#
-# The limits hold for the calling thread's process while the code runs, and are put back after it.
-
-
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# A template takes less than a millisecond for a conversation, and a second for 60,000 turns.
+SECONDS, MEMORY_BYTES = 20.0, 10**9
+MOST_BITS = 1 << 16  # of a power
 
 
 class OutOfTime(BaseException):
-    """No Exception, so that what runs cannot catch it."""
+    """No Exception, so that a template cannot catch it."""
 
 
 @contextmanager
 def limited(seconds: float, num_bytes: int) -> Iterator[None]:
-    """Run the block for at most `seconds`, with at most `num_bytes` of memory more than there are.
-
-    Raises KieloError where it needs more. Time is limited in the main thread alone, where Python's signals
-    arrive; a call into C ends first.
-    """
+    """Limit this process to `seconds` (in the main thread) and `num_bytes` more, or raise KieloError."""
     with _limited_seconds(seconds), _limited_bytes(num_bytes):
         yield
 
@@ -68,8 +58,9 @@ def _limited_seconds(seconds: float) -> Iterator[None]:
 def _limited_bytes(num_bytes: int) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     try:
-        limit = _address_space_bytes() + num_bytes
-    except OSError:  # no /proc: not Linux
+        with open("/proc/self/statm", encoding="ascii") as file:
+            limit = int(file.read().split()[0]) * _PAGE_BYTES + num_bytes
+    except OSError:  # not Linux
         yield
         return
     if soft != resource.RLIM_INFINITY:
@@ -83,18 +74,8 @@ def _limited_bytes(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _address_space_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[0]) * _PAGE_BYTES
-
-
-# A template takes less than a millisecond for a conversation; one of 60,000 turns a second.
-SECONDS, MEMORY_BYTES = 20.0, 10**9
-MOST_BITS = 1 << 16  # of a power
-
-
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Refuse large powers, which nothing can interrupt; everything else ends by `limited`."""
+    """A sandbox that refuses large powers, which nothing can interrupt. `limited` ends everything else."""
 
     intercepted_binops = frozenset(["**"])
 
@@ -105,7 +86,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}`, with which a template marks answers for transformers: its content is rendered."""
+    """`{% generation %}`, which marks answers for transformers: its content is rendered."""
 
     tags = {"generation"}
 
@@ -115,10 +96,7 @@ class _GenerationBlock(Extension):
 
 
 def compile_template(template: str) -> Callable[..., str]:
-    """Return the function that renders the template; its keywords are what the template knows.
-
-    It gets no date, which would change the text from day to day. Both raise KieloError with what is wrong.
-    """
+    """Return the function that renders the template, without a date. Both raise KieloError."""
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
@@ -129,7 +107,7 @@ def compile_template(template: str) -> Callable[..., str]:
         raise KieloError(f"line {problem.lineno} of the chat template: {problem.message}") from None
     except KieloError as problem:
         raise KieloError(f"the chat template {problem}") from None
-    except Exception as problem:  # too deep for Python's parser, and what constants in it fail with
+    except Exception as problem:  # too deep for Python's parser, or its constants fail
         reason = f"{type(problem).__name__}: {str(problem)[:200]}"
         raise KieloError(f"the chat template cannot be compiled ({reason})") from None
 
@@ -153,7 +131,7 @@ def _to_json(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON as transformers does: jinja2's own filter escapes <, >, & and ' for web pages."""
+    """Write JSON as transformers does. jinja2's own filter escapes <, >, & and ' for web pages."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,7 +1,4 @@
-"""Ready tokenizers: a folder in Hugging Face form -> a `TextTokenizer`, and text -> ids with it.
-
-Text is text: whatever a document spells, none of its ids is a control token's (`control_tokens.py`).
-"""
+"""Ready tokenizers: a folder in Hugging Face form → a `TextTokenizer`; text → ids, never control tokens."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -22,28 +19,21 @@ CONFIG_FILE = "tokenizer_config.json"
 
 
 class TextTokenizer:
-    """A tokenizer as it was read from a folder, and its copy for encoding text.
-
-    whole: the tokenizer as read; it has every token's id, and decodes. end_of_text: the token that ends a
-    document.
-    """
+    """A tokenizer as read from a folder (`whole`), and its copy for encoding text."""
 
     def __init__(self, whole: Tokenizer, folder: Path, end_of_text: str):
         self.whole, self.folder, self.end_of_text = whole, folder, end_of_text
 
     @cached_property
     def for_text(self) -> TextOnly:
-        """A copy of `whole` with the same ids in which text has no control tokens.
-
-        Made when text is first encoded: with a large vocabulary that takes seconds.
-        """
+        """A copy with the same ids in which text has no control tokens. Its first use takes seconds."""
         with panics_told(self.folder):
             return without_control_tokens(self.whole, self.folder, self.end_of_text)
 
 
 @contextmanager
 def panics_told(folder: Path) -> Iterator[None]:
-    """Raise KieloError where the Rust library gives up: its panics are no Exception."""
+    """Raise KieloError for a panic of the Rust library, which is no Exception."""
     try:
         yield
     except BaseException as problem:
@@ -56,16 +46,8 @@ def panics_told(folder: Path) -> Iterator[None]:
 
 
 def load_tokenizer(folder: Path | str) -> TextTokenizer:
-    """Load the tokenizer of a folder with tokenizer.json and, to name its tokens, tokenizer_config.json.
-
-    It truncates and pads nothing, and drops no merges. Raises KieloError naming the file.
-    """
-    path = Path(folder) / TOKENIZER_FILE
-    if not path.is_file():
-        raise KieloError(
-            f"{path}: no such file"
-            + (conversion(path.parent) or "; a tokenizer folder in Hugging Face form has a tokenizer.json")
-        )
+    """Load a folder's tokenizer, without truncation, padding and dropout. Raises KieloError."""
+    path = tokenizer_path(folder)
     try:
         with panics_told(path.parent):
             whole = Tokenizer.from_file(str(path))
@@ -75,13 +57,21 @@ def load_tokenizer(folder: Path | str) -> TextTokenizer:
         raise KieloError(f"{path}: not a readable tokenizer ({problem})") from None
     whole.no_padding()
     whole.no_truncation()
-    if getattr(whole.model, "dropout", None):  # of BPE: a text would get other ids each time
+    if getattr(whole.model, "dropout", None):  # of BPE: a text would get different ids each time
         whole.model.dropout = None
     return TextTokenizer(whole, path.parent, end_of_text(path.parent))
 
 
+def tokenizer_path(folder: Path | str) -> Path:
+    path = Path(folder) / TOKENIZER_FILE
+    if not path.is_file():
+        fix = conversion(path.parent) or ". Fix: name a folder in Hugging Face form, with a tokenizer.json"
+        raise KieloError(f"{path}: no such file{fix}")
+    return path
+
+
 def write_without_dropout(folder: Path) -> bool:
-    """Turn the dropout of merges in the tokenizer.json of `folder` off. Return True if it was on."""
+    """Turn off the dropout of merges in the tokenizer.json of `folder`. Return True if it was on."""
     content = read_object(folder / TOKENIZER_FILE)
     if not content.get("model", {}).get("dropout"):
         return False
@@ -91,48 +81,40 @@ def write_without_dropout(folder: Path) -> bool:
 
 
 def end_of_text(folder: Path) -> str:
-    """Return the name of the token that ends a document.
-
-    This is `eos_token` of tokenizer_config.json or special_tokens_map.json, else `sep_token`, as encoders
-    have it, and `<|endoftext|>` without both.
-    """
+    """Return the token that ends a document: `eos_token`, else an encoder's `sep_token`, else END_OF_TEXT."""
     names = [special_token(folder / file, key) for key in ("eos_token", "sep_token") for file in CONFIG_FILES]
     return next(filter(None, names), END_OF_TEXT)
 
 
 def end_of_text_id(tokenizer: TextTokenizer) -> int:
-    """Return the id of the token that ends a document; raise KieloError when the vocabulary lacks it."""
+    """Return the id of the token that ends a document. Raises KieloError if the vocabulary lacks it."""
     number = tokenizer.whole.token_to_id(tokenizer.end_of_text)
     if number is None:
         raise KieloError(
-            f"the tokenizer has no token {tokenizer.end_of_text!r} to end documents with; name one of its "
-            f"special tokens as eos_token in its {CONFIG_FILE}"
+            f"the tokenizer has no token {tokenizer.end_of_text!r} to end documents with. Fix: name one of "
+            f"its special tokens as eos_token in its {CONFIG_FILE}"
         )
     return number
 
 
 def role_name(tokenizer: TextTokenizer, role: str) -> str | None:
-    """Return the token that the configuration gives a role (`mask_token`), None without one."""
+    """Return the token that the configuration gives a role (`mask_token`), or None."""
     names = (special_token(tokenizer.folder / file, role) for file in CONFIG_FILES)
     return next(filter(None, names), None)
 
 
 def role_id(tokenizer: TextTokenizer, role: str) -> int | None:
-    """Return the id of the token that the configuration gives a role (`mask_token`), None without one."""
     name = role_name(tokenizer, role)
     return None if name is None else tokenizer.whole.token_to_id(name)
 
 
 def vocabulary_size(tokenizer: TextTokenizer) -> int:
-    """Return the largest id plus one: the rows that an embedding needs, also where a vocabulary has gaps."""
+    """Return the largest id plus one: the rows that an embedding needs, even if a vocabulary has gaps."""
     return 1 + max(tokenizer.whole.get_vocab(with_added_tokens=True).values())
 
 
 def encode(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Encode each text to ids, without special tokens around them, on every core that the process may use.
-
-    Raises KieloError where the tokenizer writes a control token for text all the same.
-    """
+    """Encode each text to ids, without special tokens. Raises KieloError if one has a control token."""
     for_text, forbidden, _ = tokenizer.for_text
     with panics_told(tokenizer.folder):
         encodings = for_text.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -142,27 +124,21 @@ def encode(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
             name = next(forbidden[number] for number in row if number in forbidden)
             raise KieloError(
                 f"{tokenizer.folder}: this tokenizer writes its control token {name!r} within a text, which "
-                f"begins {text[:40]!r}; it probably stands for unknown characters too: use a tokenizer that "
+                f"begins {text[:40]!r}. It probably stands for unknown characters too. Fix: a tokenizer that "
                 "keeps them apart"
             )
     return rows
 
 
 def decode(tokenizer: TextTokenizer, rows: Sequence[Sequence[int]], has_special: bool = True) -> list[str]:
-    """Decode rows of ids to texts, special tokens included or not."""
     with panics_told(tokenizer.folder):
         return tokenizer.whole.decode_batch([list(row) for row in rows], skip_special_tokens=not has_special)
 
 
 def special_token(path: Path, key: str) -> str | None:
-    """Return the name of a token such as `eos_token` in a config file, or None where the file has none.
-
-    Raises KieloError, with file and key, for a value that is no name.
-    """
+    """Return the token that a config file gives `key` (`eos_token`), or None. Raises KieloError."""
     value = read_object(path).get(key)
     name = value.get("content") if isinstance(value, dict) else value  # older files spell out an AddedToken
     if value is not None and not isinstance(name, str):
-        raise KieloError(
-            f"{path}: {key} = {str(value)[:60]} does not fit; expected the text of one token, or null"
-        )
+        raise KieloError(f"{path}: {key} = {str(value)[:60]} does not fit. Fix: the text of a token, or null")
     return name or None

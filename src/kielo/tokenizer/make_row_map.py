@@ -1,11 +1,10 @@
-"""The row map of a vocabulary transplant: (old tokenizer, new tokenizer) → `RowMap`; no weights are read.
+"""The row map of a vocabulary transplant: (old tokenizer, new tokenizer) → `RowMap`. No weights are read.
 
-A new token whose text an old token has takes that token's row; any other the mean of the rows of the old
-tokens that its text is made of (NorMistral: Samuel et al. 2024, arXiv:2412.06484), or with `focus` a sum of
-rows weighted by the similarity of vectors that were learned elsewhere (FOCUS). Tokens are compared by the
-bytes that they stand for, so that conventions of leading space (Ġ of byte-level vocabularies, ▁ of
-SentencePiece) and of bytes (one character, or <0x0A>) do not matter. Control tokens take the row of the old
-one of their role, or else of their name, and never that of a text.
+A new token takes the row of the old token with its text, or else the mean of the rows of the old tokens that
+its text is made of (NorMistral: Samuel et al. 2024, arXiv:2412.06484), or with `focus` a weighted sum
+(`similar_rows`). Texts are compared as bytes, so the spellings of spaces (Ġ, ▁) and bytes (one character,
+<0x0A>) do not matter. A control token takes the row of the old token of its role, else of its name, and never
+the row of a text.
 """
 
 import json
@@ -38,11 +37,10 @@ _ESCAPED = re.compile("([\udc80-\udcff])")  # a byte that is no UTF-8, after `su
 def make_row_map(
     old: TextTokenizer, new: TextTokenizer, method: Transplant, vectors: Path | None = None
 ) -> RowMap:
-    """Compute the map; the same tokenizers give the same map.
+    """Compute the map. The same tokenizers give the same map. vectors: the file for `focus`.
 
-    vectors: the file of auxiliary vectors of `focus`, of the new tokenizer's tokens (`read_token_vectors`). A
-    token without one has the mean of old tokens, as with `mean`. Raises KieloError for a tokenizer that is
-    neither byte-level nor of SentencePiece's form, and for vectors that cannot be read.
+    A token without a vector has the mean of old tokens. Raises KieloError for a tokenizer that is neither
+    byte-level nor of SentencePiece's form, and for vectors that cannot be read.
     """
     rows: list[list[int]] = [[] for _ in range(vocabulary_size(new))]
     control: dict[str, str] = {}
@@ -52,7 +50,7 @@ def make_row_map(
         for number, text in to_tokens.texts.items():
             is_byte = number in to_tokens.byte_ids
             if from_tokens.texts.get(number) == text and is_byte == (number in from_tokens.byte_ids):
-                rows[number] = [number]  # of an extended vocabulary, also where two tokens have one text
+                rows[number] = [number]  # of an extended vocabulary, even if two tokens have one text
             else:
                 rows[number] = from_tokens.compose(text, is_byte)
         control = _control_tokens(from_tokens, to_tokens)
@@ -75,7 +73,6 @@ def make_row_map(
 
 
 def row_map_in_words(made: RowMap) -> str:
-    """Return a sentence: how many rows are copied, composed and random."""
     num_rows = max(1, len(made.rows))
     of_similar = f" ({len(made.weights):,} of them weighted by similarity)" if made.weights else ""
     return (
@@ -87,13 +84,12 @@ def row_map_in_words(made: RowMap) -> str:
 
 
 def example_ids(made: RowMap, number: int) -> list[int]:
-    """Return `number` new ids, or fewer, evenly spread over those with composed rows."""
     composed = [new_id for new_id in range(len(made.rows)) if made.is_composed(new_id)]
     return composed[:: max(1, len(composed) // max(1, number))][:number]
 
 
 def row_in_words(made: RowMap, new_id: int, old: TokenNames) -> str:
-    """Return the old tokens of a row by their names: `a + b`, or `0.62 a + 0.38 b`."""
+    """Return the old tokens of a row: `a + b`, or `0.62 a + 0.38 b`."""
     names = [old(one) for one in made.rows[new_id]]
     weights = made.weights.get(str(new_id))
     if weights is None:
@@ -104,11 +100,7 @@ def row_in_words(made: RowMap, new_id: int, old: TokenNames) -> str:
 
 
 class _Vocabulary:
-    """The tokens of a tokenizer by the bytes that they stand for.
-
-    texts: id → bytes, of all tokens but control tokens. control: control token → id. byte_ids: ids of tokens
-    that are spelled as a byte (<0x0A>).
-    """
+    """A vocabulary. texts: id → bytes, without control tokens. byte_ids: of tokens like <0x0A>."""
 
     def __init__(self, tokenizer: TextTokenizer):
         self.tokenizer = tokenizer
@@ -135,21 +127,18 @@ class _Vocabulary:
         return self.tokenizer.for_text.tokenizer.model
 
     def compose(self, text: bytes, is_byte: bool) -> list[int]:
-        """Return the ids of the tokens that `text` is made of, ascending: one if a token is this text.
-
-        is_byte: prefer a token that is spelled as a byte. [] where the vocabulary cannot spell the text.
-        """
+        """Return the ascending ids of the tokens of `text`, or []. is_byte: prefer tokens like <0x0A>."""
         first, second = (self._by_byte, self._by_text) if is_byte else (self._by_text, self._by_byte)
         exact = first.get(text, second.get(text))
         if exact is not None:
             return [exact]
         found = list(self._pieces(text))
         if b"".join(self.texts.get(number, b"") for number in found) != text:
-            return []  # of a control token, or of one for unknown characters
+            return []  # with a control token, or a token for unknown characters
         return sorted(found)
 
     def _pieces(self, text: bytes) -> Iterator[int]:
-        """Yield the ids by the tokenizer's model alone: no normaliser, and no cuts before merging."""
+        """Yield ids by the tokenizer's model alone: without normaliser and pre-tokeniser."""
         if self._spelling.is_byte_level:
             yield from self._ids("".join(ALPHABET[byte] for byte in text))
             return
@@ -161,10 +150,9 @@ class _Vocabulary:
                 yield from self._ids(part.replace(" ", SPACE))
 
     def _ids(self, spelled: str) -> list[int]:
-        """Return the model's ids of a text; [] where it has a letter that the model cannot write."""
         try:
             return [token.id for token in self._model.tokenize(spelled)]
-        except Exception:  # the Rust library raises a bare one, where Unigram has no token for the unknown
+        except Exception:  # a bare Exception, if Unigram has no token for an unknown character
             return []
 
 
@@ -184,41 +172,33 @@ def _roles(folder: Path) -> Mapping[str, str]:
     return {role: next(filter(None, names)) for role, names in named.items() if any(names)}
 
 
-# Vectors of tokens, learned elsewhere: a file → one vector for each token of a tokenizer that has one.
-#
-# `.vec` is fastText's and word2vec's text format: a line "TOKENS NUMBERS", then a line for each token, as
-# the vocabulary spells it (`Ġmaja`), with its numbers. `.npz` has an array `vectors` with a row for each
-# token id; a row of zeros is no vector.
-
-
 def read_token_vectors(path: Path, tokenizer: TextTokenizer) -> np.ndarray:
-    """Return [tokens of the vocabulary, numbers of a vector] in fp64; rows without a vector are zero.
+    """Return fp64 [tokens of the vocabulary, numbers of a vector]; rows without a vector are zero.
 
-    Raises KieloError for a file that is not there or not of these formats, and for one of which no token is
-    in the vocabulary.
+    `.vec` is the text format of fastText and word2vec: a line "TOKENS NUMBERS", then for each token a line of
+    its spelling (`Ġmaja`) and its numbers. `.npz` has an array `vectors` with a row for each id. Raises
+    KieloError for another file, and if no token is in the vocabulary.
     """
     if not path.is_file():
         raise KieloError(f"{path}: no such file. Fix: vectors of tokens as .vec or .npz")
     tokens = vocabulary_size(tokenizer)
     vectors = _of_ids(path, tokens) if path.suffix == ".npz" else _of_names(path, tokenizer, tokens)
     if not np.isfinite(vectors).all():
-        raise KieloError(f"{path}: has vectors with NaN or infinities; leave their tokens out")
+        raise KieloError(f"{path}: has vectors with NaN or infinities. Fix: leave their tokens out")
     if not vectors.any():
         raise KieloError(
-            f"{path}: has a vector of no token of {tokenizer.folder}. Fix: vectors learned from "
-            "text that this tokenizer has cut, with tokens spelled as in its vocabulary"
+            f"{path}: has no vector of a token of {tokenizer.folder}. Fix: learn vectors from text that this "
+            "tokenizer has cut, with tokens spelled as in its vocabulary"
         )
     return vectors
 
 
 def check_form(path: Path) -> None:
-    """Raise KieloError for a file that is there and of neither format, by its beginning alone."""
+    """Raise KieloError for an existing file of neither format, by its beginning alone."""
     if path.suffix == ".npz":
         with _arrays(path) as arrays:
             if "vectors" not in arrays.files:
-                raise KieloError(
-                    f"{path}: has no array `vectors`; it has: {', '.join(arrays.files) or 'none'}"
-                )
+                raise KieloError(f"{path}: has no array `vectors`, but: {', '.join(arrays.files) or 'none'}")
     else:
         next(_entries(path), None)
 
@@ -227,9 +207,9 @@ def _arrays(path: Path) -> NpzFile:
     try:
         found = np.load(path, allow_pickle=False)
     except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
-        raise KieloError(f"{path}: is no .npz that can be read ({error})") from None
+        raise KieloError(f"{path}: cannot be read as .npz ({error})") from None
     if not isinstance(found, NpzFile):
-        raise KieloError(f"{path}: is no .npz of arrays by name. Fix: numpy.savez(FILE, vectors=…)")
+        raise KieloError(f"{path}: has no arrays by name. Fix: numpy.savez(FILE, vectors=…)")
     return found
 
 
@@ -242,15 +222,15 @@ def _of_ids(path: Path, tokens: int) -> np.ndarray:
         raise KieloError(f"{path}: the array `vectors` cannot be read ({error})") from None
     if vectors.ndim != 2 or len(vectors) != tokens or vectors.dtype.kind != "f":
         raise KieloError(
-            f"{path}: vectors is {vectors.dtype} {list(vectors.shape)}. Fix: a row of "
-            f"floating-point numbers for each of the {tokens:,} ids"
+            f"{path}: vectors is {vectors.dtype} {list(vectors.shape)}. Fix: a row of floating-point numbers "
+            f"for each of the {tokens:,} ids"
         )
     return vectors.astype(np.float64)
 
 
 def _of_names(path: Path, tokenizer: TextTokenizer, tokens: int) -> np.ndarray:
     entries = _entries(path)
-    first = next(entries, None)  # before there is a matrix as wide as the first line says
+    first = next(entries, None)  # checks the width that the first line says before a matrix has it
     if first is None:
         return np.zeros((tokens, 0))
     vectors = np.zeros((tokens, len(first[1])))
@@ -262,7 +242,6 @@ def _of_names(path: Path, tokenizer: TextTokenizer, tokens: int) -> np.ndarray:
 
 
 def _entries(path: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (token, vector) of a .vec; KieloError for a line that is none."""
     lines = _lines(path)
     _, head = next(lines, (0, ""))
     try:
@@ -270,7 +249,7 @@ def _entries(path: Path) -> Iterator[tuple[str, np.ndarray]]:
     except ValueError:
         width = 0
     if width < 1:
-        raise KieloError(f'{path}: line 1 is {head[:40]!r}; a .vec begins with "TOKENS NUMBERS"')
+        raise KieloError(f'{path}: line 1 is {head[:40]!r}. Fix: "TOKENS NUMBERS", as a .vec begins')
     for number, line in lines:
         name, *values = line.rstrip(" ").rsplit(" ", width)
         try:
@@ -283,23 +262,15 @@ def _entries(path: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (number, line). Only a line feed ends one: other separators may be in tokens."""
     try:
-        with open(path, encoding="utf-8", newline="\n") as file:
+        with open(path, encoding="utf-8", newline="\n") as file:  # tokens may have other separators
             for number, line in enumerate(file, 1):
                 yield number, line.removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         raise KieloError(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})") from None
 
 
-# FOCUS: which old rows a new token is made of by similarity (Dobler and de Melo 2023, arXiv:2305.14481).
-#
-# Tokens that both vocabularies have are the anchors. A new token that the old vocabulary lacks is a
-# weighted sum of their rows; the weights are the sparsemax of the cosine similarities between its auxiliary
-# vector and theirs (Martins and Astudillo 2016, arXiv:1602.02068), which leaves most of them at zero.
-
-
-_BLOCK = 64  # new tokens whose similarities exist at one time: 64 MB with 128,000 anchors
+_BLOCK = 64  # new tokens whose similarities exist at the same time: 64 MB with 128,000 anchors
 
 
 def similar_rows(
@@ -307,8 +278,11 @@ def similar_rows(
 ) -> Iterator[tuple[int, list[int], list[float]]]:
     """Yield (new id, old ids ascending, their weights) of each of `tokens` that has a vector.
 
-    vectors: [new tokens, numbers], zero where there is none. anchors: new id → old id of the same text.
-    Weights sum to 1, to the rounding of fp32; each has the fewest digits that fp32 reads back.
+    This is FOCUS (Dobler and de Melo 2023, arXiv:2305.14481). The anchors are tokens of both vocabularies.
+    The weights of their rows are the sparsemax (Martins and Astudillo 2016, arXiv:1602.02068) of the cosine
+    similarities of their vectors with the new token's, which leaves most at zero. vectors: [new tokens,
+    numbers], zero if there is none. anchors: new id → old id. Weights sum to 1, to the rounding of fp32, and
+    have the fewest digits that fp32 reads back.
     """
     lengths = np.linalg.norm(vectors, axis=1)
     known = [new for new in sorted(anchors) if lengths[new]]
@@ -330,7 +304,7 @@ def sparsemax(scores: np.ndarray) -> np.ndarray:
     """Return the nearest point of the simplex to each row of `scores`: weights ≥ 0 that sum to 1.
 
     Michelot's algorithm (1986): the scores above a threshold are the support, and the threshold makes them
-    sum to 1; both are computed in turn, from all scores on, until the support stays.
+    sum to 1. Both are computed in turn, from all scores on, until the support stays.
     """
     support = np.ones(scores.shape, dtype=bool)
     while True:

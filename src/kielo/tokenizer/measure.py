@@ -1,9 +1,8 @@
-"""Quality of a tokenizer on a text: (tokenizer, texts) -> figures.
+"""Quality of a tokenizer on a text: (tokenizer, texts) → figures.
 
 Tokens per word (fertility: Rust et al. 2021, arXiv:2012.15613) and bytes per token say how long the text
-becomes, the rest how well the vocabulary is used. Rényi efficiency (alpha 2.5) correlates with downstream
-quality (Zouhar et al. 2023, "Tokenization and the noiseless channel", arXiv:2306.16842), but ranks only
-vocabularies of equal size.
+becomes. The others say how well the vocabulary is used. Rényi efficiency (alpha 2.5) correlates with
+downstream quality (Zouhar et al. 2023, arXiv:2306.16842), but ranks only vocabularies of equal size.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,16 +22,15 @@ BATCH_TEXTS = 256
 
 
 def measure(tokenizer: TextTokenizer, texts: Iterable[str]) -> dict[str, float | int]:
-    """Measure `tokenizer` on `texts`, which should be text that it was not trained on.
+    """Measure `tokenizer` on `texts`, which it was not trained on.
 
-    tokens_per_word (a word is a run of letters, marks and digits), bytes_per_token, characters_per_token;
-    exact_round_trip_share of the texts; vocabulary_used_share; single_byte_token_share of the tokens written;
-    renyi_efficiency H_2.5 / ln V and shannon_efficiency H_1 / ln V, between 0 and 1; f95 (see there); and the
-    totals behind them. Raises KieloError when the texts hold no token.
+    A word is a run of letters, marks and digits. single_byte_token_share: of the tokens written.
+    renyi_efficiency is H_2.5 / ln V and shannon_efficiency H_1 / ln V, between 0 and 1. Raises KieloError if
+    the texts have no token.
     """
     counts = np.zeros(vocabulary_size(tokenizer), dtype=np.int64)
     num_texts = words = characters = num_bytes = exact = 0
-    for batch in _batched(texts):
+    for batch in batched(texts):
         rows = encode(tokenizer, batch)
         exact += sum(text == back for text, back in zip(batch, decode(tokenizer, rows), strict=True))
         for row in rows:
@@ -64,10 +62,7 @@ def measure(tokenizer: TextTokenizer, texts: Iterable[str]) -> dict[str, float |
 
 
 def renyi_entropy(counts: np.ndarray, alpha: float) -> float:
-    """Compute the Rényi entropy of order alpha of counts [vocabulary], in nats.
-
-    It is ln(sum p^alpha) / (1 - alpha), and Shannon's entropy at alpha 1.
-    """
+    """Compute the Rényi entropy ln(sum p^alpha) / (1 - alpha) in nats, Shannon's entropy at alpha 1."""
     shares = counts[counts > 0] / counts.sum()
     if alpha == 1.0:
         return float(-(shares * np.log(shares)).sum())
@@ -77,22 +72,19 @@ def renyi_entropy(counts: np.ndarray, alpha: float) -> float:
 def f95(counts: np.ndarray, size: int) -> int:
     """Return the occurrences of the rarest token among the 95 % most frequent of `size` tokens.
 
-    counts: [vocabulary], of which gaps between ids are no tokens. Gowda & May 2020 (arXiv:2004.02334) advise
-    the largest vocabulary with 100 or more, in the text that the model is trained on.
+    counts: [vocabulary], in which gaps between ids are no tokens. Gowda and May 2020 (arXiv:2004.02334)
+    advise the largest vocabulary with 100 or more in the text that the model is trained on.
     """
     ranked = np.sort(counts)[::-1]
     return int(ranked[-(-F95_PERCENT * size // 100) - 1])
 
 
 def parity(tokenizer: TextTokenizer, texts: Sequence[str], english: Sequence[str]) -> dict[str, float | int]:
-    """Compare a text with its English translation: text i belongs to english i.
-
-    parity is tokens of the one / tokens of the other, over all of the text (the premium of Petrov et al.
-    2023, arXiv:2305.15425): 1 where both cost the same. Raises KieloError for numbers of texts that differ,
-    and where a side has no token.
-    """
+    """Compare texts with their English translations in tokens (Petrov et al. 2023, arXiv:2305.15425)."""
     if len(texts) != len(english):
-        raise KieloError(f"{len(texts)} texts and {len(english)} translations; each needs its own")
+        raise KieloError(
+            f"{len(texts)} texts and {len(english)} translations. Fix: a translation of each text"
+        )
     ours, theirs = (_num_tokens(tokenizer, side) for side in (texts, english))
     if not ours or not theirs:
         raise KieloError("parallel text has no token on one of its sides")
@@ -105,16 +97,15 @@ def parity(tokenizer: TextTokenizer, texts: Sequence[str], english: Sequence[str
 
 
 def _num_tokens(tokenizer: TextTokenizer, texts: Iterable[str]) -> int:
-    return sum(len(row) for batch in _batched(texts) for row in encode(tokenizer, batch))
+    return sum(len(row) for batch in batched(texts) for row in encode(tokenizer, batch))
 
 
 def _single_byte_ids(tokenizer: TextTokenizer) -> list[int]:
-    """Return the ids of tokens of one byte: byte-level vocabularies write each byte as one character."""
     vocabulary = tokenizer.whole.get_vocab(with_added_tokens=True)
     return [number for token, number in vocabulary.items() if len(token) == 1 or BYTE_TOKEN.fullmatch(token)]
 
 
-def _batched(texts: Iterable[str]) -> Iterator[list[str]]:
+def batched(texts: Iterable[str]) -> Iterator[list[str]]:
     source = iter(texts)
     while batch := list(islice(source, BATCH_TEXTS)):
         yield batch

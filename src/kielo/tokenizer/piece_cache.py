@@ -1,10 +1,8 @@
-"""Encodes much text: what stands between two spaces or signs is encoded once, and then looked up.
+"""The encoding of much text: the pieces between two spaces or signs are encoded once, and then looked up.
 
-Texts repeat their words, and looking a word up takes a tenth of the time that normalising, cutting and
-merging it takes. A tokenizer encodes each pre-token by itself. So where its pre-tokeniser is known to begin a
-pre-token at certain places whatever the text, the ids of a text are those of its pieces between these places,
-one after the other; pieces are encoded by the tokenizer itself. `cut_rule` says which pre-tokenisers these
-are, and why. All other tokenizers encode each text as a whole.
+Looking a word up takes a tenth of the time of encoding it. A tokenizer encodes each pre-token by itself. So
+if its pre-tokeniser always begins a pre-token at certain places (`cut_rule`), the ids of a text are the ids
+of its pieces between these places. Other tokenizers encode each text as a whole.
 """
 
 import json
@@ -20,9 +18,9 @@ from kielo.tokenizer.load import TextTokenizer, encode
 from kielo.tokenizer.measure import WORD
 from kielo.tokenizer.pre_tokens import PRE_TOKENS
 
-MOST_BYTES = 1 << 27  # of pieces that are kept; then all are forgotten
+MOST_BYTES = 1 << 27  # of kept pieces; then all are dropped
 BYTES_OF_ENTRIES = 200  # of a piece's entries in two dictionaries, at most
-LONGEST_KEPT = 64  # characters of a piece: longer ones, as of scripts without spaces, seldom come again
+LONGEST_KEPT = 64  # characters of a piece: longer pieces (scripts without spaces) seldom recur
 
 _GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA_3 = (
@@ -30,42 +28,30 @@ _LLAMA_3 = (
     r"|\s+(?!\S)|\s+"
 )
 _QWEN_2 = _LLAMA_3.replace("{1,3}", "")
-# As in the published tokenizer.json of Qwen 3.5; Kielo's own has llama.cpp's spelling.
+# As in the published tokenizer.json of Qwen 3.5. Kielo's own has llama.cpp's spelling.
 _QWEN_35 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_SCRIPTS = (
-    r"\p{Latin}",
-    r"\p{Cyrillic}",
-    r"\p{Greek}",
-    r"\p{Hangul}",
-    r"\p{Han}々〆",
-    r"\p{Hiragana}",
-    r"\p{Katakana}ー",
-)
-_ONE_SCRIPT = "|".join(rf"[{script}][{script}\p{{M}}]*" for script in _SCRIPTS)
+_SCRIPTS = r"\p{Latin} \p{Cyrillic} \p{Greek} \p{Hangul} \p{Han}々〆 \p{Hiragana} \p{Katakana}ー"
+_ONE_SCRIPT = "|".join(rf"[{script}][{script}\p{{M}}]*" for script in _SCRIPTS.split())
 # Of tokenizers that Kielo trained until version 1 of the stage.
 _KIELO_1 = (
     rf"[^\r\n\p{{L}}\p{{M}}\p{{N}}]?(?:{_ONE_SCRIPT}|[\p{{L}}\p{{M}}]+)|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+"
     r"|[\r\n]+|[^\S\r\n]+(?=[\r\n]|$)|[^\S\r\n]+(?!\S)|\s+"
 )
-# Pattern of pre-tokens → whether one always ends after a line's end that no white space follows.
+# Pattern of pre-tokens → whether a pre-token always ends after a line's end that no white space follows.
 ENDS_LINES = {PRE_TOKENS: True, _QWEN_35: True, _KIELO_1: True, _GPT_2: False, _LLAMA_3: True, _QWEN_2: True}
 _NORMALISERS = {"NFC", "NFKC"}
 _MODELS = {"BPE", "Unigram", "WordPiece", "WordLevel"}  # each encodes a pre-token without looking at others
 
 
 class CutRule(NamedTuple):
-    """The rule by which texts are cut.
+    """The rule by which texts are cut, at spaces and more."""
 
-    at_signs: between a letter or digit of LETTERS and a sign of ASCII too. at_lines: after a line's end too.
-    first_differs: a text's first piece may have other ids than the same characters within a text.
-    """
-
-    at_signs: bool
-    at_lines: bool
-    first_differs: bool
+    at_signs: bool  # between a letter or digit of LETTERS and a sign of ASCII
+    at_lines: bool  # after a line's end
+    first_differs: bool  # a text's first piece may have other ids than the same characters inside a text
 
 
 class EncodedText(NamedTuple):
@@ -76,15 +62,12 @@ class EncodedText(NamedTuple):
 
 
 class PieceCache:
-    """Encode texts with one tokenizer, and keep their pieces, in about MOST_BYTES at most after a call.
-
-    cut_rule: None where texts are encoded as a whole. num_bytes: of what is kept.
-    """
+    """A cache of a tokenizer's pieces, with about MOST_BYTES at most after a call."""
 
     def __init__(self, tokenizer: TextTokenizer):
         self._tokenizer = tokenizer
         self.cut_rule = cut_rule(tokenizer)
-        # Keys: a piece with the space before it; (piece,) for the first one of a text where that differs.
+        # Keys: a piece with the space before it; (piece,) for the first piece of a text if first_differs.
         self._ids: dict[str | tuple[str], bytes] = {}
         self._words: dict[str | tuple[str], int] = {}
         self.num_bytes = 0
@@ -122,7 +105,6 @@ class PieceCache:
             self.num_bytes += self._bytes(key)
 
     def _forget(self, learnt: Sequence[str | tuple[str]]) -> None:
-        """Drop what is too long to come again, and everything where that is too much."""
         for key in learnt:
             if len(_piece(key)) > LONGEST_KEPT:
                 self.num_bytes -= self._bytes(key)
@@ -140,21 +122,19 @@ def cut(text: str, at_signs: bool, at_lines: bool) -> list[str]:
     """Cut a text before each space between two characters that are no white space.
 
     at_signs: also between a character of LETTERS and one of SIGNS. at_lines: also between a line's end and a
-    character that is no white space. The pieces are all of the text. White space is Python's, which has all
-    of Unicode's and a few characters more.
+    character that is no white space. White space is Python's, a few characters more than Unicode's.
     """
     places, usual, unusual = _PIECES[at_signs, at_lines]
     if not text or unusual.search(text):
         return places.split(text)
     pieces = usual.findall(text)
-    pieces.pop()  # the empty one at the end of the text
+    pieces.pop()  # the empty piece at the end of the text
     return pieces
 
 
 def _patterns(at_signs: bool, at_lines: bool) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
-    """Return (the places of cuts, which an engine must look for at each character; the pieces of texts in
-    which all white space is single spaces, and line ends, within the text; what other texts have).
-    """
+    # The places of cuts, which a search must look for at each character. The pieces of usual texts, in which
+    # all white space is single spaces and line ends inside the text. What other texts have.
     places, spaces, end = r"(?<=\S)(?= \S)", " ", ""
     unusual = r"\s | \s|\A | \Z"
     if at_lines:
@@ -168,8 +148,7 @@ def _patterns(at_signs: bool, at_lines: bool) -> tuple[re.Pattern[str], re.Patte
     return re.compile(places), re.compile(usual + end), re.compile(unusual)
 
 
-# Letters and digits in every version of Unicode that a library may have; so are the ends of what NFC and NFKC
-# make of them.
+# Letters and digits in all versions of Unicode, and so are the ends of their normal forms NFC and NFKC.
 LETTERS = "0-9A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u013e\u0141-\u02af"
 LETTERS += "\u0391-\u03a1\u03a3-\u03ce\u0400-\u0481\u048a-\u052f"
 SIGNS = re.escape("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
@@ -177,22 +156,22 @@ _PIECES = {(signs, lines): _patterns(signs, lines) for signs in (False, True) fo
 
 
 def cut_rule(tokenizer: TextTokenizer) -> CutRule | None:
-    r"""Return where texts may be cut without a change of their ids; None where that is not known.
+    r"""Return where texts may be cut without a change of their ids, or None if that is not known.
 
-    The border between a character A that is no white space and a space is one of pre-tokens if no pre-token
-    has a space after such a character: so it is with the patterns of ENDS_LINES, whose alternatives have a
-    space only at their beginning or among white space, and with `Metaspace`, which cuts before every space.
-    None of them looks back, and what looks ahead does so from white space, which A is not. So neither side
-    depends on the other. Likewise with the patterns between one of LETTERS and a sign: no alternative has a
-    sign after a letter or digit (a combining mark is neither, so there is no cut behind one). And with
-    ENDS_LINES after a line's end: all of the white space before a character that is none, up to its last
+    The border between a character A that is no white space and a space is a border of pre-tokens if no
+    pre-token has a space after such a character. This holds for the patterns of ENDS_LINES, whose
+    alternatives have a space only at their beginning or among white space, and for `Metaspace`, which cuts
+    before every space. No pattern looks back, and lookaheads start from white space, which A is not. So
+    neither side depends on the other. The same holds between a character of LETTERS and a sign: no
+    alternative has a sign after a letter or digit (a combining mark is neither, so there is no cut behind
+    it). With ENDS_LINES it holds after a line's end: all white space before another character, up to its last
     line's end, is matched by alternatives that end there. `[\r\n]*` behind signs and `\s*[\r\n]+` take all
     line ends that follow, and no alternative has anything but white space behind a line's end.
 
     NFC and NFKC change neither the space of a cut nor a line's end, join neither with a mark after it, and
-    make white space at the end of no other character; what they make of one of LETTERS ends in a letter or
-    digit, and no letter is joined with a sign. Added tokens must not reach over a cut: with one that has a
-    sign after a letter, texts are cut at spaces and lines alone.
+    make no white space at the end of another character. Their form of a character of LETTERS ends in a letter
+    or digit, and no letter is joined with a sign. Added tokens must not reach over a cut: if one has a sign
+    after a letter, texts are cut at spaces and lines alone.
     """
     content = json.loads(tokenizer.for_text.tokenizer.to_str())
     normalisers = _parts(content["normalizer"], "normalizers")
@@ -216,7 +195,7 @@ def rule_of(pre_tokenisers: Sequence[Mapping[str, Any]]) -> CutRule | None:
     if last["type"] != "ByteLevel":
         return None
     if not before:
-        # A space is put before a piece that begins with none; so pieces within a text must begin with one.
+        # A space is put before a piece without one at its beginning, so pieces inside a text must have it.
         puts_space = last["add_prefix_space"]
         return CutRule(not puts_space, ENDS_LINES[_GPT_2], puts_space) if last["use_regex"] else None
     if len(before) > 1 or last["use_regex"] or last["add_prefix_space"] or before[0]["type"] != "Split":
@@ -228,17 +207,12 @@ def rule_of(pre_tokenisers: Sequence[Mapping[str, Any]]) -> CutRule | None:
 
 
 def is_within_pieces(token: Mapping[str, Any], is_normalised: bool) -> bool:
-    """Return True for an added token that is either all white space or has none, and looks at no other."""
+    """Return True if an added token is all white space or has none, and does not look at its neighbours."""
     content = token["content"]
-    has_space = any(character.isspace() for character in content)
-    return not (
-        has_space
-        and not content.isspace()
-        or token["lstrip"]
-        or token["rstrip"]
-        or token["single_word"]
-        or (token["normalized"] and is_normalised)
-    )
+    looks_around = token["lstrip"] or token["rstrip"] or token["single_word"]
+    if looks_around or token["normalized"] and is_normalised:
+        return False
+    return content.isspace() or not any(character.isspace() for character in content)
 
 
 def _parts(content: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:

@@ -16,20 +16,15 @@ BYTE_TOKEN = regex.compile(r"<0x[0-9A-F]{2}>")  # how SentencePiece vocabularies
 
 
 class Spelling:
-    """The convention of one vocabulary.
-
-    content: its tokenizer.json. remedy: the fix if the convention is not known, for the message.
-    """
+    """The convention of a vocabulary, of which `content` is tokenizer.json. remedy: the fix of the error."""
 
     def __init__(self, content: Mapping[str, Any], folder: Path, remedy: str):
         self.is_byte_level = _is_byte_level(content, folder, remedy)
 
     def is_byte(self, token: str) -> bool:
-        """Return True for a token that is spelled as one byte (<0x0A>)."""
         return not self.is_byte_level and bool(BYTE_TOKEN.fullmatch(token))
 
     def bytes_of(self, token: str) -> bytes:
-        """Return the bytes that a token stands for."""
         if self.is_byte(token):
             return bytes([int(token[3:5], 16)])
         if self.is_byte_level and all(character in BYTES for character in token):
@@ -42,7 +37,6 @@ class Spelling:
 
 
 def _is_byte_level(content: Mapping[str, Any], folder: Path, remedy: str) -> bool:
-    """Return True for GPT-2's alphabet of bytes, False for SentencePiece's; KieloError for others."""
     parts = json.dumps(
         [content.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")], ensure_ascii=False
     )
@@ -51,7 +45,7 @@ def _is_byte_level(content: Mapping[str, Any], folder: Path, remedy: str) -> boo
     if SPACE in parts or '"Metaspace"' in parts:
         return False
     raise KieloError(
-        f"{folder}: its tokens are neither byte-level (GPT-2, Llama 3, Kielo) nor of SentencePiece's form "
+        f"{folder}: its tokens are neither byte-level (GPT-2, Llama 3, Kielo) nor in SentencePiece's form "
         f"(Llama 2, Mistral, Gemma), so their texts are not known. Fix: {remedy}"
     )
 
@@ -67,14 +61,8 @@ ALPHABET = _byte_alphabet()
 BYTES = {character: byte for byte, character in ALPHABET.items()}
 
 
-# Tokens as people read them, whatever their vocabulary's spelling: an id → `▁maja`, `jõgi`, `\xC3`.
-
-
 class TokenNames:
-    """The names of a tokenizer's tokens: their text, with ▁ for a space, and bytes of no whole character.
-
-    A control token has its own name.
-    """
+    r"""The tokens of a tokenizer as people read them: an id → `▁maja`, `jõgi`, `\xC3`, `<|endoftext|>`."""
 
     def __init__(self, tokenizer: TextTokenizer):
         content = json.loads(tokenizer.whole.to_str())
@@ -83,13 +71,12 @@ class TokenNames:
         self._tokenizer = tokenizer.whole
 
     def __call__(self, number: int) -> str:
-        """Return the name of the token with this id; "" for an id without a token."""
         token = self._tokenizer.id_to_token(number) or ""
         return token if number in self._added else readable(self._spelling.bytes_of(token))
 
 
 def readable(text: bytes) -> str:
-    """Return the text on one line without spaces: ▁ for a space, escapes for what cannot be seen."""
+    """Return the text on one line without spaces: ▁ for a space, escapes for invisible characters."""
     return "".join(map(_visible, text.decode("utf-8", "surrogateescape")))
 
 

@@ -1,8 +1,4 @@
-"""Files that the tokenizer stage reads beside the text: a ready tokenizer, that of the weights, vectors.
-
-`check_vectors` and `check_inputs` ask for them before the stages that take longer; nothing is fetched for
-that.
-"""
+"""Inputs of the tokenizer stage beside the text: a ready tokenizer, the tokenizer of the weights, vectors."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,18 +16,12 @@ from kielo.tokenizer.facts import main_files
 from kielo.tokenizer.load import TOKENIZER_FILE, TextTokenizer, decode, end_of_text_id, vocabulary_size
 from kielo.tokenizer.make_row_map import check_form
 
-# Text of ready token files, where a run has no corpus to measure a tokenizer on.
-
-
-_LEAST_BYTES_OF_TOKENS = 2  # of a token on average, to look at enough of them
+_LEAST_BYTES_OF_TOKENS = 2  # of a token on average, to look at enough tokens
 _MOST_EMPTY = 4096  # documents, one after another
 
 
 def decoded_documents(recipe: Recipe, tokenizer: TextTokenizer, most_bytes: int) -> Iterator[str]:
-    """Yield the last documents of each source of ready tokens, up to so many bytes in all.
-
-    Raises KieloError for ids beyond the vocabulary, and for thousands of documents without a token.
-    """
+    """Yield the last documents of each source of ready tokens, at most `most_bytes` in all."""
     size, end = vocabulary_size(tokenizer), end_of_text_id(tokenizer)
     found = find_token_sources(recipe, size)
     for name, files in found.items():
@@ -44,7 +34,7 @@ def decoded_documents(recipe: Recipe, tokenizer: TextTokenizer, most_bytes: int)
                 raise KieloError(
                     f"corpus.sources, {name}: {files.folder}/{stream.document_name(start)} and "
                     f"{_MOST_EMPTY:,} documents before it have no token but {end}, end-of-text, as in a "
-                    "sparse file that was never written. Fix: whole files"
+                    "sparse file that was never written. Fix: complete files"
                 )
             if empty:
                 continue
@@ -52,8 +42,8 @@ def decoded_documents(recipe: Recipe, tokenizer: TextTokenizer, most_bytes: int)
                 raise KieloError(
                     f"corpus.sources, {name}: {files.folder}/{stream.document_name(start)} has ids "
                     f"{int(row.min())} to {int(row.max())}, and the tokenizer has 0 to {size - 1}. "
-                    "Fix: tokenizer.path = the tokenizer that made these tokens, or tokens_dtype "
-                    "of the source where a file does not tell"
+                    "Fix: tokenizer.path = the tokenizer that made these tokens, or the source's "
+                    "tokens_dtype if its files do not tell"
                 )
             text = decode(tokenizer, [row[row != end].tolist()])[0]
             left -= len(text.encode())
@@ -63,12 +53,9 @@ def decoded_documents(recipe: Recipe, tokenizer: TextTokenizer, most_bytes: int)
 
 
 def check_inputs(recipe: Recipe) -> None:
-    """Raise KieloError for a ready tokenizer or weights that are not there, or lack a tokenizer.json.
-
-    What comes from the hub is not asked for before its stage fetches it, unless this machine has no network.
-    """
+    """Refuse a ready tokenizer or weights that do not exist or lack a tokenizer.json."""
     ready, weights = recipe.tokenizer.ready, recipe.model.weights
-    offline = prefetched_folder() is not None
+    offline = prefetched_folder() is not None  # only then is the hub's part asked for now
     is_folder = "/" in (ready or "") and not is_on_hub(ready)  # the hub has names without "/" too
     if ready and (offline or is_folder):
         ready_files(resolve_tokenizer(ready), recipe.tokenizer.ready_key)
@@ -78,35 +65,28 @@ def check_inputs(recipe: Recipe) -> None:
 
 
 def check_vectors(recipe: Recipe) -> None:
-    """Raise KieloError where `model.transplant_vectors` is not there, or does not begin as vectors do."""
     if path := transplant_vectors(recipe):
         check_form(path)
 
 
 def ready_files(folder: Path, key: str) -> list[Path]:
-    """Return the files of a ready tokenizer that the stage depends on.
-
-    key: the recipe key that names it. Raises KieloError for a folder without a tokenizer.json.
-    """
+    """Return the files of a ready tokenizer that the stage depends on. key: the recipe key that names it."""
     if not (folder / TOKENIZER_FILE).is_file():
         raise KieloError(
             f"{key} = {str(folder)!r}: no {TOKENIZER_FILE} there"
-            + (conversion(folder) or "; give a folder in Hugging Face form")
+            + (conversion(folder) or ". Fix: a folder in Hugging Face form")
         )
     return [folder / name for name in main_files(folder)]
 
 
 def tokenizer_of_weights(recipe: Recipe) -> Path | None:
-    """Return the folder of the tokenizer that a transplant replaces; None where there is no transplant.
-
-    Weights on the hub are fetched. Raises KieloError for weights without a tokenizer.
-    """
+    """Return the folder of the tokenizer that a transplant replaces, or None. Fetch weights on the hub."""
     if recipe.model.transplant is None or recipe.model.weights is None:
         return None
     folder = resolve_weights(recipe.model.weights)
     if not (folder / TOKENIZER_FILE).is_file():
         raise KieloError(
-            f"model.weights = {recipe.model.weights!r}: there is no {TOKENIZER_FILE} in {folder}, and "
+            f"model.weights = {recipe.model.weights!r}: {folder} has no {TOKENIZER_FILE}, and "
             "model.transplant needs the vocabulary of the weights"
             + (conversion(folder) or f". Fix: their {TOKENIZER_FILE} in that folder")
         )
@@ -114,7 +94,6 @@ def tokenizer_of_weights(recipe: Recipe) -> Path | None:
 
 
 def transplant_vectors(recipe: Recipe) -> Path | None:
-    """Return the file of `model.transplant_vectors`; KieloError where it is not there."""
     if recipe.model.transplant_vectors is None:
         return None
     path = Path(recipe.model.transplant_vectors).expanduser()
@@ -126,20 +105,11 @@ def transplant_vectors(recipe: Recipe) -> Path | None:
     return path
 
 
-# The held-out split: text -> is it held out, by a hash of the text alone.
-#
-# The vocabulary is the first thing learned from the text, so the split is decided here: neither it nor the
-# model sees a held-out document. Equal texts are on the same side, whatever their source, order or number.
-
-
-_HASHES = 1 << 64
-
-
 def place_by_hash(text: str) -> float:
     """Return a number in [0, 1) from the text alone (xxh3-64 of its UTF-8), spread evenly over texts."""
-    return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass")) / _HASHES
+    return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass")) / 2**64
 
 
 def is_heldout(text: str, share: float) -> bool:
-    """Return True if the document is kept out of training, as about `share` of all documents are."""
+    """Return True for about `share` of all texts, which neither the vocabulary nor the model learns from."""
     return place_by_hash(text) < share

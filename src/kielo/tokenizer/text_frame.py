@@ -19,18 +19,13 @@ from kielo.recipe.sections import AsTokenizer, Recipe
 from kielo.tokenizer.control_tokens import read_object
 from kielo.tokenizer.load import CONFIG_FILE, TOKENIZER_FILE, TextTokenizer, load_tokenizer, role_name
 
-# Count in the manifest of the tokenizer stage: the ids before a text. Earlier versions lack it.
-
 
 class TextFrame(NamedTuple):
-    """The ids before and after those of a text."""
-
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
 
 
 def text_frame(tokenizer: Tokenizer) -> TextFrame:
-    """Return the ids that the tokenizer's post-processor puts around a text."""
     encoding = tokenizer.encode("a", add_special_tokens=True)
     of_text = [place for place, is_special in enumerate(encoding.special_tokens_mask) if not is_special]
     first, last = (of_text[0], of_text[-1]) if of_text else (len(encoding.ids), len(encoding.ids))
@@ -38,16 +33,13 @@ def text_frame(tokenizer: Tokenizer) -> TextFrame:
 
 
 def ids_before_texts(tokenizer: TextTokenizer) -> tuple[int, ...]:
-    """Return the ids that begin a document: those that the post-processor puts before a text.
-
-    If that is end-of-text alone, as OPT has it, none: it ends the document before it already.
-    """
+    """Return the ids that begin a document: those before a text, unless they are end-of-text alone (OPT)."""
     before = text_frame(tokenizer.whole).before
     return () if before == (tokenizer.whole.token_to_id(tokenizer.end_of_text),) else before
 
 
 def ids_before_texts_of(folder: Path) -> tuple[int, ...]:
-    """Read `ids_before_texts` from the manifest of a run's tokenizer; load the tokenizer if that lacks it."""
+    """Read `ids_before_texts` from the manifest of a run's tokenizer, or else from the tokenizer."""
     manifest, path = read_manifest(folder), folder / TOKENIZER_FILE
     if manifest is not None and path.is_file():
         ids = counts_of(folder, manifest, TokenizerCounts).ids_before_texts
@@ -57,10 +49,7 @@ def ids_before_texts_of(folder: Path) -> tuple[int, ...]:
 
 
 def write_frame(folder: Path, bos: AsTokenizer, eos: AsTokenizer) -> None:
-    """Make the post-processor in `folder` put the tokens of `tokenizer.bos` and `tokenizer.eos` around texts.
-
-    Raise KieloError for a tokenizer without a token of that role.
-    """
+    """Make the post-processor in `folder` frame texts as `tokenizer.bos` and `tokenizer.eos` say."""
     if bos == eos == "auto":
         return
     tokenizer = load_tokenizer(folder)
@@ -88,41 +77,30 @@ def write_frame(folder: Path, bos: AsTokenizer, eos: AsTokenizer) -> None:
 def _post_processor(
     old: JsonTable | None, tokenizer: Tokenizer, before: list[str], after: list[str]
 ) -> JsonTable | None:
-    """Return the JSON of a post-processor that puts these tokens around texts; offsets are those of `old`."""
-    parts = [old] if old else []
-    if old and old["type"] == "Sequence":
-        parts = old["processors"]
-    parts = [part for part in parts if part["type"] == "ByteLevel"]
-    if before or after:
+    """Return the JSON of a post-processor that puts these tokens around texts, with the offsets of `old`."""
 
-        def framed(text: str, number: int) -> list[JsonTable]:
-            around = [
-                [{"SpecialToken": {"id": name, "type_id": number}} for name in names]
-                for names in (before, after)
-            ]
-            return [*around[0], {"Sequence": {"id": text, "type_id": number}}, *around[1]]
-
-        parts.append(
-            {
-                "type": "TemplateProcessing",
-                "single": framed("A", 0),
-                "pair": framed("A", 0) + framed("B", 1),
-                "special_tokens": {
-                    name: {"id": name, "ids": [tokenizer.token_to_id(name)], "tokens": [name]}
-                    for name in (*before, *after)
-                },
-            }
+    def framed(text: str, number: int) -> list[JsonTable]:
+        first, last = (
+            [{"SpecialToken": {"id": name, "type_id": number}} for name in names] for names in (before, after)
         )
+        return [*first, {"Sequence": {"id": text, "type_id": number}}, *last]
+
+    parts = [] if old is None else old["processors"] if old["type"] == "Sequence" else [old]
+    parts = [part for part in parts if part["type"] == "ByteLevel"]
+    ids = {name: tokenizer.token_to_id(name) for name in (*before, *after)}
+    if ids:
+        known = {name: {"id": name, "ids": [number], "tokens": [name]} for name, number in ids.items()}
+        single, pair = framed("A", 0), framed("A", 0) + framed("B", 1)
+        template = {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": known}
+        parts.append(template)
     return None if not parts else parts[0] if len(parts) == 1 else {"type": "Sequence", "processors": parts}
 
 
 def refuse_other_frame(recipe: Recipe, tokenizer: TextTokenizer) -> None:
-    """Raise KieloError if documents cannot be packed with what the post-processor puts around a text.
-
-    Documents end with end-of-text and nothing else. Those of encoders begin with `[CLS]`, if there is one.
-    """
+    """Raise KieloError if documents cannot be packed as the post-processor frames a text."""
     whole, found = tokenizer.whole, text_frame(tokenizer.whole)
     end, cls = tokenizer.end_of_text, role_name(tokenizer, "cls_token")
+    # Documents end with end-of-text alone. Documents of encoders begin with `[CLS]`, if there is one.
     before: tuple[int | None, ...] = found.before
     fix = "tokenizer.eos = false"
     afters = [(), (whole.token_to_id(end),)]
@@ -136,6 +114,6 @@ def refuse_other_frame(recipe: Recipe, tokenizer: TextTokenizer) -> None:
         for ids in (*found, before)
     ]
     raise KieloError(
-        f"{tokenizer.folder}: the post-processor puts {said[0]} before a text and {said[1]} after it, and "
+        f"{tokenizer.folder}: the post-processor puts {said[0]} before a text and {said[1]} after it, but "
         f"documents are packed with {said[2]} before and {end} after them. Fix: {fix}"
     )

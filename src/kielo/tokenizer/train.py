@@ -1,10 +1,8 @@
-"""The tokenizer stage: documents -> a byte-level tokenizer in Hugging Face form, with its figures.
+"""The tokenizer stage: documents → a byte-level tokenizer in Hugging Face form, with its figures.
 
-It is learned from the text, by byte-pair encoding or as a unigram model (`unigram.py`), or a ready one: as it
-is, or extended by tokens of the text (`extend.py`).
-
-Byte-level, without a normaliser: every text comes back exactly, and no character is unknown. Text is in NFC
-since the corpus stage. It is cut into words (`pre_tokens.py`), and a token is part of one.
+A tokenizer is learned from the text, by byte-pair encoding or as a unigram model (`unigram.py`), or it is
+ready: as it is, or extended by tokens of the text (`extend.py`). Without a normaliser each text comes back
+exactly, and no character is unknown. A token is part of one word (`pre_tokens.py`).
 """
 
 import logging
@@ -78,12 +76,12 @@ from kielo.tokenizer.unigram import learn_stoppably, unigram_tokenizer
 
 KIND, VERSION = "tokenizer", 2
 logger = logging.getLogger(__name__)
-_VERSION_OF_COPIES = 1  # copies of ready tokenizers are as in version 1
+_VERSION_OF_COPIES = 1  # copies of ready tokenizers have not changed since
 NUM_BYTES = 256
-# Of decoders: unlike end-of-text, which a trainer that leaves padding out of the loss would leave out too.
+# Of decoders. Not end-of-text: a trainer that leaves padding out of the loss would leave it out too.
 PADDING = "<|padding|>"
 MEASURED_BYTES = 2_000_000
-# Of encoders, by their role; ids 0 to 4.
+# Of encoders: role → token; ids 0 to 4.
 ENCODER_TOKENS = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",
@@ -91,18 +89,16 @@ ENCODER_TOKENS = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
-# Keys of [tokenizer] that came after manifests of version 1.
+# Keys of [tokenizer] that manifests of version 1 lack.
 _LATER_KEYS = {"extend", "unchanged_sources", "model", "temperature", "reserved_tokens", "bos", "eos"}
 
 
 def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manifest:
-    """Train, extends or copies the recipe's tokenizer, and measures it on held-out text.
+    """Train, extend or copy the recipe's tokenizer, and measure it on held-out text.
 
-    Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json, of a ready tokenizer all its files,
-    measure.json, with model.transplant row_map.json, and the manifest. A folder that is already current stays
-    as it is, and its manifest is returned. Raises KieloError for a ready tokenizer that cannot be read or
-    extended, a vocabulary below 258, a corpus without training text, or weights without a tokenizer to
-    transplant from.
+    Write its files in Hugging Face form, measure.json, row_map.json with model.transplant, and the manifest.
+    Keep a folder that is current. Raises KieloError for a ready tokenizer that cannot be read or extended, a
+    vocabulary below 258, a corpus without text, or weights without a tokenizer to transplant from.
     """
     ready = resolve_tokenizer(recipe.tokenizer.ready) if recipe.tokenizer.ready else None
     section = {**_settings(recipe), "heldout_share": recipe.dataset.heldout_share}
@@ -110,7 +106,6 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
         section["chat_tokens"] = marks
     if roles := _encoder_tokens(recipe):
         section["encoder_tokens"] = roles
-    # Measured on documents of the corpus, or of ready tokens where there is no other text.
     has_corpus = bool(recipe.corpus.of_raw_text.sources)
     inputs = {"corpus": hash_manifest(corpus_folder)} if has_corpus else {}
     if ready:
@@ -130,37 +125,35 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
     if of_weights:
         try_tokenizer(of_weights / TOKENIZER_FILE, "model.weights")
     if ready and _has_chats(recipe):
-        ChatTemplate(load_tokenizer(ready))  # refuses one without a template, before anything is packed
+        ChatTemplate(load_tokenizer(ready))  # refuses a tokenizer without a template before packing
     with write_stage(folder, KIND, version, inputs, section) as stage:
         if ready:
             for path in ready_files(ready, recipe.tokenizer.ready_key):
                 shutil.copyfile(path, stage.folder / path.name)
-            # No inputs: they change no token, and folders that were made without them stay current.
+            # No inputs of the stage: they change no token, and folders without them stay current.
             for name in side_files(ready, has_same_vocabulary=not recipe.tokenizer.extend):
                 (stage.folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(ready / name, stage.folder / name)
             if write_without_dropout(stage.folder):
                 logger.warning(
-                    "%s has dropout, by which a text gets other ids each time; this run has none",
+                    "%s has dropout, which gives a text different ids each time. This run turns it off",
                     ready / TOKENIZER_FILE,
                 )
             if recipe.tokenizer.extend:
                 _extend(recipe, corpus_folder, load_tokenizer(ready), stage.folder)
         else:
-            learnt = train_on(TrainingSample(recipe, corpus_folder, _sources(recipe)), recipe)
+            learnt = train_on(TrainingSample(recipe, corpus_folder), recipe)
             template = DEFAULT_TEMPLATE if marks else None
             save(learnt, stage.folder, template, roles, recipe.tokenizer.reserved_tokens)
         write_frame(stage.folder, recipe.tokenizer.bos, recipe.tokenizer.eos)
         tokenizer = load_tokenizer(stage.folder)
         refuse_other_frame(recipe, tokenizer)
-        measured_on, texts = (
-            texts_to_measure(recipe, corpus_folder)
-            if has_corpus
-            else (
-                "decoded documents of the token files",
-                decoded_documents(recipe, tokenizer, MEASURED_BYTES),
-            )
-        )
+        texts: Iterable[str]
+        if has_corpus:
+            measured_on, texts = texts_to_measure(recipe, corpus_folder)
+        else:
+            measured_on = "decoded documents of the token files"
+            texts = decoded_documents(recipe, tokenizer, MEASURED_BYTES)
         figures = {"measured_on": measured_on, "end_of_text_id": end_of_text_id(tokenizer)}
         measured = TokenizerMeasure.model_validate(figures | measure(tokenizer, texts))
         write_json(stage.folder, measured)
@@ -176,13 +169,11 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
 
 
 def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
-    """Learn a vocabulary; the same texts give the same merges. End-of-text is id 0.
+    """Learn a vocabulary. The same texts give the same merges. texts: read several times, so no iterator.
 
-    With a source of instructions the two tokens of the chat template are ids 1 and 2. Reserved tokens follow,
-    then padding, then the bytes. Those of an encoder are ids 0 to 4 in place of end-of-text and padding.
-    texts: read several times, so no iterator.
-
-    Raises KieloError for a vocabulary that cannot hold the bytes, or without text.
+    Ids: end-of-text (of encoders their five tokens), the two marks of chats if a source has instructions,
+    reserved tokens, padding (of decoders), the bytes. Raises KieloError for a vocabulary that is too small,
+    or without text.
     """
     wanted, marks = recipe.tokenizer.vocab_size, _marks(recipe)
     roles = _encoder_tokens(recipe)
@@ -197,18 +188,22 @@ def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
             f"{NUM_BYTES + len(control)} ({NUM_BYTES} bytes and {end}{others})"
         )
     if next(iter(texts), None) is None:
-        raise KieloError("no training text to learn a vocabulary from; see the funnel of the corpus stage")
-    learn = _unigram if recipe.tokenizer.model == "unigram" else _bpe
-    # The space before a word is in its token. So the mask token takes the space in: "a [MASK] b" then has the
-    # ids of training, where a mask token stands for the space and the word.
+        raise KieloError(
+            "no training text to learn a vocabulary from. Fix: more text (funnel.json has what was dropped)"
+        )
+    # The space before a word is in its token, so the mask token takes the space in: "a [MASK] b" has the ids
+    # of training, in which a mask token stands for the space and the word.
     mask = roles.get("mask_token")
     added = [AddedToken(name, special=True, lstrip=name == mask) for name in control]
     words = ShortWords(texts)
-    tokenizer = learn(words, recipe.tokenizer, added)
+    if recipe.tokenizer.model == "unigram":
+        tokenizer = unigram_tokenizer(words, wanted, added)
+    else:
+        tokenizer = _bpe(words, recipe.tokenizer, added)
     if words.cut_bytes:
         print(
             f"tokenizer: {words.cut_bytes:,} bytes of the sample are words of more than {LONGEST_WORD} "
-            "characters; tokens were learned from pieces of them",
+            "characters. Tokens were learned from pieces of these words",
             file=sys.stderr,
         )
     if roles:
@@ -236,23 +231,15 @@ def _bpe(texts: Iterable[str], settings: TokenizerSection, control: list[AddedTo
     return tokenizer
 
 
-def _unigram(texts: Iterable[str], settings: TokenizerSection, control: list[AddedToken]) -> Tokenizer:
-    return unigram_tokenizer(texts, settings.vocab_size, control)
-
-
 def save(
     tokenizer: Tokenizer,
     folder: Path,
     chat_template: str | None = None,
-    encoder_tokens: Mapping[str, str] | None = None,
+    encoder_tokens: Mapping[str, str] | None = None,  # role → token
     reserved_tokens: Sequence[str] = (),
 ) -> None:
-    """Write the tokenizer so that `transformers.AutoTokenizer.from_pretrained` gives the same ids.
-
-    encoder_tokens: role → name of the control tokens of an encoder. reserved_tokens: control tokens without a
-    role. The export adds `model_max_length`, which is the model's.
-    """
-    # As GPT-2's, the unknown token is end-of-text: no text needs it, and converters ask for its name.
+    """Write the tokenizer so that `transformers.AutoTokenizer.from_pretrained` gives the same ids."""
+    # As in GPT-2 the unknown token is end-of-text: no text needs it, and converters ask for its name.
     tokens = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), END_OF_TEXT)
     if tokenizer.token_to_id(PADDING) is not None:
         tokens["pad_token"] = PADDING
@@ -275,14 +262,14 @@ def save(
     if others:
         config["additional_special_tokens"] = others
     folder.mkdir(parents=True, exist_ok=True)
-    # Not `tokenizer.save`: its error on a full disk names neither the reason nor the file.
+    # Not `tokenizer.save`, whose error on a full disk names neither the reason nor the file.
     write_text_atomically(folder / TOKENIZER_FILE, tokenizer.to_str(pretty=True))
     write_json_atomically(folder / CONFIG_FILE, config)
     write_json_atomically(folder / "special_tokens_map.json", tokens)
 
 
 def _version(recipe: Recipe, folder: Path) -> int:
-    """Return the version of the stage's output; a run that has trained keeps its older tokenizer."""
+    """Return the version of the stage's output. A run that has trained keeps its older tokenizer."""
     is_copy = recipe.tokenizer.ready and not recipe.tokenizer.extend
     version = _VERSION_OF_COPIES if is_copy else VERSION
     made = read_manifest(folder)
@@ -290,7 +277,6 @@ def _version(recipe: Recipe, folder: Path) -> int:
 
 
 def _settings(recipe: Recipe) -> JsonTable:
-    """Return the section as manifests have it: keys of later versions only where they are set."""
     given = recipe.tokenizer.model_dump(exclude={"max_unknown_share"})  # it changes no token
     fields = TokenizerSection.model_fields
     return {
@@ -299,23 +285,18 @@ def _settings(recipe: Recipe) -> JsonTable:
 
 
 def _extend(recipe: Recipe, corpus_folder: Path, ready: TextTokenizer, folder: Path) -> None:
-    """Write `ready`, extended by tokens of the recipe's text, over the copies of its files in `folder`."""
     unchanged = set(recipe.tokenizer.unchanged_sources)
     extended = extend(
         ready,
-        TrainingSample(recipe, corpus_folder, _sources(recipe) - unchanged),
+        TrainingSample(recipe, corpus_folder, {one.name for one in recipe.corpus.sources} - unchanged),
         recipe.tokenizer.vocab_size,
         recipe.tokenizer.min_frequency,
         TrainingSample(recipe, corpus_folder, unchanged) if unchanged else (),
     )
     write_text_atomically(folder / TOKENIZER_FILE, extended.to_str(pretty=True))
-    # The classes of transformers that know a model's name may read its original vocabulary instead.
+    # A class that transformers has for a model may read the original vocabulary instead.
     config = read_object(folder / CONFIG_FILE) | {"tokenizer_class": "PreTrainedTokenizerFast"}
     write_json_atomically(folder / CONFIG_FILE, config)
-
-
-def _sources(recipe: Recipe) -> set[str]:
-    return {source.name for source in recipe.corpus.sources}
 
 
 def _encoder_tokens(recipe: Recipe) -> dict[str, str]:
@@ -328,11 +309,7 @@ def _marks(recipe: Recipe) -> list[str]:
 
 
 def _check_ready(recipe: Recipe, tokenizer: TextTokenizer, texts: Iterable[str]) -> None:
-    """Refuse a ready tokenizer that loses text, and one that is not that of the weights.
-
-    Encoders write no text, so a loss is only shown. Weights that are not on this machine yet are compared
-    when they are read.
-    """
+    """Refuse a ready tokenizer that loses text (an encoder's may), or of other weights if they are here."""
     key = f"{recipe.tokenizer.ready_key} = {recipe.tokenizer.ready!r}"
     unknown = find_unknown(tokenizer, texts)
     if unknown:
@@ -354,22 +331,22 @@ def _has_chats(recipe: Recipe) -> bool:
 
 @dataclass(frozen=True)
 class TrainingSample:
-    """The texts to learn from, as often as they are asked for: training documents of `sources`.
+    """The training documents of `sources` (None: of all) to learn from, which can be read several times.
 
-    They have about max_sample_bytes, or less where there is less text. They are chosen by hash, so they come
-    from the whole of each source. By tokenizer.temperature the shares of languages differ from those of the
-    text; a language with too little text for its share has documents that count more than once.
+    They have about max_sample_bytes, chosen by a hash from the whole of each source. tokenizer.temperature
+    changes the shares of languages. Documents of a language with too little text count more than once.
     """
 
     recipe: Recipe
     corpus_folder: Path
-    sources: Collection[str]
+    sources: Collection[str] | None = None
 
     def __iter__(self) -> Iterator[str]:
         share = self.recipe.dataset.heldout_share
         rates = self.rates()
+        sources = rates.keys() if self.sources is None else self.sources
         for document in read_documents(self.corpus_folder / "documents"):
-            if document["source"] not in self.sources:
+            if document["source"] not in sources:
                 continue
             place = place_by_hash(document["text"])
             whole, rest = divmod(rates[document["source"]], 1)
@@ -378,13 +355,13 @@ class TrainingSample:
                     yield document["text"]
 
     def rates(self) -> dict[str, float]:
-        """Return source → how often a document of it is in the sample, on average."""
+        """Return source → how many times a document of it is in the sample, on average."""
         counts = counts_of(self.corpus_folder, finished_manifest(self.corpus_folder), CorpusCounts)
         kept_bytes, settings = counts.bytes_kept or 0, self.recipe.tokenizer
         sample_bytes = min(settings.max_sample_bytes, kept_bytes)
         languages = {source.name: languages_of(self.recipe, source) for source in self.recipe.corpus.sources}
         if settings.temperature == 1:
-            # All of it where the manifest does not say how much there is.
+            # All text if the manifest lacks its size.
             return dict.fromkeys(languages, min(1.0, settings.max_sample_bytes / max(kept_bytes, 1)))
         of_language: Counter[tuple[str, ...]] = Counter()
         for source in counts.sources:
@@ -399,27 +376,21 @@ class TrainingSample:
 
 
 def texts_to_measure(recipe: Recipe, corpus_folder: Path) -> tuple[str, list[str]]:
-    """Return held-out texts up to 2 MB; training texts where nothing is held out, which pack will refuse."""
-    heldout, first = [], []
-    heldout_bytes = first_bytes = 0
+    """Return held-out texts up to 2 MB, or training texts if nothing is held out, which pack will refuse."""
+    texts: dict[bool, list[str]] = {True: [], False: []}  # by whether they are held out
+    sizes = Counter[bool]()
     for document in read_documents(corpus_folder / "documents"):
-        text = document["text"]
-        if is_heldout(text, recipe.dataset.heldout_share):
-            heldout.append(text)
-            heldout_bytes += len(text.encode())
-        elif first_bytes < MEASURED_BYTES:
-            first.append(text)
-            first_bytes += len(text.encode())
-        if heldout_bytes >= MEASURED_BYTES:
+        which = is_heldout(document["text"], recipe.dataset.heldout_share)
+        if sizes[which] < MEASURED_BYTES:
+            texts[which].append(document["text"])
+            sizes[which] += len(document["text"].encode())
+        elif which:
             break
-    return ("held-out documents", heldout) if heldout else ("training documents", first)
+    return ("held-out documents", texts[True]) if texts[True] else ("training documents", texts[False])
 
 
 def unfilled_vocabulary(recipe: Recipe, made: Manifest) -> str:
-    """Return what to set where the text gave fewer tokens than were asked for; "" where it gave all.
-
-    made: the manifest of the stage.
-    """
+    """Return what to set if the text gave fewer tokens than asked for, or "". made: the stage's manifest."""
     largest = TokenizerCounts.model_validate(made.counts).largest_id
     asked, size = recipe.tokenizer, (largest or 0) + 1
     if asked.path is not None or size >= asked.vocab_size:
@@ -429,6 +400,6 @@ def unfilled_vocabulary(recipe: Recipe, made: Manifest) -> str:
         why = "no other piece occurs in two words"
     return (
         f"the text gives {size:,} of the {asked.vocab_size:,} tokens of tokenizer.vocab_size, and the model "
-        f"has as many: {why}; set tokenizer.vocab_size = {size}, so that `kielo show` and plans count this "
-        "model, or give more text"
+        f"has as many: {why}. Fix: tokenizer.vocab_size = {size} (then `kielo show` and plans count this "
+        "model), or more text"
     )

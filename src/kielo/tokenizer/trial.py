@@ -1,4 +1,8 @@
-"""A tokenizer from elsewhere: tried in a process of its own, and refused if it loses text."""
+"""A tokenizer from elsewhere: tried in its own process, and refused if it loses text or is of other weights.
+
+Its normaliser, regular expressions and model may never end, fill the memory, end the process, or give
+different ids each time. Run as a program with limits, this file encodes each text of `PROBES` twice.
+"""
 
 import json
 import math
@@ -16,7 +20,6 @@ from typing import Any, NamedTuple
 
 import regex
 
-from kielo.artifact.json_object import JsonTable
 from kielo.artifact.weights_folder import CONFIG_FILE as CONFIG_OF_MODEL
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.control_tokens import read_object, unknown_token
@@ -30,15 +33,12 @@ from kielo.tokenizer.load import (
     vocabulary_size,
 )
 
-# A ready tokenizer that loses text, or that is not that of the weights, is refused before text is packed.
-
-
 _CHECKED_TEXTS = 256
 _ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-# Rows beyond the tokens, by which weights are padded: 64 is usual, and many have a few hundred.
+# Rows of weights beyond the tokens: padding to a multiple of 64 is usual, and many have a few hundred.
 _MOST_PADDING_ROWS, _MOST_PADDING = 512, 0.02
 _SHOWN = 24  # characters of a text that does not come back
-# What normalisers leave out is no loss: white space, controls, joiners, and marks on letters.
+# White space, controls, joiners and marks on letters are no loss: normalisers leave them out.
 _SEEN = regex.compile(r"[^\p{Z}\p{C}\p{M}]")
 
 
@@ -60,13 +60,11 @@ class Unknown(NamedTuple):
 
 
 def find_unknown(tokenizer: TextTokenizer, texts: Iterable[str]) -> Unknown | None:
-    """Counts, in the first 256 texts, characters that are unknown or dropped; None if there are none.
-
-    Those of a token for unknown characters are unknown: of WordPiece, all of the word.
-    """
+    """Count characters of the first 256 texts that are unknown (in WordPiece a word) or dropped, if any."""
     batch = list(islice(texts, _CHECKED_TEXTS))
-    places = _dropped if unknown_token(_model(tokenizer)) is None else _unknown
-    found = [(text, there) for text, there in zip(batch, places(tokenizer, batch), strict=True) if there]
+    name = unknown_token(json.loads(tokenizer.whole.to_str())["model"])
+    places = _dropped(tokenizer, batch) if name is None else _unknown(tokenizer, batch, name)
+    found = [(text, there) for text, there in zip(batch, places, strict=True) if there]
     if not found:
         return None
     text, (first, *_) = found[0]
@@ -80,37 +78,29 @@ def find_unknown(tokenizer: TextTokenizer, texts: Iterable[str]) -> Unknown | No
 
 
 def refuse_unknown(unknown: Unknown, share: float, key: str) -> None:
-    """Raise KieloError if more than `share` of the texts have characters that are unknown.
+    """Raise KieloError if more than `share` of the texts have unknown characters. key: of the recipe.
 
-    Of vocabularies with all bytes none has. Of those without, text of their languages has few: SentencePiece
-    leaves out 0.05 % of the characters. key: the recipe key that the tokenizer is of.
+    Vocabularies with all bytes have none. Of others SentencePiece leaves out 0.05 % of the characters.
     """
     if unknown.texts <= share * unknown.of_texts:
         return
     accepted = math.ceil(100 * unknown.texts / unknown.of_texts) / 100
     raise KieloError(
-        f"{key}: {unknown.sentence()}. A model could never write them. Fix: a byte-level tokenizer or one "
-        "with byte fallback, or no tokenizer.path, so that this recipe trains its own; "
-        f"tokenizer.max_unknown_share = {accepted:g} takes this one"
+        f"{key}: {unknown.sentence()}. A model could never write them. Fix: a byte-level tokenizer or a "
+        "tokenizer with byte fallback, or no tokenizer.path, so that this recipe trains its own. "
+        f"tokenizer.max_unknown_share = {accepted:g} accepts this tokenizer"
     )
 
 
-def _model(tokenizer: TextTokenizer) -> JsonTable:
-    return json.loads(tokenizer.whole.to_str())["model"]
-
-
 def _dropped(tokenizer: TextTokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
-    """Yield, of a model without a token for unknown characters, the places of those that give no token."""
     characters = [one for one in sorted(set().union(*texts)) if _SEEN.match(one)]
     dropped = {one for one, ids in zip(characters, encode(tokenizer, characters), strict=True) if not ids}
     for text in texts:
         yield [place for place, one in enumerate(text) if one in dropped]
 
 
-def _unknown(tokenizer: TextTokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
-    """Yield the places of characters that no token has but the one for unknown characters."""
-    name = unknown_token(_model(tokenizer))
-    unknown = None if name is None else tokenizer.whole.token_to_id(name)
+def _unknown(tokenizer: TextTokenizer, texts: Sequence[str], name: str) -> Iterator[list[int]]:
+    unknown = tokenizer.whole.token_to_id(name)
     encodings = tokenizer.for_text.tokenizer.encode_batch(list(texts), add_special_tokens=False)
     for text, encoding in zip(texts, encodings, strict=True):
         lacking: set[int] = set()
@@ -121,12 +111,7 @@ def _unknown(tokenizer: TextTokenizer, texts: Sequence[str]) -> Iterator[list[in
 
 
 def refuse_lossy(tokenizer: TextTokenizer, texts: Iterable[str], key: str) -> None:
-    """Raise KieloError where more than half of the first 256 texts do not come back, with an example.
-
-    Spaces and Unicode's compatibility forms (NFKC) may differ: many tokenizers normalise them. A model of
-    what is lost otherwise (letters that are unknown, capitals, accents) could never write such text. key:
-    the recipe key that the tokenizer is of.
-    """
+    """Raise KieloError if more than half of the first 256 texts do not come back, but for spaces and NFKC."""
     batch = list(islice(texts, _CHECKED_TEXTS))
     pairs = [
         (_bare(text), _bare(back))
@@ -141,8 +126,8 @@ def refuse_lossy(tokenizer: TextTokenizer, texts: Iterable[str], key: str) -> No
     raise KieloError(
         f"{key}: of {len(pairs):,} texts {len(lost):,} do not come back from this tokenizer: "
         f"{text[begin : begin + _SHOWN]!r} becomes {back[begin : begin + _SHOWN]!r} (without spaces). "
-        "Fix: a byte-level tokenizer or one with byte fallback, that keeps capitals and accents; or "
-        "none, and this recipe trains its own"
+        "Fix: a byte-level tokenizer, or a tokenizer with byte fallback that keeps capitals and accents, or "
+        "no tokenizer.path, so that this recipe trains its own"
     )
 
 
@@ -151,11 +136,7 @@ def _bare(text: str) -> str:
 
 
 def refuse_other_vocabulary(tokenizer: Path, weights: Path, key: str) -> None:
-    """Raise KieloError where more than a tenth of the ids are other tokens in the tokenizer of the weights.
-
-    Both are folders; nothing is compared where one of them has no tokenizer. Some ids may differ, as those of
-    control tokens that were added later. key: the recipe key that `tokenizer` is of.
-    """
+    """Raise KieloError if more than a tenth of the ids (`key`) are other tokens in the weights' tokenizer."""
     if not all((folder / TOKENIZER_FILE).is_file() for folder in (tokenizer, weights)):
         return
     ours, theirs = (
@@ -169,16 +150,12 @@ def refuse_other_vocabulary(tokenizer: Path, weights: Path, key: str) -> None:
     raise KieloError(
         f"{key}: is not the vocabulary of model.weights: {len(ours) - alike:,} of its {len(ours):,} ids are "
         f"other tokens there, such as {number}: {ours[number]!r} here, {theirs.get(number)!r} in {weights}. "
-        f'Fix: tokenizer.path = "{weights}", or model.transplant = "mean", which makes rows for '
-        "this vocabulary"
+        f'Fix: tokenizer.path = "{weights}", or model.transplant = "mean" to make rows for this vocabulary'
     )
 
 
 def doubts_about_weights(tokenizer: TextTokenizer, weights: Path) -> list[str]:
-    """Return why a tokenizer may not be that of weights whose folder has none, in sentences.
-
-    The configuration of the weights names ids of special tokens and the size of the vocabulary.
-    """
+    """Return doubts about a tokenizer for weights without one, by numbers in their configuration."""
     if (weights / TOKENIZER_FILE).is_file():  # which `refuse_other_vocabulary` compares
         return []
     configs = {name: read_object(weights / name) for name in (CONFIG_OF_MODEL, "generation_config.json")}
@@ -186,43 +163,28 @@ def doubts_about_weights(tokenizer: TextTokenizer, weights: Path) -> list[str]:
     if not found:
         return []
     return [
-        f"{weights} has no {TOKENIZER_FILE}, so its vocabulary is not compared, and {tokenizer.folder} may "
-        f"not be the tokenizer of these weights: {'; '.join(found)}. Fix: tokenizer.path = the one that they "
-        "were trained with"
+        f"{weights} has no {TOKENIZER_FILE}, so its vocabulary is not compared, and {tokenizer.folder} is "
+        f"perhaps not its tokenizer: {'; '.join(found)}. Fix: tokenizer.path = the tokenizer of these weights"
     ]
 
 
 def _other_special_ids(tokenizer: TextTokenizer, configs: Mapping[str, Any]) -> Iterator[str]:
     for role in _ROLES:
         ours = tokenizer.end_of_text if role == "eos_token" else role_name(tokenizer, role)
-        listed = {file: _as_list(config.get(f"{role}_id")) for file, config in configs.items()}
-        theirs = [one for ids in listed.values() for one in ids]
+        found = ((file, config.get(f"{role}_id")) for file, config in configs.items())
+        listed = [(file, ids if isinstance(ids, list) else [ids]) for file, ids in found]
+        theirs = [(file, one) for file, ids in listed for one in ids if isinstance(one, int)]
         number = None if ours is None else tokenizer.whole.token_to_id(ours)
-        if theirs and number is not None and number not in theirs:
-            file = next(file for file, ids in listed.items() if ids)
-            name = tokenizer.whole.id_to_token(theirs[0])
-            yield f"{role}_id in its {file} is {theirs[0]}, which is {name!r} here, and {ours!r} is {number}"
-
-
-def _as_list(value: Any) -> list[int]:
-    ids = value if isinstance(value, list) else [value]
-    return [one for one in ids if isinstance(one, int)]
+        if theirs and number is not None and number not in [one for _, one in theirs]:
+            file, other = theirs[0]
+            name = tokenizer.whole.id_to_token(other)
+            yield f"{role}_id in its {file} is {other}, which is {name!r} here, and {ours!r} is {number}"
 
 
 def _other_size(tokenizer: TextTokenizer, config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence if the weights have many more rows than tokens, which no padding explains."""
     rows, size = config.get("vocab_size"), vocabulary_size(tokenizer)
     if isinstance(rows, int) and rows - size > max(_MOST_PADDING_ROWS, _MOST_PADDING * rows):
-        yield f"its vocab_size is {rows:,}, where this tokenizer has {size:,} tokens"
-
-
-# A tokenizer from elsewhere is tried in a process of its own, before any text is given to it.
-#
-# Its normaliser, its regular expressions and its model are a stranger's: they may never end, fill the
-# memory, end the process, or give other ids each time. The process has limits of all that; Kielo names what
-# it met.
-#
-# Run as a program it encodes each text of `PROBES` twice, and prints the name of each before.
+        yield f"its vocab_size is {rows:,}, and this tokenizer has {size:,} tokens"
 
 
 MOST_FILE_BYTES = 1 << 30  # a vocabulary of 256,000 has 35 MB
@@ -231,7 +193,7 @@ MEMORY_BYTES, MEMORY_PER_BYTE = 4 << 30, 30
 MOST_ROWS = 1 << 24
 _LENGTH = 4096
 _FAULT = "!"
-# Text as it occurs, and what is known to be hard for regular expressions and merges.
+# Usual text, and text that is hard for regular expressions and merges.
 PROBES = {
     "words": "Eesti tähed õ, ä ja ü; 日本語 한국어 हिन्दी ไทย العربية עברית ქართული ελληνικά. " * 8,
     "one letter many times": "a" * _LENGTH,
@@ -248,33 +210,26 @@ PROBES = {
 
 
 def try_tokenizer(path: Path, key: str) -> None:
-    """Raise KieloError for a tokenizer.json that cannot be used, or not safely. key: whose it is."""
+    """Raise KieloError for a tokenizer.json that cannot be used safely. key: its recipe key."""
     state = path.stat()
     if state.st_size > MOST_FILE_BYTES:
         raise KieloError(
-            f"{key}: {path} has {state.st_size:,} bytes, and a tokenizer has at most {MOST_FILE_BYTES:,}. "
+            f"{key}: {path} has {state.st_size:,} bytes, and the limit is {MOST_FILE_BYTES:,}. "
             "Fix: the tokenizer.json of a tokenizer in its place"
         )
     if fault := _fault(path, (state.st_size, state.st_mtime_ns, state.st_ino)):
-        raise KieloError(f"{key}: {path} {fault}. Fix: another tokenizer, or none, and the recipe trains one")
+        raise KieloError(f"{key}: {path} {fault}. Fix: another tokenizer, or none: then the recipe trains it")
 
 
 @cache
-def _fault(path: Path, state: tuple[int, ...]) -> str:
-    """Return what is wrong with a tokenizer, "" for a good one. state: of the file, which is tried once."""
+def _fault(path: Path, state: tuple[int, ...]) -> str:  # state: of the file, which is tried once
     memory = MEMORY_BYTES + MEMORY_PER_BYTE * state[0]
     command = [sys.executable, "-P", "-m", "kielo.tokenizer.trial", str(path), str(memory), str(CPU_SECONDS)]
-    # One thread: those of a large machine reserve more addresses than the limit.
+    # One thread: the threads of a large machine reserve more addresses than the limit.
     variables = os.environ | {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     try:
         done = subprocess.run(
-            command,
-            env=variables,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=WALL_SECONDS,
-            check=False,
+            command, env=variables, capture_output=True, text=True, errors="replace", timeout=WALL_SECONDS
         )
     except subprocess.TimeoutExpired:
         return f"was not tried to its end within {WALL_SECONDS} s"
@@ -285,7 +240,7 @@ def _fault(path: Path, state: tuple[int, ...]) -> str:
         return last.removeprefix(_FAULT)
     if done.returncode == -signal.SIGXCPU:
         return f"takes more than {CPU_SECONDS} s for {last}"
-    why = next((f"; {line}" for line in done.stderr.splitlines() if "memory" in line), "")[:200]
+    why = next((f": {line}" for line in done.stderr.splitlines() if "memory" in line), "")[:200]
     return f"ends the process that reads it (exit code {done.returncode}, at {last}{why})"
 
 
@@ -299,7 +254,7 @@ def main() -> int:
     doing = "reading it"
     try:
         tokenizer = Tokenizer.from_file(path)
-        if getattr(tokenizer.model, "dropout", None):  # it is turned off, and the stage says so
+        if getattr(tokenizer.model, "dropout", None):  # the stage turns it off, and logs it
             tokenizer.model.dropout = None
         largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
         if largest >= MOST_ROWS:
@@ -309,7 +264,7 @@ def main() -> int:
             print(doing, flush=True)
             once, again = (tokenizer.encode(text, add_special_tokens=False).ids for _ in range(2))
             if once != again:
-                print(f"{_FAULT}gives other ids each time ({doing}): something in it is drawn at random")
+                print(f"{_FAULT}gives different ids each time ({doing}): something in it is random")
                 return 1
             tokenizer.decode(once)
     except BaseException as error:  # a panic of the Rust library is no Exception

@@ -1,11 +1,9 @@
 """Unigram vocabularies (Kudo 2018, arXiv:1804.10959): texts → a tokenizer that writes words as likely pieces.
 
-Learned as SentencePiece does it, by the trainer of `tokenizers`: expectation and maximisation keep, of many
-candidate pieces, those that make the text likeliest. Pieces are whole characters within the words of
-`pre_tokens.py`. A character that is rarer than those that make up 99.95 % of the text is written as bytes.
-
-The finished vocabulary is spelled in GPT-2's alphabet of bytes, all of which are tokens, as Kielo's BPE is.
-In SentencePiece's form a "▁" of the text would come back as a space.
+The trainer of `tokenizers` learns them as SentencePiece does. Pieces are whole characters within the words of
+`pre_tokens.py`. Characters beyond the most frequent that make up 99.95 % of the text are written as bytes.
+The vocabulary is spelled in GPT-2's alphabet of bytes, all of which are tokens, because in SentencePiece's
+form a "▁" of the text would come back as a space.
 """
 
 import json
@@ -17,22 +15,21 @@ from threading import Event, Thread
 from tokenizers import AddedToken, Tokenizer, decoders, models, trainers
 from tokenizers.trainers import Trainer
 
-from kielo.tokenizer.pre_tokens import pre_tokenizer, word_splitter
+from kielo.tokenizer.pre_tokens import CUT, pre_tokenizer
 from kielo.tokenizer.spelling import ALPHABET
 
-# Learns a vocabulary so that a signal ends it: `tokenizers` only returns to Python when it has finished.
-#
-# Python runs the handlers of signals in its main thread alone. So another thread learns, and the main
-# thread waits.
-
-
 _SECONDS_TO_END = 1.0
+CHARACTER_COVERAGE = 0.9995  # SentencePiece's default
+# So much less likely than the rarest piece that a byte is only used if no piece has its character.
+_BYTE_PENALTY = 10.0
+_LONGEST_PIECE = 16  # characters, as SentencePiece's
 
 
 def learn_stoppably(tokenizer: Tokenizer, texts: Iterable[str], trainer: Trainer) -> None:
-    """Train the tokenizer. An exception of a signal's handler ends the wait, and soon the reading of texts.
+    """Train the tokenizer in another thread: signals are handled in the main thread, which only waits.
 
-    What the thread computes after the last text goes on until the process ends, and is not used.
+    An exception of a handler soon ends the reading of texts. What the thread computes after the last text
+    continues until the process ends, and is not used.
     """
     problems: list[BaseException] = []
     stop = Event()
@@ -48,7 +45,7 @@ def learn_stoppably(tokenizer: Tokenizer, texts: Iterable[str], trainer: Trainer
     try:
         thread.join()
     except BaseException:
-        # A thread that reads texts when Python ends would be cut down within Rust.
+        # Python's end would kill a thread that reads texts inside Rust.
         stop.set()
         thread.join(_SECONDS_TO_END)
         raise
@@ -63,22 +60,14 @@ def _until(stop: Event, texts: Iterable[str]) -> Iterator[str]:
         yield text
 
 
-Piece = tuple[str, float]  # with its log-probability
-
-CHARACTER_COVERAGE = 0.9995  # SentencePiece's default
-# So much less likely than the rarest piece, a byte is only used where no piece has its character.
-_BYTE_PENALTY = 10.0
-_LONGEST_PIECE = 16  # characters, as SentencePiece's
-
-
 def unigram_tokenizer(
     texts: Iterable[str], vocab_size: int, control_tokens: Collection[AddedToken]
 ) -> Tokenizer:
-    """Learn `vocab_size` tokens, or fewer where the text has no more.
+    """Learn `vocab_size` tokens, or fewer if the text has no more. texts: read twice.
 
-    texts: read twice. Ids: control tokens, then the bytes, then pieces in the order of their spelling.
-    Memory grows with the different words of the text, not with its length. The trainer adds up in no fixed
-    order, so the scores of two runs differ a little, and with equal pieces a word's may be others.
+    Ids: control tokens, then the bytes, then pieces in the order of their spelling. Memory grows with the
+    different words of the text, not with its length. The trainer adds up in no fixed order, so the scores of
+    two runs differ a little, and a word may have other pieces of equal score.
     """
     room = vocab_size - len(control_tokens) - len(ALPHABET)
     covered = covered_characters(texts, most=max(1, room // 2))
@@ -98,7 +87,6 @@ def unigram_tokenizer(
 
 
 def covered_characters(texts: Iterable[str], most: int) -> list[str]:
-    """Return the most frequent characters that make up `CHARACTER_COVERAGE` of the texts, at most `most`."""
     counted: Counter[str] = Counter()
     for text in texts:
         counted.update(text)
@@ -111,10 +99,9 @@ def covered_characters(texts: Iterable[str], most: int) -> list[str]:
     return covered
 
 
-def _learned(texts: Iterable[str], covered: list[str], number: int) -> list[Piece]:
-    """Learn pieces of the covered characters; a rare character ends a word."""
+def _learned(texts: Iterable[str], covered: list[str], number: int) -> list[tuple[str, float]]:
     tokenizer = Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer = word_splitter()
+    tokenizer.pre_tokenizer = CUT
     trainer = trainers.UnigramTrainer(
         vocab_size=number, special_tokens=[], max_piece_length=_LONGEST_PIECE, show_progress=False
     )
@@ -123,7 +110,6 @@ def _learned(texts: Iterable[str], covered: list[str], number: int) -> list[Piec
 
 
 def covered_parts(texts: Iterable[str], covered: set[str]) -> Iterator[str]:
-    """Yield the texts, cut at characters that are not covered."""
     for text in texts:
         if rare := set(text) - covered:
             yield from filter(None, re.split(f"[{re.escape(''.join(rare))}]+", text))
