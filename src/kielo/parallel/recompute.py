@@ -93,7 +93,7 @@ def _made_again(layer: nn.Module, parts: frozenset[str]) -> list[nn.Module]:
 class _Again(NamedTuple):
     """A tensor that is not kept: how it is made, and how it lies in its storage.
 
-    whole: what makes it a DTensor, where it is one.
+    whole: the arguments that make it a DTensor again, None for a plain tensor.
     """
 
     make: Callable[..., Tensor]
