@@ -44,11 +44,11 @@ NODE_FOLDER="/tmp"
 # container: https://github.com/Lumi-supercomputer/LUMI-AI-Guide a7e3387, 2026-05
 # image: https://github.com/CSCfi/csc-user-guide dff081f, 2026-08
 # network_log: https://github.com/HewlettPackard/shs-ccl-docs 438fcce, 2026-04, https://github.com/Lumi-supercomputer/lumi-userguide 6c3a26c, 2024-10
-# stripe: https://github.com/Lumi-supercomputer/lumi-userguide 6c3a26c, 2024-10: 32 of LUMI-P; LUMI-F has 58
+# stripe: https://wiki.lustre.org/Lustre_Striping_Best_Practices, 2026-08: files of one client up to 1 GiB have 1 to 4
 IMAGE=/appl/local/laifs/containers/lumi-multitorch-latest.sif
 CONTAINER=(singularity exec --bind /scratch/project_462000000/kielo --bind "$NODE_FOLDER" /appl/local/laifs/containers/lumi-multitorch-latest.sif)
 NETWORK_LOG='Selected [Pp]rovider is cxi|Loaded net plugin AWS Libfabric'
-STRIPE=(lfs setstripe -c 32 -S 4M)
+STRIPE=(lfs setstripe -c 2 -S 4M)
 
 unset PYTHONPATH PYTHONHOME PYTHONUSERBASE
 # setup: https://github.com/Lumi-supercomputer/LUMI-AI-Guide a7e3387, 2026-05

@@ -38,7 +38,12 @@ def main() -> None:
                 entry = {"date": date.today().isoformat(), **versions[runs.index(run)], **run.result()}
                 _write(entry)
                 print(json.dumps(entry), flush=True)
-                is_green = is_green and entry["status"] == 0
+                if not entry.get("passed"):
+                    print(
+                        f"no test ran with torch {entry['torch']}. Fix: rm -r .torch && make test-torches",
+                        flush=True,
+                    )
+                is_green = is_green and entry["status"] == 0 and entry.get("passed", 0) > 0
         except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)
             raise
@@ -76,9 +81,12 @@ def _environment(folder: str) -> dict[str, str]:
 def _versions(environment: dict[str, str]) -> dict[str, str]:
     """Returns the versions of torch and torchao that are imported in this environment."""
     which = "import torch, torchao; print(torch.__version__, torchao.__version__)"
-    found = subprocess.run(
-        [sys.executable, "-c", which], env=environment, text=True, stdout=subprocess.PIPE, check=True
-    )
+    found = subprocess.run([sys.executable, "-c", which], env=environment, text=True, stdout=subprocess.PIPE)
+    if found.returncode:
+        folder = environment["PYTHONPATH"].split(os.pathsep)[0]
+        sys.exit(
+            f"{folder} has no torch and torchao that can be imported. Fix: rm -r .torch && make test-torches"
+        )
     return dict(zip(("torch", "torchao"), found.stdout.split()[-2:], strict=True))
 
 

@@ -19,8 +19,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from kielo.models.families import build_model, complete
+from kielo.parallel.compile import apply_compile
 from kielo.parallel.context_parallel import apply_context_parallel
 from kielo.parallel.materialise import local, materialise
 from kielo.parallel.mesh import build_mesh
@@ -104,6 +107,36 @@ def kept_bytes(model: Model, sequence_length: int, layout: Layout) -> float:
                 hidden = laid_out(tokens, positions_s=positions_of_rank(sequence_length, mesh))
                 held.append(watch.ledger.held_bytes("activations"))
                 del hidden
+    return (held[1] - held[0]) / (_MANY - _FEW)
+
+
+def compiled_bytes(model: Model, sequence_length: int, layout: Layout) -> float:
+    """Returns what `kept_bytes` does for compiled layers: storages that autograd saves, less the weights'.
+
+    The compiler partitions forward and backward as for machine code, which is not written.
+    """
+    held = []
+    with fake_world(0, layout.tensor, has_pipeline=False) as world:
+        mesh = build_mesh(world, layout.model_copy(update={"shard": 1}))
+        for layers in (_FEW, _MANY):
+            torch._dynamo.reset()
+            compiled = build_model(model.model_copy(update={"num_hidden_layers": layers})).to(torch.bfloat16)
+            apply_projection(compiled)
+            apply_tensor_parallel(compiled, mesh, layout)
+            apply_recompute(compiled, layout)
+            apply_compile(compiled)
+            weights = {local(weight).untyped_storage()._cdata for weight in compiled.parameters()}
+            saved: dict[int, Tensor] = {}
+
+            def pack(tensor: Tensor, saved: dict[int, Tensor] = saved) -> Tensor:
+                saved[local(tensor).untyped_storage()._cdata] = tensor
+                return tensor
+
+            with saved_tensors_hooks(pack, lambda tensor: tensor):
+                compiled(torch.zeros(1, sequence_length, dtype=torch.int64))
+            held.append(
+                sum(local(x).untyped_storage().nbytes() for key, x in saved.items() if key not in weights)
+            )
     return (held[1] - held[0]) / (_MANY - _FEW)
 
 

@@ -35,6 +35,25 @@ def test_a_box_has_the_values_of_the_whole(box, cutoff) -> None:
     assert whole[:ROWS].ne(0).all() and not whole[ROWS:].any()
 
 
+@pytest.mark.parametrize("columns", [slice(0, 1001), slice(3, 1000)], ids=["rows", "parts of rows"])
+def test_numbers_do_not_depend_on_the_threads_that_draw_them(columns, monkeypatch) -> None:
+    """Three threads draw the large box. One draws each of the small boxes, which the other tests hold."""
+    shape, threads = (2200, 1001), []
+
+    class Pool(init.ThreadPoolExecutor):
+        def __init__(self, number):
+            threads.append(number)
+            super().__init__(number)
+
+    monkeypatch.setattr(init, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    found = seeded_normal("a", shape, 0.5, 7, box=(slice(0, 2200), columns))
+    for begin in range(0, 2200, 550):
+        rows = slice(begin, begin + 550)
+        assert torch.equal(found[rows], seeded_normal("a", shape, 0.5, 7, box=(rows, columns)))
+    assert threads == [3]
+
+
 def test_vectors_and_three_dims_have_boxes_too() -> None:
     for shape, box in [((100,), (slice(13, 77),)), ((5, 7, 11), (slice(1, 4), slice(2, 5), slice(3, 9)))]:
         assert torch.equal(seeded_normal("b", shape, 1.0, 7, box=box), seeded_normal("b", shape, 1.0, 7)[box])

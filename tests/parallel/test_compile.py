@@ -70,7 +70,7 @@ def both(model_config: Model, **layout) -> tuple[torch.nn.Module, torch.nn.Modul
     models = [families.build_model(model_config) for _ in range(2)]
     for model in models:
         init_weights(model, seed=1)
-    apply_recompute(models[1], Layout(**layout))
+    apply_recompute(models[1], Layout(compile=True, **layout))
     apply_compile(models[1])
     assert list(models[0].state_dict()) == list(models[1].state_dict())
     return tuple(models)
@@ -125,7 +125,7 @@ def test_layers_share_their_code_and_no_shape_is_left_uncompiled(traced) -> None
     assert not counters["graph_break"]
 
 
-@pytest.mark.parametrize("policy", ["attention", "operators", "full"])
+@pytest.mark.parametrize("policy", ["attention", "norms+activations", "operators", "full"])
 def test_recomputation_is_compiled_with_its_layer(traced, policy: str) -> None:
     plain, compiled = both(deep(), recompute=policy, recompute_saved_operators=("mm",))
     tokens = torch.randint(0, 67, (2, 17), generator=torch.Generator().manual_seed(2))
@@ -275,6 +275,7 @@ OTHERS_ON_TWO = [
     {"tensor": 2, "recompute": "full", "tensor_overlap": "chunked"},
     {"tensor": 2, "recompute": "attention"},
     {"tensor": 2, "recompute": "operators"},
+    {"tensor": 2, "recompute": "norms+activations"},
 ]
 
 

@@ -93,7 +93,7 @@ def test_plan_and_run_choose_the_same():
         return resolve(recipe, "", 16, "cuda", device_name, text).placement.phases[0].micro_batch_sequences
 
     planned = own(RunToPlan.of_recipe(RECIPE), 2).micro_batch
-    assert planned == chosen(RECIPE) == chosen(RECIPE, "NVIDIA H100 80GB HBM3") == 3
+    assert planned == chosen(RECIPE) == chosen(RECIPE, "NVIDIA H100 80GB HBM3") == 4
     assert chosen(RECIPE, "a device without a card") == 4  # whose memory is not known
     given = RECIPE.train.model_copy(update={"micro_batch_sequences": 12})
     assert chosen(RECIPE.model_copy(update={"train": given})) == 12

@@ -8,7 +8,7 @@ import pytest
 
 from tests.slurm.jobs import queue
 from tests.slurm.launched_run import LaunchedRun, pack, train_undisturbed
-from tests.slurm.one_machine import slurm
+from tests.slurm.one_machine import slurm, why_not
 
 collect_ignore_glob = [] if os.environ.get("KIELO_TEST_SLURM") else ["test_*.py"]
 CARD = """\
@@ -20,6 +20,22 @@ partitions = [{ name = "work" }]
 [jobs.sources]
 partitions = "tests"
 """
+
+
+def pytest_sessionfinish(session) -> None:
+    """Fail if all tests that were asked for by name were skipped: a run that tests nothing is not green."""
+    reporter = session.config.pluginmanager.getplugin("terminalreporter")
+    if reporter is None or not os.environ.get("KIELO_TEST_SLURM"):
+        return
+    ended = {
+        outcome
+        for outcome in ("passed", "failed", "error", "skipped")
+        for report in reporter.stats.get(outcome, [])
+        if report.nodeid.startswith("tests/slurm/")
+    }
+    if ended == {"skipped"}:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        reporter.write_line(f"\nall tests of tests/slurm were skipped: {why_not()}", red=True)
 
 
 @pytest.fixture(scope="package")

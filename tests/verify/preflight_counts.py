@@ -69,7 +69,7 @@ def count(layout: Layout, sizes: Sizes) -> Counts:
     rounds = sizes.rounds
     barriers = CLOCK_ROUNDS + 3
     return Counts(
-        flops=2 * sizes.matrix**3 * (rounds * sizes.products + 2),
+        flops=2 * sizes.matrix**3 * (rounds * sizes.products + 3),
         copied_bytes=2 * sizes.copy_bytes * rounds * sizes.copies,
         collectives=calls,
         sent_bytes=sent,

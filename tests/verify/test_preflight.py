@@ -211,10 +211,10 @@ def planted_faults(folder):
         "clock": faults.found("clock", patch.object(clock.time, "time", lambda: now() + 300)),
         "little skew": faults.found("clock", patch.object(clock.time, "time", lambda: now() - 5)),
         "slow": faults.found("device", patch.object(device, "multiply", slow(multiply))),
-        "other bits": faults.found(
+        "wrong product": faults.found(
             "device", patch.object(device, "multiply", lambda left, right: multiply(left, right) * 1.001)
         ),
-        "not repeatable": faults.found("device", patch.object(device, "multiply", changing(multiply))),
+        "wrong later": faults.found("device", patch.object(device, "multiply", changing(multiply))),
         "no room": faults.found("files", patch.object(os, "statvfs", lambda path: full), FIRST_OF_NODE),
         "full disk": faults.found("files", patch.object(os, "fsync", without_space), FIRST_OF_NODE),
         "training": faults.found(counted_training, wrong_silu),
@@ -253,8 +253,8 @@ def test_a_wrong_element_is_named(faults, name):
         ("setting", "NCCL_PROTO is Simple, and not set on 3 of 4 ranks"),
         ("clock", "its clock is 300.0 s fast, against the median of all ranks"),
         ("slow", "matrix products: "),
-        ("other bits", "its product of the same matrices has other bits than on 3 of 4 devices"),
-        ("not repeatable", "the same product gave other bits after seconds of work"),
+        ("wrong product", "a matrix product at first differs from the fp64 product by "),
+        ("wrong later", "a matrix product after seconds of work differs from the fp64 product by "),
         ("raised", "the check ended with an error: ZeroDivisionError"),
     ],
 )
@@ -369,12 +369,12 @@ def test_a_slow_group_is_named_beside_those_of_its_axis():
 def test_slow_capped_and_occupied_gpus_are_refused():
     """Beside their fellows, beside the card, and for memory in use."""
     sound = {
-        "name": "GH200", "product_tflops": 800.0, "copy_gb_per_second": 3400.0, "product_hash": "a",
-        "is_repeatable": True, "used_share": 0.02,
+        "name": "GH200", "product_tflops": 800.0, "copy_gb_per_second": 3400.0,
+        "product_roundings": 0.5, "later_product_roundings": 0.5, "used_share": 0.02,
     }  # fmt: skip
     faulty = {
         1: {"product_tflops": 730.0}, 2: {"copy_gb_per_second": 3000.0}, 3: {"used_share": 0.4},
-        5: {"product_hash": "b"},
+        5: {"product_roundings": 5.0},
     }  # fmt: skip
     found = [sound | faulty.get(rank, {}) for rank in range(8)]
     assert sorted(one.rank for one in device.judge(found, gpu_job(2))) == [1, 2, 3, 5]

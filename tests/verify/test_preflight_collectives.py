@@ -220,7 +220,7 @@ def test_groups_of_a_layout(axes: dict[str, int], sizes: list[int]) -> None:
 def test_counts_by_hand() -> None:
     """Two ranks, each in the one group of tensor: 6 collectives × (2 dtypes × 2 sizes + 2 timed) calls."""
     found = counts.count(layout(tensor=2), SMALL)
-    assert found.flops == 2 * 1000 * (4 * 3 + 2) and found.copied_bytes == 2 * 100 * 4 * 7
+    assert found.flops == 2 * 1000 * (4 * 3 + 3) and found.copied_bytes == 2 * 100 * 4 * 7
     assert found.collectives == 36 and found.file_bytes == 5000
     # Shares of both ranks: 1 of an all-reduce, 1/2 of three others, 1 of two messages: 4.5. Buffers of 40 and
     # 80 bytes are whole numbers of elements for two ranks; the last, in bf16, is timed twice.

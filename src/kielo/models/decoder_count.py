@@ -16,9 +16,9 @@ class LayerParts:
 
     mlp_matrices: 3 for a gated MLP, else 2. norms: those of whole hidden states. norms_inputs: do attention
     and MLP read what a norm gives? has_head_norms: are queries and keys normed too? has_mlp_norm: is the
-    MLP's inside normed? has_groups: may heads share keys and values? has_alibi: positions are ALiBi's biases
-    of the scores. relative_rows: scores have terms for so many relative positions. mlp_ratio:
-    intermediate_size / hidden_size, where it is fixed.
+    MLP's inside normed? is_parallel: do attention and MLP read the same hidden states? has_groups: may heads
+    share keys and values? has_alibi: positions are ALiBi's biases of the scores. relative_rows: scores have
+    terms for so many relative positions. mlp_ratio: intermediate_size / hidden_size, where it is fixed.
     """
 
     mlp_matrices: Literal[2, 3]
@@ -29,6 +29,7 @@ class LayerParts:
     has_groups: bool = True
     has_alibi: bool = False
     has_mlp_norm: bool = False
+    is_parallel: bool = False
     relative_rows: int = 0
     mlp_ratio: int | None = None
 

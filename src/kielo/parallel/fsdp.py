@@ -131,7 +131,7 @@ def forward_only(model: nn.Module) -> Iterator[None]:
     """Evaluate without gradients and leave the model sharded.
 
     Without the reshard at the end, whole parameters would outlive the next optimiser step and the next
-    forward would silently use the old values (FSDP2 gathers only what is not whole).
+    forward would silently use the old values (FSDP2 gathers only parameters that are sharded).
     """
     was_training = model.training
     model.eval()

@@ -6,7 +6,8 @@ recomputation of Korthikanti et al. 2022, arXiv:2205.05198). `norms` makes again
 and `activations` what the MLP's activation gives, each from inputs that are kept in any case, when a matrix
 needs it for its gradient. These three can be joined. `operators` recomputes a layer except the outputs of the
 operators named in the recipe. `full` keeps a layer's input only. torch's activation checkpointing does the
-work, except for norms and activations, which hooks of autograd make again.
+work, except for norms and activations of layers that are not compiled: there the matrix after them would keep
+their output, so hooks of autograd recompute it.
 """
 
 from collections.abc import Callable
@@ -46,13 +47,15 @@ def apply_recompute(model: Decoder, layout: Layout) -> None:
     for number, layer in enumerate(layers):
         if number % layout.recompute_every_layers:
             continue
-        # A compiler makes norms and activations again by itself, where that saves memory.
-        if parts & {"norms", "activations"} and not layout.compile:
-            _MadeAgain(layer, parts)
-        if "attention" in parts:
-            inner: nn.Module = layer.attention.inner
-            kind: Any = type(inner)  # mypy takes it for an instance, and asks how that is hashed
-            inner.__class__ = _recomputed(kind)
+        again = _made_again(layer, parts)
+        if again and not layout.compile:
+            _MadeAgain(layer, again)
+        # Compiled code ignores hooks of autograd. It recomputes what a checkpoint contains, the output too.
+        recomputed = [layer.attention.inner] if "attention" in parts else []
+        recomputed += again if layout.compile else []
+        for module in recomputed:
+            kind: Any = type(module)  # mypy takes it for an instance, and asks how that is hashed
+            module.__class__ = _recomputed(kind)
         if policy not in ("operators", "full"):
             continue
         for module in layer.modules():
@@ -73,10 +76,24 @@ def _recompute(module: nn.Module, **options: Any) -> None:
     )
 
 
+def _made_again(layer: nn.Module, parts: frozenset[str]) -> list[nn.Module]:
+    """Return the modules of a layer that "norms" and "activations" of `parts` name."""
+    norms: list[nn.Module] = [
+        module for module in layer.children() if isinstance(module, RMSNorm | LayerNorm)
+    ]
+    # A function whose gradient follows from its result keeps it.
+    activations: list[nn.Module] = [
+        module
+        for module in layer.modules()
+        if isinstance(module, NamedActivation) and not module.keeps_result
+    ]
+    return norms * ("norms" in parts) + activations * ("activations" in parts)
+
+
 class _Again(NamedTuple):
     """A tensor that is not kept: how it is made, and how it lies in its storage.
 
-    whole: what makes it a DTensor, where it is one.
+    whole: the arguments that make it a DTensor again, None for a plain tensor.
     """
 
     make: Callable[..., Tensor]
@@ -94,19 +111,10 @@ class _MadeAgain:
     its backward, what makes it is saved in its place, with inputs that are kept in any case.
     """
 
-    def __init__(self, layer: nn.Module, parts: frozenset[str]) -> None:
-        """Replace the forward of `layer` and of those modules. parts: of "norms" and "activations"."""
+    def __init__(self, layer: nn.Module, modules: list[nn.Module]) -> None:
+        """Replace the forward of `layer` and of these modules in it."""
         self._outputs: dict[int, tuple[Tensor, Callable[..., Tensor], tuple[Tensor, ...]]] = {}
-        norms: list[nn.Module] = [
-            module for module in layer.children() if isinstance(module, RMSNorm | LayerNorm)
-        ]
-        # A function whose gradient follows from its result keeps it.
-        activations: list[nn.Module] = [
-            module
-            for module in layer.modules()
-            if isinstance(module, NamedActivation) and not module.keeps_result
-        ]
-        for module in norms * ("norms" in parts) + activations * ("activations" in parts):
+        for module in modules:
             module.forward = partial(self._remember, module.forward)
         layer.forward = partial(self._run, layer.forward)
 

@@ -7,6 +7,7 @@ from kielo.models.decoder_count import LayerParts
 from kielo.models.families import module
 from kielo.recipe.cards import Accelerator
 from kielo.recipe.sections import CompleteModel, DatasetIdentity, Layout, Precision
+from kielo.resolve.software import compile_advice
 from kielo.resolve.stages import SCHEDULES, layers_of_stages, stages_of_rank
 
 # Restart of learned positions in each document: the recipe's key → the identity's.
@@ -59,6 +60,7 @@ _BYTES_PER_ELEMENT = {"fp32": 4, "bf16": 2, "fp8": 2}
 # Passes that one counts as while its weights wait for their gradients: it keeps its activations and the
 # gradients of its matrices' results.
 _WAITING_PASS = 1.4
+_NORMS_AROUND = 4  # norms of a layer that are before and after both attention and MLP
 
 
 def memory_columns(
@@ -86,7 +88,10 @@ def memory_columns(
         for rank in (0, layout.pipeline - 1)
     )  # fmt: skip
     in_fp8 = precision == "fp8"
-    kept, again = layer_bytes(model, layout, bytes_per_element, in_fp8)
+    # Unset, layers are compiled as `resolve` decides for a GPU. A rehearsal does not compile.
+    compiles = compile_advice(layout) is None if layout.compile is None else layout.compile
+    is_compiled = compiles and not on_processor
+    kept, again = layer_bytes(model, layout, bytes_per_element, in_fp8, is_compiled)
     embedding = model.vocab_rows * model.hidden_size / layout.tensor
     has_two = _has_both_ends(layout) and (layout.pipeline > 1 or not model.tie_word_embeddings)
     first_ends = embedding * (2 if has_two else 1)
@@ -119,13 +124,16 @@ def layer_bytes(
     layout: Layout,
     bytes_per_element: int,
     in_fp8: bool = False,
+    is_compiled: bool = False,
 ) -> tuple[float, float]:
     """Return bytes of a token and layer on a device.
 
     They are (kept from forward to backward, added to that while the layer is recomputed). in_fp8: its
-    matrices are multiplied in FP8.
+    matrices are multiplied in FP8. is_compiled: the layer keeps what torch.compile chooses, as
+    tests/parallel/test_layer_bytes.py measures it. A compiled FP8 layer counts as uncompiled, which is more.
     """
-    parts = _kept_parts(model, layout, bytes_per_element)
+    is_compiled = is_compiled and not in_fp8
+    parts = _kept_parts(model, layout, bytes_per_element, is_compiled)
     share = 1 / layout.tensor if layout.sequence_parallel else 1.0
     # The other tensor ranks' part of the inputs of matrices, gathered again for the backward.
     others = 0.0 if in_fp8 else (1 - share) * parts["inputs of matrices"]
@@ -133,7 +141,7 @@ def layer_bytes(
     if layout.recompute == "operators":
         queries, groups = _heads(model, layout)
         # What the rank gets of the sums over tensor ranks; in FP8 the partial sums, whole on each.
-        sums = 2 * model.hidden_size * (1.0 if in_fp8 else share)
+        sums = _kept_sums(model, is_compiled) * model.hidden_size * (1.0 if in_fp8 else share)
         gates = layer_parts(model).mlp_matrices - 1
         products = 2 * queries + 2 * groups + gates * model.intermediate_size / layout.tensor
         kept = bytes_per_element * (model.hidden_size * share + sums + products)
@@ -142,6 +150,8 @@ def layer_bytes(
         kept = bytes_per_element * model.hidden_size * share
     else:
         made_again = _made_again(model, layout, parts, others, in_fp8)
+        if is_compiled:
+            made_again = _made_again_compiled(model, layout, parts, made_again, bytes_per_element)
         kept = whole - sum(made_again.values())
         # Attention is made again with the gathered inputs in memory; of the others one at a time is there.
         again = max(made_again.values(), default=0.0) + others * ("attention" in made_again)
@@ -195,7 +205,41 @@ def _made_again(
     return found
 
 
-def _kept_parts(model: CompleteModel, layout: Layout, bytes_per_element: int) -> dict[str, float]:
+def _made_again_compiled(
+    model: CompleteModel,
+    layout: Layout,
+    parts: dict[str, float],
+    uncompiled: dict[str, float],
+    bytes_per_element: int,
+) -> dict[str, float]:
+    """Return the bytes of `_made_again` for a compiled layer."""
+    found = dict(uncompiled)
+    if "attention" in found:  # its output too, which the next matrix then gets from the recomputation
+        queries, _ = _heads(model, layout)
+        found["attention"] += bytes_per_element * queries + parts["log-sums"]
+    if layer_parts(model).is_parallel:
+        # The compiler joins the two norms of one input, and keeps their common part.
+        found.pop("norms", None)
+    if layer_parts(model).has_mlp_norm:  # the compiler keeps the norm's output instead of its input anyway
+        found.pop("activations", None)
+    return found
+
+
+def _kept_sums(model: CompleteModel, is_compiled: bool) -> int:
+    """Return how many outputs of a layer's row-split matrices `recompute = "operators"` keeps, of two.
+
+    Compiled code drops an output that no norm reads, because no gradient needs it. The output of attention is
+    needed to recompute the MLP's input, unless the MLP reads the layer's input.
+    """
+    family = layer_parts(model)
+    if not is_compiled or family.norms == _NORMS_AROUND or not family.norms_inputs:
+        return 2
+    return 0 if family.is_parallel else 1
+
+
+def _kept_parts(
+    model: CompleteModel, layout: Layout, bytes_per_element: int, is_compiled: bool
+) -> dict[str, float]:
     """Return bytes that autograd keeps of a layer, a token on a device, by part.
 
     The inputs of matrices are counted whole, as they are gathered; sequence parallelism splits everything
@@ -211,18 +255,24 @@ def _kept_parts(model: CompleteModel, layout: Layout, bytes_per_element: int) ->
     joined = queries if is_gathered else 0.0
     is_relu = model.hidden_act == "relu"
     # Gate, up and their product; of a plain MLP the matrix's result and the function's: ReLU needs only that.
-    widths = (3 if family.mlp_matrices == 3 else 1 if is_relu else 2) + family.has_mlp_norm
+    widths = (3 if family.mlp_matrices == 3 else 1 if is_relu else 2) + (
+        family.has_mlp_norm and not is_compiled
+    )
+    # Compiled code keeps which results of ReLU are 0.
+    zeros = model.intermediate_size / tensor * (is_relu and is_compiled)
+    # Norms of one input keep it once. Compiled code makes the residual stream between the norms around
+    # attention and the MLP again, from what they read.
+    norms = 1 if family.is_parallel else family.norms - (is_compiled and family.norms > 2)
     # Two tables of the scores' terms of relative positions.
     tables = 2 * family.relative_rows * model.num_attention_heads / tensor
     return {
         # Their inputs; the numbers of each row are below 0.1 % from hidden 4,096 on.
-        "norms": bytes_per_element
-        * (family.norms * hidden * share + family.has_head_norms * (queries + groups)),
+        "norms": bytes_per_element * (norms * hidden * share + family.has_head_norms * (queries + groups)),
         "inputs of matrices": 2 * bytes_per_element * hidden,
         "attention": bytes_per_element * (2 * queries + 2 * groups + tables),
         "log-sums": _FP32 * model.num_attention_heads / tensor,
         "only attention's": bytes_per_element * (2 * (keys - groups) + joined),
-        "mlp": bytes_per_element * widths * model.intermediate_size / tensor,
+        "mlp": bytes_per_element * widths * model.intermediate_size / tensor + zeros,
     }
 
 

@@ -8,7 +8,8 @@ tensor on the CPU.
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import Tensor
 from kielo.models.piece import Box
 
 _NUMBERS_OF_COUNTER = 8  # four words of 64 bits
+_PART = 2**20  # numbers that a thread draws at a time
 _CHUNK = 2**15  # numbers, so that a chunk and its temporaries stay in a core's cache
 # erfinv(x) = x × polynomial, lowest power first, in w - 2.5 for w = -log(1 - x²) below 5 and in √w - 3 above:
 # Giles 2012, "Approximating the erfinv function", GPU Computing Gems, single precision.
@@ -55,20 +57,48 @@ def seeded_normal(
     if rows is not None:
         box = (slice(min(box[0].start, rows), min(box[0].stop, rows)), *box[1:])
     drawn = values.reshape(-1)[: math.prod(_sizes(box))]
-    key = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest()
-    _draw_bits(drawn.view(np.uint32), int.from_bytes(key, "little"), shape, box)
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest()
+    key = int.from_bytes(digest, "little")
     edge = 1.0 if cutoff is None else math.erf(cutoff / math.sqrt(2))
-    for begin in range(0, len(drawn), _CHUNK):
-        chunk = drawn[begin : begin + _CHUNK]
-        chunk[:] = _erfinv(chunk.view(np.int32), edge)
-        chunk *= math.sqrt(2) * standard_deviation
+
+    def draw(part: tuple[np.ndarray, list[tuple[int, int]]]) -> None:
+        numbers, runs = part
+        _draw_bits(numbers.view(np.uint32), key, runs)
+        for begin in range(0, len(numbers), _CHUNK):
+            chunk = numbers[begin : begin + _CHUNK]
+            chunk[:] = _erfinv(chunk.view(np.int32), edge)
+            chunk *= math.sqrt(2) * standard_deviation
+
+    parts = _parts(drawn, _runs(shape, box))
+    threads = torch.get_num_threads()  # a rank's share of the node's cores
+    if threads == 1 or len(drawn) <= _PART:
+        for part in parts:
+            draw(part)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(draw, parts))
     return torch.from_numpy(values)
 
 
-def _draw_bits(bits: np.ndarray, key: int, shape: Sequence[int], box: Box) -> None:
-    """Fill `bits` (uint32 [elements of the box]): element i of the parameter has the i-th of the stream."""
+def _parts(
+    drawn: np.ndarray, runs: Iterable[tuple[int, int]]
+) -> Iterator[tuple[np.ndarray, list[tuple[int, int]]]]:
+    """Cut `drawn` at ends of runs into parts of at least `_PART` numbers; yield each with its runs."""
+    begin, size, held = 0, 0, []
+    for run in runs:
+        held.append(run)
+        size += run[1]
+        if size >= _PART:
+            yield drawn[begin : begin + size], held
+            begin, size, held = begin + size, 0, []
+    if held:
+        yield drawn[begin:], held
+
+
+def _draw_bits(bits: np.ndarray, key: int, runs: Iterable[tuple[int, int]]) -> None:
+    """Fill `bits` (uint32 [elements of the runs]): element i of the parameter has the i-th of the stream."""
     generator, counter, done = Philox(key=key), 0, 0
-    for first, length in _runs(shape, box):
+    for first, length in runs:
         wanted, skipped = divmod(first, _NUMBERS_OF_COUNTER)
         generator.advance(wanted - counter)
         words = -(-(skipped + length) // 2)

@@ -37,7 +37,7 @@ def rotary_size(config: CompleteModel) -> int:
 
 
 def layer_parts(config: CompleteModel) -> LayerParts:
-    return LayerParts(mlp_matrices=2, has_groups=False)
+    return LayerParts(mlp_matrices=2, has_groups=False, is_parallel=config.use_parallel_residual)
 
 
 def layer_parameters(config: CompleteModel) -> int:
