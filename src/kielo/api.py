@@ -7,8 +7,8 @@
     run = recipe.train(ranks=2)
     print(run.metrics()[-1].loss, recipe.evaluate().bits_per_byte.model)
 
-What a verb prints is printed here too. An error is a `kielo.KieloError` with the message of the verb.
-A room is imported when a function needs it, so that neither `import kielo` nor a verb's --help loads torch.
+Functions print as the verbs do. An error is a `kielo.KieloError` with the message of the verb. A function
+imports its room when it is called, so that `import kielo` is fast and loads no torch.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ STAGES = ("corpus", "tokenizer", "pack", "train", "verify", "evaluate", "export"
 
 
 class PlannedRow(NamedTuple):
-    """A layout of `Recipe.plan`, the fastest first. settings: what to give as [layout]."""
+    """A layout of `Recipe.plan`. settings: the keys of [layout]."""
 
     nodes: int
     layout: str
@@ -48,7 +48,7 @@ class PlannedRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe and changes to its keys, each "train.tokens=1000000" as of --set.
+    """A recipe and changes to its keys, each as for --set: "train.tokens=1000000".
 
     >>> recipe = Recipe.load("demo_estonian").with_(train__tokens=1_003_520, seed=3)
     >>> recipe.settings.train.tokens, recipe.settings.seed
@@ -69,11 +69,11 @@ class Recipe:
         kielo.recipe.errors.KieloError: demo_estonain: no such recipe file, ... did you mean demo_estonian?
         """
         recipe = Recipe(str(reference), sets)
-        recipe.settings  # noqa: B018 - which reads it: a wrong recipe is refused here
+        recipe.settings  # noqa: B018 - read now, so that a wrong recipe is refused here
         return recipe
 
     def with_(self, **changes: Any) -> "Recipe":
-        """Return the recipe with other values; a double underscore is the dot of a key.
+        """Return the recipe with changed values; a double underscore is the dot of a key.
 
         >>> Recipe.load("demo_estonian").with_(corpus__sources=["my.txt"]).settings.corpus.sources[0].path
         'my.txt'
@@ -92,22 +92,22 @@ class Recipe:
 
     @property
     def folder(self) -> Path:
-        """The folder of its run, which need not exist yet."""
+        """The folder of its run, existing or not."""
         from kielo.recipe.read import run_folder
 
         return run_folder(self.settings)
 
     def make(self, *stages: str, ranks: int = 1, again: str | None = None) -> "Run":
-        """Make these stages (default: all), as `kielo run` does; those that are current are skipped.
+        """Make these stages (default: all) unless they are current, as `kielo run` does.
 
-        ranks: processes that train. again: a stage that is made though it is current. Raises KieloError if a
-        stage fails, and `kielo.Stopped` if training stops on purpose.
+        ranks: number of training processes. again: a stage to repeat. Raise KieloError if a stage fails, and
+        `kielo.Stopped` if training stops on purpose.
         """
         from kielo.stages.make_stages import Invocation, make
 
         chosen = [name for name in STAGES if name in (stages or STAGES)]
         if unknown := [name for name in stages if name not in STAGES]:
-            raise KieloError(f"{', '.join(unknown)}: no such stage. Fix: choose of {', '.join(STAGES)}")
+            raise KieloError(f"{', '.join(unknown)}: no such stage. Fix: one of {', '.join(STAGES)}")
         if ranks < 1:
             raise KieloError(f"ranks = {ranks}: give 1 or more")
         invocation = Invocation(self.settings, self.reference, self.sets, self.folder, ranks)
@@ -129,7 +129,7 @@ class Recipe:
         return self.make("train", ranks=ranks)
 
     def verify(self) -> "Parity":
-        """Certify that the newest checkpoint trains in transformers as here; also if it does not."""
+        """Compare the training of the newest checkpoint with transformers; return the certificate."""
         from kielo.artifact.lease import held
         from kielo.stages.results import certify
 
@@ -147,7 +147,7 @@ class Recipe:
     def export(self, to: str | Path, dtype: str | None = None) -> Path:
         """Write the newest checkpoint as a folder that transformers loads, and return it.
 
-        dtype: "fp32", "bf16", "fp16" or "source"; default: as of `kielo export`.
+        dtype: "fp32", "bf16", "fp16" or "source"; default: as for `kielo export`.
         """
         from kielo.stages.results import export_checkpoint, newest_checkpoint
 
@@ -156,9 +156,7 @@ class Recipe:
         return Path(to)
 
     def plan(self, *nodes: int, cluster: str | None = None, most: int = 5) -> list[PlannedRow]:
-        """Return the fastest layouts that fit on each number of nodes, `most` at most.
-
-        nodes: default, the recipe's.
+        """Return at most `most` of the fastest layouts on each number of nodes (default: the recipe's).
 
         >>> first = Recipe.load("viking_7b").plan(16, cluster="lumi_g", most=1)[0]
         >>> first.nodes, first.peak_bytes < 64 * 2**30, first.settings["tensor"] in (1, 2, 4, 8)
@@ -179,16 +177,22 @@ class Recipe:
             raise nothing_runs(run, chosen, found)
         return [
             PlannedRow(
-                of.nodes, of.name, of.step_seconds, of.tokens_per_second, of.peak_bytes, costs.days,
-                costs.device_hours, of.layout.model_dump(mode="json"),
+                nodes=planned.nodes,
+                layout=planned.name,
+                step_seconds=planned.step_seconds,
+                tokens_per_second=planned.tokens_per_second,
+                peak_bytes=planned.peak_bytes,
+                days=(costs := cost(planned)).days,
+                device_hours=costs.device_hours,
+                settings=planned.layout.model_dump(mode="json"),
             )
-            for number in chosen for of in different_axes(found.ranked[number])[:most]
-            for costs in [cost(of)]
-        ]  # fmt: skip
+            for number in chosen
+            for planned in different_axes(found.ranked[number])[:most]
+        ]
 
 
 class Run:
-    """The folder of a run, and what its stages left there; None for what a stage has not made yet.
+    """The folder of a run, and the results of its stages; None before a stage has run.
 
     >>> run = Run("runs/demo_estonian")
     >>> run.metrics()[-1].step, round(run.scores.bits_per_byte.model, 2)
@@ -198,23 +202,21 @@ class Run:
     """
 
     def __init__(self, folder: str | Path, stages: "Mapping[str, StageTime] | None" = None) -> None:
-        """Open a run's folder. stages: the times of the stages that `Recipe.make` made or skipped."""
+        """Open a run folder. stages: times of the stages that `Recipe.make` made or skipped."""
         self.folder, self.stages = Path(folder), dict(stages or {})
         if not self.folder.is_dir():
-            raise KieloError(
-                f"{folder}: no such folder. Fix: give the folder of a run, as runs/demo_estonian"
-            )
+            raise KieloError(f"{folder}: no such folder. Fix: the folder of a run, as runs/demo_estonian")
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe that the run was made from."""
+        """The recipe of the run."""
         return Recipe.load(self.folder)
 
     def metrics(self) -> "list[TrainingStep]":
-        """Return a row for each logged step of the training, in order; [] before it."""
+        """Return a row for each logged step of the training, in order."""
         from kielo.artifact.metrics import METRICS_NAME, TrainingStep, of_kind, read_metrics
 
         rows = of_kind(read_metrics(self.folder / "train" / METRICS_NAME), TrainingStep)
@@ -223,7 +225,7 @@ class Run:
 
     @property
     def scores(self) -> "Scores | MaskedScores | None":
-        """Bits per byte, baselines and samples; of an encoder the measures of hidden tokens."""
+        """Bits per byte, baselines and samples; for an encoder the measures of hidden tokens."""
         from kielo.artifact.scores import MaskedScores, Scores
         from kielo.artifact.stage_json import read_stage_json
 
@@ -232,7 +234,7 @@ class Run:
 
     @property
     def funnel(self) -> "Funnel | None":
-        """The documents and bytes that each step of cleaning dropped."""
+        """The documents and bytes that each cleaning step dropped."""
         from kielo.artifact.stage_counts import Funnel
         from kielo.artifact.stage_json import read_stage_json
 
@@ -253,7 +255,7 @@ class Run:
         return load_tokenizer(self.folder / "tokenizer").whole
 
     def model(self) -> "PreTrainedModel":
-        """Load the exported model with transformers, with the head that it was trained with."""
+        """Load the exported model with transformers, with its language-model head."""
         from kielo.artifact.manifest import read_manifest
         from kielo.recipe.model_types import FAMILIES
 
@@ -269,7 +271,7 @@ class Run:
         )
 
     def report(self) -> Path:
-        """Write report.html, summary.json and the model card of what there is; return the page."""
+        """Write report.html, summary.json and the model card of the finished stages; return the page."""
         from kielo.report.write import write_report
 
         stages = self.stages or (self.summary.stages if self.summary else {})

@@ -50,7 +50,7 @@ def test_what_does_not_fit_is_an_error_of_kielo(tmp_path: Path) -> None:
     recipe = kielo.Recipe.load(write_recipe(tmp_path))
     for wrong, said in (
         (lambda: recipe.with_(train__tokens="many"), "train.tokens"),
-        (lambda: recipe.make("corpse"), "corpse: no such stage. Fix: choose of corpus, tokenizer"),
+        (lambda: recipe.make("corpse"), "corpse: no such stage. Fix: one of corpus, tokenizer"),
         (lambda: recipe.make("train", ranks=0), "ranks = 0: give 1 or more"),
         (lambda: recipe.train(), "is not finished, and this stage needs it"),
         (lambda: kielo.Recipe.load("viking_7b").plan(3000, cluster="lumi_g"), "lumi_g has 1 to 2978 nodes"),

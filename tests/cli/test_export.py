@@ -88,7 +88,7 @@ def test_a_recipe_names_its_run_and_the_card_has_its_facts(run, tmp_path, capsys
     Path("tiny.toml").write_text(RECIPE)
     facts = {"license": "mit", "language": ["et", "fi"]}
     assert main(["export", "run", "--to", "bare"]) == 0
-    assert "run: no recipe.toml there, so the model card has no licence" in capsys.readouterr().err
+    assert "run: has no recipe.toml, so the model card has no licence" in capsys.readouterr().err
     assert not facts.keys() & front_matter(Path("bare")).keys()
     shutil.copy("tiny.toml", "run/recipe.toml")
     for number, named in enumerate(("tiny.toml", "run", "run/train/checkpoints/step_00000001")):

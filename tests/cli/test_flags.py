@@ -25,11 +25,18 @@ LAUNCH = R | {
 TYPED: list[tuple[str, dict]] = [
     ("init", {
         "file": None, "language": None, "text": None, "params": None, "cluster": None, "budget": None,
-        "model_type": "llama",
+        "model_type": None, "base": None,
     }),
-    ("init f --language a --text b --params c --cluster d --budget e --model-type g", {
+    ("init f --language a --text b --params c --cluster d --budget e --model-type g --from h", {
         "file": "f", "language": "a", "text": "b", "params": "c", "cluster": "d", "budget": "e",
-        "model_type": "g",
+        "model_type": "g", "base": "h",
+    }),
+    ("docs", {"open": False, "json": False}),
+    ("docs --open --json", {"open": True, "json": True}),
+    ("completion zsh", {"shell": "zsh"}),
+    ("chat a", {"model": "a", "tokens": 200, "temperature": 0.8, "top_k": 50, "seed": 1, "plain": False}),
+    ("chat a --tokens 2 --temperature 0 --top-k 3 --seed 4 --plain", {
+        "model": "a", "tokens": 2, "temperature": 0.0, "top_k": 3, "seed": 4, "plain": True,
     }),
     ("run r", R | {
         "first": None, "last": None, "only": None, "again": None, "share": None, "ranks": 1, "json": False,
@@ -203,9 +210,8 @@ SUBVERBS = {
     "checkpoint": ["list", "show", "verify", "average"],
 }
 VERBS = (
-    "init run train plan rehearse preflight site prefetch launch status cancel verify evaluate generate "
-    "export "
-    "tokenizer checkpoint data show recipes schema clusters languages"
+    "init recipes languages docs completion tokenizer data prefetch run train verify show checkpoint schema "
+    "clusters plan rehearse site preflight launch status cancel evaluate generate chat export"
 )
 
 
@@ -221,7 +227,9 @@ def test_each_verb_has_its_examples(capsys) -> None:
         assert f"\nexample: {begin or ' '.join(['kielo', *words])}" in shown, words
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert shown.endswith("\nexample: kielo run demo_estonian\n")
+    parts = [line for line in shown.splitlines() if line and len(line.split()) == 1]
+    assert parts == ["begin", "text", "train", "look", "cluster", "models"]
+    assert shown.count("\n  kielo ") == 8  # for a newcomer
     assert [line.split()[0] for line in shown.splitlines() if line.startswith("    ") and line[4] != " "] == (
         VERBS.split(" ")
     )

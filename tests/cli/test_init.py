@@ -1,6 +1,7 @@
 """`kielo init`, and plans of an idea: a size alone, a [model] alone, a recipe without text."""
 
 import json
+import shutil
 import time
 import tomllib
 from pathlib import Path
@@ -43,7 +44,10 @@ def test_a_file_is_never_replaced(capsys) -> None:
     assert "exists already" in capsys.readouterr().err and Path("finnish_3b.toml").read_bytes() == before
     Path("recipe.schema.json").write_text("mine")
     assert main([*FINNISH, "other.toml"]) == 0
-    assert "was there already" in capsys.readouterr().out and Path("recipe.schema.json").read_text() == "mine"
+    assert (
+        "exists already and stays" in capsys.readouterr().out
+        and Path("recipe.schema.json").read_text() == "mine"
+    )
 
 
 def test_the_questions_are_asked_again_until_they_are_answered(capsys, monkeypatch) -> None:
@@ -53,7 +57,7 @@ def test_the_questions_are_asked_again_until_they_are_answered(capsys, monkeypat
     monkeypatch.setattr("builtins.input", lambda question: next(answers))
     assert main(["init", "mine.toml"]) == 0
     said = capsys.readouterr()
-    assert "Klingon" in said.err and "'much'" in said.err and "not there yet: a.txt, b.jsonl" in said.out
+    assert "Klingon" in said.err and "'much'" in said.err and "missing yet: a.txt, b.jsonl" in said.out
     recipe = read_recipe("mine.toml").recipe
     assert [source.path for source in recipe.corpus.sources] == ["a.txt", "b.jsonl"]
     assert (recipe.name, recipe.language, recipe.model.params) == ("mine", "et", 5_000_000)
@@ -63,7 +67,7 @@ def test_the_questions_are_asked_again_until_they_are_answered(capsys, monkeypat
 def test_nothing_is_asked_where_nobody_can_answer(capsys, monkeypatch) -> None:
     """A closed standard input, as of a service: flags and defaults, or a refusal that names the flag."""
     monkeypatch.setattr("sys.stdin", None)
-    assert main(["init"]) == 1 and "Give --language" in capsys.readouterr().err
+    assert main(["init"]) == 1 and "Fix: --language fi" in capsys.readouterr().err
     assert main(["init", "--language", "et"]) == 0
 
 
@@ -85,7 +89,7 @@ WRONG = {
     "two machines begin so": ([*FINNISH[:-1], "j"], "did you mean jean_zay"),
     "no size": (["init", "--language", "fi", "--params", "big"], "350M or 3B"),
     "no budget": ([*FINNISH, "--budget", "lots"], "60B"),
-    "hours of a device without a peak": ([*FINNISH[:-1], "leonardo", "--budget", "9h"], "give tokens"),
+    "hours of a device without a peak": ([*FINNISH[:-1], "leonardo", "--budget", "9h"], "in tokens"),
     "a family": ([*FINNISH, "--model-type", "lama"], "did you mean llama"),
 }
 
@@ -146,7 +150,7 @@ def test_a_recipe_for_a_cluster_is_as_usual_for_its_size(capsys) -> None:
         "wrote estonian_3b.toml\nwrote recipe.schema.json, against which your editor checks the recipe\n"
         "next:\n  kielo plan estonian_3b.toml --nodes 1..16  # layouts that fit, days, hours\n"
         "  kielo rehearse estonian_3b.toml --nodes 1  # one rank's exact bytes, here\n"
-        "  kielo run estonian_3b.toml  # once corpus.sources names text\n"
+        "  kielo run estonian_3b.toml  # after corpus.sources names text\n"
     )
     steps = 20 * 3 * 10**9 // 2**20
     assert written("estonian_3b.toml") == {
@@ -168,7 +172,7 @@ def test_a_recipe_for_a_laptop_reads_all_of_its_text(capsys) -> None:
     Path("here.txt").touch()
     assert init(capsys, "--text", " here.txt ,gone.txt,b*.txt,,c[1].txt,d?", "--model-type", "qwen3") == (
         "wrote estonian_10m.toml\nwrote recipe.schema.json, against which your editor checks the recipe\n"
-        "not there yet: gone.txt\nnext:\n  kielo run estonian_10m.toml\n"
+        "missing yet: gone.txt\nnext:\n  kielo run estonian_10m.toml\n"
     )
     found = written("estonian_10m.toml")
     assert found["corpus"] == {"sources": ["here.txt", "gone.txt", "b*.txt", "c[1].txt", "d?"]}
@@ -260,8 +264,8 @@ def test_each_question_shows_its_default(capsys, monkeypatch) -> None:
     monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or "")
     assert main(["init", "--language", "et", "--cluster", "lumi_g"]) == 0
     assert asked == [
-        "Where is the text (files or folders, with commas)? ", "How many parameters? [3B] ",
-        "What budget: tokens (60B) or device-hours (20000h)? Enter for the usual one ",
+        "Where is the text (files or folders, separated by commas)? ", "How many parameters? [3B] ",
+        "What budget: tokens (60B) or device-hours (20000h)? Enter for the usual budget ",
     ]  # fmt: skip
     asked.clear()
     assert main(["init", "--language", "et", "--text", "", "--budget", ""]) == 0
@@ -272,7 +276,7 @@ def test_each_question_shows_its_default(capsys, monkeypatch) -> None:
 
     monkeypatch.setattr("builtins.input", end)
     assert main(["init", "x.toml"]) == 1 and not Path("x.toml").exists()
-    assert capsys.readouterr().err.endswith("kielo: no answer; give --language, nothing was written\n")
+    assert capsys.readouterr().err.endswith("kielo: no answer, and nothing was written. Fix: --language\n")
 
 
 def test_an_idea_takes_settings_from_flags(capsys) -> None:
@@ -283,7 +287,7 @@ def test_an_idea_takes_settings_from_flags(capsys) -> None:
     assert facts["tokens"] == pytest.approx(20e9, rel=0.01)
     assert main(["plan", "--params", "1B", "--set", "train.tokens=7B", *machine]) == 0
     assert json.loads(capsys.readouterr().out)["run"]["tokens"] == pytest.approx(7e9, rel=0.01)
-    assert main(["plan"]) == 1 and "of what? Give a recipe" in capsys.readouterr().err
+    assert main(["plan"]) == 1 and "no recipe and no size" in capsys.readouterr().err
 
 
 def test_a_wrong_family_is_not_taken_for_a_wrong_size(capsys, monkeypatch) -> None:
@@ -299,3 +303,68 @@ def test_a_wrong_family_is_not_taken_for_a_wrong_size(capsys, monkeypatch) -> No
     monkeypatch.setattr("builtins.input", answer)
     assert main(["init", "--language", "et", "--model-type", "lama"]) == 1
     assert "did you mean llama" in capsys.readouterr().err and list(Path().iterdir()) == []
+
+
+# --- From what exists
+
+
+def test_a_recipe_is_varied(capsys) -> None:
+    """A shipped recipe, a file, and a recipe that extends another itself; flags change values."""
+    assert (
+        main(["init", "--from", "demo_estonian", "--params", "20M", "--budget", "5M", "--cluster", "lumi"])
+        == 0
+    )
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "wrote demo_estonian_2.toml, which varies demo_estonian"
+    assert said[-3:] == ["next:", "  kielo show demo_estonian_2.toml", "  kielo run demo_estonian_2.toml"]
+    assert written("demo_estonian_2.toml") == {
+        "extends": "demo_estonian", "name": "demo_estonian_2", "cluster": "lumi_g",
+        "model": {"params": "20M"}, "train": {"tokens": 5_000_000},
+    }  # fmt: skip
+    Path("a").mkdir()
+    assert main(["init", "--from", "demo_estonian_2.toml", "a/mine.toml", "--text", "x.txt,y.txt"]) == 0
+    found = read_recipe("a/mine.toml")
+    assert written("a/mine.toml")["extends"] == "demo_estonian"  # the one level that there may be
+    assert [source.path for source in found.recipe.corpus.sources] == ["x.txt", "y.txt"]
+    assert (found.recipe.name, found.recipe.train.tokens, found.recipe.cluster) == (
+        "mine",
+        5_000_000,
+        "lumi_g",
+    )
+    Path("base.toml").write_text('name = "base"\nlanguage = "et"\n[corpus]\nsources = ["t.txt"]\n')
+    assert main(["init", "--from", "base.toml", "a/base_3.toml"]) == 0
+    assert written("a/base_3.toml") == {"extends": "../base.toml", "name": "base_3"}
+    assert main(["init", "--from", "base.toml"]) == 0 and main(["init", "--from", "base.toml"]) == 0
+    assert read_recipe("base_3.toml").recipe.name == "base_3"  # base_2.toml was taken
+    assert main(["init", "--from", "seventy_five_berts"]) == 0  # a run for each language
+    assert written("seventy_five_berts_2.toml")["name"] == "seventy_five_berts_2_{language}"
+
+
+def test_a_finished_run_is_continued(finished, tmp_path, capsys) -> None:
+    """Its weights and its tokenizer, its text, half its learning rate; the shape is that of the weights."""
+    run = finished[0].parent / "run"
+    before = read_recipe(run).recipe
+    assert main(["init", "--from", str(run), "more.toml", "--text", "more.txt"]) == 0
+    assert f"wrote more.toml, which continues the weights of {run}/hf" in capsys.readouterr().out
+    content, recipe = written("more.toml"), read_recipe("more.toml").recipe
+    assert content["model"] == {"weights": f"hf:{run}/hf"}
+    assert content["tokenizer"] == {"path": f"{run}/tokenizer"} and "extends" not in content
+    assert recipe.train.learning_rate == before.train.learning_rate / 2
+    assert [source.path for source in recipe.corpus.sources] == ["more.txt"] and not recipe.folder
+    assert main(["init", "--from", str(run), "x.toml", "--params", "3B"]) == 1
+    assert "have a shape" in capsys.readouterr().err and not Path("x.toml").exists()
+    Path("young").mkdir()
+    shutil.copy(run / "recipe.toml", "young")
+    assert main(["init", "--from", "young", "x.toml"]) == 1
+    assert "Fix: kielo run young --only export" in capsys.readouterr().err and not Path("x.toml").exists()
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    (["--from", "demo_estonain"], "did you mean demo_estonian?"),
+    (["--from", "hf:A/B"], "names weights"),
+    (["--from", "demo_estonian", "--budget", "2000h"], "beside --from give tokens"),
+    (["--from", "demo_estonian", "--model-type", "lama"], "model_type"),
+])  # fmt: skip
+def test_what_cannot_be_varied_writes_nothing(flags, said, capsys) -> None:
+    assert main(["init", *flags, "x.toml"]) == 1
+    assert said in capsys.readouterr().err and list(Path().iterdir()) == []

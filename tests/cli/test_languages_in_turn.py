@@ -86,7 +86,7 @@ def test_a_failure_does_not_keep_others_from_being_made_and_a_stop_does(
     told = [line for line in out.splitlines() if line.startswith(("fi: ", "et: "))]
     ended = dict(zip(("fi", "et"), states))
     assert told == [f"{one}: last of {one}" for one, state in ended.items() if state in ("failed", "stopped")]
-    assert out.endswith("\nThe same command makes what is missing.\n")
+    assert out.endswith("\nThe same command makes the missing runs.\n")
     assert len(several.words.read_text().splitlines()) == 2 - states.count("not begun")
 
 

@@ -108,7 +108,7 @@ def test_a_chain_is_checked_written_and_submitted(launching, capsys) -> None:
 
 
 def test_a_dry_run_is_written_and_not_submitted(launching, capsys) -> None:
-    end = "nothing is submitted; bash runs/mine/launch/0001/submit.sh does it, on a login node of here\n"
+    end = "nothing is submitted; on a login node of here: bash runs/mine/launch/0001/submit.sh\n"
     *rows, wrote = ROWS.splitlines(keepends=True)
     assert said(capsys, *HERE, "--dry-run") == "".join(rows) + PATHS.format(False) + wrote + end
     assert launching.done == ["write"]
@@ -121,7 +121,7 @@ def test_the_forecast_is_told(launching, capsys) -> None:
     launching.plan = plan(site(), Wishes(spares=2), forecast=forecast(device_hours=1480.0))
     launching.plan = SimpleNamespace(**vars(launching.plan) | {"partition": partition, "devices": 12})
     rows = said(capsys, *HERE).splitlines()
-    assert rows[0] == "run\tmine, on 3 nodes and 2 spare ones of here, 12 ranks"
+    assert rows[0] == "run\tmine, on 3 nodes and 2 spare nodes of here, 12 ranks"
     assert " each in fast; " in rows[1]
     assert rows[2:4] == [
         "layout\tdp12, 60.0 of 70.0 GB a device",
@@ -148,8 +148,8 @@ def test_jobs_that_pack_are_submitted(launching, capsys) -> None:
     text = (
         "text\tof own_text, in 16 shares and a join\n"
         f"jobs\ta node of here each, {workers} workers, at most 02:03:04 in usual\n"
-        "wrote runs/mine/launch/pack_0001; kielo status runs/mine/launch/pack_0001 shows how many parts are "
-        "there\n"
+        "wrote runs/mine/launch/pack_0001; kielo status runs/mine/launch/pack_0001 counts the finished "
+        "parts\n"
     )
     assert said(capsys, *HERE, "--pack", "16") == text + "submitted 7, 8; two jobs\n"
     assert launching.done == ["scheduler", "packable", "submit to slurm"]
@@ -157,7 +157,7 @@ def test_jobs_that_pack_are_submitted(launching, capsys) -> None:
     launching.answer = (["7"], "")
     assert said(capsys, *HERE, "--pack", "16").endswith("\nsubmitted 7\n")
     launching.done.clear()
-    end = "nothing is submitted; bash runs/mine/launch/pack_0001/submit.sh does it\n"
+    end = "nothing is submitted; to submit: bash runs/mine/launch/pack_0001/submit.sh\n"
     *rows, wrote = text.splitlines(keepends=True)
     dry = "".join(rows) + PATHS.format(True) + wrote + end
     assert said(capsys, *HERE, "--pack", "16", "--dry-run") == dry and launching.done == []
@@ -172,7 +172,7 @@ def test_what_jobs_that_pack_do_not_have_is_refused(launching, capsys, tmp_path)
         assert main([*HERE, "--pack", "2", *words.split()]) == 1
         flag = words.split()[0]
         assert capsys.readouterr().err == (
-            f"kielo: {flag}: jobs that pack have one node each; leave it out beside --pack\n"
+            f"kielo: {flag}: jobs that pack have one node each. Fix: leave it out beside --pack\n"
         )
     for number in ("0", "-1"):
         assert main([*HERE, "--pack", number]) == 1
@@ -197,9 +197,9 @@ def test_a_ladder_is_a_job_for_each_number_of_nodes(launching, capsys) -> None:
     launching.ladder = [on(1), on(2, "a"), on(4, "b", "c"), on(8, "d")]
     launching.to_submit = {4: Path("four"), 8: Path("eight")}
     table = (
-        "nodes\tlayouts\thours at most\t\n1\tall are measured\t\t\n2\ta\t\tjob 99 still has them\n"
+        "nodes\tlayouts\thours at most\t\n1\tall measured\t\t\n2\ta\t\tjob 99 has not ended\n"
         "4\tb, c\t1.5\t{}\n8\td\t1.5\t{}\n"
-        "{}wrote runs/ladder; kielo status runs/ladder shows what is measured\n"
+        "{}wrote runs/ladder; kielo status runs/ladder shows the measurements\n"
     )
     job = "job 7, 8; two jobs"
     assert said(capsys, *HERE, "--ladder", "8, 4,1,2,4") == table.format(job, job, "")
@@ -221,7 +221,7 @@ def test_a_ladder_is_a_job_for_each_number_of_nodes(launching, capsys) -> None:
 def test_what_a_ladder_chooses_itself_is_refused(launching, capsys) -> None:
     for flag in ("nodes", "layout", "jobs", "grace"):
         assert main([*HERE, "--ladder", "1,2", f"--{flag}", "1"]) == 1
-        said = f"kielo: --{flag}: a ladder chooses it itself; leave it out beside --ladder\n"
+        said = f"kielo: --{flag}: a ladder chooses it itself. Fix: leave it out beside --ladder\n"
         assert capsys.readouterr().err == said
     for wrong in ("0", "1,0", "a", "1,,2", "-1", "1.5"):
         assert main([*HERE, f"--ladder={wrong}"]) == 1
@@ -309,19 +309,19 @@ def test_the_last_attempt_that_ended_is_told(found, capsys) -> None:
 
 def test_jobs_are_cancelled(found, capsys) -> None:
     stopped = found.is_.folder / "chain" / "stopped"
-    assert said(capsys, "cancel", "run") == "no job of this run waits or runs\n"
+    assert said(capsys, "cancel", "run") == "no job of this run is waiting or running\n"
     assert stopped.read_text() == "cancelled by kielo cancel\n" and found.ended == [("slurm", {}, False)]
     stopped.write_text("finished\n")
-    end = f"; the chain goes on when {stopped} is gone\n"
+    end = f"; to continue the chain, remove {stopped}\n"
     with_state(found, jobs={"7": "PENDING", "8": "PENDING"})
     assert said(capsys, "cancel", "run") == f"cancelled 7, 8{end}"
     with_state(found, jobs={"7": "RUNNING"})
-    assert said(capsys, "cancel", "run") == f"cancelled 7; the one that runs saves and stops{end}"
+    assert said(capsys, "cancel", "run") == f"cancelled 7; the running job saves and stops{end}"
     assert said(capsys, "cancel", "run", "--now") == f"cancelled 7{end}"
     assert found.ended[-1] == ("slurm", {"7": "RUNNING"}, True) and stopped.read_text() == "finished\n"
     with_state(found, jobs=None, no_answer="squeue failed")
     assert main(["cancel", "run"]) == 1 and len(found.ended) == 4
-    assert "nothing is cancelled: squeue failed. Fix too: " in capsys.readouterr().err
+    assert "nothing is cancelled: squeue failed. Fix: touch " in capsys.readouterr().err
 
 
 def test_jobs_that_pack_tell_how_far_they_are(capsys, monkeypatch, tmp_path) -> None:
@@ -337,7 +337,7 @@ def test_jobs_that_pack_tell_how_far_they_are(capsys, monkeypatch, tmp_path) -> 
 
     monkeypatch.setattr("kielo.cli.launched.pack_status", lambda folder: state)
     progress(1234, False)
-    again = f"next\tbash {tmp_path}/submit.sh makes the parts that are missing\n"
+    again = f"next\tbash {tmp_path}/submit.sh makes the missing parts\n"
     assert said(capsys, "status", str(tmp_path)) == (
         "text\tof mine, on here\njobs\t7 R; 8 Q (2 submitted)\nparts\t1,234 of 4,321, not joined yet\n"
     )

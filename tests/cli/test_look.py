@@ -65,7 +65,7 @@ def test_a_model_that_is_not_known_has_its_reason(recipe, capsys, monkeypatch) -
     sets = ["--set", f"model.weights={fetched}", "--set", "model.transplant=mean"]
     monkeypatch.setattr("kielo.cli.show.weights_here", lambda weights: None)
     rows = said(capsys, "show", recipe, *sets).splitlines()
-    assert rows[0] == f"model\tthat of {fetched}, which `kielo train` fetches"
+    assert rows[0] == f"model\tfrom {fetched}, which `kielo train` fetches"
     assert rows[1].startswith("weights\t")
 
     def refuse(*_: Any) -> None:
@@ -106,14 +106,14 @@ def test_recipes_are_listed_and_copied_once(capsys, tmp_path, monkeypatch) -> No
     listed = content(capsys, "recipes")
     own = {"name": "own_text", "language": "en", "description": "A small language model from one's own text"}
     assert own in listed and len(listed) == len(rows) - 1
-    wrote = "wrote own_text.toml; start it with: kielo run own_text.toml\n"
+    wrote = "wrote own_text.toml. To start: kielo run own_text.toml\n"
     assert said(capsys, "recipes", "--copy", "own_text") == wrote
     Path("own_text.toml").write_text("mine")
     assert main(["recipes", "--copy", "own_text"]) == 1
-    assert "own_text.toml exists already; move it away first" in capsys.readouterr().err
+    assert "own_text.toml exists already, and nothing was written" in capsys.readouterr().err
     assert Path("own_text.toml").read_text() == "mine"
     assert main(["recipes", "--copy", "none"]) == 1
-    assert "no shipped recipe is called 'none'; there are: bloom_176b" in capsys.readouterr().err
+    assert "--copy none: no shipped recipe. Fix: one of bloom_176b" in capsys.readouterr().err
 
 
 def test_cards_and_formats_are_listed(capsys) -> None:
@@ -176,7 +176,7 @@ def test_the_folder_of_a_run_is_not_that_of_its_tokenizer(tmp_path) -> None:
     assert tokenizer_folder(tmp_path) == tmp_path
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "tokenizer.json").touch()
-    with pytest.raises(KieloError, match=f"is a run folder; did you mean {tmp_path}/tokenizer?"):
+    with pytest.raises(KieloError, match=f"a run folder. Fix: {tmp_path}/tokenizer?"):
         tokenizer_folder(tmp_path)
     assert tokenizer_folder(tmp_path / "tokenizer") == tmp_path / "tokenizer"
     (tmp_path / "tokenizer.json").touch()
@@ -237,10 +237,10 @@ def test_a_step_that_was_passed_over_is_told(step, recipe, capsys) -> None:
     rows = [PassedOver(step=9, passed_over_from=7, passed_over_for="spike"),
             PassedOver(step=15, passed_over_from=15)]  # fmt: skip
     (folder / METRICS_NAME).write_text("".join(write_row(row) + "\n" for row in rows), encoding="utf-8")
-    after_spike = ", passed over after a spike of the loss"
+    after_spike = ", skipped after a spike of the loss"
     for number, words in {6: "", 7: after_spike, 9: after_spike, 10: "", 15: ""}.items():
         first = said(capsys, "data", recipe, "--step", str(number)).splitlines()[0]
         assert first == f"step {number}, phase {1 + (number > 10)}{words}"
     step.is_skipped = True
     first = said(capsys, "data", recipe, "--step", "15").splitlines()[0]
-    assert first == "step 15, phase 2, passed over as train.skip_steps says"
+    assert first == "step 15, phase 2, skipped by train.skip_steps"

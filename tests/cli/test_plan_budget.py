@@ -26,7 +26,7 @@ def test_flops_are_counted_as_they_are(budget, flops, capsys) -> None:
 def test_other_amounts_are_refused(budget, capsys) -> None:
     assert main([*ASKED, f"--budget={budget}"]) == 1
     assert capsys.readouterr().err == (
-        f"kielo: --budget {budget!r} is no amount of compute. Fix: device-hours, such as 20000h, "
+        f"kielo: --budget {budget!r} is not an amount of compute. Fix: device-hours, such as 20000h, "
         "or FLOPs, such as 1e22\n"
     )
 
@@ -43,29 +43,29 @@ def test_hours_are_of_the_devices_of_a_cluster(capsys) -> None:
     assert found["flops"] == pytest.approx(3600 * 989e12 * 0.35) and len(found["choices"]) == 2
     assert found["unique_tokens"] == 6_600_000_000 and found["max_epochs"] == 4
     for words, why in {
-        (): "of which devices? Give --cluster too (see `kielo clusters`), or FLOPs, such as 1e22",
-        ("--params", "3B"): "of which devices? Give --cluster too",
-        ("--cluster", "laptop"): "no card says how fast a device of laptop is; give FLOPs, such as 1e22",
+        (): "--budget in device-hours needs a cluster. Fix: --cluster lumi_g, or FLOPs, such as 1e22",
+        ("--params", "3B"): "--budget in device-hours needs a cluster",
+        ("--cluster", "laptop"): "no card has the peak speed of a device of laptop. Fix: FLOPs, such as 1e22",
     }.items():
         assert main([*ASKED, "--budget", "5h", *words]) == 1
         assert capsys.readouterr().err.startswith(f"kielo: {why}")
     assert main([*ASKED, "--budget", "0h", "--cluster", "dgx_h100"]) == 1
-    assert "'0h' is no amount of compute" in capsys.readouterr().err
+    assert "'0h' is not an amount of compute" in capsys.readouterr().err
 
 
 def test_the_text_is_counted_in_tokens(capsys) -> None:
     """One is the least; without any the recipe's text counts, if it has one."""
     assert answer(capsys, "plan", "--budget", "1e12", "--corpus", "1")["unique_tokens"] == 1
-    works = "ive the different tokens that there are: --corpus 6.6B"
+    fix = "Fix: the number of different tokens, as --corpus 6.6B"
     for corpus in ("0", "all", "-3"):
         assert main(["plan", "--budget", "1e22", f"--corpus={corpus}"]) == 1
         said = capsys.readouterr().err
-        assert said == f"kielo: --corpus {corpus!r} is no number of tokens; g{works}\n"
+        assert said == f"kielo: --corpus {corpus!r} is not a number of tokens. {fix}\n"
     for words in ([], ["--params", "3B"]):
         assert main(["plan", "--budget", "1e22", *words]) == 1
-        assert capsys.readouterr().err == f"kielo: of how much text? G{works}\n"
+        assert capsys.readouterr().err == f"kielo: --budget needs an amount of text. {fix}\n"
     assert main(["plan", "--corpus", "6.6B"]) == 1
-    assert "--corpus is of --budget; give both" in capsys.readouterr().err
+    assert "--corpus needs --budget. Fix: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_text_is_counted_in_tokens(capsys) -> None:
 def test_flags_of_layouts_are_refused(flag, capsys) -> None:
     assert main([*ASKED, "--budget", "1e22", *flag]) == 1
     assert capsys.readouterr().err == (
-        f"kielo: {flag[0]} is of layouts, and --budget of scaling laws; leave one of them out\n"
+        f"kielo: {flag[0]} is about layouts, and --budget about scaling laws. Fix: only one of them\n"
     )
 
 

@@ -174,13 +174,13 @@ def test_notes(monkeypatch) -> None:
         "The recipe's own layout is slower than the fastest by 50% on 3 nodes, 20% on 5 nodes."
     ]
     lines = told({3: FAST, 5: other}, (SLOW, other))
-    assert lines[0] == "The recipe's own layout is faster than those that were looked at on 3 nodes."
+    assert lines[0] == "The recipe's own layout is faster than the layouts that were searched on 3 nodes."
     assert told({3: "no", 6: FAST}) == [
         "The recipe's own layout cannot run on 3 nodes: no", "No layout fits on 6 nodes."
     ]  # fmt: skip
     assert told({3: FAST, 7: "no"}, (FAST,))[1:] == ["No layout fits on 7 nodes."]
     assert told({3: FAST, 8: "no"}, (FAST,))[2:] == [
-        "hall lets a job have 7 nodes in its usual queue; more need an agreement with the site."
+        "hall allows a job 7 nodes in its usual queue. More need an agreement with the site."
     ]
 
 
@@ -326,12 +326,12 @@ def test_what_failures_cost() -> None:
         ],
     )
     assert tables.failure_table(RUN, [(FAST, a_cost(failures=failures()))])[1] == [
-        "Failures: 0.25 of a device in 1,000 days (a page). effective: time spent on steps that are kept, "
-        "with a save so often; as it saves: as the recipe does. spares: nodes with which 95 % of jobs of 2.0 "
-        "days can replace all that failed.",
-        "On 12 devices a save stops training for 1.5 s, so the best time between two is 2,500 s (Young 1974) "
-        "or 2,400 s (Daly 2006). After a failure training resumes in 120 s (found 30, start 90), in 150 s if "
-        "a node falls silent, in 170 s if a rank is stuck, and lacks 3,621 s of steps.",
+        "Failures: 0.25 of a device in 1,000 days (a page). effective: share of time for steps that are "
+        "kept, with the saves of the table; as it saves: with the recipe's saves. spares: nodes for 95 % of "
+        "jobs of 2.0 days to replace all failed nodes.",
+        "On 12 devices a save stops training for 1.5 s. The best time between two saves is 2,500 s (Young "
+        "1974) or 2,400 s (Daly 2006). After a failure training resumes in 120 s (found 30, start 90); if a "
+        "node is silent in 150 s, if a rank is stuck in 170 s. It repeats 3,621 s of steps.",
         "checkpoint.every_steps = 250 is a save every 2 h 00 min, with 87.5% of the time effective. Fix: "
         "checkpoint.every_steps = 80, with 93.8%.",
     ]
@@ -341,8 +341,8 @@ def test_what_failures_cost() -> None:
     good = failures(best_share=0.8799, own_seconds=7201.0)
     lines = tables.failure_table(copying, [(FAST, a_cost()), (other, a_cost(failures=good))])[1]
     assert len(lines) == 3 and lines[2] == (
-        "checkpoint.memory_every_steps = 30: a failure of one node costs 30 s of steps besides writing; of "
-        "several nodes those since the last save."
+        "checkpoint.memory_every_steps = 30: the failure of one node costs 30 s of steps besides writing, of "
+        "several nodes all steps since the last save."
     )
     assert lines[1].startswith("On 20 devices ")
     # what is below half a second is no part; from half a per cent on another interval is worth a word

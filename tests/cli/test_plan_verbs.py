@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from kielo.cli import plan as plan_verb
+from kielo.cli import plan_data
 from kielo.cli.main import main
-from kielo.plan import choose_layout
 from kielo.plan.explain import Row
 from kielo.plan.search import Found
 from kielo.recipe.cards import cluster
 from kielo.recipe.errors import KieloError
-from kielo.resolve import mixture_table as mixture
 from kielo.resolve import resolve as resolving
 from kielo.resolve.mixture_table import MixtureTable, PhaseRow, SourceAmount, SourceRow
 from kielo.resolve.text import imagined_text
@@ -33,10 +33,10 @@ class Planner:
         self.named: list[tuple[int, str]] = []
         self.own: Any = "no heads"
         self.is_empty = False
-        monkeypatch.setattr("kielo.plan.search.search", self.search)
-        monkeypatch.setattr("kielo.plan.cost.cost", self.cost)
-        monkeypatch.setattr(choose_layout, "own", lambda run, nodes: self.own)
-        monkeypatch.setattr(choose_layout, "named", self.name)
+        monkeypatch.setattr("kielo.cli.plan.search", self.search)
+        monkeypatch.setattr("kielo.cli.plan.cost", self.cost)
+        monkeypatch.setattr(plan_verb, "own", lambda run, nodes: self.own)
+        monkeypatch.setattr(plan_verb, "named", self.name)
         monkeypatch.setattr("kielo.cli.plan_tables.overlap_offer", lambda planned: None)
         monkeypatch.setattr("kielo.cli.plan_tables.verdict", lambda several: "the verdict.")
 
@@ -132,7 +132,7 @@ def test_refusals(planner, capsys) -> None:
         ("--nodes", "3", "--top", "0"): "--top 0: give 1 layout or more",
         ("--nodes", "3", "--wall-hours", "0"): "--wall-hours 0: give a number above 0",
         ("--nodes", "3", "--wall-hours", "inf"): "--wall-hours inf: give a number above 0",
-        ("--nodes", "3", "--plot", "x"): "--plot draws scaling over several numbers of nodes: give --nodes "
+        ("--nodes", "3", "--plot", "x"): "--plot draws scaling over several numbers of nodes. Fix: --nodes "
         "4..256",
         ("--nodes", "8..4"): "--nodes 8..4: begin with the smaller number. Fix: 4..8",
         ("--nodes", "a"): "--nodes a: not understood. Fix: 16, or 4,8,12, or 4..256",
@@ -167,7 +167,7 @@ def test_numbers_of_nodes(planner, capsys) -> None:
     for words in ([], ["--set", "nodes=[2979]"]):
         assert main(["plan", *RECIPE, "--set", "nodes=[]", *words]) == 1
         assert refusal(capsys) == (
-            "kielo: on how many nodes of lumi_g? For example --nodes 16 or --nodes 4..256; it has 2978"
+            "kielo: --nodes is missing; lumi_g has 1 to 2978 nodes. Fix: --nodes 16, or --nodes 4..256"
         )
     assert cluster("lumi_g").nodes == 2978
 
@@ -184,7 +184,7 @@ def test_what_to_type_next_has_the_same_flags(planner, capsys) -> None:
     assert said.err.startswith("not set in the recipe, so as usual for this size: ")
     assert main(["plan"]) == 1
     assert capsys.readouterr().err == (
-        "kielo: of what? Give a recipe (see `kielo recipes`), or a size: --params 3B --cluster lumi_g\n"
+        "kielo: no recipe and no size. Fix: a recipe (see `kielo recipes`), or --params 3B --cluster lumi_g\n"
     )
 
 
@@ -196,7 +196,7 @@ def test_several_languages_are_planned_as_one(planner, capsys, tmp_path: Path) -
     )
     assert main(["plan", str(path), "--nodes", "3"]) == 0
     said = capsys.readouterr().out
-    assert "\nAll 3 languages, a run each, as was planned for et:\nnodes\thours each\tdays in a row" in said
+    assert "\nAll 3 languages, a run each, by the plan of et:\nnodes\thours each\tdays in a row" in said
     assert "\n3\t72.0\t9.0\t7,200\t" in said
     assert main(["plan", str(path), "--nodes", "3,5", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -206,8 +206,8 @@ def test_several_languages_are_planned_as_one(planner, capsys, tmp_path: Path) -
 
 
 def test_comparing(planner, capsys, monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("kielo.plan.compare.compare", lambda several: (("a", "b"), [("1", "2")]))
-    monkeypatch.setattr("kielo.plan.compare.verdict", lambda several: "+".join(one.name for one in several))
+    monkeypatch.setattr("kielo.cli.plan.compared_rows", lambda several: (("a", "b"), [("1", "2")]))
+    monkeypatch.setattr("kielo.cli.plan.verdict", lambda several: "+".join(one.name for one in several))
     assert main(["plan", "compare", *RECIPE, "tp2", "tp4", "--nodes", "3,5"]) == 0
     assert planner.named == [(3, "tp2"), (3, "tp4"), (5, "tp2"), (5, "tp4")] and planner.may_be_nearest
     both = "tp2-dp2-mb2-zero1+tp4-dp2-mb2-zero1"
@@ -219,7 +219,7 @@ def test_comparing(planner, capsys, monkeypatch, tmp_path: Path) -> None:
     for nodes in ("3", "3,5"):
         assert main(["plan", "compare", *RECIPE, "tp2", "tp2", "--nodes", nodes]) == 1
         assert refusal(capsys) == (
-            "kielo: tp2 and tp2 are one layout, tp2-dp2-mb2-zero1; give two that differ"
+            "kielo: tp2 and tp2 are one layout, tp2-dp2-mb2-zero1. Fix: two different layouts"
         )
     drawn = []
     monkeypatch.setattr(
@@ -234,7 +234,7 @@ def test_comparing(planner, capsys, monkeypatch, tmp_path: Path) -> None:
 def test_explaining(planner, capsys, monkeypatch, tmp_path: Path) -> None:
     asked = []
     row = Row("bubble", 0.25, 0.5, "so it is")
-    monkeypatch.setattr("kielo.plan.explain.explain", lambda planned, others: asked.append(others) or [row])
+    monkeypatch.setattr("kielo.cli.plan.explained", lambda planned, others: asked.append(others) or [row])
     assert main(["plan", "explain", *RECIPE, "tp3", "--nodes", "3"]) == 0
     assert capsys.readouterr().out == (
         "part\tseconds\tshare\treason\nbubble\t0.250\t50.0%\tso it is\n\nIn the recipe:\n[layout]\n"
@@ -242,7 +242,7 @@ def test_explaining(planner, capsys, monkeypatch, tmp_path: Path) -> None:
     )
     assert [one.layout.tensor for one in asked[0]] == [2, 4, 6] and not planner.may_be_nearest
     assert main(["plan", "explain", *RECIPE, "tp3", "--nodes", "3,5"]) == 1
-    assert "about one number of nodes: give --nodes one number" in capsys.readouterr().err
+    assert "about one number of nodes. Fix: --nodes 16" in capsys.readouterr().err
     drawn = []
     monkeypatch.setattr("kielo.report.plan_figures.timeline_svg", lambda planned, path: drawn.append(path))
     words = ["--nodes", "3", "--json", "--plot", str(tmp_path), "--wall-hours", "5"]
@@ -257,11 +257,9 @@ def test_explaining(planner, capsys, monkeypatch, tmp_path: Path) -> None:
 
 
 def test_calibrating(capsys, monkeypatch, tmp_path: Path) -> None:
-    from kielo.plan import calibrate, measured_run
-
-    monkeypatch.setattr(measured_run, "metrics_of", lambda paths: (paths, "site"))
-    monkeypatch.setattr(calibrate, "measure", lambda paths, site: (paths, site))
-    monkeypatch.setattr(calibrate, "write_machine", lambda machine, to: to.write_text(str(machine)))
+    monkeypatch.setattr(plan_verb, "metrics_of", lambda paths: (paths, "site"))
+    monkeypatch.setattr(plan_verb, "measure", lambda paths, site: (paths, site))
+    monkeypatch.setattr(plan_verb, "write_machine", lambda machine, to: to.write_text(str(machine)))
     to = tmp_path / "card.toml"
     assert main(["plan", "calibrate", "a", "b", "--to", str(to)]) == 0
     assert to.read_text() == str(([Path("a"), Path("b")], "site"))
@@ -278,8 +276,8 @@ def resolver(planner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[t
         return real(recipe, "", world_size, device, text=imagined_text(recipe))
 
     real = resolving.resolve
-    monkeypatch.setattr(resolving, "resolve", resolve)
-    monkeypatch.setattr(choose_layout, "named", lambda run, nodes, name: (
+    monkeypatch.setattr(plan_verb, "resolved_run", resolve)
+    monkeypatch.setattr(plan_verb, "named", lambda run, nodes, name: (
         planner.named.append((nodes, name)) or a_layout(run, nodes, tensor=2, shard=4 * nodes)
     ))  # fmt: skip
     monkeypatch.chdir(tmp_path)
@@ -328,7 +326,7 @@ def test_resolving_is_no_harm_to_a_run_that_trained(resolver, capsys) -> None:
     assert main([*DEMO, "--ranks", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["placement"]["world_size"] == 2
     assert main([*DEMO, "--ranks", "2", "--layout", "tp2"]) == 1
-    assert refusal(capsys) == "kielo: --layout is chosen for --nodes; leave --ranks out"
+    assert refusal(capsys) == "kielo: --layout is chosen for --nodes. Fix: leave --ranks out"
 
 
 LONG = "a_name_of_seventeen"[:17]
@@ -342,13 +340,14 @@ TABLE = MixtureTable(
     (PhaseRow(1, LONG, 0.125, 1.5, 1_250_000, 0.25), PhaseRow(2, "a", 0.875, 10.5, 35, 1.75)),
 )  # fmt: skip
 WORTH = (
-    "worth: as many different tokens would teach as much as these, read so often (Muennighoff et al. 2023)."
+    "worth: the number of different tokens that would teach as much as these repeated tokens "
+    "(Muennighoff et al. 2023)."
 )
 
 
 def test_the_text_by_source_and_phase(capsys, monkeypatch) -> None:
     """Amounts with a unit; names up to 16 characters are whole."""
-    monkeypatch.setattr(mixture, "mixture_table", lambda recipe, folder: TABLE)
+    monkeypatch.setattr(plan_data, "mixture_table", lambda recipe, folder: TABLE)
     assert main(["plan", "data", "own_text"]) == 0
     assert capsys.readouterr().out == (
         "Estimated from the corpus.\n\n"
@@ -373,7 +372,7 @@ def test_the_text_with_loss_packing_and_complaints(capsys, monkeypatch) -> None:
         TABLE, is_estimate=False, sources=(masked, TABLE.sources[2]), phases=(), packing=(packing,),
         complaints=("one", "two"),
     )  # fmt: skip
-    monkeypatch.setattr(mixture, "mixture_table", lambda recipe, folder: table)
+    monkeypatch.setattr(plan_data, "mixture_table", lambda recipe, folder: table)
     assert main(["plan", "data", "own_text"]) == 1
     said = capsys.readouterr()
     assert said.err == "kielo: training would refuse 2 of this:\n  - one\n  - two\n"
@@ -387,7 +386,9 @@ def test_the_text_with_loss_packing_and_complaints(capsys, monkeypatch) -> None:
         "a\t1,024\t2.35K\t1.25%\t25.00%\t98.765%\n\n" + WORTH + "\n"
     )
     for complaints, code in (((), 0), (("one",), 1)):
-        monkeypatch.setattr(mixture, "mixture_table", lambda *_, of=complaints: replace(TABLE, complaints=of))
+        monkeypatch.setattr(
+            plan_data, "mixture_table", lambda *_, of=complaints: replace(TABLE, complaints=of)
+        )
         assert main(["plan", "data", "own_text", "--json"]) == code
         assert json.loads(capsys.readouterr().out)["tokens"] == 9000
 
@@ -396,6 +397,6 @@ def test_a_refused_layout_is_a_message(planner, capsys, monkeypatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise KieloError("no such layout")
 
-    monkeypatch.setattr(choose_layout, "named", refuse)
+    monkeypatch.setattr(plan_verb, "named", refuse)
     assert main(["plan", "explain", *RECIPE, "tp3", "--nodes", "3"]) == 1
     assert refusal(capsys) == "kielo: no such layout"

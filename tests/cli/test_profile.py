@@ -76,4 +76,4 @@ def test_no_steps_are_refused(capsys):
                                    ("--profile", "--profile-ranks", "1")])  # fmt: skip
 def test_ranks_that_cannot_be_profiled_are_refused(words, capsys):
     assert main(["train", "demo_estonian", *words]) == 1
-    assert "give --profile too, and ranks from 0 to 0" in capsys.readouterr().err
+    assert "give --profile, and ranks from 0 to 0" in capsys.readouterr().err

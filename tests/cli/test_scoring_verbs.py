@@ -73,16 +73,16 @@ def test_what_cannot_be_scored_is_refused(scored, recipe, tmp_path, capsys) -> N
     other.mkdir()
     (run / "recipe.toml").write_text(recipe.read_text())
     for words, told in {
-        (other,): f"{other} is a folder; name the recipe whose held-out text should score it: kielo evaluate",
-        (other, recipe): f"{other}: neither a checkpoint (no {INDEX_NAME} there) nor a Hugging Face folder",
-        (run, recipe): f"{run}: a run folder, which its own text scores. Fix with another",
-        (tmp_path / "gone", recipe): f"{tmp_path / 'gone'}: no such folder; MODEL is a recipe, a checkpoint",
+        (other,): f"{other} is a folder, and no recipe names its held-out text. Fix: kielo evaluate",
+        (other, recipe): f"{other}: neither a checkpoint (no {INDEX_NAME}) nor a Hugging Face folder",
+        (run, recipe): f"{run}: a run folder, scored by its own text. Fix: ",
+        (tmp_path / "gone", recipe): f"{tmp_path / 'gone'}: no such folder. Fix: a recipe, a checkpoint",
     }.items():
         assert main(["evaluate", *map(str, words)]) == 1
         assert capsys.readouterr().err.startswith(f"kielo: {told}")
     (other / "config.json").touch()
     assert main(["evaluate", str(other)]) == 1
-    assert f"{other} is a Hugging Face folder; name the recipe" in capsys.readouterr().err
+    assert f"{other} is a Hugging Face folder, and no recipe" in capsys.readouterr().err
     assert scored.asked == []
     assert main(["evaluate", str(run)]) == 0
 
@@ -109,7 +109,7 @@ def test_an_encoders_scores_are_tabled(scored, recipe, capsys) -> None:
     scored.causal = has(bits_per_byte=has(model=1.5), sets=[], samples=[])
     pairs = "1,234\t50.0 %\t62.5 %\n"
     assert said(capsys, "evaluate", recipe) == first + (
-        "pseudo bits per byte: 1.500; with the later tokens of a word hidden too: 2.250\n"
+        "pseudo bits per byte: 1.500; with the later tokens of a word also hidden: 2.250\n"
         f"minimal pairs\tpairs\tgood likelier\twithin word\ncase\t{pairs}all\t{pairs}"
         "parts of speech: 91.2 % of 4,321 words; the most frequent tag of each: 85.0 %\n"
         "hidden word\ttruth\tfillings\na [MASK]\tb\tb, c\na [MASK]\t–\tb, c\n"

@@ -166,15 +166,14 @@ def test_the_stages_that_are_asked_for_are_made(words, stages, recipe, capsys) -
 def test_flags_that_contradict_each_other_are_refused(stages, recipe, tmp_path, capsys) -> None:
     order = ", ".join(STAGES)
     for words, said in {
-        "--only pack --from corpus": "--only does not go with --from or --to; give one or the other",
-        "--only pack --to train": "--only does not go with --from or --to; give one or the other",
+        "--only pack --from corpus": "--only excludes --from and --to. Fix: one or the other",
+        "--only pack --to train": "--only excludes --from and --to. Fix: one or the other",
         "--from train --to pack": f"--from train comes after --to pack; the order is: {order}",
         "--ranks 0": "--ranks 0: give 1 or more",
         "--again pack --to tokenizer": "--again pack: this stage is not among the chosen stages: corpus, "
         "tokenizer",
-        "--share 1/2": "--share goes with --only pack, the stage that several machines do together",
-        "--share 1/2 --only corpus": "--share goes with --only pack, the stage that several machines do "
-        "together",
+        "--share 1/2": "--share: machines can share the pack stage alone. Fix: --only pack",
+        "--share 1/2 --only corpus": "--share: machines can share the pack stage alone. Fix: --only pack",
         "--share 0/2 --only pack": "--share 0/2: give K/N with K from 1 to N, as 3/16",
         "--share 3/2 --only pack": "--share 3/2: give K/N with K from 1 to N, as 3/16",
         "--share 1 --only pack": "--share 1: give K/N with K from 1 to N, as 3/16",
@@ -451,7 +450,7 @@ def test_sigterm_ends_a_stage_with_75_and_the_handler_comes_back(stages, recipe,
     stages.during["tokenizer"] = lambda: os.kill(os.getpid(), signal.SIGTERM)
     assert run(recipe) == 75
     assert stages.made == ["corpus"] and signal.getsignal(signal.SIGTERM) is before
-    said = "── stopped by SIGTERM; the same command makes the stages that are missing\n"
+    said = "── stopped by SIGTERM; the same command makes the missing stages\n"
     assert capsys.readouterr().err == said
     assert not list((tmp_path / "run").glob("lease.*"))
     stages.during.clear()

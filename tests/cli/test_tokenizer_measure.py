@@ -73,23 +73,25 @@ def test_a_model_alone_gives_the_share_of_its_embedding(here, capsys):
     layer = 4 * 8 * 8 + 3 * 8 * 16 + 2 * 8
     assert said["tokenizers"]["extended"]["embedding_share"] == 4800 / (4800 + layer + 8)
     assert said["choices"] == []
-    assert "With --bytes 40GB" in asked(capsys, "english", "estonian", "--text", "et.txt", "--model", "hf")
+    assert "the training text: --bytes 40GB" in asked(
+        capsys, "english", "estonian", "--text", "et.txt", "--model", "hf"
+    )
 
 
 TEXT = ["--text", "et.txt"]
 REFUSED = {
-    "no text": ([], "give --text FILE, --heldout RUN or --parallel FILE ENGLISH"),
-    "two texts": ([*TEXT, "--heldout", "run"], "give one of them"),
+    "no text": ([], "Fix: --text FILE, --heldout RUN or --parallel FILE ENGLISH"),
+    "two texts": ([*TEXT, "--heldout", "run"], "Fix: one of them"),
     "lines that differ": (["--parallel", "et.txt", "one.txt"], "et.txt has 2 lines and one.txt 1"),
     "an empty side": (["--parallel", "et.txt", "no.txt"], "no.txt: no text in it"),
     "an empty text": (["--text", "no.txt"], "no.txt: no text in it"),
     "no file": (["--parallel", "et.txt", "gone.txt"], "gone.txt: no such file"),
     "bytes": (["--text", "bytes.txt"], "bytes.txt: byte 0 is not UTF-8"),
     "a folder without a run": (["--heldout", "english"], "english"),
-    "a flag of a model": ([*TEXT, "--bytes", "1GB"], "give --model MODEL too"),
-    "no amount": ([*TEXT, "--model", "own_text", "--bytes", "much"], "--bytes 'much' is no amount"),
+    "a flag of a model": ([*TEXT, "--bytes", "1GB"], "Fix: --model MODEL too"),
+    "no amount": ([*TEXT, "--model", "own_text", "--bytes", "much"], "--bytes 'much' is not an amount"),
     "no nodes": ([*TEXT, "--model", "poro_34b", "--nodes", "0"], "--nodes 0"),
-    "nodes not given": ([*TEXT, "--model", "poro_34b", "--cluster", "lumi_g"], "on how many nodes"),
+    "nodes not given": ([*TEXT, "--model", "poro_34b", "--cluster", "lumi_g"], "how many? Fix: --nodes 16"),
     "no model": ([*TEXT, "--model", "gone"], "gone"),
     "no cluster": ([*TEXT, "--model", "own_text", "--bytes", "1G", "--cluster", "gone"], "kielo clusters"),
 }

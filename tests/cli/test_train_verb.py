@@ -95,13 +95,12 @@ REFUSED = {
     "--restarts 0": "--restarts 0: give 0 or more, and --ranks of 2 or more",
     "--profile 0": "--profile 0: give 1 step or more",
     "--measure 0": "--measure 0: give 1 step or more",
-    "--profile-ranks 0": "--profile-ranks 0: give --profile too, and ranks from 0 to 0 such as 0,1",
-    "--profile 2 --profile-ranks 1": "--profile-ranks 1: give --profile too, and ranks from 0 to 0 such as "
-    "0,1",
-    "--ranks 3 --profile 2 --profile-ranks 0,3": "--profile-ranks 0,3: give --profile too, and ranks from 0 "
-    "to 2 such as 0,1",
-    "--ranks 3 --profile 2 --profile-ranks a": "--profile-ranks a: give --profile too, and ranks from 0 to 2 "
-    "such as 0,1",
+    "--profile-ranks 0": "--profile-ranks 0: give --profile, and ranks from 0 to 0, as 0,1",
+    "--profile 2 --profile-ranks 1": "--profile-ranks 1: give --profile, and ranks from 0 to 0, as 0,1",
+    "--ranks 3 --profile 2 --profile-ranks 0,3": "--profile-ranks 0,3: give --profile, and ranks from 0 "
+    "to 2, as 0,1",
+    "--ranks 3 --profile 2 --profile-ranks a": "--profile-ranks a: give --profile, and ranks from 0 "
+    "to 2, as 0,1",
 }  # fmt: skip
 
 
@@ -337,7 +336,7 @@ def test_a_dry_run_tells_what_would_be_trained(resolved, recipe, capsys, monkeyp
         "memory\t61.25 GB at the peak of a rank; 72.3 GB are usable\n"
         "first batch\t20 sequences of 4,096, 81,900 tokens that count, the largest id 128,000 of 128,256\n"
         "begins\tafter step 1,234 of 12,345\n"
-        "nothing was trained or written; the same command without --dry-run starts it\n"
+        "nothing was trained or written. To start: the same command without --dry-run\n"
     )
     assert said.err == "warning: it is tight\n"
     resolved.memory, resolved.identity.phases = "", resolved.identity.phases[:1]

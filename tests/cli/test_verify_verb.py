@@ -89,7 +89,7 @@ def test_what_has_no_proof_is_refused(proof, recipe, tmp_path, capsys) -> None:
     assert "Fix: `kielo verify layouts`, or round-trip" in capsys.readouterr().err
     (tmp_path / "run" / "resolved.toml").unlink()
     assert main(["verify", "parity", str(recipe)]) == 1
-    first = f"{tmp_path / 'run'} has no resolved.toml yet; run `kielo run {recipe} --to train` first"
+    first = f"{tmp_path / 'run'} has no resolved.toml yet. Fix: kielo run {recipe} --to train"
     assert capsys.readouterr().err == f"kielo: {first}\n" and proof.asked == []
 
 
@@ -131,7 +131,7 @@ def test_a_round_trip_is_tabled(passed, capsys, monkeypatch) -> None:
     assert capsys.readouterr() == ("exporting\ntensor\tsame\nhead\tyes\nthe verdict\n", "")
     made["left_out"] = ["x.bin", "y.bin"]
     assert main(["verify", "round-trip", "hf:a/b", "--keep", "here"]) == 1 - passed
-    assert "\nleft out, for they are no weights: x.bin, y.bin\nthe verdict\n" in capsys.readouterr().out
+    assert "\nleft out, because they are not weights: x.bin, y.bin\nthe verdict\n" in capsys.readouterr().out
     assert main(["verify", "round-trip", "hf:a/b", "--json"]) == 1 - passed
     said = capsys.readouterr()
     assert json.loads(said.out) == made and said.err == "exporting\n"

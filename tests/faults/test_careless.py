@@ -20,14 +20,14 @@ REFUSED = {
     "show: no such recipe": (["show", "nobody"], "nobody", "no such recipe file"),
     "show: a folder": (["show", "run/corpus"], "recipe.toml", "a folder without recipe.toml"),
     "show: a text": (["show", "text.txt"], "text.txt", "not valid TOML"),
-    "recipes: a path": (["recipes", "--copy", "../tiny"], "tiny", "no shipped recipe is called"),
+    "recipes: a path": (["recipes", "--copy", "../tiny"], "tiny", "no shipped recipe"),
     "run: no ranks": (["run", "tiny.toml", "--ranks", "-1"], "--ranks", "give 1 or more"),
     "run: ranks in words": (["run", "tiny.toml", "--ranks", "two"], "--ranks", "give a whole number"),
     "run: an unknown stage": (["run", "tiny.toml", "--only", "bake"], "bake", "invalid choice: 'bake'"),
     "run: from after to":
         (["run", "tiny.toml", "--from", "export", "--to", "pack"], "export", "comes after --to pack"),
     "run: only and to":
-        (["run", "tiny.toml", "--only", "pack", "--to", "pack"], "--only", "does not go with --from or --to"),
+        (["run", "tiny.toml", "--only", "pack", "--to", "pack"], "--only", "excludes --from and --to"),
     "run: a source that is gone": (
         ["run", "tiny.toml", "--set", "corpus.sources=gone.txt", "--set", "folder=new"],
         "gone.txt", "no such file or folder",
@@ -45,14 +45,14 @@ REFUSED = {
     ),
     "train: a profile of nothing":
         (["train", "tiny.toml", "--profile", "0"], "--profile", "give 1 step or more"),
-    "plan: nothing": (["plan"], "a recipe", "of what?"),
+    "plan: nothing": (["plan"], "a recipe", "no recipe and no size"),
     "plan: no nodes": (["plan", *ON_LUMI, "--nodes", "0"], "--nodes", "has 1 to 2978 nodes"),
-    "plan: nodes in words": (["plan", *ON_LUMI, "--nodes", "many"], "--nodes", "not understood; what"),
+    "plan: nodes in words": (["plan", *ON_LUMI, "--nodes", "many"], "--nodes", "not understood. Fix"),
     "plan: nodes backwards": (["plan", *ON_LUMI, "--nodes", "8..2"], "--nodes", "begin with the smaller"),
     "plan: more nodes than there are":
         (["plan", *ON_LUMI, "--nodes", "10000000"], "--nodes", "has 1 to 2978 nodes"),
-    "plan: too many dots": (["plan", *ON_LUMI, "--nodes", "1..2..3"], "--nodes", "not understood; what"),
-    "plan: an empty list of nodes": (["plan", *ON_LUMI, "--nodes", ","], "--nodes", "not understood; what"),
+    "plan: too many dots": (["plan", *ON_LUMI, "--nodes", "1..2..3"], "--nodes", "not understood. Fix"),
+    "plan: an empty list of nodes": (["plan", *ON_LUMI, "--nodes", ","], "--nodes", "not understood. Fix"),
     "plan: an unknown cluster": (["plan", "tiny.toml", "--cluster", "nowhere"], "nowhere", "has no card"),
     "plan: a cluster that is a path":
         (["plan", "tiny.toml", "--cluster", "../../x"], "cluster", "has no card"),
@@ -110,7 +110,7 @@ REFUSED = {
     "tokenizer: a folder as text":
         (["tokenizer", "measure", "run/tokenizer", "--text", "run"], "--text", "no such file"),
     "tokenizer: a run folder":
-        (["tokenizer", "measure", "run", "--text", "text.txt"], "run", "is a run folder"),
+        (["tokenizer", "measure", "run", "--text", "text.txt"], "run", "a run folder. Fix: "),
     "tokenizer: a file": (
         ["tokenizer", "measure", "text.txt", "--text", "text.txt"],
         "text.txt", "tokenizer.json: no such file",
@@ -144,7 +144,7 @@ REFUSED = {
         ["checkpoint", "average", "run/train/checkpoints/step_00000015",
          "run/train/checkpoints/step_00000020",
          "--to", "."],
-        "--to", "the name of a folder to make",
+        "--to", "no name of a folder",
     ),
     "export: no recipe": (["export", "tinny.toml", "--to", "out"], "tinny.toml", "checkpoint or recipe"),
     "export: the tokens": (["export", "run/tokens", "--to", "out"], "run/tokens", "no checkpoint (no "),
@@ -154,7 +154,7 @@ REFUSED = {
     ),
     "export: into the tokenizer":
         (["export", "run", "--to", "run/tokenizer"], "run/tokenizer", "of a tokenizer stage, which"),
-    "export: into here": (["export", "run", "--to", "."], "--to", "the name of a folder to make"),
+    "export: into here": (["export", "run", "--to", "."], "--to", "no name of a folder"),
     "export: onto a file":
         (["export", "run", "--to", "text.txt"], "text.txt", "a file, where the export stage makes a folder"),
     "export: below a file": (["export", "run", "--to", "text.txt/out"], "text.txt", "Not a directory"),

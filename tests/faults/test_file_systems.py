@@ -73,7 +73,7 @@ def test_a_disk_that_takes_nothing(small_disk: Path, case: tuple[str, str]) -> N
     found = kielo(small_disk, *VERBS[verb], HOME=str(small_disk.parent))
     assert found.code == 1 and "Traceback" not in found.told, found.told
     last = found.err.strip().splitlines()[-1]
-    assert "fault of Kielo" not in last and "[Errno" not in last.partition("(")[0], last
+    assert "bug of Kielo" not in last and "[Errno" not in last.partition("(")[0], last
     assert DISKS[disk] in last or "disk full" in last or "can only be read" in last, last
     after = belongings(small_disk)
     assert before.items() <= after.items()
@@ -121,7 +121,7 @@ def test_a_folder_for_temporary_files_that_is_none(workplace: Path, place: str) 
 def test_a_name_as_long_as_it_may_be(workplace: Path, here, length: int) -> None:
     """A folder's name of 255 bytes is the longest there is; what stands beside it needs a longer one."""
     found = here(workplace, "run", "tiny.toml", "--to", "tokenizer", "--set", f"folder={'x' * length}")
-    assert "Traceback" not in found.told and "fault of Kielo" not in found.told
+    assert "Traceback" not in found.told and "bug of Kielo" not in found.told
     assert found.code == 0 if length == 200 else found.code in (0, 1), found.told
     if found.code:
         assert "File name too long" in found.err

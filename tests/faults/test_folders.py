@@ -282,7 +282,7 @@ TAKEN = {
     "dangling link": "a symbolic link to gone, where there is no folder",
     "link to a file": "a symbolic link to text.txt, where there is no folder",
     "other export": "exists already and is not this export",
-    ".": "give the name of a folder to make",
+    ".": "no name of a folder",
 }
 
 
@@ -409,7 +409,7 @@ def test_a_copied_recipe_replaces_nothing(workplace, here, kind):
     before = belongings(workplace)
     refused(
         here(workplace, "recipes", "--copy", "demo_estonian"),
-        "exists already; move it away first",
+        "exists already, and nothing was written",
         "demo_estonian.toml",
     )
     assert belongings(workplace) == before

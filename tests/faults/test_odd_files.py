@@ -88,7 +88,7 @@ def test_a_pipe_in_a_run(finished: Path, name: str) -> None:
     os.mkfifo(path)
     found = kielo(finished, *VERBS[name], timeout=100)
     assert found.code != 0 or not path.is_fifo(), found.told
-    assert "Traceback" not in found.told and "fault of Kielo" not in found.told
+    assert "Traceback" not in found.told and "bug of Kielo" not in found.told
 
 
 @pytest.mark.parametrize("kind", KINDS)

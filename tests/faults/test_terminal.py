@@ -470,7 +470,7 @@ def test_an_unexpected_error_leaves_its_traceback_in_a_file(error, workplace, he
     """The file is in the current folder; the message names it and says what to do with it."""
     planted(error, monkeypatch)
     message = refused(
-        here(workplace, "show", "tiny.toml"), "a fault of Kielo's own", type(error).__name__, "report it"
+        here(workplace, "show", "tiny.toml"), "a bug of Kielo", type(error).__name__, "report it"
     )
     (log,) = workplace.glob("kielo-error-*.log")
     assert log.name in message
@@ -484,7 +484,7 @@ def test_where_nothing_can_be_written_the_temporary_folder_is_used(workplace, he
     monkeypatch.setattr("kielo.cli.main.gettempdir", lambda: str(tmp_path))
     assert str(tmp_path) in refused(
         here(workplace, "show", "tiny.toml"),
-        "a fault of Kielo's own (ZeroDivisionError: x); its traceback is in",
+        "a bug of Kielo (ZeroDivisionError: x). Fix: report it with the traceback in",
     )
     assert len(list(tmp_path.glob("kielo-error-*.log"))) == 1
 
@@ -494,7 +494,7 @@ def test_a_folder_that_is_gone_is_no_second_error(workplace, here, monkeypatch):
     planted(ZeroDivisionError("x"), monkeypatch)
     monkeypatch.setattr(Path, "cwd", lambda: Path("/proc"))
     monkeypatch.setattr("kielo.cli.main.gettempdir", lambda: "/proc")
-    refused(here(workplace, "show", "tiny.toml"), "no traceback could be written", "KIELO_TRACEBACK=1")
+    refused(here(workplace, "show", "tiny.toml"), "no file for the traceback", "KIELO_TRACEBACK=1")
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("x"), OSError(errno.ENOSPC, "full", "x")])

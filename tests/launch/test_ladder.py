@@ -222,7 +222,7 @@ def test_a_ladder_with_real_steps(tmp_path, monkeypatch, capsys) -> None:
     assert len([rung for rung in planned if rung["nodes"] == 2]) == 3
     assert "% of linear" in (ladder / "ladder.md").read_text()
     jobs = sorted(ladder.glob("*/job_*"))
-    assert main(by_plan) == 0 and "all are measured" in capsys.readouterr().out
+    assert main(by_plan) == 0 and "all measured" in capsys.readouterr().out
     assert sorted(ladder.glob("*/job_*")) == jobs
     assert not (tmp_path / "run/train").exists()
     assert not list(ladder.glob("*/*/train/checkpoints/step_*"))

@@ -205,7 +205,7 @@ def test_wheels_are_those_of_the_nodes(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(subprocess, "run", pip)
     own = ["--set", "corpus.sources=a.txt", "--set", "cluster=roihu"]
     assert main(["prefetch", "own_text", *own, "--to", "brought", "--wheels", "3.12"]) == 0
-    assert "the recipe's own files are yours to copy: a.txt" in capsys.readouterr().out
+    assert "copy the recipe's own files yourself: a.txt" in capsys.readouterr().out
     wheel, download, pin = asked
     assert wheel[1:3] == ["wheel", "--no-deps"] and pin == "torch==2.10.*\n"
     assert {"--python-version=3.12", "--platform=manylinux_2_28_aarch64", "kielo[train]"} <= set(download)

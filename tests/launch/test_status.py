@@ -70,7 +70,7 @@ def test_hours_are_those_of_the_attempts(run, monkeypatch) -> None:
 def test_cancel_saves_and_ends_the_chain(run, tmp_path, capsys) -> None:
     """The job that waits is cancelled, the one that runs is asked to save, and none starts after it."""
     assert main(["cancel", str(run)]) == 0
-    assert "cancelled 12, 13; the one that runs saves and stops" in capsys.readouterr().out
+    assert "cancelled 12, 13; the running job saves and stops" in capsys.readouterr().out
     assert (tmp_path / "told").read_text().splitlines() == ["13", "--signal=USR1 12"]
     assert "kielo cancel" in (run / "launch" / "0001" / "chain" / "stopped").read_text()
     assert main(["cancel", str(run), "--now"]) == 0

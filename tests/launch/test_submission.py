@@ -238,7 +238,7 @@ def test_jobs_that_never_began_are_told_with_their_end(
     told = capsys.readouterr().out
     for job in ids:
         assert f"job {job}: FAILED, exit code 0:53, NonZeroExitCode, before its first line" in told
-    assert "logs is gone, and jobs fail without it; `mkdir -p` makes it again" in told
+    assert "logs is gone, and jobs fail without it. Fix: mkdir -p" in told
 
 
 def test_the_last_lines_of_what_failed_are_shown(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

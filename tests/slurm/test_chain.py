@@ -107,7 +107,7 @@ def test_a_dependency_that_breaks_and_a_cancel(machine, run, capsys, fault_times
     machine.ask("scancel", control)
     capsys.readouterr()
     assert main(["cancel", str(run.folder)]) == 0
-    assert f"cancelled {second}, {third}; the one that runs saves and stops" in capsys.readouterr().out
+    assert f"cancelled {second}, {third}; the running job saves and stops" in capsys.readouterr().out
     run.wait(run.was_signalled)
     run.wake()
     run.wait(lambda: queue(machine) == {})

@@ -76,7 +76,7 @@ def test_a_chain_is_submitted_cancelled_and_finished(machine, run, packed, tmp_p
     assert main(["launch", f"runs/{NAME}", "--nodes", "1"]) == 1
     assert f"are in the queue already ({first} r, {second} hqw" in capsys.readouterr().err
     assert main(["cancel", str(run.folder)]) == 0
-    assert "the one that runs saves and stops" in capsys.readouterr().out
+    assert "the running job saves and stops" in capsys.readouterr().out
     run.wait(run.was_signalled)
     run.wake()
     run.wait(lambda: queue(machine) == {})

@@ -21,35 +21,27 @@ from kielo.artifact.checkpoint_inspection import (
     refuse_no_checkpoint,
     state_after_verification,
 )
-from kielo.cli.flags import add_verb, examples
+from kielo.cli.flags import VerbParser, examples
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import place
 from kielo.report.units import format_bytes
 from kielo.stages import late
 
-_ONE_OR_ALL = "a checkpoint, or the folder of a run"
+_ONE_OR_ALL = "checkpoint, or run folder"
 
 
-def checkpoint_flags(parser: argparse.ArgumentParser) -> None:
+SUBVERBS = {
+    "list": ("checkpoint:list_", "a run's checkpoints: step, tokens, loss, size, complete or damaged"),
+    "show": ("checkpoint:show", "the content of a checkpoint; of a run, of the newest"),
+    "verify": ("checkpoint:verify", "read every byte and compare it with its checksum"),
+    "average": ("checkpoint:average", "the mean of the weights of several checkpoints of one run"),
+}
+
+
+def checkpoint_flags(parser: VerbParser) -> None:
     examples(parser, "kielo checkpoint list runs/demo_estonian")
-    subverbs = parser.add_subparsers(dest="subverb", metavar="SUBVERB", required=True)
-    add_verb(
-        subverbs,
-        "list",
-        "checkpoint:list_",
-        "a run's checkpoints: step, tokens, loss, size, complete or damaged",
-    )
-    add_verb(subverbs, "show", "checkpoint:show", "what a checkpoint holds; of a run, the newest")
-    add_verb(
-        subverbs,
-        "verify",
-        "checkpoint:verify",
-        "read every byte and compare it with its checksum; changes nothing",
-    )
-    add_verb(
-        subverbs, "average", "checkpoint:average", "the mean of the weights of several checkpoints of one run"
-    )
+    parser.has_subverbs("subverb", SUBVERBS)
 
 
 def list__flags(parser: argparse.ArgumentParser) -> None:
@@ -59,16 +51,14 @@ def list__flags(parser: argparse.ArgumentParser) -> None:
         "kielo checkpoint list runs/demo_estonian --verify",
     )
     parser.add_argument("run", metavar="RUN", help="run folder")
-    parser.add_argument("--verify", action="store_true", help="read every byte, not only sizes")
+    parser.add_argument("--verify", action="store_true", help="read every byte, not sizes alone")
     parser.add_argument("--json", action="store_true")
 
 
 def list_(options: argparse.Namespace) -> None:
     folder = checkpoints_folder(Path(options.run))
     if folder is None:
-        raise KieloError(
-            f"{options.run}: no checkpoints there; RUN is a run folder such as runs/demo_estonian"
-        )
+        raise KieloError(f"{options.run}: no checkpoints there. Fix: a run folder such as runs/demo_estonian")
     rows = list_checkpoints(folder)
     if options.verify:
         faults = find_faults([folder / row["name"] for row in rows])
@@ -98,9 +88,10 @@ def list_(options: argparse.Namespace) -> None:
 
 def show_flags(parser: argparse.ArgumentParser) -> None:
     examples(
-        parser, "kielo checkpoint show runs/demo_estonian",
+        parser,
+        "kielo checkpoint show runs/demo_estonian",
         "kielo checkpoint show runs/demo_estonian/train/checkpoints/newest --tensors",
-    )  # fmt: skip
+    )
     parser.add_argument("checkpoint", metavar="RUN_OR_CHECKPOINT", help=_ONE_OR_ALL)
     parser.add_argument(
         "--tensors", action="store_true", help="every tensor with its dtype, shape and number of chunks"
@@ -137,9 +128,10 @@ def show(options: argparse.Namespace) -> None:
 
 def verify_flags(parser: argparse.ArgumentParser) -> None:
     examples(
-        parser, "kielo checkpoint verify runs/demo_estonian",
+        parser,
+        "kielo checkpoint verify runs/demo_estonian",
         "kielo checkpoint verify runs/demo_estonian/train/checkpoints/newest",
-    )  # fmt: skip
+    )
     parser.add_argument("checkpoint", metavar="RUN_OR_CHECKPOINT", help=_ONE_OR_ALL)
     parser.add_argument("--json", action="store_true")
 
@@ -170,13 +162,13 @@ def average_flags(parser: argparse.ArgumentParser) -> None:
         "cd runs/demo_estonian/train && kielo checkpoint average checkpoints/step_* --to averages/last",
     )
     parser.add_argument(
-        "checkpoints", metavar="CHECKPOINT", nargs="+", help="folder of a checkpoint; at least two"
+        "checkpoints", metavar="CHECKPOINT", nargs="+", help="folders of two or more checkpoints"
     )
     parser.add_argument(
         "--to",
         required=True,
         metavar="DIR",
-        help="folder to make; inside the run's, `kielo export` finds the tokenizer",
+        help="folder to make; inside the run folder, `kielo export` finds the tokenizer",
     )
 
 
@@ -185,14 +177,14 @@ def average(options: argparse.Namespace) -> None:
     for source in sources:
         refuse_no_checkpoint(source)
     if Path(options.to).name in ("", ".."):
-        raise KieloError(f"--to {options.to}: give the name of a folder to make")
+        raise KieloError(f"--to {options.to}: no name of a folder. Fix: --to averages/last")
     to = late.average(sources, place(options.to))
     command = shlex.join(["kielo", "export", str(to), *_tokenizer_flag(to, sources[0]), "--to", f"{to}_hf"])
     print_text(f"wrote {to}, the mean of {len(sources)} checkpoints; `{command}` makes a model of it")
 
 
 def _tokenizer_flag(average: Path, source: Path) -> list[str]:
-    """Return what `kielo export` needs to find the tokenizer of an average outside of its run's folder."""
+    """Return the flag of `kielo export` for an average outside of its run folder."""
     run = run_around(source)
     if run is not None and run == run_around(average):
         return []

@@ -17,9 +17,7 @@ from kielo.stages import late, results
 def evaluate_flags(parser: argparse.ArgumentParser) -> None:
     examples(parser, "kielo evaluate demo_estonian", "kielo evaluate runs/demo_estonian/hf demo_estonian")
     parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="a recipe or a run folder (its newest checkpoint), or a Hugging Face folder",
+        "model", metavar="MODEL", help="recipe or run folder (its newest checkpoint), or Hugging Face folder"
     )
     takes_recipe(parser, nargs="?")
     parser.add_argument("--json", action="store_true")
@@ -32,17 +30,16 @@ def evaluate(options: argparse.Namespace) -> None:
     if model.is_dir() and not is_run and options.recipe is None:
         what = "Hugging Face folder" if is_hugging_face else "folder"
         raise KieloError(
-            f"{model} is a {what}; name the recipe whose held-out text should score it: kielo evaluate "
-            f"{model} RECIPE"
+            f"{model} is a {what}, and no recipe names its held-out text. Fix: kielo evaluate {model} RECIPE"
         )
     if options.recipe is not None and not model.is_dir():
-        raise KieloError(f"{model}: no such folder; MODEL is a recipe, a checkpoint or a Hugging Face folder")
+        raise KieloError(f"{model}: no such folder. Fix: a recipe, a checkpoint or a Hugging Face folder")
     if options.recipe is not None and not is_hugging_face and not (model / INDEX_NAME).is_file():
         raise KieloError(
-            f"{model}: a run folder, which its own text scores. Fix with another recipe's: "
-            f"{model}/hf or {model}/train/checkpoints/newest"
+            f"{model}: a run folder, scored by its own text. Fix: {model}/hf or "
+            f"{model}/train/checkpoints/newest, for another recipe's text"
             if is_run
-            else f"{model}: neither a checkpoint (no {INDEX_NAME} there) nor a Hugging Face folder (no "
+            else f"{model}: neither a checkpoint (no {INDEX_NAME}) nor a Hugging Face folder (no "
             "config.json); see `kielo checkpoint list RUN`"
         )
     recipe = read_recipe(options.recipe or options.model, options.sets).recipe
@@ -54,7 +51,7 @@ def evaluate(options: argparse.Namespace) -> None:
         with held(folder):
             checkpoint = model if options.recipe else results.newest_checkpoint(folder)
             scores = results.evaluate(recipe, folder, checkpoint)
-    # Of the hybrid objective's causal use.
+    # The scores of the hybrid objective's causal use.
     causal = read_stage_json(folder / "evaluate", Scores) if isinstance(scores, MaskedScores) else None
     if options.json:
         return print_json(scores.content() | ({"causal": causal.content()} if causal else {}))
@@ -78,12 +75,14 @@ def _print_masked(scores: MaskedScores) -> None:
     print_text(f"loss of the model: {scores.loss:.3f} nats per hidden token")
     if bits := scores.pseudo_bits_per_byte:
         print_text(
-            f"pseudo bits per byte: {bits.token:.3f}; with the later tokens of a word hidden too: "
+            f"pseudo bits per byte: {bits.token:.3f}; with the later tokens of a word also hidden: "
             f"{bits.within_word:.3f}"
         )
     if pairs := scores.minimal_pairs:
-        pair_rows = [(name, f"{one.pairs:,}", f"{100 * one.token:.1f} %", f"{100 * one.within_word:.1f} %")
-                for name, one in {**pairs.groups, "all": pairs.all}.items()]  # fmt: skip
+        pair_rows = [
+            (name, f"{one.pairs:,}", f"{100 * one.token:.1f} %", f"{100 * one.within_word:.1f} %")
+            for name, one in {**pairs.groups, "all": pairs.all}.items()
+        ]
         print_table(["minimal pairs", "pairs", "good likelier", "within word"], pair_rows)
     if tags := scores.part_of_speech:
         print_text(

@@ -9,7 +9,7 @@ from typing import Any
 
 from kielo.artifact.checkpoint_folder import INDEX_NAME, run_around
 from kielo.artifact.manifest import read_manifest
-from kielo.cli.flags import examples, takes_sets
+from kielo.cli.flags import VerbParser, examples, takes_sets
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_text
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import conversion, place
@@ -19,37 +19,39 @@ from kielo.report.model_card import loading_call
 from kielo.stages.results import export_checkpoint, newest_checkpoint
 
 
-def export_flags(parser: argparse.ArgumentParser) -> None:
+def export_flags(parser: VerbParser) -> None:
     examples(
-        parser, "kielo export demo_estonian --to my_model",
+        parser,
+        "kielo export demo_estonian --to my_model",
         "kielo export runs/demo_estonian/train/checkpoints/step_00000732 --to my_model --dtype bf16",
-    )  # fmt: skip
-    parser.add_argument(
-        "checkpoint",
-        metavar="CHECKPOINT",
-        help="folder of a checkpoint, or a recipe or a run folder (the newest whole checkpoint)",
     )
+    parser.takes("""
+        CHECKPOINT  folder of a checkpoint, or a recipe or a run folder (its newest complete checkpoint)
+    """)
     takes_sets(parser)
     parser.add_argument(
-        "--to", required=True, metavar="DIR", help="folder to make; cut short, the same command goes on"
+        "--to",
+        required=True,
+        metavar="DIR",
+        help="folder to make; the same command continues an interrupted export",
     )
     parser.add_argument(
         "--dtype",
         choices=("source", "fp32", "bf16", "fp16"),
-        help="source: names and dtypes of the weights that training began from; default: source where "
-        "there were any, else fp32",
+        help="dtype of the weights; source: names and dtypes of the first weights. Default: source if the "
+        "run began from weights, else fp32",
     )
     parser.add_argument(
-        "--max-shard-gb", type=float, metavar="GB", help="size of a file of weights; default: 5"
+        "--max-shard-gb", type=float, metavar="GB", help="largest size of a weights file; default: 5"
     )
     parser.add_argument("--tokenizer", metavar="DIR", help="folder with a tokenizer.json; default: the run's")
-    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
 def export(options: argparse.Namespace) -> None:
     to = place(options.to)
     if Path(options.to).name in ("", ".."):
-        raise KieloError(f"--to {options.to}: give the name of a folder to make")
+        raise KieloError(f"--to {options.to}: no name of a folder. Fix: --to my_model")
     with keep_stdout_for_json(options.json):
         checkpoint, recipe = _checkpoint(options.checkpoint, options.sets)
         tokenizer_folder = _tokenizer_folder(checkpoint, options.tokenizer)
@@ -70,7 +72,7 @@ def export(options: argparse.Namespace) -> None:
 
 
 def _checkpoint(reference: str, sets: Sequence[str]) -> tuple[Path, Recipe | None]:
-    """Return the checkpoint's folder, the newest whole one of a run, and the recipe of its run, if any."""
+    """Return a checkpoint, of a run its newest complete checkpoint, and the recipe of its run, if any."""
     path = Path(reference)
     is_run = (path / "train" / "checkpoints").is_dir()
     if is_run or (path / INDEX_NAME).is_file():
@@ -86,11 +88,11 @@ def _checkpoint(reference: str, sets: Sequence[str]) -> tuple[Path, Recipe | Non
 
 
 def _recipe_of(run: Path | None, sets: Sequence[str]) -> Recipe | None:
-    """Return the recipe that a run folder has; None, with a warning, without one that can be read."""
+    """Return the recipe of a run folder; None, with a warning, if none can be read."""
     try:
         if run is not None and (sets or (run / RUN_RECIPE_NAME).is_file()):
             return read_recipe(run, sets).recipe
-        why = f"{run}: no {RUN_RECIPE_NAME} there" if run else "the checkpoint is in no run folder"
+        why = f"{run}: has no {RUN_RECIPE_NAME}" if run else "the checkpoint is in no run folder"
     except KieloError as error:
         if sets:
             raise
@@ -103,7 +105,6 @@ def _recipe_of(run: Path | None, sets: Sequence[str]) -> Recipe | None:
 
 
 def _tokenizer_folder(checkpoint: Path, given: str | None) -> Path:
-    """Return the folder that is named, or that of the run in whose folder the checkpoint is."""
     if given is not None:
         folder, hint = Path(given), "name a folder that has one"
     else:
@@ -119,7 +120,7 @@ def _tokenizer_folder(checkpoint: Path, given: str | None) -> Path:
 def _summary(checkpoint: Path, to: Path) -> dict[str, Any]:
     manifest = read_manifest(to)
     if manifest is None:
-        raise KieloError(f"{to}: the export that was made is not there any more")
+        raise KieloError(f"{to}: the new export is gone")
     return {
         "folder": str(to),
         "checkpoint": str(checkpoint),

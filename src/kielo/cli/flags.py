@@ -8,35 +8,32 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-_RECIPE_HELP = "path of a recipe, the name of a shipped one (see `kielo recipes`), or a run folder"
-
-
+_RECIPE_HELP = "path of a recipe, name of a shipped recipe (see `kielo recipes`), or run folder"
 _HELP_COLUMNS = 80
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose refusal is one line. commands: examples of its use. subverbs: name → parser."""
+    """A parser with refusals of one line. commands: examples of its use. subverbs: name → parser."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
         self.commands: Sequence[str] = ()
         self.subverbs: dict[str, VerbParser] = {}
+        self.has_required_subverb = False
 
     def add_subparsers(self, **options: Any) -> Any:
         group = super().add_subparsers(**{"parser_class": VerbParser, **options})
-        self.subverbs = group.choices
+        self.subverbs, self.has_required_subverb = group.choices, True
         return group
 
     def error(self, message: str) -> NoReturn:
-        """Exit 2 with one line: what is wrong, and the fix."""
         refuse_usage(self, message)
 
 
 class VerbParser(_Parser):
     """The parser of one verb. `handler` is "module:function" below kielo.cli.
 
-    Its flags are declared beside the handler, by a function of its name and "_flags", which takes this
-    parser.
+    A function beside the handler, with its name and "_flags", takes this parser and declares the flags.
     """
 
     def __init__(self, *, handler: str, **options: Any) -> None:
@@ -46,14 +43,48 @@ class VerbParser(_Parser):
         self._first_words: dict[str, VerbParser] = {}
 
     def declare_flags(self) -> None:
-        """Declare the flags, and the subverbs. Imports the file of the handler."""
+        """Declare the flags and the subverbs. Import the file of the handler."""
         module, function = self._handler.split(":")
         getattr(importlib.import_module("kielo.cli." + module), function + "_flags")(self)
 
-    def may_begin_with(self, subverbs: Mapping[str, tuple[str, str]]) -> None:
-        """Let the first argument be a subverb, which has a parser of its own: name → (handler, summary).
+    def takes(self, table: str) -> None:
+        """Declare flags and arguments, an entry each: names, two spaces or more, and help.
 
-        An argument that is spelled like one is given as a path: `kielo plan ./compare`.
+        "--json" is a switch. "--nodes N:int=1" has a value with its type and default. "--profile [N:int=10]"
+        without a value means 10. "RECIPE" is an argument, and "[FILE]" an optional argument.
+        """
+        entries: list[list[str]] = []
+        for line in table.strip().splitlines():
+            names, gap, text = line.strip().partition("  ")
+            if gap:
+                entries.append([names, text.strip()])
+            else:
+                entries[-1][1] += f" {names}"
+        for names, text in entries:
+            *flag, value = re.fullmatch(r"(--[\w-]+)?\s?(.*)", names).groups()  # type: ignore[union-attr]
+            is_optional, (value, has_default, default) = value[:1] == "[", value.strip("[]").partition("=")
+            metavar, _, type_name = value.partition(":")
+            if not metavar:
+                self.add_argument(*flag, action="store_true", help=text)
+                continue
+            convert = {"int": int, "float": float}.get(type_name, str)
+            how: dict[str, Any] = {"metavar": metavar, "type": convert, "help": text}
+            if is_optional:
+                how["nargs"] = "?"
+            if has_default:
+                how["const" if is_optional else "default"] = convert(default)
+            self.add_argument(flag[0] or metavar.lower(), **how)
+
+    def has_subverbs(self, dest: str, subverbs: Mapping[str, tuple[str, str]]) -> None:
+        """Require a subverb, each with a parser of its own: name → (handler, summary)."""
+        group = self.add_subparsers(dest=dest, metavar=dest.upper(), required=True)
+        for name, (handler, summary) in subverbs.items():
+            add_verb(group, name, handler, summary)
+
+    def may_begin_with(self, subverbs: Mapping[str, tuple[str, str]]) -> None:
+        """Let the first argument be a subverb with a parser of its own: name → (handler, summary).
+
+        A file with the name of a subverb is given as a path: `kielo plan ./compare`.
         """
         width = max(map(len, subverbs))
         listed = "\n".join(f"{name:{width}}  {summary}" for name, (_, summary) in subverbs.items())
@@ -76,9 +107,8 @@ class VerbParser(_Parser):
         return options, unknown
 
     def _in_place_of(self, word: str, args: Sequence[str]) -> str:
-        """Return the fix in place of an argument that the verb does not take."""
         flags = [name for name in self._option_string_actions if name.startswith("--")]
-        names = [flag.removeprefix("--") for flag in flags]  # two dashes would make any two flags alike
+        names = [flag.removeprefix("--") for flag in flags]  # two dashes make any two flags similar
         if near := difflib.get_close_matches(word.partition("=")[0].lstrip("-"), names, n=1, cutoff=0.7):
             return f"did you mean --{near[0]}?"
         if word.startswith("-"):
@@ -93,7 +123,27 @@ class VerbParser(_Parser):
 
 
 class MainParser(_Parser):
-    """The parser of `kielo` itself."""
+    """The parser of `kielo` itself. story: part → verb → (handler, summary), in the order of --help."""
+
+    def __init__(self, first_commands: str, story: Mapping[str, Mapping[str, tuple[str, str]]]) -> None:
+        super().__init__(prog="kielo", description="From a language's raw text to its own language model.")
+        self.add_argument("--version", action="store_true", help="print the version and exit")
+        verbs = self.add_subparsers(dest="verb", metavar="VERB")
+        for part in story.values():
+            for name, (handler, summary) in part.items():
+                add_verb(verbs, name, handler, summary)
+        self._first_commands, self._story = first_commands, story
+
+    def format_help(self) -> str:
+        """Return the help, with the verbs under the parts of the story."""
+        width = max(map(len, self.subverbs))
+        parts = [
+            "\n".join([part, *(f"    {name:{width}}  {summary}" for name, (_, summary) in verbs.items())])
+            for part, verbs in self._story.items()
+        ]
+        rest = "kielo VERB --help   flags and examples\nkielo --version     the version"
+        usage = self.format_usage().rstrip()
+        return "\n\n".join([usage, str(self.description), self._first_commands, *parts, rest]) + "\n"
 
 
 def refuse_usage(parser: _Parser, message: str) -> NoReturn:
@@ -112,14 +162,14 @@ def refuse_usage(parser: _Parser, message: str) -> NoReturn:
         fitting = [command for command in parser.commands if f"{flag} " in command]
     if not message.endswith("?"):
         message += f"; for example: {fitting[0]}" if fitting else f"; see {parser.prog} --help"
-    if "KIELO_REFUSAL_FILE" in os.environ:  # the job that started this one does not try it again
+    if "KIELO_REFUSAL_FILE" in os.environ:  # so the job that started this process does not repeat it
         attempt_files = importlib.import_module("kielo.artifact.attempt_files")
         attempt_files.note_refusal(attempt_files.Refusal(message=message, is_usage=True))
     parser.exit(2, f"{parser.prog}: {message}\n")
 
 
 def add_verb(group: Any, name: str, handler: str, summary: str) -> None:
-    """Add a verb or a subverb. `group` is the result of `add_subparsers`."""
+    """Add a verb or a subverb to the result of `add_subparsers`."""
     group.add_parser(name, handler=handler, help=summary, description=_sentence(summary))
 
 
@@ -128,7 +178,7 @@ def _sentence(summary: str) -> str:
 
 
 def examples(parser: argparse.ArgumentParser, *commands: str) -> None:
-    """Show these commands at the end of `--help`; one that is too long for a line goes on after a \\."""
+    """Show these commands at the end of `--help`; a long command continues after a \\."""
     title = "example: "
     if isinstance(parser, _Parser):
         parser.commands = commands
@@ -137,7 +187,7 @@ def examples(parser: argparse.ArgumentParser, *commands: str) -> None:
 
 
 def _folded(command: str, indent: str) -> str:
-    """Return the command in lines of `_HELP_COLUMNS`, broken before flags and &&, as a shell takes it."""
+    """Return the command in lines of `_HELP_COLUMNS`, broken before flags and &&, as for a shell."""
     first, *others = re.split(r" (?=--|&& )", command)
     lines = [first]
     for part in others:
@@ -158,5 +208,5 @@ def takes_sets(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="change one value, e.g. --set train.tokens=1000000 (may be given often)",
+        help="change one value, as --set train.tokens=1000000; may be repeated",
     )

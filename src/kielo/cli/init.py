@@ -1,4 +1,4 @@
-"""`kielo init`: five questions, on a terminal or as flags → a commented recipe, and what to type next."""
+"""`kielo init`: five questions, on a terminal or as flags → a commented recipe, and the next commands."""
 
 import argparse
 import json
@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kielo.artifact.manifest import write_text_atomically
-from kielo.cli.flags import examples
+from kielo.cli.flags import VerbParser, examples
+from kielo.cli.init_from import free_name, recipe_from
 from kielo.cli.terminal import print_text
 from kielo.models.families import complete
 from kielo.models.proportions import count, with_shape
@@ -31,6 +32,7 @@ from kielo.recipe.complaints import did_you_mean
 from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.places import place
+from kielo.recipe.read import read_first_language
 from kielo.recipe.schema import json_schema
 from kielo.recipe.sections import CompleteModel, Model
 
@@ -41,10 +43,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers that the recipe is made of.
-
-    sources: paths of text, none if there is no text yet. tokens: None to let them follow from the text.
-    """
+    """The answers. sources: paths of text, perhaps none yet. tokens: None if they follow from the text."""
 
     name: str
     language: str
@@ -56,59 +55,118 @@ class Answers:
     machine: str
 
 
-def init_flags(parser: argparse.ArgumentParser) -> None:
+def init_flags(parser: VerbParser) -> None:
     examples(
-        parser, "kielo init",
+        parser,
+        "kielo init",
         "kielo init --language Finnish --params 3B --cluster lumi --budget 60B",
         "kielo init --language fi --text my_text.txt,more.jsonl.zst",
-    )  # fmt: skip
-    parser.add_argument(
-        "file", metavar="FILE", nargs="?", help="recipe to write; default: LANGUAGE_SIZE.toml"
+        "kielo init --from demo_estonian --params 20M",
+        "kielo init --from runs/demo_estonian --text more.txt",
     )
-    parser.add_argument("--language", help="a language or its code (see `kielo languages`)")
+    parser.takes("""
+        [FILE]                   recipe to write; default: LANGUAGE_SIZE.toml
+        --language LANGUAGE      a language or its code (see `kielo languages`)
+        --text PATHS             files or folders of text, separated by commas; may come later
+        --params SIZE            number of parameters, such as 350M or 3B
+        --cluster CLUSTER        cluster card (see `kielo clusters`); default: laptop
+        --budget BUDGET          tokens, such as 60B, or device-hours, such as "20000h"; default: usual for
+                                 the size
+        --model-type MODEL_TYPE  family of the model; default: llama
+    """)
     parser.add_argument(
-        "--text", metavar="PATHS", help="files or folders of text, with commas; may come later"
+        "--from",
+        dest="base",
+        metavar="BASE",
+        help="a recipe to vary, or the folder of a finished run whose weights to continue; the other flags "
+        "change its values",
     )
-    parser.add_argument("--params", metavar="SIZE", help="parameters of the model, such as 350M or 3B")
-    parser.add_argument("--cluster", help="the machine (see `kielo clusters`); default: laptop")
-    parser.add_argument(
-        "--budget",
-        help='tokens, such as 60B, or device-hours, such as "20000h"; default: as usual for the size',
-    )
-    parser.add_argument("--model-type", default="llama", help="the family; default: llama")
 
 
 def init(options: argparse.Namespace) -> int:
+    if options.base is not None:
+        return _init_from(options)
     answers = _asked(options)
-    path = place(options.file or f"{answers.name}.toml")
+    path = _free(options.file or f"{answers.name}.toml")
+    write_text_atomically(path, recipe_text(answers))
+    _report(path, f"wrote {path}", _next_commands(answers, path))
+    return 0
+
+
+def _init_from(options: argparse.Namespace) -> int:
+    name = _name_of(options.file) if options.file else ""
+    name = name or free_name(options.base)
+    path = _free(options.file or f"{name}.toml")
+    text, purpose = recipe_from(options.base, path, name, _changes(options))
+    write_text_atomically(path, f"#:schema {SCHEMA_FILE}\n{text}")
+    try:
+        read_first_language(path)
+    except KieloError:
+        path.unlink()
+        raise
+    _report(path, f"wrote {path}, {purpose}", ["next:", f"  kielo show {path}", f"  kielo run {path}"])
+    return 0
+
+
+def _changes(options: argparse.Namespace) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    if options.language is not None:
+        changes["language"] = _language(options.language)
+    if options.cluster is not None:
+        changes["cluster"] = _cluster(options.cluster)[0]
+    if options.text is not None:
+        changes["corpus"] = {"sources": list(_sources(options.text))}
+    if options.params is not None:
+        changes["model"] = {"params": short_amount(_size(options.params))}
+    if options.model_type is not None:
+        changes.setdefault("model", {})["model_type"] = options.model_type
+    if options.budget is not None:
+        try:
+            changes["train"] = {"tokens": parse_amount(re.sub(r"\s*tokens?\s*$", "", options.budget))}
+        except ValueError:
+            raise KieloError(
+                f"--budget {options.budget}: beside --from give tokens. Fix: --budget 60B"
+            ) from None
+    return changes
+
+
+def _free(file: str) -> Path:
+    path = place(file)
     if os.path.lexists(path):
-        raise KieloError(f"{path} exists already; move it away or name another FILE; nothing was written")
-    text = recipe_text(answers)
-    write_text_atomically(path, text)
-    print(f"wrote {path}")
+        raise KieloError(f"{path} exists already, and nothing was written. Fix: give another FILE")
+    return path
+
+
+def _report(path: Path, wrote: str, then: Sequence[str]) -> None:
+    print_text(wrote)
     schema = path.parent / SCHEMA_FILE
     if os.path.lexists(schema):
-        print_text(f"{schema} was there already and stays as it is; your editor checks the recipe against it")
+        print_text(f"{schema} exists already and stays as it is; your editor checks the recipe against it")
     else:
         write_text_atomically(schema, json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n")
         print_text(f"wrote {schema}, against which your editor checks the recipe")
-    print("\n".join(_next_commands(answers, path)))
-    return 0
+    print("\n".join(then))
+
+
+def _name_of(file: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", Path(file).stem).strip("_.-")
 
 
 def _asked(options: argparse.Namespace) -> Answers:
     """Return the answers: from flags, else asked on a terminal, else the defaults.
 
-    Raises KieloError for a flag that does not fit; on a terminal the question comes again.
+    Raise KieloError for a wrong flag; a wrong answer on a terminal repeats the question.
     """
     code = _answer(options.language, "Which language?", None, "--language", _language)
-    text = _answer(options.text, "Where is the text (files or folders, with commas)?", "", "--text", _sources)
+    text = _answer(
+        options.text, "Where is the text (files or folders, separated by commas)?", "", "--text", _sources
+    )
     machine, site = _answer(options.cluster, "On which machine?", "laptop", "--cluster", _cluster)
     usual = _LAPTOP_SIZE if site.name == "laptop" else _CLUSTER_SIZE
     size = _answer(options.params, "How many parameters?", usual, "--params", _size)
     tokens = _answer(
         options.budget,
-        "What budget: tokens (60B) or device-hours (20000h)? Enter for the usual one",
+        "What budget: tokens (60B) or device-hours (20000h)? Enter for the usual budget",
         "",
         "--budget",
         lambda given: _budget(given, size, site),
@@ -118,26 +176,26 @@ def _asked(options: argparse.Namespace) -> Answers:
     name = f"{language(code).name.split()[0].lower()}_{short_amount(size).lower().replace('.', '_')}"
     name = re.sub(r"[^a-z0-9_]+", "", name) or "my_model"
     if options.file:
-        name = re.sub(r"[^A-Za-z0-9_.-]+", "_", Path(options.file).stem).strip("_.-") or name
-    return Answers(name, code, text, size, site, tokens, options.model_type, machine)
+        name = _name_of(options.file) or name
+    return Answers(name, code, text, size, site, tokens, options.model_type or "llama", machine)
 
 
 def _answer(
     given: str | None, question: str, default: str | None, flag: str, understand: Callable[[str], Answer]
 ) -> Answer:
-    """Return what `understand` makes of the flag, of a line that a person types, or of the default."""
+    """Return the flag, a typed line or the default, as `understand` reads it."""
     if given is not None:
         return understand(given)
     if sys.stdin is None or not sys.stdin.isatty():
         if default is None:
-            raise KieloError(f"{question} Give {flag}, for example {flag} fi")
+            raise KieloError(f"{question} Fix: {flag} fi")
         return understand(default)
     shown = f" [{default}]" if default else ""
     while True:
         try:
             line = input(f"{question}{shown} ").strip()
         except EOFError:
-            raise KieloError(f"no answer; give {flag}, nothing was written") from None
+            raise KieloError(f"no answer, and nothing was written. Fix: {flag}") from None
         try:
             if line or default is not None:
                 return understand(line or default or "")
@@ -150,7 +208,7 @@ def _language(given: str) -> str:
 
 
 def _cluster(given: str) -> tuple[str, Cluster]:
-    """Return what a recipe calls the machine, a card's name or the path of an own one, and the card."""
+    """Return the cluster card, and its name or path for the recipe."""
     if is_own_card(given):
         return given, cluster(given)
     try:
@@ -161,7 +219,7 @@ def _cluster(given: str) -> tuple[str, Cluster]:
 
 
 def _meant(given: str, known: Mapping[str, Sequence[str]], what: str) -> str:
-    """Return the name that is, or is also called, `given`, or that alone begins so."""
+    """Return the name that is `given`, is also called so, or alone begins so."""
     asked = _plain(given.strip())
     called = {_plain(other): name for name, others in known.items() for other in (name, *others)}
     beginning = {name for other, name in called.items() if asked and other.startswith(asked)}
@@ -186,7 +244,7 @@ def _size(given: str) -> int:
     except ValueError:
         raise KieloError(f"{given!r} is not a number of parameters. Fix: 350M or 3B") from None
     if not 10**6 <= size <= 10**13:
-        raise KieloError(f"{given!r} parameters: give 1M to 10T, such as 350M or 3B")
+        raise KieloError(f"{given!r} parameters: outside of 1M to 10T. Fix: 350M or 3B")
     return size
 
 
@@ -212,13 +270,13 @@ def _budget(given: str, size: int, site: Cluster) -> int | None:
             peak = accelerator(site.accelerator).peak_tflops.get("bf16")
             if peak is None:
                 raise KieloError(
-                    f"no card says how fast a device of {site.name} is; give tokens, such as 60B"
+                    f"no card has the peak speed of a device of {site.name}. Fix: --budget 60B, in tokens"
                 )
             return max(1, tokens_of_device_hours(hours, size, peak))
         return parse_amount(re.sub(r"\s*tokens?\s*$", "", given))
     except ValueError:
         raise KieloError(
-            f"{given!r} is no budget. Fix: tokens, such as 60B, or device-hours, such as 20000h"
+            f"{given!r} is not a budget. Fix: tokens, such as 60B, or device-hours, such as 20000h"
         ) from None
 
 
@@ -231,22 +289,22 @@ def recipe_text(answers: Answers) -> str:
     machine = json.dumps(answers.machine, ensure_ascii=False)
     heads = f"{model.num_attention_heads} heads, {model.num_key_value_heads} of keys and values"
     return f"""#:schema {SCHEMA_FILE}
-# Made by `kielo init`. Every key has a default: `kielo show` prints them all and where each came from.
+# Made by `kielo init`. Every key has a default: `kielo show` prints all values and their origins.
 name = "{answers.name}"  # the run is stored in runs/{answers.name}
 language = "{answers.language}"
 description = "{_described(answers)}"
-cluster = {machine}  # what plans count with, and MFU is measured against
+cluster = {machine}  # for plans, and for MFU
 
 {_corpus_text(answers)}
 [tokenizer]
-vocab_size = {usual.vocabulary_size:_}  # more for more text; a multiple of 64 costs nothing
+vocab_size = {usual.vocabulary_size:_}  # more for more text; best a multiple of 64
 
 [dataset]
 sequence_length = {usual.sequence_length}
-max_epochs = {epochs}  # how often text may be read (Muennighoff et al. 2023)
+max_epochs = {epochs}  # at most, for each text (Muennighoff et al. 2023)
 
 # {short_amount(count(model))} parameters: {model.num_hidden_layers} layers of {model.hidden_size:,}, {heads},
-# MLP {model.intermediate_size:,}. Give these keys in place of `params` for another shape.
+# MLP {model.intermediate_size:,}. For another shape give these keys in place of `params`.
 [model]
 model_type = "{answers.model_type}"
 params = "{short_amount(answers.parameters)}"
@@ -259,7 +317,7 @@ learning_rate = {usual.learning_rate:g}
 [checkpoint]
 every_steps = {every}
 
-# How the ranks share the work: `kielo plan` ranks what fits; `kielo plan explain` prints it to paste here.
+# How ranks share the work: `kielo plan` ranks layouts, and `kielo plan explain` prints one to paste here.
 # [layout]
 # tensor = 1
 # pipeline = 1
@@ -267,7 +325,7 @@ every_steps = {every}
 
 
 def _step(answers: Answers, usual: UsualTraining) -> int:
-    """Return tokens of a step: few where the text gives the budget, for nobody knows how much it is."""
+    """Return the tokens of a step: few if an unknown amount of text is the budget."""
     return usual.tokens_per_step if answers.tokens is not None else 16 * usual.sequence_length
 
 
@@ -279,7 +337,7 @@ def _corpus_text(answers: Answers) -> str:
     kinds = "# .txt (one document a line), .jsonl[.gz|.zst], .parquet, or a folder of HTML.\n"
     if not answers.sources:
         return (
-            "# Plans need no text; `kielo run` does. Remove the # and name it.\n"
+            "# Plans need no text; `kielo run` does. Remove the # and name the text.\n"
             f'{kinds}# [corpus]\n# sources = ["my_text.txt"]\n'
         )
     listed = ", ".join(json.dumps(path, ensure_ascii=False) for path in answers.sources)
@@ -288,7 +346,7 @@ def _corpus_text(answers: Answers) -> str:
 
 def _tokens_text(answers: Answers, step: int) -> str:
     if answers.tokens is None:
-        return "# tokens = 1_000_000  # not set: the text, dataset.max_epochs times"
+        return "# tokens = 1_000_000  # default: the text, dataset.max_epochs times"
     tokens = max(1, answers.tokens // step) * step
     return f"tokens = {tokens:_}  # {tokens / answers.parameters:.3g} for each parameter"
 
@@ -304,13 +362,12 @@ def _next_commands(answers: Answers, path: Path) -> list[str]:
             f"  kielo rehearse {path} --nodes 1  # one rank's exact bytes, here",
         ]
     if answers.sources:
-        missing = [
-            one for one in answers.sources if not os.path.lexists(one) and not re.search(r"[*?\[]", one)
-        ]
+        paths = [path for path in answers.sources if not re.search(r"[*?\[]", path)]
+        missing = [path for path in paths if not os.path.lexists(path)]
         if missing:
-            lines.insert(0, f"not there yet: {', '.join(missing)}")
+            lines.insert(0, f"missing yet: {', '.join(missing)}")
         stage = "" if answers.site.name == "laptop" else " --to pack"
         lines.append(f"  kielo run {path}{stage}")
     else:
-        lines.append(f"  kielo run {path}  # once corpus.sources names text")
+        lines.append(f"  kielo run {path}  # after corpus.sources names text")
     return lines

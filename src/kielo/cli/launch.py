@@ -1,4 +1,4 @@
-"""`kielo launch`: a recipe on a cluster → a folder with the scripts of a chain of jobs, which it submits."""
+"""`kielo launch`: a recipe on a cluster → a folder with the scripts of a chain of jobs, submitted."""
 
 import argparse
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from kielo.cli.flags import examples, takes_recipe
+from kielo.cli.flags import VerbParser, examples, takes_recipe
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.launch.bash import start_of
 from kielo.launch.job_paths import job_paths
@@ -36,77 +36,37 @@ from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Recipe
 
 
-def launch_flags(parser: argparse.ArgumentParser) -> None:
+def launch_flags(parser: VerbParser) -> None:
     examples(
-        parser, "kielo launch poro_34b --cluster lumi_g --nodes 64 --account project_462000000 --dry-run",
+        parser,
+        "kielo launch poro_34b --cluster lumi_g --nodes 64 --account project_462000000 --dry-run",
         "kielo launch my_recipe.toml --account project_462000000 --hours 24 --jobs 5",
         "kielo launch my_recipe.toml --account project_462000000 --ladder 1,2,4,8",
         "kielo launch my_recipe.toml --account project_462000000 --pack 16",
-    )  # fmt: skip
+    )
     takes_recipe(parser)
-    parser.add_argument(
-        "--cluster", help="cluster card (see `kielo clusters`), or a file of your own; default: the recipe's"
-    )
-    parser.add_argument("--nodes", type=int, metavar="N", help="default: the first of the recipe's nodes")
-    parser.add_argument(
-        "--ladder",
-        metavar="N,N",
-        help="measure ten steps of the best layouts on each of these numbers of nodes: 1,2,4,8",
-    )
-    parser.add_argument(
-        "--pack",
-        type=int,
-        metavar="N",
-        help="pack the text in N jobs of a node each, and join it in one more; nothing is trained",
-    )
-    parser.add_argument("--account", metavar="PROJECT", help="the project that the site bills")
-    parser.add_argument("--dry-run", action="store_true", help="write the folder, and submit nothing")
-    parser.add_argument(
-        "--partition", metavar="NAME", help="queue (or its QOS); default: the site's usual one"
-    )
-    parser.add_argument(
-        "--hours", type=float, metavar="H", help="time of a job; default: the queue's longest"
-    )
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        metavar="N",
-        help="jobs in the chain; default: a fifth more than forecast, at most 20",
-    )
-    parser.add_argument(
-        "--layout",
-        metavar="LAYOUT",
-        help="(a part of) a layout's name by `kielo plan`; default: the recipe's",
-    )
-    parser.add_argument(
-        "--spares", type=int, default=0, metavar="N", help="nodes more, to replace those that are left out"
-    )
-    parser.add_argument(
-        "--grace",
-        type=int,
-        metavar="SECONDS",
-        help="time to save before a job's end; default: by the forecast",
-    )
-    parser.add_argument(
-        "--torchrun", action="store_true", help="one torchrun a node, in place of one task a device"
-    )
-    parser.add_argument(
-        "--preflight", action="store_true", help="check the nodes first in each job (see `kielo preflight`)"
-    )
-    parser.add_argument(
-        "--container", metavar="IMAGE", help="container image with torch, or none; default: the site's"
-    )
-    parser.add_argument(
-        "--venv",
-        metavar="DIR",
-        help="virtual environment with Kielo, inside the container where there is one",
-    )
-    parser.add_argument(
-        "--site",
-        metavar="DIR",
-        help="where the script of `kielo site` made image and environment; default: sites/CLUSTER",
-    )
-    parser.add_argument("--json", action="store_true", help="print what was asked for as JSON")
+    parser.takes("""
+        --cluster CLUSTER    cluster card (see `kielo clusters`), or your own file; default: the recipe's
+        --nodes N:int        number of nodes; default: the first of the recipe's nodes
+        --ladder N,N         measure ten steps of the best layouts on each of these numbers of nodes:
+                             1,2,4,8
+        --pack N:int         pack the text in N jobs of one node each, and join it in another job; train
+                             nothing
+        --account PROJECT    project that the site bills
+        --dry-run            write the folder, and submit nothing
+        --partition NAME     queue (or its QOS); default: the site's usual queue
+        --hours H:float      time of a job; default: the queue's longest
+        --jobs N:int         jobs in the chain; default: a fifth more than forecast, at most 20
+        --layout LAYOUT      (part of) a layout's name by `kielo plan`; default: the recipe's
+        --spares N:int=0     additional nodes, to replace nodes that are left out
+        --grace SECONDS:int  time to save before the end of a job; default: by the forecast
+        --torchrun           start one torchrun a node, in place of one task a device
+        --preflight          check the nodes first in each job (see `kielo preflight`)
+        --container IMAGE    container image with torch, or none; default: the site's
+        --venv DIR           virtual environment with Kielo, inside the container if there is one
+        --site DIR           folder with the image and environment of `kielo site`; default: sites/CLUSTER
+        --json               print the launch as JSON
+    """)
 
 
 def launch(options: argparse.Namespace) -> int:
@@ -155,25 +115,18 @@ def launch(options: argparse.Namespace) -> int:
     print_text(f"wrote {folder}")
     if said := network_needed(plan):
         print_text(f"note: {said}")
-    if ids:
-        print_text(f"submitted {', '.join(ids)}" + (f"; {answer}" if answer else ""))
-    else:
-        print_text(
-            f"nothing is submitted; {start_of(folder / 'submit.sh')} does it, on a login node of "
-            f"{plan.site.name}"
-        )
+    _report_jobs(folder, ids, answer, f"on a login node of {plan.site.name}")
     return 0
 
 
 def _pack(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
-    """Write the jobs that pack the run's text, and submit them."""
     for flag in ("nodes", "layout", "jobs", "grace", "ladder", "spares", "torchrun", "preflight"):
         if getattr(options, flag):
-            raise KieloError(f"--{flag}: jobs that pack have one node each; leave it out beside --pack")
+            raise KieloError(f"--{flag}: jobs that pack have one node each. Fix: leave it out beside --pack")
     if options.pack < 1:
         raise KieloError(f"--pack {options.pack}: give 1 or more")
     if not recipe.corpus.of_raw_text.sources:
-        raise KieloError("--pack: all sources are ready tokens, which are read in place; leave it out")
+        raise KieloError("--pack: all sources are ready tokens, which are read in place. Fix: leave it out")
     plan = plan_pack_jobs(recipe, replace(wishes, nodes=1))
     check_number_of_jobs("--pack", options.pack + 1, plan.partition, plan.site)
     if options.dry_run:
@@ -203,19 +156,23 @@ def _pack(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
     )
     if options.dry_run:
         _show_paths(paths)
-    print_text(f"wrote {folder}; kielo status {folder} shows how many parts are there")
-    if ids:
-        print_text(f"submitted {', '.join(ids)}" + (f"; {answer}" if answer else ""))
-    else:
-        print_text(f"nothing is submitted; {start_of(folder / 'submit.sh')} does it")
+    print_text(f"wrote {folder}; kielo status {folder} counts the finished parts")
+    _report_jobs(folder, ids, answer, "to submit")
     return 0
 
 
+def _report_jobs(folder: Path, ids: Sequence[str], answer: str, where: str) -> None:
+    if ids:
+        print_text(f"submitted {', '.join(ids)}" + (f"; {answer}" if answer else ""))
+    else:
+        print_text(f"nothing is submitted; {where}: {start_of(folder / 'submit.sh')}")
+
+
 def _ladder(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
-    """Write a job for each number of nodes and submit it; one that is refused does not stop the others."""
+    """Write and submit a job for each number of nodes; a refused job does not stop the others."""
     for flag in ("nodes", "layout", "jobs", "grace"):
         if getattr(options, flag) is not None:
-            raise KieloError(f"--{flag}: a ladder chooses it itself; leave it out beside --ladder")
+            raise KieloError(f"--{flag}: a ladder chooses it itself. Fix: leave it out beside --ladder")
     ladder = plan_ladder(recipe, wishes, _numbers(options.ladder))
     if not options.dry_run:
         refuse_without_scheduler(ladder[0].job)
@@ -233,7 +190,7 @@ def _ladder(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
         print_table(("nodes", "layouts", "hours at most", ""), rows)
         if options.dry_run:
             _show_paths(paths)
-        print_text(f"wrote {folder}; kielo status {folder} shows what is measured")
+        print_text(f"wrote {folder}; kielo status {folder} shows the measurements")
     if refusals:
         raise KieloError("; ".join(refusals))
     return 0
@@ -242,15 +199,15 @@ def _ladder(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
 def _submitted(
     ladder: Sequence[NodesPlan], folder: Path, jobs: dict[int, Path], is_dry: bool
 ) -> tuple[list[tuple], list[str]]:
-    """Submit the ladder's jobs, nodes → folder; return a row for each number of nodes, and refusals."""
+    """Submit the jobs (nodes → folder); return a row for each number of nodes, and the refusals."""
     rows, refusals = [], []
     for on_nodes in ladder:
-        layouts = ", ".join(rung.layout for rung in on_nodes.to_run) or "all are measured"
+        layouts = ", ".join(rung.layout for rung in on_nodes.to_run) or "all measured"
         if on_nodes.nodes not in jobs:
             waiting = on_nodes.to_run and waiting_job(
                 folder / f"{on_nodes.nodes}_nodes", on_nodes.job.site.scheduler
             )
-            rows.append((on_nodes.nodes, layouts, "", f"job {waiting} still has them" if waiting else ""))
+            rows.append((on_nodes.nodes, layouts, "", f"job {waiting} has not ended" if waiting else ""))
             continue
         said = "not submitted"
         if not is_dry:
@@ -265,17 +222,15 @@ def _submitted(
 
 
 def _paths(plans: Sequence[JobPlan], packs: bool = False) -> list[dict[str, str]]:
-    """Return what the jobs of all plans read and write: path, use and what it is for."""
+    """Return the paths that the jobs read and write, each with its use and reason."""
     return [asdict(path) for path in dict.fromkeys(path for plan in plans for path in job_paths(plan, packs))]
 
 
 def _show_paths(paths: Sequence[dict[str, str]]) -> None:
-    """Show what each node must have, before a queue is waited for in vain."""
     print_table(("use", "path", "for"), [(one["use"], one["path"], one["reason"]) for one in paths])
 
 
 def _numbers(text: str) -> list[int]:
-    """Return the numbers of nodes in "1,2,4,8", few nodes first."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise KieloError(f"--ladder {text}: not understood. Fix: numbers of nodes such as 1,2,4,8")
@@ -283,8 +238,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _rows(plan: JobPlan) -> list[tuple[str, str]]:
-    """Return the facts that a person checks before the queue."""
-    spares = f" and {plan.wishes.spares} spare ones" if plan.wishes.spares else ""
+    spares = f" and {plan.wishes.spares} spare nodes" if plan.wishes.spares else ""
     queue = plan.partition.label
     rows = [
         (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kielo.artifact.launch_files import Ladder
 from kielo.artifact.manifest import write_text_atomically
-from kielo.cli.flags import examples
+from kielo.cli.flags import VerbParser, examples
 from kielo.cli.run_languages import print_states
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.launch.bash import start_of
@@ -21,17 +21,18 @@ from kielo.recipe.read import recipe_languages, shipped_recipes
 from kielo.stages import late
 
 
-def status_flags(parser: argparse.ArgumentParser) -> None:
+def status_flags(parser: VerbParser) -> None:
     examples(
-        parser, "kielo status runs/poro_34b", "kielo status runs/poro_34b/launch/ladder_lumi_g",
-        "kielo status runs/poro_34b/launch/pack_0001", "kielo status seventy_five_berts",
-    )  # fmt: skip
-    parser.add_argument(
-        "run",
-        metavar="RUN",
-        help="the run's folder, that of a ladder or of jobs that pack, or a recipe of several languages",
+        parser,
+        "kielo status runs/poro_34b",
+        "kielo status runs/poro_34b/launch/ladder_lumi_g",
+        "kielo status runs/poro_34b/launch/pack_0001",
+        "kielo status seventy_five_berts",
     )
-    parser.add_argument("--json", action="store_true")
+    parser.takes("""
+        RUN     folder of a run, of a ladder or of jobs that pack; or a recipe of several languages
+        --json  print JSON
+    """)
 
 
 def status(options: argparse.Namespace) -> None:
@@ -58,7 +59,6 @@ def _is_of_languages(reference: str) -> bool:
 
 
 def _ladder(folder: Path, is_json: bool) -> None:
-    """Print and write what the rungs measured by now, beside the plan."""
     ladder = read_ladder(folder)
     written = late.write_ladder_report(folder, ladder)
     if is_json:
@@ -71,7 +71,6 @@ def _ladder(folder: Path, is_json: bool) -> None:
 
 
 def _pack(folder: Path, is_json: bool) -> None:
-    """Print how far the jobs that pack have come."""
     found = pack_status(folder)
     made = found.progress
     if is_json:
@@ -85,36 +84,32 @@ def _pack(folder: Path, is_json: bool) -> None:
         ("parts", f"{made.finished:,} of {made.parts:,}, {joined}"),
     ]
     if not told and not made.is_joined and found.ids and found.jobs is not None:
-        rows.append(("next", f"{start_of(folder / 'submit.sh')} makes the parts that are missing"))
+        rows.append(("next", f"{start_of(folder / 'submit.sh')} makes the missing parts"))
     print_table(("", ""), rows)
 
 
-def cancel_flags(parser: argparse.ArgumentParser) -> None:
+def cancel_flags(parser: VerbParser) -> None:
     examples(parser, "kielo cancel runs/poro_34b")
     parser.add_argument("run", metavar="RUN", help="the run's folder")
-    parser.add_argument(
-        "--now",
-        action="store_true",
-        help="end the job that runs at once, without the save that it is asked for",
-    )
+    parser.add_argument("--now", action="store_true", help="end the running job at once, without a save")
 
 
 def cancel(options: argparse.Namespace) -> None:
     found = status_of(Path(options.run))
     if found.jobs is None:
         raise KieloError(
-            f"nothing is cancelled: {found.no_answer}. Fix too: the file "
-            f"{Path(options.run) / 'triggers' / 'stop'}, at which the run saves and stops"
+            f"nothing is cancelled: {found.no_answer}. Fix: touch "
+            f"{Path(options.run) / 'triggers' / 'stop'}, so that the run saves and stops"
         )
     stopped = found.folder / "chain" / "stopped"
     if not stopped.exists():
         write_text_atomically(stopped, "cancelled by kielo cancel\n")
     end_jobs(found.launch.scheduler, found.jobs, options.now)
     if not found.jobs:
-        print_text("no job of this run waits or runs")
+        print_text("no job of this run is waiting or running")
         return
-    saving = "" if options.now or not found.is_running else "; the one that runs saves and stops"
-    print_text(f"cancelled {', '.join(found.jobs)}{saving}; the chain goes on when {stopped} is gone")
+    saving = "" if options.now or not found.is_running else "; the running job saves and stops"
+    print_text(f"cancelled {', '.join(found.jobs)}{saving}; to continue the chain, remove {stopped}")
 
 
 def _rows(found: Status) -> list[tuple[str, str]]:
@@ -125,7 +120,7 @@ def _rows(found: Status) -> list[tuple[str, str]]:
     ]
     if last is not None:
         of_all = f" of {found.total_steps:,}" if found.total_steps else ""
-        without = "none, as no label counts" if last.has_no_label else "not finite"
+        without = "none: no label counts" if last.has_no_label else "not finite"
         loss = without if last.loss is None else f"{last.loss:.4f}"
         rows.append(("step", f"{last.step:,}{of_all}, loss {loss}"))
         planned = last.planned_tokens_per_second or (forecast and forecast.tokens_per_second)
@@ -144,9 +139,7 @@ def _rows(found: Status) -> list[tuple[str, str]]:
         )
     rows += [("ended", f"job {job}: {end}, before its first line") for job, end in found.ends.items()]
     if not (found.folder / "logs").is_dir():
-        rows.append(
-            ("logs", f"{found.folder / 'logs'} is gone, and jobs fail without it; `mkdir -p` makes it again")
-        )
+        rows.append(("logs", f"{found.folder / 'logs'} is gone, and jobs fail without it. Fix: mkdir -p"))
     if found.stopped:
         rows.append(("chain", f"ended: {found.stopped}"))
     if found.left_out:

@@ -1,4 +1,4 @@
-"""Verbs that list what is shipped, and the schemas; they change nothing, except `recipes --copy`."""
+"""Verbs that list shipped recipes, cards and schemas. Only `recipes --copy` writes a file."""
 
 import argparse
 import os
@@ -10,11 +10,7 @@ from kielo.cli.flags import examples
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.recipe import cards
 from kielo.recipe.errors import KieloError
-from kielo.recipe.read import (
-    read_first_language,
-    recipe_languages,
-    shipped_recipes,
-)
+from kielo.recipe.read import read_first_language, recipe_languages, shipped_recipes
 
 
 def recipes_flags(parser: argparse.ArgumentParser) -> None:
@@ -27,12 +23,12 @@ def recipes(options: argparse.Namespace) -> None:
     shipped = shipped_recipes()
     if options.copy:
         if options.copy not in shipped:
-            raise KieloError(f"no shipped recipe is called {options.copy!r}; there are: {', '.join(shipped)}")
+            raise KieloError(f"--copy {options.copy}: no shipped recipe. Fix: one of {', '.join(shipped)}")
         target = Path(shipped[options.copy].name)
         if os.path.lexists(target):
-            raise KieloError(f"{target} exists already; move it away first, nothing was written")
+            raise KieloError(f"{target} exists already, and nothing was written. Fix: move it away")
         write_text_atomically(target, shipped[options.copy].read_text(encoding="utf-8"))
-        print_text(f"wrote {target}; start it with: kielo run {target}")
+        print_text(f"wrote {target}. To start: kielo run {target}")
         return
     rows = [_recipe_row(name) for name in shipped]
     if options.json:
@@ -41,7 +37,6 @@ def recipes(options: argparse.Namespace) -> None:
 
 
 def _recipe_row(name: str) -> tuple[str, str, str]:
-    """Return (name, language or number of languages, description) of a shipped recipe."""
     codes, recipe = recipe_languages(name), read_first_language(name).recipe
     return name, f"{len(codes)} languages" if codes else recipe.language, recipe.description
 
@@ -52,7 +47,7 @@ def schema_flags(parser: argparse.ArgumentParser) -> None:
         "--of",
         choices=FORMATS,
         metavar="NAME",
-        help=f"print the schema of this format; one of {', '.join(FORMATS)}. Default: a table of the formats",
+        help=f"name of a format to print: {', '.join(FORMATS)}. Default: a table of all",
     )
 
 

@@ -9,19 +9,34 @@ import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kielo.artifact.lease import held
+from kielo.artifact.trained_text import has_trained
+from kielo.cli import plan_tables as tables
 from kielo.cli.flags import VerbParser, examples, takes_recipe
 from kielo.cli.ideas import read_idea, takes_idea
+from kielo.cli.plan_budget import plan_budget
 from kielo.cli.terminal import print_json, print_table, print_text
+from kielo.plan.calibrate import measure, write_machine
+from kielo.plan.choose_layout import different_axes, named, nothing_runs, own
+from kielo.plan.compare import compare as compared_rows
+from kielo.plan.compare import strong_and_weak, verdict
+from kielo.plan.cost import cost, with_expectation, with_layout
+from kielo.plan.explain import explain as explained
+from kielo.plan.failures import rate_of
+from kielo.plan.measured_run import metrics_of
+from kielo.plan.planned_layout import PlannedLayout
+from kielo.plan.remedies import speed_advice
+from kielo.plan.run_to_plan import RunToPlan
+from kielo.plan.search import Found, search
+from kielo.recipe.cards import Cluster, accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.places import place
-
-if TYPE_CHECKING:  # `kielo plan --help` loads none of it
-    from kielo.plan.run_to_plan import RunToPlan
-    from kielo.plan.search import Found
-    from kielo.recipe.cards import Cluster
+from kielo.recipe.read import read_recipe, recipe_languages, run_folder
+from kielo.resolve.resolve import resolve as resolved_run
+from kielo.resolve.resolved import write
+from kielo.resolve.shares import uneven_steps
+from kielo.stages import late
 
 SUBVERBS = {
     "data": ("plan_data:data", "the text by source and phase: tokens, shares, epochs"),
@@ -30,7 +45,7 @@ SUBVERBS = {
     "calibrate": ("plan:calibrate", "a card of your own machine, from what your runs measured"),
     "resolve": ("plan:resolve", "every number of a run, written into its folder until it trains"),
 }
-# Layouts for one number of nodes, and for each of several.
+# Numbers of layouts in the table: for one number of nodes, and for each of several.
 _LISTED, _LISTED_IN_SHORT = (12, 3), (3, 1)
 _MOST_NODE_COUNTS = 12
 
@@ -47,31 +62,18 @@ def plan_flags(parser: VerbParser) -> None:
     )
     parser.may_begin_with(SUBVERBS)
     _takes_machine(parser, may_be_idea=True)
-    parser.add_argument(
-        "--budget",
-        metavar="COMPUTE",
-        help="in place of layouts: the size and the tokens that scaling laws advise for this much compute, "
-        "device-hours such as 20000h or FLOPs such as 1e22, and the loss that they expect",
-    )
-    parser.add_argument(
-        "--corpus",
-        metavar="TOKENS",
-        help="with --budget: different tokens that there are, such as 6.6B; default: those of RECIPE's text",
-    )
-    parser.add_argument(
-        "--wide", action="store_true", help="more layouts, seconds by part, and why others are not listed"
-    )
-    parser.add_argument("--top", type=int, metavar="K", help="list so many layouts for each number of nodes")
-    parser.add_argument("--all", action="store_true", help="as --wide, with every layout that is not listed")
-    parser.add_argument("--plot", metavar="DIR", help="draw how it scales into this folder, as SVG")
-    parser.add_argument(
-        "--failures",
-        nargs="?",
-        const="",
-        metavar="RATE",
-        help="count failures: llama3 or another published rate, or failures of a device in 1,000 days; "
-        "default: the cluster card's, or llama3",
-    )
+    parser.takes("""
+        --budget COMPUTE    in place of layouts: the size and the tokens that scaling laws advise for this
+                            much compute, device-hours such as 20000h or FLOPs such as 1e22, and the
+                            expected loss
+        --corpus TOKENS     with --budget: number of different tokens, such as 6.6B; default: RECIPE's text
+        --wide              more layouts, seconds by part, and why others are left out
+        --top K:int         list K layouts for each number of nodes
+        --all               as --wide, with every other layout
+        --plot DIR          draw the scaling into this folder, as SVG
+        --failures [RATE=]  rate of failures: llama3 or another published rate, or failures of a device in
+                            1,000 days; default: the cluster card's rate, or llama3
+    """)
     _takes_wall_hours(parser)
 
 
@@ -83,11 +85,9 @@ def compare_flags(parser: VerbParser) -> None:
     )
     _takes_machine(parser)
     parser.add_argument(
-        "layouts", nargs="+", metavar="LAYOUT", help="(a part of) a layout's name, such as tp8pp4"
+        "layouts", nargs="+", metavar="LAYOUT", help="(part of) a layout's name, such as tp8pp4"
     )
-    parser.add_argument(
-        "--plot", metavar="DIR", help="draw the parts of their steps into this folder, as SVG"
-    )
+    parser.add_argument("--plot", metavar="DIR", help="draw the parts of the steps into this folder, as SVG")
     _takes_wall_hours(parser)
 
 
@@ -98,7 +98,7 @@ def explain_flags(parser: VerbParser) -> None:
         "kielo plan explain estonian_llama31_70b tp8pp4 --nodes 16 --plot pictures",
     )
     _takes_machine(parser)
-    parser.add_argument("layout", metavar="LAYOUT", help="(a part of) the layout's name, such as tp8pp4")
+    parser.add_argument("layout", metavar="LAYOUT", help="(part of) the layout's name, such as tp8pp4")
     parser.add_argument("--plot", metavar="DIR", help="draw the pipeline's timeline into this folder, as SVG")
     _takes_wall_hours(parser)
 
@@ -113,9 +113,9 @@ def calibrate_flags(parser: VerbParser) -> None:
         "metrics",
         nargs="+",
         metavar="RUN",
-        help="folders of your own runs on one machine or of a ladder, or metrics.jsonl",
+        help="folders of your runs on one machine or of a ladder, or metrics.jsonl",
     )
-    parser.add_argument("--to", required=True, metavar="CARD", help="file to write, for `--machine`")
+    parser.add_argument("--to", required=True, metavar="CARD", help="card to write, for --machine")
 
 
 def resolve_flags(parser: VerbParser) -> None:
@@ -131,34 +131,24 @@ def resolve_flags(parser: VerbParser) -> None:
 
 def _takes_machine(parser: VerbParser, may_be_idea: bool = False) -> None:
     (takes_idea if may_be_idea else takes_recipe)(parser)
-    parser.add_argument("--cluster", help="cluster card (see `kielo clusters`); default: the recipe's")
-    parser.add_argument(
-        "--nodes",
-        metavar="N",
-        help="16, or 4,8,12, or 4..256 (doubled from the first to the last); default: the recipe's nodes",
-    )
-    parser.add_argument(
-        "--machine", metavar="CARD", help="a card of your own machine, by `kielo plan calibrate`"
-    )
-    parser.add_argument("--json", action="store_true", help="print all figures as JSON, in seconds and bytes")
+    parser.takes("""
+        --cluster CLUSTER  cluster card (see `kielo clusters`); default: the recipe's
+        --nodes N          16, or 4,8,12, or 4..256 (doubled from the first to the last); default: the
+                           recipe's nodes
+        --machine CARD     card of your own machine, by `kielo plan calibrate`
+        --json             print all figures as JSON, in seconds and bytes
+    """)
 
 
 def _takes_wall_hours(parser: VerbParser) -> None:
-    parser.add_argument("--wall-hours", type=float, metavar="H", help="longest job; default: the site's")
+    parser.add_argument(
+        "--wall-hours", type=float, metavar="H", help="hours of the longest job; default: the site's limit"
+    )
 
 
 def plan(options: argparse.Namespace) -> int:
     if options.budget is not None or options.corpus is not None:
-        from kielo.cli.plan_budget import plan_budget
-
         return plan_budget(options)
-    from kielo.cli import plan_tables as tables
-    from kielo.plan.choose_layout import different_axes, nothing_runs, own
-    from kielo.plan.cost import cost
-    from kielo.plan.failures import rate_of
-    from kielo.plan.planned_layout import PlannedLayout
-    from kielo.plan.search import search
-
     if options.top is not None and options.top < 1:
         raise KieloError(f"--top {options.top}: give 1 layout or more")
     codes = _first_of_several(options)
@@ -195,13 +185,13 @@ def plan(options: argparse.Namespace) -> int:
         print_table(*tables.best_rows(run, listed, own_costs))
     explain = f"{_explaining(options).format(layout=layouts[0].name)} --nodes {layouts[0].nodes}"
     more = "" if is_full else "--wide; "
-    lines.append(f"More: {more}`{explain}` explains a layout and prints it for the recipe.")
+    lines.append(f"More: {more}`{explain}` explains a layout and prints its lines for the recipe.")
     if rate is not None:
         table, said = tables.failure_table(run, listed)
         print_table(*table)
         lines += said
     if of_all:
-        print_text(f"All {len(codes)} languages, a run each, as was planned for {codes[0]}:")
+        print_text(f"All {len(codes)} languages, a run each, by the plan of {codes[0]}:")
         print_table(*tables.languages_rows(run, of_all))
     for line in [*lines, *(f"wrote {path}" for path in plots)]:
         print_text(line)
@@ -209,37 +199,28 @@ def plan(options: argparse.Namespace) -> int:
 
 
 def _first_of_several(options: argparse.Namespace) -> tuple[str, ...]:
-    """Choose the first language of a recipe of several, whose codes it returns; () for other recipes."""
-    from kielo.recipe.read import recipe_languages
-
+    """Choose the first language of a recipe of several languages; return all codes, () for one language."""
     codes = recipe_languages(options.recipe, options.sets) if options.recipe else ()
     options.sets = [*options.sets, *(f"language={code}" for code in codes[:1])]
     return codes
 
 
 def compare(options: argparse.Namespace) -> int:
-    from kielo.cli.plan_tables import planned_json
-    from kielo.plan.choose_layout import named
-    from kielo.plan.compare import compare, verdict
-    from kielo.plan.cost import cost
-
     run, nodes = _run_and_nodes(options)
     several = [named(run, number, name, or_nearest=True) for number in nodes for name in options.layouts]
     if len(options.layouts) > 1 and len({(planned.nodes, planned.name) for planned in several}) == len(nodes):
         raise KieloError(
-            f"{' and '.join(options.layouts)} are one layout, {several[0].name}; give two that differ"
+            f"{' and '.join(options.layouts)} are one layout, {several[0].name}. Fix: two different layouts"
         )
     plots = []
     if options.plot:
-        from kielo.report.plan_figures import parts_svg
-
         plots.append(str(_new_file(options.plot, "compared.svg")))
-        parts_svg(several, Path(plots[0]))
+        late.parts_svg(several, Path(plots[0]))
     if options.json:
-        compared = [planned_json(planned, cost(planned, options.wall_hours)) for planned in several]
+        compared = [tables.planned_json(planned, cost(planned, options.wall_hours)) for planned in several]
         print_json({"compared": compared, "plots": plots})
         return 0
-    print_table(*compare(several))
+    print_table(*compared_rows(several))
     for number in nodes:
         print_text(f"{number} nodes: {verdict([planned for planned in several if planned.nodes == number])}")
     for path in plots:
@@ -248,39 +229,28 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def explain(options: argparse.Namespace) -> int:
-    from kielo.cli.plan_tables import layout_toml, planned_json
-    from kielo.plan.choose_layout import different_axes, named
-    from kielo.plan.cost import cost
-    from kielo.plan.explain import explain
-    from kielo.plan.search import search
-
     run, nodes = _run_and_nodes(options)
     if len(nodes) != 1:
-        raise KieloError("`kielo plan explain` is about one number of nodes: give --nodes one number")
+        raise KieloError("--nodes: `kielo plan explain` is about one number of nodes. Fix: --nodes 16")
     planned = named(run, nodes[0], options.layout)
     best = search(run, nodes).ranked[nodes[0]]
-    rows = explain(planned, [other for other in different_axes(best)[:3] if other.name != planned.name])
+    rows = explained(planned, [other for other in different_axes(best)[:3] if other.name != planned.name])
     plots = []
     if options.plot:
-        from kielo.report.plan_figures import timeline_svg
-
         plots.append(str(_new_file(options.plot, f"timeline_{planned.name.replace('/', '_')}.svg")))
-        timeline_svg(planned, Path(plots[0]))
+        late.timeline_svg(planned, Path(plots[0]))
     if options.json:
-        content = planned_json(planned, cost(planned, options.wall_hours))
+        content = tables.planned_json(planned, cost(planned, options.wall_hours))
         print_json({"planned": content, "why": [row._asdict() for row in rows], "plots": plots})
         return 0
     print_table(("part", "seconds", "share", "reason"), [row.cells(planned) for row in rows])
-    print("\nIn the recipe:\n" + layout_toml(planned))
+    print("\nIn the recipe:\n" + tables.layout_toml(planned))
     for path in plots:
         print_text(f"wrote {path}")
     return 0
 
 
 def calibrate(options: argparse.Namespace) -> int:
-    from kielo.plan.calibrate import measure, write_machine
-    from kielo.plan.measured_run import metrics_of
-
     paths, site = metrics_of([Path(path) for path in options.metrics])
     machine = measure(paths, site)
     write_machine(machine, place(options.to))
@@ -289,19 +259,7 @@ def calibrate(options: argparse.Namespace) -> int:
 
 
 def resolve(options: argparse.Namespace) -> int:
-    """Print every number of a run on the recipe's layout, or --layout's; write them unless it has trained."""
-    from kielo.artifact.trained_text import has_trained
-    from kielo.cli.plan_tables import identity_and_placement, layout_toml
-    from kielo.plan.choose_layout import named
-    from kielo.plan.cost import with_expectation, with_layout
-    from kielo.plan.remedies import speed_advice
-    from kielo.plan.run_to_plan import RunToPlan
-    from kielo.recipe.cards import accelerator, cluster
-    from kielo.recipe.read import read_recipe, run_folder
-    from kielo.resolve.resolve import resolve
-    from kielo.resolve.resolved import write
-    from kielo.resolve.shares import uneven_steps
-
+    """Print every number of a run on the recipe's layout or --layout; write them before its training."""
     given = {"cluster": options.cluster, "machine": options.machine}
     sets = [*options.sets, *(f'{key}="{value}"' for key, value in given.items() if value)]
     recipe = read_recipe(options.recipe, sets).recipe
@@ -309,13 +267,13 @@ def resolve(options: argparse.Namespace) -> int:
     ranks = options.ranks
     if options.layout:
         if ranks is not None:
-            raise KieloError("--layout is chosen for --nodes; leave --ranks out")
+            raise KieloError("--layout is chosen for --nodes. Fix: leave --ranks out")
         chosen = named(RunToPlan.of_recipe(recipe), _nodes(options.nodes, site)[0], options.layout)
         recipe = with_layout(recipe, chosen)
     if ranks is None:
         ranks = _nodes(options.nodes, site)[0] * site.devices_per_node if options.nodes else 1
     device = accelerator(site.accelerator).device
-    resolved = with_expectation(resolve(recipe, folder, world_size=ranks, device=device), recipe)
+    resolved = with_expectation(resolved_run(recipe, folder, world_size=ranks, device=device), recipe)
     is_trained = has_trained(folder)
     if not is_trained:
         with held(folder):
@@ -323,7 +281,7 @@ def resolve(options: argparse.Namespace) -> int:
     if options.json:
         print_json(resolved.model_dump(mode="json"))
         return 0
-    for table in identity_and_placement(resolved):
+    for table in tables.identity_and_placement(resolved):
         print_table(*table)
     train = resolved.identity.train
     has_fp8 = "fp8" in (train.precision, *(precision for _, precision in train.precision_changes))
@@ -336,13 +294,11 @@ def resolve(options: argparse.Namespace) -> int:
     path = folder / "resolved.toml"
     print_text(f"{path} stays as it is: the run has trained" if is_trained else f"wrote {path}")
     if options.layout:
-        print("to train on this layout, put it into the recipe:\n" + layout_toml(chosen))
+        print("to train on this layout, put it into the recipe:\n" + tables.layout_toml(chosen))
     return 0
 
 
-def _run_and_nodes(options: argparse.Namespace) -> tuple["RunToPlan", list[int]]:
-    from kielo.plan.run_to_plan import RunToPlan
-
+def _run_and_nodes(options: argparse.Namespace) -> tuple[RunToPlan, list[int]]:
     if options.wall_hours is not None and not 0 < options.wall_hours < math.inf:
         raise KieloError(f"--wall-hours {options.wall_hours:g}: give a number above 0")
     recipe, lines = read_idea(options, cluster=options.cluster, machine=options.machine)
@@ -356,7 +312,7 @@ def _run_and_nodes(options: argparse.Namespace) -> tuple["RunToPlan", list[int]]
 
 
 def _explaining(options: argparse.Namespace) -> str:
-    """Return `kielo plan explain` of the same recipe, with {layout} in the place of a layout's name."""
+    """Return `kielo plan explain` of the same recipe, with {layout} for the name of a layout."""
     given = {"--cluster": options.cluster, "--machine": options.machine}
     sets = [*options.sets, *([f"model.params={options.params}"] if options.params else [])]
     words = [word for flag, value in given.items() if value for word in (flag, value)]
@@ -365,13 +321,13 @@ def _explaining(options: argparse.Namespace) -> str:
     return " ".join(["kielo plan explain", recipe, "{layout}", *map(shlex.quote, words)])
 
 
-def _nodes(text: str | None, site: "Cluster") -> list[int]:
+def _nodes(text: str | None, site: Cluster) -> list[int]:
     """Return the numbers of nodes in "16", "4,8,12" or "4..256" (doubled from the first to the last)."""
     if text is None:
         if site.nodes == 1:
             return [1]
         raise KieloError(
-            f"on how many nodes of {site.name}? For example --nodes 16 or --nodes 4..256; it has {site.nodes}"
+            f"--nodes is missing; {site.name} has 1 to {site.nodes} nodes. Fix: --nodes 16, or --nodes 4..256"
         )
     try:
         if ".." in text:
@@ -394,14 +350,11 @@ def _nodes(text: str | None, site: "Cluster") -> list[int]:
     return numbers
 
 
-def _plot_scaling(folder: str, run: "RunToPlan", nodes: list[int], found: "Found") -> str:
+def _plot_scaling(folder: str, run: RunToPlan, nodes: list[int], found: Found) -> str:
     if len(nodes) < 2:
-        raise KieloError("--plot draws scaling over several numbers of nodes: give --nodes 4..256")
-    from kielo.plan.compare import strong_and_weak
-    from kielo.report.plan_figures import scaling_svg
-
+        raise KieloError("--plot draws scaling over several numbers of nodes. Fix: --nodes 4..256")
     path = _new_file(folder, f"scaling_{run.recipe.name}_{run.site.name}.svg")
-    scaling_svg(*strong_and_weak(run, nodes, found), path)
+    late.scaling_svg(*strong_and_weak(run, nodes, found), path)
     return str(path)
 
 

@@ -2,32 +2,32 @@
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from kielo.cli.ideas import STAND_INS
 from kielo.cli.terminal import print_json, print_table, print_text
+from kielo.plan.idea import USUAL_MFU, flops_of_device_hours
+from kielo.plan.scaling_laws import Row, advise
 from kielo.recipe.amounts import parse_amount, parse_device_hours, short_amount
+from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.errors import KieloError
+from kielo.recipe.read import read_recipe, run_folder
+from kielo.recipe.sections import Dataset, Recipe
+from kielo.resolve.mixture_table import mixture_table
 
-if TYPE_CHECKING:
-    from kielo.plan.scaling_laws import Row
-    from kielo.recipe.sections import Recipe
-
-_OF_LAYOUTS = ("nodes", "top", "wide", "all", "plot", "wall_hours")  # flags that say nothing to a law
+_OF_LAYOUTS = ("nodes", "top", "wide", "all", "plot", "wall_hours")  # flags without a meaning for a law
 _LEAST_FLOPS = 1e12
 
 
 def plan_budget(options: argparse.Namespace) -> int:
-    """Print the table. Exit code 1 where training would refuse the recipe's own number of tokens."""
-    from kielo.plan.scaling_laws import advise
-    from kielo.recipe.sections import Dataset
-
+    """Print the table. Exit code 1: training would refuse the recipe's own number of tokens."""
     if options.budget is None:
-        raise KieloError("--corpus is of --budget; give both, for example --budget 20000h --corpus 6.6B")
+        raise KieloError("--corpus needs --budget. Fix: --budget 20000h --corpus 6.6B")
     for flag in _OF_LAYOUTS:
         if getattr(options, flag):
             name = f"--{flag.replace('_', '-')}"
-            raise KieloError(f"{name} is of layouts, and --budget of scaling laws; leave one of them out")
+            raise KieloError(
+                f"{name} is about layouts, and --budget about scaling laws. Fix: only one of them"
+            )
     recipe = _recipe(options)
     flops, said = _flops(options.budget, recipe)
     unique = _unique_tokens(options.corpus, recipe)
@@ -46,18 +46,16 @@ def plan_budget(options: argparse.Namespace) -> int:
     for sentence in advice.sentences:
         print_text(sentence)
     print_text(
-        "Loss in nats a token of English web text, of training from scratch: rows of one law compare with "
-        "each other, not with those of the other law or with another tokenizer. Chinchilla: as Besiroglu et "
-        "al. 2024 fitted it; repetition: Muennighoff et al. 2023."
+        "Loss in nats a token of English web text, for training from scratch. Compare it only between rows "
+        "of one law, and for one tokenizer. Chinchilla: the fit of Besiroglu et al. 2024. Repetition: "
+        "Muennighoff et al. 2023."
     )
     if advice.complaints:
         raise KieloError(f"training would refuse this: {'; '.join(advice.complaints)}")
     return 0
 
 
-def _recipe(options: argparse.Namespace) -> "Recipe | None":
-    from kielo.recipe.read import read_recipe
-
+def _recipe(options: argparse.Namespace) -> Recipe | None:
     given = {"cluster": options.cluster, "machine": options.machine, "model.params": options.params}
     sets = [*options.sets, *(f'{key}="{value}"' for key, value in given.items() if value)]
     if options.recipe is None and not sets:
@@ -65,13 +63,10 @@ def _recipe(options: argparse.Namespace) -> "Recipe | None":
     return read_recipe(options.recipe, sets, STAND_INS).recipe
 
 
-def _flops(budget: str, recipe: "Recipe | None") -> tuple[float, str]:
-    from kielo.plan.idea import USUAL_MFU, flops_of_device_hours
-    from kielo.recipe.cards import accelerator, cluster
-
+def _flops(budget: str, recipe: Recipe | None) -> tuple[float, str]:
     refused = KieloError(
-        f"--budget {budget!r} is no amount of compute. Fix: device-hours, such as 20000h, or "
-        "FLOPs, such as 1e22"
+        f"--budget {budget!r} is not an amount of compute. Fix: device-hours, such as 20000h, or FLOPs, such "
+        "as 1e22"
     )
     try:
         hours = parse_device_hours(budget)
@@ -84,12 +79,12 @@ def _flops(budget: str, recipe: "Recipe | None") -> tuple[float, str]:
         raise refused from None
     if recipe is None or not recipe.model_fields_set & {"cluster", "machine"}:
         raise KieloError(
-            "of which devices? Give --cluster too (see `kielo clusters`), or FLOPs, such as 1e22"
+            "--budget in device-hours needs a cluster. Fix: --cluster lumi_g, or FLOPs, such as 1e22"
         )
     site = cluster(recipe.cluster)
     peak = accelerator(site.accelerator).peak_tflops.get("bf16")
     if peak is None:
-        raise KieloError(f"no card says how fast a device of {site.name} is; give FLOPs, such as 1e22")
+        raise KieloError(f"no card has the peak speed of a device of {site.name}. Fix: FLOPs, such as 1e22")
     flops = flops_of_device_hours(hours, peak)
     if flops < _LEAST_FLOPS:
         raise refused
@@ -98,33 +93,30 @@ def _flops(budget: str, recipe: "Recipe | None") -> tuple[float, str]:
     )
 
 
-def _unique_tokens(corpus: str | None, recipe: "Recipe | None") -> int:
-    from kielo.recipe.read import run_folder
-    from kielo.resolve.mixture_table import mixture_table
-
-    works = "give the different tokens that there are: --corpus 6.6B"
+def _unique_tokens(corpus: str | None, recipe: Recipe | None) -> int:
+    fix = "Fix: the number of different tokens, as --corpus 6.6B"
     if corpus is not None:
         try:
             tokens = parse_amount(corpus)
         except ValueError:
             tokens = 0
         if tokens < 1:
-            raise KieloError(f"--corpus {corpus!r} is no number of tokens; {works}")
+            raise KieloError(f"--corpus {corpus!r} is not a number of tokens. {fix}")
         return tokens
     if recipe is None or recipe.corpus.sources[0].path == STAND_INS["corpus"]["sources"][0]:
-        raise KieloError(f"of how much text? {works[0].upper()}{works[1:]}")
+        raise KieloError(f"--budget needs an amount of text. {fix}")
     try:
         table = mixture_table(recipe, run_folder(recipe))
     except KieloError as problem:
-        raise KieloError(f"{problem}; or {works}") from None
+        raise KieloError(f"{problem}. {fix}") from None
     return sum(row.amount.tokens for row in table.sources)
 
 
-def _cells(row: "Row") -> tuple[str, ...]:
+def _cells(row: Row) -> tuple[str, ...]:
     sizes = (short_amount(round(size)) for size in (row.choice.parameters, row.choice.tokens))
     return row.what, *sizes, f"{row.choice.epochs:.2f}", f"{row.choice.loss:.3f}", row.law
 
 
-def _json(row: "Row") -> dict:
+def _json(row: Row) -> dict[str, object]:
     computed = {"epochs": row.choice.epochs, "flops": row.choice.flops}
     return {"what": row.what, "law": row.law} | asdict(row.choice) | computed

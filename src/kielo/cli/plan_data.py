@@ -3,16 +3,15 @@
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kielo.cli.flags import VerbParser, examples, takes_recipe
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.recipe.amounts import short_amount
 from kielo.recipe.errors import KieloError
+from kielo.recipe.read import read_recipe, run_folder
 from kielo.report.units import format_bytes
-
-if TYPE_CHECKING:
-    from kielo.resolve.mixture_table import MixtureTable
+from kielo.resolve.mixture_table import MixtureTable, mixture_table
 
 _LONGEST_NAME = 16  # characters; longer names of sources are cut, for a table of 80 columns
 
@@ -25,10 +24,7 @@ def data_flags(parser: VerbParser) -> None:
 
 
 def data(options: argparse.Namespace) -> int:
-    """Print the tables. Exit code 1 where training would refuse the text."""
-    from kielo.recipe.read import read_recipe, run_folder
-    from kielo.resolve.mixture_table import mixture_table
-
+    """Print the tables. Exit code 1: training would refuse the text."""
     recipe = read_recipe(options.recipe, options.sets).recipe
     table = mixture_table(recipe, run_folder(recipe))
     if options.json:
@@ -39,8 +35,8 @@ def data(options: argparse.Namespace) -> int:
         print_table(titles, rows)
         print()
     print_text(
-        "worth: as many different tokens would teach as much as these, read so often (Muennighoff et al. "
-        "2023)."
+        "worth: the number of different tokens that would teach as much as these repeated tokens "
+        "(Muennighoff et al. 2023)."
     )
     if table.complaints:
         lines = "\n".join(f"  - {complaint}" for complaint in table.complaints)
@@ -48,8 +44,7 @@ def data(options: argparse.Namespace) -> int:
     return 0
 
 
-def _tables(table: "MixtureTable") -> Iterator[tuple[tuple[str, ...], list[tuple[Any, ...]]]]:
-    """Yield titles and rows of sources, of phases, and of packing if there is any."""
+def _tables(table: MixtureTable) -> Iterator[tuple[tuple[str, ...], list[tuple[Any, ...]]]]:
     has_mask = any(row.amount.tokens_with_loss is not None for row in table.sources)
     with_loss = ("with loss",) if has_mask else ()
     yield (

@@ -21,11 +21,11 @@ from kielo.resolve.resolved import Resolved
 
 Table = tuple[Sequence[str], list[tuple[Any, ...]]]
 Costed = tuple[PlannedLayout, Cost]
-_NAME_COLUMNS = 24  # of a layout, beside six columns of figures in a line of 80
-_UNEVEN_NAMED = 3  # layouts whose ranks have uneven numbers of sequences
-_NAMES_IN_JSON = 3  # of refused layouts for a reason, unless all are asked for
-_LEAST_SECONDS = 5e-7  # of a part that is shown
-_WORTH_A_WORD = 0.005  # of the time, that another interval of saves would win
+_NAME_COLUMNS = 24  # of a layout's name, beside six columns of figures
+_UNEVEN_NAMED = 3  # layouts with uneven numbers of sequences a rank
+_NAMES_IN_JSON = 3  # of refused layouts for a reason, without --all
+_LEAST_SECONDS = 5e-7  # of a part in the table
+_WORTH_A_WORD = 0.005  # share of the time that another interval of saves gains
 
 
 def facts(run: RunToPlan, nodes: Sequence[int], found: Found) -> list[tuple[str, str]]:
@@ -46,7 +46,7 @@ def facts(run: RunToPlan, nodes: Sequence[int], found: Found) -> list[tuple[str,
 
 
 def best_rows(run: RunToPlan, listed: Sequence[Costed], own: Sequence[Costed]) -> Table:
-    """Return rows that fit a line of 80 columns: the fastest layouts, and the recipe's own, marked by *."""
+    """Return rows of 80 columns: the fastest layouts, and the recipe's own layout, marked by *."""
     titles = ("nodes", "tokens/s", "GB", "days", *_hour_titles(run), "layout")
     rows = [
         (
@@ -63,9 +63,9 @@ def best_rows(run: RunToPlan, listed: Sequence[Costed], own: Sequence[Costed]) -
 
 
 def layout_rows(listed: Sequence[Costed], own: Sequence[Costed], found: Found, is_all: bool) -> Table:
-    """Return every figure of the layouts, seconds by part, and layouts that are not listed with the reason.
+    """Return every figure of the layouts, seconds by part, and the other layouts with the reason.
 
-    is_all: every one of these, else one for each reason with their number. Leaves out parts that none has.
+    is_all: all of the other layouts, else one layout for each reason, with their number.
     """
     several = list({(each[0].nodes, each[0].name): each for each in [*listed, *own]}.values())
     parts = [
@@ -131,7 +131,7 @@ def billed_hours(run: RunToPlan, device_hours: float) -> float | None:
 
 
 def name(choice: Choice) -> str:
-    """Return the layout's name; the axes alone if no number of nodes makes it possible."""
+    """Return the layout's name; of a layout that no number of nodes allows, its axes alone."""
     layout = choice.layout
     if layout.shard * layout.replicate > 1:
         return choice.name
@@ -142,7 +142,7 @@ def name(choice: Choice) -> str:
 def notes(
     run: RunToPlan, listed: Sequence[PlannedLayout], own: Mapping[int, PlannedLayout | str]
 ) -> list[str]:
-    """Return sentences on the recipe's own layout beside the fastest, and on what they leave to be known."""
+    """Return sentences on the recipe's own layout beside the fastest, and on open questions."""
     return [
         *_own_notes(listed, own),
         *_unfitting(own),
@@ -153,7 +153,7 @@ def notes(
 
 
 def assumptions(run: RunToPlan, first: PlannedLayout, has_failures: bool) -> str:
-    """Return what the figures assume. first: the fastest layout."""
+    """Return the assumptions of the figures. first: the fastest layout."""
     source = f" ({run.card.memory_source})" if run.card.memory_source else ""
     wall = f"jobs of at most {run.site.max_wall_hours:g} hours, " if run.site.max_wall_hours else ""
     return (
@@ -181,7 +181,7 @@ def _own_notes(listed: Sequence[PlannedLayout], own: Mapping[int, PlannedLayout 
         elif not planned.fits:
             yield f"The recipe's own layout does not fit{on}."
         elif planned.tokens_per_second > best.tokens_per_second:
-            yield f"The recipe's own layout is faster than those that were looked at{on}."
+            yield f"The recipe's own layout is faster than the layouts that were searched{on}."
         else:
             slower.append(f"{1 - planned.tokens_per_second / best.tokens_per_second:.0%}{on}")
     if slower:
@@ -195,7 +195,7 @@ def _overlap(listed: Sequence[PlannedLayout]) -> list[str]:
 
 
 def _empty(listed: Sequence[PlannedLayout], own: Mapping[int, PlannedLayout | str]) -> list[str]:
-    """Return a sentence for each uneven way to share out a step, with a layout that has it."""
+    """Return a sentence for each uneven division of a step, with a layout that has it."""
     said: dict[str, PlannedLayout] = {}
     for planned in [*own.values(), *listed]:
         if isinstance(planned, PlannedLayout) and planned.shares.empty_share:
@@ -207,7 +207,7 @@ def _empty(listed: Sequence[PlannedLayout], own: Mapping[int, PlannedLayout | st
 
 
 def _unfitting(own: Mapping[int, PlannedLayout | str]) -> list[str]:
-    """Return what the recipe's own layout lacks, by the rank that needs most, and what would make it fit."""
+    """Return the memory that the recipe's own layout lacks on its fullest rank, and the remedies."""
     return [
         f"On {count_text(nodes, 'node')} the recipe's own layout needs {gb_text(planned.need.bytes)} GB"
         f"{planned.need.of_host or ' on ' + planned.fullest}, of {gb_text(planned.need.usable)} usable; "
@@ -222,14 +222,13 @@ def _agreement(run: RunToPlan, own: Mapping[int, PlannedLayout | str]) -> list[s
     if most is None or max(own) <= most:
         return []
     return [
-        f"{run.site.name} lets a job have {most} nodes in its usual queue; more need an agreement with the "
-        "site."
+        f"{run.site.name} allows a job {most} nodes in its usual queue. More need an agreement with the site."
     ]
 
 
 def of_all_languages(codes: Sequence[str], planned: Sequence[Costed]) -> dict[str, Any]:
     """Return the cost of a run for each language, on each of the layouts that were planned for the first."""
-    many, layouts = len(codes), {}  # the recipe's own may be the fastest
+    many, layouts = len(codes), {}  # a dict, since the recipe's own layout may be the fastest
     for one, cost in planned:
         layouts[one.nodes, one.name] = {
             "name": one.name,
@@ -243,7 +242,7 @@ def of_all_languages(codes: Sequence[str], planned: Sequence[Costed]) -> dict[st
 
 
 def languages_rows(run: RunToPlan, of_all: Mapping[str, Any]) -> Table:
-    """Return what `of_all_languages` found as rows, one for each layout."""
+    """Return the result of `of_all_languages` as a row for each layout."""
     rows = [
         (
             one["nodes"],
@@ -258,7 +257,7 @@ def languages_rows(run: RunToPlan, of_all: Mapping[str, Any]) -> Table:
 
 
 def failure_table(run: RunToPlan, listed: Sequence[Costed]) -> tuple[Table, list[str]]:
-    """Return what failures cost the fastest layout on each number of nodes, and sentences on the last."""
+    """Return the cost of failures for the fastest layout on each number of nodes, and sentences."""
     first: dict[int, tuple[PlannedLayout, Cost, Failures]] = {}
     for planned, cost in listed:
         if cost.failures is not None:
@@ -280,21 +279,21 @@ def failure_table(run: RunToPlan, listed: Sequence[Costed]) -> tuple[Table, list
     parts = ", ".join(f"{part} {seconds:.0f}" for part, seconds in found.down.items() if seconds >= 0.5)
     lines = [
         f"Failures: {found.rate.per_1000_device_days:.3g} of a device in 1,000 days ({found.rate.source}). "
-        "effective: time spent on steps that are kept, with a save so often; as it saves: as the recipe "
-        f"does. spares: nodes with which 95 % of jobs of {format_seconds(found.job_seconds)} can replace all "
-        "that failed.",
-        f"On {planned.devices:,} devices a save stops training for {cost.stop_seconds:.1f} s, so the best "
-        f"time between two is {found.young_seconds:,.0f} s (Young 1974) or {found.daly_seconds:,.0f} s (Daly "
-        f"2006). After a failure training resumes in {found.down_seconds:.0f} s ({parts}), in "
-        f"{found.frozen_seconds:.0f} s if a node falls silent, in {found.stuck_seconds:.0f} s if a rank is "
-        f"stuck, and lacks {found.own_seconds / 2 + cost.checkpoint_seconds:,.0f} s of steps.",
+        "effective: share of time for steps that are kept, with the saves of the table; as it saves: with "
+        f"the recipe's saves. spares: nodes for 95 % of jobs of {format_seconds(found.job_seconds)} to "
+        "replace all failed nodes.",
+        f"On {planned.devices:,} devices a save stops training for {cost.stop_seconds:.1f} s. The best time "
+        f"between two saves is {found.young_seconds:,.0f} s (Young 1974) or {found.daly_seconds:,.0f} s "
+        f"(Daly 2006). After a failure training resumes in {found.down_seconds:.0f} s ({parts}); if a node "
+        f"is silent in {found.frozen_seconds:.0f} s, if a rank is stuck in {found.stuck_seconds:.0f} s. It "
+        f"repeats {found.own_seconds / 2 + cost.checkpoint_seconds:,.0f} s of steps.",
     ]
     checkpoint = run.recipe.checkpoint
     if checkpoint.memory_every_steps:
         lost = checkpoint.memory_every_steps * planned.step_seconds / 2
         lines.append(
-            f"checkpoint.memory_every_steps = {checkpoint.memory_every_steps}: a failure of one node costs "
-            f"{lost:,.0f} s of steps besides writing; of several nodes those since the last save."
+            f"checkpoint.memory_every_steps = {checkpoint.memory_every_steps}: the failure of one node costs "
+            f"{lost:,.0f} s of steps besides writing, of several nodes all steps since the last save."
         )
     if found.best_share - found.effective_share > _WORTH_A_WORD:
         lines.append(

@@ -1,4 +1,4 @@
-"""`kielo prefetch`: what a recipe downloads, brought into a folder for machines without a network."""
+"""`kielo prefetch`: the downloads of a recipe, in a folder for machines without a network."""
 
 import argparse
 import os
@@ -25,21 +25,21 @@ def prefetch_flags(parser: argparse.ArgumentParser) -> None:
     )
     takes_recipe(parser)
     parser.add_argument(
-        "--to", metavar="DIR", required=True, help="the folder to carry there; it may have more already"
+        "--to", metavar="DIR", required=True, help="folder to copy to them; may contain files already"
     )
     parser.add_argument(
         "--wheels",
         metavar="PYTHON",
         nargs="?",
         const=".".join(platform.python_version_tuple()[:2]),
-        help="also Kielo and what it needs, for the recipe's cluster and this Python; default: this one's",
+        help="also Kielo and its packages, for the cluster and this Python; default: the running Python",
     )
-    parser.add_argument("--json", action="store_true", help="print what was brought as JSON")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
 
 
 def prefetch(options: argparse.Namespace) -> None:
     if options.wheels is not None and not re.fullmatch(r"3\.\d{1,2}", options.wheels):
-        raise KieloError(f"--wheels {options.wheels}: give a version of Python, such as 3.12")
+        raise KieloError(f"--wheels {options.wheels}: not a version of Python. Fix: --wheels 3.12")
     for name in (VARIABLE, "HF_HUB_OFFLINE"):
         if os.environ.get(name):
             raise KieloError(f"{name} is set, so nothing is downloaded. Fix: env -u {name} kielo prefetch")
@@ -58,7 +58,7 @@ def prefetch(options: argparse.Namespace) -> None:
         print_table(("what", "name", "from", "MB"), rows)
         print_text(f"copy {folder} to the machine without a network, and there: export {VARIABLE}=FOLDER")
     else:
-        print_text(f"{recipe.name} downloads nothing; nothing was brought")
+        print_text(f"{recipe.name} downloads nothing")
     if own:
-        print_text(f"the recipe's own files are yours to copy: {', '.join(own)}")
+        print_text(f"copy the recipe's own files yourself: {', '.join(own)}")
     return None

@@ -1,7 +1,6 @@
 """`kielo preflight`: the checks of a job's nodes before it trains, on one rank or as the parent of all.
 
-A rank is started by torchrun, by srun, or alone, as that of `kielo train`. Exit code 0: all is well; 1: a
-node or the job is refused.
+torchrun, srun or a person starts a rank, as for `kielo train`. Exit code 1: a node or the job is refused.
 """
 
 import argparse
@@ -29,11 +28,15 @@ _SHUTDOWN_SECONDS = 10
 
 def preflight_flags(parser: argparse.ArgumentParser) -> None:
     examples(
-        parser, "kielo preflight RECIPE --ranks 2",
-        "torchrun --nproc-per-node 8 --no-python kielo preflight RECIPE", "srun kielo preflight RECIPE",
-    )  # fmt: skip
+        parser,
+        "kielo preflight RECIPE --ranks 2",
+        "torchrun --nproc-per-node 8 --no-python kielo preflight RECIPE",
+        "srun kielo preflight RECIPE",
+    )
     takes_recipe(parser)
-    parser.add_argument("--ranks", type=int, default=None, help="start so many processes on this machine")
+    parser.add_argument(
+        "--ranks", type=int, default=None, help="number of processes to start on this machine"
+    )
     parser.add_argument("--json", action="store_true", help="print preflight.json")
 
 
@@ -48,7 +51,6 @@ def preflight(options: argparse.Namespace) -> int:
 
 
 def _on_ranks(options: argparse.Namespace, recipe: Recipe, ranks: int) -> int:
-    """Start the ranks on this machine and waits; rank 0 prints."""
     _resolved(recipe, ranks)  # refuses what cannot run before a rank is started
     arguments = ["-m", "kielo", "preflight", options.recipe]
     arguments += [argument for entry in options.sets for argument in ("--set", entry)]
@@ -70,7 +72,7 @@ def _on_this_rank(options: argparse.Namespace, recipe: Recipe) -> int:
     if place.rank == 0:
         found = read_json(folder, Preflight)
         if found is None:
-            raise KieloError(f"{folder / Preflight.FILE_NAME}: the verdict that was written is not there")
+            raise KieloError(f"{folder / Preflight.FILE_NAME}: the new verdict is gone")
         if options.json:
             print_json(found.content())
         else:
@@ -86,7 +88,7 @@ def _print(found: Preflight) -> None:
 
 
 def _resolved(recipe: Recipe, ranks: int) -> Resolved:
-    """Resolve the recipe for `ranks` devices of this machine; without tokens yet, for an imagined text."""
+    """Resolve the recipe for `ranks` devices of this machine, with an imagined text before packing."""
     folder, device = run_folder(recipe), this_device()
     text = None if (folder / "tokens").exists() else imagined_text(recipe)
     return resolve(recipe, folder, ranks, device, device_name(device), text, installed(device))

@@ -6,6 +6,9 @@ import sys
 from kielo.cli.flags import VerbParser, examples
 from kielo.cli.ideas import read_idea, takes_idea
 from kielo.cli.terminal import print_json, print_table, print_text
+from kielo.plan.choose_layout import own
+from kielo.plan.remedies import in_words
+from kielo.plan.run_to_plan import RunToPlan
 from kielo.recipe.cards import Cluster, accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import run_folder
@@ -16,6 +19,8 @@ from kielo.resolve.resolved import Resolved
 from kielo.resolve.shares import rank_of_stage
 from kielo.resolve.stages import rank_of_each_stage
 from kielo.resolve.text import imagined_text
+from kielo.stages import late
+from kielo.verify import screens
 
 
 def rehearse_flags(parser: VerbParser) -> None:
@@ -25,7 +30,7 @@ def rehearse_flags(parser: VerbParser) -> None:
     parser.add_argument("--nodes", type=int, help="default: the fewest of the recipe's nodes, or 1")
     parser.add_argument("--ranks", type=int, help="ranks of the job, in place of --nodes")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--rank", type=int, help="the rank to be; default: 0")
+    which.add_argument("--rank", type=int, help="number of the rank; default: 0")
     which.add_argument("--stage", type=int, help="the first rank with this pipeline stage")
     which.add_argument(
         "--all-stages", action="store_true", help="the first rank of each pipeline rank, one after another"
@@ -36,42 +41,25 @@ def rehearse_flags(parser: VerbParser) -> None:
 def rehearse(options: argparse.Namespace) -> int:
     recipe, resolved, site = planned(options)
     ranks = chosen_ranks(resolved, options.rank, options.stage, options.all_stages)
-    from kielo.verify.rehearse import rehearse as rehearse_rank
-
-    rehearsals = [rehearse_rank(resolved, rank, site) for rank in ranks]
+    rehearsals = [late.rehearse(resolved, rank, site) for rank in ranks]
     if options.json:
         print_json(rehearsals)
         return 0
-    from kielo.verify.screens import (
-        NOTES,
-        collectives,
-        headline,
-        host_verdict,
-        memory,
-        rehearsal_verdict,
-        summary,
-    )
-
     print_table(("", ""), overview_of_run(resolved.identity).rows())
     for rehearsal in rehearsals:
-        print_text(headline(rehearsal))
-        print_table(*memory(rehearsal))
-        print_text(summary(rehearsal))
-        print_table(*collectives(rehearsal))
-    print_text(rehearsal_verdict(rehearsals))
+        print_text(screens.headline(rehearsal))
+        print_table(*screens.memory(rehearsal))
+        print_text(screens.summary(rehearsal))
+        print_table(*screens.collectives(rehearsal))
+    print_text(screens.rehearsal_verdict(rehearsals))
     if any(rehearsal["fits"] is False for rehearsal in rehearsals):
         print_text(_ways_out(recipe, resolved, site))
-    print_text(host_verdict(rehearsals))
-    print_text(NOTES)
+    print_text(screens.host_verdict(rehearsals))
+    print_text(screens.NOTES)
     return 0
 
 
 def _ways_out(recipe: Recipe, resolved: Resolved, site: Cluster) -> str:
-    """Return what would make the recipe's layout fit, as the planner counts."""
-    from kielo.plan.choose_layout import own
-    from kielo.plan.remedies import in_words
-    from kielo.plan.run_to_plan import RunToPlan
-
     nodes = max(1, resolved.placement.world_size // site.devices_per_node)
     layout = own(RunToPlan.of_recipe(recipe), nodes)
     return layout if isinstance(layout, str) else in_words(layout)
@@ -93,7 +81,7 @@ def planned(options: argparse.Namespace) -> tuple[Recipe, Resolved, Cluster]:
 
 
 def chosen_ranks(resolved: Resolved, rank: int | None, stage: int | None, all_stages: bool) -> list[int]:
-    """Return the ranks to rehearse; for a stage, the one with 0 on all axes but the pipeline's."""
+    """Return the ranks to rehearse: of a stage the first rank."""
     layout = resolved.placement.layout
     if all_stages:
         return [rank_of_stage(layout, number) for number in range(layout.pipeline)]

@@ -1,4 +1,4 @@
-"""`kielo run`: every stage that is not done yet, in order. Stages exchange folders on disk."""
+"""`kielo run`: every unfinished stage, in order. Stages exchange folders on disk."""
 
 import argparse
 import re
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kielo.api import STAGES, Recipe
-from kielo.cli.flags import examples, takes_recipe
+from kielo.cli.flags import VerbParser, examples, takes_recipe
 from kielo.cli.run_languages import run_languages
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_text
 from kielo.recipe.errors import KieloError, Stopped
@@ -16,25 +16,26 @@ from kielo.recipe.read import recipe_languages
 from kielo.train.signals import REQUEUE
 
 
-def run_flags(parser: argparse.ArgumentParser) -> None:
+def run_flags(parser: VerbParser) -> None:
     examples(parser, "kielo run demo_estonian --set corpus.sources=my_text.txt")
     takes_recipe(parser)
     parser.add_argument("--from", dest="first", choices=STAGES, metavar="STAGE", help="begin with this stage")
     parser.add_argument("--to", dest="last", choices=STAGES, metavar="STAGE", help="end with this stage")
     parser.add_argument(
-        "--only", choices=STAGES, metavar="STAGE", help="this stage alone; one of " + ", ".join(STAGES)
+        "--only", choices=STAGES, metavar="STAGE", help="this stage alone: " + ", ".join(STAGES)
     )
     parser.add_argument(
-        "--again", choices=[stage for stage in STAGES if stage not in ("train", "report")], metavar="STAGE",
-        help="make this stage again though its inputs and settings did not change",
-    )  # fmt: skip
-    parser.add_argument(
-        "--share", metavar="K/N",
-        help="with --only pack: pack the K-th of N shares of the text, beside other machines; then --only "
-        "pack without it joins them",
-    )  # fmt: skip
-    parser.add_argument("--ranks", type=int, default=1, help="processes for training on this machine")
-    parser.add_argument("--json", action="store_true", help="print summary.json at the end instead of tables")
+        "--again",
+        choices=[stage for stage in STAGES if stage not in ("train", "report")],
+        metavar="STAGE",
+        help="repeat this stage even if its inputs and settings did not change",
+    )
+    parser.takes("""
+        --share K/N          pack the K-th of N shares of the text, beside other machines; --only pack
+                             without it then joins the shares. Only with --only pack
+        --ranks RANKS:int=1  number of training processes on this machine; default: 1
+        --json               print summary.json at the end instead of tables
+    """)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         return run_languages(options, codes)
     recipe, chosen = Recipe.load(options.recipe, *options.sets), _chosen(options)
     if share is not None:
-        with _ended_by_sigterm():  # no lease: a share's parts are stages of their own
+        with _ended_by_sigterm():  # without a lease: each share is a stage of its own
             recipe.pack_share(*share)
         return 0
     with keep_stdout_for_json(options.json), _ended_by_sigterm():
@@ -64,15 +65,15 @@ def run(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Have SIGTERM end a stage as an exception does: its folder aside is removed and the lease given back.
+    """Let SIGTERM end a stage as an exception does: it removes its partial folder and returns the lease.
 
-    Training takes the signal over while it runs.
+    Training handles the signal itself.
     """
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(REQUEUE))
     try:
         yield
     except SystemExit:
-        print("── stopped by SIGTERM; the same command makes the stages that are missing", file=sys.stderr)
+        print("── stopped by SIGTERM; the same command makes the missing stages", file=sys.stderr)
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -81,7 +82,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 def _chosen(options: argparse.Namespace) -> tuple[str, ...]:
     if options.only:
         if options.first or options.last:
-            raise KieloError("--only does not go with --from or --to; give one or the other")
+            raise KieloError("--only excludes --from and --to. Fix: one or the other")
         return (options.only,)
     first = STAGES.index(options.first) if options.first else 0
     last = STAGES.index(options.last) if options.last else len(STAGES) - 1
@@ -96,7 +97,7 @@ def _share(options: argparse.Namespace) -> tuple[int, int] | None:
     if options.share is None:
         return None
     if options.only != "pack":
-        raise KieloError("--share goes with --only pack, the stage that several machines do together")
+        raise KieloError("--share: machines can share the pack stage alone. Fix: --only pack")
     found = re.fullmatch(r"(\d+)/(\d+)", options.share)
     if not found or not 1 <= int(found[1]) <= int(found[2]):
         raise KieloError(f"--share {options.share}: give K/N with K from 1 to N, as 3/16")

@@ -1,7 +1,7 @@
 """`kielo run` of a recipe of several languages: one run after another, and one table at the end.
 
-Each is a process of its own, so that whatever ends one of them, the others are made. Its stages that are done
-are skipped, so the same command makes what is missing. `kielo status` prints the table at any time.
+Each run is a process of its own, so that the end of one process does not end the others. Finished stages are
+skipped, so the same command makes the missing runs. `kielo status` prints the table at any time.
 """
 
 import argparse
@@ -23,13 +23,13 @@ from kielo.report.make_summary import language_row
 from kielo.train.signals import INTERRUPTED, REQUEUE, give_signals_back, take_over_signals
 
 _PASSED_ON = {"first": "--from", "last": "--to", "only": "--only", "again": "--again", "share": "--share"}
-_SAID = "kielo: "  # what the line of a failure begins with
+_SAID = "kielo: "  # begins the line of a failure
 _MOST_SECONDS_OF_OUTPUT = 10.0  # for the last lines of a process that has ended
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of one language's run. exit_code: None for one that was not begun; said: why it failed."""
+    """The end of one language's run. exit_code: None before its beginning. said: why it failed."""
 
     folder: Path
     exit_code: int | None = None
@@ -43,7 +43,7 @@ class Outcome:
 
 
 class _LanguageRuns:
-    """Make runs in processes of their own. A signal that means stop goes to the one at work, once."""
+    """Runs in processes of their own. A stop signal goes once to the process at work."""
 
     def __init__(self, is_json: bool) -> None:
         self._is_json = is_json
@@ -56,18 +56,21 @@ class _LanguageRuns:
             self._process.send_signal(number)
 
     def make(self, arguments: Sequence[str], folder: Path) -> Outcome:
-        """Run `kielo run` with the arguments; return its end. Its output goes on to ours."""
-        # In a session of its own, so that Ctrl-C at a terminal reaches it once, through this process.
+        """Run `kielo run` with the arguments; pass its output on, and return its end."""
+        # A session of its own: Ctrl-C at a terminal reaches it once, through this process.
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "kielo", "run", *arguments],
             stdout=2 if self._is_json else None,
-            stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
-        )  # fmt: skip
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
         said: list[str] = []
         reader = threading.Thread(target=_pass_on, args=(process.stderr, said), daemon=True)
         reader.start()
         self._process = process
-        if self.stopped_by is not None:  # since the last one
+        if self.stopped_by is not None:  # since the last process
             process.send_signal(self.stopped_by)
         try:
             code = process.wait()
@@ -80,7 +83,6 @@ class _LanguageRuns:
 
 
 def _pass_on(stream: IO[str], said: list[str]) -> None:
-    """Write the lines of a process to our stderr, and notes those that say why it failed."""
     for line in stream:
         print(line, end="", file=sys.stderr)
         if line.startswith(_SAID):
@@ -88,10 +90,9 @@ def _pass_on(stream: IO[str], said: list[str]) -> None:
 
 
 def run_languages(options: argparse.Namespace, codes: Sequence[str]) -> int:
-    """Run each language's recipe. Returns 0 if all are done, 1 if one failed, else what one stopped with.
+    """Run each language's recipe. Return 0 if all are done, 1 if one failed, else the code of the stop.
 
-    A failure does not keep the others from being made; a stop does. Raises KieloError before any is begun if
-    the recipe of one of them does not check.
+    A stop ends the loop, a failure does not. Raise KieloError before the first run if a recipe is wrong.
     """
     folders = _folders(options.recipe, options.sets, codes)
     outcomes = {code: Outcome(folder) for code, folder in folders.items()}
@@ -115,20 +116,21 @@ def run_languages(options: argparse.Namespace, codes: Sequence[str]) -> int:
 
 
 def print_states(reference: str, is_json: bool) -> None:
-    """Print how far the run of each language of a recipe is, by what its folder holds."""
+    """Print the progress of each language's run, as its folder shows it."""
     folders = _folders(reference, (), recipe_languages(reference))
     states = {code: _state_of(folder) for code, folder in folders.items()}
     summaries = {code: read_json(folder, Summary) for code, folder in folders.items()}
     if is_json:
         runs = {
-            code: {
-                "state": states[code], "folder": str(folder),
-                "summary": summary.content() if (summary := summaries[code]) else None,
-            }
+            code: {"state": states[code], "folder": str(folder), "summary": _content(summaries[code])}
             for code, folder in folders.items()
-        }  # fmt: skip
+        }
         return print_json({"languages": runs})
     _print_table(states, summaries)
+
+
+def _content(summary: Summary | None) -> dict[str, Any] | None:
+    return summary.content() if summary else None
 
 
 def _state_of(folder: Path) -> str:
@@ -142,7 +144,6 @@ def _state_of(folder: Path) -> str:
 
 
 def _folders(reference: str, sets: Sequence[str], codes: Sequence[str]) -> dict[str, Path]:
-    """Return code → the folder of its run. Raises KieloError if the recipe of one does not check."""
     return {code: run_folder(read_recipe(reference, [*sets, _choice(code)]).recipe) for code in codes}
 
 
@@ -151,7 +152,6 @@ def _choice(code: str) -> str:
 
 
 def _arguments(options: argparse.Namespace, code: str) -> list[str]:
-    """Return the arguments of `kielo run` for one language, which has the same flags."""
     words = [options.recipe]
     for text in [*options.sets, _choice(code)]:
         words += ["--set", text]
@@ -162,19 +162,18 @@ def _arguments(options: argparse.Namespace, code: str) -> list[str]:
 
 
 def _print(outcomes: dict[str, Outcome], is_json: bool) -> None:
-    """Print the end of each run: with its summary as JSON, or a line of a table."""
     summaries = {code: read_json(outcome.folder, Summary) for code, outcome in outcomes.items()}
     if is_json:
         runs = {
             code: {
-                "state": outcome.state, "exit_code": outcome.exit_code, "said": outcome.said,
-                "folder": str(outcome.folder),
-                "summary": summary.content()
-                if (summary := summaries[code]) and not outcome.exit_code
-                else None,
+                "state": of.state,
+                "exit_code": of.exit_code,
+                "said": of.said,
+                "folder": str(of.folder),
+                "summary": None if of.exit_code else _content(summaries[code]),
             }
-            for code, outcome in outcomes.items()
-        }  # fmt: skip
+            for code, of in outcomes.items()
+        }
         return print_json({"languages": runs})
     made = {code: summary for code, summary in summaries.items() if outcomes[code].state == "done"}
     _print_table({code: outcome.state for code, outcome in outcomes.items()}, made)
@@ -182,7 +181,7 @@ def _print(outcomes: dict[str, Outcome], is_json: bool) -> None:
         if outcome.said:
             print_text(f"{code}: {outcome.said}")
     if any(outcome.state != "done" for outcome in outcomes.values()):
-        print_text("The same command makes what is missing.")
+        print_text("The same command makes the missing runs.")
 
 
 def _print_table(states: Mapping[str, str], summaries: Mapping[str, Summary | None]) -> None:

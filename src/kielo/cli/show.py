@@ -17,12 +17,7 @@ from kielo.dataset.query import documents_of_step
 from kielo.plan.idea import with_usual_training
 from kielo.recipe import cards
 from kielo.recipe.errors import KieloError
-from kielo.recipe.read import (
-    NOT_GIVEN,
-    Read,
-    read_recipe,
-    run_folder,
-)
+from kielo.recipe.read import NOT_GIVEN, Read, read_recipe, run_folder
 from kielo.recipe.sections import Recipe
 from kielo.resolve.complete_model import (
     KEPT_BESIDE_WEIGHTS,
@@ -50,7 +45,7 @@ def show_flags(parser: argparse.ArgumentParser) -> None:
 
 def show(options: argparse.Namespace) -> None:
     read = read_recipe(options.recipe, options.sets, STAND_INS)
-    if set(read.origins.values()) <= {"default", NOT_GIVEN}:  # an empty file is no idea
+    if set(read.origins.values()) <= {"default", NOT_GIVEN}:  # an empty file is not an idea
         read = read_recipe(options.recipe, options.sets)
     values = _values_in_force(read)
     if options.json:
@@ -63,10 +58,7 @@ def show(options: argparse.Namespace) -> None:
 
 
 def _files_of_sources(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Return source → its files that are read and those that are not, or why there are none to read.
-
-    Of sources that are on this machine before anything is fetched.
-    """
+    """Return source → its files, read and not read, or why none is read. Only of sources on this machine."""
     found: dict[str, dict[str, Any]] = {}
     for source in recipe.corpus.sources:
         if not (source.path or source.tokens):
@@ -96,10 +88,10 @@ def _files_in_words(files: dict[str, Any]) -> str:
 
 
 def _values_in_force(read: Read) -> dict[str, dict[str, Any]]:
-    """Return key → value and origin, of every key; `not_in_force` has what is replaced.
+    """Return key → value and origin, of every key; `not_in_force` has the replaced value.
 
-    model.weights replaces keys of [model], tokenizer.path those of [tokenizer]. A value is None where the
-    recipe lacks it, where it is in weights that are not on this machine, and where nothing uses it.
+    model.weights replaces keys of [model], tokenizer.path keys of [tokenizer]. A value is None if the recipe
+    lacks it, if it is in weights that are not on this machine, and if nothing uses it.
     """
     content, model = read.recipe.model_dump(mode="json"), read.recipe.model
     values = {
@@ -128,7 +120,7 @@ def _values_in_force(read: Read) -> dict[str, dict[str, Any]]:
 
 
 def _short_json(value: Any) -> str:
-    """Return the value as JSON; entries of a list of tables without keys that are empty."""
+    """Return the value as JSON; tables of a list without their empty keys."""
     if isinstance(value, list):
         value = [
             {key: one for key, one in entry.items() if one not in (None, "", [])}
@@ -140,7 +132,7 @@ def _short_json(value: Any) -> str:
 
 
 def _overview_rows(read: Read) -> list[tuple[str, str]]:
-    """Return the facts of the run, or why they are not known: `show` answers for unfinished recipes too."""
+    """Return the facts of the run, or why they are unknown: `show` also answers for unfinished recipes."""
     recipe, rows = read.recipe, []
     weights = recipe.model.weights
     try:
@@ -151,7 +143,7 @@ def _overview_rows(read: Read) -> list[tuple[str, str]]:
         if replaced := overridden_in_words(recipe.model):
             rows.append(("weights", replaced))
         if weights is not None and weights_here(weights) is None:
-            return [("model", f"that of {weights}, which `kielo train` fetches"), *rows]
+            return [("model", f"from {weights}, which `kielo train` fetches"), *rows]
         return [
             *overview_of_recipe(recipe).rows(),
             *_document_rows(recipe),
@@ -164,23 +156,22 @@ def _overview_rows(read: Read) -> list[tuple[str, str]]:
 
 
 def _refused_rows(recipe: Recipe) -> list[tuple[str, str]]:
-    """Return why the layout cannot run, on any number of ranks; nothing if it can."""
     return [
         ("layout", f"not possible: {said}") for said in complaints(case_before_text(recipe), LAYOUT_RULES)
     ]
 
 
 def _document_rows(recipe: Recipe) -> list[tuple[str, str]]:
-    """Return what begins and ends the documents of a decoder with a ready tokenizer that is here."""
+    """Return how documents begin and end, of a decoder with a ready tokenizer on this machine."""
     ready, tokens = recipe.tokenizer.ready, run_folder(recipe) / "tokens"
     folder = ready and tokenizer_here(ready)
     if recipe.train.objective == "masked_tokens" or not folder or not (folder / TOKENIZER_FILE).is_file():
         return []
-    tokenizer, why = load_tokenizer(folder), "as the tokenizer's post-processor has it"
+    tokenizer, why = load_tokenizer(folder), "by the tokenizer's post-processor"
     if read_manifest(tokens) is not None:
         begin, why = packed_begin_of_documents(tokens, folder), f"as {tokens} was packed"
     elif recipe.corpus.token_sources:
-        begin, why = (), "beside ready tokens, which are taken as they are"
+        begin, why = (), "beside ready tokens, which stay as they are"
     elif recipe.tokenizer.bos == "auto":
         begin = begin_of_documents(recipe, folder)
     else:
@@ -193,7 +184,7 @@ def _document_rows(recipe: Recipe) -> list[tuple[str, str]]:
 
 
 def _uneven_rows(recipe: Recipe) -> list[tuple[str, str]]:
-    """Return how ranks share the steps where they do not divide them, on each of the recipe's nodes."""
+    """Return how ranks share the steps if they do not divide them, on each of the recipe's nodes."""
     site, rows = cards.cluster(recipe.cluster), []
     for nodes in (number for number in recipe.nodes if number <= site.nodes):
         device, ranks = cards.accelerator(site.accelerator).device, nodes * site.devices_per_node
@@ -214,12 +205,11 @@ def _value(content: Any, key: str) -> Any:
 def data_flags(parser: argparse.ArgumentParser) -> None:
     examples(parser, "kielo data demo_estonian --step 17")
     takes_recipe(parser)
-    parser.add_argument("--step", type=int, required=True, help="optimiser step, from 1")
+    parser.add_argument("--step", type=int, required=True, help="number of the optimiser step, from 1")
     parser.add_argument("--json", action="store_true")
 
 
 def _beginning(text: str, most: int = 40) -> str:
-    """Return the beginning of a text on one line."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1] + "…"
 
@@ -246,11 +236,11 @@ def data(options: argparse.Namespace) -> None:
     if options.json:
         return print_json(rows)
     rows = [row | {"text": _beginning(row["text"])} for row in rows]
-    passed_over = ", passed over as train.skip_steps says" if steps.is_skipped else ""
+    passed_over = ", skipped by train.skip_steps" if steps.is_skipped else ""
     if any(
         row.passed_over_for == "spike" and row.passed_over_from <= options.step <= row.step
         for row in of_kind(read_metrics(folder / "train" / METRICS_NAME), PassedOver)
     ):
-        passed_over = ", passed over after a spike of the loss"
+        passed_over = ", skipped after a spike of the loss"
     print(f"step {options.step}, phase {phase.number}{passed_over}")
     print_table(list(rows[0]), [tuple(row.values()) for row in rows])

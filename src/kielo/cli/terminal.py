@@ -12,14 +12,14 @@ from kielo.recipe.messages import is_terminal
 from kielo.recipe.messages import print_text as print_text
 from kielo.train.failsafe_stream import FailsafeStream
 
-_LEAST_COLUMN = 20  # characters of a column whose cells are folded, where the others are not
+_LEAST_COLUMN = 20  # characters of the column whose cells are folded
 _LONGEST_LINE = 1000  # characters, of a table that is not fitted to the terminal
 
 
 def open_standard_streams() -> None:
-    """Open stdin, stdout and stderr on /dev/null where they are closed.
+    """Open stdin, stdout and stderr on /dev/null if they are closed.
 
-    Else the next file that is opened takes their number, and gets what libraries print.
+    Else the next opened file takes their number, and gets the output of libraries.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -32,9 +32,9 @@ def open_standard_streams() -> None:
 
 @contextmanager
 def lasting_output() -> Iterator[FailsafeStream]:
-    """Keep stdout and stderr from raising errors inside the block, whatever becomes of them.
+    """Keep stdout and stderr from raising errors inside the block; yield stdout, with its failure.
 
-    Characters that their encoding lacks are written as \\u and \\x. Yields stdout, with the failure it met.
+    Characters that their encoding lacks are written as \\u and \\x.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
@@ -57,8 +57,8 @@ def print_json(value: Any) -> None:
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[Any]], is_wide: bool = False) -> None:
     """Print a table as wide as the terminal; in a pipe or log, lines of uncut columns with tabs between.
 
-    A cell that does not fit, or has a line break, goes on in the next line: nothing is cut. Where that is
-    enough, only cells of the widest column do. is_wide: lines are as long as they need to be.
+    A cell that does not fit, or has a line break, continues in the next line: nothing is cut. If that is
+    enough, only the widest column is folded. is_wide: lines of any length.
     """
     rows = [["" if cell is None else str(cell) for cell in row] for row in rows]
     if not is_terminal(sys.stdout):  # which needs no rich
@@ -77,9 +77,11 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[Any]], is_wide: b
     for title, cells, width in zip(titles, columns, widths):
         is_number = all(cell[:1].isdigit() for cell in cells)
         table.add_column(
-            Text(title), overflow="fold", justify="right" if is_number else "left",
+            Text(title),
+            overflow="fold",
+            justify="right" if is_number else "left",
             no_wrap=one_gives_way and width < max(widths),
-        )  # fmt: skip
+        )
     for row in rows:
         table.add_row(*map(Text, row))
     console.print(table, soft_wrap=is_wide)

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from kielo.cli.flags import add_verb, examples
+from kielo.cli.flags import VerbParser, examples
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.cli.vocabulary_choice import advise, choice_json, choice_rows, in_words
 from kielo.recipe.errors import KieloError
@@ -17,7 +17,7 @@ from kielo.tokenizer.measure import parity
 from kielo.tokenizer.spelling import TokenNames
 from kielo.tokenizer.train import texts_to_measure
 
-# Figure → (its row of the table, how it is written).
+# Figure → (its row of the table, its format).
 _ROWS = {
     "vocabulary_size": ("tokens in the vocabulary", "{:,}"),
     "tokens_per_word": ("tokens a word", "{:.3f}"),
@@ -38,32 +38,29 @@ _ROWS = {
 }
 
 
-def tokenizer_flags(parser: argparse.ArgumentParser) -> None:
-    examples(parser, "kielo tokenizer measure A B --text file.txt")
-    subverbs = parser.add_subparsers(dest="subverb", metavar="SUBVERB", required=True)
-    add_verb(
-        subverbs,
-        "measure",
+SUBVERBS = {
+    "measure": (
         "tokenizer:measure",
         "figures on a text; whether to keep, extend or replace a vocabulary",
-    )
-    add_verb(
-        subverbs,
-        "map",
-        "tokenizer:row_map",
-        "the old tokens whose rows a transplanted vocabulary is made of",
-    )
+    ),
+    "map": ("tokenizer:row_map", "the old tokens whose rows a transplanted vocabulary is made of"),
+}
 
 
-def row_map_flags(parser: argparse.ArgumentParser) -> None:
+def tokenizer_flags(parser: VerbParser) -> None:
+    examples(parser, "kielo tokenizer measure A B --text file.txt")
+    parser.has_subverbs("subverb", SUBVERBS)
+
+
+def row_map_flags(parser: VerbParser) -> None:
     examples(parser, "kielo tokenizer map runs/english/tokenizer runs/demo_estonian/tokenizer")
-    parser.add_argument("old", metavar="OLD", help="folder of the tokenizer that the weights have")
-    parser.add_argument("new", metavar="NEW", help="folder of the tokenizer that they are to get")
-    parser.add_argument(
-        "--vectors", metavar="FILE", help="as model.transplant_vectors: weigh old rows by similarity (FOCUS)"
-    )
-    parser.add_argument("--examples", type=int, default=20, metavar="N", help="new tokens to show")
-    parser.add_argument("--json", action="store_true")
+    parser.takes("""
+        OLD                  folder of the weights' tokenizer
+        NEW                  folder of the tokenizer for the new model
+        --vectors FILE       vectors, as model.transplant_vectors, to weigh old rows by similarity (FOCUS)
+        --examples N:int=20  number of new tokens to show; default: 20
+        --json               print JSON
+    """)
 
 
 def row_map(options: argparse.Namespace) -> None:
@@ -83,23 +80,24 @@ def row_map(options: argparse.Namespace) -> None:
 
 
 def tokenizer_folder(folder: Path) -> Path:
-    """Return the folder; raise KieloError for a run's, which has its tokenizer in a folder below."""
+    """Return the folder; raise KieloError for a run folder, which has its tokenizer in a folder below."""
     if not (folder / TOKENIZER_FILE).is_file() and (folder / "tokenizer" / TOKENIZER_FILE).is_file():
-        raise KieloError(f"{folder}: is a run folder; did you mean {folder / 'tokenizer'}?")
+        raise KieloError(f"{folder}: a run folder. Fix: {folder / 'tokenizer'}")
     return folder
 
 
-def measure_flags(parser: argparse.ArgumentParser) -> None:
+def measure_flags(parser: VerbParser) -> None:
     examples(
-        parser, "kielo tokenizer measure runs/demo_estonian/tokenizer --text file.txt",
+        parser,
+        "kielo tokenizer measure runs/demo_estonian/tokenizer --text file.txt",
         "kielo tokenizer measure A B --heldout runs/demo_estonian --parallel et.txt en.txt",
         "kielo tokenizer measure OLD NEW --text et.txt --model estonian_llama31_70b --nodes 16",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "tokenizers",
         nargs="+",
         metavar="DIR",
-        help="folders with a tokenizer.json; with --model the first is the model's own",
+        help="folders with a tokenizer.json; with --model, the model's own tokenizer first",
     )
     parser.add_argument("--text", metavar="FILE", help="plain text, one document a line")
     parser.add_argument("--heldout", metavar="RUN", help="held-out documents of a run, in place of --text")
@@ -107,25 +105,18 @@ def measure_flags(parser: argparse.ArgumentParser) -> None:
         "--parallel",
         nargs=2,
         metavar=("FILE", "ENGLISH"),
-        help="plain text, and line for line its English translation, for parity",
+        help="plain text, and its English translation line for line, for parity",
     )
-    parser.add_argument(
-        "--model",
-        metavar="MODEL",
-        help="a recipe, a run, or a folder with Hugging Face's config.json: the embedding's share in it; "
-        "with several tokenizers: keep the first, extend or replace it",
-    )
-    parser.add_argument(
-        "--bytes", metavar="N", help="text that --model is to train on, such as 40GB; default: its recipe's"
-    )
-    parser.add_argument(
-        "--relearn",
-        metavar="TOKENS",
-        help="to learn new rows with a frozen body; default: the recipe's phases for it, or 81,920 a row",
-    )
-    parser.add_argument("--cluster", help="cluster card, for device-hours; default: the recipe's")
-    parser.add_argument("--nodes", type=int, metavar="N", help="of the cluster; default: the recipe's first")
-    parser.add_argument("--json", action="store_true")
+    parser.takes("""
+        --model MODEL      recipe, run, or folder with a Hugging Face config.json: shows the embedding's
+                           share, and with several tokenizers whether to keep, extend or replace the first
+        --bytes N          amount of training text of --model, such as 40GB; default: its recipe's
+        --relearn TOKENS   tokens to train new rows with a frozen body; default: the recipe's phases for it,
+                           or 81,920 a row
+        --cluster CLUSTER  cluster card, for device-hours; default: the recipe's
+        --nodes N:int      number of nodes; default: the first of the recipe's nodes
+        --json             print JSON
+    """)
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -154,24 +145,22 @@ def measure(options: argparse.Namespace) -> None:
     for line in words:
         print_text(line)
     if options.model and len(names) > 1 and advice is None:
-        print_text("With --bytes 40GB, text to train on: whether to keep the first, to extend or replace it.")
+        print_text(
+            "To decide whether to keep, extend or replace the first, give the training text: --bytes 40GB"
+        )
 
 
 def _check_flags(options: argparse.Namespace) -> None:
     if options.text and options.heldout:
-        raise KieloError("--text and --heldout are two texts to measure on; give one of them")
+        raise KieloError("--text and --heldout are two texts. Fix: one of them")
     if not (options.text or options.heldout or options.parallel):
-        raise KieloError(
-            "no text to measure on; give --text FILE, --heldout RUN or --parallel FILE ENGLISH; see kielo "
-            "tokenizer measure --help"
-        )
+        raise KieloError("no text to measure on. Fix: --text FILE, --heldout RUN or --parallel FILE ENGLISH")
     for flag in ("bytes", "relearn", "cluster", "nodes"):
         if getattr(options, flag) is not None and not options.model:
-            raise KieloError(f"--{flag} is of the model that a tokenizer is for; give --model MODEL too")
+            raise KieloError(f"--{flag} is about a model. Fix: --model MODEL too")
 
 
 def _texts(options: argparse.Namespace, pairs: tuple[list[str], list[str]] | None) -> tuple[str, list[str]]:
-    """Return what is measured on, in words, and its texts."""
     if options.text:
         return options.text, [line for line in _lines("--text", options.text) if line]
     if pairs and not options.heldout:
@@ -180,26 +169,26 @@ def _texts(options: argparse.Namespace, pairs: tuple[list[str], list[str]] | Non
     folder = run_folder(recipe)
     if not (folder / "corpus" / "documents").is_dir():
         raise KieloError(
-            f"--heldout {options.heldout}: no documents in {folder / 'corpus'}; give --text FILE"
+            f"--heldout {options.heldout}: no documents in {folder / 'corpus'}. Fix: --text FILE"
         )
     what, texts = texts_to_measure(recipe, folder / "corpus")
     return f"{what} of {folder}", texts
 
 
 def _lines(flag: str, name: str) -> list[str]:
-    """Return the lines of a file; a last one without text is none."""
+    """Return the lines of a file, without an empty line at its end."""
     path = Path(name)
     if not path.is_file():
-        raise KieloError(f"{flag} {path}: no such file; give a plain text file, one document a line")
+        raise KieloError(f"{flag} {path}: no such file. Fix: a plain text file, one document a line")
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise KieloError(
-            f"{flag} {path}: byte {error.start} is not UTF-8; convert it with iconv first"
+            f"{flag} {path}: byte {error.start} is not UTF-8. Fix: convert it with iconv"
         ) from None
     lines = [line.removesuffix("\r") for line in lines]
     if not any(line.strip() for line in lines):
-        raise KieloError(f"{flag} {path}: no text in it; give a plain text file, one document a line")
+        raise KieloError(f"{flag} {path}: no text in it. Fix: a plain text file, one document a line")
     return lines[:-1] if not lines[-1] else lines
 
 
@@ -207,13 +196,13 @@ def _parallel(name: str, english: str) -> tuple[list[str], list[str]]:
     ours, theirs = (_lines("--parallel", one) for one in (name, english))
     if len(ours) != len(theirs):
         raise KieloError(
-            f"--parallel: {name} has {len(ours):,} lines and {english} {len(theirs):,}; give files in which "
-            "each line is the translation of the same line of the other"
+            f"--parallel: {name} has {len(ours):,} lines and {english} {len(theirs):,}. Fix: files in which "
+            "each line translates the same line of the other file"
         )
     return ours, theirs
 
 
 def _cell(key: str, value: Any) -> str:
-    if key == "exact_round_trip_share":  # 100 % says that all do
+    if key == "exact_round_trip_share":  # rounded down: 100 % means all
         return f"{math.floor(value * 1e4) / 100:g}%"
     return _ROWS[key][1].format(value)

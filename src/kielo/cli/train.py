@@ -1,7 +1,7 @@
 """`kielo train`: one rank of a run, or the parent of all ranks on this machine.
 
-A rank is started by torchrun, by srun, or alone. With `--ranks N` this process starts the ranks and turns
-their outcome into the exit code.
+torchrun, srun or a person starts a rank. With `--ranks N` this process starts the ranks, and their outcome is
+its exit code.
 """
 
 import argparse
@@ -9,7 +9,7 @@ import os
 import sys
 
 from kielo.artifact.attempt_files import REFUSAL_FILE
-from kielo.cli.flags import examples, takes_recipe
+from kielo.cli.flags import VerbParser, examples, takes_recipe
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.dataset.packed_sequences import packing_manifest, packing_rows
 from kielo.plan.remedies import memory_warning
@@ -24,45 +24,28 @@ from kielo.train.dry_run import dry_run
 from kielo.train.signals import REQUEUE
 
 
-def train_flags(parser: argparse.ArgumentParser) -> None:
+def train_flags(parser: VerbParser) -> None:
     examples(
-        parser, "kielo train RECIPE --ranks 2", "torchrun --nproc-per-node 8 --no-python kielo train RECIPE",
+        parser,
+        "kielo train RECIPE --ranks 2",
+        "torchrun --nproc-per-node 8 --no-python kielo train RECIPE",
         "srun kielo train RECIPE",
-    )  # fmt: skip
+    )
     takes_recipe(parser)
-    parser.add_argument("--ranks", type=int, default=None, help="start so many processes on this machine")
-    parser.add_argument(
-        "--shutdown-seconds", type=int, default=600, help="time to save after a stop signal (with --ranks)"
-    )
-    parser.add_argument(
-        "--restarts",
-        type=int,
-        default=None,
-        metavar="N",
-        help="with --ranks: start ranks that were killed or hung again, so often in a row without a new "
-        "checkpoint (default: 3)",
-    )
-    parser.add_argument(
-        "--profile",
-        type=int,
-        nargs="?",
-        const=10,
-        metavar="STEPS",
-        help="from the third step on, record so many (default: 10): where their time goes, and a trace",
-    )
-    parser.add_argument(
-        "--profile-ranks", metavar="0,5,…", help="with --profile: record on these ranks only; 0 sums it up"
-    )
-    parser.add_argument(
-        "--measure",
-        type=int,
-        metavar="STEPS",
-        help="take so many steps for their speed, in a folder that has not trained, and save nothing",
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="resolve, count memory, read the first batch; no step, no file"
-    )
-    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+    parser.takes("""
+        --ranks RANKS:int         number of processes to start on this machine
+        --shutdown-seconds SHUTDOWN_SECONDS:int=600  time to save after a stop signal; default: 600. Only with
+                                  --ranks
+        --restarts N:int          restart killed or hung ranks at most N times in a row without a new
+                                  checkpoint; default: 3. Only with --ranks
+        --profile [STEPS:int=10]  record the parts of the time and a trace of STEPS steps from the third
+                                  step on; default: 10
+        --profile-ranks 0,5,…     record on these ranks only; rank 0 writes the summary. Only with --profile
+        --measure STEPS:int       measure the speed of STEPS steps in a folder that has not trained, and
+                                  save nothing
+        --dry-run                 resolve, count memory and read the first batch, without a step or a file
+        --json                    print the outcome as JSON
+    """)
 
 
 def train(options: argparse.Namespace) -> int:
@@ -78,7 +61,7 @@ def train(options: argparse.Namespace) -> int:
         raise KieloError(f"--profile {options.profile}: give 1 step or more")
     if options.measure is not None and options.measure < 1:
         raise KieloError(f"--measure {options.measure}: give 1 step or more")
-    if find_rendezvous().rank == 0 and REFUSAL_FILE not in os.environ:  # else the parent said it
+    if find_rendezvous().rank == 0 and REFUSAL_FILE not in os.environ:  # else the parent warns
         warn_of_weights(recipe)
     if options.dry_run:
         return _dry_run(recipe, ranks, options.json)
@@ -109,7 +92,7 @@ def train(options: argparse.Namespace) -> int:
 
 
 def _dry_run(recipe: Recipe, ranks: int, is_json: bool) -> int:
-    """Print what the training would do on `ranks`, or on those of the launcher, and start none."""
+    """Print what the training would do on `ranks`, or on the launcher's ranks, without training."""
     place = find_rendezvous()
     if place.rank:
         return 0
@@ -140,12 +123,12 @@ def _dry_run(recipe: Recipe, ranks: int, is_json: bool) -> int:
     print_table(("", ""), rows)
     if said := memory_warning(resolved, recipe):
         print(f"warning: {said}", file=sys.stderr)
-    print_text("nothing was trained or written; the same command without --dry-run starts it")
+    print_text("nothing was trained or written. To start: the same command without --dry-run")
     return 0
 
 
 def _packing_rows(resolved: Resolved) -> list[tuple[str, str]]:
-    """Return (name, value) of what packing does to the run's sources; [] for one stream."""
+    """Return (name, value) on the packing of the run's sources; [] for one stream."""
     used = {
         (name, phase.sequence_length)
         for phase in resolved.identity.phases
@@ -157,7 +140,7 @@ def _packing_rows(resolved: Resolved) -> list[tuple[str, str]]:
 
 
 def _profile_steps(options: argparse.Namespace, ranks: int) -> int:
-    """Return how many steps this rank records, or those of the chosen `ranks` that it starts."""
+    """Return the number of steps that this rank records, or that its chosen ranks record."""
     if options.profile_ranks is None:
         return options.profile or 0
     chosen = options.profile_ranks.split(",")
@@ -165,14 +148,13 @@ def _profile_steps(options: argparse.Namespace, ranks: int) -> int:
     size = max(place.size, ranks)
     if options.profile is None or not all(one.isdecimal() and int(one) < size for one in chosen):
         raise KieloError(
-            f"--profile-ranks {options.profile_ranks}: give --profile too, and ranks from 0 to {size - 1} "
-            "such as 0,1"
+            f"--profile-ranks {options.profile_ranks}: give --profile, and ranks from 0 to {size - 1}, as 0,1"
         )
     return options.profile if ranks > 1 or place.rank in map(int, chosen) else 0
 
 
 def _is_reported_by_another() -> bool:
-    """Return True if the first of several ranks, or the parent of this one, reports the outcome."""
+    """Return True if the first of several ranks, or the parent of this rank, reports the outcome."""
     return os.environ.get("RANK", "0") != "0" or REFUSAL_FILE in os.environ
 
 

@@ -1,4 +1,4 @@
-"""`kielo verify`: proofs that print a table and write a certificate; exit code 1 where one fails."""
+"""`kielo verify`: proofs that print a table and write a certificate. Exit code 1: a proof failed."""
 
 import argparse
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kielo.artifact.lease import held
 from kielo.artifact.weights_folder import passed_over_in_words
-from kielo.cli.flags import add_verb, examples, takes_recipe
+from kielo.cli.flags import VerbParser, examples, takes_recipe
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
@@ -14,34 +14,26 @@ from kielo.stages import late
 from kielo.stages.results import certify
 from kielo.verify import screens
 
-
-def verify_flags(parser: argparse.ArgumentParser) -> None:
-    examples(parser, "kielo verify parity demo_estonian")
-    proofs = parser.add_subparsers(dest="proof", metavar="PROOF", required=True)
-    add_verb(
-        proofs,
-        "parity",
-        "verify:parity",
-        "Kielo against Hugging Face: logits, loss, gradients, optimiser steps",
-    )
-    add_verb(
-        proofs,
-        "layouts",
+PROOFS = {
+    "parity": ("verify:parity", "Kielo against Hugging Face: logits, loss, gradients, optimiser steps"),
+    "layouts": (
         "verify:layouts",
         "every layout against one process: loss, gradient norm, gradients, weights",
-    )
-    add_verb(
-        proofs,
-        "round-trip",
+    ),
+    "round-trip": (
         "verify:round_trip",
         "Hugging Face weights imported and exported again: every tensor the same",
-    )
-    add_verb(
-        proofs,
-        "position-heads",
+    ),
+    "position-heads": (
         "verify:position_heads",
-        "an LTG-BERT's position heads: which way to cut them has the lower loss",
-    )
+        "the way to cut an LTG-BERT's position heads that has the lower loss",
+    ),
+}
+
+
+def verify_flags(parser: VerbParser) -> None:
+    examples(parser, "kielo verify parity demo_estonian")
+    parser.has_subverbs("proof", PROOFS)
 
 
 def parity_flags(parser: argparse.ArgumentParser) -> None:
@@ -56,9 +48,7 @@ def parity(options: argparse.Namespace) -> int:
     recipe = read_recipe(options.recipe, options.sets).recipe
     folder = run_folder(recipe)
     if not (folder / "resolved.toml").is_file():
-        raise KieloError(
-            f"{folder} has no resolved.toml yet; run `kielo run {options.recipe} --to train` first"
-        )
+        raise KieloError(f"{folder} has no resolved.toml yet. Fix: kielo run {options.recipe} --to train")
     with held(folder):
         certificate = certify(recipe, folder, options.steps, is_quiet=options.json)
     if options.json:
@@ -83,7 +73,7 @@ def layouts_flags(parser: argparse.ArgumentParser) -> None:
         dest="cases",
         action="append",
         metavar="NAME",
-        help="this case, or those that a shell pattern fits (may be given often); default: all",
+        help="name or shell pattern of cases; may be repeated. Default: all cases",
     )
     parser.add_argument("--steps", type=int, default=10, help="optimiser steps of each case; default: 10")
     parser.add_argument("--json", action="store_true", help="print the certificate as JSON")
@@ -92,7 +82,7 @@ def layouts_flags(parser: argparse.ArgumentParser) -> None:
 def layouts(options: argparse.Namespace) -> int:
     _check_steps(options.steps)
     recipe = read_recipe(options.recipe, options.sets).recipe
-    # Not in verify/: that folder is parity's stage, and is replaced as a whole.
+    # Not in verify/, which the parity stage replaces as a whole.
     folder = run_folder(recipe) / "layouts"
     certificate = late.verify_layouts(recipe, folder, options.cases, steps=options.steps)
     if options.json:
@@ -106,12 +96,8 @@ def layouts(options: argparse.Namespace) -> int:
 
 def round_trip_flags(parser: argparse.ArgumentParser) -> None:
     examples(parser, "kielo verify round-trip runs/demo_estonian/hf", "kielo verify round-trip hf:OWNER/NAME")
-    parser.add_argument(
-        "weights", metavar="WEIGHTS", help="a Hugging Face folder, or hf:OWNER/NAME on the hub"
-    )
-    parser.add_argument(
-        "--keep", metavar="DIR", help="leave the export in this new folder; default: all is removed"
-    )
+    parser.add_argument("weights", metavar="WEIGHTS", help="Hugging Face folder, or hf:OWNER/NAME on the hub")
+    parser.add_argument("--keep", metavar="DIR", help="new folder that keeps the export; default: remove it")
     parser.add_argument(
         "--json", action="store_true", help="print every tensor's dtype, shape and sha256 as JSON"
     )
@@ -126,7 +112,7 @@ def round_trip(options: argparse.Namespace) -> int:
     else:
         print_table(*late.round_trip_table(result))
         if result["left_out"]:
-            print_text(f"left out, for they are no weights: {', '.join(result['left_out'])}")
+            print_text(f"left out, because they are not weights: {', '.join(result['left_out'])}")
         print_text(late.round_trip_verdict(result))
     return 0 if result["passed"] else 1
 
@@ -138,9 +124,7 @@ def _warn_of_files(source: str) -> None:
 
 def position_heads_flags(parser: argparse.ArgumentParser) -> None:
     examples(parser, "kielo verify position-heads hf:OWNER/NAME text.txt")
-    parser.add_argument(
-        "weights", metavar="WEIGHTS", help="a Hugging Face folder, or hf:OWNER/NAME on the hub"
-    )
+    parser.add_argument("weights", metavar="WEIGHTS", help="Hugging Face folder, or hf:OWNER/NAME on the hub")
     parser.add_argument("text", metavar="TEXT", type=Path, help="a text file in a language of the model")
     parser.add_argument("--json", action="store_true", help="print the losses as JSON")
 

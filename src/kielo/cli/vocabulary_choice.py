@@ -4,30 +4,44 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kielo.artifact.weights_folder import resolve_weights
 from kielo.cli.ideas import STAND_INS
+from kielo.models.families import read_hf_config
+from kielo.models.proportions import count
+from kielo.plan.idea import usual_training
+from kielo.plan.vocabulary_choice import (
+    Advice,
+    Choice,
+    Pricing,
+    Vocabulary,
+    check_rows,
+    embedding_share,
+    kind_of,
+    recipe_tokens,
+)
 from kielo.recipe.amounts import parse_amount, short_amount
+from kielo.recipe.cards import cluster
 from kielo.recipe.errors import KieloError
+from kielo.recipe.phases import full_phases
+from kielo.recipe.read import read_recipe
+from kielo.recipe.sections import CompleteModel, Recipe
 from kielo.report.units import format_bytes
-
-if TYPE_CHECKING:
-    from kielo.plan.vocabulary_choice import Advice, Choice, Vocabulary
-    from kielo.recipe.sections import CompleteModel, Recipe
-    from kielo.tokenizer.load import TextTokenizer
+from kielo.resolve.complete_model import complete_model
+from kielo.tokenizer.load import TextTokenizer, vocabulary_size
+from kielo.tokenizer.make_row_map import make_row_map
 
 _ENDINGS = ("KB", "MB", "GB", "TB")  # of --bytes
 
 
 def advise(
-    options: argparse.Namespace, tokenizers: Mapping[str, "TextTokenizer"], figures: dict[str, dict[str, Any]]
-) -> "Advice | None":
+    options: argparse.Namespace, tokenizers: Mapping[str, TextTokenizer], figures: dict[str, dict[str, Any]]
+) -> Advice | None:
     """Return the choices between tokenizers; None for one tokenizer, and without an amount of text.
 
-    Adds the embedding's share to the figures of each.
+    Also add the embedding's share to the figures of each tokenizer.
     """
-    from kielo.plan.vocabulary_choice import Advice, Pricing, embedding_share, recipe_tokens
-
     recipe, model = _recipe_and_model(options, next(iter(tokenizers.values())))
     vocabularies = _vocabularies(model, tokenizers, figures)
     for of in vocabularies:
@@ -46,18 +60,8 @@ def advise(
     return Advice(text_bytes, [pricing.choice(of, text_bytes, relearn) for of in vocabularies])
 
 
-def _recipe_and_model(options: argparse.Namespace, kept: "TextTokenizer") -> tuple["Recipe", "CompleteModel"]:
-    """Return how --model is trained and its complete shape, with its own vocabulary."""
-    from kielo.artifact.weights_folder import resolve_weights
-    from kielo.models.families import read_hf_config
-    from kielo.models.proportions import count
-    from kielo.plan.idea import usual_training
-    from kielo.plan.vocabulary_choice import check_rows
-    from kielo.recipe.phases import full_phases
-    from kielo.recipe.read import read_recipe
-    from kielo.resolve.complete_model import complete_model
-    from kielo.tokenizer.load import vocabulary_size
-
+def _recipe_and_model(options: argparse.Namespace, kept: TextTokenizer) -> tuple[Recipe, CompleteModel]:
+    """Return the training of --model and its complete shape, with its own vocabulary."""
     sets = [f'cluster="{options.cluster}"'] if options.cluster else []
     size = vocabulary_size(kept)
     if options.model.startswith("hf:") or (Path(options.model) / "config.json").is_file():
@@ -78,14 +82,8 @@ def _recipe_and_model(options: argparse.Namespace, kept: "TextTokenizer") -> tup
 
 
 def _vocabularies(
-    model: "CompleteModel",
-    tokenizers: Mapping[str, "TextTokenizer"],
-    figures: Mapping[str, Mapping[str, Any]],
-) -> list["Vocabulary"]:
-    from kielo.plan.vocabulary_choice import Vocabulary, kind_of
-    from kielo.tokenizer.load import vocabulary_size
-    from kielo.tokenizer.make_row_map import make_row_map
-
+    model: CompleteModel, tokenizers: Mapping[str, TextTokenizer], figures: Mapping[str, Mapping[str, Any]]
+) -> list[Vocabulary]:
     kept, found = next(iter(tokenizers.values())), []
     for name, tokenizer in tokenizers.items():
         kind, of = kind_of(kept, tokenizer), figures[name]
@@ -97,10 +95,8 @@ def _vocabularies(
     return found
 
 
-def _nodes(options: argparse.Namespace, recipe: "Recipe") -> int | None:
-    """Return the nodes to plan on; None where no machine is asked for."""
-    from kielo.recipe.cards import cluster
-
+def _nodes(options: argparse.Namespace, recipe: Recipe) -> int | None:
+    """Return the nodes to plan on; None without a machine."""
     site = cluster(recipe.cluster)
     if options.nodes is not None and not 1 <= options.nodes <= site.nodes:
         raise KieloError(
@@ -109,7 +105,7 @@ def _nodes(options: argparse.Namespace, recipe: "Recipe") -> int | None:
         )
     if options.nodes is None and options.cluster:
         if site.nodes > 1:
-            raise KieloError(f"on how many nodes of {site.name}? For example --nodes 16; it has {site.nodes}")
+            raise KieloError(f"--cluster {site.name} has 1 to {site.nodes} nodes; how many? Fix: --nodes 16")
         return 1
     return options.nodes or next(iter(recipe.nodes), None)
 
@@ -121,11 +117,11 @@ def _amount(flag: str, text: str) -> int:
     except ValueError:
         number = 0
     if number < 1:
-        raise KieloError(f"{flag} {text!r} is no amount. Fix: {flag} 40G")
+        raise KieloError(f"{flag} {text!r} is not an amount. Fix: {flag} 40G")
     return number
 
 
-def in_words(advice: "Advice") -> str:
+def in_words(advice: Advice) -> str:
     """Return the decision and its reason."""
     kept, best = advice.choices[0], advice.best
     unit, text = _unit(advice), format_bytes(advice.text_bytes)
@@ -139,12 +135,12 @@ def in_words(advice: "Advice") -> str:
         f"{verb} {best.vocabulary.name}: {short_amount(best.text_tokens)} tokens in place of "
         f"{short_amount(kept.text_tokens)} ({best.text_tokens / kept.text_tokens - 1:+.0%}), and "
         f"{_figure(best.cost)} {unit} in place of {_figure(kept.cost)} ({best.cost / kept.cost - 1:+.0%}) "
-        f"with those that learn its new rows, for {text} of text."
+        f"with the training of its new rows, for {text} of text."
     )
 
 
-def choice_rows(advice: "Advice") -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    """Return titles and a row for each choice, with what it changes for English where that was measured."""
+def choice_rows(advice: Advice) -> tuple[Sequence[str], list[tuple[str, ...]]]:
+    """Return titles and a row for each choice; if English was measured, with its change of tokens."""
     unit, english = _unit(advice), advice.choices[0].vocabulary.english_tokens
     titles = ("", "tokenizer", "tokens", unit, "new rows", "tokens for them", f"{unit} for them")
     rows = []
@@ -175,7 +171,7 @@ def choice_rows(advice: "Advice") -> tuple[Sequence[str], list[tuple[str, ...]]]
     return (*titles, f"{unit} in all", "pays from", *(["English tokens"] if english else [])), rows
 
 
-def _unit(advice: "Advice") -> str:
+def _unit(advice: Advice) -> str:
     return "FLOPs" if advice.choices[0].text_hours is None else "device-hours"
 
 
@@ -185,6 +181,6 @@ def _figure(cost: float) -> str:
     return f"{cost:.3g}" if cost >= 1e6 else f"{cost:,.{0 if cost >= 100 else 1}f}"
 
 
-def choice_json(choice: "Choice") -> dict[str, Any]:
+def choice_json(choice: Choice) -> dict[str, Any]:
     content = asdict(choice)
     return content.pop("vocabulary") | content

@@ -1,12 +1,12 @@
 """Text that a model writes after a prompt: by the model of a run, or by transformers from its export."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, TextStreamer, set_seed
+from transformers import AutoTokenizer, LogitsProcessorList, TextStreamer, set_seed
 
 from kielo.evaluate.contender import Contender, load_hugging_face_model, start_of_text_id
 from kielo.tokenizer.load import decode, encode, end_of_text_id, load_tokenizer, vocabulary_size
@@ -24,11 +24,68 @@ class Sampling:
     seed: int = 1
 
 
-class _Printer(TextStreamer):
+class Printer(TextStreamer):
     """A streamer that prints text as soon as its characters are whole, to the current stdout."""
+
+    def __init__(self, folder: Path) -> None:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         print(text, flush=True, end="\n" if stream_end else "")
+
+
+class TextWriter:
+    """A causal model in a Hugging Face folder with its tokenizer, which continues token ids.
+
+    Raises KieloError for a folder that transformers cannot load.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.tokenizer = folder, load_tokenizer(folder)
+        self.end_of_text_id = end_of_text_id(self.tokenizer)
+        self.model = load_hugging_face_model(folder, vocabulary_size(self.tokenizer), "auto")
+
+    def document_ids(self, text: str) -> list[int]:
+        """Return the ids of a text that begins a document, as in training."""
+        first = ids_before_texts(self.tokenizer) or (start_of_text_id(self.model, self.end_of_text_id),)
+        return [*first, *encode(self.tokenizer, [text])[0]]
+
+    def write(
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        streamer: TextStreamer | None = None,
+        ends: Sequence[int] = (),
+        watch: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> list[int]:
+        """Return the ids that follow, up to the end of text or one of `ends`, which is not returned.
+
+        watch: gets the ids [1, n] and the model's logits [1, vocab] before each draw, and returns logits.
+        """
+        set_seed(sampling.seed)
+        how: dict[str, float | None] = {"temperature": sampling.temperature, "top_k": sampling.top_k}
+        if sampling.temperature == 0:
+            how = {"temperature": None, "top_k": None, "top_p": None}
+        tokens = torch.tensor([ids], device=self.model.device)
+        stops = [self.end_of_text_id, *ends]
+        with torch.inference_mode():
+            written = self.model.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                max_new_tokens=sampling.num_tokens,
+                eos_token_id=stops,
+                pad_token_id=self.end_of_text_id,
+                streamer=streamer,
+                logits_processor=LogitsProcessorList([watch] if watch else []),
+                do_sample=sampling.temperature != 0,
+                **how,
+            )
+        new = written[0, len(ids) :].tolist()
+        return new[:-1] if new[-1:] and new[-1] in stops else new
+
+    def text(self, ids: Sequence[int]) -> str:
+        return decode(self.tokenizer, [ids])[0]
 
 
 def continue_text(folder: Path, prompt: str, sampling: Sampling, prints: bool = True) -> str:
@@ -37,35 +94,9 @@ def continue_text(folder: Path, prompt: str, sampling: Sampling, prints: bool = 
     The prompt begins a document, as in training: it follows the tokens that the tokenizer's post-processor
     puts before a text. Raise KieloError for a folder that transformers cannot load.
     """
-    tokenizer = load_tokenizer(folder)
-    end = end_of_text_id(tokenizer)
-    model = load_hugging_face_model(folder, vocabulary_size(tokenizer), "auto")
-    first_ids = ids_before_texts(tokenizer) or (start_of_text_id(model, end),)
-    ids = [*first_ids, *encode(tokenizer, [prompt])[0]]
-    set_seed(sampling.seed)
-    how: dict[str, float | None] = {"temperature": sampling.temperature, "top_k": sampling.top_k}
-    if sampling.temperature == 0:
-        how = {"temperature": None, "top_k": None, "top_p": None}
-    tokens = torch.tensor([ids], device=model.device)
-    with torch.inference_mode():
-        written = model.generate(
-            tokens,
-            attention_mask=torch.ones_like(tokens),
-            max_new_tokens=sampling.num_tokens,
-            eos_token_id=end,
-            pad_token_id=end,
-            streamer=_Printer(
-                AutoTokenizer.from_pretrained(folder, local_files_only=True),
-                skip_prompt=True,
-                skip_special_tokens=True,
-            )
-            if prints
-            else None,
-            do_sample=sampling.temperature != 0,
-            **how,
-        )
-    new = written[0, len(ids) :].tolist()
-    return decode(tokenizer, [new[:-1] if new[-1:] == [end] else new])[0]
+    writer = TextWriter(folder)
+    printer = Printer(folder) if prints else None
+    return writer.text(writer.write(writer.document_ids(prompt), sampling, printer))
 
 
 # Without a key-value cache: samples are short, so one definition of the model's forward is enough.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kielo.checkpoint.average import average as average
     from kielo.checkpoint.hugging_face_export import export as export_hugging_face
+    from kielo.evaluate.chat import Chat as Chat
     from kielo.evaluate.encoder import load_encoder as load_encoder
     from kielo.evaluate.fill_mask import fill_prompts as fill_prompts
     from kielo.evaluate.generate import Sampling as Sampling
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from kielo.report.ladder_page import notes as ladder_notes
     from kielo.report.ladder_page import table as ladder_table
     from kielo.report.ladder_page import write_ladder_report as write_ladder_report
+    from kielo.report.plan_figures import parts_svg as parts_svg
+    from kielo.report.plan_figures import scaling_svg as scaling_svg
+    from kielo.report.plan_figures import timeline_svg as timeline_svg
     from kielo.report.write import write_report as write_report
     from kielo.train.run import measure as measure
     from kielo.train.run import train as train
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from kielo.verify.position_heads import verdict as position_heads_verdict
     from kielo.verify.position_heads import verify_position_heads as verify_position_heads
     from kielo.verify.preflight.check_nodes import preflight as preflight
+    from kielo.verify.rehearse import rehearse as rehearse
     from kielo.verify.round_trip import table as round_trip_table
     from kielo.verify.round_trip import verdict as round_trip_verdict
     from kielo.verify.round_trip import verify_round_trip as verify_round_trip

@@ -87,6 +87,15 @@ class ChatTemplate:
             for (place, _), one, encoding in zip(conversations, rendered, encodings, strict=True)
         ]
 
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Return the ids of a conversation up to the beginning of the next answer."""
+        words: dict[str, str] = {}
+        disguised = [self._disguised(message, words) for message in messages]
+        text = self._of_template("the conversation", disguised, None, add_generation_prompt=True)
+        text = self._disguise.take_off(words, self._marks.sub(self._hide, text))
+        with panics_told(self._folder):
+            return self._text_only.tokenizer.encode(text, add_special_tokens=False).ids
+
     def _rendered(self, place: str, messages: Sequence[Message], tools: Any) -> "Rendered":
         words: dict[str, str] = {}
         bare = [{key: one[key] for key in one if key != WEIGHT} for one in messages]

@@ -35,6 +35,7 @@ from kielo.recipe.sections import Layout, Precision, TrainIdentity
 from kielo.resolve.planned_phases import trains
 from kielo.resolve.resolved import Identity, Placement, Resolved, filled
 from kielo.resolve.stages import SCHEDULES
+from kielo.train.callbacks import callbacks_of_packages
 from kielo.train.feed import Feed, Replacement
 from kielo.train.forward_backward import ForwardBackward, forward_backward_of
 from kielo.train.garbage import Garbage
@@ -358,4 +359,4 @@ def _sinks(identity: Identity, placement: Placement, world: World) -> list[Sink]
         sinks.append(TensorBoard(folder / "tensorboard", alert))
     if placement.train.wandb:
         sinks.append(Wandb(placement.train.wandb, identity.name, folder))
-    return sinks
+    return sinks + callbacks_of_packages(folder, alert)

@@ -1,0 +1,93 @@
+"""The recipe of `kielo init --from`: a variation of another recipe, or the continuation of a finished run."""
+
+import os
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from kielo.artifact.manifest import read_manifest
+from kielo.recipe.errors import KieloError
+from kielo.recipe.read import (
+    find_recipe,
+    read_first_language,
+    read_recipe,
+    read_toml,
+    recipe_languages,
+    shipped_recipes,
+)
+from kielo.recipe.toml_text import toml_table
+from kielo.resolve.complete_model import KEPT_BESIDE_WEIGHTS
+
+
+def free_name(reference: str) -> str:
+    """Return NAME_2, or the next number without a recipe here and without a run."""
+    name = read_first_language(reference).recipe.name
+    for code in recipe_languages(reference)[:1]:
+        name = name.removesuffix(f"_{code}")
+    numbered = (f"{name}_{number}" for number in count(2))
+    return next(
+        one for one in numbered if not (os.path.lexists(f"{one}.toml") or os.path.lexists(f"runs/{one}"))
+    )
+
+
+def recipe_from(reference: str, file: Path, name: str, changes: dict[str, Any]) -> tuple[str, str]:
+    """Return the text of the recipe `file`, and what it does, for people.
+
+    changes: values of the new recipe, as in TOML. Raises KieloError for a run that has no weights yet, and
+    for changes that do not fit them.
+    """
+    if Path(reference).is_dir():
+        return _continued(Path(reference), name, changes)
+    path = find_recipe(reference)
+    content = read_toml(path)
+    base = content.pop("extends", None)
+    if base is None:  # a recipe extends one other at most
+        base, content = reference, {}
+    if base not in shipped_recipes():
+        beside = path.parent if content else Path()
+        base = os.path.relpath(beside / base, file.parent)
+        base = base if base.endswith(".toml") else f"./{base}"
+    content.pop("folder", None)
+    if "language" in changes:
+        content.pop("languages", None)
+    elif recipe_languages(reference):
+        name = f"{name}_{{language}}"  # each of several languages has a run
+    text = f"# All other values: {base}.\n"
+    top = {"extends": base, **content, "name": name}
+    return text + toml_table("", _joined(top, changes)), f"which varies {reference}"
+
+
+def _continued(run: Path, name: str, changes: dict[str, Any]) -> tuple[str, str]:
+    recipe = read_recipe(run).recipe
+    weights = run / "hf"
+    if read_manifest(weights) is None:
+        raise KieloError(
+            f"{run}: not exported yet, so it has no weights to continue. Fix: kielo run {run} --only export"
+        )
+    if "model" in changes:
+        raise KieloError(
+            f"--params and --model-type: the weights in {weights} have a shape. Fix: leave them out, or for "
+            f"a new model --from {run / 'recipe.toml'}"
+        )
+    content = recipe.model_dump(mode="json", exclude_defaults=True, exclude={"folder", "follows"})
+    kept = {key: value for key, value in content.get("model", {}).items() if key in KEPT_BESIDE_WEIGHTS}
+    kept = {key: value for key, value in kept.items() if not key.startswith("transplant")}
+    content["model"] = kept | {"weights": f"hf:{weights}"}
+    frame = {key: value for key, value in content.get("tokenizer", {}).items() if key in ("bos", "eos")}
+    content["tokenizer"] = frame | {"path": str(run / "tokenizer")}
+    train = {key: value for key, value in content.get("train", {}).items() if key != "skip_steps"}
+    content["train"] = train | {"learning_rate": recipe.train.learning_rate / 2}
+    text = (
+        f"# Continues the weights of {run}, with its tokenizer, in a new run: new warm-up, new moments.\n"
+        f"# The learning rate is half of the run's rate. For another vocabulary: leave tokenizer.path out,\n"
+        '# and set model.transplant = "mean".\n'
+    )
+    top = _joined(content, {"name": name, **changes})
+    return text + toml_table("", top), f"which continues the weights of {weights}"
+
+
+def _joined(content: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    return content | {
+        key: content.get(key, {}) | value if isinstance(value, dict) else value
+        for key, value in changes.items()
+    }
