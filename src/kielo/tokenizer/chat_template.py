@@ -90,9 +90,10 @@ class ChatTemplate:
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Return the ids of a conversation up to the beginning of the next answer."""
         words: dict[str, str] = {}
-        disguised = [self._disguised(message, words) for message in messages]
-        text = self._of_template("the conversation", disguised, None, add_generation_prompt=True)
-        text = self._disguise.take_off(words, self._marks.sub(self._hide, text))
+        chat = _Chat("the conversation", self._disguised(list(messages), words), None)
+        text = self._text(chat, add_generation_prompt=True)
+        hidden = self._marks.sub(lambda mark: self._hidden[mark[0]], text)
+        text = self._disguise.take_off(words, hidden)
         with panics_told(self._folder):
             return self._text_only.tokenizer.encode(text, add_special_tokens=False).ids
 
