@@ -18,8 +18,7 @@ from kielo.launch.job_plan import (
     network_needed,
     plan_jobs,
 )
-from kielo.launch.ladder import NodesPlan, in_folder_of, plan_ladder
-from kielo.launch.ladder_folder import waiting_job, write_ladder
+from kielo.launch.ladder import NodesPlan, in_folder_of, plan_ladder, waiting_job, write_ladder
 from kielo.launch.launch_folder import (
     launch_of,
     one_launch_at_a_time,

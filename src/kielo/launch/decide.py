@@ -8,7 +8,7 @@ this file, because it runs outside of the container, where Python may be missing
 import signal
 import sys
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,19 +28,14 @@ _TIMES_BLAMED = 2  # after which a node is left out
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision that job.sh carries out.
+    """The decision that job.sh carries out."""
 
-    outcome: as in `Outcome`. reason: one line for people. ends: the reason why the chain ends; empty if the
-    next job trains. again: "yes" if another attempt in this job may help. blamed_nodes: hosts, separated by
-    commas, that this job uses last. left_out_nodes: hosts that later jobs must not use.
-    """
-
-    outcome: str
-    reason: str
-    ends: str = ""
-    again: str = "no"
-    blamed_nodes: str = ""
-    left_out_nodes: str = ""
+    outcome: str  # as in `Outcome`
+    reason: str  # one line for people
+    ends: str = ""  # why the chain ends; empty if the next job trains
+    again: str = "no"  # "yes" if another attempt in this job may help
+    blamed_nodes: str = ""  # hosts, separated by commas, that this job uses last
+    left_out_nodes: str = ""  # hosts that later jobs must not use
 
     def text(self) -> str:
         """Return assignments that bash reads back as they are."""
@@ -49,10 +44,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class _Chain:
-    """The content of `chain/attempts`: the job of the last start, and the failure before it.
-
-    failure: (reason, newest checkpoint afterwards) of the last failed attempt.
-    """
+    """The job of the last start in `chain/attempts`, and (reason, newest checkpoint) of the last failure."""
 
     job: str
     failure: tuple[str, str] | None
@@ -71,36 +63,26 @@ class _Chain:
 
 
 def decide(launch: Path, attempt: Path, code: int, refusal: str = "") -> Decision:
-    """Return what follows the attempt with logs in `attempt`, and record the blamed nodes.
-
-    code: exit code of the training step. refusal: the job's own reason why it did not train, or "".
-    """
+    """Return what follows the attempt, and record blamed nodes. refusal: why the job did not train, or ""."""
     run = launch.parents[1]
     outcome, said, is_usage = _ending(run, attempt, code, refusal)
     decision = Decision(outcome, said.message)
     if outcome == "finished":
-        return _with(decision, ends="finished")
+        return replace(decision, ends="finished")
     if outcome == "requeue":
         trigger = run / "triggers" / "stop"
-        return _with(decision, ends=f"stopped by {trigger}" if trigger.exists() else "")
+        return replace(decision, ends=f"stopped by {trigger}" if trigger.exists() else "")
     if is_usage:
-        return _with(decision, ends=f"kielo did not understand its command: {said.message}")
+        return replace(decision, ends=f"kielo did not understand its command: {said.message}")
     chain = _Chain.read(launch / "chain" / "attempts")
     is_killed = not refusal and code in _KILLED
     if not is_killed and not said.blamed_nodes:  # the cause is not a device or a node
         newest = newest_written(run / "train" / "checkpoints")
         if chain.failure == (" ".join(said.message.split()), newest):
-            return _with(decision, ends=f"twice the same: {said.message}")
-    return _with(
-        decision,
-        again="yes" if is_killed or outcome == "hung" else "no",
-        blamed_nodes=",".join(said.blamed_nodes),
-        left_out_nodes=",".join(_left_out(launch, said.blamed_nodes, chain.job)),
-    )
-
-
-def _with(decision: Decision, **values: str) -> Decision:
-    return Decision(**asdict(decision) | values)
+            return replace(decision, ends=f"twice the same: {said.message}")
+    again = "yes" if is_killed or outcome == "hung" else "no"
+    left_out = ",".join(_left_out(launch, said.blamed_nodes, chain.job))
+    return replace(decision, again=again, blamed_nodes=",".join(said.blamed_nodes), left_out_nodes=left_out)
 
 
 def _ending(run: Path, attempt: Path, code: int, refusal: str) -> tuple[str, Refusal, bool]:
@@ -110,8 +92,8 @@ def _ending(run: Path, attempt: Path, code: int, refusal: str) -> tuple[str, Ref
     silent = attempt / "silent"
     if silent.exists():
         return "hung", Refusal(message=silent.read_text(encoding="utf-8").strip()), False
-    said = _outcome_of(run, attempt)
-    if said is not None:
+    is_new = _is_newer(run / "train" / Outcome.FILE_NAME, attempt / "meeting.sh")
+    if is_new and (said := _read_outcome(run)):
         return said.outcome, Refusal(message=said.message, blamed_nodes=said.blamed_nodes), False
     refused = read_refusal(attempt / "refusal.txt")
     ended = f"the ranks ended with exit code {code}; the first error is in {attempt}"
@@ -123,13 +105,11 @@ def _ending(run: Path, attempt: Path, code: int, refusal: str) -> tuple[str, Ref
     return _BY_CODE.get(code, "failed"), refused or Refusal(message=ended), is_usage
 
 
-def _outcome_of(run: Path, attempt: Path) -> Outcome | None:
-    file = run / "train" / Outcome.FILE_NAME
+def _is_newer(file: Path, other: Path) -> bool:
     try:
-        is_new = file.stat().st_mtime_ns > (attempt / "meeting.sh").stat().st_mtime_ns
+        return file.stat().st_mtime_ns > other.stat().st_mtime_ns
     except OSError:
-        return None
-    return _read_outcome(run) if is_new else None
+        return False
 
 
 def _read_outcome(run: Path) -> Outcome | None:
@@ -140,7 +120,7 @@ def _read_outcome(run: Path) -> Outcome | None:
 
 
 def _left_out(launch: Path, blamed: list[str], job: str) -> list[str]:
-    """Record the blamed nodes; return the nodes that this chain has blamed twice, and leave them out."""
+    """Record the blamed nodes. Return the nodes that this chain has blamed twice, and leave them out."""
     noted = launch / "chain" / "failed_nodes"
     with open(noted, "a", encoding="utf-8") as file:
         file.writelines(f"{node}\n" for node in blamed)
