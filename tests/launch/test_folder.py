@@ -15,6 +15,7 @@ from kielo.launch import forecast as forecasting
 from kielo.launch import ladder, launch_folder, prefetch
 from kielo.launch import ladder as ladders
 from kielo.launch import status as statuses
+from kielo.launch.decide import Attempt, attempts
 from kielo.launch.forecast import forecast_of
 from kielo.launch.job_plan import Wishes
 from kielo.launch.launch_folder import (
@@ -29,7 +30,7 @@ from kielo.launch.launch_folder import (
     write_pack_jobs,
 )
 from kielo.launch.prefetch import missing, own_files
-from kielo.launch.status import Attempt, Status, attempts, newest_launch, status
+from kielo.launch.status import Status, newest_launch, status
 from kielo.recipe.errors import KieloError
 from tests.launch.hand_made import forecast, plan, recipe, site
 

@@ -12,7 +12,7 @@ from kielo.launch.job_plan import (
     JobPlan,
     Wishes,
     check_environment,
-    check_number_of_jobs,
+    check_job_count,
     check_ready,
     check_request,
     longest_hours,
@@ -225,8 +225,7 @@ def test_queues_and_projects(on) -> None:
     assert refusal(of, on) == f"no --account{told}"
     for account in ("xp7", "p7x"):
         assert (
-            refusal(of, on, account=account)
-            == f"--account {account}: not the form of a project there{told}"
+            refusal(of, on, account=account) == f"--account {account}: not the form of a project there{told}"
         )
     for nowhere in (site("none"), site().model_copy(update={"jobs": None})):
         assert "here has no table [jobs] in its card" in refusal(nowhere, on)
@@ -309,9 +308,9 @@ def test_what_site_sh_made_is_found(here) -> None:
 def test_so_many_jobs_that_nobody_means_them() -> None:
     """Each is a call of the scheduler, also where no card has a limit."""
     of = site()
-    check_number_of_jobs("--jobs", 1000, of.jobs.partitions[0], of)
+    check_job_count("--jobs", 1000, of.jobs.partitions[0], of)
     with pytest.raises(KieloError, match="--jobs: makes 1000000000 jobs. Fix: at most 1000"):
-        check_number_of_jobs("--jobs", 1_000_000_000, of.jobs.partitions[0], of)
+        check_job_count("--jobs", 1_000_000_000, of.jobs.partitions[0], of)
 
 
 def test_a_command_to_paste_is_one_command() -> None:

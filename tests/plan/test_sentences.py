@@ -61,7 +61,7 @@ def test_a_layout_is_explained():
         ("data traffic", "0.60", "5.0%",
          "between 3 ranks gradients and parameters are exchanged once a step, so larger steps make "
          "its share smaller; another 0.45 s are hidden, as 60% of a backward pass can hide traffic, "
-         "which slows it by 20% of what is hidden"),
+         "which slows it by 20% of the hidden seconds"),
         ("output head and loss", "0.50", "4.2%",
          "output matrix and loss over 32,000 tokens; on the last of 4 pipeline ranks, beside its "
          "layers; split over 2 tensor ranks"),
@@ -167,25 +167,25 @@ SAID: list[tuple[dict[str, Any], str, str]] = [
     ({"zero": 3, "replicate": 2, "shard": 2, "pipeline": 2, "micro_batch": 4}, "data traffic",
      "between 4 ranks parameters are gathered and gradients scattered for each of 3 micro-batches; "
      "another 0.45 s are hidden, as 90% of the passes over it can hide traffic, which slows it by 20%"
-     " of what is hidden"),
+     " of the hidden seconds"),
     ({"zero": 3, "replicate": 2, "shard": 1, "pipeline": 2, "micro_batch": 4}, "data traffic",
      "between 2 ranks gradients and parameters are exchanged once a step, so larger steps make its "
      "share smaller; another 0.45 s are hidden, as 60% of a backward pass can hide traffic, which "
-     "slows it by 20% of what is hidden"),
+     "slows it by 20% of the hidden seconds"),
     ({"zero": 3, "shard": 1, "context": 2, "pipeline": 2, "micro_batch": 48}, "data traffic",
      "between 2 ranks parameters are gathered and gradients scattered for each of 1 micro-batch; "
      "another 0.45 s are hidden, as 90% of the passes over it can hide traffic, which slows it by 20%"
-     " of what is hidden"),
+     " of the hidden seconds"),
     ({"zero": 3}, "norms and activations",
      "norms, residuals, rotation and activations through memory"),
     ({"zero": 2, "shard": 6, "pipeline": 2, "seconds": {"data_traffic": 0.0}}, "data traffic",
      "data traffic|0.00|0.000%|between 6 ranks parameters are gathered once a step, and gradients "
      "scattered for each of 4 micro-batches; another 0.45 s are hidden, as 60% of the passes over it "
-     "can hide traffic, which slows it by 20% of what is hidden"),
+     "can hide traffic, which slows it by 20% of the hidden seconds"),
     ({"zero": 2, "shard": 2, "pipeline": 2, "pipeline_schedule": "zbv"}, "data traffic",
      "between 2 ranks gradients and parameters are exchanged once a step, so larger steps make its "
      "share smaller; another 0.45 s are hidden, as 60% of a backward pass can hide traffic, which "
-     "slows it by 20% of what is hidden"),
+     "slows it by 20% of the hidden seconds"),
     ({"zero": 2, "shard": 3, "context": 2, "pipeline": 1}, "optimiser",
      "46 bytes a parameter through memory once a step, of 1/6 of the rank's parameters"),
     ({"tensor": 8, "pipeline": 1, "shard": 1, "sequence_parallel": False}, "tensor traffic",

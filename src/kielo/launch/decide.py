@@ -1,10 +1,11 @@
 """Decide what follows an attempt: `python -m kielo.launch.decide LAUNCH ATTEMPT CODE [REFUSAL]`.
 
-In: the exit code of the training step, the files of its ranks (`train/outcome.json`, `refusal.txt`), and the
-earlier attempts in the launch's `chain/`. Out: `ATTEMPT/decision`, assignments of bash. job.sh reads only
-this file, because it runs outside of the container, where Python may be missing.
+From the training step's exit code, its ranks' `train/outcome.json` and `refusal.txt`, and the earlier
+attempts, to `ATTEMPT/decision`, assignments of bash: job.sh runs outside of the container, where Python may
+be missing.
 """
 
+import re
 import signal
 import sys
 from collections import Counter
@@ -23,6 +24,7 @@ DECISION_NAME = "decision"
 # Exit codes of a task that a signal ended, as shells, srun and mpirun pass them on.
 _KILLED = {128 + number for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)}
 _BY_CODE = {code: outcome for outcome, code in EXIT_CODES.items() if outcome != "finished"}
+_COUNT = re.compile(r"[0-9]{1,12}")
 _TIMES_BLAMED = 2  # after which a node is left out
 
 
@@ -43,23 +45,39 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class _Chain:
-    """The job of the last start in `chain/attempts`, and (reason, newest checkpoint) of the last failure."""
+class Attempt:
+    """A start of a job, by the chain's own list. `ended` is None while it runs, or if it was killed."""
 
     job: str
-    failure: tuple[str, str] | None
+    nodes: int
+    started: int
+    ended: int | None = None
+    outcome: str = ""
+    message: str = ""
+    newest: str = ""  # checkpoint at the start
 
-    @classmethod
-    def read(cls, file: Path) -> "_Chain":
-        job, reason, failure = "", None, None
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            kind, of_job, _, _, _, how, why = (line.split("\t") + [""] * 7)[:7]
-            if kind == "start":  # at the newest checkpoint, which it notes as `how`
-                failure = failure if reason is None else (reason, how)
-                job, reason = of_job, None
-            elif how in ("failed", "hung"):
-                reason = why
-        return cls(job, failure)
+
+def attempts(file: Path) -> list[Attempt]:
+    """Read the starts and ends that job.sh noted, without the half line of a killed job."""
+    found: list[Attempt] = []
+    for line in lines_of(file):
+        cells = line.split("\t")
+        if len(cells) != 7 or not (_COUNT.fullmatch(cells[3]) and _COUNT.fullmatch(cells[4])):
+            continue
+        kind, job, _, nodes, seconds, outcome, message = cells
+        if kind == "start":
+            found.append(Attempt(job, int(nodes), int(seconds), newest=outcome))
+        elif found and found[-1].job == job:
+            found[-1] = replace(found[-1], ended=int(seconds), outcome=outcome, message=message)
+    return found
+
+
+def lines_of(file: Path) -> list[str]:
+    """Return the lines that are not empty; [] without the file."""
+    try:
+        return [line for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if line]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def decide(launch: Path, attempt: Path, code: int, refusal: str = "") -> Decision:
@@ -74,14 +92,19 @@ def decide(launch: Path, attempt: Path, code: int, refusal: str = "") -> Decisio
         return replace(decision, ends=f"stopped by {trigger}" if trigger.exists() else "")
     if is_usage:
         return replace(decision, ends=f"kielo did not understand its command: {said.message}")
-    chain = _Chain.read(launch / "chain" / "attempts")
+    tried = attempts(launch / "chain" / "attempts")
+    failures = [
+        (one.message, following.newest)
+        for one, following in zip(tried, tried[1:])
+        if one.outcome in ("failed", "hung")
+    ]
     is_killed = not refusal and code in _KILLED
     if not is_killed and not said.blamed_nodes:  # the cause is not a device or a node
         newest = newest_written(run / "train" / "checkpoints")
-        if chain.failure == (" ".join(said.message.split()), newest):
+        if failures[-1:] == [(" ".join(said.message.split()), newest)]:
             return replace(decision, ends=f"twice the same: {said.message}")
     again = "yes" if is_killed or outcome == "hung" else "no"
-    left_out = ",".join(_left_out(launch, said.blamed_nodes, chain.job))
+    left_out = ",".join(_left_out(launch, said.blamed_nodes, tried[-1].job if tried else ""))
     return replace(decision, again=again, blamed_nodes=",".join(said.blamed_nodes), left_out_nodes=left_out)
 
 

@@ -245,13 +245,13 @@ def _check_size(nodes: int, spares: int, partition: Partition, of_site: Jobs, si
 
 def _chain_length(wanted: int | None, forecast: Forecast | None, partition: Partition, site: Cluster) -> int:
     if wanted is not None:
-        check_number_of_jobs("--jobs", wanted, partition, site)
+        check_job_count("--jobs", wanted, partition, site)
         return wanted
     most = min(_MOST_JOBS, partition.max_jobs or _MOST_JOBS)
     return min(most, math.ceil(forecast.jobs * _SPARE_JOBS)) if forecast else 1
 
 
-def check_number_of_jobs(flag: str, jobs: int, partition: Partition, site: Cluster) -> None:
+def check_job_count(flag: str, jobs: int, partition: Partition, site: Cluster) -> None:
     """Refuse more jobs than the queue takes of one person. flag: the flag that asked for them."""
     if jobs > _MOST_ASKED_JOBS:
         raise KieloError(f"{flag}: makes {jobs} jobs. Fix: at most {_MOST_ASKED_JOBS} at once")
@@ -275,12 +275,10 @@ def _hours(wanted: float | None, partition: Partition, of_site: Jobs, site: Clus
 
 
 def _grace(wanted: int | None, forecast: Forecast | None, wall: int) -> int:
-    """Return how many seconds before its end a job is asked to stop.
-
-    Twice a slow step and a save, and 60 s: a GPU's ranks agree one step late, and Slurm counts in minutes.
-    """
+    """Return how many seconds before its end a job is asked to stop."""
     seconds = _USUAL_GRACE_SECONDS
     if forecast:
+        # twice a slow step and a save, and 60 s: a GPU's ranks agree one step late, Slurm counts in minutes
         save = forecast.save_stop_seconds + forecast.checkpoint_seconds
         seconds = max(_LEAST_GRACE_SECONDS, math.ceil(2 * (forecast.interval_seconds[1] + save) + 60))
     elif wall < 4 * seconds:

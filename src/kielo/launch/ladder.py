@@ -24,18 +24,12 @@ from kielo import __version__
 from kielo.artifact.launch_files import Ladder, MeasuredSpeed, PlannedSpeed, ReferenceSpeed, Rung
 from kielo.artifact.stage_json import read_json, write_json
 from kielo.dataset.heldout_sets import EVALUATION_TEXTS
-from kielo.launch.job_plan import (
-    JobPlan,
-    Wishes,
-    check_number_of_jobs,
-    check_request,
-    longest_hours,
-    plan_jobs,
-)
+from kielo.launch.decide import attempts
+from kielo.launch.job_plan import JobPlan, Wishes, check_job_count, check_request, longest_hours, plan_jobs
 from kielo.launch.launch_folder import LAUNCH_FOLDER, recipe_text, write_ladder_job, write_launch
 from kielo.launch.schedulers import job_ids, states
 from kielo.launch.script import card_file
-from kielo.launch.status import attempts, newest_launch
+from kielo.launch.status import newest_launch
 from kielo.plan.choose_layout import different_axes, nothing_runs
 from kielo.plan.cost import START_SECONDS
 from kielo.plan.layout_name import layout_name
@@ -136,7 +130,7 @@ def _on_nodes(recipe: Recipe, wishes: Wishes, run: RunToPlan | None, jobs: int) 
         site, of_site, partition, *_ = check_request(recipe, wishes)  # before the search
     except KieloError as error:
         raise KieloError(str(error).replace("--nodes", "--ladder")) from None
-    check_number_of_jobs("--ladder", jobs, partition, site)
+    check_job_count("--ladder", jobs, partition, site)
     longest = longest_hours(partition, of_site, site)
     asked = replace(wishes, hours=wishes.hours if longest is None else None)  # --hours is of the ladder's job
     layouts = [None] if run is None else best_layouts(run, nodes)

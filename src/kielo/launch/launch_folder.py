@@ -1,12 +1,8 @@
-"""The folder of a launch, RUN/launch/0001 and so on, which a person can read, keep, and submit again.
+"""The folder of a launch, RUN/launch/0001 and so on, which a person can read, keep, and submit again:
 
-job.sh            the job, which the whole chain shares
-submit.sh         submits the chain; `kielo launch` calls it
-rank.sh           what job.sh starts on each node and device
-environment.sh    the environment of the ranks
-recipe.toml       the recipe with every flag, and the layout
-launch.json       what was asked for, the forecast, and the versions
-logs/, chain/     what jobs write
+job.sh, submit.sh (the chain, which `kielo launch` submits), rank.sh (what job.sh starts on each node and
+device), environment.sh (of the ranks), recipe.toml (with every flag, and the layout), launch.json (flags,
+forecast, versions), logs/ and chain/ (what jobs write).
 """
 
 import os

@@ -143,11 +143,7 @@ def _of_hub(recipe: Recipe, folder: Path, say: Say) -> Iterator[Brought]:
 
 
 def _is_as_hub_knows_it(path: Path) -> bool:
-    """Return True if a snapshot's file has the hash by which the hub knows it: the name of its blob.
-
-    SHA-256 of large files, git's SHA-1 of others. A blob with another name and a folder are taken as they
-    are.
-    """
+    """Return True if a snapshot's file has the hash in its blob's name: SHA-256, or git's SHA-1."""
     if path.is_dir():
         return True
     blob = path.resolve()

@@ -164,18 +164,14 @@ def site_page(plan: SitePlan) -> str:
 
     folder, known = jinja2.FileSystemLoader(_SCRIPTS), {"trim_blocks": True, "keep_trailing_newline": True}
     environment = jinja2.Environment(loader=folder, undefined=jinja2.StrictUndefined, **known)
-    return environment.get_template("site.md.jinja").render(
-        vars(plan),
-        jobs=plan.of_site,
-        given=plan.of_site.model_fields_set,
-        told=_TOLD,
-        missed=_MISSED,
-        missing=_missing(plan.site, plan.of_site),
-        torch=plan.site.torch or NEWEST,
-        mount=MOUNT,
-        sites=SITES_FOLDER,
-        cell=_cell,
-    )
+    of_card = {
+        "jobs": plan.of_site,
+        "given": plan.of_site.model_fields_set,
+        "torch": plan.site.torch or NEWEST,
+    }
+    of_card |= {"missing": _missing(plan.site, plan.of_site), "mount": MOUNT, "sites": SITES_FOLDER}
+    words = {"told": _TOLD, "missed": _MISSED}
+    return environment.get_template("site.md.jinja").render(vars(plan) | of_card | words)
 
 
 def _no_network(site: Cluster) -> list[str]:
@@ -224,7 +220,3 @@ def _missing(site: Cluster, of_site: Jobs) -> list[str]:
 
 def _sources(of_site: Jobs, fields: Sequence[str]) -> list[str]:
     return [comment(f"{field}: {of_site.sources[field]}") for field in fields if field in of_site.sources]
-
-
-def _cell(value: str | tuple[str, ...]) -> str:
-    return (value if isinstance(value, str) else " ".join(value)).replace("|", "\\|")

@@ -9,6 +9,7 @@ from pathlib import Path
 from kielo.artifact.launch_files import Launch
 from kielo.artifact.metrics import METRICS_NAME, TrainingStep, of_kind, read_metrics
 from kielo.artifact.stage_json import read_json
+from kielo.launch.decide import Attempt, attempts, lines_of
 from kielo.launch.launch_folder import LAUNCH_FOLDER
 from kielo.launch.schedulers import ends, job_ids, states_or_reason
 from kielo.recipe.errors import KieloError
@@ -16,22 +17,9 @@ from kielo.resolve.resolved import read as read_resolved
 
 _GOOD = ("finished", "requeue")
 _SHOWN_LINES = 20
-_COUNT = re.compile(r"[0-9]{1,12}")
 _ERROR = re.compile(
     r"Error\b|\berror\b|^kielo[ a-z]*: |Traceback|[Nn]o such file|No module named|not found|denied|[Kk]illed"
 )
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A start of a job, by the chain's own list. `ended` is None while it runs, or if it was killed."""
-
-    job: str
-    nodes: int
-    started: int
-    ended: int | None = None
-    outcome: str = ""
-    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,11 +79,11 @@ def status(run_folder: Path) -> Status:
     total = None
     with suppress(KieloError):
         total = read_resolved(run_folder / "resolved.toml").identity.total_steps
-    left_out = sorted({line.split()[0] for line in _lines(run_folder / LAUNCH_FOLDER / "left_out_nodes")})
+    left_out = sorted({line.split()[0] for line in lines_of(run_folder / LAUNCH_FOLDER / "left_out_nodes")})
     made, last = attempts(folder / "chain" / "attempts"), rows[-1] if rows else None
     jobs, no_answer = states_or_reason(launch.scheduler, ids)
     begun = {attempt.job for attempt in made} | set(jobs or {})
-    stopped = "\n".join(_lines(folder / "chain" / "stopped"))
+    stopped = "\n".join(lines_of(folder / "chain" / "stopped"))
     over = [] if jobs is None or stopped else [job for job in ids if job not in begun]
     ended = ends(launch.scheduler, over)
     return Status(folder, launch, ids, jobs, made, last, total, stopped, left_out, ended, no_answer)
@@ -110,39 +98,14 @@ def newest_launch(run_folder: Path) -> Path:
     return found[-1].absolute()
 
 
-def attempts(file: Path) -> list[Attempt]:
-    """Read the starts and ends that job.sh noted, without the half line of a killed job."""
-    found: list[Attempt] = []
-    for line in _lines(file):
-        cells = line.split("\t")
-        if len(cells) != 7 or not (_COUNT.fullmatch(cells[3]) and _COUNT.fullmatch(cells[4])):
-            continue
-        kind, job, _, nodes, seconds, outcome, message = cells
-        if kind == "start":
-            found.append(Attempt(job, int(nodes), int(seconds)))
-        elif found and found[-1].job == job:
-            found[-1] = Attempt(job, int(nodes), found[-1].started, int(seconds), outcome, message)
-    return found
-
-
 def _last_words(logs: Path, job: str) -> tuple[Path, list[str]] | None:
-    """Return (file, last lines) where a job's first error probably is; None without any line.
-
-    The log of the first rank that names an error, else the scheduler's step, else the job's own log.
-    """
-    attempts = sorted(logs.glob(f"{job}.*"))
-    ranks = sorted(attempts[-1].glob("*.[0-9]*.log")) if attempts else []
-    named = [file for file in ranks if any(map(_ERROR.search, _lines(file)[-_SHOWN_LINES:]))]
-    others = [attempts[-1] / "step.txt"] if attempts else []
+    """Return (file, last lines): of the first rank with an error, else of the step, else of the job."""
+    folders = sorted(logs.glob(f"{job}.*"))
+    ranks = sorted(folders[-1].glob("*.[0-9]*.log")) if folders else []
+    named = [file for file in ranks if any(map(_ERROR.search, lines_of(file)[-_SHOWN_LINES:]))]
+    others = [folders[-1] / "step.txt"] if folders else []
     others += [logs / f"job_{job}.log", *sorted(logs.glob(f"*{job}*"))]
     for file in (*named, *others):
-        if file.is_file() and (lines := _lines(file)):
+        if file.is_file() and (lines := lines_of(file)):
             return file, lines[-_SHOWN_LINES:]
     return None
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return [line for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if line]
-    except (FileNotFoundError, NotADirectoryError):
-        return []

@@ -1,11 +1,8 @@
 """Calibration: metrics.jsonl and resolved.toml of a person's runs → a card of the machine; no torch.
 
-The median of steps of one size (sequence length, micro-batch, micro-batches) is one measurement. Fitted are
-only the constants of `efficiency.py` that a run of Kielo can show. Each is drawn to its usual value for the
-device, and keeps it if the runs show nothing of it.
-
-A GPU keeps the peaks of its card. A processor's card has none: its peak, memory bandwidth and bandwidth
-between ranks are fitted too. Its ranks share the cores, so runs on different numbers of ranks are refused.
+The median of steps of one size is one measurement. Fitted are only the constants of `efficiency.py` that a
+run of Kielo can show, each drawn to its usual value for the device. A processor's card has no peaks: its peak
+and bandwidths are fitted too. Its ranks share the cores, so runs on different numbers of ranks are refused.
 """
 
 import json
@@ -86,10 +83,9 @@ pipeline_exposed step_seconds latency_seconds tensor_launch network node"""
 
 
 def measure(paths: Sequence[Path | str], site: Cluster | None = None) -> Machine:
-    """Measure the machine of the runs with these metrics.jsonl.
+    """Measure the machine of the runs with these metrics.jsonl. Raises KieloError for short or mixed runs.
 
-    `resolved.toml` is beside each file or one folder up. site: default, for GPUs the first cluster card that
-    has them, for processors one node. Raises KieloError for missing or short files and for mixed devices.
+    site: default, for GPUs the first cluster card that has them, for processors one node.
     """
     runs = [read_measured_run(Path(path)) for path in paths]
     if not runs:

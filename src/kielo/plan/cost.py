@@ -64,7 +64,7 @@ _STOP_SECONDS, _COPY_BYTES_PER_SECOND = 0.2, 1e9
 # A rank writes at this rate; the file system, of which a job gets half at best, limits a job of many ranks.
 _RANK_BYTES_PER_SECOND, _FILE_SYSTEM_SHARE = 1e9, 0.5
 # A copy in memory is written, read for the neighbour, and the neighbour's is written, at a rank's rate. Ranks
-# send by one TCP connection each, mostly over one of a node's interfaces: they are assumed to get this share.
+# send by one TCP connection each, mostly over one of a node's interfaces. Assumed: they get this share.
 _COPY_PASSES, _TCP_SHARE = 3, 0.1
 _WEIGHT_BYTES = 4  # of a parameter in a checkpoint, beside its two moments
 _FORWARD_SHARE = 1 / 3  # of a trained token's work, for a token of held-out text
@@ -151,17 +151,13 @@ def cost(planned: PlannedLayout, wall_hours: float | None = None, rate: Rate | N
 
 
 def _copies(planned: PlannedLayout, resolved: Resolved, bytes_: float, stop_seconds: float) -> Copies | None:
-    """Return the copies in memory that the recipe makes between its saves, if it makes any.
-
-    bytes_: of a checkpoint. stop_seconds: copying to the host stops training. Traffic between nodes is taken
-    from the training's own, at the node's whole rate.
-    """
+    """Return the copies in memory that the recipe makes between its saves of `bytes_`, if it makes any."""
     checkpoint = resolved.placement.checkpoint
     if not 0 < checkpoint.memory_every_steps < checkpoint.every_steps:
         return None
     sent = bytes_ / planned.nodes if planned.nodes > 1 else 0.0
     network = planned.run.site.network_gbit_per_second_per_node * 1e9 / 8
-    traffic = sent / network if network else 0.0
+    traffic = sent / network if network else 0.0  # taken from the training's own, at the node's whole rate
     passes = (_COPY_PASSES if sent else 1) * bytes_ / planned.devices / _RANK_BYTES_PER_SECOND
     cost = Save(stop_seconds + traffic, passes + traffic / _TCP_SHARE)
     return Copies(checkpoint.memory_every_steps, cost)

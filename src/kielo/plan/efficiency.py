@@ -5,7 +5,7 @@ constant has a physical meaning. No constant belongs to a source or a row.
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -86,13 +86,10 @@ _STARTS = {
 }
 
 
-def _constants() -> Iterator[tuple[str, Constant]]:
-    for row in _TABLE.strip().splitlines():
-        name, by, start, spread, meaning = row.split(maxsplit=4)
-        yield name, Constant(by, float(start), float(spread), meaning, _STARTS.get(name, {}))
-
-
-CONSTANTS = dict(_constants())
+CONSTANTS = {
+    name: Constant(by, float(start), float(spread), meaning, _STARTS.get(name, {}))
+    for name, by, start, spread, meaning in (row.split(maxsplit=4) for row in _TABLE.strip().splitlines())
+}
 
 
 class Efficiency:

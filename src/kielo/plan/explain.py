@@ -200,8 +200,7 @@ def _data(planned: PlannedLayout, rates: Any) -> str:
     return (
         f"between {layout.replicate * ranks} ranks {how}; another "
         f"{seconds_text(planned, planned.hidden_data_seconds)} are hidden, as {_first(hides):.0%} of "
-        f"{behind} can hide traffic, which slows it by {_first(rates.overlap_cost):.0%} "
-        "of what is hidden"
+        f"{behind} can hide traffic, which slows it by {_first(rates.overlap_cost):.0%} of the hidden seconds"
     )
 
 

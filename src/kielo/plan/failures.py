@@ -199,10 +199,9 @@ def daly_seconds(stop_seconds: float, mean_seconds: float) -> float:
 
 
 def effective_share(interval_seconds: float, save: Save, mean_seconds: float, down_seconds: float) -> float:
-    """Return the share of a job's time that is spent on kept steps.
+    """Return the share of a job's time that is spent on kept steps, by Daly's model.
 
-    Daly's model with the time until the next step, in which a job may fail again. A failure also costs the
-    steps taken while the newest save was written.
+    It includes the time until the next step, in which a job may fail again, and steps taken during the save.
     """
     # By exponentials of negative numbers, which do not overflow.
     segment = (interval_seconds + save.stop) / mean_seconds

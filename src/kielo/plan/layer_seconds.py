@@ -2,12 +2,9 @@
 
 FLOPs: 2 a weight and token forward, 4 backward (Narayanan et al. 2021, arXiv:2104.04473, appendix), 4 × width
 × keys a query for attention, and fused attention's backward 2.5 times its forward (Dao 2023,
-arXiv:2307.08691, section 4.1).
-
-A collective of n chunks and T seconds beside a product of P seconds adds T / n, because the first gather (or
-the last sum) has nothing beside it, and (n - 1) / n × (T - P) if that is positive. The product also slows
-down: its chunks fill the device less, share it with the collective, and are copied into the sequence's order.
-How much slower, and how many more kernels, are assumptions: no measurement separates them.
+arXiv:2307.08691, section 4.1). A collective of n chunks and T seconds beside a product of P seconds adds T /
+n, and (n - 1) / n × (T - P) if positive. The product also slows down: its chunks fill the device less, share
+it, and are copied into the sequence's order. How much slower, and how many more kernels, are assumptions.
 """
 
 from dataclasses import dataclass
@@ -42,7 +39,7 @@ _EXPERT_LAUNCHES = 1.0  # kernels of routing, sorting and exchange, by a dense l
 # Seconds of fused attention's backward, by its seconds if it may add gradients of queries in any order: at
 # most 37.9 % less throughput with a causal mask (Qiang et al. 2026, arXiv:2601.21824).
 _DETERMINISTIC_BACKWARD = 1.6
-# DeepSpeed copies a bf16 gradient to fp32 before it adds it, and clears the bf16 one.
+# DeepSpeed copies a bf16 gradient to fp32 before it adds it, and clears it.
 _COPIED_GRADIENT_BYTES = 10
 
 

@@ -72,11 +72,10 @@ def read_measured_run(path: Path) -> MeasuredRun:
 
 
 def metrics_of(paths: Sequence[Path]) -> tuple[list[Path], Cluster | None]:
-    """Return the metrics.jsonl of runs and ladders, and the site of the last ladder, if there is any.
+    """Return the metrics.jsonl of runs and ladders (of their measured rungs), and the last ladder's site.
 
-    paths: metrics.jsonl, run folders, or ladders, which stand for their measured rungs. On a processor only
-    rungs on one node count, because the ranks of several "nodes" share its cores. Raises KieloError for a
-    ladder of which nothing is measured.
+    On a processor only rungs on one node count, because the ranks of several "nodes" share its cores. Raises
+    KieloError for a ladder of which nothing is measured.
     """
     found, site = [], None
     for path in paths:

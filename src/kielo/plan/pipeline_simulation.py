@@ -158,8 +158,7 @@ def _order(schedule: str, ranks: int, rank: int, own: Sequence[int], micro_batch
     if schedule == "gpipe":
         forward = [("forward", own[0], m) for m in range(micro_batches)]
         return forward + [("backward", own[0], m) for m in range(micro_batches)]
-    # Interleaved: a round of micro-batches through one chunk, then through the next; 1F1B is the case of one
-    # chunk.
+    # Interleaved: a round of micro-batches through each chunk in turn. 1F1B has one chunk.
     each = _round(ranks, micro_batches) if chunks > 1 else ranks
     rounds = [range(start, min(start + each, micro_batches)) for start in range(0, micro_batches, each)]
     forward = [("forward", own[chunk], m) for some in rounds for chunk in range(chunks) for m in some]
@@ -203,7 +202,7 @@ class _GreedyOrders:
         self.kept, self.free_at = [0] * len(own), [0.0] * len(own)
         self.orders: list[list[_Task]] = [[] for _ in own]
         self.count = count()
-        # (time, number, rank, task that becomes ready there; None where the rank becomes free)
+        # (time, number, rank, task that becomes ready there, or None if the rank becomes free)
         self.events: list[tuple[float, int, int, _Task | None]] = []
         for micro_batch in range(micro_batches):
             self._post(0.0, self.rank_of[0], ("forward", 0, micro_batch))
@@ -239,7 +238,7 @@ class _GreedyOrders:
             micro_batch, stage = heapq.heappop(self.backward[rank])
             self.weights[rank].append(("weights", stage, micro_batch))
             return "backward", stage, micro_batch
-        # The first stage of a rank leaves memory for its later ones, or the pipeline would wait for itself.
+        # The first stage of a rank leaves memory for its later stages, or the pipeline would wait for itself.
         if forward and (-forward[0][0] != self.own[rank][0] or self.kept[rank] < self.most_kept):
             stage, micro_batch = heapq.heappop(forward)
             self.kept[rank] += 1

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import add
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -129,7 +129,7 @@ class RunToPlan:
         """The device's peak in the precision of the plan."""
         return self.card.peak_tflops["fp8" if self.precision == "fp8" else "bf16"]
 
-    def columns(self, layout: Layout, step: StepSize, trainable: tuple[str, ...] = ()) -> dict[str, Any]:
+    def columns(self, layout: Layout, step: StepSize, trainable: tuple[str, ...] = ()) -> dict[str, float]:
         """Return a row for `Workload.of`: the run in this layout, in a phase that trains these modules."""
         options = TrainOptions.of(self.precision, self.recipe.train, trainable)
         return workload_row(self.model, layout, self.card, self.site, step, options)

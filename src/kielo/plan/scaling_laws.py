@@ -7,7 +7,6 @@ can teach, count less and less; constants of the authors' code (huggingface/data
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from kielo.plan.idea import FLOPS_PER_PARAMETER_AND_TOKEN, parameters_asked
@@ -95,25 +94,21 @@ def best_repeated(flops: float, unique_tokens: float) -> Choice:
     def loss(log_parameters: float) -> float:
         return of_size(flops, math.exp(log_parameters), unique_tokens).loss
 
-    high = math.log(flops / FLOPS_PER_PARAMETER_AND_TOKEN)
-    return of_size(flops, math.exp(_argmin(loss, math.log(_SMALLEST), high)), unique_tokens)
+    low, high = math.log(_SMALLEST), math.log(flops / FLOPS_PER_PARAMETER_AND_TOKEN)
+    # the best of a grid, refined by golden sections around it
+    width, golden = (high - low) / _GRID, (math.sqrt(5) - 1) / 2
+    best = min((low + width * place for place in range(_GRID + 1)), key=loss)
+    low, high = best - width, best + width
+    while high - low > 1e-9:
+        left, right = high - golden * (high - low), low + golden * (high - low)
+        low, high = (low, right) if loss(left) < loss(right) else (left, high)
+    return of_size(flops, math.exp((low + high) / 2), unique_tokens)
 
 
 def _worth(unique: float, whole: float, worth_of_repeats: float) -> float:
     """Return how many unique items are worth as much as `whole` items of which `unique` differ."""
     repeats = max(0.0, whole / unique - 1)
     return unique * (1 + worth_of_repeats * (1 - math.exp(-repeats / worth_of_repeats)))
-
-
-def _argmin(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return the minimum's place: the best of a grid, refined by golden sections around it."""
-    width = (high - low) / _GRID
-    best = min((low + width * place for place in range(_GRID + 1)), key=function)
-    low, high, golden = best - width, best + width, (math.sqrt(5) - 1) / 2
-    while high - low > 1e-9:
-        left, right = high - golden * (high - low), low + golden * (high - low)
-        low, high = (low, right) if function(left) < function(right) else (left, high)
-    return (low + high) / 2
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Search of a run's layouts on given numbers of nodes: rank what runs, and give reasons for the rest.
 
-A form is a layout without its data-parallel ranks. The columns of all forms are computed once. On a number of
-nodes a form becomes a layout, or is dropped with a reason.
+A form is a layout without its data-parallel ranks. The columns of all forms are computed once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -270,13 +269,15 @@ def _axes(run: RunToPlan, devices: Sequence[int], found: Found) -> Iterator[Layo
 
 def _schedules(run: RunToPlan, layout: Layout, found: Found) -> Iterator[Layout]:
     choices: list[dict[str, object]] = [{}]
+    layers = run.model.num_hidden_layers
     if layout.pipeline > 1:
         names = ("1f1b", "interleaved_zero_bubble", "zbv", "dualpipev")
         choices = [{"pipeline_schedule": name} for name in names]
         choices += [
             {"pipeline_schedule": "interleaved_1f1b", "pipeline_stages_per_rank": stages}
             for stages in _INTERLEAVED
-            if _is_near_even(run.model.num_hidden_layers, layout.pipeline * stages)
+            # equally many layers, with room left for the head or the embedding
+            if layers >= layout.pipeline * stages - 1 and -layers % (layout.pipeline * stages) <= 2
         ]
     for choice in choices:
         one = layout.model_copy(update=choice)
@@ -289,11 +290,6 @@ def _schedules(run: RunToPlan, layout: Layout, found: Found) -> Iterator[Layout]
 
 def _refuse(found: Found, why: str, **axes: int) -> None:
     found.impossible.setdefault(why, []).append(Choice(Layout(**axes), 1, 1, 1))
-
-
-def _is_near_even(layers: int, stages: int) -> bool:
-    """Return True if stages can have equally many layers, with room for the head or the embedding."""
-    return layers >= stages - 1 and -layers % stages <= 2
 
 
 def _pipelines(devices: Sequence[int], others: int) -> list[int]:

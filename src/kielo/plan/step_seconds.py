@@ -105,11 +105,8 @@ def hidden_data_seconds(work: Workload, efficiency: Efficiency, data_traffic: Co
 
 def _with_overlap(traffic: Column, hides: Column, overlap_cost: float) -> Column:
     """Compute seconds that `traffic` adds to work that can hide `hides`. Hidden traffic slows its kernels."""
-    exposed = _exposed(traffic, hides)
-    return exposed + overlap_cost * (traffic - exposed)
-
-
-def _exposed(traffic: Column, hides: Column) -> Column:
-    """Compute all but the smaller of `traffic` and `hides`, smoothly because they begin apart."""
+    # All but the smaller of both, smoothly: traffic and work of similar length do not begin and end together.
     smaller, larger = np.minimum(traffic, hides), np.maximum(np.maximum(traffic, hides), 1e-12)
-    return traffic - smaller / (1 + (smaller / larger) ** _OVERLAP_SHARPNESS) ** (1 / _OVERLAP_SHARPNESS)
+    hidden = smaller / (1 + (smaller / larger) ** _OVERLAP_SHARPNESS) ** (1 / _OVERLAP_SHARPNESS)
+    exposed = traffic - hidden
+    return exposed + overlap_cost * (traffic - exposed)

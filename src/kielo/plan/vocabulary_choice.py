@@ -99,10 +99,10 @@ class Pricing:
         self._frozen_tokens = _tokens(recipe, is_frozen=True)
 
     def choice(self, of: Vocabulary, text_bytes: float, relearn_tokens: int | None = None) -> Choice:
-        """Compute the costs of a text of `text_bytes`.
+        """Compute the costs of a text of `text_bytes`. Raises KieloError if no layout runs on the nodes.
 
-        relearn_tokens: for a vocabulary with new rows; default, the tokens of the recipe's phases with a
-        frozen body, else `TOKENS_PER_NEW_ROW` for each row. Raises KieloError if no layout runs on the nodes.
+        relearn_tokens: default, the tokens of the recipe's phases with a frozen body, else
+        `TOKENS_PER_NEW_ROW` each.
         """
         model = self._model.model_copy(update={"vocab_size": of.size})
         tokens = round(text_bytes / of.bytes_per_token)

@@ -21,7 +21,7 @@ from kielo.resolve.stages import chunks_of
 
 def steps_by_precision(recipe: Recipe) -> dict[Precision, int]:
     """Return precision → steps that the recipe asks for in it, with skipped steps."""
-    after = 1 + (steps_of_run(recipe) or 1)  # of a run whose length is not known yet, one step
+    after = 1 + (steps_of_run(recipe) or 1)  # 1 step if the length is not known yet
     initial = recipe.train.precision
     if initial is None:
         raise KieloError('train.precision is not resolved. Fix: train.precision = "bf16"')
@@ -208,8 +208,8 @@ def workload_row(
 ) -> dict[str, float]:
     """Return a row for `Workload.of`: a complete `model` trained by Kielo (FSDP2, fp32 weights).
 
-    `layout` has passed `stage_complaints`, and `layout.shard` is not 0. The card's bf16 peak must be for
-    `train.precision`: fp32 changes only bytes here. on_processor: count bytes as a rehearsal does.
+    `layout.shard` is not 0. The card's bf16 peak must be for `train.precision`: fp32 changes only bytes here.
+    on_processor: count bytes as a rehearsal does.
     """
     columns = {part: part for part in ("operators", "attention", "norms", "activations")} | {"full": "layers"}
     every = layout.recompute_every_layers
@@ -218,13 +218,8 @@ def workload_row(
     recipe, network = matrix_recipe(train.precision, fp8), cluster.network_gbit_per_second_per_node * 1e9 / 8
     machine = machine_columns(card, network, cluster.devices_per_node, recipe)
     row = memory_row(model, layout, step, train, card, on_processor) | again | machine
-    row |= {
-        "layers": model.num_hidden_layers,
-        "head_dim": model.head_dim,
-        "weight_bytes": 4,
-        "gradient_bytes": 4,
-    }
-    row |= {"heads": model.num_attention_heads, "kv_heads": model.num_key_value_heads}
+    row |= {"layers": model.num_hidden_layers, "head_dim": model.head_dim, "heads": model.num_attention_heads}
+    row |= {"kv_heads": model.num_key_value_heads, "weight_bytes": 4, "gradient_bytes": 4}
     return row | {
         "data": layout.replicate * layout.shard,
         "ring_share": cluster.ring_share or 0.0,
