@@ -24,11 +24,12 @@ def test_weights_of_a_layer_are_counted_by_hand():
         workload(SMALL | {"projection_share": 0.5}),
         workload(SMALL | EXPERTS),
     )
-    assert dense.layer_parameters == PROJECTIONS + DENSE
+    assert dense.layer_parameters == dense.active_layer_parameters == PROJECTIONS + DENSE
     assert low.layer_parameters == PROJECTIONS / 2 + DENSE
     shared = PROJECTIONS + DENSE / 2 + 3 * 8 * 4 / 2 + 8 * 4 / 2  # with the router
     assert routed.shared_layer_parameters == shared and routed.expert_parameters == 3 * 8 * 6 / 2
     assert routed.layer_parameters == shared + 4 * 72
+    assert routed.active_layer_parameters == shared + 2 * 72
     assert routed.mlp_width_of_token == (16 + 4 + 2 * 6) / 2
     one = workload(SMALL | EXPERTS | {"experts": 1, "experts_each": 1})  # needs no router
     assert one.shared_layer_parameters == shared - 16

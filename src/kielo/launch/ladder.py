@@ -182,8 +182,8 @@ def rung_recipe(plan: JobPlan, planned: PlannedLayout | None, folder: Path) -> R
             "Fix: more train.tokens"
         )
     skipped = ((1, main.first_step - 1),) if main.first_step > 1 else ()
-    train = {"log_every_steps": 1, "heldout_every_steps": main.last_step + 1, "skip_steps": skipped}
-    train |= {"tensorboard": False, "wandb": ""}
+    train: dict[str, object] = {"log_every_steps": 1, "heldout_every_steps": main.last_step + 1}
+    train |= {"skip_steps": skipped, "tensorboard": False, "wandb": ""}
     if recipe.train.precision_changes:
         precision = planned.run.precision if planned else recipe.train.precision
         train |= {"precision": precision, "precision_changes": ()}

@@ -134,8 +134,8 @@ def one_launch_at_a_time(plan: JobPlan) -> Iterator[None]:
 
 def submit(folder: Path, scheduler: str) -> tuple[list[str], str]:
     """Submit the chain. Return the jobs' ids, and other words. Raises KieloError without a first job."""
-    script, text = folder / "submit.sh", {"text": True, "errors": "replace"}
-    done = subprocess.run(["bash", str(script)], stdin=subprocess.DEVNULL, capture_output=True, **text)
+    script, none = folder / "submit.sh", subprocess.DEVNULL
+    done = subprocess.run(["bash", script], stdin=none, capture_output=True, text=True, errors="replace")
     answer = " ".join(done.stderr.split())
     if done.returncode:
         raise KieloError(

@@ -162,8 +162,8 @@ def site_page(plan: SitePlan) -> str:
     """Return site.md: what the card knows, with its sources, the steps of the script, what is missing."""
     import jinja2  # takes 0.1 s
 
-    folder, known = jinja2.FileSystemLoader(_SCRIPTS), {"trim_blocks": True, "keep_trailing_newline": True}
-    environment = jinja2.Environment(loader=folder, undefined=jinja2.StrictUndefined, **known)
+    folder, strict = jinja2.FileSystemLoader(_SCRIPTS), jinja2.StrictUndefined
+    pages = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True, undefined=strict, loader=folder)
     of_card = {
         "jobs": plan.of_site,
         "given": plan.of_site.model_fields_set,
@@ -171,7 +171,7 @@ def site_page(plan: SitePlan) -> str:
     }
     of_card |= {"missing": _missing(plan.site, plan.of_site), "mount": MOUNT, "sites": SITES_FOLDER}
     words = {"told": _TOLD, "missed": _MISSED}
-    return environment.get_template("site.md.jinja").render(vars(plan) | of_card | words)
+    return pages.get_template("site.md.jinja").render(vars(plan) | of_card | words)
 
 
 def _no_network(site: Cluster) -> list[str]:

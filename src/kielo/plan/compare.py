@@ -185,16 +185,16 @@ def changed_parts(planned: PlannedLayout, other: PlannedLayout) -> str:
     found, places = differences(planned, other), decimals(planned)
     least = _LEAST * planned.step_seconds
     large = {part: seconds for part, seconds in found.items() if abs(seconds) >= least}
-    rest = f"the rest {_signed(sum(found.values()) - sum(large.values()), places)}"
+    rest = f"the rest {signed_text(sum(found.values()) - sum(large.values()), places)}"
     return ", ".join([*([_with_seconds(large, places)] if large else []), rest])
 
 
-def _signed(seconds: float, places: int) -> str:
+def signed_text(seconds: float, places: int) -> str:
     return f"{seconds:+.{places}f} s".replace("-", "−")
 
 
 def _with_seconds(parts: Mapping[str, float], places: int, of: str = "") -> str:
-    texts = (f"{SECONDS.get(part, part)} ({_signed(each, places)}{of})" for part, each in parts.items())
+    texts = (f"{SECONDS.get(part, part)} ({signed_text(each, places)}{of})" for part, each in parts.items())
     return ", ".join(texts)
 
 

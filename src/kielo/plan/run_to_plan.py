@@ -114,9 +114,10 @@ class RunToPlan:
     def host_bytes_per_node(self, parts: Mapping[str, Bytes], is_offloaded: bool) -> Bytes:
         """Compute the bytes in a node's own memory if all its ranks hold `parts` (of `MemoryBytes.parts`)."""
         whole: Bytes = reduce(add, parts.values())
-        state = (parts.get(name, 0 * whole) for name in ("weights", "gradients", "optimiser"))
+        kinds = ("weights", "gradients", "optimiser")
+        weights, gradients, optimiser = (parts.get(name, 0 * whole) for name in kinds)
         is_copied, on_cpu = self.recipe.checkpoint.memory_every_steps > 0, self.card.device == "cpu"
-        copies = host_bytes(*state, is_offloaded and not on_cpu, is_copied)
+        copies = host_bytes(weights, gradients, optimiser, is_offloaded and not on_cpu, is_copied)
         return self.site.devices_per_node * (copies + whole if on_cpu else copies)
 
     @cached_property

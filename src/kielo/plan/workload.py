@@ -121,6 +121,11 @@ class Workload(MemoryColumns):
         return self.shared_layer_parameters + self.experts * self.expert_parameters
 
     @property
+    def active_layer_parameters(self) -> Column:
+        """Weights of a layer that a token uses."""
+        return self.shared_layer_parameters + self.experts_each * self.expert_parameters
+
+    @property
     def shared_layer_parameters(self) -> Column:
         """Weights of a layer that every token uses: projections, dense MLP, shared experts and router."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
