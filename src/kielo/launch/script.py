@@ -70,25 +70,16 @@ def _submission(
     plan: JobPlan, folder: Path, settings: Sequence[str], before: Sequence[str], main: str
 ) -> str:
     """Return bash that compares what job.sh asks for. before, main: scripts around the scheduler's."""
-    lines = [
-        "#!/bin/bash",
-        _working_folder(),
-        assign("FOLDER", str(folder)),
-        *settings,
-        "# what job.sh asks for",
-    ]
-    lines += [assign("ACCOUNT", plan.wishes.account or ""), assign("PARTITION", plan.partition.name)]
-    lines += [assign("QOS", plan.partition.qos), f"JOB_NODES={plan.nodes + plan.wishes.spares}"]
+    facts = {
+        "ACCOUNT": plan.wishes.account or "",
+        "PARTITION": plan.partition.name,
+        "QOS": plan.partition.qos,
+    }
+    facts |= {"JOB_NODES": str(plan.nodes + plan.wishes.spares), "WALL_SECONDS": str(plan.wall_seconds)}
+    lines = ["#!/bin/bash", _working_folder(), assign("FOLDER", str(folder)), *settings]
+    lines += ["# what job.sh asks for", *(assign(name, value) for name, value in facts.items()), ""]
     own = SCHEDULERS[plan.site.scheduler].parts()[1]
-    parts = [
-        f"WALL_SECONDS={plan.wall_seconds}",
-        "",
-        *map(_text, before),
-        own,
-        _text("submitted"),
-        _text(main),
-    ]
-    return "\n".join([*lines, *parts])
+    return "\n".join([*lines, *map(_text, before), own, _text("submitted"), _text(main)])
 
 
 def environment_script(plan: JobPlan) -> str:

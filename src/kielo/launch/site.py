@@ -170,7 +170,8 @@ def site_page(plan: SitePlan) -> str:
         "torch": plan.site.torch or NEWEST,
     }
     of_card |= {"missing": _missing(plan.site, plan.of_site), "mount": MOUNT, "sites": SITES_FOLDER}
-    words = {"told": _TOLD, "missed": _MISSED}
+    source = plan.site.sources.get("network", plan.site.source)
+    words = {"told": _TOLD, "missed": _MISSED, "network_source": source}
     return pages.get_template("site.md.jinja").render(vars(plan) | of_card | words)
 
 
