@@ -181,7 +181,7 @@ def test_what_to_type_next_has_the_same_flags(planner, capsys) -> None:
     assert main(["plan", "--params", "3B", "--cluster", "lumi_g", "--nodes", "3"]) == 0
     said = capsys.readouterr()
     assert "RECIPE tp2-dp6-mb2-zero1 --cluster lumi_g --set model.params=3B --nodes" in said.out
-    assert said.err.startswith("not set in the recipe, with the usual values: ")
+    assert said.err.startswith("not set in the recipe, so as usual for this size: ")
     assert main(["plan"]) == 1
     assert capsys.readouterr().err == (
         "kielo: of what? Give a recipe (see `kielo recipes`), or a size: --params 3B --cluster lumi_g\n"

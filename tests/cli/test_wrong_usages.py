@@ -134,7 +134,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
             "--site=a",
             "--venv=b",
         ],
-        "leave --container and --venv out",
+        "no --container and no --venv",
     ),
     "one layout twice": (["plan", "compare", "poro_34b", "tp2", "tp2", "--nodes", "16"], "two that differ"),
     "no layout's name": (["plan", "explain", "poro_34b", "zz", "--nodes", "16"], "Fix: tp8"),

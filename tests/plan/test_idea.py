@@ -81,7 +81,7 @@ def test_an_idea_is_filled_with_what_is_usual_and_told():
     train = made.train
     assert (train.tokens, train.tokens_per_step, train.learning_rate) == (1_999_634_432, 524_288, 6e-4)
     assert told == (
-        "not set in the recipe, with the usual values: train.tokens = 1_999_634_432 (20 a parameter), "
+        "not set in the recipe, so as usual for this size: train.tokens = 1_999_634_432 (20 a parameter), "
         "tokens_per_step = 524_288, learning_rate = 0.0006, sequences of 1_024, 32_000 tokens in the "
         "vocabulary"
     )

@@ -69,7 +69,7 @@ def with_usual_training(recipe: Recipe) -> tuple[Recipe, list[str]]:
     recipe, rate = _filled(recipe, "train", "learning_rate", usual.learning_rate)
     recipe, tokens = _filled(recipe, "train", "tokens", max(1, usual.tokens // step) * step)
     return recipe, [
-        f"not set in the recipe, with the usual values: train.tokens = {tokens:_} "
+        f"not set in the recipe, so as usual for this size: train.tokens = {tokens:_} "
         f"({TOKENS_PER_PARAMETER} a parameter), tokens_per_step = {step:_}, learning_rate = {rate:g}, "
         f"sequences of {length:_}, {vocab_size:_} tokens in the vocabulary"
     ]
