@@ -10,9 +10,10 @@ import pytest
 
 from kielo.artifact.metrics import TrainingStep
 from kielo.cli.main import main
+from kielo.launch.decide import Attempt
 from kielo.launch.job_paths import JobPath
 from kielo.launch.job_plan import Wishes
-from kielo.launch.status import Attempt, Status
+from kielo.launch.status import Status
 from kielo.recipe.errors import KieloError
 from tests.launch.hand_made import forecast, plan, site
 

@@ -137,7 +137,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
             "--site=a",
             "--venv=b",
         ],
-        "leave --container and --venv out",
+        "no --container and no --venv",
     ),
     "one layout twice": (
         ["plan", "compare", "poro_34b", "tp2", "tp2", "--nodes", "16"],

@@ -15,6 +15,7 @@ from kielo.launch import forecast as forecasting
 from kielo.launch import ladder, launch_folder, prefetch
 from kielo.launch import ladder as ladders
 from kielo.launch import status as statuses
+from kielo.launch.decide import Attempt, attempts
 from kielo.launch.forecast import forecast_of
 from kielo.launch.job_plan import Wishes
 from kielo.launch.launch_folder import (
@@ -29,7 +30,7 @@ from kielo.launch.launch_folder import (
     write_pack_jobs,
 )
 from kielo.launch.prefetch import missing, own_files
-from kielo.launch.status import Attempt, Status, attempts, newest_launch, status
+from kielo.launch.status import Status, newest_launch, status
 from kielo.recipe.errors import KieloError
 from tests.launch.hand_made import forecast, plan, recipe, site
 
@@ -97,7 +98,7 @@ def test_the_papers_of_a_launch(here, monkeypatch) -> None:
     assert launch_of(plan(site())).partition == "usual"
     own = plan(site(), recipe=recipe(cluster="my.toml", train={"tokens": 1000}))
     assert recipe_text(own) == (
-        f"# The recipe of this launch, for the jobs of this folder; they start in {here}.\n"
+        f"# The recipe of this launch, for the jobs of this folder, which start in {here}.\n"
         f'name = "mine"\nlanguage = "et"\nfolder = "{here}/runs/mine"\ncluster = "{here}/my.toml"\n\n'
         '[corpus]\n\n[[corpus.sources]]\nname = "a"\npath = "a.txt"\n\n[train]\ntokens = 1000\n'
     )
@@ -127,7 +128,7 @@ def test_a_chain_of_another_person_is_known_where_the_scheduler_hides_it(here, m
 
     assert refusal() == (
         f"{folder}: its chain is {owner}'s, the scheduler shows you no jobs of other persons, and no end of "
-        f"7, 8 is noted. Fix: `kielo cancel` by them; or, if they are over, `echo over > "
+        f"7, 8 is noted. Fix: `kielo cancel` by that person, or if the jobs are over `echo over > "
         f"{chain}/stopped`"
     )
     (chain / "attempts").write_text(ROW.format("start", 7, "") + ROW.format("end", 7, "ok"))
@@ -179,8 +180,8 @@ def test_submission(here, monkeypatch) -> None:
     with pytest.raises(KieloError) as refused:
         submit(folder, "pbs")
     assert str(refused.value) == (
-        f"qsub refused the job, and nothing is queued: no; {folder} stays: change it and submit it by `bash "
-        f"{folder}/submit.sh`, or launch again"
+        f"qsub refused the job, and nothing is queued: no. Fix: change {folder}, which stays, and submit it "
+        f"by `bash {folder}/submit.sh`, or launch again"
     )
     for scheduler, command in (("slurm", "sbatch"), ("grid_engine", "qsub")):
         monkeypatch.setenv("PATH", "/nowhere")
@@ -266,7 +267,7 @@ def test_the_status_of_the_newest_launch(here, monkeypatch) -> None:
     )
     assert (found.left_out, found.last_step.step, seen[1:]) == (["a", "b"], 3, [("slurm", ["1", "2"])])
     (folder / "launch.json").unlink()
-    with pytest.raises(KieloError, match="0002: has no launch.json; launch the run again"):
+    with pytest.raises(KieloError, match="0002: has no launch.json. Fix: launch the run again"):
         status(run)
 
 
@@ -298,7 +299,9 @@ def test_the_state_of_a_rung(here, monkeypatch) -> None:
     for section, key in (("train", "tokens"), ("model", "hidden_size"), ("dataset", "sequence_length")):
         train = {"train": {"tokens": 9000}} | {section: {key: 640}}
         other = replace(asked, recipe=recipe(folder=str(run), **train))
-        with pytest.raises(KieloError, match=rf"was measured with another \[{section}\].*; move {here} away"):
+        with pytest.raises(
+            KieloError, match=rf"was measured with another \[{section}\].*. Fix: move {here} away"
+        ):
             ladder.is_measured(other)
 
 
@@ -422,7 +425,7 @@ def test_the_time_of_a_rung_and_of_the_job_of_rungs(here, monkeypatch) -> None:
     (found,) = ladders.plan_ladder(recipe(), Wishes(hours=1680 / 3600), [3])
     assert found.to_run == [] and found.job.wall_seconds == 1680
     with pytest.raises(
-        KieloError, match="^2 layouts on 3 nodes may take 0.5 hours, and --hours gives 0.46; .* more"
+        KieloError, match="^2 layouts on 3 nodes may take 0.5 hours, and --hours gives 0.46. Fix: more"
     ):
         ladders.plan_ladder(recipe(), Wishes(hours=0.46), [3])
     of = site(max_wall_hours=0.4)
@@ -455,7 +458,7 @@ def test_the_recipe_of_a_rung(first, skipped, monkeypatch) -> None:
     ladders.rung_recipe(plan(site(), recipe=of), None, Path("/rung"))
     main.steps, small.steps = 9, 0
     with pytest.raises(
-        KieloError, match="the run has 9 steps of 10 tokens, and a ladder takes 10; .* more train"
+        KieloError, match="the run has 9 steps of 10 tokens, and a ladder takes 10. Fix: more train"
     ):
         ladders.rung_recipe(plan(site(), recipe=of), None, Path("/rung"))
 

@@ -81,7 +81,10 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     ),
     "a layout without such a name": ([*LUMI, "--nodes", "64", "--layout", "tp3"], ["tp3"]),
     "no jobs": ([*LUMI, "--nodes", "64", "--jobs", "0"], ["--jobs 0: give 1 or more"]),
-    "spares below zero": ([*LUMI, "--nodes", "64", "--spares", "-1"], ["--spares -1: give 0 or more"]),
+    "spares below zero": (
+        [*LUMI, "--nodes", "64", "--spares", "-1"],
+        ["--spares -1: is negative. Fix: 0 or more"],
+    ),
     "no scheduler": ([*LUMI, "--nodes", "64"], ["sbatch is not on this machine's PATH", "--dry-run"]),
 }
 

@@ -12,7 +12,7 @@ from kielo.launch.job_plan import (
     JobPlan,
     Wishes,
     check_environment,
-    check_number_of_jobs,
+    check_job_count,
     check_ready,
     check_request,
     longest_hours,
@@ -135,9 +135,9 @@ def test_nodes_of_a_job(on) -> None:
     )
     assert refusal(of, on, nodes=1, spares=9).endswith("Fix: --nodes 1, or --partition all")
     assert refusal(of, on, nodes=11, partition="all").endswith("all of here gives 1 to 10. Fix: --nodes 10")
-    assert refusal(of, on, nodes=1, spares=-1) == "--spares -1: give 0 or more"
+    assert refusal(of, on, nodes=1, spares=-1) == "--spares -1: is negative. Fix: 0 or more"
     on(of)
-    with pytest.raises(KieloError, match="on how many nodes of here. For example --nodes 16; it has 10"):
+    with pytest.raises(KieloError, match="no number of nodes of here, which has 10. Fix: --nodes 16"):
         check_request(recipe(nodes=(11,)), Wishes())
     assert check_request(recipe(nodes=(8,)), Wishes())[3] == 8
 
@@ -166,7 +166,7 @@ def test_a_queue_with_fewest_nodes_and_one_with_limits_by_size(on) -> None:
     assert request(of, on, nodes=3, partition="fat")[2:5:2] == (fat_and_small, 2)
     assert request(of, on, nodes=3, spares=1, partition="fat")[2] is fat
     assert request(of, on, nodes=8, partition="usual")[2] is usual
-    assert "the card of here has usual, big, fat" in refusal(of, on, partition="slow")
+    assert "not in the card of here. Fix: usual, big, fat" in refusal(of, on, partition="slow")
 
 
 def test_a_queue_takes_so_many_jobs_of_a_person(on) -> None:
@@ -178,7 +178,7 @@ def test_a_queue_takes_so_many_jobs_of_a_person(on) -> None:
         jobs_of(1, jobs=3)
     assert str(refused.value) == (
         "--jobs: makes 3 jobs, and debug of here takes 2 of a person, waiting and running together. "
-        "Fix: fewer, or another --partition"
+        "Fix: 2 jobs, or another --partition"
     )
     on(site(), forecast(jobs=9))
     assert jobs_of(1).chain_length == 11 and jobs_of(1, jobs=30).chain_length == 30
@@ -202,12 +202,12 @@ def test_hours_of_a_job(on) -> None:
     assert [request(of, on, hours=hours)[4] for hours in (None, 24, 0.001)] == [24, 24, 0.001]
     for hours in (24.5, 0, -1, math.inf, math.nan):
         assert refusal(of, on, hours=hours) == (
-            f"--hours {hours:g}: normal of here gives at most 24 hours a job; the run goes on in the next "
-            "job of the chain (--jobs)"
+            f"--hours {hours:g}: normal of here gives at most 24 hours a job. The run continues in the "
+            "chain's next job (--jobs)"
         )
     loose = site(max_wall_hours=None)
     assert request(loose, on, hours=1000)[4] == 1000
-    assert refusal(loose, on) == "the card of here has no longest time of a job; give --hours H"
+    assert refusal(loose, on) == "the card of here has no longest time of a job. Fix: --hours H"
 
 
 def test_queues_and_projects(on) -> None:
@@ -215,15 +215,17 @@ def test_queues_and_projects(on) -> None:
     of = site(jobs=QUEUES)
     named = [request(of, on, nodes=1, partition=name)[2].name for name in ("normal", "usual", "wide")]
     assert named == ["usual", "usual", "wide"]
-    assert refusal(of, on, partition="x") == "--partition x: the card of here has normal, long, wide, all"
+    assert (
+        refusal(of, on, partition="x")
+        == "--partition x: not in the card of here. Fix: normal, long, wide, all"
+    )
     of = site(jobs={"account": r"p\d+", "account_example": "p12"})
     assert request(of, on, account="p7")[3] == 8 and request(site(), on, account="any")[3] == 8
-    told = "here bills a project, such as --account p12 (with your own)"
-    assert refusal(of, on) == f"no --account; {told}"
+    told = ", and here bills a project. Fix: --account p12 (with your own)"
+    assert refusal(of, on) == f"no --account{told}"
     for account in ("xp7", "p7x"):
         assert (
-            refusal(of, on, account=account)
-            == f"--account {account}: not the form of a project there; {told}"
+            refusal(of, on, account=account) == f"--account {account}: not the form of a project there{told}"
         )
     for nowhere in (site("none"), site().model_copy(update={"jobs": None})):
         assert "here has no table [jobs] in its card" in refusal(nowhere, on)
@@ -236,7 +238,7 @@ def test_what_the_environment_lacks(here) -> None:
     by_hand = plan(site(), Wishes(image=str(image)))
     for asked in (plan(of), by_hand):
         with pytest.raises(
-            KieloError, match="i.sif: no such container image here; give --container IMAGE, or none"
+            KieloError, match="i.sif: no such container image here. Fix: --container IMAGE, or none"
         ):
             check_environment(asked)
     image.touch()
@@ -253,7 +255,7 @@ def test_what_the_environment_lacks(here) -> None:
     squash = here / "v.sqsh"
     (here / "image.sif").touch()
     of_site = plan(of, made=made(here, str(squash)), site_folder=here)
-    with pytest.raises(KieloError, match="v.sqsh: is gone; .*/site.sh makes it again"):
+    with pytest.raises(KieloError, match="v.sqsh: is gone. Fix: .*/site.sh makes it again"):
         check_environment(of_site)
     squash.touch()
     check_environment(of_site)
@@ -267,7 +269,7 @@ def test_jobs_that_would_end_at_once_are_refused(here, monkeypatch) -> None:
     offline = plan(site(internet_on_compute_nodes=False), Wishes(venv="venv"))
     said = (
         "here's nodes reach no network, and not here yet: the text of a, the weights b. Fix: "
-        "kielo prefetch RECIPE --to DIR where there is one, and KIELO_PREFETCHED=DIR here"
+        "kielo prefetch RECIPE --to DIR on a machine with a network, and KIELO_PREFETCHED=DIR here"
     )
     assert network_needed(asked) == "" and network_needed(offline) == said
     with pytest.raises(KieloError, match="here's nodes reach no network"):
@@ -306,9 +308,9 @@ def test_what_site_sh_made_is_found(here) -> None:
 def test_so_many_jobs_that_nobody_means_them() -> None:
     """Each is a call of the scheduler, also where no card has a limit."""
     of = site()
-    check_number_of_jobs("--jobs", 1000, of.jobs.partitions[0], of)
+    check_job_count("--jobs", 1000, of.jobs.partitions[0], of)
     with pytest.raises(KieloError, match="--jobs: makes 1000000000 jobs. Fix: at most 1000"):
-        check_number_of_jobs("--jobs", 1_000_000_000, of.jobs.partitions[0], of)
+        check_job_count("--jobs", 1_000_000_000, of.jobs.partitions[0], of)
 
 
 def test_a_command_to_paste_is_one_command() -> None:

@@ -115,7 +115,7 @@ def test_a_scheduler_that_does_not_answer(tmp_path, command, monkeypatch) -> Non
     assert schedulers.LIMIT_SECONDS == 60
     monkeypatch.setattr(schedulers, "LIMIT_SECONDS", 0.05)
     command("squeue", more="exec sleep 20")
-    with pytest.raises(KieloError, match="squeue did not answer within 0.05 s; try again"):
+    with pytest.raises(KieloError, match="squeue did not answer within 0.05 s. Fix: try again"):
         states("slurm", ["1"])
 
 

@@ -190,13 +190,13 @@ def test_a_login_node_without_a_network_needs_packages(tmp_path) -> None:
         plan = plan_site(name, cards.cluster(name), None, None)
         page, script = site_page(plan), tmp_path / f"{name}.sh"
         assert ("The login nodes have none: `kielo prefetch" in page) is said
-        script.write_text(site_script(plan).partition("# What the shell has")[0])
+        script.write_text(site_script(plan).partition("# The shell's settings")[0])
         run = partial(subprocess.run, ["bash", str(script)], capture_output=True, text=True)
         without, given = run(), run(env=os.environ | {"WHEELS": str(tmp_path)})
         assert given.returncode == 0 and (without.returncode == 1) is said
         assert not said or without.stderr == (
             "marenostrum5_acc: its login nodes reach no network. Fix: kielo prefetch RECIPE --to "
-            f"DIR --wheels where there is one, then WHEELS=DIR/wheels bash {script}\n"
+            f"DIR --wheels on a machine with a network, then WHEELS=DIR/wheels bash {script}\n"
         )
 
 

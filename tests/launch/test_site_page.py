@@ -9,10 +9,9 @@ import pytest
 from kielo.artifact.launch_files import Ladder
 from kielo.artifact.stage_json import read_json, write_json
 from kielo.launch import forecast as forecasting
-from kielo.launch import ladder as ladders
-from kielo.launch import ladder_folder
+from kielo.launch import ladder
 from kielo.launch.forecast import planned_run
-from kielo.launch.ladder_folder import read_ladder, waiting_job
+from kielo.launch.ladder import read_ladder, waiting_job
 from kielo.launch.site import (
     known_of,
     made_site,
@@ -34,17 +33,17 @@ PLAIN_PAGE = """\
 
 By the card of here: a page, 2026-11.
 
-Run `bash site.sh` on a login node, which needs no torch. Where its processors are others than x86_64, run \
-it on a node, in a short job.
+Run `bash site.sh` on a login node, which needs no torch. If its processors are not x86_64, run it \
+on a node, in a short job.
 
 1. **Where.** Put this folder where environments lie: the card does not say; not your home. The script \
-makes everything beside itself, and its caches too.
+makes everything beside itself, with its caches.
 2. **Modules.** The card does not say which modules are loaded first, for Python 3.11 or newer (`module \
 avail python`).
 3. **Image.** None: the card names no image with torch, so the environment is made without a container. \
-`kielo site here --container docker://NAME` builds one, where the card says how containers run.
-4. **Environment.** A virtual environment with Kielo. A torch that the image or the modules bring is kept, \
-and pinned so that pip cannot replace it; where there is none, torch @NEWEST@ is installed.
+`kielo site here --container docker://NAME` builds an image, if the card says how containers run.
+4. **Environment.** A virtual environment with Kielo. A torch of the image or the modules is kept, \
+and pinned so that pip cannot replace it. Without one, torch @NEWEST@ is installed.
 5. **Check.** Kielo and torch are imported as ranks will import them. Then `site.json` is written, by \
 which `kielo launch` finds image and environment.
 
@@ -54,7 +53,7 @@ Then, in the folder that has `runs/`:
 kielo launch RECIPE --cluster here --site FOLDER_OF_THIS_PAGE
 ```
 
-`--site` is not needed where this folder is `sites/here`.
+`--site` is not needed if this folder is `sites/here`.
 
 ## What the card says
 
@@ -77,17 +76,17 @@ FULL_PAGE = """\
 
 By the card of here: a page, 2026-11. Ask.
 
-Run `bash site.sh` on a login node, which needs no torch. Where its processors are others than aarch64, \
-run it on a node, in a short job.
+Run `bash site.sh` on a login node, which needs no torch. If its processors are not aarch64, run it \
+on a node, in a short job.
 
 1. **Where.** Put this folder where environments lie: a disk. The script makes everything beside itself, \
-and its caches too.
+with its caches.
 2. **Modules.** `module load a`, `module load b` come first, as in each job.
-3. **Image.** `/images/a,b.sif` is used as it is; a link to the newest one is followed once, now.
-4. **Environment.** A virtual environment with Kielo. A torch that the image or the modules bring is kept, \
-and pinned so that pip cannot replace it; where there is none, torch 2.9 is installed. It is packed into \
+3. **Image.** `/images/a,b.sif` is used as it is. A link to the newest image is followed once, now.
+4. **Environment.** A virtual environment with Kielo. A torch of the image or the modules is kept, \
+and pinned so that pip cannot replace it. Without one, torch 2.9 is installed. It is packed into \
 one file, which the container mounts at `/user-software`: tens of thousands of small files are slow on a \
-parallel file system, and count. The driver runs CUDA 12.2 at most; wheels for a later one are refused.
+parallel file system, and count. The driver runs CUDA 12.2 at most. Wheels for a later CUDA are refused.
 5. **Check.** Kielo and torch are imported as ranks will import them. Then `site.json` is written, by \
 which `kielo launch` finds image and environment.
 
@@ -97,11 +96,11 @@ Then, in the folder that has `runs/`:
 kielo launch RECIPE --cluster here --account PROJECT --site FOLDER_OF_THIS_PAGE
 ```
 
-`--site` is not needed where this folder is `sites/here`.
+`--site` is not needed if this folder is `sites/here`.
 
 ## No network on compute nodes
 
-Text, weights and tokenizers: `kielo prefetch RECIPE --to DIR` where there is a network, and \
+Text, weights and tokenizers: `kielo prefetch RECIPE --to DIR` on a machine with a network, and \
 KIELO_PREFETCHED=DIR here. If the login nodes have none either: `kielo prefetch RECIPE --to DIR --wheels` \
 there, and `WHEELS=DIR/wheels bash site.sh` here.
 
@@ -111,7 +110,7 @@ there, and `WHEELS=DIR/wheels bash site.sh` here.
 |---|---|---|
 | network | a wire | a page |
 | processors | `aarch64` | of architecture |
-| where things lie | `a disk` | of storage |
+| place of environments and runs | `a disk` | of storage |
 | before anything else | `module load a module load b` | of setup |
 | how ranks start in a container | `singularity exec` | of container |
 | container image | `/images/a,b.sif` | of image |
@@ -119,7 +118,7 @@ there, and `WHEELS=DIR/wheels bash site.sh` here.
 | newest CUDA of its driver | `12.2` | of driver_cuda |
 | spreads the files of checkpoints | `lfs setstripe -c 4` | of stripe |
 | a node's own folder, for compilers' caches | `${TMPDIR:-/tmp}` | of node_folder |
-| what the log says where the fast network is used | `a\\|b` | of network_log |
+| the log's words if the fast network is used | `a\\|b` | of network_log |
 """
 
 
@@ -142,7 +141,7 @@ def test_the_page_of_a_plain_site_and_of_one_that_says_all() -> None:
     built = site_page(plan_site("here", full(), "docker://a/b:1", None))
     assert "3. **Image.** `image_a_b_1.sif` is built from `docker://a/b:1`.\n" in built
     none = site_page(plan_site("here", full(), "none", None))
-    assert "docker://NAME` builds one.\n" in none and "one file, which the container" not in none
+    assert "docker://NAME` builds an image.\n" in none and "one file, which the container" not in none
     example = site(jobs={"account": "p", "account_example": "p1"})
     assert "--cluster mine.toml --account p1 --site" in site_page(plan_site("mine.toml", example, None, None))
     amd = site(accelerator="mi250x_gcd")
@@ -158,14 +157,14 @@ def test_the_settings_of_site_sh(here) -> None:
         "#!/bin/bash -l", "# Makes once what jobs of Kielo need on A site; site.md explains it.",
         "# Card: a page, 2026-11.", "# storage: of storage", "# architecture: of architecture",
         "# container: of container", "# image: of image", "# squash: of squash",
-        "# driver_cuda: of driver_cuda", "SITE=here", "CARD=here", "STORAGE='a disk'", "ARCHITECTURE=aarch64",
-        "CONTAINER=(singularity exec)", "IMAGE='/images/a,b.sif'", "BUILD_FROM=", "SQUASH=(-a)",
-        "MOUNT=/user-software", "DRIVER_CUDA=12.2",
+        "# driver_cuda: of driver_cuda", "SITE=here", "CARD=here", "STORAGE='a disk'",
+        "IMAGE='/images/a,b.sif'", "ARCHITECTURE=aarch64", "BUILD_FROM=", "MOUNT=/user-software",
+        "DRIVER_CUDA=12.2", "CONTAINER=(singularity exec)", "SQUASH=(-a)",
         "# These may be set differently: NAME=VALUE bash site.sh",
         f"KIELO=${{KIELO:-{shlex.quote(str(source_of_kielo()))}}} # its folder, or where pip finds it",
-        "TORCH=${TORCH:-2.9} # where the site brings none",
+        "TORCH=${TORCH:-2.9} # if the site brings none",
         f"WHEELS=${{WHEELS:-{here}/w}} # a folder that `pip download` filled", "",
-        "# What the shell has for other Pythons: packages in ~/.local, and options of pip.",
+        "# The shell's settings for other Pythons: packages in ~/.local, and options of pip.",
         "unset PYTHONPATH PYTHONHOME PYTHONUSERBASE PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV",
         "export PYTHONNOUSERSITE=1 PYTHONSAFEPATH=1 PIP_USER=0", "# setup: of setup",
         "module load a", "module load b",
@@ -182,10 +181,12 @@ def test_containers_that_a_site_cannot_have() -> None:
         with pytest.raises(KieloError, match="the card of here does not say how ranks start in a container"):
             plan_site("here", site(), image, None)
     for image in ("i.sif", "http://a", "docker://a b"):
-        with pytest.raises(KieloError, match=f"--container {image}: give a path from /, or docker://NAME"):
+        with pytest.raises(
+            KieloError, match=f"--container {image}: no path. Fix: a path from /, or docker://NAME"
+        ):
             plan_site("here", with_one, image, None)
     for nowhere in (site("none"), site().model_copy(update={"jobs": None})):
-        with pytest.raises(KieloError, match="here has no table .jobs. in its card, so no site"):
+        with pytest.raises(KieloError, match="here has no table .jobs. in its card, so no job and no site"):
             plan_site("here", nowhere, None, None)
     assert (
         plan_site("here", full(), "none", None).image == "" == plan_site("here", site(), "none", None).image
@@ -204,7 +205,9 @@ def test_a_site_of_another_cluster_is_refused(here) -> None:
     assert made_site(here, site()) is None
     write_json(here, made("a"))
     assert made_site(here, site()) == made("a")
-    with pytest.raises(KieloError, match="was made for here, and the run is for there; .* kielo site there"):
+    with pytest.raises(
+        KieloError, match="was made for here, and the run is for there. Fix: kielo site there"
+    ):
         made_site(here, site(name="there"))
 
 
@@ -227,15 +230,15 @@ def test_layouts_of_different_axes_come_first_in_a_ladder(layouts, best, monkeyp
         return [one for number, one in enumerate(found) if one.axes not in {o.axes for o in found[:number]}]
 
     asked = []
-    monkeypatch.setattr(ladders, "different_axes", different)
+    monkeypatch.setattr(ladder, "different_axes", different)
     monkeypatch.setattr(
-        ladders, "search", lambda *what: asked.append(what) or SimpleNamespace(ranked={3: ranked(*layouts)})
+        ladder, "search", lambda *what: asked.append(what) or SimpleNamespace(ranked={3: ranked(*layouts)})
     )
-    assert [one.name for one in ladders.best_layouts("run", 3)] == best and asked == [("run", [3])]
-    monkeypatch.setattr(ladders, "nothing_runs", lambda *what: KieloError("nothing runs"))
-    monkeypatch.setattr(ladders, "search", lambda *what: SimpleNamespace(ranked={}))
+    assert [one.name for one in ladder.best_layouts("run", 3)] == best and asked == [("run", [3])]
+    monkeypatch.setattr(ladder, "nothing_runs", lambda *what: KieloError("nothing runs"))
+    monkeypatch.setattr(ladder, "search", lambda *what: SimpleNamespace(ranked={}))
     with pytest.raises(KieloError, match="nothing runs"):
-        ladders.best_layouts("run", 3)
+        ladder.best_layouts("run", 3)
 
 
 def test_a_ladder_is_read_with_what_its_rungs_have_measured(here, monkeypatch) -> None:
@@ -243,18 +246,18 @@ def test_a_ladder_is_read_with_what_its_rungs_have_measured(here, monkeypatch) -
     with pytest.raises(KieloError, match="has no ladder.json. Fix: kielo launch RECIPE --ladder 1,2"):
         read_ladder(here)
     write_json(here, a_ladder())
-    monkeypatch.setattr(ladder_folder, "measured_speed", lambda place: None)
-    monkeypatch.setattr(ladder_folder, "state", lambda place: place.relative_to(here).as_posix())
+    monkeypatch.setattr(ladder, "measured_speed", lambda place: None)
+    monkeypatch.setattr(ladder, "state", lambda place: place.relative_to(here).as_posix())
     rungs = read_ladder(here).rungs
     assert [rung.state for rung in rungs] == [rung.folder for rung in a_ladder().rungs]
     assert {rung.measured for rung in rungs} == {None} and read_json(here, Ladder) == a_ladder()
     asked = []
-    monkeypatch.setattr(ladder_folder, "states", lambda *what: asked.append(what) or {"4": "R", "5": "Q"})
+    monkeypatch.setattr(ladder, "states", lambda *what: asked.append(what) or {"4": "R", "5": "Q"})
     for job, ids in (("job_0002", "5\n"), ("job_0001", "3\n4\n")):
         (here / "1_nodes" / job / "chain").mkdir(parents=True)
         (here / "1_nodes" / job / "chain" / "jobs").write_text(ids)
     assert waiting_job(here / "1_nodes", "slurm") == "4" and asked == [("slurm", ["3", "4", "5"])]
-    monkeypatch.setattr(ladder_folder, "states", lambda *what: None)
+    monkeypatch.setattr(ladder, "states", lambda *what: None)
     assert waiting_job(here / "1_nodes", "slurm") == ""
 
 
@@ -266,7 +269,7 @@ def test_references_are_of_models_of_about_this_size() -> None:
         )
         for size in (0.7e9, 0.8e9, 1e9, 1.25e9, 1.3e9)
     ]
-    found = ladder_folder.references(site(references=references), 10**9)
+    found = ladder.references(site(references=references), 10**9)
     assert [one.source for one in found] == ["800000000.0", "1000000000.0", "1250000000.0"]
     assert found[2].model_dump() == {
         "nodes": 2, "tflops_per_device": 9, "tolerance": 0.1, "software": "S, 1.25 billion parameters",
@@ -299,7 +302,7 @@ def test_what_the_planner_refuses_is_told_with_what_would_work(monkeypatch) -> N
         assert str(refused.value) == f"{said}. Fix: --layout best"
     advised = "no. Fix: this"
     monkeypatch.setattr(forecasting, "named", lambda of, nodes, layout: advised)
-    with pytest.raises(KieloError, match="^mine on 3 nodes of here: no. Fix: this; or --layout best$"):
+    with pytest.raises(KieloError, match="^mine on 3 nodes of here: no. Fix: this, or --layout best$"):
         planned_run(recipe(), 3, "tp9")
     found.ranked[3].clear()
     with pytest.raises(KieloError, match="^mine on 3 nodes of here: no. Fix: this$"):
@@ -329,10 +332,10 @@ def test_a_new_card_replaces_nothing_and_has_a_name_that_a_file_can_have(here) -
     (here / "mine.toml").write_text("mine")
     (here / "linked.toml").symlink_to("gone")
     for name, said in (
-        ("mine", "mine.toml: is there already; move it away or choose another name"),
-        ("linked", "linked.toml: is there already; move it away or choose another name"),
-        ("lumi_g", "--new lumi_g: has a card already; kielo site lumi_g shows it. Choose another name"),
-        *((wrong, f"--new {wrong}: give a name of letters, digits and _ . - such as my_site")
+        ("mine", "mine.toml: exists already. Fix: move it away, or another name"),
+        ("linked", "linked.toml: exists already. Fix: move it away, or another name"),
+        ("lumi_g", "--new lumi_g: has a card already; kielo site lumi_g shows it. Fix: another name"),
+        *((wrong, f"--new {wrong}: not a name. Fix: letters, digits and _ . - such as my_site")
           for wrong in ("", "-a", "a-", "a/b", "a b", "a.toml")),
     ):  # fmt: skip
         with pytest.raises(KieloError) as refused:

@@ -85,7 +85,7 @@ def test_what_the_site_makes_of_a_job_is_read_back(here: Path, facts: dict[str, 
     """A job that differs is cancelled, and named; nothing is queued."""
     at = Site.make(here / "site", **facts)
     folder = written(here)
-    with pytest.raises(KieloError, match=f"job 101 was cancelled, for it had {re.escape(said)}"):
+    with pytest.raises(KieloError, match=f"job 101 was cancelled, because it had {re.escape(said)}"):
         submit(folder, "slurm")
     assert [job["JobState"] for job in at.jobs().values()] == ["CANCELLED"]
     assert not (folder / "chain" / "jobs").exists()

@@ -250,7 +250,7 @@ def test_other_devices(tmp_path):
 def test_a_plan_of_other_ranks_than_the_rows(tmp_path):
     path = _run(tmp_path / "own", machine_of({}), _resolved(tmp_path))
     write(_resolved(tmp_path, ranks=1), tmp_path / "own" / "resolved.toml")
-    with pytest.raises(KieloError, match="rows are of 2 ranks, its resolved.toml of 1"):
+    with pytest.raises(KieloError, match="rows are for 2 ranks, its resolved.toml for 1"):
         measure([path])
 
 

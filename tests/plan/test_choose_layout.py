@@ -124,7 +124,7 @@ def test_why_no_layout_has_the_name(searched) -> None:
     for refused, impossible_too, why in (
         (found.refused, impossible, "too slow; heads"),
         ({}, impossible, "heads"),
-        ({}, {}, "none of the layouts of 24 devices has that name"),
+        ({}, {}, "no layout of 24 devices has that name"),
     ):
         searched(Found(refused=refused, impossible=impossible_too))
         for or_nearest in (False, True):

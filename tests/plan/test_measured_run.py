@@ -122,7 +122,7 @@ def test_rows_of_another_number_of_ranks_are_refused(ranks, is_refused, tmp_path
     """From 1.4 times as many or as few on; rows without FLOPs say nothing of it."""
     path = log(tmp_path, resolved(), ALL, ranks)
     if is_refused:
-        said = f"its rows are of {ranks:.0f} ranks, its resolved.toml of 2. Fix: a run that was not"
+        said = f"its rows are for {ranks:.0f} ranks, its resolved.toml for 2. Fix: a run that was not"
         with pytest.raises(KieloError, match=said):
             read_measured_run(path)
     else:
@@ -145,7 +145,7 @@ def test_plans_are_beside_the_log_or_above(tmp_path):
     (tmp_path / "resolved.toml").rename(path.parent / "resolved.toml")
     assert tenths(path)[SHORT] == list(range(3, 11))
     emulated = log(tmp_path / "fp8", resolved({"precision": "fp8", "fp8": {"emulate": True}}), ALL)
-    with pytest.raises(KieloError, match="FP8 was emulated, which says nothing about a machine; what would"):
+    with pytest.raises(KieloError, match="FP8 was emulated, which says nothing about a machine. Fix: "):
         read_measured_run(emulated)
 
 
@@ -184,7 +184,7 @@ def test_ladders_stand_for_their_measured_rungs(tmp_path):
         folder.mkdir()
         write_json(folder, a_ladder().model_copy(update={"cluster": cluster}))
         finish(folder / "4_nodes" / "dp32")
-    with pytest.raises(KieloError, match="cpu: no rung on one node is measured yet; `kielo status`"):
+    with pytest.raises(KieloError, match="cpu: no rung on one node is measured yet. Fix: `kielo status`"):
         metrics_of([cpu])
     found, site = metrics_of([own, gpu])
     assert found == [own, gpu / "4_nodes/dp32/train/metrics.jsonl"] and site.name == "lumi_g"

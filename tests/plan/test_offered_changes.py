@@ -125,7 +125,7 @@ def test_the_cheapest_three_are_told(monkeypatch):
         "--nodes 8 (30.2 GB, 25% slower a device)",
     ]
     assert in_words(four_nodes()) == (
-        "what would bring it under, in order of cost in speed: " + "; ".join(map(str, found))
+        "changes that make it fit, the fastest first: " + "; ".join(map(str, found))
     )
     even = Remedy({"train.micro_batch_sequences": 2}, found[0].planned, 0.0)
     assert str(even) == "--set train.micro_batch_sequences=2 (30.2 GB, 0% slower a device)"
@@ -148,7 +148,7 @@ def test_two_changes_are_tried_where_no_single_one_is_enough(monkeypatch):
     plans(monkeypatch, lambda *of: 12.0, lambda *of: False)
     assert remedies(before) == []
     assert in_words(before) == (
-        "no one or two changes of the layout make it fit; `kielo plan RECIPE --nodes N` lists what does"
+        "no one or two changes of the layout make it fit; `kielo plan RECIPE --nodes N` lists others"
     )
 
 

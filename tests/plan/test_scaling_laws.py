@@ -7,7 +7,7 @@ import re
 import pytest
 
 from kielo.cli.main import main
-from kielo.plan.scaling_laws import CHINCHILLA, advise, best_repeated, of_size, repeated_loss
+from kielo.plan.scaling_laws import CHINCHILLA, advise, best_repeated, of_size, repeated
 from kielo.recipe.read import read_recipe
 from tests.house.checks import ROOT
 
@@ -18,7 +18,7 @@ from tests.house.checks import ROOT
 )
 def test_repetition_has_the_loss_of_the_authors_code(parameters, tokens, loss):
     """huggingface/datablations, README: 25 billion different tokens; equal but for the last digits."""
-    assert repeated_loss(parameters, tokens, 25e9) == pytest.approx(loss, rel=1e-12)
+    assert repeated(parameters, tokens, 25e9).loss == pytest.approx(loss, rel=1e-12)
 
 
 def test_the_best_repetition_is_that_of_the_authors_code():

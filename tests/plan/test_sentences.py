@@ -50,7 +50,7 @@ def test_a_layout_is_explained():
          "micro-batches fill and empty the pipeline: for 1f1b and equal stages (p − 1)/m = 3/8 = "
          "37.5% of a rank's work; simulated with these stages and hops, 37.5%"),
         ("attention", "1.00", "8.3%",
-         "grows with the sequence: 4,096 tokens instead of 2,048 take twice as long a token"),
+         "grows with the sequence: twice the seconds a token at 4,096 tokens instead of 2,048"),
         ("tensor traffic", "0.90", "7.5%",
          "2 ranks inside a node of 4 devices; 5 all-reduces a layer and micro-batch, two halves of "
          "one to gather inputs again for the gradients of weights, each of 2 (t − 1)/t × the hidden "
@@ -61,7 +61,7 @@ def test_a_layout_is_explained():
         ("data traffic", "0.60", "5.0%",
          "between 3 ranks gradients and parameters are exchanged once a step, so larger steps make "
          "its share smaller; another 0.45 s are hidden, as 60% of a backward pass can hide traffic, "
-         "which slows it by 20% of what is hidden"),
+         "which slows it by 20% of the hidden seconds"),
         ("output head and loss", "0.50", "4.2%",
          "output matrix and loss over 32,000 tokens; on the last of 4 pipeline ranks, beside its "
          "layers; split over 2 tensor ranks"),
@@ -74,7 +74,7 @@ def test_a_layout_is_explained():
         ("optimiser", "0.13", "1.1%",
          "46 bytes a parameter through memory once a step, of 1/3 of the rank's parameters"),
         ("fixed costs", "0.10", "0.8%",
-         "a constant of the engine for all that no other part counts; larger steps pay it less often"),
+         "a constant of the engine for what no other part counts; larger steps pay it less often"),
         ("kernel launches", "0.020", "0.2%",
          "the host launches kernels in 2.00 ms a layer and micro-batch at least; larger micro-batches"
          " give the device more to do meanwhile"),
@@ -85,7 +85,7 @@ def test_a_layout_is_explained():
          "fits: at most 48.0 of 107.4 GB a node: the copies that a save makes of weights and "
          "optimiser state"),
         ("16 micro-batches", "", "",
-         "would leave a bubble of 18.8% of the work; takes 196,608 tokens a step or micro-batches of "
+         "would leave a bubble of 18.8% of the work; needs 196,608 tokens a step or micro-batches of "
          "1 × 2,048 tokens"),
         ("interleaved_1f1b", "11.50", "95.8%",
          "2 stages a rank: pipeline bubble 0.25 s; 56.7 instead of 30.7 GB, which does not fit into 48.0 GB"),
@@ -134,7 +134,7 @@ SAID: list[tuple[dict[str, Any], str, str]] = [
      "micro-batches fill and empty the pipeline: for interleaved_1f1b and equal stages (p − 1)/(2 m) "
      "= 1/32 = 3.1% of a rank's work"),
     (ROUND | {"shard": 1, "micro_batch": 3}, "32 micro-batches",
-     "32 micro-batches|||would leave a bubble of 1.6% of the work; takes 196,608 tokens a step"),
+     "32 micro-batches|||would leave a bubble of 1.6% of the work; needs 196,608 tokens a step"),
     (ROUND | {"shard": 1, "micro_batch": 3}, "interleaved_1f1b",
      "interleaved_1f1b|11.50|95.8%|4 stages a rank: pipeline bubble 0.25 s; 56.7 instead of 30.7 GB, "
      "which does not fit into 48.0 GB"),
@@ -144,7 +144,7 @@ SAID: list[tuple[dict[str, Any], str, str]] = [
      "micro-batches fill and empty the pipeline: for interleaved_1f1b and equal stages (p − 1)/(4 m) "
      "= 1/16 = 6.2% of a rank's work"),
     (ROUND | {"pipeline_stages_per_rank": 4, "shard": 6}, "8 micro-batches",
-     "8 micro-batches|||would leave a bubble of 3.1% of the work; takes 196,608 tokens a step, "
+     "8 micro-batches|||would leave a bubble of 3.1% of the work; needs 196,608 tokens a step, "
      "micro-batches of 1 × 2,048 tokens or 3 data-parallel ranks instead of 6 (half of the devices)"),
     ({"pipeline_schedule": "interleaved_zero_bubble", "pipeline": 2, "shard": 2, "micro_batch": 3},
      "pipeline bubble",
@@ -153,7 +153,7 @@ SAID: list[tuple[dict[str, Any], str, str]] = [
      "1)/(6 m) = 1/48 = 2.1% of a rank's work"),
     ({"pipeline_schedule": "interleaved_zero_bubble", "pipeline": 2, "shard": 2, "micro_batch": 3},
      "16 micro-batches",
-     "16 micro-batches|||would leave a bubble of 1.0% of the work; takes 196,608 tokens a step or 1 "
+     "16 micro-batches|||would leave a bubble of 1.0% of the work; needs 196,608 tokens a step or 1 "
      "data-parallel rank instead of 2 (half of the devices)"),
     (ROUND | {"shard": 1, "micro_batch": 3, "tensor": 2}, "pipeline traffic",
      "hidden states and their gradients from stage to stage inside a node, 4 times a micro-batch on "
@@ -167,25 +167,25 @@ SAID: list[tuple[dict[str, Any], str, str]] = [
     ({"zero": 3, "replicate": 2, "shard": 2, "pipeline": 2, "micro_batch": 4}, "data traffic",
      "between 4 ranks parameters are gathered and gradients scattered for each of 3 micro-batches; "
      "another 0.45 s are hidden, as 90% of the passes over it can hide traffic, which slows it by 20%"
-     " of what is hidden"),
+     " of the hidden seconds"),
     ({"zero": 3, "replicate": 2, "shard": 1, "pipeline": 2, "micro_batch": 4}, "data traffic",
      "between 2 ranks gradients and parameters are exchanged once a step, so larger steps make its "
      "share smaller; another 0.45 s are hidden, as 60% of a backward pass can hide traffic, which "
-     "slows it by 20% of what is hidden"),
+     "slows it by 20% of the hidden seconds"),
     ({"zero": 3, "shard": 1, "context": 2, "pipeline": 2, "micro_batch": 48}, "data traffic",
      "between 2 ranks parameters are gathered and gradients scattered for each of 1 micro-batch; "
      "another 0.45 s are hidden, as 90% of the passes over it can hide traffic, which slows it by 20%"
-     " of what is hidden"),
+     " of the hidden seconds"),
     ({"zero": 3}, "norms and activations",
      "norms, residuals, rotation and activations through memory"),
     ({"zero": 2, "shard": 6, "pipeline": 2, "seconds": {"data_traffic": 0.0}}, "data traffic",
      "data traffic|0.00|0.000%|between 6 ranks parameters are gathered once a step, and gradients "
      "scattered for each of 4 micro-batches; another 0.45 s are hidden, as 60% of the passes over it "
-     "can hide traffic, which slows it by 20% of what is hidden"),
+     "can hide traffic, which slows it by 20% of the hidden seconds"),
     ({"zero": 2, "shard": 2, "pipeline": 2, "pipeline_schedule": "zbv"}, "data traffic",
      "between 2 ranks gradients and parameters are exchanged once a step, so larger steps make its "
      "share smaller; another 0.45 s are hidden, as 60% of a backward pass can hide traffic, which "
-     "slows it by 20% of what is hidden"),
+     "slows it by 20% of the hidden seconds"),
     ({"zero": 2, "shard": 3, "context": 2, "pipeline": 1}, "optimiser",
      "46 bytes a parameter through memory once a step, of 1/6 of the rank's parameters"),
     ({"tensor": 8, "pipeline": 1, "shard": 1, "sequence_parallel": False}, "tensor traffic",
@@ -202,19 +202,17 @@ SAID: list[tuple[dict[str, Any], str, str]] = [
     ({"tensor_overlap": "chunked"}, "tensor traffic",
      "2 ranks inside a node of 4 devices; 5 all-reduces a layer and micro-batch, two halves of one to"
      " gather inputs again for the gradients of weights, each of 2 (t − 1)/t × the hidden states; 70%"
-     " is not hidden; gathers before products and sums after them run in 2 chunks beside products, of"
-     " which the first or the last is waited for, by assumption: a product beside a collective keeps "
+     " is not hidden; gathers before products and sums after them run in 2 chunks beside products, "
+     "which wait for the first or the last chunk, by assumption: a product beside a collective keeps "
      "90% of its rate. It was not measured on a GPU"),
     ({"tensor": 8, "pipeline": 1, "shard": 1, "sequence_parallel": False}, "norms and activations",
      "norms, residuals, rotation and activations through memory; gradients added up 24 times a step "
      "(less often with larger micro-batches); sequence parallelism would split norms and residuals "
      "over 8 tensor ranks"),
     ({"context": 2, "seconds": {"context_traffic": 0.005}}, "context traffic",
-     "context traffic|0.0050|0.042%|keys and values through all 2 context ranks, and their gradients "
-     "back"),
+     "context traffic|0.0050|0.042%|keys and values to all 2 context ranks, their gradients back"),
     ({"seconds": {"context_traffic": 0.024}}, "context traffic",
-     "context traffic|0.024|0.2%|keys and values through all 1 context ranks, and their gradients "
-     "back"),
+     "context traffic|0.024|0.2%|keys and values to all 1 context ranks, their gradients back"),
     ({"seconds": {"head": 2.0}}, "pipeline bubble",
      "pipeline bubble|1.25|9.3%|bounds the step beside matrix work (59.3% with the head); 4 pipeline "
      "ranks wait while 8 micro-batches fill and empty the pipeline: for 1f1b and equal stages (p − "
@@ -262,11 +260,11 @@ def test_precision_is_told():
     """
     fp8 = {"scaling": "rowwise_with_gw_hp", "head": True, "kept_in_bf16": ["layers.*.mlp"]}
     rows = {row.part: row for row in explain(planned(run("fp8", train=MIXED | {"fp8": fp8})))}
-    assert rows["precision"][2:] == (0.7, "planned for fp8, of 7 of 10 steps (3 in bf16)")
+    assert rows["precision"][2:] == (0.7, "planned for fp8, the precision of 7 of 10 steps (3 in bf16)")
     assert rows["FP8 (rowwise_with_gw_hp)"].share == pytest.approx(4_194_304 / 12_845_056)
     assert rows["FP8 (rowwise_with_gw_hp)"].reason == (
         "of the layers' matrices; products for weights' gradients in bf16; the head's weight gradient, "
-        "attention and what is kept for the backward pass in bf16"
+        "attention and kept activations in bf16"
     )
     assert (
         "at 5.0% of the device's peak in FP8; products of any size reach at most 6.2%,"
@@ -276,8 +274,8 @@ def test_precision_is_told():
     rows = {row.part: row for row in explain(planned(run("fp8", train=plain)))}
     assert "precision" not in rows and rows["FP8 (tensorwise)"][2:] == (
         1,
-        "of the layers' matrices, which are also gathered in 8 bits; the head, attention and what is kept "
-        "for the backward pass in bf16",
+        "of the layers' matrices, which are also gathered in 8 bits; the head, attention and kept "
+        "activations in bf16",
     )
     assert "7.8% of its peak" in rows["step"].reason
 
@@ -298,8 +296,8 @@ def test_memory_of_a_node_is_told():
     )
     assert rows["host memory"].reason == (
         "does not fit: at most 1170.0 of 107.4 GB a node: weights, gradients and optimiser state, and the "
-        "copies that a save makes of weights and optimiser state, and those that stay in memory "
-        "(checkpoint.memory_every_steps)"
+        "copies that a save makes of weights and optimiser state, and the copies that stay in "
+        "memory (checkpoint.memory_every_steps)"
     )
     on_processor = {row.part: row.reason for row in explain(planned(run(card={"device": "cpu"})))}
     assert on_processor["host memory"] == (

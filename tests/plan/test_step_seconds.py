@@ -380,9 +380,7 @@ def test_a_card_is_read_as_it_was_written(tmp_path):
     )
     assert figures == {"lower": -0.1, "upper": 0.2}
     path.write_text(path.read_text().replace("[tile]", "[tiles]"))
-    with pytest.raises(
-        KieloError, match="no tile; `benchmarks/planner/planner.py --fit` writes the whole card"
-    ):
+    with pytest.raises(KieloError, match="tile is missing. Fix: `benchmarks/planner/planner.py --fit`"):
         read_card(path)
 
 

@@ -88,8 +88,8 @@ def test_the_interval_is_as_wide_as_the_errors(tmp_path):
         "# A machine as its own runs measured it, by `kielo plan calibrate`; `kielo plan RECIPE --machine` "
         "reads it.",
         "# Measured in fp32 on 2 ranks, from", "#   a", "#   b",
-        "# Constants that those runs could not show have their usual values. [interval] is how far a "
-        "prediction may be off.",
+        "# Constants that these runs could not show have their usual values. [interval]: expected error "
+        "of a prediction.",
     ]  # fmt: skip
     lines = text.splitlines()
     at = lines.index(header[0])

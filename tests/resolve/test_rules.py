@@ -192,7 +192,7 @@ def test_advice_begins_at_its_borders():
     assert speed_advice(MODEL, Layout(tensor=2), "h100_sxm", has_fp8=True) == []
     two = Layout(tensor=2, tensor_overlap="chunked")
     (overlap,) = speed_advice(MODEL, two, "h100_sxm", has_fp8=True)
-    assert overlap.startswith("layout.tensor_overlap = 'chunked' is for matrices in bf16 and fp32: those in")
+    assert overlap.startswith("layout.tensor_overlap = 'chunked' is for matrices in bf16 and fp32: torchao")
     (tiles,) = speed_advice(odd.model_copy(update={"hidden_size": 192}), Layout(tensor=2), "h100_sxm")
     assert tiles.startswith("model.hidden_size = 192 over layout.tensor = 2 is no multiple of 64 a rank")
     split = Layout(pipeline=2, pipeline_schedule="zbv", compile=True)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from safetensors.numpy import load_file
 
-from kielo.launch.status import Attempt, status
+from kielo.launch.decide import Attempt
+from kielo.launch.status import status
 from tests.docs.toy_text import write_texts
 from tests.slurm.one_machine import processes, wait_until
 

@@ -60,7 +60,7 @@ def test_a_job_that_the_site_changes_is_cancelled(machine, run, monkeypatch, cap
     wrapper.chmod(0o755)
     monkeypatch.setenv("PATH", str(wrapper.parent), prepend=":")
     assert main(["launch", f"runs/{NAME}", *ONE_NODE]) == 1
-    assert "was cancelled, for it had seconds 300 in place of 1080" in capsys.readouterr().err
+    assert "was cancelled, because it had seconds 300 in place of 1080" in capsys.readouterr().err
     run.wait(lambda: queue(machine) == {})
     assert run.ids == []
 

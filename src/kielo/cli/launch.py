@@ -13,13 +13,12 @@ from kielo.launch.job_paths import job_paths
 from kielo.launch.job_plan import (
     JobPlan,
     Wishes,
-    check_number_of_jobs,
+    check_job_count,
     check_ready,
     network_needed,
     plan_jobs,
 )
-from kielo.launch.ladder import NodesPlan, in_folder_of, plan_ladder
-from kielo.launch.ladder_folder import waiting_job, write_ladder
+from kielo.launch.ladder import NodesPlan, in_folder_of, plan_ladder, waiting_job, write_ladder
 from kielo.launch.launch_folder import (
     launch_of,
     one_launch_at_a_time,
@@ -128,7 +127,7 @@ def _pack(recipe: Recipe, wishes: Wishes, options: argparse.Namespace) -> int:
     if not recipe.corpus.of_raw_text.sources:
         raise KieloError("--pack: all sources are ready tokens, which are read in place. Fix: leave it out")
     plan = plan_pack_jobs(recipe, replace(wishes, nodes=1))
-    check_number_of_jobs("--pack", options.pack + 1, plan.partition, plan.site)
+    check_job_count("--pack", options.pack + 1, plan.partition, plan.site)
     if options.dry_run:
         folder, ids, answer = write_pack_jobs(plan, options.pack), list[str](), ""
     else:

@@ -10,7 +10,7 @@ from kielo.cli.flags import VerbParser, examples
 from kielo.cli.run_languages import print_states
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.launch.bash import start_of
-from kielo.launch.ladder_folder import read_ladder
+from kielo.launch.ladder import read_ladder
 from kielo.launch.launch_folder import PACK_FILE
 from kielo.launch.pack_jobs import pack_status
 from kielo.launch.schedulers import end_jobs

@@ -17,7 +17,7 @@ def array(name: str, words: Iterable[str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return the text for bash; with commas in quotes, for they look like a mistake between words."""
+    """Return the text for bash. Commas are in quotes, because they look like a mistake between words."""
     return f"'{text}'" if "," in text and shlex.quote(text) == text else shlex.quote(text)
 
 
@@ -26,15 +26,12 @@ def exports(variables: Mapping[str, str]) -> list[str]:
 
 
 def comment(text: str) -> str:
-    """Return the text as one line of a comment; a line break in it would begin a command."""
+    """Return the text as one line of a comment, because a line break would begin a command."""
     return f"# {CONTROL.sub(' ', text)}"
 
 
 def request(prefix: str, options: Iterable[str]) -> list[str]:
-    """Return a line for each option that is not empty, as a scheduler reads them.
-
-    Raises KieloError for a word that would end its line or its quotes.
-    """
+    """Return a line for each non-empty option. Raises KieloError for a control character or a quote."""
     given = [option for option in options if option]
     for option in given:
         if CONTROL.search(option) or option.count('"') not in (0, 2):

@@ -1,14 +1,15 @@
 """Decide what follows an attempt: `python -m kielo.launch.decide LAUNCH ATTEMPT CODE [REFUSAL]`.
 
-In: the exit code of the training step, the files of its ranks (`train/outcome.json`, `refusal.txt`), and the
-earlier attempts in the launch's `chain/`. Out: `ATTEMPT/decision`, assignments of bash. job.sh reads only
-this file, because it runs outside of the container, where Python may be missing.
+From the training step's exit code, its ranks' `train/outcome.json` and `refusal.txt`, and the earlier
+attempts, to `ATTEMPT/decision`, assignments of bash: job.sh runs outside of the container, where Python may
+be missing.
 """
 
+import re
 import signal
 import sys
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,24 +24,20 @@ DECISION_NAME = "decision"
 # Exit codes of a task that a signal ended, as shells, srun and mpirun pass them on.
 _KILLED = {128 + number for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)}
 _BY_CODE = {code: outcome for outcome, code in EXIT_CODES.items() if outcome != "finished"}
+_COUNT = re.compile(r"[0-9]{1,12}")
 _TIMES_BLAMED = 2  # after which a node is left out
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision that job.sh carries out.
+    """The decision that job.sh carries out."""
 
-    outcome: as in `Outcome`. reason: one line for people. ends: the reason why the chain ends; empty if the
-    next job trains. again: "yes" if another attempt in this job may help. blamed_nodes: hosts, separated by
-    commas, that this job uses last. left_out_nodes: hosts that later jobs must not use.
-    """
-
-    outcome: str
-    reason: str
-    ends: str = ""
-    again: str = "no"
-    blamed_nodes: str = ""
-    left_out_nodes: str = ""
+    outcome: str  # as in `Outcome`
+    reason: str  # one line for people
+    ends: str = ""  # why the chain ends; empty if the next job trains
+    again: str = "no"  # "yes" if another attempt in this job may help
+    blamed_nodes: str = ""  # hosts, separated by commas, that this job uses last
+    left_out_nodes: str = ""  # hosts that later jobs must not use
 
     def text(self) -> str:
         """Return assignments that bash reads back as they are."""
@@ -48,59 +45,67 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class _Chain:
-    """The content of `chain/attempts`: the job of the last start, and the failure before it.
-
-    failure: (reason, newest checkpoint afterwards) of the last failed attempt.
-    """
+class Attempt:
+    """A start of a job, by the chain's own list. `ended` is None while it runs, or if it was killed."""
 
     job: str
-    failure: tuple[str, str] | None
+    nodes: int
+    started: int
+    ended: int | None = None
+    outcome: str = ""
+    message: str = ""
+    newest: str = ""  # checkpoint at the start
 
-    @classmethod
-    def read(cls, file: Path) -> "_Chain":
-        job, reason, failure = "", None, None
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            kind, of_job, _, _, _, how, why = (line.split("\t") + [""] * 7)[:7]
-            if kind == "start":  # at the newest checkpoint, which it notes as `how`
-                failure = failure if reason is None else (reason, how)
-                job, reason = of_job, None
-            elif how in ("failed", "hung"):
-                reason = why
-        return cls(job, failure)
+
+def attempts(file: Path) -> list[Attempt]:
+    """Read the starts and ends that job.sh noted, without the half line of a killed job."""
+    found: list[Attempt] = []
+    for line in lines_of(file):
+        cells = line.split("\t")
+        if len(cells) != 7 or not (_COUNT.fullmatch(cells[3]) and _COUNT.fullmatch(cells[4])):
+            continue
+        kind, job, _, nodes, seconds, outcome, message = cells
+        if kind == "start":
+            found.append(Attempt(job, int(nodes), int(seconds), newest=outcome))
+        elif found and found[-1].job == job:
+            found[-1] = replace(found[-1], ended=int(seconds), outcome=outcome, message=message)
+    return found
+
+
+def lines_of(file: Path) -> list[str]:
+    """Return the lines that are not empty; [] without the file."""
+    try:
+        return [line for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if line]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def decide(launch: Path, attempt: Path, code: int, refusal: str = "") -> Decision:
-    """Return what follows the attempt with logs in `attempt`, and record the blamed nodes.
-
-    code: exit code of the training step. refusal: the job's own reason why it did not train, or "".
-    """
+    """Return what follows the attempt, and record blamed nodes. refusal: why the job did not train, or ""."""
     run = launch.parents[1]
     outcome, said, is_usage = _ending(run, attempt, code, refusal)
     decision = Decision(outcome, said.message)
     if outcome == "finished":
-        return _with(decision, ends="finished")
+        return replace(decision, ends="finished")
     if outcome == "requeue":
         trigger = run / "triggers" / "stop"
-        return _with(decision, ends=f"stopped by {trigger}" if trigger.exists() else "")
+        return replace(decision, ends=f"stopped by {trigger}" if trigger.exists() else "")
     if is_usage:
-        return _with(decision, ends=f"kielo did not understand its command: {said.message}")
-    chain = _Chain.read(launch / "chain" / "attempts")
+        return replace(decision, ends=f"kielo did not understand its command: {said.message}")
+    tried = attempts(launch / "chain" / "attempts")
+    failures = [
+        (one.message, following.newest)
+        for one, following in zip(tried, tried[1:])
+        if one.outcome in ("failed", "hung")
+    ]
     is_killed = not refusal and code in _KILLED
     if not is_killed and not said.blamed_nodes:  # the cause is not a device or a node
         newest = newest_written(run / "train" / "checkpoints")
-        if chain.failure == (" ".join(said.message.split()), newest):
-            return _with(decision, ends=f"twice the same: {said.message}")
-    return _with(
-        decision,
-        again="yes" if is_killed or outcome == "hung" else "no",
-        blamed_nodes=",".join(said.blamed_nodes),
-        left_out_nodes=",".join(_left_out(launch, said.blamed_nodes, chain.job)),
-    )
-
-
-def _with(decision: Decision, **values: str) -> Decision:
-    return Decision(**asdict(decision) | values)
+        if failures[-1:] == [(" ".join(said.message.split()), newest)]:
+            return replace(decision, ends=f"twice the same: {said.message}")
+    again = "yes" if is_killed or outcome == "hung" else "no"
+    left_out = ",".join(_left_out(launch, said.blamed_nodes, tried[-1].job if tried else ""))
+    return replace(decision, again=again, blamed_nodes=",".join(said.blamed_nodes), left_out_nodes=left_out)
 
 
 def _ending(run: Path, attempt: Path, code: int, refusal: str) -> tuple[str, Refusal, bool]:
@@ -110,8 +115,8 @@ def _ending(run: Path, attempt: Path, code: int, refusal: str) -> tuple[str, Ref
     silent = attempt / "silent"
     if silent.exists():
         return "hung", Refusal(message=silent.read_text(encoding="utf-8").strip()), False
-    said = _outcome_of(run, attempt)
-    if said is not None:
+    is_new = _is_newer(run / "train" / Outcome.FILE_NAME, attempt / "meeting.sh")
+    if is_new and (said := _read_outcome(run)):
         return said.outcome, Refusal(message=said.message, blamed_nodes=said.blamed_nodes), False
     refused = read_refusal(attempt / "refusal.txt")
     ended = f"the ranks ended with exit code {code}; the first error is in {attempt}"
@@ -123,13 +128,11 @@ def _ending(run: Path, attempt: Path, code: int, refusal: str) -> tuple[str, Ref
     return _BY_CODE.get(code, "failed"), refused or Refusal(message=ended), is_usage
 
 
-def _outcome_of(run: Path, attempt: Path) -> Outcome | None:
-    file = run / "train" / Outcome.FILE_NAME
+def _is_newer(file: Path, other: Path) -> bool:
     try:
-        is_new = file.stat().st_mtime_ns > (attempt / "meeting.sh").stat().st_mtime_ns
+        return file.stat().st_mtime_ns > other.stat().st_mtime_ns
     except OSError:
-        return None
-    return _read_outcome(run) if is_new else None
+        return False
 
 
 def _read_outcome(run: Path) -> Outcome | None:
@@ -140,7 +143,7 @@ def _read_outcome(run: Path) -> Outcome | None:
 
 
 def _left_out(launch: Path, blamed: list[str], job: str) -> list[str]:
-    """Record the blamed nodes; return the nodes that this chain has blamed twice, and leave them out."""
+    """Record the blamed nodes. Return the nodes that this chain has blamed twice, and leave them out."""
     noted = launch / "chain" / "failed_nodes"
     with open(noted, "a", encoding="utf-8") as file:
         file.writelines(f"{node}\n" for node in blamed)

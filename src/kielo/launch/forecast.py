@@ -1,4 +1,4 @@
-"""The planner's forecast of a launch: a recipe on so many nodes → the layout that it trains in, its cost."""
+"""The planner's forecast of a launch: a recipe on a number of nodes → the training's layout and cost."""
 
 from kielo.artifact.launch_files import Forecast
 from kielo.plan.choose_layout import named, own
@@ -16,9 +16,8 @@ from kielo.resolve.text import imagined_text
 def planned_run(recipe: Recipe, nodes: int, layout: str | None) -> tuple[Recipe, PlannedLayout | None, str]:
     """Return the recipe with its layout on `nodes`, that layout planned, and "".
 
-    layout: a layout's name, or (a part of) it; default: the recipe's own. Where no card says how fast the
-    devices are, the plan is None, with the reason. Raises KieloError for a layout that cannot run or does not
-    fit.
+    layout: a layout's name, or part of it; default: the recipe's own. If no card has the devices' speed, the
+    plan is None, with the reason. Raises KieloError for a layout that cannot run or does not fit.
     """
     recipe = recipe.model_copy(update={"nodes": (nodes,)})
     try:
@@ -32,14 +31,13 @@ def planned_run(recipe: Recipe, nodes: int, layout: str | None) -> tuple[Recipe,
     if isinstance(planned, str):
         other = _other(run, nodes)
         if "Fix: " in planned:
-            other = other.replace("Fix: ", "or ")
+            other = other.replace(". Fix: ", ", or ")
         raise KieloError(f"{recipe.name} on {nodes} nodes of {run.site.name}: {planned}{other}")
     if not planned.fits:
-        need = planned.need
+        need, other = planned.need, _other(run, nodes)
         raise KieloError(
             f"{planned.name} of {recipe.name} does not fit {nodes} nodes of {run.site.name}: it needs "
-            f"{need.bytes / 1e9:.1f} GB {need.where}, and {need.usable / 1e9:.1f} GB are usable"
-            f"{_other(run, nodes)}"
+            f"{need.bytes / 1e9:.1f} GB {need.where}, and {need.usable / 1e9:.1f} GB are usable{other}"
         )
     return (recipe if layout is None else with_layout(recipe, planned)), planned, ""
 
@@ -80,6 +78,6 @@ def _refuse_impossible(recipe: Recipe, nodes: int) -> None:
 
 
 def _other(run: RunToPlan, nodes: int) -> str:
-    """Names the fastest layout that fits; empty: there is none."""
+    """Return the fastest layout that fits, as a fix; empty if there is none."""
     ranked = search(run, [nodes]).ranked[nodes]
     return f". Fix: --layout {ranked[0].name}" if ranked else ""

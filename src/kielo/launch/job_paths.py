@@ -1,7 +1,7 @@
-"""Lists what the jobs of a launch read and write: each node must have it, and a container must be given it.
+"""What the jobs of a launch read and write: each node must have it, and a container must be given it.
 
-A container sees only the folders that are bound, so a tokenizer outside of the working folder would not be
-there. Links lead out of a bound folder, so where they lead is a path of its own.
+A container sees only bound folders, so a tokenizer outside of the working folder would be missing. Links lead
+out of a bound folder, so their targets are paths of their own.
 """
 
 import os
@@ -21,24 +21,20 @@ from kielo.recipe.read import run_folder
 from kielo.recipe.sections import Recipe, Source
 
 READS, WRITES = "reads", "writes"
-# Separate the parts of what --bind of Singularity and Apptainer reads; older ones know no way to quote them.
-_OF_BINDS = (",", ":")
+_OF_BINDS = (",", ":")  # signs in the value of --bind, which older versions cannot quote
 
 
 @dataclass(frozen=True)
 class JobPath:
-    """path: absolute. use: "reads" or "writes", which includes reading. reason: what names the path."""
+    """A path that jobs use."""
 
-    path: str
-    use: str
-    reason: str
+    path: str  # absolute
+    use: str  # "reads" or "writes", which includes reading
+    reason: str  # what names the path
 
 
 def job_paths(plan: JobPlan, packs: bool = False) -> list[JobPath]:
-    """Return what the jobs read and write, each path once; last the folder of a node, as its card names it.
-
-    packs: of jobs that pack text, which write nothing there.
-    """
+    """Return what the jobs read and write, each path once. packs: without the node's own folder."""
     of_node = JobPath(plan.jobs_of_site.node_folder, WRITES, "caches, on each node")
     return [*_shared(plan, packs), *([] if packs else [of_node])]
 
@@ -55,9 +51,9 @@ def _shared(plan: JobPlan, packs: bool) -> list[JobPath]:
 
 
 def binds(plan: JobPlan, packs: bool = False) -> list[str]:
-    """Return what --bind is given: folders above others first, and what is only read as read-only.
+    """Return the value of --bind: parents first, and read-only paths marked.
 
-    A path in a folder that is bound is left out. Raises KieloError for one that --bind cannot name.
+    A path in a bound folder is left out. Raises KieloError for a path that --bind cannot name.
     """
     bound: dict[str, str] = {}
     for one in sorted(_shared(plan, packs), key=lambda one: (len(Path(one.path).parts), one.use == READS)):
@@ -66,10 +62,8 @@ def binds(plan: JobPlan, packs: bool = False) -> list[str]:
         if one.path == plan.image or WRITES in uses or (one.use == READS and uses):
             continue
         if any(sign in one.path for sign in _OF_BINDS):
-            raise KieloError(
-                f"{one.path} ({one.reason}): a container cannot be given a path with a comma or a colon. "
-                "Fix: move or rename it"
-            )
+            why = "a container cannot be given a path with a comma or a colon"
+            raise KieloError(f"{one.path} ({one.reason}): {why}. Fix: move or rename it")
         bound[one.path] = one.use
     packed = plan.made.squash if plan.made is not None else ""
     bound.pop(packed, None)
@@ -82,7 +76,7 @@ def _all(plan: JobPlan, packs: bool) -> Iterator[JobPath]:
     yield JobPath(str(Path.cwd()), WRITES, "the working folder")
     for folder in (run, *plan.bound):
         yield JobPath(str(folder), WRITES, "the run")
-    # A stage, or the checkpoints, may lie on another disk. The text of a rung lies in the run.
+    # A stage or the checkpoints may be on another disk. The text of a rung is in the run.
     own = [os.path.realpath(folder) for folder in (run, *plan.bound)]
     for link in (entry for level in ("*", "*/*") for entry in sorted(run.glob(level)) if entry.is_symlink()):
         if not any(Path(os.path.realpath(link)).is_relative_to(folder) for folder in own):
@@ -136,10 +130,7 @@ def _of_environment(plan: JobPlan) -> Iterator[JobPath]:
 
 
 def hub_cache(recipe: Recipe) -> Path | None:
-    """Return the cache of the hub's client in which the jobs look; None if they read nothing from it.
-
-    It is the one of who launches: jobs whose cache is another would not find what is here.
-    """
+    """Return the launcher's cache of the hub's client if the jobs read from it, else None."""
     for reference in (recipe.model.weights, recipe.tokenizer.ready):
         if is_on_hub(reference) and (cache := _place(reference or "").parent) != _brought_hub():
             return cache
@@ -147,10 +138,7 @@ def hub_cache(recipe: Recipe) -> Path | None:
 
 
 def _place(reference: str) -> Path:
-    """Return the folder of weights or a tokenizer; of a repository its folder in the hub's cache.
-
-    A snapshot has links to the files beside it, and the name of a revision is resolved there too.
-    """
+    """Return the folder of weights or a tokenizer; of a repository its folder in the hub's cache."""
     if not is_on_hub(reference):
         return Path(reference.removeprefix("hf:"))
     for find in (weights_here, tokenizer_here):
@@ -159,10 +147,8 @@ def _place(reference: str) -> Path:
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
-    name = reference.removeprefix("hf:").partition("@")[0]
-    return (_brought_hub() or Path(constants.HF_HUB_CACHE)) / repo_folder_name(
-        repo_id=name, repo_type="model"
-    )
+    folder = repo_folder_name(repo_id=reference.removeprefix("hf:").partition("@")[0], repo_type="model")
+    return (_brought_hub() or Path(constants.HF_HUB_CACHE)) / folder
 
 
 def _brought_hub() -> Path | None:
@@ -175,10 +161,7 @@ def _read(path: Path, reason: str) -> JobPath:
 
 
 def _token_folders(source: Source) -> list[Path]:
-    """Return the folders of a source's ready tokens: beside a file lie others, as its index or a loss mask.
-
-    Of files that are not on this machine, the folder that the source names.
-    """
+    """Return the folders of a source's ready tokens; without them, the folder that the source names."""
     if source.tokens is None:
         return []
     given = Path(source.tokens).expanduser()

@@ -15,7 +15,7 @@ from kielo.artifact.prefetched import VARIABLE
 from kielo.launch.bash import start_of
 from kielo.launch.forecast import forecast_of, planned_run
 from kielo.launch.prefetch import missing
-from kielo.launch.site import SITES_FOLDER, made_site
+from kielo.launch.site import SITES_FOLDER, jobs_of, made_site
 from kielo.plan.cost import START_SECONDS, with_layout
 from kielo.plan.planned_layout import PlannedLayout
 from kielo.recipe.cards import Cluster, Jobs, Partition, accelerator, cluster
@@ -25,21 +25,18 @@ from kielo.recipe.sections import Recipe
 from kielo.resolve.resolve import resolve
 from kielo.resolve.software import start_timeout_seconds
 
-# Without a forecast: what a job gets to save in before its end, as for `kielo train --shutdown-seconds`.
-_USUAL_GRACE_SECONDS = 600
-# With one: at least so long, for a file system's slow hour costs more than five minutes of a job.
-_LEAST_GRACE_SECONDS = 300
+_USUAL_GRACE_SECONDS = 600  # to save before a job's end, without a forecast, as in `kielo train`
+_LEAST_GRACE_SECONDS = 300  # with a forecast: a file system's slow hour costs more than five minutes of a job
 _MOST_SIGNAL_SECONDS = 65_535  # of sbatch --signal
-# The chain is longer than forecast: jobs fail, and one that finds the run finished ends in seconds.
+# The chain is longer than forecast: jobs fail, and a job that finds the run finished ends in seconds.
 _SPARE_JOBS = 1.2
-# Sites limit the jobs that wait; submit.sh adds more.
-_MOST_JOBS = 20
+_MOST_JOBS = 20  # sites limit waiting jobs; submit.sh adds more
 _MOST_ASKED_JOBS = 1000  # each is a call of the scheduler
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """The flags of `kielo launch`. None: as the card says, or by the forecast."""
+    """The flags of `kielo launch`. None: the card's value, or the forecast's."""
 
     nodes: int | None = None
     account: str | None = None
@@ -58,12 +55,7 @@ class Wishes:
 
 @dataclass(frozen=True)
 class JobPlan:
-    """A chain of jobs that the site can run. `recipe` has the layout and the nodes that were chosen.
-
-    made: image and environment by the script of `kielo site`, in site_folder; None: none were made.
-    `measured_steps`: steps of a rung of a ladder, which saves nothing; 0: the jobs train. `bound`: folders
-    that the container needs beside those of every job.
-    """
+    """A chain of jobs that the site can run. `recipe` has the chosen layout and nodes."""
 
     recipe: Recipe
     site: Cluster
@@ -78,9 +70,9 @@ class JobPlan:
     forecast: Forecast | None
     no_forecast: str
     site_folder: Path | None = None
-    made: MadeSite | None = None
-    measured_steps: int = 0
-    bound: tuple[Path, ...] = ()
+    made: MadeSite | None = None  # image and environment by the script of `kielo site`
+    measured_steps: int = 0  # of a ladder's rung, which saves nothing; 0: the jobs train
+    bound: tuple[Path, ...] = ()  # folders that the container needs beside every job's
 
     @property
     def devices(self) -> int:
@@ -106,10 +98,7 @@ class JobPlan:
 
 
 def plan_jobs(recipe: Recipe, wishes: Wishes, chosen: PlannedLayout | None = None) -> JobPlan:
-    """Check the wishes against the recipe's cluster, plans the run, and compute what the jobs need.
-
-    chosen: a layout on `wishes.nodes` nodes, in place of `wishes.layout` and the recipe's own.
-    """
+    """Check the wishes, plan the run, and compute the jobs. chosen: a layout on `wishes.nodes` nodes."""
     site, of_site, partition, nodes, hours = check_request(recipe, wishes)
     site_folder, made = made_for(wishes, site)
     if chosen is None:
@@ -121,16 +110,14 @@ def plan_jobs(recipe: Recipe, wishes: Wishes, chosen: PlannedLayout | None = Non
     wall = round(hours * 3600)
     grace = _grace(wishes.grace_seconds, forecast, wall)
     chain = _chain_length(wishes.jobs, forecast, partition, site)
-    return JobPlan(
-        recipe, site, of_site, partition, wishes, nodes, wall, grace, _silence(recipe, forecast), chain,
-        forecast, no_forecast, site_folder, made,
-    )  # fmt: skip
+    place, silence = (recipe, site, of_site, partition, wishes, nodes), _silence(recipe, forecast)
+    return JobPlan(*place, wall, grace, silence, chain, forecast, no_forecast, site_folder, made)
 
 
 def check_request(recipe: Recipe, wishes: Wishes) -> tuple[Cluster, Jobs, Partition, int, float]:
-    """Return the site, its table of jobs, the queue, nodes and hours. Refuses what the site has not."""
+    """Return the site, its table of jobs, the queue, nodes and hours. Refuse what the site does not have."""
     site = cluster(recipe.cluster)
-    of_site = _jobs_of(site)
+    of_site = jobs_of(site)
     nodes = _nodes(wishes.nodes, recipe, site)
     partition = _partition(wishes.partition, nodes + wishes.spares, of_site, site)
     _check_account(wishes.account, of_site, site)
@@ -139,18 +126,18 @@ def check_request(recipe: Recipe, wishes: Wishes) -> tuple[Cluster, Jobs, Partit
 
 
 def network_needed(plan: JobPlan) -> str:
-    """Return a sentence on downloads that are not here and that the nodes cannot reach; "" for none."""
+    """Return a sentence on missing downloads that the nodes cannot reach; "" if there are none."""
     lacking = [] if plan.site.internet_on_compute_nodes else missing(plan.recipe)
     if not lacking:
         return ""
     return (
         f"{plan.site.name}'s nodes reach no network, and not here yet: {', '.join(lacking)}. "
-        f"Fix: kielo prefetch RECIPE --to DIR where there is one, and {VARIABLE}=DIR here"
+        f"Fix: kielo prefetch RECIPE --to DIR on a machine with a network, and {VARIABLE}=DIR here"
     )
 
 
 def check_ready(plan: JobPlan) -> None:
-    """Refuse jobs that would end at once: they train, and the stages before training must be done."""
+    """Refuse jobs that would end at once: they only train, so the stages before training must be done."""
     if said := network_needed(plan):
         raise KieloError(said)
     folder = run_folder(plan.recipe)
@@ -165,35 +152,26 @@ def check_ready(plan: JobPlan) -> None:
 
 
 def check_environment(plan: JobPlan) -> None:
-    """Refuse an image or an environment that is not here, or has no Kielo."""
+    """Refuse an image or an environment that does not exist here, or has no Kielo."""
     image = plan.image
     if image and not Path(image).exists():
-        raise KieloError(f"{image}: no such container image here; give --container IMAGE, or none")
+        raise KieloError(f"{image}: no such container image here. Fix: --container IMAGE, or none")
     if image and image == plan.jobs_of_site.image and not plan.venv:
         raise KieloError(
             f"{image} has torch and not Kielo. Fix: kielo site {plan.site.name}, whose script "
             "makes an environment inside it, or --venv DIR with one"
         )
     if plan.made is not None and plan.made.squash and not Path(plan.made.squash).is_file():
-        raise KieloError(f"{plan.made.squash}: is gone; {plan.site_folder}/site.sh makes it again")
+        raise KieloError(f"{plan.made.squash}: is gone. Fix: {plan.site_folder}/site.sh makes it again")
     if plan.wishes.venv and not (Path(plan.wishes.venv) / "bin" / "activate").exists():
-        raise KieloError(f"--venv {plan.wishes.venv}: has no bin/activate; give the folder of an environment")
-
-
-def _jobs_of(site: Cluster) -> Jobs:
-    if site.jobs is None or site.scheduler == "none":
-        raise KieloError(
-            f"{site.name} has no table [jobs] in its card, so no job can be written for it. "
-            "Fix: another --cluster (see `kielo clusters`), or a card of your own: kielo site --new NAME"
-        )
-    return site.jobs
+        raise KieloError(f"--venv {plan.wishes.venv}: has no bin/activate. Fix: the folder of an environment")
 
 
 def made_for(wishes: Wishes, site: Cluster) -> tuple[Path | None, MadeSite | None]:
-    """Return the folder of the site and what its script made there; (None, None): there is none."""
+    """Return the site's folder and what its script made there; (None, None) if it does not exist."""
     if wishes.image is not None or wishes.venv is not None:
         if wishes.site is not None:
-            raise KieloError("--site brings its own image and environment; leave --container and --venv out")
+            raise KieloError("--site brings its own image and environment. Fix: no --container and no --venv")
         return None, None
     folder = Path(wishes.site or Path(SITES_FOLDER) / site.name).absolute()
     made = made_site(folder, site)
@@ -210,18 +188,18 @@ def _nodes(wanted: int | None, recipe: Recipe, site: Cluster) -> int:
     usual = [number for number in recipe.nodes if number <= site.nodes]
     nodes = wanted if wanted is not None else usual[0] if usual else None
     if nodes is None:
-        raise KieloError(f"on how many nodes of {site.name}? For example --nodes 16; it has {site.nodes}")
+        raise KieloError(f"no number of nodes of {site.name}, which has {site.nodes}. Fix: --nodes 16")
     return nodes
 
 
 def _partition(wanted: str | None, nodes: int, of_site: Jobs, site: Cluster) -> Partition:
-    """Return the first queue of the wanted name that gives so many nodes, else the first of that name."""
+    """Return the first queue of the wanted name that gives `nodes`, else the first of that name."""
     label = of_site.partitions[0].label if wanted is None else wanted
     named = [one for one in of_site.partitions if one.label == label]
     named = named or [one for one in of_site.partitions if one.name == label][:1]
     if not named:
         known = ", ".join(dict.fromkeys(one.label for one in of_site.partitions))
-        raise KieloError(f"--partition {wanted}: the card of {site.name} has {known}")
+        raise KieloError(f"--partition {wanted}: not in the card of {site.name}. Fix: {known}")
     return next((one for one in named if _gives(nodes, one, of_site, site)), named[0])
 
 
@@ -233,61 +211,55 @@ def _check_account(account: str | None, of_site: Jobs, site: Cluster) -> None:
     if not of_site.account or (account and re.fullmatch(of_site.account, account)):
         return
     given = f"--account {account}: not the form of a project there" if account else "no --account"
-    raise KieloError(
-        f"{given}; {site.name} bills a project, such as --account {of_site.account_example} (with your own)"
-    )
+    example = f"--account {of_site.account_example} (with your own)"
+    raise KieloError(f"{given}, and {site.name} bills a project. Fix: {example}")
 
 
 def most_nodes(partition: Partition, of_site: Jobs, site: Cluster) -> int:
-    """Return the most nodes of a job in this partition; the usual one has the card's own limit."""
+    """Return the most nodes of a job in this partition. The first partition has the card's own limit."""
     usual = site.max_nodes_per_job if partition is of_site.partitions[0] else None
     return min(partition.max_nodes or usual or site.nodes, site.nodes)
 
 
 def longest_hours(partition: Partition, of_site: Jobs, site: Cluster) -> float | None:
-    """Return the longest job in this partition, in hours; None: no card says it."""
+    """Return the longest job in this partition, in hours; None if no card says it."""
     usual = site.max_wall_hours if partition is of_site.partitions[0] else None
     return partition.max_hours or usual
 
 
 def _check_size(nodes: int, spares: int, partition: Partition, of_site: Jobs, site: Cluster) -> None:
-    """nodes: of a job, with its spares."""
+    """Refuse a number of `nodes` (with spares) that the partition does not give."""
     if spares < 0:
-        raise KieloError(f"--spares {spares}: give 0 or more")
+        raise KieloError(f"--spares {spares}: is negative. Fix: 0 or more")
     trains = nodes - spares
     if trains >= 1 and _gives(nodes, partition, of_site, site):
         return
     least, most = partition.min_nodes, most_nodes(partition, of_site, site)
-    others = [
-        f", or --partition {one.label}"
-        for one in of_site.partitions
-        if trains >= 1 and _gives(nodes, one, of_site, site)
-    ]
+    others = [one.label for one in of_site.partitions if trains >= 1 and _gives(nodes, one, of_site, site)]
+    other = f", or --partition {others[0]}" if others else ""
     extra = f" with {spares} spares" if spares else ""
-    nearest = least if trains < least else most
-    raise KieloError(
-        f"--nodes {trains}{extra}: {partition.label} of {site.name} gives {least} to {most}. "
-        f"Fix: --nodes {max(1, nearest - spares)}{''.join(others[:1])}"
-    )
+    nearest = max(1, (least if trains < least else most) - spares)
+    gives = f"{partition.label} of {site.name} gives {least} to {most}"
+    raise KieloError(f"--nodes {trains}{extra}: {gives}. Fix: --nodes {nearest}{other}")
 
 
 def _chain_length(wanted: int | None, forecast: Forecast | None, partition: Partition, site: Cluster) -> int:
     if wanted is not None:
-        check_number_of_jobs("--jobs", wanted, partition, site)
+        check_job_count("--jobs", wanted, partition, site)
         return wanted
     most = min(_MOST_JOBS, partition.max_jobs or _MOST_JOBS)
     return min(most, math.ceil(forecast.jobs * _SPARE_JOBS)) if forecast else 1
 
 
-def check_number_of_jobs(flag: str, jobs: int, partition: Partition, site: Cluster) -> None:
-    """Refuse more jobs than the queue takes of one person. flag: what asked for them."""
+def check_job_count(flag: str, jobs: int, partition: Partition, site: Cluster) -> None:
+    """Refuse more jobs than the queue takes of one person. flag: the flag that asked for them."""
     if jobs > _MOST_ASKED_JOBS:
         raise KieloError(f"{flag}: makes {jobs} jobs. Fix: at most {_MOST_ASKED_JOBS} at once")
     most = partition.max_jobs
     if most is not None and jobs > most:
         raise KieloError(
             f"{flag}: makes {jobs} jobs, and {partition.label} of {site.name} takes {most} of a person, "
-            "waiting and running together. Fix: fewer, or another --partition"
+            f"waiting and running together. Fix: {most} jobs, or another --partition"
         )
 
 
@@ -295,20 +267,18 @@ def _hours(wanted: float | None, partition: Partition, of_site: Jobs, site: Clus
     most = longest_hours(partition, of_site, site)
     hours = wanted if wanted is not None else most
     if hours is None:
-        raise KieloError(f"the card of {site.name} has no longest time of a job; give --hours H")
+        raise KieloError(f"the card of {site.name} has no longest time of a job. Fix: --hours H")
     if not 0 < hours < math.inf or (most is not None and hours > most):
         limit = f"{partition.label} of {site.name} gives at most {most:g} hours a job"
-        raise KieloError(f"--hours {hours:g}: {limit}; the run goes on in the next job of the chain (--jobs)")
+        raise KieloError(f"--hours {hours:g}: {limit}. The run continues in the chain's next job (--jobs)")
     return hours
 
 
 def _grace(wanted: int | None, forecast: Forecast | None, wall: int) -> int:
-    """Return how many seconds before its end a job is asked to stop.
-
-    Twice a slow step and a save, and 60 s: a GPU's ranks agree one step late, and Slurm counts in minutes.
-    """
+    """Return how many seconds before its end a job is asked to stop."""
     seconds = _USUAL_GRACE_SECONDS
     if forecast:
+        # twice a slow step and a save, and 60 s: a GPU's ranks agree one step late, Slurm counts in minutes
         save = forecast.save_stop_seconds + forecast.checkpoint_seconds
         seconds = max(_LEAST_GRACE_SECONDS, math.ceil(2 * (forecast.interval_seconds[1] + save) + 60))
     elif wall < 4 * seconds:
@@ -316,19 +286,16 @@ def _grace(wanted: int | None, forecast: Forecast | None, wall: int) -> int:
     seconds = wanted if wanted is not None else min(seconds, _MOST_SIGNAL_SECONDS)
     start = START_SECONDS if forecast else 0
     if not 0 < seconds <= _MOST_SIGNAL_SECONDS or wall <= start + seconds:
+        least = math.ceil((start + seconds) / 360 + 1) / 10
         raise KieloError(
             f"a job of {wall / 3600:g} hours has no time to train: {start:.0f} s to start, and it is asked "
-            f"to stop {seconds} s before its end. Fix: --hours "
-            f"{math.ceil((start + seconds) / 360 + 1) / 10:g} or more, or another --grace"
+            f"to stop {seconds} s before its end. Fix: --hours {least:g} or more, or another --grace"
         )
     return seconds
 
 
 def _silence(recipe: Recipe, forecast: Forecast | None) -> int:
-    """Return after how many seconds without a line in the log an attempt is taken for dead.
-
-    The ranks' own limits come first: until the first step, and in each collective of later ones.
-    """
+    """Return the seconds of silence after which an attempt counts as dead, beyond the ranks' own limits."""
     step = forecast.interval_seconds[1] if forecast else recipe.train.step_timeout_seconds
     limits = start_timeout_seconds(recipe) + recipe.train.step_timeout_seconds
     return math.ceil(START_SECONDS + limits + 3 * recipe.train.log_every_steps * step)

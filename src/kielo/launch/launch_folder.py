@@ -1,12 +1,8 @@
-"""The folder of a launch, RUN/launch/0001 and so on, which a person can read, keep, and submit again.
+"""The folder of a launch, RUN/launch/0001 and so on, which a person can read, keep, and submit again:
 
-job.sh            the job, which the whole chain shares
-submit.sh         submits the chain; `kielo launch` calls it
-rank.sh           what job.sh starts on each node and device
-environment.sh    the environment of the ranks
-recipe.toml       the recipe with every flag, and the layout
-launch.json       what was asked for, the forecast, and the versions
-logs/, chain/     what jobs write
+job.sh, submit.sh (the chain, which `kielo launch` submits), rank.sh (what job.sh starts on each node and
+device), environment.sh (of the ranks), recipe.toml (with every flag, and the layout), launch.json (flags,
+forecast, versions), logs/ and chain/ (what jobs write).
 """
 
 import os
@@ -46,39 +42,43 @@ _COMMAND_LIMIT_SECONDS = 60
 
 
 def write_launch(plan: JobPlan) -> Path:
-    """Write the folder, whole or not at all, under the next number that is free. Returns its path."""
+    """Write the folder, whole or not at all, under the next free number. Return its path."""
     with _next_folder(run_folder(plan.recipe).absolute() / LAUNCH_FOLDER) as (folder, aside):
-        write_text_atomically(aside / "job.sh", job_script(plan, folder))
-        write_text_atomically(aside / "submit.sh", submit_script(plan, folder))
-        write_text_atomically(aside / "rank.sh", (SCRIPTS / "rank.sh").read_text(encoding="utf-8"))
-        write_text_atomically(aside / "environment.sh", environment_script(plan))
-        write_text_atomically(aside / "recipe.toml", recipe_text(plan))
+        _write(aside, job_script(plan, folder), submit_script(plan, folder))
+        _write_for_tasks(aside, plan, "rank.sh")
         write_json(aside, launch_of(plan))
     return folder
+
+
+def _write(folder: Path, job: str, submission: str) -> None:
+    write_text_atomically(folder / "job.sh", job)
+    write_text_atomically(folder / "submit.sh", submission)
+
+
+def _write_for_tasks(folder: Path, plan: JobPlan, script: str) -> None:
+    write_text_atomically(folder / script, (SCRIPTS / script).read_text(encoding="utf-8"))
+    write_text_atomically(folder / "environment.sh", environment_script(plan))
+    write_text_atomically(folder / "recipe.toml", recipe_text(plan))
 
 
 def write_ladder_job(plan: JobPlan, above: Path, rungs: Sequence[tuple[Path, int]]) -> Path:
     """Write the folder of a job that runs `rungs`, (a launch's folder, its limit in seconds), in `above`."""
     with _next_folder(above, "job_") as (folder, aside):
-        write_text_atomically(aside / "job.sh", ladder_script(plan, folder, rungs))
-        write_text_atomically(aside / "submit.sh", submit_script(plan, folder))
+        _write(aside, ladder_script(plan, folder, rungs), submit_script(plan, folder))
     return folder
 
 
 def write_pack_jobs(plan: JobPlan, shares: int) -> Path:
-    """Write the folder of the jobs that pack the run's text in so many shares, RUN/launch/pack_0001."""
+    """Write the folder of the jobs that pack the run's text in `shares`, RUN/launch/pack_0001."""
     with _next_folder(run_folder(plan.recipe).absolute() / LAUNCH_FOLDER, PACK_PREFIX) as (folder, aside):
-        write_text_atomically(aside / "job.sh", pack_script(plan, folder, shares))
-        write_text_atomically(aside / "submit.sh", submit_pack_script(plan, folder, shares))
-        write_text_atomically(aside / PACK_FILE, (SCRIPTS / PACK_FILE).read_text(encoding="utf-8"))
-        write_text_atomically(aside / "environment.sh", environment_script(plan))
-        write_text_atomically(aside / "recipe.toml", recipe_text(plan))
+        _write(aside, pack_script(plan, folder, shares), submit_pack_script(plan, folder, shares))
+        _write_for_tasks(aside, plan, PACK_FILE)
     return folder
 
 
 @contextmanager
 def _next_folder(above: Path, prefix: str = "") -> Iterator[tuple[Path, Path]]:
-    """Yield the folder of the next free number in `above`, and one beside it that becomes it at the end."""
+    """Yield the folder of the next free number in `above`, and a folder that is renamed to it at the end."""
     above.mkdir(parents=True, exist_ok=True)
     names = [name.removeprefix(prefix) for name in os.listdir(above) if name.startswith(prefix)]
     number = max((int(name) for name in names if name.isdecimal()), default=0) + 1
@@ -96,33 +96,24 @@ def _next_folder(above: Path, prefix: str = "") -> Iterator[tuple[Path, Path]]:
 
 
 def recipe_text(plan: JobPlan) -> str:
-    """Return every value of the recipe that is no default, with the layout.
-
-    Paths are as they were given.
-    """
+    """Return every value of the recipe that is no default, with the layout. Paths are as given."""
     update = {"cluster": card_file(plan), "folder": str(run_folder(plan.recipe).absolute())}
     recipe = plan.recipe.model_copy(update=update)
-    header = (
-        comment(f"The recipe of this launch, for the jobs of this folder; they start in {Path.cwd()}.") + "\n"
-    )
-    return header + toml_table("", recipe.model_dump(mode="json", exclude_defaults=True))
+    header = comment(f"The recipe of this launch, for the jobs of this folder, which start in {Path.cwd()}.")
+    return header + "\n" + toml_table("", recipe.model_dump(mode="json", exclude_defaults=True))
 
 
 def launch_of(plan: JobPlan) -> Launch:
     site = plan.site
+    same = ("nodes", "devices", "wall_seconds", "grace_seconds", "forecast", "no_forecast")
     return Launch(
+        **{key: getattr(plan, key) for key in same},
         cluster=card_file(plan),
         scheduler=site.scheduler,
         job_name=plan.recipe.name,
-        nodes=plan.nodes,
         spares=plan.wishes.spares,
-        devices=plan.devices,
         partition=plan.partition.label,
-        wall_seconds=plan.wall_seconds,
-        grace_seconds=plan.grace_seconds,
         jobs=plan.chain_length,
-        forecast=plan.forecast,
-        no_forecast=plan.no_forecast,
         versions=_versions(site.scheduler, f"{site.name}, {site.date}"),
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -130,9 +121,9 @@ def launch_of(plan: JobPlan) -> Launch:
 
 @contextmanager
 def one_launch_at_a_time(plan: JobPlan) -> Iterator[None]:
-    """Hold the run's launches: a second one would not see the jobs that the first is about to submit."""
+    """Hold the run's launches: a second launch would not see the jobs that the first is about to submit."""
     run = run_folder(plan.recipe).absolute()
-    if not run.is_dir():  # it is about to be refused, and nothing of it can be in a queue
+    if not run.is_dir():  # the launch will be refused, and no job of it can be in a queue
         yield
         return
     above = run / LAUNCH_FOLDER
@@ -142,19 +133,14 @@ def one_launch_at_a_time(plan: JobPlan) -> Iterator[None]:
 
 
 def submit(folder: Path, scheduler: str) -> tuple[list[str], str]:
-    """Submit the chain by submit.sh; return the jobs' ids, and what the scheduler said beside them.
-
-    Raises KieloError with the scheduler's answer if it refused the first job.
-    """
-    done = subprocess.run(
-        ["bash", str(folder / "submit.sh")], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        errors="replace",
-    )  # fmt: skip
+    """Submit the chain. Return the jobs' ids, and other words. Raises KieloError without a first job."""
+    script, none = folder / "submit.sh", subprocess.DEVNULL
+    done = subprocess.run(["bash", script], stdin=none, capture_output=True, text=True, errors="replace")
     answer = " ".join(done.stderr.split())
     if done.returncode:
         raise KieloError(
-            f"{SCHEDULERS[scheduler].submit} refused the job, and nothing is queued: {answer}; {folder} "
-            f"stays: change it and submit it by `{start_of(folder / 'submit.sh')}`, or launch again"
+            f"{SCHEDULERS[scheduler].submit} refused the job, and nothing is queued: {answer}. Fix: change "
+            f"{folder}, which stays, and submit it by `{start_of(script)}`, or launch again"
         )
     return done.stdout.split(), answer
 
@@ -169,7 +155,7 @@ def refuse_without_scheduler(plan: JobPlan) -> None:
 
 
 def refuse_second_chain(plan: JobPlan) -> None:
-    """Refuse a launch of a run of which jobs wait or run: two chains would only wait for each other."""
+    """Refuse a launch of a run whose jobs wait or run: two chains would only wait for each other."""
     above = run_folder(plan.recipe).absolute() / LAUNCH_FOLDER
     for folder in sorted(above.glob("[0-9]*")):
         launch, jobs = read_json(folder, Launch), folder / "chain" / "jobs"
@@ -180,9 +166,9 @@ def refuse_second_chain(plan: JobPlan) -> None:
         if not found and jobs.stat().st_uid != os.getuid() and hides_jobs(launch.scheduler):
             _refuse_hidden_chain(folder, ids)
         if found:
-            told = ", ".join(f"{job} {state.split()[0]}" for job, state in found.items())
+            queued = ", ".join(f"{job} {state.split()[0]}" for job, state in found.items())
             raise KieloError(
-                f"{folder}: jobs of this run are in the queue already ({told}). Fix: "
+                f"{folder}: jobs of this run are in the queue already ({queued}). Fix: "
                 f"`{start_of(folder / 'submit.sh')} 5` adds five jobs to their chain, or `kielo cancel "
                 f"{run_folder(plan.recipe)}` and launch again when they are over"
             )
@@ -195,13 +181,13 @@ def _refuse_hidden_chain(folder: Path, ids: Sequence[str]) -> None:
         return
     raise KieloError(
         f"{folder}: its chain is {_owner(chain / 'jobs')}'s, the scheduler shows you no jobs of other "
-        f"persons, and no end of {', '.join(left)} is noted. Fix: `kielo cancel` by them; or, if "
-        f"they are over, `echo over > {chain / 'stopped'}`"
+        f"persons, and no end of {', '.join(left)} is noted. Fix: `kielo cancel` by that person, or if the "
+        f"jobs are over `echo over > {chain / 'stopped'}`"
     )
 
 
 def _has_ended(chain: Path, job: str) -> bool:
-    """By what job.sh notes; a job that waits again, after its end, has not."""
+    """Return True if job.sh noted the job's end, and the job does not wait again."""
     file = chain / "attempts"
     rows = [line.split("\t") for line in file.read_text("utf-8").splitlines()] if file.exists() else []
     own = [row for row in rows if len(row) == 7 and row[1] == job]

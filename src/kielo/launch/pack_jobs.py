@@ -1,11 +1,10 @@
-"""Jobs that pack a run's text on a cluster: a recipe and flags → their plan, and how far they have come.
+"""Jobs that pack a run's text on a cluster: a recipe and flags → their plan, and their progress.
 
-Each job of an array makes the parts that are its share; one more, after all of them, makes what a lost job
-did not make, and joins the parts. The parts themselves are of `dataset/token_parts.py`. launch_folder.py
-writes the folder, RUN/launch/pack_0001.
+Each job of an array makes its share of the parts (`dataset/token_parts.py`). One more job, after all of them,
+makes missing parts and joins all. launch_folder.py writes the folder, RUN/launch/pack_0001.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kielo.artifact.manifest import read_manifest
@@ -22,33 +21,32 @@ from kielo.resolve.resolve import refuse_before_text
 
 @dataclass(frozen=True)
 class PackStatus:
-    """ids: of the array and of the job that joins. jobs: id → state; None for the reason in no_answer."""
+    """The state of a run's packing."""
 
     name: str
     site: str
-    ids: list[str]
-    jobs: dict[str, str] | None
+    ids: list[str]  # of the array and of the job that joins
+    jobs: dict[str, str] | None  # id → state; None for the reason in no_answer
     progress: PackProgress
     no_answer: str = ""
 
 
 def plan_pack_jobs(recipe: Recipe, wishes: Wishes) -> JobPlan:
-    """Check the wishes against the recipe's cluster; each job has one whole node, with a worker a core."""
+    """Check the wishes against the recipe's cluster. Each job has a whole node, with a worker a core."""
     site, of_site, partition, _, hours = check_request(recipe, wishes)
     refuse_before_text(recipe)
     corpus = recipe.corpus
     if "workers" not in corpus.model_fields_set:
         corpus = corpus.model_copy(update={"workers": site.cpu_cores_per_node})
+    place = recipe.model_copy(update={"corpus": corpus}), site, of_site, partition, wishes
+    wall, grace, silence, chain_length = round(hours * 3600), 0, 0, 1
+    plan = JobPlan(*place, 1, wall, grace, silence, chain_length, None, "the jobs pack text")
     site_folder, made = made_for(wishes, site)
-    return JobPlan(
-        recipe.model_copy(update={"corpus": corpus}), site, of_site, partition, wishes, nodes=1,
-        wall_seconds=round(hours * 3600), grace_seconds=0, silence_seconds=0, chain_length=1, forecast=None,
-        no_forecast="the jobs pack text", site_folder=site_folder, made=made,
-    )  # fmt: skip
+    return replace(plan, site_folder=site_folder, made=made)
 
 
 def check_packable(plan: JobPlan, shares: int) -> None:
-    """Refuse jobs that would end at once or have nothing to do, and a second set beside one in the queue."""
+    """Refuse jobs that would end at once or have nothing to do, and a second set beside queued jobs."""
     run = run_folder(plan.recipe)
     for stage in ("corpus", "tokenizer"):
         if read_manifest(run / stage) is None:
@@ -58,21 +56,19 @@ def check_packable(plan: JobPlan, shares: int) -> None:
             )
     progress = _progress(plan.recipe)
     if progress.is_joined:
-        raise KieloError(f"{run / 'tokens'}: is packed already, from the same text and recipe; nothing to do")
+        raise KieloError(f"{run / 'tokens'}: is packed already, from the same text and recipe")
     if shares > progress.parts:
-        raise KieloError(
-            f"--pack {shares}: the corpus has {progress.parts} files, and each is packed by one job. "
-            f"Fix: --pack {progress.parts}"
-        )
+        why = f"the corpus has {progress.parts} files, and a job packs at least one"
+        raise KieloError(f"--pack {shares}: {why}. Fix: --pack {progress.parts}")
     check_environment(plan)
     for folder in sorted((run.absolute() / LAUNCH_FOLDER).glob(f"{PACK_PREFIX}[0-9]*")):
         if found := states(plan.site.scheduler, _ids(folder)):
-            told = ", ".join(f"{job} {state.split()[0]}" for job, state in found.items())
-            raise KieloError(f"{folder}: jobs that pack this run are in the queue already ({told})")
+            queued = ", ".join(f"{job} {state.split()[0]}" for job, state in found.items())
+            raise KieloError(f"{folder}: jobs that pack this run are in the queue already ({queued})")
 
 
 def pack_status(folder: Path) -> PackStatus:
-    """Read how far the jobs of a folder have come. Raises KieloError for text that has changed since."""
+    """Read the progress of a folder's jobs. Raises KieloError for text that has changed since."""
     recipe = read_recipe(str(folder / "recipe.toml")).recipe
     site, ids = cluster(recipe.cluster), _ids(folder)
     jobs, no_answer = states_or_reason(site.scheduler, ids)

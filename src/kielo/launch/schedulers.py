@@ -1,7 +1,7 @@
-"""The schedulers: what each is asked for by a job, and the commands that list, end and explain its jobs.
+"""The schedulers: a job's request to each, and the commands that list, end and explain its jobs; no torch.
 
-An entry of `SCHEDULERS` and a script in `scripts/` are all that is known of a scheduler, besides its word in
-the cards (`recipe/cards.py`). No torch.
+A scheduler is an entry of `SCHEDULERS`, a script in `scripts/`, and its word in the cards
+(`recipe/cards.py`).
 """
 
 import os
@@ -18,56 +18,39 @@ from kielo.recipe.errors import KieloError
 
 LIMIT_SECONDS = 60
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
-# Slurm has no job of these numbers any more: an error of the command, and an answer.
+# Slurm no longer has jobs of these numbers: an error of the command, and an answer.
 _OVER = re.compile(r"Invalid job id specified|Invalid job array")
 _JOB = re.compile(r"[0-9]+(\[[0-9]*\])?(\.[\w.-]+)?")
 
 
 @dataclass(frozen=True)
 class Scheduler:
-    """A scheduler.
+    """A scheduler."""
 
-    submit: the command that takes jobs. script: its functions in job.sh and, after `# ---- Submission`, those
-    in submit.sh. starter: the script that starts tasks, if it is shared. prefix, request: of the lines that
-    it reads in job.sh, (plan, folder, packs). listing: lists jobs; with `takes_ids` their ids follow. states:
-    what that says → id → state. waiting: pattern of the state of a job that has not begun. end: ends jobs at
-    once. ask_to_save: asks jobs that run to save and stop; empty: they look whether their chain was ended
-    (scripts/mpirun.sh). settings: prints its settings; pattern of the line that hides other persons' jobs.
-    ends: ids → how the jobs ended.
-    """
-
-    submit: str
-    script: Path
-    starter: Path | None
-    prefix: str
-    request: Callable[[JobPlan, Path, bool], list[str]]
-    listing: tuple[str, ...]
-    takes_ids: bool
-    states: Callable[[str], dict[str, str]]
-    waiting: str
-    end: tuple[str, ...]
-    ask_to_save: tuple[str, ...] = ()
+    submit: str  # the command that takes jobs
+    script: Path  # functions in job.sh and, after `# ---- Submission`, in submit.sh
+    starter: Path | None  # the script that starts tasks, if it is shared
+    prefix: str  # of the lines that it reads in job.sh
+    request: Callable[[JobPlan, Path, bool], list[str]]  # (plan, folder, packs) → these lines
+    listing: tuple[str, ...]  # lists jobs
+    takes_ids: bool  # ids follow `listing`
+    states: Callable[[str], dict[str, str]]  # output of `listing` → id → state
+    waiting: str  # pattern of the state of a job that has not begun
+    end: tuple[str, ...]  # ends jobs at once
+    ask_to_save: tuple[str, ...] = ()  # asks running jobs to stop; (): they look for their chain's end
+    # prints its settings; pattern of the line that hides other persons' jobs
     settings: tuple[tuple[str, ...], str] | None = None
-    ends: Callable[[Sequence[str]], dict[str, str]] = lambda ids: {}
+    ends: Callable[[Sequence[str]], dict[str, str]] = lambda ids: {}  # ids → how the jobs ended
 
     def request_lines(self, plan: JobPlan, folder: Path, packs: bool = False) -> list[str]:
-        """Return the lines of job.sh in `folder` that the scheduler reads.
-
-        packs: of a job that packs text, which is one process on a node; its array and its waiting for others
-        are of the submission.
-        """
+        """Return the lines of job.sh that the scheduler reads. packs: for one process on a node."""
         return request(self.prefix, self.request(plan, folder, packs))
 
-    def for_jobs(self) -> list[str]:
-        """Return the parts of job.sh that are the scheduler's."""
-        own = self.script.read_text(encoding="utf-8").partition(_SUBMISSION)[0]
-        return [own] if self.starter is None else [own, self.starter.read_text(encoding="utf-8")]
-
-    def for_submission(self) -> str:
-        return self.script.read_text(encoding="utf-8").partition(_SUBMISSION)[2]
-
-
-_SUBMISSION = "\n# ---- Submission\n"
+    def parts(self) -> tuple[str, str]:
+        """Return the scheduler's bash for job.sh, and for submit.sh."""
+        own, _, submission = self.script.read_text(encoding="utf-8").partition("\n# ---- Submission\n")
+        starter = "" if self.starter is None else "\n" + self.starter.read_text(encoding="utf-8")
+        return own + starter, submission
 
 
 def clock(seconds: int) -> str:
@@ -76,43 +59,36 @@ def clock(seconds: int) -> str:
 
 
 def _of_slurm(plan: JobPlan, folder: Path, packs: bool) -> list[str]:
-    queue, of_site, account = plan.partition, plan.jobs_of_site, plan.wishes.account
+    queue, of_site = plan.partition, plan.jobs_of_site
     tasks = 1 if packs else plan.site.devices_per_node
     cores = plan.site.cpu_cores_per_node if packs else plan.cores_per_device
-    return [
-        f"--job-name={_name(plan, packs)}", f"--partition={queue.name}" * bool(queue.name),
-        f"--qos={queue.qos}" * bool(queue.qos), f"--constraint={queue.constraint}" * bool(queue.constraint),
-        f"--account={account}" * bool(account), f"--nodes={_nodes(plan)}", of_site.devices, "--exclusive",
-        f"--ntasks-per-node={tasks}", f"--cpus-per-task={cores}", *of_site.options,
-        f"--time={clock(plan.wall_seconds)}", f"--signal=USR1@{plan.grace_seconds}" * (not packs),
-        "--requeue", "--open-mode=append",
-        f"--output={_path(str(folder).replace('%', '%%') + '/logs/job_%j.log')}",
-    ]  # fmt: skip
+    asked = {
+        "job-name": plan.recipe.name + "_pack" * packs,
+        "partition": queue.name,
+        "qos": queue.qos,
+        "constraint": queue.constraint,
+        "account": plan.wishes.account,
+        "nodes": plan.nodes + plan.wishes.spares,
+    }
+    places = [f"--{option}={value}" for option, value in asked.items() if value]
+    size = [of_site.devices, "--exclusive", f"--ntasks-per-node={tasks}", f"--cpus-per-task={cores}"]
+    time = [f"--time={clock(plan.wall_seconds)}", f"--signal=USR1@{plan.grace_seconds}" * (not packs)]
+    log = _path(str(folder).replace("%", "%%") + "/logs/job_%j.log")
+    return [*places, *size, *of_site.options, *time, "--requeue", "--open-mode=append", f"--output={log}"]
 
 
 def _of_pbs(plan: JobPlan, folder: Path, packs: bool) -> list[str]:
-    account = plan.wishes.account
-    return [
-        f"-N {_name(plan, packs)}", f"-q {plan.partition.name}", f"-P {account}" * bool(account),
-        f"-l select={_nodes(plan)}", f"-l walltime={clock(plan.wall_seconds)}", *plan.jobs_of_site.options,
-        "-r y", "-j oe", f"-o {_path(f'{folder}/logs/')}",
-    ]  # fmt: skip
+    name, account = f"-N {plan.recipe.name}{'_pack' * packs}", plan.wishes.account
+    place = [name, f"-q {plan.partition.name}", f"-P {account}" * bool(account)]
+    size = [f"-l select={plan.nodes + plan.wishes.spares}", f"-l walltime={clock(plan.wall_seconds)}"]
+    return [*place, *size, *plan.jobs_of_site.options, "-r y", "-j oe", f"-o {_path(f'{folder}/logs/')}"]
 
 
 def _of_grid_engine(plan: JobPlan, folder: Path, packs: bool) -> list[str]:
-    return [
-        f"-N {_name(plan, packs)}", f"-l {plan.partition.name}={_nodes(plan)}",
-        f"-l h_rt={clock(plan.wall_seconds)}", *plan.jobs_of_site.options, "-r y", "-j y", "-S /bin/bash",
-        f"-o {_path(f'{folder}/logs/')}",
-    ]  # fmt: skip
-
-
-def _name(plan: JobPlan, packs: bool) -> str:
-    return plan.recipe.name + "_pack" * packs
-
-
-def _nodes(plan: JobPlan) -> int:
-    return plan.nodes + plan.wishes.spares
+    nodes, seconds = plan.nodes + plan.wishes.spares, clock(plan.wall_seconds)
+    size = [f"-l {plan.partition.name}={nodes}", f"-l h_rt={seconds}"]
+    same = ["-r y", "-j y", "-S /bin/bash", f"-o {_path(f'{folder}/logs/')}"]
+    return [f"-N {plan.recipe.name}{'_pack' * packs}", *size, *plan.jobs_of_site.options, *same]
 
 
 def _path(path: str) -> str:
@@ -120,19 +96,19 @@ def _path(path: str) -> str:
     return f'"{path}"' if len(path.split()) > 1 else path
 
 
-def _first_and_others(told: str) -> dict[str, str]:
-    rows = [line.split() for line in told.splitlines()]
+def _first_and_others(answer: str) -> dict[str, str]:
+    rows = [line.split() for line in answer.splitlines()]
     return {row[0]: " ".join(row[1:]) for row in rows if row}
 
 
-def _first_and_fifth(told: str) -> dict[str, str]:
-    """PBS: job, name, user, time, state, … Grid Engine: job, priority, name, user, state, …"""
-    rows = [line.split() for line in told.splitlines()]
+def _first_and_fifth(answer: str) -> dict[str, str]:
+    """Return id → state. PBS: job, name, user, time, state. Grid Engine: job, priority, name, user, state."""
+    rows = [line.split() for line in answer.splitlines()]
     return {row[0].split(".")[0]: row[4] for row in rows if len(row) > 4}
 
 
 def _ends_in_slurm(ids: Sequence[str]) -> dict[str, str]:
-    """By Slurm's accounting (sacct), or what its controller keeps for some minutes."""
+    """Ask Slurm's accounting (sacct), or its controller, which keeps jobs for some minutes."""
     found: dict[str, str] = {}
     if shutil.which("sacct"):
         fields = "JobID,State,ExitCode,Reason"
@@ -145,8 +121,8 @@ def _ends_in_slurm(ids: Sequence[str]) -> dict[str, str]:
         }
     for job in ids:
         if job not in found and shutil.which("scontrol"):
-            told = _run(["scontrol", "--oneliner", "show", "job", job]).stdout.split()
-            facts = dict(word.split("=", 1) for word in told if "=" in word)
+            words = _run(["scontrol", "--oneliner", "show", "job", job]).stdout.split()
+            facts = dict(word.split("=", 1) for word in words if "=" in word)
             if "JobState" in facts:
                 found[job] = f"{facts['JobState']}, exit code {facts.get('ExitCode')}, {facts.get('Reason')}"
     return found
@@ -159,7 +135,7 @@ SCHEDULERS = {
         starter=None,
         prefix="#SBATCH",
         request=_of_slurm,
-        # %F: of each job of an array the id of the array, which --parsable told
+        # %F: of each job of an array the id of the array, as --parsable prints it
         listing=("squeue", "--noheader", "--format=%F %T %r", "--jobs"),
         takes_ids=True,
         states=_first_and_others,
@@ -188,7 +164,7 @@ SCHEDULERS = {
         starter=SCRIPTS / "mpirun.sh",
         prefix="#$",
         request=_of_grid_engine,
-        listing=("qstat", "-u", "*"),  # without -u only the own ones
+        listing=("qstat", "-u", "*"),  # without -u only a person's own jobs
         takes_ids=False,
         states=_first_and_fifth,
         waiting=".*q.*",  # qw, hqw, Eqw, …
@@ -198,15 +174,14 @@ SCHEDULERS = {
 
 
 def job_ids(file: Path) -> list[str]:
-    """Return the ids that a chain's file `jobs` lists, a line each; none where there is no file.
-
-    Raises KieloError for a line that is no id: the scheduler's commands would take it for an option.
-    """
+    """Return the ids in a chain's file `jobs`. Raises KieloError for a line that looks like an option."""
     if not file.is_file():
         return []
     ids = file.read_text(encoding="utf-8", errors="replace").split()
     if odd := [word for word in ids if not _JOB.fullmatch(word)]:
-        raise KieloError(f"{file}: {odd[0][:60]!r} is no id of a job. Fix: one id of the scheduler a line")
+        raise KieloError(
+            f"{file}: {odd[0][:60]!r} is no id of a job. Fix: one id of the scheduler on each line"
+        )
     return ids
 
 
@@ -215,10 +190,10 @@ class NoAnswer(KieloError):
 
 
 def states(scheduler: str, ids: Sequence[str]) -> dict[str, str] | None:
-    """Return id → state of those jobs that the scheduler still has, in the order of `ids`.
+    """Return id → state of the jobs that the scheduler still has, in the order of `ids`.
 
-    Of an array it is the state of one of its jobs. None where the scheduler's command is not here. Raises
-    NoAnswer where the command fails: that is not an answer of no jobs.
+    An array has the state of one of its jobs. None without the scheduler's command. Raises NoAnswer if the
+    command fails, because that does not mean that there are no jobs.
     """
     asked = SCHEDULERS[scheduler]
     if not ids:
@@ -226,13 +201,12 @@ def states(scheduler: str, ids: Sequence[str]) -> dict[str, str] | None:
     if shutil.which(asked.listing[0]) is None:
         return None
     command = [*asked.listing, ",".join(ids)] if asked.takes_ids else asked.listing
-    told = _answer(command, _OVER if asked.takes_ids else None)
-    found = asked.states(told)
+    found = asked.states(_answer(command, _OVER if asked.takes_ids else None))
     return {job: found[job] for job in ids if job in found}
 
 
 def states_or_reason(scheduler: str, ids: Sequence[str]) -> tuple[dict[str, str] | None, str]:
-    """Return the states, or None and why they are not known, for a screen that shows more than them."""
+    """Return the states, or None and the reason why they are unknown."""
     try:
         found = states(scheduler, ids)
     except NoAnswer as error:
@@ -241,10 +215,7 @@ def states_or_reason(scheduler: str, ids: Sequence[str]) -> tuple[dict[str, str]
 
 
 def hides_jobs(scheduler: str) -> bool:
-    """Return True if the scheduler shows a person only their own jobs; False where its command is not here.
-
-    Raises NoAnswer where the command fails.
-    """
+    """Return True if the scheduler shows only a person's own jobs. Raises NoAnswer if it fails."""
     command, line = SCHEDULERS[scheduler].settings or (("",), "")
     if shutil.which(command[0]) is None:
         return False
@@ -252,16 +223,15 @@ def hides_jobs(scheduler: str) -> bool:
 
 
 def ends(scheduler: str, ids: Sequence[str]) -> dict[str, str]:
-    """Return id → how the job ended, in the scheduler's words, of those of which it still knows."""
+    """Return id → how the job ended, in the scheduler's words, if it still knows."""
     found = SCHEDULERS[scheduler].ends(ids) if ids else {}
     return {job: found[job] for job in ids if job in found}
 
 
 def end_jobs(scheduler: str, found: dict[str, str], at_once: bool) -> None:
-    """Cancel jobs that wait, and asks those that run to save and stop, or ends them `at_once`.
+    """Cancel waiting jobs, and ask running jobs to save and stop, or end them `at_once`.
 
-    found: id → state. The chain's file `stopped` must be written. Raises KieloError with the scheduler's
-    answer if it refuses.
+    found: id → state. The chain's file `stopped` must be written. Raises KieloError if the scheduler refuses.
     """
     asked = SCHEDULERS[scheduler]
     waiting = [job for job, state in found.items() if re.fullmatch(asked.waiting, state.split()[0])]
@@ -273,23 +243,22 @@ def end_jobs(scheduler: str, found: dict[str, str], at_once: bool) -> None:
 
 
 def _answer(command: Sequence[str], answers: re.Pattern[str] | None = None) -> str:
-    """Return what the command says; raises NoAnswer if it fails, but for errors that are `answers`."""
+    """Return the command's output. Raises NoAnswer if it fails, except for errors that are `answers`."""
     done = _run(command)
     said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
     if done.returncode and not (answers and answers.search(said)):
         raise NoAnswer(
-            f"{command[0]} failed, so it is not known which jobs wait or run ({said}). Fix: the "
-            "same once more, when the scheduler answers"
+            f"{command[0]} failed, so it is not known which jobs wait or run ({said}). Fix: the same command "
+            "when the scheduler answers"
         )
     return done.stdout
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    # SQUEUE_PARTITION and others would hide jobs; and answers are read, so they are not translated.
+    # SQUEUE_PARTITION and others would hide jobs. Answers are parsed, so they must not be translated.
     own = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
+    own["LC_ALL"] = "C"
     try:
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT_SECONDS, env=own | {"LC_ALL": "C"}
-        )
+        return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, env=own)
     except subprocess.TimeoutExpired:
-        raise NoAnswer(f"{command[0]} did not answer within {LIMIT_SECONDS} s; try again") from None
+        raise NoAnswer(f"{command[0]} did not answer within {LIMIT_SECONDS} s. Fix: try again") from None

@@ -1,7 +1,7 @@
 """The files of a launch as text: job.sh, submit.sh and environment.sh, from a plan and the site's card.
 
-What is the same for every job is bash in `scripts/`, and is copied as it stands: a request to the scheduler,
-settings, the scheduler's own functions, and the attempt.
+Bash that is the same for every job is copied from `scripts/`. job.sh: a request to the scheduler, settings,
+the scheduler's functions, and the attempt.
 """
 
 import shlex
@@ -17,65 +17,51 @@ from kielo.launch.schedulers import SCHEDULERS, SCRIPTS
 from kielo.recipe.cards import is_own_card
 from kielo.recipe.read import run_folder
 
-# Attempts in a row without a new checkpoint, after which a chain ends.
-MOST_WITHOUT_NEW = 3
-# Packages in ~/.local would shadow the environment's, and not be there for another person.
+MOST_WITHOUT_NEW = 3  # attempts in a row without a new checkpoint, after which a chain ends
+# Packages in ~/.local would shadow the environment's, and be missing for another person.
 _NO_PACKAGES_OF_HOME = {"PYTHONNOUSERSITE": "1"}
-# Those of the person who submits; the site's modules, which come after it, may set it.
+# Variables of the submitting shell. The site's modules, which come later, may set them.
 _NO_PYTHON_OF_SHELL = "unset PYTHONPATH PYTHONHOME PYTHONUSERBASE"
-_OFFLINE = {
-    "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "WANDB_MODE": "offline",
-}  # fmt: skip
+_OFFLINE = {f"{name}_OFFLINE": "1" for name in ("HF_HUB", "HF_DATASETS", "TRANSFORMERS")}
+_OFFLINE["WANDB_MODE"] = "offline"
 
 
 def job_script(plan: JobPlan, folder: Path) -> str:
-    """Return job.sh, which is in `folder` (an absolute path)."""
-    scheduler = SCHEDULERS[plan.site.scheduler]
-    parts = [
-        "#!/bin/bash -l",
-        *_about(plan),
-        "#",
-        *scheduler.request_lines(plan, folder),
-        "",
-        *_settings(plan, folder),
-        "",
-    ]
-    parts += [*_setup(plan), ""]
-    own = [*scheduler.for_jobs(), _text("left_out"), _text("body")]
+    """Return job.sh for `folder` (an absolute path)."""
+    parts = [*_head(plan, folder), *_settings(plan, folder), "", *_setup(plan), ""]
+    own = [SCHEDULERS[plan.site.scheduler].parts()[0], _text("left_out"), _text("body")]
     return "\n".join(parts) + "\n".join(own)
+
+
+def _head(plan: JobPlan, folder: Path, packs: bool = False) -> list[str]:
+    request = SCHEDULERS[plan.site.scheduler].request_lines(plan, folder, packs)
+    return ["#!/bin/bash -l", *_about(plan), "#", *request, ""]
 
 
 def ladder_script(plan: JobPlan, folder: Path, rungs: Sequence[tuple[Path, int]]) -> str:
     """Return job.sh of a ladder's rungs on one number of nodes: (folder of a launch, limit in seconds)."""
-    scheduler = SCHEDULERS[plan.site.scheduler]
-    parts = [
-        "#!/bin/bash -l", *_about(plan), "#", *scheduler.request_lines(plan, folder), "",
-        assign("WORKING_FOLDER", str(Path.cwd())), array("RUNGS", [str(launch) for launch, _ in rungs]),
-        f"LIMITS=({' '.join(str(seconds) for _, seconds in rungs)})", "",
-    ]  # fmt: skip
-    return "\n".join(parts) + "\n" + _text("ladder")
+    limits = f"LIMITS=({' '.join(str(seconds) for _, seconds in rungs)})"
+    settings = [_working_folder(), array("RUNGS", [str(launch) for launch, _ in rungs]), limits]
+    return "\n".join([*_head(plan, folder), *settings, "", _text("ladder")])
+
+
+def _working_folder() -> str:
+    return assign("WORKING_FOLDER", str(Path.cwd()))
 
 
 def pack_script(plan: JobPlan, folder: Path, shares: int) -> str:
-    """Return job.sh of the jobs that pack a run's text: the shares, and the one that joins their parts."""
-    scheduler = SCHEDULERS[plan.site.scheduler]
-    parts = [
-        "#!/bin/bash -l", *_about(plan), "#", *scheduler.request_lines(plan, folder, packs=True), "",
-        assign("WORKING_FOLDER", str(Path.cwd())), assign("FOLDER", str(folder)), f"SHARES={shares}",
-        *(comment(line) for line in _sources(plan, "container", "image")),
-        array("CONTAINER", _container(plan, packs=True)), "",
-        *_setup(plan), "",
-    ]  # fmt: skip
-    return "\n".join(parts) + "\n" + _text("pack_job")
+    """Return job.sh of the jobs that pack a run's text: the shares, and the job that joins their parts."""
+    settings = [_working_folder(), assign("FOLDER", str(folder)), f"SHARES={shares}"]
+    settings += [*_sources(plan, "container", "image"), array("CONTAINER", _container(plan, packs=True)), ""]
+    return "\n".join([*_head(plan, folder, packs=True), *settings, *_setup(plan), "", _text("pack_job")])
 
 
 def submit_pack_script(plan: JobPlan, folder: Path, shares: int) -> str:
-    """Return submit.sh, which submits the shares, and the job that joins them when all of them are over."""
+    """Return submit.sh, which submits the shares, and the job that joins them when all are over."""
     return _submission(plan, folder, [f"SHARES={shares}"], [], "submit_pack")
 
 
 def submit_script(plan: JobPlan, folder: Path) -> str:
-    """Return submit.sh, which submits the chain of job.sh."""
     settings = [assign("RUN", str(run_folder(plan.recipe).absolute())), f"JOBS={plan.chain_length}"]
     return _submission(plan, folder, settings, ["left_out"], "submit")
 
@@ -83,17 +69,16 @@ def submit_script(plan: JobPlan, folder: Path) -> str:
 def _submission(
     plan: JobPlan, folder: Path, settings: Sequence[str], before: Sequence[str], main: str
 ) -> str:
-    """Return bash that knows what job.sh asks for, as `submitted.sh` compares it.
-
-    before, main: names of scripts before and after the scheduler's.
-    """
-    lines = [
-        "#!/bin/bash", assign("WORKING_FOLDER", str(Path.cwd())), assign("FOLDER", str(folder)), *settings,
-        "# what job.sh asks for", assign("ACCOUNT", plan.wishes.account or ""),
-        assign("PARTITION", plan.partition.name), assign("QOS", plan.partition.qos),
-        f"JOB_NODES={plan.nodes + plan.wishes.spares}", f"WALL_SECONDS={plan.wall_seconds}", "",
-    ]  # fmt: skip
-    own = SCHEDULERS[plan.site.scheduler].for_submission()
+    """Return bash that compares what job.sh asks for. before, main: scripts around the scheduler's."""
+    facts = {
+        "ACCOUNT": plan.wishes.account or "",
+        "PARTITION": plan.partition.name,
+        "QOS": plan.partition.qos,
+    }
+    facts |= {"JOB_NODES": str(plan.nodes + plan.wishes.spares), "WALL_SECONDS": str(plan.wall_seconds)}
+    lines = ["#!/bin/bash", _working_folder(), assign("FOLDER", str(folder)), *settings]
+    lines += ["# what job.sh asks for", *(assign(name, value) for name, value in facts.items()), ""]
+    own = SCHEDULERS[plan.site.scheduler].parts()[1]
     return "\n".join([*lines, *map(_text, before), own, _text("submitted"), _text(main)])
 
 
@@ -107,44 +92,36 @@ def environment_script(plan: JobPlan) -> str:
         *exports({"PYTHONSAFEPATH": "1"}),  # the working folder is no place of modules
         *exports({} if _is_own_python(plan) else _NO_PACKAGES_OF_HOME),
         "ulimit -c 0 # cores of thousands of ranks fill a quota",
-        *(comment(line) for line in _sources(plan, "environment")),
+        *_sources(plan, "environment"),
         *exports(of_site.environment),
     ]
     if of_site.environment_between_nodes and plan.nodes > 1:
-        lines += [comment(line) for line in _sources(plan, "environment_between_nodes")]
-        lines += exports(of_site.environment_between_nodes)
+        lines += [*_sources(plan, "environment_between_nodes"), *exports(of_site.environment_between_nodes)]
     if not plan.site.internet_on_compute_nodes:
         lines += [comment(f"{plan.site.name}'s compute nodes reach no network outside."), *exports(_OFFLINE)]
     if (prefetched := prefetched_folder()) is not None:
         lines += exports({VARIABLE: str(prefetched)})
     if (cache := hub_cache(plan.recipe)) is not None:
-        lines += [
-            "# weights or tokenizer of the hub, as this launch found them",
-            *exports({"HF_HUB_CACHE": str(cache)}),
-        ]
+        lines.append("# weights or tokenizer of the hub, as this launch found them")
+        lines += exports({"HF_HUB_CACHE": str(cache)})
     elif plan.site_folder is not None:
-        lines += [
-            "# weights of the hub go beside the environment, not into the home",
-            f'export HF_HOME="${{HF_HOME:-{plan.site_folder / "caches" / "huggingface"}}}"',
-        ]
+        lines.append("# weights of the hub go beside the environment, not into the home")
+        lines.append(f'export HF_HOME="${{HF_HOME:-{plan.site_folder / "caches" / "huggingface"}}}"')
     python = [sys.executable] if _is_own_python(plan) else ["python"]
-    lines += [
-        assign("VENV", plan.venv),
-        array("PYTHON", python), array("KIELO", [*python, "-m", "kielo"]),
-        array("TORCHRUN", [*python, "-m", "torch.distributed.run"]),
-        array("DECIDE", [*python, "-m", "kielo.launch.decide"]),
-        array("TRAIN_FLAGS", ["--measure", str(plan.measured_steps)] if plan.measured_steps else []),
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n"
+    lines += [assign("VENV", plan.venv), array("PYTHON", python)]
+    programs = {"KIELO": "kielo", "TORCHRUN": "torch.distributed.run", "DECIDE": "kielo.launch.decide"}
+    lines += [array(name, [*python, "-m", module]) for name, module in programs.items()]
+    measured = ["--measure", str(plan.measured_steps)] if plan.measured_steps else []
+    return "\n".join([*lines, array("TRAIN_FLAGS", measured)]) + "\n"
 
 
 def _setup(plan: JobPlan) -> list[str]:
     own = [] if _is_own_python(plan) else [_NO_PYTHON_OF_SHELL]
-    return [*own, *(comment(line) for line in _sources(plan, "setup")), *plan.jobs_of_site.setup]
+    return [*own, *_sources(plan, "setup"), *plan.jobs_of_site.setup]
 
 
 def _is_own_python(plan: JobPlan) -> bool:
-    """Return True where ranks run in the Python of `kielo launch`, with all packages that it finds."""
+    """Return True if ranks run in the Python of `kielo launch`, with all packages that it finds."""
     return not plan.image and not plan.venv
 
 
@@ -154,9 +131,8 @@ def _about(plan: JobPlan) -> list[str]:
         f"{plan.recipe.name} on {plan.nodes} nodes of {site.description}, written by `kielo launch`.",
         f"Network: {site.network}. Card: {site.source}, {site.date}.",
         *([site.notes] if site.notes else []),
-        *_sources(plan, "partitions", "devices", "options", "account"),
     ]
-    return [comment(line) for line in lines]
+    return [*map(comment, lines), *_sources(plan, "partitions", "devices", "options", "account")]
 
 
 def _container(plan: JobPlan, packs: bool = False) -> list[str]:
@@ -177,35 +153,40 @@ def _with_node_folder(container: list[str]) -> str:
 
 def _settings(plan: JobPlan, folder: Path) -> list[str]:
     of_site, run = plan.jobs_of_site, run_folder(plan.recipe).absolute()
-    here = Path.cwd()
     return [
-        assign("SITE", plan.site.name), assign("WORKING_FOLDER", str(here)), assign("RUN", str(run)),
+        assign("SITE", plan.site.name),
+        _working_folder(),
+        assign("RUN", str(run)),
         assign("FOLDER", str(folder)),
-        f"NODES={plan.nodes}", f"SPARES={plan.wishes.spares}",
-        f"DEVICES_PER_NODE={plan.site.devices_per_node}", f"CORES_PER_DEVICE={plan.cores_per_device}",
+        f"NODES={plan.nodes}\nSPARES={plan.wishes.spares}",
+        f"DEVICES_PER_NODE={plan.site.devices_per_node}\nCORES_PER_DEVICE={plan.cores_per_device}",
         f"WALL_SECONDS={plan.wall_seconds}",
-        f"GRACE_SECONDS={plan.grace_seconds} # the ranks are asked to save so long before the end",
-        f"SILENCE_SECONDS={plan.silence_seconds} # without a line in the log, the attempt is taken for dead",
+        f"GRACE_SECONDS={plan.grace_seconds} # the ranks are asked to save this long before the end",
+        f"SILENCE_SECONDS={plan.silence_seconds} # without a line in the log, the attempt counts as dead",
         f"MOST_WITHOUT_NEW={MOST_WITHOUT_NEW} # attempts in a row without a new checkpoint",
         f"TORCHRUN={'yes' if plan.wishes.is_torchrun else 'no'} # in place of one task a device",
         f"PREFLIGHT={'yes' if plan.wishes.is_preflight else 'no'} # the nodes are checked before they train",
-        *(comment(line) for line in _sources(plan, "architecture", "cpu_bind", "host_suffix", "node_folder")),
-        f"ARCHITECTURE={of_site.architecture}", assign("CPU_BIND", of_site.cpu_bind),
-        assign("HOST_SUFFIX", of_site.host_suffix), f'NODE_FOLDER="{of_site.node_folder}"',
-        *(comment(line) for line in _sources(plan, "container", "image", "network_log", "stripe")),
-        assign("IMAGE", plan.image), _with_node_folder(_container(plan)),
-        assign("NETWORK_LOG", of_site.network_log), array("STRIPE", shlex.split(of_site.stripe)),
-    ]  # fmt: skip
+        *_sources(plan, "architecture", "cpu_bind", "host_suffix", "node_folder"),
+        f"ARCHITECTURE={of_site.architecture}",
+        assign("CPU_BIND", of_site.cpu_bind),
+        assign("HOST_SUFFIX", of_site.host_suffix),
+        f'NODE_FOLDER="{of_site.node_folder}"',
+        *_sources(plan, "container", "image", "network_log", "stripe"),
+        assign("IMAGE", plan.image),
+        _with_node_folder(_container(plan)),
+        assign("NETWORK_LOG", of_site.network_log),
+        array("STRIPE", shlex.split(of_site.stripe)),
+    ]
 
 
 def _sources(plan: JobPlan, *fields: str) -> list[str]:
-    """Return the origin of these fields of the card's table [jobs], those that it sets."""
+    """Return comments on the origin of these fields of the card's table [jobs], if it sets them."""
     sources = plan.jobs_of_site.sources
-    return [f"{field}: {sources[field]}" for field in fields if field in sources]
+    return [comment(f"{field}: {sources[field]}") for field in fields if field in sources]
 
 
 def card_file(plan: JobPlan) -> str:
-    """Return where the card is, as the recipe names it; own cards by an absolute path."""
+    """Return the card's path or name, as the recipe names it. Own cards have an absolute path."""
     name = plan.recipe.cluster
     return str(Path(name).absolute()) if is_own_card(name) else name
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from kielo.artifact.launch_files import Launch
 from kielo.artifact.metrics import METRICS_NAME, TrainingStep, of_kind, read_metrics
 from kielo.artifact.stage_json import read_json
+from kielo.launch.decide import Attempt, attempts, lines_of
 from kielo.launch.launch_folder import LAUNCH_FOLDER
 from kielo.launch.schedulers import ends, job_ids, states_or_reason
 from kielo.recipe.errors import KieloError
@@ -16,50 +17,30 @@ from kielo.resolve.resolved import read as read_resolved
 
 _GOOD = ("finished", "requeue")
 _SHOWN_LINES = 20
-_COUNT = re.compile(r"[0-9]{1,12}")
 _ERROR = re.compile(
     r"Error\b|\berror\b|^kielo[ a-z]*: |Traceback|[Nn]o such file|No module named|not found|denied|[Kk]illed"
 )
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """A start of a job, by the chain's own list. `ended` is None while it runs, or if it was killed."""
-
-    job: str
-    nodes: int
-    started: int
-    ended: int | None = None
-    outcome: str = ""
-    message: str = ""
-
-
-@dataclass(frozen=True)
 class Status:
-    """`jobs`: id → state at the scheduler; None where it does not answer, for the reason in `no_answer`.
-
-    `last_step`: the last row of the log; `total_steps`: None before the first attempt. `stopped`: why the
-    chain has ended; empty: it has not. `ends`: id → the scheduler's words on the end of each job that is over
-    and noted no start.
-    """
+    """The state of a launched run."""
 
     folder: Path
     launch: Launch
     ids: list[str]
-    jobs: dict[str, str] | None
+    jobs: dict[str, str] | None  # id → state at the scheduler; None for the reason in `no_answer`
     attempts: list[Attempt]
-    last_step: TrainingStep | None
-    total_steps: int | None
-    stopped: str
+    last_step: TrainingStep | None  # the last row of the log
+    total_steps: int | None  # None before the first attempt
+    stopped: str  # why the chain has ended
     left_out: list[str]
-    ends: dict[str, str]
+    ends: dict[str, str]  # id → the scheduler's words on each job that ended before it noted a start
     no_answer: str = ""
 
     @property
     def last_words(self) -> tuple[Path, list[str]] | None:
-        """(file, its last 20 lines) of a last attempt that failed, or of a job that ended before any; None
-        where nothing of the kind happened, or nothing was written.
-        """
+        """(file, last lines) of a failed last attempt, or of a job that ended before any attempt, or None."""
         last = next((attempt for attempt in reversed(self.attempts) if attempt.outcome), None)
         if last is not None and last.outcome in _GOOD:
             return None
@@ -72,7 +53,7 @@ class Status:
 
     @property
     def device_hours(self) -> float:
-        """Hours of all devices together so far. A killed attempt counts up to the next one's start."""
+        """Hours of all devices together so far. A killed attempt counts until the next attempt's start."""
         devices_per_node = self.launch.devices / self.launch.nodes
         hours = 0.0
         for number, attempt in enumerate(self.attempts):
@@ -88,30 +69,28 @@ class Status:
 
 
 def status(run_folder: Path) -> Status:
-    """Read the newest launch of the run. Raises KieloError where it was never launched."""
+    """Read the newest launch of the run. Raises KieloError if it was never launched."""
     folder = newest_launch(run_folder)
     launch = read_json(folder, Launch)
     if launch is None:
-        raise KieloError(f"{folder}: has no {Launch.FILE_NAME}; launch the run again")
+        raise KieloError(f"{folder}: has no {Launch.FILE_NAME}. Fix: launch the run again")
     ids = job_ids(folder / "chain" / "jobs")
     rows = of_kind(read_metrics(run_folder / "train" / METRICS_NAME), TrainingStep)
     total = None
     with suppress(KieloError):
         total = read_resolved(run_folder / "resolved.toml").identity.total_steps
-    left_out = sorted({line.split()[0] for line in _lines(run_folder / LAUNCH_FOLDER / "left_out_nodes")})
-    made = attempts(folder / "chain" / "attempts")
+    left_out = sorted({line.split()[0] for line in lines_of(run_folder / LAUNCH_FOLDER / "left_out_nodes")})
+    made, last = attempts(folder / "chain" / "attempts"), rows[-1] if rows else None
     jobs, no_answer = states_or_reason(launch.scheduler, ids)
     begun = {attempt.job for attempt in made} | set(jobs or {})
-    stopped = "\n".join(_lines(folder / "chain" / "stopped"))
+    stopped = "\n".join(lines_of(folder / "chain" / "stopped"))
     over = [] if jobs is None or stopped else [job for job in ids if job not in begun]
-    return Status(
-        folder, launch, ids, jobs, made, rows[-1] if rows else None, total, stopped, left_out,
-        ends(launch.scheduler, over), no_answer,
-    )  # fmt: skip
+    ended = ends(launch.scheduler, over)
+    return Status(folder, launch, ids, jobs, made, last, total, stopped, left_out, ended, no_answer)
 
 
 def newest_launch(run_folder: Path) -> Path:
-    """Return the folder of the run's last launch."""
+    """Return the folder of the run's last launch. Raises KieloError if there is none."""
     above = run_folder / LAUNCH_FOLDER
     found = sorted(path for path in above.glob("*") if path.name.isdecimal()) if above.is_dir() else []
     if not found:
@@ -119,40 +98,14 @@ def newest_launch(run_folder: Path) -> Path:
     return found[-1].absolute()
 
 
-def attempts(file: Path) -> list[Attempt]:
-    """Read the starts and ends that job.sh noted; half a line of a killed job is passed over."""
-    found: list[Attempt] = []
-    for line in _lines(file):
-        cells = line.split("\t")
-        if len(cells) != 7 or not (_COUNT.fullmatch(cells[3]) and _COUNT.fullmatch(cells[4])):
-            continue
-        kind, job, _, nodes, seconds, outcome, message = cells
-        if kind == "start":
-            found.append(Attempt(job, int(nodes), int(seconds)))
-        elif found and found[-1].job == job:
-            found[-1] = Attempt(job, int(nodes), found[-1].started, int(seconds), outcome, message)
-    return found
-
-
 def _last_words(logs: Path, job: str) -> tuple[Path, list[str]] | None:
-    """Return (file, last lines) of where the first error of a job probably is, None where nothing is.
-
-    That is the log of the first rank that names an error, else what the scheduler's step said, else the log
-    of the job itself.
-    """
-    attempts = sorted(logs.glob(f"{job}.*"))
-    ranks = sorted(attempts[-1].glob("*.[0-9]*.log")) if attempts else []
-    named = [file for file in ranks if any(map(_ERROR.search, _lines(file)[-_SHOWN_LINES:]))]
-    others = [attempts[-1] / "step.txt"] if attempts else []
+    """Return (file, last lines): of the first rank with an error, else of the step, else of the job."""
+    folders = sorted(logs.glob(f"{job}.*"))
+    ranks = sorted(folders[-1].glob("*.[0-9]*.log")) if folders else []
+    named = [file for file in ranks if any(map(_ERROR.search, lines_of(file)[-_SHOWN_LINES:]))]
+    others = [folders[-1] / "step.txt"] if folders else []
     others += [logs / f"job_{job}.log", *sorted(logs.glob(f"*{job}*"))]
     for file in (*named, *others):
-        if file.is_file() and (lines := _lines(file)):
+        if file.is_file() and (lines := lines_of(file)):
             return file, lines[-_SHOWN_LINES:]
     return None
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return [line for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if line]
-    except (FileNotFoundError, NotADirectoryError):
-        return []

@@ -1,14 +1,8 @@
 """Calibration: metrics.jsonl and resolved.toml of a person's runs → a card of the machine; no torch.
 
-Steps of one size (sequence length, micro-batch, micro-batches) are one measurement: their median
-(`measured_run.py` reads them).
-Constants of `efficiency.py` are fitted to the measurements, but only those that a run of Kielo can show. Each
-is drawn to the value that is usual for such a device, and keeps it if the runs show nothing of it.
-
-A GPU keeps the peaks of its card. A processor's card has none: its peak, memory bandwidth and the bandwidth
-between ranks are fitted too. There a rank is a process with its share of the cores, so a card of two ranks
-with a thread each says nothing of one rank with two threads, and runs of different numbers of ranks are
-refused.
+The median of steps of one size is one measurement. Fitted are only the constants of `efficiency.py` that a
+run of Kielo can show, each drawn to its usual value for the device. A processor's card has no peaks: its peak
+and bandwidths are fitted too. Its ranks share the cores, so runs on different numbers of ranks are refused.
 """
 
 import json
@@ -35,149 +29,127 @@ from kielo.resolve.memory_row import TrainOptions
 Column = np.ndarray
 _NOISE = 0.02  # expected error of a median step; the spreads below are weighed against it
 _BEND = 0.08  # of an error's logarithm: larger errors count like their size, not like its square
-# least half-width of the interval: the runs' residuals show nothing of other shapes
-_NARROWEST = 0.08
+_NARROWEST = 0.08  # half-width of the interval: the runs' residuals show nothing of other shapes
 _NORMAL_TAIL = 1.28  # standard deviations, either way, that hold 80 % of a normal distribution
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine as its runs measured it.
+    """A machine as its runs measured it."""
 
-    `accelerator` is the complete card of one rank; on a processor its only peak is that of `precision`.
-    `ranks`: of the runs; on a processor they shared its cores. `runs`: files that it was made from.
-    """
-
-    accelerator: Accelerator
+    accelerator: Accelerator  # the complete card of one rank; a processor's only peak is for `precision`
     efficiency: Efficiency
     spread: dict[str, float]
     precision: str
-    ranks: int
-    runs: tuple[str, ...]
+    ranks: int  # of the runs, which share a processor's cores
+    runs: tuple[str, ...]  # files of the measurements
 
 
 @dataclass(frozen=True)
 class Prior:
-    """A figure to fit: its start, and how far from it (standard deviation of the logarithm) it may move."""
+    """A figure to fit: its start, and the standard deviation of the logarithm of its distance from it."""
 
     start: float
     spread: float
 
 
 # A processor's: found by trial on two cores of an EPYC 7003 (2026-11, torch 2.13, fp32, gloo over loopback),
-# with models other than those of benchmarks/planner/planner_measured.py. Traffic hides nothing there: the
-# rank that sends holds the core that computes.
+# with other models than benchmarks/planner/planner_measured.py's. Sending holds the core and hides nothing.
+_CPU_TABLE = """
+flash 0.25 0.5, elementwise 2.5 0.4, accumulate 1.0 0.4, layer_seconds 2.5e-3 0.35, step_seconds 2.5e-2 0.6,
+tensor_exposed 1.0 0.3, pipeline_exposed 0.2 0.5, data_hidden 0.01 0.1, gather_hidden 0.01 0.1,
+gather 1.2 0.3, latency_seconds 8e-3 0.5, tensor_launch 2.0 0.3, tile 8.0 0.5, wave_elements 4e3 0.5,
+misaligned 1.0 0.05, small_heads 0.1 0.5, jitter 0.01 0.3"""
 _CPU = {
-    "flash": Prior(0.25, 0.5), "elementwise": Prior(2.5, 0.4), "accumulate": Prior(1.0, 0.4),
-    "layer_seconds": Prior(2.5e-3, 0.35), "step_seconds": Prior(2.5e-2, 0.6),
-    "tensor_exposed": Prior(1.0, 0.3),
-    "pipeline_exposed": Prior(0.2, 0.5), "data_hidden": Prior(0.01, 0.1), "gather_hidden": Prior(0.01, 0.1),
-    "gather": Prior(1.2, 0.3),
-    "latency_seconds": Prior(8e-3, 0.5), "tensor_launch": Prior(2.0, 0.3), "tile": Prior(8.0, 0.5),
-    "wave_elements": Prior(4e3, 0.5), "misaligned": Prior(1.0, 0.05), "small_heads": Prior(0.1, 0.5),
-    "jitter": Prior(0.01, 0.3),
-}  # fmt: skip
-_CPU_MACHINE = {
+    name: Prior(float(start), float(spread))
+    for name, start, spread in (entry.split() for entry in _CPU_TABLE.split(","))
+} | {
     "flops": Prior(8e10, 2.0),  # peak of a rank, a second: anything from half a core to a socket
     "bytes_a_flop": Prior(0.12, 0.4),  # memory bandwidth by that peak
     # bandwidth between ranks by memory bandwidth: each byte is copied several times
     "link_share": Prior(0.15, 0.5),
 }
+_TRAIN_OPTIONS = (
+    "optimiser_state",
+    "gradient_reduce_dtype",
+    "optimiser",
+    "hidden_dropout",
+    "attention_dropout",
+)
 # A GPU's start is the shipped card; these may move, by the spreads of `CONSTANTS`.
-_GPU = (
-    "matrix_engine", "flash", "elementwise", "accumulate", "layer_seconds", "tensor_exposed",
-    "data_hidden", "gather_hidden", "gather",
-    "pipeline_exposed", "step_seconds", "latency_seconds", "tensor_launch", "network", "node",
-)  # fmt: skip
+_GPU = """
+matrix_engine flash elementwise accumulate layer_seconds tensor_exposed data_hidden gather_hidden gather
+pipeline_exposed step_seconds latency_seconds tensor_launch network node"""
 
 
 def measure(paths: Sequence[Path | str], site: Cluster | None = None) -> Machine:
-    """Measure the machine of the runs with these metrics.jsonl.
+    """Measure the machine of the runs with these metrics.jsonl. Raises KieloError for short or mixed runs.
 
-    `resolved.toml` is beside each file or one folder up. site: default, for GPUs the first cluster card that
-    has them, for processors one node. Raises KieloError for files that are missing or too short, and for runs
-    on different kinds of device.
+    site: default, for GPUs the first cluster card that has them, for processors one node.
     """
     runs = [read_measured_run(Path(path)) for path in paths]
     if not runs:
+        raise KieloError("no metrics.jsonl was given. Fix: runs/NAME/train/metrics.jsonl of your own run")
+    first, precision = device_of(runs[0]), runs[0].precision
+    if mixed := next((run for run in runs if device_of(run) != first), None):
         raise KieloError(
-            "no metrics.jsonl was given. Fix: runs/NAME/train/metrics.jsonl of a run of your own"
+            f"{mixed.path} is of {device_of(mixed)}, {runs[0].path} of {first}. Fix: runs on one kind of "
+            "device in one precision, and on a processor with one number of ranks"
         )
-    _refuse_mixed(runs)
-    placement, precision = runs[0].resolved.placement, runs[0].precision
     ranks = max(run.resolved.placement.world_size for run in runs)
-    card = accelerator_card("cpu") if placement.device == "cpu" else _gpu_card(runs[0])
+    card = accelerator_card("cpu") if runs[0].resolved.placement.device == "cpu" else _gpu_card(runs[0])
     priors = priors_of(card)
     start = with_figures(card, precision, {name: prior.start for name, prior in priors.items()})
     work = workload_of(runs, start, site)
     seconds = np.array([np.median(times) for run in runs for times in run.seconds.values()])
     values = _solve(priors, lambda values: _predict(work, card, values), np.log(seconds))
     errors = np.log(seconds) - np.log(_predict(work, card, values))
-    return Machine(
-        _with_source(with_figures(card, precision, values)), efficiency_with(card, values), _spread(errors),
-        precision, ranks, tuple(str(run.path) for run in runs),
-    )  # fmt: skip
+    # 80 % of a normal distribution with the residuals' width
+    half = max(_NORMAL_TAIL * float(np.sqrt(np.mean(errors**2))), _NARROWEST)
+    source = f"{card.source}; constants measured by kielo" if card.device == "cuda" else "measured by kielo"
+    update = {"source": source, "date": date.today().isoformat()[:7]}
+    card, files = with_figures(card, precision, values), tuple(str(run.path) for run in runs)
+    card, interval = card.model_copy(update=update), {"lower": -half, "upper": half}
+    return Machine(card, efficiency_with(card, values), interval, precision, ranks, files)
 
 
 def write_machine(machine: Machine, path: Path | str) -> None:
-    """Write the card as TOML: the constants like the shipped card, then the machine.
-
-    Replaces only a card that nobody has changed; raises KieloError for another file.
-    """
+    """Write the card as TOML, over a card that nobody has changed. Raises KieloError for another file."""
     runs = "\n".join(f"  {run}" for run in machine.runs)
     header = (
         "A machine as its own runs measured it, by `kielo plan calibrate`; `kielo plan RECIPE --machine` "
         f"reads it.\nMeasured in {machine.precision} on {machine.ranks} ranks, from\n{runs}\nConstants that "
-        "those runs could not show have their usual values. [interval] is how far a prediction may be off."
+        "these runs could not show have their usual values. [interval]: expected error of a prediction."
     )
     measured = {"precision": machine.precision, "ranks": machine.ranks, "runs": list(machine.runs)}
     card = machine.accelerator.model_dump(mode="json", exclude_none=True)
     peaks = card.pop("peak_tflops")
     text = card_text(machine.efficiency, machine.spread, header)
     text += _table("measured", measured, "the runs: on a processor the ranks shared its cores")
-    text += _table(
-        "accelerator", card, "of one rank; a processor's bandwidths count fp32 as two bytes, like the planner"
-    )
-    text += _table(
-        "accelerator.peak_tflops", peaks, "dense; a processor's from the rate of its large products"
-    )
-    write_own_text(path, text, HASH_COMMENT)
+    of_rank = "of one rank; a processor's bandwidths count fp32 as two bytes, like the planner"
+    text += _table("accelerator", card, of_rank)
+    dense = "dense; a processor's from the rate of its large products"
+    write_own_text(path, text + _table("accelerator.peak_tflops", peaks, dense), HASH_COMMENT)
 
 
 def read_machine(path: Path | str) -> Machine:
     """Read a card that `write_machine` wrote. Raises KieloError for another file."""
     path = Path(path)
-    hint = "`kielo plan calibrate RUN/train/metrics.jsonl --to my_machine.toml` writes such a file"
+    hint = "Fix: `kielo plan calibrate RUN/train/metrics.jsonl --to my_machine.toml`"
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise KieloError(f"{path}: cannot be read ({error.strerror}); {hint}") from None
+        raise KieloError(f"{path}: cannot be read ({error.strerror}). {hint}") from None
     except ValueError as error:
-        raise KieloError(f"{path}: not valid TOML ({error}); {hint}") from None
+        raise KieloError(f"{path}: not valid TOML ({error}). {hint}") from None
     try:
         card, measured = Accelerator.model_validate(content["accelerator"]), content["measured"]
         efficiency, spread = read_card(path)
         interval = {"lower": float(spread["lower"]), "upper": float(spread["upper"])}
-        return Machine(
-            card,
-            efficiency,
-            interval,
-            measured["precision"],
-            int(measured["ranks"]),
-            tuple(map(str, measured["runs"])),
-        )
+        ranks, runs = int(measured["ranks"]), tuple(map(str, measured["runs"]))
+        return Machine(card, efficiency, interval, measured["precision"], ranks, runs)
     except (KeyError, TypeError, ValueError) as error:  # pydantic's is a ValueError
-        raise KieloError(f"{path}: not the card of a machine ({error!r}); {hint}") from None
-
-
-def _refuse_mixed(runs: Sequence[MeasuredRun]) -> None:
-    first = device_of(runs[0])
-    for run in runs[1:]:
-        if device_of(run) != first:
-            raise KieloError(
-                f"{run.path} is of {device_of(run)}, {runs[0].path} of {first}. Fix: runs of one "
-                "kind of device in one precision, and on a processor with as many ranks"
-            )
+        raise KieloError(f"{path}: not the card of a machine ({error!r}). {hint}") from None
 
 
 def device_of(run: MeasuredRun) -> str:
@@ -193,66 +165,54 @@ def _gpu_card(run: MeasuredRun) -> Accelerator:
     if card is None or precision not in card.peak_tflops or card.memory_bandwidth_tb_per_second is None:
         raise KieloError(
             f"{run.path}: was trained in {precision} on {name!r}, for which no card has a peak and a memory "
-            "bandwidth. Fix: a card of it in kielo/cards/accelerators, beside "
-            f"{', '.join(accelerators())}"
+            f"bandwidth. Fix: a card of it in kielo/cards/accelerators, beside {', '.join(accelerators())}"
         )
     return card
 
 
 def workload_of(runs: Sequence[MeasuredRun], card: Accelerator, site: Cluster | None) -> Workload:
-    """Return a row for each size of step of each run; the peak is that of the runs' precision."""
+    """Return a row for each size of step of each run, with the peak in the runs' precision."""
     ranks = max(run.resolved.placement.world_size for run in runs)
     site = site or _site_of(card, ranks)
     precision = runs[0].precision
     if precision != "fp8":
-        # Bytes count as in bf16: a processor's bandwidths are fitted to that.
-        card = card.model_copy(
-            update={"peak_tflops": card.peak_tflops | {"bf16": card.peak_tflops[precision]}}
-        )
-        precision = "bf16"
+        # Bytes count as in bf16, to which a processor's bandwidths are fitted.
+        peaks = card.peak_tflops | {"bf16": card.peak_tflops[precision]}
+        card, precision = card.model_copy(update={"peak_tflops": peaks}), "bf16"
     rows = []
     for run in runs:
-        identity, layout = run.resolved.identity, run.resolved.placement.layout
-        train = TrainOptions(
-            precision, identity.train.fp8, identity.train.optimiser_state,
-            gradient_reduce_dtype=identity.train.gradient_reduce_dtype,
-            deterministic=run.resolved.placement.train.deterministic, optimiser=identity.train.optimiser,
-            hidden_dropout=identity.train.hidden_dropout,
-            attention_dropout=identity.train.attention_dropout,
-        )  # fmt: skip
-        rows += [workload_row(identity.model, layout, card, site, size, train) for size in run.seconds]
+        identity, placement = run.resolved.identity, run.resolved.placement
+        train, deterministic = identity.train, placement.train.deterministic
+        keys = {key: getattr(train, key) for key in _TRAIN_OPTIONS}
+        options = TrainOptions(precision, train.fp8, deterministic=deterministic, **keys)
+        of_run = identity.model, placement.layout, card, site
+        rows += [workload_row(*of_run, size, options) for size in run.seconds]
     return Workload.of(rows)
 
 
 def _site_of(card: Accelerator, ranks: int) -> Cluster:
-    """Return the card of the largest cluster with such devices, or one node with all ranks.
-
-    The network of that node is as fast as its links.
-    """
+    """Return the card of the largest cluster with such devices, or one node with all ranks."""
     found = [site for site in map(cluster_card, clusters()) if site.accelerator == card.name]
     if found and card.device == "cuda":
         return max(found, key=lambda site: site.nodes)
-    gbit = card.link_gb_per_second * 8 * ranks
-    return cluster_card("laptop").model_copy(
-        update={"devices_per_node": ranks, "network_gbit_per_second_per_node": gbit}
-    )
+    network = card.link_gb_per_second * 8 * ranks  # as fast as the links
+    update = {"devices_per_node": ranks, "network_gbit_per_second_per_node": network}
+    return cluster_card("laptop").model_copy(update=update)
 
 
 def priors_of(card: Accelerator) -> dict[str, Prior]:
-    """Return the figures to fit for such a device, by name."""
     if card.device == "cpu":
-        return _CPU | _CPU_MACHINE
-    start, _ = fitted()
+        return _CPU
+    start = fitted()[0].values
     return {
-        name: Prior(float(start.values[name][_member(name, card)]), CONSTANTS[name].spread) for name in _GPU
+        name: Prior(float(start[name][_member(name, card)]), CONSTANTS[name].spread) for name in _GPU.split()
     }
 
 
 def _member(name: str, card: Accelerator) -> int:
     """Return the index of the constant's entry for this device, trained by Kielo."""
-    return members(name).index(
-        {"architecture": card.architecture, "engine": "fsdp", "all": "all"}[CONSTANTS[name].by]
-    )
+    own = {"architecture": card.architecture, "engine": "fsdp", "all": "all"}
+    return members(name).index(own[CONSTANTS[name].by])
 
 
 def efficiency_with(card: Accelerator, values: Mapping[str, float]) -> Efficiency:
@@ -265,33 +225,25 @@ def efficiency_with(card: Accelerator, values: Mapping[str, float]) -> Efficienc
 
 
 def with_figures(card: Accelerator, precision: str, values: Mapping[str, float]) -> Accelerator:
-    """Return a processor's card with the fitted figures; a GPU's card unchanged."""
+    """Return a processor's card with the fitted figures, or a GPU's card unchanged."""
     if "flops" not in values:
         return card
     memory = values["flops"] * values["bytes_a_flop"]
-    return card.model_copy(
-        update={
-            "peak_tflops": {precision: values["flops"] / 1e12},
-            "memory_bandwidth_tb_per_second": memory / 1e12,
-            "link_gb_per_second": memory * values["link_share"] / 1e9,
-        }
-    )
-
-
-def _with_source(card: Accelerator) -> Accelerator:
-    source = f"{card.source}; constants measured by kielo" if card.device == "cuda" else "measured by kielo"
-    return card.model_copy(update={"source": source, "date": date.today().isoformat()[:7]})
+    update = {
+        "peak_tflops": {precision: values["flops"] / 1e12},
+        "memory_bandwidth_tb_per_second": memory / 1e12,
+        "link_gb_per_second": memory * values["link_share"] / 1e9,
+    }
+    return card.model_copy(update=update)
 
 
 def _predict(work: Workload, card: Accelerator, values: Mapping[str, float]) -> Column:
     if "flops" in values:
-        ones = np.ones(len(work))
-        memory = values["flops"] * values["bytes_a_flop"] * ones
+        peak = values["flops"] * np.ones(len(work))
+        memory = values["flops"] * values["bytes_a_flop"] * np.ones(len(work))
         link = memory * values["link_share"]
-        work = replace(
-            work, peak=values["flops"] * ones, peak_recipe=values["flops"] * ones, memory_bandwidth=memory,
-            node_bandwidth=link, network_bandwidth=link,
-        )  # fmt: skip
+        work = replace(work, peak=peak, peak_recipe=peak, memory_bandwidth=memory)
+        work = replace(work, node_bandwidth=link, network_bandwidth=link)
     return step_seconds(work, efficiency_with(card, values)).total
 
 
@@ -318,12 +270,12 @@ def fit_drawn_to_priors(
     start: Column,
     depends: Column | None = None,
 ) -> Column:
-    """Fits parameters [k] by scipy's trust regions (Branch et al. 1999), beginning at `start`.
+    """Fit parameters [k] by scipy's trust regions (Branch et al. 1999), beginning at `start`.
 
-    Minimises the squares of `errors` [n] (pseudo-Huber beyond `_BEND`, Charbonnier et al. 1997, so that a
-    wrong row does not pull the fit; times `weights`) and of the parameters' distance from `mean` by `spread`:
-    standard deviations [k] or a covariance [k, k]. depends: [n, k], True for parameters that an error depends
-    on; those that share no error are moved at once. Raises KieloError without scipy.
+    Minimise the squares of `errors` [n] × `weights` (pseudo-Huber beyond `_BEND`, Charbonnier et al. 1997, so
+    that a wrong row does not pull the fit), and of the distance from `mean` by `spread`: standard deviations
+    [k] or a covariance [k, k]. depends: [n, k], True for parameters that an error depends on; parameters that
+    share no error are moved at once. Raises KieloError without scipy.
     """
     try:
         from scipy.optimize import least_squares
@@ -338,15 +290,6 @@ def fit_drawn_to_priors(
 
     sparsity = None if depends is None else np.concatenate([depends, whiten != 0])
     return least_squares(residuals, start, x_scale="jac", jac_sparsity=sparsity).x
-
-
-def _spread(errors: Column) -> dict[str, float]:
-    """Return the interval's figures: 80 % of a normal distribution with the residuals' width.
-
-    The half-width is at least `_NARROWEST`.
-    """
-    half = max(_NORMAL_TAIL * float(np.sqrt(np.mean(errors**2))), _NARROWEST)
-    return {"lower": -half, "upper": half}
 
 
 def _table(name: str, content: Mapping[str, Any], meaning: str) -> str:

@@ -1,4 +1,4 @@
-"""Choice of layouts from a search, by name or by rank; says why there are none; no torch."""
+"""Choice of layouts from a search, by name or by rank, and the reasons if there are none; no torch."""
 
 import math
 from collections.abc import Sequence
@@ -13,11 +13,7 @@ from kielo.resolve.text import imagined_text
 
 
 def named(run: RunToPlan, nodes: int, name: str, or_nearest: bool = False) -> PlannedLayout:
-    """Return the fastest layout on so many nodes whose name has the terms of `name`.
-
-    or_nearest: if none fits in memory, returns the one that needs least. Raises KieloError if no such layout
-    runs.
-    """
+    """Return the fastest layout with the terms of `name`, or the nearest. Raises KieloError without any."""
     found = search(run, [nodes], matches(name))
     ranked = found.ranked.get(nodes, [])
     if ranked:
@@ -37,47 +33,34 @@ def different_axes(ranked: Sequence[PlannedLayout]) -> list[PlannedLayout]:
 
 
 def own(run: RunToPlan, nodes: int) -> PlannedLayout | str:
-    """Plans the recipe's own layout on so many nodes; returns the reason as text if it cannot run there."""
-    devices = nodes * run.site.devices_per_node
+    """Plan the recipe's own layout on `nodes` nodes, or return the reason as text if it cannot run there."""
+    devices, card, text = nodes * run.site.devices_per_node, run.card, imagined_text(run.recipe)
     try:
-        resolved = resolve(
-            run.recipe, "", devices, run.card.device, run.card.name, text=imagined_text(run.recipe)
-        )
+        resolved = resolve(run.recipe, "", devices, card.device, card.name, text=text)
     except KieloError as error:
         return str(error)
-    index = resolved.identity.phases.index(
-        max(resolved.identity.phases, key=lambda of: of.tokens_per_step * of.steps)
-    )
-    size = resolved.placement.phases[index].micro_batch_sequences
+    phases = zip(resolved.identity.phases, resolved.placement.phases)
+    _, placed = max(phases, key=lambda both: both[0].tokens_per_step * both[0].steps)
+    size = placed.micro_batch_sequences
     shard = {"replicate": resolved.placement.layout.replicate, "shard": resolved.placement.layout.shard}
     return plan_layouts(run, [(run.recipe.layout.model_copy(update=shard), nodes, size)])[0]
 
 
 def nothing_runs(run: RunToPlan, nodes: Sequence[int], found: Found) -> KieloError:
-    """Make the error that names the layout nearest to running, and on how many nodes it would run."""
+    """Return the error that names the layout nearest to running, and on how many nodes it would run."""
     where = f"on {' or '.join(map(str, nodes))} nodes of {run.site.name}"
     if not found.nearest:
-        reasons = sorted(
-            ((len(layouts), why) for some in found.refused.values() for why, layouts in some.items()),
-            reverse=True,
-        )
-        return KieloError(
-            f"no layout of {run.recipe.name} runs {where}: "
-            + "; ".join(f"{why} ({many} layouts)" for many, why in reasons[:3])
-            + _batch_advice(run, nodes)
-        )
+        refused = (each for some in found.refused.values() for each in some.items())
+        reasons = sorted(((len(layouts), why) for why, layouts in refused), reverse=True)
+        why = "; ".join(f"{why} ({many} layouts)" for many, why in reasons[:3])
+        return KieloError(f"no layout of {run.recipe.name} runs {where}: {why}{_batch_advice(run, nodes)}")
     number, nearest = min(found.nearest.items(), key=lambda item: item[1].peak_bytes)
     more = 2 * max(nodes)
     while more <= run.site.nodes and not search(run, [more]).ranked[more]:
         more *= 2
     need = nearest.need
-    advice = (
-        f"{more} nodes"
-        if more <= run.site.nodes
-        else f"a smaller model, or a machine with more {need.where.removeprefix('of ')}"
-        if need.of_host
-        else "a smaller model, or a machine with more memory a device"
-    )
+    kind = need.where.removeprefix("of ") if need.of_host else "memory a device"
+    advice = f"{more} nodes" if more <= run.site.nodes else f"a smaller model, or a machine with more {kind}"
     return KieloError(
         f"no layout of {run.recipe.name} fits {where}: the least is {need.bytes / 1e9:.1f} GB "
         f"{need.where} ({nearest.name} on {number}), and {need.usable / 1e9:.1f} GB are usable. "
@@ -86,27 +69,18 @@ def nothing_runs(run: RunToPlan, nodes: Sequence[int], found: Found) -> KieloErr
 
 
 def _batch_advice(run: RunToPlan, nodes: Sequence[int]) -> str:
-    """Say how many tokens a step must have, or on how many nodes it can run.
-
-    A pipeline of p ranks needs p micro-batches, so a step needs at least a sequence for each group of tensor
-    ranks.
-    """
-    heads, node = (
-        math.gcd(run.model.num_attention_heads, run.model.num_key_value_heads or 1),
-        run.site.devices_per_node,
-    )
+    """Return a fix. A step needs at least a sequence for each group of tensor ranks."""
+    phase, node = run.phase, run.site.devices_per_node
+    heads = math.gcd(run.model.num_attention_heads, run.model.num_key_value_heads or 1)
     groups = node // math.gcd(node, heads)  # of a node
-    sequences = run.phase.tokens_per_step // run.phase.sequence_length
+    sequences = phase.tokens_per_step // phase.sequence_length
     fewer = f", or at most {sequences // groups} nodes" if sequences >= groups else ""
-    return (
-        f". Fix: {run.phase.key('tokens_per_step')} = "
-        f"{min(nodes) * groups * run.phase.sequence_length} or a multiple "
-        f"(it is {run.phase.tokens_per_step}){fewer}"
-    )
+    least = f"{phase.key('tokens_per_step')} = {min(nodes) * groups * phase.sequence_length}"
+    return f". Fix: {least} or a multiple (it is {phase.tokens_per_step}){fewer}"
 
 
 def _not_among(name: str, run: RunToPlan, nodes: int, found: Found) -> KieloError:
-    fits = matches(name)
+    fits, devices = matches(name), nodes * run.site.devices_per_node
     if nodes in found.nearest:
         nearest, need = found.nearest[nodes], found.nearest[nodes].need
         return KieloError(
@@ -114,12 +88,6 @@ def _not_among(name: str, run: RunToPlan, nodes: int, found: Found) -> KieloErro
             f"{need.where}, the least of all with that name, and {need.usable / 1e9:.1f} GB are usable"
         )
     reasons = [why for why, layouts in found.refused.get(nodes, {}).items() if layouts]
-    reasons += [
-        why
-        for why, layouts in found.impossible.items()
-        if any(fits(one.layout, one.micro_batch) for one in layouts)
-    ]
-    devices = nodes * run.site.devices_per_node
-    return KieloError(
-        f"{name}: {'; '.join(reasons) or f'none of the layouts of {devices} devices has that name'}"
-    )
+    for why, layouts in found.impossible.items():
+        reasons += [why] * any(fits(one.layout, one.micro_batch) for one in layouts)
+    return KieloError(f"{name}: {'; '.join(reasons) or f'no layout of {devices} devices has that name'}")

@@ -16,7 +16,7 @@ _BF16_BYTES, _FP32_BYTES = 2, 4
 
 
 def ring_bandwidth(work: Workload, rates: Any, neighbours: Column, group: Column) -> Column:
-    """Compute bytes/s of a device in a ring over `group` devices, of which `neighbours` are in its node.
+    """Compute bytes/s of a device in a ring over `group` devices, `neighbours` of them in its node.
 
     Within a node it is the link's bandwidth. Across nodes, the rings of a node share its network: each of g
     neighbours adds its own share, and one ring can use all of them.
@@ -38,11 +38,11 @@ def tensor_layer_seconds(work: Workload, rates: Any) -> Column:
 
 
 def tensor_halves(work: Workload) -> Column:
-    """Counts all-gathers and reduce-scatters, the halves of all-reduces, over tensor ranks in a layer.
+    """Count all-gathers and reduce-scatters, the halves of all-reduces, over tensor ranks in a layer.
 
-    An all-reduce after attention and after the MLP, forward and backward, and again for a layer that is
-    recomputed. With sequence parallelism, inputs are gathered once more for the gradients of weights
-    (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2).
+    An all-reduce after attention and after the MLP, forward, backward, and for recomputation. With sequence
+    parallelism, inputs are gathered once more for the gradients of weights (Korthikanti et al. 2022,
+    arXiv:2205.05198, section 4.2).
     """
     routed = work.expert_layers * (work.experts > 1)
     # Experts that are split over tensor ranks need each copy of a token on all of them. Traffic to whole
@@ -53,18 +53,13 @@ def tensor_halves(work: Workload) -> Column:
 
 
 def expert_layer_seconds(work: Workload, rates: Any) -> Column:
-    """Compute exposed seconds of tokens to the ranks of their experts and back, for a layer and micro-batch.
-
-    Forward and backward, and again for a layer that is recomputed; within a node and between nodes at once,
-    each over its links.
-    """
+    """Compute exposed seconds of tokens to their experts and back; links in and between nodes at once."""
     times = work.expert_layers * (4 + 2 * work.layers_again)
     bytes_each = work.tokens / work.tensor * work.experts_each * work.hidden * _BF16_BYTES
     near = np.clip(work.node_devices / work.expert_tensor, 1, work.expert_ranks)
+    far = work.expert_ranks - near
     inside = (near - 1) / work.expert_ranks * bytes_each / (work.node_bandwidth * rates.node)
-    outside = (
-        (work.expert_ranks - near) / work.expert_ranks * bytes_each / (work.network_bandwidth * rates.network)
-    )
+    outside = far / work.expert_ranks * bytes_each / (work.network_bandwidth * rates.network)
     seconds = np.maximum(inside, outside) + rates.latency_seconds * np.sqrt(work.expert_ranks)
     return np.where(work.expert_ranks > 1, times * seconds * rates.tensor_exposed, 0.0)
 
@@ -99,13 +94,13 @@ def data_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
     ZeRO 0 adds up gradients once a step. Degrees 1 and 2 scatter them and gather parameters, which moves as
     much. Degree 3 (and FSDP) gathers parameters for each forward and backward pass of a micro-batch and
     scatters gradients after it. On a processor the collectives of each layer, and of the rest, begin
-    separately; on a GPU `ring_steps_seconds` counts what grows with the ranks.
+    separately. On a GPU `ring_steps_seconds` counts what grows with the ranks.
     """
     ranks = work.data * work.context
     is_processor = work.architecture == ARCHITECTURES.index("cpu")
     routed = work.layers_of_heaviest_rank * work.routed_layer_parameters_of_rank
     once, each = _replica_seconds(work, rates, work.parameters_of_heaviest_rank - routed, ranks, work.tensor)
-    # Replicas of an expert are as many ranks apart as there are ranks that share the experts of a layer.
+    # Replicas of an expert are as many ranks apart as ranks divide the experts of a layer.
     stride = work.expert_ranks * work.expert_tensor
     once_routed, each_routed = _replica_seconds(work, rates, routed, ranks * work.tensor / stride, stride)
     latency = rates.latency_seconds * np.log2(np.maximum(ranks, 2))
@@ -119,8 +114,8 @@ def ring_steps_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
     """Compute seconds of the steps of data-parallel rings beyond their bytes: (a step, a micro-batch).
 
     A collective over n ranks takes n - 1 steps one after the other, for each layer that has its own: three a
-    layer and micro-batch at degree 3, two a layer and step where FSDP reduces layer by layer. Megatron's
-    buckets grow with the ranks, and DeepSpeed's are few.
+    layer and micro-batch at degree 3, two a layer and step if FSDP reduces layer by layer. Megatron's buckets
+    grow with the ranks, and DeepSpeed's are few.
     """
     is_gpu = work.architecture != ARCHITECTURES.index("cpu")
     ranks = work.data * work.context
@@ -133,10 +128,7 @@ def ring_steps_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
 def _replica_seconds(
     work: Workload, rates: Any, parameters: Column, ranks: Column, stride: Column
 ) -> tuple[Column, Column]:
-    """Compute seconds (a step, a micro-batch) for `parameters` a device.
-
-    Their replicas are on `ranks` devices, `stride` apart.
-    """
+    """Compute (a step, a micro-batch) for `parameters` with replicas on `ranks` devices, `stride` apart."""
     ranks = np.maximum(ranks, 1)
     bytes_all = parameters * _BF16_BYTES
     neighbours = np.clip(work.node_devices / stride, 1, ranks)
@@ -145,20 +137,18 @@ def _replica_seconds(
     shard_bandwidth = ring_bandwidth(work, rates, np.minimum(neighbours, shard), shard) * rates.gather
     copies = ranks / shard
     # Kielo gathers parameters in the precision of the compute, or matrices in 8 bits, and adds up gradients
-    # in fp32 or bf16. At degree 2 it scatters them after each micro-batch, except in schedules that split the
-    # backward pass.
+    # in fp32 or bf16. At degree 2 it scatters them after each micro-batch, unless the backward pass is split.
     is_own = work.compute_bytes > 0
     half = (ranks - 1) / ranks * parameters / bandwidth  # seconds for a byte of each parameter
-    layers = np.minimum(
-        work.layers_of_heaviest_rank * work.layer_parameters_of_rank / np.maximum(parameters, 1), 1.0
-    )
+    of_layers = work.layers_of_heaviest_rank * work.layer_parameters_of_rank
+    layers = np.minimum(of_layers / np.maximum(parameters, 1), 1.0)
     mean_bytes = layers * work.gathered_bytes + (1 - layers) * work.compute_bytes
     gathered = half * np.where(is_own, mean_bytes, _BF16_BYTES)
-    # the share of bytes that is left where matrices are gathered in FP8
+    # the remaining share of bytes if matrices are gathered in FP8
     narrowed = np.where(is_own, mean_bytes / np.maximum(work.compute_bytes, 1), 1.0)
     trained = 1.0 - layers * work.frozen
     scattered = trained * half * np.where(is_own, work.reduce_bytes, _BF16_BYTES)
-    # the share of bytes of gradients that is left where they are reduced in bf16, or layers are frozen
+    # the remaining share of gradients' bytes if they are reduced in bf16, or layers are frozen
     halved = trained * np.where(is_own, work.reduce_bytes / _FP32_BYTES, 1.0)
     is_each = is_own & (work.zero == 2) & ~((work.pipeline > 1) & (work.splits_backward > 0))
     between_copies = 2 * (copies - 1) / copies * bytes_all / shard / (work.network_bandwidth * rates.network)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from kielo.plan.layer_seconds import BESIDE_COLLECTIVE
 from kielo.plan.planned_layout import SHARE, PlannedLayout, plan_layouts
@@ -9,18 +10,26 @@ from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import Found, search
 from kielo.recipe.sections import Phase, Recipe, Train
 
-SECONDS = {  # part of a step → its name
-    "matrix": "matrix products", "attention": "attention", "elementwise": "norms and activations",
-    "launch": "kernel launches", "head": "output head and loss", "bubble": "pipeline bubble",
-    "tensor_traffic": "tensor traffic", "context_traffic": "context traffic",
-    "pipeline_traffic": "pipeline traffic", "data_traffic": "data traffic", "optimiser": "optimiser",
-    "fixed": "fixed costs", "slowest": "slowest device",
-}  # fmt: skip
-BYTES = {
-    "weights": "weights", "gradients": "gradients", "optimiser": "optimiser state",
-    "activations": "activations", "logits": "logits", "gathered": "gathered parameters",
-    "workspace": "workspace",
-}  # fmt: skip
+# Parts of a step and of memory → names in text.
+SECONDS = {
+    "matrix": "matrix products",
+    "attention": "attention",
+    "elementwise": "norms and activations",
+    "launch": "kernel launches",
+    "head": "output head and loss",
+    "bubble": "pipeline bubble",
+    **{f"{kind}_traffic": f"{kind} traffic" for kind in ("tensor", "context", "pipeline", "data")},
+    "optimiser": "optimiser",
+    "fixed": "fixed costs",
+    "slowest": "slowest device",
+}
+_SAME = ("weights", "gradients", "optimiser", "activations", "logits", "gathered", "workspace")
+BYTES = {name: name for name in _SAME} | {"optimiser": "optimiser state", "gathered": "gathered parameters"}
+_LEAST = 0.005  # of a step; smaller differences are added up, and less gain is not worth a sentence
+ASSUMED = (
+    f"by assumption: a product beside a collective keeps {BESIDE_COLLECTIVE:.0%} of its rate. It was not "
+    "measured on a GPU"
+)
 
 
 def parts_of(several: Sequence[Mapping[str, float]], names: Mapping[str, str]) -> list[str]:
@@ -40,10 +49,6 @@ def seconds_text(planned: PlannedLayout, seconds: float) -> str:
     return f"{seconds:.{max(decimals(planned), own)}f} s".replace("-", "−")
 
 
-def signed_text(seconds: float, places: int) -> str:
-    return f"{seconds:+.{places}f} s".replace("-", "−")
-
-
 def gb_text(size: float) -> str:
     return f"{size / 1e9:.1f}"
 
@@ -54,17 +59,13 @@ def count_text(number: int, noun: str) -> str:
 
 
 def listed(texts: Sequence[str], conjunction: str = "and") -> str:
-    """Return "a, b or c"."""
     return f" {conjunction} ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
 def strong_and_weak(
     run: RunToPlan, nodes: Sequence[int], found: Found
 ) -> tuple[list[PlannedLayout], list[PlannedLayout]]:
-    """Return the fastest layouts on each number of nodes: (with the run's batch, with a batch that grows).
-
-    `found` is the result of a search over `nodes`. Numbers of nodes on which nothing runs are left out.
-    """
+    """Return the fastest layouts `found` on each of `nodes`: (with the run's batch, with a growing batch)."""
     strong = [found.ranked[number][0] for number in nodes if found.ranked[number]]
     first = strong[0].nodes
     weak = []
@@ -85,15 +86,8 @@ def _grown(recipe: Recipe, nodes: int, first: int) -> Recipe:
     return recipe.model_copy(update={"train": larger(recipe.train), "phases": phases})
 
 
-_LEAST = 0.005  # of a step; less is not worth a sentence
-ASSUMED = (
-    f"by assumption: a product beside a collective keeps {BESIDE_COLLECTIVE:.0%} of its rate. It was not "
-    "measured on a GPU"
-)
-
-
 def with_overlap(planned: PlannedLayout) -> PlannedLayout | None:
-    """Plans collectives in chunks; returns None if they cannot be or make the step hardly shorter."""
+    """Plan collectives in chunks. Return None if this is impossible or hardly shortens the step."""
     layout = planned.layout
     if layout.tensor == 1 or layout.tensor_overlap != "none" or not layout.sequence_parallel:
         return None
@@ -106,7 +100,7 @@ def with_overlap(planned: PlannedLayout) -> PlannedLayout | None:
 
 
 def overlap_offer(planned: PlannedLayout) -> str | None:
-    """Return a sentence on the gain of collectives in chunks, if there is one."""
+    """Return a sentence on the gain of collectives in chunks, if there is any."""
     changed = with_overlap(planned)
     if changed is None:
         return None
@@ -115,9 +109,6 @@ def overlap_offer(planned: PlannedLayout) -> str | None:
         f'{planned.name}: layout.tensor_overlap = "chunked" would take {saved:.1%} off a step, since its '
         f"collectives then run beside products ({ASSUMED})."
     )
-
-
-_NAMED_SHARE = 0.005  # of a step; smaller differences between layouts are added up
 
 
 def compare(several: Sequence[PlannedLayout]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -155,41 +146,33 @@ def compare(several: Sequence[PlannedLayout]) -> tuple[tuple[str, ...], list[tup
 
 
 def verdict(several: Sequence[PlannedLayout]) -> str:
-    """Names the fastest layout that fits, by how much and why, and the layouts that do not fit."""
-    fitting = sorted(
-        (planned for planned in several if planned.fits), key=lambda planned: -planned.tokens_per_second
-    )
+    """Return text on the fastest layout that fits, by how much and why, and the layouts that do not fit."""
+    fitting = sorted((one for one in several if one.fits), key=lambda one: -one.tokens_per_second)
     sentences = []
     if len(fitting) > 1:
         sentences.append(_faster(*fitting[:2]))
     elif fitting:
         only, alone = fitting[0], "alone " * (len(several) > 1)
         sentences.append(f"{_called(only, several)} {alone}fits: {only.tokens_per_second:,.0f} tokens/s.")
-    missed = [planned for planned in several if not planned.fits]
+    missed = [
+        f"{_called(one, several)} ({gb_text(need.bytes)} of {gb_text(need.usable)} GB{need.of_host})"
+        for one, need in ((one, one.need) for one in several if not one.fits)
+    ]
     if missed:
-        lacks = [
-            f"{_called(planned, several)} ({gb_text(planned.need.bytes)} of "
-            f"{gb_text(planned.need.usable)} GB{planned.need.of_host})"
-            for planned in missed
-        ]
-        sentences.append(f"{listed(lacks, 'and')} {'do' if len(missed) > 1 else 'does'} not fit.")
+        sentences.append(f"{listed(missed)} {'do' if len(missed) > 1 else 'does'} not fit.")
     return " ".join(sentences)
 
 
 def differences(planned: PlannedLayout, other: PlannedLayout, scale: float = 1.0) -> dict[str, float]:
-    """Return part → seconds that `planned` takes more than `other` (× scale), largest first.
-
-    They add up to the difference of the steps.
-    """
+    """Return part → seconds of `planned` beyond `other` × scale, largest first."""
     parts = dict.fromkeys([*planned.seconds, *other.seconds])
     found = {part: planned.seconds.get(part, 0.0) - scale * other.seconds.get(part, 0.0) for part in parts}
     return dict(sorted(found.items(), key=lambda each: -abs(each[1])))
 
 
 def is_comparable(one: PlannedLayout, other: PlannedLayout) -> bool:
-    return (one.nodes, one.tokens_per_step, one.sequence_length, one.run.site.name, one.run.model) == (
-        other.nodes, other.tokens_per_step, other.sequence_length, other.run.site.name, other.run.model
-    )  # fmt: skip
+    same = attrgetter("nodes", "tokens_per_step", "sequence_length", "run.site.name", "run.model")
+    return same(one) == same(other)
 
 
 def unfit(planned: PlannedLayout) -> str:
@@ -198,29 +181,29 @@ def unfit(planned: PlannedLayout) -> str:
 
 
 def changed_parts(planned: PlannedLayout, other: PlannedLayout) -> str:
-    """Return where `planned` takes more and less than `other`, largest first; small parts are added up."""
+    """Return the seconds of `planned` beyond `other`, largest first, with small parts added up."""
     found, places = differences(planned, other), decimals(planned)
-    large = {
-        part: seconds
-        for part, seconds in found.items()
-        if abs(seconds) >= _NAMED_SHARE * planned.step_seconds
-    }
+    least = _LEAST * planned.step_seconds
+    large = {part: seconds for part, seconds in found.items() if abs(seconds) >= least}
     rest = f"the rest {signed_text(sum(found.values()) - sum(large.values()), places)}"
     return ", ".join([*([_with_seconds(large, places)] if large else []), rest])
 
 
+def signed_text(seconds: float, places: int) -> str:
+    return f"{seconds:+.{places}f} s".replace("-", "−")
+
+
 def _with_seconds(parts: Mapping[str, float], places: int, of: str = "") -> str:
-    return ", ".join(
-        f"{SECONDS.get(part, part)} ({signed_text(seconds, places)}{of})" for part, seconds in parts.items()
-    )
+    texts = (f"{SECONDS.get(part, part)} ({signed_text(each, places)}{of})" for part, each in parts.items())
+    return ", ".join(texts)
 
 
 def _faster(first: PlannedLayout, second: PlannedLayout) -> str:
-    """Say how much faster `first` is and why; compares steps of different size by equal tokens."""
+    """Return by how much `first` is faster, and why. Steps of different size compare by equal tokens."""
     gain = first.tokens_per_second / second.tokens_per_second - 1
     found = differences(first, second, first.tokens_per_step / second.tokens_per_step)
     saved = {part: seconds for part, seconds in found.items() if seconds < 0}
-    lost = {part: seconds for part, seconds in found.items() if seconds > _NAMED_SHARE * first.step_seconds}
+    lost = {part: seconds for part, seconds in found.items() if seconds > _LEAST * first.step_seconds}
     # A second reason is named if it is at least half of the first.
     reasons = {part: seconds for part, seconds in saved.items() if seconds <= min(saved.values()) / 2}
     both, places = [first, second], decimals(first)
@@ -237,6 +220,5 @@ def _faster(first: PlannedLayout, second: PlannedLayout) -> str:
 
 
 def _called(planned: PlannedLayout, several: Sequence[PlannedLayout]) -> str:
-    return planned.name + (
-        f" on {count_text(planned.nodes, 'node')}" if len({each.nodes for each in several}) > 1 else ""
-    )
+    differ = len({each.nodes for each in several}) > 1
+    return planned.name + f" on {count_text(planned.nodes, 'node')}" * differ

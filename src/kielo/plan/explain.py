@@ -1,11 +1,7 @@
-"""Explanation of a planned layout as one table: seconds and share of each part, and the reason; no torch.
-
-Every number is a `PlannedLayout`'s own, or what the same formulas give for the layout with one thing changed.
-GB are 1e9 bytes.
-"""
+"""A planned layout as one table: seconds, share and reason of each part, in `PlannedLayout`'s own numbers."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -33,15 +29,11 @@ from kielo.resolve.fp8_matrices import fp8_share, is_gathered_in_fp8
 from kielo.resolve.rules import LAYOUT_RULES, complaints
 from kielo.resolve.stages import SCHEDULES, micro_batch_complaint, num_stages, stages_of_rank
 
-_MATRIX_WORK = ("matrix", "head")
 _INTERLEAVED = (2, 3, 4, 5, 6, 8)  # stages a rank
 
 
 class Row(NamedTuple):
-    """A part of the step, a kind of memory, or a change of the layout that was considered.
-
-    seconds: of the part, or of a step with the change. share: of the step; of memory, of what is usable.
-    """
+    """A part of the step, a kind of memory, or a change; seconds, and share of the step or usable memory."""
 
     part: str
     seconds: float | None
@@ -49,44 +41,38 @@ class Row(NamedTuple):
     reason: str
 
     def cells(self, planned: PlannedLayout) -> tuple[str, str, str, str]:
-        """Return the row as text, its seconds to the fourth figure of the step's."""
+        """Return the row as text, with seconds to the fourth figure of the step."""
         seconds = "" if self.seconds is None else seconds_text(planned, self.seconds).removesuffix(" s")
         share = "" if self.share is None else f"{self.share:.{1 if self.share >= 0.001 else 3}%}"
         return self.part, seconds, share, self.reason
 
 
 def explain(planned: PlannedLayout, others: Sequence[PlannedLayout] = ()) -> list[Row]:
-    """Return the step, its parts (largest first), memory, changes that were considered, and other layouts.
-
-    Takes those of `others` that have the same step on as many nodes.
-    """
+    """Return the step, its parts (largest first), memory, considered changes, and comparable `others`."""
     work = workload(planned.run, [(planned.layout, planned.micro_batch, planned.phase)])
-    rivals = [other for other in others if other is not planned and is_comparable(planned, other)]
+    same_step = [one for one in others if one is not planned and is_comparable(planned, one)]
+    rivals = [(one, f"{one.name}: {changed_parts(one, planned)}") for one in same_step]
     return [
         _step(planned),
         *_parts(planned, work),
         *_precision(planned),
         *_memory(planned),
         *_changes(planned),
-        *(
-            _change(planned, other, "other layout", f"{other.name}: {changed_parts(other, planned)}")
-            for other in rivals
-        ),
+        *(_change(planned, one, "other layout", said) for one, said in rivals),
     ]
 
 
 def bubble_share(schedule: str, ranks: int, stages_per_rank: int, micro_batches: int) -> float:
-    """Return idle seconds by a rank's work, for equal stages without hops.
+    """Return idle seconds by a rank's work, for equal stages without hops and backward = 2 × forward.
 
-    The backward pass takes twice the forward. (p - 1)/m for GPipe and 1F1B, divided by v for interleaving
-    (Narayanan et al. 2021, arXiv:2104.04473); a third of it where the backward pass is split (Qi et al. 2024,
-    arXiv:2401.10241).
+    (p - 1)/m for GPipe and 1F1B, divided by v for interleaving (Narayanan et al. 2021, arXiv:2104.04473), and
+    by 3 for a split backward pass (Qi et al. 2024, arXiv:2401.10241).
     """
     return (ranks - 1) / (micro_batches * _bubble_divisor(schedule, stages_per_rank))
 
 
 def recomputed_seconds(planned: PlannedLayout) -> dict[str, float]:
-    """Return part → its seconds that recomputation causes, by the planner's formulas."""
+    """Return part → its seconds that recomputation causes."""
     work = workload(planned.run, [(planned.layout, planned.micro_batch, planned.phase)])
     none, rates = np.zeros(1), planned.run.efficiency.of(work)
     names = ("layers", "attention", "operators", "norms", "activations")
@@ -111,14 +97,14 @@ def _step(planned: PlannedLayout) -> Row:
 
 
 def _parts(planned: PlannedLayout, work: Workload) -> Iterator[Row]:
-    """Yield the parts, largest first; the largest beside matrix products bounds the step."""
+    """Yield the parts, largest first. The largest beside matrix products bounds the step."""
     has_copies = planned.layout.replicate * planned.layout.shard * planned.layout.context > 1
     reasons = _work_reasons(planned, work) | _traffic_reasons(planned, work)
     if planned.layout.pipeline > 1:
         reasons["bubble"] = _bubble(planned)
     parts = sorted(planned.seconds.items(), key=lambda each: -each[1])
-    bound = next(part for part, _ in parts if part not in _MATRIX_WORK)
-    products = sum(planned.seconds.get(name, 0.0) for name in _MATRIX_WORK) / planned.step_seconds
+    bound = next(part for part, _ in parts if part not in ("matrix", "head"))
+    products = sum(planned.seconds.get(name, 0.0) for name in ("matrix", "head")) / planned.step_seconds
     for part, seconds in parts:
         if seconds > 0 or (part == "data_traffic" and has_copies):  # which may be all hidden
             reason = reasons.get(part, "")
@@ -129,12 +115,11 @@ def _parts(planned: PlannedLayout, work: Workload) -> Iterator[Row]:
     again = recomputed_seconds(planned)
     if planned.layout.recompute != "none":
         every, seconds = planned.layout.recompute_every_layers, sum(again.values())
-        of = ", ".join(
-            f"{SECONDS[part]} {seconds_text(planned, each)}" for part, each in again.items() if each
-        )
-        kind = f"{planned.layout.recompute}{f' in one layer of {every}' * (every > 1)}: {of or 'nothing'}"
-        more = f"{_recomputed_flops(planned, work):.0%} more FLOPs than the model's"
-        yield Row("of these, recomputation", seconds, seconds / planned.step_seconds, f"{kind}; {more}")
+        each = [f"{SECONDS[part]} {seconds_text(planned, time)}" for part, time in again.items() if time]
+        kind = f"{planned.layout.recompute}{f' in one layer of {every}' * (every > 1)}"
+        flops = f"{_recomputed_flops(planned, work):.0%} more FLOPs than the model's"
+        reason = f"{kind}: {', '.join(each) or 'nothing'}; {flops}"
+        yield Row("of these, recomputation", seconds, seconds / planned.step_seconds, reason)
 
 
 def _work_reasons(planned: PlannedLayout, work: Workload) -> dict[str, str]:
@@ -145,20 +130,20 @@ def _work_reasons(planned: PlannedLayout, work: Workload) -> dict[str, str]:
     rate = float((matrix_flops(work) * (3 + again) / layer_seconds(work, rates).matrix / peak)[0])
     large = _first(rates.matrix_fp8 if is_fp8 else rates.matrix) * _first(rates.matrix_engine)
     large *= float(work.power_share[0]) ** _first(rates.power)
-    anew = f" ({2 * float(again[0]):.2g} more for recomputation)" if again > 0 else ""
+    more = f" ({2 * float(again[0]):.2g} more for recomputation)" if again > 0 else ""
     moved = "norms, residuals, rotation and activations through memory"
     if layout.zero < 3 and times > 1:
         moved += f"; gradients added up {times} times a step (less often with larger micro-batches)"
     if layout.tensor > 1 and not layout.sequence_parallel:
         moved += f"; sequence parallelism would split norms and residuals over {layout.tensor} tensor ranks"
     last = f"; on the last of {layout.pipeline} pipeline ranks, beside its layers"
-    shard, spreads = layout.shard * layout.context, math.sqrt(2 * math.log(planned.devices))
+    shard, deviations = layout.shard * layout.context, math.sqrt(2 * math.log(planned.devices))
     return {
-        "matrix": f"2 FLOPs a weight and token forward{anew}, 4 backward, at {rate:.1%} of the device's "
+        "matrix": f"2 FLOPs a weight and token forward{more}, 4 backward, at {rate:.1%} of the device's "
         f"peak{' in FP8' * is_fp8}; products of any size reach at most {large:.1%}, larger micro-batches "
         "make larger products",
-        "attention": f"grows with the sequence: {2 * sequence:,} tokens instead of {sequence:,} take twice "
-        "as long a token",
+        "attention": f"grows with the sequence: twice the seconds a token at {2 * sequence:,} tokens instead "
+        f"of {sequence:,}",
         "elementwise": moved,
         "launch": f"the host launches kernels in {1e3 * _first(rates.layer_seconds):.2f} ms a layer and "
         "micro-batch at least; larger micro-batches give the device more to do meanwhile",
@@ -166,9 +151,9 @@ def _work_reasons(planned: PlannedLayout, work: Workload) -> dict[str, str]:
         f"{last * (layout.pipeline > 1)}{f'; split over {layout.tensor} tensor ranks' * (layout.tensor > 1)}",
         "optimiser": f"{_first(work.update_traffic_bytes):g} bytes a parameter through memory once a step, "
         + (f"of 1/{shard} of the rank's parameters" if shard > 1 else "of all parameters of the rank"),
-        "fixed": "a constant of the engine for all that no other part counts; larger steps pay it less often",
+        "fixed": "a constant of the engine for what no other part counts; larger steps pay it less often",
         "slowest": f"the slowest of {count_text(planned.devices, 'device')} is expected "
-        f"√(2 ln {planned.devices:,}) = {spreads:.1f} standard deviations of {_first(rates.jitter):.2%} "
+        f"√(2 ln {planned.devices:,}) = {deviations:.1f} standard deviations of {_first(rates.jitter):.2%} "
         "behind their mean, and all wait for it",
     }
 
@@ -177,16 +162,14 @@ def _traffic_reasons(planned: PlannedLayout, work: Workload) -> dict[str, str]:
     layout, rates, inside = planned.layout, planned.run.efficiency.of(work), planned.run.site.devices_per_node
     again, chunks = float(work.layers_again[0]), int(work.overlap_chunks[0])
     is_split = float(work.sequence_parallel[0])
-    where = (
-        f"inside a node of {inside} devices"
-        if layout.tensor <= inside
-        else f"over several nodes of {inside} devices, at the network's speed"
-    )
+    where = f"inside a node of {inside} devices"
+    if layout.tensor > inside:
+        where = f"over several nodes of {inside} devices, at the network's speed"
     more = f", {2 * again:g} of them for recomputation" if again else ""
     more += ", two halves of one to gather inputs again for the gradients of weights" if is_split else ""
     beside = (
-        f"; gathers before products and sums after them run in {chunks} chunks beside products, of which the "
-        f"first or the last is waited for, {ASSUMED}"
+        f"; gathers before products and sums after them run in {chunks} chunks beside products, which wait "
+        f"for the first or the last chunk, {ASSUMED}"
     )
     each = num_stages(layout) // layout.pipeline
     hops = "inside a node" if planned.devices <= inside else "over the network"
@@ -194,8 +177,7 @@ def _traffic_reasons(planned: PlannedLayout, work: Workload) -> dict[str, str]:
         "tensor_traffic": f"{layout.tensor} ranks {where}; {4 + 2 * again + is_split:g} all-reduces a layer "
         f"and micro-batch{more}, each of 2 (t − 1)/t × the hidden states; {_first(rates.tensor_exposed):.0%} "
         f"is not hidden{beside * (chunks > 1)}",
-        "context_traffic": f"keys and values through all {layout.context} context ranks, and their gradients "
-        "back",
+        "context_traffic": f"keys and values to all {layout.context} context ranks, their gradients back",
         "pipeline_traffic": f"hidden states and their gradients from stage to stage {hops}, {2 * each} times "
         f"a micro-batch on each rank{f' ({each} stages)' * (each > 1)}; {_first(rates.pipeline_exposed):.0%} "
         "is not hidden",
@@ -218,8 +200,7 @@ def _data(planned: PlannedLayout, rates: Any) -> str:
     return (
         f"between {layout.replicate * ranks} ranks {how}; another "
         f"{seconds_text(planned, planned.hidden_data_seconds)} are hidden, as {_first(hides):.0%} of "
-        f"{behind} can hide traffic, which slows it by {_first(rates.overlap_cost):.0%} "
-        "of what is hidden"
+        f"{behind} can hide traffic, which slows it by {_first(rates.overlap_cost):.0%} of the hidden seconds"
     )
 
 
@@ -245,7 +226,7 @@ def _bubble_divisor(schedule: str, stages_per_rank: int) -> int:
 
 
 def _simulated_bubble(planned: PlannedLayout, stages: StageSeconds, micro_batches: int) -> float:
-    """Return the simulated seconds beyond the heaviest rank's work, by that work."""
+    """Return the simulated seconds beyond the heaviest rank's work, divided by that work."""
     layout, whole = planned.layout, stages.whole()
     ranks, schedule = layout.pipeline, layout.pipeline_schedule
     owned = [stages_of_rank(schedule, ranks, rank, len(whole) // ranks) for rank in range(ranks)]
@@ -259,19 +240,19 @@ def _precision(planned: PlannedLayout) -> Iterator[Row]:
     if len(steps) > 1:
         others = listed([f"{number:,} in {name}" for name, number in steps.items() if name != run.precision])
         mine, whole = steps.get(run.precision, 0), sum(steps.values())
-        reason = f"planned for {run.precision}, of {mine:,} of {whole:,} steps ({others})"
+        reason = f"planned for {run.precision}, the precision of {mine:,} of {whole:,} steps ({others})"
         yield Row("precision", None, mine / whole, reason)
     if run.precision == "fp8":
         gathered = ", which are also gathered in 8 bits" * is_gathered_in_fp8(fp8, run.card.device)
         products = "; products for weights' gradients in bf16" * (fp8.scaling == "rowwise_with_gw_hp")
         head = "the head's weight gradient" if fp8.head else "the head"
-        wide = f"{head}, attention and what is kept for the backward pass in bf16"
+        wide = f"{head}, attention and kept activations in bf16"
         reason = f"of the layers' matrices{gathered}{products}; {wide}"
         yield Row(f"FP8 ({fp8.scaling})", None, fp8_share(run.model, fp8), reason)
 
 
 def _memory(planned: PlannedLayout) -> Iterator[Row]:
-    """Yield what the fullest device holds, as `kielo rehearse`, and a node if all its ranks are as full."""
+    """Yield memory of the fullest device, and of a node if all its ranks are as full."""
     need, host = planned.device_need, planned.host_need
     sizes = sorted(planned.bytes.items(), key=lambda each: -each[1])
     parts = ", ".join(f"{BYTES.get(part, part)} {gb_text(size)}" for part, size in sizes if size > 0)
@@ -284,7 +265,7 @@ def _memory(planned: PlannedLayout) -> Iterator[Row]:
     elif planned.layout.cpu_offload:
         content = f"weights, gradients and optimiser state, and {content}"
     if planned.run.recipe.checkpoint.memory_every_steps:
-        content += ", and those that stay in memory (checkpoint.memory_every_steps)"
+        content += ", and the copies that stay in memory (checkpoint.memory_every_steps)"
     of = f"at most {gb_text(host.bytes)} of {gb_text(host.usable)} GB a node"
     yield Row("host memory", None, host.bytes / host.usable, f"{fits[host.fits]}: {of}: {content}")
 
@@ -308,13 +289,13 @@ def _change(planned: PlannedLayout, other: PlannedLayout, title: str, reason: st
     return Row(title, other.step_seconds, share, f"{reason}; {memory}")
 
 
-def _planned_with(planned: PlannedLayout, changes: dict[str, Any]) -> PlannedLayout:
+def _planned_with(planned: PlannedLayout, changes: Mapping[str, object]) -> PlannedLayout:
     layout = planned.layout.model_copy(update=changes)
     return plan_layouts(planned.run, [(layout, planned.nodes, planned.micro_batch)], planned.phase)[0]
 
 
 def _more_micro_batches(planned: PlannedLayout) -> Row:
-    """Say what bubble twice as many micro-batches would leave, and where they could come from."""
+    """Return the bubble that twice the micro-batches would leave, and what can supply them."""
     layout, many = planned.layout, 2 * planned.micro_batches
     ranks, schedule = layout.pipeline, layout.pipeline_schedule
     while micro_batch_complaint(schedule, many, ranks, num_stages(layout)) is not None:
@@ -329,12 +310,12 @@ def _more_micro_batches(planned: PlannedLayout) -> Row:
         sources += [f"micro-batches of {size // 2} × {planned.sequence_length:,} tokens"] * (size % 2 == 0)
         fewer = f"{count_text(copies // 2, 'data-parallel rank')} instead of {copies} (half of the devices)"
         sources += [fewer] * (copies % 2 == 0)
-    reason = f"would leave a bubble of {left:.1%} of the work; takes {listed(sources, 'or')}"
+    reason = f"would leave a bubble of {left:.1%} of the work; needs {listed(sources, 'or')}"
     return Row(f"{many} micro-batches", None, None, reason)
 
 
 def _other_schedules(planned: PlannedLayout) -> Iterator[Row]:
-    """Plans the first interleaving, and the V, that halve the bubble by its formula."""
+    """Plan the first interleaving, and the V, that halve the bubble by its formula."""
     layout = planned.layout
     divisor = _bubble_divisor(layout.pipeline_schedule, num_stages(layout) // layout.pipeline)
     tried = [("interleaved_1f1b", each) for each in _INTERLEAVED if each >= 2 * divisor][:1]
@@ -353,30 +334,22 @@ def _other_schedules(planned: PlannedLayout) -> Iterator[Row]:
 
 
 def _layer_parts(work: Workload, rates: Any) -> dict[str, float]:
-    """Return seconds of one layer and micro-batch, by the parts of a step that recomputation changes."""
+    """Return seconds of one layer and micro-batch, by the parts that recomputation changes."""
     layer, tensor = layer_seconds(work, rates), exposed_tensor_seconds(work, rates)
-    device = layer.matrix + layer.attention + layer.elementwise + tensor
     traffic = tensor + context_layer_seconds(work, rates)
-    columns = {
-        "matrix": layer.matrix,
-        "attention": layer.attention,
-        "elementwise": layer.elementwise,
-        "launch": layer.total(traffic) - (device + traffic - tensor),
-        "tensor_traffic": tensor,
-    }
+    columns = {name: getattr(layer, name) for name in ("matrix", "attention", "elementwise")}
+    launch = layer.total(traffic) - (sum(columns.values()) + tensor + traffic - tensor)
+    columns |= {"launch": launch, "tensor_traffic": tensor}
     return {part: float(column[0]) for part, column in columns.items()}
 
 
 def _recomputed_flops(planned: PlannedLayout, work: Workload) -> float:
-    """Return recomputed FLOPs by the model's.
-
-    A layer's products are 2 a weight forward, attention 2 × width × sequence.
-    """
+    """Return recomputed FLOPs as a share of the model's: 2 a weight, attention 2 × width × sequence."""
     matrix = work.layers_again + (1 - work.layers_again) * work.operators_again * 0.5
     again = np.maximum(work.layers_again, work.attention_again)
     attention = again * 2 * work.heads * work.head_dim * work.sequence
-    anew = work.layers * (2 * work.layer_parameters * matrix + attention)
-    return float(anew[0]) / planned.run.flops_per_token(planned.phase)
+    repeated = work.layers * (2 * work.layer_parameters * matrix + attention)
+    return float(repeated[0]) / planned.run.flops_per_token(planned.phase)
 
 
 def _first(constant: Any) -> float:

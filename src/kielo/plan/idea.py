@@ -11,17 +11,15 @@ TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022 (arXiv:2203.15556)
 # Share of the bf16 peak that large runs reach; only turns device-hours into tokens, before there is a plan.
 USUAL_MFU = 0.35
 # (parameters, tokens a step, learning rate): GPT-3's (Brown et al. 2020, arXiv:2005.14165, table 2.1).
-_STEPS = (
-    (1.25e8, 2**19, 6e-4), (3.5e8, 2**19, 3e-4), (7.6e8, 2**19, 2.5e-4), (1.3e9, 2**20, 2e-4),
-    (2.7e9, 2**20, 1.6e-4), (6.7e9, 2**21, 1.2e-4), (1.3e10, 2**21, 1e-4), (1.75e11, 2**22, 6e-5),
-)  # fmt: skip
+_STEPS = [(1.25e8, 2**19, 6e-4), (3.5e8, 2**19, 3e-4), (7.6e8, 2**19, 2.5e-4), (1.3e9, 2**20, 2e-4)]
+_STEPS += [(2.7e9, 2**20, 1.6e-4), (6.7e9, 2**21, 1.2e-4), (1.3e10, 2**21, 1e-4), (1.75e11, 2**22, 6e-5)]
 # (parameters up to, tokens in the vocabulary, tokens of a sequence): from small shipped recipes to Llama 3's.
 _TEXT = ((3e7, 8192, 512), (3e8, 32_000, 1024), (1.2e9, 65_536, 2048), (float("inf"), 131_072, 4096))
 
 
 @dataclass(frozen=True)
 class UsualTraining:
-    """Numbers of a training; `tokens` is a whole number of steps."""
+    """Numbers of a training. `tokens` is a whole number of steps."""
 
     vocabulary_size: int
     sequence_length: int
@@ -31,10 +29,7 @@ class UsualTraining:
 
 
 def usual_training(parameters: int, tokens: int | None = None) -> UsualTraining:
-    """Return the usual numbers for a model of `parameters`; tokens: default, 20 for each of them.
-
-    A short run has smaller steps: 1,000 of them or more.
-    """
+    """Return the usual numbers for `parameters`, and 20 tokens each. A short run has 1,000 smaller steps."""
     tokens = tokens or TOKENS_PER_PARAMETER * parameters
     _, step, rate = min(_STEPS, key=lambda row: abs(row[0] / parameters - 1) + abs(parameters / row[0] - 1))
     vocabulary, length = next((size, length) for most, size, length in _TEXT if parameters <= most)
@@ -47,20 +42,20 @@ def usual_training(parameters: int, tokens: int | None = None) -> UsualTraining:
 
 
 def flops_of_device_hours(hours: float, peak_tflops: float) -> float:
-    """Estimate the model FLOPs of so many device-hours, at 35 % of the peak."""
+    """Estimate the model FLOPs of these device-hours, at 35 % of the peak."""
     return hours * 3600 * peak_tflops * 1e12 * USUAL_MFU
 
 
 def tokens_of_device_hours(hours: float, parameters: int, peak_tflops: float) -> int:
-    """Estimate the tokens that so many device-hours train, at 35 % of the peak."""
+    """Estimate the tokens that these device-hours train, at 35 % of the peak."""
     return int(flops_of_device_hours(hours, peak_tflops) / (FLOPS_PER_PARAMETER_AND_TOKEN * parameters))
 
 
 def with_usual_training(recipe: Recipe) -> tuple[Recipe, list[str]]:
-    """Return the recipe of an idea with what a plan needs, and a line for each key that was filled in.
+    """Return the recipe of an idea with what a plan needs, and a line for each filled key.
 
-    Only keys that the recipe leaves out, and only where it has no token budget; a recipe with phases and one
-    that starts from weights stay as they are. Ready tokens are a budget, since they are counted.
+    Only keys that the recipe leaves out are filled, and only without a token budget. Recipes with phases or
+    weights stay as they are. Ready tokens are a budget, because they are counted.
     """
     recipe = with_budget_of_ready_tokens(recipe)
     if has_budget(recipe) or recipe.model.weights is not None:

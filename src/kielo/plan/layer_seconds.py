@@ -2,14 +2,9 @@
 
 FLOPs: 2 a weight and token forward, 4 backward (Narayanan et al. 2021, arXiv:2104.04473, appendix), 4 × width
 × keys a query for attention, and fused attention's backward 2.5 times its forward (Dao 2023,
-arXiv:2307.08691, section 4.1).
-
-Of a collective of n chunks and T seconds beside a product of P seconds, T / n is waited for, as the first
-gather (or the last sum) has nothing beside it; of the others what is longer than the product,
-(n - 1) / n × (T - P), if positive. The product takes longer: smaller products fill the device less, by the
-formula of any product; beside a collective it is slower; and its chunks are copied into the sequence's order.
-How much slower, and how many more kernels are launched, are assumptions: no published run and no measurement
-of ours separates them.
+arXiv:2307.08691, section 4.1). A collective of n chunks and T seconds beside a product of P seconds adds T /
+n, and (n - 1) / n × (T - P) if positive. The product also slows down: its chunks fill the device less, share
+it, and are copied into the sequence's order. How much slower, and how many more kernels, are assumptions.
 """
 
 from dataclasses import dataclass
@@ -32,22 +27,19 @@ _BF16_BYTES = 2
 # Bytes of an element that eager PyTorch moves beyond a fused norm: each step goes through memory, to fp32,
 # squared, averaged, scaled, back, times the weight.
 _EAGER_NORM_BYTES = 36
-
-# Kernels that a chunk of overlapped collectives adds, by those of a layer: a collective, a product and a copy
-# for each of six products, of about 100. Assumed.
+# Assumed: kernels that a chunk of overlapped collectives adds, by a layer's about 100 kernels: a collective,
+# a product and a copy for each of six products.
 _CHUNK_LAUNCHES = 18 / 100
-# Assumed: the share of its rate that a product keeps beside a collective, whose kernels take up some of the
-# device's multiprocessors.
+# Assumed: the share of its rate that a product keeps beside a collective, whose kernels take multiprocessors.
 BESIDE_COLLECTIVE = 0.9
-
-# Bytes of a logit: read and written as bf16 and fp32, with gradients; and where each step of a loss in fp32
+# Bytes of a logit: read and written as bf16 and fp32, with gradients. Eager: each step of a loss in fp32
 # (maximum, difference, exponential, sum, quotient, gradient) goes through memory.
 _LOGIT_BYTES, _EAGER_LOGIT_BYTES = 16, 52
-_EXPERT_LAUNCHES = 1.0  # kernels of routing, sorting and exchange, by those of a dense layer
-# Seconds of fused attention's backward by those where ranks may add gradients of queries in any order: 37.9 %
-# less throughput at most with a causal mask (Qiang et al. 2026, arXiv:2601.21824).
+_EXPERT_LAUNCHES = 1.0  # kernels of routing, sorting and exchange, by a dense layer's kernels
+# Seconds of fused attention's backward, by its seconds if it may add gradients of queries in any order: at
+# most 37.9 % less throughput with a causal mask (Qiang et al. 2026, arXiv:2601.21824).
 _DETERMINISTIC_BACKWARD = 1.6
-# DeepSpeed copies a bf16 gradient to fp32 before it adds it, and clears the bf16 one.
+# DeepSpeed copies a bf16 gradient to fp32 before it adds it, and clears it.
 _COPIED_GRADIENT_BYTES = 10
 
 
@@ -64,47 +56,38 @@ class LayerSeconds:
     def total(self, traffic: Column) -> Column:
         """Compute seconds of the layer with `traffic` between its kernels.
 
-        A layer is not faster than its kernels are launched. The root of the sum of squares is taken because,
-        when both are nearly equal, each sometimes waits for the other. On a processor nothing runs while
-        kernels are launched, so both add up.
+        A layer is not faster than its kernels are launched. The root of the sum of squares is taken because
+        work and launches of similar length sometimes wait for each other. On a processor both add up.
         """
         device = self.matrix + self.attention + self.elementwise + traffic
         return np.where(self.is_processor, device + self.launch, np.hypot(device, self.launch))
 
 
 def layer_seconds(work: Workload, rates: Any) -> LayerSeconds:
-    """Compute seconds of a layer; `rates` come from `Efficiency.of`."""
     forward_matrix, backward_matrix = _matrix_seconds(work, rates)
     passes = (3 + work.layers_again) / 3 * np.where(work.tensor > 1, rates.tensor_launch, 1.0)
     passes = passes * np.where(work.unfused_norms > 0, rates.eager_launch, 1.0)
     again = work.layers_again + (1 - work.layers_again) * work.operators_again * 0.5
     elementwise = _elementwise_seconds(work, rates)
+    elementwise = elementwise * (3 + np.maximum(work.layers_again, work.operators_again)) / 3
     attention, backward = _attention_seconds(work, rates)
     attention_again = np.maximum(work.layers_again, work.attention_again)
+    launch = rates.layer_seconds * passes * (1 + _CHUNK_LAUNCHES * (work.overlap_chunks - 1))
     return LayerSeconds(
         forward_matrix * (1 + again) + backward_matrix,
         attention * (1 + backward + attention_again),
-        elementwise * (3 + np.maximum(work.layers_again, work.operators_again)) / 3
-        + _cheap_again_seconds(work, rates),
-        rates.layer_seconds
-        * passes
-        * (1 + _CHUNK_LAUNCHES * (work.overlap_chunks - 1))
-        * (1 + _is_routed(work) * work.expert_layers * _EXPERT_LAUNCHES),
+        elementwise + _cheap_again_seconds(work, rates),
+        launch * (1 + _is_routed(work) * work.expert_layers * _EXPERT_LAUNCHES),
         work.architecture == ARCHITECTURES.index("cpu"),
     )
 
 
 def head_seconds(work: Workload, rates: Any) -> Column:
-    """Compute seconds of the output matrix and the loss, which engines keep in bf16 unless they say so.
-
-    The weight's gradient is wide in every recipe.
-    """
+    """Compute seconds of the output matrix and the loss. The weight's gradient is wide in every recipe."""
     rows = work.vocabulary / work.tensor
     is_in, wide = (work.recipe > 0) & (work.head_in_recipe > 0), np.zeros(len(work), bool)
-    product = sum(
-        product_seconds(work, rates, work.tokens, rows, work.hidden, recipe)
-        for recipe in (is_in, is_in, wide)
-    )
+    sides = work.tokens, rows, work.hidden
+    product = sum(product_seconds(work, rates, *sides, recipe) for recipe in (is_in, is_in, wide))
     whole = work.whole_logits > 0
     each = np.where(work.unfused_loss > 0, _EAGER_LOGIT_BYTES, _LOGIT_BYTES)
     logits = each * work.tokens * np.where(whole, work.vocabulary, rows)
@@ -113,46 +96,34 @@ def head_seconds(work: Workload, rates: Any) -> Column:
 
 
 def matrix_flops(work: Workload) -> Column:
-    """Counts FLOPs of one layer's matrix products for a micro-batch on a device, forward."""
-    return sum(
-        2 * part.times * part.groups * part.rows * part.columns * part.inner for part in matrix_products(work)
-    )
+    """Compute forward FLOPs of one layer's matrix products, for a micro-batch on a device."""
+    products = matrix_products(work)
+    return sum(2 * one.times * one.groups * one.rows * one.columns * one.inner for one in products)
 
 
 @dataclass(frozen=True)
 class Product:
-    """Forward products [rows, inner] × [inner, columns]: `groups` at once, in the share `times` of layers.
-
-    is_summed: its result is summed over tensor ranks.
-    """
+    """Forward products [rows, inner] × [inner, columns]: `groups` at once, in the share `times` of layers."""
 
     rows: Column
     columns: Column
     inner: Column
     groups: Column | float = 1.0
     times: Column | float = 1.0
-    is_summed: bool = False
+    is_summed: bool = False  # over tensor ranks
 
 
 def matrix_products(work: Workload) -> list[Product]:
-    """List the products of queries with keys and values, output, MLP in and MLP out, and those of experts.
-
-    An expert's rows are its tokens if all experts get equally many, which benchmarks enforce and losses aim
-    at.
-    """
-    q, kv = (
-        work.heads * work.head_dim,
-        np.maximum(work.kv_heads, np.minimum(work.tensor, work.heads)) * work.head_dim,
-    )
+    """Return the products of projections, MLPs and experts. Each expert gets equally many tokens."""
+    q = work.heads * work.head_dim
+    kv = np.maximum(work.kv_heads, np.minimum(work.tensor, work.heads)) * work.head_dim
     tokens, gates = work.tokens, work.mlp_matrices - 1
     products = [
         Product(tokens, (q + 2 * kv) / work.tensor, work.hidden, times=work.projection_share),
         Product(tokens, work.hidden, q / work.tensor, times=work.projection_share, is_summed=True),
     ]
-    for width, share in (
-        (work.ffn, 1 - work.expert_layers),
-        (work.shared_ffn, work.expert_layers * (work.shared_ffn > 0)),
-    ):
+    shared = work.shared_ffn, work.expert_layers * (work.shared_ffn > 0)
+    for width, share in ((work.ffn, 1 - work.expert_layers), shared):
         width = np.maximum(width, 1) / work.tensor
         products += [
             Product(tokens, gates * width, work.hidden, times=share),
@@ -174,19 +145,15 @@ def _is_routed(work: Workload) -> Column:
 
 def _matrix_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
     in_recipe, wide = work.recipe > 0, np.zeros(len(work), bool)
-    share, has_wide_last = (
-        np.where(in_recipe, work.recipe_share, 1.0),
-        in_recipe & (work.wide_weight_gradients > 0),
-    )
+    share = np.where(in_recipe, work.recipe_share, 1.0)
+    last_in_recipe = in_recipe & ~(work.wide_weight_gradients > 0)
     forward, backward = np.zeros(len(work)), np.zeros(len(work))
     for part in matrix_products(work):
         rows, columns, inner = part.rows, part.columns, part.inner
+        inputs, weights = (rows, inner, columns), (columns, inner, rows)
+        passes = ((rows, columns, inner), in_recipe), (inputs, in_recipe), (weights, last_in_recipe)
         seconds = []
-        for sides, is_in in (
-            ((rows, columns, inner), in_recipe),
-            ((rows, inner, columns), in_recipe),
-            ((columns, inner, rows), in_recipe & ~has_wide_last),
-        ):
+        for sides, is_in in passes:
             time = product_seconds(work, rates, *sides, is_in, part.groups)
             if np.any(share < 1):
                 time = share * time + (1 - share) * product_seconds(work, rates, *sides, wide, part.groups)
@@ -208,8 +175,8 @@ def product_seconds(
 ) -> Column:
     """Compute seconds of `groups` products [rows, inner] × [inner, columns].
 
-    Matrix units and memory work at once. Results are computed in waves of tiles, of which the last is on
-    average half empty; each tile takes a while to begin.
+    Matrix units and memory work at once. Results are computed in waves of tiles. The last wave is on average
+    half empty, and each tile takes a while to begin.
     """
     scales = np.choose(work.recipe.astype(int), [1.0, 1.0, rates.fp8_rowwise, rates.mxfp8, rates.nvfp4])
     rate = np.where(in_recipe, work.peak_recipe * rates.matrix_fp8 * scales, work.peak * rates.matrix)
@@ -223,7 +190,7 @@ def product_seconds(
 
 
 def _attention_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
-    """Compute (seconds of attention forward, factor of these for backward)."""
+    """Return (seconds of attention forward, backward as a factor of forward)."""
     heads = work.heads / work.tensor
     pairs = work.tokens * work.sequence * heads  # query and key of a head; a causal mask leaves half of them
     flops = 4 * pairs * work.head_dim
@@ -243,7 +210,7 @@ def _attention_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
 
 
 def _cheap_again_seconds(work: Workload, rates: Any) -> Column:
-    """Compute seconds of norms and activations that the backward makes again: each reads and writes once."""
+    """Compute seconds of recomputed norms and activations, each of which reads and writes once."""
     share = np.where(work.sequence_parallel > 0, 1 / work.tensor, 1.0)
     norms = 2 * 2 * work.hidden * share * work.norms_again
     elements = norms + _activation_elements(work) * work.activations_again
@@ -263,28 +230,17 @@ def _elementwise_seconds(work: Workload, rates: Any) -> Column:
     queries, keys and values (read, write), and the activation. Once a micro-batch, gradients of the weights
     are added to earlier ones.
     """
-    # Below 1, `unfused_norms` is the share of its steps that one kernel keeps, which moves no more bytes.
+    # Below 1, `unfused_norms` is a norm's share of steps in one kernel, which moves no more bytes.
     norms = 2 * (2 * _BF16_BYTES + _EAGER_NORM_BYTES * (work.unfused_norms >= 1))
-    whole = (
-        np.where(work.sequence_parallel > 0, 1 / work.tensor, 1.0)
-        * work.hidden
-        * (norms + 2 * 3 * _BF16_BYTES)
-    )
+    share = np.where(work.sequence_parallel > 0, 1 / work.tensor, 1.0)
+    whole = share * work.hidden * (norms + 2 * 3 * _BF16_BYTES)
     heads = (work.heads + 2 * work.kv_heads) * work.head_dim * 2
     split = _BF16_BYTES * (heads / work.tensor + _activation_elements(work))
     # Each copy of a token is written in its expert's order and read, and the same on the way back.
-    sorted_ = (
-        _is_routed(work)
-        * work.expert_layers
-        * work.experts_each
-        * 4
-        * _BF16_BYTES
-        * work.hidden
-        / work.tensor
-    )
-    inputs = sum(
-        part.times * part.groups * part.rows / work.tokens * part.inner for part in matrix_products(work)
-    )
+    copies = _is_routed(work) * work.expert_layers * work.experts_each
+    sorted_ = copies * 4 * _BF16_BYTES * work.hidden / work.tensor
+    products = matrix_products(work)
+    inputs = sum(part.times * part.groups * part.rows / work.tokens * part.inner for part in products)
     quantised = np.where(work.recipe > 0, rates.quantise, 0.0) * inputs
     passing = 3 * work.tokens * (rates.elementwise * (whole + split + sorted_) + quantised)
     is_added = (work.zero < 3) & (work.micro_batches > 1)
@@ -296,12 +252,11 @@ def _elementwise_seconds(work: Workload, rates: Any) -> Column:
 
 
 def exposed_tensor_seconds(work: Workload, rates: Any) -> Column:
-    """Compute seconds of a layer and micro-batch that tensor-parallel traffic adds, forward and backward.
+    """Compute seconds that tensor-parallel traffic adds to a layer and micro-batch, both ways.
 
-    Chunked are the gathers before column-split matrices, in each forward pass; and, unless whole layers are
-    made again, the sums after row-split ones and the gathers before these matrices' backward. The gather of
-    inputs again, and the sums of their gradients, run beside products in any case and count as in
-    `tensor_layer_seconds`.
+    Chunked are the gathers before column-split matrices in each forward pass, and, unless whole layers are
+    recomputed, the sums after row-split matrices and the gathers before their backward. Other collectives run
+    beside products in any case and count as in `tensor_layer_seconds`.
     """
     at_once = tensor_layer_seconds(work, rates)
     if not np.any(work.overlap_chunks > 1):
@@ -323,10 +278,7 @@ def exposed_tensor_seconds(work: Workload, rates: Any) -> Column:
 
 
 def _chunked(work: Workload, rates: Any, product: Product, copied: Column) -> Column:
-    """Compute seconds that a product and its collective take beyond the product alone at once.
-
-    copied: elements that are copied for it.
-    """
+    """Compute seconds of a product and its collective beyond the product alone. copied: elements."""
     n = work.overlap_chunks
     wide = np.zeros(len(work), bool)
     alone = product_seconds(work, rates, product.rows, product.columns, product.inner, wide)
@@ -342,5 +294,4 @@ def _chunked(work: Workload, rates: Any, product: Product, copied: Column) -> Co
 
 
 def _copied(product: Product, is_result: bool) -> Column:
-    """Return elements of the product's result, or of its input."""
     return product.rows * (product.columns if is_result else product.inner)

@@ -1,7 +1,7 @@
-"""Names of layouts, short enough to type ("tp8-pp4-dp16-mb1-zero1-1f1b-full"), and matching of parts of them.
+"""Names of layouts, short enough to type ("tp8-pp4-dp16-mb1-zero1-1f1b-full"), and matching of their parts.
 
 Terms: tp8, pp4, cp2, dp16 (replicas × shards), hsdp8 (ranks that hold one copy, if there are several copies),
-mb1 (sequences of a micro-batch), zero1, the schedule, and recomputation; and rarer terms, where they apply.
+mb1 (sequences of a micro-batch), zero1, the schedule, recomputation, and rarer terms if they apply.
 """
 
 import re
@@ -44,19 +44,15 @@ class _Term(NamedTuple):
 
 
 def layout_name(layout: Layout, micro_batch: int) -> str:
-    """Return the layout's name; `micro_batch` is in sequences.
-
-    Usual settings are left out: axes of one rank, sequence parallelism.
-    """
+    """Return the layout's name without usual settings. `micro_batch`: in sequences."""
     return "-".join(term.text for term in _terms(layout, micro_batch) if term.is_in_name)
 
 
 def matches(wanted: str) -> Callable[[Layout, int], bool]:
-    """Return a function that is True for a layout with its micro-batch that has every term of `wanted`.
+    """Return a function that is True for a layout and micro-batch that have every term of `wanted`.
 
     Terms may follow each other directly ("tp8pp4") or be separated by hyphens, ×, x, spaces or commas, in
-    either case. "interleaved" and "zb" without a number match any. Raises KieloError for a term that does not
-    exist.
+    either case. "interleaved" and "zb" without a number match any. Raises KieloError for an unknown term.
     """
     asked = _asked(wanted)
 
@@ -112,7 +108,7 @@ def _recomputation(layout: Layout) -> list[_Term]:
 
 
 def _asked(wanted: str) -> set[str]:
-    """Split `wanted` into terms; raise KieloError for what is no term."""
+    """Split `wanted` into terms. Raises KieloError for an unknown term."""
     text, terms, at = wanted.lower(), set(), 0
     while at < len(text):
         if between := _BETWEEN.match(text, at):

@@ -27,7 +27,7 @@ _SAME_TIME = 1e-12  # seconds; events that are closer than this happen at once
 
 @dataclass(frozen=True)
 class StageSeconds:
-    """Seconds of a micro-batch in each stage, in the model's order; `hop` is those to a neighbour's rank."""
+    """Seconds of a micro-batch in each stage, in the model's order, and of a hop to a neighbour's rank."""
 
     forward: tuple[float, ...]
     backward_inputs: tuple[float, ...]
@@ -40,13 +40,12 @@ class StageSeconds:
         return StageSeconds((forward,) * stages, (forward,) * stages, (forward,) * stages, hop)
 
     def whole(self) -> list[float]:
-        """Return the seconds of each stage: the sum of its three parts."""
         return [sum(parts) for parts in zip(self.forward, self.backward_inputs, self.backward_weights)]
 
 
 @dataclass(frozen=True)
 class Span:
-    """A task on a timeline; `kind` is "forward", "backward" (whole, or for inputs) or "weights"."""
+    """A task on a timeline. `kind`: "forward", "backward" (whole, or for inputs) or "weights"."""
 
     rank: int
     stage: int
@@ -57,34 +56,29 @@ class Span:
 
 
 def simulated_seconds(schedule: str, stages: StageSeconds, ranks: int, micro_batches: int) -> float:
-    """Return seconds from the first forward to the last backward; long steps by their repeating part."""
+    """Return seconds from the first forward to the last backward. Long steps repeat a simulated part."""
     chunks = len(stages.forward) // ranks
     unit = _round(ranks, micro_batches) if chunks > 1 and not SCHEDULES[schedule].is_v else ranks
     few = (_SIMULATED_ROUNDS if ranks <= _LONG else _SIMULATED_ROUNDS // 2) * unit
     if micro_batches <= few + unit:
         return max(_ends(_program(schedule, ranks, chunks, micro_batches), schedule, stages, ranks))
     rest = micro_batches % unit
-    end = [
-        max(_ends(_program(schedule, ranks, chunks, few + more), schedule, stages, ranks))
-        for more in (rest, rest + unit)
-    ]
+    programs = [_program(schedule, ranks, chunks, few + more) for more in (rest, rest + unit)]
+    end = [max(_ends(program, schedule, stages, ranks)) for program in programs]
     return end[0] + (end[1] - end[0]) / unit * (micro_batches - few - rest)
 
 
 def _round(ranks: int, micro_batches: int) -> int:
-    """Return the micro-batches that an interleaved schedule takes through one chunk before the next.
-
-    torch makes equal rounds of at least as many as there are ranks, or one round of all.
-    """
+    """Return the micro-batches of a round through one chunk: torch makes equal rounds, of `ranks` or more."""
     return micro_batches // max(1, micro_batches // ranks)
 
 
 def timeline(schedule: str, stages: StageSeconds, ranks: int, micro_batches: int) -> list[Span]:
     """Return every task with its start and end, in order of start, to be drawn.
 
-    Every rank runs a fixed order. The order of a V is made as its authors say: with all tasks of the same
-    length, a rank takes a task that is ready, backward for inputs first, then forward as far as memory allows
-    (as many passes kept as 1F1B keeps), and weights when there is nothing else.
+    Every rank runs a fixed order. The order of a V follows its authors: with tasks of equal length, a rank
+    takes a ready task, backward for inputs first, then forward as far as memory allows (as many passes kept
+    as 1F1B keeps), then weights.
     """
     program = _program(schedule, ranks, len(stages.forward) // ranks, micro_batches)
     seconds, ends = _durations(schedule, stages), _ends(program, schedule, stages, ranks)
@@ -96,11 +90,7 @@ def timeline(schedule: str, stages: StageSeconds, ranks: int, micro_batches: int
 
 
 class _ProgramTask(NamedTuple):
-    """A task in a program.
-
-    `what` is the index of its seconds, `need` that of the earlier task that it waits for (-1: none), which is
-    on another rank if `is_sent`.
-    """
+    """A task in a program: index of its seconds, and of the earlier task that it needs (-1: none)."""
 
     rank: int
     what: int
@@ -113,7 +103,7 @@ class _ProgramTask(NamedTuple):
 
 @cache
 def _program(schedule: str, ranks: int, chunks: int, micro_batches: int) -> list[_ProgramTask]:
-    """List the tasks of all ranks, each after the task that it needs; the order holds for any seconds."""
+    """Return the tasks of all ranks, each after the task that it needs. The order holds for any seconds."""
     own, stages = [stages_of_rank(schedule, ranks, rank, chunks) for rank in range(ranks)], ranks * chunks
     if SCHEDULES[schedule].is_v:
         orders = _GreedyOrders(StageSeconds.equal(stages, 1.0), own, micro_batches).make()
@@ -168,8 +158,7 @@ def _order(schedule: str, ranks: int, rank: int, own: Sequence[int], micro_batch
     if schedule == "gpipe":
         forward = [("forward", own[0], m) for m in range(micro_batches)]
         return forward + [("backward", own[0], m) for m in range(micro_batches)]
-    # Interleaved: a round of micro-batches through one chunk, then through the next; 1F1B is the case of one
-    # chunk.
+    # Interleaved: a round of micro-batches through each chunk in turn. 1F1B has one chunk.
     each = _round(ranks, micro_batches) if chunks > 1 else ranks
     rounds = [range(start, min(start + each, micro_batches)) for start in range(0, micro_batches, each)]
     forward = [("forward", own[chunk], m) for some in rounds for chunk in range(chunks) for m in some]
@@ -199,15 +188,11 @@ def _needs(kind: str, stage: int, last: int) -> tuple[str, int] | None:
 
 
 class _GreedyOrders:
-    """Make the order of each rank of a V: a rank that is free takes the best task that is ready."""
+    """The order of each rank of a V: a free rank takes the best ready task."""
 
     def __init__(self, stages: StageSeconds, own: Sequence[Sequence[int]], micro_batches: int) -> None:
         self.own, self.last, self.hop = own, len(stages.forward) - 1, stages.hop
-        self.seconds = {
-            "forward": stages.forward,
-            "backward": stages.backward_inputs,
-            "weights": stages.backward_weights,
-        }
+        self.seconds = dict(zip(_KINDS, (stages.forward, stages.backward_inputs, stages.backward_weights)))
         self.rank_of = {stage: rank for rank, some in enumerate(own) for stage in some}
         self.most_kept = len(own[0]) * len(own)  # passes kept on a rank: 1F1B's memory
         # Tasks that are ready, by rank: (-stage, micro-batch), (micro-batch, stage), and a queue.
@@ -217,13 +202,12 @@ class _GreedyOrders:
         self.kept, self.free_at = [0] * len(own), [0.0] * len(own)
         self.orders: list[list[_Task]] = [[] for _ in own]
         self.count = count()
-        # (time, number, rank, task that becomes ready there; None where the rank becomes free)
+        # (time, number, rank, task that becomes ready there, or None if the rank becomes free)
         self.events: list[tuple[float, int, int, _Task | None]] = []
         for micro_batch in range(micro_batches):
             self._post(0.0, self.rank_of[0], ("forward", 0, micro_batch))
 
     def make(self) -> list[list[_Task]]:
-        """Return the tasks of each rank in order."""
         while self.events:
             now = self.events[0][0]
             for rank in self._receive(now):
@@ -254,7 +238,7 @@ class _GreedyOrders:
             micro_batch, stage = heapq.heappop(self.backward[rank])
             self.weights[rank].append(("weights", stage, micro_batch))
             return "backward", stage, micro_batch
-        # The first stage of a rank leaves memory for its later ones, or the pipeline would wait for itself.
+        # The first stage of a rank leaves memory for its later stages, or the pipeline would wait for itself.
         if forward and (-forward[0][0] != self.own[rank][0] or self.kept[rank] < self.most_kept):
             stage, micro_batch = heapq.heappop(forward)
             self.kept[rank] += 1

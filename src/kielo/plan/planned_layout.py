@@ -24,31 +24,26 @@ from kielo.resolve.stages import layers_of_stages, num_stages, stages_of_rank
 
 Column = np.ndarray
 SHARE = 0.8  # of new measurements that should be inside
+OF_HOST = "of host memory a node"
+_OF_LAYERS = ("matrix", "attention", "elementwise", "launch", "tensor_traffic", "context_traffic")
 
 
 def interval(seconds: Column, figures: Mapping[str, float]) -> tuple[Column, Column]:
-    """Return (low, high), between which `SHARE` of measured seconds are expected, by a card's [interval]."""
+    """Return (low, high), which should contain `SHARE` of measured seconds, by a card's [interval]."""
     return seconds * np.exp(figures["lower"]), seconds * np.exp(figures["upper"])
-
-
-_OF_LAYERS = ("matrix", "attention", "elementwise", "launch", "tensor_traffic", "context_traffic")
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A pipeline with the seconds of its stages.
-
-    `stages`: seconds of each with a micro-batch, in the model's order. Of these, `exposed` in each stage wait
-    for a neighbour, and `head` in the last are the head's. `layers`: of each stage.
-    """
+    """A pipeline with the seconds of its stages."""
 
     schedule: str
     ranks: int
     micro_batches: int
-    stages: StageSeconds
-    layers: tuple[int, ...]
-    head: float
-    exposed: float
+    stages: StageSeconds  # of a micro-batch, in the model's order
+    layers: tuple[int, ...]  # of each stage
+    head: float  # of the last stage
+    exposed: float  # of each stage: it waits for a neighbour
 
     def simulated_seconds(self) -> float:
         return simulated_seconds(self.schedule, self.stages, self.ranks, self.micro_batches)
@@ -61,11 +56,7 @@ class Pipeline:
 
 
 class Passes(NamedTuple):
-    """Seconds of a micro-batch: of a layer, of the head, and of a hop to the next stage.
-
-    `again` is the forward work of a layer that the backward pass repeats, `exposed` the part of a hop that
-    keeps its rank busy.
-    """
+    """Seconds of a micro-batch. again: repeated forward work. exposed: seconds of a hop that block."""
 
     layer: float
     head: float
@@ -87,11 +78,7 @@ def passes(work: Workload, efficiency: Efficiency) -> list[Passes]:
 def layout_pipeline(
     model: CompleteModel, layout: Layout, one: Passes, micro_batches: int, sequence_length: int
 ) -> Pipeline:
-    """Return the pipeline of a layout.
-
-    Forward, gradients of inputs and gradients of weights take a third of a layer each; recomputation comes
-    before the gradients of inputs.
-    """
+    """Return a layout's pipeline, in which forward and both gradients take a third of a layer each."""
     layer, head, hop, again, exposed = one
     layers = layers_of_stages(model, sequence_length, layout)
     third = [number * layer / (3 + again) for number in layers]
@@ -102,16 +89,12 @@ def layout_pipeline(
         tuple(seconds + more for seconds, more in zip(third, heads)),
         hop,
     )
-    return Pipeline(
-        layout.pipeline_schedule, layout.pipeline, micro_batches, stages, layers, head, 2 * exposed
-    )
+    schedule, ranks = layout.pipeline_schedule, layout.pipeline
+    return Pipeline(schedule, ranks, micro_batches, stages, layers, head, 2 * exposed)
 
 
 def with_simulation(parts: dict[str, float], pipeline: Pipeline, layers_assumed: float) -> dict[str, float]:
-    """Return `parts` for the rank that has most work, with the simulated wait beyond its work as "bubble".
-
-    layers_assumed: those of the heaviest rank in `parts`.
-    """
+    """Return `parts` for the busiest rank, with "bubble" simulated. layers_assumed: the layers in `parts`."""
     own = pipeline.busiest_rank()
     share = sum(pipeline.layers[stage] for stage in own) / layers_assumed
     found = parts | {name: parts[name] * share for name in _OF_LAYERS}
@@ -124,11 +107,8 @@ def with_simulation(parts: dict[str, float], pipeline: Pipeline, layers_assumed:
     return found
 
 
-OF_HOST = "of host memory a node"
-
-
 class Need(NamedTuple):
-    """Bytes of one kind of memory that a layout needs, and that there are."""
+    """Needed and usable bytes of one kind of memory."""
 
     bytes: float
     usable: float
@@ -140,20 +120,13 @@ class Need(NamedTuple):
 
     @property
     def of_host(self) -> str:
-        """Names the memory where it is not a device's, which goes without saying."""
+        """The kind of memory in words, or "" for a device's."""
         return "" if self.where == "a device" else f" {self.where}"
 
 
 @dataclass(frozen=True)
 class PlannedLayout:
-    """One layout of a run on `nodes` nodes, in steps of `phase`. `layout.shard` is a number, not 0.
-
-    `seconds`: part → seconds of an optimiser step, as the fields of `StepSeconds`; they add up to
-    `step_seconds`. `bytes`: part → bytes of the fullest device; they add up to `peak_bytes` (as torch's
-    max_memory_reserved counts). `hidden_data_seconds`: data-parallel traffic that backward passes hide; it is
-    in no part. `stages`: seconds of each stage with a micro-batch, if the pipeline was simulated, else None.
-    `is_last_fullest`: is the last pipeline rank the fullest, and not the first.
-    """
+    """One layout of a run on `nodes` nodes, in steps of `phase`. `layout.shard` is a number, not 0."""
 
     run: RunToPlan
     layout: Layout
@@ -162,13 +135,13 @@ class PlannedLayout:
     phase: FullPhase
     micro_batch: int
     micro_batches: int
-    seconds: dict[str, float]
+    seconds: dict[str, float]  # part (field of `StepSeconds`) → seconds of an optimiser step
     low_seconds: float
     high_seconds: float
-    bytes: dict[str, float]
-    hidden_data_seconds: float = 0.0
-    stages: StageSeconds | None = None
-    is_last_fullest: bool = False
+    bytes: dict[str, float]  # part → bytes of the fullest device, as torch's max_memory_reserved counts
+    hidden_data_seconds: float = 0.0  # data-parallel traffic that backward passes hide, in no part
+    stages: StageSeconds | None = None  # of a micro-batch, if the pipeline was simulated
+    is_last_fullest: bool = False  # the last pipeline rank is the fullest, not the first
 
     @property
     def sequence_length(self) -> int:
@@ -184,7 +157,7 @@ class PlannedLayout:
 
     @property
     def fullest(self) -> str:
-        """Names the first rank of those that need most, with its pipeline stages."""
+        """The first rank that needs most memory, with its pipeline stages, in words."""
         layout = self.layout
         if layout.pipeline == 1:
             return "rank 0 (as every rank)"
@@ -196,11 +169,10 @@ class PlannedLayout:
 
     @property
     def shares(self) -> Shares:
-        """How data-parallel ranks share the step, with what is empty."""
+        """How data-parallel ranks divide the step, with empty sequences."""
         ranks = self.layout.replicate * self.layout.shard
-        return Shares(
-            self.tokens_per_step // self.sequence_length, ranks, self.micro_batch, self.micro_batches
-        )
+        sequences = self.tokens_per_step // self.sequence_length
+        return Shares(sequences, ranks, self.micro_batch, self.micro_batches)
 
     @property
     def step_seconds(self) -> float:
@@ -225,7 +197,7 @@ class PlannedLayout:
 
     @property
     def need(self) -> Need:
-        """The memory that decides: a node's own where only that is too small, else a device's."""
+        """The memory that decides: a node's own if only that is too small, else a device's."""
         return self.host_need if self.device_need.fits and not self.host_need.fits else self.device_need
 
     @property
@@ -252,11 +224,7 @@ def plan_layouts(
     phase: FullPhase | None = None,
     simulate: bool = True,
 ) -> list[PlannedLayout]:
-    """Plans each (layout, nodes, sequences of a micro-batch) and returns the plans in the same order.
-
-    The caller gives only layouts that can run. simulate: simulates pipelines stage by stage in place of the
-    closed form.
-    """
+    """Plan each (layout, nodes, micro-batch). simulate: pipelines stage by stage, not by the closed form."""
     if not layouts:
         return []
     phase = phase or run.phase
@@ -268,20 +236,15 @@ def plan_layouts(
     found = []
     for index, (layout, nodes, size) in enumerate(layouts):
         parts, stages = {name: float(column[index]) for name, column in seconds.items()}, None
+        devices, many = int(work.devices[index]), int(work.micro_batches[index])
         if simulate and layout.pipeline > 1:
-            simulated = layout_pipeline(
-                run.model, layout, each_pass[index], int(work.micro_batches[index]), phase.sequence_length
-            )
+            simulated = layout_pipeline(run.model, layout, each_pass[index], many, phase.sequence_length)
             parts, stages = with_simulation(parts, simulated, float(layers[index])), simulated.stages
-        low, high = interval(np.array(sum(parts.values())), run.spread)
-        found.append(
-            PlannedLayout(
-                run, layout, nodes, int(work.devices[index]), phase, size, int(work.micro_batches[index]),
-                parts, float(low), float(high),
-                {name: float(column[index]) for name, column in memory.items()}, float(hidden[index]), stages,
-                bool(last[index]),
-            )
-        )  # fmt: skip
+        low, high = map(float, interval(np.array(sum(parts.values())), run.spread))
+        sizes = {name: float(column[index]) for name, column in memory.items()}
+        shape = run, layout, nodes, devices, phase, size, many
+        beside = float(hidden[index]), stages, bool(last[index])
+        found.append(PlannedLayout(*shape, parts, low, high, sizes, *beside))
     return found
 
 
@@ -296,7 +259,7 @@ def workload(run: RunToPlan, shapes: Sequence[tuple[Layout, int, FullPhase]]) ->
 
 
 def shares_of(layout: Layout, micro_batch: int, phase: FullPhase) -> Shares:
-    """Return how a layout's ranks share the steps of `phase`."""
+    """Return how a layout's ranks divide the steps of `phase`."""
     sequences, ranks = phase.tokens_per_step // phase.sequence_length, layout.replicate * layout.shard
     number = micro_batches_needed(layout, math.ceil(sequences / ranks), micro_batch)
     return Shares(sequences, ranks, micro_batch, int(number))

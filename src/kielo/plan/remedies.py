@@ -1,6 +1,10 @@
-"""Remedies for layouts that do not fit, each of them planned, and advice on slow layouts; no torch."""
+"""Remedies for layouts that do not fit, each of them planned, and advice on slow layouts; no torch.
 
-from collections.abc import Iterator, Mapping
+A remedy is one change of the recipe's keys, or two if no single change is enough: more recomputation, a
+higher ZeRO degree, more tensor or pipeline ranks, smaller micro-batches, or more nodes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -18,19 +22,17 @@ from kielo.resolve.stages import SCHEDULES
 def speed_advice(model: CompleteModel, layout: Layout, accelerator: str, has_fp8: bool = False) -> list[str]:
     """Return advice on sizes that are slow on a machine, and on slow combinations of keys.
 
-    has_fp8: steps of the run are computed in FP8.
-
-    MI250X is fast at hidden sizes in multiples of 1,024 and at least 1,280 columns a tensor rank (LUMI's blog
-    post "Scaling the pre-training of large language models of >100B parameters to thousands of AMD MI250X
-    GPUs", section on tensor parallelism).
+    has_fp8: steps of the run are computed in FP8. MI250X is fast at hidden sizes in multiples of 1,024 and at
+    least 1,280 columns a tensor rank (LUMI's blog post "Scaling the pre-training of large language models of
+    >100B parameters to thousands of AMD MI250X GPUs", section on tensor parallelism).
     """
     advice = []
     if layout.compile and (slow := compile_advice(layout)):
         advice.append(slow)
     if has_fp8 and layout.tensor > 1 and layout.tensor_overlap != "none":
         advice.append(
-            f"layout.tensor_overlap = {layout.tensor_overlap!r} is for matrices in bf16 and fp32: those in "
-            "FP8 are torchao's, which gathers and scatters at once"
+            f"layout.tensor_overlap = {layout.tensor_overlap!r} is for matrices in bf16 and fp32: torchao's "
+            "FP8 matrices gather and scatter at once"
         )
     if layout.tensor > 1 and model.hidden_size % (64 * layout.tensor):
         advice.append(
@@ -43,46 +45,43 @@ def speed_advice(model: CompleteModel, layout: Layout, accelerator: str, has_fp8
         if layout.tensor > 1 and model.hidden_size / layout.tensor < 1280:
             advice.append(
                 f"model.hidden_size / layout.tensor = {model.hidden_size / layout.tensor:g} is less than "
-                "1,280: on MI250X the matrices are then too small; fewer tensor ranks and more shard ranks "
+                "1,280, which makes too small matrices on MI250X. Fewer tensor ranks and more shard ranks "
                 "are usually faster"
             )
     return advice
 
 
-# A remedy is one change of the recipe's keys, or two where no single one is enough: more recomputation, a
-# higher ZeRO degree, more tensor or pipeline ranks, smaller micro-batches, or more nodes.
-
-
 _MOST = 3
-_CHEAP = frozenset({"norms", "activations"})  # made again without a matrix product
-# Of whole layers, from the least to the most that is made again.
+_CHEAP = frozenset({"norms", "activations"})  # recomputed without a matrix product
+# Recomputation of whole layers, from the least to the most.
 _OF_LAYERS = (("operators", 1), ("full", 2), ("full", 1))
+_Changes = Mapping[str, str | int]
 
 
 @dataclass(frozen=True)
 class Remedy:
     """Changed keys of the recipe, and the layout with them. slower: seconds a token and device, by before."""
 
-    changes: Mapping[str, Any]
+    changes: _Changes
     planned: PlannedLayout
     slower: float
 
     def __str__(self) -> str:
-        """Return `--set` flags with what they bring and cost."""
+        """Return `--set` flags with their gain and cost."""
+        values = {key: f"'\"{one}\"'" if isinstance(one, str) else one for key, one in self.changes.items()}
         sets = " ".join(
-            f"--nodes {value}" if key == "nodes" else f"--set {key}={_toml(value)}"
-            for key, value in self.changes.items()
+            f"--{'nodes ' if key == 'nodes' else f'set {key}='}{one}" for key, one in values.items()
         )
         cost = f"{self.slower:.0%} slower" if self.slower >= 0 else f"{-self.slower:.0%} faster"
         return f"{sets} ({self.planned.need.bytes / 1e9:.1f} GB, {cost} a device)"
 
 
 def remedies(planned: PlannedLayout) -> list[Remedy]:
-    """Return up to three ways to make `planned` fit, the least slow first; none where nothing does."""
+    """Return up to three ways to make `planned` fit, the least slow first; [] if there is none."""
     singles = list(_single_changes(planned))
     found = _that_fit(planned, singles)
     if not found:
-        pairs = [one | other for one, other in combinations(singles, 2) if not one.keys() & other.keys()]
+        pairs = [{**one, **other} for one, other in combinations(singles, 2) if not one.keys() & other.keys()]
         found = _that_fit(planned, pairs)
     return found[:_MOST]
 
@@ -91,17 +90,12 @@ def in_words(planned: PlannedLayout) -> str:
     """Return one sentence on what would make `planned` fit."""
     found = remedies(planned)
     if not found:
-        return (
-            "no one or two changes of the layout make it fit; `kielo plan RECIPE --nodes N` lists what does"
-        )
-    return "what would bring it under, in order of cost in speed: " + "; ".join(map(str, found))
+        return "no one or two changes of the layout make it fit; `kielo plan RECIPE --nodes N` lists others"
+    return "changes that make it fit, the fastest first: " + "; ".join(map(str, found))
 
 
 def memory_warning(resolved: Resolved, recipe: Recipe) -> str | None:
-    """Return why a run will not fit the memory of its GPUs, and what would; None if by plan it does.
-
-    None too where no card knows its devices.
-    """
+    """Return why a run will not fit its GPUs' memory, with remedies; None if it fits or no card knows."""
     placement = resolved.placement
     try:
         run = RunToPlan.of(recipe, resolved.identity.model, resolved.identity.train.precision)
@@ -122,7 +116,7 @@ def memory_warning(resolved: Resolved, recipe: Recipe) -> str | None:
     )
 
 
-def _single_changes(planned: PlannedLayout) -> Iterator[dict[str, Any]]:
+def _single_changes(planned: PlannedLayout) -> Iterator[_Changes]:
     layout, run = planned.layout, planned.run
     splits = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
     yield from _more_recomputation(layout)
@@ -140,8 +134,8 @@ def _single_changes(planned: PlannedLayout) -> Iterator[dict[str, Any]]:
         yield {"nodes": 2 * planned.nodes}
 
 
-def _more_recomputation(layout: Layout) -> Iterator[dict[str, Any]]:
-    """Yield keys by which the backward makes more again, the cheapest first. Some may not run."""
+def _more_recomputation(layout: Layout) -> Iterator[_Changes]:
+    """Yield keys that recompute more, the cheapest first. Some of these layouts may be unable to run."""
     now = layout.recomputed
     if now & {"operators", "full"}:
         strength = _strength(layout.recompute, layout.recompute_every_layers)
@@ -155,21 +149,17 @@ def _more_recomputation(layout: Layout) -> Iterator[dict[str, Any]]:
 
 
 def _strength(recompute: str, every_layers: int) -> tuple[bool, float]:
-    """Return what grows with that which `operators` or `full` make again."""
+    """Return a key that grows with the work that `operators` or `full` recompute."""
     return recompute == "full", 1 / every_layers
 
 
-def _that_fit(planned: PlannedLayout, several: list[dict[str, Any]]) -> list[Remedy]:
+def _that_fit(planned: PlannedLayout, several: Sequence[_Changes]) -> list[Remedy]:
     changed = [(changes, made) for changes in several if (made := _changed(planned, changes)) is not None]
     plans = plan_layouts(planned.run, [made for _, made in changed], simulate=False)
-    (before,) = plan_layouts(
-        planned.run, [(planned.layout, planned.nodes, planned.micro_batch)], simulate=False
-    )
-    found = [
-        Remedy(changes, plan, 1 - _speed(plan) / _speed(before))
-        for (changes, _), plan in zip(changed, plans)
-        if plan.fits
-    ]
+    now = (planned.layout, planned.nodes, planned.micro_batch)
+    (before,) = plan_layouts(planned.run, [now], simulate=False)
+    fitting = [(changes, plan) for (changes, _), plan in zip(changed, plans) if plan.fits]
+    found = (Remedy(changes, plan, 1 - _speed(plan) / _speed(before)) for changes, plan in fitting)
     return sorted(found, key=lambda remedy: remedy.slower)
 
 
@@ -181,9 +171,8 @@ def _changed(planned: PlannedLayout, changes: Mapping[str, Any]) -> tuple[Layout
     """Return (layout, nodes, sequences of a micro-batch) with the changes; None if it cannot run."""
     run, size = planned.run, changes.get("train.micro_batch_sequences", planned.micro_batch)
     nodes = changes.get("nodes", planned.nodes)
-    layout = planned.layout.model_copy(
-        update={key.removeprefix("layout."): value for key, value in changes.items() if "layout." in key}
-    )
+    update = {key.removeprefix("layout."): value for key, value in changes.items() if "layout." in key}
+    layout = planned.layout.model_copy(update=update)
     others = layout.tensor * layout.pipeline * layout.context * layout.replicate
     shard, left = divmod(nodes * run.site.devices_per_node, others)
     if left or not shard:
@@ -195,7 +184,3 @@ def _changed(planned: PlannedLayout, changes: Mapping[str, Any]) -> tuple[Layout
     if refused or sequences < changed.shares.data_ranks or layout.pipeline > run.model.num_hidden_layers:
         return None
     return layout, nodes, size
-
-
-def _toml(value: Any) -> str:
-    return f"'\"{value}\"'" if isinstance(value, str) else str(value)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import add
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -32,25 +32,21 @@ Bytes = TypeVar("Bytes", float, np.ndarray)  # a number, or a column of them
 
 @dataclass(frozen=True)
 class RunToPlan:
-    """A recipe with a complete model on a machine, and what that machine and Kielo reach.
-
-    The plan is for `precision`. `card`'s bf16 peak is that of `precision`, or for fp8 that of the products
-    that are not in fp8. `spread` are the figures of the prediction interval.
-    """
+    """A recipe with a complete model on a machine, and what that machine and Kielo reach."""
 
     recipe: Recipe
     model: CompleteModel
     site: Cluster
-    card: Accelerator
+    card: Accelerator  # its bf16 peak is for `precision`, or for fp8 for products that are not in fp8
     efficiency: Efficiency
-    spread: dict[str, float]
+    spread: dict[str, float]  # figures of the prediction interval
     precision: Precision
 
     @staticmethod
     def of(recipe: Recipe, model: CompleteModel, precision: Precision | None = None) -> "RunToPlan":
-        """Return the run on the recipe's cluster, or by the card of `machine` where the recipe names one.
+        """Return the run on the recipe's cluster, or by the card of its `machine`.
 
-        precision: default, that of most steps. Raises KieloError where no card says how fast the devices are,
+        precision: default, the precision of most steps. Raises KieloError if no card has the devices' speed,
         and for FP8 on devices without it.
         """
         site = cluster_card(recipe.cluster)
@@ -58,14 +54,14 @@ class RunToPlan:
             machine = read_machine(Path(recipe.machine))
             card, efficiency, spread = machine.accelerator, machine.efficiency, machine.spread
             if card.device == "cpu" and machine.ranks != site.devices_per_node:
+                devices = site.devices_per_node
                 raise KieloError(
                     f"{recipe.machine}: its runs shared the processor among {machine.ranks} ranks, and "
-                    f"{site.name} has {site.devices_per_node} devices a node. Fix: a card of "
-                    f"runs with --ranks {site.devices_per_node}"
+                    f"{site.name} has {devices} devices a node. Fix: a card of runs with --ranks {devices}"
                 )
         else:
             card, (efficiency, spread) = accelerator_card(site.accelerator), fitted()
-        # A card of a processor has the one precision that its runs were measured in.
+        # A processor's card has only the precision of its measured runs.
         has_amx = card.device == "cpu" and "fp32" not in card.peak_tflops
         recipe = with_precision(recipe, usual_precision(card.device, has_amx)[0])
         precision = precision or main_precision(recipe)
@@ -85,7 +81,7 @@ class RunToPlan:
 
     @staticmethod
     def of_recipe(recipe: Recipe) -> "RunToPlan":
-        """Return the run before there is text or a tokenizer: with the vocabulary size of the recipe."""
+        """Return the run before there is text or a tokenizer, with the recipe's vocabulary size."""
         recipe = with_budget_of_ready_tokens(recipe)
         check_budget(recipe)
         return RunToPlan.of(recipe, case_before_text(recipe).model)
@@ -101,12 +97,12 @@ class RunToPlan:
 
     @cached_property
     def sequences_of_steps(self) -> tuple[int, ...]:
-        """Sequences of each phase's steps; the small ones of a batch ramp run on any ranks."""
+        """Sequences of each phase's steps. A batch ramp's small steps run on any ranks."""
         return tuple(sorted({phase.tokens_per_step // phase.sequence_length for phase in self.phases}))
 
     @cached_property
     def usable_bytes(self) -> float:
-        """Bytes that a device can give; where its card has none, its share of the node's memory."""
+        """Bytes that a device can give; if its card has none, its share of the node's memory."""
         usable = usable_bytes(self.card)
         return self.usable_host_bytes / self.site.devices_per_node if usable is None else usable
 
@@ -116,21 +112,17 @@ class RunToPlan:
         return self.site.memory_gib_per_node * 2**30
 
     def host_bytes_per_node(self, parts: Mapping[str, Bytes], is_offloaded: bool) -> Bytes:
-        """Compute the bytes in a node's own memory if all its ranks hold `parts`, as the fullest one does.
-
-        parts: as of `MemoryBytes.parts`. Devices without memory of their own hold them there too.
-        """
+        """Compute the bytes in a node's own memory if all its ranks hold `parts` (of `MemoryBytes.parts`)."""
         whole: Bytes = reduce(add, parts.values())
-        weights, gradients, optimiser = (
-            parts.get(name, 0 * whole) for name in ("weights", "gradients", "optimiser")
-        )
+        kinds = ("weights", "gradients", "optimiser")
+        weights, gradients, optimiser = (parts.get(name, 0 * whole) for name in kinds)
         is_copied, on_cpu = self.recipe.checkpoint.memory_every_steps > 0, self.card.device == "cpu"
         copies = host_bytes(weights, gradients, optimiser, is_offloaded and not on_cpu, is_copied)
         return self.site.devices_per_node * (copies + whole if on_cpu else copies)
 
     @cached_property
     def case(self) -> Case:
-        """Return the case that rules judge layouts by."""
+        """The case by which rules judge layouts."""
         return Case.of(self.recipe, self.model, Machine(software=planned(self.site)))
 
     @property
@@ -138,11 +130,10 @@ class RunToPlan:
         """The device's peak in the precision of the plan."""
         return self.card.peak_tflops["fp8" if self.precision == "fp8" else "bf16"]
 
-    def columns(self, layout: Layout, step: StepSize, trainable: tuple[str, ...] = ()) -> dict[str, Any]:
+    def columns(self, layout: Layout, step: StepSize, trainable: tuple[str, ...] = ()) -> dict[str, float]:
         """Return a row for `Workload.of`: the run in this layout, in a phase that trains these modules."""
         options = TrainOptions.of(self.precision, self.recipe.train, trainable)
         return workload_row(self.model, layout, self.card, self.site, step, options)
 
     def flops_per_token(self, phase: FullPhase) -> int:
-        """Compute the model FLOPs of a token of `phase`."""
         return flops_per_token(self.model, phase.sequence_length, phase.trainable)

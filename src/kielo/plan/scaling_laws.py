@@ -1,14 +1,12 @@
-"""Expected loss of a model trained from scratch: parameters, tokens and different tokens → nats a token.
+"""Expected loss of a model trained from scratch: parameters, tokens, unique tokens → nats a token; no torch.
 
-Two fitted laws. Chinchilla's, for text that is read once: L = E + A/N^α + B/D^β (Hoffmann et al. 2022,
-arXiv:2203.15556), with the constants of Besiroglu et al. 2024 (arXiv:2404.10102), who fitted it again. And
-that of Muennighoff et al. 2023 (arXiv:2305.16264), in which repeated text, and parameters beyond what the
-different text can teach, count less and less; constants of the authors' code (huggingface/datablations).
-Both were fitted to English web text. `advise` lays them beside what a recipe asks for. No torch.
+Two laws, both fitted to English web text. Chinchilla's, for text that is read once: L = E + A/N^α + B/D^β
+(Hoffmann et al. 2022, arXiv:2203.15556), with the constants of Besiroglu et al. 2024 (arXiv:2404.10102). And
+Muennighoff et al. 2023 (arXiv:2305.16264), in which repeated text, and parameters beyond what the unique text
+can teach, count less and less; constants of the authors' code (huggingface/datablations).
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from kielo.plan.idea import FLOPS_PER_PARAMETER_AND_TOKEN, parameters_asked
@@ -19,11 +17,10 @@ from kielo.resolve.budget import has_budget
 from kielo.resolve.complete_model import model_of_weights_here
 from kielo.resolve.mixture_table import WORTH_OF_REPEATS
 
-# Readings after which repetition brings next to nothing (Muennighoff et al. 2023, section 6).
-USEFUL_EPOCHS = 16
-_WORTH_OF_EXCESS = 5.309743  # R_N*: as WORTH_OF_REPEATS, of parameters
+USEFUL_EPOCHS = 16  # after which repetition gains next to nothing (Muennighoff et al. 2023, section 6)
+_WORTH_OF_EXCESS = 5.309743  # R_N*: like WORTH_OF_REPEATS, of parameters
 _SMALLEST = 1e4  # parameters that an optimum may have
-_GRID = 400  # sizes among which the bracket of an optimum is looked for
+_GRID = 400  # sizes in the search for an optimum's bracket
 
 
 @dataclass(frozen=True)
@@ -40,14 +37,14 @@ class Law:
         return self.floor + self.a / parameters**self.alpha + self.b / tokens**self.beta
 
     def optimum(self, flops: float) -> "Choice":
-        """Return the parameters and different tokens with the least loss for a compute budget."""
+        """Return the parameters and unique tokens with the least loss for a compute budget."""
         product = flops / FLOPS_PER_PARAMETER_AND_TOKEN
         parameters = self._ratio * product ** (self.beta / (self.alpha + self.beta))
         tokens = product / parameters
         return Choice(parameters, tokens, tokens, self.loss(parameters, tokens))
 
     def parameters_of(self, tokens: float) -> float:
-        """Return the parameters that are the best for so many different tokens."""
+        """Return the best number of parameters for this many unique tokens."""
         return (tokens * self._ratio) ** (self.beta / self.alpha) * self._ratio
 
     @property
@@ -61,10 +58,7 @@ REPETITION = Law(math.exp(0.6254804), math.exp(6.255414), 0.3526596, math.exp(7.
 
 @dataclass(frozen=True)
 class Choice:
-    """A size and a length of training, with the loss that a law expects of it.
-
-    unique_tokens: different ones of the `tokens`.
-    """
+    """A size and a length of training, with the expected loss. unique_tokens: different `tokens`."""
 
     parameters: float
     tokens: float
@@ -80,19 +74,13 @@ class Choice:
         return FLOPS_PER_PARAMETER_AND_TOKEN * self.parameters * self.tokens
 
 
-def repeated_loss(parameters: float, tokens: float, unique_tokens: float) -> float:
-    """Return the loss after `tokens` of a text of `unique_tokens` (Muennighoff et al. 2023, equation 6)."""
+def repeated(parameters: float, tokens: float, unique_tokens: float) -> Choice:
+    """Return the choice with its expected loss, by equation 6 of Muennighoff et al. 2023."""
     unique = min(unique_tokens, tokens)
     fitting = min(parameters, REPETITION.parameters_of(unique))
-    return REPETITION.loss(
-        _worth(fitting, parameters, _WORTH_OF_EXCESS), _worth(unique, tokens, WORTH_OF_REPEATS)
-    )
-
-
-def repeated(parameters: float, tokens: float, unique_tokens: float) -> Choice:
-    """Return the choice with its expected loss; unique_tokens: of the whole text."""
-    unique = min(unique_tokens, tokens)
-    return Choice(parameters, tokens, unique, repeated_loss(parameters, tokens, unique))
+    worth = _worth(fitting, parameters, _WORTH_OF_EXCESS)
+    loss = REPETITION.loss(worth, _worth(unique, tokens, WORTH_OF_REPEATS))
+    return Choice(parameters, tokens, unique, loss)
 
 
 def of_size(flops: float, parameters: float, unique_tokens: float) -> Choice:
@@ -106,30 +94,26 @@ def best_repeated(flops: float, unique_tokens: float) -> Choice:
     def loss(log_parameters: float) -> float:
         return of_size(flops, math.exp(log_parameters), unique_tokens).loss
 
-    high = math.log(flops / FLOPS_PER_PARAMETER_AND_TOKEN)
-    return of_size(flops, math.exp(_argmin(loss, math.log(_SMALLEST), high)), unique_tokens)
+    low, high = math.log(_SMALLEST), math.log(flops / FLOPS_PER_PARAMETER_AND_TOKEN)
+    # the best of a grid, refined by golden sections around it
+    width, golden = (high - low) / _GRID, (math.sqrt(5) - 1) / 2
+    best = min((low + width * place for place in range(_GRID + 1)), key=loss)
+    low, high = best - width, best + width
+    while high - low > 1e-9:
+        left, right = high - golden * (high - low), low + golden * (high - low)
+        low, high = (low, right) if loss(left) < loss(right) else (left, high)
+    return of_size(flops, math.exp((low + high) / 2), unique_tokens)
 
 
 def _worth(unique: float, whole: float, worth_of_repeats: float) -> float:
-    """Return how many different ones are worth as much as `whole`, of which `unique` differ."""
+    """Return how many unique items are worth as much as `whole` items of which `unique` differ."""
     repeats = max(0.0, whole / unique - 1)
     return unique * (1 + worth_of_repeats * (1 - math.exp(-repeats / worth_of_repeats)))
 
 
-def _argmin(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return where `function` is least: the best of a grid, refined by golden sections around it."""
-    width = (high - low) / _GRID
-    best = min((low + width * place for place in range(_GRID + 1)), key=function)
-    low, high, golden = best - width, best + width, (math.sqrt(5) - 1) / 2
-    while high - low > 1e-9:
-        left, right = high - golden * (high - low), low + golden * (high - low)
-        low, high = (low, right) if function(left) < function(right) else (left, high)
-    return (low + high) / 2
-
-
 @dataclass(frozen=True)
 class Row:
-    """One choice of size and tokens. law: by whose law its loss is; losses of two laws do not compare."""
+    """One choice of size and tokens. law: the law of its loss; losses of two laws do not compare."""
 
     what: str
     law: str
@@ -138,7 +122,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Advice:
-    """rows: from the law's own best to what the recipe asks for. complaints: what training would refuse."""
+    """rows: from the law's own best to the recipe. complaints: what training would refuse."""
 
     rows: tuple[Row, ...]
     sentences: tuple[str, ...]
@@ -146,16 +130,14 @@ class Advice:
 
 
 def advise(flops: float, unique_tokens: int, max_epochs: float, recipe: Recipe | None = None) -> Advice:
-    """Return the advice for so many FLOPs and different tokens.
-
-    max_epochs: how often training may read the text. recipe: one whose size, and tokens where it has a
-    budget, are looked at too.
-    """
+    """Return the advice for a budget of FLOPs and a text that training may read `max_epochs` times."""
     endless, best = CHINCHILLA.optimum(flops), best_repeated(flops, unique_tokens)
     rows = [Row("unlimited text", "Chinchilla", endless), Row("this text", "repetition", best)]
     for epochs in sorted({max_epochs, USEFUL_EPOCHS}):
         if best.epochs > epochs:
-            rows.append(Row(f"{epochs:g} epochs", "repetition", _capped(flops, unique_tokens, epochs)))
+            size = flops / FLOPS_PER_PARAMETER_AND_TOKEN / (epochs * unique_tokens)
+            capped = repeated(size, epochs * unique_tokens, unique_tokens)
+            rows.append(Row(f"{epochs:g} epochs", "repetition", capped))
     parameters = parameters_of(recipe) if recipe else None
     if parameters:
         rows.append(Row("this size", "repetition", of_size(flops, parameters, unique_tokens)))
@@ -174,17 +156,11 @@ def advise(flops: float, unique_tokens: int, max_epochs: float, recipe: Recipe |
 
 
 def parameters_of(recipe: Recipe) -> int | None:
-    """Return the parameters that the recipe asks for; None of weights that are not on this machine."""
+    """Return the parameters that the recipe asks for; None for weights that are not on this machine."""
     if recipe.model.weights is None:
         return parameters_asked(recipe)
     model = model_of_weights_here(recipe.model)
     return parameters_asked(recipe.model_copy(update={"model": model})) if model else None
-
-
-def _capped(flops: float, unique_tokens: int, max_epochs: float) -> Choice:
-    """Return the best choice that reads the text `max_epochs` times at most, where the best reads more."""
-    tokens = max_epochs * unique_tokens
-    return repeated(flops / FLOPS_PER_PARAMETER_AND_TOKEN / tokens, tokens, unique_tokens)
 
 
 def _sentences(rows: list[Row], flops: float, unique_tokens: int, max_epochs: float) -> list[str]:
@@ -194,7 +170,7 @@ def _sentences(rows: list[Row], flops: float, unique_tokens: int, max_epochs: fl
     if capped is not None:
         said.append(
             f"The best length reads the text {best.epochs:.3g} times, and dataset.max_epochs = "
-            f"{max_epochs:g} refuses that before the first step. Fix: "
+            f"{max_epochs:g} refuses this before the first step. Fix: "
             f"{short_amount(round(capped.parameters))} parameters and {short_amount(round(capped.tokens))} "
             f"tokens, for {capped.loss - best.loss:.3f} more loss, or dataset.max_epochs = "
             f"{min(math.ceil(best.epochs), max(USEFUL_EPOCHS, math.ceil(max_epochs)))}."

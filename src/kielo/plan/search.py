@@ -1,8 +1,6 @@
-"""Search of a run's layouts on so many nodes: ranks those that can run, says why others cannot; no torch.
+"""Search of a run's layouts on given numbers of nodes: rank what runs, and give reasons for the rest.
 
-A form is what does not depend on the number of nodes (tensor, pipeline, context, schedule, recomputation,
-ZeRO degree, micro-batch); its columns are computed once. With a number of nodes it becomes a layout, or is
-dropped with a reason.
+A form is a layout without its data-parallel ranks. The columns of all forms are computed once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,23 +25,19 @@ from kielo.resolve.stages import SCHEDULES
 Column = np.ndarray
 _MICRO_BATCHES = (1, 2, 4, 8)
 _CONTEXTS = (1, 2, 4, 8, 16)
-_FEWEST_TOKENS = 4096  # of a sequence on a context rank; splitting into shorter parts gains nothing
-_RECOMPUTATION = (
-    ("none", 1), ("norms+activations", 1), ("operators", 1), ("full", 4), ("full", 2), ("full", 1),
-)  # fmt: skip
-_WITH_SPLIT_BACKWARD = _RECOMPUTATION[:2]
-# (ZeRO degree, True if split within nodes and copied between them). With copies, degree 2 has no advantage
-# that 1 or 3 does not have.
+_FEWEST_TOKENS = 4096  # of a sequence on a context rank; shorter parts gain nothing
+_WITH_SPLIT_BACKWARD = (("none", 1), ("norms+activations", 1))
+_RECOMPUTATION = (*_WITH_SPLIT_BACKWARD, ("operators", 1), ("full", 4), ("full", 2), ("full", 1))
+# (ZeRO degree, True if split within nodes and copied between them). With copies, degree 2 gains nothing.
 _ZERO = ((1, False), (2, False), (3, False), (1, True), (3, True))
 _INTERLEAVED = (2, 3, 4, 5)  # stages a rank
 _SIMULATED = 50  # best layouts, over all numbers of nodes
 _FAR_SLOWER = 1.5  # times the seconds of the fastest
-_FEWEST = 8  # layouts simulated for each number of nodes, and of those that match a name
-
-
+_FEWEST = 8  # layouts simulated for each number of nodes, and of layouts that match a name
 _KIND = attrgetter("tensor", "pipeline", "context", "pipeline_schedule", "pipeline_stages_per_rank")
 # keys of [layout] that are not searched
 _AS_IN_RECIPE = ("context_attention", "compile", "tensor_overlap")
+_Wanted = Callable[[Layout, int], bool] | None
 
 
 class Choice(NamedTuple):
@@ -65,18 +59,14 @@ class Choice(NamedTuple):
 
 @dataclass
 class Found:
-    """Result of a search.
+    """Result of a search."""
 
-    `ranked`: number of nodes → the best layouts that run and fit, fastest first. `refused`: number of nodes →
-    reason → layouts. `impossible`: reason that holds for every number of nodes → layouts. `nearest`: number
-    of nodes → the layout that needs least memory of those that could run. `looked_at`: layouts in all.
-    """
-
+    # nodes → layouts that run and fit, fastest first
     ranked: dict[int, list[PlannedLayout]] = field(default_factory=dict)
-    refused: dict[int, dict[str, list[Choice]]] = field(default_factory=dict)
-    impossible: dict[str, list[Choice]] = field(default_factory=dict)
-    nearest: dict[int, PlannedLayout] = field(default_factory=dict)
-    looked_at: int = 0
+    refused: dict[int, dict[str, list[Choice]]] = field(default_factory=dict)  # nodes → reason → layouts
+    impossible: dict[str, list[Choice]] = field(default_factory=dict)  # reason on any nodes → layouts
+    nearest: dict[int, PlannedLayout] = field(default_factory=dict)  # nodes → least memory
+    looked_at: int = 0  # number of layouts
 
 
 @dataclass(frozen=True)
@@ -92,13 +82,8 @@ class _Forms:
         return self.work.tensor * self.work.pipeline * self.work.context
 
 
-def search(
-    run: RunToPlan, nodes: Sequence[int], wanted: Callable[[Layout, int], bool] | None = None
-) -> Found:
-    """Search every form on each number of nodes.
-
-    wanted: keeps only the layouts for which it returns True, given with their micro-batch.
-    """
+def search(run: RunToPlan, nodes: Sequence[int], wanted: _Wanted = None) -> Found:
+    """Search every form on each number of nodes, or only layouts (with micro-batch) that are `wanted`."""
     found = Found()
     forms = _forms(run, [number * run.site.devices_per_node for number in nodes], found)
     keep = max(_FEWEST, _SIMULATED // len(nodes)) if wanted is None else _FEWEST
@@ -108,14 +93,7 @@ def search(
     return found
 
 
-def _on_nodes(
-    run: RunToPlan,
-    forms: _Forms,
-    nodes: int,
-    keep: int,
-    wanted: Callable[[Layout, int], bool] | None,
-    found: Found,
-) -> None:
+def _on_nodes(run: RunToPlan, forms: _Forms, nodes: int, keep: int, wanted: _Wanted, found: Found) -> None:
     shard, copies = _data_ranks(run, forms, nodes)
     index = np.flatnonzero(shard)
     shard, copies = shard[index].astype(int), copies[index].astype(int)
@@ -133,9 +111,8 @@ def _on_nodes(
     if not layouts:
         return
     micro_batches, reason = _micro_batches(run, work, layouts, shard * copies)
-    work = replace(
-        work, data=shard * copies, shard=shard * work.context, micro_batches=np.maximum(1, micro_batches)
-    )
+    data, micro_batches = shard * copies, np.maximum(1, micro_batches)
+    work = replace(work, data=data, shard=shard * work.context, micro_batches=micro_batches)
     refused = found.refused.setdefault(nodes, {})
     for why in sorted(set(reason) - {""}):
         refused[why] = [layouts[number] for number in np.flatnonzero(reason == why)]
@@ -145,15 +122,12 @@ def _on_nodes(
     memory = memory_bytes(work.take(runs))
     peak = memory.peak("reserved")
     host, fits = run.host_bytes_per_node(memory.parts(), False), np.ones(len(runs), bool)
-    for needed, usable, where in (
-        (peak, run.usable_bytes, "a device"),
-        (host, run.usable_host_bytes, OF_HOST),
-    ):
+    kinds = (peak, run.usable_bytes, "a device"), (host, run.usable_host_bytes, OF_HOST)
+    for needed, usable, where in kinds:
         lacks = fits & (needed > usable)
         if lacks.any():
-            refused[f"needs more than {usable / 1e9:.1f} GB {where}"] = [
-                layouts[number] for number in runs[lacks]
-            ]
+            why = f"needs more than {usable / 1e9:.1f} GB {where}"
+            refused[why] = [layouts[number] for number in runs[lacks]]
         fits &= ~lacks
     least = layouts[runs[np.argmin(peak)]]
     found.nearest[nodes] = plan_layouts(run, [(least.layout, nodes, least.micro_batch)])[0]
@@ -166,10 +140,7 @@ def _on_nodes(
 
 
 def _best_of_each_kind(order: Sequence[Choice], seconds: Column, keep: int) -> list[Choice]:
-    """Return the first `keep` of `order`, fastest first: different axes or schedules, then others.
-
-    `seconds` [n] of each: kinds that are far slower than the best come last.
-    """
+    """Return the first `keep` of `order`: different axes or schedules, then others and far slower kinds."""
     first: list[Choice] = []
     rest: list[Choice] = []
     seen = set()
@@ -181,10 +152,7 @@ def _best_of_each_kind(order: Sequence[Choice], seconds: Column, keep: int) -> l
 
 
 def _data_ranks(run: RunToPlan, forms: _Forms, nodes: int) -> tuple[Column, Column]:
-    """Return (ranks that split, copies of those) of each form.
-
-    Both are 0 where the form does not fit so many nodes, or equals another.
-    """
+    """Return (ranks that split, copies of them) of each form; both 0 if it does not fit or equals another."""
     data, left = np.divmod(nodes * run.site.devices_per_node, forms.ranks)
     in_node = run.site.devices_per_node / (forms.work.tensor * forms.work.context)
     is_split_by_node = (in_node > 1) & (in_node % 1 == 0) & (data % in_node == 0) & (data > in_node)
@@ -193,31 +161,28 @@ def _data_ranks(run: RunToPlan, forms: _Forms, nodes: int) -> tuple[Column, Colu
     return shard, np.where(shard > 0, data / np.maximum(shard, 1), 0)
 
 
-def _micro_batches(
-    run: RunToPlan, work: Workload, layouts: list[Choice], data: Column
-) -> tuple[Column, Column]:
+def _micro_batches(run: RunToPlan, work: Workload, layouts: list[Choice], data: Column) -> list[Column]:
+    """Return micro-batches, and the reason why each layout cannot run, or ""."""
     sequences = run.phase.tokens_per_step // run.phase.sequence_length
-    schedule = _Schedules.of(work, layouts)
-    number, reasons = schedule.reasons(sequences, data, "")
-    size = schedule.preferred_size(sequences, data)
-    key = run.phase.key("tokens_per_step")
+    schedule, key = _Schedules.of(work, layouts), run.phase.key("tokens_per_step")
+    number, refused = schedule.reasons(sequences, data, "")
+    too_large = schedule.preferred_size(sequences, data) < work.micro_batch
     reasons = [
         (sequences < data, f"fewer sequences a step ({sequences}, by {key}) than data-parallel ranks"),
-        (size < work.micro_batch, "smaller micro-batches have fewer empty sequences"),
-        *reasons,
+        (too_large, "smaller micro-batches have fewer empty sequences"),
+        *refused,
     ]
     for others in run.sequences_of_steps:
         if others != sequences:
             where = f" in steps of {others} sequences, of another phase"
             reasons.append((others < data, "fewer sequences than data-parallel ranks" + where))
             reasons += schedule.reasons(others, data, where)[1]
-    why = np.select([is_so for is_so, _ in reasons], [reason for _, reason in reasons], default="")
-    return number, why
+    return [number, np.select([is_so for is_so, _ in reasons], [why for _, why in reasons], default="")]
 
 
 @dataclass(frozen=True)
 class _Schedules:
-    """Columns [n] of what layouts' schedules ask of the number of micro-batches, as `least_accepted`."""
+    """Columns [n] of what schedules require of the number of micro-batches, as in `least_accepted`."""
 
     sizes: Column  # of a micro-batch
     ranks: Column
@@ -238,73 +203,59 @@ class _Schedules:
 
     def needed(self, sequences: int, data: Column, sizes: Column) -> Column:
         """Return the micro-batches of each rank, with as few empty ones as the schedule accepts."""
-        there_are = np.ceil(np.ceil(sequences / data) / sizes)
-        return least_accepted(there_are, self.ranks, self.stages, self.in_rounds)
+        filled = np.ceil(np.ceil(sequences / data) / sizes)
+        return least_accepted(filled, self.ranks, self.stages, self.in_rounds)
 
     def preferred_size(self, sequences: int, data: Column) -> Column:
-        """Return the size that the resolver takes where the layout's own is asked for."""
+        """Return the size that the resolver chooses if the layout asks for its own."""
         sizes = np.arange(1, max(_MICRO_BATCHES) + 1)
         rows = np.stack([size * self.needed(sequences, data, np.array(size)) for size in sizes])
         may = (sizes[:, None] <= self.sizes) & (sizes[:, None] <= np.ceil(sequences / data))
         return preferred_size(sizes, rows, may)
 
     def reasons(self, sequences: int, data: Column, where: str) -> tuple[Column, list[tuple[Column, str]]]:
-        """Return (micro-batches, (where it holds, reason) pairs), as `resolve` refuses them."""
+        """Return (micro-batches, (where true, reason) pairs), as `resolve` refuses them."""
         sizes = np.minimum(self.sizes, self.preferred_size(sequences, data)) if where else self.sizes
-        number = self.needed(sequences, data, np.maximum(1, sizes))
-        there_are = np.ceil(np.ceil(sequences / data) / np.maximum(1, sizes))
+        sizes = np.maximum(1, sizes)
+        number, filled = self.needed(sequences, data, sizes), np.ceil(np.ceil(sequences / data) / sizes)
+        idle = "fewer micro-batches than ranks, which leave a split backward pass nothing to fill"
         return number, [
+            (self.splits & (filled < self.ranks), idle + where),
             (
-                self.splits & (there_are < self.ranks),
-                "fewer micro-batches than ranks, which leave a split backward pass nothing to fill" + where,
-            ),
-            (
-                number - there_are > MOST_FILLED * number,
+                number - filled > MOST_FILLED * number,
                 "fewer micro-batches than the schedule's stages" + where,
             ),
         ]
 
 
 def _forms(run: RunToPlan, devices: Sequence[int], found: Found) -> _Forms:
-    layouts, is_hybrid, rows = [], [], []
-    sizes = _MICRO_BATCHES
-    for layout in _layouts(run, devices, found):
-        several = layout.model_copy(update={"shard": 2})
-        step = StepSize(run.phase.sequence_length, micro_batch=1, micro_batches=2)
-        row = run.columns(several, step, run.phase.trainable)
-        splits = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
-        for zero, hybrid in _ZERO:
-            if not (splits and zero == 3):
-                layouts.append(layout.model_copy(update={"zero": zero}))
-                is_hybrid.append(hybrid)
-                rows.append(row | {"zero": zero})
+    layouts, is_hybrid, rows, sizes = [], [], [], _MICRO_BATCHES
+    usual = {key: getattr(run.recipe.layout, key) for key in _AS_IN_RECIPE}
+    step = StepSize(run.phase.sequence_length, micro_batch=1, micro_batches=2)
+    for axes in _axes(run, devices, found):
+        splits = axes.pipeline > 1 and SCHEDULES[axes.pipeline_schedule].splits_backward
+        for again, every in _WITH_SPLIT_BACKWARD if splits else _RECOMPUTATION:
+            layout = axes.model_copy(update=usual | {"recompute": again, "recompute_every_layers": every})
+            row = run.columns(layout.model_copy(update={"shard": 2}), step, run.phase.trainable)
+            for zero, hybrid in _ZERO:
+                if not (splits and zero == 3):
+                    layouts += [layout.model_copy(update={"zero": zero})] * len(sizes)
+                    is_hybrid += [hybrid] * len(sizes)
+                    rows.append(row | {"zero": zero})
     work = Workload.of(rows)
     if rows:
         work = work.take(np.repeat(np.arange(len(rows)), len(sizes)))
         work = replace(work, micro_batch=np.tile(np.array(sizes, float), len(rows)))
-    return _Forms(
-        [layout for layout in layouts for _ in sizes], np.repeat(np.array(is_hybrid, bool), len(sizes)), work
-    )
-
-
-def _layouts(run: RunToPlan, devices: Sequence[int], found: Found) -> Iterator[Layout]:
-    usual = {key: getattr(run.recipe.layout, key) for key in _AS_IN_RECIPE}
-    for layout in _axes(run, devices, found):
-        splits = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
-        for again, every in _WITH_SPLIT_BACKWARD if splits else _RECOMPUTATION:
-            yield layout.model_copy(update=usual | {"recompute": again, "recompute_every_layers": every})
+    return _Forms(layouts, np.array(is_hybrid, bool), work)
 
 
 def _axes(run: RunToPlan, devices: Sequence[int], found: Found) -> Iterator[Layout]:
-    """Yield tensor, pipeline and context ranks with a schedule, as far as the model and a node allow."""
+    """Yield tensor, pipeline and context ranks with a schedule that the model and a node allow."""
     length, node = run.phase.sequence_length, run.site.devices_per_node
-    for tensor in _powers_of_two(max(2 * node, 16)):
+    for tensor in (2**exponent for exponent in range(max(2 * node, 16).bit_length())):
         if tensor > node:
-            _refuse(
-                found,
-                f"tensor ranks beyond the {node} devices of a node: each layer would wait for the network",
-                tensor=tensor,
-            )
+            why = f"tensor ranks beyond the {node} devices of a node: each layer would wait for the network"
+            _refuse(found, why, tensor=tensor)
             continue
         for context in _CONTEXTS:
             if context > 1 and length < context * _FEWEST_TOKENS:
@@ -312,21 +263,21 @@ def _axes(run: RunToPlan, devices: Sequence[int], found: Found) -> Iterator[Layo
                 _refuse(found, why, tensor=tensor, context=context)
                 continue
             for pipeline in _pipelines(devices, tensor * context):
-                yield from _schedules(
-                    run, Layout(tensor=tensor, context=context, pipeline=pipeline, shard=1), found
-                )
+                layout = Layout(tensor=tensor, context=context, pipeline=pipeline, shard=1)
+                yield from _schedules(run, layout, found)
 
 
 def _schedules(run: RunToPlan, layout: Layout, found: Found) -> Iterator[Layout]:
-    choices: list[dict] = [{}]
+    choices: list[dict[str, object]] = [{}]
+    layers = run.model.num_hidden_layers
     if layout.pipeline > 1:
-        choices = [
-            {"pipeline_schedule": name} for name in ("1f1b", "interleaved_zero_bubble", "zbv", "dualpipev")
-        ]
+        names = ("1f1b", "interleaved_zero_bubble", "zbv", "dualpipev")
+        choices = [{"pipeline_schedule": name} for name in names]
         choices += [
             {"pipeline_schedule": "interleaved_1f1b", "pipeline_stages_per_rank": stages}
             for stages in _INTERLEAVED
-            if _is_near_even(run.model.num_hidden_layers, layout.pipeline * stages)
+            # equally many layers, with room left for the head or the embedding
+            if layers >= layout.pipeline * stages - 1 and -layers % (layout.pipeline * stages) <= 2
         ]
     for choice in choices:
         one = layout.model_copy(update=choice)
@@ -341,20 +292,7 @@ def _refuse(found: Found, why: str, **axes: int) -> None:
     found.impossible.setdefault(why, []).append(Choice(Layout(**axes), 1, 1, 1))
 
 
-def _is_near_even(layers: int, stages: int) -> bool:
-    """Return True if stages can have equally many layers, with room left for the head or the embedding."""
-    return layers >= stages - 1 and -layers % stages <= 2
-
-
 def _pipelines(devices: Sequence[int], others: int) -> list[int]:
     """Return pipeline ranks that leave whole data-parallel ranks on one of the numbers of devices."""
-    largest = max(devices) // others
-    return [
-        ranks
-        for ranks in range(1, min(largest, 128) + 1)
-        if any(some % (ranks * others) == 0 for some in devices)
-    ]
-
-
-def _powers_of_two(limit: int) -> list[int]:
-    return [2**exponent for exponent in range(limit.bit_length()) if 2**exponent <= limit]
+    numbers = range(1, min(max(devices) // others, 128) + 1)
+    return [ranks for ranks in numbers if any(some % (ranks * others) == 0 for some in devices)]

@@ -21,11 +21,7 @@ _OVERLAP_SHARPNESS = 4
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Columns [n] of seconds, whose sum is the step.
-
-    Parts of work and traffic are those of the heaviest pipeline rank. `tensor_traffic` contains the traffic
-    of tokens to the ranks of their experts.
-    """
+    """Columns [n] of seconds on the heaviest pipeline rank. `tensor_traffic` contains experts' traffic."""
 
     matrix: Column
     attention: Column
@@ -55,12 +51,12 @@ def step_seconds(work: Workload, efficiency: Efficiency) -> StepSeconds:
     layers, m = work.layers_of_heaviest_rank, work.micro_batches
 
     per_layer = layer.total(tensor + context + expert)
-    # If layers make equal stages, the head is added to the last one; else it takes a layer's place.
+    # If layers make equal stages, the last stage also has the head. Else the head takes a layer's place.
     is_even = work.layers % (work.pipeline * work.chunks) == 0
     head_extra = np.where(is_even | (work.pipeline == 1), head, np.maximum(0, head - per_layer * work.chunks))
     heaviest = layers * per_layer + head_extra
     mean = (work.layers * per_layer + head) / work.pipeline
-    # With a split backward pass, only the first micro-batch's way forward is idle.
+    # With a split backward pass, only the first micro-batch's forward pass leaves ranks idle.
     left = np.where(work.splits_backward > 0, 1 / 3, 1.0)
     bubble = np.maximum(0, work.pipeline * mean - heaviest) / work.chunks * left
     hop = stage_seconds(work, rates)
@@ -70,12 +66,9 @@ def step_seconds(work: Workload, efficiency: Efficiency) -> StepSeconds:
     backward = heaviest * 2 / 3
     each_hidden = np.where(work.zero == 3, rates.gather_hidden, rates.data_hidden)
     steps_once, steps_each = ring_steps_seconds(work, rates)
-    data = (
-        _with_overlap(once, rates.data_hidden * backward, rates.overlap_cost)
-        + _with_overlap(each, each_hidden * heaviest, rates.overlap_cost) * m
-        + steps_once
-        + steps_each * m
-    )
+    data = _with_overlap(once, rates.data_hidden * backward, rates.overlap_cost)
+    data = data + _with_overlap(each, each_hidden * heaviest, rates.overlap_cost) * m
+    data = data + steps_once + steps_each * m
     routed = layers * work.routed_layer_parameters_of_rank
     frozen = layers * work.frozen * work.layer_parameters_of_rank
     dense = work.parameters_of_heaviest_rank - routed - frozen
@@ -102,7 +95,7 @@ def step_seconds(work: Workload, efficiency: Efficiency) -> StepSeconds:
 
 
 def hidden_data_seconds(work: Workload, efficiency: Efficiency, data_traffic: Column) -> Column:
-    """Compute seconds of data-parallel traffic that work hides in a step; `data_traffic` is its part."""
+    """Compute seconds of data-parallel traffic that work hides in a step. `data_traffic`: its part."""
     rates = efficiency.of(work)
     once, each = data_seconds(work, rates)
     steps_once, steps_each = ring_steps_seconds(work, rates)
@@ -111,19 +104,9 @@ def hidden_data_seconds(work: Workload, efficiency: Efficiency, data_traffic: Co
 
 
 def _with_overlap(traffic: Column, hides: Column, overlap_cost: float) -> Column:
-    """Compute seconds that `traffic` adds to work that can hide `hides`: also hidden traffic costs.
-
-    A collective's kernels take multiprocessors and memory bandwidth from those of the work beside them.
-    """
-    exposed = _exposed(traffic, hides)
-    return exposed + overlap_cost * (traffic - exposed)
-
-
-def _exposed(traffic: Column, hides: Column) -> Column:
-    """Compute seconds of `traffic` that are exposed beside work that can hide `hides`.
-
-    They are all but the smaller of the two. The transition is smooth, because traffic and work of similar
-    length do not begin and end together.
-    """
+    """Compute seconds that `traffic` adds to work that can hide `hides`. Hidden traffic slows its kernels."""
+    # All but the smaller of both, smoothly: traffic and work of similar length do not begin and end together.
     smaller, larger = np.minimum(traffic, hides), np.maximum(np.maximum(traffic, hides), 1e-12)
-    return traffic - smaller / (1 + (smaller / larger) ** _OVERLAP_SHARPNESS) ** (1 / _OVERLAP_SHARPNESS)
+    hidden = smaller / (1 + (smaller / larger) ** _OVERLAP_SHARPNESS) ** (1 / _OVERLAP_SHARPNESS)
+    exposed = traffic - hidden
+    return exposed + overlap_cost * (traffic - exposed)

@@ -1,7 +1,6 @@
 """Many trainings at once, as columns of numbers: shapes of models, layouts and machines; no torch.
 
-The planner's formulas take and return columns (one entry for each training), so that ten thousand layouts
-take as long as one.
+The planner's formulas take and return columns, so that ten thousand layouts take as long as one.
 """
 
 from dataclasses import dataclass
@@ -21,12 +20,12 @@ from kielo.resolve.stages import chunks_of
 
 
 def steps_by_precision(recipe: Recipe) -> dict[Precision, int]:
-    """Return precision → steps that the recipe asks for in it, skipped ones included."""
-    after = 1 + (steps_of_run(recipe) or 1)  # of a run whose length is not known yet, one step
-    first_precision = recipe.train.precision
-    if first_precision is None:
+    """Return precision → steps that the recipe asks for in it, with skipped steps."""
+    after = 1 + (steps_of_run(recipe) or 1)  # 1 step if the length is not known yet
+    initial = recipe.train.precision
+    if initial is None:
         raise KieloError('train.precision is not resolved. Fix: train.precision = "bf16"')
-    begins = [(1, first_precision), *sorted(recipe.train.precision_changes), (after, first_precision)]
+    begins = [(1, initial), *sorted(recipe.train.precision_changes), (after, initial)]
     steps: dict[Precision, int] = {}
     for (first, precision), (following, _) in zip(begins, begins[1:]):
         steps[precision] = steps.get(precision, 0) + max(0, min(following, after) - first)
@@ -34,13 +33,13 @@ def steps_by_precision(recipe: Recipe) -> dict[Precision, int]:
 
 
 def main_precision(recipe: Recipe) -> Precision:
-    """Return the precision of most steps; of two with equally many, the earlier one."""
+    """Return the precision of most steps, the earlier of two with equally many."""
     steps = steps_by_precision(recipe)
     return max(steps, key=lambda precision: steps[precision])
 
 
 def matrix_recipe(precision: Precision, fp8: Fp8) -> str:
-    """Return the entry of `workload.RECIPES` for the layers' matrix products."""
+    """Return the entry of `RECIPES` for the layers' matrix products."""
     if precision != "fp8":
         return "bf16"
     return "fp8" if fp8.scaling == "tensorwise" else "fp8_rowwise"
@@ -55,15 +54,15 @@ _ONE: Any = np.float64(1)
 
 @dataclass(frozen=True, kw_only=True)
 class Workload(MemoryColumns):
-    """n trainings as columns [n]: those that bytes depend on, and those that only seconds do.
+    """n trainings as columns [n], for bytes (the base class) and seconds. `shard` is at most `data`.
 
-    Layout: `shard` is at most `data`.
     Recomputation: `layers_again` and `attention_again` are the shares of layers, and of attention alone, that
-    the backward pass recomputes; `operators_again` that of the matrix products by op-wise checkpointing;
-    `norms_again` and `activations_again` those of a layer's norms and of its MLP's activation.
-    Mixtures of experts: a token goes to `experts_each` of `experts` routed ones; `shared_ffn` is the width of
-    all shared ones; `expert_layers` is the share of layers that have experts, the others have a dense MLP of
-    width `ffn`.
+    the backward pass recomputes; `operators_again`: the same of matrix products by op-wise checkpointing,
+    `norms_again` of norms, `activations_again` of the MLP's activation.
+
+    Mixtures of experts: a token goes to `experts_each` of `experts` routed experts. `shared_ffn` is the width
+    of all shared experts. The share `expert_layers` of layers has experts, the others a dense MLP of width
+    `ffn`.
     """
 
     layers: Column
@@ -74,43 +73,39 @@ class Workload(MemoryColumns):
     layers_again: Column
     attention_again: Column
     operators_again: Column
-    # bytes of a parameter between steps: its weight, and its gradient
-    weight_bytes: Column
+    weight_bytes: Column  # of a parameter between steps
     gradient_bytes: Column
-    dropout: Column  # 1 where masks are kept
+    dropout: Column  # 1 if masks are kept
     unfused_norms: Column  # share of a norm's steps that are not fused: 1 in eager PyTorch, else 0
-    whole_logits: Column  # 1 where each tensor rank has those of the whole vocabulary
+    whole_logits: Column  # 1 if each tensor rank has logits of the whole vocabulary
     recipe: Column  # index in RECIPES
     kernel: Column  # index in ATTENTION_KERNELS
     engine: Column  # index in efficiency.ENGINES
     architecture: Column  # index in efficiency.ARCHITECTURES
     peak: Column  # FLOP/s of bf16 (fp16)
     peak_recipe: Column  # FLOP/s of the recipe's precision
-    power_share: Column  # watts of this device by those of its architecture's largest
+    power_share: Column  # watts of this device, by its architecture's largest device
     memory_bandwidth: Column  # bytes/s
     node_bandwidth: Column  # bytes/s of a device to others in its node, one way
     network_bandwidth: Column  # bytes/s of a device's share of its node's network, one way
     node_devices: Column  # devices that node_bandwidth reaches
-    unfused_loss: Column = _ZERO  # 1 where each step of the loss goes through memory
+    unfused_loss: Column = _ZERO  # 1 if each step of the loss goes through memory
     norms_again: Column = _ZERO
     activations_again: Column = _ZERO
-    deterministic: Column = _ZERO  # 1 where no kernel adds in an order that varies
-    causal: Column = _ONE  # 1 where a token sees none after it, 0 in encoders
-    overlap_chunks: Column = _ONE  # of collectives of tensor ranks that run beside products; 1: at once
-    # Defaults: a dense model on a network that nobody measured.
+    deterministic: Column = _ZERO  # 1 if no kernel adds in an order that varies
+    causal: Column = _ONE  # 1 if a token sees no later token, 0 in encoders
+    overlap_chunks: Column = _ONE  # of tensor ranks' collectives that run beside products; 1: at once
+    # Defaults: a dense model on an unmeasured network.
     experts: Column = _ZERO
     experts_each: Column = _ZERO
     expert_ffn: Column = _ZERO
     shared_ffn: Column = _ZERO
     expert_layers: Column = _ZERO
     expert_ranks: Column = _ONE  # ranks that share the experts of a layer
-    # weights of attention's projections by those of full rank; below 1 where low-rank
-    projection_share: Column = _ONE
+    projection_share: Column = _ONE  # weights of attention's projections, by full rank's
     recipe_share: Column = _ONE  # share of the layers' matrices that are in the recipe's precision
-    # 1 where the products for weights' gradients are in bf16 whatever the recipe
-    wide_weight_gradients: Column = _ZERO
-    # share of the network's bandwidth that rings reached in a measurement; 0 where nobody measured it
-    ring_share: Column = _ZERO
+    wide_weight_gradients: Column = _ZERO  # 1 if products for them are in bf16 whatever the recipe
+    ring_share: Column = _ZERO  # measured share of the network's bandwidth that rings reach; 0: not measured
 
     @property
     def devices(self) -> Column:
@@ -122,10 +117,7 @@ class Workload(MemoryColumns):
 
     @property
     def layer_parameters(self) -> Column:
-        """Weights of one whole layer, mean over layers.
-
-        Norms and biases are left out: below 0.1 % from hidden 1,024 on.
-        """
+        """Weights of a layer, mean over layers, without norms and biases (< 0.1 % from hidden 1,024)."""
         return self.shared_layer_parameters + self.experts * self.expert_parameters
 
     @property
@@ -164,7 +156,7 @@ class Workload(MemoryColumns):
 
     @property
     def expert_shard(self) -> Column:
-        """Ranks that share what ZeRO divides of an expert: those of its replicas that `shard` reaches."""
+        """Ranks that divide an expert's states by ZeRO: its replicas that `shard` reaches."""
         return np.maximum(self.shard * self.tensor / (self.expert_ranks * self.expert_tensor), 1)
 
     @property
@@ -174,32 +166,29 @@ class Workload(MemoryColumns):
 
     @property
     def layers_of_heaviest_rank(self) -> Column:
-        """Layers of the heaviest rank; uneven stages leave room for embedding and head, as in Megatron."""
+        """Layers of the heaviest rank. Uneven stages leave room for embedding and head, as in Megatron."""
         stages = self.pipeline * self.chunks
         return np.minimum(np.ceil(self.layers / stages) * self.chunks, self.layers)
 
     @property
     def parameters_of_heaviest_rank(self) -> Column:
-        """Parameters of the first pipeline rank, which has the embedding, and if it is alone the head."""
+        """Parameters of the first pipeline rank, with the embedding, and if it is alone the head."""
         ends = self.vocabulary * self.hidden * np.where((self.pipeline > 1) | (self.tied > 0), 1, 2)
         return self.layers_of_heaviest_rank * self.layer_parameters_of_rank + ends / self.tensor
 
 
 def machine_columns(
     card: Accelerator, network_bytes_per_second: float, node_devices: float, recipe: str
-) -> dict[str, Any]:
-    """Return the machine's fields of a row for `Workload.of`, from an accelerator's card and its network.
-
-    Raises KieloError for a card that has no bf16 peak or no memory bandwidth.
-    """
+) -> dict[str, float]:
+    """Return the machine's fields of a row. Raises KieloError for a card without bf16 peak or bandwidth."""
     if "bf16" not in card.peak_tflops or card.memory_bandwidth_tb_per_second is None:
         raise KieloError(
-            f"the card of {card.name!r} has no bf16 peak or no memory bandwidth, so nothing can be planned "
-            "for it. Fix: a card with both, measured or from the maker"
+            f"the card {card.name!r} has no bf16 peak or no memory bandwidth, so nothing can be planned for "
+            "it. Fix: a card with both, measured or from the maker"
         )
     bf16 = card.peak_tflops["bf16"]
-    eight = card.peak_tflops.get("fp8") or bf16
-    peak = {"bf16": bf16, "nvfp4": card.peak_tflops.get("fp4") or eight}.get(recipe, eight)
+    fp8 = card.peak_tflops.get("fp8") or bf16
+    peak = {"bf16": bf16, "nvfp4": card.peak_tflops.get("fp4") or fp8}.get(recipe, fp8)
     return {
         "architecture": ARCHITECTURES.index(card.architecture),
         "peak": bf16 * 1e12,
@@ -213,13 +202,6 @@ def machine_columns(
     }
 
 
-# What `layout.recompute` names → the column with the share of it that is recomputed, less "_again".
-_COLUMNS = {
-    "full": "layers", "operators": "operators", "attention": "attention", "norms": "norms",
-    "activations": "activations",
-}  # fmt: skip
-
-
 def workload_row(
     model: CompleteModel,
     layout: Layout,
@@ -228,30 +210,33 @@ def workload_row(
     step: StepSize,
     train: TrainOptions,
     on_processor: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, float]:
     """Return a row for `Workload.of`: a complete `model` trained by Kielo (FSDP2, fp32 weights).
 
-    `stage_complaints` has found nothing wrong with `layout`, and `layout.shard` is a number, not 0. The
-    card's bf16 peak must be that of `train.precision`: fp32 changes only bytes here. on_processor: counts
-    bytes as a rehearsal does.
+    `layout.shard` is not 0. The card's bf16 peak must be for `train.precision`: fp32 changes only bytes here.
+    on_processor: count bytes as a rehearsal does.
     """
-    again = {
-        f"{name}_again": float(part in layout.recomputed) / layout.recompute_every_layers
-        for part, name in _COLUMNS.items()
-    }
+    columns = {part: part for part in ("operators", "attention", "norms", "activations")} | {"full": "layers"}
+    every = layout.recompute_every_layers
+    again = {f"{name}_again": (part in layout.recomputed) / every for part, name in columns.items()}
     fp8, is_fp8 = train.fp8, train.precision == "fp8"
-    recipe, share = matrix_recipe(train.precision, fp8), fp8_share(model, fp8) if is_fp8 else 1.0
-    return memory_row(model, layout, step, train, card, on_processor) | again | {
-        "layers": model.num_hidden_layers, "heads": model.num_attention_heads,
-        "kv_heads": model.num_key_value_heads, "head_dim": model.head_dim,
-        "data": layout.replicate * layout.shard, "ring_share": cluster.ring_share or 0.0,
-        "weight_bytes": 4, "gradient_bytes": 4,
-        "dropout": float(train.hidden_dropout > 0), "unfused_norms": 0.0, "whole_logits": 0.0,
+    recipe, network = matrix_recipe(train.precision, fp8), cluster.network_gbit_per_second_per_node * 1e9 / 8
+    machine = machine_columns(card, network, cluster.devices_per_node, recipe)
+    row = memory_row(model, layout, step, train, card, on_processor) | again | machine
+    row |= {"layers": model.num_hidden_layers, "head_dim": model.head_dim, "heads": model.num_attention_heads}
+    row |= {"kv_heads": model.num_key_value_heads, "weight_bytes": 4, "gradient_bytes": 4}
+    return row | {
+        "data": layout.replicate * layout.shard,
+        "ring_share": cluster.ring_share or 0.0,
+        "dropout": float(train.hidden_dropout > 0),
+        "unfused_norms": 0.0,
+        "whole_logits": 0.0,
         "deterministic": float(train.deterministic),
         "causal": float(not FAMILIES[model.model_type].is_encoder),
-        "recipe": RECIPES.index(recipe), "kernel": ATTENTION_KERNELS.index("flash"),
-        "engine": ENGINES.index("fsdp"), "overlap_chunks": 1 if is_fp8 else chunks_of(layout),
-        "recipe_share": share, "wide_weight_gradients": float(fp8.scaling == "rowwise_with_gw_hp"),
-    } | machine_columns(
-        card, cluster.network_gbit_per_second_per_node * 1e9 / 8, cluster.devices_per_node, recipe
-    )  # fmt: skip
+        "recipe": RECIPES.index(recipe),
+        "kernel": ATTENTION_KERNELS.index("flash"),
+        "engine": ENGINES.index("fsdp"),
+        "overlap_chunks": 1 if is_fp8 else chunks_of(layout),
+        "recipe_share": fp8_share(model, fp8) if is_fp8 else 1.0,
+        "wide_weight_gradients": float(fp8.scaling == "rowwise_with_gw_hp"),
+    }

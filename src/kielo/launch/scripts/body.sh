@@ -3,10 +3,10 @@
 #   jobs                    the ids of the chain's jobs, in order, as submit.sh wrote them
 #   attempts                a line for each start (with the newest checkpoint) and each end (how, why):
 #                           start|end, job, restart, nodes, seconds since 1970, newest|how, why
-#   stopped                 why no job of this chain trains any more; remove it, and submit.sh goes on
+#   stopped                 why no job of this chain trains any more; remove it, and submit.sh continues the chain
 #   failed_nodes            nodes on which a rank hung, a line for each time
 # and in $RUN/launch/left_out_nodes, for all chains of the run: node, day, reason.
-# What follows an attempt is decided by Kielo, in the container (launch/decide.py), which writes $ATTEMPT/decision.
+# Kielo decides in the container what follows an attempt (launch/decide.py), and writes $ATTEMPT/decision.
 
 cd "$WORKING_FOLDER" || exit 1
 CHAIN=$FOLDER/chain
@@ -14,20 +14,18 @@ ATTEMPT=$FOLDER/logs/$JOB.$RESTARTS
 mkdir -p "$CHAIN" "$ATTEMPT"
 
 say() { printf '%s kielo job %s: %s\n' "$(date -u +%FT%TZ)" "$JOB" "$*"; }
-
 joined() { local IFS=,; printf '%s' "$*"; }
+note() { printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$1" "$JOB" "$RESTARTS" "$NODES" "$(date +%s)" "$2" "$3" >> "$CHAIN/attempts"; }
 
-# The jobs of the chain that come after this one.
+# The later jobs of the chain.
 mapfile -t waiting < <(awk -v own="$JOB" 'found; $1 == own { found = 1 }' "$CHAIN/jobs" 2>/dev/null)
 
-# No job of the chain trains any more; those that wait are cancelled, and one that starts nevertheless ends at once.
+# No job of the chain trains any more: waiting jobs are cancelled, and a job that starts nevertheless ends at once.
 stop_chain() {
     printf '%s\n' "$1" > "$CHAIN/stopped"
     say "the chain ends here: $1"
     if [ "${#waiting[@]}" -gt 0 ]; then cancel_jobs "${waiting[@]}"; fi
 }
-
-note() { printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$1" "$JOB" "$RESTARTS" "$NODES" "$(date +%s)" "$2" "$3" >> "$CHAIN/attempts"; }
 
 if [ -f "$CHAIN/stopped" ]; then
     stop_chain "$(cat "$CHAIN/stopped")"
@@ -38,8 +36,7 @@ if [ "$(uname -m)" != "$ARCHITECTURE" ]; then
     exit 1
 fi
 
-# A chain that does not come on is stopped, in place of burning its hours, also where Kielo cannot start to decide it. The
-# newest checkpoint is the last one with a manifest, which is written last.
+# A chain without progress stops, even if Kielo cannot start to decide it. The newest checkpoint is the last with a manifest.
 count_attempt() {
     local without=0 last=
     newest=$(cd "$RUN/train/checkpoints" 2> /dev/null && printf '%s\n' step_*/manifest.json | grep -xE 'step_[0-9]+/manifest.json' | tail -n 1)
@@ -58,29 +55,29 @@ count_attempt() {
 count_attempt
 
 # Of $NODES + $SPARES nodes, the first that are not left out. Nodes that were blamed in this job are taken last.
+lines() { printf '%s\n' "$@"; }
 suspects=()
 pick_hosts() {
-    local good=() blamed=() unblamed=()
+    local good=() order=()
     mapfile -t good < <(hosts_of_job | grep -vxF -f <(left_out))
-    mapfile -t unblamed < <(printf '%s\n' "${good[@]}" | grep -vxF -f <(printf '%s\n' "${suspects[@]}"))
-    mapfile -t blamed < <(printf '%s\n' "${good[@]}" | grep -xF -f <(printf '%s\n' "${suspects[@]}"))
-    unblamed+=("${blamed[@]}")
-    # Task 0 runs on the first in the scheduler's order: srun sorts the list that it is given.
-    mapfile -t hosts < <(printf '%s\n' "${good[@]}" | grep -xF -f <(printf '%s\n' "${unblamed[@]:0:NODES}") | grep .)
-    [ "${#hosts[@]}" -eq "$NODES" ]
+    mapfile -t order < <(lines "${good[@]}" | grep -vxF -f <(lines "${suspects[@]}"); lines "${good[@]}" | grep -xF -f <(lines "${suspects[@]}"))
+    # Task 0 runs on the first node in the scheduler's order, because srun sorts its list.
+    mapfile -t hosts < <(lines "${good[@]}" | grep -xF -f <(lines "${order[@]:0:NODES}") | grep .)
+    if [ "${#hosts[@]}" -eq "$NODES" ]; then return 0; fi
+    say "of this job's $((NODES + SPARES)) nodes only ${#hosts[@]} are not left out, and $NODES are needed"
+    return 1
 }
-say_too_few() { say "of this job's $((NODES + SPARES)) nodes only ${#hosts[@]} are not left out, and $NODES are needed"; }
 
-# A node's own folder, for caches of compilers. The container is given it too, by --bind, where these two signs part paths.
+# A node's own folder, for caches of compilers. --bind gives it to the container, and separates paths by these two signs.
 if [[ $NODE_FOLDER != /* ]] || { [ "${#CONTAINER[@]}" -gt 0 ] && [[ $NODE_FOLDER = *[,:]* ]]; }; then
     stop_chain "node_folder of the card of $SITE is '$NODE_FOLDER' here, which is no path from /, or one with , or : in it"
     exit 1
 fi
 OWN_FOLDER=$NODE_FOLDER/kielo_$(id -un)_$JOB
 
-# Before a container starts on them: what it is given must be there.
+# Before a container starts on the nodes, its folders must exist.
 prepare_nodes() {
-    # Leftovers of jobs that were killed take memory: /dev/shm is memory. The nodes are this job's alone.
+    # Leftovers of killed jobs in /dev/shm take memory. The nodes are this job's alone.
     # shellcheck disable=SC2016 # each node expands it
     local reason prepare='find /dev/shm -maxdepth 1 -user "$(id -un)" -name "nccl-*" -delete
         why=$(mkdir -p -- "$1" 2>&1) && [ -w "$1" ] || echo "node_folder: $(hostname) cannot write to $1: $why"'
@@ -101,14 +98,13 @@ choose_meeting() {
 }
 
 if ! pick_hosts; then
-    say_too_few
     note start "$newest" "" && note end "no nodes" "too few nodes that are not left out"
     exit 1
 fi
 choose_meeting 0
 prepare_nodes || exit 1
 
-# What this attempt ran on and with: a change of it explains many a change of results.
+# The attempt's nodes and software: a change of them explains many a change of results.
 {
     echo "job $JOB, restart $RESTARTS, $(date -u +%FT%TZ), ${#hosts[@]} nodes, ranks meet at $MASTER_ADDR:$MASTER_PORT"
     describe_nodes
@@ -118,42 +114,36 @@ prepare_nodes || exit 1
     "${CONTAINER[@]}" bash "$FOLDER/rank.sh" "$FOLDER" "$ATTEMPT" --versions
 } > "$ATTEMPT/software.txt" 2>&1
 
-# The files of checkpoints are spread over the file system, where the site has a command for it.
+# The files of checkpoints are spread over the file system, if the site has a command for it.
 if [ "${#STRIPE[@]}" -gt 0 ] && [ ! -d "$RUN/train/checkpoints" ] && mkdir -p "$RUN/train/checkpoints"; then
     "${STRIPE[@]}" "$RUN/train/checkpoints" || say "checkpoints are not spread: ${STRIPE[*]} failed"
 fi
 
-# A job that hangs costs as much as one that trains: without a sign of life, say where each rank is, and end the step.
-# Signs of life are lines of the log, checkpoints, and the start of the attempt.
+# Without a sign of life (a line of the log, a checkpoint, the start of the attempt), dump each rank's stack and end the step.
 watch_for_life() {
-    local sign is_alive stack_of network=unknown
+    local stack_of network=unknown
     # shellcheck disable=SC2016 # each node expands it
     stack_of='for pid in $(pgrep -u "$(id -u)" -f "kielo train"); do py-spy dump --pid "$pid"; done'
     while sleep 30; do
         if [ "$network" = unknown ] && [ "$RUN/train/metrics.jsonl" -nt "$ATTEMPT/meeting.sh" ]; then
-            network=looked
+            network=checked
             if [ -n "$NETWORK_LOG" ] && [ "$NODES" -gt 1 ] && ! grep -qE "$NETWORK_LOG" "$ATTEMPT"/*.00000.log; then
                 say "warning: rank 0 does not say that it uses the fast network (no line with: $NETWORK_LOG)"
             fi
         fi
-        is_alive=no
         touch -d "$SILENCE_SECONDS seconds ago" "$ATTEMPT/oldest_sign"
-        for sign in "$ATTEMPT/meeting.sh" "$RUN/train/metrics.jsonl" "$RUN"/train/checkpoints/step_*; do
-            if [ "$sign" -nt "$ATTEMPT/oldest_sign" ]; then is_alive=yes; fi
-        done
-        if [ "$is_alive" = no ]; then
-            say "no line in the log for $SILENCE_SECONDS s; where the ranks are is in $ATTEMPT/stacks.txt"
-            on_each_node "${CONTAINER[@]}" bash -c "$stack_of" > "$ATTEMPT/stacks.txt" 2>&1
-            echo "no sign of life for $SILENCE_SECONDS s" > "$ATTEMPT/silent"
-            kill -TERM "$step"
-            sleep 60
-            kill -KILL "$step"
-        fi
+        if find "$ATTEMPT/meeting.sh" "$RUN/train/metrics.jsonl" "$RUN"/train/checkpoints/step_* -maxdepth 0 \
+            -newer "$ATTEMPT/oldest_sign" 2> /dev/null | grep -q .; then continue; fi
+        say "no line in the log for $SILENCE_SECONDS s; the ranks' stacks are in $ATTEMPT/stacks.txt"
+        on_each_node "${CONTAINER[@]}" bash -c "$stack_of" > "$ATTEMPT/stacks.txt" 2>&1
+        echo "no sign of life for $SILENCE_SECONDS s" > "$ATTEMPT/silent"
+        kill -TERM "$step"
+        sleep 60
+        kill -KILL "$step"
     done
 }
 
-# Runs rank.sh on every device, or node, and leaves its exit code in $code. A signal ends `wait` before the step
-# ends, so it is asked again until the step is gone.
+# Run rank.sh on every device, or node, with its exit code in $code. A signal ends `wait` early, so wait until the step is gone.
 step=
 run_step() {
     local watcher='' tasks=("$DEVICES_PER_NODE" "$CORES_PER_DEVICE" "$CPU_BIND")
@@ -166,80 +156,73 @@ run_step() {
     if [ -n "$watcher" ]; then kill "$watcher" 2> /dev/null; fi
 }
 
-# Checks the nodes; those that are refused are left out, and spare ones take their place. Leaves in $refusal why the
-# job cannot train; empty: it can.
+# Check the nodes. Spare nodes take the place of refused nodes. $refusal: why the job cannot train, or empty.
 check_nodes() {
-    local host bad=()
-    refusal=
+    local bad=()
     run_step --preflight
     if [ "$code" -eq 0 ]; then return; fi
     if [ -f "$RUN/bad_nodes.txt" ]; then mapfile -t bad < "$RUN/bad_nodes.txt"; fi
     refusal="preflight refused the job; $RUN/preflight.json says why"
     if [ "${#bad[@]}" -eq 0 ] || [ "${#bad[@]}" -eq "$NODES" ]; then return; fi
-    for host in "${bad[@]}"; do printf '%s %s refused by preflight in job %s\n' "$host" "$(date -u +%F)" "$JOB" >> "$RUN/launch/left_out_nodes"; done
+    printf "%s $(date -u +%F) refused by preflight in job $JOB\n" "${bad[@]}" >> "$RUN/launch/left_out_nodes"
     leave_out_of_waiting_jobs "$(left_out | paste -sd ,)"
     if pick_hosts; then
         say "$(joined "${bad[@]}") refused by preflight; spare nodes take their place"
         choose_meeting 7
         refusal=
     else
-        refusal="preflight refused $(joined "${bad[@]}"), and there are no spare nodes; the jobs that follow leave them out"
+        refusal="preflight refused $(joined "${bad[@]}"), and there are no spare nodes; later jobs leave them out"
     fi
 }
 
-# Slurm's warning goes to the ranks; other signals, and other schedulers', come to this script, which passes them on.
+# Slurm's warning goes to the ranks. Other signals, and other schedulers', come to this script, which passes them on.
 asked=no
 trap 'asked=yes; if [ -n "$step" ]; then kill -USR1 "$step" 2> /dev/null; fi' USR1 TERM INT
 timer=
 if declare -F watch_the_time > /dev/null; then watch_the_time & timer=$!; fi
-# Caches, and copies of the state in memory (checkpoint/node_memory.py), end with the job.
+# Caches, and copies of the state in memory (checkpoint/node_memory.py), are removed with the job.
 run_hash=$(printf %s "$(realpath -m "$RUN/train/checkpoints")" | sha256sum | cut -c 1-16)
 trap 'if [ -n "$timer" ]; then kill "$timer" 2> /dev/null; fi
     on_each_node rm -rf -- "$OWN_FOLDER" "/dev/shm/kielo_$(id -u)/$run_hash"' EXIT
 
-# Asks Kielo what follows (`Decision` in launch/decide.py), and sets the variables of its answer.
+# Ask Kielo what follows (`Decision` in launch/decide.py), and set the variables of its answer.
 decide() {
     outcome=failed ends='' again=no blamed_nodes='' left_out_nodes=''
     reason=${1:-the ranks ended with exit code $code; the first error is in $ATTEMPT}
     timeout 300 "${CONTAINER[@]}" bash "$FOLDER/rank.sh" "$FOLDER" "$ATTEMPT" --decide "$code" "$1" > "$ATTEMPT/decide.txt" 2>&1
     # shellcheck source=/dev/null
-    if [ -f "$ATTEMPT/decision" ]; then . "$ATTEMPT/decision"; else say "Kielo could not decide what follows; why is in $ATTEMPT/decide.txt"; fi
+    if [ -f "$ATTEMPT/decision" ]; then . "$ATTEMPT/decision"; else say "Kielo could not decide what follows; $ATTEMPT/decide.txt says why"; fi
 }
 
-# One attempt: the ranks train, and `decide` says what came of it and what follows.
+# One attempt: the ranks train, and `decide` returns the outcome and what follows.
 run_attempt() {
-    local trains=no
     note start "$newest" ""
     say "attempt from ${newest:-the start} on $(joined "${hosts[@]}"); logs of each node and rank in $ATTEMPT"
     if [ "$PREFLIGHT" = yes ] && [ "$attempts" -eq 0 ]; then check_nodes; fi
-    if [ -z "$refusal" ] && [ "$asked" = no ] && [ ! -f "$CHAIN/stopped" ]; then
-        trains=yes
-        run_step "$([ "$TORCHRUN" = yes ] && echo --torchrun || echo --rank)"
-    fi
-    if [ "$trains" = no ] && { [ "$asked" = yes ] || [ -f "$CHAIN/stopped" ]; }; then
+    if [ "$asked" = yes ] || [ -f "$CHAIN/stopped" ]; then
         outcome=requeue reason="asked to stop before it trained" ends='' blamed_nodes='' left_out_nodes=''
     else
+        if [ -z "$refusal" ]; then run_step "$([ "$TORCHRUN" = yes ] && echo --torchrun || echo --rank)"; fi
         decide "$refusal"
     fi
     note end "$outcome" "$reason"
     say "$outcome${reason:+: $reason}"
 }
 
-# Ends the job, unless another attempt is to follow in it.
+# End the job, unless another attempt follows in it.
 judge() {
     if [ -n "$blamed_nodes" ]; then
         say "blamed: $blamed_nodes"
-        IFS=, read -ra blamed_hosts <<< "$blamed_nodes"
-        suspects+=("${blamed_hosts[@]}")
+        mapfile -t -O "${#suspects[@]}" suspects < <(tr , '\n' <<< "$blamed_nodes")
     fi
     if [ -n "$left_out_nodes" ]; then leave_out_of_waiting_jobs "$(left_out | paste -sd ,)"; fi
     if [ -n "$ends" ]; then stop_chain "$ends"; fi
     if [ "$outcome" = requeue ] && [ -z "$ends" ] && [ ! -f "$CHAIN/stopped" ] &&
         declare -F is_preempted > /dev/null && is_preempted && come_again; then
-        say "made room for another job: it waits again, and spends no job of the chain"
+        say "made room for another job: this job waits again, and no job of the chain is spent"
         exit 0
     fi
-    # A start takes minutes of many nodes: another one in this job must be worth it.
+    # A start takes minutes of many nodes: another start in this job must be worth it.
     if [ -n "$ends" ] || [ "$again" != yes ] || [ "$asked" = yes ] ||
         [ "$((WALL_SECONDS - SECONDS))" -le "$((3 * GRACE_SECONDS))" ]; then
         if [ "${#waiting[@]}" -eq 0 ] && [ ! -f "$CHAIN/stopped" ]; then say "no job is left in the chain; bash $FOLDER/submit.sh submits more"; fi
@@ -256,10 +239,7 @@ while true; do
     judge
     attempts=$((attempts + 1))
     count_attempt
-    if ! pick_hosts; then
-        say_too_few
-        exit 1
-    fi
+    pick_hosts || exit 1
     ATTEMPT=$FOLDER/logs/$JOB.$RESTARTS.$attempts
     mkdir -p "$ATTEMPT"
     choose_meeting "$((13 * attempts))"

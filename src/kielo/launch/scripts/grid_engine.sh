@@ -16,7 +16,7 @@ clean_environment() {
 
 submit_one() { timeout 300 qsub -terse ${ACCOUNT:+-g "$ACCOUNT"} ${1:+-hold_jid "$1"} "$FOLDER/job.sh" | id_of; }
 
-# What Grid Engine made of a job: a line for each fact; of its resources, those that job.sh asks for.
+# What Grid Engine made of a job: a line for each fact, with the resources that job.sh asks for.
 facts_of() {
     timeout 60 qstat -j "$1" | awk -v queue="$PARTITION" '
         /^hard[ _]resource_list:/ {

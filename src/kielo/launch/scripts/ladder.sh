@@ -1,6 +1,6 @@
 # ---- The rungs of a ladder ---------------------------------------------------------------------------------------------
-# Each is a launch of its own, RUNGS, which takes a few steps and saves nothing. One that fails, or is not done after its
-# seconds in LIMITS, does not stop those after it. What came of each is in its launch's chain/attempts and logs/.
+# Each of RUNGS is a launch of its own, which takes a few steps and saves nothing. A rung that fails, or exceeds its seconds in
+# LIMITS, does not stop later rungs. Its outcome is in its launch's chain/attempts and logs/.
 
 cd "$WORKING_FOLDER" || exit 1
 failed=0

@@ -13,12 +13,12 @@ on_each_node() {
 
 cancel_jobs() { timeout 60 qdel "$@"; }
 
-leave_out_of_waiting_jobs() { say "jobs that wait cannot be told to leave out $1 here; launch again to do so"; }
+leave_out_of_waiting_jobs() { say "waiting jobs cannot leave out $1 here; launch again to do so"; }
 
 describe_nodes() { printf '%s\n' "${hosts[@]}"; }
 
-# PBS and Grid Engine give no warning before the time is over, and Grid Engine has no signal for a job but the one that
-# ends it. So this script takes the time itself, and looks whether the chain was ended, which `kielo cancel` does.
+# PBS and Grid Engine give no warning before the time is over, and Grid Engine's only signal for a job ends it. So this script
+# measures the time itself, and looks whether `kielo cancel` ended the chain.
 watch_the_time() {
     while [ "$SECONDS" -lt "$((WALL_SECONDS - GRACE_SECONDS))" ] && [ ! -f "$CHAIN/stopped" ]; do sleep 2; done
     kill -USR1 $$

@@ -1,6 +1,6 @@
 #!/bin/bash
-# One job of the packing: job.sh starts it on a node, inside the container where there is one.
-# pack.sh FOLDER K/N: that share of the parts; pack.sh FOLDER "": the parts that are missing, and the join
+# One job of the packing: job.sh starts it on a node, inside the container if there is any.
+# pack.sh FOLDER K/N: that share of the parts; pack.sh FOLDER "": the missing parts, and the join
 FOLDER=$1 share=$2
 # shellcheck source=/dev/null
 . "$FOLDER/environment.sh"

@@ -1,6 +1,6 @@
 # ---- Packing -----------------------------------------------------------------------------------------------------------
-# Each job of an array makes the parts of the token shards that are its share of SHARES. One more job, after all of them,
-# makes what a lost one did not make, and joins the parts. Parts that are finished are never made again.
+# Each job of an array makes its share of SHARES of the token shards' parts. One more job, after all of them, makes the
+# missing parts, and joins all. Finished parts are never made again.
 
 cd "$WORKING_FOLDER" || exit 1
 index=${SLURM_ARRAY_TASK_ID:-${PBS_ARRAY_INDEX:-${SGE_TASK_ID:-}}}

@@ -7,7 +7,7 @@ RESTARTS=$((${PBS_RUNCOUNT:-1} - 1))
 hosts_of_job() { sort -u "$PBS_NODEFILE"; }
 
 # ---- Submission
-# PBS_DEFAULT names another server, and PBS_DPREFIX other lines than #PBS; the rest is of a job around this shell.
+# PBS_DEFAULT names another server, and PBS_DPREFIX other lines than #PBS. Other variables belong to a job around this shell.
 clean_environment() {
     local name
     for name in "${!PBS_@}"; do
@@ -21,7 +21,7 @@ clean_environment() {
 
 submit_one() { timeout 300 qsub ${1:+-W "depend=afterany:$1"} "$FOLDER/job.sh" | id_of; }
 
-# What PBS made of a job: a line for each fact. Lines of qstat go on after a line end and a tab.
+# What PBS made of a job: a line for each fact. A line end and a tab continue a line of qstat.
 facts_of() {
     timeout 60 qstat -f "$1" | sed -e ':a' -e 'N' -e '$!ba' -e 's/\n\t//g' | awk -F ' = ' '
         { sub(/^ +/, "", $1) }

@@ -1,5 +1,5 @@
 #!/bin/bash
-# One task of a job: job.sh starts it on every node, inside the container where there is one.
+# One task of a job: job.sh starts it on every node, inside the container if there is any.
 # rank.sh FOLDER ATTEMPT --rank | --torchrun SECONDS | --preflight | --versions | --decide CODE REFUSAL
 FOLDER=$1 ATTEMPT=$2 what=$3
 # shellcheck source=/dev/null
@@ -14,10 +14,9 @@ if [ "$what" = --versions ]; then
     "${PYTHON[@]}" -m pip list --format freeze 2> /dev/null
     exit 0
 fi
-
 if [ "$what" = --decide ]; then exec "${DECIDE[@]}" "$FOLDER" "$ATTEMPT" "$4" "$5"; fi
 
-# The numbers of this task are known only here: in the batch script they would be those of one task for all.
+# Only here are the numbers of this task known: the batch script has one task's numbers for all.
 RANK=${SLURM_PROCID:-${OMPI_COMM_WORLD_RANK:?no srun and no mpirun started this}}
 LOCAL_RANK=${SLURM_LOCALID:-${OMPI_COMM_WORLD_LOCAL_RANK:-}}
 exec >> "$ATTEMPT/${SLURMD_NODENAME:-$(hostname -s)}.$(printf %05d "$RANK").log" 2>&1
@@ -29,8 +28,8 @@ if [ "$RANK" = 0 ]; then
 fi
 
 if [ "$what" = --torchrun ]; then
-    # By itself torchrun would die of SIGUSR1 and leave its workers behind. It passes it on, and gives them time where it
-    # can (torch 2.13); before, it would kill them after 30 seconds. There it ignores it: Slurm tells the workers too.
+    # By default torchrun would die of SIGUSR1 and leave its workers behind. From torch 2.13 it passes the signal on and gives
+    # them time. Before, it would kill them after 30 seconds, so it ignores the signal, which Slurm sends to the workers too.
     signals=(--signals-to-handle='SIGTERM,SIGINT,SIGUSR1')
     if "${TORCHRUN[@]}" --help | grep -q -e --shutdown-timeout; then
         signals+=(--shutdown-timeout="$4")
@@ -44,7 +43,7 @@ if [ "$what" = --torchrun ]; then
         --no-python "${KIELO[@]}" train "$FOLDER/recipe.toml" "${TRAIN_FLAGS[@]}"
 fi
 
-# Caches of compilers: on the node, for the shared file system is slow and its locks fail; and each rank's own.
+# Caches of compilers: each rank's own, on the node, because the shared file system is slow and its locks fail.
 export TRITON_CACHE_DIR=$CACHES/$LOCAL_RANK/triton TORCHINDUCTOR_CACHE_DIR=$CACHES/$LOCAL_RANK/inductor
 export MIOPEN_USER_DB_PATH=$CACHES/$LOCAL_RANK/miopen MIOPEN_CUSTOM_CACHE_DIR=$CACHES/$LOCAL_RANK/miopen
 mkdir -p "$MIOPEN_USER_DB_PATH"

@@ -1,9 +1,9 @@
 # ---- What is made ------------------------------------------------------------------------------------------------------
 # All in $FOLDER, the folder of this script:
-#   image_NAME.sif             the container image, where one is built
-#   venv_TIME[.sqsh]           the environment with Kielo; it is never changed, for jobs in the queue may use it
+#   image_NAME.sif             the container image, if it is built here
+#   venv_TIME[.sqsh]           the environment with Kielo, never changed, because jobs in the queue may use it
 #   caches/                    of pip, the container's program and Hugging Face
-#   site.json                  what the newest of them are, written last; `kielo launch` finds them by it
+#   site.json                  names the newest of them for `kielo launch`, and is written last
 # Run it again for a newer Kielo. Older images and environments may be removed by hand, once no job needs them.
 
 set -u -o pipefail
@@ -16,14 +16,14 @@ if [ -n "$WHEELS" ] && ! WHEELS=$(cd "$WHEELS" && pwd); then refuse "WHEELS name
 FOLDER=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit 1
 cd "$FOLDER" || exit 1
 if [ "$(uname -m)" != "$ARCHITECTURE" ]; then
-    refuse "this machine has $(uname -m) processors, and those of the nodes are $ARCHITECTURE; run this on a node, in a short job"
+    refuse "this machine has $(uname -m) processors, and the nodes have $ARCHITECTURE. Fix: run this on a node, in a short job"
 fi
-if [[ $FOLDER/ == "${HOME:-/root}"/* ]]; then say "note: $FOLDER is in your home. Where things lie: ${STORAGE:-the card does not say}"; fi
+if [[ $FOLDER/ == "${HOME:-/root}"/* ]]; then say "note: $FOLDER is in your home. Place of environments: ${STORAGE:-the card does not say}"; fi
 if [ -z "$WHEELS" ] && { [ -z "$KIELO" ] || { [[ $KIELO == /* ]] && [ ! -e "$KIELO" ]; }; }; then
     refuse "${KIELO:-the source of Kielo} is not here. Fix: KIELO=FOLDER_OF_KIELO bash $0"
 fi
 
-# Caches lie here and not in the home, which is small on most sites.
+# Caches are here and not in the home, which is small on most sites.
 mkdir -p caches/pip caches/huggingface caches/container
 export PIP_CACHE_DIR=$FOLDER/caches/pip HF_HOME=$FOLDER/caches/huggingface PIP_DISABLE_PIP_VERSION_CHECK=1
 export SINGULARITY_CACHEDIR=$FOLDER/caches/container SINGULARITY_TMPDIR=$FOLDER/caches/container
@@ -38,12 +38,12 @@ if [ -n "$BUILD_FROM" ]; then
         mv "$IMAGE.part.sif" "$IMAGE" || exit 1
     fi
 elif [ -n "$IMAGE" ] && [ ! -e "$IMAGE" ]; then
-    refuse "$IMAGE is not here; is this a login node of $SITE? Another one: kielo site $CARD --container IMAGE"
+    refuse "$IMAGE is not here; is this a login node of $SITE? Fix: kielo site $CARD --container IMAGE"
 elif [ -n "$IMAGE" ]; then
-    IMAGE=$(readlink -f "$IMAGE") # jobs keep the image that the environment was made in, also where a name such as "latest" moves on
+    IMAGE=$(readlink -f "$IMAGE") # jobs keep the image that the environment was made in, even if a name such as "latest" changes
 fi
 
-# Runs a command where ranks will run: in the container, where there is one. Further binds stand in $binds.
+# Run a command where ranks will run: in the container, if there is any. Further binds are in $binds.
 binds=()
 inside() {
     if [ -z "$IMAGE" ]; then "$@"; else "${CONTAINER[@]}" --bind "$(IFS=,; printf '%s' "$FOLDER$SOURCES${binds[*]:+,${binds[*]}}")" "$IMAGE" "$@"; fi
@@ -53,7 +53,7 @@ if [[ $KIELO == /* ]] && [ -e "$KIELO" ]; then SOURCES+=,$KIELO; fi
 if [ -n "$WHEELS" ]; then SOURCES+=,$WHEELS; fi
 
 # ---- The environment ---------------------------------------------------------------------------------------------------
-# The first Python that is new enough and has torch; failing that, the first that is new enough.
+# The first Python that is new enough and has torch, else the first that is new enough.
 version='import sys; print("%d.%d" % sys.version_info[:2]); sys.exit(sys.version_info < (3, 11))'
 python='' torch='' older=()
 for name in ${PYTHON:-python python3 python3.13 python3.12 python3.11}; do
@@ -66,7 +66,7 @@ if [ -z "$python" ]; then
     refuse "no Python of 3.11 or newer (${older[*]}). Fix: a module that has one (module avail python), then PYTHON=NAME bash $0"
 fi
 
-# What the site brings is kept: its torch is built for its devices and network.
+# The site's torch is kept, because it is built for its devices and network.
 if [ -n "$torch" ]; then
     say "$python has torch $torch, which is kept"
     printf 'torch==%s\n' "${torch%%+*}" > caches/constraints.txt
@@ -87,7 +87,7 @@ fi
 
 name=venv_$(date -u +%Y%m%dT%H%M%SZ)
 squash='' made=$FOLDER/$name
-if [ -e "$made" ] || [ -e "$made.sqsh" ]; then refuse "$made is there already; wait a second"; fi
+if [ -e "$made" ] || [ -e "$made.sqsh" ]; then refuse "$made exists already. Fix: wait a second"; fi
 mkdir "$made" || exit 1
 # shellcheck disable=SC2317 # trap calls it
 clean_up() { rm -rf -- "${FOLDER:?}/$name" "$FOLDER/.$name.sqsh"; }
@@ -112,7 +112,7 @@ if [ -n "$squash" ]; then
 fi
 
 # ---- It works, and is written down ---------------------------------------------------------------------------------------
-# As ranks will start it. A driver runs wheels of its own CUDA's first number, and older ones.
+# As ranks will start it. A driver runs wheels of its own CUDA's first number, and older wheels.
 check='import sys, torch; cuda = torch.version.cuda or "0"; print(torch.__version__, cuda.split(".")[0])'
 told=$(inside "$venv/bin/python" -c "$check") || refuse "torch cannot be imported from the new environment"
 read -r torch cuda <<< "$told"
@@ -127,10 +127,10 @@ from kielo.artifact.stage_json import write_json
 names = ("cluster", "image", "venv", "squash", "torch")
 now = datetime.now(UTC).isoformat(timespec="seconds")
 write_json(sys.argv[1], MadeSite(**dict(zip(names, sys.argv[2:])), python=platform.python_version(), made_at=now))'
-# Under an empty home: a colleague has other packages in theirs.
+# Under an empty home, because a colleague's home has other packages.
 mkdir -p caches/empty_home
 inside env HOME="$FOLDER/caches/empty_home" "$venv/bin/python" -c 'import kielo.train.run' ||
-    refuse "what ranks need cannot be imported from the new environment; a package of your home may have stood in for it"
+    refuse "kielo.train.run cannot be imported from the new environment, perhaps because a package was only in your home"
 inside "$venv/bin/python" -c "$record" "$FOLDER" "$SITE" "$IMAGE" "$venv" "$squash" "$torch" ||
     refuse "Kielo cannot be imported from the new environment"
 inside "$venv/bin/python" -m pip list --format freeze > "$FOLDER/packages.txt"

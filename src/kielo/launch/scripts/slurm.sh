@@ -3,15 +3,15 @@
 JOB=${SLURM_JOB_ID:?this script is for sbatch}
 RESTARTS=${SLURM_RESTART_COUNT:-0} # Slurm leaves it unset before the first requeue
 
-# srun and squeue read options from these: of the shell that submitted, of the site's profiles, of sbatch itself
-# (SBATCH_EXPORT=NONE leaves srun an empty environment).
+# Options of srun and squeue from the submitting shell, the site's profiles and sbatch itself (SBATCH_EXPORT=NONE leaves srun
+# an empty environment).
 unset SLURM_EXPORT_ENV "${!SRUN_@}" "${!SQUEUE_@}"
 
-# scontrol is not inside of containers, so the hosts are asked for out here
+# containers have no scontrol, so it runs out here
 hosts_of_job() { timeout 60 scontrol show hostnames "$SLURM_JOB_NODELIST"; }
 
-# Starts one task a device, or a node, in the background; $step is then the process to signal and to wait for.
-# The step ends when any task fails; without that, the others would wait for it, at full price.
+# Start one task a device, or a node, in the background. $step is the process to signal and to wait for. The step ends when any
+# task fails, because the others would wait for it, at full price.
 start_tasks() {
     local tasks_per_node=$1 cores=$2 bind=$3
     shift 3
@@ -27,10 +27,10 @@ on_each_node() {
         --time=3 --label "$@"
 }
 
-# Is this job to make room for another one? It was asked to stop, and has the partition's grace time to do so.
+# True if this job must make room for another job: it was asked to stop, within the partition's grace time.
 is_preempted() { timeout 60 scontrol --oneliner show job "$JOB" | grep -q ' JobState=RUNNING .* PreemptTime=[0-9]'; }
 
-# This job waits again, in its place before those that follow.
+# This job waits again, in its place before later jobs.
 come_again() { timeout 60 scontrol requeue "$JOB"; }
 
 cancel_jobs() { timeout 60 scancel --quiet --state=PENDING "$@"; }
@@ -46,8 +46,8 @@ leave_out_of_waiting_jobs() {
 describe_nodes() { timeout 60 sinfo -N -o '%N %t %E' --nodes="$(joined "${hosts[@]}")"; }
 
 # ---- Submission
-# Options in the environment (sbatch's man page: "input environment variables") take the place of job.sh's, and those of
-# an allocation around this shell do not go together with them.
+# Options in the environment (sbatch's man page: "input environment variables") replace job.sh's. Options of an allocation
+# around this shell conflict with them.
 clean_environment() {
     local name
     for name in "${!SBATCH_@}" "${!SRUN_@}" "${!SLURM_@}"; do
@@ -61,7 +61,7 @@ clean_environment() {
 
 submit_one() { timeout 300 sbatch --parsable --export=ALL ${1:+--dependency="afterany:$1"} ${2:+--exclude="$2"} "$FOLDER/job.sh" | id_of; }
 
-# What Slurm made of a job: a line for each fact. Of a partition list it is the list.
+# What Slurm made of a job: a line for each fact. A list of partitions is one fact.
 facts_of() {
     timeout 60 scontrol --oneliner show job "$1" | tr -s ' ' '\n' | awk -F = '
         $1 == "Account" || $1 == "Partition" || $1 == "QOS" { print tolower($1), $2 }

@@ -1,5 +1,5 @@
 set -o pipefail
-# Submits the jobs of the chain; each waits until those before it are over, and does nothing if the run is finished.
+# Submit the jobs of the chain. Each waits until the jobs before it are over, and does nothing if the run is finished.
 # bash submit.sh [JOBS]
 cd "$WORKING_FOLDER" || exit 1
 mkdir -p "$FOLDER/chain" "$FOLDER/logs"

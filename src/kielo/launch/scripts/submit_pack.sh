@@ -1,5 +1,5 @@
 set -o pipefail
-# Submits a job for each share, and one after all of them, which makes what is missing and joins the parts.
+# Submit a job for each share, and a job after all of them, which makes missing parts and joins all.
 cd "$WORKING_FOLDER" || exit 1
 mkdir -p "$FOLDER/chain" "$FOLDER/logs"
 shares=

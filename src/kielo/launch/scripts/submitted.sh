@@ -1,5 +1,5 @@
-# Cancels a job of which the scheduler made something else than job.sh asks for: a variable, a file of options or a rule of
-# the site has changed it. It would bill another account, or end at another time than the ranks believe.
+# Cancel a job if a variable, a file of options or a rule of the site changed what job.sh asks for. It would bill another account,
+# or end at another time than the ranks believe.
 refuse_other_job() {
     local job=$1 fact value wanted other=() known=
     while read -r fact value; do
@@ -22,12 +22,12 @@ refuse_other_job() {
     if [ -z "$known" ]; then echo "note: job $job could not be read back; is it in the project and partition that you asked for?" >&2; fi
     if [ "${#other[@]}" -eq 0 ]; then return 0; fi
     cancel_job "$job"
-    echo "job $job was cancelled, for it had $(IFS=';'; printf '%s' "${other[*]}" | sed 's/;/, /g'): something here replaces what job.sh asks for" >&2
+    echo "job $job was cancelled, because it had $(IFS=';'; printf '%s' "${other[*]}" | sed 's/;/, /g'): something here replaces what job.sh asks for" >&2
     return 1
 }
 
-# The id in what a scheduler says: ID;CLUSTER (Slurm), ID.SERVER or ID[].SERVER (PBS), ID.1-9:1 (Grid Engine). Some sites
-# print lines of their own around it.
+# The id in a scheduler's answer: ID;CLUSTER (Slurm), ID.SERVER or ID[].SERVER (PBS), ID.1-9:1 (Grid Engine). Some sites print
+# lines of their own around it.
 id_of() {
     local said id
     said=$(cat)
@@ -39,4 +39,4 @@ id_of() {
 
 left=()
 clean_environment
-if [ "${#left[@]}" -gt 0 ]; then echo "note: left out of the environment, for these would replace what job.sh asks for: ${left[*]}" >&2; fi
+if [ "${#left[@]}" -gt 0 ]; then echo "note: left out of the environment, because these would replace what job.sh asks for: ${left[*]}" >&2; fi
