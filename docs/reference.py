@@ -165,7 +165,7 @@ def _default(name: str, table: Table) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def main() -> None:
