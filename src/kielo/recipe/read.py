@@ -166,7 +166,6 @@ def run_folder(recipe: Recipe) -> Path:
 
 
 def _without_pattern(path: str) -> str:
-
     begin = re.search(r"[*?[]", path)
     return os.path.dirname(path[: begin.start()]) if begin else path
 

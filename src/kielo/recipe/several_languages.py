@@ -61,7 +61,6 @@ def codes_of(data: Mapping[str, Any], label: str) -> tuple[str, ...]:
 
 
 def of_language(data: Mapping[str, Any], code: str, codes: Sequence[str]) -> dict[str, Any]:
-
     own = filled({key: value for key, value in data.items() if key != KEY} | {"language": code}, code)
     corpus = own.get("corpus")
     if isinstance(corpus, dict) and isinstance(corpus.get("sources"), list):

@@ -10,7 +10,6 @@ _PLACE = re.compile(r"\{(" + "|".join(PLACES) + r")\}")
 
 
 def template_problem(template: str) -> str | None:
-
     found = _PLACE.findall(template)
     if missing := [name for name in ("source", "target") if name not in found]:
         return f"has no {{{missing[0]}}}, so a side of each pair would be lost"
