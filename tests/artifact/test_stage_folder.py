@@ -63,12 +63,14 @@ def test_what_can_be_a_stage_folder(stage, aside, tmp_path, monkeypatch) -> None
     (tmp_path / "stage").mkdir()
     stage.refuse()
     monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == tmp_path / "stage")
-    with pytest.raises(KieloError, match="stage: the root of a file system, whose name no finished trial"):
+    with pytest.raises(KieloError, match="stage: the root of a file system, which no finished trial"):
         stage.refuse()
     monkeypatch.undo()
     (tmp_path / "stage").rmdir()
     (tmp_path / "stage").touch()
-    with pytest.raises(KieloError, match="stage: a file, where the trial stage makes a folder; move it away"):
+    with pytest.raises(
+        KieloError, match="stage: a file, but the trial stage makes a folder. Fix: move it away"
+    ):
         stage.refuse()
     (tmp_path / "stage").unlink()
     (tmp_path / "stage").symlink_to("elsewhere")
@@ -157,7 +159,9 @@ def test_discarding_touches_only_what_this_process_holds(stage, aside) -> None:
     stage.discard()
     assert aside.exists()
     stage.begin()
-    with pytest.raises(KieloError, match=r"\.stage\.kielo: another process is writing there; wait for it"):
+    with pytest.raises(
+        KieloError, match=r"\.stage\.kielo: another process is writing there. Fix: wait for it"
+    ):
         (other := StageFolder(stage.folder, "trial", "")).begin()
     assert other.journal.closed
     other.discard()

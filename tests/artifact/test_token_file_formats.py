@@ -80,7 +80,9 @@ def test_a_pair_of_megatrons_by_hand(tmp_path) -> None:
 )
 def test_documents_that_are_not_those_of_the_sequences(documents, told, tmp_path) -> None:
     path = megatron(tmp_path / "s", bytes(12), [2, 1], [0, 8], documents)
-    with pytest.raises(KieloError, match=rf"s\.idx: damaged \(its documents cover {told}\); copy it again"):
+    with pytest.raises(
+        KieloError, match=rf"s\.idx: damaged \(its documents cover {told}\). Fix: copy it again"
+    ):
         describe(path, 2)
 
 
@@ -156,14 +158,14 @@ def test_a_ds_that_does_not_fit_its_index(tmp_path) -> None:
     index = Path(f"{path}.index")
     index.write_bytes(index.read_bytes()[:-1])
     with pytest.raises(
-        KieloError, match=r"a\.ds\.index: 15 bytes, which are no whole uint64s; it holds the ends"
+        KieloError, match=r"a\.ds\.index: 15 bytes, which are no whole uint64s, but it has the ends"
     ):
         describe(path, 2)
     index.unlink()
     for make in (lambda: None, index.mkdir):
         make()
         with pytest.raises(
-            KieloError, match=r"a\.ds\.index: missing; it holds the ends of the documents of a\.ds"
+            KieloError, match=r"a\.ds\.index: missing, but it has the ends of the documents of a\.ds"
         ):
             describe(path, 2)
     index.rmdir()
@@ -224,7 +226,7 @@ def test_indexes_of_others_that_cannot_be_read(tmp_path) -> None:
         written(version, code)
         for read in (lambda: describe(tmp_path / "s.bin", 2), lambda: TokenShard(tmp_path / "s")):
             with pytest.raises(
-                KieloError, match=f"s.idx: version {version}, dtype code {code}; version 1 with"
+                KieloError, match=f"s.idx: version {version}, dtype code {code}, but only version 1 with"
             ):
                 read()
     written(1, 8, cut=1)

@@ -105,7 +105,7 @@ def test_changed_files_are_refused(shard, suffix):
     check_unchanged(*in_place)
     part = shard.with_name(f"a{suffix}")
     os.utime(part, ns=(0, 0))
-    with pytest.raises(KieloError, match=r"a\.bin: changed since the pack stage .* was written again"):
+    with pytest.raises(KieloError, match=r"a\.bin: changed since the pack stage .* was rewritten"):
         check_unchanged(*in_place)
     if suffix == ".bin":
         part.write_bytes(part.read_bytes()[:-2])
@@ -183,7 +183,7 @@ def test_the_width_of_ids(dtype, vocab_size, width, tmp_path):
 
 
 def test_files_of_another_size_or_time_changed(shard):
-    """Shorter and longer ones, one that is gone, and one that was written again with the same bytes."""
+    """Shorter and longer ones, one that is gone, and one that was rewritten with the same bytes."""
     found = find_token_files("web", str(shard), 2)
     data = shard.with_name("a.bin")
     whole = data.read_bytes()
@@ -198,7 +198,7 @@ def test_files_of_another_size_or_time_changed(shard):
     with pytest.raises(KieloError, match=r"a\.bin: cannot be read \(No such file"):
         check_unchanged(*arguments)
     data.write_bytes(whole)
-    with pytest.raises(KieloError, match=r"a\.bin: changed .* \(its data, index or loss mask was written"):
+    with pytest.raises(KieloError, match=r"a\.bin: changed .* \(its data, index or loss mask was rewritten"):
         check_unchanged(*arguments)
     os.utime(data, ns=(found.times_ns[0][0],) * 2)
     check_unchanged(*arguments)

@@ -483,7 +483,7 @@ def test_the_newest_whole_checkpoint_of_a_run_is_found_or_named(tmp_path):
     assert newest_checkpoint(tmp_path, warnings.append).name == "step_00000100"
     assert len(warnings) == 1 and "index.json" in warnings[0]
     (tmp_path / "train/checkpoints/step_00000100/manifest.json").unlink()
-    with pytest.raises(KieloError, match="no whole checkpoint.*manifest.json is missing"):
+    with pytest.raises(KieloError, match="no complete checkpoint.*manifest.json is missing"):
         newest_checkpoint(tmp_path)
 
 

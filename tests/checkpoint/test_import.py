@@ -206,7 +206,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
             load_model_weights(parameters, write(tmp_path / "folder", tensors, **options), config())
         return str(caught.value)
 
-    with pytest.raises(KieloError, match="no weights are there; looked for model.safetensors"):
+    with pytest.raises(KieloError, match="no weights; looked for model.safetensors"):
         load_model_weights(parameters, tmp_path, config())
     headless = {name: value for name, value in right.items() if name != "lm_head.weight"}
     assert "missing: lm_head.weight" in complaint(headless, shards=2)

@@ -58,7 +58,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no value": (setting("train.tokens"), "section.key=value"),
     "a size beside a shape": (
         [*setting("model.params=3B"), "--set", "model.hidden_size=64"],
-        "leave out one or the other",
+        "Fix: leave one out",
     ),
     "a recipe misspelt": (["show", "demo_estonia"], "did you mean demo_estonian?"),
     "broken TOML": (["show", "bad.toml"], "line 1"),

@@ -93,7 +93,7 @@ def test_another_packing_is_made_anew(tmp_path):
             dataset={"packing": packing, "sequence_length": 8}, train={"tokens": 10**4},
         )  # fmt: skip
         if counts:
-            with pytest.raises(KieloError, match="was made with dataset.packing = .*makes it anew"):
+            with pytest.raises(KieloError, match="was made with dataset.packing = .*makes it again"):
                 packed_sequences(recipe, tmp_path / "tokens")
         counts[packing] = pack_sequences(recipe, tmp_path / "tokens").counts["sources"]["a"]["8"]
         assert pack_sequences(recipe, tmp_path / "tokens") is None

@@ -273,7 +273,7 @@ def test_a_folder_that_cannot_be_listed_is_not_empty(trained, here, number: int)
     with failing(number, "train/checkpoints"):
         refused(
             here(trained, *TRAIN),
-            "try again when the file system is back",
+            "retry when the file system is back",
             "checkpoints",
             errno.errorcode[number],
         )

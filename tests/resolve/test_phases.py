@@ -106,7 +106,7 @@ def test_complaints_of_the_recipe_name_the_phase(tmp_path) -> None:
             "dataset.sequence_length = 64 does not divide the longest of the run, "
             "phases.2.sequence_length = 96",
             "Fix: phases.2.sequence_length = 64 or 128"],
-        (two % "mixture={c=1}",): ["phases.2.mixture.c: no source has this name; the sources are a, b"],
+        (two % "mixture={c=1}",): ["phases.2.mixture.c: no source has this name. Fix: a, b"],
         (two % "warmup_share=0.1",): [
             "phases.2.warmup_share is of a new segment", "set phases.2.learning_rate too"],
         (two % 'learning_rate=1e-4, schedule="wsd", warmup_share=0.9, decay_share=0.2',): [

@@ -30,7 +30,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 NO_GCC = (
-    "this machine has no compiler (gcc), and torch.compile needs it. Fix: install it (Debian and "
+    "this machine has no compiler (gcc), which torch.compile needs. Fix: install it (Debian and "
     "Ubuntu: apt-get install gcc)"
 )
 

@@ -161,7 +161,6 @@ def append(folder: Path, line: Beginning | End) -> None:
 
 
 def read_attempts(folder: Path) -> list[Beginning | End]:
-    """Return the valid lines of the file in the train folder."""
     found: list[Beginning | End] = []
     for content in read_lines(folder / ATTEMPTS_NAME):
         try:
@@ -189,7 +188,6 @@ def read_lines(path: Path) -> list[JsonTable]:
 
 
 def now() -> str:
-    """Return date and time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

@@ -41,7 +41,6 @@ class BlockDigests:
 
 
 def first_wrong_block(path: Path, expected: list[str]) -> int | None:
-    """Return the number of the first block with another digest than expected, or None."""
     digests = BlockDigests()
     with open(path, "rb") as file:
         while data := file.read(READ_BYTES):
@@ -100,8 +99,6 @@ _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 
 class CheckpointFile(FileRecord):
-    """A file of a checkpoint in its manifest."""
-
     xxh3_64_blocks: list[str]
     save_id: str
     """The file has it too."""
@@ -132,7 +129,6 @@ class FaultyCheckpoint(KieloError):
 
 
 def fault_of_reading(name: str, error: OSError | UnicodeDecodeError) -> Fault:
-    """Return the fault of a checkpoint whose file `name` could not be read."""
     if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
         return Fault("damaged", f"{name} is missing")
     if isinstance(error, UnicodeDecodeError):

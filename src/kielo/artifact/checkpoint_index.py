@@ -263,7 +263,6 @@ def read_checkpoint_manifest(folder: Path) -> CheckpointManifest:
 
 
 def listed_files(folder: Path) -> Mapping[str, CheckpointFile]:
-    """Return the files in the manifest, by name. Errors as in `read_checkpoint_manifest`."""
     return read_checkpoint_manifest(folder).files
 
 

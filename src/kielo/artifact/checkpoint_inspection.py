@@ -24,7 +24,6 @@ from kielo.recipe.errors import KieloError
 
 
 def check_checkpoint(folder: Path, checksums: bool = True) -> Fault | None:
-    """Return the fault of a checkpoint folder, or None."""
     try:
         files = listed_files(folder)
     except FaultyCheckpoint as error:
@@ -128,7 +127,6 @@ def find_checkpoints(path: Path) -> list[Path]:
 
 
 def refuse_no_checkpoint(path: Path) -> None:
-    """Raise KieloError if `path` is not the folder of a checkpoint."""
     if not _is_checkpoint(path):
         raise KieloError(
             f"{path}: not the folder of a checkpoint. Fix: one that `kielo checkpoint list RUN` names"
@@ -161,13 +159,11 @@ def find_faults(paths: Iterable[Path]) -> dict[Path, list[Fault]]:
 
 
 def state_after_verification(faults: list[Fault]) -> str:
-    """Return "verified", or the faults. Known damage is first, because an unreadable file says less."""
     faults = sorted(faults, key=lambda fault: fault.kind != "damaged")
     return f"{faults[0].kind}: {'; '.join(fault.reason for fault in faults)}" if faults else "verified"
 
 
 def describe_checkpoint(path: Path) -> JsonTable:
-    """Return the facts of a checkpoint, as `kielo checkpoint show --json` prints them."""
     index = read_index(path)
     state = index.plain
     manifest = read_checkpoint_manifest(path)

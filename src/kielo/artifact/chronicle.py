@@ -48,14 +48,12 @@ class Attempt:
 
     @property
     def last_step(self) -> int | None:
-        """Return its last known step."""
         if self.end is not None and self.end.step is not None:
             return self.end.step
         return self.after.seen_step if self.after else None
 
     @property
     def ended_at(self) -> str | None:
-        """Return the time when it ended or was last seen."""
         if self.end is not None:
             return self.end.ended_at
         return self.after.seen_at if self.after else None
@@ -74,7 +72,6 @@ class Attempt:
 
 
 def chronicle(train_folder: Path) -> list[Table]:
-    """Return the tables of a run's chronicle; none if there was no attempt."""
     attempts = attempts_of(train_folder)
     if not attempts:
         return []
@@ -244,7 +241,6 @@ def _alerts(train_folder: Path) -> list[Alert]:
 
 
 def _plain(text: str) -> str:
-    """Return a cell in one line, without markup."""
     line = " ".join(text.split())
     if len(line) > _MOST_CHARACTERS:
         line = line[: _MOST_CHARACTERS - 1] + "…"

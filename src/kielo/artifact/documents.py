@@ -54,7 +54,6 @@ def split_messages(text: str, turns: Turns) -> list[Message]:
 
 
 def messages_of(document: Document) -> list[Message] | None:
-    """Return the messages of a document; None if it is no conversation."""
     turns = document["metadata"].get(TURNS)
     return None if turns is None else split_messages(document["text"], turns)
 
@@ -82,7 +81,6 @@ class DocumentWriter(WrittenAside):
         self._stream.write(orjson.dumps(document) + b"\n")
 
     def add_lines(self, lines: bytes) -> None:
-        """Append documents in JSON, each with a line end."""
         self._stream.write(lines)
 
     def close(self) -> None:
@@ -104,10 +102,7 @@ def write_documents(path: Path | str, documents: Iterable[Document]) -> int:
 
 
 def read_documents(folder_or_file: Path | str) -> Iterator[Document]:
-    """Yield the documents of a file, or of a folder's *.jsonl.zst in the order of their names.
-
-    Raises KieloError with the file and line.
-    """
+    """Yield the documents of a file, or of a folder's files by name. KieloError with the file and line."""
     for path in document_files(folder_or_file):
         for number, line in read_lines(path):
             yield parse_record(path, number, line)

@@ -72,7 +72,6 @@ FORMATS = {
 
 
 def schema_of(name: str) -> JsonTable:
-    """Return the JSON Schema (draft 2020-12) of a format in `FORMATS`."""
     if name == "recipe":
         return json_schema()
     found = FORMATS[name]

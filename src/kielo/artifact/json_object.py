@@ -39,7 +39,6 @@ def checked(path: Path, kind: type[Kind], content: JsonTable, advice: str = "", 
 
 
 def first_wrong(error: ValidationError, inside: str = "") -> str:
-    """Return the first wrong key, with dots, and the reason."""
     first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
     return f"{inside}{key}: {first['msg']}" if key else first["msg"]

@@ -106,7 +106,6 @@ class Lease:
 
     @property
     def token(self) -> str:
-        """Return the random name of the lease."""
         return json.loads(self.text)["token"]
 
     @classmethod

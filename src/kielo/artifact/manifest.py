@@ -36,16 +36,12 @@ PACKAGES = ("kielo", "numpy", "tokenizers", "torch", "transformers")
 
 
 class FileRecord(JsonObject):
-    """A file of a finished stage."""
-
     bytes: int
     xxh3_128: str | None = None
     """Checksum in hexadecimal; null: the manifest has another checksum of it, as in checkpoints."""
 
 
 class Manifest(JsonObject):
-    """The content of `manifest.json`."""
-
     kind: str
     version: int
     """Version of the stage's output."""
@@ -95,10 +91,7 @@ class Stage:
 
 
 def read_manifest(folder: Path | str) -> Manifest | None:
-    """Return the folder's manifest; None if the stage is not finished.
-
-    Raises KieloError with the first wrong key if it cannot be understood.
-    """
+    """Return the folder's manifest; None if the stage is not finished. KieloError for a wrong key."""
     path = Path(folder) / MANIFEST_NAME
     try:
         return Manifest.model_validate_json(path.read_bytes())
@@ -283,7 +276,6 @@ def write_manifest(
     counts: Mapping[str, Any],
     wall_seconds: float,
 ) -> Manifest:
-    """Bring the files under `folder` to the disk, hash them, and write their manifest."""
     folder = Path(folder)
     bring_tree_to_disk(folder)
     files = _describe_files(folder)

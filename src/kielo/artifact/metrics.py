@@ -61,7 +61,6 @@ class TrainingStep(Row):
 
     @property
     def has_no_label(self) -> bool:
-        """Return True if no label of the step counts."""
         return self.loss is None and self.gradient_norm == 0
 
 
@@ -203,10 +202,7 @@ def of_kind(rows: list[Row], kind: type[Kind]) -> list[Kind]:
 
 
 def split_metrics(path: Path) -> tuple[list[tuple[Row, bytes]], list[tuple[int, bytes]]]:
-    """Return (row, line) of each row, and (line number, line) of each line that is no row.
-
-    Neither has the half line of a killed attempt at the end.
-    """
+    """Return (row, line) of rows and (number, line) of others, but not of half a line at the end."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:

@@ -100,7 +100,6 @@ class ResumableStage:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def add(self, name: str, record: FinishedFile) -> None:
-        """Note that the file `name` is complete on the disk."""
         self._journal.write(json.dumps({"file": name} | record.content()).encode() + b"\n")
         os.fsync(self._journal.fileno())
         self.finished[name] = record
@@ -130,12 +129,10 @@ class ResumableStage:
         write_json_atomically(self.new / MANIFEST_NAME, manifest.content())
 
     def publish(self) -> None:
-        """Give the finished folder its name, replacing an older folder."""
         refuse_foreign(self.folder, self._identity[0])  # again: the work can have taken hours
         self._place.publish()
 
     def close(self) -> None:
-        """Let another process use the folder aside."""
         self._place.close()
 
     def discard(self) -> None:

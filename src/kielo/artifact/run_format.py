@@ -54,7 +54,6 @@ FORMAT_VERSION = OLDEST_VERSION + len(_MIGRATIONS)
 
 
 def with_version(content: Mapping[str, Any]) -> Table:
-    """Return the content of a file with the version of this code."""
     return {VERSION_KEY: FORMAT_VERSION, **content}
 
 

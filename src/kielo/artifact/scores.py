@@ -22,7 +22,6 @@ class BitsPerByte(JsonObject):
     """Interpolated byte n-gram."""
 
     def baselines(self) -> dict[str, float]:
-        """Return baseline → its bits per byte, in the order of `BASELINES`; empty unless all exist."""
         found = {name: getattr(self, name) for name in BASELINES}
         return {} if None in found.values() else found
 
@@ -96,7 +95,6 @@ class Accuracy(JsonObject):
     """The likeliest token between its neighbours, by counted pairs."""
 
     def baselines(self) -> dict[str, float]:
-        """Return baseline → its share."""
         found = {name: getattr(self, name) for name in BASELINES_OF_HIDDEN_TOKENS}
         return {name: share for name, share in found.items() if share is not None}
 
@@ -178,11 +176,9 @@ class FilledMask(JsonObject):
     """The likeliest tokens, best first."""
 
     def sentence(self) -> str:
-        """Return the text with a gap for the word."""
         return f"{self.before}____{self.after}"
 
     def likeliest(self) -> str:
-        """Return the fillings with their probabilities, for people."""
         return ", ".join(f"{token.text} {100 * token.probability:.0f} %" for token in self.fillings)
 
 

@@ -124,7 +124,6 @@ class StageFolder:
             self.close()
 
     def close(self) -> None:
-        """Let another process use the folder aside."""
         if self.journal is not None:
             self.journal.close()
 

@@ -36,10 +36,7 @@ class Format:
 
 
 def describe(path: Path, width: int) -> TokenFile:
-    """Describe a data file by its suffix, with its loss mask if it has one.
-
-    width: bytes of an id, if the file does not store it.
-    """
+    """Describe a data file with its loss mask. width: bytes of an id, if the file does not store it."""
     file = next(kind for kind in FORMATS.values() if path.name.endswith(kind.suffix)).describe(path, width)
     mask = _mask_path(path, file.format)
     if not mask.is_file():
@@ -67,12 +64,10 @@ def _mask_path(path: Path, kind: str) -> Path:
 
 
 def is_mask(name: str) -> bool:
-    """Return True for a mask that has the suffix of data."""
     return name.startswith(_OLMO_MASKS)
 
 
 def open_file(root: Path, file: TokenFile, end_of_text_id: int) -> OpenTokenFile:
-    """Open a described file in the folder `root`, without further checks."""
     path = root / file.name
     return OpenTokenFile(path, file, FORMATS[file.format].index(path, file), end_of_text_id)
 

@@ -30,7 +30,6 @@ class TokenSet:
         self.loss_mask = SetMask(self) if any(file.loss_mask for file in files) else None
 
     def read(self, start_token: int, count: int) -> np.ndarray:
-        """Return tokens start_token .. start_token+count-1 of the stream, [count]."""
         if start_token < 0 or count < 0 or start_token + count > self.num_tokens:
             raise IndexError(
                 f"{self._folder}: tokens {start_token}..{start_token + count} of {self.num_tokens}"
@@ -50,11 +49,9 @@ class TokenSet:
         return np.concatenate(parts)
 
     def num_whole_sequences(self, length: int) -> int:
-        """Return the number of sequences of `length` tokens that have a following token."""
         return (self.num_tokens - 1) // length
 
     def sequences(self, numbers: np.ndarray, length: int) -> np.ndarray:
-        """Return whole sequences with their next tokens, [numbers, length + 1]."""
         rows = np.empty((len(numbers), length + 1), self.dtype)
         for row, number in zip(rows, numbers.tolist(), strict=True):
             row[:] = self.read(number * length, length + 1)
@@ -75,7 +72,6 @@ class TokenSet:
         return which, np.concatenate([*found, np.zeros(0, np.int64)])
 
     def documents(self, start_token: int, count: int) -> list[tuple[str, int]]:
-        """Return (name, tokens in the range) of each document in a range of tokens."""
         end = start_token + count
         starts = np.unique(np.append(self._document_starts(start_token, end), start_token))
         return [

@@ -43,7 +43,6 @@ def join_token_shards(parts: Sequence[Path], prefix: Path) -> None:
 
 
 def join_files(parts: Sequence[Path], path: Path) -> None:
-    """Write the bytes of the files `parts` to a file, one part after the other."""
     with DurableFile(path) as whole:
         for part in parts:
             with open(part, "rb") as file:
@@ -72,10 +71,7 @@ BLOCK_DOCUMENTS = 1 << 20
 
 
 class TokenShardWriter(WrittenAside):
-    """A writer of a shard, aside until `close`: `.bin` gets its name first, `.idx` last.
-
-    has_loss_mask: it writes `.loss_mask` too.
-    """
+    """A writer of a shard and, with has_loss_mask, its mask: `.bin` gets its name first, `.idx` last."""
 
     def __init__(self, prefix: Path | str, vocab_size: int, has_loss_mask: bool = False):
         self.prefix, self.has_loss_mask = Path(prefix), has_loss_mask

@@ -69,7 +69,6 @@ class FoundFiles:
 
     @property
     def identity(self) -> str:
-        """Return a hash of the files, independent of their folder."""
         return hash_json([file.content() for file in self.files])
 
 
@@ -168,7 +167,6 @@ def _parts(folder: Path, file: TokenFile) -> list[Path]:
 
 
 def _width(source: Source, vocab_size: int) -> int:
-    """Return the bytes of an id for files of the source that do not store it."""
     if source.tokens_dtype is not None:
         return 2 if source.tokens_dtype == "uint16" else 4
     return 4 if vocab_size >= SMALLEST_UINT32_VOCABULARY else 2

@@ -63,7 +63,6 @@ class RowMap(JsonFile):
 
     @property
     def copied(self) -> int:
-        """Return the number of rows that are one old row."""
         return len(self.rows) - self.composed - self.random
 
     @property
@@ -73,10 +72,8 @@ class RowMap(JsonFile):
 
     @property
     def random(self) -> int:
-        """Return the number of rows made of no old row."""
         return sum(not row for row in self.rows)
 
     @property
     def tokens_per_composed_row(self) -> float:
-        """Return the mean number of old tokens of a composed row; 0 if there is none."""
         return (sum(map(len, self.rows)) - self.copied) / max(1, self.composed)

@@ -138,7 +138,6 @@ class SourceFolder(JsonObject):
     """Part of that layer in which they differ."""
 
     def in_words(self) -> str:
-        """Return a sentence on the comparison and its difference."""
         which = " with their own vocabulary" if self.is_transplanted else ""
         if self.layers < self.layers_of_model:
             which += f" with {self.layers} of {self.layers_of_model} layers (too large to load twice)"
@@ -186,7 +185,6 @@ class Parity(JsonFile):
     """Settings of transformers that were set wrong on purpose, to check the check; empty in a run."""
 
     def limit_in_words(self) -> str:
-        """Return the limit of the losses' differences, as part of a sentence."""
         limit = f"tolerance {self.tolerance:.0e}"
         rounding = self.losses.rounding_differences
         if rounding is None:

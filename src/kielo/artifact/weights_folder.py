@@ -145,7 +145,6 @@ def _chosen(folder: Path) -> tuple[str, list[str]]:
 
 
 def _named_file(folder: Path) -> str | None:
-    """Return the file or index of weights that config.json names, or None."""
     path = folder / CONFIG_FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -34,7 +34,6 @@ def parse_amount(value: Any) -> Any:
 
 
 def is_amount(value: Any) -> bool:
-    """Return True for a text that `parse_amount` can read."""
     return isinstance(value, str) and _NUMBER.fullmatch(value.strip()) is not None
 
 

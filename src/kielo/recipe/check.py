@@ -275,7 +275,6 @@ def _weights(recipe: Recipe) -> Found:
 
 
 def _learning(recipe: Recipe) -> Found:
-    """Yield complaints about keys of a learned vocabulary."""
     tokenizer = recipe.tokenizer
     if tokenizer.model == "unigram" and tokenizer.extend is not None:
         yield (

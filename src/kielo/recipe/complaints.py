@@ -143,7 +143,6 @@ def from_validation(
 
 
 def refuse(subject: str, complaints: Sequence[Complaint]) -> None:
-    """Raise one KieloError with all complaints, if there are any."""
     lines = list(dict.fromkeys(complaint.message for complaint in complaints))
     if len(lines) == 1:
         raise KieloError(lines[0])
@@ -190,7 +189,6 @@ def _explain(entry: Any, model: type[BaseModel], origin: Callable[[str], str]) -
 
 
 def _in_words(entry: Any) -> str:
-    """Return the fix in words for people who do not know pydantic."""
     kind, message = entry["type"], entry["msg"]
     if kind == "float_parsing" and re.fullmatch(r"\d+,\d+", entry["input"]):
         return f"Fix: {entry['input'].replace(',', '.')}"
@@ -224,7 +222,6 @@ def _section(key: str, model: type[BaseModel]) -> type[BaseModel] | None:
 
 
 def _name(entry: Any) -> str:
-    """Return the fix for a name: the given name with other characters replaced, if that is valid."""
     pattern, given = entry["ctx"]["pattern"], entry["input"]
     without_accents = unicodedata.normalize("NFKD", given).encode("ascii", "ignore").decode()
     likely = re.sub(r"[^A-Za-z0-9_.-]+", "_", without_accents).strip("_.-")

@@ -101,7 +101,6 @@ def _of_the_system(error: OSError) -> str:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Return True for Python's and torch's errors of memory, without an import of torch."""
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
@@ -110,7 +109,6 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _is_of_other_ranks(error: BaseException) -> bool:
-    """Return True for errors of torch.distributed, and for gloo's, which have no class."""
     return (
         type(error).__module__.startswith("torch.distributed")
         or type(error).__name__.startswith("Dist")
@@ -124,5 +122,4 @@ def rank_prefix() -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return at most 300 characters of the error's first line."""
     return next(iter(str(error).splitlines()), "")[:300]

@@ -34,7 +34,6 @@ class OptimiserFacts(NamedTuple):
     only_with: Mapping[str, tuple[Any, ...]] = {}
 
     def state_bytes(self, dtype: str) -> int:
-        """Return the bytes of state for each element of a parameter."""
         return len(self.moments) * STATE_BYTES[dtype]
 
 

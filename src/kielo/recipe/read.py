@@ -121,7 +121,6 @@ def _too_deep(label: str) -> KieloError:
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Return the recipes inside the package: name → file."""
     return {path.stem: path for path in sorted(_SHIPPED.glob("*.toml"))}
 
 
@@ -222,7 +221,6 @@ def find_recipe(reference: str, beside: Path | None = None) -> Path:
 
 
 def _label(path: Path) -> str:
-    """Return the file name of a shipped recipe, or the path of another as given."""
     return path.name if path.parent == _SHIPPED else str(path)
 
 
@@ -326,7 +324,6 @@ def _value(raw: str, parts: Sequence[str]) -> Any:
 
 
 def _accepted(parts: Sequence[str]) -> tuple[Any, ...]:
-    """Return the types that the key takes; () for an unknown key."""
     model: Any = Recipe
     for part in parts:
         info = (

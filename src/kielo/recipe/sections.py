@@ -224,7 +224,6 @@ class Source(Section):
 
 
 def _check_encoding(name: str) -> None:
-    """Raise ValueError if a name is no encoding of text."""
     try:
         "a".encode(name)
         if codecs.lookup(name).name in ("idna", "punycode", "unicode-escape", "raw-unicode-escape", "utf-7"):
@@ -384,7 +383,6 @@ class Tokenizer(Section):
 
     @property
     def ready(self) -> str | None:
-        """Return the ready tokenizer, which is used as it is or extended."""
         return self.path or self.extend
 
     @property
@@ -932,7 +930,6 @@ class Evaluate(Section):
 
     @property
     def encoder_files(self) -> dict[str, str]:
-        """Return the keys and files of the measures of encoders."""
         tags = self.part_of_speech
         named = {
             "minimal_pairs": self.minimal_pairs,

@@ -70,7 +70,6 @@ def of_language(data: Mapping[str, Any], code: str, codes: Sequence[str]) -> dic
 
 
 def filled(value: Any, code: str) -> Any:
-    """Return the value with the code in place of `{language}` in all its texts."""
     if isinstance(value, str):
         return value.replace(PLACE, code)
     if isinstance(value, Mapping):

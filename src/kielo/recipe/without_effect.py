@@ -51,7 +51,6 @@ def without_effect(recipe: Recipe) -> Iterator[Idle]:
 
 
 def layout_in_force(recipe: Recipe) -> dict[str, Any]:
-    """Return the values of [layout] that differ from the defaults and have an effect."""
     idle = {found.key for found in without_effect(recipe)}
     values = recipe.layout.model_dump(mode="json", exclude_defaults=True)
     return {key: value for key, value in values.items() if f"layout.{key}" not in idle}
@@ -70,8 +69,6 @@ def _has_raw_text(recipe: Recipe) -> bool:
 
 
 def _cleans(*kinds: str) -> Callable[[Recipe], bool]:
-    """Return a function that is True if a source of these kinds is cleaned."""
-
     def cleans(recipe: Recipe) -> bool:
         sources = recipe.corpus.of_raw_text.sources
         return any(source.kind in kinds and source.clean for source in sources)

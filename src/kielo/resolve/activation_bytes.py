@@ -11,7 +11,6 @@ from kielo.resolve.stages import SCHEDULES, layers_of_stages, stages_of_rank
 
 
 def learns_positions(model_type: str) -> bool:
-    """Return True for families with an embedding of positions."""
     return "position_table" in module(model_type, "tables").TENSOR_PARALLEL_PLAN
 
 
@@ -226,10 +225,7 @@ def _heads(model: CompleteModel, layout: Layout) -> tuple[float, float]:
 
 
 def _layer_elements(model: CompleteModel, layout: Layout) -> float:
-    """Return the elements of a layer's matrices on a tensor rank.
-
-    Norms and biases are left out: below 0.1 % from hidden 1,024 on.
-    """
+    """Return the elements of a layer's matrices on a tensor rank; norms and biases are below 0.1 %."""
     queries, groups = _heads(model, layout)
     return model.hidden_size * (
         2 * (queries + groups) + layer_parts(model).mlp_matrices * model.intermediate_size / layout.tensor

@@ -72,7 +72,6 @@ def has_budget(recipe: Recipe) -> bool:
 
 
 def check_budget(recipe: Recipe) -> None:
-    """Raise KieloError if a plan cannot know the tokens of the run."""
     if not has_budget(recipe):
         raise KieloError(
             "train.tokens is not set, so it follows from the text once it is packed. Fix for a "

@@ -47,10 +47,7 @@ def model_of_weights_here(model: Model) -> CompleteModel | None:
 
 
 def overridden_by_weights(model: Model) -> list[str]:
-    """Return the given keys of [model] that `model.weights` replaces.
-
-    They have another value in config.json; all of them if it is not on this machine yet.
-    """
+    """Return the given keys of [model] that config.json changes; all if it is not here yet."""
     if model.weights is None:
         return []
     found = model_of_weights_here(model)

@@ -66,12 +66,10 @@ class MemoryBytes:
 
     @property
     def static(self) -> Column:
-        """Return the bytes held between steps."""
         return self.weights + self.gradients + self.optimiser
 
     @property
     def passing(self) -> Column:
-        """Return the bytes that a step allocates and frees."""
         return self.activations + self.logits + self.gathered
 
     def peak(self, kind: Kind) -> Column:
@@ -238,12 +236,10 @@ class _Rank:
 
     @cached_property
     def trained(self) -> Column:
-        """Return the parameters with gradients: all but frozen ones."""
         return self.parameters - self.work.frozen * self.layers * self.layer
 
     @cached_property
     def shards(self) -> Column:
-        """Return the bytes of reduced gradients."""
         return _FP32_BYTES * self.trained / self.shard
 
     @cached_property

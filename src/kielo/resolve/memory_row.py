@@ -45,10 +45,7 @@ class StepSize(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Settings of the recipe's [train] that bytes and seconds of a step depend on.
-
-    trainable: the modules that the step's phase trains, () for all.
-    """
+    """Settings of [train] that a step's bytes and seconds depend on. trainable: of its phase, () for all."""
 
     precision: Precision = "bf16"
     fp8: Fp8 = Fp8()

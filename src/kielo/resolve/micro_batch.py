@@ -81,7 +81,6 @@ def _is_worth_it(layout: Layout, sequence_length: int, numbers: Column, sizes: C
 
 
 def _fits(rank: RankOfRun, usable: float, sequence_length: int, sizes: Column, numbers: Column) -> Column:
-    """Return True where the peak fits the device's memory in every precision of the run."""
     fits = np.ones(len(sizes), bool)
     if not len(sizes):
         return fits

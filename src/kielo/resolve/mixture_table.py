@@ -55,10 +55,7 @@ class SourceAmount:
 
 @dataclass(frozen=True)
 class SourceRow:
-    """A source in the whole run.
-
-    read_tokens: drawn by all phases. effective_tokens: different tokens that would teach the same.
-    """
+    """A source in the run. effective_tokens: different tokens that would teach the same as read_tokens."""
 
     source: str
     amount: SourceAmount

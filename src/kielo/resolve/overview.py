@@ -35,7 +35,6 @@ class Overview:
     ready_tokens: Mapping[str, int] | None = None
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return (name, value) for people."""
         model = self.model
         heads = f"{model.num_attention_heads} heads"
         if model.num_key_value_heads != model.num_attention_heads:
@@ -84,7 +83,6 @@ def overview_of_recipe(recipe: Recipe) -> Overview:
 
 
 def _ready_tokens(recipe: Recipe) -> Mapping[str, int] | None:
-    """Return the tokens of the sources of ready tokens; None if their files are not on this machine."""
     try:
         return ready_tokens(recipe) or None
     except KieloError:
@@ -147,7 +145,6 @@ def amount(number: float) -> str:
 
 
 def _rate(peak: float, final: float, schedule: str, decay: float) -> str:
-    """Return the sentence of a segment. decay: tokens or share, if only the end of the schedule decays."""
     if LEARNING_RATE_SCHEDULES[schedule].has_decay_share and not decay:
         return f"{peak:.3g}, held"
     return f"{peak:.3g} to {final:.3g}, {schedule}"

@@ -325,7 +325,6 @@ def _compiles(layout: Layout, machine: Machine, identity: Identity) -> bool:
 
 
 def _accelerator(recipe: Recipe, device: str, name: str | None) -> Accelerator | None:
-    """Return the card that MFU is measured against; None if no card describes the device."""
     if name in accelerators():
         return accelerator_card(name)
     if name is not None:

@@ -135,7 +135,6 @@ class Identity(RecipeIdentity):
         )
 
     def max_gradient_norm(self, index: int) -> float:
-        """Return the norm that gradients are clipped to in steps of `phases[index]`."""
         own = self.phases[index].max_gradient_norm
         return self.train.max_gradient_norm if own is None else own
 

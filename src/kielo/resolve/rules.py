@@ -48,11 +48,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of a run in numbers.
-
-    micro_batches: (sequences, number in a step) on a rank, for each of `phases`. data_ranks: ranks that share
-    a step.
-    """
+    """Steps in numbers. micro_batches: (sequences, number in a step) on a rank, for each of `phases`."""
 
     phases: tuple[PlannedPhase, ...]
     micro_batches: tuple[tuple[int, int], ...] = ()
@@ -107,7 +103,6 @@ def complaints(case: Judged, rules: Iterable[Callable[[Judged], Complaints]]) ->
 
 
 def refuse(recipe: Recipe, found: Sequence[str]) -> None:
-    """Raise KieloError with all complaints, if there are any."""
     refuse_recipe(recipe.name, [Complaint((), message) for message in found])
 
 
@@ -548,7 +543,6 @@ def _device_has_fp8(case: Case) -> Complaints:
 
 
 def device_has_fp8(card: Accelerator) -> Complaints:
-    """Yield the complaint about a device without products in 8 bits."""
     if not card.peak_tflops.get("fp8"):
         yield (
             f'train.precision = "fp8" on {card.name}: its card has no fp8 peak, so FP8 would not be faster. '

@@ -64,7 +64,6 @@ class Shares:
 
     @property
     def empty_share(self) -> float:
-        """Return the share of the step's work on empty sequences."""
         return 1 - self.sequences / (self.data_ranks * self.micro_batch * self.micro_batches)
 
     def __str__(self) -> str:
@@ -127,7 +126,6 @@ def preferred_size(sizes: Column, rows: Column, may: Column) -> Column:
 
 
 def uneven_steps(resolved: Resolved) -> list[str]:
-    """Return sentences on the run's steps that have empty sequences."""
     layout, said, ramp = resolved.placement.layout, [], []
     phases = resolved.identity.phases
     for phase, following, placed in zip(phases, [*phases[1:], None], resolved.placement.phases, strict=True):

@@ -193,20 +193,17 @@ def chosen_precision(recipe: Recipe, device: str, has_amx: bool, run_folder: Pat
 
 
 def precisions(train: Train) -> list[Precision]:
-    """Return the chosen precisions of the run, in the order of its steps."""
     chosen = [train.precision, *(precision for _, precision in train.precision_changes)]
     return list(dict.fromkeys(precision for precision in chosen if precision is not None))
 
 
 def with_precision(recipe: Recipe, precision: Precision) -> Recipe:
-    """Return the recipe with `precision`, unless it has one."""
     if recipe.train.precision is not None:
         return recipe
     return recipe.model_copy(update={"train": recipe.train.model_copy(update={"precision": precision})})
 
 
 def _begun(run_folder: Path) -> Precision | None:
-    """Return the precision of a run that has checkpoints, or None."""
     path = run_folder / RESOLVED_NAME
     if not path.is_file() or not step_folders(run_folder / "train" / "checkpoints"):
         return None

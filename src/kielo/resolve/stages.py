@@ -13,8 +13,6 @@ from kielo.recipe.sections import CompleteModel, Layout
 
 
 class Schedule(NamedTuple):
-    """Facts of a pipeline schedule."""
-
     stages_per_rank: int  # if the recipe has none
     is_v: bool
     splits_backward: bool  # gradients of inputs first, of weights later

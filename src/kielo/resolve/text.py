@@ -40,10 +40,7 @@ class Text:
     tokens_per_document: Mapping[str, float] = field(default_factory=dict)
 
     def epoch_tokens(self, source: str, sequence_length: int) -> int:
-        """Return the tokens that an epoch of a source has to predict, with the filling of sequences.
-
-        Text that is not packed yet counts as one stream.
-        """
+        """Return the tokens that an epoch of a source has to predict, with the filling of sequences."""
         packed = self.packed_sequences.get(sequence_length)
         return self.tokens[source] - 1 if packed is None else packed[source] * sequence_length
 
@@ -130,10 +127,7 @@ def imagined_text(recipe: Recipe) -> Text:
 
 
 def ready_tokens(recipe: Recipe) -> dict[str, int]:
-    """Return source → tokens to train on, without the held-out share, of ready tokens on this machine.
-
-    Raises KieloError for files that cannot be read.
-    """
+    """Return source → tokens, without the held-out share, of ready tokens here. KieloError if unreadable."""
     if not recipe.corpus.token_sources:
         return {}
     tokenizer = recipe.tokenizer.path or ""
