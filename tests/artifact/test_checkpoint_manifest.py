@@ -49,8 +49,8 @@ def rewritten(folder: Path, **changes: object) -> str:
 def test_manifests_of_something_else(tmp_path) -> None:
     """Refuse a manifest of another kind or version, one without an index, and a missing one."""
     altered = (
-        "damaged: manifest.json differs from what was written (its own checksum differs), so no file beside it "
-        "cannot be checked"
+        "damaged: manifest.json differs from what was written (its own checksum differs), so no file beside "
+        "it can be checked"
     )
     other = "of another version: manifest.json is of version {}, written by kielo 9.8, and this Kielo reads "
     for changes, told in (

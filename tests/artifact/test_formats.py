@@ -196,7 +196,9 @@ def test_the_wrong_key_is_named(run_folder, tmp_path):
     scores = json.loads((run_folder / "evaluate" / "scores.json").read_text(encoding="utf-8"))
     scores["bits_per_byte"]["xz"] = "1.6"
     (tmp_path / "scores.json").write_text(json.dumps(scores), encoding="utf-8")
-    with pytest.raises(KieloError, match=r"scores.json.*bits_per_byte\.xz: .*number\); move .* away and run"):
+    with pytest.raises(
+        KieloError, match=r"scores.json.*bits_per_byte\.xz: .*number\). Fix: move .* away and run"
+    ):
         read_stage_json(tmp_path, FILES["scores"])
 
 
@@ -215,7 +217,9 @@ def test_a_wrong_key_of_counts_is_named(of_a, told, tmp_path):
         write_manifest(tmp_path, "tokens", 1, {}, {}, counts, 1.0)
         if a is not of_a:
             assert read_counts(tmp_path, PackCounts).content() == counts
-    with pytest.raises(KieloError, match=rf"manifest\.json: .*\(counts\.sources\.a\.{told}.*; move .* away"):
+    with pytest.raises(
+        KieloError, match=rf"manifest\.json: .*\(counts\.sources\.a\.{told}.*. Fix: move .* away"
+    ):
         read_counts(tmp_path, PackCounts)
     assert read_counts(tmp_path / "nowhere", PackCounts) is None
 

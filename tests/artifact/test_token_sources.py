@@ -61,7 +61,7 @@ def test_a_damaged_pair_names_the_file_and_the_number(shard):
         (lambda: index.write_bytes(whole[:20]), r"a\.idx: not a Megatron index"),
         (index.unlink, r"a\.idx: no such file"),
         (lambda: data.write_bytes(whole_data + b"x"), r"a\.bin: 19 bytes of data are no whole number of ids"),
-        (lambda: data.write_bytes(whole_data[:-2]), r"ends at byte 18, and the data has 16"),
+        (lambda: data.write_bytes(whole_data[:-2]), r"ends at byte 18, but the data has 16"),
     ]:
         damage()
         with pytest.raises(KieloError, match=message):
@@ -85,7 +85,7 @@ def test_flat_ids_and_ds_that_do_not_fit(tmp_path):
     with pytest.raises(KieloError, match=r"flat\.npy: 18 bytes.* ids of 4 bytes.*tokens_dtype"):
         find_token_files("web", str(tmp_path / "flat.npy"), 4)
     np.save(tmp_path / "table.npy", np.zeros((2, 2), np.int32))
-    with pytest.raises(KieloError, match=r"table\.npy: holds int32 of shape \(2, 2\)"):
+    with pytest.raises(KieloError, match=r"table\.npy: int32 of shape \(2, 2\)"):
         find_token_files("web", str(tmp_path / "table.npy"), 4)
     write_ds(tmp_path / "b", DOCUMENTS)
     (tmp_path / "b.ds.index").write_bytes(struct.pack("<2Q", 3, 8))

@@ -129,8 +129,8 @@ def test_dropped_weights_are_counted():
             "layout.tensor = 3 does not divide model.intermediate_size = 5632. Fix: "
             "layout.tensor "
             "of 1, 2, or model.intermediate_size = 5634",
-            "dataset.sequence_length = 4096 is not divisible by layout.tensor × layout.context = 6, the ranks "
-            "that split it. Fix: 4092 or 4098",
+            "dataset.sequence_length = 4096 is not divisible by layout.tensor × layout.context = 6, the "
+            "ranks that split it. Fix: 4092 or 4098",
         ]),
         ({"tensor": 8}, 4096, [
             "layout.tensor = 8 does not divide model.num_attention_heads = 12. Fix: "

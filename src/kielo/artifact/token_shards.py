@@ -169,11 +169,18 @@ class MegatronHead:
             )
         self.dtype = np.dtype(DTYPES[code]).newbyteorder("<")
         needed, size = HEADER.size + 12 * self.num_sequences + 8 * self.num_boundaries, path.stat().st_size
-        if size < needed or self.num_boundaries < 1:
+        if size < needed:
             raise KieloError(
                 f"{path}: {size:,} bytes, but its header promises {needed:,}; the file is cut short. Fix: "
                 "copy it again, or run the pack stage again"
             )
+
+        if self.num_boundaries < 1:
+            raise self._uncovered()
+
+    def _uncovered(self) -> KieloError:
+        what = f"its documents do not cover its {self.num_sequences} sequences"
+        return KieloError(f"{self._path}: damaged ({what}). Fix: copy it again, or run the pack stage again")
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (first byte of each sequence, first sequence of each document and their number), mapped."""
@@ -187,9 +194,7 @@ class MegatronHead:
         place = HEADER.size + 12 * self.num_sequences
         documents = np.fromfile(self._path, "<i8", self.num_boundaries, offset=place)
         if documents[0] != 0 or documents[-1] != self.num_sequences or np.any(np.diff(documents) < 0):
-            raise KieloError(
-                f"{self._path}: damaged (its documents do not cover its {self.num_sequences} sequences)"
-            )
+            raise self._uncovered()
         return lengths, documents
 
     def end_of_data(self) -> int:
