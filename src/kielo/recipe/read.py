@@ -25,6 +25,7 @@ from kielo.recipe.places import place
 from kielo.recipe.sections import SHAPE_KEYS, Recipe
 from kielo.recipe.several_languages import KEY as LANGUAGES
 from kielo.recipe.several_languages import codes_of, filled, of_language
+from kielo.recipe.toml_text import TomlTable
 
 # Folders of a run that stages replace as a whole. `train` is filled in place, and `raw` can hold a person's
 # text.
@@ -37,7 +38,7 @@ NOT_GIVEN = "not given"  # origin of a value that stands in for a missing value
 _SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
 _TEXT = re.compile(r"\.(txt|jsonl|tsv|csv|html?|parquet)(\.gz|\.zst)?$", re.IGNORECASE)
 # In place of required values that are missing or broken, so that the rest can still be checked.
-_STAND_INS: dict[str, Any] = {"name": "stand_in", "language": "et", "corpus": {"sources": ["stand_in.txt"]}}
+_STAND_INS: TomlTable = {"name": "stand_in", "language": "et", "corpus": {"sources": ["stand_in.txt"]}}
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def read_first_language(reference: str | Path, sets: Sequence[str] = ()) -> Read
 
 def _values(
     reference: str | Path | None, sets: Sequence[str]
-) -> tuple[str, dict[str, Any], dict[str, str], list[Complaint]]:
+) -> tuple[str, TomlTable, dict[str, str], list[Complaint]]:
     """Return the recipe's name for messages, its values, their origins, and what is wrong with `sets`."""
     path = None if reference is None else find_recipe(str(reference))
     label = "--set" if path is None else _label(path)
@@ -169,7 +170,7 @@ def _without_pattern(path: str) -> str:
     return os.path.dirname(path[: begin.start()]) if begin else path
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> TomlTable:
     """Return the file's content. Raises KieloError with the file, line and column that is not TOML."""
     try:
         # Editors on Windows begin files with a byte-order mark.
@@ -224,7 +225,7 @@ def _label(path: Path) -> str:
     return path.name if path.parent == _SHIPPED else str(path)
 
 
-def _with_base(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+def _with_base(path: Path) -> tuple[TomlTable, dict[str, str]]:
     """Return the values of a file over its base recipe's, and the origin of each key."""
     data = read_toml(path)
     if _is_written(str(path)):
@@ -256,7 +257,7 @@ def _with_base(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     return _overlay(base, data), origins
 
 
-def _overlay(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def _overlay(base: TomlTable, over: TomlTable) -> TomlTable:
     """Join tables, and replace anything else, lists too."""
     joined = dict(base)
     for key, value in over.items():
@@ -265,7 +266,7 @@ def _overlay(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return joined
 
 
-def _apply_set(text: str, data: dict[str, Any], origins: dict[str, str]) -> Complaint | None:
+def _apply_set(text: str, data: TomlTable, origins: dict[str, str]) -> Complaint | None:
     key, equals, raw = text.partition("=")
     key = key.strip()
     parts = key.split(".")
@@ -296,9 +297,7 @@ def _on_quotes(text: str) -> str:
     return f"; {' '.join(found)} are letters to a shell. Fix: \" or '" if found else ""
 
 
-def _replace_shape(
-    given: Iterable[str], below: dict[str, Any], origins: dict[str, str] | None = None
-) -> None:
+def _replace_shape(given: Iterable[str], below: TomlTable, origins: dict[str, str] | None = None) -> None:
     """Remove the model's shape from `below` if `given` asks for a size, and a size if it has a shape.
 
     origins: of the values in `below`. Values of --set stay, so that both by --set are refused.
@@ -336,7 +335,7 @@ def _accepted(parts: Sequence[str]) -> tuple[Any, ...]:
 
 
 def _validate(
-    data: dict[str, Any], origins: dict[str, str], default_origin: str
+    data: TomlTable, origins: dict[str, str], default_origin: str
 ) -> tuple[Recipe | None, list[Complaint]]:
     """Return the recipe and its complaints.
 
@@ -377,7 +376,7 @@ def _is_written(label: str) -> bool:
         return False
 
 
-def _leave_out(data: dict[str, Any], location: Sequence[str | int]) -> None:
+def _leave_out(data: TomlTable, location: Sequence[str | int]) -> None:
     *parents, leaf = location
     table: Any = data
     for part in parents:
@@ -398,7 +397,7 @@ def _origin(key: str, origins: dict[str, str], otherwise: str) -> str:
     return "--set" if "--set" in inside else inside[-1] if inside else otherwise
 
 
-def _leaves(table: dict[str, Any], prefix: str = "") -> list[str]:
+def _leaves(table: TomlTable, prefix: str = "") -> list[str]:
     keys = []
     for key, value in table.items():
         keys += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]

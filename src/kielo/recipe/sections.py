@@ -8,6 +8,7 @@ change it). A section of both kinds has a base class of each kind. `resolve` mak
 
 import codecs
 import re
+from collections.abc import Mapping
 from itertools import combinations
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
@@ -259,7 +260,7 @@ def _sources(value: Any) -> Any:
     return named
 
 
-def _source_name(entry: dict[str, Any]) -> str:
+def _source_name(entry: Mapping[str, Any]) -> str:
     keys = ("path", "debian_package", "huggingface_dataset", "tokens")
     place = str(next((entry[key] for key in keys if entry.get(key)), "text"))
     parts = [part for part in re.split(r"[/\\]", place) if part and not re.search(r"[*?\[]", part)]

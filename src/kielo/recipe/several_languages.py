@@ -13,6 +13,7 @@ from kielo.recipe.cards import languages
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe, Source
 from kielo.recipe.source_kinds import KINDS
+from kielo.recipe.toml_text import TomlTable
 
 
 def languages_of(recipe: Recipe, source: Source) -> tuple[str, ...]:
@@ -60,7 +61,7 @@ def codes_of(data: Mapping[str, Any], label: str) -> tuple[str, ...]:
     return tuple(given)
 
 
-def of_language(data: Mapping[str, Any], code: str, codes: Sequence[str]) -> dict[str, Any]:
+def of_language(data: Mapping[str, Any], code: str, codes: Sequence[str]) -> TomlTable:
     own = filled({key: value for key, value in data.items() if key != KEY} | {"language": code}, code)
     corpus = own.get("corpus")
     if isinstance(corpus, dict) and isinstance(corpus.get("sources"), list):

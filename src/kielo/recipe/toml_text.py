@@ -3,8 +3,10 @@
 import tomllib
 from typing import Any
 
+TomlTable = dict[str, Any]  # a table of which only its reader knows the keys
 
-def toml_table(name: str, content: dict[str, Any], brackets: tuple[str, str] = ("[", "]")) -> str:
+
+def toml_table(name: str, content: TomlTable, brackets: tuple[str, str] = ("[", "]")) -> str:
     """Return a table and the tables in it. An empty name is the top of a file. None is left out."""
     tables = {key: value for key, value in content.items() if isinstance(value, dict)}
     lists = {key: value for key, value in content.items() if _is_list_of_tables(value)}
@@ -76,7 +78,7 @@ def line_of(key: str, lines: dict[str, int]) -> int | None:
     return None
 
 
-def _keys(table: dict[str, Any], above: str = "") -> list[str]:
+def _keys(table: TomlTable, above: str = "") -> list[str]:
     keys = []
     for key, value in table.items():
         keys.append(above + key)

@@ -16,6 +16,7 @@ from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.phases import FullPhase, full_phases, key_of_all_phases
 from kielo.recipe.sections import Phase, Recipe
 from kielo.recipe.several_languages import languages_of
+from kielo.recipe.toml_text import TomlTable
 
 # Keys of a segment of the learning rate. A phase reads them only if it begins one.
 OF_A_SEGMENT = ("final_learning_rate_ratio", "schedule", "warmup_share", "decay_share")
@@ -30,27 +31,26 @@ class Idle(NamedTuple):
 
 
 class Condition(NamedTuple):
-    """The condition of `keys`. why, fix: words after "has no effect" and "Fix:"."""
+    """The condition of `keys`. advice: the words after "has no effect"."""
 
     keys: tuple[str, ...]
     decided_by: tuple[str, ...]
     holds: Callable[[Recipe], bool]
-    why: str
-    fix: str
+    advice: str
 
 
 def without_effect(recipe: Recipe) -> Iterator[Idle]:
     """Yield the keys that the recipe gives and that have no effect, each once."""
     found: dict[str, Idle] = {}
-    for keys, decided_by, holds, why, fix in (*CONDITIONS, *_of_phases(recipe)):
+    for keys, decided_by, holds, advice in (*CONDITIONS, *_of_phases(recipe)):
         for key in keys:
             if is_given(recipe, key) and not holds(recipe):
-                said = f"{key} = {_value(recipe, key)} has no effect {why}. Fix: {fix}, or leave the key out"
+                said = f"{key} = {_value(recipe, key)} has no effect {advice}, or leave the key out"
                 found.setdefault(key, Idle(key, decided_by, said))
     yield from found.values()
 
 
-def layout_in_force(recipe: Recipe) -> dict[str, Any]:
+def layout_in_force(recipe: Recipe) -> TomlTable:
     idle = {found.key for found in without_effect(recipe)}
     values = recipe.layout.model_dump(mode="json", exclude_defaults=True)
     return {key: value for key, value in values.items() if f"layout.{key}" not in idle}
@@ -92,8 +92,8 @@ def _decays(phase: FullPhase) -> bool:
 _SCHEDULES = " or ".join(f'"{name}"' for name, of in LEARNING_RATE_SCHEDULES.items() if of.has_decay_share)
 
 
-def _row(keys: str, decided_by: str, holds: Callable[[Recipe], bool], why: str, fix: str) -> Condition:
-    return Condition(tuple(keys.split()), tuple(decided_by.split()), holds, why, fix)
+def _row(keys: str, decided_by: str, holds: Callable[[Recipe], bool], advice: str) -> Condition:
+    return Condition(tuple(keys.split()), tuple(decided_by.split()), holds, advice)
 
 
 CONDITIONS = (
@@ -101,71 +101,63 @@ CONDITIONS = (
         "train.masking train.masking_rate train.final_masking_rate evaluate.pseudo_tokens",
         "train.objective",
         _is_masked,
-        'with train.objective = "next_token", which hides no tokens',
-        'train.objective = "masked_tokens"',
+        'with train.objective = "next_token", which hides no tokens. Fix: train.objective = "masked_tokens"',
     ),
     _row(
         "evaluate.ngram_order evaluate.sample_tokens evaluate.temperature evaluate.top_k",
         "train.objective train.causal_share",
         _predicts_the_next,
-        'with train.objective = "masked_tokens": such a model is measured by hidden tokens',
-        "train.causal_share above 0",
+        'with train.objective = "masked_tokens": such a model is measured by hidden tokens. '
+        "Fix: train.causal_share above 0",
     ),
     _row(
         "evaluate.top_k",
         "evaluate.temperature",
         lambda recipe: recipe.evaluate.temperature > 0,
-        "with evaluate.temperature = 0, which takes the likeliest token",
-        "a temperature above 0",
+        "with evaluate.temperature = 0, which takes the likeliest token. Fix: a temperature above 0",
     ),
     _row(
         "evaluate.part_of_speech.from_layer evaluate.part_of_speech.pieces",
         "evaluate.part_of_speech.train",
         lambda recipe: bool(recipe.evaluate.part_of_speech.train),
-        "without evaluate.part_of_speech.train, the text that tags are learned from",
-        "evaluate.part_of_speech.train = FILE.conllu",
+        "without evaluate.part_of_speech.train, the text that tags are learned from. "
+        "Fix: evaluate.part_of_speech.train = FILE.conllu",
     ),
     _row(
         "layout.pipeline_schedule layout.pipeline_stages_per_rank layout.pipeline_layers",
         "layout.pipeline",
         lambda recipe: recipe.layout.pipeline > 1,
-        "with layout.pipeline = 1, which is no pipeline",
-        "layout.pipeline of 2 or more",
+        "with layout.pipeline = 1, which is no pipeline. Fix: layout.pipeline of 2 or more",
     ),
     _row(
         "layout.sequence_parallel layout.tensor_overlap",
         "layout.tensor",
         lambda recipe: recipe.layout.tensor > 1,
-        "with layout.tensor = 1, which splits no matrix",
-        "layout.tensor of 2 or more",
+        "with layout.tensor = 1, which splits no matrix. Fix: layout.tensor of 2 or more",
     ),
     _row(
         "layout.context_attention",
         "layout.context",
         lambda recipe: recipe.layout.context > 1,
-        "with layout.context = 1, which splits no sequence",
-        "layout.context of 2 or more",
+        "with layout.context = 1, which splits no sequence. Fix: layout.context of 2 or more",
     ),
     _row(
         "layout.zero",
         "layout.shard layout.context layout.replicate",
         lambda recipe: (recipe.layout.shard, recipe.layout.context, recipe.layout.replicate) != (1, 1, 1),
-        "with layout.shard = 1: no other rank holds a part",
-        "layout.shard = 0",
+        "with layout.shard = 1: no other rank holds a part. Fix: layout.shard = 0",
     ),
     _row(
         "layout.recompute_every_layers",
         "layout.recompute",
         lambda recipe: recipe.layout.recompute != "none",
-        'with layout.recompute = "none"',
-        "another layout.recompute",
+        'with layout.recompute = "none". Fix: another layout.recompute',
     ),
     _row(
         "layout.recompute_saved_operators",
         "layout.recompute",
         lambda recipe: recipe.layout.recompute == "operators",
-        'without layout.recompute = "operators"',
-        'layout.recompute = "operators"',
+        'without layout.recompute = "operators". Fix: layout.recompute = "operators"',
     ),
     _row(
         "train.decay_share",
@@ -173,37 +165,33 @@ CONDITIONS = (
         lambda recipe: any(
             _decays(phase) and "decay_share" not in phase.given for phase in full_phases(recipe)
         ),
-        f"because no segment of the learning rate with schedule = {_SCHEDULES} reads it",
-        f"train.schedule = {_SCHEDULES}",
+        f"because no segment of the learning rate with schedule = {_SCHEDULES} reads it. "
+        f"Fix: train.schedule = {_SCHEDULES}",
     ),
     _row(
         "train.fp8.scaling train.fp8.kept_in_bf16 train.fp8.head train.fp8.gathered_in_fp8 "
         "train.fp8.emulate train.fp8.probe_every_steps",
         "train.precision train.precision_changes",
         lambda recipe: "fp8" in _precisions(recipe),
-        "because no step is in fp8",
-        'train.precision = "fp8"',
+        'because no step is in fp8. Fix: train.precision = "fp8"',
     ),
     _row(
         "train.fp8.gathered_in_fp8",
         "train.fp8.scaling",
         lambda recipe: recipe.train.fp8.scaling == "tensorwise",
-        'without train.fp8.scaling = "tensorwise"',
-        'train.fp8.scaling = "tensorwise"',
+        'without train.fp8.scaling = "tensorwise". Fix: train.fp8.scaling = "tensorwise"',
     ),
     _row(
         "train.fp8.watch_steps train.fp8.max_loss_rise train.fp8.max_gradient_norm_rise",
         "train.precision_changes",
         lambda recipe: "fp8" in _changes(recipe),
-        "because no change to fp8 is watched",
-        'train.precision_changes = [[STEP, "fp8"]]',
+        'because no change to fp8 is watched. Fix: train.precision_changes = [[STEP, "fp8"]]',
     ),
     _row(
         "train.spikes.max_tries train.spikes.learning_rate_factor",
         "train.spikes.response",
         lambda recipe: recipe.train.spikes.response == "go_back",
-        'with train.spikes.response = "tell", which never goes back',
-        'train.spikes.response = "go_back"',
+        'with train.spikes.response = "tell", which never goes back. Fix: train.spikes.response = "go_back"',
     ),
     _row(
         "checkpoint.memory_every_steps",
@@ -212,30 +200,28 @@ CONDITIONS = (
             not recipe.checkpoint.memory_every_steps
             or recipe.checkpoint.memory_every_steps % recipe.checkpoint.every_steps > 0
         ),
-        "because each of its steps has a checkpoint",
-        "fewer steps than checkpoint.every_steps",
+        "because each of its steps has a checkpoint. Fix: fewer steps than checkpoint.every_steps",
     ),
     _row(
         "tokenizer.model tokenizer.vocab_size tokenizer.min_frequency tokenizer.max_sample_bytes "
         "tokenizer.temperature",
         "tokenizer.path",
         lambda recipe: recipe.tokenizer.path is None,
-        "with tokenizer.path, a ready tokenizer that is used as it is",
-        "leave out tokenizer.path to learn a vocabulary",
+        "with tokenizer.path, a ready tokenizer that is used as it is. "
+        "Fix: leave out tokenizer.path to learn a vocabulary",
     ),
     _row(
         "tokenizer.temperature",
         "corpus.sources",
         lambda recipe: len({languages_of(recipe, source) for source in recipe.corpus.sources}) > 1,
-        "because all sources are in one language",
-        "sources of several languages",
+        "because all sources are in one language. Fix: sources of several languages",
     ),
     _row(
         "tokenizer.max_unknown_share",
         "tokenizer.path tokenizer.extend train.objective",
         lambda recipe: recipe.tokenizer.ready is not None and not _is_masked(recipe),
-        "because only a ready tokenizer of a decoder may lack a character",
-        "tokenizer.path of a decoder's tokenizer",
+        "because only a ready tokenizer of a decoder may lack a character. "
+        "Fix: tokenizer.path of a decoder's tokenizer",
     ),
     _row(
         "dataset.temperature",
@@ -244,52 +230,45 @@ CONDITIONS = (
             len(recipe.corpus.sources) > 1
             and (bool(recipe.dataset.mixture) or any(not phase.mixture for phase in full_phases(recipe)))
         ),
-        "because no phase has several sources without a mixture",
-        "several corpus.sources",
+        "because no phase has several sources without a mixture. Fix: several corpus.sources",
     ),
     _row(
         "dataset.mixture_unit",
         "dataset.mixture phases",
         lambda recipe: any(phase.mixture for phase in full_phases(recipe)),
-        "without weights of a mixture",
-        "dataset.mixture = {NAME = WEIGHT}",
+        "without weights of a mixture. Fix: dataset.mixture = {NAME = WEIGHT}",
     ),
     _row(
         "corpus.line_language_threshold corpus.document_language_threshold",
         "corpus.sources",
         _cleans("text", "parallel"),
-        "because no source of running or parallel text is cleaned",
-        "clean = true of a source",
+        "because no source of running or parallel text is cleaned. Fix: clean = true of a source",
     ),
     _row(
         "corpus.max_foreign_character_share corpus.min_line_characters corpus.min_document_characters "
         "corpus.deduplicate_lines",
         "corpus.sources",
         _cleans("text"),
-        "because no source of running text is cleaned",
-        "clean = true of a source",
+        "because no source of running text is cleaned. Fix: clean = true of a source",
     ),
     _row(
         "corpus.deduplicate_documents corpus.max_bad_share",
         "corpus.sources",
         _has_raw_text,
-        "because all sources are ready tokens",
-        "a source of raw text",
+        "because all sources are ready tokens. Fix: a source of raw text",
     ),
     _row(
         "corpus.max_document_bytes",
         "corpus.sources evaluate.texts",
         lambda recipe: _has_raw_text(recipe) or bool(recipe.evaluate.texts),
-        "because all sources are ready tokens",
-        "a source of raw text",
+        "because all sources are ready tokens. Fix: a source of raw text",
     ),
     _row(
         "corpus.code.languages corpus.code.max_line_characters corpus.code.max_mean_line_characters "
         "corpus.code.min_alphanumeric_share corpus.code.generated_marks",
         "corpus.sources",
         _cleans("code"),
-        'because no source of kind = "code" is cleaned',
-        'kind = "code" of a source',
+        'because no source of kind = "code" is cleaned. Fix: kind = "code" of a source',
     ),
 )
 
@@ -299,13 +278,13 @@ def _of_phases(recipe: Recipe) -> Iterator[Condition]:
     phases = full_phases(recipe)
     for name in Phase.model_fields if recipe.phases else ():
         if name not in ("tokens", "decay_share"):
-            holds, why = partial(_is_read_by, phases, name), "because each of [[phases]] has its own"
-            yield _row(key_of_all_phases(name), "phases", holds, why, f"phases.N.{name}")
+            advice = f"because each of [[phases]] has its own. Fix: phases.N.{name}"
+            yield _row(key_of_all_phases(name), "phases", partial(_is_read_by, phases, name), advice)
     for phase in phases:
         if "decay_share" in phase.given and phase.learning_rate and not _decays(phase):
             own = phase.key("schedule")
-            why = f'with {own} = "{phase.learning_rate.schedule}"'
-            yield _row(phase.key("decay_share"), own, lambda _: False, why, f"{own} = {_SCHEDULES}")
+            advice = f'with {own} = "{phase.learning_rate.schedule}". Fix: {own} = {_SCHEDULES}'
+            yield _row(phase.key("decay_share"), own, lambda _: False, advice)
 
 
 def _is_read_by(phases: Sequence[FullPhase], name: str, recipe: Recipe) -> bool:

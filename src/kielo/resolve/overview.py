@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from kielo.artifact.json_object import JsonTable
 from kielo.models.families import module
 from kielo.recipe.errors import KieloError
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
@@ -60,7 +60,7 @@ class Overview:
             rows.append(("ready tokens", found))
         return rows
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> JsonTable:
         return {
             "model_type": self.model.model_type,
             "parameters": self.parameters,

@@ -7,8 +7,8 @@ It reads the manifests of the run folder's tokens and the tokenizer, and refuses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.weights_folder import weights_here
 from kielo.dataset.provenance import check_recipe
 from kielo.models.families import module
@@ -333,9 +333,9 @@ def _accelerator(recipe: Recipe, device: str, name: str | None) -> Accelerator |
     return card if card.device == device else None
 
 
-def flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(content: JsonTable, prefix: str = "") -> JsonTable:
     """Return dotted key → value. Entries of a list of tables have numbers from 1."""
-    values: dict[str, Any] = {}
+    values: JsonTable = {}
     for key, value in content.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
             value = {str(number): entry for number, entry in enumerate(value, start=1)}

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import write_text_atomically
 from kielo.artifact.run_format import (
     FORMAT_VERSION,
@@ -213,7 +214,7 @@ class Resolved(_Frozen):
     placement: Placement
 
 
-def stored_identity(identity: Identity) -> dict[str, Any]:
+def stored_identity(identity: Identity) -> JsonTable:
     """Return the identity as JSON with the format's version, for checkpoints and manifests."""
     return with_version(identity.model_dump(mode="json"))
 
@@ -230,7 +231,7 @@ def read_identity(stored: Mapping[str, Any], where: Path | str) -> Identity:
         ) from None
 
 
-def as_stored_now(stored: Mapping[str, Any], where: Path | str) -> dict[str, Any]:
+def as_stored_now(stored: Mapping[str, Any], where: Path | str) -> JsonTable:
     """Return an identity that any version stored in this version's form, so that two can be compared.
 
     Content that does not fit an identity stays. Raises KieloError for a later version of the format.
@@ -276,7 +277,7 @@ def read(path: Path | str) -> Resolved:
         raise KieloError(f"{path}: {why}") from None
 
 
-def _identity(content: dict[str, Any]) -> Identity:
+def _identity(content: JsonTable) -> Identity:
     return Identity.model_validate({key: value for key, value in content.items() if key != VERSION_KEY})
 
 
