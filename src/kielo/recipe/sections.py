@@ -58,6 +58,10 @@ else:
     ]
 
 
+def _listed(table: Mapping[str, Any]) -> str:
+    return "; ".join(f"{name}: {of.about}" for name, of in table.items() if of.about)
+
+
 class Section(BaseModel):
     """A frozen table of a recipe or a card. It refuses unknown keys, NaN and infinities."""
 
@@ -135,9 +139,7 @@ class Source(Section):
     text_field: str = ""
     """Field or column that holds the text. Default: "text"; for code "content"; for instructions "messages"
     or "conversations"."""
-    kind: KindName = Field(
-        "text", description="; ".join(f"{name}: {kind.description}" for name, kind in KINDS.items())
-    )
+    kind: KindName = Field("text", description=f"Kind of text. {_listed(KINDS)}.")
     language: _Texts = ()
     """Code of the text's language, or a list: text in any of them is kept. Default: the recipe's. Code has
     none."""
@@ -358,8 +360,8 @@ class Tokenizer(Section):
     max_sample_bytes: PositiveInt = 200_000_000
     """Bytes of text that the vocabulary is learned from. Only without path."""
     temperature: float = Field(1.0, ge=1, le=1000)
-    """Exponent of languages: the share of a language in that sample is its bytes^(1/temperature). 1 keeps the
-    shares of the text. A larger value repeats text of small languages. Only with sources of several
+    """Temperature of languages: the share of a language in that sample is its bytes^(1/temperature). 1 keeps
+    the shares of the text. A larger value repeats text of small languages. Only with sources of several
     languages, without path."""
     reserved_tokens: tuple[str, ...] = ()
     """Names of control tokens for later use, such as "<|tool|>". Each gets an id that no text can produce."""
@@ -419,9 +421,9 @@ class Dataset(DatasetIdentity):
     """Unit of the weights: tokens, or documents as in interleave_datasets of Hugging Face's datasets, which
     gives sources of long documents more of the tokens. Only with a mixture."""
     temperature: float = Field(1.0, ge=1, le=1000)
-    """Exponent of sources: the share of a source is its tokens^(1/temperature). 1 keeps the shares. A larger
-    value raises those with little text (3.3 is the α = 0.3 of XLM-R). Only with several sources, without a
-    mixture."""
+    """Temperature of sources: the share of a source is its tokens^(1/temperature). 1 keeps the shares. A
+    larger value raises those with little text (3.3 is the α = 0.3 of XLM-R). Only with several sources,
+    without a mixture."""
     packing: Packing = "one_stream"
     """Way from documents to sequences. one_stream: end to end, cut at each sequence_length. best_fit: only
     longer documents are cut (Ding et al. 2024). one_a_sequence: each document in its own padded sequence, so
@@ -723,10 +725,7 @@ class TrainIdentity(Section):
     hidden tokens are predicted at the position before them, which gives a model both uses (GPT-BERT)."""
     skip_steps: tuple[tuple[PositiveInt, PositiveInt], ...] = ()
     """Ranges [first, last] of steps whose text is skipped."""
-    optimiser: OptimiserName = Field(
-        "adamw",
-        description="; ".join(f"{name}: {of.about}" for name, of in OPTIMISERS.items() if of.about),
-    )
+    optimiser: OptimiserName = Field("adamw", description=f"Optimiser. {_listed(OPTIMISERS)}.")
     weight_decay: float = Field(0.1, ge=0)
     """Weight decay of matrices. Biases and norms have none."""
     adam_beta1: float = Field(0.9, gt=0, lt=1)
@@ -971,7 +970,7 @@ class Recipe(RecipeIdentity):
     nodes: tuple[PositiveInt, ...] = ()
     """Numbers of nodes of the cluster that the layout is meant for. Plans use them by default."""
     machine: str = ""
-    """Card of your own machine for plans, made by kielo plan calibrate."""
+    """Card of your own machine for plans, made by `kielo plan calibrate`."""
     corpus: Corpus
     """Text and its filters."""
     tokenizer: Tokenizer = Tokenizer()

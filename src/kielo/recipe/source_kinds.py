@@ -25,7 +25,7 @@ def fill(template: str, values: dict[str, str]) -> str:
 class SourceKind:
     """A kind of source. `text_field`: the field that holds the text if the recipe names none."""
 
-    description: str
+    about: str
     has_language: bool
     text_field: str
 
