@@ -26,7 +26,7 @@ class Alert(JsonObject):
 
 def append_alert(path: Path, step: int, message: str) -> None:
     """Append an alert of now to the file. OSError if it cannot be written."""
-    alert = Alert(time=datetime.now(UTC).isoformat(timespec="seconds"), step=step, message=message)
+    alert = Alert(time=now(), step=step, message=message)
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(alert.content(), ensure_ascii=False) + "\n")
 

@@ -134,19 +134,14 @@ def bring_to_disk(path: Path | str) -> None:
     except OSError as problem:
         if problem.errno not in _NO_FSYNC or not os.path.isdir(path):
             raise
-        _say_no_fsync(path, os.fstat(descriptor).st_dev)
+        if (device := os.fstat(descriptor).st_dev) not in _told_devices:
+            _told_devices.add(device)
+            told = (
+                "its file system has no fsync of folders; after a power cut its newest files may be missing"
+            )
+            logger.warning("%s: %s", path, told)
     finally:
         os.close(descriptor)
-
-
-def _say_no_fsync(folder: Path | str, device: int) -> None:
-    """Log once for each file system (device number) that it has no fsync of folders."""
-    if device not in _told_devices:
-        _told_devices.add(device)
-        logger.warning(
-            "%s: its file system has no fsync of folders; after a power cut its newest files may be missing",
-            folder,
-        )
 
 
 def bring_tree_to_disk(folder: Path | str) -> None:

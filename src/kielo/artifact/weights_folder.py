@@ -38,19 +38,16 @@ def resolve_weights(reference: str) -> Path:
     A name without revision is also looked up in the cache first, so that a new commit does not change the
     training. Raises KieloError for a folder that does not exist and a hub that does not answer.
     """
+    if (found := weights_here(reference)) is not None:
+        return found
     where = reference.removeprefix("hf:")
-    folder = Path(where).expanduser()
-    if folder.is_dir():
-        return folder
     if where.startswith(("/", ".", "~")) or where.count("/") != 1:
-        of_run = ", which the stage export of a run makes" if folder.name == "hf" else ""
+        of_run = ", which the stage export of a run makes" if Path(where).name == "hf" else ""
         raise KieloError(
             f"model.weights = {reference!r}: there is no folder {where}{of_run}. Fix: hf:FOLDER, "
             "a folder with a Hugging Face config.json and its safetensors files, or hf:OWNER/NAME of the "
             "Hugging Face hub"
         )
-    if (found := _here(where, _has_weights)) is not None:
-        return found
     if prefetched_folder() is not None:
         raise not_brought(f"model.weights = {reference!r}")
     return fetch_weights(reference)

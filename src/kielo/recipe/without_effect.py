@@ -220,7 +220,7 @@ CONDITIONS = (
         "tokenizer.max_unknown_share",
         "tokenizer.path tokenizer.extend train.objective",
         lambda recipe: recipe.tokenizer.ready is not None and not _is_masked(recipe),
-        "because only a ready tokenizer of a decoder may lack a character. "
+        "because only a ready tokenizer of a decoder can lack a character. "
         "Fix: tokenizer.path of a decoder's tokenizer",
     ),
     _row(
