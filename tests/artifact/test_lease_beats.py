@@ -157,7 +157,7 @@ def test_a_process_of_another_user_runs(tmp_path, monkeypatch) -> None:
 def test_a_folder_that_cannot_be_written_is_told(tmp_path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(
-        KieloError, match="file: no lease can be taken there .*. Fix: a writable folder on a disk with space"
+        KieloError, match="file: no lease can be taken there .*. Fix: a writable folder with free space"
     ):
         Lease.take(tmp_path / "file")
 

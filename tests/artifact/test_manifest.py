@@ -202,7 +202,7 @@ def test_the_folder_aside_is_ours_or_left_alone(tmp_path):
     aside.mkdir()
     (aside / "new").mkdir()
     (aside / "new" / "mine").write_text("a person's")
-    with pytest.raises(KieloError, match=r"\.stage\.kielo was not made by Kielo"):
+    with pytest.raises(KieloError, match=r"\.stage\.kielo is not Kielo's"):
         _write(folder)
     assert (aside / "new" / "mine").read_text() == "a person's"
     shutil.rmtree(aside)

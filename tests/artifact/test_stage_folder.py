@@ -105,7 +105,7 @@ def test_whose_the_folder_aside_is(stage, aside, tmp_path) -> None:
         lambda: aside.symlink_to("gone"),
     ):
         make()
-        with pytest.raises(KieloError, match=r"\.stage\.kielo was not made by Kielo, which would work there"):
+        with pytest.raises(KieloError, match=r"\.stage\.kielo is not Kielo's, which would work there"):
             stage.refuse()
         stage.remove()
         assert os.path.lexists(aside)

@@ -111,9 +111,7 @@ def test_a_folder_aside_that_is_not_ours_is_refused(finished, here, stage):
     mine.mkdir(parents=True)
     (mine / "mine.txt").write_text("the only copy")
     before = belongings(finished)
-    refused(
-        here(finished, *only(stage)), "was not made by Kielo, which would work there", f".{folder.name}.kielo"
-    )
+    refused(here(finished, *only(stage)), "is not Kielo's, which would work there", f".{folder.name}.kielo")
     assert belongings(finished) == before
 
 

@@ -131,7 +131,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "an odd head": (
         {"model": {"head_dim": 5}}, "model.head_dim",
-        "model.head_dim = 5 is odd, but rotary positions rotate pairs. Fix: an even number",
+        "model.head_dim = 5 is odd, but rotary positions rotate pairs. Fix: make it even",
     ),
     "too few positions": (
         {"model": {"max_position_embeddings": 511}}, "model.max_position_embeddings dataset.sequence_length",
@@ -185,7 +185,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "merges of a unigram": (
         {"tokenizer": {"model": "unigram", "min_frequency": 3}}, "tokenizer.min_frequency tokenizer.model",
-        'tokenizer.min_frequency is for merges, and tokenizer.model = "unigram" has none. Fix: leave it out',
+        'tokenizer.min_frequency is for merges; tokenizer.model = "unigram" has none. Fix: leave it out',
     ),
     "a reserved token twice": (
         {"tokenizer": {"reserved_tokens": ["<|a|>", "<|b|>", "<|b|>"]}}, "tokenizer.reserved_tokens",
@@ -218,7 +218,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "all unchanged": (
         {"tokenizer": {"extend": "hf:o/n", "unchanged_sources": ["b", "a"]}}, "tokenizer.unchanged_sources",
-        "tokenizer.unchanged_sources has all sources, so no text is left for new tokens. Fix: leave one out",
+        "tokenizer.unchanged_sources has all sources: no text for new tokens. Fix: leave one out",
     ),
     "a step of part of a sequence": (
         {"train": {"tokens_per_step": 1500}}, "train.tokens_per_step dataset.sequence_length",

@@ -30,8 +30,7 @@ _SYNC_THREADS = 16
 _ADVICE = {
     errno.ENOSPC: "free some space, or set `folder` in the recipe to a larger disk",
     errno.EDQUOT: "free some space, or set `folder` in the recipe to a larger disk",
-    errno.EFBIG: "raise the limit of a file's size (ulimit -f), or set `folder` in the recipe to another "
-    "disk",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f), or set `folder` in the recipe to another disk",
     errno.EROFS: "set `folder` in the recipe to a disk that can be written",
     errno.EACCES: "set `folder` in the recipe to one that can be written",
 }

@@ -152,8 +152,7 @@ class Lease:
                 return cls(path, text, beat_seconds)
         except OSError as error:
             raise KieloError(
-                f"{folder}: no lease can be taken there ({error}). Fix: a writable folder on a disk with "
-                "space"
+                f"{folder}: no lease can be taken there ({error}). Fix: a writable folder with free space"
             ) from error
 
     def check(self) -> None:
@@ -252,9 +251,8 @@ def _dead_lease(path: Path, beat_seconds: float) -> _Seen | None:
 def _refusal(path: Path, holder: Holder) -> KieloError:
     stop = f" (scancel {holder.slurm_job_id})" if holder.slurm_job_id else ""
     return KieloError(
-        f"{path.parent}: another job works in this folder: {holder}. This job has changed nothing. Fix: "
-        "wait for its "
-        f"end or stop it{stop}, or give this run another `folder`. The end of a dead job is noticed "
+        f"{path.parent}: another job works in this folder: {holder}. This job has changed nothing. Fix: wait "
+        f"for its end or stop it{stop}, or give this run another `folder`. The end of a dead job is noticed "
         "automatically"
     )
 

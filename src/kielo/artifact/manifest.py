@@ -261,9 +261,8 @@ def refuse_foreign(folder: Path | str, kind: str) -> None:
     if foreign is not None:
         raise KieloError(
             f"{folder}: contains {foreign}, which Kielo's {kind} stage did not write or which was changed "
-            "since. "
-            "The stage would replace it. Fix: move it away, or set `folder` in the recipe to another folder; "
-            "nothing was changed"
+            "since. The stage would replace it. Fix: move it away, or set `folder` in the recipe to another "
+            "folder; nothing was changed"
         )
 
 

@@ -61,8 +61,8 @@ class StageFolder:
             )
         if os.path.lexists(self._aside) and not self._is_ours():
             raise KieloError(
-                f"{self._aside} was not made by Kielo, which would work there. Fix: move it away; nothing "
-                "was changed"
+                f"{self._aside} is not Kielo's, which would work there. Fix: move it away; nothing was "
+                "changed"
             )
 
     def begin(self, is_resumed: bool = False) -> FileIO:

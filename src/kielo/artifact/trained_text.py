@@ -45,10 +45,9 @@ def refuse_while_trained_on(folder: Path | str, why: str, advice: str = "") -> N
         return
     raise KieloError(
         f"{folder}: would be made again ({why}), and {checkpoints} has {kept[0].name}, which was trained on "
-        "it. "
-        f"Nothing was changed. Fix: {advice}--set name=… or another `folder` for the changed text; the old "
-        "text and values; --from train to continue with the text as it is; or move "
-        f"{checkpoints.parent} away to start again at step 0"
+        f"it. Nothing was changed. Fix: {advice}--set name=… or another `folder` for the changed text; the "
+        f"old text and values; --from train to continue with the text as it is; or move {checkpoints.parent} "
+        "away to start again at step 0"
     )
 
 

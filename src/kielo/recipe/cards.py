@@ -60,11 +60,10 @@ class Accelerator(Section):
     context_bytes: int = Field(0, ge=0)
     """Bytes of these that the driver's context and communicators take."""
     memory_source: str = ""
-    """Source of given_bytes and context_bytes."""
     peak_tflops: dict[Literal["bf16", "fp32", "fp8", "fp4"], float]
     """Precision → dense TFLOP/s. bf16 is fp16's rate too."""
     architecture: str = "cpu"
-    """Architecture whose fitted constants the device has."""
+    """Whose fitted constants the device has."""
     memory_bandwidth_tb_per_second: float | None = None
     link_gb_per_second: float = 0.0
     """Rate to the other devices of a node, one way, in 10^9 bytes a second."""
@@ -86,15 +85,11 @@ class Partition(Section):
     name: str = ""
     """Name in the scheduler; for Grid Engine the type of node. Empty: Slurm chooses by qos or constraint."""
     max_hours: float | None = Field(None, gt=0)
-    """Hours of the longest job."""
     min_nodes: int = Field(1, gt=0)
-    """Fewest nodes of a job."""
     max_nodes: int | None = Field(None, gt=0)
-    """Most nodes of a job."""
     max_jobs: int | None = Field(None, gt=0)
     """Jobs of one person, waiting and running together."""
     qos: str = ""
-    """Quality of service that goes with it, if the site wants it."""
     constraint: str = ""
     """Features of its nodes, as in sbatch --constraint."""
 
@@ -120,11 +115,9 @@ class Jobs(Section):
     devices: str = ""
     """Request for all devices of a node, without the scheduler's own prefix."""
     options: tuple[str, ...] = ()
-    """Further lines of the request."""
     account: str = ""
     """Pattern of a project's name, which the job must have. Empty: the job needs none."""
     account_example: str = ""
-    """Example of such a name, for the message that asks for it."""
     architecture: Literal["x86_64", "aarch64"] = "x86_64"
     """Architecture of the CPUs, by uname -m."""
     setup: tuple[str, ...] = ()
@@ -132,7 +125,6 @@ class Jobs(Section):
     container: tuple[str, ...] = ()
     """Command in which ranks start, up to the image. Empty: no container."""
     image: str = ""
-    """Container image of the site, with torch."""
     squash: tuple[str, ...] = ()
     """Options of the mksquashfs that packs an environment into one file, which the container mounts. Empty:
     it stays a folder."""
@@ -143,15 +135,12 @@ class Jobs(Section):
     cpu_bind: str = "cores"
     """Binding of a node's ranks to cores, as in srun --cpu-bind."""
     environment: dict[str, str] = {}
-    """Variables of every rank."""
     environment_between_nodes: dict[str, str] = {}
-    """Variables of jobs of several nodes."""
     network_log: str = ""
     """Regular expression of a line in NCCL's or RCCL's log that shows that the fast network is used."""
     host_suffix: str = ""
     """Suffix that makes a host's name reachable over the fast network."""
     node_folder: str = "/tmp"
-    """Local folder of a node, for caches of compilers."""
     stripe: str = ""
     """Command that spreads a folder's files over the file system."""
     sources: dict[str, str]
@@ -202,14 +191,12 @@ class Reference(Section):
     """A published speed of a machine: training of a dense model, by the site's own tests."""
 
     parameters: float = Field(gt=0)
-    """Parameters of the model, in all."""
     nodes: int = Field(gt=0)
     tflops_per_device: float = Field(gt=0)
-    """TFLOP/s of a device, without recomputation."""
+    """Without recomputation."""
     tolerance: float = Field(gt=0)
     """Share of it, either way, that its source accepts."""
     software: str
-    """Program that trained."""
     source: str
 
 
@@ -230,7 +217,7 @@ class Cluster(Section):
     scheduler: Literal["slurm", "pbs", "grid_engine", "none"]
     max_wall_hours: float | None = None
     max_nodes_per_job: int | None = Field(None, gt=0)
-    """Most nodes of a job in the usual queue. Left out if not known."""
+    """In the usual queue. Left out if not known."""
     file_system_gb_per_second: float | None = Field(None, gt=0)
     """Rate of writing to the file system for checkpoints, in 10^9 bytes a second."""
     failures_per_1000_device_days: float | None = Field(None, gt=0)
@@ -238,7 +225,6 @@ class Cluster(Section):
     billing_unit: str = ""
     """Unit of the site's bills, such as "GPU-hours". Empty: not known."""
     billed_per_node_hour: float | None = Field(None, gt=0)
-    """Billing units of a whole node in an hour."""
     internet_on_compute_nodes: bool
     internet_on_login_nodes: bool = True
     start_timeout_seconds: float | None = Field(None, ge=1)

@@ -194,8 +194,7 @@ def _shape(recipe: Recipe) -> Found:
     if model.head_dim is not None and model.head_dim % pair:
         yield (
             ("model.head_dim",),
-            f"model.head_dim = {model.head_dim} is odd, but rotary positions rotate pairs. Fix: an even "
-            "number",
+            f"model.head_dim = {model.head_dim} is odd, but rotary positions rotate pairs. Fix: make it even",
         )
     if key_value_heads is not None and heads % key_value_heads:
         fit = ", ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
@@ -285,8 +284,7 @@ def _learning(recipe: Recipe) -> Found:
     if tokenizer.model == "unigram" and "min_frequency" in tokenizer.model_fields_set:
         yield (
             ("tokenizer.min_frequency", "tokenizer.model"),
-            'tokenizer.min_frequency is for merges, and tokenizer.model = "unigram" has none. Fix: leave it '
-            "out",
+            'tokenizer.min_frequency is for merges; tokenizer.model = "unigram" has none. Fix: leave it out',
         )
     reserved = tokenizer.reserved_tokens
     if reserved and tokenizer.ready is not None:
@@ -328,8 +326,7 @@ def _extension(recipe: Recipe) -> Found:
     elif unchanged and not set(sources) - set(unchanged):
         yield (
             ("tokenizer.unchanged_sources",),
-            "tokenizer.unchanged_sources has all sources, so no text is left for new tokens. Fix: leave one "
-            "out",
+            "tokenizer.unchanged_sources has all sources: no text for new tokens. Fix: leave one out",
         )
 
 

@@ -217,9 +217,8 @@ def _raw_bytes(source: Source, fetched: Path) -> float:
         places = [fetched]
     else:
         raise KieloError(
-            f"corpus.sources, {source.name}: {source.debian_package or source.huggingface_dataset} is not "
-            "on this "
-            "machine yet, so its tokens cannot be estimated. Fix: `kielo run RECIPE --to corpus`, which "
+            f"corpus.sources, {source.name}: {source.debian_package or source.huggingface_dataset} is not on "
+            "this machine yet, so its tokens cannot be estimated. Fix: `kielo run RECIPE --to corpus`, which "
             "downloads it, then `kielo plan data RECIPE`"
         )
     files = [file for entry in places for file in ([entry] if entry.is_file() else entry.rglob("*"))]

@@ -180,8 +180,7 @@ def _objective(case: Case) -> Complaints:
     family, objective = FAMILIES[model_type], train.objective
     if family.is_encoder and objective == "next_token":
         yield (
-            f"model.model_type = {model_type!r} is an encoder, which sees the next token that it would "
-            "predict. "
+            f"model.model_type = {model_type!r} is an encoder, which sees the token that it would predict. "
             'Fix: train.objective = "masked_tokens"'
         )
     if not family.is_encoder and objective == "masked_tokens":
@@ -406,8 +405,7 @@ def _pipeline_axis(case: Case) -> Complaints:
     if splits_backward and layout.zero == 3:
         yield (
             f"layout.pipeline_schedule = {schedule!r} with layout.zero = 3 gives wrong gradients without an "
-            "error in torch 2.13. Fix: layout.zero = 1 or 2, or a schedule of 1f1b, "
-            "interleaved_1f1b or gpipe"
+            "error in torch 2.13. Fix: layout.zero = 1 or 2, or a schedule of 1f1b, interleaved_1f1b or gpipe"
         )
     if splits_backward and layout.recomputed - {"norms", "activations"}:
         yield (
@@ -601,9 +599,8 @@ def repeats_of_sources(case: StepCase) -> Complaints:
             fewer = f"{key} of at most {int(tokens * allowed / read) // size * size}"
             weight = _smaller_weight(case.steps.phases[0].mixture, name, allowed / float(read)) or weight
         yield (
-            f"{what} would read the source {name} {float(read):.2f} times, more than {limit} = "
-            f"{allowed:g}. Fix: {fewer}, {limit.partition('.')[2]} of {math.ceil(read)}, "
-            f"{weight}, or more text"
+            f"{what} would read the source {name} {float(read):.2f} times, more than {limit} = {allowed:g}. "
+            f"Fix: {fewer}, {limit.partition('.')[2]} of {math.ceil(read)}, {weight}, or more text"
         )
 
 

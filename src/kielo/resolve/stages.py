@@ -95,9 +95,8 @@ def micro_batch_complaint(schedule: str, micro_batches: int, ranks: int, stages:
     """Return why torch's schedule cannot run this number of micro-batches, with the fix, or None."""
     if schedule in ("1f1b", "dualpipev") and micro_batches < stages:
         return (
-            f"{schedule} needs at least one micro-batch a step for each stage, but there are "
-            f"{micro_batches} for "
-            f"{stages}. Fix: {stages} micro-batches a step, by a smaller train.micro_batch_sequences or "
+            f"{schedule} needs at least one micro-batch a step for each stage, but there are {micro_batches} "
+            f"for {stages}. Fix: {stages} micro-batches a step, by a smaller train.micro_batch_sequences or "
             "more tokens a step"
         )
     if schedule.startswith("interleaved") and not _makes_rounds(micro_batches, ranks):
