@@ -28,7 +28,7 @@ def test_a_manifest_of_another_step_or_with_a_flipped_bit(tmp_path) -> None:
         text.replace('"version": 2', '"version": 3'),
     ):
         (copied / "manifest.json").write_text(wrong)
-        with pytest.raises(FaultyCheckpoint, match="is not what was written .its own checksum differs"):
+        with pytest.raises(FaultyCheckpoint, match="differs from what was written .its own checksum differs"):
             read_checkpoint_manifest(copied)
 
 
@@ -79,5 +79,7 @@ def test_manifests_of_something_else(tmp_path) -> None:
     (folder / "manifest.json").rmdir()
     for content in (b"\xff", b"[]", b"{}", b"5", b"{"):
         (folder / "manifest.json").write_bytes(content)
-        with pytest.raises(FaultyCheckpoint, match=r"is damaged: manifest\.json is not what was written \("):
+        with pytest.raises(
+            FaultyCheckpoint, match=r"is damaged: manifest\.json differs from what was written \("
+        ):
             read_checkpoint_manifest(folder)

@@ -304,7 +304,7 @@ def test_small_files_of_a_stage_are_hashed_and_large_ones_are_not(tmp_path, monk
     with pytest.raises(KieloError, match="b: is not listed in manifest.json"):
         check_sizes(folder, listed, ["b"])
     (folder / "a").unlink()
-    with pytest.raises(KieloError, match="a: it is missing, and the stage wrote 5"):
+    with pytest.raises(KieloError, match="a: it is missing, but the stage wrote 5"):
         check_sizes(folder, listed, ["a"])
     assert hash_json({"b": [1, "é"], "a": None}) == xxhash.xxh3_128_hexdigest(
         '{"a":null,"b":[1,"é"]}'.encode()

@@ -27,10 +27,10 @@ def test_formats_of_earlier_versions() -> None:
 @pytest.mark.parametrize(
     ("stored", "version", "way"),
     [
-        ({"format_version": 4}, 4, "or a later one"),
-        ({"format_version": 1}, 1, "or another run folder to begin again"),
-        ({"format_version": 0}, 0, "or another run folder to begin again"),
-        ({"name": "x"}, 0, "or another run folder to begin again"),
+        ({"format_version": 4}, 4, "a later one"),
+        ({"format_version": 1}, 1, "another run folder to begin again"),
+        ({"format_version": 0}, 0, "another run folder to begin again"),
+        ({"name": "x"}, 0, "another run folder to begin again"),
     ],
 )
 def test_versions_that_are_not_read(stored: dict, version: int, way: str) -> None:

@@ -74,7 +74,7 @@ def test_what_can_be_a_stage_folder(stage, aside, tmp_path, monkeypatch) -> None
         stage.refuse()
     (tmp_path / "stage").unlink()
     (tmp_path / "stage").symlink_to("elsewhere")
-    with pytest.raises(KieloError, match="stage: a symbolic link to elsewhere, where there is no folder"):
+    with pytest.raises(KieloError, match="stage: a symbolic link to elsewhere, which is no folder"):
         StageFolder(tmp_path / "stage", "trial", "").refuse()
     (tmp_path / "elsewhere").mkdir()
     linked = StageFolder(tmp_path / "stage", "trial", "")

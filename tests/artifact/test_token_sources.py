@@ -89,7 +89,7 @@ def test_flat_ids_and_ds_that_do_not_fit(tmp_path):
         find_token_files("web", str(tmp_path / "table.npy"), 4)
     write_ds(tmp_path / "b", DOCUMENTS)
     (tmp_path / "b.ds.index").write_bytes(struct.pack("<2Q", 3, 8))
-    with pytest.raises(KieloError, match=r"last document ends at token 8, and the data has 9"):
+    with pytest.raises(KieloError, match=r"last document ends at token 8, but the data has 9"):
         find_token_files("web", str(tmp_path / "b.ds"), 2)
     (tmp_path / "b.ds.index").unlink()
     with pytest.raises(KieloError, match=r"b\.ds\.index: missing"):

@@ -208,7 +208,7 @@ def test_precisions_may_change_later_and_only_where_they_can_be(run_folder):
     beyond = refusal(
         recipe(train={"precision_changes": [[10**6, "bf16"], [3, "fp32"], [3, "bf16"]]}), run_folder, 1, "cpu"
     )
-    assert "step 1000000 is beyond the run's last step" in beyond and "step 3 is there 2 times" in beyond
+    assert "step 1000000 is beyond the run's last step" in beyond and "step 3 occurs 2 times" in beyond
     without = refusal(recipe(train={"precision": "fp8"}), run_folder, 1, "cuda", "a100_80")
     assert '"fp8" on a100_80: its card has no fp8 peak' in without
     uneven = recipe(train={"precision": "fp8", "micro_batch_sequences": 1}, dataset={"sequence_length": 40})

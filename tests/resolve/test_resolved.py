@@ -76,7 +76,9 @@ def test_a_file_of_another_hand_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "link.toml").symlink_to(tmp_path / "nowhere")
     with pytest.raises(KieloError, match="exists, and Kielo did not write it"):
         write(resolved, tmp_path / "link.toml")
-    with pytest.raises(KieloError, match=r"none.toml: cannot be read \(No such file or directory\); `kielo"):
+    with pytest.raises(
+        KieloError, match=r"none.toml: cannot be read \(No such file or directory\). Fix: `kielo"
+    ):
         read(tmp_path / "none.toml")
     with pytest.raises(KieloError, match=r"text.toml: is not of format version 0|text.toml: "):
         read(tmp_path / "text.toml")

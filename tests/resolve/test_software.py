@@ -58,7 +58,7 @@ def test_a_compiler_is_looked_for_by_device(machine: Any, device, programs, vari
 def test_headers_of_python_are_needed(machine: Any) -> None:
     (machine.headers / "Python.h").unlink()
     told = missing_compiler("cpu")
-    assert told.startswith("this machine has no Python.h, and") and "apt-get install python3-dev)" in told
+    assert told.startswith("this machine has no Python.h, which") and "apt-get install python3-dev)" in told
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def test_numbers_of_micro_batches_that_would_work_are_the_nearest():
     )
     assert micro_batch_complaint("1f1b", 4, 4, 4) is None
     assert micro_batch_complaint("interleaved_1f1b", 11, 4, 8) == (
-        "interleaved_1f1b takes its micro-batches in equal rounds over layout.pipeline = 4 ranks, and 11 do "
+        "interleaved_1f1b takes its micro-batches in equal rounds over layout.pipeline = 4 ranks, but 11 do "
         "not "
         "make them. Fix: 10 or 12 micro-batches a step"
     )
