@@ -395,7 +395,7 @@ def test_weights_are_found_by_folder_or_by_name(tmp_path, monkeypatch):
     assert kept == f"hf:org/model@{commit}" and resolve_weights(kept) == snapshot and len(asked) == 2
     (snapshot / "pytorch_model.bin").unlink()  # a fetch that was cut short: asked again
     assert resolve_weights("hf:org/model") == snapshot and len(asked) == 4
-    with pytest.raises(KieloError, match="no folder org/none, and .*no network"):
+    with pytest.raises(KieloError, match="the folder org/none does not exist, and .*no network"):
         resolve_weights("hf:org/none")
 
 

@@ -237,7 +237,7 @@ def test_text_without_words_and_text_that_is_trained_on(tmp_path):
     assert (made.counts["words_kept"], made.counts["documents_kept"], made.counts["bytes_kept"]) == (0, 2, 8)
     (tmp_path / "train" / "checkpoints" / "step_0000000001").mkdir(parents=True)
     assert run(tmp_path, source) == made
-    with pytest.raises(KieloError, match="would be made again .* holds step_0000000001, which was trained"):
+    with pytest.raises(KieloError, match="would be made again .* has step_0000000001, which was trained"):
         run(tmp_path, source | {"max_documents": 1})
 
 

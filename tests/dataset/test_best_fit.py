@@ -364,7 +364,7 @@ def test_what_is_not_packed_is_named(tokens, tmp_path):
         copied.write_bytes((tokens.parent / "packing" / copied.name).read_bytes())
         changed = copied.with_name(copied.name.replace("table", part))
         changed.write_bytes(changed.read_bytes()[:-8])
-        with pytest.raises(KieloError, match=rf"a\.16\.{part}\.npy: it has .* bytes, and the stage wrote"):
+        with pytest.raises(KieloError, match=rf"a\.16\.{part}\.npy: it has .* bytes, but the stage wrote"):
             batches(tmp_path / "a copy" / "tokens")
     (tmp_path / "packing").symlink_to(tokens.parent / "packing")
     with pytest.raises(KieloError, match="was packed from other tokens"):

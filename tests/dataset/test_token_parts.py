@@ -162,7 +162,7 @@ def test_parts_that_a_kill_left_are_removed(run, tmp_path):
     assert not parts.exists()
     shutil.copytree(tmp_path / "kept", parts)
     (parts / "00002" / "notes.txt").write_text("mine")
-    with pytest.raises(KieloError, match="00002: holds notes.txt, which Kielo's token part stage did not"):
+    with pytest.raises(KieloError, match="00002: contains notes.txt, which Kielo's token part stage did not"):
         pack(with_workers(1), *folders)
     assert (parts / "00002" / "notes.txt").read_text() == "mine"
 

@@ -260,7 +260,7 @@ def test_training_renames_nothing_that_it_cannot_read(trained, here, number: int
             "step_00000020",
             name,
             errno.errorcode[number],
-            "try again",
+            "retry",
         )
     assert kept(trained) == before
     assert "going on after step 20" in went_well(here(trained, *TRAIN)).out

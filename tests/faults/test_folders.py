@@ -277,8 +277,8 @@ def test_export_leaves_a_persons_folders_beside_it_alone(trained, here, aside):
 TAKEN = {
     "folder": "stage did not write or which was changed since",
     "file": "a file, but the export stage makes a folder",
-    "dangling link": "a symbolic link to gone, where there is no folder",
-    "link to a file": "a symbolic link to text.txt, where there is no folder",
+    "dangling link": "a symbolic link to gone, which is no folder",
+    "link to a file": "a symbolic link to text.txt, which is no folder",
     "other export": "exists already and is not this export",
     ".": "give the name of a folder to make",
 }

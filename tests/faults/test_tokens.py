@@ -180,7 +180,7 @@ def test_files_that_were_written_again(packed: Path, here) -> None:
     went_well(here(packed, *pack))
     for content in (changed, whole):  # nothing was trained on yet
         (data / "b.bin").write_bytes(content)
-        refused(here(packed, *train), "changed since the pack stage", "b.bin", "written again")
+        refused(here(packed, *train), "changed since the pack stage", "b.bin", "rewritten")
         went_well(here(packed, *pack))
     went_well(here(packed, *train))
     for part in ("b.bin", "b.idx"):
