@@ -116,7 +116,8 @@ def test_complaints_of_the_recipe_name_the_phase(tmp_path) -> None:
         (two % "tokns_per_step=64",): [
             "unknown key phases.2.tokns_per_step; the nearest known key is phases.2.tokens_per_step"],
         (two % "sequence_length=64", "train.tokens=1000000"): [
-            "train.tokens = 1000000 is not the sum of the phases' tokens, 30720. Fix: leave train.tokens out"],
+            "train.tokens = 1000000 is not the sum of the phases' tokens, 30720. Fix: leave train.tokens "
+            "out"],
         ("train.batch_ramp={first_tokens_per_step=512, step_tokens=100, tokens=3072}",): [
             "train.batch_ramp.step_tokens = 100 is no multiple of dataset.sequence_length = 64. "
             "Fix: 64 or 128"],
