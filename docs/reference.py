@@ -34,9 +34,9 @@ JSON Schema for an editor.
 A key without effect is refused, with its condition ("Only with ..." below). It is no mistake if a recipe that
 extends it, or `--set`, removes the condition.
 
-`languages = ["et", "fi"]`, outside all tables and in place of `language`, is a run for each language. In every
-text `{language}` is the code of the run's language, even if a recipe has only one. A source whose own language
-is in the list belongs to that language's run alone.
+`languages = ["et", "fi"]`, outside all tables and in place of `language`, is a run for each language. In
+every text `{language}` is the code of the run's language, even if a recipe has only one. A source whose own
+language is in the list belongs to that language's run alone.
 """
 
 
