@@ -195,7 +195,7 @@ def test_what_may_not_be_replaced_is_refused_before_packing(run, tmp_path, monke
         with write_stage(tmp_path / "tokens", "corpus", 1, {}, {}):
             pass
     monkeypatch.setattr(token_parts, "load_packer", partial(refusing, {"00000.jsonl.zst"}))
-    other, told = with_workers(1, 0.4), "holds step_" if is_trained_on else "tokens"
+    other, told = with_workers(1, 0.4), "has step_" if is_trained_on else "tokens"
     for call in (partial(pack, other), partial(pack_progress, other)):
         with pytest.raises(KieloError, match=told):
             call(*folders)

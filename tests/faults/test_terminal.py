@@ -427,7 +427,7 @@ EXPECTED = {
     "a failing disk": (OSError(errno.EIO, "Input/output error", "x"),
         ["the disk or its network failed", "x: ", "dmesg"]),
     "an error without advice": (OSError(errno.ETXTBSY, "Text file busy", "x"), ["x: Text file busy"]),
-    "memory": (MemoryError(), ["out of memory (of the processor)"]),
+    "memory": (MemoryError(), ["out of memory (of the CPU)"]),
     "memory of a processor": (
         RuntimeError(
             "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried"
