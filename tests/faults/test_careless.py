@@ -47,12 +47,12 @@ REFUSED = {
         (["train", "tiny.toml", "--profile", "0"], "--profile", "give 1 step or more"),
     "plan: nothing": (["plan"], "a recipe", "of what?"),
     "plan: no nodes": (["plan", *ON_LUMI, "--nodes", "0"], "--nodes", "has 1 to 2978 nodes"),
-    "plan: nodes in words": (["plan", *ON_LUMI, "--nodes", "many"], "--nodes", "not understood; what"),
+    "plan: nodes in words": (["plan", *ON_LUMI, "--nodes", "many"], "--nodes", "not understood. Fix"),
     "plan: nodes backwards": (["plan", *ON_LUMI, "--nodes", "8..2"], "--nodes", "begin with the smaller"),
     "plan: more nodes than there are":
         (["plan", *ON_LUMI, "--nodes", "10000000"], "--nodes", "has 1 to 2978 nodes"),
-    "plan: too many dots": (["plan", *ON_LUMI, "--nodes", "1..2..3"], "--nodes", "not understood; what"),
-    "plan: an empty list of nodes": (["plan", *ON_LUMI, "--nodes", ","], "--nodes", "not understood; what"),
+    "plan: too many dots": (["plan", *ON_LUMI, "--nodes", "1..2..3"], "--nodes", "not understood. Fix"),
+    "plan: an empty list of nodes": (["plan", *ON_LUMI, "--nodes", ","], "--nodes", "not understood. Fix"),
     "plan: an unknown cluster": (["plan", "tiny.toml", "--cluster", "nowhere"], "nowhere", "has no card"),
     "plan: a cluster that is a path":
         (["plan", "tiny.toml", "--cluster", "../../x"], "cluster", "has no card"),

@@ -306,7 +306,7 @@ def test_a_checkpoint_of_another_version_is_refused(
         "step_00000020",
         f"version {version}",
         "kielo 9.9",
-        "go on with",
+        "Fix: the Kielo that wrote it",
     )
     assert kept(trained) == before
 
