@@ -22,7 +22,7 @@ HEAD = """# Recipe keys
 A recipe is a TOML file. Its keys, what they default to, and what becomes of them:
 
 * **identity**: what is trained. Each checkpoint stores it, and a change of it is refused.
-* **schedule**: phases of steps and segments of the learning rate are made of it, which are in the identity.
+* **schedule**: it becomes phases of steps and segments of the learning rate, which are in the identity.
 * **placement**: where and how the run computes. It may change whenever the run is started again.
 * **stage**: read by one stage, which runs again when the key changes (the training data of a checkpoint is
   never replaced).
@@ -31,12 +31,12 @@ A recipe is a TOML file. Its keys, what they default to, and what becomes of the
 command line; `kielo show RECIPE` prints each value with its origin, and `kielo schema --of recipe` writes the
 JSON Schema for an editor.
 
-A key that nothing would read is refused, with what would put it in force ("Only with ..." below). It is no
-mistake if a recipe that extends its own, or `--set`, puts it out of force.
+A key without effect is refused, with its condition ("Only with ..." below). It is no mistake if a recipe that
+extends it, or `--set`, removes the condition.
 
-`languages = ["et", "fi"]`, outside all tables and in place of `language`, is a run for each of them. In every
-text `{language}` is the code of the run's language, also if a recipe has only one. A source whose own
-language is in the list belongs to the run of that language alone.
+`languages = ["et", "fi"]`, outside all tables and in place of `language`, is a run for each language. In
+every text `{language}` is the code of the run's language, even if a recipe has only one. A source whose own
+language is in the list belongs to that language's run alone.
 """
 
 
@@ -165,7 +165,7 @@ def _default(name: str, table: Table) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def main() -> None:

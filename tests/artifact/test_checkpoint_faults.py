@@ -52,7 +52,7 @@ def test_faults_of_files(tmp_path, monkeypatch) -> None:
     assert str(find_fault(folder, ["other"], files)) == "damaged: other is not listed in manifest.json"
     assert fault_of_reading("f", OSError(errno.EIO, "broken")).kind == "unreadable"
     assert str(another_version("f", 3, ", by x")) == (
-        "of another version: f is of version 3, by x, and this Kielo reads version 2; go on with the Kielo "
+        "of another version: f is of version 3, by x, and this Kielo reads version 2. Fix: the Kielo "
         "that "
         "wrote it"
     )

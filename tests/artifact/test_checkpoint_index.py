@@ -101,7 +101,7 @@ def test_an_index_whose_tensors_are_not_whole(tmp_path) -> None:
         with pytest.raises(KieloError, match=r"the chunks of a do not make up its shape \[2, 3\]"):
             read_index(tmp_path)
     write_index(tmp_path, CheckpointIndex("0", 1, {}, {"b": "c"}), {"a": entry_json(good)})
-    with pytest.raises(KieloError, match="b is tied to c, which is not there"):
+    with pytest.raises(KieloError, match="b is tied to c, which does not exist"):
         read_index(tmp_path)
     write_index(tmp_path, CheckpointIndex("0", 1, {}, {"b": "a"}), {"a": entry_json(good)})
     assert read_index(tmp_path, ["b"]).entry("b") == good and read_index(tmp_path, []).unread == ("a",)

@@ -52,9 +52,13 @@ def test_a_checkpoint_is_described(tmp_path) -> None:
     for place in (tmp_path / "run", tmp_path / "run" / "train", of_run):
         assert checkpoints_folder(place) == of_run and find_checkpoints(place) == [second, first]
     assert find_checkpoints(first) == [first] and find_checkpoints(of_run / "newest") == [second]
-    with pytest.raises(KieloError, match="neither a checkpoint nor a run folder with checkpoints; give"):
+    with pytest.raises(
+        KieloError, match="neither a checkpoint nor a run folder with checkpoints. Fix: a folder"
+    ):
         find_checkpoints(tmp_path)
-    with pytest.raises(KieloError, match="not the folder of a checkpoint; `kielo checkpoint list RUN` names"):
+    with pytest.raises(
+        KieloError, match="not the folder of a checkpoint. Fix: one that `kielo checkpoint list RUN` names"
+    ):
         refuse_no_checkpoint(tmp_path)
     refuse_no_checkpoint(first)
     size = sum(path.stat().st_size for path in first.iterdir())
@@ -125,7 +129,7 @@ def test_a_damaged_checkpoint_is_known_by_its_name(tmp_path) -> None:
 def test_the_newest_whole_checkpoint_of_a_run(tmp_path) -> None:
     """Newer damaged ones are told; one that cannot be read or is of another version is not passed over."""
     folder = tmp_path / "train" / "checkpoints"
-    none = f"^{folder} holds no whole checkpoint; run the train stage first$"
+    none = f"^{folder} has no complete checkpoint. Fix: run the train stage first$"
     with pytest.raises(KieloError, match=none):
         newest_checkpoint(tmp_path)
     first, second, third = (checkpoint(folder / f"step_0000000{step}", step) for step in (1, 2, 3))
@@ -146,7 +150,7 @@ def test_the_newest_whole_checkpoint_of_a_run(tmp_path) -> None:
     (third / "manifest.json").unlink()
     (first / "index.json").unlink()
     with pytest.raises(
-        KieloError, match=r"holds no whole checkpoint \(checkpoint .*3 is damaged: .*; checkpoint .*2 is"
+        KieloError, match=r"has no complete checkpoint \(checkpoint .*3 is damaged: .*; checkpoint .*2 is"
     ):
         newest_checkpoint(tmp_path, warnings.append)
     assert list_checkpoints(folder)[0] == {

@@ -17,7 +17,7 @@ def test_a_manifest_of_another_step_or_with_a_flipped_bit(tmp_path) -> None:
     assert (found.kind, found.version, found.wall_seconds) == ("checkpoint", 2, 1.235)
     assert found.counts == {"step": 1, "tensor_bytes": 100, "save_id": "0" * 16}
     moved = folder.rename(tmp_path / "step_00000002")
-    with pytest.raises(FaultyCheckpoint, match="is the manifest of another checkpoint, that of step 1"):
+    with pytest.raises(FaultyCheckpoint, match="is the manifest of another checkpoint, of step 1"):
         read_checkpoint_manifest(moved)
     copied = moved.rename(tmp_path / "mine")
     assert read_checkpoint_manifest(copied).counts["step"] == 1
@@ -28,7 +28,7 @@ def test_a_manifest_of_another_step_or_with_a_flipped_bit(tmp_path) -> None:
         text.replace('"version": 2', '"version": 3'),
     ):
         (copied / "manifest.json").write_text(wrong)
-        with pytest.raises(FaultyCheckpoint, match="is not what was written .its own checksum differs"):
+        with pytest.raises(FaultyCheckpoint, match="differs from what was written .its own checksum differs"):
             read_checkpoint_manifest(copied)
 
 
@@ -49,13 +49,16 @@ def rewritten(folder: Path, **changes: object) -> str:
 def test_manifests_of_something_else(tmp_path) -> None:
     """Refuse a manifest of another kind or version, one without an index, and a missing one."""
     altered = (
-        "damaged: manifest.json is not what was written (its own checksum differs), so the files beside it "
-        "cannot be checked"
+        "damaged: manifest.json differs from what was written (its own checksum differs), so no file beside "
+        "it can be checked"
     )
     other = "of another version: manifest.json is of version {}, written by kielo 9.8, and this Kielo reads "
     for changes, told in (
-        ({"kind": "trial"}, "damaged: manifest.json is not that of a checkpoint but of a trial"),
-        ({"files": {"other": {}}}, "damaged: manifest.json is not that of a checkpoint but of a checkpoint"),
+        ({"kind": "trial"}, "damaged: manifest.json is the manifest of a trial, not of a checkpoint"),
+        (
+            {"files": {"other": {}}},
+            "damaged: manifest.json is the manifest of a checkpoint, not of a checkpoint",
+        ),
         ({"version": 3, "versions": {"kielo": "9.8"}}, other.format(3)),
         ({"version": 1, "versions": {"kielo": "9.8"}}, other.format(1)),
         ({"version": "3", "versions": {"kielo": "9.8"}}, altered),
@@ -76,5 +79,7 @@ def test_manifests_of_something_else(tmp_path) -> None:
     (folder / "manifest.json").rmdir()
     for content in (b"\xff", b"[]", b"{}", b"5", b"{"):
         (folder / "manifest.json").write_bytes(content)
-        with pytest.raises(FaultyCheckpoint, match=r"is damaged: manifest\.json is not what was written \("):
+        with pytest.raises(
+            FaultyCheckpoint, match=r"is damaged: manifest\.json (is not|differs from) what was written \("
+        ):
             read_checkpoint_manifest(folder)

@@ -78,7 +78,7 @@ def test_what_a_consortium_would_note(folder: Path) -> None:
     first, second, third = table(tables, "Attempts")
     assert first[1:4] == ("2026-11-23 10:00:00", "last seen 2026-11-23 10:14:00", "1 – 14")
     assert first[4] == "4" and first[6] == "nid1, nid2"  # steps 11 to 14 are taken again
-    assert "without a word" in first[7] and "rank 1 was killed (SIGKILL)" in first[7]
+    assert "without a message" in first[7] and "rank 1 was killed (SIGKILL)" in first[7]
     assert second[3:7] == ("11 – 20", "0", "2", "nid1, nid3") and second[7].startswith("requeue: stopped")
     assert third[3] == "21 – 30" and third[7] == "finished"
     assert table(tables, "Changes") == [
@@ -86,9 +86,7 @@ def test_what_a_consortium_would_note(folder: Path) -> None:
         ("2", "version of torch", "2.10.0", "2.11.0"),
         ("3", "version of torch", "2.11.0", "2.10.0"),
     ]
-    assert table(tables, "Spikes, and what was passed over") == [
-        ("13", "steps 12 to 13 passed over: skip_steps")
-    ]
+    assert table(tables, "Spikes and skipped steps") == [("13", "steps 12 to 13 skipped: skip_steps")]
     assert table(tables, "Alerts") == [("2026-11-23 10:19:00", "14", "rank 1 was killed (SIGKILL)")]
 
 
@@ -96,7 +94,7 @@ def test_lost_and_effective_time(folder: Path) -> None:
     """Attempts of 14, 10 and 10 minutes in 50; 28 steps of a minute each were kept."""
     values = dict(table(chronicle(folder), "Time"))
     assert values == {
-        "attempts": "3", "steps taken again": "4", "on steps that were kept": "28 min 00 s",
+        "attempts": "3", "repeated steps": "4", "kept steps": "28 min 00 s",
         "in attempts": "34 min 00 s (82.4% of them effective)", "between attempts": "16 min 00 s",
     }  # fmt: skip
 
@@ -153,16 +151,16 @@ def test_a_whole_chronicle(tmp_path) -> None:
     (tmp_path / ALERTS_NAME).write_text("".join(json.dumps(alert) + "\n" for alert in alerts))
     tables = chronicle(tmp_path)
     assert [table.title for table in tables] == [
-        "Time", "Attempts", "Spikes, and what was passed over", "Alerts, the last 200 of 201",
+        "Time", "Attempts", "Spikes and skipped steps", "Alerts, the last 200 of 201",
     ]  # fmt: skip
-    lines = [("attempts", "1"), ("steps taken again", "0"), ("on steps that were kept", "2 min 30 s")]
+    lines = [("attempts", "1"), ("repeated steps", "0"), ("kept steps", "2 min 30 s")]
     assert tables[0].rows == lines
     assert tables[1].rows == [(
         "1", "2026-11-23 10:00:00", "", "1,001 –", "0", "1,200", "n0, n1, n2, n3, n4, n5, n6, n7 and 1 more",
-        "it runs, or ended without a word",
+        "it runs, or ended without a message",
     )]  # fmt: skip
     assert tables[2].rows == [
-        ("1,010", "steps 1,005 to 1,010 passed over: spike"),
+        ("1,010", "steps 1,005 to 1,010 skipped: spike"),
         ("1,011", "spike in steps 1,008 to 1,009: told (loss 3.142, usual 2)"),
         ("1,012", "spike in steps 1 to 2: passed"),
         ("1,015", "change to fp8 after step 1,000: kept"), ("1,016", "bf16 from the next step on"),
@@ -218,12 +216,12 @@ def test_times_and_steps_of_three_attempts(tmp_path) -> None:
             file.write(json.dumps(text) + "\n")
     tables = {table.title: table for table in chronicle(tmp_path)}
     assert tables["Time"].rows == [
-        ("attempts", "3"), ("steps taken again", "3"), ("on steps that were kept", "1 min 15 s"),
+        ("attempts", "3"), ("repeated steps", "3"), ("kept steps", "1 min 15 s"),
         ("in attempts", "9 min 30 s (13.2% of them effective)"), ("between attempts", "12 min 00 s"),
     ]  # fmt: skip
     assert tables["Attempts"].rows == [
         ("1", "2026-11-23 10:00:00", "last seen 2026-11-23 10:05:00", "5 – 9", "3", "3", "a",
-         "without a word: killed, or its node was lost; the last alert: alert of 10:09:00"),
+         "without a message: killed, or its node was lost; the last alert: alert of 10:09:00"),
         ("2", "2026-11-23 10:09:00", "2026-11-23 10:12:00", "none", "0", "3", "a", "failed"),
         ("3", "2026-11-23 10:20:00", "2026-11-23 10:21:30", "2,001 –", "0", "3", "a", "finished: all"),
     ]  # fmt: skip
@@ -232,5 +230,5 @@ def test_times_and_steps_of_three_attempts(tmp_path) -> None:
     ]  # fmt: skip
     assert len(tables["Alerts"].rows) == 3 and tables["Alerts"].header == ("time (UTC)", "step", "message")
     assert tables["Attempts"].header == (
-        "attempt", "began (UTC)", "ended", "steps", "taken again", "ranks", "hosts", "how it ended",
+        "attempt", "began (UTC)", "ended", "steps", "repeated", "ranks", "hosts", "how it ended",
     )  # fmt: skip

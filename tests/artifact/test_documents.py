@@ -189,7 +189,7 @@ def test_files_of_documents(tmp_path):
     assert document_files(tmp_path) == [tmp_path / "a.jsonl.zst", tmp_path / "b.jsonl.zst"]
     assert document_files(tmp_path / "c.jsonl") == [tmp_path / "c.jsonl"]
     with pytest.raises(
-        KieloError, match="gone: no such file or folder of documents; run the corpus stage first"
+        KieloError, match="gone: no such file or folder of documents. Fix: run the corpus stage first"
     ):
         document_files(tmp_path / "gone")
 
@@ -206,7 +206,8 @@ def test_the_bytes_of_a_file_of_documents(tmp_path):
     )
     assert decode_text(tmp_path, 1, "õ".encode()) == "õ"
     with pytest.raises(
-        KieloError, match=r", line 7: invalid UTF-8 \(byte 0xff at position 2 of the line\); conv"
+        KieloError,
+        match=r", line 7: invalid UTF-8 \(byte 0xff at position 2 of the line\). Fix: the source's",
     ):
         decode_text(tmp_path, 7, b"ab\xff")
 

@@ -46,11 +46,11 @@ def test_a_file_that_cannot_be_named_leaves_nothing(tmp_path, monkeypatch) -> No
         (errno.EDQUOT, "free some space, or set `folder` in the recipe to a larger disk"),
         (
             errno.EFBIG,
-            "raise the limit of a file's size (ulimit -f), or set `folder` in the recipe to another disk",
+            "raise the limit of file sizes (ulimit -f), or set `folder` in the recipe to another disk",
         ),
         (errno.EROFS, "set `folder` in the recipe to a disk that can be written"),
         (errno.EACCES, "set `folder` in the recipe to one that can be written"),
-        (errno.EIO, "mend that, and the same command makes it"),
+        (errno.EIO, "mend that, and run the same command"),
     ],
 )
 def test_what_a_disk_refuses(number, advice) -> None:

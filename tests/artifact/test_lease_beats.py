@@ -79,7 +79,7 @@ def test_a_failed_beat_is_tried_again_and_a_lost_lease_is_told_once(
         pass
     told = (
         f"{lease.path} is no longer this job's: it was removed or replaced; this job stops and publishes "
-        "nothing more. Its last checkpoint before that is untouched"
+        "nothing more. Its last checkpoint is untouched"
     )
     assert waited == [3.0, 3.0] and caplog.messages == [told] and lease.path.exists()
     lease.path.unlink()
@@ -157,7 +157,7 @@ def test_a_process_of_another_user_runs(tmp_path, monkeypatch) -> None:
 def test_a_folder_that_cannot_be_written_is_told(tmp_path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(
-        KieloError, match="file: no lease can be taken there .*; is it writable, and the disk not"
+        KieloError, match="file: no lease can be taken there .*. Fix: a writable folder with free space"
     ):
         Lease.take(tmp_path / "file")
 

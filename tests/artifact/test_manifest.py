@@ -78,7 +78,7 @@ def test_what_changed_is_named_and_an_expired_stage_is_made_again(tmp_path):
     expire(folder)
     assert differences(folder, "trial", 1, INPUTS, SECTION) == ["input expired"]
     (folder / "deep" / "a.txt").write_text("longer than it was")
-    with pytest.raises(KieloError, match=r"a\.txt: it has 18 bytes, and the stage wrote 4"):
+    with pytest.raises(KieloError, match=r"a\.txt: it has 18 bytes, but the stage wrote 4"):
         check_sizes(folder, read_manifest(folder), ["deep/a.txt"])
 
 
@@ -177,7 +177,7 @@ def test_what_the_stage_did_not_write_is_never_replaced(tmp_path):
     ):
         pass
     (folder / "manifest.json").unlink()
-    with pytest.raises(KieloError, match="stage: holds deep, which Kielo's trial stage did not write"):
+    with pytest.raises(KieloError, match="stage: contains deep, which Kielo's trial stage did not write"):
         _write(folder, "third")
     assert [path.name for path in tmp_path.iterdir()] == ["stage"]
 
@@ -187,7 +187,7 @@ def test_a_file_that_appears_during_the_work_is_not_lost(tmp_path):
     folder = tmp_path / "stage"
     _write(folder, "old")
     with (
-        pytest.raises(KieloError, match="stage: holds notes, which Kielo's trial stage did not write"),
+        pytest.raises(KieloError, match="stage: contains notes, which Kielo's trial stage did not write"),
         write_stage(folder, "trial", 1, {}, {}),
     ):
         (folder / "notes").write_text("mine")
@@ -202,7 +202,7 @@ def test_the_folder_aside_is_ours_or_left_alone(tmp_path):
     aside.mkdir()
     (aside / "new").mkdir()
     (aside / "new" / "mine").write_text("a person's")
-    with pytest.raises(KieloError, match=r"\.stage\.kielo was not made by Kielo"):
+    with pytest.raises(KieloError, match=r"\.stage\.kielo is not Kielo's"):
         _write(folder)
     assert (aside / "new" / "mine").read_text() == "a person's"
     shutil.rmtree(aside)
@@ -273,7 +273,7 @@ def test_what_cannot_be_a_stage_folder_is_refused(tmp_path):
     (tmp_path / "dangling").symlink_to(tmp_path / "gone" / "stage")
     before = sorted(tmp_path.iterdir())
     for folder, told in (
-        ("dangling", "is its disk mounted"),
+        ("dangling", "Is its disk mounted"),
         ("file", "a file"),
         ("file/stage", "Not a directory"),
     ):
@@ -297,12 +297,14 @@ def test_small_files_of_a_stage_are_hashed_and_large_ones_are_not(tmp_path, monk
         (folder / "a").write_bytes(other)
         assert is_current(folder, "trial", 1, {}, {}) is not is_noticed
     listed = read_manifest(folder)
-    with pytest.raises(KieloError, match="a: it has 4 bytes, and the stage wrote 5; put the file back"):
+    with pytest.raises(
+        KieloError, match="a: it has 4 bytes, but the stage wrote 5 bytes. Fix: put the file back"
+    ):
         check_sizes(folder, listed, ["a"])
     with pytest.raises(KieloError, match="b: is not listed in manifest.json"):
         check_sizes(folder, listed, ["b"])
     (folder / "a").unlink()
-    with pytest.raises(KieloError, match="a: it is missing, and the stage wrote 5"):
+    with pytest.raises(KieloError, match="a: it is missing, but the stage wrote 5"):
         check_sizes(folder, listed, ["a"])
     assert hash_json({"b": [1, "é"], "a": None}) == xxhash.xxh3_128_hexdigest(
         '{"a":null,"b":[1,"é"]}'.encode()
@@ -340,7 +342,7 @@ def test_the_whole_manifest_of_a_stage(tmp_path, monkeypatch) -> None:
     expire(tmp_path / "none")
     assert not (tmp_path / "none").exists()
     with pytest.raises(
-        KieloError, match=r"none: no manifest\.json, so this stage is not finished; run it first"
+        KieloError, match=r"none: no manifest\.json, so this stage is not finished. Fix: run it first"
     ):
         hash_manifest(tmp_path / "none")
 
@@ -364,7 +366,7 @@ def test_a_link_in_a_stage_is_not_kielos(tmp_path) -> None:
     for target in ("elsewhere", "gone"):
         (folder / "deep" / "link").symlink_to(tmp_path / target)
         with pytest.raises(
-            KieloError, match="stage: holds deep/link, which Kielo's trial stage did not write or"
+            KieloError, match="stage: contains deep/link, which Kielo's trial stage did not write or"
         ):
             refuse_foreign(folder, "trial")
         (folder / "deep" / "link").unlink()

@@ -131,7 +131,7 @@ def test_rows_and_lines_that_are_none_are_told_in_numbers(tmp_path, caplog) -> N
     assert [row.step for row in read_metrics(path)] == [1] and caplog.text == ""
     path.write_text('mine\n{"step": 1, "x": 2}\n\nyours\n')
     assert [row.step for row in read_metrics(path)] == [1]
-    assert caplog.messages == [f"{path}: 2 lines are no row of a run (number 1, 4); passed over"]
+    assert caplog.messages == [f"{path}: 2 lines are no row of a run (number 1, 4); skipped"]
     row = HeldOutLoss(
         step=2, heldout_loss=1.5, heldout_sets={"a": {"loss": float("nan")}, "b": {"loss": 2.5}}
     )

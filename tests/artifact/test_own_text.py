@@ -34,7 +34,7 @@ def test_a_text_of_kielos_own(tmp_path) -> None:
     for wrong in (marked(text).replace("two", "tow"), marked(text) + "more\n", marked(text)[:-1], "", text):
         path.write_text(wrong)
         assert not is_own_text(path)
-        with pytest.raises(KieloError, match="a.md: is there already, and Kielo did not write it or"):
+        with pytest.raises(KieloError, match="a.md: exists, and Kielo did not write it or"):
             refuse_other_text(path)
     (tmp_path / "dangling").symlink_to(tmp_path / "gone")
     with pytest.raises(KieloError, match="a symbolic link that leads nowhere"):
@@ -77,15 +77,13 @@ def test_a_text_with_another_comment_is_written_and_replaced(tmp_path) -> None:
         write_own_text(path, text, HASH_COMMENT)
         assert path.read_text() == marked(text, "# {}") and path.read_text().startswith(text)
     path.write_text("mine\n")
-    with pytest.raises(KieloError, match=r"a\.toml: is there already"):
+    with pytest.raises(KieloError, match=r"a\.toml: exists"):
         write_own_text(path, "c = 3\n", HASH_COMMENT)
     assert path.read_text() == "mine\n"
     (tmp_path / "link.toml").symlink_to(path)
-    with pytest.raises(KieloError, match=r"link\.toml: is there already"):
+    with pytest.raises(KieloError, match=r"link\.toml: exists"):
         refuse_other_text(tmp_path / "link.toml")
     refuse_other_json(tmp_path / "gone", "key")
     (tmp_path / "dangling").symlink_to("gone")
-    with pytest.raises(
-        KieloError, match="dangling: is there already, and Kielo did not write it; move it away"
-    ):
+    with pytest.raises(KieloError, match="dangling: exists, and Kielo did not write it. Fix: move it away"):
         refuse_other_json(tmp_path / "dangling", "key")

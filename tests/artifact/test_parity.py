@@ -11,7 +11,6 @@ def test_limits_of_parity() -> None:
     assert told.limit_in_words() == "tolerance 1e-05"
     rounding = losses.model_copy(update={"rounding_differences": [1e-7, 2e-7]})
     assert Parity.model_construct(tolerance=1e-5, losses=rounding).limit_in_words() == (
-        f"tolerance 1e-05, or {ROUNDING_FACTOR} times what rounding alone makes: transformers parts from "
-        f"itself by "
-        "up to 2.0e-07"
+        f"tolerance 1e-05, or {ROUNDING_FACTOR} times the effect of rounding alone: transformers differs "
+        "from itself by up to 2.0e-07"
     )

@@ -83,7 +83,9 @@ def test_what_another_wrote_is_refused(tmp_path) -> None:
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "mine").touch()
     for action in (stage.refuse, stage.publish):
-        with pytest.raises(KieloError, match="export: holds mine, which Kielo's trial stage did not write"):
+        with pytest.raises(
+            KieloError, match="export: contains mine, which Kielo's trial stage did not write"
+        ):
             action()
     assert names_in(tmp_path / "export") == ["mine"] and stage.is_written()
     stage.discard()
@@ -174,7 +176,7 @@ def test_a_full_disk_tells_what_is_missing(tmp_path, monkeypatch) -> None:
     def told(number: int, why: str, files: int) -> str:
         assert str(stage.stopped(OSError(number, "broken"))) == (
             f"{tmp_path / 'export'}: the trial was not finished: {why}. {files} finished files stay in "
-            f"{tmp_path / '.export.kielo' / 'new'}; the same command goes on from there"
+            f"{tmp_path / '.export.kielo' / 'new'}. Fix: the same command resumes from there"
         )
 
     told(errno.ENOSPC, "disk full: 0 more bytes are needed, 1,000 are free", 0)

@@ -27,14 +27,14 @@ def test_formats_of_earlier_versions() -> None:
 @pytest.mark.parametrize(
     ("stored", "version", "way"),
     [
-        ({"format_version": 4}, 4, "with a later one"),
-        ({"format_version": 1}, 1, "begin the run again in another folder"),
-        ({"format_version": 0}, 0, "begin the run again in another folder"),
-        ({"name": "x"}, 0, "begin the run again in another folder"),
+        ({"format_version": 4}, 4, "a later one"),
+        ({"format_version": 1}, 1, "another run folder to begin again"),
+        ({"format_version": 0}, 0, "another run folder to begin again"),
+        ({"name": "x"}, 0, "another run folder to begin again"),
     ],
 )
 def test_versions_that_are_not_read(stored: dict, version: int, way: str) -> None:
-    said = f"^f: is of format version {version}, and this Kielo reads versions 2 to 3; go on with the Kielo"
+    said = f"^f: is of format version {version}, and this Kielo reads versions 2 to 3. Fix: the Kielo"
     with pytest.raises(KieloError, match=f"{said} that wrote it, or {way}$"):
         migrated_identity(stored, "f")
     with pytest.raises(KieloError, match=said):
@@ -47,5 +47,5 @@ def test_what_describes_no_run() -> None:
             migrated_identity({"format_version": wrong}, "f")
     with pytest.raises(KieloError, match="is not of format version 2"):
         migrated_run({"format_version": 2, "identity": {}}, "f")
-    with pytest.raises(KieloError, match="describes no run, but holds 5"):
+    with pytest.raises(KieloError, match="describes no run, but contains 5"):
         migrated_identity(5, "f")

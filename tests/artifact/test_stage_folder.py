@@ -63,16 +63,18 @@ def test_what_can_be_a_stage_folder(stage, aside, tmp_path, monkeypatch) -> None
     (tmp_path / "stage").mkdir()
     stage.refuse()
     monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == tmp_path / "stage")
-    with pytest.raises(KieloError, match="stage: the root of a file system, whose name no finished trial"):
+    with pytest.raises(KieloError, match="stage: the root of a file system, which no finished trial"):
         stage.refuse()
     monkeypatch.undo()
     (tmp_path / "stage").rmdir()
     (tmp_path / "stage").touch()
-    with pytest.raises(KieloError, match="stage: a file, where the trial stage makes a folder; move it away"):
+    with pytest.raises(
+        KieloError, match="stage: a file, but the trial stage makes a folder. Fix: move it away"
+    ):
         stage.refuse()
     (tmp_path / "stage").unlink()
     (tmp_path / "stage").symlink_to("elsewhere")
-    with pytest.raises(KieloError, match="stage: a symbolic link to elsewhere, where there is no folder"):
+    with pytest.raises(KieloError, match="stage: a symbolic link to elsewhere, which is no folder"):
         StageFolder(tmp_path / "stage", "trial", "").refuse()
     (tmp_path / "elsewhere").mkdir()
     linked = StageFolder(tmp_path / "stage", "trial", "")
@@ -103,7 +105,7 @@ def test_whose_the_folder_aside_is(stage, aside, tmp_path) -> None:
         lambda: aside.symlink_to("gone"),
     ):
         make()
-        with pytest.raises(KieloError, match=r"\.stage\.kielo was not made by Kielo, which would work there"):
+        with pytest.raises(KieloError, match=r"\.stage\.kielo is not Kielo's, which would work there"):
             stage.refuse()
         stage.remove()
         assert os.path.lexists(aside)
@@ -157,7 +159,9 @@ def test_discarding_touches_only_what_this_process_holds(stage, aside) -> None:
     stage.discard()
     assert aside.exists()
     stage.begin()
-    with pytest.raises(KieloError, match=r"\.stage\.kielo: another process is writing there; wait for it"):
+    with pytest.raises(
+        KieloError, match=r"\.stage\.kielo: another process is writing there. Fix: wait for it"
+    ):
         (other := StageFolder(stage.folder, "trial", "")).begin()
     assert other.journal.closed
     other.discard()

@@ -155,7 +155,7 @@ def test_the_bytes_of_a_shard(tmp_path, monkeypatch) -> None:
     with pytest.raises(KieloError, match="s.loss_mask: 4 bytes for the 5 tokens of s.bin"):
         TokenShard(tmp_path / "s")
     (tmp_path / "s.bin").write_bytes(bytes(9))
-    with pytest.raises(KieloError, match="describes 10 bytes .5 tokens of 2 bytes., the data has 9"):
+    with pytest.raises(KieloError, match="describes 10 bytes .5 tokens of 2 bytes., but the data has 9"):
         TokenShard(tmp_path / "s")
 
 

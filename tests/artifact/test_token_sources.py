@@ -61,7 +61,7 @@ def test_a_damaged_pair_names_the_file_and_the_number(shard):
         (lambda: index.write_bytes(whole[:20]), r"a\.idx: not a Megatron index"),
         (index.unlink, r"a\.idx: no such file"),
         (lambda: data.write_bytes(whole_data + b"x"), r"a\.bin: 19 bytes of data are no whole number of ids"),
-        (lambda: data.write_bytes(whole_data[:-2]), r"ends at byte 18, and the data has 16"),
+        (lambda: data.write_bytes(whole_data[:-2]), r"ends at byte 18, but the data has 16"),
     ]:
         damage()
         with pytest.raises(KieloError, match=message):
@@ -85,11 +85,11 @@ def test_flat_ids_and_ds_that_do_not_fit(tmp_path):
     with pytest.raises(KieloError, match=r"flat\.npy: 18 bytes.* ids of 4 bytes.*tokens_dtype"):
         find_token_files("web", str(tmp_path / "flat.npy"), 4)
     np.save(tmp_path / "table.npy", np.zeros((2, 2), np.int32))
-    with pytest.raises(KieloError, match=r"table\.npy: holds int32 of shape \(2, 2\)"):
+    with pytest.raises(KieloError, match=r"table\.npy: int32 of shape \(2, 2\)"):
         find_token_files("web", str(tmp_path / "table.npy"), 4)
     write_ds(tmp_path / "b", DOCUMENTS)
     (tmp_path / "b.ds.index").write_bytes(struct.pack("<2Q", 3, 8))
-    with pytest.raises(KieloError, match=r"last document ends at token 8, and the data has 9"):
+    with pytest.raises(KieloError, match=r"last document ends at token 8, but the data has 9"):
         find_token_files("web", str(tmp_path / "b.ds"), 2)
     (tmp_path / "b.ds.index").unlink()
     with pytest.raises(KieloError, match=r"b\.ds\.index: missing"):
@@ -105,7 +105,7 @@ def test_changed_files_are_refused(shard, suffix):
     check_unchanged(*in_place)
     part = shard.with_name(f"a{suffix}")
     os.utime(part, ns=(0, 0))
-    with pytest.raises(KieloError, match=r"a\.bin: changed since the pack stage .* was written again"):
+    with pytest.raises(KieloError, match=r"a\.bin: changed since the pack stage .* was rewritten"):
         check_unchanged(*in_place)
     if suffix == ".bin":
         part.write_bytes(part.read_bytes()[:-2])
@@ -183,7 +183,7 @@ def test_the_width_of_ids(dtype, vocab_size, width, tmp_path):
 
 
 def test_files_of_another_size_or_time_changed(shard):
-    """Shorter and longer ones, one that is gone, and one that was written again with the same bytes."""
+    """Shorter and longer ones, one that is gone, and one that was rewritten with the same bytes."""
     found = find_token_files("web", str(shard), 2)
     data = shard.with_name("a.bin")
     whole = data.read_bytes()
@@ -198,7 +198,7 @@ def test_files_of_another_size_or_time_changed(shard):
     with pytest.raises(KieloError, match=r"a\.bin: cannot be read \(No such file"):
         check_unchanged(*arguments)
     data.write_bytes(whole)
-    with pytest.raises(KieloError, match=r"a\.bin: changed .* \(its data, index or loss mask was written"):
+    with pytest.raises(KieloError, match=r"a\.bin: changed .* \(its data, index or loss mask was rewritten"):
         check_unchanged(*arguments)
     os.utime(data, ns=(found.times_ns[0][0],) * 2)
     check_unchanged(*arguments)

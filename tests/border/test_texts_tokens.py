@@ -161,7 +161,7 @@ def test_blocks_as_they_are_of_text_are_refused() -> None:
     text = Text({"web": 10_000}, 0, "hash", 400, 0)
     case = StepCase(asked, full_phases(asked), text, Path("tokens"))
     (said,) = complaints(case, [mixture_has_text])
-    assert "is of ready tokens, and web is text" in said
+    assert "needs ready tokens, but web is text" in said
 
 
 def test_weights_of_documents_are_those_of_interleaved_datasets() -> None:

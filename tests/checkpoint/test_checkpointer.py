@@ -388,7 +388,7 @@ def test_going_back_removes_later_ones_only_once_its_target_is_known_to_be_whole
     tensors.write_bytes(whole[:-1])
     assert checkpointer.go_back_to(100) is None and "is damaged: rank_00000.safetensors" in alerts[0]
     tensors.write_bytes(whole)
-    with monkeypatch.context() as patch, pytest.raises(FaultyCheckpoint, match="unreadable.*EIO.*try again"):
+    with monkeypatch.context() as patch, pytest.raises(FaultyCheckpoint, match="unreadable.*EIO.*retry"):
         patch.setattr(checkpoint_faults, "first_wrong_block", io_error)
         checkpointer.go_back_to(100)
     assert sorted(path.name for path in tmp_path.iterdir()) == later
@@ -483,7 +483,7 @@ def test_the_newest_whole_checkpoint_of_a_run_is_found_or_named(tmp_path):
     assert newest_checkpoint(tmp_path, warnings.append).name == "step_00000100"
     assert len(warnings) == 1 and "index.json" in warnings[0]
     (tmp_path / "train/checkpoints/step_00000100/manifest.json").unlink()
-    with pytest.raises(KieloError, match="no whole checkpoint.*manifest.json is missing"):
+    with pytest.raises(KieloError, match="no complete checkpoint.*manifest.json is missing"):
         newest_checkpoint(tmp_path)
 
 

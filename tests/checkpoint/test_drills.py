@@ -236,8 +236,7 @@ def test_a_whole_checkpoint_under_another_name_is_refused(tmp_path):
         shutil.copy(path, tmp_path / "step_00000200")
     found, warnings = newest_complete(tmp_path)
     assert (
-        found == tmp_path / "step_00000100"
-        and "manifest of another checkpoint, that of step 100" in warnings[0]
+        found == tmp_path / "step_00000100" and "manifest of another checkpoint, of step 100" in warnings[0]
     )
 
 

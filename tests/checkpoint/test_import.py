@@ -206,7 +206,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
             load_model_weights(parameters, write(tmp_path / "folder", tensors, **options), config())
         return str(caught.value)
 
-    with pytest.raises(KieloError, match="no weights are there; looked for model.safetensors"):
+    with pytest.raises(KieloError, match="no weights; looked for model.safetensors"):
         load_model_weights(parameters, tmp_path, config())
     headless = {name: value for name, value in right.items() if name != "lm_head.weight"}
     assert "missing: lm_head.weight" in complaint(headless, shards=2)
@@ -395,7 +395,7 @@ def test_weights_are_found_by_folder_or_by_name(tmp_path, monkeypatch):
     assert kept == f"hf:org/model@{commit}" and resolve_weights(kept) == snapshot and len(asked) == 2
     (snapshot / "pytorch_model.bin").unlink()  # a fetch that was cut short: asked again
     assert resolve_weights("hf:org/model") == snapshot and len(asked) == 4
-    with pytest.raises(KieloError, match="no folder org/none, and .*no network"):
+    with pytest.raises(KieloError, match="the folder org/none does not exist, and .*no network"):
         resolve_weights("hf:org/none")
 
 

@@ -49,7 +49,7 @@ BAD |= {
     "arrays of no format": ([*FOCUS, "model.transplant_vectors=here.npz"], "here.npz: cannot be read as"),
     "no ready tokenizer": (
         [*RUN, "tokenizer.path=hf:./gone"],
-        "tokenizer 'hf:./gone': there is no folder ./gone",
+        "tokenizer 'hf:./gone': the folder ./gone does not exist",
     ),
     "no weights": (
         [*RUN, "model.weights=hf:./gone", "--set", "model.transplant=mean"],

@@ -13,8 +13,8 @@ REFUSED = {
     "model.model_type=opt model.rms_norm_eps=1e-3": (1, "model.rms_norm_eps"),
     "model.model_type=modernbert": (1, 'Fix: train.objective = "masked_tokens"'),
     'train.trainable=["tail"]': (1, 'train.trainable: "tail" names no parameter of the model'),
-    "train.attention_dropout=0.1": (1, "only encoders' attention drops weights"),
-    'train.adam_beta2=0.999 train.optimiser_state="bf16"': (1, "which rounding to bf16 takes back"),
+    "train.attention_dropout=0.1": (1, "only encoders have attention dropout"),
+    'train.adam_beta2=0.999 train.optimiser_state="bf16"': (1, "which rounding to bf16 undoes"),
     "layout.tensor=4": (4, "layout.tensor = 4 does not divide model.num_attention_heads = 2"),
     "layout.pipeline=4": (4, "too few for 4 stages"),
     'layout.pipeline=2 layout.pipeline_schedule="zbv" layout.zero=3': (2, "gives wrong gradients"),
@@ -23,7 +23,7 @@ REFUSED = {
 OF_RANKS = {
     "layout.tensor=2": (3, "layout.tensor = 2 does not make up 3 ranks"),
     "train.skip_steps=[[3,900000]]": (1, "goes beyond the run's last step"),
-    "train.tokens_per_step=16": (2, "2 data-parallel ranks, and each takes whole sequences"),
+    "train.tokens_per_step=16": (2, "each of 2 data-parallel ranks takes one or more whole sequences"),
     'train.precision="fp8" model.intermediate_size=40': (1, "FP8 kernels multiply sizes in multiples of 16"),
 }
 

@@ -73,7 +73,7 @@ def test_what_cannot_follow_is_refused(tmp_path, capsys):
     second = write_follower(first, "second")
     refusals = {
         write_follower(first, "third", follows=second): f"`kielo run {second}`, then this",
-        write_follower(first, "same", folder=tmp_path / "run"): "a folder of this run that Kielo writes",
+        write_follower(first, "same", folder=tmp_path / "run"): "a folder of this run that Kielo replaces",
         write_follower(first, "missing", follows=tmp_path / "none.toml"): "none.toml': ",
     }
     for path, told in refusals.items():

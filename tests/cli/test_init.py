@@ -127,7 +127,7 @@ def test_a_size_beside_a_shape_is_refused_but_replaces_that_of_the_recipe(capsys
     assert main(["show", "own_text", "--set", "model.params=3B"]) == 0
     capsys.readouterr()
     assert main(["show", "own_text", "--set", "model.params=3B", "--set", "model.hidden_size=64"]) == 1
-    assert "leave out one or the other" in capsys.readouterr().err
+    assert "Fix: leave one out" in capsys.readouterr().err
     Path("child.toml").write_text('extends = "own_text"\n[model]\nparams = "20M"\n')
     assert read_recipe("child.toml").recipe.model.params == 20_000_000
 

@@ -42,7 +42,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a share above a half": (setting("dataset.heldout_share=2"), "less than 0.5"),
     "a tiny vocabulary": (setting("tokenizer.vocab_size=100"), "258 or more"),
     "weights without hf:": (setting("model.weights=OWNER/NAME"), "hf:OWNER/NAME"),
-    "weights without a tokenizer": (setting("model.weights=hf:gone"), "set tokenizer.path"),
+    "weights without a tokenizer": (setting("model.weights=hf:gone"), "Fix: tokenizer.path"),
     "a transplant without weights": (setting("model.transplant=mean"), "model.weights = hf:FOLDER"),
     "a transplant of another kind": (setting("model.transplant=wechsel"), "mean"),
     "similarity without vectors": (
@@ -58,7 +58,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no value": (setting("train.tokens"), "section.key=value"),
     "a size beside a shape": (
         [*setting("model.params=3B"), "--set", "model.hidden_size=64"],
-        "leave out one or the other",
+        "Fix: leave one out",
     ),
     "a recipe misspelt": (["show", "demo_estonia"], "did you mean demo_estonian?"),
     "broken TOML": (["show", "bad.toml"], "line 1"),
@@ -162,7 +162,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a text without quotes": (["show", "bare.toml"], "text in quotes"),
     "text for a recipe": (["run", "text.txt"], "corpus.sources=text.txt"),
     "weights for a recipe": (["show", "hf:run/hf"], "--set model.weights=hf:run/hf"),
-    "a folder inside of a run": (["verify", "parity", "run/hf"], "did you mean run?"),
+    "a folder inside of a run": (["verify", "parity", "run/hf"], "Did you mean run?"),
     "a run folder for weights": (["verify", "round-trip", "run"], "did you mean run/hf?"),
     "a run folder for a tokenizer": (
         ["tokenizer", "measure", "run", "--text", "text.txt"],

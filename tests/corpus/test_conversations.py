@@ -96,5 +96,5 @@ def test_a_long_conversation_in_parquet_is_not_held(tmp_path):
 @pytest.mark.parametrize("kind", ["text", "code"])
 def test_loss_is_of_instructions(kind):
     """Other kinds refuse the key."""
-    with pytest.raises(ValueError, match='loss is of kind = "instructions"'):
+    with pytest.raises(ValueError, match='loss needs kind = "instructions"'):
         Corpus(sources=[{"path": "a.jsonl", "kind": kind, "loss": "answers"}])

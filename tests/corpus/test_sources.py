@@ -139,7 +139,7 @@ def test_a_source_that_ends_up_empty_is_named_with_its_funnel(tmp_path):
         ({"language": "en", "kind": "code"}, "has no language"),
         ({"kind": "codes"}, "'text'"),
         ({"kind": "parallel"}, "two languages"),
-        ({"templates": "{source}{target}"}, "are of kind"),
+        ({"templates": "{source}{target}"}, "need kind"),
         ({"kind": "parallel", "language": ["en", "et"], "templates": "{source}"}, "no {target}"),
         ({"kind": "parallel", "language": ["en", "et"], "pair_fields": "en"}, "names 1 fields"),
     ],

@@ -225,7 +225,7 @@ def test_a_source_of_which_nothing_is_left_gets_its_own_advice(tmp_path, source,
 def test_a_folder_of_something_else_is_not_replaced(tmp_path):
     with write_stage(tmp_path / "corpus", "tokens", 1, {}, {}):
         pass
-    with pytest.raises(KieloError, match="corpus: holds .* Kielo's corpus stage did not write"):
+    with pytest.raises(KieloError, match="corpus: contains .* Kielo's corpus stage did not write"):
         run(tmp_path, {"path": write(tmp_path / "a.txt", ESTONIAN)})
     assert not (tmp_path / "raw").exists()  # before anything is fetched or hashed
 
@@ -237,7 +237,7 @@ def test_text_without_words_and_text_that_is_trained_on(tmp_path):
     assert (made.counts["words_kept"], made.counts["documents_kept"], made.counts["bytes_kept"]) == (0, 2, 8)
     (tmp_path / "train" / "checkpoints" / "step_0000000001").mkdir(parents=True)
     assert run(tmp_path, source) == made
-    with pytest.raises(KieloError, match="would be made again .* holds step_0000000001, which was trained"):
+    with pytest.raises(KieloError, match="would be made again .* has step_0000000001, which was trained"):
         run(tmp_path, source | {"max_documents": 1})
 
 

@@ -219,7 +219,7 @@ def test_each_source_has_a_heldout_set(run, tmp_path):
     with write_stage(tmp_path / "tokens", "tokens", 1, {}, {}) as stage:
         stage.counts.update(sources={}, heldout={"tokens": 7, "documents": 1, "bytes": 20})
     assert [(one.name, one.text_bytes) for one in heldout_sets(tmp_path / "tokens")] == [("", 21)]
-    with pytest.raises(ValueError, match="taken by the held-out text"):
+    with pytest.raises(ValueError, match="names of the held-out text"):
         recipe(sources=("heldout.a", "b"))
 
 
@@ -427,7 +427,7 @@ def test_shards_of_another_size_are_refused(tmp_path):
     for name, content in whole.items():
         for left in (content[:-8], None):
             (folder / name).unlink() if left is None else (folder / name).write_bytes(left)
-            wrote = f"and the stage wrote {len(content):,}"
+            wrote = f"but the stage wrote {len(content):,}"
             told = (
                 f"{name}: it is missing, {wrote}" if left is None else f"it has {len(left):,} bytes, {wrote}"
             )
@@ -437,7 +437,7 @@ def test_shards_of_another_size_are_refused(tmp_path):
                 Batches(folder, 7, of, LENGTH, 0, False)
         (folder / name).write_bytes(content)
     (folder / "a.bin").write_bytes(whole["a.bin"] + b"\0\0")
-    with pytest.raises(KieloError, match=r"a\.bin: it has 242 bytes, and the stage wrote 240"):
+    with pytest.raises(KieloError, match=r"a\.bin: it has 242 bytes, but the stage wrote 240"):
         open_shard(folder, "a")
 
 

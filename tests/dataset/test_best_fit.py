@@ -93,7 +93,7 @@ def test_another_packing_is_made_anew(tmp_path):
             dataset={"packing": packing, "sequence_length": 8}, train={"tokens": 10**4},
         )  # fmt: skip
         if counts:
-            with pytest.raises(KieloError, match="was made with dataset.packing = .*makes it anew"):
+            with pytest.raises(KieloError, match="was made with dataset.packing = .*makes it again"):
                 packed_sequences(recipe, tmp_path / "tokens")
         counts[packing] = pack_sequences(recipe, tmp_path / "tokens").counts["sources"]["a"]["8"]
         assert pack_sequences(recipe, tmp_path / "tokens") is None
@@ -364,7 +364,7 @@ def test_what_is_not_packed_is_named(tokens, tmp_path):
         copied.write_bytes((tokens.parent / "packing" / copied.name).read_bytes())
         changed = copied.with_name(copied.name.replace("table", part))
         changed.write_bytes(changed.read_bytes()[:-8])
-        with pytest.raises(KieloError, match=rf"a\.16\.{part}\.npy: it has .* bytes, and the stage wrote"):
+        with pytest.raises(KieloError, match=rf"a\.16\.{part}\.npy: it has .* bytes, but the stage wrote"):
             batches(tmp_path / "a copy" / "tokens")
     (tmp_path / "packing").symlink_to(tokens.parent / "packing")
     with pytest.raises(KieloError, match="was packed from other tokens"):

@@ -81,7 +81,7 @@ def test_bad_texts_are_refused_by_name(tmp_path):
             asked = with_texts({"name": "x", "path": str(tmp_path / name)})
             pack_evaluation_texts(asked, tmp_path / "tokenizer", tmp_path / EVALUATION_TEXTS)
     assert not (tmp_path / EVALUATION_TEXTS).exists()
-    with pytest.raises(KieloError, match="evaluate.texts: 'a' names another text or a source too"):
+    with pytest.raises(KieloError, match="evaluate.texts: 'a' also names another text or a source"):
         read_recipe("own_text", ["corpus.sources=a.txt", "evaluate.texts=[{name='a', path='b.txt'}]"])
 
 

@@ -106,7 +106,7 @@ def test_ids_outside_by_their_borders(tmp_path, inputs, labels, largest):
         (KieloError("a.idx: damaged"), "a.idx: damaged"),
         (
             PermissionError(13, "Permission denied", "a.bin"),
-            "a.bin: Permission denied; see who may read and write there",
+            "a.bin: Permission denied; check the permissions",
         ),
     ],
 )

@@ -162,7 +162,7 @@ def test_parts_that_a_kill_left_are_removed(run, tmp_path):
     assert not parts.exists()
     shutil.copytree(tmp_path / "kept", parts)
     (parts / "00002" / "notes.txt").write_text("mine")
-    with pytest.raises(KieloError, match="00002: holds notes.txt, which Kielo's token part stage did not"):
+    with pytest.raises(KieloError, match="00002: contains notes.txt, which Kielo's token part stage did not"):
         pack(with_workers(1), *folders)
     assert (parts / "00002" / "notes.txt").read_text() == "mine"
 
@@ -195,7 +195,7 @@ def test_what_may_not_be_replaced_is_refused_before_packing(run, tmp_path, monke
         with write_stage(tmp_path / "tokens", "corpus", 1, {}, {}):
             pass
     monkeypatch.setattr(token_parts, "load_packer", partial(refusing, {"00000.jsonl.zst"}))
-    other, told = with_workers(1, 0.4), "holds step_" if is_trained_on else "tokens"
+    other, told = with_workers(1, 0.4), "has step_" if is_trained_on else "tokens"
     for call in (partial(pack, other), partial(pack_progress, other)):
         with pytest.raises(KieloError, match=told):
             call(*folders)

@@ -415,7 +415,7 @@ def test_evaluate_has_all_measures_and_follows_a_file_that_changed(run_folder: P
 @pytest.mark.parametrize(
     ("objective", "settings", "complaint"),
     [
-        ("next_token", {"minimal_pairs": "a.tsv"}, "minimal_pairs = 'a.tsv' is a measure of encoders"),
+        ("next_token", {"minimal_pairs": "a.tsv"}, "minimal_pairs = 'a.tsv' measures encoders"),
         ("masked_tokens", {"part_of_speech": {"train": "a"}}, "evaluate.part_of_speech.dev = FILE"),
         ("masked_tokens", {"part_of_speech": {"dev": "a"}}, "evaluate.part_of_speech.train = FILE"),
         ("masked_tokens", {"minimal_pairs": "a", "part_of_speech": {"train": "a", "dev": "b"}}, None),

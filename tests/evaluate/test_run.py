@@ -154,7 +154,7 @@ def test_the_export_scores_like_the_checkpoint(run_folder: Path, tmp_path: Path)
 
 def test_what_is_missing_is_named(run_folder: Path, tmp_path: Path) -> None:
     """The message says where a checkpoint, or a model in the folder, was looked for; nothing is written."""
-    with pytest.raises(KieloError, match="no whole checkpoint"):
+    with pytest.raises(KieloError, match="no complete checkpoint"):
         evaluate(RECIPE, tmp_path)
     with pytest.raises(KieloError, match=r"tokenizer\.json"):
         evaluate_hugging_face(RECIPE, run_folder, tmp_path)

@@ -61,11 +61,11 @@ REFUSED = {
         (["plan", "explain", *ON_LUMI, "xx9", "--nodes", "1"], "xx9", "is not a term of a layout's name"),
     "plan: layouts of nothing":
         (["plan", "compare", *ON_LUMI, ",", "--nodes", "1"], "layout", "has no term of"),
-    "plan: no ranks": (["plan", "resolve", "tiny.toml", "--ranks", "0"], "--ranks", "give 1 to 1,000,000"),
+    "plan: no ranks": (["plan", "resolve", "tiny.toml", "--ranks", "0"], "--ranks", "Fix: 1 to 1,000,000"),
     "plan: negative ranks":
-        (["plan", "resolve", "tiny.toml", "--ranks", "-4"], "--ranks", "give 1 to 1,000,000"),
+        (["plan", "resolve", "tiny.toml", "--ranks", "-4"], "--ranks", "Fix: 1 to 1,000,000"),
     "plan: a billion billion ranks":
-        (["plan", "resolve", "tiny.toml", "--ranks", "1000000000000000000"], "rank", "give 1 to 1,000,000"),
+        (["plan", "resolve", "tiny.toml", "--ranks", "1000000000000000000"], "rank", "Fix: 1 to 1,000,000"),
     "plan: ranks without resolve":
         (["plan", "tiny.toml", "--ranks", "2"], "--ranks", "unrecognized arguments:"),
     "plan: top of none":
@@ -87,9 +87,9 @@ REFUSED = {
     ),
     "plan: measured without a place": (["plan", "calibrate", "text.txt"], "--to", "arguments are required"),
     "rehearse: no nodes": (["rehearse", "tiny.toml", "--nodes", "0"], "--nodes", "has 1 to 1 nodes"),
-    "rehearse: no ranks": (["rehearse", "tiny.toml", "--ranks", "0"], "--ranks", "give 1 to 1,000,000"),
+    "rehearse: no ranks": (["rehearse", "tiny.toml", "--ranks", "0"], "--ranks", "Fix: 1 to 1,000,000"),
     "rehearse: negative ranks":
-        (["rehearse", "tiny.toml", "--ranks", "-2"], "--ranks", "give 1 to 1,000,000"),
+        (["rehearse", "tiny.toml", "--ranks", "-2"], "--ranks", "Fix: 1 to 1,000,000"),
     "rehearse: a rank beyond":
         (["rehearse", "tiny.toml", "--ranks", "2", "--rank", "2"], "rank 2", "the job has ranks 0 to 1"),
     "rehearse: a negative rank":
@@ -156,7 +156,7 @@ REFUSED = {
         (["export", "run", "--to", "run/tokenizer"], "run/tokenizer", "of a tokenizer stage, which"),
     "export: into here": (["export", "run", "--to", "."], "--to", "no name of a folder"),
     "export: onto a file":
-        (["export", "run", "--to", "text.txt"], "text.txt", "a file, where the export stage makes a folder"),
+        (["export", "run", "--to", "text.txt"], "text.txt", "a file, but the export stage makes a folder"),
     "export: below a file": (["export", "run", "--to", "text.txt/out"], "text.txt", "Not a directory"),
     "export: files of nothing":
         (["export", "run", "--to", "out", "--max-shard-gb", "0"], "--max-shard-gb", "give a number above 0"),
@@ -298,7 +298,7 @@ def test_an_edited_resolved_toml(here, trained, what):
     EDITS[what](path)
     outcome = here(trained, "run", "tiny.toml", "--only", "train")
     if what in ("a text", "nothing"):  # may be a person's
-        refused(outcome, "is there already, and Kielo did not write it", "resolved.toml", "move it away")
+        refused(outcome, "exists, and Kielo did not write it", "resolved.toml", "move it away")
         path.unlink()
         outcome = here(trained, "run", "tiny.toml", "--only", "train")
     went_well(outcome)
@@ -325,7 +325,7 @@ def test_a_recipe_edited_after_training(here, trained, key):
     if key == "train.precision":
         went_well(outcome)
     else:
-        refused(outcome, "of what is trained changed", "o back to the old values")
+        refused(outcome, "training settings differ", "o back to the old values")
     assert belongings(trained / "run" / "train" / "checkpoints") == before
 
 

@@ -260,7 +260,7 @@ def test_training_renames_nothing_that_it_cannot_read(trained, here, number: int
             "step_00000020",
             name,
             errno.errorcode[number],
-            "try again",
+            "retry",
         )
     assert kept(trained) == before
     assert "resuming after step 20" in went_well(here(trained, *TRAIN)).out
@@ -273,7 +273,7 @@ def test_a_folder_that_cannot_be_listed_is_not_empty(trained, here, number: int)
     with failing(number, "train/checkpoints"):
         refused(
             here(trained, *TRAIN),
-            "try again when the file system is back",
+            "retry when the file system is back",
             "checkpoints",
             errno.errorcode[number],
         )
@@ -306,7 +306,7 @@ def test_a_checkpoint_of_another_version_is_refused(
         "step_00000020",
         f"version {version}",
         "kielo 9.9",
-        "go on with",
+        "Fix: the Kielo that wrote it",
     )
     assert kept(trained) == before
 

@@ -113,7 +113,7 @@ def test_a_reader_names_the_damaged_file(here, finished, name, words, damage):
     if name.endswith("manifest.json"):
         told = "not a readable manifest of Kielo's"
     elif name.startswith("tokens"):
-        told = "of 8 documents, so it is cut short" if "ids" in name else "and the stage wrote 622"
+        told = "of 8 documents, so it is cut short" if "ids" in name else "but the stage wrote 622"
     elif name == "tokenizer/tokenizer.json":
         told = "not a readable tokenizer"
     verbs, dashes, options = words.partition(" --")
@@ -158,7 +158,7 @@ def test_a_damaged_checkpoint_is_named(here, trained, name, damage, verb):
         elif name == "manifest.json" and verb == "export":
             told = "no manifest.json, so this" if damage is gone else "not a readable manifest of Kielo's"
             if damage is flip and "its own checksum differs" in outcome.err:  # a bit of a value
-                told = "manifest.json is not what was written"
+                told = "manifest.json differs from what was written"
         refused(outcome, told, "step_00000020")
     assert belongings(trained) == before
 
@@ -224,7 +224,7 @@ INDEX_EDITS = {
         lambda index: index.update(tensors=[]),
     ),
     "an alias of nothing": (
-        "is tied to model/nobody, which is not there",
+        "is tied to model/nobody, which does not exist",
         lambda index: index.update(aliases={"model/x": "model/nobody"}),
     ),
     "another step": (

@@ -74,7 +74,7 @@ def test_a_disk_that_takes_nothing(small_disk: Path, case: tuple[str, str]) -> N
     assert found.code == 1 and "Traceback" not in found.told, found.told
     last = found.err.strip().splitlines()[-1]
     assert "bug of Kielo" not in last and "[Errno" not in last.partition("(")[0], last
-    assert DISKS[disk] in last or "disk full" in last or "can only be read" in last, last
+    assert DISKS[disk] in last or "disk full" in last or "is read-only" in last, last
     after = belongings(small_disk)
     assert before.items() <= after.items()
     assert not [name for name in after if name not in before and "journal" not in name], after.keys() - before

@@ -69,7 +69,7 @@ def test_a_persons_folder_under_a_stages_name_is_refused(finished, here, stage):
         "stage did not write or which was changed since",
         STAGES[stage],
         "deep",
-        "Move it away",
+        "Fix: move it away",
     )
     assert belongings(finished) == before
 
@@ -111,9 +111,7 @@ def test_a_folder_aside_that_is_not_ours_is_refused(finished, here, stage):
     mine.mkdir(parents=True)
     (mine / "mine.txt").write_text("the only copy")
     before = belongings(finished)
-    refused(
-        here(finished, *only(stage)), "was not made by Kielo, which would work there", f".{folder.name}.kielo"
-    )
+    refused(here(finished, *only(stage)), "is not Kielo's, which would work there", f".{folder.name}.kielo")
     assert belongings(finished) == before
 
 
@@ -180,7 +178,7 @@ def test_text_in_a_folder_that_a_stage_replaces(workplace, here, pattern):
         "--to",
         "corpus",
     )
-    refused(outcome, "a folder of this run that Kielo writes and replaces", "corpus.sources", folder.name)
+    refused(outcome, "a folder of this run that Kielo replaces", "corpus.sources", folder.name)
     assert belongings(workplace) == before
 
 
@@ -194,7 +192,7 @@ def test_text_behind_a_link_to_a_folder_that_a_stage_replaces(workplace, here, p
     source = pattern.replace("corpus", "mine")
     refused(
         here(workplace, "run", "tiny.toml", "--set", f"corpus.sources={source}", "--to", "corpus"),
-        "a folder of this run that Kielo writes and replaces",
+        "a folder of this run that Kielo replaces",
         "mine",
         "run/corpus",
     )
@@ -249,7 +247,7 @@ def test_a_tokenizer_in_the_folder_of_the_tokenizer_stage(packed, here):
     before = belongings(packed)
     refused(
         here(packed, "run", "tiny.toml", "--set", "folder=.", "--set", "tokenizer.path=tokenizer"),
-        "a folder of this run that Kielo writes and replaces",
+        "a folder of this run that Kielo replaces",
         "tokenizer.path",
     )
     assert belongings(packed) == before
@@ -260,7 +258,7 @@ def test_weights_in_the_folder_of_the_export(finished, here):
     before = belongings(finished)
     sets = ("model.weights=hf:run/hf", "tokenizer.path=given", "train.tokens=5120")
     outcome = here(finished, "train", "tiny.toml", *(word for one in sets for word in ("--set", one)))
-    refused(outcome, "a folder of this run that Kielo writes and replaces", "model.weights", "run/hf")
+    refused(outcome, "a folder of this run that Kielo replaces", "model.weights", "run/hf")
     assert belongings(finished) == before
 
 
@@ -278,9 +276,9 @@ def test_export_leaves_a_persons_folders_beside_it_alone(trained, here, aside):
 
 TAKEN = {
     "folder": "stage did not write or which was changed since",
-    "file": "a file, where the export stage makes a folder",
-    "dangling link": "a symbolic link to gone, where there is no folder",
-    "link to a file": "a symbolic link to text.txt, where there is no folder",
+    "file": "a file, but the export stage makes a folder",
+    "dangling link": "a symbolic link to gone, which is no folder",
+    "link to a file": "a symbolic link to text.txt, which is no folder",
     "other export": "exists already and is not this export",
     ".": "no name of a folder",
 }
@@ -425,14 +423,14 @@ def test_a_machines_card_replaces_only_one_of_ours(trained, here, is_ours):
     card = trained / "card.toml"
     if not is_ours:
         card.write_text("[mine]\n")
-        refused(here(trained, *measure), "is there already, and Kielo did not write it", "card.toml")
+        refused(here(trained, *measure), "exists, and Kielo did not write it", "card.toml")
         assert card.read_text() == "[mine]\n"
         return
     went_well(here(trained, *measure))
     went_well(here(trained, *measure))
     card.write_text(card.read_text().replace("\n", "\n# as I know it\n", 1))
     changed = card.read_text()
-    refused(here(trained, *measure), "is there already, and Kielo did not write it", "card.toml")
+    refused(here(trained, *measure), "exists, and Kielo did not write it", "card.toml")
     assert card.read_text() == changed
 
 
@@ -453,7 +451,7 @@ def test_a_plot_replaces_only_one_of_ours(workplace, here):
     picture = workplace / "pictures" / "compared.svg"
     assert picture.read_text().startswith("<?xml")
     picture.write_text("<svg>mine</svg>\n")
-    refused(here(workplace, *plot), "is there already, and Kielo did not write it", "compared.svg")
+    refused(here(workplace, *plot), "exists, and Kielo did not write it", "compared.svg")
     assert picture.read_text() == "<svg>mine</svg>\n"
 
 
@@ -465,9 +463,7 @@ def test_a_plot_replaces_only_one_of_ours(workplace, here):
 def test_the_report_replaces_no_file_of_a_person(finished, here, name, text):
     (finished / "run" / name).write_text(text)
     before = belongings(finished)
-    refused(
-        here(finished, *only("report")), "is there already, and Kielo did not write it", name, "move it away"
-    )
+    refused(here(finished, *only("report")), "exists, and Kielo did not write it", name, "move it away")
     assert belongings(finished) == before
 
 
@@ -486,12 +482,10 @@ def test_a_plan_replaces_no_file_of_a_person(packed, here):
     (packed / "run" / "resolved.toml").write_text("[mine]\n")
     refused(
         here(packed, "plan", "resolve", "tiny.toml"),
-        "is there already, and Kielo did not write it",
+        "exists, and Kielo did not write it",
         "resolved.toml",
     )
-    refused(
-        here(packed, "train", "tiny.toml"), "is there already, and Kielo did not write it", "resolved.toml"
-    )
+    refused(here(packed, "train", "tiny.toml"), "exists, and Kielo did not write it", "resolved.toml")
     assert (packed / "run" / "resolved.toml").read_text() == "[mine]\n"
 
 
@@ -500,7 +494,7 @@ def test_a_certificate_of_layouts_replaces_no_file_of_a_person(packed, here):
     (packed / "run" / "layouts" / "layouts.json").write_text('{"mine": 1}')
     refused(
         here(packed, "verify", "layouts", "tiny.toml", "--case", "shard2"),
-        "is there already, and Kielo did not write it",
+        "exists, and Kielo did not write it",
         "layouts.json",
     )
     assert (packed / "run" / "layouts" / "layouts.json").read_text() == '{"mine": 1}'
@@ -534,9 +528,7 @@ def test_a_stage_folder_that_is_a_link_stays_one(finished, here, stage):
 def test_a_link_that_leads_to_no_folder(finished, here, stage, kind):
     folder = in_place_of(finished, stage)
     folder.symlink_to({"dangling": "/gone/for/good", "file": "../tiny.toml", "itself": folder.name}[kind])
-    told = (
-        "Too many levels of symbolic links" if kind == "itself" else "where there is no folder; is its disk"
-    )
+    told = "Too many levels of symbolic links" if kind == "itself" else "which is no folder. Is its disk"
     before = belongings(finished)
     refused(here(finished, *only(stage)), told, f"run/{folder.name}")
     assert belongings(finished) == before
@@ -570,7 +562,7 @@ def test_a_run_folder_that_is_no_folder(workplace, here, verb, kind):
         folder = "text.txt/run"
     else:
         (workplace / "run").symlink_to("/gone/for/good" if kind == "dangling" else "run")
-    told = "is a file; move it away" if "file" in kind else "which is not there; is its disk mounted?"
+    told = "is a file. Fix: move it" if "file" in kind else "which does not exist. Is its disk mounted?"
     before = belongings(workplace)
     refused(here(workplace, *verb, "--set", f"folder={folder}"), told, "folder = ", folder)
     assert belongings(workplace) == before

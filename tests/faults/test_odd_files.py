@@ -58,7 +58,7 @@ def test_what_is_opened_is_a_file(tmp_path: Path, kind: str) -> None:
         lambda: os.open(str(path).encode(), os.O_WRONLY),
     ]  # fmt: skip
     for read in readers:
-        with files_only(), pytest.raises(KieloError, match=f"{path}: {kind}, and a file is expected there"):
+        with files_only(), pytest.raises(KieloError, match=f"{path}: {kind}, but a file is expected"):
             read()
     with files_only():
         (tmp_path / "other").write_text("text")
@@ -120,7 +120,7 @@ def header(shape: str, dtype: str = "'<u2'") -> bytes:
     return b"\x93NUMPY\1\0" + struct.pack("<H", len(text)) + text + b"\1\0" * 100
 
 
-UNMAPPED, NO_ROW = "a NumPy file that cannot be mapped", "one row of little-endian integers is read"
+UNMAPPED, NO_ROW = "a NumPy file that cannot be mapped", "a row of little-endian integers is expected"
 
 
 @pytest.mark.parametrize(
@@ -153,10 +153,22 @@ def _packed_at(place: Callable[[int], int], kind: str, value: int) -> Callable[[
     [
         (_packed_at(lambda _: 34 + 4 * 2, "<i", -5), "sequence 2 has -5 tokens"),
         (_packed_at(lambda _: 34 + 4 * 2, "<i", 7), "sequence 2 has 7 tokens"),
-        (_packed_at(lambda number: 34 + 4 * number + 8 * 2, "<q", -(2**62)), "the index is not that file's"),
-        (_packed_at(lambda number: 34 + 4 * number + 8 * 2, "<q", 2**62), "the index is not that file's"),
-        (_packed_at(lambda number: 34 + 12 * number + 8 * 2, "<q", -(2**62)), "the index is not that file's"),
-        (_packed_at(lambda number: 34 + 12 * number + 8 * 2, "<q", 2**62), "the index is not that file's"),
+        (
+            _packed_at(lambda number: 34 + 4 * number + 8 * 2, "<q", -(2**62)),
+            "index is damaged or another file's",
+        ),
+        (
+            _packed_at(lambda number: 34 + 4 * number + 8 * 2, "<q", 2**62),
+            "index is damaged or another file's",
+        ),
+        (
+            _packed_at(lambda number: 34 + 12 * number + 8 * 2, "<q", -(2**62)),
+            "index is damaged or another file's",
+        ),
+        (
+            _packed_at(lambda number: 34 + 12 * number + 8 * 2, "<q", 2**62),
+            "index is damaged or another file's",
+        ),
         (_packed_at(lambda _: 18, "<q", 2**62), "its header promises"),
         (_packed_at(lambda _: 18, "<q", -1), "its header promises"),
         (_packed_at(lambda _: 26, "<q", -(2**62)), "its header promises"),

@@ -108,13 +108,13 @@ ODD_FILES = {
     "a gzip": (bytes.fromhex("1f8b0800000000000003"), "odd.toml", "byte 1 is not UTF-8"),
     "carriage returns alone":
         (b'name = "tiny"\rlanguage = "et"\r', "line 1", "Expected newline or end of document"),
-    "extends itself": (b'extends = "odd.toml"\n', "only one level", "which itself extends 'odd.toml'"),
+    "extends itself": (b'extends = "odd.toml"\n', "a single level", "which itself extends 'odd.toml'"),
     "extends a stranger": (b'extends = "nobody.toml"\n', "nobody.toml", "no such recipe file"),
     "extends a folder": (b'extends = "/tmp"\n', "/tmp", "a folder without recipe.toml"),
-    "extends a number": (b"extends = 5\n", "extends", "does not fit; give one path"),
-    "extends two": (b'extends = ["tiny.toml", "tiny.toml"]\n', "extends", "does not fit; give one path"),
-    "extends nothing": (b'extends = ""\n', "extends", "does not fit; give one path"),
-    "extends a text": (b'extends = "text.txt"\n', "text.txt", "a recipe names its text"),
+    "extends a number": (b"extends = 5\n", "extends", "does not fit. Fix: a path"),
+    "extends two": (b'extends = ["tiny.toml", "tiny.toml"]\n', "extends", "does not fit. Fix: a path"),
+    "extends nothing": (b'extends = ""\n', "extends", "does not fit. Fix: a path"),
+    "extends a text": (b'extends = "text.txt"\n', "text.txt", "Fix: kielo run own_text"),
 }  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def test_a_loop_of_two_recipes(here, workplace):
     """Each extends the other: one level is allowed, so neither is followed round."""
     (workplace / "one.toml").write_text('extends = "two.toml"\n', encoding="utf-8")
     (workplace / "two.toml").write_text('extends = "one.toml"\n', encoding="utf-8")
-    refused(here(workplace, "show", "one.toml"), "only one level", "one.toml", "two.toml")
+    refused(here(workplace, "show", "one.toml"), "a single level", "one.toml", "two.toml")
 
 
 PLACES = {
@@ -158,14 +158,14 @@ def test_no_file(here, workplace, what):
 
 
 SETS = {
-    "nothing": ("", "section.key=value", "give section.key=value"),
-    "no value": ("train.tokens", "section.key=value", "give section.key=value"),
-    "no key": ("=5", "section.key=value", "give section.key=value"),
-    "no section": (".tokens=5", "section.key=value", "give section.key=value"),
-    "no leaf": ("train.=5", "section.key=value", "give section.key=value"),
-    "dots": ("..=5", "section.key=value", "give section.key=value"),
-    "a section": ("train=5", "train", "is a section with keys of its own"),
-    "below a value": ("name.first=5", "name", "holds a value, so there is no name.first"),
+    "nothing": ("", "section.key=value", "Fix: section.key=value"),
+    "no value": ("train.tokens", "section.key=value", "Fix: section.key=value"),
+    "no key": ("=5", "section.key=value", "Fix: section.key=value"),
+    "no section": (".tokens=5", "section.key=value", "Fix: section.key=value"),
+    "no leaf": ("train.=5", "section.key=value", "Fix: section.key=value"),
+    "dots": ("..=5", "section.key=value", "Fix: section.key=value"),
+    "a section": ("train=5", "train", "is a section. Fix: a key of it"),
+    "below a value": ("name.first=5", "name", "holds a value, so name.first does not exist"),
     "empty number": ("train.tokens=", "train.tokens", "does not fit. Fix: 3B"),
     "two lines": ("train.tokens=5\nname = 'x'", "train.tokens", "does not fit. Fix: 3B"),
     "an index": ("corpus.sources[0]=x", "corpus.sources[0]", "unknown key"),
@@ -227,15 +227,15 @@ def test_a_name_that_no_folder_has(here, workplace, key, name):
     if key != "name" and not name:  # an empty name of a source is none: it gets one of its own
         went_well(outcome)
         return
-    refused(outcome, "does not fit; ", "name", "odd.toml")
+    refused(outcome, "does not fit. ", "name", "odd.toml")
 
 
-NO_PLACE = "say where the text is"
+NO_PLACE = "no place of the text"
 SOURCES = {
     "none": ("[]", "a list with one entry or more"), "nothing": ('""', "a list with one entry or more"),
     "an empty path": ('[{path = ""}]', NO_PLACE), "nowhere": ("[{}]", NO_PLACE),
-    "two places": ('[{path = "text.txt", debian_package = "wamerican"}]', "give either path, or debian"),
-    "held-out": ('[{path = "text.txt", name = "heldout"}]', "are taken by the held-out text"),
+    "two places": ('[{path = "text.txt", debian_package = "wamerican"}]', "two places of the text"),
+    "held-out": ('[{path = "text.txt", name = "heldout"}]', "are names of the held-out text"),
     "one name twice":
         ('[{path = "text.txt", name = "a"}, {path = "text.txt", name = "a"}]', "'a' names 2 sources"),
     "a number": ("5", "a list in [ ]"),
@@ -278,7 +278,7 @@ FITTING = {
         "model.num_key_value_heads = 3",
         "model.num_key_value_heads", "does not divide model.num_attention_heads",
     ),
-    "an odd head": ("model.head_dim = 3", "model.head_dim", "is odd, but rotary positions turn pairs"),
+    "an odd head": ("model.head_dim = 3", "model.head_dim", "is odd, but rotary positions rotate pairs"),
     "a mixture of strangers":
         ("dataset.mixture = {nobody = 1}", "dataset.mixture.nobody", "no source has this name"),
     "a mixture of nothing": ("dataset.mixture = {text = 0}", "dataset.mixture", "a number greater than 0"),
@@ -290,7 +290,7 @@ FITTING = {
     "a tokenizer that is not there":
         ('tokenizer.path = "gone"', "tokenizer.path", "no tokenizer.json in this folder"),
     "a vocabulary of nothing":
-        ("tokenizer.vocab_size = 5", "tokenizer.vocab_size", "does not hold 256 bytes"),
+        ("tokenizer.vocab_size = 5", "tokenizer.vocab_size", "cannot hold 256 bytes"),
     "an unknown language": ('language = "tlh"', "language", "has no card; `kielo languages`"),
     "a language that is a path":
         ('language = "../../etc/passwd"', "language", "has no card; `kielo languages`"),

@@ -352,19 +352,19 @@ def test_tokens_of_another_size_are_refused(trained, here, verb, change):
     """Every verb that reads them refuses before anything is computed with them."""
     workplace = half_trained(trained)
     change(workplace / "run" / "tokens")
-    refused(here(workplace, *verb), ", and the stage wrote", "run/tokens/text")
+    refused(here(workplace, *verb), ", but the stage wrote", "run/tokens/text")
 
 
 def test_held_out_tokens_of_another_size_are_refused(trained, here):
     os.truncate(half_trained(trained) / "run" / "tokens" / "heldout.bin", 10)
-    refused(here(trained, "train", "tiny.toml"), "it has 10 bytes, and the stage wrote", "heldout.bin")
+    refused(here(trained, "train", "tiny.toml"), "it has 10 bytes, but the stage wrote", "heldout.bin")
 
 
 def test_held_out_text_of_another_size_is_refused(trained, here):
     """`kielo evaluate` scores on the documents of the pack stage and no others."""
     os.truncate(trained / "run" / "tokens" / "heldout.jsonl.zst", 100)
     refused(
-        here(trained, "evaluate", "tiny.toml"), "it has 100 bytes, and the stage wrote", "heldout.jsonl.zst"
+        here(trained, "evaluate", "tiny.toml"), "it has 100 bytes, but the stage wrote", "heldout.jsonl.zst"
     )
 
 
@@ -565,7 +565,7 @@ def test_again_makes_a_data_stage_anew(packed, here, stage):
     place = packed / "run" / folder
     before, inode = read_manifest(place).files, place.stat().st_ino
     told = went_well(here(packed, "run", "tiny.toml", "--to", "pack", "--again", stage)).out
-    assert told.count("nothing to do") == 2 and f"{stage} makes it anew" not in told
+    assert told.count("nothing to do") == 2 and f"{stage} makes it again" not in told
     assert read_manifest(place).files == before and place.stat().st_ino != inode
 
 
@@ -682,5 +682,5 @@ def test_ranks_that_are_refused_change_no_run(trained):
     """Two of them, by torchrun; the message is the parent's own last word."""
     before = belongings(trained)
     outcome = kielo(trained, "train", "tiny.toml", "--ranks", "2", "--set", "seed=9")
-    refused(outcome, "holds a run of something else", "training failed", "seed: was 1, is now 9")
+    refused(outcome, "contains a different run", "training failed", "seed: was 1, is now 9")
     assert belongings(trained) == before

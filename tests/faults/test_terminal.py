@@ -298,7 +298,7 @@ def test_a_summary_that_somebody_broke_is_written_anew(finished, here):
     (finished / "run" / "summary.json").write_text("[", encoding="utf-8")
     refused(
         here(finished, "run", "tiny.toml", "--only", "report"),
-        "is there already, and Kielo did not write it",
+        "exists, and Kielo did not write it",
         "summary.json",
         "move it away",
     )
@@ -321,7 +321,7 @@ def test_an_odd_resolved_run_is_named_and_training_writes_it_again(content, trai
     refused(here(trained, "verify", "parity", "tiny.toml"), told, "resolved.toml")
     refused(
         here(trained, "train", "tiny.toml"),
-        "is there already, and Kielo did not write it",
+        "exists, and Kielo did not write it",
         "resolved.toml",
         "move it away",
     )
@@ -405,12 +405,12 @@ EXPECTED = {
         ["No space left on device; free some space", "a file or device"]),
     "a quota": (OSError(errno.EDQUOT, "Disk quota exceeded", "a"), ["your quota is used up", "a: "]),
     "a file size limit": (OSError(errno.EFBIG, "File too large", "a.bin"),
-        ["a file may not be that large here", "a.bin", "ulimit -f"]),
+        ["files cannot be that large here", "a.bin", "ulimit -f"]),
     "no permission":
         (PermissionError(errno.EACCES, "Permission denied", "run"),
-        ["Permission denied; see who may read", "run"]),
+        ["Permission denied; check the permissions", "run"]),
     "a disk that can only be read": (OSError(errno.EROFS, "Read-only file system", "run"),
-        ["the disk can only be read", "run", "folder"]),
+        ["the disk is read-only", "run", "folder"]),
     "a folder that vanished":
         (FileNotFoundError(errno.ENOENT, "No such file or directory", "a", None, "b"),
         ["was it moved or removed?", "a → b"]),
@@ -427,7 +427,7 @@ EXPECTED = {
     "a failing disk": (OSError(errno.EIO, "Input/output error", "x"),
         ["the disk or its network failed", "x: ", "dmesg"]),
     "an error without advice": (OSError(errno.ETXTBSY, "Text file busy", "x"), ["x: Text file busy"]),
-    "memory": (MemoryError(), ["out of memory (of the processor)"]),
+    "memory": (MemoryError(), ["out of memory (of the CPU)"]),
     "memory of a processor": (
         RuntimeError(
             "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried"
@@ -437,9 +437,9 @@ EXPECTED = {
     "memory of a GPU": (OutOfMemoryError("CUDA out of memory. Tried 2 GiB"), ["out of memory", "2 GiB"]),
     "depth": (RecursionError("maximum recursion depth exceeded"), ["a file is nested too deeply"]),
     "bytes": (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
-        ["a file is not what it should be", "invalid start byte"]),
+        ["a file has wrong content", "invalid start byte"]),
     "JSON": (json.JSONDecodeError("Expecting value", "x", 0),
-        ["a file is not what it should be", "Expecting value"]),
+        ["a file has wrong content", "Expecting value"]),
     "lost ranks": (DistBackendError("connection reset"), ["the ranks lost each other", "connection reset"]),
     "a package": (ModuleNotFoundError("no torch", name="torch.nn"), ["this verb needs torch", "pip install"]),
 }  # fmt: skip

@@ -101,7 +101,7 @@ def _nothing(data: Path, documents: Documents) -> None:
         (_cut_index, "but its header promises 622", ("b.idx", "cut short", "copy it again")),
         (
             _past_the_data,
-            "the index is not that file's, or damaged",
+            "index is damaged or another file's",
             ("b.", "index", "500,000,000", "copy both again"),
         ),
         (_odd_data, "are no whole number of ids of 2 bytes", ("b.bin",)),
@@ -180,7 +180,7 @@ def test_files_that_were_written_again(packed: Path, here) -> None:
     went_well(here(packed, *pack))
     for content in (changed, whole):  # nothing was trained on yet
         (data / "b.bin").write_bytes(content)
-        refused(here(packed, *train), "changed since the pack stage", "b.bin", "written again")
+        refused(here(packed, *train), "changed since the pack stage", "b.bin", "rewritten")
         went_well(here(packed, *pack))
     went_well(here(packed, *train))
     for part in ("b.bin", "b.idx"):
@@ -198,8 +198,8 @@ def test_files_that_were_written_again(packed: Path, here) -> None:
 @pytest.mark.parametrize(
     ("source", "tokenizer", "reason", "named"),
     [
-        ('tokens = "data"', "", "tokens are ids of one tokenizer", ("tokenizer.path", "web")),
-        ('tokens = "data", path = "text.txt"', "run/tokenizer", "give either tokens or raw text", ()),
+        ('tokens = "data"', "", "tokens are ids of a tokenizer", ("tokenizer.path", "web")),
+        ('tokens = "data", path = "text.txt"', "run/tokenizer", "Fix: either tokens or raw text", ()),
         (
             'tokens = "data", max_documents = 5',
             "run/tokenizer",
@@ -209,7 +209,7 @@ def test_files_that_were_written_again(packed: Path, here) -> None:
         (
             'path = "text.txt", tokens_dtype = "uint32"',
             "run/tokenizer",
-            "is of ready token files",
+            "describes ready token files",
             ("tokens_dtype",),
         ),
     ],

@@ -178,7 +178,7 @@ def test_there_are_sixteen_sites() -> None:
 
 def test_a_field_without_a_source_is_refused() -> None:
     """A card says where each of its fields is from."""
-    with pytest.raises(ValueError, match="jobs.sources must name each field of the table: devices"):
+    with pytest.raises(ValueError, match="jobs.sources must name each field of the table. Fix: devices"):
         cards.Jobs(partitions=[{"name": "a"}], devices="--gres=gpu:4", sources={"partitions": "x"})
 
 

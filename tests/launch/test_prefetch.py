@@ -154,7 +154,7 @@ def test_what_was_not_brought_is_refused_and_not_looked_for(
     assert "corpus.sources, wiki: is not in KIELO_PREFETCHED" in capsys.readouterr().err and hub.asked == []
     (tmp_path / "brought/prefetched.json").unlink()
     assert main(["run", "mine.toml", "--only", "corpus"]) == 1
-    assert "copy that folder whole" in capsys.readouterr().err
+    assert "copy the whole folder" in capsys.readouterr().err
 
 
 def test_a_launch_on_an_offline_site_says_what_it_lacks(tmp_path, monkeypatch, hub, recipe, capsys) -> None:

@@ -137,7 +137,7 @@ def test_keys_that_nobody_reads_are_shown(tmp_path) -> None:
     assert families.keys_passed_over(tmp_path) == ["my_note", "unsloth_version"]
     said = overridden_in_words(Model(weights=f"hf:{tmp_path}"))
     assert said == (
-        "keys of config.json that qwen2 models have neither here nor in transformers, passed over: my_note, "
+        "ignored keys of config.json, which qwen2 models have neither here nor in transformers: my_note, "
         "unsloth_version"
     )
 

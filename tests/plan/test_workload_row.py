@@ -208,7 +208,7 @@ def test_layouts_in_one_workload_have_the_bytes_that_each_has_alone():
     together, alone = memory_bytes(workload(*rows)), [memory_bytes(workload(row)) for row in rows]
     for kind in ("allocated", "reserved"):
         assert list(together.peak(kind)) == [each.peak(kind)[0] for each in alone]
-    with pytest.raises(ValueError, match="only trainings of Kielo"):
+    with pytest.raises(ValueError, match="only Kielo's trainings"):
         memory_bytes(workload({}, rows[0]))
 
 

@@ -57,13 +57,13 @@ def test_texts_of_cards_are_not_empty() -> None:
     for field in ("description", "network", "source", "date"):
         with pytest.raises(ValidationError, match=field):
             Cluster.model_validate(CLUSTER | {field: ""})
-    with pytest.raises(ValidationError, match="none of name, qos and constraint"):
+    with pytest.raises(ValidationError, match="it has no name. Fix: name, qos or constraint"):
         Partition(name="")
     with pytest.raises(ValidationError, match="min_nodes 3 is more than max_nodes 2"):
         Partition(name="a", min_nodes=3, max_nodes=2)
     with pytest.raises(ValidationError, match="partitions\n  Tuple should have at least 1 item"):
         cards.Jobs(partitions=[], sources={"partitions": "x"})
-    with pytest.raises(ValidationError, match="jobs.sources says nothing of: partitions"):
+    with pytest.raises(ValidationError, match="jobs.sources is empty for: partitions"):
         cards.Jobs(partitions=[{"name": "a"}], sources={"partitions": " "})
 
 
@@ -95,11 +95,11 @@ def test_what_does_not_go_together_in_a_card_is_refused() -> None:
     for scheduler in ("pbs", "grid_engine"):
         for queue in ({"qos": "regular"}, {"name": "a", "qos": "b"}, {"name": "a", "constraint": "b"}):
             of_other = {"scheduler": scheduler, "jobs": jobs | {"partitions": [queue]}}
-            with pytest.raises(ValidationError, match=f"which are Slurm's; {scheduler} takes a name alone"):
+            with pytest.raises(ValidationError, match=f"only Slurm has. Fix: a name alone, for {scheduler}"):
                 Cluster.model_validate(CLUSTER | of_other)
     with pytest.raises(ValidationError, match="no field of the card is called node"):
         Cluster.model_validate(CLUSTER | {"sources": {"node": "x"}})
-    with pytest.raises(ValidationError, match="it says nothing of: nodes"):
+    with pytest.raises(ValidationError, match="it is empty for: nodes"):
         Cluster.model_validate(CLUSTER | {"sources": {"nodes": " "}})
 
 

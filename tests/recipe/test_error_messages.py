@@ -30,36 +30,34 @@ NO_MORE = (
     + (f", which is {MOST}," if MOST != resource.RLIM_INFINITY else ",")
     + " a job in place of the login node, or fewer ranks and workers"
 )
-LOST = "the ranks lost each other (%s); another rank's message is the cause, if there is one; a rank that is "
+LOST = (
+    "the ranks lost each other (%s). Another rank's message, if any, names the cause. Fix for a slow rank: a "
+    "longer train.step_timeout_seconds"
+)
 SENTENCES: list[tuple[BaseException, str | None]] = [
     (KieloError("give 1 or more"), "give 1 or more"),
-    (ModuleNotFoundError(name="torch.nn"), "this verb needs torch; install it with: pip install "
-      "'kielo[train]'"),
+    (ModuleNotFoundError(name="torch.nn"), "this verb needs torch. Fix: pip install 'kielo[train]'"),
     (ModuleNotFoundError(name="numpy"), None),
     (ModuleNotFoundError(), None),
-    (MemoryError(), "out of memory (of the processor); smaller batches or a larger machine work"),
-    (OutOfMemoryError("tried 2 GB\nmore"), "out of memory (tried 2 GB); smaller batches or a larger "
-      "machine work"),
+    (MemoryError(), "out of memory (of the CPU). Fix: smaller batches or a larger machine"),
+    (OutOfMemoryError("tried 2 GB\nmore"), "out of memory (tried 2 GB). Fix: smaller batches or a larger "
+      "machine"),
     (RuntimeError("[x] can't allocate memory: 5"),
-     "out of memory ([x] can't allocate memory: 5); smaller batches or a larger machine work"),
+     "out of memory ([x] can't allocate memory: 5). Fix: smaller batches or a larger machine"),
     (RuntimeError("another"), None),
     (ValueError("can't allocate memory"), None),
-    (RecursionError(), "a file is nested too deeply to be read; what Kielo writes and reads is a few "
-      "levels deep"),
+    (RecursionError(), "a file is nested too deeply. Files that Kielo writes and reads have a few levels"),
     (OSError(errno.ENOSPC, "No space left", "a.txt"),
-     "a.txt: No space left; free some space, then the same command goes on"),
+     "a.txt: No space left; free some space, then run the same command to resume"),
     (OSError(errno.EXDEV, "Cross-device link", "a", None, "b"), "a → b: Cross-device link"),
     (OSError(errno.EIO, ""),
      "a file or device: Input/output error; the disk or its network failed: the system's log (dmesg) says "
      "more"),
     (OSError("no number"), None),
-    (json_error(), "a file is not what it should be (Expecting value: line 1 column 1 (char 0)); "
-      "KIELO_TRACEBACK=1 "
-     "shows where it was read"),
-    (DistBackendError("broken"), LOST % "broken" + "merely slow needs a longer train.step_timeout_seconds"),
-    (RuntimeError("[gloo/transport/tcp/pair.cc:1] closed"),
-     LOST % "[gloo/transport/tcp/pair.cc:1] closed" + "merely slow needs a longer "
-     "train.step_timeout_seconds"),
+    (json_error(), "a file has wrong content (Expecting value: line 1 column 1 (char 0)). KIELO_TRACEBACK=1 "
+     "shows the function that read it"),
+    (DistBackendError("broken"), LOST % "broken"),
+    (RuntimeError("[gloo/transport/tcp/pair.cc:1] closed"), LOST % "[gloo/transport/tcp/pair.cc:1] closed"),
     (ValueError("gloo/transport"), None),
     (RuntimeError("can't start new thread"), NO_MORE),
     (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), NO_MORE),
@@ -74,7 +72,7 @@ def test_errors_of_an_expected_kind_are_one_sentence(monkeypatch) -> None:
     assert rank_prefix() == ""
     monkeypatch.setenv("RANK", "3")
     assert rank_prefix() == "rank 3: "
-    assert sentence(MemoryError()).startswith("rank 3: out of memory (of the processor)")
+    assert sentence(MemoryError()).startswith("rank 3: out of memory (of the CPU)")
 
 
 def test_the_ranks_lost_each_other_at_a_line_of_ours() -> None:
@@ -85,7 +83,7 @@ def test_the_ranks_lost_each_other_at_a_line_of_ours() -> None:
         said, line = sentence(error), error.__traceback__.tb_lineno
     name = "test_the_ranks_lost_each_other_at_a_line_of_ours"
     assert said.startswith(
-        f"the ranks lost each other at tests/recipe/test_error_messages.py:{line} in {name} (broken); "
+        f"the ranks lost each other at tests/recipe/test_error_messages.py:{line} in {name} (broken). "
     )
 
 
@@ -146,9 +144,9 @@ def told(**values) -> list[str]:
 
 TOLD = [
     ({"name": ...}, ["name | f: name is missing. Fix: name = \"my_model\""]),
-    ({"phases": [{}]}, ["phases.1.tokens | f: phases.1.tokens is missing; it has no default"]),
-    ({"train": 5}, ["train | f: train = 5 does not fit, for train is a section with keys of its own. "
-      "Fix: a key of it, such as train.tokens"]),
+    ({"phases": [{}]}, ["phases.1.tokens | f: phases.1.tokens is missing and has no default"]),
+    ({"train": 5}, ["train | f: train = 5 does not fit, because train is a section. Fix: a key of it, such "
+      "as train.tokens"]),
     ({"train": {"learning_rate": "0,001"}},
      ["train.learning_rate | f: train.learning_rate = '0,001' does not fit. Fix: 0.001 "
       "(default: 0.001)"]),

@@ -74,92 +74,88 @@ def test_a_recipe_that_fits(what) -> None:
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "a name twice": (
         {"corpus": {"sources": [SOURCES[0], SOURCES[0], SOURCES[0]]}}, "corpus.sources",
-        "corpus.sources: 'a' names 3 sources; give each its own name",
+        "corpus.sources: 'a' names 3 sources. Fix: a name for each",
     ),
     "a mixture of strangers": (
         {"dataset": {"mixture": {"a": 1.0, "c": 1.0}}}, "dataset.mixture corpus.sources",
-        "dataset.mixture.c: no source has this name; the sources are a, b",
+        "dataset.mixture.c: no source has this name. Fix: a, b",
     ),
     "epochs of strangers": (
         {"dataset": {"source_max_epochs": {"c": 1}}}, "dataset.source_max_epochs corpus.sources",
-        "dataset.source_max_epochs.c: no source has this name; the sources are a, b",
+        "dataset.source_max_epochs.c: no source has this name. Fix: a, b",
     ),
     "weights twice": (
         {"dataset": {"mixture": {"a": 1.0, "b": 1.0}, "temperature": 2.5}},
         "dataset.temperature dataset.mixture",
-        "dataset.temperature = 2.5 makes weights of the sources' tokens, and dataset.mixture gives weights. "
-        "Fix: leave one of the two out",
+        "dataset.temperature = 2.5 derives weights from the sources' tokens, and dataset.mixture gives "
+        "weights. Fix: leave one of them out",
     ),
     "tokens without a tokenizer": (
         {"corpus": {"sources": [SOURCES[0], {"name": "c", "tokens": "c"}]}}, "tokenizer.path corpus.sources",
-        "corpus.sources, c: tokens are ids of one tokenizer; set tokenizer.path to the folder of its "
-        "tokenizer.json (RUN/tokenizer of a run)",
+        "corpus.sources, c: tokens are ids of a tokenizer, which is not given. Fix: tokenizer.path = FOLDER "
+        "of its tokenizer.json (RUN/tokenizer of a run)",
     ),
     "a text with a source's name": (
         {"evaluate": {"texts": [{"name": "a", "path": "c.txt"}]}}, "evaluate.texts corpus.sources",
-        "evaluate.texts: 'a' names another text or a source too; give each its own name",
+        "evaluate.texts: 'a' also names another text or a source. Fix: another name",
     ),
     "one file of two": (
         {"evaluate": {"part_of_speech": {"dev": "d"}}, "train": {"objective": "masked_tokens"},
          "model": {"model_type": "ltg_bert"}},
         "evaluate.part_of_speech.dev",
-        "evaluate.part_of_speech.dev = 'd' needs another file beside it. Fix: "
-        "evaluate.part_of_speech.train = FILE.conllu",
+        "evaluate.part_of_speech.dev = 'd' needs a second file. Fix: evaluate.part_of_speech.train = "
+        "FILE.conllu",
     ),
     "a measure of encoders": (
         {"evaluate": {"minimal_pairs": "p.tsv"}}, "evaluate.minimal_pairs train.objective",
-        "evaluate.minimal_pairs = 'p.tsv' is a measure of encoders. Fix: leave it out, or "
-        'train.objective = "masked_tokens"',
+        "evaluate.minimal_pairs = 'p.tsv' measures encoders. Fix: leave it out, or train.objective = "
+        '"masked_tokens"',
     ),
     "a size and a shape": (
         {"model": {"params": 10**7, "hidden_size": 48, "num_attention_heads": 8}},
         "model.params model.hidden_size model.num_attention_heads",
-        "model.params = 10M makes the shape, and model.hidden_size, model.num_attention_heads is given too; "
-        "leave "
-        "out one or the other",
+        "model.params = 10M makes the shape, but model.hidden_size, model.num_attention_heads is given too. "
+        "Fix: leave one out",
     ),
     "heads of half a pair": (
         {"model": {"hidden_size": 72, "num_attention_heads": 8}},
         "model.hidden_size model.num_attention_heads",
         "model.hidden_size = 72 is not an even number of values for each of model.num_attention_heads = 8. "
-        "Fix: hidden_size 64, or model.head_dim set to one",
+        "Fix: hidden_size 64, or model.head_dim",
     ),
     "heads of less than a value": (
         {"model": {"model_type": "gpt2", "hidden_size": 7, "num_attention_heads": 8}},
         "model.hidden_size model.num_attention_heads",
         "model.hidden_size = 7 is not a whole number of values for each of model.num_attention_heads = 8. "
-        "Fix: hidden_size 8, or model.head_dim set to one",
+        "Fix: hidden_size 8, or model.head_dim",
     ),
     "an odd head": (
         {"model": {"head_dim": 5}}, "model.head_dim",
-        "model.head_dim = 5 is odd, but rotary positions turn pairs; make it even",
+        "model.head_dim = 5 is odd, but rotary positions rotate pairs. Fix: make it even",
     ),
     "too few positions": (
         {"model": {"max_position_embeddings": 511}}, "model.max_position_embeddings dataset.sequence_length",
-        "model.max_position_embeddings = 511 is less than dataset.sequence_length = 512; leave it out, or "
-        "make it "
-        "512 or more",
+        "model.max_position_embeddings = 511 is less than dataset.sequence_length = 512. Fix: leave it out, "
+        "or 512 or more",
     ),
     "a small vocabulary of the model": (
         {"model": {"vocab_size": 299}, "tokenizer": {"vocab_size": 300}},
         "model.vocab_size tokenizer.vocab_size",
-        "model.vocab_size = 299 cannot hold tokenizer.vocab_size = 300; leave it out, or make it 300 or more",
+        "model.vocab_size = 299 cannot hold tokenizer.vocab_size = 300. Fix: leave it out, or 300 or more",
     ),
     "too small a vocabulary": (
         {"tokenizer": {"vocab_size": 256}}, "tokenizer.vocab_size",
-        "tokenizer.vocab_size = 256 does not hold 256 bytes, end-of-text, padding. Fix: "
-        "258 or more",
+        "tokenizer.vocab_size = 256 cannot hold 256 bytes, end-of-text and padding. Fix: 258 or more",
     ),
     "no tokenizer there": (
         {"tokenizer": {"path": "nowhere"}}, "tokenizer.path",
-        "tokenizer.path = 'nowhere': no tokenizer.json in this folder; give a Hugging Face tokenizer's "
-        "folder, or "
-        "leave the key out to train one",
+        "tokenizer.path = 'nowhere': no tokenizer.json in this folder. Fix: the folder of a Hugging Face "
+        "tokenizer, or leave the key out to learn one",
     ),
     "a recipe before without weights": (
         {"follows": "first"}, "follows model.weights",
-        "follows = 'first' is the recipe of the weights to start from, and model.weights is not given. "
-        "Fix: model.weights = hf:FOLDER, the folder hf of its run",
+        "follows = 'first' makes weights, but model.weights is not given. Fix: model.weights = hf:FOLDER, "
+        "the folder hf of its run",
     ),
     "rows of no weights": (
         {"model": {"transplant": "mean"}}, "model.transplant",
@@ -172,72 +168,61 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "weights without their vocabulary": (
         {"model": {"weights": "hf:o/n"}}, "model.weights tokenizer.path",
-        "model.weights = 'hf:o/n' come with their own vocabulary; set tokenizer.path to the folder of their "
-        "tokenizer.json, or of the hub (often hf:o/n), or model.transplant = \"mean\" to give the model the "
-        "vocabulary that this recipe learns or extends",
+        "model.weights = 'hf:o/n' come with their own vocabulary. Fix: tokenizer.path = hf:o/n or another "
+        'folder or hub name of their tokenizer.json, or model.transplant = "mean" for the vocabulary that '
+        "this recipe learns or extends",
     ),
     "vectors of nobody": (
         {"model": {"weights": "hf:o/n", "transplant": "focus"}}, "model.transplant model.transplant_vectors",
-        'model.transplant = "focus" weighs old rows by vectors of the new tokens. Fix: '
+        'model.transplant = "focus" weights old rows by vectors of the new tokens. Fix: '
         'model.transplant_vectors = FILE (.vec or .npz), or model.transplant = "mean"',
     ),
     "vectors for nobody": (
         {"model": {"weights": "hf:o/n", "transplant": "mean", "transplant_vectors": "v"}},
         "model.transplant model.transplant_vectors",
-        "model.transplant_vectors = 'v' is read by model.transplant = \"focus\" alone; set that, or leave "
-        "the key "
-        "out",
+        "model.transplant_vectors = 'v' is only read with model.transplant = \"focus\". Fix: set it, or "
+        "leave the key out",
     ),
     "merges of a unigram": (
         {"tokenizer": {"model": "unigram", "min_frequency": 3}}, "tokenizer.min_frequency tokenizer.model",
-        'tokenizer.min_frequency is of merges, and tokenizer.model = "unigram" has none; leave it out',
+        'tokenizer.min_frequency is for merges; tokenizer.model = "unigram" has none. Fix: leave it out',
     ),
     "a reserved token twice": (
         {"tokenizer": {"reserved_tokens": ["<|a|>", "<|b|>", "<|b|>"]}}, "tokenizer.reserved_tokens",
-        "tokenizer.reserved_tokens: '<|b|>' does not fit. Fix: names such as <|tool|> or "
-        "[TOOL], each "
-        "once",
+        "tokenizer.reserved_tokens: '<|b|>' does not fit. Fix: names such as <|tool|> or [TOOL], each once",
     ),
     "a word as a reserved token": (
         {"tokenizer": {"reserved_tokens": ["tool"]}}, "tokenizer.reserved_tokens",
-        "tokenizer.reserved_tokens: 'tool' does not fit. Fix: names such as <|tool|> or [TOOL], "
-        "each "
-        "once",
+        "tokenizer.reserved_tokens: 'tool' does not fit. Fix: names such as <|tool|> or [TOOL], each once",
     ),
     "reserved tokens of a ready one": (
         {"tokenizer": {"path": "hf:o/n", "reserved_tokens": ["<|a|>"]}},
         "tokenizer.reserved_tokens tokenizer.path",
-        "tokenizer.reserved_tokens are of a vocabulary that is learned, and tokenizer.path names a ready "
-        "one, "
-        "which has its own; leave one of the two out",
+        "tokenizer.reserved_tokens belong to a learned vocabulary, but tokenizer.path names a ready one. "
+        "Fix: leave one of the keys out",
     ),
     "kept and extended": (
         {"tokenizer": {"path": "hf:o/n", "extend": "hf:o/n"}}, "tokenizer.path tokenizer.extend",
-        "tokenizer.path keeps a tokenizer as it is, and tokenizer.extend gives it more tokens. "
-        "Fix: one "
-        "of them",
+        "tokenizer.path keeps a tokenizer as it is, and tokenizer.extend gives it more tokens. Fix: one of "
+        "them",
     ),
     "unchanged beside nothing": (
         {"tokenizer": {"unchanged_sources": ["a"]}}, "tokenizer.unchanged_sources",
-        "tokenizer.unchanged_sources are encoded as before, by the tokenizer of tokenizer.extend, which is "
-        "not "
-        "given. Fix: give it, or leave the key out",
+        "tokenizer.unchanged_sources keep their encoding by tokenizer.extend, which is not given. Fix: "
+        "tokenizer.extend, or leave the key out",
     ),
     "unchanged strangers": (
         {"tokenizer": {"extend": "hf:o/n", "unchanged_sources": ["c", "a"]}},
         "tokenizer.unchanged_sources corpus.sources",
-        "tokenizer.unchanged_sources: no source has the name 'c'. Fix: some of a, b",
+        "tokenizer.unchanged_sources: no source has the name 'c'. Fix: a, b",
     ),
     "all unchanged": (
         {"tokenizer": {"extend": "hf:o/n", "unchanged_sources": ["b", "a"]}}, "tokenizer.unchanged_sources",
-        "tokenizer.unchanged_sources has all the sources, and none is left to learn new tokens from; leave "
-        "one out",
+        "tokenizer.unchanged_sources has all sources: no text for new tokens. Fix: leave one out",
     ),
     "a step of part of a sequence": (
         {"train": {"tokens_per_step": 1500}}, "train.tokens_per_step dataset.sequence_length",
-        "train.tokens_per_step = 1500 is no multiple of dataset.sequence_length = 512. Fix: "
-        "1024 or "
-        "1536",
+        "train.tokens_per_step = 1500 is no multiple of dataset.sequence_length = 512. Fix: 1024 or 1536",
     ),
     "a step of less than a sequence": (
         {"train": {"tokens_per_step": 100}}, "train.tokens_per_step dataset.sequence_length",
@@ -245,65 +230,58 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "less than a step": (
         {"train": {"tokens": 2047}}, "train.tokens train.tokens_per_step",
-        "train.tokens = 2047 is less than one step of train.tokens_per_step = 2048. Fix: 2048 "
-        "or more",
+        "train.tokens = 2047 is less than one step of train.tokens_per_step = 2048. Fix: 2048 or more",
     ),
     "another sum": (
         {"train": {"tokens": 20_000}, "phases": [{"tokens": 10240}, {"tokens": 10240}]},
         "train.tokens phases",
-        "train.tokens = 20000 is not the sum of the phases' tokens, 20480; leave train.tokens out",
+        "train.tokens = 20000 is not the sum of the phases' tokens, 20480. Fix: leave train.tokens out",
     ),
     "lengths that do not divide": (
         {"train": {"tokens": None}, "dataset": {"sequence_length": 1024},
          "phases": [{"tokens": 10240, "sequence_length": 384, "tokens_per_step": 768}, {"tokens": 10240}]},
         "phases.1.sequence_length dataset.sequence_length",
         "phases.1.sequence_length = 384 does not divide the longest of the run, dataset.sequence_length = "
-        "1024, so "
-        "that text would be lost between phases. Fix: dataset.sequence_length = 768 or 1152",
+        "1024, so text would be lost between phases. Fix: dataset.sequence_length = 768 or 1152",
     ),
     "a phase of strangers": (
         {"train": {"tokens": None}, "phases": [{"tokens": 10240}, {"tokens": 10240, "mixture": {"c": 1.0}}]},
         "phases.2.mixture corpus.sources",
-        "phases.2.mixture.c: no source has this name; the sources are a, b",
+        "phases.2.mixture.c: no source has this name. Fix: a, b",
     ),
     "a schedule of no segment": (
         {"train": {"tokens": None}, "phases": [{"tokens": 10240}, {"tokens": 10240, "warmup_share": 0.1}]},
         "phases.2.warmup_share phases",
-        "phases.2.warmup_share is of a new segment of the learning rate, and phases.2 begins none; set "
-        "phases.2.learning_rate too, or leave it out",
+        "phases.2.warmup_share belongs to a new segment of the learning rate, but phases.2 begins none. "
+        "Fix: phases.2.learning_rate, or leave the key out",
     ),
     "more than a segment": (
         {"train": {"schedule": "wsd", "warmup_share": 0.25, "decay_share": 0.8}},
         "train.decay_share train.warmup_share",
-        "train.warmup_share = 0.25 and train.decay_share = 0.8 are more than the whole segment. "
-        "Fix: a "
+        "train.warmup_share = 0.25 and train.decay_share = 0.8 are more than the whole segment. Fix: a "
         "decay_share of at most 0.75",
     ),
     "a ramp of parts": (
         {"train": {"batch_ramp": {"first_tokens_per_step": 1024, "step_tokens": 500, "tokens": 9999}}},
         "train.batch_ramp.step_tokens dataset.sequence_length",
-        "train.batch_ramp.step_tokens = 500 is no multiple of dataset.sequence_length = 512. "
-        "Fix: 512",
+        "train.batch_ramp.step_tokens = 500 is no multiple of dataset.sequence_length = 512. Fix: 512",
     ),
     "a ramp that does not arrive": (
         {"train": {"batch_ramp": {"first_tokens_per_step": 512, "step_tokens": 1024, "tokens": 9999}}},
         "train.batch_ramp.step_tokens train.tokens_per_step",
         "train.batch_ramp grows from 512 by 1024 tokens a step and does not arrive at train.tokens_per_step "
-        "= 2048. "
-        "Fix: train.tokens_per_step = 1536",
+        "= 2048. Fix: train.tokens_per_step = 1536",
     ),
     "a ramp that does not grow": (
         {"train": {"batch_ramp": {"first_tokens_per_step": 2048, "step_tokens": 512, "tokens": 9999}}},
         "train.batch_ramp.step_tokens train.tokens_per_step",
         "train.batch_ramp grows from 2048 by 512 tokens a step and does not arrive at train.tokens_per_step "
-        "= 2048. "
-        "Fix: train.tokens_per_step = 2560",
+        "= 2048. Fix: train.tokens_per_step = 2560",
     ),
     "a ramp that does not end": (
         {"train": {"batch_ramp": {"first_tokens_per_step": 1024, "step_tokens": 512, "tokens": 10**6}}},
         "train.batch_ramp.tokens train.tokens",
-        "train.batch_ramp.tokens = 1000000 does not end before train.tokens = 1000000 does. "
-        "Fix: fewer "
+        "train.batch_ramp.tokens = 1000000 does not end before train.tokens = 1000000 does. Fix: fewer "
         "tokens of the ramp, or more of the phase",
     ),
     "steps backwards": (
@@ -312,8 +290,8 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "every step passed over": (
         {"train": {"skip_steps": [[3, 500], [1, 1], [2, 9]]}}, "train.skip_steps train.tokens",
-        "train.skip_steps: passes over all 488 steps of the run, so that nothing is trained. "
-        "Fix: ranges that leave a step",
+        "train.skip_steps: skips all 488 steps of the run, so nothing is trained. Fix: ranges that leave a "
+        "step",
     ),
     "steps after the last": (
         {"train": {"skip_steps": [[2, 489]]}}, "train.skip_steps train.tokens",

@@ -230,7 +230,7 @@ def test_numbers_fit_64_bits() -> None:
         assert Own(number=number).number == number
     for number in (2**63, -(2**63)):
         with pytest.raises(
-            ValidationError, match=r"a number below 2\*\*63, for torch and numpy hold 64 bits"
+            ValidationError, match=r"a number below 2\*\*63, because torch and numpy hold 64 bits"
         ):
             Own(number=number)
 

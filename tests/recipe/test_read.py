@@ -112,7 +112,7 @@ MEANT = {
     "name=my model": "Fix: my_model",
     "name=Põhi mudel": "Fix: Pohi_mudel",
     "name=モデル": "Fix: Latin letters",
-    "train=5": "train is a section with keys of its own. Fix: a key of it, such as train.tokens",
+    "train=5": "train is a section. Fix: a key of it, such as train.tokens",
     "corpus=text.txt": "corpus is a section",
 }
 
@@ -137,7 +137,7 @@ def test_extends_one_level(tmp_path, small):
     assert (read.origins["train.z_loss"], read.origins["train.tokens"]) == (str(child), str(small))
     grandchild = tmp_path / "grandchild.toml"
     grandchild.write_text('extends = "child.toml"\nname = "grandchild"\n', encoding="utf-8")
-    assert "only one level" in message(grandchild)
+    assert "a single level" in message(grandchild)
     by_name = tmp_path / "by_name.toml"
     by_name.write_text('extends = "demo_estonian"\nname = "mine"\n', encoding="utf-8")
     assert read_recipe(by_name).recipe.tokenizer.vocab_size == 4096
@@ -161,8 +161,8 @@ def test_all_complaints_at_once(small):
         "--set: unknown key trane; the nearest known key is train",
         "--set: train.z_loss = -1 does not fit. Fix: a number greater than or equal to 0",
         "--set: model.num_key_value_heads = 3 does not divide model.num_attention_heads = 8. Fix: 1, 2, 4, 8",
-        "--set: dataset.mixture.b: no source has this name; the sources are a",
-        "--set seed: give section.key=value",
+        "--set: dataset.mixture.b: no source has this name. Fix: a",
+        "--set seed: Fix: section.key=value",
     ):
         assert part in text, text
     assert text.startswith("9 things to put right")
@@ -180,11 +180,11 @@ def test_all_complaints_at_once(small):
         ),
         (
             SMALL.replace('"a.txt"', '{name = "a"}'),
-            "corpus.sources[0] does not fit; say where the text is: path, debian_package",
+            "corpus.sources[0] does not fit: no place of the text. Fix: path, debian_package",
         ),
         (
             SMALL.replace('"a.txt"', '{path = "a.txt", debian_package = "bc"}'),
-            "give either path, or debian_package",
+            "two places of the text. Fix: path, or debian_package",
         ),
         (SMALL + "[train.tokens]\nx = 1\n", "not valid TOML"),
         (SMALL + '[model]\nweights = "llama"\n', "Fix: hf:llama"),
@@ -234,8 +234,7 @@ def test_a_size_and_a_shape_take_each_others_place(tmp_path, small):
     assert (shaped.recipe.model.params, shaped.recipe.model.head_dim) == (None, 16)
     for both in (["model.params=3B", "model.head_dim=16"], ["model.head_dim=16", "model.params=3B"]):
         assert message(small, both) == (
-            "--set: model.params = 3B makes the shape, and model.head_dim is given too; leave out one or "
-            "the other"
+            "--set: model.params = 3B makes the shape, but model.head_dim is given too. Fix: leave one out"
         )
     small.write_text("model = 5\n" + SMALL, encoding="utf-8")
     assert "model = 5 does not fit" in message(small, ["train.tokens=2B"])
@@ -243,12 +242,12 @@ def test_a_size_and_a_shape_take_each_others_place(tmp_path, small):
 
 def test_settings_that_cannot_be_made(small):
     told = {
-        "train": "--set train: give section.key=value, e.g. --set train.tokens=1000000",
-        "=5": "--set =5: give section.key=value, e.g. --set train.tokens=1000000",
-        "train..x=5": "--set train..x=5: give section.key=value, e.g. --set train.tokens=1000000",
-        "name.first=5": "--set name.first=5: name holds a value, so there is no name.first to set",
-        "“name”=x": "--set “name”=x: “ ” are letters to a shell; type \" or '",
-        "name=\udcff": "--set 'name=\\udcff': is not UTF-8; type it on a terminal with a UTF-8 locale",
+        "train": "--set train: Fix: section.key=value, e.g. --set train.tokens=1000000",
+        "=5": "--set =5: Fix: section.key=value, e.g. --set train.tokens=1000000",
+        "train..x=5": "--set train..x=5: Fix: section.key=value, e.g. --set train.tokens=1000000",
+        "name.first=5": "--set name.first=5: name holds a value, so name.first does not exist",
+        "“name”=x": "--set “name”=x: “ ” are letters to a shell. Fix: \" or '",
+        "name=\udcff": "--set 'name=\\udcff': is not UTF-8. Fix: a terminal with a UTF-8 locale",
     }
     assert {text: message(small, [text]) for text in told} == told
 
@@ -269,24 +268,22 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     assert message("a.toml") == (
-        "a.toml: byte 1 is not UTF-8, as TOML files are. Fix: iconv -f LATIN1 -t UTF-8 a.toml > "
+        "a.toml: byte 1 is not UTF-8, which TOML requires. Fix: iconv -f LATIN1 -t UTF-8 a.toml > "
         "converted.toml"
     )
     assert "iconv -f UTF-16 -t UTF-8 b.toml" in message("b.toml")
     for name in ("c.txt", "d.TSV.gz"):
-        assert message(name).endswith(
-            f"; a recipe names its text: kielo run own_text --set corpus.sources={name}"
-        )
+        assert message(name).endswith(f". Fix: kielo run own_text --set corpus.sources={name}")
     for name in ("e.toml", "f.md"):
         assert message(name).endswith(". Fix: a line for each key = value, with text in quotes")
     (tmp_path / "g.toml").write_bytes(b"\xef\xbb\xbf" + SMALL.encode())
     assert read_recipe("g.toml").recipe.name == "small"
     (tmp_path / "h.toml").write_text('language = "et"\nlanguages = ["et"]\n')
-    assert message("h.toml") == "h.toml: has both language and languages; give one of them"
+    assert message("h.toml") == "h.toml: has both language and languages. Fix: one of them"
     (tmp_path / "i.toml").write_text('extends = ""\n')
-    assert message("i.toml") == "i.toml: extends = '' does not fit; give one path or shipped name"
+    assert message("i.toml") == "i.toml: extends = '' does not fit. Fix: a path or shipped name"
     (tmp_path / "j.toml").write_text("extends = 5\n")
-    assert message("j.toml") == "j.toml: extends = 5 does not fit; give one path or shipped name"
+    assert message("j.toml") == "j.toml: extends = 5 does not fit. Fix: a path or shipped name"
 
 
 def test_folders_for_recipes(tmp_path, monkeypatch):
@@ -297,13 +294,11 @@ def test_folders_for_recipes(tmp_path, monkeypatch):
     read = read_recipe("run")
     assert read.recipe.folder == "run" and read.origins["folder"] == "run/recipe.toml"
     assert message("run/hf") == (
-        "run/hf: a folder without recipe.toml, which `kielo run` writes into its run folder; did you mean "
+        "run/hf: a folder without recipe.toml, which `kielo run` writes into its run folder. Did you mean "
         "run?"
     )
     assert message("hf:o/n").endswith("Fix: a recipe with --set model.weights=hf:o/n")
-    assert message("zzqx.toml").startswith(
-        "zzqx.toml: no such recipe file, and none of that name is shipped ("
-    )
+    assert message("zzqx.toml").startswith("zzqx.toml: no such recipe file, and no shipped recipe (")
     assert message("zzqx.toml").endswith(")") and message("demo_eston.toml").endswith(
         "; did you mean demo_estonian?"
     )
@@ -339,9 +334,9 @@ def test_a_run_folder_is_none_of_its_inputs(tmp_path, monkeypatch, small):
     (tmp_path / "gone").symlink_to("nowhere")
     (tmp_path / "file").write_text("")
     assert refusal("folder=gone/x").startswith(
-        "folder = 'gone/x': gone is a symbolic link to nowhere, which is not"
+        "folder = 'gone/x': gone is a symbolic link to nowhere, which does not exist"
     )
-    assert refusal("folder=file/x").startswith("folder = 'file/x': file is a file; move it away")
+    assert refusal("folder=file/x").startswith("folder = 'file/x': file is a file. Fix: move it")
     assert refusal("folder=r/new/deep") is None
     # Near the longest path that the system takes, a run trained for hours and could not save.
     most = os.pathconf("/", "PC_PATH_MAX") - 1

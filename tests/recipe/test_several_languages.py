@@ -66,16 +66,13 @@ def test_the_nearer_of_language_and_languages_holds(several: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("sets", "answer"),
     [
-        (
-            [],
-            "2 languages, which `kielo run`, `plan` and `status` take as a whole; this is of one: --set",
-        ),
-        (["language=sv"], "sv is none of them: --set language=et"),
+        ([], "2 languages, and none is chosen. .* take it as a whole. Fix: --set language=et"),
+        (["language=sv"], "sv is none of them. .* Fix: --set language=et"),
         (["languages=[]"], r'languages = \[\] does not fit. Fix: languages = \["et", "fi"\]'),
         (["languages=et,xx"], "languages: xx without a card; `kielo languages` lists"),
         (["languages=et,et"], "lists et more than once"),
-        (["name=mine"], r"name = 'mine' would be that of 2 runs; .* name = \"mine_{language}\""),
-        (["folder=here"], "folder = 'here' would be that of 2 runs"),
+        (["name=mine"], r"name = 'mine' would name 2 runs. Fix: name = \"mine_{language}\""),
+        (["folder=here"], "folder = 'here' would name 2 runs"),
     ],
 )
 def test_what_is_refused_and_what_would_work(several: Path, sets: list[str], answer: str) -> None:

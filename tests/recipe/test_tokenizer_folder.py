@@ -72,7 +72,7 @@ def test_the_command_makes_the_tokenizer(
         with pytest.raises(KieloError) as caught:
             reads(tmp_path)
         refusals.append(str(caught.value))
-    commands = {re.search(r'Fix: python -c "(.*)" makes it of vocab', said)[1] for said in refusals}
+    commands = {re.search(r'Fix: python -c "(.*)", which reads vocab', said)[1] for said in refusals}
     assert len(commands) == 1
     expected = ids(tmp_path)
     exec(commands.pop(), {})

@@ -46,12 +46,12 @@ def test_text_too_short_for_a_step_is_refused_with_the_step_that_it_has():
     with pytest.raises(KieloError) as caught:
         budget({"fi": 257, "en": 1})
     assert str(caught.value) == (
-        "the text has 258 tokens, and 2 times that is less than one step of train.tokens_per_step = 1,024. "
+        "the text has 258 tokens; 2 epochs of them are less than one step of train.tokens_per_step = 1,024. "
         "Fix: more text, or train.tokens_per_step = 512 or less"
     )
     ramp = "train.batch_ramp={{first_tokens_per_step=512, step_tokens=512, tokens={}}}"
     assert budget({"fi": 1025, "en": 1}, ramp.format(2047)) == 2048
-    with pytest.raises(KieloError, match="tokens = 2048 does not end before the 2,048 tokens do that the"):
+    with pytest.raises(KieloError, match="tokens = 2048 does not end before the 2,048 tokens of the"):
         budget({"fi": 1025, "en": 1}, ramp.format(2048))
 
 

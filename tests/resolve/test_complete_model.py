@@ -62,7 +62,7 @@ def test_keys_beside_weights_are_named_where_config_json_says_otherwise(weights:
     )
     assert overridden_by_weights(given) == ["num_hidden_layers", "num_attention_heads"]
     assert overridden_in_words(given) == (
-        f"not in force, as config.json of {weights} replaces it: model.num_hidden_layers = 5 (3 there), "
+        f"not used, because config.json of {weights} replaces it: model.num_hidden_layers = 5 (3 there), "
         "model.num_attention_heads = 4 (6 there)"
     )
     assert model_of_weights_here(given).num_hidden_layers == 3
@@ -75,7 +75,7 @@ def test_without_config_json_all_given_keys_are_named() -> None:
     away = Model(weights="hf:org/model_that_nobody_has", hidden_size=48, vocab_multiple=9)
     assert model_of_weights_here(away) is None and overridden_by_weights(away) == ["hidden_size"]
     assert overridden_in_words(away) == (
-        "not in force, as config.json of hf:org/model_that_nobody_has replaces it: model.hidden_size = 48"
+        "not used, because config.json of hf:org/model_that_nobody_has replaces it: model.hidden_size = 48"
     )
     plain = Model(hidden_size=48)
     assert overridden_by_weights(plain) == [] and overridden_in_words(plain) == ""

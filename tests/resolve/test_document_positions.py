@@ -59,4 +59,4 @@ def test_a_run_of_before_is_not_continued_with_other_positions(tmp_path: Path) -
     with pytest.raises(KieloError) as caught:
         consent(before.identity, before.model_copy(update={"identity": now}))
     assert "dataset.restart_positions: was None, is now True" in str(caught.value)
-    assert "goes on with --set dataset.restart_positions=false" in str(caught.value)
+    assert "resumes with --set dataset.restart_positions=false" in str(caught.value)

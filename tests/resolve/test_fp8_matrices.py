@@ -55,7 +55,7 @@ def test_what_does_not_fit_is_named_with_what_would(model, layout, fp8, named):
 def test_the_whole_answer_to_sizes_that_fp8_does_not_multiply():
     """Numbers of tensor ranks that divide a width into multiples of 16, and the nearest sizes."""
     rest = (
-        "FP8 kernels multiply sizes in multiples of 16. Fix: {}; or leave such matrices out by "
+        "FP8 kernels multiply sizes in multiples of 16. Fix: {}, or keep such matrices in bf16 by "
         "train.fp8.kept_in_bf16"
     )
     (heads,) = fp8_complaints(changed(head_dim=36), Layout(tensor=4), Fp8())

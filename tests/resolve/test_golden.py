@@ -78,10 +78,10 @@ def test_other_versions_are_refused_naming_file_and_versions(tmp_path):
     path = tmp_path / "resolved.toml"
     write(golden_resolved("tiny"), path)
     text = path.read_text(encoding="utf-8")
-    this = f"and this Kielo reads versions {OLDEST_VERSION} to {FORMAT_VERSION}; go on with the Kielo that"
+    this = f"and this Kielo reads versions {OLDEST_VERSION} to {FORMAT_VERSION}. Fix: the Kielo that"
     cases = {
-        "7": f"is of format version 7, {this} wrote it, or with a later one",
-        "1": f"is of format version 1, {this} wrote it, or begin the run again in another folder",
+        "7": f"is of format version 7, {this} wrote it, or a later one",
+        "1": f"is of format version 1, {this} wrote it, or another run folder to begin again",
         '"x"': "no version",
     }
     for version, words in cases.items():

@@ -73,4 +73,6 @@ def test_every_refusal_says_its_own_way():
     assert way_to_go_on(short, run(20, decay=18), 4).startswith("the new rate would decay before step 4: a")
     fading = short.train.model_copy(update={"objective": "masked_tokens", "final_masking_rate": 0.01})
     masks = way_to_go_on(short.model_copy(update={"train": fading}), long, 4)
-    assert masks.startswith("train.masking_rate goes to train.final_masking_rate over the whole run; train")
+    assert masks.startswith(
+        "train.masking_rate changes to train.final_masking_rate over the whole run; train"
+    )

@@ -312,7 +312,7 @@ def test_the_fuller_end_of_a_pipeline_is_counted():
     heavy = gpipe(first_layers=1, last_layers=LAYERS, first_parameters=LAST, last_parameters=FIRST)
     rows = [TOY | change for change in (gpipe(), heavy, {}, {"last_layers": 99, "last_passes": 9})]
     assert list(is_last_fullest(MemoryColumns.of(rows))) == [False, True, False, False]
-    with pytest.raises(ValueError, match="only trainings of Kielo"):
+    with pytest.raises(ValueError, match="only Kielo's trainings"):
         memory_bytes(MemoryColumns.of([TOY, TOY | {"compute_bytes": 0}]))
 
 

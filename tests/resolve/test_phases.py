@@ -106,9 +106,9 @@ def test_complaints_of_the_recipe_name_the_phase(tmp_path) -> None:
             "dataset.sequence_length = 64 does not divide the longest of the run, "
             "phases.2.sequence_length = 96",
             "Fix: phases.2.sequence_length = 64 or 128"],
-        (two % "mixture={c=1}",): ["phases.2.mixture.c: no source has this name; the sources are a, b"],
+        (two % "mixture={c=1}",): ["phases.2.mixture.c: no source has this name. Fix: a, b"],
         (two % "warmup_share=0.1",): [
-            "phases.2.warmup_share is of a new segment", "set phases.2.learning_rate too"],
+            "phases.2.warmup_share belongs to a new segment", "Fix: phases.2.learning_rate"],
         (two % 'learning_rate=1e-4, schedule="wsd", warmup_share=0.9, decay_share=0.2',): [
             "phases.2.warmup_share = 0.9 and phases.2.decay_share = 0.2 are more than the whole segment"],
         (two % "sequence_length=128", "model.max_position_embeddings=64"): [
@@ -116,7 +116,8 @@ def test_complaints_of_the_recipe_name_the_phase(tmp_path) -> None:
         (two % "tokns_per_step=64",): [
             "unknown key phases.2.tokns_per_step; the nearest known key is phases.2.tokens_per_step"],
         (two % "sequence_length=64", "train.tokens=1000000"): [
-            "train.tokens = 1000000 is not the sum of the phases' tokens, 30720; leave train.tokens out"],
+            "train.tokens = 1000000 is not the sum of the phases' tokens, 30720. Fix: leave train.tokens "
+            "out"],
         ("train.batch_ramp={first_tokens_per_step=512, step_tokens=100, tokens=3072}",): [
             "train.batch_ramp.step_tokens = 100 is no multiple of dataset.sequence_length = 64. "
             "Fix: 64 or 128"],
@@ -146,7 +147,9 @@ def test_complaints_of_the_plan_name_the_phase(tmp_path) -> None:
         return {"phases": [{"tokens": step * 10}, {"tokens": step * 10} | second]}
 
     text = refusal(recipe(**phases(tokens_per_step=64 * 3)), tmp_path, 4, "cpu")
-    assert "phases.2.tokens_per_step = 192 is 3 sequences of dataset.sequence_length = 64, for 4" in text
+    assert (
+        "phases.2.tokens_per_step = 192 is 3 sequences of dataset.sequence_length = 64, but each of 4" in text
+    )
     assert "Fix: tokens_per_step 256, or at most 3 data-parallel ranks" in text
     ramp = {"first_tokens_per_step": 64 * 6, "step_tokens": 64 * 6, "tokens": step * 2}
     resolved = resolve(recipe(train={"batch_ramp": ramp}), tmp_path, 8, "cpu")

@@ -208,7 +208,7 @@ def test_precisions_may_change_later_and_only_where_they_can_be(run_folder):
     beyond = refusal(
         recipe(train={"precision_changes": [[10**6, "bf16"], [3, "fp32"], [3, "bf16"]]}), run_folder, 1, "cpu"
     )
-    assert "step 1000000 is beyond the run's last step" in beyond and "step 3 is there 2 times" in beyond
+    assert "step 1000000 is beyond the run's last step" in beyond and "step 3 occurs 2 times" in beyond
     without = refusal(recipe(train={"precision": "fp8"}), run_folder, 1, "cuda", "a100_80")
     assert '"fp8" on a100_80: its card has no fp8 peak' in without
     uneven = recipe(train={"precision": "fp8", "micro_batch_sequences": 1}, dataset={"sequence_length": 40})
@@ -255,7 +255,7 @@ def test_micro_batches_make_up_the_step(run_folder, sequences, ranks, asked):
         train={"tokens": 64 * sequences, "tokens_per_step": 64 * sequences, "micro_batch_sequences": asked}
     )
     if sequences < ranks:
-        assert "one or more. Fix" in refusal(asked_recipe, run_folder, ranks, "cpu")
+        assert "one or more whole sequences. Fix" in refusal(asked_recipe, run_folder, ranks, "cpu")
         return
     placed = resolve(asked_recipe, run_folder, ranks, "cpu").placement.phases[0]
     each = -(-sequences // ranks)
@@ -267,7 +267,7 @@ def test_micro_batches_make_up_the_step(run_folder, sequences, ranks, asked):
 def test_replicas_reduce_in_bf16_only_what_is_scattered_once(run_folder):
     """Their sums over micro-batches would be in bf16. Each way out that the complaint names is one."""
     layout, train = {"replicate": 2, "zero": 2}, {"gradient_reduce_dtype": "bf16"}
-    assert "would add up the gradients of micro-batches in bf16" in refusal(
+    assert "would sum the gradients of micro-batches in bf16" in refusal(
         recipe(layout=layout, train=train), run_folder, 4, "cpu"
     )
     for changes in (
@@ -450,7 +450,7 @@ def test_a_pipeline_may_have_a_quarter_of_empty_micro_batches(run_folder):
     (placed,) = resolve(of(3), run_folder, 4, "cpu").placement.phases
     assert (placed.micro_batch_sequences, placed.micro_batches_per_step) == (1, 4)
     assert refusal(of(2), run_folder, 4, "cpu").startswith(
-        "1f1b needs at least as many micro-batches a step as stages, and there are 2 for 4. Fix:"
+        "1f1b needs at least one micro-batch a step for each stage, but there are 2 for 4. Fix:"
     )
     assert "there are 2 for 4" in refusal(of(4), run_folder, 8, "cpu")  # each of two data-parallel ranks
     assert resolve(of(6), run_folder, 8, "cpu").placement.phases[0].micro_batches_per_step == 4
@@ -493,7 +493,9 @@ def test_axes_that_do_not_make_up_the_ranks_come_with_those_that_would(run_folde
 
 def test_a_run_has_from_one_to_a_million_ranks(run_folder):
     for number in (0, 1_000_001, -1):
-        assert refusal(recipe(), run_folder, number, "cpu") == f"--ranks {number}: give 1 to 1,000,000"
+        assert refusal(recipe(), run_folder, number, "cpu") == (
+            f"--ranks {number} does not fit. Fix: 1 to 1,000,000"
+        )
     assert "data-parallel ranks" in refusal(recipe(), run_folder, 1_000_000, "cpu")
 
 
@@ -501,8 +503,8 @@ def test_steps_are_refused_with_the_sizes_on_both_sides(run_folder):
     """Whole sequences, one or more on each rank: at 23 sequences of 24 ranks, and at 20.3 of five."""
     short = recipe(train={"tokens_per_step": 64 * 23, "tokens": 64 * 230})
     assert refusal(short, run_folder, 24, "cpu") == (
-        "train.tokens_per_step = 1472 is 23 sequences of dataset.sequence_length = 64, for 24 data-parallel "
-        "ranks, and each takes whole sequences, one or more. Fix: tokens_per_step 1536, or at "
+        "train.tokens_per_step = 1472 is 23 sequences of dataset.sequence_length = 64, but each of 24 "
+        "data-parallel ranks takes one or more whole sequences. Fix: tokens_per_step 1536, or at "
         "most 23 data-parallel ranks"
     )
     odd = recipe(train={"tokens_per_step": 1300, "tokens": 13_000})
@@ -522,7 +524,7 @@ def test_fp8_takes_16_of_a_ranks_own_tokens(run_folder):
         return recipe(layout={"context": 2}, dataset={"sequence_length": length}, train=train | sizes)
 
     assert refusal(of(48), run_folder, 2, "cpu") == (
-        "dataset.sequence_length = 48 makes micro-batches of 24 tokens on a rank, and FP8 multiplies 16 at a "
+        "dataset.sequence_length = 48 makes micro-batches of 24 tokens on a rank, but FP8 multiplies 16 at a "
         "time. Fix: a sequence_length in multiples of 32"
     )
     assert resolve(of(64), run_folder, 2, "cpu").identity.train.precision == "fp8"

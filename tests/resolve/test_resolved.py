@@ -68,15 +68,17 @@ def test_a_file_of_another_hand_is_not_written_over(tmp_path: Path) -> None:
     assert path.read_text().startswith("# Written by kielo from the recipe and the machine; edit the recipe")
     for name, content in (("text.toml", b"name = 1\n"), ("bytes.toml", b"\xff\xfe")):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(KieloError, match=f"{name}: is there already, and Kielo did not write it"):
+        with pytest.raises(KieloError, match=f"{name}: exists, and Kielo did not write it"):
             write(resolved, tmp_path / name)
         assert (tmp_path / name).read_bytes() == content
-    with pytest.raises(KieloError, match="is there already, and Kielo did not write it"):
+    with pytest.raises(KieloError, match="exists, and Kielo did not write it"):
         write(resolved, tmp_path)
     (tmp_path / "link.toml").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(KieloError, match="is there already, and Kielo did not write it"):
+    with pytest.raises(KieloError, match="exists, and Kielo did not write it"):
         write(resolved, tmp_path / "link.toml")
-    with pytest.raises(KieloError, match=r"none.toml: cannot be read \(No such file or directory\); `kielo"):
+    with pytest.raises(
+        KieloError, match=r"none.toml: cannot be read \(No such file or directory\). Fix: `kielo"
+    ):
         read(tmp_path / "none.toml")
     with pytest.raises(KieloError, match=r"text.toml: is not of format version 0|text.toml: "):
         read(tmp_path / "text.toml")
@@ -105,11 +107,11 @@ def longer(warmup: int, decay: int, steps: int) -> Any:
 def test_a_longer_run_is_refused_with_its_own_way() -> None:
     """Where every length has changed too; and it goes on where the steps that are done were level."""
     old = longer(20, 30, 10).identity
-    with pytest.raises(KieloError, match=r"(?s)4 keys of what is trained changed.*To make the run longer: "):
+    with pytest.raises(KieloError, match=r"(?s)4 training settings differ.*To make the run longer: "):
         consent(old, longer(40, 60, 20), 3)
-    with pytest.raises(KieloError, match=r"(?s)2 keys of what is trained changed.*To make the run longer: "):
+    with pytest.raises(KieloError, match=r"(?s)2 training settings differ.*To make the run longer: "):
         consent(old, longer(20, 30, 20))
     consent(old, longer(20, 30, 20), 3)
     consent(old, longer(20, 60, 20), 3)
-    with pytest.raises(KieloError, match=r"(?s)2 keys of what is trained changed.*\nGo back to the old"):
+    with pytest.raises(KieloError, match=r"(?s)2 training settings differ.*\nGo back to the old"):
         consent(longer(20, 30, 20).identity, longer(20, 30, 10), 3)

@@ -84,8 +84,8 @@ def test_overlap_of_tensor_collectives_needs_sequence_parallelism_and_is_not_for
     assert "layout.sequence_parallel = true" in complaint
     two = Layout(tensor=2, tensor_overlap="chunked", sequence_parallel=False)
     assert layout_complaints(MODEL, 4096, two) == [
-        "layout.tensor_overlap = 'chunked' cuts along the sequence, which layout.sequence_parallel = false "
-        "leaves whole on each tensor rank. Fix: layout.sequence_parallel = true, or "
+        "layout.tensor_overlap = 'chunked' splits the sequence, but with layout.sequence_parallel = false "
+        "each tensor rank has it whole. Fix: layout.sequence_parallel = true, or "
         'layout.tensor_overlap = "none"'
     ]
     assert speed_advice(MODEL, chunked, "h100_sxm") == []
@@ -129,9 +129,8 @@ def test_dropped_weights_are_counted():
             "layout.tensor = 3 does not divide model.intermediate_size = 5632. Fix: "
             "layout.tensor "
             "of 1, 2, or model.intermediate_size = 5634",
-            "dataset.sequence_length = 4096 is split over layout.tensor × layout.context = 6 ranks and does "
-            "not "
-            "divide. Fix: 4092 or 4098",
+            "dataset.sequence_length = 4096 is not divisible by layout.tensor × layout.context = 6, the "
+            "ranks that split it. Fix: 4092 or 4098",
         ]),
         ({"tensor": 8}, 4096, [
             "layout.tensor = 8 does not divide model.num_attention_heads = 12. Fix: "
@@ -142,8 +141,8 @@ def test_dropped_weights_are_counted():
             "1, 2, 4, or model.num_key_value_heads = 8",
         ]),
         ({"tensor": 2, "context": 2}, 2, [
-            "dataset.sequence_length = 2 is split over layout.tensor × layout.context = 4 ranks and does not "
-            "divide. Fix: 4",
+            "dataset.sequence_length = 2 is not divisible by layout.tensor × layout.context = 4, the ranks "
+            "that split it. Fix: 4",
             "dataset.sequence_length = 2 does not split into 2 × layout.context = 4 equal blocks. "
             "Fix: sequence_length 4, or layout.context 1",
         ]),
@@ -204,7 +203,7 @@ def test_advice_begins_at_its_borders():
 
 def test_attention_needs_a_compiler_for_what_it_is_asked():
     """Each reason alone, and none: a window that is no shorter than the sequences hides nothing."""
-    rest = "on a GPU: attention is then compiled, whatever layout.compile says; no compiler"
+    rest = "on a GPU: attention is compiled, even with layout.compile = false; no compiler"
     sizes = {"vocab_size": 64, "num_key_value_heads": 8, "head_dim": 32, "max_position_embeddings": 64}
 
     def answer(masks_documents=False, missing="no compiler", **keys):
@@ -286,6 +285,6 @@ def test_moments_in_bf16_follow_rates_that_change_them(state, first, second, nam
     if second == 0.999:
         assert found == [
             'train.adam_beta2 = 0.999 with train.optimiser_state = "bf16": a step would change a moment by '
-            "0.001 of itself, which rounding to bf16 takes back (up to 0.0039). Fix: "
+            "0.001 of itself, which rounding to bf16 undoes (up to 0.0039). Fix: "
             'train.adam_beta2 of at most 0.99, or train.optimiser_state = "fp32"'
         ]

@@ -30,7 +30,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 NO_GCC = (
-    "this machine has no compiler (gcc), and torch.compile needs it. Fix: install it (Debian and "
+    "this machine has no compiler (gcc), which torch.compile needs. Fix: install it (Debian and "
     "Ubuntu: apt-get install gcc)"
 )
 
@@ -58,7 +58,7 @@ def test_a_compiler_is_looked_for_by_device(machine: Any, device, programs, vari
 def test_headers_of_python_are_needed(machine: Any) -> None:
     (machine.headers / "Python.h").unlink()
     told = missing_compiler("cpu")
-    assert told.startswith("this machine has no Python.h, and") and "apt-get install python3-dev)" in told
+    assert told.startswith("this machine has no Python.h, which") and "apt-get install python3-dev)" in told
 
 
 @pytest.mark.parametrize(

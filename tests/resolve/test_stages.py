@@ -85,9 +85,9 @@ INTERLEAVED = {"pipeline": 2, "pipeline_schedule": "interleaved_1f1b"}
 @pytest.mark.parametrize(
     ("refused", "named", "works"),
     [
-        ({"pipeline_layers": (8,)}, "for layout.pipeline of 2 or more",
+        ({"pipeline_layers": (8,)}, "need layout.pipeline of 2 or more",
          {"pipeline": 2, "pipeline_layers": (4, 4)}),
-        ({"pipeline_stages_per_rank": 2}, "for layout.pipeline of 2 or more",
+        ({"pipeline_stages_per_rank": 2}, "need layout.pipeline of 2 or more",
          INTERLEAVED | {"pipeline_stages_per_rank": 2}),
         ({"pipeline": 2, "pipeline_stages_per_rank": 2}, "'1f1b' has 1 stage on",
          INTERLEAVED | {"pipeline_stages_per_rank": 2}),
@@ -100,12 +100,12 @@ INTERLEAVED = {"pipeline": 2, "pipeline_schedule": "interleaved_1f1b"}
          {"pipeline_schedule": "interleaved_1f1b"}),
         ({"pipeline": 2, "pipeline_schedule": "dualpipev", "zero": 3}, "wrong gradients",
          {"pipeline_schedule": "1f1b"}),
-        ({"pipeline": 2, "pipeline_schedule": "zbv", "recompute": "full"}, "takes the backward pass apart",
+        ({"pipeline": 2, "pipeline_schedule": "zbv", "recompute": "full"}, "splits the backward pass",
          {"recompute": "none"}),
         ({"pipeline": 2, "pipeline_layers": (8,)}, "Fix: [4, 4]", {"pipeline_layers": (4, 4)}),
         ({"pipeline": 2, "pipeline_layers": (4, 5)}, "num_hidden_layers = 8", {"pipeline_layers": (4, 4)}),
         ({"pipeline": 2, "pipeline_layers": (9, -1)}, "Fix: [4, 4]", {"pipeline_layers": (4, 4)}),
-        ({"pipeline": 2, "pipeline_layers": (0, 8)}, "only the last may be 0", {"pipeline_layers": (8, 0)}),
+        ({"pipeline": 2, "pipeline_layers": (0, 8)}, "only the last can be 0", {"pipeline_layers": (8, 0)}),
         ({"pipeline": 4, "pipeline_layers": (8, 0, 0, 0)}, "Fix: [2, 2, 2, 2]",
          {"pipeline_layers": (2, 2, 2, 2)}),
         ({"pipeline": 10}, "at most 9 stages", {"pipeline": 9}),
@@ -172,20 +172,20 @@ def test_refusals_of_stages_begin_at_their_borders():
         assert complaint == (
             f"model.num_hidden_layers = {layers - 1} are too few for {2 * stages} stages (layout.pipeline = "
             "2 × "
-            f"{stages} stages a rank), of which only the last may have none. Fix: at most "
+            f"{stages} stages a rank); only the last stage can have no layer. Fix: at most "
             f"{layers} "
             "stages"
         )
     (one,) = layout_complaints(MODEL, 1024, Layout(pipeline=2, pipeline_stages_per_rank=3))
     assert one == (
-        "layout.pipeline_schedule = '1f1b' has 1 stage on each rank, and layout.pipeline_stages_per_rank = "
+        "layout.pipeline_schedule = '1f1b' has 1 stage on each rank, but layout.pipeline_stages_per_rank = "
         "3. "
         "Fix: 1, or interleaved_1f1b"
     )
     (two,) = layout_complaints(
         MODEL, 1024, Layout(pipeline=2, pipeline_schedule="zbv", pipeline_stages_per_rank=3)
     )
-    assert two.startswith("layout.pipeline_schedule = 'zbv' has 2 stages on each rank, and")
+    assert two.startswith("layout.pipeline_schedule = 'zbv' has 2 stages on each rank, but")
     for again in ("norms", "activations", "norms+activations"):
         assert not layout_complaints(
             MODEL, 1024, Layout(pipeline=2, pipeline_schedule="zbv", recompute=again)
@@ -204,13 +204,13 @@ def test_refusals_of_stages_begin_at_their_borders():
 
 def test_numbers_of_micro_batches_that_would_work_are_the_nearest():
     assert micro_batch_complaint("1f1b", 3, 4, 4) == (
-        "1f1b needs at least as many micro-batches a step as stages, and there are 3 for 4. Fix: "
+        "1f1b needs at least one micro-batch a step for each stage, but there are 3 for 4. Fix: "
         "4 "
         "micro-batches a step, by a smaller train.micro_batch_sequences or more tokens a step"
     )
     assert micro_batch_complaint("1f1b", 4, 4, 4) is None
     assert micro_batch_complaint("interleaved_1f1b", 11, 4, 8) == (
-        "interleaved_1f1b takes its micro-batches in equal rounds over layout.pipeline = 4 ranks, and 11 do "
+        "interleaved_1f1b takes its micro-batches in equal rounds over layout.pipeline = 4 ranks, but 11 do "
         "not "
         "make them. Fix: 10 or 12 micro-batches a step"
     )

@@ -66,7 +66,7 @@ def test_documents_must_be_packed_into_the_lengths_of_the_recipe(tmp_path: Path)
     )
     longer = recipe(dataset={"packing": "best_fit", "sequence_length": 128}, train={"tokens_per_step": 1536})
     with pytest.raises(
-        KieloError, match="has no sequences of 128 tokens; `kielo run RECIPE --to pack` makes"
+        KieloError, match="has no sequences of 128 tokens. Fix: `kielo run RECIPE --to pack` makes"
     ):
         packed_sequences(longer, tmp_path)
 
@@ -78,6 +78,6 @@ def test_no_ready_tokens_are_asked_for_where_there_are_none() -> None:
 def test_a_run_without_text_is_refused(tmp_path: Path) -> None:
     finish_tokenizer(tmp_path / "tokenizer", 300)
     empty = Text({"a": 1}, 640, "hash", 300, 0)
-    assert f"{tmp_path / 'tokens'}: no source has any text left to train on" in refusal(
+    assert f"{tmp_path / 'tokens'}: no source has text to train on" in refusal(
         recipe(dataset={"mixture": {"a": 1}}), tmp_path, 1, "cpu", text=empty
     )

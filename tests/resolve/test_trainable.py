@@ -72,8 +72,8 @@ def test_either_name_of_a_tied_table_means_both() -> None:
     [
         (False, ("layers.0", "embed"), 2, []), (False, ("layers.0",), 1, []), (True, ("head",), 2, []),
         (False, ("layers.0",), 2, [
-            "train.trainable = ['layers.0'] leaves the embedding frozen, and with layout.pipeline = 2 every "
-            "stage hands a gradient to the one before it. Fix: trainable with embed, or "
+            "train.trainable = ['layers.0'] leaves the embedding frozen, but with layout.pipeline = 2 every "
+            "stage sends a gradient to the stage before. Fix: trainable with embed, or "
             "layout.pipeline = 1",
         ]),
         (False, ("layers.3", "head"), 1, [

@@ -229,7 +229,7 @@ def test_the_stage_extends(old, tmp_path):
     assert (tmp_path / "tokenizer" / "tokenizer.json").read_text() == new.whole.to_str(pretty=True)
     (tmp_path / "train" / "checkpoints" / "step_0000000001").mkdir(parents=True)
     other = recipe(extend=str(ready), vocab_size=341, unchanged_sources=["english"])
-    with pytest.raises(KieloError, match="would be made again .* holds step_0000000001, which was trained"):
+    with pytest.raises(KieloError, match="would be made again .* has step_0000000001, which was trained"):
         train_tokenizer(other, tmp_path / "corpus", tmp_path / "tokenizer")
 
 

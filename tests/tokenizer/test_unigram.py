@@ -205,7 +205,7 @@ COMPLAINTS = {
     "extend": (['tokenizer.model="unigram"', 'tokenizer.extend="hf:a/b"'], "adds merges to a BPE vocabulary"),
     "merges": (
         ['tokenizer.model="unigram"', "tokenizer.min_frequency=3"],
-        "tokenizer.min_frequency is of merges",
+        "tokenizer.min_frequency is for merges",
     ),
     "a ready one": (['tokenizer.reserved_tokens=["<a>"]', 'tokenizer.path="hf:a/b"'], "names a ready one"),
     "a word": (['tokenizer.reserved_tokens=["word"]'], "'word' does not fit"),

@@ -201,6 +201,6 @@ def test_steps_to_come_and_those_of_spikes_may_differ(
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, tokens: Path, resolved: Resolved) -> None:
     with pytest.raises(
-        KieloError, match=r"holds a run of something else; 1 keys .*\n  - seed: was 3, is now 4"
+        KieloError, match=r"contains a different run: 1 training settings .*\n  - seed: was 3, is now 4"
     ):
         Saved(resolved_in(tmp_path, tokens, seed=4), found_of(resolved))

@@ -147,8 +147,8 @@ def test_ranks_that_a_person_stopped_are_not_started_again(folder: Path) -> None
     outcome = started((lambda ranks: ranks.stop(signal.SIGTERM), KILLED))
     assert (outcome.outcome, outcome.exit_code, outcome.step, outcome.tokens) == ("requeue", 75, None, None)
     assert outcome.message == (
-        "stopped before training began (rank 1 ended with SIGKILL (out of memory?)); nothing was changed, "
-        "the same command starts it"
+        "stopped before training began (rank 1 ended with SIGKILL (out of memory?)); nothing was changed. "
+        "Fix: the same command starts it"
     )
 
     def stopped(ranks: Ranks) -> None:

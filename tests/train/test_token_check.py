@@ -156,10 +156,10 @@ def test_files_that_are_cut_or_gone_are_refused(folder: Path, run: Callable[[Pat
     resolved, tokens = run(folder), folder / "tokens"
     size = (tokens / "books.bin").stat().st_size
     os.truncate(tokens / "books.bin", size - 2)
-    with pytest.raises(KieloError, match=rf"books\.bin: it has {size - 2:,} bytes, and the stage wrote"):
+    with pytest.raises(KieloError, match=rf"books\.bin: it has {size - 2:,} bytes, but the stage wrote"):
         checked(resolved)
     (tokens / "books.bin").unlink()
-    with pytest.raises(KieloError, match=r"books\.bin: it is missing, and the stage wrote"):
+    with pytest.raises(KieloError, match=r"books\.bin: it is missing, but the stage wrote"):
         checked(resolved)
 
 

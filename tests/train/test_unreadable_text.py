@@ -136,7 +136,7 @@ def test_damage_in_mid_run_and_while_it_is_stopped(
     outcome = read_json(folder / "train", Outcome)
     assert outcome.outcome == "failed" and "books.bin" in outcome.message
     monkeypatch.setattr(Feed, "take", take)
-    refusal = "it has 0 bytes, and the stage wrote" if kind == "cut" else "is not what the pack stage wrote"
+    refusal = "it has 0 bytes, but the stage wrote" if kind == "cut" else "is not what the pack stage wrote"
     with pytest.raises(KieloError, match=rf"tokens/books\.bin: {refusal}"):
         train(resolved)
     file.write_bytes(whole)

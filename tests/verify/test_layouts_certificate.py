@@ -184,7 +184,7 @@ def test_the_certificate_says_whether_all_cases_ran(launch, monkeypatch) -> None
 def test_a_file_of_somebody_else_is_not_replaced(launch, tmp_path) -> None:
     """Nothing is started; a certificate of before is replaced."""
     (tmp_path / "layouts.json").write_text('{"mine": 1}')
-    with pytest.raises(KieloError, match="layouts.json: is there already, and Kielo did not write it"):
+    with pytest.raises(KieloError, match="layouts.json: exists, and Kielo did not write it"):
         launch({"shard2": row("shard2")})
     assert json.loads((tmp_path / "layouts.json").read_text()) == {"mine": 1}
     (tmp_path / "layouts.json").write_text('{"bars": 1}')

@@ -57,7 +57,7 @@ def test_what_is_imported_right_passes(variant: str, tmp_path: Path) -> None:
         ("mistral", {"sliding_window": 8}, "window of each layer"),
         ("qwen2", {"layer_types": ("sliding_attention", "full_attention")}, "window of each layer"),
         ("gemma2", {"attn_logit_softcapping": None}, "layers.0.attention"),
-        ("gemma2", {"final_logit_softcapping": None}, "what follows the head"),
+        ("gemma2", {"final_logit_softcapping": None}, "the head's output is not"),
         ("gemma2", {"query_pre_attn_scalar": 16.0}, "layers.0.attention"),
         (GEMMA3, {"rope_local_base_freq": 1e4}, "RoPE base"),
         ("gpt2", {"layer_norm_epsilon": 1e-2}, "norm epsilon"),

@@ -194,7 +194,7 @@ def test_the_verdict_before_goes_when_a_preflight_begins(started, tmp_path) -> N
     with pytest.raises(KieloError, match="bad_nodes.txt: exists without the preflight.json that"):
         started("cpu")
     report.write_text('{"mine": []}')
-    with pytest.raises(KieloError, match="preflight.json: is there already, and Kielo did not write it"):
+    with pytest.raises(KieloError, match="preflight.json: exists, and Kielo did not write it"):
         started("cpu")
     assert bad_nodes.read_text() == "mine" and report.exists() and started.jobs == []
 

@@ -1,4 +1,4 @@
-"""Read and write the notes of attempts in `train/`: `attempts.jsonl`, `alerts.jsonl` and `outcome.json`."""
+"""Notes of attempts in `train/`: `attempts.jsonl`, `alerts.jsonl` (JSON lines) and `outcome.json`."""
 
 import json
 import os
@@ -11,39 +11,32 @@ from pydantic import ValidationError
 from kielo.artifact.json_object import JsonTable
 from kielo.artifact.stage_json import JsonFile, JsonObject
 
-# `train/alerts.jsonl`: what went wrong in a run without stopping it, one JSON object a line.
-
-
 ALERTS_NAME = "alerts.jsonl"
 
 
 class Alert(JsonObject):
-    """One alert."""
+    """A fault that did not stop training."""
 
     time: str
     """Date and time in UTC, ISO 8601, to the second."""
     step: int
     """Optimiser steps since the start of the run."""
     message: str
-    """The error, as a sentence."""
 
 
 def append_alert(path: Path, step: int, message: str) -> None:
-    """Append an alert of now to the file. OSError where it cannot be written."""
-    alert = Alert(time=datetime.now(UTC).isoformat(timespec="seconds"), step=step, message=message)
+    """Append an alert of now to the file. OSError if it cannot be written."""
+    alert = Alert(time=now(), step=step, message=message)
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(alert.content(), ensure_ascii=False) + "\n")
 
 
-# `train/outcome.json`: the end of an attempt at training. torchrun flattens exit codes, so they are here.
-
-
-# 75: EX_TEMPFAIL, "stopped on purpose, start me again"
-# 76: ranks ended because one of them was stuck (`ranks/heartbeat.py`)
+# 75: EX_TEMPFAIL, "stopped on purpose, start again". 76: ranks ended because one of them was stuck
+# (`ranks/heartbeat.py`). torchrun flattens exit codes, so `outcome.json` has them.
 EXIT_CODES = {"finished": 0, "failed": 1, "requeue": 75, "hung": 76}
-# environment variable: the file in which a rank tells what started it why it did not begin, as a `Refusal`
+# Environment variable: the file for a rank's `Refusal`, which the process that started the rank reads.
 REFUSAL_FILE = "KIELO_REFUSAL_FILE"
-# environment variable: a name by which the process that started the ranks knows the outcome of their attempt
+# Environment variable: the name of an attempt, by which the process that started the ranks finds its outcome.
 STARTED_BY = "KIELO_STARTED_BY"
 
 
@@ -51,36 +44,36 @@ Ending = Literal["finished", "failed", "requeue", "hung"]
 
 
 class Outcome(JsonFile):
-    """The end of one attempt at training."""
+    """The end of an attempt at training."""
 
     FILE_NAME: ClassVar[str] = "outcome.json"
 
     outcome: Ending
-    """"requeue": stopped by a signal or at a step, saved, and to be started again.
-    "hung": a rank was stuck."""
+    """"requeue": a signal or a step stopped it, it saved, and it must be started again. "hung": a rank was
+    stuck."""
     step: int | None
-    """Optimiser steps since the start of the run; null: the ranks ended without saying."""
+    """Optimiser steps since the start of the run; null: the ranks ended without a message."""
     tokens: int | None
-    """Tokens since the start of the run; null: the ranks ended without saying."""
+    """Tokens since the start of the run; null as for `step`."""
     exit_code: int
     """0 finished, 1 failed, 75 requeue, 76 hung."""
     message: str
-    """The reason, and how to go on; empty where there is nothing to say."""
+    """The reason, and how to resume; can be empty."""
     started_by: str = ""
-    """A name that the process which started the ranks gave the attempt; empty: none did."""
+    """Name of the attempt from the process that started the ranks; empty: none."""
     blamed_nodes: list[str] = []
-    """Hosts of the ranks that were stuck, as far as that is known."""
+    """Hosts of the stuck ranks, if known."""
 
 
 class Refusal(JsonObject):
     """Why training did not begin."""
 
     message: str
-    """The reason, and how to fix it."""
+    """The reason and the fix."""
     blamed_nodes: list[str] = []
     """Hosts of the ranks that were stuck at the start."""
     is_usage: bool = False
-    """The command has wrong flags or values, so a repeated attempt fails too."""
+    """True if the command has wrong flags or values, so that a repeated attempt fails too."""
 
 
 def note_refusal(refusal: Refusal) -> None:
@@ -90,7 +83,7 @@ def note_refusal(refusal: Refusal) -> None:
 
 
 def read_refusal(file: Path) -> Refusal | None:
-    """Return the refusal in `file`; None if there is none. Text that is no JSON becomes the message."""
+    """Return the refusal in `file`, or None. Text that is no JSON becomes the message."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -103,53 +96,44 @@ def read_refusal(file: Path) -> Refusal | None:
 
 def stopped_before_training(how: str = "") -> Outcome:
     """Return the outcome of an attempt that a signal ended before its first step. how: the ranks' end."""
-    message = (
-        f"stopped before training began{how and f' ({how})'}; nothing was changed, the same command starts it"
-    )
+    why = f"stopped before training began{how and f' ({how})'}"
+    message = f"{why}; nothing was changed. Fix: the same command starts it"
     return Outcome(
         outcome="requeue", step=None, tokens=None, exit_code=EXIT_CODES["requeue"], message=message
     )
-
-
-# `train/attempts.jsonl`: when each attempt at a run began and ended, and on what; a JSON object a line.
-#
-# An attempt that was killed has no line for its end; the beginning of the next one says what was last seen
-# of it.
 
 
 ATTEMPTS_NAME = "attempts.jsonl"
 
 
 class Change(JsonObject):
-    """A value of `resolved.toml` that an attempt has and the one before had not."""
+    """A value of `resolved.toml` that differs from the attempt before."""
 
     key: str
-    """The key, with dots."""
+    """With dots."""
     before: str
-    """The value before, as JSON; empty: the key was not there."""
+    """JSON; empty: the key did not exist."""
     after: str
-    """The value now, as JSON; empty: the key is not there."""
+    """JSON; empty: the key does not exist."""
 
 
 class Beginning(JsonObject):
-    """The beginning of an attempt."""
+    """The beginning of an attempt. It says what was last seen of a killed attempt, which has no `End`."""
 
     began_at: str
     """Date and time in UTC, ISO 8601, to the second."""
     from_step: int
-    """The step of the checkpoint from which it goes on; 0: from the first weights."""
+    """Step of the checkpoint that it resumes from; 0: the first weights."""
     ranks: int
-    """Ranks that train."""
     hosts: list[str]
-    """Name of the host of each rank, in their order."""
+    """Host name of each rank, in order."""
     versions: dict[str, str]
     """Versions of Python and of the packages that decide an output."""
     seen_step: int | None
-    """The last step that the attempt before it had logged; null: none."""
+    """Last step that the attempt before had logged; null: none."""
     seen_at: str | None
-    """When that was, as `began_at`."""
+    """Time of that step, as `began_at`."""
     changes: list[Change]
-    """Keys that are resolved differently than for the attempt before it."""
 
 
 class End(JsonObject):
@@ -160,13 +144,13 @@ class End(JsonObject):
     outcome: str
     """finished, requeue, hung or failed, as in outcome.json."""
     step: int | None
-    """The last step that it took."""
+    """Its last step."""
     message: str
-    """The reason, and how to go on."""
+    """The reason, and how to resume."""
 
 
 def append(folder: Path, line: Beginning | End) -> None:
-    """Append a line to the file in the train folder, and bring it to the disk. OSError where it cannot."""
+    """Append a line to the file in the train folder, and bring it to the disk. OSError."""
     text = json.dumps(line.content(), ensure_ascii=False) + "\n"
     with open(folder / ATTEMPTS_NAME, "a", encoding="utf-8") as file:
         if file.tell() and not _ends_whole(folder / ATTEMPTS_NAME):
@@ -177,7 +161,6 @@ def append(folder: Path, line: Beginning | End) -> None:
 
 
 def read_attempts(folder: Path) -> list[Beginning | End]:
-    """Return the lines of the file in the train folder; lines that are none are passed over."""
     found: list[Beginning | End] = []
     for content in read_lines(folder / ATTEMPTS_NAME):
         try:
@@ -188,10 +171,10 @@ def read_attempts(folder: Path) -> list[Beginning | End]:
 
 
 def read_lines(path: Path) -> list[JsonTable]:
-    """Return the JSON objects of a file of lines, none without a file; half a line is passed over."""
+    """Return the JSON objects of a file of lines, none without a file; half a line is skipped."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # there is none, or it is for people to look at
+    except OSError:
         return []
     found = []
     for line in lines:
@@ -205,12 +188,11 @@ def read_lines(path: Path) -> list[JsonTable]:
 
 
 def now() -> str:
-    """Return date and time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _ends_whole(path: Path) -> bool:
-    """Return False after half a line of an attempt that was killed while it wrote."""
+    """Return False if the file ends in half a line of a killed attempt."""
     with open(path, "rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) == b"\n"

@@ -1,7 +1,4 @@
-"""Faults of a checkpoint: checksums by blocks, lines of its index, and the check of its files.
-
-Records are those of the manifest, `checkpoint_index.py`.
-"""
+"""Faults of a checkpoint: checksums by blocks, lines of its index, and the check of its files."""
 
 import json
 import os
@@ -18,14 +15,11 @@ from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import MANIFEST_NAME, READ_BYTES, FileRecord
 from kielo.recipe.errors import KieloError
 
-# Checksums of a file by blocks of 64 MiB, so that damage has a place: bytes in, one xxh3-64 a block out.
-
-
-BLOCK_BYTES = 64 * 2**20
+BLOCK_BYTES = 64 * 2**20  # a checksum covers a block, so that damage has a place
 
 
 class BlockDigests:
-    """The xxh3-64 of each `BLOCK_BYTES` of what passes, in hexadecimal; the last block may be shorter."""
+    """The xxh3-64 of each `BLOCK_BYTES` of the data, in hexadecimal. The last block can be shorter."""
 
     def __init__(self) -> None:
         self._whole: list[str] = []
@@ -47,7 +41,6 @@ class BlockDigests:
 
 
 def first_wrong_block(path: Path, expected: list[str]) -> int | None:
-    """Return the number of the first block whose digest is not the expected one; None if all are."""
     digests = BlockDigests()
     with open(path, "rb") as file:
         while data := file.read(READ_BYTES):
@@ -56,12 +49,9 @@ def first_wrong_block(path: Path, expected: list[str]) -> int | None:
     return next((block for block, (found, written) in enumerate(pairs) if found != written), None)
 
 
-# The text of `index.json`: a head, then a line for each tensor, so that a reader parses only what it needs.
-#
-# The whole is one JSON object. The head is its first line: all keys but "tensors", and as "lines" the bytes
-# of each tensor's line. An index of one line, without "lines", is an older one.
-
-
+# The text of `index.json` is a JSON object: a head, then a line for each tensor, so that a reader parses only
+# the lines that it needs. The head, its first line, has all keys but "tensors", and as "lines" the bytes of
+# each tensor's line. An older index is one line without "lines".
 _TENSORS_FOLLOW = b', "tensors": {\n'
 _END = b"}}\n"
 
@@ -79,10 +69,7 @@ def index_text(head: Mapping[str, Any], entries: Mapping[str, str]) -> Iterator[
 
 
 def read_head(file: BinaryIO) -> JsonTable:
-    """Read the head, and leave the file at the first tensor's line. An older index is returned whole.
-
-    Raises ValueError for what is not JSON.
-    """
+    """Read the head, and leave the file at the first tensor's line; an older index is read whole."""
     head = file.readline()
     if head.endswith(_TENSORS_FOLLOW):
         return json.loads(head.removesuffix(_TENSORS_FOLLOW) + b"}")
@@ -90,46 +77,40 @@ def read_head(file: BinaryIO) -> JsonTable:
 
 
 def read_entries(file: BinaryIO, lines: Mapping[str, int], names: set[str]) -> JsonTable:
-    """Read the entries of those tensors of `names` that `lines` has; the file is where `read_head` left it.
+    """Read the entries of the tensors `names` that `lines` has, from where `read_head` left the file.
 
-    Raises ValueError, TypeError or AttributeError for lines that are not what was written.
+    Raises ValueError, TypeError or AttributeError for other lines than written.
     """
     begin, entries = file.tell(), JsonTable()
     if begin + sum(lines.values()) + len(_END) != os.fstat(file.fileno()).st_size:
-        raise ValueError("its lines do not make up the file")
+        raise ValueError("the lines do not make up the file")
     for name, num_bytes in lines.items():
         if name in names:
             file.seek(begin)
             line = json.loads(b"{" + file.read(num_bytes).rstrip(b",\n") + b"}")
             if list(line) != [name]:
-                raise ValueError(f"the line of {name} is that of {', '.join(line)}")
+                raise ValueError(f"the line of {name} has {', '.join(line)}")
             entries |= line
         begin += num_bytes
     return entries
-
-
-# Faults of a checkpoint: their kinds, and the check of its files against the records of its manifest.
 
 
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 
 class CheckpointFile(FileRecord):
-    """A file of a checkpoint, as the manifest has it."""
-
     xxh3_64_blocks: list[str]
-    """Checksum of each block of 64 MiB."""
     save_id: str
-    """The id of the save, which is in the file too."""
+    """The file has it too."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a checkpoint cannot be used.
+    """The reason why a checkpoint cannot be used.
 
-    kind: "damaged" (a file is missing, or is not what was written), "unreadable" (the file system did not
-    give a file, which says nothing about the file) or "of another version" (of this format). Only damage may
-    be passed over for an older checkpoint; the others are refused, and nothing is renamed for them.
+    kind: "damaged" (a file is missing, or differs from what was written), "unreadable" (the file system did
+    not give a file, which says nothing about the file) or "of another version" (of this format). Only a
+    damaged checkpoint is skipped for an older checkpoint. The others are refused, and nothing is renamed.
     """
 
     kind: Literal["damaged", "unreadable", "of another version"]
@@ -140,7 +121,7 @@ class Fault:
 
 
 class FaultyCheckpoint(KieloError):
-    """The checkpoint at `path` cannot be used; `fault` says why."""
+    """The checkpoint at `path` cannot be used because of `fault`."""
 
     def __init__(self, path: Path | str, fault: Fault):
         super().__init__(f"checkpoint {path} is {fault}")
@@ -148,30 +129,28 @@ class FaultyCheckpoint(KieloError):
 
 
 def fault_of_reading(name: str, error: OSError | UnicodeDecodeError) -> Fault:
-    """Return the fault of a checkpoint whose file `name` could not be read because of `error`."""
     if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
         return Fault("damaged", f"{name} is missing")
     if isinstance(error, UnicodeDecodeError):
         return Fault("damaged", f"{name} is not what was written ({error})")
-    return Fault("unreadable", f"{name}: {os_error_text(error)}; try again when the file system is back")
+    return Fault("unreadable", f"{name}: {os_error_text(error)}. Fix: retry when the file system is back")
 
 
 def another_version(name: str, version: Any, written_by: str = "") -> Fault:
-    """Return the fault of a checkpoint whose file `name` is of another version of this format."""
     return Fault(
         "of another version",
-        f"{name} is of version {version}{written_by}, and this Kielo reads version {VERSION}; go on with "
-        "the Kielo that wrote it",
+        f"{name} is of version {version}{written_by}, and this Kielo reads version {VERSION}. Fix: the "
+        "Kielo that wrote it",
     )
 
 
 def find_fault(
     folder: Path, names: Iterable[str], files: Mapping[str, CheckpointFile], checksums: bool = True
 ) -> Fault | None:
-    """Return the fault of the first of `names` that has one; None if all files are sound.
+    """Return the fault of the first of `names` that has a fault, or None.
 
-    A file may be missing, cut short, altered, of another save or unreadable. Without `checksums` only sizes
-    and save ids are compared, which reads little.
+    A file can be missing, cut, altered, of another save or unreadable. Without `checksums` only sizes and
+    save ids are compared.
     """
     for name in names:
         if name not in files:
@@ -205,7 +184,7 @@ def _file_damage(path: Path, expected: CheckpointFile, checksums: bool) -> str |
 
 
 def _save_id_inside(path: Path) -> str | None:
-    """Read the save id in a file: the index's JSON or a safetensors header; None where it has none."""
+    """Return the save id in the index's JSON or a safetensors header, or None."""
     try:
         if path.name == INDEX_NAME:
             with open(path, "rb") as file:

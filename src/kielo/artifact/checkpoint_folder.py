@@ -6,8 +6,8 @@
         manifest.json               size and checksums of each file above, and of itself; written last
     checkpoints/newest              a symbolic link for people; readers choose by step and checksums
 
-Every save has an id, which is stored in each of its files, so that a file of another save is known as such.
-A folder without a manifest is not a checkpoint. Nothing here is ever pickled.
+Every save has an id, which each of its files stores, so that a file of another save is recognised. A folder
+without a manifest is not a checkpoint. Nothing is ever pickled.
 """
 
 import errno
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kielo.recipe.errors import KieloError
 
-VERSION = 2  # of this format: of the index and of the manifest
+VERSION = 2  # of the index and of the manifest
 INDEX_NAME = "index.json"
 NEWEST_NAME = "newest"
 _STEP_FOLDER = re.compile(r"step_(\d{8,})")
@@ -35,7 +35,7 @@ def step_of(folder: Path | str) -> int | None:
 
 
 def saved_step(folder: Path) -> int:
-    """Return the step of a folder that is named as a checkpoint. Raises ValueError for any other name."""
+    """Return the step of a folder with a checkpoint's name. Raises ValueError for another name."""
     step = step_of(folder)
     if step is None:
         raise ValueError(f"{folder} is not named as a checkpoint")
@@ -47,15 +47,15 @@ def rank_file_name(rank: int) -> str:
 
 
 def rank_of(file_name: str) -> int | None:
-    """Return the rank that wrote the file; None for files that rank 0 writes for all."""
+    """Return the rank that wrote the file; None for files that rank 0 writes for all ranks."""
     match = _RANK_FILE.fullmatch(file_name)
     return int(match[1]) if match else None
 
 
 def step_folders(folder: Path) -> list[Path]:
-    """Return the folders named as checkpoints inside `folder`, newest first, whole or not.
+    """Return the folders with names of checkpoints inside `folder`, newest first, complete or not.
 
-    Raises KieloError where the file system does not list `folder`: that is not an empty folder.
+    Raises KieloError if the file system does not list `folder`, which does not mean that it is empty.
     """
     folder = Path(folder)
     try:
@@ -65,23 +65,23 @@ def step_folders(folder: Path) -> list[Path]:
         return []
     except OSError as error:
         raise KieloError(
-            f"{folder}: {os_error_text(error)}; try again when the file system is back"
+            f"{folder}: {os_error_text(error)}. Fix: retry when the file system is back"
         ) from error
     return sorted((folder / name for name in names), key=saved_step, reverse=True)
 
 
 def newest_written(folder: Path) -> str:
-    """Return the name of the newest checkpoint in `folder` that has its manifest; empty where none has."""
+    """Return the name of the newest checkpoint in `folder` that has its manifest, or ""."""
     return next((path.name for path in step_folders(folder) if (path / "manifest.json").exists()), "")
 
 
 def os_error_text(error: OSError) -> str:
-    """The reason and the errno's name: "Input/output error (EIO)"."""
+    """Return the reason and the errno's name: "Input/output error (EIO)"."""
     return f"{error.strerror or error} ({errno.errorcode.get(error.errno or 0, error.errno)})"
 
 
 def run_around(path: Path) -> Path | None:
-    """Return the folder of the run in which `path` is, absolute and without links; None outside a run."""
+    """Return the folder of the run that contains `path`, absolute and without links; None outside a run."""
     return next(
         (parent for parent in path.resolve().parents if (parent / "train" / "checkpoints").is_dir()), None
     )

@@ -1,4 +1,4 @@
-"""The index and the manifest of a checkpoint: which tensors it has and where, and the bytes of its files.
+"""The index and the manifest of a checkpoint.
 
 `index.json`: dtype, shape and chunks of every tensor, and the plain state.
 """
@@ -34,7 +34,7 @@ from kielo.recipe.errors import KieloError
 
 @dataclass(frozen=True)
 class Chunk:
-    """A box of a tensor: `shape` elements from `offset`, stored whole under `key` of `file`."""
+    """A box of a tensor: `shape` elements from `offset`, stored under `key` of `file`."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor, whose chunks cover `shape` without overlap. dtype: a safetensors name ("F32", "BF16")."""
+    """A tensor, whose chunks cover `shape` without overlap. dtype: a safetensors name ("F32", "BF16")."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -52,17 +52,15 @@ class TensorEntry:
 
 
 class SourceCheckpoint(JsonObject):
-    """A checkpoint that an average is made of."""
-
     name: str
     step: int
     save_id: str
 
 
 class PlainState(JsonObject):
-    """The JSON state of a checkpoint, beside its tensors. Defaults are those of versions without the key.
+    """The JSON state of a checkpoint, beside its tensors. Keys with defaults are missing in some versions.
 
-    The states of the training's own parts are theirs to read (`train/state.py`).
+    The training's own parts read their states (`train/state.py`).
     """
 
     step: int | None = None
@@ -78,27 +76,27 @@ class PlainState(JsonObject):
     spikes: list[JsonTable] = []
     trained: list[list[int | list[str]]] = []
     loss: float | None = None
-    """Loss of the step; null: it was passed over, or no label counted."""
+    """Loss of the step; null: the step was skipped, or no label counted."""
     optimiser_updates: int | None = None
     guard: JsonTable | None = None
     spike_watch: JsonTable | None = None
     identity: JsonTable = {}
-    """The identity of the run, with the format's version (`run_format.py`)."""
+    """With the format's version (`run_format.py`)."""
     source_tensors: dict[str, str] = {}
-    """Name → dtype of the tensors that the run's first weights came from."""
+    """Name → dtype of the tensors that gave the run's first weights."""
     source_settings: JsonTable | None = None
-    """Settings of generation beside those weights (`checkpoint/source_settings.py`)."""
+    """Settings of generation of those weights (`checkpoint/source_settings.py`)."""
     tokenizer_hash: str | None = None
     averaged_from: list[SourceCheckpoint] = []
-    """The checkpoints of an average, early ones first."""
+    """Early checkpoints first."""
 
 
 @dataclass(frozen=True)
 class CheckpointIndex:
-    """The tensors and the plain state of one save.
+    """The tensors and the plain state of a save.
 
-    save_id: the same in all files of the save. aliases: a tied tensor's name → the name it is stored under.
-    unread: names of tensors that the file holds and that were not asked for.
+    save_id: in all files of the save. aliases: a tied tensor's name → the name under which it is stored.
+    unread: names of tensors in the file that were not asked for.
     """
 
     save_id: str
@@ -112,7 +110,6 @@ class CheckpointIndex:
         return [*self.tensors, *self.unread, *self.aliases]
 
     def holds(self, name: str) -> bool:
-        """Return True if the entry of a tensor was read."""
         return self.aliases.get(name, name) in self.tensors
 
     def entry(self, name: str) -> TensorEntry:
@@ -124,17 +121,15 @@ def chunk_key(name: str, offset: Iterable[int]) -> str:
 
 
 def entry_json(entry: TensorEntry) -> str:
-    """Return the entry of a tensor as the index stores it."""
     chunks = [vars(chunk) for chunk in entry.chunks]
     return json.dumps({"dtype": entry.dtype, "shape": entry.shape, "chunks": chunks})
 
 
 def read_index(folder: Path, names: Collection[str] | None = None) -> CheckpointIndex:
-    """Read the index of the checkpoint `folder`, with the run's identity as this version stores it.
+    """Read the index of the checkpoint `folder`, with the run's identity in this version's form.
 
-    names: of the tensors whose entries are parsed, where the file holds them; None: all. Raises KieloError,
-    naming the file, if it is missing or not a sound index, FaultyCheckpoint if it cannot be read or is of
-    another version.
+    names: tensors whose entries are parsed, if the file has them; None: all. Raises KieloError with the file
+    if it is missing or not a sound index, FaultyCheckpoint if it cannot be read or is of another version.
     """
     path = Path(folder) / INDEX_NAME
     try:
@@ -152,25 +147,22 @@ def read_index(folder: Path, names: Collection[str] | None = None) -> Checkpoint
     held = {*index.tensors, *index.unread}
     for alias, name in index.aliases.items():
         if name not in held:
-            raise KieloError(f"{path}: {alias} is tied to {name}, which is not there")
+            raise KieloError(f"{path}: {alias} is tied to {name}, which does not exist")
     return index
 
 
 def read_state(folder: Path) -> PlainState:
-    """Read the JSON state of the checkpoint `folder`; errors as of `read_index`."""
+    """Read the JSON state of the checkpoint `folder`; errors as in `read_index`."""
     return read_index(folder, names=()).plain
 
 
 def read_plain(folder: Path) -> JsonTable:
-    """Read the JSON state of the checkpoint `folder` as it is stored; errors as of `read_index`."""
+    """Read the JSON state of the checkpoint `folder` as it is stored; errors as in `read_index`."""
     return read_state(folder).content()
 
 
 def write_index(folder: Path, index: CheckpointIndex, entries: Mapping[str, str]) -> CheckpointFile:
-    """Write `index.json` and bring it to the disk; return its record for the manifest.
-
-    entries: tensor → its entry as `entry_json` gives it, in place of `index.tensors`.
-    """
+    """Write `index.json` to the disk; return its manifest record. entries: tensor → its `entry_json`."""
     head = {
         "version": VERSION,
         "save_id": index.save_id,
@@ -216,16 +208,11 @@ def _entry(stored: JsonTable) -> TensorEntry:
     return TensorEntry(stored["dtype"], tuple(stored["shape"]), chunks)
 
 
-# The manifest of a checkpoint: size, checksums and save id of each of its files, and a digest of itself.
-#
-# It is written last: it is what makes a folder a checkpoint.
-
-
-_OWN_DIGEST = "xxh3_128"  # the key for the digest of all its other content
+_OWN_DIGEST = "xxh3_128"  # key of the digest of the manifest's other content
 
 
 class CheckpointManifest(Manifest):
-    """The manifest of a checkpoint, of which a digest vouches for all keys: none may be there besides."""
+    """The manifest of a checkpoint, written last. A digest covers all keys, so no others are allowed."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -243,30 +230,26 @@ def write_checkpoint_manifest(
     tensor_bytes: int,
     wall_seconds: float,
 ) -> None:
-    """Write `manifest.json`, which makes the folder a checkpoint: call it when all `files` are on the disk.
-
-    files: by their names, the index among them.
-    """
+    """Write `manifest.json`, which makes the folder a checkpoint, when all `files` are on the disk."""
     saved = CheckpointCounts(step=index.step, tensor_bytes=tensor_bytes, save_id=index.save_id)
     manifest = CheckpointManifest.of_now("checkpoint", VERSION, {}, {}, saved.content(), wall_seconds, files)
     content = manifest.content()
-    write_text_atomically(
-        Path(folder) / MANIFEST_NAME, _manifest_text(content | {_OWN_DIGEST: hash_json(content)})
-    )
+    text = _manifest_text(content | {_OWN_DIGEST: hash_json(content)})
+    write_text_atomically(Path(folder) / MANIFEST_NAME, text)
 
 
 def read_checkpoint_manifest(folder: Path) -> CheckpointManifest:
-    """Read the manifest of a checkpoint; raises FaultyCheckpoint if it is missing or not what was written.
+    """Read the manifest of a checkpoint. Raises FaultyCheckpoint if it is missing or differs from what was
+    written.
 
-    It must be of the step in the folder's name, or a whole checkpoint could be taken for another.
+    Its step must be the folder name's, or a whole checkpoint could be taken for another.
     """
     folder = Path(folder)
     try:
         text = (folder / MANIFEST_NAME).read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
-        raise FaultyCheckpoint(
-            folder, Fault("damaged", f"{MANIFEST_NAME} is missing: the save did not finish")
-        ) from None
+        fault = Fault("damaged", f"{MANIFEST_NAME} is missing: the save did not finish")
+        raise FaultyCheckpoint(folder, fault) from None
     except (OSError, UnicodeDecodeError) as error:
         raise FaultyCheckpoint(folder, fault_of_reading(MANIFEST_NAME, error)) from error
     manifest = _manifest_or_fault(text)
@@ -274,40 +257,35 @@ def read_checkpoint_manifest(folder: Path) -> CheckpointManifest:
         raise FaultyCheckpoint(folder, manifest)
     saved = manifest.saved.step
     if step_of(folder.resolve()) not in (None, saved):
-        reason = f"{MANIFEST_NAME} is the manifest of another checkpoint, that of step {saved}"
+        reason = f"{MANIFEST_NAME} is the manifest of another checkpoint, of step {saved}"
         raise FaultyCheckpoint(folder, Fault("damaged", reason))
     return manifest
 
 
 def listed_files(folder: Path) -> Mapping[str, CheckpointFile]:
-    """Read the files that the manifest lists, by name. Raises what `read_checkpoint_manifest` raises."""
     return read_checkpoint_manifest(folder).files
 
 
 def _manifest_or_fault(text: str) -> CheckpointManifest | Fault:
-    """Return what a manifest's text says, or its fault.
+    """Return the manifest in a text, or its fault.
 
-    Another version may store its digest in another way; a version that the digest does not cover is a
-    flipped bit.
+    Another version can store its digest in another way. A version that the digest does not cover is a flipped
+    bit.
     """
-    altered = Fault(
-        "damaged",
-        f"{MANIFEST_NAME} is not what was written (its own checksum differs), so the files beside it cannot "
-        "be checked",
-    )
+    reason = "differs from what was written (its own checksum differs), so no file beside it can be checked"
+    altered = Fault("damaged", f"{MANIFEST_NAME} {reason}")
     try:
         content = json.loads(text)
         digest = content.pop(_OWN_DIGEST, None)
         kind, version = content["kind"], content["version"]
         is_ours = digest == hash_json(content | {"version": VERSION})
         if kind == "checkpoint" and isinstance(version, int) and version != VERSION and not is_ours:
-            return another_version(
-                MANIFEST_NAME, version, f", written by kielo {content['versions']['kielo']}"
-            )
+            writer = f", written by kielo {content['versions']['kielo']}"
+            return another_version(MANIFEST_NAME, version, writer)
         if version != VERSION or not is_ours or text != _manifest_text(content | {_OWN_DIGEST: digest}):
             return altered
         if kind != "checkpoint" or INDEX_NAME not in content["files"]:
-            return Fault("damaged", f"{MANIFEST_NAME} is not that of a checkpoint but of a {kind}")
+            return Fault("damaged", f"{MANIFEST_NAME} is the manifest of a {kind}, not of a checkpoint")
         manifest = CheckpointManifest.model_validate(content)
         CheckpointCounts.model_validate(manifest.counts)
     except (ValueError, KeyError, TypeError, AttributeError):

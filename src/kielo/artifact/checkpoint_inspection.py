@@ -1,7 +1,4 @@
-"""Inspection of checkpoints, without torch: those that a path means, their faults, and the content of one.
-
-Nothing is changed.
-"""
+"""Inspection of checkpoints, without torch and without changes: choice, faults and content."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -25,11 +22,8 @@ from kielo.artifact.checkpoint_index import (
 from kielo.artifact.json_object import JsonTable
 from kielo.recipe.errors import KieloError
 
-# The whole checkpoints of a run: one checked, all of them listed, and the newest that is whole.
-
 
 def check_checkpoint(folder: Path, checksums: bool = True) -> Fault | None:
-    """Return the fault of one checkpoint folder, naming the file; None if it is whole."""
     try:
         files = listed_files(folder)
     except FaultyCheckpoint as error:
@@ -38,25 +32,25 @@ def check_checkpoint(folder: Path, checksums: bool = True) -> Fault | None:
 
 
 def list_checkpoints(folder: Path, checksums: bool = False) -> list[JsonTable]:
-    """List the checkpoints in `folder`, newest first, one row each.
+    """Return a row for each checkpoint in `folder`, newest first.
 
-    A row is {"name", "step", "tokens", "loss", "bytes", "written_at", "state"}. state:
-    "verified" (every byte was read and compared), "complete" (without `checksums`: sizes and save ids only),
-    or a fault: "damaged: …", "unreadable: …", "of another version: …". tokens, loss, written_at and bytes are
-    None where the checkpoint does not hold them or cannot be read.
+    A row is {"name", "step", "tokens", "loss", "bytes", "written_at", "state"}. state: "verified" (every byte
+    was read and compared), "complete" (without `checksums`: only sizes and save ids), or a fault: "damaged:
+    …", "unreadable: …", "of another version: …". Other values are None if the checkpoint lacks them or cannot
+    be read.
     """
     rows = []
     for path in step_folders(folder):
-        with suppress(FileNotFoundError):  # pruned by the training job while we look
+        with suppress(FileNotFoundError):  # the training job removed it meanwhile
             rows.append(_row(path, checksums))
     return rows
 
 
 def newest_complete(folder: Path) -> tuple[Path | None, list[str]]:
-    """Find the newest whole checkpoint in `folder`, with a warning for each newer one that is damaged.
+    """Return the newest complete checkpoint in `folder`, and a warning for each newer damaged checkpoint.
 
-    Changes nothing. Raises FaultyCheckpoint for a newer one that is unreadable or of another version: it may
-    well be whole.
+    Raises FaultyCheckpoint for a newer checkpoint that is unreadable or of another version: it can be
+    complete.
     """
     warnings: list[str] = []
     for path in step_folders(folder):
@@ -70,9 +64,9 @@ def newest_complete(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def newest_checkpoint(run_folder: Path, warn: Callable[[str], object] | None = None) -> Path:
-    """Find the newest whole checkpoint of a run; `warn` is called for each newer one that is damaged.
+    """Return the newest complete checkpoint of a run; `warn` is called for each newer damaged checkpoint.
 
-    Raises KieloError if there is none, and what `newest_complete` raises.
+    Raises KieloError if there is none, and the errors of `newest_complete`.
     """
     folder = Path(run_folder) / "train" / "checkpoints"
     path, warnings = newest_complete(folder)
@@ -81,7 +75,7 @@ def newest_checkpoint(run_folder: Path, warn: Callable[[str], object] | None = N
             warn(warning)
     if path is None:
         damaged = f" ({'; '.join(warnings)})" if warnings else ""
-        raise KieloError(f"{folder} holds no whole checkpoint{damaged}; run the train stage first")
+        raise KieloError(f"{folder} has no complete checkpoint{damaged}. Fix: run the train stage first")
     return path
 
 
@@ -112,7 +106,7 @@ def _folder_bytes(path: Path) -> int | None:
 
 
 def checkpoints_folder(run: Path) -> Path | None:
-    """Return the folder of checkpoints in a run folder or train folder, or that folder itself; else None."""
+    """Return the folder of checkpoints in a run or train folder, or that folder itself; else None."""
     for folder in (run / "train" / "checkpoints", run / "checkpoints", run):
         if step_folders(folder):
             return folder
@@ -126,27 +120,26 @@ def find_checkpoints(path: Path) -> list[Path]:
     folder = checkpoints_folder(path)
     if folder is None:
         raise KieloError(
-            f"{path}: neither a checkpoint nor a run folder with checkpoints; give a folder such as "
+            f"{path}: neither a checkpoint nor a run folder with checkpoints. Fix: a folder such as "
             "runs/demo_estonian or runs/demo_estonian/train/checkpoints/newest"
         )
     return step_folders(folder)
 
 
 def refuse_no_checkpoint(path: Path) -> None:
-    """Raise KieloError if `path` is not the folder of one checkpoint."""
     if not _is_checkpoint(path):
         raise KieloError(
-            f"{path}: not the folder of a checkpoint; `kielo checkpoint list RUN` names those of a run"
+            f"{path}: not the folder of a checkpoint. Fix: one that `kielo checkpoint list RUN` names"
         )
 
 
 def newest_whole(paths: list[Path]) -> Path:
-    """Return the newest that is whole by its sizes; without one the newest, so that its damage is shown."""
+    """Return the newest checkpoint that is complete by its sizes, else the newest, to show its damage."""
     return next((path for path in paths if check_checkpoint(path, checksums=False) is None), paths[0])
 
 
 def find_faults(paths: Iterable[Path]) -> dict[Path, list[Fault]]:
-    """Return the faults of each checkpoint, one a file. Every byte is read; stderr shows a progress bar."""
+    """Return the faults of each checkpoint, one a file. Every byte is read, with a progress bar on stderr."""
     files: dict[Path, Mapping[str, CheckpointFile]] = {}
     faults: dict[Path, list[Fault]] = {}
     for path in paths:
@@ -166,18 +159,16 @@ def find_faults(paths: Iterable[Path]) -> dict[Path, list[Fault]]:
 
 
 def state_after_verification(faults: list[Fault]) -> str:
-    """Return "verified", or the faults. Known damage comes first: an unreadable file says less."""
     faults = sorted(faults, key=lambda fault: fault.kind != "damaged")
     return f"{faults[0].kind}: {'; '.join(fault.reason for fault in faults)}" if faults else "verified"
 
 
 def describe_checkpoint(path: Path) -> JsonTable:
-    """Return the facts of one checkpoint, as `kielo checkpoint show --json` prints them."""
     index = read_index(path)
     state = index.plain
     manifest = read_checkpoint_manifest(path)
     files = manifest.files
-    # The index is what is shown: it is read whole, of the rest only sizes and save ids.
+    # Only the index is read completely; of other files sizes and save ids.
     fault = find_fault(path, [INDEX_NAME], files) or check_checkpoint(path, checksums=False)
     return {
         "checkpoint": str(path),
@@ -213,12 +204,12 @@ def describe_tensors(path: Path) -> list[JsonTable]:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Return True for a damaged one too, which its name tells; `newest` is a symbolic link."""
+    """Return True for a damaged checkpoint too, by its name; `newest` is a symbolic link."""
     return (path / INDEX_NAME).is_file() or (path.is_dir() and step_of(path.resolve()) is not None)
 
 
 def _parts(index: CheckpointIndex) -> list[JsonTable]:
-    """Counts tensors, elements and bytes by part (`model`, `optimiser`) and dtype; tied tensors once."""
+    """Count tensors, elements and bytes by part (`model`, `optimiser`) and dtype; tied tensors once."""
     groups: dict[tuple[str, str], list[TensorEntry]] = {}
     for name, entry in index.tensors.items():
         groups.setdefault((name.partition("/")[0], entry.dtype), []).append(entry)
@@ -235,6 +226,6 @@ def _parts(index: CheckpointIndex) -> list[JsonTable]:
 
 
 def _bytes_per_element(dtype: str) -> int:
-    """Read the bits in a safetensors dtype's name (F32, BF16, F8_E4M3, I64); BOOL takes a byte."""
+    """Return the bytes of a safetensors dtype from its name (F32, BF16, F8_E4M3, I64); BOOL takes a byte."""
     bits = re.search(r"\d+", dtype)
     return int(bits[0]) // 8 if bits else 1

@@ -1,6 +1,6 @@
-"""`chronicle.md` of a run: attempts, nodes, causes, changes, spikes and time lost, in tables. Torch-free.
+"""`chronicle.md` of a run: attempts, nodes, causes, changes, spikes and lost time, in tables. Torch-free.
 
-Read from what training writes: `attempts.jsonl`, `metrics.jsonl`, `alerts.jsonl`.
+It is made from `attempts.jsonl`, `metrics.jsonl` and `alerts.jsonl`.
 """
 
 import re
@@ -31,7 +31,7 @@ _MOST_ALERTS, _MOST_HOSTS, _MOST_CHARACTERS = 200, 8, 400
 
 @dataclass(frozen=True)
 class Table:
-    """A part of the chronicle. rows: cells of text, as many as `header` has."""
+    """A table of the chronicle. rows: as many cells of text as `header`."""
 
     title: str
     header: tuple[str, ...]
@@ -40,7 +40,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt: its beginning, its end if it said so, and the next one's beginning if there is one."""
+    """An attempt: its beginning, its end if it wrote one, and the next attempt's beginning, if any."""
 
     begin: Beginning
     end: End | None
@@ -48,33 +48,30 @@ class Attempt:
 
     @property
     def last_step(self) -> int | None:
-        """Return the last step that it is known to have taken."""
         if self.end is not None and self.end.step is not None:
             return self.end.step
         return self.after.seen_step if self.after else None
 
     @property
     def ended_at(self) -> str | None:
-        """Return when it ended, or was last seen."""
         if self.end is not None:
             return self.end.ended_at
         return self.after.seen_at if self.after else None
 
     @property
     def lost_steps(self) -> int:
-        """Return how many of its steps the next attempt takes again."""
+        """Return the number of its steps that the next attempt repeats."""
         if self.after is None or self.last_step is None:
             return 0
         return max(0, self.last_step - self.after.from_step)
 
     @property
     def seconds(self) -> float:
-        """Return its seconds, until it was last seen; 0 where that is not known."""
+        """Return its seconds until it was last seen; 0 if not known."""
         return _between(self.begin.began_at, self.ended_at) if self.ended_at else 0.0
 
 
 def chronicle(train_folder: Path) -> list[Table]:
-    """Return the tables of a run's chronicle; none where no attempt was noted."""
     attempts = attempts_of(train_folder)
     if not attempts:
         return []
@@ -84,24 +81,24 @@ def chronicle(train_folder: Path) -> list[Table]:
         Table("Time", ("", "value"), _time_rows(attempts, rows)),
         Table(
             "Attempts",
-            ("attempt", "began (UTC)", "ended", "steps", "taken again", "ranks", "hosts", "how it ended"),
+            ("attempt", "began (UTC)", "ended", "steps", "repeated", "ranks", "hosts", "how it ended"),
             [_attempt_row(number, attempt, alerts) for number, attempt in enumerate(attempts, start=1)],
         ),
         Table("Changes", ("attempt", "key", "before", "after"), _change_rows(attempts)),
-        Table("Spikes, and what was passed over", ("step", "what"), _event_rows(rows)),
+        Table("Spikes and skipped steps", ("step", "event"), _event_rows(rows)),
         Table(
             f"Alerts{f', the last {_MOST_ALERTS} of {len(alerts)}' if len(alerts) > _MOST_ALERTS else ''}",
             ("time (UTC)", "step", "message"),
-            [(_short(one.time), str(one.step), one.message) for one in alerts[-_MOST_ALERTS:]],
+            [(_short(alert.time), str(alert.step), alert.message) for alert in alerts[-_MOST_ALERTS:]],
         ),
     ]
     return [table for table in tables if table.rows]
 
 
 def write_chronicle(train_folder: Path, name: str) -> None:
-    """Write `chronicle.md` beside the train folder, whole or not at all, where an attempt was noted.
+    """Write `chronicle.md` of the run `name` beside the train folder, if there was an attempt.
 
-    name: of the run. Raises KieloError where a person's file has that name, and OSError.
+    Raises KieloError if a person's file has that name, and OSError.
     """
     tables = chronicle(train_folder)
     if tables:
@@ -109,7 +106,6 @@ def write_chronicle(train_folder: Path, name: str) -> None:
 
 
 def attempts_of(train_folder: Path) -> list[Attempt]:
-    """Return the attempts in their order."""
     lines = read_attempts(train_folder)
     begins = [(at, line) for at, line in enumerate(lines) if isinstance(line, Beginning)]
     found = []
@@ -120,7 +116,7 @@ def attempts_of(train_folder: Path) -> list[Attempt]:
 
 
 def as_markdown(tables: Sequence[Table], name: str) -> str:
-    """Return the page. Text of messages stays text: what Markdown or HTML would read is escaped."""
+    """Return the page. Characters of messages that Markdown or HTML would interpret are escaped."""
     parts = [f"# Chronicle of {_plain(name)}\n"]
     for table in tables:
         parts.append(f"## {_plain(table.title)}\n")
@@ -131,9 +127,9 @@ def as_markdown(tables: Sequence[Table], name: str) -> str:
 
 
 def effective_seconds(rows: Sequence[Row]) -> float:
-    """Return the seconds spent on the steps of these rows, of which each is the last of its step.
+    """Return the seconds of these rows' steps, each the last row of its step.
 
-    What the log left out (saves, held-out text) is left out, and so are steps that were taken again.
+    Saves and held-out text, which the log leaves out, and repeated steps are not counted.
     """
     seconds, tokens_before = 0.0, 0
     for row in rows:
@@ -153,8 +149,8 @@ def _time_rows(attempts: Sequence[Attempt], rows: Sequence[Row]) -> list[tuple[s
     lost = sum(attempt.lost_steps for attempt in attempts)
     found: list[tuple[str, ...]] = [
         ("attempts", str(len(attempts))),
-        ("steps taken again", f"{lost:,}"),
-        ("on steps that were kept", format_seconds(effective)),
+        ("repeated steps", f"{lost:,}"),
+        ("kept steps", format_seconds(effective)),
     ]
     if in_attempts:
         share = f" ({min(1.0, effective / in_attempts):.1%} of them effective)"
@@ -190,14 +186,14 @@ def _ended(attempt: Attempt) -> str:
 
 
 def _cause(attempt: Attempt, alerts: Sequence[Alert]) -> str:
-    """Return how an attempt ended; where it did not say, the last alert until the next one began."""
+    """Return the end of an attempt; if it wrote none, the last alert before the next attempt began."""
     if attempt.end is not None:
         return ": ".join(filter(None, (attempt.end.outcome, attempt.end.message)))
     if attempt.after is None:
-        return "it runs, or ended without a word"
-    within = [one for one in alerts if attempt.begin.began_at <= one.time <= attempt.after.began_at]
+        return "it runs, or ended without a message"
+    within = [alert for alert in alerts if attempt.begin.began_at <= alert.time <= attempt.after.began_at]
     said = f"; the last alert: {within[-1].message}" if within else ""
-    return f"without a word: killed, or its node was lost{said}"
+    return f"without a message: killed, or its node was lost{said}"
 
 
 def _change_rows(attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
@@ -223,7 +219,7 @@ def _event_rows(rows: Sequence[Row]) -> list[tuple[str, ...]]:
                 if row.highest_loss is not None and row.usual_loss is not None:
                     what += f" (loss {row.highest_loss:.4g}, usual {row.usual_loss:.4g})"
             case PassedOver():
-                what = f"steps {row.passed_over_from:,} to {row.step:,} passed over: {row.passed_over_for}"
+                what = f"steps {row.passed_over_from:,} to {row.step:,} skipped: {row.passed_over_for}"
             case PrecisionVerdict():
                 what = f"change to {row.precision} after step {row.precision_from - 1:,}: {row.outcome}"
             case PrecisionChange():
@@ -245,7 +241,6 @@ def _alerts(train_folder: Path) -> list[Alert]:
 
 
 def _plain(text: str) -> str:
-    """Return a cell in one line, in which no character begins markup."""
     line = " ".join(text.split())
     if len(line) > _MOST_CHARACTERS:
         line = line[: _MOST_CHARACTERS - 1] + "…"
@@ -259,5 +254,5 @@ def _short(time: str) -> str:
 def _between(begin: str, end: str) -> float:
     try:
         return max(0.0, (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds())
-    except (ValueError, TypeError):  # a person's line
+    except (ValueError, TypeError):  # a line that a person wrote
         return 0.0

@@ -7,30 +7,26 @@ from typing import Any, NotRequired, TypedDict
 import orjson
 import zstandard
 
-from kielo.artifact.durable import DurableFile
+from kielo.artifact.durable import DurableFile, WrittenAside
 from kielo.artifact.json_object import JsonTable
 from kielo.artifact.text_files import decode_text, read_lines
 from kielo.recipe.errors import KieloError
 
-# A conversation as a document: messages ↔ its text and the turns in its metadata.
-#
-# The text is the contents of the messages, a line end after each but the last; `metadata["turns"]` lists
-# the role and the characters of each message, so that they can be cut out of the text again, and what else
-# a message has: the tools that it calls, its reasoning. `metadata["tools"]` are the tools that there are.
-
-
+# The text of a conversation is the contents of its messages, joined by line ends. `metadata["turns"]` lists
+# the role and the characters of each message, to cut them out of the text again, and its other keys, such as
+# tool calls and reasoning. `metadata["tools"]` lists the available tools.
 TURNS, TOOLS = "turns", "tools"
 ANSWERS = "assistant"  # the role whose messages are the answers
-WEIGHT = "weight"  # of a message: 0 where it carries no loss
+WEIGHT = "weight"  # of a message: 0 if it carries no loss
 
-Message = JsonTable  # {"role", "content"}, and what else the template is given
-Turns = list[list[Any]]  # [role, characters] of each message, and {key: value} where there is more
+Message = JsonTable  # {"role", "content"}, and other keys for the template
+Turns = list[list[Any]]  # [role, characters] of each message, and {key: value} of its other keys
 
 
 class Document(TypedDict):
-    """A document of a corpus. metadata: its place in its file, and of a conversation its turns and tools.
+    """A document of a corpus. metadata: its place in its file, and a conversation's turns and tools.
 
-    place: in the corpus, as long as other steps of the corpus stage follow.
+    place: its place in the corpus, while other steps of the corpus stage follow.
     """
 
     id: str
@@ -41,7 +37,6 @@ class Document(TypedDict):
 
 
 def join_messages(messages: Sequence[Message]) -> tuple[str, Turns]:
-    """Return the text of a conversation and its turns."""
     turns: Turns = []
     for message in messages:
         more = {key: value for key, value in message.items() if key not in ("role", "content")}
@@ -50,7 +45,6 @@ def join_messages(messages: Sequence[Message]) -> tuple[str, Turns]:
 
 
 def split_messages(text: str, turns: Turns) -> list[Message]:
-    """Return the messages of a conversation."""
     messages, start = [], 0
     for role, characters, *more in turns:
         content = {"role": role, "content": text[start : start + characters]}
@@ -60,13 +54,12 @@ def split_messages(text: str, turns: Turns) -> list[Message]:
 
 
 def messages_of(document: Document) -> list[Message] | None:
-    """Return the messages of a document; None where it is no conversation."""
     turns = document["metadata"].get(TURNS)
     return None if turns is None else split_messages(document["text"], turns)
 
 
 def carries_loss(message: Message) -> bool:
-    """Return True for an answer that the model is to learn."""
+    """Return True for an answer that the model learns."""
     return message["role"] == ANSWERS and message.get(WEIGHT, 1) != 0
 
 
@@ -74,44 +67,32 @@ SUFFIX = ".jsonl.zst"
 COMPRESSION_LEVEL = 6
 
 
-class DocumentWriter:
-    """Write documents to one file, aside until `close`, so that a reader never sees half of it."""
+class DocumentWriter(WrittenAside):
+    """A writer of documents to a file, which is aside until `close`."""
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
         self._file = DurableFile(self.path)
         compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL, write_checksum=True)
-        # The stub asks for a whole file, and only `write` is called.
+        # The stub asks for a whole file, but only `write` is called.
         self._stream = compressor.stream_writer(self._file, closefd=False)  # type: ignore[arg-type]
 
     def add(self, document: Document) -> None:
         self._stream.write(orjson.dumps(document) + b"\n")
 
     def add_lines(self, lines: bytes) -> None:
-        """Append documents that are JSON already, each with a line's end."""
         self._stream.write(lines)
 
     def close(self) -> None:
-        """Finish the file, bring it to the disk and give it its name."""
         self._stream.close()
         self._file.close()
 
     def abandon(self) -> None:
-        """Leave nothing behind."""
         self._file.abandon()
-
-    def __enter__(self) -> "DocumentWriter":
-        return self
-
-    def __exit__(self, kind: type | None, problem: BaseException | None, trace: Any) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abandon()
 
 
 def write_documents(path: Path | str, documents: Iterable[Document]) -> int:
-    """Write all the documents to one .jsonl.zst file; return their number. An exception leaves nothing."""
+    """Write the documents to a .jsonl.zst file and return their number. An exception leaves nothing."""
     count = 0
     with DocumentWriter(path) as writer:
         for document in documents:
@@ -121,31 +102,28 @@ def write_documents(path: Path | str, documents: Iterable[Document]) -> int:
 
 
 def read_documents(folder_or_file: Path | str) -> Iterator[Document]:
-    """Yield the documents of one file, or of a folder's *.jsonl.zst in the order of their names.
-
-    Raises KieloError naming the file, and the line where there is one.
-    """
+    """Yield the documents of a file, or of a folder's files by name. KieloError with the file and line."""
     for path in document_files(folder_or_file):
         for number, line in read_lines(path):
             yield parse_record(path, number, line)
 
 
 def document_files(folder_or_file: Path | str) -> list[Path]:
-    """Return the files of documents in a folder, in the order of their names; of one file itself."""
+    """Return a folder's files of documents in the order of their names, or the file itself."""
     place = Path(folder_or_file)
     if not place.exists():
-        raise KieloError(f"{place}: no such file or folder of documents; run the corpus stage first")
+        raise KieloError(f"{place}: no such file or folder of documents. Fix: run the corpus stage first")
     return sorted(place.glob("*" + SUFFIX)) if place.is_dir() else [place]
 
 
 def parse_record(path: Path, number: int, line: bytes) -> Any:
-    """Return the JSON object of one line. KieloError, naming file and line, for anything else."""
+    """Return the JSON object of a line. KieloError with file and line for anything else."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as problem:
         decode_text(path, number, line)
         raise KieloError(
-            f"{path}, line {number}: not valid JSON ({problem}); one JSON object a line is expected"
+            f"{path}, line {number}: not valid JSON ({problem}). Fix: one JSON object a line"
         ) from None
     if not isinstance(record, dict):
         raise KieloError(f"{path}, line {number}: a JSON object is expected, found {type(record).__name__}")

@@ -9,11 +9,13 @@ import errno
 import logging
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from kielo.recipe.errors import KieloError
 
@@ -28,24 +30,43 @@ _SYNC_THREADS = 16
 _ADVICE = {
     errno.ENOSPC: "free some space, or set `folder` in the recipe to a larger disk",
     errno.EDQUOT: "free some space, or set `folder` in the recipe to a larger disk",
-    errno.EFBIG: "raise the limit of a file's size (ulimit -f), or set `folder` in the recipe to another "
-    "disk",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f), or set `folder` in the recipe to another disk",
     errno.EROFS: "set `folder` in the recipe to a disk that can be written",
     errno.EACCES: "set `folder` in the recipe to one that can be written",
 }
 
 
-class DurableFile:
-    """A new file of bytes, written aside: readers find all of it or the one before.
+class WrittenAside(ABC):
+    """A file written aside. A `with` block gives it its name by `close`, or abandons it at an exception."""
 
-    That holds after a power cut too. Folders that are missing are made. As a context manager it is abandoned
-    at an exception. OSError passes through, and names the file, not the one aside.
+    @abstractmethod
+    def close(self) -> None:
+        """Finish the file, bring it to the disk and give it its name."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Leave nothing behind."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, problem: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+
+class DurableFile(WrittenAside):
+    """A new file of bytes: readers find all of it or the file before, after a power cut too.
+
+    Missing folders are made. OSError passes through, and names the file, not the file aside.
     """
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
         make_folder(self.path.parent)
-        # The process number keeps two ranks or jobs that write the same file from sharing one aside.
+        # The process number keeps two ranks or jobs that write the same file apart.
         self._aside = self.path.with_name(f".{self.path.name}.{os.getpid()}.kielo-partial")
         with self._named():
             self._file = open(self._aside, "wb")  # noqa: SIM115 (closed by close or abandon)
@@ -55,7 +76,6 @@ class DurableFile:
             return self._file.write(data)
 
     def close(self) -> None:
-        """Bring the file to the disk and give it its name; after an error nothing is left of it."""
         try:
             with self._named():
                 self._file.close()
@@ -66,7 +86,7 @@ class DurableFile:
             raise
 
     def abandon(self) -> None:
-        """Leave nothing behind. On a full disk closing fails too, which is no news."""
+        # On a full disk closing fails too.
         with suppress(OSError):
             self._file.close()
         with suppress(OSError):
@@ -81,40 +101,31 @@ class DurableFile:
                 problem.filename, problem.filename2 = str(self.path), None
             raise
 
-    def __enter__(self) -> "DurableFile":
-        return self
-
-    def __exit__(self, kind: type | None, problem: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abandon()
-
 
 def is_aside(name: str) -> bool:
-    """True for the name of a file that a killed `DurableFile` left."""
+    """Return True for the name of a file that a killed `DurableFile` left."""
     return _ASIDE.fullmatch(name) is not None
 
 
 @contextmanager
 def disk_problems_reported(what: str) -> Iterator[None]:
-    """Make a KieloError of what a disk refuses inside: full, read-only, gone. It begins with `what`."""
+    """Raise a KieloError that begins with `what` for an error of the disk inside: full, read-only, gone."""
     try:
         yield
-    except (ConnectionError, BlockingIOError):  # a pipe, a socket, or a process that may not start: no disk
+    except (ConnectionError, BlockingIOError):  # a pipe, a socket, or a refused process: not the disk
         raise
     except OSError as problem:
         why = problem.strerror or str(problem)
         where = f" ({problem.filename})" if problem.filename else ""
-        advice = _ADVICE.get(problem.errno or 0, "mend that, and the same command makes it")
+        advice = _ADVICE.get(problem.errno or 0, "mend that, and run the same command")
         raise KieloError(f"{what} was not written: {why}{where}. Fix: {advice}") from problem
 
 
 def bring_to_disk(path: Path | str) -> None:
     """Wait until a closed file's content, or a folder's entries, are on the disk. OSError if it fails.
 
-    Some file systems (CIFS, FUSE, some of Ceph) have no fsync of folders, and answer EINVAL: that is said
-    once. A file's content is never left unsure.
+    Some file systems (CIFS, FUSE, some Ceph) have no fsync of folders and answer EINVAL, which is logged
+    once. A file's content must succeed.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -122,23 +133,18 @@ def bring_to_disk(path: Path | str) -> None:
     except OSError as problem:
         if problem.errno not in _NO_FSYNC or not os.path.isdir(path):
             raise
-        _say_no_fsync(path, os.fstat(descriptor).st_dev)
+        if (device := os.fstat(descriptor).st_dev) not in _told_devices:
+            _told_devices.add(device)
+            told = (
+                "its file system has no fsync of folders; after a power cut its newest files may be missing"
+            )
+            logger.warning("%s: %s", path, told)
     finally:
         os.close(descriptor)
 
 
-def _say_no_fsync(folder: Path | str, device: int) -> None:
-    """Say once for each file system that it does not bring folders to the disk. device: its number."""
-    if device not in _told_devices:
-        _told_devices.add(device)
-        logger.warning(
-            "%s: its file system has no fsync of folders; after a power cut its newest files may be missing",
-            folder,
-        )
-
-
 def bring_tree_to_disk(folder: Path | str) -> None:
-    """`bring_to_disk` every file and folder below `folder`, and it itself. Links are not followed."""
+    """Bring every file and folder below `folder`, and itself, to the disk. Links are not followed."""
     paths = [Path(folder)]
     for place, folders, files in os.walk(folder):
         paths += [path for name in (*folders, *files) if not (path := Path(place, name)).is_symlink()]
@@ -147,13 +153,13 @@ def bring_tree_to_disk(folder: Path | str) -> None:
 
 
 def name_durably(aside: Path, path: Path) -> None:
-    """Give a file or folder that is on the disk its name; replace an older file or an empty folder."""
+    """Give a file or folder on the disk its name, replacing an older file or an empty folder."""
     os.replace(aside, path)
     bring_to_disk(path.parent)
 
 
 def make_folder(folder: Path) -> None:
-    """Make `folder` and those above it that are missing; their names are on the disk too."""
+    """Make `folder` and its missing parents; their names are on the disk too."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for made in reversed(missing):

@@ -1,7 +1,4 @@
-"""The formats that have a JSON Schema: the recipe, and the files that stages exchange.
-
-Name → `Format`. A new format is a file in this room and a line here.
-"""
+"""The formats with a JSON Schema, the recipe and files that stages exchange. A line adds a format."""
 
 from dataclasses import dataclass
 from typing import Any, Union
@@ -25,10 +22,10 @@ from kielo.recipe.sections import Recipe
 
 @dataclass(frozen=True)
 class Format:
-    """A format: the file that has it, its content in a sentence, and its types.
+    """A format: its file, its content in a sentence, and its types.
 
-    file: below the run's folder; of a site, below the folder that has runs/. types: one for the whole file or
-    for each line; several where lines are of several kinds.
+    file: below the run's folder; of a site, below the folder that has runs/. types: of the file, or the kinds
+    of its lines.
     """
 
     file: str
@@ -75,7 +72,6 @@ FORMATS = {
 
 
 def schema_of(name: str) -> JsonTable:
-    """Return the JSON Schema (draft 2020-12) of a format in `FORMATS`."""
     if name == "recipe":
         return json_schema()
     found = FORMATS[name]

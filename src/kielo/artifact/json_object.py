@@ -1,4 +1,4 @@
-"""An object in a JSON file has a type. What is not of it is refused by the file's name and the key."""
+"""Typed objects in JSON files. Content of another type is refused with the file's name and the key."""
 
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,16 +11,16 @@ JsonTable = dict[str, Any]  # an object of which only its reader knows the keys
 
 
 class JsonObject(BaseModel):
-    """An object in a JSON file. Values are of exactly the declared types, and never changed.
+    """An object in a JSON file: values of exactly the declared types, never changed.
 
-    Unknown keys are kept: a newer Kielo may write more. A field with a default is not in files of every
-    version.
+    Unknown keys are kept, because a newer Kielo can write more. Fields with defaults are missing in some
+    versions.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="allow", use_attribute_docstrings=True)
 
     def content(self) -> JsonTable:
-        """Return the object as it is written: without the defaults of keys that were not given."""
+        """Return the object as it is written: without defaults of keys that were not given."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -28,9 +28,9 @@ Kind = TypeVar("Kind", bound=JsonObject)
 
 
 def checked(path: Path, kind: type[Kind], content: JsonTable, advice: str = "", inside: str = "") -> Kind:
-    """Return what the file `path` has, as its type. inside: the keys that lead to it, with a dot at the end.
+    """Return the file's content as its type, else raise KieloError with the file and the first wrong key.
 
-    Raises KieloError, naming the file and the first wrong key.
+    inside: the keys that lead to it, with a dot at the end.
     """
     try:
         return kind.model_validate(content)
@@ -39,7 +39,6 @@ def checked(path: Path, kind: type[Kind], content: JsonTable, advice: str = "", 
 
 
 def first_wrong(error: ValidationError, inside: str = "") -> str:
-    """Return the first wrong key, with dots, and what is wrong with it."""
     first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
     return f"{inside}{key}: {first['msg']}" if key else first["msg"]

@@ -1,15 +1,14 @@
-"""The lease of a run's folder, so that one job at a time changes it. Torch-free.
+"""The lease of a run's folder, so that jobs change it one at a time. Torch-free.
 
-    RUN/lease.00000003.json     the holder; its modification time is the beat, moved every few seconds
+    RUN/lease.00000003.json     the holder; its modification time is the beat, renewed every few seconds
 
-`kielo run` holds it for all its stages and hands it down to the training that it starts; rank 0 of `kielo
-train` and the verbs that write a stage alone hold it themselves (`held`). Verbs that only read need none.
+`kielo run` holds it for all its stages and hands it down to the training that it starts. Rank 0 of `kielo
+train` and verbs that write a single stage hold it themselves (`held`). Verbs that only read need no lease.
 
-Leases are numbered. A taker that finds none makes number 1; one that finds the holder of the newest dead
-makes the next number, exclusively, so that one of many takers wins, and a holder that was only frozen sees
-that it has lost. No lease is ever written over, no clocks of two machines are compared, and flock, which
-cluster file systems often lack, is not needed. The beat is a file time and not a counter in the file, because
-a full disk must not stop it.
+Leases are numbered. A taker that finds no lease makes number 1. If the newest holder is dead, it makes the
+next number, exclusively, so that one of many takers wins, and a holder that was only frozen sees its
+loss. No lease is overwritten, clocks of two machines are not compared, and flock, which cluster file systems
+often lack, is not needed. The beat is a file time, because a full disk must not stop it.
 """
 
 import json
@@ -30,18 +29,17 @@ from kielo.recipe.errors import KieloError
 
 logger = logging.getLogger(__name__)
 BEAT_SECONDS = 10.0
-# A holder on another machine is taken for dead after this many missing beats, with this many looks for each.
-# Looks are counted, not seconds: while the file system hangs for everyone, no look ends and nobody is
-# declared dead.
+# A holder on another machine counts as dead after this many missing beats, with this many looks for each.
+# Looks are counted, not seconds: while the file system hangs, no look ends and nobody is declared dead.
 QUIET_BEATS, LOOKS_PER_BEAT = 3, 5
-# environment variable: token of the lease that this process or the one that started it holds
+# Environment variable: token of the lease that this process or its parent holds.
 HANDED_DOWN = "KIELO_LEASE"
 _LEASE_FILE = re.compile(r"lease\.(\d{8,})\.json")
 
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that holds a lease. process_started: clock ticks from boot; None: there is no /proc."""
+    """The process that holds a lease. process_started: clock ticks from boot; None without /proc."""
 
     token: str
     host: str
@@ -56,14 +54,11 @@ class Holder:
         return f"process {self.pid} on {self.host}{job}, since {self.started_at}"
 
     def is_here(self) -> bool:
-        """Return True if its process number is one of ours: same host, boot and set of process numbers."""
+        """Return True if the process is on this host, boot and set of process numbers."""
         return (self.host, self.machine) == (socket.gethostname(), _machine())
 
     def is_running(self) -> bool:
-        """Return True if a holder that `is_here` lives.
-
-        A later process with its number is another; a zombie holds nothing.
-        """
+        """Return True if a holder that `is_here` lives; a zombie or reused process number does not count."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -79,11 +74,10 @@ class Holder:
 
 @contextmanager
 def held(folder: Path | str) -> Iterator["Lease"]:
-    """Hold the lease of the run folder `folder` for as long as the block lasts.
+    """Hold the lease of the run folder `folder` inside the block.
 
-    Inside a block of the same folder, also one of the process that started this one, it is the same lease:
-    its taker keeps it beating and gives it back. Raises KieloError, naming the holder, while another job has
-    it.
+    An inner block of the same folder, in this process or its children, shares the lease: its taker renews and
+    returns it. Raises KieloError with the holder if another job has it.
     """
     handed_down = os.environ.get(HANDED_DOWN, "")
     lease = Lease.with_token(folder, handed_down) if handed_down else None
@@ -100,9 +94,9 @@ def held(folder: Path | str) -> Iterator["Lease"]:
 
 @dataclass
 class Lease:
-    """The right to change a run's folder. Any rank of the job may `check` it; its taker keeps it beating.
+    """The right to change a run's folder. Any rank of the job can `check` it; its taker renews it.
 
-    text: what its file holds. lost: why it is no longer this job's.
+    text: the content of its file. lost: the reason why this job no longer holds it.
     """
 
     path: Path
@@ -112,12 +106,11 @@ class Lease:
 
     @property
     def token(self) -> str:
-        """A random name, which no other lease has."""
         return json.loads(self.text)["token"]
 
     @classmethod
     def with_token(cls, folder: Path | str, token: str) -> "Lease | None":
-        """Return the newest lease of `folder` if it has this token. Its taker beats it and gives it back."""
+        """Return the newest lease of `folder` if it has this token. Its taker renews and returns it."""
         folder = Path(folder)
         try:
             last = max(_numbers(folder), default=0)
@@ -131,11 +124,10 @@ class Lease:
 
     @classmethod
     def take(cls, folder: Path | str, beat_seconds: float = BEAT_SECONDS) -> "Lease":
-        """Take the lease of `folder`, which is made where it is missing; nothing else in it is changed.
+        """Take the lease of `folder`, which is made if it is missing.
 
-        A lease of a dead process of this machine is taken over at once; one from another machine (or one that
-        cannot be read) after `QUIET_BEATS` missing beats. Raises KieloError, naming the holder, while it
-        lives.
+        A dead process's lease is taken over at once on this machine, and after `QUIET_BEATS` missing beats if
+        it is from another machine or cannot be read. Raises KieloError with the holder while it lives.
         """
         folder = Path(folder)
         try:
@@ -145,12 +137,12 @@ class Lease:
                 last = max(_numbers(folder), default=0)
                 dead = _dead_lease(_lease_path(folder, last), beat_seconds) if last else None
                 if last and dead is None:
-                    continue  # released while we looked
+                    continue  # released during the look
                 path, text = _lease_path(folder, last + 1), _own_text()
                 if not _create(path, text):
-                    time.sleep(0.05)  # another was quicker; see who
+                    time.sleep(0.05)  # another taker was quicker
                     continue
-                # A taker that fell asleep after its look may come when others have already come and gone.
+                # A taker that fell asleep after its look can come after other takers have come and gone.
                 if max(_numbers(folder)) > last + 1 or (last and _read(_lease_path(folder, last)) != dead):
                     path.unlink()
                     continue
@@ -160,14 +152,11 @@ class Lease:
                 return cls(path, text, beat_seconds)
         except OSError as error:
             raise KieloError(
-                f"{folder}: no lease can be taken there ({error}); is it writable, and the disk not full?"
+                f"{folder}: no lease can be taken there ({error}). Fix: a writable folder with free space"
             ) from error
 
     def check(self) -> None:
-        """Raise KieloError if the lease was ever lost. Call it before anything is published.
-
-        OSError when the lease cannot be read.
-        """
+        """Raise KieloError if the lease was lost, OSError if it is unreadable. Call it before publishing."""
         if self.lost is None:
             self._look()
         if self.lost is not None:
@@ -175,7 +164,7 @@ class Lease:
 
     @contextmanager
     def beating(self) -> Iterator["Lease"]:
-        """Show others that this process lives, from a thread; at the end give the lease back, if ours."""
+        """Renew the lease from a thread inside the block; at the end return it, if it is still ours."""
         over = threading.Event()
         thread = threading.Thread(target=self._beat, args=(over,), name="lease", daemon=True)
         thread.start()
@@ -190,7 +179,7 @@ class Lease:
 
     def _beat(self, over: threading.Event) -> None:
         while self.lost is None and not over.wait(self.beat_seconds):
-            with suppress(OSError):  # tried again at the next beat; `check` says what is wrong
+            with suppress(OSError):  # retried at the next beat; `check` reports the error
                 self._look()
                 if self.lost is None:
                     os.utime(self.path)
@@ -207,19 +196,19 @@ class Lease:
         self.lost = (
             f"{self.path} is no longer this job's: "
             + (f"{taker} works in this folder" if taker else "it was removed or replaced")
-            + "; this job stops and publishes nothing more. Its last checkpoint before that is untouched"
+            + "; this job stops and publishes nothing more. Its last checkpoint is untouched"
         )
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """A lease file at one look; it is alive when two looks differ."""
+    """A lease file at one look. Two looks that differ show that it is alive."""
 
     text: str
     modified_ns: int
 
     def holder(self) -> Holder | None:
-        """None while its maker is still writing, or when it was cut short."""
+        """Return the holder; None while it is still writing, or if the file was cut."""
         try:
             content = json.loads(self.text)
             return Holder(**{entry.name: content[entry.name] for entry in fields(Holder)})
@@ -228,7 +217,7 @@ class _Seen:
 
 
 def _end_earlier_leases(train_folder: Path, beat_seconds: float) -> None:
-    """Refuse a live job's lease in RUN/train, where earlier versions kept it; remove those of dead ones."""
+    """Refuse a live job's lease in RUN/train, its place in earlier versions; remove leases of dead jobs."""
     if train_folder.is_dir():
         for number in sorted(_numbers(train_folder)):
             path = _lease_path(train_folder, number)
@@ -237,7 +226,7 @@ def _end_earlier_leases(train_folder: Path, beat_seconds: float) -> None:
 
 
 def _dead_lease(path: Path, beat_seconds: float) -> _Seen | None:
-    """Return the lease of a dead holder; None if it went away. KieloError while the holder is alive."""
+    """Return the lease of a dead holder; None if it disappeared. KieloError if the holder is alive."""
     seen = _read(path)
     for _ in range(QUIET_BEATS * LOOKS_PER_BEAT):
         if seen is None:
@@ -262,9 +251,9 @@ def _dead_lease(path: Path, beat_seconds: float) -> _Seen | None:
 def _refusal(path: Path, holder: Holder) -> KieloError:
     stop = f" (scancel {holder.slurm_job_id})" if holder.slurm_job_id else ""
     return KieloError(
-        f"{path.parent}: another job works in this folder: {holder}. This one has changed nothing. Wait for "
-        f"its end or stop it{stop}, or give this run another `folder`. A job that has died is noticed by "
-        "itself"
+        f"{path.parent}: another job works in this folder: {holder}. This job has changed nothing. Fix: wait "
+        f"for its end or stop it{stop}, or give this run another `folder`. The end of a dead job is noticed "
+        "automatically"
     )
 
 
@@ -286,7 +275,7 @@ def _own_text() -> str:
 
 
 def _machine() -> str:
-    """Return this boot and set of process numbers (containers have their own); empty without /proc."""
+    """Return this boot and set of process numbers (containers have their own); "" without /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
@@ -295,11 +284,8 @@ def _machine() -> str:
 
 
 def _process_state(pid: int) -> tuple[str, int]:
-    """Return a process's state letter and its start in clock ticks from boot (proc(5), fields 3 and 22).
-
-    OSError where they cannot be read.
-    """
-    # The second field is the program's name in parentheses, and may hold spaces and parentheses itself.
+    """Return a process's state letter and start in clock ticks (proc(5), fields 3 and 22), or OSError."""
+    # The second field is the program's name in parentheses, which can contain spaces and parentheses.
     after_name = (
         Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     )

@@ -1,9 +1,8 @@
-"""The manifest: the file that says that a stage's folder is finished, and from what it was made.
+"""The manifest, the file that marks a stage's folder as finished and lists its inputs.
 
-A stage writes into a folder aside (`stage_folder.py`); at the end every file is hashed and brought to the
-disk, `manifest.json` is written last, and the folder takes its name. So a folder with a manifest is complete,
-and one without is not finished. A file that no manifest lists is not Kielo's: a stage never replaces it.
-Inputs by hash + recipe section → folder with files and manifest.json.
+A stage writes into a folder aside (`stage_folder.py`). At the end every file is hashed and brought to the
+disk, `manifest.json` is written last, and the folder takes its name. So a folder with a manifest is complete.
+A file that no manifest lists is not Kielo's, and a stage never replaces it.
 """
 
 import json
@@ -30,40 +29,32 @@ from kielo.recipe.errors import KieloError
 
 MANIFEST_NAME = "manifest.json"
 READ_BYTES = 1 << 20
-DAMAGED_FILE = "file"  # beginning of such a difference
-# Files up to this size are hashed, not only measured, to decide whether a stage is current.
+DAMAGED_FILE = "file"  # begins the difference of such a file
+# Larger files are only measured to decide whether a stage is current.
 HASHED_BYTES = 1 << 20
 PACKAGES = ("kielo", "numpy", "tokenizers", "torch", "transformers")
 
 
 class FileRecord(JsonObject):
-    """A file of a finished stage."""
-
     bytes: int
-    """Its size."""
     xxh3_128: str | None = None
-    """Its checksum, in hexadecimal; null: the manifest has another one of it, as those of checkpoints."""
+    """Checksum in hexadecimal; null: the manifest has another checksum of it, as in checkpoints."""
 
 
 class Manifest(JsonObject):
-    """The content of `manifest.json`."""
-
     kind: str
-    """The stage."""
     version: int
-    """Version of what the stage writes."""
+    """Version of the stage's output."""
     inputs: dict[str, str]
     """Input → its hash."""
     section: JsonTable
-    """The section of the recipe."""
     counts: JsonTable
     """The stage's figures; their types are in `stage_counts.py`."""
     wall_seconds: float
-    """Seconds of the work."""
     versions: dict[str, str]
     """Versions of Python and of the packages that decide an output."""
     files: Mapping[str, FileRecord]
-    """Path, relative to the folder → the file."""
+    """Path relative to the folder → the file."""
     written_at: str
     """Date and time in UTC, ISO 8601, to the second."""
 
@@ -78,7 +69,6 @@ class Manifest(JsonObject):
         wall_seconds: float,
         files: Mapping[str, FileRecord],
     ) -> Self:
-        """Return a manifest that is written now, by the packages that are installed."""
         return cls(
             kind=kind,
             version=version,
@@ -94,17 +84,14 @@ class Manifest(JsonObject):
 
 @dataclass
 class Stage:
-    """A stage in the making: write files under `folder`, fill `counts`."""
+    """A stage that is being made: write files under `folder`, fill `counts`."""
 
     folder: Path
     counts: JsonTable = field(default_factory=dict)
 
 
 def read_manifest(folder: Path | str) -> Manifest | None:
-    """Return the folder's manifest; None when there is none (the stage is not finished).
-
-    Raises KieloError, naming the first wrong key, when there is one that cannot be understood.
-    """
+    """Return the folder's manifest; None if the stage is not finished. KieloError for a wrong key."""
     path = Path(folder) / MANIFEST_NAME
     try:
         return Manifest.model_validate_json(path.read_bytes())
@@ -114,16 +101,16 @@ def read_manifest(folder: Path | str) -> Manifest | None:
         raise KieloError(f"{path}: cannot be read ({problem.strerror})") from problem
     except ValidationError as problem:
         raise KieloError(
-            f"{path}: not a readable manifest of Kielo's ({first_wrong(problem)}); move {path.parent} away, "
-            "and the stage makes it again"
+            f"{path}: not a readable manifest of Kielo's ({first_wrong(problem)}). Fix: move {path.parent} "
+            "away, and the stage makes it again"
         ) from None
 
 
 def finished_manifest(folder: Path | str) -> Manifest:
-    """Return the folder's manifest. Raises KieloError when the stage is not finished."""
+    """Return the folder's manifest. Raises KieloError if the stage is not finished."""
     manifest = read_manifest(folder)
     if manifest is None:
-        raise KieloError(f"{folder}: no {MANIFEST_NAME}, so this stage is not finished; run it first")
+        raise KieloError(f"{folder}: no {MANIFEST_NAME}, so this stage is not finished. Fix: run it first")
     return manifest
 
 
@@ -135,11 +122,10 @@ def is_current(
     section: Mapping[str, Any],
     migrate: Callable[[JsonTable], JsonTable] = dict,
 ) -> bool:
-    """Return True if `folder` already holds what these inputs and this section would make again.
+    """Return True if `folder` holds the output of these inputs and this section.
 
-    migrate: the section of a manifest of any version of its format → that of this version. Small files are
-    compared by hash, larger ones by size only: reading terabytes to decide that nothing is to do would be
-    worse.
+    migrate: a manifest's section of any version → this version. Small files are compared by hash, larger
+    files by size, because reading terabytes would cost more.
     """
     is_finished = read_manifest(folder) is not None
     return is_finished and not differences(folder, kind, version, inputs, section, migrate)
@@ -153,10 +139,10 @@ def differences(
     section: Mapping[str, Any],
     migrate: Callable[[JsonTable], JsonTable] = dict,
 ) -> list[str]:
-    """Return the differences of the finished stage in `folder` from what these inputs and this section make.
+    """Return the differences of the finished stage in `folder` from these inputs and this section, as
+    sentences.
 
-    Sentences for people; none when it is current, or when there is no finished stage. A difference of a file
-    that is not as listed begins with DAMAGED_FILE.
+    None if it is current or not finished. A difference of a file begins with DAMAGED_FILE.
     """
     manifest = read_manifest(folder)
     if manifest is None:
@@ -176,10 +162,7 @@ def differences(
 
 
 def expire(folder: Path | str) -> None:
-    """Have the next run make a finished stage again: its manifest gets an input that no stage has.
-
-    Its files stay until then. Does nothing where no stage is finished.
-    """
+    """Make the next run repeat a finished stage: its manifest gets an input that no stage has."""
     manifest = read_manifest(folder)
     if manifest is not None:
         inputs = manifest.inputs | {"expired": datetime.now(UTC).isoformat()}
@@ -187,7 +170,7 @@ def expire(folder: Path | str) -> None:
 
 
 def rewrite_counts(folder: Path | str, counts: Mapping[str, Any]) -> None:
-    """Replace the counts in the manifest of a finished stage; its hash does not depend on them."""
+    """Replace the counts in the manifest of a finished stage. Its hash does not depend on them."""
     manifest = read_manifest(folder)
     if manifest is not None:
         _rewrite(folder, manifest, {"counts": as_json(counts)})
@@ -198,19 +181,19 @@ def _rewrite(folder: Path | str, manifest: Manifest, changes: JsonTable) -> None
 
 
 def check_sizes(folder: Path | str, manifest: Manifest, names: Iterable[str]) -> None:
-    """Raise KieloError unless the files `names` of `folder` have the sizes that its manifest lists."""
+    """Raise KieloError unless the files `names` of `folder` have the sizes in its manifest."""
     for name in names:
         path, listed = Path(folder) / name, manifest.files.get(name)
         if listed is None:
             raise KieloError(
-                f"{path}: is not listed in {MANIFEST_NAME}, so the stage did not write it; move it away"
+                f"{path}: is not listed in {MANIFEST_NAME}, so the stage did not write it. Fix: move it away"
             )
         size = path.stat().st_size if path.is_file() else None
         if size != listed.bytes:
             found = "it is missing" if size is None else f"it has {size:,} bytes"
             raise KieloError(
-                f"{path}: {found}, and the stage wrote {listed.bytes:,}; put the file back, or move "
-                f"{folder} away and run the stage again"
+                f"{path}: {found}, but the stage wrote {listed.bytes:,} bytes. Fix: put the file back, or "
+                f"move {folder} away and run the stage again"
             )
 
 
@@ -224,10 +207,10 @@ def hash_file(path: Path | str) -> str:
 
 
 def hash_manifest(folder: Path | str) -> str:
-    """Return the hash that identifies a finished stage's output: kind, version, inputs, section and files.
+    """Return the hash of a finished stage's kind, version, inputs, section and files, without seconds and
+    versions.
 
-    Seconds, dates and library versions are left out, so the same output made twice has one hash.
-    Raises KieloError when the stage is not finished.
+    Raises KieloError if the stage is not finished.
     """
     content = finished_manifest(folder).content()
     return hash_json({key: content[key] for key in ("kind", "version", "inputs", "section", "files")})
@@ -243,12 +226,12 @@ def hash_json(content: Any) -> str:
 def write_stage(
     folder: Path | str, kind: str, version: int, inputs: Mapping[str, str], section: Mapping[str, Any]
 ) -> Iterator[Stage]:
-    """Write a whole stage folder or nothing.
+    """Write a whole stage folder or nothing: yield a `Stage` whose `folder` is aside.
 
-    Yields a `Stage` whose `folder` is aside. At a clean exit the files are hashed and brought to the disk,
-    the manifest is written and the folder takes its name, replacing an older one. At an exception nothing of
-    it is left, and `folder` stays as it was. A disk that is full, read-only or gone becomes a KieloError, and
-    so does, before anything is done, a `folder` that holds what this stage did not write.
+    At a clean exit the files are hashed and brought to the disk, the manifest is written, and the folder
+    takes its name, replacing an older one. At an exception nothing of it remains. A full, read-only or lost
+    disk becomes a KieloError, and so does, before any work, a `folder` with files that this stage did not
+    write.
     """
     started = time.monotonic()
     made = StageFolder(folder, kind, hash_json([kind, version, dict(inputs), as_json(section)]))
@@ -260,7 +243,7 @@ def write_stage(
             yield stage
             wall_seconds = time.monotonic() - started
             write_manifest(made.new, kind, version, inputs, section, stage.counts, wall_seconds)
-            refuse_foreign(folder, kind)  # again: the work may have taken hours
+            refuse_foreign(folder, kind)  # again: the work can have taken hours
             made.publish()
         except BaseException:
             made.discard()
@@ -268,19 +251,18 @@ def write_stage(
 
 
 def refuse_foreign(folder: Path | str, kind: str) -> None:
-    """Raise KieloError, naming a file, where `folder` holds anything that a `kind` stage did not write.
+    """Raise KieloError with a file of `folder` that a `kind` stage did not write and would replace.
 
-    A stage would replace it. Also where no stage folder can be. Call it before a stage begins its work.
-
-    What Kielo adds to a finished folder bears its mark (`own_text.py`).
+    Also if no stage folder can exist there. Files that Kielo adds to a finished folder have its mark
+    (`own_text.py`).
     """
     StageFolder(folder, kind, identity="").refuse()
     foreign = _foreign(Path(folder), kind)
     if foreign is not None:
         raise KieloError(
-            f"{folder}: holds {foreign}, which Kielo's {kind} stage did not write or which was changed "
-            "since, and would replace with the whole folder. Move it away, or set `folder` in the recipe "
-            "to another one; nothing was changed"
+            f"{folder}: contains {foreign}, which Kielo's {kind} stage did not write or which was changed "
+            "since. The stage would replace it. Fix: move it away, or set `folder` in the recipe to another "
+            "folder; nothing was changed"
         )
 
 
@@ -293,7 +275,6 @@ def write_manifest(
     counts: Mapping[str, Any],
     wall_seconds: float,
 ) -> Manifest:
-    """Bring the files under `folder` to the disk, hash them, and write the manifest that vouches for them."""
     folder = Path(folder)
     bring_tree_to_disk(folder)
     files = _describe_files(folder)
@@ -303,29 +284,24 @@ def write_manifest(
 
 
 def write_json_atomically(path: Path | str, content: Any) -> None:
-    """Write JSON aside, then rename: a reader sees the old file or the new one, never a part."""
+    """Write JSON aside, then rename: a reader sees the old or the new file, never a part."""
     write_text_atomically(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def write_text_atomically(path: Path | str, text: str) -> None:
-    """Write UTF-8 text aside, then rename: a reader sees the old file or the new one, never a part."""
+    """Write UTF-8 text aside, then rename: a reader sees the old or the new file, never a part."""
     with DurableFile(path) as file:
         file.write(text.encode())
 
 
 def as_json(content: Any) -> Any:
-    """Return the content as it reads back from JSON (tuples become lists), for comparison with a file."""
+    """Return the content as JSON reads it back (tuples become lists), to compare it with a file."""
     return json.loads(json.dumps(content, ensure_ascii=False))
 
 
-def installed_versions() -> dict[str, str]:
-    """Return the versions of Python and of those packages that decide an output. Imports none of them."""
-    return dict(_installed_versions())
-
-
 @cache
-def _installed_versions() -> dict[str, str]:
-    """Read each package's metadata once a process: every checkpoint and stage writes the versions down."""
+def installed_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that decide an output, without an import of them."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -354,7 +330,7 @@ def _changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
 
 
 def _foreign(folder: Path, kind: str) -> str | None:
-    """Return the first file in `folder`, relative to it, that a `kind` stage did not write, if any."""
+    """Return the first file in `folder`, relative to it, that a `kind` stage did not write."""
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
     if not names:
         return None

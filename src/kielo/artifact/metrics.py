@@ -1,7 +1,7 @@
-"""`metrics.jsonl`: the rows that a run logs, one JSON object a line, each kind of row a type. Torch-free.
+"""`metrics.jsonl`: the rows that a run logs, a JSON object a line, each kind of row a type. Torch-free.
 
-A key that only one kind of row has tells the kind. A person may have edited the file, and a killed attempt
-leaves half a line: a line that is no row is passed over, and is never an error.
+A key of its own identifies each kind. A line that is no row is skipped and never an error: a person can edit
+the file, and a killed attempt leaves half a line.
 """
 
 import json
@@ -19,12 +19,12 @@ _BEGINNING = b'{"step": '  # of every row that Kielo writes
 
 
 class Row(BaseModel):
-    """A row of a kind that this Kielo does not know: another one or a person wrote it."""
+    """A row of an unknown kind, from another Kielo or a person."""
 
     model_config = ConfigDict(frozen=True, strict=True, use_attribute_docstrings=True)
 
     step: int
-    """Optimiser steps since the start of the run, those passed over included."""
+    """Optimiser steps since the start of the run, skipped steps included."""
 
 
 class TrainingStep(Row):
@@ -35,50 +35,46 @@ class TrainingStep(Row):
     samples: int | None = None
     """Sequences since step 1."""
     phase: int | None = None
-    """The phase's number in the recipe, from 1."""
+    """Number of the phase in the recipe, from 1."""
     loss: float | None
-    """Loss of this step in nats per counted token, over all ranks, the z-loss included.
-
-    null: not finite; with a gradient norm of 0: no label of the step counts.
-    """
+    """Loss of this step in nats per counted token, over all ranks, with z-loss. null: not finite; with a
+    gradient norm of 0, no label of the step counts."""
     gradient_norm: float | None = None
     """L2 norm of the gradient over all ranks, before clipping; null: not finite."""
     learning_rate: float | None = None
-    """Learning rate of this step."""
     tokens_per_second: float
-    """Tokens per second over all ranks since the last logged step; held-out text and saving are left out."""
+    """Over all ranks since the last logged step, without held-out text and saving."""
     planned_tokens_per_second: float | None = None
-    """Tokens per second over all ranks that the planner expects; null: no card knows the machine."""
+    """The planner's forecast over all ranks; null: no card knows the machine."""
     tflops_per_second: float | None = None
-    """TFLOP/s of one rank: model FLOPs, without recomputation."""
+    """TFLOP/s of a rank: model FLOPs, without recomputation."""
     mfu: float | None = None
-    """Model FLOPs utilisation of one rank, 0 to 1; null: no card gives the accelerator's peak."""
+    """Model FLOPs utilisation of a rank, 0 to 1; null: no card has the accelerator's peak."""
     seconds: float
     """Seconds of training since the start of this attempt."""
     seconds_left: float | None = None
-    """Seconds of training that are left at this speed."""
+    """Remaining seconds of training at this speed."""
     skipped: int | None = None
-    """Steps since step 1 whose update was left out because it was not finite."""
+    """Steps since step 1 without an update, because it was not finite."""
     without_labels: int | None = None
     """Steps since step 1 in which no label counted."""
 
     @property
     def has_no_label(self) -> bool:
-        """Return True if no label of the step counts."""
         return self.loss is None and self.gradient_norm == 0
 
 
 class HeldOutScore(BaseModel):
-    """The score of one held-out set."""
+    """The score of a held-out set."""
 
     model_config = ConfigDict(frozen=True, strict=True, use_attribute_docstrings=True)
 
     loss: float | None
-    """Loss in nats a counted token, without z-loss; null: not finite, or no token counts."""
+    """Nats a counted token, without z-loss; null: not finite, or no token counts."""
     bits_per_byte: float | None = None
-    """Bits per byte of the text, by the tokens a byte of the whole set; null: not finite, or not known."""
+    """By the tokens a byte of the whole set; null: not finite, or not known."""
     languages: list[str] = []
-    """Codes of the languages that the set is in."""
+    """Codes of the set's languages."""
 
 
 class HeldOutLoss(Row):
@@ -87,43 +83,42 @@ class HeldOutLoss(Row):
     tokens: int | None = None
     """Tokens since step 1."""
     heldout_loss: float | None
-    """Loss on held-out text in nats a counted token, without z-loss; null: not finite, or no token counts."""
+    """Nats a counted token, without z-loss; null: not finite, or no token counts."""
     heldout_bits_per_byte: float | None = None
-    """Bits per byte of that text; null: not finite, or the folder of tokens does not say its bytes."""
+    """null: not finite, or the folder of tokens does not say its bytes."""
     heldout_sets: dict[str, HeldOutScore] | None = None
     """Score of each source's held-out text, and of texts from outside of the mixture."""
 
 
 class PassedOver(Row):
-    """Steps that were passed over without training, up to `step`."""
+    """Steps up to `step` whose text was skipped without training."""
 
     tokens: int | None = None
-    """Tokens since step 1, those passed over included."""
+    """Tokens since step 1, skipped tokens included."""
     samples: int | None = None
-    """Sequences since step 1, those passed over included."""
+    """Sequences since step 1, skipped sequences included."""
     phase: int | None = None
-    """The phase's number in the recipe, from 1."""
+    """Number of the phase in the recipe, from 1."""
     passed_over_from: int
-    """The first step that was passed over."""
+    """First skipped step."""
     passed_over_for: str = "skip_steps"
-    """Why: "skip_steps", as the recipe says, or "spike", after which the run went back."""
+    """Reason: "skip_steps" of the recipe, or "spike", after which the run went back."""
 
 
 class Spike(Row):
-    """A rise of loss or gradient norm that stood out of the noise of the steps before it."""
+    """A rise of loss or gradient norm above the noise of the steps before."""
 
     spike_from: int
-    """The first step that stood out."""
+    """First step of the rise."""
     spike_to: int
-    """The last step that stood out."""
+    """Last step of the rise."""
     outcome: str
-    """"passed": it came back by itself; "told": it did not, and training goes on; "went back": to `step`."""
+    """"passed": it ended by itself; "told": it did not, and training continues; "went back": to `step`."""
     highest_loss: float | None
     """Highest loss of these steps; null: not finite."""
     usual_loss: float | None
     """Median of the loss of the steps before; null: not finite."""
     highest_loss_step: int
-    """The step of the highest loss."""
 
 
 class PrecisionChange(Row):
@@ -132,30 +127,30 @@ class PrecisionChange(Row):
     tokens: int | None = None
     """Tokens since step 1."""
     precision: str
-    """The precision of the steps that follow: fp32, bf16 or fp8."""
+    """Precision of the following steps: fp32, bf16 or fp8."""
 
 
 class PrecisionVerdict(PrecisionChange):
-    """The verdict on a change of precision that was watched. Its `precision` is the one that was judged."""
+    """The verdict on `precision`, a watched change."""
 
     precision_from: int
-    """The first step in that precision."""
+    """First step in that precision."""
     outcome: str
-    """"kept", or "taken back": then the run goes on in the precision before."""
+    """"kept", or "taken back": the run continues in the precision before."""
     loss_rise: float | None
     """Largest rise of the mean loss, as a share of the loss before the change; null: not finite."""
     gradient_norm_rise: float | None
-    """Largest rise of the mean gradient norm, as a share of the norm before the change; null: not finite."""
+    """The same of the mean gradient norm."""
 
 
 class Fp8GradientProbe(Row):
-    """The gradient of a step in FP8 beside the one in bf16."""
+    """The gradient of a step in FP8, compared with bf16."""
 
     fp8_gradient_cosine: float | None
-    """Cosine of the angle between the two, -1 to 1; null: not finite."""
+    """Cosine of the angle between them, -1 to 1; null: not finite."""
 
 
-# Kinds by a key that identifies them. The first that fits is taken: a verdict has a change's key as well.
+# Kinds by the key that identifies them, first match first: a verdict also has a change's key.
 KINDS: dict[str, type[Row]] = {
     "loss": TrainingStep,
     "heldout_loss": HeldOutLoss,
@@ -169,7 +164,7 @@ Kind = TypeVar("Kind", bound=Row)
 
 
 def read_row(line: bytes) -> Row | None:
-    """Return the row that a line holds, of its own kind; None for a line that is no row."""
+    """Return the row in a line, of its own kind; None for a line that is no row."""
     try:
         content = from_json(line)  # four times as fast as json.loads
     except ValueError:
@@ -195,23 +190,19 @@ def _finite(value: Any) -> Any:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """Return the rows of a metrics file in order; none where there is no file. Warns of other lines."""
+    """Return the rows of a metrics file in order, [] without a file. Warn of other lines."""
     rows, odd = split_metrics(path)
     if odd:
-        logger.warning("%s: %s; passed over", path, describe_odd(odd))
+        logger.warning("%s: %s; skipped", path, describe_odd(odd))
     return [row for row, _ in rows]
 
 
 def of_kind(rows: list[Row], kind: type[Kind]) -> list[Kind]:
-    """Return the rows of this kind, in their order."""
     return [row for row in rows if isinstance(row, kind)]
 
 
 def split_metrics(path: Path) -> tuple[list[tuple[Row, bytes]], list[tuple[int, bytes]]]:
-    """Return (row, line) of each row, and (line number, line) of each line that is no row.
-
-    The half line that a killed attempt left at the end is in neither.
-    """
+    """Return (row, line) of rows and (number, line) of others, but not of half a line at the end."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:

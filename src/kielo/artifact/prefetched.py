@@ -1,8 +1,8 @@
-"""The folder of `kielo prefetch`: what a recipe downloads, brought for a machine that reaches no network.
+"""The folder of `kielo prefetch`: a recipe's downloads, brought to a machine without a network.
 
-The environment variable KIELO_PREFETCHED names it there. With it nothing is downloaded: what is not in the
-folder is refused. text/ has sources, hub/ repositories as the Hugging Face hub's client stores them, wheels/
-packages; prefetched.json, written last, lists them.
+The environment variable KIELO_PREFETCHED names it there. With it nothing is downloaded, and what the folder
+lacks is refused. text/ has sources, hub/ repositories in the form of the Hugging Face hub's client, wheels/
+packages. prefetched.json, written last, lists them.
 """
 
 import os
@@ -19,7 +19,7 @@ TEXT_FOLDER, HUB_FOLDER, WHEELS_FOLDER = "text", "hub", "wheels"
 
 
 class Brought(JsonObject):
-    """One thing that was brought."""
+    """A download."""
 
     kind: str
     """text, weights, tokenizer or wheels."""
@@ -28,9 +28,8 @@ class Brought(JsonObject):
     origin: str
     """Its origin, with the version or the commit."""
     folder: str
-    """Its folder, below that of `kielo prefetch`."""
+    """Folder, below the folder of `kielo prefetch`."""
     bytes: int
-    """Bytes of its files."""
 
 
 class Prefetched(JsonFile):
@@ -41,14 +40,11 @@ class Prefetched(JsonFile):
     brought: list[Brought]
     """Everything in the folder, of all recipes that it was filled for."""
     made_at: str
-    """Time in UTC of the last of them."""
+    """Time in UTC of the last download."""
 
 
 def prefetched_folder() -> Path | None:
-    """Return the folder that KIELO_PREFETCHED names; None where it is not set.
-
-    Raises KieloError for one that `kielo prefetch` did not finish.
-    """
+    """Return the folder in KIELO_PREFETCHED, or None. KieloError if `kielo prefetch` did not finish it."""
     given = os.environ.get(VARIABLE)
     if not given:
         return None
@@ -56,19 +52,18 @@ def prefetched_folder() -> Path | None:
     if not (folder / Prefetched.FILE_NAME).is_file():
         raise KieloError(
             f"{VARIABLE}={given}: has no {Prefetched.FILE_NAME}, which `kielo prefetch RECIPE --to DIR` "
-            "writes last. Fix: copy that folder whole, or unset the variable"
+            "writes last. Fix: copy the whole folder, or unset the variable"
         )
     return folder
 
 
 def text_folder(folder: Path, name: str, wanted: JsonTable) -> Path:
-    """Return where the text of a source is: by its name and all that decides what is downloaded."""
+    """Return the folder of a source's text, by its name and everything that decides the download."""
     return folder / TEXT_FOLDER / f"{name}_{hash_json(wanted)[:8]}"
 
 
 def not_brought(what: str) -> KieloError:
-    """Return the error for something that the folder lacks."""
     return KieloError(
         f"{what}: is not in {VARIABLE}={os.environ.get(VARIABLE)}, and with it nothing is downloaded. "
-        "Fix: kielo prefetch RECIPE --to DIR where there is a network"
+        "Fix: kielo prefetch RECIPE --to DIR on a machine with a network"
     )

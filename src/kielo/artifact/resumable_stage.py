@@ -1,8 +1,8 @@
 """A stage folder whose files take hours: files that were finished before a crash are kept.
 
-Like `manifest.write_stage` it is whole or not at all: files go into the folder aside (`stage_folder.py`), the
-manifest is written last and the folder takes its name. Besides, the journal aside has, after the line with
-the identity of the stage, a line for every large file that is finished and on the disk, with its checksums.
+Like `manifest.write_stage` it is whole or not at all. Besides, the journal in the folder aside
+(`stage_folder.py`) has, after the line with the stage's identity, a line for every large file on the disk,
+with its checksums.
 """
 
 import errno
@@ -35,7 +35,7 @@ _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class FinishedFile(FileRecord):
-    """A file that is whole and on the disk. All but its sha256 goes into the manifest's files."""
+    """A file that is complete on the disk. The manifest's files have all but its sha256."""
 
     xxh3_64_blocks: list[str] | None = None
     sha256: str
@@ -44,8 +44,8 @@ class FinishedFile(FileRecord):
 class ResumableStage:
     """The stage folder `folder` in the making; `kind` … `section` are its identity, as in `is_current`.
 
-    Order of use, unless `is_done`: `refuse`; `begin`, the files and `finish`, unless `is_written`; then
-    `publish`. Files are written into `new`.
+    Order of use, unless `is_done`: `refuse`; `begin`, files into `new` and `finish`, unless `is_written`;
+    `publish`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ResumableStage:
         self._began = time.monotonic()
 
     def is_done(self) -> bool:
-        """Return True if `folder` holds this stage; then removes what a killed `publish` may have left."""
+        """Return True if `folder` holds this stage, after removing what a killed `publish` left."""
         is_done = is_current(self.folder, *self._identity)
         if is_done and not self.new.exists():
             self._place.remove()
@@ -72,13 +72,13 @@ class ResumableStage:
         return is_current(self.new, *self._identity)
 
     def refuse(self) -> None:
-        """Raise KieloError where `folder` holds what such a stage did not write, or cannot be one."""
+        """Raise KieloError if `folder` has files that such a stage did not write, or cannot be a stage's."""
         refuse_foreign(self.folder, self._identity[0])
 
     def begin(self) -> None:
-        """Open the folder aside: with the finished files of an earlier attempt at this stage, else empty.
+        """Open the folder aside, with the finished files of an earlier attempt at this stage, else empty.
 
-        KieloError while another process writes it.
+        KieloError if another process writes it.
         """
         self._journal = journal = self._place.begin(is_resumed=True)
         journal.seek(0)
@@ -94,20 +94,19 @@ class ResumableStage:
                 path.unlink()
 
     def expect(self, num_bytes: int) -> None:
-        """Note the bytes that are still to be written; OSError at once where the disk lacks the room."""
+        """Note the bytes that are still to be written. OSError at once if the disk has no room."""
         self._missing_bytes = num_bytes
         if num_bytes > shutil.disk_usage(self.new).free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def add(self, name: str, record: FinishedFile) -> None:
-        """Note that the file `name` is whole and on the disk."""
         self._journal.write(json.dumps({"file": name} | record.content()).encode() + b"\n")
         os.fsync(self._journal.fileno())
         self.finished[name] = record
         self._missing_bytes -= record.bytes
 
     def write(self, name: str, data: bytes, is_listed: bool = True) -> None:
-        """Write a small file, which a later attempt writes again. is_listed: the manifest lists it."""
+        """Write a small file, which a later attempt writes again. is_listed: it is in the manifest."""
         with DurableFile(self.new / name) as file:
             file.write(data)
         if is_listed:
@@ -118,7 +117,7 @@ class ResumableStage:
             )
 
     def finish(self, counts: Mapping[str, Any]) -> None:
-        """Write the manifest: all files are written. Its counts get the sha256 of each file."""
+        """Write the manifest of all files. Its counts get the sha256 of each file."""
         records = dict(sorted((self.finished | self._small).items()))
         sha256 = {name: record.sha256 for name, record in records.items()}
         files = {
@@ -130,31 +129,29 @@ class ResumableStage:
         write_json_atomically(self.new / MANIFEST_NAME, manifest.content())
 
     def publish(self) -> None:
-        """Give the finished folder its name; an older one there is removed."""
-        refuse_foreign(self.folder, self._identity[0])  # again: the work may have taken hours
+        refuse_foreign(self.folder, self._identity[0])  # again: the work can have taken hours
         self._place.publish()
 
     def close(self) -> None:
-        """Let another process go on with the folder aside."""
         self._place.close()
 
     def discard(self) -> None:
-        """Leave nothing of this attempt and those before it; `folder` stays as it is."""
+        """Leave nothing of this attempt and earlier attempts; `folder` stays."""
         self._place.discard()
 
     def stopped(self, error: OSError) -> KieloError:
-        """Return the message of a failed write: the cause, what is kept, and how to go on."""
+        """Return the message of a failed write: the cause, the finished files, and the next command."""
         why = sentence(error) or str(error)
         if error.errno in _DISK_FULL:
             free = shutil.disk_usage(next(folder for folder in self.new.parents if folder.exists())).free
             why = f"disk full: {self._missing_bytes:,} more bytes are needed, {free:,} are free"
         return KieloError(
             f"{self.folder}: the {self._identity[0]} was not finished: {why}. {len(self.finished)} finished "
-            f"files stay in {self.new}; the same command goes on from there"
+            f"files stay in {self.new}. Fix: the same command resumes from there"
         )
 
     def _read_journal(self, content: bytes) -> tuple[int, dict[str, FinishedFile]]:
-        """Return (bytes of the sound lines, the finished files by name); a kill may tear the last line."""
+        """Return (bytes of the sound lines, finished files by name). A kill can tear the last line."""
         sound, finished = 0, dict[str, FinishedFile]()
         for line in content[: content.rfind(b"\n") + 1].splitlines(keepends=True):
             try:
@@ -167,7 +164,7 @@ class ResumableStage:
             if "file" in entry:
                 name = entry.pop("file")
                 finished[name] = FinishedFile.model_validate(entry)
-        return sound, {name: one for name, one in finished.items() if self._is_whole(name, one.bytes)}
+        return sound, {name: file for name, file in finished.items() if self._is_whole(name, file.bytes)}
 
     def _is_whole(self, name: str, size: int) -> bool:
         path = self.new / name

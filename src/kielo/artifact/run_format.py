@@ -12,18 +12,14 @@ from kielo.recipe.read import RUN_RECIPE_NAME
 from kielo.recipe.sections import Recipe
 from kielo.recipe.toml_text import toml_table
 
-# The format in which a run is described: its version, and a migration from each version to the next.
+# `resolved.toml` describes a run by its identity and its placement. Each checkpoint's `index.json` and the
+# manifests of the stages `train` and `verify` also store the identity. Each of these has the `format_version`
+# in which it was written. Readers migrate it, so that a run continues after an upgrade of Kielo. Versions 0
+# and 1 were never released.
 #
-# `resolved.toml` describes a run by its identity and its placement. The identity alone is also stored in
-# each checkpoint's `index.json` and in the manifests of the stages `train` and `verify`. Each of these says
-# the `format_version` that it was written in. Readers migrate what they read, so that a run continues if
-# Kielo is upgraded before its end. Versions 0 and 1 were never released and are refused.
-#
-# A key that is new and has a default needs no new version. To rename, move or remove a key, or to change
-# its meaning: add an entry to `_MIGRATIONS`, and golden files (`python -m tests.train.make_golden`).
-# Migrations work on plain tables, so that no later change of a section can break them, and accept tables
-# that lack keys.
-
+# A new key with a default needs no new version. To rename, move or remove a key, or to change its meaning,
+# add an entry to `_MIGRATIONS`, and golden files (`python -m tests.train.make_golden`). Migrations work on
+# plain tables, so that no later change of a section breaks them, and accept tables that lack keys.
 
 VERSION_KEY = "format_version"
 OLDEST_VERSION = 2
@@ -31,14 +27,14 @@ Table = JsonTable
 
 
 class Migration(NamedTuple):
-    """Functions from the tables of one version to those of the next."""
+    """Functions from a version's tables to the next version's."""
 
     identity: Callable[[Table], Table]
     placement: Callable[[Table], Table]
 
 
 def _identity_from_2(identity: Table) -> Table:
-    """Remove the order of samples that version 3 always has; any other order stays and is refused."""
+    """Remove the order of samples that version 3 always has. Another order stays and is refused."""
     phases = [
         {key: value for key, value in phase.items() if (key, value) != ("mixture_order", "every_sample")}
         for phase in identity.get("phases", [])
@@ -58,14 +54,13 @@ FORMAT_VERSION = OLDEST_VERSION + len(_MIGRATIONS)
 
 
 def with_version(content: Mapping[str, Any]) -> Table:
-    """Return the content of a file with the version that this code writes."""
     return {VERSION_KEY: FORMAT_VERSION, **content}
 
 
 def migrated_identity(stored: Mapping[str, Any], where: Path | str) -> Table:
-    """Return an identity that was stored with its version as this version stores it, with the version.
+    """Return a stored identity in this version's form, with the version.
 
-    Raises KieloError naming `where` and the versions for an older or later version than this code reads.
+    Raises KieloError with `where` and the versions for a version that this code does not read.
     """
     identity, version = _without_version(stored, where)
     for migration in _MIGRATIONS[version - OLDEST_VERSION :]:
@@ -74,7 +69,7 @@ def migrated_identity(stored: Mapping[str, Any], where: Path | str) -> Table:
 
 
 def migrated_run(stored: Mapping[str, Any], where: Path | str) -> Table:
-    """Return {"identity", "placement"} of this version. `stored`: the content of a `resolved.toml`.
+    """Return {"identity", "placement"} of this version. stored: the content of a `resolved.toml`.
 
     Raises KieloError as `migrated_identity` does, and for tables that no version wrote.
     """
@@ -87,29 +82,25 @@ def migrated_run(stored: Mapping[str, Any], where: Path | str) -> Table:
             }
     except (KeyError, TypeError, AttributeError) as error:
         raise KieloError(
-            f"{where}: is not of format version {version} ({error!r}); delete it and resolve again"
+            f"{where}: is not of format version {version} ({error!r}). Fix: delete it and resolve again"
         ) from None
     return run
 
 
 def _without_version(stored: Mapping[str, Any], where: Path | str) -> tuple[Table, int]:
     if not isinstance(stored, Mapping):
-        raise KieloError(f"{where}: describes no run, but holds {stored!r} in its place")
+        raise KieloError(f"{where}: describes no run, but contains {stored!r}")
     content = dict(stored)
     version = content.pop(VERSION_KEY, 0)
     if not isinstance(version, int) or version < 0:
         raise KieloError(f"{where}: {VERSION_KEY} = {version!r} is no version of the format")
     if not OLDEST_VERSION <= version <= FORMAT_VERSION:
-        is_later = version > FORMAT_VERSION
+        other = "a later one" if version > FORMAT_VERSION else "another run folder to begin again"
         raise KieloError(
             f"{where}: is of format version {version}, and this Kielo reads versions {OLDEST_VERSION} to "
-            f"{FORMAT_VERSION}; go on with the Kielo that wrote it, or "
-            + ("with a later one" if is_later else "begin the run again in another folder")
+            f"{FORMAT_VERSION}. Fix: the Kielo that wrote it, or {other}"
         )
     return content, version
-
-
-# `recipe.toml` of a run folder: the recipe with the flags of the last `kielo run`.
 
 
 _HEADER = (
@@ -119,10 +110,7 @@ _HEADER = (
 
 
 def write_run_recipe(recipe: Recipe, run_folder: Path) -> bool:
-    """Write every value of `recipe` that is no default.
-
-    Returns False where a person's own file stays.
-    """
+    """Write every value of `recipe` that is no default. Return False if a person's own file stays."""
     path = run_folder / RUN_RECIPE_NAME
     if os.path.lexists(path) and not is_own_text(path):
         return False

@@ -1,4 +1,4 @@
-"""A pipe, a socket or a device in place of a file is refused by name: reading it might never end."""
+"""Refusal of a pipe, a socket or a device in place of a file, because reading it might never end."""
 
 import os
 import stat
@@ -17,16 +17,16 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-_OWN = ("/dev/", "/proc/", "/sys/")  # what a program opens there by its own name is meant
+_OWN = ("/dev/", "/proc/", "/sys/")  # programs open devices there on purpose
 _active = 0
 
 
 @contextmanager
 def files_only() -> Iterator[None]:
-    """While the block runs, whatever this process opens by name through Python is a file or a folder.
+    """Refuse anything but files and folders that this process opens by name through Python inside the block.
 
-    Raises KieloError at the place that opens anything else. By Python's audit events: no reader in Kielo, and
-    none in a library that it calls, needs a check of its own.
+    Raises KieloError at the place that opens it. Python's audit events make checks in readers and libraries
+    needless.
     """
     global _active
     _watch()
@@ -43,13 +43,13 @@ def _watch() -> None:
 
 
 def refuse_special_file(path: Path | str) -> None:
-    """Raise KieloError for a pipe, a socket or a device: for what a library opens without Python."""
+    """Raise KieloError for a pipe, a socket or a device. For files that a library opens without Python."""
     try:
         kind = _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
     except (OSError, ValueError):
         return
     if kind:
-        raise KieloError(f"{path}: {kind}, and a file is expected there; put the file in its place")
+        raise KieloError(f"{path}: {kind}, but a file is expected. Fix: put the file in its place")
 
 
 def _look(event: str, arguments: tuple[Any, ...]) -> None:

@@ -5,55 +5,47 @@ from typing import ClassVar
 from kielo.artifact.json_object import JsonTable
 from kielo.artifact.stage_json import JsonFile, JsonObject
 
-# `corpus/funnel.json`: what each step of the corpus stage dropped and why, and what was left.
-
 
 class FunnelSource(JsonObject):
-    """One source of text."""
+    """A source of text."""
 
     name: str
-    """The source's name in the recipe."""
     origin: str
-    """Origin of the text: a path, a package or a dataset."""
+    """A path, a package or a dataset."""
     files: int
     """Files that were read."""
     files_not_read: int = 0
-    """Files beside them that were not: of another format, left out by the recipe, or about the data."""
+    """Files beside them: of another format, left out by the recipe, or about the data."""
     file_bytes: int | None = None
-    """Bytes of those files on disk."""
+    """Bytes of the read files on disk."""
     documents_in: int
-    """Documents in the files, those that could not be read included."""
+    """Documents in the files, unreadable ones included."""
     bytes_in: int
-    """UTF-8 bytes of the documents that could be read."""
+    """UTF-8 bytes of the readable documents."""
     bad_records: int = 0
     """Records that could not be read."""
     damaged_file_bytes: int = 0
-    """Bytes on disk of the files that broke off."""
+    """Bytes on disk of files that broke off."""
     bad_examples: list[str] = []
-    """The problem of each of the first such records."""
+    """Problems of the first bad records."""
     documents_kept: int
-    """Documents that are left after all steps."""
+    """Documents after all steps."""
     bytes_kept: int
-    """UTF-8 bytes of the text that is left after all steps."""
 
 
 class FunnelRow(JsonObject):
-    """Text that one step dropped for one reason. An unreadable record is a document without bytes."""
+    """Text that a step dropped for one reason. An unreadable record is a document without bytes."""
 
     name: str
     """The step."""
     reason: str
-    """The reason; empty where the step dropped nothing."""
+    """Empty if the step dropped nothing."""
     documents: int
-    """Documents dropped for this reason."""
     lines: int
-    """Lines dropped for this reason."""
     bytes: int
-    """UTF-8 bytes dropped for this reason."""
     documents_left: int
-    """Documents left after the whole step."""
+    """After the whole step."""
     bytes_left: int
-    """UTF-8 bytes left after the whole step."""
 
 
 class Funnel(JsonFile):
@@ -62,29 +54,25 @@ class Funnel(JsonFile):
     FILE_NAME: ClassVar[str] = "funnel.json"
 
     settings: JsonTable
-    """All settings that decide the outcome; the language card's values where the recipe leaves them open."""
+    """All settings that decide the result; the language card's values if the recipe leaves them open."""
     sources: list[FunnelSource]
-    """The sources in the order of the recipe."""
     steps: list[FunnelRow]
-    """One row for each reason, in the order of the steps, each step's largest reason first."""
+    """A row for each reason, in the order of the steps, each step's largest reason first."""
     threshold_table: dict[str, dict[str, float]]
-    """"lines" and "documents" → language threshold → share (0 to 1) of their bytes that reached it."""
-
-
-# The counts in the manifests, which other stages read.
+    """"lines" and "documents" → language threshold → share of their bytes that reached it."""
 
 
 class RawCounts(JsonObject):
     """The counts of a downloaded source, `raw/NAME`."""
 
     origin: str
-    """Its origin, with the version or the commit."""
+    """With the version or the commit."""
     problems: list[str]
-    """Why it is not from the first choice."""
+    """Reasons why it is not from the first choice."""
 
 
 class CorpusCounts(JsonObject):
-    """The counts of the corpus stage. A corpus of another program may lack any of them."""
+    """The counts of the corpus stage. A corpus of another program can lack any of them."""
 
     bytes_in: int | None = None
     documents_in: int | None = None
@@ -105,7 +93,7 @@ class TokenizerCounts(JsonObject):
 
 
 class TokenCounts(JsonObject):
-    """The counts of one set of documents as tokens, end-of-text included."""
+    """The counts of a set of documents as tokens, end-of-text included."""
 
     file: str = ""
     """Name of its shard; empty except in parts of shards."""
@@ -113,27 +101,27 @@ class TokenCounts(JsonObject):
     documents: int | None = None
     """null: the files do not say."""
     bytes: int | None = None
-    """UTF-8 bytes of the text; of ready tokens estimated."""
+    """UTF-8 bytes of the text; an estimate for ready tokens."""
     words: int | None = None
-    """null: ready tokens, whose text is not read whole."""
+    """null: ready tokens, whose text is not read completely."""
     tokens_with_loss: int | None = None
     """Tokens that carry loss, if only a part of the text does."""
     bytes_with_loss: int | None = None
     """Bytes of that part, with one for each end."""
     too_long_conversations: int = 0
-    """Conversations that are longer than a sequence."""
+    """Conversations longer than a sequence."""
     languages: list[str] = []
-    """The languages of a held-out set; empty: not known."""
+    """Languages of a held-out set; empty: not known."""
     folder: str | None = None
-    """The folder of ready tokens, which are read in place; null: a shard of RUN/tokens."""
+    """Folder of ready tokens, which are read in place; null: a shard of RUN/tokens."""
     times_ns: list[list[int]] | None = None
-    """When each file of ready tokens was last written, its index and its mask; null: not noted."""
+    """Last write of each file of ready tokens, its index and its mask; null: not noted."""
     xxh3_128: list[str] = []
     """Checksum of each file of ready tokens; empty: not noted."""
 
 
 class RoundTrip(JsonObject):
-    """Documents that were decoded again, and those that came back exactly."""
+    """Documents that were decoded, and documents that were then exactly the same."""
 
     checked: int
     exact: int
@@ -145,49 +133,49 @@ class PackCounts(JsonObject):
     sources: dict[str, TokenCounts]
     heldout: TokenCounts
     heldout_sets: dict[str, TokenCounts] = {}
-    """The counts of each source's held-out documents, if there are several sources or languages."""
+    """Each source's held-out documents, if there are several sources or languages."""
     round_trip: RoundTrip | None = None
     tokenizer_hash: str | None = None
 
 
 class PartCounts(JsonObject):
-    """Of a part of the shards."""
+    """The counts of a part of the shards."""
 
     sources: dict[str, TokenCounts]
     heldout_sets: dict[str, TokenCounts]
     heldout: dict[str, TokenCounts]
     met: dict[str, int]
-    """Source → its documents, held-out ones included."""
+    """Source → its documents, with held-out documents."""
     round_trip: RoundTrip
 
 
 class EvaluationTextCounts(JsonObject):
-    """Of the texts from outside of the mixture."""
+    """The counts of the texts from outside of the mixture."""
 
     texts: dict[str, TokenCounts]
 
 
 class PackedLength(JsonObject):
-    """Of a source's documents in sequences of one length. Documents without tokens are not counted."""
+    """The counts of a source's documents in sequences of one length, without empty documents."""
 
     sequences: int
     documents: int
     cut_documents: int
     cut_in_one_stream: int
-    """As many would be cut if they were trained on end to end."""
+    """Documents that training end to end would cut."""
     filling: int
     """Positions of an epoch without a token."""
 
 
 class PackingCounts(JsonObject):
-    """Of the sequences that documents were packed into."""
+    """The counts of the sequences that documents were packed into."""
 
     sources: dict[str, dict[str, PackedLength]]
     """Source → length → its sequences."""
 
 
 class CheckpointCounts(JsonObject):
-    """Of a checkpoint."""
+    """The counts of a checkpoint."""
 
     step: int
     tensor_bytes: int

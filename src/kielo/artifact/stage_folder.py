@@ -1,13 +1,13 @@
 """The folder of a stage, and the folder aside in which its next content is written.
 
-    RUN/corpus              the stage's folder; a symbolic link stays one, and PLACE is the folder that it
-    leads to PLACE/../.corpus.kielo/ the folder aside, while the stage works
-        journal.jsonl       marks this folder as Kielo's: one without it is never emptied or removed
+    RUN/corpus              the stage's folder, PLACE; a symbolic link stays a link to PLACE
+    PLACE/../.corpus.kielo/ the folder aside, while the stage works
+        journal.jsonl       marks this folder as Kielo's; a folder without it is never emptied or removed
         new/                the next content, which takes the place when it is finished
         old/                the content before, during the exchange
 
-A kill at any moment leaves the old content or the new one, in the place or in the folder aside; `begin` puts
-it back. `manifest.refuse_foreign` decides whether the content of the place is Kielo's.
+A kill at any moment leaves the old or the new content, in the place or in the folder aside; `begin` puts it
+back. `manifest.refuse_foreign` decides whether the content of the place is Kielo's.
 """
 
 import fcntl
@@ -24,10 +24,10 @@ from kielo.recipe.places import place
 
 
 class StageFolder:
-    """The folder `folder` of a `kind` stage.
+    """The folder `folder` of a `kind` stage. identity: hash of the output, in `head`, the journal's first
+    line.
 
-    Order of use: `refuse`, `begin`, files into `new`, `publish`; last `close`. identity: hash of what is
-    made, which is in `head`, the first line of the journal. `journal` is open from `begin` on.
+    Order of use: `refuse`, `begin`, files into `new`, `publish`, `close`. `journal` is open from `begin` on.
     """
 
     def __init__(self, folder: Path | str, kind: str, identity: str):
@@ -43,36 +43,36 @@ class StageFolder:
         self.journal: FileIO | None = None
 
     def refuse(self) -> None:
-        """Raise KieloError where no stage folder can be, or where the folder aside is not Kielo's."""
+        """Raise KieloError if no stage folder can exist there, or if the folder aside is not Kielo's."""
         if not os.path.isdir(self.place):
             if self.folder.is_symlink():
                 raise KieloError(
-                    f"{self.folder}: a symbolic link to {os.readlink(self.folder)}, where there is no "
-                    "folder; is its disk mounted? Make that folder, or remove the link"
+                    f"{self.folder}: a symbolic link to {os.readlink(self.folder)}, which is no folder. Is "
+                    "its disk mounted? Fix: make that folder, or remove the link"
                 )
             if os.path.lexists(self.place):
                 raise KieloError(
-                    f"{self.folder}: a file, where the {self.kind} stage makes a folder; move it away"
+                    f"{self.folder}: a file, but the {self.kind} stage makes a folder. Fix: move it away"
                 )
         elif os.path.ismount(self.place):
             raise KieloError(
-                f"{self.folder}: the root of a file system, whose name no finished {self.kind} folder can "
-                "take; let it be a symbolic link to a folder in there"
+                f"{self.folder}: the root of a file system, which no finished {self.kind} folder can "
+                "replace. Fix: a symbolic link to a folder in it"
             )
         if os.path.lexists(self._aside) and not self._is_ours():
             raise KieloError(
-                f"{self._aside} was not made by Kielo, which would work there; move it away, nothing was "
+                f"{self._aside} is not Kielo's, which would work there. Fix: move it away; nothing was "
                 "changed"
             )
 
     def begin(self, is_resumed: bool = False) -> FileIO:
-        """Make the folder aside, or open the one that a killed attempt left; return the journal.
+        """Make the folder aside, or open a killed attempt's; return the journal. is_resumed: keep files in
+        `new`.
 
-        is_resumed: `new` keeps its files, else it is emptied.
-        KieloError while another process works there.
+        KieloError if another process works there.
         """
         make_folder(self._aside)
-        # Unbuffered: a line is in the file when `write` is back.
+        # Unbuffered: a line is in the file when `write` returns.
         journal = self.journal = FileIO(self.journal_path, "a+")
         self._claim(journal)
         if not os.fstat(journal.fileno()).st_size:
@@ -86,7 +86,7 @@ class StageFolder:
         return journal
 
     def settle(self) -> None:
-        """End an exchange that was killed: the old content goes back to an empty place, or goes."""
+        """End a killed exchange: the old content returns to an empty place, else it is removed."""
         if self.journal_path.exists() and self._old.exists():
             if self.place.exists() and os.listdir(self.place):
                 shutil.rmtree(self._old, ignore_errors=True)
@@ -94,7 +94,7 @@ class StageFolder:
                 name_durably(self._old, self.place)
 
     def publish(self) -> None:
-        """Move `new`, whose files are on the disk, to the place; then remove the folder aside with `old`."""
+        """Move `new`, whose files are on the disk, to the place, and remove the folder aside."""
         bring_to_disk(self.new)
         if self.place.exists():
             os.rename(self.place, self._old)
@@ -107,7 +107,7 @@ class StageFolder:
         self.close()
 
     def remove(self) -> None:
-        """Remove the folder aside if it is Kielo's, as far as possible; the journal, its mark, last."""
+        """Remove the folder aside if it is Kielo's, and the journal, its mark, last."""
         if not self._is_ours():
             return
         with suppress(OSError):
@@ -118,13 +118,12 @@ class StageFolder:
                 self._aside.rmdir()
 
     def discard(self) -> None:
-        """Leave nothing of this attempt; nothing is done where another process holds the folder aside."""
+        """Leave nothing of this attempt. Do nothing if another process holds the folder aside."""
         if self.journal is not None and not self.journal.closed:
             self.remove()
             self.close()
 
     def close(self) -> None:
-        """Let another process go on with the folder aside."""
         if self.journal is not None:
             self.journal.close()
 
@@ -140,7 +139,7 @@ class StageFolder:
         except BlockingIOError:
             self.close()
             raise KieloError(
-                f"{self._aside}: another process is writing there; wait for it, or choose another folder"
+                f"{self._aside}: another process is writing there. Fix: wait for it, or choose another folder"
             ) from None
         except OSError:
             pass  # a file system without locks

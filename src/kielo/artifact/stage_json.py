@@ -1,7 +1,6 @@
-"""JSON files that stages exchange: each has a type, and is written and read through it.
+"""JSON files that stages exchange, written and read through their types, which `formats.py` lists.
 
-The types are in files beside this one (`scores.py`, `verify_results.py`, …); `formats.py` lists them. The
-keys in a file are in the order in which the type declares them.
+The keys in a file are in the order in which the type declares them.
 """
 
 from pathlib import Path
@@ -16,7 +15,7 @@ from kielo.recipe.errors import KieloError
 
 
 class JsonFile(JsonObject):
-    """The content of a whole JSON file, which has the name `FILE_NAME` in its folder."""
+    """The content of a JSON file with the name `FILE_NAME` in its folder."""
 
     FILE_NAME: ClassVar[str]
 
@@ -25,26 +24,26 @@ File = TypeVar("File", bound=JsonFile)
 
 
 def write_json(folder: Path | str, file: JsonFile) -> None:
-    """Write the file into `folder`, whole or not at all. NaN and infinity are written as such."""
+    """Write the file into `folder`, whole or not at all. NaN and infinity are written literally."""
     write_json_atomically(Path(folder) / file.FILE_NAME, file.content())
 
 
 def read_json(folder: Path | str, kind: type[File]) -> File | None:
-    """Read the file of this kind in `folder`; None where there is no such file.
+    """Read the file of this kind in `folder`; None if it does not exist.
 
-    Raises KieloError, naming the file and the first wrong key, when it is not as Kielo writes it.
+    Raises KieloError with the file and the first wrong key if its content does not fit.
     """
     data = _read(Path(folder) / kind.FILE_NAME)
     return None if data is None else _parse(data, Path(folder) / kind.FILE_NAME, kind)
 
 
 def read_stage_json(folder: Path | str, kind: type[File]) -> File | None:
-    """Read the file of this kind in the folder of a finished stage; None where there is no such file.
+    """Read the file of this kind in the folder of a finished stage; None if it does not exist.
 
-    Raises KieloError as `read_json` does, and when the file is not the one that the stage's manifest lists.
+    Raises KieloError as `read_json` does, and if its checksum is not the manifest's.
     """
     path = Path(folder) / kind.FILE_NAME
-    again = f"; move {path.parent} away and run the stage again"
+    again = f". Fix: move {path.parent} away and run the stage again"
     data = _read(path)
     if data is None:
         return None
@@ -57,17 +56,17 @@ def read_stage_json(folder: Path | str, kind: type[File]) -> File | None:
 
 
 def read_counts(folder: Path | str, kind: type[Kind]) -> Kind | None:
-    """Read the counts of a finished stage as their type (`stage_counts.py`); None where none is finished.
+    """Read the typed counts of a finished stage (`stage_counts.py`); None if it is not finished.
 
-    Raises KieloError, naming the manifest and the first wrong key, when they are not as Kielo writes them.
+    Raises KieloError with the manifest and the first wrong key if they do not fit.
     """
     manifest = read_manifest(folder)
     return None if manifest is None else counts_of(folder, manifest, kind)
 
 
 def counts_of(folder: Path | str, manifest: Manifest, kind: type[Kind]) -> Kind:
-    """Return the counts of the manifest in `folder` as their type; raise what `read_counts` does."""
-    advice = f"; move {folder} away and run the stage again"
+    """Return the typed counts of the manifest in `folder`; errors as in `read_counts`."""
+    advice = f". Fix: move {folder} away and run the stage again"
     return checked(Path(folder) / MANIFEST_NAME, kind, manifest.counts, advice, "counts.")
 
 

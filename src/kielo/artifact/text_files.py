@@ -1,7 +1,7 @@
-"""Text files as people have them: plain or compressed, with any line ends, in the encoding that they show.
+"""Text files as people have them: plain or compressed, with any line ends, in any encoding.
 
-`read_lines` is the one reader of lines, so that a file cut short is noticed everywhere: a zstd stream that
-ends early otherwise looks like a short file.
+`read_lines` is the only reader of lines, so that a cut file is noticed everywhere: a cut zstd stream
+otherwise looks like a short file.
 """
 
 import bz2
@@ -22,11 +22,11 @@ import zstandard
 from kielo.recipe.errors import KieloError
 
 READ_BYTES = 1 << 18
-# A decompressor returns all the output of its input, up to 128 KiB of text for 4 bytes: at most 16 MiB here.
+# A decompressor returns all the output of its input, up to 128 KiB of text for 4 bytes: here at most 16 MiB.
 ZSTD_READ_BYTES = 1 << 9
-# What `zstd --long=31` writes; a frame takes as much memory as its own window.
+# The window of `zstd --long=31`. A frame takes as much memory as its own window.
 ZSTD_WINDOW_BYTES = 1 << 31
-SHOWING_BYTES = 4096  # of a file's beginning, which show its encoding
+SHOWING_BYTES = 4096  # bytes at a file's beginning that show its encoding
 
 _MARKS = (
     (codecs.BOM_UTF32_LE, "UTF-32LE"),  # before UTF-16LE, whose mark is its beginning
@@ -35,7 +35,7 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "UTF-16BE"),
     (codecs.BOM_UTF8, "UTF-8"),
 )
-# Which of every four bytes are zero -> the encoding: of Latin text, and of any other in UTF-32.
+# Zero bytes of every four → the encoding: of Latin text, and of other scripts in UTF-32.
 _ZERO_PLACES = {
     (1, 3): "UTF-16LE",
     (0, 2): "UTF-16BE",
@@ -45,15 +45,16 @@ _ZERO_PLACES = {
     (0, 1): "UTF-32BE",
 }
 _CONTROLS = bytes(set(range(32)) - set(b"\t\n\r"))
-# Shares of control bytes above which text of one byte a letter, and UTF-8, is looked at as UTF-16; and of
-# characters that no text has, up to which it is that. UTF-16 that is UTF-8, too, is of scripts in few blocks.
+# Share of control bytes above which UTF-8 and text of one byte a letter are tested for UTF-16, and share of
+# impossible characters up to which it is UTF-16. UTF-16 that is also valid UTF-8 has few blocks of
+# characters.
 _FEW_CONTROLS, _MANY_CONTROLS, _MOST_DIRT, _MOST_BLOCKS = 0.01, 0.04, 0.02, 8
-_FEWEST_BYTES = 64  # of text whose share of control bytes says something
+_FEWEST_BYTES = 64  # of text whose share of control bytes is evidence
 _FEWEST_LETTERS, _MOST_HIGH_BYTES = 4, 0.9  # of shorter text in UTF-16
 
 
 class OtherEncoding(KieloError):
-    """A file that is not in the encoding in which it would be read: all of it would be lost or wrong."""
+    """A file in another encoding than it would be read in: all of its text would be lost or wrong."""
 
 
 @overload
@@ -69,11 +70,10 @@ def read_lines(
 ) -> Iterator[tuple[int, bytes | None]]:
     """Yield (line number from 1, UTF-8 without the line end) of a plain or compressed file.
 
-    Lines end with \\n, \\r\\n or \\r. A line longer than `max_bytes` comes as None, and is never held as a
-    whole. A byte-order mark is no part of a line, and text that begins with one of UTF-16 or UTF-32 is read
-    as that. encoding: that of the file; None: as it shows, else UTF-8. Raises KieloError when a compressed
-    file is damaged or cut short, and OtherEncoding where it shows another encoding, or has bytes that
-    `encoding` lacks.
+    Lines end with \\n, \\r\\n or \\r. A line longer than `max_bytes` is None, and never in memory completely.
+    A byte-order mark is not part of a line, and text with a mark of UTF-16 or UTF-32 is read as such.
+    encoding: the file's; None: from its bytes, else UTF-8. Raises KieloError for a damaged or cut compressed
+    file, and OtherEncoding if the bytes show another encoding or are invalid in `encoding`.
     """
     path = Path(path)
     lines = split_lines(_with_plain_ends(read_utf8(path, encoding)), max_bytes)
@@ -82,35 +82,32 @@ def read_lines(
 
 
 def read_blocks(path: Path) -> Iterator[bytes]:
-    """Yield the bytes of a file, or those inside of a .gz, .zst, .zstd, .xz or .bz2.
-
-    Raises KieloError for a damaged or cut one.
-    """
+    """Yield the bytes of a file, decompressed from .gz, .zst, .zstd, .xz or .bz2. KieloError if cut."""
     return _READERS.get(path.suffix.lower(), _read_plain)(path)
 
 
 def decode_text(path: Path, number: int, line: bytes) -> str:
-    """Return the UTF-8 text of one line. KieloError, naming file, line and byte, for anything else."""
+    """Return the UTF-8 text of a line. KieloError with file, line and byte for anything else."""
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as problem:
         raise KieloError(
             f"{path}, line {number}: invalid UTF-8 (byte 0x{line[problem.start]:02x} at position "
-            f"{problem.start} of the line); convert the file, e.g. with `iconv -f ISO-8859-1 -t UTF-8`, or "
-            "name its encoding in the source's `encoding`"
+            f"{problem.start} of the line). Fix: the source's `encoding`, or convert the file, e.g. with "
+            "`iconv -f ISO-8859-1 -t UTF-8`"
         ) from None
 
 
 def marked_encoding(start: bytes) -> str | None:
-    """Return the encoding of a text that begins with the byte-order mark of UTF-8, UTF-16 or UTF-32."""
+    """Return the encoding of a byte-order mark of UTF-8, UTF-16 or UTF-32 at the beginning, or None."""
     return next((name for mark, name in _MARKS if start.startswith(mark)), None)
 
 
 def other_encoding(start: bytes) -> str | None:
-    """Return the encoding of text that begins like UTF-16 or UTF-32, by its mark or by its bytes.
+    """Return UTF-16 or UTF-32 for text that begins like it, by its mark or its bytes, or None.
 
-    Latin letters have a zero byte in UTF-16 and three in UTF-32; a few zero bytes are only dirt. Letters of
-    other scripts have two bytes of which one is the same for nearly all, which UTF-8 does not have.
+    Latin letters have a zero byte in UTF-16 and three in UTF-32; a few zero bytes are only dirt. Nearly all
+    letters of another script share one of their two bytes, unlike in UTF-8.
     """
     if mark := marked_encoding(start):
         return mark
@@ -120,13 +117,13 @@ def other_encoding(start: bytes) -> str | None:
 
 
 def _other_script(start: bytes) -> str | None:
-    """Return UTF-16LE or BE for text of another script than Latin, which may be valid UTF-8 by chance."""
+    """Return UTF-16LE or UTF-16BE for text of a script other than Latin, even if it is valid UTF-8."""
     if len(start) < _FEWEST_BYTES:
         return _few_letters(start)
     controls = (len(start) - len(start.translate(None, _CONTROLS))) / len(start)
     if controls <= _FEW_CONTROLS:
         return None
-    is_utf8 = "\ufffd" not in start.decode("utf-8", "replace")[:-1]  # the last one may be cut
+    is_utf8 = "\ufffd" not in start.decode("utf-8", "replace")[:-1]  # the last character can be cut
     if is_utf8 and controls <= _MANY_CONTROLS:
         return None
     found = {}
@@ -134,49 +131,48 @@ def _other_script(start: bytes) -> str | None:
         text = start.decode(encoding, "replace")
         blocks = {ord(character) >> 8 for character in text}
         if _dirt(text) <= _MOST_DIRT and (not is_utf8 or len(blocks) <= _MOST_BLOCKS):
-            found[encoding] = len(blocks)  # read by the wrong halves, text is all over Unicode
+            found[encoding] = len(blocks)  # wrong halves give characters all over Unicode
     return min(found, key=found.__getitem__, default=None)
 
 
 def _few_letters(start: bytes) -> str | None:
     """Return UTF-16LE or UTF-16BE for a word or two of a script below U+2000.
 
-    Nearly every second byte of such text is below 0x20. A table of single letters has tabs and line ends in
-    these places, but no other control bytes.
+    Nearly every second byte of such text is below 0x20. A table of single letters has tabs and line ends
+    there, but no other control bytes.
     """
     for encoding, place in (("UTF-16LE", 1), ("UTF-16BE", 0)):
         high = start[place::2]
         is_high = sum(byte < 0x20 for byte in high) >= max(_FEWEST_LETTERS, _MOST_HIGH_BYTES * len(high))
-        if (
-            is_high
-            and any(byte in _CONTROLS for byte in high)
-            and not _dirt(start.decode(encoding, "replace"))
-        ):
+        has_controls = any(byte in _CONTROLS for byte in high)
+        if is_high and has_controls and not _dirt(start.decode(encoding, "replace")):
             return encoding
     return None
 
 
 def _dirt(text: str) -> float:
-    """Return the share of characters that no text has: controls, unassigned ones, and what is no UTF-16."""
-    good = sum(one.isprintable() or one.isspace() or unicodedata.category(one) == "Cf" for one in text)
+    """Return the share of impossible characters: controls, unassigned characters, and invalid UTF-16."""
+    good = sum(
+        letter.isprintable() or letter.isspace() or unicodedata.category(letter) == "Cf" for letter in text
+    )
     return (len(text) - good + text.count("\ufffd")) / max(len(text), 1)
 
 
 def read_utf8(path: Path, encoding: str | None = None) -> Iterator[bytes]:
-    """Yield the UTF-8 of a plain or compressed file; it raises what `read_lines` does."""
+    """Yield the UTF-8 of a plain or compressed file; errors as in `read_lines`."""
     blocks = read_blocks(path)
     first = next((block for block in blocks if block), b"")
     marked, shown = marked_encoding(first), other_encoding(first[:SHOWING_BYTES])
     if encoding is None and shown and not marked:
         raise OtherEncoding(
-            f"{path}: {shown} text without a byte-order mark, and UTF-8 is expected; set encoding = "
+            f"{path}: {shown} text without a byte-order mark, but UTF-8 is expected. Fix: encoding = "
             f'"{shown.lower()}" in its source, or convert it with `iconv -f {shown} -t UTF-8`'
         )
     yield from _recoded(path, first, blocks, marked or encoding)
 
 
 def _recoded(path: Path, first: bytes, blocks: Iterator[bytes], encoding: str | None) -> Iterator[bytes]:
-    """Yield UTF-8 of text in `encoding`; None: the bytes as they are."""
+    """Yield UTF-8 of text in `encoding`; None: the bytes unchanged."""
     if encoding is None or codecs.lookup(encoding).name == "utf-8":
         yield first
         yield from blocks
@@ -191,7 +187,7 @@ def _recoded(path: Path, first: bytes, blocks: Iterator[bytes], encoding: str | 
     except UnicodeDecodeError as problem:
         raise OtherEncoding(
             f"{path}: invalid {encoding.upper()} (byte 0x{problem.object[problem.start]:02x} near byte "
-            f"{size + problem.start:,} of the text); correct the source's `encoding`, or the file"
+            f"{size + problem.start:,} of the text). Fix: correct the source's `encoding`, or the file"
         ) from None
 
 
@@ -206,9 +202,9 @@ def _with_plain_ends(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def split_lines(blocks: Iterable[bytes], max_bytes: int | None = None) -> Iterator[bytes | None]:
-    """Yield the lines; None for one of more than `max_bytes`, of which at most that and a block is held."""
+    """Yield the lines; None for a line of more than `max_bytes`, which is never in memory completely."""
     limit = math.inf if max_bytes is None else max_bytes
-    # The end of an unfinished line is kept in parts: joining at every block is quadratic in a long line.
+    # An unfinished line is kept in parts, because joining at every block is quadratic in a long line.
     unfinished: list[bytes] = []
     size = 0
     for block in blocks:
@@ -233,7 +229,7 @@ def _read_plain(path: Path, num_bytes: int = READ_BYTES) -> Iterator[bytes]:
 def _decompress(
     path: Path, *, opened: Callable[[Path], BufferedIOBase], name: str, problems: tuple[type[Exception], ...]
 ) -> Iterator[bytes]:
-    """Yield the blocks of a format whose module of Python's opens it as a file."""
+    """Yield the blocks of a format that a module of Python opens as a file."""
     try:
         with opened(path) as file:
             while block := file.read(READ_BYTES):
@@ -243,10 +239,10 @@ def _decompress(
     except EOFError:
         raise KieloError(_cut_short(path)) from None
     except problems as problem:
-        # bz2 says that it is no bz2 by an OSError without a number; the others are the disk's.
+        # bz2 reports other formats by an OSError without a number. An OSError with a number is the disk's.
         if isinstance(problem, OSError) and problem.errno is not None:
             raise
-        raise KieloError(f"{path}: damaged or not {name} ({problem}); copy or download it again") from None
+        raise KieloError(_damaged(path, name, problem)) from None
 
 
 def _decompress_zstd(path: Path) -> Iterator[bytes]:
@@ -258,9 +254,7 @@ def _decompress_zstd(path: Path) -> Iterator[bytes]:
             try:
                 yield frame.decompress(block)
             except zstandard.ZstdError as problem:
-                raise KieloError(
-                    f"{path}: damaged or not zstd ({problem}); copy or download it again"
-                ) from None
+                raise KieloError(_damaged(path, "zstd", problem)) from None
             is_cut_short = not frame.eof
             block = frame.unused_data if frame.eof else b""
             frame = None if frame.eof else frame
@@ -279,9 +273,11 @@ _READERS: dict[str, Callable[[Path], Iterator[bytes]]] = {
 COMPRESSED = tuple(_READERS)
 
 
+def _damaged(path: Path, name: str, problem: Exception) -> str:
+    return f"{path}: damaged or not {name} ({problem}). Fix: copy or download it again"
+
+
 def _cut_short(path: Path) -> str:
     size = path.stat().st_size
-    return (
-        f"{path}: cut short (the compressed stream ends in the middle, at {size:,} bytes); "
-        "copy or download it again"
-    )
+    where = f"the compressed stream ends in the middle, at {size:,} bytes"
+    return f"{path}: cut short ({where}). Fix: copy or download it again"

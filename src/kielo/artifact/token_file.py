@@ -1,4 +1,4 @@
-"""One file of tokens that another program wrote, and the rows of numbers in it, read lazily."""
+"""A file of tokens from another program, and the rows of numbers in it, read lazily."""
 
 import errno
 import os
@@ -13,19 +13,15 @@ from numpy.typing import DTypeLike
 
 from kielo.artifact.stage_json import JsonObject
 
-# A row of numbers in a file, of which slices are read when they are asked for.
-#
-# A mapped file is faster for single numbers, but it ends the process (SIGBUS) where the file was cut or its
-# disk fails. Reading raises OSError, which names the file.
-
-
 _BEING_READ: dict[int, Path] = {}  # thread → the file that it waits for
 
 
 class FileArray:
-    """The first `length` numbers of `dtype` in a file, from `first_byte` on. It is opened when first read.
+    """The first `length` numbers of `dtype` in a file, from `first_byte` on, read when asked for.
 
-    After an error it is opened again, so that what goes away with the file system's next answer does no harm.
+    A mapped file is faster for single numbers, but ends the process (SIGBUS) if the file was cut or its disk
+    fails. Reading raises OSError with the file. The next read opens it again, so a short outage of a file
+    system is survived.
     """
 
     def __init__(self, path: Path, dtype: DTypeLike, length: int, first_byte: int = 0):
@@ -37,7 +33,7 @@ class FileArray:
         return self._length
 
     def __getitem__(self, part: slice | np.ndarray) -> np.ndarray:
-        """Return a part without gaps, or the numbers at places [n]. Raises OSError where the file fails."""
+        """Return a part without gaps, or the numbers at places [n]. Raises OSError."""
         if not isinstance(part, slice):
             return self.rows(part, 1)[:, 0]
         start, stop, _ = part.indices(self._length)
@@ -74,18 +70,12 @@ class FileArray:
 
 
 def file_being_read(thread: int | None) -> Path | None:
-    """Return the file that a thread waits for now, by its identifier; None where it waits for none."""
+    """Return the file that a thread (its identifier) waits for now, or None."""
     return None if thread is None else _BEING_READ.get(thread)
 
 
-# One file of tokens that another program wrote: its description, and the file opened by it, lazily.
-#
-# A description tells all that reading needs, so that thousands of files are opened without a look at any.
-# The file is opened, and its index mapped, when the first of their tokens is asked for.
-
-
 class TokenFile(JsonObject):
-    """The description of one file of tokens, and of its index of documents where it has one."""
+    """The description of a file of tokens and its index, with which it is opened without a look at it."""
 
     name: str
     """The data's path, relative to the folder of its set."""
@@ -94,11 +84,10 @@ class TokenFile(JsonObject):
     dtype: str
     """Type of the stored ids, as numpy names it."""
     first_byte: int
-    """Offset of the first id in the data."""
+    """Offset of the first id, in bytes."""
     tokens: int
-    """Ids in the file."""
     documents: int | None
-    """Documents in the file; null where no index tells."""
+    """null if no index says it."""
     bytes: int
     """Size of the data."""
     index_bytes: int
@@ -106,11 +95,11 @@ class TokenFile(JsonObject):
     fingerprint: str
     """xxh3-128 of the sizes and both ends of data, index and mask."""
     loss_mask: str | None = None
-    """Name of the file beside it with a byte for each token, 0 where predicting it carries no loss."""
+    """Name of the file beside it with a byte for each token, 0 if predicting it carries no loss."""
 
 
 class DocumentIndex(ABC):
-    """The documents of one file, by their first tokens; nothing of the index is held in memory."""
+    """The documents of a file, by their first tokens; the index is not held in memory."""
 
     num_documents: int
 
@@ -136,7 +125,7 @@ class MegatronIndex(DocumentIndex):
 
     def starts(self, first: int, last: int) -> np.ndarray:
         sequences = np.asarray(self._documents[first:last], np.int64)
-        # Empty documents at the end begin at no sequence; a damaged index may have negative ones.
+        # Empty documents at the end begin at no sequence. A damaged index can have negative numbers.
         is_inside = (sequences >= 0) & (sequences < len(self._pointers))
         starts = np.where(sequences < 0, np.int64(-1), np.int64(self._num_tokens))
         starts[is_inside] = self._pointers[sequences[is_inside]] // self._token_bytes
@@ -156,7 +145,7 @@ class EndsIndex(DocumentIndex):
 
 
 class OpenTokenFile:
-    """An opened file. tokens: its ids, [tokens]; index: None where documents only end with end-of-text."""
+    """An opened file. tokens: its ids, [tokens]. index: None if documents only end with end-of-text."""
 
     def __init__(self, path: Path, file: TokenFile, index: DocumentIndex | None, end_of_text_id: int):
         self._file, self._end, self.index = file, end_of_text_id, index
@@ -165,7 +154,7 @@ class OpenTokenFile:
         self.loss_mask = FileArray(mask, np.uint8, file.tokens) if mask else None
 
     def document_starts(self, start: int, end: int) -> np.ndarray:
-        """Return the tokens in start .. end-1 at which documents begin, int64; empty ones repeat a token."""
+        """Return the tokens in start .. end-1 at which documents begin, int64; empty documents repeat one."""
         if self.index is not None:
             return self.index.starts(self.index.number_at(start), self.index.number_at(end))
         before = max(start - 1, 0)
@@ -173,7 +162,7 @@ class OpenTokenFile:
         return np.concatenate([np.zeros(1, np.int64), found]) if start == 0 < end else found
 
     def document_name(self, token: int) -> str:
-        """Return "document N" of the token, or "token N", where it begins, in a file without an index."""
+        """Return "document N" of the token; in a file without an index "token N", its beginning."""
         if self.index is not None:
             return f"document {self.index.number_at(token + 1) - 1}"
         end, step = token, 1 << 16

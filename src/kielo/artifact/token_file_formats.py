@@ -4,8 +4,8 @@
     npy       OLMo's flat ids: no header and no index, documents end with end-of-text; numpy's own .npy too
     ds        nanotron's and datatrove's: NAME.ds, NAME.ds.index (ends of documents), NAME.ds.metadata
 
-Only heads and last entries are read: to describe a file takes as long for 100 GB as for 100 kB. Raises
-KieloError, with the file and the number, for files that cannot be what they seem.
+Only heads and last entries are read, so that 100 GB take as long as 100 kB. Raises KieloError, with the file
+and the number, for files that cannot be what they seem.
 """
 
 import os
@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 from kielo.artifact.token_file import DocumentIndex, EndsIndex, MegatronIndex, OpenTokenFile, TokenFile
-from kielo.artifact.token_shards import DTYPES, HEADER, LOSS_MASK, MAGIC, VERSION
+from kielo.artifact.token_shards import LOSS_MASK, MegatronHead
 from kielo.recipe.errors import KieloError
 
 FINGERPRINT_BYTES = 4096  # of each end of a file
@@ -28,7 +28,7 @@ _OLMO_IDS, _OLMO_MASKS = "token_ids", "labels_mask"
 
 @dataclass(frozen=True)
 class Format:
-    """suffix: of the data; describe(path, width): see `describe`; index: of a described file."""
+    """A format. suffix: of the data; describe(path, width): see `describe`; index: opens a file's index."""
 
     suffix: str
     describe: Callable[[Path, int], TokenFile]
@@ -36,28 +36,25 @@ class Format:
 
 
 def describe(path: Path, width: int) -> TokenFile:
-    """Describe a data file by its suffix, with its loss mask if there is one beside it.
-
-    width: bytes of an id where the file does not tell.
-    """
+    """Describe a data file with its loss mask. width: bytes of an id, if the file does not store it."""
     file = next(kind for kind in FORMATS.values() if path.name.endswith(kind.suffix)).describe(path, width)
     mask = _mask_path(path, file.format)
     if not mask.is_file():
         return file
     if (size := mask.stat().st_size) != file.tokens:
         raise KieloError(
-            f"{mask}: {size:,} bytes for the {file.tokens:,} tokens of {path.name}, and it has one for each; "
-            "copy both again, or take it away if it is no loss mask"
+            f"{mask}: {size:,} bytes for the {file.tokens:,} tokens of {path.name}, but a loss mask has one "
+            "for each. Fix: copy both again, or remove it if it is no loss mask"
         )
     marked = fingerprint(path, index_path(path, file.format), mask)
     return file.model_copy(update={"loss_mask": mask.name, "fingerprint": marked})
 
 
 def _mask_path(path: Path, kind: str) -> Path:
-    """Return where the loss mask of a data file is, if it has one.
+    """Return the path of a data file's loss mask.
 
-    Kielo's PREFIX.loss_mask, datatrove's NAME.ds.loss, and labels_mask_… beside open-instruct's
-    token_ids_….npy, as OLMo-core reads them.
+    Kielo's PREFIX.loss_mask, datatrove's NAME.ds.loss, and OLMo-core's labels_mask_… beside open-instruct's
+    token_ids_….npy.
     """
     if kind == "ds":
         return path.with_name(path.name + ".loss")
@@ -67,19 +64,17 @@ def _mask_path(path: Path, kind: str) -> Path:
 
 
 def is_mask(name: str) -> bool:
-    """Return True for a mask that has the suffix of data."""
     return name.startswith(_OLMO_MASKS)
 
 
 def open_file(root: Path, file: TokenFile, end_of_text_id: int) -> OpenTokenFile:
-    """Open a described file in the folder `root`; nothing is checked again."""
     path = root / file.name
     return OpenTokenFile(path, file, FORMATS[file.format].index(path, file), end_of_text_id)
 
 
 @dataclass(frozen=True)
 class _Ends:
-    """The size of a file and its first and last FINGERPRINT_BYTES: what most checks need, in one opening."""
+    """The size of a file and its first and last FINGERPRINT_BYTES, read in one opening."""
 
     size: int
     first: bytes
@@ -99,7 +94,7 @@ class _Ends:
 
 
 def fingerprint(path: Path, *beside: Path | None) -> str:
-    """Return a hash of the sizes and both ends of a file and those beside it: cheap, so all are compared."""
+    """Return a hash of the sizes and both ends of a file and the files beside it, which is cheap."""
     return _fingerprint(*(_Ends.of(part) for part in (path, *beside) if part is not None))
 
 
@@ -113,7 +108,7 @@ def _fingerprint(*parts: _Ends) -> str:
 
 
 def index_path(path: Path, kind: str) -> Path | None:
-    """Return the file with the documents of a data file, or None for a format without one."""
+    """Return the file with the documents of a data file, or None for a format without such a file."""
     return {"megatron": _megatron_index_path, "ds": _ds_index_path}[kind](path) if kind != "npy" else None
 
 
@@ -126,13 +121,12 @@ def _ds_index_path(path: Path) -> Path:
 
 
 def check_index(path: Path, file: TokenFile) -> None:
-    """Read a whole index; raise KieloError for documents that go backwards or past the end of the data.
+    """Read a whole index. Raise KieloError for documents that go backwards or past the end of the data.
 
-    So it does for sequences of Megatron's that do not follow one another: gaps and overlaps would be read as
-    text.
+    Also for Megatron sequences with gaps or overlaps, which would be read as text.
     """
     if file.format == "megatron":
-        _MegatronHead(_megatron_index_path(path)).check_sequences()
+        MegatronHead(_megatron_index_path(path)).check_sequences()
     index = FORMATS[file.format].index(path, file)
     if index is None:
         return
@@ -146,22 +140,22 @@ def check_index(path: Path, file: TokenFile) -> None:
             raise KieloError(
                 f"{index_path(path, file.format)}: document {first + number} begins at token "
                 f"{starts[number]:,}, after one at {int(starts[number - 1]) if number else before:,}, in "
-                f"{path.name} of {file.tokens:,} tokens; the index is not that file's, or damaged: copy both "
-                "again"
+                f"{path.name} of {file.tokens:,} tokens. The index is damaged or another file's. Fix: copy "
+                "both again"
             )
         before = int(starts[-1])
 
 
 def _describe_megatron(path: Path, width: int) -> TokenFile:
-    head = _MegatronHead(index := _megatron_index_path(path))
+    head = MegatronHead(index := _megatron_index_path(path))
     size = path.stat().st_size
     end = head.end_of_data()
     if size % head.dtype.itemsize:
         raise _not_whole(path, size, head.dtype)
     if end != size:
         raise KieloError(
-            f"{index} does not match {path.name}: its last sequence ends at byte {end:,}, and the data has "
-            f"{size:,}; copy both files again"
+            f"{index} does not match {path.name}: its last sequence ends at byte {end:,}, but the data has "
+            f"{size:,} bytes. Fix: copy both files again"
         )
     return TokenFile(
         name=path.name,
@@ -177,95 +171,13 @@ def _describe_megatron(path: Path, width: int) -> TokenFile:
 
 
 def _megatron_index(path: Path, file: TokenFile) -> DocumentIndex:
-    head = _MegatronHead(_megatron_index_path(path))
+    head = MegatronHead(_megatron_index_path(path))
     return MegatronIndex(*head.arrays(), file.tokens, head.dtype.itemsize)
-
-
-class _MegatronHead:
-    """The first 34 bytes of a `.idx`, and where its arrays are."""
-
-    def __init__(self, path: Path):
-        if not path.is_file():
-            raise KieloError(
-                f"{path}: no such file; a Megatron shard is a pair PREFIX.bin and PREFIX.idx. What would "
-                "work: the pair; or flat ids without an index as PREFIX.npy"
-            )
-        self._path = path
-        with open(path, "rb") as file:
-            content = file.read(HEADER.size)
-        if len(content) < HEADER.size or not content.startswith(MAGIC):
-            raise KieloError(
-                f"{path}: not a Megatron index (it does not start with MMIDIDX, or has fewer than "
-                f"{HEADER.size} bytes); copy it again"
-            )
-        _, version, code, self.num_sequences, self.num_boundaries = HEADER.unpack(content)
-        if version != VERSION or code not in DTYPES or np.dtype(DTYPES[code]).kind not in "iu":
-            raise KieloError(f"{path}: version {version}, dtype code {code}; version 1 with integers is read")
-        self.dtype = np.dtype(DTYPES[code]).newbyteorder("<")
-        needed, size = HEADER.size + 12 * self.num_sequences + 8 * self.num_boundaries, path.stat().st_size
-        if size < needed or self.num_boundaries < 1:
-            raise KieloError(
-                f"{path}: {size:,} bytes, but its header promises {needed:,}; the file is cut short: copy "
-                "it again"
-            )
-
-    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return (first byte of each sequence, first sequence of each document and their number), mapped."""
-        place = HEADER.size + 4 * self.num_sequences
-        pointers = self._mapped("<i8", place, self.num_sequences)
-        return pointers, self._mapped("<i8", place + 8 * self.num_sequences, self.num_boundaries)
-
-    def end_of_data(self) -> int:
-        """Return the byte after the last sequence. Raises KieloError for documents that are not its own."""
-        pointers, documents = self.arrays()
-        if documents[0] != 0 or documents[-1] != self.num_sequences:
-            raise KieloError(
-                f"{self._path}: damaged (its documents cover sequences {documents[0]} to {documents[-1]} of "
-                f"{self.num_sequences}); copy it again"
-            )
-        if not self.num_sequences:
-            return 0
-        lengths = self._mapped("<i4", HEADER.size, self.num_sequences)
-        return int(pointers[-1]) + int(lengths[-1]) * self.dtype.itemsize
-
-    def check_sequences(self) -> None:
-        """Read all arrays. Raises KieloError unless each sequence and document follows the one before."""
-        pointers, documents = self.arrays()
-        lengths = self._mapped("<i4", HEADER.size, self.num_sequences)
-        for first in range(0, self.num_sequences, READ_AT_ONCE):
-            last = min(first + READ_AT_ONCE, self.num_sequences)
-            sizes = lengths[first:last].astype(np.int64) * self.dtype.itemsize
-            following = pointers[first + 1 : last + 1]
-            wrong = np.flatnonzero(sizes < 0)
-            if not len(wrong):
-                wrong = np.flatnonzero(
-                    pointers[first:last][: len(following)] + sizes[: len(following)] != following
-                )
-            if len(wrong):
-                number = first + int(wrong[0])
-                raise KieloError(
-                    f"{self._path}: damaged (sequence {number} has {int(lengths[number]):,} tokens from byte "
-                    f"{int(pointers[number]):,}, and the next does not begin after them); copy it again"
-                )
-        for first in range(0, self.num_boundaries - 1, READ_AT_ONCE):
-            part = documents[first : first + READ_AT_ONCE + 1]
-            wrong = np.flatnonzero((part[1:] < part[:-1]) | (part[:-1] < 0) | (part[1:] > self.num_sequences))
-            if len(wrong):
-                number = int(wrong[0])
-                raise KieloError(
-                    f"{self._path}: damaged (document {first + number} is sequences {int(part[number]):,} to "
-                    f"{int(part[number + 1]):,} of {self.num_sequences:,}); copy it again"
-                )
-
-    def _mapped(self, dtype: str, place: int, count: int) -> np.ndarray:
-        if not count:
-            return np.zeros(0, dtype)
-        return np.memmap(self._path, dtype, "r", place, (count,)).view(np.ndarray)
 
 
 def _describe_npy(path: Path, width: int) -> TokenFile:
     dtype, first_byte, ends = np.dtype(f"<u{width}"), 0, _Ends.of(path)
-    if ends.first.startswith(NPY_MAGIC):  # written by numpy.save, not flat as OLMo's
+    if ends.first.startswith(NPY_MAGIC):  # written by numpy.save, unlike OLMo's flat ids
         dtype, first_byte = _npy_header(path)
     size = ends.size
     if (size - first_byte) % dtype.itemsize:
@@ -288,11 +200,11 @@ def _npy_header(path: Path) -> tuple[np.dtype, int]:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError:
         raise
-    except Exception as problem:  # a header is a text of Python's, and fails in as many ways
+    except Exception as problem:  # a header is Python text, and fails in many ways
         raise KieloError(f"{path}: a NumPy file that cannot be mapped ({problem})") from None
     if array.ndim != 1 or array.dtype.kind not in "iu" or array.dtype.byteorder == ">":
         raise KieloError(
-            f"{path}: holds {array.dtype} of shape {array.shape}; one row of little-endian integers is read"
+            f"{path}: {array.dtype} of shape {array.shape}, but a row of little-endian integers is expected"
         )
     return array.dtype, int(array.offset)
 
@@ -307,14 +219,14 @@ def _describe_ds(path: Path, width: int) -> TokenFile:
     if index is None or index.size % 8:
         found = "missing" if index is None else f"{index.size:,} bytes, which are no whole uint64s"
         raise KieloError(
-            f"{index_path}: {found}; it holds the ends of the documents of {path.name}: copy it again, or "
-            "write the shard with save_index"
+            f"{index_path}: {found}, but it has the ends of the documents of {path.name}. Fix: copy it "
+            "again, or write the shard with save_index"
         )
     end = int.from_bytes(index.last[-8:], "little")
     if size and end != size // width:
         raise KieloError(
-            f"{index_path} does not match {path.name}: its last document ends at token {end:,}, and the data "
-            f"has {size // width:,} of {width} bytes; copy both files again"
+            f"{index_path} does not match {path.name}: its last document ends at token {end:,}, but the data "
+            f"has {size // width:,} of {width} bytes. Fix: copy both files again"
         )
     return TokenFile(
         name=path.name,
@@ -341,7 +253,7 @@ def _ds_ends(index: Path) -> np.ndarray:
 
 
 def _width_of_metadata(path: str) -> int | None:
-    """Return the bytes of an id that "TOKENIZER|4", the first line of the metadata, tells."""
+    """Return the bytes of an id from "TOKENIZER|4", the first line of the metadata."""
     try:
         with open(path, "rb", buffering=0) as file:
             first = (file.read(FINGERPRINT_BYTES) or b"").partition(b"\n")[0]
@@ -353,8 +265,8 @@ def _width_of_metadata(path: str) -> int | None:
 
 def _not_whole(path: Path, size: int, dtype: np.dtype) -> KieloError:
     return KieloError(
-        f"{path}: {size:,} bytes of data are no whole number of ids of {dtype.itemsize} bytes; "
-        "the file is cut short, copy it again, or it holds other ids: set tokens_dtype of the source"
+        f"{path}: {size:,} bytes of data are no whole number of ids of {dtype.itemsize} bytes. "
+        "Fix: copy the file again if it is cut short, or set tokens_dtype of the source for other ids"
     )
 
 

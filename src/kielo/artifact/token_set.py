@@ -1,6 +1,6 @@
-"""A source that is read in place: its files joined to one stream of tokens, each opened when first read.
+"""A source that is read in place: its files as one stream of tokens, each opened when first read.
 
-It answers what a `TokenShard` does. A document does not go on from one file to the next.
+It has the interface of a `TokenShard`. A document does not continue in the next file.
 """
 
 from collections import OrderedDict
@@ -14,11 +14,11 @@ from kielo.artifact.token_file_formats import open_file
 from kielo.recipe.errors import KieloError
 
 BLOCK_TOKENS = 1 << 24
-MOST_OPEN_FILES = 256  # at one time; a process may often have 1,024
+MOST_OPEN_FILES = 256  # at one time; the usual limit of a process is 1,024
 
 
 class TokenSet:
-    """The first `num_tokens` tokens of described files in a folder; the rest is not part of the stream."""
+    """The first `num_tokens` tokens of described files in a folder. The stream ends there."""
 
     def __init__(self, folder: Path, files: Sequence[TokenFile], num_tokens: int, end_of_text_id: int):
         self._folder, self._files, self._end = folder, files, end_of_text_id
@@ -26,11 +26,10 @@ class TokenSet:
         self.num_tokens = num_tokens
         self.dtype = np.result_type(*{np.dtype(file.dtype) for file in files})
         self._open: OrderedDict[int, OpenTokenFile] = OrderedDict()
-        # As of a `TokenShard`: None where every token carries loss.
+        # As in a `TokenShard`: None if every token carries loss.
         self.loss_mask = SetMask(self) if any(file.loss_mask for file in files) else None
 
     def read(self, start_token: int, count: int) -> np.ndarray:
-        """Return tokens start_token .. start_token+count-1 of the stream, [count]."""
         if start_token < 0 or count < 0 or start_token + count > self.num_tokens:
             raise IndexError(
                 f"{self._folder}: tokens {start_token}..{start_token + count} of {self.num_tokens}"
@@ -50,20 +49,19 @@ class TokenSet:
         return np.concatenate(parts)
 
     def num_whole_sequences(self, length: int) -> int:
-        """Return the number of sequences that have `length` tokens and a next one."""
         return (self.num_tokens - 1) // length
 
     def sequences(self, numbers: np.ndarray, length: int) -> np.ndarray:
-        """Return whole sequences with their next tokens, [numbers, length + 1]."""
         rows = np.empty((len(numbers), length + 1), self.dtype)
         for row, number in zip(rows, numbers.tolist(), strict=True):
             row[:] = self.read(number * length, length + 1)
         return rows
 
     def borders(self, start_token: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (range, token) of each document that begins inside of one of the ranges [n] of tokens.
+        """Return (range, token) of each document that begins inside one of the ranges [n], after its first
+        token.
 
-        Inside: after its first token. int64 [borders] each; tokens are of the stream.
+        int64 [borders] each. Tokens are numbers in the stream.
         """
         found = [
             starts[starts > start]
@@ -74,7 +72,6 @@ class TokenSet:
         return which, np.concatenate([*found, np.zeros(0, np.int64)])
 
     def documents(self, start_token: int, count: int) -> list[tuple[str, int]]:
-        """Return (its name, its tokens in the range) of each document in a range of tokens."""
         end = start_token + count
         starts = np.unique(np.append(self._document_starts(start_token, end), start_token))
         return [
@@ -83,16 +80,13 @@ class TokenSet:
         ]
 
     def document_name(self, token: int) -> str:
-        """Return "FILE: document N" of the document that a token of the stream is in."""
+        """Return "FILE: document N" of the document that contains a token of the stream."""
         number = int(np.searchsorted(self._first, token, side="right")) - 1
         name = self._file(number).document_name(token - int(self._first[number]))
         return f"{self._files[number].name}: {name}"
 
     def document_ranges(self, first: int) -> Iterator[tuple[int, int]]:
-        """Yield (first token, token after the last) of the documents from the first that begins at `first`.
-
-        Documents without tokens are passed over.
-        """
+        """Yield (first token, token after the last) of each document with tokens from `first` on."""
         start = self.first_document_from(first)
         while start < self.num_tokens:
             end = self.first_document_from(start + 1)
@@ -104,7 +98,7 @@ class TokenSet:
 
         Files without an index are read from end to end.
         """
-        before = np.zeros(0, np.int64)  # the document that may go on in the next block
+        before = np.zeros(0, np.int64)  # the document that can continue in the next block
         for first in range(0, self.num_tokens, BLOCK_TOKENS):
             starts = self._document_starts(first, min(first + BLOCK_TOKENS, self.num_tokens))
             starts = np.concatenate([before, starts])
@@ -113,7 +107,7 @@ class TokenSet:
         yield before, np.full(len(before), self.num_tokens)
 
     def first_document_from(self, token: int) -> int:
-        """Return the first token at which a document begins, at `token` or after it; num_tokens for none."""
+        """Return the first token from `token` on at which a document begins; num_tokens if there is none."""
         step, start = 1 << 12, token
         while start < self.num_tokens:
             starts = self._document_starts(start, min(start + step, self.num_tokens))
@@ -129,14 +123,14 @@ class TokenSet:
             if len(starts) and (starts[0] < first or starts[-1] >= last or (np.diff(starts) < 0).any()):
                 raise KieloError(
                     f"{self._folder / self._files[number].name}: its index has documents at tokens "
-                    f"{starts.min():,} to {starts.max():,}, looked for between {first:,} and {last:,}: the "
-                    "index is not that file's, or damaged; copy both again"
+                    f"{starts.min():,} to {starts.max():,}, looked for between {first:,} and {last:,}. The "
+                    "index is damaged or another file's. Fix: copy both again"
                 )
             found.append(self._first[number] + starts)
         return np.concatenate(found)
 
     def _pieces(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (file, first token, token after the last) of each file that a range of the stream is in."""
+        """Yield (file, first token, token after the last) of each file in a range of the stream."""
         number = int(np.searchsorted(self._first, start, side="right")) - 1
         while start < end:
             file_start, file_end = int(self._first[number]), int(self._first[number + 1])
@@ -155,7 +149,7 @@ class TokenSet:
 
 
 class SetMask:
-    """The loss mask of a set: a part of it, or the flags at places [n], uint8."""
+    """The loss mask of a set: slices of it, or the flags at places [n], uint8."""
 
     def __init__(self, tokens: TokenSet):
         self._tokens = tokens

@@ -3,35 +3,32 @@
 `.bin` is the tokens of all documents, end to end, little-endian uint16 (vocabularies below 65,500) or int32.
 `.idx` is: magic "MMIDIDX\0\0", version u64, dtype code u8, sequences u64, document indices u64, then int32
 length of each sequence in tokens, int64 offset of each sequence in bytes, int64 number of the first sequence
-of each document with the total at the end. We write one sequence a document; shards with more (Megatron's
-sentence splitting) are read. Format: megatron-core `datasets/indexed_dataset.py`, whose reader reads ours
-and whose writer's we read.
+of each document with the total at the end. We write a sequence for each document, and read shards with more
+(Megatron's sentence splitting). Format: megatron-core `datasets/indexed_dataset.py`, which reads our files as
+we read its files.
 
-`PREFIX.loss_mask`, where there is one, has a byte for each token: 1 where predicting it carries loss. A shard
-without it carries loss on every token.
+`PREFIX.loss_mask`, if it exists, has a byte for each token: 1 if predicting it carries loss. In a shard
+without it every token carries loss.
 """
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from kielo.artifact.durable import DurableFile
+from kielo.artifact.durable import DurableFile, WrittenAside
 from kielo.artifact.token_file import FileArray
 from kielo.recipe.errors import KieloError
 
-# Files of parts, joined one after the other: token shards with their index, and any other bytes.
-
-
 READ_BYTES = 1 << 23
+SEQUENCES_AT_ONCE = 1 << 20  # of an index that is checked
 
 
 def join_token_shards(parts: Sequence[Path], prefix: Path) -> None:
-    """Write the shard `prefix` of all documents of the shards `parts`; they have one dtype.
+    """Write the shard `prefix` of all documents of the shards `parts`, which have one dtype.
 
-    A loss mask is written where the parts have one. In memory is one part's index at a time.
+    It has a loss mask if the parts have one. In memory is the index of a single part.
     """
     for suffix in (".bin", LOSS_MASK):
         files = [part.with_name(part.name + suffix) for part in parts]
@@ -46,7 +43,6 @@ def join_token_shards(parts: Sequence[Path], prefix: Path) -> None:
 
 
 def join_files(parts: Sequence[Path], path: Path) -> None:
-    """Write the bytes of `parts`, one file after the other, to a file."""
     with DurableFile(path) as whole:
         for part in parts:
             with open(part, "rb") as file:
@@ -69,16 +65,13 @@ DTYPES = {
     8: np.uint16,
 }
 CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
-# Megatron's own border: below it uint16, from it int32.
+# Megatron's limit: uint16 below it, int32 from it on.
 UINT16_VOCAB_SIZES = 65_500
 BLOCK_DOCUMENTS = 1 << 20
 
 
-class TokenShardWriter:
-    """Write one shard, aside until `close`: `.bin` takes its name first, `.idx` last.
-
-    has_loss_mask: writes `.loss_mask` too.
-    """
+class TokenShardWriter(WrittenAside):
+    """A writer of a shard and, with has_loss_mask, its mask: `.bin` gets its name first, `.idx` last."""
 
     def __init__(self, prefix: Path | str, vocab_size: int, has_loss_mask: bool = False):
         self.prefix, self.has_loss_mask = Path(prefix), has_loss_mask
@@ -90,7 +83,7 @@ class TokenShardWriter:
         self._mask_file = DurableFile(_beside(self.prefix, LOSS_MASK)) if has_loss_mask else None
 
     def add(self, tokens: np.ndarray, carries_loss: np.ndarray | None = None) -> None:
-        """Append one document, a one-dimensional array of token ids; else as `add_documents`."""
+        """Append a document, a one-dimensional array of token ids; otherwise as `add_documents`."""
         tokens = np.asarray(tokens)
         if tokens.ndim != 1:
             raise ValueError(f"a document is one row of token ids, not an array of shape {tokens.shape}")
@@ -101,8 +94,8 @@ class TokenShardWriter:
     ) -> None:
         """Append documents of the given lengths [documents], whose tokens [sum of lengths] are end to end.
 
-        Ids are below vocab_size. carries_loss: bool, of each token; None: all. Left out where the shard has
-        no mask. Raises KieloError for an id outside the vocabulary: an id that wraps round is another token.
+        carries_loss: bool of each token, None: all; not used if the shard has no mask. Raises KieloError for
+        an id outside the vocabulary, which would become another token.
         """
         if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size:
             at = int(np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))[0])
@@ -111,8 +104,8 @@ class TokenShardWriter:
             row = tokens[first : first + int(lengths[number])]
             raise KieloError(
                 f"{self.prefix}: document {self._num_documents + number} has token ids "
-                f"{row.min()}..{row.max()}, outside the vocabulary of {self.vocab_size}; was it encoded with "
-                "another tokenizer?"
+                f"{row.min()}..{row.max()}, outside the vocabulary of {self.vocab_size}. Was it encoded "
+                "with another tokenizer?"
             )
         self._file.write(tokens.astype(self.dtype.newbyteorder("<")).tobytes())
         if self._mask_file is not None:
@@ -124,30 +117,19 @@ class TokenShardWriter:
         self._num_documents += len(lengths)
 
     def close(self) -> None:
-        """Finish the files, bring them to the disk and give them their names."""
         self._file.close()
         if self._mask_file is not None:
             self._mask_file.close()
         write_index(self.prefix, self.dtype, lambda: self._lengths)
 
     def abandon(self) -> None:
-        """Leave nothing behind."""
         self._file.abandon()
         if self._mask_file is not None:
             self._mask_file.abandon()
 
-    def __enter__(self) -> "TokenShardWriter":
-        return self
-
-    def __exit__(self, kind: type | None, problem: BaseException | None, trace: Any) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abandon()
-
 
 def write_index(prefix: Path, dtype: np.dtype, lengths: Callable[[], Iterable[np.ndarray]]) -> None:
-    """Write `.idx` of a shard: lengths() gives those of its documents, in tokens, in blocks [documents]."""
+    """Write `.idx` of a shard. lengths(): the lengths of its documents, in tokens, in blocks [documents]."""
     number = sum(map(len, lengths()))
     with DurableFile(_beside(prefix, ".idx")) as index:
         index.write(HEADER.pack(MAGIC, VERSION, CODES[dtype.newbyteorder("=")], number, number + 1))
@@ -163,11 +145,110 @@ def write_index(prefix: Path, dtype: np.dtype, lengths: Callable[[], Iterable[np
             index.write(block.tobytes())
 
 
-class TokenShard:
-    """One shard: opening it reads the index only.
+class MegatronHead:
+    """The first 34 bytes of a `.idx`, and where its arrays are."""
 
-    num_tokens, num_documents; dtype of the stored ids; document_offsets: int64 [num_documents + 1], tokens.
-    loss_mask: of uint8 [num_tokens], 0 where predicting the token carries no loss; None where all of them do.
+    def __init__(self, path: Path):
+        if not path.is_file():
+            raise KieloError(
+                f"{path}: no such file; a Megatron shard is a pair PREFIX.bin and PREFIX.idx. Fix: the "
+                "pair, or flat ids without an index as PREFIX.npy"
+            )
+        self._path = path
+        with open(path, "rb") as file:
+            content = file.read(HEADER.size)
+        if len(content) < HEADER.size or not content.startswith(MAGIC):
+            raise KieloError(
+                f"{path}: not a Megatron index (it does not start with MMIDIDX, or has fewer than "
+                f"{HEADER.size} bytes). Fix: copy it again"
+            )
+        _, version, code, self.num_sequences, self.num_boundaries = HEADER.unpack(content)
+        if version != VERSION or code not in DTYPES or np.dtype(DTYPES[code]).kind not in "iu":
+            raise KieloError(
+                f"{path}: version {version}, dtype code {code}, but only version 1 with integers is read"
+            )
+        self.dtype = np.dtype(DTYPES[code]).newbyteorder("<")
+        needed, size = HEADER.size + 12 * self.num_sequences + 8 * self.num_boundaries, path.stat().st_size
+        if size < needed:
+            raise KieloError(
+                f"{path}: {size:,} bytes, but its header promises {needed:,}; the file is cut short. Fix: "
+                "copy it again, or run the pack stage again"
+            )
+
+        if self.num_boundaries < 1:
+            raise self._uncovered()
+
+    def _uncovered(self) -> KieloError:
+        what = f"its documents do not cover its {self.num_sequences} sequences"
+        return KieloError(f"{self._path}: damaged ({what}). Fix: copy it again, or run the pack stage again")
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return (first byte of each sequence, first sequence of each document and their number), mapped."""
+        place = HEADER.size + 4 * self.num_sequences
+        pointers = self._mapped("<i8", place, self.num_sequences)
+        return pointers, self._mapped("<i8", place + 8 * self.num_sequences, self.num_boundaries)
+
+    def read(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return (tokens of each sequence, first sequence of each document and their number), in memory."""
+        lengths = np.fromfile(self._path, "<i4", self.num_sequences, offset=HEADER.size)
+        place = HEADER.size + 12 * self.num_sequences
+        documents = np.fromfile(self._path, "<i8", self.num_boundaries, offset=place)
+        if documents[0] != 0 or documents[-1] != self.num_sequences or np.any(np.diff(documents) < 0):
+            raise self._uncovered()
+        return lengths, documents
+
+    def end_of_data(self) -> int:
+        """Return the byte after the last sequence. Raises KieloError if documents miss sequences."""
+        pointers, documents = self.arrays()
+        if documents[0] != 0 or documents[-1] != self.num_sequences:
+            raise KieloError(
+                f"{self._path}: damaged (its documents cover sequences {documents[0]} to {documents[-1]} of "
+                f"{self.num_sequences}). Fix: copy it again"
+            )
+        if not self.num_sequences:
+            return 0
+        lengths = self._mapped("<i4", HEADER.size, self.num_sequences)
+        return int(pointers[-1]) + int(lengths[-1]) * self.dtype.itemsize
+
+    def check_sequences(self) -> None:
+        """Read all arrays. Raises KieloError unless sequences and documents follow each other."""
+        pointers, documents = self.arrays()
+        lengths = self._mapped("<i4", HEADER.size, self.num_sequences)
+        for first in range(0, self.num_sequences, SEQUENCES_AT_ONCE):
+            last = min(first + SEQUENCES_AT_ONCE, self.num_sequences)
+            sizes = lengths[first:last].astype(np.int64) * self.dtype.itemsize
+            following = pointers[first + 1 : last + 1]
+            wrong = np.flatnonzero(sizes < 0)
+            if not len(wrong):
+                ends = pointers[first:last][: len(following)] + sizes[: len(following)]
+                wrong = np.flatnonzero(ends != following)
+            if len(wrong):
+                number = first + int(wrong[0])
+                raise KieloError(
+                    f"{self._path}: damaged (sequence {number} has {int(lengths[number]):,} tokens from byte "
+                    f"{int(pointers[number]):,}, and the next does not begin after them). Fix: copy it again"
+                )
+        for first in range(0, self.num_boundaries - 1, SEQUENCES_AT_ONCE):
+            part = documents[first : first + SEQUENCES_AT_ONCE + 1]
+            wrong = np.flatnonzero((part[1:] < part[:-1]) | (part[:-1] < 0) | (part[1:] > self.num_sequences))
+            if len(wrong):
+                number = int(wrong[0])
+                raise KieloError(
+                    f"{self._path}: damaged (document {first + number} is sequences {int(part[number]):,} to "
+                    f"{int(part[number + 1]):,} of {self.num_sequences:,}). Fix: copy it again"
+                )
+
+    def _mapped(self, dtype: str, place: int, count: int) -> np.ndarray:
+        if not count:
+            return np.zeros(0, dtype)
+        return np.memmap(self._path, dtype, "r", place, (count,)).view(np.ndarray)
+
+
+class TokenShard:
+    """A shard. Opening it reads only the index.
+
+    dtype: of the stored ids. document_offsets: int64 [num_documents + 1], in tokens. loss_mask: uint8
+    [num_tokens], 0 if predicting the token carries no loss; None if all tokens carry loss.
     """
 
     def __init__(self, prefix: Path | str):
@@ -177,7 +258,8 @@ class TokenShard:
         for path in (self._index_path, self._data_path):
             if not path.is_file():
                 raise KieloError(f"{path}: no such file; a token shard is a pair PREFIX.bin and PREFIX.idx")
-        self.dtype, lengths, documents = self._read_index()
+        head = MegatronHead(self._index_path)
+        self.dtype, (lengths, documents) = head.dtype, head.read()
         sequence_ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
         self.document_offsets: np.ndarray = sequence_ends[documents]
         self.num_tokens = int(sequence_ends[-1])
@@ -189,7 +271,7 @@ class TokenShard:
     def read(self, start_token: int, count: int) -> np.ndarray:
         """Return tokens start_token .. start_token+count-1 of the stream, [count].
 
-        Raises IndexError outside the shard, and OSError where the file does not give them.
+        Raises IndexError outside the shard, and OSError if the file does not give them.
         """
         if start_token < 0 or count < 0 or start_token + count > self.num_tokens:
             raise IndexError(
@@ -198,7 +280,7 @@ class TokenShard:
         return self._tokens[start_token : start_token + count]
 
     def num_whole_sequences(self, length: int) -> int:
-        """Return the number of sequences that have `length` tokens and a next one."""
+        """Return the number of sequences of `length` tokens that have a following token."""
         return max(0, self.num_tokens - 1) // length
 
     def sequences(self, numbers: np.ndarray, length: int) -> np.ndarray:
@@ -209,12 +291,13 @@ class TokenShard:
         return self._tokens.rows(numbers * length, length + 1)
 
     def borders(self, start_token: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (range, token) of each document that begins inside of one of the ranges [n] of tokens.
+        """Return (range, token) of each document that begins inside one of the ranges [n], after its first
+        token.
 
-        Inside: after its first token. int64 [borders] each.
+        int64 [borders] each.
         """
         offsets = self.document_offsets
-        before = np.searchsorted(offsets, start_token, side="right")  # documents that begin no later
+        before = np.searchsorted(offsets, start_token, side="right")  # documents that begin earlier or there
         borders = np.searchsorted(offsets, start_token + count, side="left") - before
         which = np.repeat(np.arange(len(borders)), borders)
         number = np.arange(len(which)) + (before - np.cumsum(borders) + borders)[which]
@@ -226,29 +309,6 @@ class TokenShard:
             offsets = self.document_offsets[first : first + BLOCK_DOCUMENTS + 1]
             yield offsets[:-1], offsets[1:]
 
-    def _read_index(self) -> tuple[np.dtype, np.ndarray, np.ndarray]:
-        content = self._index_path.read_bytes()
-        if len(content) < HEADER.size or not content.startswith(MAGIC):
-            raise KieloError(f"{self._index_path}: not a Megatron index (it does not start with MMIDIDX)")
-        _, version, code, num_sequences, num_boundaries = HEADER.unpack_from(content)
-        if version != VERSION or code not in DTYPES or np.dtype(DTYPES[code]).kind not in "iu":
-            raise KieloError(
-                f"{self._index_path}: version {version}, dtype code {code}; version 1 with integers is read"
-            )
-        needed = HEADER.size + 12 * num_sequences + 8 * num_boundaries
-        if len(content) < needed:
-            raise KieloError(
-                f"{self._index_path}: {len(content):,} bytes, but its header promises {needed:,}; "
-                "the file is cut short: copy it again, or run the pack stage again"
-            )
-        lengths = np.frombuffer(content, "<i4", num_sequences, HEADER.size)
-        documents = np.frombuffer(content, "<i8", num_boundaries, HEADER.size + 12 * num_sequences)
-        if not _is_partition(documents, num_sequences):
-            raise KieloError(
-                f"{self._index_path}: damaged (its documents do not cover its {num_sequences} sequences)"
-            )
-        return np.dtype(DTYPES[code]).newbyteorder("<"), lengths, documents
-
     def _read_loss_mask(self) -> FileArray | None:
         path = _beside(self.prefix, LOSS_MASK)
         if not path.is_file():
@@ -256,7 +316,7 @@ class TokenShard:
         if path.stat().st_size != self.num_tokens:
             raise KieloError(
                 f"{path}: {path.stat().st_size:,} bytes for the {self.num_tokens:,} tokens of "
-                f"{self._data_path.name}; copy both files again, or run the pack stage again"
+                f"{self._data_path.name}. Fix: copy both files again, or run the pack stage again"
             )
         return FileArray(path, np.uint8, self.num_tokens)
 
@@ -265,20 +325,11 @@ class TokenShard:
         if expected != found:
             raise KieloError(
                 f"{self._index_path} does not match {self._data_path.name}: the index describes "
-                f"{expected:,} bytes ({self.num_tokens:,} tokens of {self.dtype.itemsize} bytes), the data "
-                f"has {found:,}; copy both files again, or run the pack stage again"
+                f"{expected:,} bytes ({self.num_tokens:,} tokens of {self.dtype.itemsize} bytes), but the "
+                f"data has {found:,}. Fix: copy both files again, or run the pack stage again"
             )
 
 
-def _is_partition(documents: np.ndarray, num_sequences: int) -> bool:
-    return bool(
-        len(documents)
-        and documents[0] == 0
-        and documents[-1] == num_sequences
-        and np.all(np.diff(documents) >= 0)
-    )
-
-
 def _beside(prefix: Path, suffix: str) -> Path:
-    """PREFIX + suffix; `with_suffix` would cut a prefix that has a dot in it."""
+    """Return PREFIX + suffix; `with_suffix` would cut a prefix with a dot."""
     return prefix.with_name(prefix.name + suffix)

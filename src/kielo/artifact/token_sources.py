@@ -1,7 +1,7 @@
 """Sets of ready token files, the source `tokens = "PREFIX"` of a recipe: found, described, compared.
 
-A description has nothing of where the files lie or when they were written: the same files elsewhere are the
-same text. The manifest of RUN/tokens has both in its counts.
+A description has neither the folder nor the times of the files, because the same files elsewhere are the same
+text. The counts in the manifest of RUN/tokens have both.
 """
 
 import glob
@@ -21,7 +21,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe, Source
 
 SMALLEST_UINT32_VOCABULARY = (1 << 16) + 1  # below it flat ids are uint16, as OLMo and datatrove write them
-# Other files of tokens, and known ones in another cover.
+# Other files of tokens, and known formats when compressed or packed.
 _UNREAD_TOKENS = re.compile(
     r"\.(npz|pt|pth|arrow|parquet|mds|h5|hdf5|pkl|pickle|chunk|tokens|tar|zip|tgz)$"
     r"|\.(bin|idx|npy|ds|npz|mds|tar)\.(gz|zst|zstd|xz|bz2|lz4)$",
@@ -31,7 +31,7 @@ KNOWN = "PREFIX.bin with PREFIX.idx, NAME.npy, NAME.ds with NAME.ds.index, or a 
 
 
 class TokenFileSet(JsonObject):
-    """The files of one source, joined in this order."""
+    """The files of a source, joined in this order."""
 
     files: tuple[TokenFile, ...]
     """Descriptions; names are relative to the folder that the manifest's counts name."""
@@ -44,7 +44,7 @@ class TokenFileSet(JsonObject):
 
 
 class TokenFiles(JsonFile):
-    """The sources of a run that are read in place: which files, with which documents."""
+    """The sources of a run that are read in place."""
 
     FILE_NAME: ClassVar[str] = "token_files.json"
 
@@ -56,10 +56,10 @@ class TokenFiles(JsonFile):
 
 @dataclass(frozen=True)
 class FoundFiles:
-    """The files of a source on this machine. folder: where `files` are.
+    """The files of a source on this machine, in `folder`.
 
-    times_ns: when each was last written, and its index and mask. unread: other files in the folders that the
-    source names.
+    times_ns: of the last write of each file, its index and its mask. unread: other files in the source's
+    folders.
     """
 
     folder: Path
@@ -69,12 +69,11 @@ class FoundFiles:
 
     @property
     def identity(self) -> str:
-        """A hash of the files, wherever they are."""
         return hash_json([file.content() for file in self.files])
 
 
 def find_token_sources(recipe: Recipe, vocab_size: int) -> dict[str, FoundFiles]:
-    """Describe the files of each source with `tokens`. Raises KieloError as `find_token_files` does."""
+    """Describe the files of each source with `tokens`. Errors as in `find_token_files`."""
     return {
         source.name: find_token_files(
             source.name, source.tokens or "", _width(source, vocab_size), source.leave_out
@@ -86,9 +85,9 @@ def find_token_sources(recipe: Recipe, vocab_size: int) -> dict[str, FoundFiles]
 def find_token_files(name: str, place: str, width: int, leave_out: Sequence[str] = ()) -> FoundFiles:
     """Describe the files of source `name` at `place`, in the order of their names.
 
-    place: see KNOWN; with or without .bin, .idx. width: bytes of an id in files that do not tell. leave_out:
-    patterns of names below `place` that are not read. Raises KieloError where there is none, where one cannot
-    be read as what it seems, and for one that holds tokens and is not read.
+    place: see KNOWN; with or without .bin, .idx. width: bytes of an id, if files do not store it. leave_out:
+    patterns of names below `place` to ignore. Raises KieloError if there is no file, if a file is not what it
+    seems, and for files of tokens in another format.
     """
     paths, unread = list_token_files(name, place, leave_out)
     folder = Path(os.path.commonpath([path.parent for path in paths]))
@@ -99,13 +98,12 @@ def find_token_files(name: str, place: str, width: int, leave_out: Sequence[str]
         ]
         times_ns = tuple(_times(folder, file) for file in files)
     except OSError as problem:
-        raise KieloError(
-            f"corpus.sources, {name}: {problem.filename}: cannot be read ({problem.strerror})"
-        ) from None
+        what = f"{problem.filename}: cannot be read ({problem.strerror})"
+        raise KieloError(f"corpus.sources, {name}: {what}") from None
     if not any(file.tokens for file in files):
         raise KieloError(
-            f"corpus.sources, {name}: tokens = {place!r}: {len(files)} files, none of which has a token; "
-            "name others, or leave the source out"
+            f"corpus.sources, {name}: tokens = {place!r}: {len(files)} files, none of which has a token. "
+            "Fix: other files, or leave the source out"
         )
     return FoundFiles(folder, tuple(files), times_ns, tuple(unread))
 
@@ -113,7 +111,7 @@ def find_token_files(name: str, place: str, width: int, leave_out: Sequence[str]
 def list_token_files(name: str, place: str, leave_out: Sequence[str] = ()) -> tuple[list[Path], list[str]]:
     """Return the data files of source `name` at `place`, and the names of other files below it.
 
-    Raises KieloError where there is none, and for one that holds tokens and is not read.
+    Raises KieloError if there is no data file, and for files of tokens in another format.
     """
     paths, unread = _find(place, leave_out)
     if data := [path for path in unread if _UNREAD_TOKENS.search(path) and not _is_left_out(path, leave_out)]:
@@ -129,10 +127,7 @@ def list_token_files(name: str, place: str, leave_out: Sequence[str] = ()) -> tu
 def check_unchanged(
     name: str, folder: Path, files: Sequence[TokenFile], times_ns: Sequence[Sequence[int]]
 ) -> None:
-    """Raise KieloError for a file of another size or time than described.
-
-    Another time means another content, until the pack stage has read all of it again.
-    """
+    """Raise KieloError for a file whose size or time differs from its description."""
     for file, noted in zip(files, times_ns, strict=True):
         path = folder / file.name
         try:
@@ -140,18 +135,18 @@ def check_unchanged(
         except OSError as problem:
             raise KieloError(
                 f"{problem.filename}: cannot be read ({problem.strerror}); source {name} is read in place. "
-                "Fix: the file in its place; or `kielo run RECIPE --to pack`, with its new place "
-                "in corpus.sources"
+                "Fix: the file in its place, or `kielo run RECIPE --to pack` with its new place in "
+                "corpus.sources"
             ) from None
         if size == file.bytes and times == tuple(noted):
             continue
-        how = "its data, index or loss mask was written again"
+        how = "its data, index or loss mask was rewritten"
         if size != file.bytes:
             how = f"{size:,} bytes, described were {file.bytes:,}"
         raise KieloError(
             f"{path}: changed since the pack stage described it ({how}); source {name} is read in place. "
-            "Fix: `kielo run RECIPE --to pack`, which reads the whole file and accepts it if the "
-            "content is the same; or the file as it was"
+            "Fix: `kielo run RECIPE --to pack`, which reads the whole file and accepts it if the content is "
+            "the same, or the file as it was"
         )
 
 
@@ -172,14 +167,13 @@ def _parts(folder: Path, file: TokenFile) -> list[Path]:
 
 
 def _width(source: Source, vocab_size: int) -> int:
-    """Return the bytes of an id in a source's files that do not tell."""
     if source.tokens_dtype is not None:
         return 2 if source.tokens_dtype == "uint16" else 4
     return 4 if vocab_size >= SMALLEST_UINT32_VOCABULARY else 2
 
 
 def _find(place: str, leave_out: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Return the data files at a place, and the names of other files below the folders that it names."""
+    """Return the data files at a place, and the names of other files below its folders."""
     place = os.path.expanduser(place)
     found = sorted(glob.glob(place, recursive=True)) if glob.has_magic(place) else [place]
     paths: set[Path] = set()
@@ -211,7 +205,7 @@ def _is_left_out(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _is_beside(path: Path, read: set[Path]) -> bool:
-    """Return True for the index, the metadata or the mask of a data file that is read."""
+    """Return True for the index, metadata or mask of a data file that is read."""
     name = path.name
     owners = {name.removesuffix(end) for end in (".index", ".metadata", ".loss")}
     owners |= {name.removesuffix(end) + ".bin" for end in (".idx", ".loss_mask")}

@@ -1,6 +1,6 @@
-"""The protection of the text that a run trains on: data stages ask before they replace a finished folder.
+"""Protection of the text that a run trains on: data stages ask before they replace a finished folder.
 
-RUN/corpus, RUN/tokenizer and RUN/tokens are one text; RUN/train/checkpoints holds what was trained on it.
+RUN/corpus, RUN/tokenizer and RUN/tokens are one text. RUN/train/checkpoints was trained on it.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ NAMED_DIFFERENCES = 4
 
 
 def has_trained(run_folder: Path | str) -> bool:
-    """Return True if the run has a checkpoint, damaged ones included, or a finished training."""
+    """Return True if the run has a checkpoint, even a damaged one, or a finished training."""
     train = Path(run_folder) / "train"
     return bool(_checkpoints(train / "checkpoints")) or read_manifest(train) is not None
 
@@ -25,7 +25,7 @@ def refuse_to_replace(
 ) -> None:
     """Raise KieloError if the run has checkpoints and its finished data stage in `folder` would change.
 
-    kind … section: as in `manifest.is_current`. A folder that is missing may be made: nothing is replaced.
+    kind … section: as in `manifest.is_current`. A missing folder can be made, because nothing is replaced.
     """
     changed = differences(folder, kind, version, inputs, section)
     if not changed:
@@ -37,20 +37,17 @@ def refuse_to_replace(
 
 
 def refuse_while_trained_on(folder: Path | str, why: str, advice: str = "") -> None:
-    """Raise KieloError if the run has checkpoints, saying `why` the data stage would be made again.
-
-    advice: the first thing that would work.
-    """
+    """Raise KieloError if the run has checkpoints. why: the stage would run again. advice: the first fix."""
     folder = Path(folder)
     checkpoints = folder.parent / "train" / "checkpoints"
     kept = _checkpoints(checkpoints)
     if not kept:
         return
     raise KieloError(
-        f"{folder}: would be made again ({why}), and {checkpoints} holds {kept[0].name}, which was trained "
-        f"on it. Nothing was changed. Fix: {advice}--set name=… or another `folder` for the "
-        "changed text; the old text and values; --from train to go on with the text as it is; or move "
-        f"{checkpoints.parent} away to start again at step 0"
+        f"{folder}: would be made again ({why}), and {checkpoints} has {kept[0].name}, which was trained on "
+        f"it. Nothing was changed. Fix: {advice}--set name=… or another `folder` for the changed text; the "
+        f"old text and values; --from train to continue with the text as it is; or move {checkpoints.parent} "
+        "away to start again at step 0"
     )
 
 

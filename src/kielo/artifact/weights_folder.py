@@ -1,9 +1,9 @@
-"""A folder of Hugging Face weights, or a tokenizer, without torch: its place, and which files hold tensors.
+"""A folder of Hugging Face weights, or a tokenizer, without torch: its place, and the files of its tensors.
 
-In: `hf:FOLDER`, or `hf:OWNER/NAME[@REVISION]` on the Hugging Face hub; out: a folder with a config.json and
-weights, for a repository its snapshot in the local cache, or in the folder of `kielo prefetch`. Files are
-looked for in transformers' order: the file that `transformers_weights` of config.json names,
-`model.safetensors`, the shards of `model.safetensors.index.json`, then the same of `pytorch_model.bin`.
+In: `hf:FOLDER`, or `hf:OWNER/NAME[@REVISION]` on the Hugging Face hub. Out: a folder with a config.json and
+weights, for a repository its snapshot in the local cache or the folder of `kielo prefetch`. Files are looked
+for in transformers' order: the file that `transformers_weights` of config.json names, `model.safetensors`,
+the shards of `model.safetensors.index.json`, then the same of `pytorch_model.bin`.
 """
 
 import json
@@ -22,43 +22,39 @@ from kielo.recipe.places import conversion
 
 CONFIG_FILE = "config.json"
 _INDEX = ".index.json"
-# As transformers looks for them: an index beside a single file may be that of older shards.
+# transformers' order. An index beside a single file can belong to older shards.
 _WEIGHTS = tuple(name + end for name in ("model.safetensors", "pytorch_model.bin") for end in ("", _INDEX))
 _NAMED_FILE = "transformers_weights"  # key of config.json
 _SMALL_FILES = ["*.json", "*.jinja", "merges.txt", "tokenizer.model", "vocab.txt"]
 _TOKENIZER_FILE = "tokenizer.json"
-# Of a tokenizer: chat templates with names of their own, such as tool_use.jinja.
+# Named chat templates of a tokenizer, such as tool_use.jinja.
 TEMPLATES_FOLDER = "additional_chat_templates"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def resolve_weights(reference: str) -> Path:
-    """Return the local folder of `reference`; weights on the hub are fetched into its cache once.
+    """Return the local folder of `reference`. Weights on the hub are downloaded into its cache once.
 
-    A name without revision is looked up in the cache first too: a repository that moved on does not change
-    what is trained. Raises KieloError, with the fix, for a folder that is not there and a hub that
-    does not answer.
+    A name without revision is also looked up in the cache first, so that a new commit does not change the
+    training. Raises KieloError for a folder that does not exist and a hub that does not answer.
     """
+    if (found := weights_here(reference)) is not None:
+        return found
     where = reference.removeprefix("hf:")
-    folder = Path(where).expanduser()
-    if folder.is_dir():
-        return folder
     if where.startswith(("/", ".", "~")) or where.count("/") != 1:
-        of_run = ", which the stage export of a run makes" if folder.name == "hf" else ""
+        of_run = ", which the stage export of a run makes" if Path(where).name == "hf" else ""
         raise KieloError(
             f"model.weights = {reference!r}: there is no folder {where}{of_run}. Fix: hf:FOLDER, "
             "a folder with a Hugging Face config.json and its safetensors files, or hf:OWNER/NAME of the "
             "Hugging Face hub"
         )
-    if (found := _here(where, _has_weights)) is not None:
-        return found
     if prefetched_folder() is not None:
         raise not_brought(f"model.weights = {reference!r}")
     return fetch_weights(reference)
 
 
 def resolve_tokenizer(path: str) -> Path:
-    """Return the folder of a ready tokenizer: a folder, or hf:OWNER/NAME[@REVISION], fetched as weights."""
+    """Return the folder of a ready tokenizer, or of hf:OWNER/NAME[@REVISION], downloaded like weights."""
     where = path.removeprefix("hf:")
     folder = Path(where).expanduser()
     if where == path or folder.is_dir():
@@ -71,20 +67,20 @@ def resolve_tokenizer(path: str) -> Path:
 
 
 def is_on_hub(reference: str | None) -> bool:
-    """Return True for hf:OWNER/NAME[@REVISION] that is no folder here."""
+    """Return True for hf:OWNER/NAME[@REVISION] if no such folder exists here."""
     where = (reference or "").removeprefix("hf:")
     is_name = where != reference and where.count("/") == 1 and where[0] not in "/.~"
     return is_name and not Path(where).is_dir()
 
 
 def tokenizer_here(path: str) -> Path | None:
-    """Return the folder of a ready tokenizer if it is on this machine; nothing is fetched."""
+    """Return the folder of a ready tokenizer if it is on this machine. Nothing is downloaded."""
     folder = Path(path.removeprefix("hf:")).expanduser()
     return folder if not is_on_hub(path) else _here(path.removeprefix("hf:"), _has_tokenizer)
 
 
 def weights_here(reference: str) -> Path | None:
-    """Return the folder of `reference` if it is on this machine; nothing is fetched."""
+    """Return the folder of `reference` if it is on this machine. Nothing is downloaded."""
     where = reference.removeprefix("hf:")
     folder = Path(where).expanduser()
     if folder.is_dir():
@@ -93,7 +89,7 @@ def weights_here(reference: str) -> Path | None:
 
 
 def pinned(reference: str, folder: Path) -> str:
-    """Return `reference` with the commit if it is a repository: the name of its snapshot `folder`."""
+    """Return `reference` with the commit of its snapshot `folder`, if it is a repository."""
     where = reference.removeprefix("hf:")
     if Path(where).expanduser().is_dir() or not _COMMIT.fullmatch(folder.name):
         return reference
@@ -101,35 +97,34 @@ def pinned(reference: str, folder: Path) -> str:
 
 
 def weight_files(folder: Path) -> Mapping[Path, list[str] | None]:
-    """Return each file of weights in `folder` → the tensors that an index lists; None for a single file.
+    """Return each file of weights in `folder` → the tensors in an index; None for a single file.
 
-    Raises KieloError for a folder without weights, and for an index that is damaged, or names files that are
-    not there or are in another folder.
+    Raises KieloError for a folder without weights, and for an index that is damaged or names files that do
+    not exist or are in another folder.
     """
     chosen, _ = _chosen(Path(folder))
     return _files_of(Path(folder), chosen)
 
 
 def passed_over_in_words(folder: Path) -> str:
-    """Return a sentence on files of weights in `folder` that are not read; "" for none."""
+    """Return a sentence about files of weights in `folder` that are not read, or ""."""
     try:
         chosen, others = _chosen(folder)
     except KieloError:
         return ""
-    read, unread = _names_in(folder, chosen), []
-    for name in others:
-        if not _names_in(folder, name) <= read:  # the index of an export names its single file
-            unread.append(name)
+    read = _names_in(folder, chosen)
+    # The index of an export names its single file.
+    unread = [name for name in others if not _names_in(folder, name) <= read]
     if not unread:
         return ""
     return (
         f"{folder} has more than one set of weights: {chosen} is read, as transformers does, and not "
-        f"{', '.join(unread)}; if that is the wrong set, move {chosen} to another folder"
+        f"{', '.join(unread)}. If that is the wrong set, move {chosen} to another folder"
     )
 
 
 def _names_in(folder: Path, name: str) -> set[str]:
-    """Return the names of the files that `name` stands for; its own if it is no index or cannot be read."""
+    """Return the files that `name` stands for; itself if it is no index or cannot be read."""
     try:
         return {path.name for path in _files_of(folder, name)}
     except KieloError:
@@ -137,22 +132,21 @@ def _names_in(folder: Path, name: str) -> set[str]:
 
 
 def _chosen(folder: Path) -> tuple[str, list[str]]:
-    """Return the file or index of weights that transformers reads in `folder`, and others that are there."""
+    """Return the file or index of weights that transformers reads in `folder`, and the others there."""
     present = [name for name in _WEIGHTS if (folder / name).is_file()]
     named = _named_file(folder)
     if named is None and not present:
-        raise KieloError(f"{folder}: no weights are there; looked for {', '.join(_WEIGHTS)}")
+        raise KieloError(f"{folder}: no weights; looked for {', '.join(_WEIGHTS)}")
     chosen = named or present[0]
     return chosen, [name for name in present if name != chosen]
 
 
 def _named_file(folder: Path) -> str | None:
-    """Return the file of weights or the index that config.json names; None if it names none."""
     path = folder / CONFIG_FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return None  # whoever reads the model complains
+        return None  # the reader of the model complains
     name = content.get(_NAMED_FILE) if isinstance(content, dict) else None
     if name is None:
         return None
@@ -179,25 +173,21 @@ def _indexed(folder: Path, index: str) -> Mapping[Path, list[str]]:
         raise KieloError(f"{path}: not a weight index: not valid JSON ({error})") from error
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
-        raise KieloError(
-            f"{path}: not a weight index: it has no weight_map that says which file holds which tensor"
-        )
+        raise KieloError(f"{path}: not a weight index: it has no weight_map from tensors to files")
     files: dict[Path, list[str]] = {}
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or name in ("", ".", "..") or re.search(r"[/\\\0]", name):
-            raise KieloError(
-                f"{path}: {tensor} is said to be in {name!r}, which is no name of a file in that folder"
-            )
+            raise KieloError(f"{path}: {tensor} is in {name!r}, which is no name of a file in that folder")
         files.setdefault(folder / name, []).append(tensor)
     files = dict(sorted(files.items()))
     absent = [path.name for path in files if not path.is_file()]
     if absent:
-        raise KieloError(f"{folder}: {index} names files that are not there: {', '.join(absent[:8])}")
+        raise KieloError(f"{folder}: {index} names files that do not exist: {', '.join(absent[:8])}")
     return files
 
 
 def unique_keys(path: Path, pairs: list[tuple[str, Any]]) -> JsonTable:
-    """Return a JSON object of the file `path`. KieloError for two entries of one name."""
+    """Return a JSON object of the file `path`. KieloError for a repeated key."""
     content = dict(pairs)
     if len(content) < len(pairs):
         twice = next(key for key, number in Counter(key for key, _ in pairs).items() if number > 1)
@@ -206,10 +196,10 @@ def unique_keys(path: Path, pairs: list[tuple[str, Any]]) -> JsonTable:
 
 
 def _here(where: str, is_whole: Callable[[Path], bool]) -> Path | None:
-    """Return the whole snapshot of OWNER/NAME[@REVISION], brought by `kielo prefetch` or in the hub's cache.
+    """Return the complete snapshot of OWNER/NAME[@REVISION] from `kielo prefetch` or the hub's cache.
 
-    The hub is not asked: thousands of ranks may call. With the patterns of the fetch: without them
-    newer clients refuse a snapshot that lacks any other file of the repository.
+    The hub is not asked, because thousands of ranks can call. Without the patterns of the download, newer
+    clients refuse a snapshot that lacks any other file of the repository.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -249,10 +239,10 @@ def _has_tokenizer(folder: Path) -> bool:
 
 
 def fetch_weights(reference: str, hub: Path | None = None) -> Path:
-    """Download the weights of hf:OWNER/NAME[@REVISION] and return their snapshot; goes on where it stopped.
+    """Download the weights of hf:OWNER/NAME[@REVISION] and return their snapshot. A broken download resumes.
 
-    hub: the folder of repositories; default: the cache of the hub's client. Raises KieloError where the hub
-    does not answer, or has no such weights.
+    hub: the folder of repositories; default: the client's cache. Raises KieloError if the hub does not answer
+    or has no such weights.
     """
     folder = _fetched(f"model.weights = {reference!r}", reference, "*.safetensors", hub)
     if not any(folder.glob("*.safetensors")):
@@ -262,7 +252,7 @@ def fetch_weights(reference: str, hub: Path | None = None) -> Path:
 
 
 def fetch_tokenizer(path: str, hub: Path | None = None) -> Path:
-    """Download the small files of hf:OWNER/NAME[@REVISION], as `fetch_weights` does its weights."""
+    """Download the small files of hf:OWNER/NAME[@REVISION], as `fetch_weights` does."""
     folder = _fetched(f"tokenizer {path!r}", path, _TOKENIZER_FILE, hub)
     if not _has_tokenizer(folder):
         name = path.removeprefix("hf:").partition("@")[0]
@@ -277,7 +267,7 @@ def _fetched(what: str, reference: str, pattern: str, hub: Path | None) -> Path:
 
     name, _, revision = reference.removeprefix("hf:").partition("@")
     try:
-        # Without the repository's subfolders: they hold copies in other formats. But for one.
+        # Subfolders of the repository, copies in other formats, are left out, except the templates below.
         snapshot = snapshot_download(
             name,
             revision=revision or None,
@@ -289,8 +279,8 @@ def _fetched(what: str, reference: str, pattern: str, hub: Path | None) -> Path:
         templates = [f"{TEMPLATES_FOLDER}/*.jinja"]
         snapshot_download(name, revision=commit, allow_patterns=templates, cache_dir=hub)
         return Path(snapshot)
-    except Exception as error:  # the hub's client has a dozen kinds of error for "not there" and "no network"
+    except Exception as error:  # the client has a dozen kinds of errors for missing files and networks
         raise KieloError(
-            f"{what}: there is no folder {name}, and it could not be fetched from "
-            f"the Hugging Face hub ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})"
+            f"{what}: the folder {name} does not exist, and the Hugging Face hub did not give it "
+            f"({type(error).__name__}: {(str(error).splitlines() or [''])[0]})"
         ) from error

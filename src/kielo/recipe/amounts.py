@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PositiveInt
 
-# Commas are between thousands: 1,5 is one and a half to some, and fifteen to none.
+# Commas separate thousands. 1,5 is refused: it could be one and a half.
 _NUMBER = re.compile(
     r"(?P<whole>\d+(?:_\d+)*|\d{1,3}(?:,\d{3})+)(?:\.(?P<places>\d+))?(?:e\+?(?P<power>\d{1,2}))?\s*(?P<unit>[KMBGT]?)",
     re.IGNORECASE,
@@ -14,9 +14,9 @@ _UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 
 
 def parse_amount(value: Any) -> Any:
-    """Return the whole number that a text such as "3B" or "1e9" means; what is no text stays as it is.
+    """Return the whole number that a text such as "3B" or "1e9" means. Other values than text stay.
 
-    Raises ValueError for another text, and for a number that is not whole.
+    Raises ValueError for other text, and for a number that is not whole.
     """
     if not isinstance(value, str):
         return value
@@ -34,12 +34,11 @@ def parse_amount(value: Any) -> Any:
 
 
 def is_amount(value: Any) -> bool:
-    """Return True for a text that `parse_amount` knows how to read."""
     return isinstance(value, str) and _NUMBER.fullmatch(value.strip()) is not None
 
 
 def parse_device_hours(text: str) -> int | None:
-    """Return the hours in "20000h" or "1.5M GPU-hours"; None for a text that is no device-hours."""
+    """Return the hours in "20000h" or "1.5M GPU-hours"; None for other text."""
     found = re.fullmatch(
         r"\s*([\d_.,]+\s*[KM]?)\s*(?:h|(?:GPU|device)[- ]?h(?:ours?)?)\s*", text, re.IGNORECASE
     )
@@ -47,10 +46,7 @@ def parse_device_hours(text: str) -> int | None:
 
 
 def short_amount(number: float) -> str:
-    """Return the number with the largest unit that keeps two digits after the point: "3B", "1.24B".
-
-    A number below 1000 has three figures.
-    """
+    """Return the number in its largest unit with up to two decimals, "1.24B"; three digits below 1000."""
     for unit in ("T", "B", "M", "K"):
         if number >= _UNITS[unit]:
             return f"{number / _UNITS[unit]:.2f}".rstrip("0").rstrip(".") + unit

@@ -1,7 +1,6 @@
 """Cards: facts of languages, clusters and accelerators. A name → a frozen, typed card.
 
-Cards are TOML files inside the package (kielo/cards), so a new language or machine is a file, not a patch;
-each figure has its source and date in the card.
+A card is a TOML file in kielo/cards, which has the source and date of each figure.
 """
 
 import os
@@ -20,19 +19,20 @@ from kielo.recipe.toml_text import line_of, lines_of_keys
 
 _MOST_IB_TIMEOUT = 22
 _CARDS = Path(__file__).resolve().parent.parent / "cards"
-NEW_CARD = _CARDS / "new_cluster.toml"  # to fill in; @NAME@ stands for its name
+NEW_CARD = _CARDS / "new_cluster.toml"  # a template; @NAME@ stands for its name
 
 
 class Language(Section):
-    """A language: how it is written, what the identifiers call it, and how sure they must be."""
+    """A language: its letters, its codes in the identifiers, and the probabilities that they must give it."""
 
     code: str
     name: str
-    script: str = Field(description="Latin, Japanese, …: for people")
-    unicode_scripts: tuple[str, ...] = Field(
-        (), description="scripts its letters are in; default: `script` alone"
-    )
-    letters: str = Field("", description="lower-case letters; empty: every letter of its scripts")
+    script: str
+    """Script for people to read: Latin, Japanese, …"""
+    unicode_scripts: tuple[str, ...] = ()
+    """Scripts of the language's letters. Default: `script` alone."""
+    letters: str = ""
+    """Lower-case letters. Default: every letter of the scripts."""
     identifier_codes: dict[str, tuple[str, ...]]
     line_language_threshold: dict[str, float]
     document_language_threshold: dict[str, float]
@@ -47,111 +47,104 @@ class Language(Section):
 
 
 class Accelerator(Section):
-    """A device as PyTorch sees it. `peak_tflops` maps each precision that is known to dense TFLOP/s."""
+    """A device as PyTorch sees it."""
 
     name: str
     device: Literal["cpu", "cuda"]
-    device_names: tuple[str, ...] = Field((), description="parts of the name that the driver gives it")
-    memory_bytes: int | None = Field(
-        None, gt=0, description="as sold, in decimal; left out where it is the machine's"
-    )
-    given_bytes: int | None = Field(
-        None, gt=0, description="that the driver gives a process; default: 0.99 × 2^30 for each 10^9 sold"
-    )
-    context_bytes: int = Field(
-        0, ge=0, description="of those, what the driver's context and communicators take"
-    )
-    memory_source: str = Field("", description="of given_bytes and context_bytes")
-    peak_tflops: dict[Literal["bf16", "fp32", "fp8", "fp4"], float] = Field(
-        description="bf16 is fp16's rate too"
-    )
-    architecture: str = Field("cpu", description="whose fitted constants it has")
+    device_names: tuple[str, ...] = ()
+    """Parts of the name that the driver reports."""
+    memory_bytes: int | None = Field(None, gt=0)
+    """Bytes of memory as sold, in decimal. Left out if the machine decides."""
+    given_bytes: int | None = Field(None, gt=0)
+    """Bytes that the driver gives a process. Default: 0.99 × 2^30 for each 10^9 sold."""
+    context_bytes: int = Field(0, ge=0)
+    """Bytes of these that the driver's context and communicators take."""
+    memory_source: str = ""
+    peak_tflops: dict[Literal["bf16", "fp32", "fp8", "fp4"], float]
+    """Precision → dense TFLOP/s. bf16 is fp16's rate too."""
+    architecture: str = "cpu"
+    """Whose fitted constants the device has."""
     memory_bandwidth_tb_per_second: float | None = None
-    link_gb_per_second: float = Field(
-        0.0, description="to the other devices of a node, one way, in 10^9 bytes"
-    )
-    allocator_settings: str = Field(
-        "", description="PYTORCH_ALLOC_CONF of a training, where the environment sets none"
-    )
-    power_share: float = Field(1.0, description="its power limit by that of its architecture's full part")
+    link_gb_per_second: float = 0.0
+    """Rate to the other devices of a node, one way, in 10^9 bytes a second."""
+    allocator_settings: str = ""
+    """PYTORCH_ALLOC_CONF of a training, if the environment sets none."""
+    power_share: float = 1.0
+    """Power limit as a share of the limit of its architecture's full device."""
     source: str
     date: str
     notes: str = ""
 
 
 class Partition(Section):
-    """A queue of a site, with its limits. Those of the usual one are the card's own, and left out here.
+    """A queue of a site, with its limits. The card itself has the limits of the usual queue.
 
-    Several of one name may have different limits: the first that gives a job's nodes is taken.
+    Entries of the same name can have different limits. A job takes the first that allows its nodes.
     """
 
-    name: str = Field(
-        "",
-        description="as the scheduler calls it; of Grid Engine the type of node; empty: Slurm chooses it by "
-        "qos or constraint",
-    )
-    max_hours: float | None = Field(None, gt=0, description="longest job")
-    min_nodes: int = Field(1, gt=0, description="fewest nodes of a job")
-    max_nodes: int | None = Field(None, gt=0, description="most nodes of a job")
-    max_jobs: int | None = Field(None, gt=0, description="jobs of one person, waiting and running together")
-    qos: str = Field("", description="quality of service that goes with it, where the site wants one")
-    constraint: str = Field("", description="features of its nodes, as sbatch --constraint takes them")
+    name: str = ""
+    """Name in the scheduler; for Grid Engine the type of node. Empty: Slurm chooses by qos or constraint."""
+    max_hours: float | None = Field(None, gt=0)
+    min_nodes: int = Field(1, gt=0)
+    max_nodes: int | None = Field(None, gt=0)
+    max_jobs: int | None = Field(None, gt=0)
+    """Jobs of one person, waiting and running together."""
+    qos: str = ""
+    constraint: str = ""
+    """Features of its nodes, as in sbatch --constraint."""
 
     @property
     def label(self) -> str:
-        """How messages and `--partition` call it."""
+        """Return the name that messages and `--partition` use."""
         return self.qos or self.name or self.constraint
 
     @model_validator(mode="after")
     def _is_named(self) -> "Partition":
         if not self.label:
-            raise ValueError("it has none of name, qos and constraint; give at least one of them")
+            raise ValueError("it has no name. Fix: name, qos or constraint")
         if self.max_nodes is not None and self.max_nodes < self.min_nodes:
             raise ValueError(f"min_nodes {self.min_nodes} is more than max_nodes {self.max_nodes}")
         return self
 
 
 class Jobs(Section):
-    """How a site wants its jobs: what `kielo launch` writes into their scripts.
+    """The form of a site's jobs, which `kielo launch` writes into their scripts."""
 
-    `sources` names the origin of each field that the card sets.
-    """
-
-    partitions: tuple[Partition, ...] = Field(min_length=1, description="the usual one first")
-    devices: str = Field(
-        "", description="the request for all devices of a node, without the scheduler's own prefix"
-    )
-    options: tuple[str, ...] = Field((), description="further lines of the request")
-    account: str = Field(
-        "", description="pattern of a project's name, which the job must have; empty: the job needs none"
-    )
-    account_example: str = Field("", description="such a name, for the message that asks for one")
-    architecture: Literal["x86_64", "aarch64"] = Field("x86_64", description="of the processors, by uname -m")
-    setup: tuple[str, ...] = Field((), description="lines of bash before anything else: modules")
-    container: tuple[str, ...] = Field(
-        (), description="the command in which ranks start, up to the image; empty: no container"
-    )
-    image: str = Field("", description="the site's container image with torch")
-    squash: tuple[str, ...] = Field(
-        (),
-        description="options of the mksquashfs that packs an environment into one file, which the container "
-        "mounts; empty: it stays a folder",
-    )
-    storage: str = Field("", description="where environments and runs lie, and what is too small for them")
-    driver_cuda: str = Field("", description="newest CUDA that the site's driver runs, as 12.2")
-    cpu_bind: str = Field("cores", description="how srun binds the ranks of a node to cores")
-    environment: dict[str, str] = Field({}, description="variables of every rank")
-    environment_between_nodes: dict[str, str] = Field({}, description="those of jobs of several nodes")
-    network_log: str = Field(
-        "",
-        description="regular expression of what NCCL's or RCCL's log says where the fast network is used",
-    )
-    host_suffix: str = Field("", description="what a host's name lacks to be reached over the fast network")
-    node_folder: str = Field("/tmp", description="a node's own folder, for caches of compilers")
-    stripe: str = Field("", description="command that spreads a folder's files over the file system")
-    sources: dict[str, str] = Field(
-        description="field of this table → where its content is from, with a date"
-    )
+    partitions: tuple[Partition, ...] = Field(min_length=1)
+    """Queues, the usual queue first."""
+    devices: str = ""
+    """Request for all devices of a node, without the scheduler's own prefix."""
+    options: tuple[str, ...] = ()
+    account: str = ""
+    """Pattern of a project's name, which the job must have. Empty: the job needs none."""
+    account_example: str = ""
+    architecture: Literal["x86_64", "aarch64"] = "x86_64"
+    """Architecture of the CPUs, by uname -m."""
+    setup: tuple[str, ...] = ()
+    """Lines of bash before anything else: modules."""
+    container: tuple[str, ...] = ()
+    """Command in which ranks start, up to the image. Empty: no container."""
+    image: str = ""
+    squash: tuple[str, ...] = ()
+    """Options of the mksquashfs that packs an environment into one file, which the container mounts. Empty:
+    it stays a folder."""
+    storage: str = ""
+    """Place of environments and runs, and places that are too small for them."""
+    driver_cuda: str = ""
+    """Newest CUDA that the site's driver runs, as 12.2."""
+    cpu_bind: str = "cores"
+    """Binding of a node's ranks to cores, as in srun --cpu-bind."""
+    environment: dict[str, str] = {}
+    environment_between_nodes: dict[str, str] = {}
+    network_log: str = ""
+    """Regular expression of a line in NCCL's or RCCL's log that shows that the fast network is used."""
+    host_suffix: str = ""
+    """Suffix that makes a host's name reachable over the fast network."""
+    node_folder: str = "/tmp"
+    stripe: str = ""
+    """Command that spreads a folder's files over the file system."""
+    sources: dict[str, str]
+    """Field of this table → source of its content, with a date."""
 
     @field_validator("environment", "environment_between_nodes")
     @classmethod
@@ -167,9 +160,11 @@ class Jobs(Section):
 
     @model_validator(mode="after")
     def _has_one_constraint(self) -> "Jobs":
-        both = [one for one in self.options if re.match(r"(--constraint|-C)\b", one)]
-        if both and any(one.constraint for one in self.partitions):
-            raise ValueError(f"{both[0]} in options would replace the constraint of a partition; give one")
+        both = [option for option in self.options if re.match(r"(--constraint|-C)\b", option)]
+        if both and any(partition.constraint for partition in self.partitions):
+            raise ValueError(
+                f"{both[0]} in options would replace the constraint of a partition. Fix: one of both"
+            )
         return self
 
     @model_validator(mode="after")
@@ -177,9 +172,9 @@ class Jobs(Section):
         given = self.model_fields_set - {"sources", "account_example"}
         if given != set(self.sources) - {"account_example"}:
             differing = ", ".join(sorted(given ^ set(self.sources) - {"account_example"}))
-            raise ValueError(f"jobs.sources must name each field of the table: {differing}")
+            raise ValueError(f"jobs.sources must name each field of the table. Fix: {differing}")
         if empty := [field for field, origin in self.sources.items() if not origin.strip()]:
-            raise ValueError(f"jobs.sources says nothing of: {', '.join(empty)}")
+            raise ValueError(f"jobs.sources is empty for: {', '.join(empty)}")
         return self
 
     @field_validator("account", "network_log")
@@ -193,18 +188,20 @@ class Jobs(Section):
 
 
 class Reference(Section):
-    """A speed that others measured on a machine: training of a dense model, by the site's own tests."""
+    """A published speed of a machine: training of a dense model, by the site's own tests."""
 
-    parameters: float = Field(gt=0, description="of the model, in all")
+    parameters: float = Field(gt=0)
     nodes: int = Field(gt=0)
-    tflops_per_device: float = Field(gt=0, description="TFLOP/s of a device, without recomputation")
-    tolerance: float = Field(gt=0, description="share of it, either way, that its source accepts")
-    software: str = Field(description="what trained")
+    tflops_per_device: float = Field(gt=0)
+    """Without recomputation."""
+    tolerance: float = Field(gt=0)
+    """Share of it, either way, that its source accepts."""
+    software: str
     source: str
 
 
 class Cluster(Section):
-    """A machine room: what a node is made of and how jobs get there."""
+    """A cluster: its nodes, and the form of its jobs."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$")
     description: str = Field(min_length=1)
@@ -215,48 +212,38 @@ class Cluster(Section):
     cpu_cores_per_node: int = Field(gt=0)
     network: str = Field(min_length=1)
     network_gbit_per_second_per_node: float = Field(ge=0)
-    ring_share: float | None = Field(
-        None, gt=0, le=1, description="of the network's rate that rings in training were measured to reach"
-    )
+    ring_share: float | None = Field(None, gt=0, le=1)
+    """Share of the network's rate that rings in training were measured to reach."""
     scheduler: Literal["slurm", "pbs", "grid_engine", "none"]
     max_wall_hours: float | None = None
-    max_nodes_per_job: int | None = Field(
-        None, gt=0, description="in its usual queue; left out where it is not known"
-    )
-    file_system_gb_per_second: float | None = Field(
-        None, gt=0, description="writing, of the file system for checkpoints"
-    )
-    failures_per_1000_device_days: float | None = Field(
-        None, gt=0, description="surprising ends of jobs, by device and 1,000 days; left out: not known"
-    )
-    billing_unit: str = Field("", description='the site\'s, such as "GPU-hours"; empty: not known')
-    billed_per_node_hour: float | None = Field(None, gt=0, description="billing units of a whole node")
+    max_nodes_per_job: int | None = Field(None, gt=0)
+    """In the usual queue. Left out if not known."""
+    file_system_gb_per_second: float | None = Field(None, gt=0)
+    """Rate of writing to the file system for checkpoints, in 10^9 bytes a second."""
+    failures_per_1000_device_days: float | None = Field(None, gt=0)
+    """Unexpected ends of jobs in 1,000 days of a device. Left out if not known."""
+    billing_unit: str = ""
+    """Unit of the site's bills, such as "GPU-hours". Empty: not known."""
+    billed_per_node_hour: float | None = Field(None, gt=0)
     internet_on_compute_nodes: bool
     internet_on_login_nodes: bool = True
-    start_timeout_seconds: float | None = Field(
-        None, ge=1, description="longest start of its largest jobs; left out: what a recipe has by default"
-    )
-    file_stall_seconds: float | None = Field(
-        None,
-        ge=1,
-        description="longest stall of its file system that ends no run; left out: 120 with a scheduler, "
-        "whose nodes share a file system, else 18",
-    )
-    torch: str | None = Field(
-        None, pattern=r"^\d+\.\d+", description="version that plans are made for; default: the newest tried"
-    )
-    references: tuple[Reference, ...] = Field(
-        (), description="speeds that others measured there; `kielo launch --ladder` shows them beside its own"
-    )
-    source: str = Field(
-        min_length=1, description="page and date of each fact above [jobs] that `sources` does not name"
-    )
-    sources: dict[str, str] = Field({}, description="field → its page and date, where `source` is not it")
+    start_timeout_seconds: float | None = Field(None, ge=1)
+    """Longest start of its largest jobs, in seconds. Default: the recipe's default."""
+    file_stall_seconds: float | None = Field(None, ge=1)
+    """Longest stall of its file system that ends no run, in seconds. Default: 120 with a scheduler, whose
+    nodes share a file system, else 18."""
+    torch: str | None = Field(None, pattern=r"^\d+\.\d+")
+    """Version of torch that plans are made for. Default: the newest that was tried."""
+    references: tuple[Reference, ...] = ()
+    """Published speeds of this cluster. `kielo launch --ladder` shows them beside its own."""
+    source: str = Field(min_length=1)
+    """Page and date of each fact above [jobs] that `sources` does not name."""
+    sources: dict[str, str] = {}
+    """Field → its page and date, if `source` does not hold for it."""
     date: str = Field(min_length=1)
     notes: str = ""
-    jobs: Jobs | None = Field(
-        None, description="how jobs are started there; left out: none by `kielo launch`"
-    )
+    jobs: Jobs | None = None
+    """Way in which jobs are started. Left out: `kielo launch` cannot start any."""
 
     @field_validator("sources")
     @classmethod
@@ -264,16 +251,16 @@ class Cluster(Section):
         if unknown := [field for field in sources if field not in cls.model_fields]:
             raise ValueError(f"no field of the card is called {unknown[0]}")
         if empty := [field for field, origin in sources.items() if not origin.strip()]:
-            raise ValueError(f"it says nothing of: {', '.join(empty)}")
+            raise ValueError(f"it is empty for: {', '.join(empty)}")
         return sources
 
     @model_validator(mode="after")
     def _queues_fit_the_scheduler(self) -> "Cluster":
-        for one in () if self.jobs is None or self.scheduler == "slurm" else self.jobs.partitions:
-            if not one.name or one.qos or one.constraint:
+        for queue in () if self.jobs is None or self.scheduler == "slurm" else self.jobs.partitions:
+            if not queue.name or queue.qos or queue.constraint:
                 raise ValueError(
-                    f"jobs.partitions: {one.label} has no name, or has qos or constraint, which are Slurm's; "
-                    f"{self.scheduler} takes a name alone"
+                    f"jobs.partitions: {queue.label} has no name, or has qos or constraint, which only Slurm "
+                    f"has. Fix: a name alone, for {self.scheduler}"
                 )
         return self
 
@@ -282,22 +269,20 @@ class Cluster(Section):
     def _has_card(cls, name: str) -> str:
         known = accelerators()
         if name not in known:
-            named: dict[str, list[str]] = {one: [] for one in known}
-            raise ValueError(
-                f"no accelerator card has this name; known: {', '.join(known)}{did_you_mean(name, named)}"
-            )
+            meant = did_you_mean(name, {card: [] for card in known})
+            raise ValueError(f"no accelerator card has this name; known: {', '.join(known)}{meant}")
         return name
 
 
 def language(code: str) -> Language:
-    """Return the card of a language, e.g. "et". Raises KieloError naming the known ones."""
+    """Return the card of a language, e.g. "et". Raises KieloError with the known codes."""
     return _card("languages", code, Language)
 
 
 def cluster(name: str) -> Cluster:
     """Return the card of a cluster, e.g. "lumi_g", or of a file, "my_site.toml".
 
-    Raises KieloError naming the known ones, or each wrong key of the file with its line.
+    Raises KieloError with the known names, or with each wrong key of the file and its line.
     """
     if not is_own_card(name):
         return _card("clusters", name, Cluster)
@@ -306,7 +291,7 @@ def cluster(name: str) -> Cluster:
 
 
 def is_own_card(name: str) -> bool:
-    """Return True for a path of a card that a person wrote, in place of a shipped card's name."""
+    """Return True for the path of a person's own card, False for a shipped card's name."""
     return name.endswith(".toml")
 
 
@@ -317,28 +302,25 @@ def a_new_card(name: str) -> str:
 
 
 def accelerator(name: str) -> Accelerator:
-    """Return the card of an accelerator, e.g. "h100_80". Raises KieloError naming the known ones."""
+    """Return the card of an accelerator, e.g. "h100_80". Raises KieloError with the known names."""
     return _card("accelerators", name, Accelerator)
 
 
 def accelerator_of_device(device_name: str) -> Accelerator | None:
-    """Return the card for a driver's name of a device ("NVIDIA H100 80GB HBM3"); None if no card fits."""
+    """Return the card for a driver's device name, "NVIDIA H100 80GB HBM3"; None if no card fits."""
     cards = [accelerator(name) for name in accelerators()]
     return next((card for card in cards if any(part in device_name for part in card.device_names)), None)
 
 
 def languages() -> list[str]:
-    """Return the codes of all language cards."""
     return _names("languages")
 
 
 def clusters() -> list[str]:
-    """Return the names of all cluster cards."""
     return _names("clusters")
 
 
 def accelerators() -> list[str]:
-    """Return the names of all accelerator cards."""
     return _names("accelerators")
 
 
@@ -353,14 +335,14 @@ def _card(kind: str, name: str, model: type[Card]) -> Card:
     known = _names(kind)
     if name not in known:
         own = f"; {a_new_card(name)}" if model is Cluster else ""
-        meant = did_you_mean(name, {one: [] for one in known})
+        meant = did_you_mean(name, {card: [] for card in known})
         raise KieloError(f"no card in {kind} is called {name!r}; known: {', '.join(known)}{meant}{own}")
     return _read_card(_CARDS / kind / f"{name}.toml", model)
 
 
 @cache
 def _read_card(path: Path, model: type[Card], version: tuple[str, float] | None = None) -> Card:
-    """Read a card. version: what tells a person's file from an older one, and from another folder's."""
+    """Read a card. version: tells a person's file from an older version and from another folder's file."""
     text = ""
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 """Checks that a recipe's values fit each other and the cards. A typed `Recipe` → complaints, all at once.
 
-Only values that are known before any text is read; `resolve` checks those that depend on text or ranks.
+`resolve` checks values that depend on text or ranks.
 """
 
 import re
@@ -19,9 +19,9 @@ from kielo.recipe.several_languages import languages_of
 from kielo.recipe.without_effect import OF_A_SEGMENT, is_given, without_effect
 
 _SMALLEST_VOCABULARY = 258  # 256 bytes, end-of-text and padding
-# Marks stand apart from words, so no piece of a text is one.
+# Unlike words, such a name has marks around it, so it is no piece of a text.
 _RESERVED = re.compile(r"<\|\S+\|>|<[^\s<>|]+>|\[[^\s\[\]]+\]")
-# Keys whose values are text for a model or for people: no names, and no paths.
+# Keys whose values are text for a model or for people, not names or paths.
 _TEXTS = ("description", "generated_marks", "license", "prompts", "templates", "text_license")
 
 
@@ -30,12 +30,12 @@ def check(
 ) -> list[Complaint]:
     """Return everything that is wrong.
 
-    origin: the file (or --set) of a dotted key. layer: its place in the order of overlays, 0 for the recipe
-    that another one extends, None in a recipe that Kielo wrote with every value. A key that a layer above its
-    own puts out of force is inherited, and no complaint.
+    origin: the file (or --set) of a dotted key. layer: the place of the key's file in the order of overlays,
+    0 for the base recipe, None for a recipe that Kielo wrote with every value. A key that has no effect
+    because of a higher layer is inherited, which is no complaint.
     """
     complaints = []
-    for part in (
+    parts = (
         _plain_names,
         _names,
         _sources,
@@ -46,7 +46,8 @@ def check(
         _phases,
         _batch_ramp,
         _skip_steps,
-    ):
+    )
+    for part in parts:
         for keys, message in part(recipe):
             where = next((origin(key) for key in keys if origin(key) == "--set"), origin(keys[0]))
             complaints.append(Complaint(keys, f"{where}: {message}"))
@@ -65,11 +66,8 @@ def _plain_names(recipe: Recipe) -> Found:
     """A line break in a path would become a line of a job's script."""
     for key, text in strings(recipe.model_dump(exclude_defaults=True)):
         if CONTROL.search(text) and key.rpartition(".")[2].partition("[")[0] not in _TEXTS:
-            yield (
-                (key.partition("[")[0],),
-                f"{key} = {text!r} has a line break or another control character. Fix: a name or "
-                "a path without",
-            )
+            message = f"{key} = {text!r} has a line break or another control character. Fix: remove it"
+            yield (key.partition("[")[0],), message
 
 
 def _names(recipe: Recipe) -> Found:
@@ -83,11 +81,11 @@ def _names(recipe: Recipe) -> Found:
             f"{recipe.language!r}. Fix: {known}",
         )
     if recipe.cluster not in clusters() and not is_own_card(recipe.cluster):
-        named: dict[str, list[str]] = {name: [] for name in clusters()}
+        meant = did_you_mean(recipe.cluster, {name: [] for name in clusters()})
         yield (
             ("cluster",),
-            f"cluster = {recipe.cluster!r} has no card; `kielo clusters` lists all"
-            f"{did_you_mean(recipe.cluster, named)}; {a_new_card(recipe.cluster)}",
+            f"cluster = {recipe.cluster!r} has no card; `kielo clusters` lists all{meant}; "
+            f"{a_new_card(recipe.cluster)}",
         )
 
 
@@ -99,48 +97,42 @@ def _without_card(key: str, code: str) -> str:
 def _sources(recipe: Recipe) -> Found:
     names = [source.name for source in recipe.corpus.sources]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        yield (
-            ("corpus.sources",),
-            f"corpus.sources: {name!r} names {names.count(name)} sources; give each its own name",
-        )
+        count = names.count(name)
+        yield ("corpus.sources",), f"corpus.sources: {name!r} names {count} sources. Fix: a name for each"
     for source in recipe.corpus.sources:
         yield from _languages_of_source(recipe, source)
     if (ready := recipe.corpus.token_sources) and recipe.tokenizer.path is None:
         yield (
             ("tokenizer.path", "corpus.sources"),
-            f"corpus.sources, {ready[0].name}: tokens are ids of one tokenizer; set tokenizer.path to the "
-            "folder of its tokenizer.json (RUN/tokenizer of a run)",
+            f"corpus.sources, {ready[0].name}: tokens are ids of a tokenizer, which is not given. Fix: "
+            "tokenizer.path = FOLDER of its tokenizer.json (RUN/tokenizer of a run)",
         )
-    for name in recipe.dataset.mixture:
-        if name not in names:
-            yield (
-                ("dataset.mixture", "corpus.sources"),
-                f"dataset.mixture.{name}: no source has this name; the sources are {', '.join(names)}",
-            )
+    for key in ("dataset.mixture", "dataset.source_max_epochs"):
+        for name in getattr(recipe.dataset, key.removeprefix("dataset.")):
+            if name not in names:
+                yield (key, "corpus.sources"), _no_source(f"{key}.{name}", names)
     taken = [*names, *(text.name for text in recipe.evaluate.texts)]
     for name in dict.fromkeys(text.name for text in recipe.evaluate.texts):
         if taken.count(name) > 1:
             yield (
                 ("evaluate.texts", "corpus.sources"),
-                f"evaluate.texts: {name!r} names another text or a source too; give each its own name",
+                f"evaluate.texts: {name!r} also names another text or a source. Fix: another name",
             )
     for text in recipe.evaluate.texts:
         if text.language and text.language not in languages():
             yield ("evaluate.texts",), _without_card(f"evaluate.texts, {text.name}: language", text.language)
     yield from _measures_of_encoders(recipe)
-    for name in recipe.dataset.source_max_epochs:
-        if name not in names:
-            yield (
-                ("dataset.source_max_epochs", "corpus.sources"),
-                f"dataset.source_max_epochs.{name}: no source has this name; the sources are "
-                f"{', '.join(names)}",
-            )
+
     if recipe.dataset.mixture and recipe.dataset.temperature != 1:
         yield (
             ("dataset.temperature", "dataset.mixture"),
-            f"dataset.temperature = {recipe.dataset.temperature:g} makes weights of the sources' tokens, and "
-            "dataset.mixture gives weights. Fix: leave one of the two out",
+            f"dataset.temperature = {recipe.dataset.temperature:g} derives weights from the sources' tokens, "
+            "and dataset.mixture gives weights. Fix: leave one of them out",
         )
+
+
+def _no_source(key: str, names: list[str]) -> str:
+    return f"{key}: no source has this name. Fix: {', '.join(names)}"
 
 
 def _measures_of_encoders(recipe: Recipe) -> Found:
@@ -150,19 +142,19 @@ def _measures_of_encoders(recipe: Recipe) -> Found:
         if key in files and f"part_of_speech.{other}" not in files:
             yield (
                 (f"evaluate.{key}",),
-                f"evaluate.{key} = {files[key]!r} needs another file beside it. Fix: "
+                f"evaluate.{key} = {files[key]!r} needs a second file. Fix: "
                 f"evaluate.part_of_speech.{other} = FILE.conllu",
             )
     for key, path in files.items() if recipe.train.objective == "next_token" else ():
         yield (
             (f"evaluate.{key}", "train.objective"),
-            f"evaluate.{key} = {path!r} is a measure of encoders. Fix: leave it out, or "
+            f"evaluate.{key} = {path!r} measures encoders. Fix: leave it out, or "
             'train.objective = "masked_tokens"',
         )
 
 
 def _languages_of_source(recipe: Recipe, source: Source) -> Found:
-    """Complaints on languages that the source names itself; those on the recipe's are of `_names`."""
+    """Yield complaints about the source's own languages; `_names` checks the recipe's."""
     identifier = recipe.corpus.language_identifier
     for code in languages_of(recipe, source) if source.language else ():
         if code not in languages():
@@ -185,8 +177,8 @@ def _shape(recipe: Recipe) -> Found:
         if beside:
             yield (
                 ("model.params", *beside),
-                f"model.params = {short_amount(model.params)} makes the shape, and {', '.join(beside)} is "
-                "given too; leave out one or the other",
+                f"model.params = {short_amount(model.params)} makes the shape, but {', '.join(beside)} is "
+                "given too. Fix: leave one out",
             )
         return
     heads, key_value_heads = model.num_attention_heads, model.num_key_value_heads
@@ -197,12 +189,12 @@ def _shape(recipe: Recipe) -> Found:
             ("model.hidden_size", "model.num_attention_heads"),
             f"model.hidden_size = {model.hidden_size} is not {number} for each of "
             f"model.num_attention_heads = {heads}. Fix: hidden_size "
-            f"{max(1, model.hidden_size // (pair * heads)) * pair * heads}, or model.head_dim set to one",
+            f"{max(1, model.hidden_size // (pair * heads)) * pair * heads}, or model.head_dim",
         )
     if model.head_dim is not None and model.head_dim % pair:
         yield (
             ("model.head_dim",),
-            f"model.head_dim = {model.head_dim} is odd, but rotary positions turn pairs; make it even",
+            f"model.head_dim = {model.head_dim} is odd, but rotary positions rotate pairs. Fix: make it even",
         )
     if key_value_heads is not None and heads % key_value_heads:
         fit = ", ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
@@ -218,23 +210,20 @@ def _model(recipe: Recipe) -> Found:
     if model.weights is not None:
         return
     longest = max(full_phases(recipe), key=lambda phase: phase.sequence_length)
-    length, positions, key = (
-        longest.sequence_length,
-        model.max_position_embeddings,
-        longest.key("sequence_length"),
-    )
+    length, key = longest.sequence_length, longest.key("sequence_length")
+    positions = model.max_position_embeddings
     if positions is not None and positions < length:
         yield (
             ("model.max_position_embeddings", key),
-            f"model.max_position_embeddings = {positions} is less than {key} = {length}; "
-            f"leave it out, or make it {length} or more",
+            f"model.max_position_embeddings = {positions} is less than {key} = {length}. Fix: leave it out, "
+            f"or {length} or more",
         )
     size, learnt = model.vocab_size, recipe.tokenizer.vocab_size
     if size is not None and recipe.tokenizer.path is None and size < learnt:
         yield (
             ("model.vocab_size", "tokenizer.vocab_size"),
-            f"model.vocab_size = {size} cannot hold tokenizer.vocab_size = {learnt}; leave it out, or make "
-            f"it {learnt} or more",
+            f"model.vocab_size = {size} cannot hold tokenizer.vocab_size = {learnt}. Fix: leave it out, or "
+            f"{learnt} or more",
         )
 
 
@@ -243,20 +232,16 @@ def _weights(recipe: Recipe) -> Found:
     if tokenizer.path is None and tokenizer.vocab_size < _SMALLEST_VOCABULARY:
         yield (
             ("tokenizer.vocab_size",),
-            f"tokenizer.vocab_size = {tokenizer.vocab_size} does not hold 256 bytes, end-of-text, padding. "
+            f"tokenizer.vocab_size = {tokenizer.vocab_size} cannot hold 256 bytes, end-of-text and padding. "
             f"Fix: {_SMALLEST_VOCABULARY} or more",
         )
     ready, key = tokenizer.ready, tokenizer.ready_key
     is_on_hub = (ready or "").startswith("hf:") and ready != "hf:"
     if ready is not None and not is_on_hub and not (Path(ready) / "tokenizer.json").is_file():
-        yield (
-            (key,),
-            f"{key} = {ready!r}: no tokenizer.json in this folder"
-            + (
-                conversion(Path(ready))
-                or "; give a Hugging Face tokenizer's folder, or leave the key out to train one"
-            ),
+        fix = conversion(Path(ready)) or (
+            ". Fix: the folder of a Hugging Face tokenizer, or leave the key out to learn one"
         )
+        yield (key,), f"{key} = {ready!r}: no tokenizer.json in this folder{fix}"
     yield from _learning(recipe)
     yield from _extension(recipe)
     yield from _transplant_vectors(recipe.model)
@@ -264,8 +249,8 @@ def _weights(recipe: Recipe) -> Found:
         if recipe.follows:
             yield (
                 ("follows", "model.weights"),
-                f"follows = {recipe.follows!r} is the recipe of the weights to start from, and model.weights "
-                "is not given. Fix: model.weights = hf:FOLDER, the folder hf of its run",
+                f"follows = {recipe.follows!r} makes weights, but model.weights is not given. Fix: "
+                "model.weights = hf:FOLDER, the folder hf of its run",
             )
         if recipe.model.transplant is not None:
             yield (
@@ -282,32 +267,31 @@ def _weights(recipe: Recipe) -> Found:
     elif tokenizer.path is None and recipe.model.transplant is None:
         yield (
             ("model.weights", "tokenizer.path"),
-            f"model.weights = {weights!r} come with their own vocabulary; set tokenizer.path to the folder "
-            f'of their tokenizer.json, or of the hub (often {weights}), or model.transplant = "mean" to '
-            "give the model the vocabulary that this recipe learns or extends",
+            f"model.weights = {weights!r} come with their own vocabulary. Fix: tokenizer.path = {weights} or "
+            'another folder or hub name of their tokenizer.json, or model.transplant = "mean" for the '
+            "vocabulary that this recipe learns or extends",
         )
 
 
 def _learning(recipe: Recipe) -> Found:
-    """Complaints on keys of a vocabulary that is learned from the text."""
     tokenizer = recipe.tokenizer
     if tokenizer.model == "unigram" and tokenizer.extend is not None:
         yield (
             ("tokenizer.model", "tokenizer.extend"),
-            'tokenizer.extend adds merges to a BPE vocabulary, and tokenizer.model = "unigram" has none; '
+            'tokenizer.extend adds merges to a BPE vocabulary, and tokenizer.model = "unigram" has none. '
             "Fix: leave out tokenizer.model, or tokenizer.extend to learn a new vocabulary",
         )
     if tokenizer.model == "unigram" and "min_frequency" in tokenizer.model_fields_set:
         yield (
             ("tokenizer.min_frequency", "tokenizer.model"),
-            'tokenizer.min_frequency is of merges, and tokenizer.model = "unigram" has none; leave it out',
+            'tokenizer.min_frequency is for merges; tokenizer.model = "unigram" has none. Fix: leave it out',
         )
     reserved = tokenizer.reserved_tokens
     if reserved and tokenizer.ready is not None:
         yield (
             ("tokenizer.reserved_tokens", tokenizer.ready_key),
-            f"tokenizer.reserved_tokens are of a vocabulary that is learned, and {tokenizer.ready_key} names "
-            "a ready one, which has its own; leave one of the two out",
+            "tokenizer.reserved_tokens belong to a learned vocabulary, but "
+            f"{tokenizer.ready_key} names a ready one. Fix: leave one of the keys out",
         )
     for name in reserved:
         if reserved.count(name) > 1 or not _RESERVED.fullmatch(name):
@@ -331,38 +315,34 @@ def _extension(recipe: Recipe) -> Found:
     if unchanged and tokenizer.extend is None:
         yield (
             ("tokenizer.unchanged_sources",),
-            "tokenizer.unchanged_sources are encoded as before, by the tokenizer of tokenizer.extend, "
-            "which is not given. Fix: give it, or leave the key out",
+            "tokenizer.unchanged_sources keep their encoding by tokenizer.extend, which is not given. "
+            "Fix: tokenizer.extend, or leave the key out",
         )
     elif unknown := sorted(set(unchanged) - set(sources)):
         yield (
             ("tokenizer.unchanged_sources", "corpus.sources"),
-            f"tokenizer.unchanged_sources: no source has the name {unknown[0]!r}. Fix: some of "
-            f"{', '.join(sources)}",
+            f"tokenizer.unchanged_sources: no source has the name {unknown[0]!r}. Fix: {', '.join(sources)}",
         )
     elif unchanged and not set(sources) - set(unchanged):
         yield (
             ("tokenizer.unchanged_sources",),
-            "tokenizer.unchanged_sources has all the sources, and none is left to learn new tokens from; "
-            "leave one out",
+            "tokenizer.unchanged_sources has all sources: no text for new tokens. Fix: leave one out",
         )
 
 
 def _transplant_vectors(model: Model) -> Found:
-    if (model.transplant == "focus") == (model.transplant_vectors is not None):
-        return
     keys = ("model.transplant", "model.transplant_vectors")
-    if model.transplant == "focus":
+    if model.transplant == "focus" and model.transplant_vectors is None:
         yield (
             keys,
-            'model.transplant = "focus" weighs old rows by vectors of the new tokens. Fix: '
+            'model.transplant = "focus" weights old rows by vectors of the new tokens. Fix: '
             'model.transplant_vectors = FILE (.vec or .npz), or model.transplant = "mean"',
         )
-    else:
+    elif model.transplant != "focus" and model.transplant_vectors is not None:
         yield (
             keys,
-            f"model.transplant_vectors = {model.transplant_vectors!r} is read by model.transplant = "
-            '"focus" alone; set that, or leave the key out',
+            f"model.transplant_vectors = {model.transplant_vectors!r} is only read with model.transplant = "
+            '"focus". Fix: set it, or leave the key out',
         )
 
 
@@ -394,7 +374,7 @@ def _phases(recipe: Recipe) -> Found:
     if recipe.phases and train.tokens not in (None, total):
         yield (
             ("train.tokens", "phases"),
-            f"train.tokens = {train.tokens} is not the sum of the phases' tokens, {total}; leave "
+            f"train.tokens = {train.tokens} is not the sum of the phases' tokens, {total}. Fix: leave "
             "train.tokens out",
         )
     for phase in full_phases(recipe):
@@ -404,21 +384,21 @@ def _phases(recipe: Recipe) -> Found:
             yield (
                 (key, longest_key),
                 f"{key} = {length} does not divide the longest of the run, {longest_key} = "
-                f"{longest.sequence_length}, so that text would be lost between phases. Fix: "
+                f"{longest.sequence_length}, so text would be lost between phases. Fix: "
                 f"{longest_key} = {below} or {below + length}",
             )
         for name in set(phase.mixture) - set(names) if "mixture" in phase.given else ():
             yield (
                 (phase.key("mixture"), "corpus.sources"),
-                f"{phase.key('mixture')}.{name}: no source has this name; the sources are {', '.join(names)}",
+                _no_source(f"{phase.key('mixture')}.{name}", names),
             )
         of_a_segment = [name for name in OF_A_SEGMENT if name in phase.given]
         if phase.learning_rate is None and of_a_segment:
+            own = phase.key(of_a_segment[0])
             yield (
-                (phase.key(of_a_segment[0]), "phases"),
-                f"{phase.key(of_a_segment[0])} is of a new segment of the learning rate, and "
-                f"phases.{phase.number} begins "
-                f"none; set phases.{phase.number}.learning_rate too, or leave it out",
+                (own, "phases"),
+                f"{own} belongs to a new segment of the learning rate, but phases.{phase.number} begins "
+                f"none. Fix: phases.{phase.number}.learning_rate, or leave the key out",
             )
         rate = phase.learning_rate
         if rate is None or not LEARNING_RATE_SCHEDULES[rate.schedule].has_decay_share:
@@ -440,10 +420,8 @@ def _batch_ramp(recipe: Recipe) -> Found:
     for name in ("first_tokens_per_step", "step_tokens"):
         key, size = f"train.batch_ramp.{name}", getattr(ramp, name)
         if size % length:
-            fit = " or ".join(
-                str(number) for number in (size // length * length, (size // length + 1) * length) if number
-            )
-            length_key = phase.key("sequence_length")
+            below, length_key = size // length * length, phase.key("sequence_length")
+            fit = " or ".join(str(number) for number in (below, below + length) if number)
             yield (
                 (key, length_key),
                 f"{key} = {size} is no multiple of {length_key} = {length}. Fix: {fit}",
@@ -454,8 +432,7 @@ def _batch_ramp(recipe: Recipe) -> Found:
         yield (
             ("train.batch_ramp.step_tokens", full_key),
             f"train.batch_ramp grows from {ramp.first_tokens_per_step} by {ramp.step_tokens} tokens a step "
-            f"and does not arrive at {full_key} = {phase.tokens_per_step}. Fix: {full_key} = "
-            f"{last}",
+            f"and does not arrive at {full_key} = {phase.tokens_per_step}. Fix: {full_key} = {last}",
         )
     follows_from_text = recipe.train.tokens is None and not recipe.phases
     if ramp.tokens >= phase.tokens and not follows_from_text:

@@ -1,6 +1,6 @@
-"""Complaints about a recipe or a card, as text: file and key, the value given, and the fix.
+"""Complaints about a recipe or a card: file and key, the given value, and the fix.
 
-In: pydantic's errors and where each value came from. Out: lines for people, every complaint at once.
+In: pydantic's errors and the origin of each value. Out: lines for people, all complaints at once.
 """
 
 import difflib
@@ -14,10 +14,8 @@ from pydantic import BaseModel, ValidationError
 
 from kielo.recipe.errors import KieloError
 
-# Characters that no name and no path may have: they end a line of a script, a log or a table.
-
-
-# C0 and C1 of Unicode, and its own ends of a line and a paragraph.
+# Characters that no name and no path can have, because they end a line of a script, a log or a table: C0 and
+# C1 of Unicode, and its own ends of a line and a paragraph.
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
@@ -34,7 +32,7 @@ def strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
             yield from strings(inner, f"{key}[{number}]")
 
 
-# What would work, by pydantic's kind of error, where its own message is about Python.
+# The fix, by pydantic's kind of error, if pydantic's own message is about Python.
 _KINDS = {
     "int_from_float": "a whole number",
     "int_parsing": "a whole number",
@@ -58,7 +56,7 @@ _EXAMPLES = {
     "corpus": '[corpus] with sources = ["my_text.txt"]; `kielo plan` needs none',
     "corpus.sources": 'corpus.sources = ["my_text.txt"]',
 }
-# Keys as other tools call them.
+# Keys by their names in other tools.
 _CALLED_ELSEWHERE = {
     "lr": "train.learning_rate",
     "batch_size": "train.tokens_per_step",
@@ -76,7 +74,7 @@ _CALLED_ELSEWHERE = {
 
 @dataclass(frozen=True)
 class Complaint:
-    """One complaint, about the dotted keys `keys`; it may be false if another is about one of them."""
+    """A complaint about the dotted keys `keys`. It may be false if another complaint is about one of them."""
 
     keys: tuple[str, ...]
     message: str
@@ -94,7 +92,7 @@ def dotted(location: Sequence[str | int]) -> str:
 
 
 def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield every dotted key that a recipe (or card) may have, sections included."""
+    """Yield every dotted key of a recipe or a card, sections included."""
     for name, info in model.model_fields.items():
         yield prefix + name
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
@@ -102,7 +100,7 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def nearest_key(unknown: str, model: type[BaseModel]) -> str | None:
-    """Return the known key that was most likely meant: a sibling, then the same word in another section."""
+    """Return the known key that was probably meant: a sibling, else the same word in another section."""
     known = list(keys_of(model))
     if (called := _CALLED_ELSEWHERE.get(unknown.rpartition(".")[2].lower())) in known:
         return called
@@ -110,13 +108,8 @@ def nearest_key(unknown: str, model: type[BaseModel]) -> str | None:
     siblings = [key for key in known if key.rpartition(".")[0] == parent]
     words = set(leaf.split("_"))
     sharing = [key for key in siblings if words & set(key.rpartition(".")[2].split("_"))]
-    for candidates, cutoff in (
-        (siblings, 0.75),
-        (known, 0.85),
-        (sharing, 0.0),
-        (siblings, 0.6),
-        (known, 0.65),
-    ):
+    stages = ((siblings, 0.75), (known, 0.85), (sharing, 0.0), (siblings, 0.6), (known, 0.65))
+    for candidates, cutoff in stages:
         by_leaf = {key.rpartition(".")[2]: key for key in reversed(candidates)}
         if close := difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=cutoff):
             return by_leaf[close[0]]
@@ -124,7 +117,7 @@ def nearest_key(unknown: str, model: type[BaseModel]) -> str | None:
 
 
 def did_you_mean(given: str, known: Mapping[str, Sequence[str]]) -> str:
-    """Return "; did you mean lumi_g?", or "" where no name is near. known: name → what else it is called."""
+    """Return "; did you mean lumi_g?", or "" if no name is near. known: name → its other names."""
     called = {
         word: name
         for name, others in known.items()
@@ -141,16 +134,15 @@ def did_you_mean(given: str, known: Mapping[str, Sequence[str]]) -> str:
 def from_validation(
     error: ValidationError, model: type[BaseModel], origin: Callable[[str], str]
 ) -> list[Complaint]:
-    """Return a complaint for each of pydantic's. `origin`: dotted key → its file, or --set."""
+    """Return a complaint for each of pydantic's errors. origin: dotted key → its file, or --set."""
     entries = error.errors(include_url=False)
     parents = {entry["loc"][:length] for entry in entries for length in range(len(entry["loc"]))}
-    # A list whose entries are broken is also "too short" to pydantic; the entries say it better.
+    # A list with broken entries is also "too short" to pydantic. The entries' own complaints are better.
     entries = [entry for entry in entries if not (entry["type"] == "too_short" and entry["loc"] in parents)]
     return [_explain(entry, model, origin) for entry in entries]
 
 
 def refuse(subject: str, complaints: Sequence[Complaint]) -> None:
-    """Raise one KieloError with every complaint; does nothing when there is none."""
     lines = list(dict.fromkeys(complaint.message for complaint in complaints))
     if len(lines) == 1:
         raise KieloError(lines[0])
@@ -172,40 +164,42 @@ def _explain(entry: Any, model: type[BaseModel], origin: Callable[[str], str]) -
         return Complaint((key,), f"{where}: unknown key {key}; {hint}")
     if kind == "missing":
         example = _EXAMPLES.get(key)
-        hint = f"Fix: {example}" if example else "it has no default"
-        return Complaint((key,), f"{where}: {key} is missing; {hint}")
+        hint = f". Fix: {example}" if example else " and has no default"
+        return Complaint((key,), f"{where}: {key} is missing{hint}")
     section = _section(key, model)
     if kind in ("model_type", "dict_type") and section is not None:
         example = next(iter(section.model_fields))
         return Complaint(
             (key,),
-            f"{where}: {key} = {_short(entry['input'])} does not fit, for {key} is a section with keys "
-            f"of its own. Fix: a key of it, such as {key}.{example}",
+            f"{where}: {key} = {_short(entry['input'])} does not fit, because {key} is a section. Fix: a key "
+            f"of it, such as {key}.{example}",
         )
     if kind == "string_pattern_mismatch":
-        return Complaint((key,), f"{where}: {key} = {_short(entry['input'])} does not fit; {_name(entry)}")
-    would_work = _in_words(entry)
+        return Complaint((key,), f"{where}: {key} = {_short(entry['input'])} does not fit. {_name(entry)}")
+    fix = _in_words(entry)
     if entry["type"] == "literal_error" and isinstance(entry["input"], str):
         choices = re.findall(r"'([^']*)'", entry["ctx"]["expected"])
-        would_work += did_you_mean(entry["input"], {choice: [] for choice in choices})
+        fix += did_you_mean(entry["input"], {choice: [] for choice in choices})
     given = "" if isinstance(entry["input"], dict | BaseModel) else f" = {_short(entry['input'])}"
     default = _default(key, model)
     if default is not None:
-        would_work += f" (default: {_short(default)})"
-    return Complaint((key,), f"{where}: {key}{given} does not fit; {would_work}")
+        fix += f" (default: {_short(default)})"
+    separator = ". " if fix.startswith("Fix") else ": "
+    return Complaint((key,), f"{where}: {key}{given} does not fit{separator}{fix}")
 
 
 def _in_words(entry: Any) -> str:
-    """Return the fix, for people who do not know pydantic's words."""
     kind, message = entry["type"], entry["msg"]
     if kind == "float_parsing" and re.fullmatch(r"\d+,\d+", entry["input"]):
         return f"Fix: {entry['input'].replace(',', '.')}"
+    if kind == "string_too_long":
+        return f"Fix: at most {entry['ctx']['max_length']} characters"
     if kind in _KINDS:
         return f"Fix: {_KINDS[kind]}"
-    would_work = re.sub(r"^(Input should be|Value error,)\s*", "", message)
+    fix = re.sub(r"^(Input should be|Value error,)\s*", "", message)
     if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
-        would_work = f"a number {would_work}"
-    return f"Fix: {would_work}" if message.startswith("Input should be") else would_work
+        fix = f"a number {fix}"
+    return f"Fix: {fix}" if message.startswith("Input should be") else fix
 
 
 def _nearest_of_list_item(location: Sequence[str | int]) -> str | None:
@@ -222,14 +216,12 @@ def _nearest_of_list_item(location: Sequence[str | int]) -> str | None:
 
 
 def _section(key: str, model: type[BaseModel]) -> type[BaseModel] | None:
-    """Return the class of a section; None for any other key."""
     info = model.model_fields.get(key)
     kind = info.annotation if info else None
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def _name(entry: Any) -> str:
-    """Return the fix for a name: the given one with other characters replaced, if that is one."""
     pattern, given = entry["ctx"]["pattern"], entry["input"]
     without_accents = unicodedata.normalize("NFKD", given).encode("ascii", "ignore").decode()
     likely = re.sub(r"[^A-Za-z0-9_.-]+", "_", without_accents).strip("_.-")

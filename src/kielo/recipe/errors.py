@@ -1,4 +1,4 @@
-"""The error that users read, and messages for errors of others: memory, disk, network, packages."""
+"""The error that users read, and messages for others' errors: memory, disk, network, packages."""
 
 import errno
 import json
@@ -8,31 +8,25 @@ import traceback
 
 
 class KieloError(Exception):
-    """An error that the user can put right. The message names the key, file, line or rank, and what works.
+    """An error that the user can fix. The message names the key, file, line or rank, and the fix.
 
     `kielo` prints the message without a traceback and exits 1.
     """
 
 
 class Stopped(KieloError):
-    """Training stopped on purpose; the later stages have to wait."""
-
-
-# Messages for errors that are not Kielo's own: out of memory, disk, network, a missing package.
-#
-# An exception of an expected kind → one sentence. `cli/main.py` prints it, and a training run that fails
-# writes it into `outcome.json`.
+    """Training stopped on purpose. The later stages have to wait."""
 
 
 _EXTRAS = ("torch", "transformers", "accelerate", "safetensors", "tensorboard")
-# Advice by the operating system's error; without an entry its own message is enough.
+# Advice by the operating system's error. Other errors' own messages are enough.
 _ADVICE = {
-    errno.ENOSPC: "free some space, then the same command goes on",
-    errno.EDQUOT: "your quota is used up: free some space, then the same command goes on",
-    errno.EFBIG: "a file may not be that large here: see `ulimit -f`, or use another disk",
-    errno.EACCES: "see who may read and write there",
-    errno.EPERM: "see who may read and write there",
-    errno.EROFS: "the disk can only be read: name a place on another one, for a run its `folder`",
+    errno.ENOSPC: "free some space, then run the same command to resume",
+    errno.EDQUOT: "your quota is used up: free some space, then run the same command to resume",
+    errno.EFBIG: "files cannot be that large here: see `ulimit -f`, or use another disk",
+    errno.EACCES: "check the permissions",
+    errno.EPERM: "check the permissions",
+    errno.EROFS: "the disk is read-only: name a place on another disk, for a run its `folder`",
     errno.ENOENT: "was it moved or removed?",
     errno.ENOTDIR: "a file is where a folder is needed: move it away, or give another folder",
     errno.EISDIR: "a folder is where a file is needed: move it away, or give another name",
@@ -45,12 +39,12 @@ _ADVICE = {
 }
 
 
-# Where a process or a thread is refused: by Python, by the C++ library and by gloo.
+# Refusal of a process or a thread: by Python; by the C++ library and gloo.
 _NO_MORE_PROCESSES = ("can't start new thread", os.strerror(errno.EAGAIN))
 
 
 def no_more_processes(error: BaseException) -> str:
-    """Return the fix if the system gave no further process or thread; "" for another error."""
+    """Return the fix if the system refused a process or thread; "" for another error."""
     if not any(sign in str(error) for sign in _NO_MORE_PROCESSES):
         return ""
     most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
@@ -62,38 +56,36 @@ def no_more_processes(error: BaseException) -> str:
 
 
 def sentence(error: BaseException) -> str | None:
-    """Return the message of an error of an expected kind; None where a traceback is needed."""
+    """Return the message of an expected kind of error; None if a traceback is needed.
+
+    `cli/main.py` prints it, and a training run that fails writes it into `outcome.json`.
+    """
     if isinstance(error, KieloError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").split(".")[0]
-        return (
-            f"this verb needs {package}; install it with: pip install 'kielo[train]'"
-            if package in _EXTRAS
-            else None
-        )
+        return f"this verb needs {package}. Fix: pip install 'kielo[train]'" if package in _EXTRAS else None
     if _is_out_of_memory(error):
-        where = first_line(error) or "of the processor"
-        return f"{rank_prefix()}out of memory ({where}); smaller batches or a larger machine work"
+        where = first_line(error) or "of the CPU"
+        return f"{rank_prefix()}out of memory ({where}). Fix: smaller batches or a larger machine"
     if isinstance(error, RecursionError):
-        return "a file is nested too deeply to be read; what Kielo writes and reads is a few levels deep"
+        return "a file is nested too deeply. Files that Kielo writes and reads have a few levels"
     if isinstance(error, OSError | RuntimeError) and (said := no_more_processes(error)):
         return f"{rank_prefix()}{said}"
     if isinstance(error, OSError) and error.errno is not None:
         return _of_the_system(error)
     if isinstance(error, UnicodeError | json.JSONDecodeError):
-        return f"a file is not what it should be ({error}); KIELO_TRACEBACK=1 shows where it was read"
+        return f"a file has wrong content ({error}). KIELO_TRACEBACK=1 shows the function that read it"
     if _is_of_other_ranks(error):
         return (
-            f"{rank_prefix()}the ranks lost each other{_where(error)} ({first_line(error)}); another rank's "
-            "message is the cause, if there is one; a rank that is merely slow needs a longer "
-            "train.step_timeout_seconds"
+            f"{rank_prefix()}the ranks lost each other{_where(error)} ({first_line(error)}). Another rank's "
+            "message, if any, names the cause. Fix for a slow rank: a longer train.step_timeout_seconds"
         )
     return None
 
 
 def _where(error: BaseException) -> str:
-    """Return " at FILE:LINE in FUNCTION" of the innermost line outside of torch; empty if none is known."""
+    """Return " at FILE:LINE in FUNCTION" of the innermost line outside of torch; "" if unknown."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/torch/" not in frame.filename]
     if not frames:
         return ""
@@ -109,7 +101,6 @@ def _of_the_system(error: OSError) -> str:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Return True for Python's and torch's errors of memory. torch is not imported; on CPUs it has none."""
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
@@ -118,7 +109,6 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _is_of_other_ranks(error: BaseException) -> bool:
-    """Return True for errors of torch.distributed, and for gloo's, which have no class of their own."""
     return (
         type(error).__module__.startswith("torch.distributed")
         or type(error).__name__.startswith("Dist")
@@ -127,10 +117,9 @@ def _is_of_other_ranks(error: BaseException) -> bool:
 
 
 def rank_prefix() -> str:
-    """Return e.g. "rank 3: " in a process that a launcher started; else an empty text."""
+    """Return e.g. "rank 3: " in a process that a launcher started; else ""."""
     return f"rank {os.environ['RANK']}: " if os.environ.get("RANK") else ""
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the error's text, at most 300 characters."""
     return next(iter(str(error).splitlines()), "")[:300]

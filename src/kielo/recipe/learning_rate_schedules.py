@@ -1,4 +1,4 @@
-"""The schedules of the learning rate, in one table: shape after the warm-up, and use of `decay_share`."""
+"""The schedules of the learning rate in one table: shape after the warm-up, and use of `decay_share`."""
 
 import math
 from collections.abc import Callable
@@ -6,21 +6,18 @@ from typing import NamedTuple
 
 
 class LearningRateSchedule(NamedTuple):
-    """One schedule.
+    """A schedule.
 
-    height: (tokens since the warm-up, tokens from there to the end, tokens of the decay), in any one unit →
-    (rate - final rate) / (peak - final rate), from 1 down to 0. has_decay_share: True if only the end decays,
-    for `decay_share` of the tokens; else the decay begins after the warm-up.
+    height: (tokens since the warm-up, tokens from there to the end, tokens of the decay), in any unit → (rate
+    - final rate) / (peak - final rate), from 1 to 0. has_decay_share: True if the decay takes only
+    `decay_share` of the tokens, at the end; else it begins after the warm-up.
     """
 
     height: Callable[[int, int, int], float]
     has_decay_share: bool
 
     def decay_tokens(self, decay_share: float, tokens: int, warmup_tokens: int, unit: int) -> int:
-        """Return the tokens of the decay in a segment of `tokens`, all whole multiples of `unit`.
-
-        The warm-up has precedence.
-        """
+        """Return the tokens of the decay in a segment, all multiples of `unit`. Warm-up has precedence."""
         decay = round(decay_share * (tokens // unit)) * unit if self.has_decay_share else tokens
         return min(decay, tokens - warmup_tokens)
 
@@ -45,7 +42,6 @@ LEARNING_RATE_SCHEDULES = {
     "cosine": LearningRateSchedule(_cosine, has_decay_share=False),
     # A straight line from the peak to the final rate at the end.
     "linear": LearningRateSchedule(_linear, has_decay_share=False),
-    # Warm-up, stable, decay (Hu et al. 2024): the peak, then a straight line to the final rate over the
-    # decay.
+    # Warm-up, stable, decay (Hu et al. 2024): the peak, then a straight line to the final rate in the decay.
     "wsd": LearningRateSchedule(_stable_then_linear, has_decay_share=True),
 }

@@ -1,4 +1,4 @@
-"""Sentences for people, on whatever stdout and stderr are."""
+"""Printing of sentences for people."""
 
 import os
 import shutil
@@ -8,11 +8,7 @@ from typing import TextIO
 
 
 def print_text(text: str, stream: TextIO | None = None) -> None:
-    """Print sentences, broken between words where the terminal's line ends; in a pipe and log as they are.
-
-    Lines of the text stay apart. A word that is longer than a line, such as a path, is never broken. stream:
-    default, stdout.
-    """
+    """Print text, default to stdout. On a terminal break lines between words, but no word such as a path."""
     stream = stream or sys.stdout
     if is_terminal(stream):
         width = shutil.get_terminal_size().columns
@@ -21,11 +17,11 @@ def print_text(text: str, stream: TextIO | None = None) -> None:
 
 
 def _broken(line: str, width: int) -> str:
-    indent = " " * (len(line) - len(line.lstrip()))
-    return textwrap.fill(
-        line.strip(), max(width, 20), initial_indent=indent, subsequent_indent=indent,
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
+    text, indent = line.strip(), " " * (len(line) - len(line.lstrip()))
+    wrapper = textwrap.TextWrapper(
+        max(width, 20), indent, indent, break_long_words=False, break_on_hyphens=False
+    )
+    return wrapper.fill(text)
 
 
 def is_terminal(stream: TextIO) -> bool:

@@ -1,7 +1,4 @@
-"""The kinds of model that a recipe may name. One line registers a kind.
-
-Facts that a recipe is checked with before a family's own tables are read are here too.
-"""
+"""The kinds of model that a recipe can name, and facts for its checks. One line adds a kind."""
 
 from typing import NamedTuple
 
@@ -9,9 +6,9 @@ from typing import NamedTuple
 class Family(NamedTuple):
     """A kind's folder in `models/`, and the class in its model.py.
 
-    has_rope: heads are rotated in pairs. is_encoder: every token attends to those after it too.
-    has_relative_positions: attention has terms of each pair's distance. in_transformers: False if only
-    remote code has its classes, which goes along with an export.
+    has_rope: heads are rotated in pairs. is_encoder: tokens also attend to later tokens.
+    has_relative_positions: attention has terms of each pair's distance. in_transformers: False if only remote
+    code has its classes, which an export includes.
     """
 
     folder: str
@@ -22,7 +19,7 @@ class Family(NamedTuple):
     in_transformers: bool = True
 
 
-# by Hugging Face's `model_type`
+# By Hugging Face's `model_type`.
 FAMILIES: dict[str, Family] = {
     "llama": Family("llama", "Llama"),
     "mistral": Family("llama", "Llama"),
@@ -38,12 +35,7 @@ FAMILIES: dict[str, Family] = {
     "bloom": Family("bloom", "Bloom", has_rope=False),
     # The published files have no model_type: `models/families.py` knows them by their classes.
     "ltg_bert": Family(
-        "ltg_bert",
-        "LtgBert",
-        has_rope=False,
-        is_encoder=True,
-        has_relative_positions=True,
-        in_transformers=False,
-    ),  # fmt: skip
+        "ltg_bert", "LtgBert", False, True, has_relative_positions=True, in_transformers=False
+    ),
     "modernbert": Family("modernbert", "ModernBert", is_encoder=True),
 }

@@ -1,30 +1,27 @@
-"""The optimisers, in one table: their state, what an update costs, and what makes it. Torch-free.
-
-A new optimiser is an entry here and the class that it names.
-"""
+"""The optimisers in one table: state, cost, constructor. An entry and its class add an optimiser."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 STATE_BYTES = {"fp32": 4, "bf16": 2}  # of an element of a moment
-# Moments kept in bf16 are fp32 for the update, so many bytes of them at a time.
+# Moments in bf16 are widened to fp32 for the update, this many bytes at a time.
 WIDENED_BYTES = 2**28
-# Bytes of a parameter through memory in AdamW's part of a step: its gradient read for the norm, read and
-# written to be clipped, read and cleared; master weight and two moments read and written; the bf16 weight
-# written, and moved once more as it is gathered or copied.
+# Bytes of memory traffic of a parameter in AdamW's part of a step: its gradient is read for the norm, read
+# and written when clipped, read and cleared; master weight and two moments are read and written; the bf16
+# weight is written, and moved once more when gathered or copied.
 ADAMW_TRAFFIC_BYTES = 46
 
 
 class OptimiserFacts(NamedTuple):
-    """One optimiser.
+    """An optimiser.
 
-    made_by: "module:name" of what makes it, from torch's groups of parameters and `TrainIdentity`. Its `step`
-    changes nothing where `found_inf` is 1, as that of torch's fused optimisers. moments: names of the state
-    that it keeps for each element of a parameter, in a checkpoint too. traffic_bytes: by the dtype of the
-    moments, bytes of a parameter through memory in the optimiser's part of a step. widened_bytes: the same,
-    bytes of a parameter beside what is kept, at most `WIDENED_BYTES` at a time. whole_update_bytes: bytes
-    beside what is kept for each element of the largest parameter. flops: of matrix products, for a parameter.
-    only_with: key → the values that it can be combined with; keys that are not in it may have any.
+    made_by: "module:name" of its constructor, called with torch's groups of parameters and `TrainIdentity`.
+    Its `step` changes nothing if `found_inf` is 1, as in torch's fused optimisers. moments: names of its
+    state for each element of a parameter, also in a checkpoint. traffic_bytes: by the dtype of moments,
+    memory traffic of a parameter in the optimiser's part of a step. widened_bytes: by the same, temporary
+    bytes of a parameter, at most `WIDENED_BYTES` at a time. whole_update_bytes: temporary bytes for each
+    element of the largest parameter. flops: of matrix products, for a parameter. only_with: key → the values
+    that it works with; other keys are free.
     """
 
     made_by: str
@@ -37,7 +34,6 @@ class OptimiserFacts(NamedTuple):
     only_with: Mapping[str, tuple[Any, ...]] = {}
 
     def state_bytes(self, dtype: str) -> int:
-        """Return the bytes that are kept for each element of a parameter."""
         return len(self.moments) * STATE_BYTES[dtype]
 
 
@@ -50,8 +46,8 @@ OPTIMISERS = {
         traffic_bytes={"fp32": ADAMW_TRAFFIC_BYTES, "bf16": ADAMW_TRAFFIC_BYTES + 24},
         widened_bytes={"fp32": 0, "bf16": 8},
     ),
-    # You et al. 2020. Each of its operations goes through memory, counted from the class; it makes the update
-    # of one parameter, and a part of it, in fp32.
+    # You et al. 2020. Traffic is counted from the class: each operation goes through memory. The update of a
+    # parameter, and a part of it, are in fp32.
     "lamb": OptimiserFacts(
         "kielo.train.optimiser:Lamb",
         about="Adam with each matrix's step scaled to the matrix's own length, for large batches",

@@ -6,13 +6,13 @@ from typing import Any
 
 from kielo.recipe.sections import BatchRamp, Packing, Phase, Recipe
 
-# of the keys that a phase shares; all others: train
+# Sections of the keys that phases share; all others: train.
 _SECTION = {"sequence_length": "dataset", "mixture": "dataset"}
 
 
 @dataclass(frozen=True)
 class LearningRate:
-    """One segment of the learning rate as the recipe has it; the shares are of its own tokens."""
+    """A segment of the learning rate as the recipe has it. The shares are of its own tokens."""
 
     peak: float
     final_ratio: float
@@ -23,11 +23,11 @@ class LearningRate:
 
 @dataclass(frozen=True)
 class FullPhase:
-    """One phase, complete. `number` counts from 1.
+    """A complete phase. `number` counts from 1.
 
-    `micro_batch_sequences`: None where Kielo chooses. `learning_rate`: the segment that begins with the
-    phase; None where the one before goes on. `max_gradient_norm`: None for [train]'s. `trainable`: none for
-    all modules.
+    `micro_batch_sequences`: None if Kielo chooses. `learning_rate`: the segment that begins with the phase,
+    None if the segment before continues. `max_gradient_norm`: None for [train]'s. `trainable`: () for all
+    modules.
     """
 
     number: int
@@ -48,47 +48,35 @@ class FullPhase:
 
 
 def key_of_all_phases(name: str) -> str:
-    """Return the key of the value that a phase has if it leaves `name` out."""
+    """Return the key whose value a phase has if it leaves `name` out."""
     return f"{_SECTION.get(name, 'train')}.{name}"
 
 
 def full_phases(recipe: Recipe) -> tuple[FullPhase, ...]:
-    """Return all phases in order; the whole run is one where the recipe lists none."""
-    train, dataset = recipe.train, recipe.dataset
-    if not recipe.phases:
-        rate = LearningRate(
-            train.learning_rate,
-            train.final_learning_rate_ratio,
-            train.schedule,
-            train.warmup_share,
-            train.decay_share,
-        )
-        # Tokens that follow from the text count as one step until `resolve` knows the text.
-        tokens = train.tokens or train.tokens_per_step
-        return (FullPhase(
-            1, tokens, train.tokens_per_step, dataset.sequence_length, dataset.mixture,
-            dataset.packing, train.micro_batch_sequences, train.trainable, rate, frozenset(),
-        ),)  # fmt: skip
-    return tuple(_full(recipe, number, phase) for number, phase in enumerate(recipe.phases, start=1))
+    """Return all phases in order. A recipe without phases is one phase."""
+    if recipe.phases:
+        return tuple(_full(recipe, number, phase) for number, phase in enumerate(recipe.phases, start=1))
+    # Tokens that follow from the text count as one step until `resolve` knows the text.
+    tokens = recipe.train.tokens or recipe.train.tokens_per_step
+    return (_full(recipe, 1, Phase(tokens=tokens), given=frozenset()),)
 
 
 def longest_sequence_length(recipe: Recipe) -> int:
-    """Return the longest length: text is shuffled in blocks of it, and the model has positions for it."""
+    """Return the longest length: the block in which text is shuffled, and the model's number of positions."""
     return max(phase.sequence_length for phase in full_phases(recipe))
 
 
 def ramp_steps(ramp: BatchRamp, tokens_per_step: int) -> list[tuple[int, int]]:
     """Return (tokens per step, number of such steps) of a batch ramp, in order, below `tokens_per_step`.
 
-    Megatron-LM's rule (`RampupBatchsizeNumMicroBatchesCalculator`): ramp.tokens are shared out evenly over
-    the sizes below the full one, and a step has the size in whose share the tokens before it end. A size
-    whose share is overshot by the steps before it has none.
+    Megatron-LM's rule (`RampupBatchsizeNumMicroBatchesCalculator`): ramp.tokens are shared evenly among the
+    sizes below the full size, and a step has the size in whose share the tokens before it end. A size whose
+    share the steps before it pass has no steps.
     """
     sizes = range(ramp.first_tokens_per_step, tokens_per_step, ramp.step_tokens)
     levels, done = [], 0
     for number, size in enumerate(sizes, start=1):
-        # The smallest n with done + n * size at or beyond the end of the share, ramp.tokens * number /
-        # len(sizes).
+        # The smallest n such that done + n * size reaches the share's end, ramp.tokens * number / len(sizes).
         steps = -((done * len(sizes) - ramp.tokens * number) // (len(sizes) * size))
         if steps > 0:
             levels.append((size, steps))
@@ -99,7 +87,7 @@ def ramp_steps(ramp: BatchRamp, tokens_per_step: int) -> list[tuple[int, int]]:
 def steps_of_phase(phase: FullPhase, ramp: BatchRamp | None) -> list[tuple[int, int]]:
     """Return (tokens per step, number of such steps) of a phase, in order, the ramp's first.
 
-    They are at most the phase's tokens: a ramp's last step may pass the ramp's end, but not the phase's. A
+    They have at most the phase's tokens: a ramp's last step can pass the ramp's end, but not the phase's. A
     phase of fewer tokens than a step, which recipes cannot have, has one step.
     """
     found, left = [], phase.tokens
@@ -112,7 +100,7 @@ def steps_of_phase(phase: FullPhase, ramp: BatchRamp | None) -> list[tuple[int, 
 
 
 def steps_of_run(recipe: Recipe) -> int | None:
-    """Return the number of steps; None while they follow from the text."""
+    """Return the number of steps; None if it follows from the text."""
     if recipe.train.tokens is None and not recipe.phases:
         return None
     ramp = recipe.train.batch_ramp
@@ -124,15 +112,15 @@ def steps_of_run(recipe: Recipe) -> int | None:
 
 
 def skip_complaints(skip_steps: Sequence[tuple[int, int]], total_steps: int) -> Iterator[str]:
-    """Yield why a run of so many steps cannot skip these: none is left, or a range ends after the last."""
+    """Yield the reasons why a run of `total_steps` cannot skip these steps."""
     first_left = 1
     for first, last in sorted(skip_steps):
         if first <= first_left:
             first_left = max(first_left, last + 1)
     if first_left > total_steps:
         yield (
-            f"train.skip_steps: passes over all {total_steps} steps of the run, so that nothing is trained. "
-            "Fix: ranges that leave a step"
+            f"train.skip_steps: skips all {total_steps} steps of the run, so nothing is trained. Fix: ranges "
+            "that leave a step"
         )
         return
     for first, last in skip_steps:
@@ -143,8 +131,10 @@ def skip_complaints(skip_steps: Sequence[tuple[int, int]], total_steps: int) -> 
             )
 
 
-def _full(recipe: Recipe, number: int, phase: Phase) -> FullPhase:
+def _full(recipe: Recipe, number: int, phase: Phase, given: frozenset[str] | None = None) -> FullPhase:
     train, dataset = recipe.train, recipe.dataset
+    if given is None:
+        given = frozenset(name for name in Phase.model_fields if getattr(phase, name) is not None)
     rate = None
     if number == 1 or phase.learning_rate is not None:
         rate = LearningRate(
@@ -164,7 +154,7 @@ def _full(recipe: Recipe, number: int, phase: Phase) -> FullPhase:
         _or(phase.micro_batch_sequences, train.micro_batch_sequences),
         _or(phase.trainable, train.trainable),
         rate,
-        frozenset(name for name in Phase.model_fields if getattr(phase, name) is not None),
+        given,
         None if phase.max_gradient_norm == train.max_gradient_norm else phase.max_gradient_norm,
     )
 

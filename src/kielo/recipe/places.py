@@ -1,16 +1,13 @@
-"""Paths that a person gives: `..` is followed before anything is checked or written there; old tokenizers."""
+"""Paths that a person gives, with `..` resolved before they are used; folders of older tokenizers."""
 
 import os
 from pathlib import Path
 
-# Follows `..` in a path that a person gives, before anything is checked or written there.
-
 
 def place(given: str | Path) -> Path:
-    """Return the path without `..`, as it will lead once its folders are made; the last name stays.
+    """Return the path without `..`, as it will lead once its folders exist. A link as the last name stays.
 
-    Behind a folder that is not there yet, `..` leads nowhere, so `nope/../mine` seems to be free, and it is
-    `mine` when `nope` has been made.
+    In a missing folder `..` leads nowhere: `nope/../mine` seems to be free, but is `mine` once `nope` exists.
     """
     path = Path(given)
     if ".." not in path.parts:
@@ -20,10 +17,7 @@ def place(given: str | Path) -> Path:
     return Path(os.path.realpath(path.parent)) / path.name
 
 
-# Folders with the files of an older tokenizer: the command that makes a tokenizer.json of them.
-
-
-# (files, class if no config names one, what its conversion needs beside transformers), as people find them
+# (files, class if no config names one, package that transformers' conversion needs)
 _OLDER = (
     (("tokenizer.model",), "LlamaTokenizerFast", "sentencepiece"),
     (("vocab.json", "merges.txt"), "GPT2TokenizerFast", None),
@@ -32,9 +26,9 @@ _OLDER = (
 
 
 def conversion(folder: Path, name: str | None = None) -> str:
-    """Return a sentence with the command that makes a tokenizer.json of `folder`'s files; "" without such.
+    """Return a fix: the command that makes a tokenizer.json from `folder`'s files; "" without such files.
 
-    name: the repository on the hub that `folder` is a snapshot of, whose files go to the folder `tokenizer`.
+    name: the repository on the hub that `folder` is a snapshot of. Its files go to the folder `tokenizer`.
     """
     for files, usual, package in _OLDER:
         if not all((folder / file).is_file() for file in files):
@@ -46,5 +40,5 @@ def conversion(folder: Path, name: str | None = None) -> str:
         install = f"pip install {package} && " if package else ""
         code = f"from transformers import {kind} as T; T.from_pretrained({source!r}).save_pretrained({to!r})"
         then = ", then tokenizer.path = 'tokenizer'" if name else ""
-        return f'. Fix: {install}python -c "{code}" makes it of {" and ".join(files)}{then}'
+        return f'. Fix: {install}python -c "{code}", which reads {" and ".join(files)}{then}'
     return ""

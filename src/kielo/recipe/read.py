@@ -1,6 +1,6 @@
 """Reads a recipe: TOML, one level of `extends`, and `--set`. A path or shipped name → a checked `Recipe`.
 
-Relative paths inside a recipe start at the folder that `kielo` is started in, as on the command line.
+Relative paths inside a recipe start at the folder in which `kielo` is started.
 """
 
 import codecs
@@ -25,27 +25,25 @@ from kielo.recipe.places import place
 from kielo.recipe.sections import SHAPE_KEYS, Recipe
 from kielo.recipe.several_languages import KEY as LANGUAGES
 from kielo.recipe.several_languages import codes_of, filled, of_language
+from kielo.recipe.toml_text import TomlTable
 
-# The folders of a run that stages replace as a whole. `train` is filled in place, and `raw` may hold a
-# person's text.
+# Folders of a run that stages replace as a whole. `train` is filled in place, and `raw` can hold a person's
+# text.
 REPLACED_FOLDERS = ("corpus", "tokenizer", "tokens", "verify", "evaluate", "hf")
-# Of the longest name in a run folder, a file of a checkpoint that is being written, with room to spare.
+# Of the longest name in a run folder, a temporary file of a checkpoint, with room to spare.
 _BYTES_BELOW = 128
 RUN_RECIPE_NAME = "recipe.toml"  # in a run folder; `kielo run` writes it
-WRITTEN = "# The recipe of this "  # begins a line of those that Kielo writes
-NOT_GIVEN = "not given"  # origin of a value that stands in for one of the recipe
+WRITTEN = "# The recipe of this "  # begins a line of recipes that Kielo writes
+NOT_GIVEN = "not given"  # origin of a value that stands in for a missing value
 _SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
 _TEXT = re.compile(r"\.(txt|jsonl|tsv|csv|html?|parquet)(\.gz|\.zst)?$", re.IGNORECASE)
 # In place of required values that are missing or broken, so that the rest can still be checked.
-_STAND_INS: dict[str, Any] = {"name": "stand_in", "language": "et", "corpus": {"sources": ["stand_in.txt"]}}
+_STAND_INS: TomlTable = {"name": "stand_in", "language": "et", "corpus": {"sources": ["stand_in.txt"]}}
 
 
 @dataclass(frozen=True)
 class Read:
-    """A recipe, and for each dotted key ("train.tokens") its origin: "default", a file, or "--set".
-
-    `NOT_GIVEN` for a value that stands in for one that the recipe lacks.
-    """
+    """A recipe, and the origin of each dotted key: "default", a file, "--set", or `NOT_GIVEN`."""
 
     recipe: Recipe
     origins: dict[str, str]
@@ -54,22 +52,22 @@ class Read:
 def read_recipe(
     reference: str | Path | None, sets: Sequence[str] = (), stand_ins: Mapping[str, Any] | None = None
 ) -> Read:
-    """Read, overlays and check a recipe.
+    """Read, overlay and check a recipe.
 
-    reference: a path, the name of a shipped recipe, or the folder of a run; None for `sets` alone. sets:
-    "section.key=value" each, the value in TOML or, where that does not parse or the key wants text, as it
-    stands. stand_ins: values of keys that are in neither. Raises KieloError with every complaint at once, and
-    for a recipe of several languages (`recipe_languages`) of which `sets` chooses none.
+    reference: a path, the name of a shipped recipe, or a run folder; None for `sets` alone. sets:
+    "section.key=value", the value in TOML, or plain text if it is no TOML or the key wants text. stand_ins:
+    values of keys that are in neither. Raises KieloError with all complaints, and for a recipe of several
+    languages (`recipe_languages`) if `sets` chooses none.
     """
     label, data, origins, complaints = _values(reference, sets)
     try:
         codes = codes_of(data, label)
         code = data.get("language")
         if codes and code not in codes:
-            chosen = f"{code} is none of them" if code else "this is of one"
+            chosen = f"{code} is none of them" if code else "none is chosen"
             raise KieloError(
-                f"{label}: a recipe of {len(codes)} languages, which `kielo run`, `plan` and `status` take "
-                f"as a whole; {chosen}: --set language={codes[0]}"
+                f"{label}: a recipe of {len(codes)} languages, and {chosen}. `kielo run`, `plan` and "
+                f"`status` take it as a whole. Fix: --set language={codes[0]}"
             )
         data = of_language(data, str(code), codes) if codes else data
         for key, value in (stand_ins or {}).items():
@@ -89,9 +87,9 @@ def read_recipe(
 
 
 def recipe_languages(reference: str | Path | None, sets: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the codes of a recipe of several languages, each of which `language=CODE` in `sets` chooses.
+    """Return the codes of a recipe of several languages, which `language=CODE` in `sets` chooses from.
 
-    () for a recipe of one language, also where `sets` has chosen it.
+    () for a recipe of one language, and if `sets` has chosen.
     """
     label, data, _, _ = _values(reference, sets)
     codes = codes_of(data, label)
@@ -99,20 +97,20 @@ def recipe_languages(reference: str | Path | None, sets: Sequence[str] = ()) -> 
 
 
 def read_first_language(reference: str | Path, sets: Sequence[str] = ()) -> Read:
-    """Read a recipe as `read_recipe` does, and of one of several languages that of the first."""
+    """Read a recipe as `read_recipe` does; of a recipe of several languages, the first language's."""
     codes = recipe_languages(reference, sets)
     return read_recipe(reference, [*sets, *(f"language={code}" for code in codes[:1])])
 
 
 def _values(
     reference: str | Path | None, sets: Sequence[str]
-) -> tuple[str, dict[str, Any], dict[str, str], list[Complaint]]:
+) -> tuple[str, TomlTable, dict[str, str], list[Complaint]]:
     """Return the recipe's name for messages, its values, their origins, and what is wrong with `sets`."""
     path = None if reference is None else find_recipe(str(reference))
     label = "--set" if path is None else _label(path)
     try:
         data, origins = ({}, {}) if path is None else _with_base(path)
-        if reference is not None and os.path.isdir(reference):  # which may have been moved
+        if reference is not None and os.path.isdir(reference):  # it may have been moved
             data["folder"], origins["folder"] = str(reference), label
         return label, data, origins, [found for text in sets if (found := _apply_set(text, data, origins))]
     except RecursionError:
@@ -120,19 +118,18 @@ def _values(
 
 
 def _too_deep(label: str) -> KieloError:
-    return KieloError(f"{label} or --set: tables are nested too deep; recipes have two levels")
+    return KieloError(f"{label} or --set: tables are nested too deep. Fix: at most two levels")
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Return the recipes inside the package: name → file."""
     return {path.stem: path for path in sorted(_SHIPPED.glob("*.toml"))}
 
 
 def run_folder(recipe: Recipe) -> Path:
     """Return the run folder, which need not exist yet.
 
-    Raises KieloError where it cannot be a folder, or none with Kielo's files, and where text, a tokenizer or
-    weights that the recipe names lie in a folder of the run that a stage replaces.
+    Raises KieloError if it cannot be a folder that holds Kielo's files, and if text, a tokenizer or weights
+    of the recipe lie in a folder of the run that a stage replaces.
     """
     folder = place(recipe.folder or f"runs/{recipe.name}")
     num_bytes, most = len(os.fsencode(os.path.abspath(folder))), os.pathconf("/", "PC_PATH_MAX") - 1
@@ -144,13 +141,13 @@ def run_folder(recipe: Recipe) -> Path:
     for above in (folder, *folder.parents):
         if above.is_symlink() and not os.path.exists(above):
             raise KieloError(
-                f"folder = {str(folder)!r}: {above} is a symbolic link to {os.readlink(above)}, which is "
-                "not there; is its disk mounted? Make that folder, or remove the link"
+                f"folder = {str(folder)!r}: {above} is a symbolic link to {os.readlink(above)}, which does "
+                "not exist. Is its disk mounted? Fix: make that folder, or remove the link"
             )
         if os.path.exists(above):
             if not os.path.isdir(above):
                 raise KieloError(
-                    f"folder = {str(folder)!r}: {above} is a file; move it away, or name another folder"
+                    f"folder = {str(folder)!r}: {above} is a file. Fix: move it, or name another folder"
                 )
             break
     given = {
@@ -162,48 +159,44 @@ def run_folder(recipe: Recipe) -> Path:
         for stage in REPLACED_FOLDERS:
             if path and Path(path).is_relative_to(os.path.realpath(folder / stage)):
                 raise KieloError(
-                    f"{key} = {value!r}: is in {folder / stage}, a folder of this run that Kielo writes "
-                    "and replaces; move it out of there, or give the run another `folder`; nothing was "
-                    "changed"
+                    f"{key} = {value!r}: is in {folder / stage}, a folder of this run that Kielo replaces. "
+                    "Fix: move it out of there, or give the run another `folder`; nothing was changed"
                 )
     return folder
 
 
 def _without_pattern(path: str) -> str:
-    """Return the part of a path that a pattern such as texts/*.txt fixes."""
     begin = re.search(r"[*?[]", path)
     return os.path.dirname(path[: begin.start()]) if begin else path
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Return the file's content. Raises KieloError naming the file, line and column that is not TOML."""
+def read_toml(path: Path) -> TomlTable:
+    """Return the file's content. Raises KieloError with the file, line and column that is not TOML."""
     try:
-        # editors on Windows begin files with a mark
+        # Editors on Windows begin files with a byte-order mark.
         return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise KieloError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
         is_utf16 = path.read_bytes()[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
         encoding = "UTF-16" if is_utf16 else "LATIN1"
-        works = f"iconv -f {encoding} -t UTF-8 {path} > converted.toml"
-        raise KieloError(
-            f"{path}: byte {error.start} is not UTF-8, as TOML files are; {_instead_of(path, works)}"
-        ) from None
+        fix = _fix(path, f"iconv -f {encoding} -t UTF-8 {path} > converted.toml")
+        raise KieloError(f"{path}: byte {error.start} is not UTF-8, which TOML requires. {fix}") from None
     # ValueError: TOMLDecodeError, and numbers of thousands of digits
     except (ValueError, RecursionError) as error:
-        works = "a line for each key = value, with text in quotes"
-        raise KieloError(f"{path}: not valid TOML: {error}; {_instead_of(path, works)}") from None
+        fix = _fix(path, "a line for each key = value, with text in quotes")
+        raise KieloError(f"{path}: not valid TOML: {error}. {fix}") from None
 
 
-def _instead_of(path: Path, works: str) -> str:
-    """Return the fix for a file that is no TOML: `works`, or to name text in a recipe."""
-    if not _TEXT.search(path.name):
-        return f"Fix: {works}"
-    return f"a recipe names its text: kielo run own_text --set corpus.sources={path}"
+def _fix(path: Path, fix: str) -> str:
+    """Return the fix for a file that is no TOML. A file of text is named in a recipe."""
+    return (
+        f"Fix: kielo run own_text --set corpus.sources={path}" if _TEXT.search(path.name) else f"Fix: {fix}"
+    )
 
 
 def find_recipe(reference: str, beside: Path | None = None) -> Path:
-    """Return the file of a path, a shipped name or a run folder; paths start at `beside`, if it is given."""
+    """Return the file of a path, a shipped name or a run folder. Paths start at `beside`, if it is given."""
     shipped = shipped_recipes()
     looks_like_path = reference.endswith(".toml") or "/" in reference
     if not looks_like_path and reference in shipped:
@@ -216,47 +209,43 @@ def find_recipe(reference: str, beside: Path | None = None) -> Path:
             return path / RUN_RECIPE_NAME
         run = next((folder for folder in path.parents if (folder / RUN_RECIPE_NAME).is_file()), None)
         raise KieloError(
-            f"{path}: a folder without {RUN_RECIPE_NAME}, which `kielo run` writes into its run folder; "
-            + (f"did you mean {run}?" if run else "give the recipe that it was made from")
+            f"{path}: a folder without {RUN_RECIPE_NAME}, which `kielo run` writes into its run folder. "
+            + (f"Did you mean {run}?" if run else "Fix: the recipe that it was made from")
         )
     if reference.startswith("hf:"):
         raise KieloError(
-            f"{reference}: names weights, and this is the place of a recipe. Fix: a recipe with "
-            f"--set model.weights={reference}"
+            f"{reference}: names weights, not a recipe. Fix: a recipe with --set model.weights={reference}"
         )
     near = difflib.get_close_matches(Path(reference).stem, shipped, n=1)
     meant = _on_quotes(reference) or (f"; did you mean {near[0]}?" if near else "")
-    raise KieloError(
-        f"{path}: no such recipe file, and none of that name is shipped ({', '.join(shipped)}){meant}"
-    )
+    raise KieloError(f"{path}: no such recipe file, and no shipped recipe ({', '.join(shipped)}){meant}")
 
 
 def _label(path: Path) -> str:
-    """Return the file name of a shipped recipe, and the path of any other as it was given."""
     return path.name if path.parent == _SHIPPED else str(path)
 
 
-def _with_base(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the file's values over those of the recipe that it extends, and where each key came from."""
+def _with_base(path: Path) -> tuple[TomlTable, dict[str, str]]:
+    """Return the values of a file over its base recipe's, and the origin of each key."""
     data = read_toml(path)
     if _is_written(str(path)):
-        _leave_out(data, ("train", "max_left_out_sequences"))  # of format version 2: such a run goes on
+        _leave_out(data, ("train", "max_left_out_sequences"))  # of format version 2: such runs continue
         dataset = data.get("dataset")
-        if isinstance(dataset, dict) and dataset.get("mixture_order") == "every_sample":  # the only one now
+        if isinstance(dataset, dict) and dataset.get("mixture_order") == "every_sample":  # now every run's
             del dataset["mixture_order"]
     if {"language", LANGUAGES} <= set(data):
-        raise KieloError(f"{path}: has both language and {LANGUAGES}; give one of them")
+        raise KieloError(f"{path}: has both language and {LANGUAGES}. Fix: one of them")
     base_reference = data.pop("extends", None)
     if base_reference is None:
         return data, dict.fromkeys(_leaves(data), _label(path))
     if not isinstance(base_reference, str) or not base_reference:
-        raise KieloError(f"{path}: extends = {base_reference!r} does not fit; give one path or shipped name")
+        raise KieloError(f"{path}: extends = {base_reference!r} does not fit. Fix: a path or shipped name")
     base_path = find_recipe(base_reference, beside=path.parent)
     base = read_toml(base_path)
     if "extends" in base:
         raise KieloError(
-            f"{path}: extends {base_path}, which itself extends {base['extends']!r}; only one level is "
-            f"allowed, so extend {base['extends']!r} directly or copy the values"
+            f"{path}: extends {base_path}, which itself extends {base['extends']!r}; a single level is "
+            f"allowed. Fix: extends = {base['extends']!r}, or copy the values"
         )
     own = dict.fromkeys(_leaves(data), _label(path))
     _replace_shape(own, base)
@@ -268,8 +257,8 @@ def _with_base(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     return _overlay(base, data), origins
 
 
-def _overlay(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Join tables; replaces anything else, lists too."""
+def _overlay(base: TomlTable, over: TomlTable) -> TomlTable:
+    """Join tables, and replace anything else, lists too."""
     joined = dict(base)
     for key, value in over.items():
         both_tables = isinstance(value, dict) and isinstance(base.get(key), dict)
@@ -277,22 +266,22 @@ def _overlay(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return joined
 
 
-def _apply_set(text: str, data: dict[str, Any], origins: dict[str, str]) -> Complaint | None:
+def _apply_set(text: str, data: TomlTable, origins: dict[str, str]) -> Complaint | None:
     key, equals, raw = text.partition("=")
     key = key.strip()
     parts = key.split(".")
-    # how Python stands for bytes that are no text
+    # Python's substitutes for bytes that are no text
     if not text.isprintable() and "\udc80" <= max(text) <= "\udcff":
-        return Complaint((key,), f"--set {text!a}: is not UTF-8; type it on a terminal with a UTF-8 locale")
+        return Complaint((key,), f"--set {text!a}: is not UTF-8. Fix: a terminal with a UTF-8 locale")
     if quotes := _on_quotes(key):
         return Complaint((key,), f"--set {text}: {quotes.removeprefix('; ')}")
     if not equals or not all(parts):
-        return Complaint((key,), f"--set {text}: give section.key=value, e.g. --set train.tokens=1000000")
+        return Complaint((key,), f"--set {text}: Fix: section.key=value, e.g. --set train.tokens=1000000")
     table: Any = data
     for part in parts[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            return Complaint((key,), f"--set {text}: {part} holds a value, so there is no {key} to set")
+            return Complaint((key,), f"--set {text}: {part} holds a value, so {key} does not exist")
     if origins.get(key) != "--set":
         _replace_shape([key], data, origins)
     if key == LANGUAGES and origins.get("language") != "--set":
@@ -303,17 +292,15 @@ def _apply_set(text: str, data: dict[str, Any], origins: dict[str, str]) -> Comp
 
 
 def _on_quotes(text: str) -> str:
-    """Return advice where a text has the quotes of a text processor, which are letters to a shell."""
+    """Return advice if a text has typographic quotes, which are letters to a shell."""
     found = sorted(set(text) & set("“”„‟‘’‚«»"))
-    return f"; {' '.join(found)} are letters to a shell; type \" or '" if found else ""
+    return f"; {' '.join(found)} are letters to a shell. Fix: \" or '" if found else ""
 
 
-def _replace_shape(
-    given: Iterable[str], below: dict[str, Any], origins: dict[str, str] | None = None
-) -> None:
-    """Remove the model's shape from `below`, where `given` asks for a size, and a size where it has a shape.
+def _replace_shape(given: Iterable[str], below: TomlTable, origins: dict[str, str] | None = None) -> None:
+    """Remove the model's shape from `below` if `given` asks for a size, and a size if it has a shape.
 
-    origins: of the values in `below`; those of --set stay, so that both by --set are refused.
+    origins: of the values in `below`. Values of --set stay, so that both by --set are refused.
     """
     model, shape = below.get("model"), {f"model.{key}" for key in SHAPE_KEYS}
     if not isinstance(model, dict):
@@ -329,15 +316,13 @@ def _value(raw: str, parts: Sequence[str]) -> Any:
         parsed = tomllib.loads(f"value = {raw}")
     except (ValueError, RecursionError):
         return raw
-    if list(parsed) != ["value"]:  # the text went on with further lines of TOML
+    if list(parsed) != ["value"]:  # further lines of TOML followed
         return raw
     value = parsed["value"]
-    wants_text = str in _accepted(parts)
-    return raw if wants_text and not isinstance(value, str) else value
+    return raw if str in _accepted(parts) and not isinstance(value, str) else value
 
 
 def _accepted(parts: Sequence[str]) -> tuple[Any, ...]:
-    """Return the types that the key takes; empty for a key that is not known."""
     model: Any = Recipe
     for part in parts:
         info = (
@@ -350,12 +335,12 @@ def _accepted(parts: Sequence[str]) -> tuple[Any, ...]:
 
 
 def _validate(
-    data: dict[str, Any], origins: dict[str, str], default_origin: str
+    data: TomlTable, origins: dict[str, str], default_origin: str
 ) -> tuple[Recipe | None, list[Complaint]]:
-    """Return the recipe and what is wrong with it.
+    """Return the recipe and its complaints.
 
-    Values that do not fit by themselves are left out and the rest is checked again, so that a wrong type in
-    one section does not hide two keys that contradict each other in another.
+    Values that do not fit by themselves are left out and the rest is checked again. So a wrong type in one
+    section does not hide a contradiction in another.
     """
 
     def origin(key: str) -> str:
@@ -383,7 +368,7 @@ def _validate(
 
 
 def _is_written(label: str) -> bool:
-    """Return True for the recipe of a run or a launch, which has every value, inherited ones too."""
+    """Return True for the recipe of a run or a launch, which has every value, also inherited values."""
     try:
         with open(label, encoding="utf-8") as file:
             return any(line.startswith(WRITTEN) for line in islice(file, 4))
@@ -391,7 +376,7 @@ def _is_written(label: str) -> bool:
         return False
 
 
-def _leave_out(data: dict[str, Any], location: Sequence[str | int]) -> None:
+def _leave_out(data: TomlTable, location: Sequence[str | int]) -> None:
     *parents, leaf = location
     table: Any = data
     for part in parents:
@@ -412,7 +397,7 @@ def _origin(key: str, origins: dict[str, str], otherwise: str) -> str:
     return "--set" if "--set" in inside else inside[-1] if inside else otherwise
 
 
-def _leaves(table: dict[str, Any], prefix: str = "") -> list[str]:
+def _leaves(table: TomlTable, prefix: str = "") -> list[str]:
     keys = []
     for key, value in table.items():
         keys += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]

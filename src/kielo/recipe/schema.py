@@ -10,14 +10,14 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the schema (draft 2020-12). With `extends` nothing is required: the base recipe may have it."""
+    """Return the schema (draft 2020-12). With `extends` no key is required: the base recipe can have it."""
     schema = Recipe.model_json_schema()
     schema["$schema"] = DIALECT
     schema["title"] = "Kielo recipe"
     properties = schema["properties"]
     properties["extends"] = {
         "type": "string",
-        "description": "a recipe (path or shipped name) to start from; one level",
+        "description": "Recipe (path or shipped name) to start from. One level.",
     }
     properties["language"]["enum"] = languages()
     properties[KEY] = {
@@ -35,6 +35,6 @@ def json_schema() -> dict[str, Any]:
         "required": required,
         "anyOf": [{"required": ["language"]}, {"required": [KEY]}],
     }
-    # A base may also hold the required keys of a section, such as corpus.sources.
+    # The base can also have the required keys of a section, such as corpus.sources.
     schema["$defs"]["Corpus"].pop("required", None)
     return schema

@@ -1,17 +1,14 @@
 """The sections of a recipe, frozen and typed. A key is declared here and nowhere else.
 
-Units are in the names. Every field is read by some room (a house test checks that), and every default is the
-value that a newcomer should have. `[model]` keys are those of a Hugging Face `config.json`.
-
-`resolve` copies sections whole into `resolved.toml`: those with identity (what is trained: stored in each
-checkpoint, and a change of it is refused) and those with placement (where and how it runs: may change for
-every attempt). A section of both kinds is made of base classes, one of each kind, so that a key's class says
-which it is: `TrainIdentity`, `TrainPlacement`, and `TrainSchedule`, of which `resolve` makes steps. A new key
-is an entry in the right class here, and the line that uses it.
+Units are in the names, and every default is the value that a newcomer should have. The text below a field is
+its description. `resolve` copies sections whole into `resolved.toml`: into the identity (what the run trains:
+each checkpoint stores it, and a change is refused) or the placement (where and how it runs: any attempt can
+change it). A section of both kinds has a base class of each kind. `resolve` makes steps of `TrainSchedule`.
 """
 
 import codecs
 import re
+from collections.abc import Mapping
 from itertools import combinations
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
@@ -61,20 +58,25 @@ else:
     ]
 
 
+def _listed(table: Mapping[str, Any]) -> str:
+    return "; ".join(f"{name}: {of.about}" for name, of in table.items() if of.about)
+
+
 class Section(BaseModel):
-    """One frozen table of a recipe or a card. Refuses unknown keys, NaN and infinities."""
+    """A frozen table of a recipe or a card. It refuses unknown keys, NaN and infinities."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=False, protected_namespaces=(), allow_inf_nan=False
+        frozen=True,
+        extra="forbid",
+        protected_namespaces=(),
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
     )
 
     @field_validator("*", mode="before")
     @classmethod
     def _reads_amounts(cls, value: Any, info: ValidationInfo) -> Any:
-        """Whole numbers may be written as 4M or 1e9, and one number stands for a list of one.
-
-        true is no number, though Python counts with it: one layer in place of a mistake.
-        """
+        """Accept 4M or 1e9 for a whole number, and a number for a list of one. Refuse true, 1 to Python."""
         kind = str(cls.model_fields[info.field_name or ""].annotation)
         words = re.findall(r"\w+", kind)
         if isinstance(value, bool) and "bool" not in words and {"int", "float"} & {*words}:
@@ -91,7 +93,7 @@ class Section(BaseModel):
     def _fits_64_bits(cls, value: Any) -> Any:
         numbers = value if isinstance(value, tuple) else (value,)
         if any(isinstance(one, int) and abs(one) >= 2**63 for one in numbers):
-            raise ValueError("Fix: a number below 2**63, for torch and numpy hold 64 bits")
+            raise ValueError("Fix: a number below 2**63, because torch and numpy hold 64 bits")
         return value
 
     def part(self, kind: type[Part]) -> Part:
@@ -99,7 +101,6 @@ class Section(BaseModel):
         return kind(**{name: getattr(self, name) for name in kind.model_fields})
 
 
-# One text, or a list of them.
 _Texts = Annotated[
     tuple[str, ...],
     BeforeValidator(
@@ -109,124 +110,86 @@ _Texts = Annotated[
 
 
 class Source(Section):
-    """One body of text, in exactly one place.
+    """A body of text in one place: `path`, ready `tokens`, or `debian_package` and/or `huggingface_dataset`.
 
-    Raw text is at `path`, or in `debian_package` and/or `huggingface_dataset`; `tokens` are ready ids.
-    `debian_package` is fetched with apt-get into the run folder; where apt is missing, `huggingface_dataset`
-    is used instead.
+    apt-get fetches `debian_package` into the run folder. Without apt, `huggingface_dataset` is used.
     """
 
-    name: str = Field(
-        "",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
-        max_length=100,
-        description="short name, also of its token files; default: the file's stem or the package's name",
-    )
-    path: str | None = Field(
-        None,
-        description="file, folder or glob: .txt (one document a line), .jsonl, .json, .parquet, .html, …, "
-        "plain or as .gz, .zst, .xz or .bz2",
-    )
-    debian_package: str | None = Field(
-        None,
-        pattern=r"^[a-z0-9][a-z0-9+.-]+$",  # Debian policy 5.6.1
-        description="Debian package whose HTML pages are the text",
-    )
+    name: str = Field("", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
+    """Short name, also of its token files. Default: the file's stem or the package's name."""
+    path: str | None = None
+    """File, folder or glob: .txt (one document a line), .jsonl, .json, .parquet, .html, …, plain or as .gz,
+    .zst, .xz or .bz2."""
+    debian_package: str | None = Field(None, pattern=r"^[a-z0-9][a-z0-9+.-]+$")
+    """Debian package whose HTML pages are the text."""
     huggingface_dataset: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)?$",
-        description="dataset on the Hugging Face hub: OWNER/NAME",
+        None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)?$"
     )
+    """Dataset on the Hugging Face hub: OWNER/NAME."""
     huggingface_subset: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$",
-        description="its subset (configuration), e.g. 20231101.et",
+        None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$"
     )
-    tokens: str | None = Field(
-        None,
-        description="ready token files, read in place: Megatron's PREFIX (.bin and .idx), OLMo's NAME.npy, "
-        "nanotron's NAME.ds, or a folder or pattern of them",
-    )
-    tokens_dtype: Literal["uint16", "uint32"] | None = Field(
-        None,
-        description="type of the ids in .npy and .ds files that do not tell; default: uint16 where the "
-        "vocabulary fits",
-    )
-    text_field: str = Field(
-        "",
-        description='field or column that holds the text; default: "text", "content" of code, and "messages" '
-        'or "conversations" of instructions',
-    )
-    kind: KindName = Field(
-        "text", description="; ".join(f"{name}: {kind.description}" for name, kind in KINDS.items())
-    )
-    language: _Texts = Field(
-        (),
-        description="code of its language, or several: a text in any of them is kept; default: the recipe's. "
-        "Code has none",
-    )
-    clean: bool = Field(
-        True,
-        description="false for text that others have cleaned (HPLT, FineWeb2, CulturaX): it passes as it is, "
-        "and only empty documents and exact duplicates of documents are dropped; of instructions: turns need "
-        "not alternate",
-    )
-    encoding: str | None = Field(
-        None,
-        description='encoding of its files, e.g. "windows-1257"; default: UTF-8, or what a byte-order mark, '
-        "an HTML page or an XML file says",
-    )
-    leave_out: _Texts = Field(
-        (),
-        description="patterns of files that are not read, by their names below `path`, e.g. docs/*.csv; any "
-        "other file of data that Kielo cannot read is an error",
-    )
-    documents: Literal["lines", "paragraphs", "files"] = Field(
-        "lines",
-        description="what one document of a .txt is: a line, lines up to the next empty one, or the file",
-    )
-    pair_fields: _Texts = Field(
-        (),
-        description="of parallel text: the two fields, in the order of `language`; in .tsv the numbers of "
-        "columns (default 1, 2), in .tmx language codes; default: the codes in `language`",
-    )
-    templates: _Texts = Field(
-        (DEFAULT_TEMPLATE,),
-        description="of parallel text: layouts, of which each pair gets one; with {source}, {target}, "
-        "{source_language} and {target_language}",
-    )
-    reverse_share: float = Field(
-        0.5, ge=0, le=1, description="of parallel text: share of pairs laid out from the second language"
-    )
-    loss: Literal["all", "answers"] = Field(
-        "all",
-        description="of instructions: the tokens that carry loss. answers: only the assistant's messages, "
-        "each with the token that ends its turn",
-    )
-    too_long: Literal["split", "truncate", "drop"] = Field(
-        "split",
-        description="of instructions: what becomes of a conversation that is longer than the longest "
-        "sequence_length. split: its rest is trained without its beginning, as of any text; truncate: the "
-        "rest is left out",
-    )
-    licence: str = Field("", description="of this text, for the model card")
-    address: str = Field("", description="where people get this text (a URL or DOI), for the model card")
-    max_documents: PositiveInt | None = Field(None, description="read no more than this many documents")
+    """Subset (configuration) of the dataset, e.g. 20231101.et. Only with huggingface_dataset."""
+    tokens: str | None = None
+    """Ready token files, read in place: Megatron's PREFIX (.bin and .idx), OLMo's NAME.npy, nanotron's
+    NAME.ds, or a folder or pattern of them."""
+    tokens_dtype: Literal["uint16", "uint32"] | None = None
+    """Type of the ids in .npy and .ds files that do not store it. Default: uint16 if the vocabulary fits.
+    Only with tokens."""
+    text_field: str = ""
+    """Field or column that holds the text. Default: "text"; for code "content"; for instructions "messages"
+    or "conversations"."""
+    kind: KindName = Field("text", description=f"Kind of text. {_listed(KINDS)}.")
+    language: _Texts = ()
+    """Code of the text's language, or a list: text in any of them is kept. Default: the recipe's. Code has
+    none."""
+    clean: bool = True
+    """Whether the filters run. false for text that is already clean (HPLT, FineWeb2, CulturaX): only empty
+    documents and exact duplicates are dropped, and turns of instructions need not alternate."""
+    encoding: str | None = None
+    """Encoding of the files, e.g. "windows-1257". Default: from a byte-order mark or the head of an HTML or
+    XML file, else UTF-8. Only with path."""
+    leave_out: _Texts = ()
+    """Patterns of files to ignore, by their names below `path`, e.g. docs/*.csv. Any other data file that
+    Kielo cannot read is an error. Only with path or tokens."""
+    documents: Literal["lines", "paragraphs", "files"] = "lines"
+    """Unit that becomes one document of a .txt file: a line, a paragraph (up to the next empty line), or the
+    file. Only with path."""
+    pair_fields: _Texts = ()
+    """The two fields of a pair, in the order of `language`: names, column numbers in .tsv (default: 1, 2),
+    language codes in .tmx. Default: the codes in `language`. Only with kind = parallel."""
+    templates: _Texts = (DEFAULT_TEMPLATE,)
+    """Layouts with {source}, {target}, {source_language} and {target_language}. Each pair gets one of them.
+    Only with kind = parallel."""
+    reverse_share: float = Field(0.5, ge=0, le=1)
+    """Share of pairs that begin with the second language. Only with kind = parallel."""
+    loss: Literal["all", "answers"] = "all"
+    """Tokens that carry loss. answers: the assistant's messages, each with the token that ends its turn. Only
+    with kind = instructions."""
+    too_long: Literal["split", "truncate", "drop"] = "split"
+    """Treatment of a conversation longer than the longest sequence_length. split: the rest is trained as a
+    sequence without its beginning; truncate: the rest is dropped. Only with kind = instructions."""
+    licence: str = ""
+    """Licence of this text, for the model card."""
+    address: str = ""
+    """Address of this text (URL or DOI), for the model card."""
+    max_documents: PositiveInt | None = None
+    """Number of documents to read. Default: all."""
 
     @model_validator(mode="after")
     def _languages_of_its_kind(self) -> Self:
         if self.language and not KINDS[self.kind].has_language:
-            raise ValueError(f"kind = {self.kind!r} has no language; leave the key out")
+            raise ValueError(f"kind = {self.kind!r} has no language. Fix: leave the key out")
         if self.kind == "parallel" and len(self.language) != 2:
             raise ValueError('kind = "parallel" has two languages. Fix: language = ["en", "fi"]')
         if self.encoding is not None:
             _check_encoding(self.encoding)
         if self.kind != "parallel" and self.model_fields_set & {"pair_fields", "templates", "reverse_share"}:
-            raise ValueError('pair_fields, templates and reverse_share are of kind = "parallel"')
+            raise ValueError('pair_fields, templates and reverse_share need kind = "parallel"')
         if self.kind != "instructions" and "loss" in self.model_fields_set:
-            raise ValueError('loss is of kind = "instructions"; all other text carries loss on every token')
+            raise ValueError('loss needs kind = "instructions". All other text carries loss on every token')
         if self.kind != "instructions" and "too_long" in self.model_fields_set:
-            raise ValueError('too_long is of kind = "instructions"')
+            raise ValueError('too_long needs kind = "instructions"')
         if self.pair_fields and len(self.pair_fields) != 2:
             raise ValueError(f"pair_fields names {len(self.pair_fields)} fields. Fix: two")
         for template in self.templates:
@@ -238,31 +201,32 @@ class Source(Section):
     def _one_place(self) -> Self:
         fetched = self.debian_package or self.huggingface_dataset
         if self.path and fetched:
-            raise ValueError("give either path, or debian_package and/or huggingface_dataset, not both")
+            raise ValueError(
+                "two places of the text. Fix: path, or debian_package and/or huggingface_dataset"
+            )
         if self.tokens and (self.path or fetched):
-            raise ValueError("give either tokens or raw text (path, debian_package, huggingface_dataset)")
+            raise ValueError("Fix: either tokens or raw text (path, debian_package, huggingface_dataset)")
         if not self.path and not fetched and not self.tokens:
-            raise ValueError("say where the text is: path, debian_package, huggingface_dataset or tokens")
+            raise ValueError("no place of the text. Fix: path, debian_package, huggingface_dataset or tokens")
         if self.tokens and (self.max_documents or self.text_field or self.kind != "text" or not self.clean):
             raise ValueError(
-                "tokens are read as they are: leave max_documents, text_field, kind and clean out"
+                "tokens are read as they are. Fix: leave out max_documents, text_field, kind and clean"
             )
         for key in ("encoding", "documents"):
             if not self.path and key in self.model_fields_set and getattr(self, key) is not None:
-                raise ValueError(f"{key} is of the files at `path`")
+                raise ValueError(f"{key} describes the files at `path`. Fix: path, or leave the key out")
         if self.leave_out and not (self.path or self.tokens):
-            raise ValueError("leave_out is of the files at `path` or `tokens`; leave the key out")
+            raise ValueError("leave_out names files at `path` or `tokens`. Fix: leave the key out")
         if self.huggingface_subset and not self.huggingface_dataset:
-            raise ValueError("huggingface_subset is of huggingface_dataset; give that too")
+            raise ValueError("huggingface_subset belongs to a huggingface_dataset. Fix: huggingface_dataset")
         if self.tokens_dtype and not self.tokens:
-            raise ValueError("tokens_dtype is of ready token files; give tokens, or leave the key out")
+            raise ValueError("tokens_dtype describes ready token files. Fix: tokens, or leave the key out")
         if self.name == "heldout" or self.name.startswith("heldout."):
-            raise ValueError("names of heldout and heldout.… are taken by the held-out text; choose another")
+            raise ValueError("heldout and heldout.… are names of the held-out text. Fix: another name")
         return self
 
 
 def _check_encoding(name: str) -> None:
-    """Raise ValueError for what is no encoding of text."""
     try:
         "a".encode(name)
         if codecs.lookup(name).name in ("idna", "punycode", "unicode-escape", "raw-unicode-escape", "utf-7"):
@@ -275,10 +239,7 @@ def _check_encoding(name: str) -> None:
 
 
 def _sources(value: Any) -> Any:
-    """Make tables of plain strings, which are paths, and give each source a name of its own.
-
-    `--set corpus.sources=a.txt,b.jsonl.zst` is such a string, with commas.
-    """
+    """Make a table of each plain string, a path, and name each source. --set gives paths joined by commas."""
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
     if isinstance(value, tuple):
@@ -301,14 +262,9 @@ def _sources(value: Any) -> Any:
     return named
 
 
-def _source_name(entry: dict[str, Any]) -> str:
-    place = str(
-        entry.get("path")
-        or entry.get("debian_package")
-        or entry.get("huggingface_dataset")
-        or entry.get("tokens")
-        or "text"
-    )
+def _source_name(entry: Mapping[str, Any]) -> str:
+    keys = ("path", "debian_package", "huggingface_dataset", "tokens")
+    place = str(next((entry[key] for key in keys if entry.get(key)), "text"))
     parts = [part for part in re.split(r"[/\\]", place) if part and not re.search(r"[*?\[]", part)]
     last = re.sub(
         r"(\.(txt|jsonl?|parquet|html?|gz|zst|bin|idx|npy|ds))+$", "", parts[-1] if parts else "text"
@@ -317,30 +273,23 @@ def _source_name(entry: dict[str, Any]) -> str:
 
 
 class CodeFilters(Section):
-    """[corpus.code]: files of code that are no code by hand. The defaults are The Stack's.
+    """[corpus.code]: files of code that nobody wrote by hand. The defaults are The Stack's.
 
     Kocetkov et al. 2022, arXiv:2211.15533, and Chen et al. 2021, arXiv:2107.03374, section 3.1.
     """
 
-    languages: tuple[str, ...] = Field(
-        (),
-        description="programming languages that are kept, by file extension; default: all. Only with a "
-        "source of code that is cleaned",
-    )
-    max_line_characters: PositiveInt = Field(
-        1000, description="a file with a longer line is dropped. Only with a source of code that is cleaned"
-    )
-    max_mean_line_characters: PositiveFloat = Field(
-        100.0, description="mean length of a file's lines. Only with a source of code that is cleaned"
-    )
-    min_alphanumeric_share: float = Field(
-        0.25, ge=0, le=1, description="of a file's characters. Only with a source of code that is cleaned"
-    )
-    generated_marks: tuple[str, ...] = Field(
-        ("generated by", "auto-generated", "autogenerated", "do not edit"),
-        description="a file with one of these in its first lines, in any case, is dropped. Only with a "
-        "source of code that is cleaned",
-    )
+    languages: tuple[str, ...] = ()
+    """Programming languages to keep, by file extension. Default: all. Only with a source of code that is
+    cleaned."""
+    max_line_characters: PositiveInt = 1000
+    """Characters of the longest line that a file can have. Only with a source of code that is cleaned."""
+    max_mean_line_characters: PositiveFloat = 100.0
+    """Mean characters a line that a file can have. Only with a source of code that is cleaned."""
+    min_alphanumeric_share: float = Field(0.25, ge=0, le=1)
+    """Share of letters and digits that a file must have. Only with a source of code that is cleaned."""
+    generated_marks: tuple[str, ...] = ("generated by", "auto-generated", "autogenerated", "do not edit")
+    """Words of generated files: a file with one of them in its first lines, in any case, is dropped. Only
+    with a source of code that is cleaned."""
 
 
 _Sources = Annotated[
@@ -350,76 +299,49 @@ _Sources = Annotated[
 
 
 class Corpus(Section):
-    sources: _Sources = Field(min_length=1, description="bodies of raw text; a plain string is a path")
-    language_identifier: Literal["py3langid", "lid176"] = Field(
-        "py3langid",
-        description="what tells languages apart: py3langid, or fastText's lid.176, which is downloaded once",
-    )
-    line_language_threshold: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="default: from the language card. Only with a source of running or parallel text that is "
-        "cleaned",
-    )
-    document_language_threshold: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="default: from the language card. Only with a source of running or parallel text that is "
-        "cleaned",
-    )
-    max_foreign_character_share: float = Field(
-        0.3,
-        ge=0,
-        le=1,
-        description="lines with a larger share of letters outside the language's scripts are dropped; "
-        "articles have names in others. Only with a source of running text that is cleaned",
-    )
-    min_line_characters: int = Field(
-        10, ge=0, description="shorter lines are dropped. Only with a source of running text that is cleaned"
-    )
-    min_document_characters: int = Field(
-        100,
-        ge=0,
-        description="documents that have fewer left, after all other filters, are dropped. Only with a "
-        "source of running text that is cleaned",
-    )
-    deduplicate_lines: bool = Field(
-        True,
-        description="keep only the first of equal lines of the corpus. Only with a source of running text "
-        "that is cleaned",
-    )
-    deduplicate_documents: bool = Field(
-        True,
-        description="keep only the first of equal documents of the corpus. Only with a source of raw text",
-    )
-    max_document_bytes: PositiveInt = Field(
-        10_000_000,
-        description="a longer line, page or cell (as it is stored, decompressed) counts as a bad record. "
-        "Only with raw text",
-    )
-    max_bad_share: float = Field(
-        0.01,
-        ge=0,
-        le=1,
-        description="bad records are passed over up to this share of a source's; one of ten or more always, "
-        "unless 0. Only with a source of raw text",
-    )
-    workers: PositiveInt = Field(2, description="processes that clean text, later pack it, at one time")
-    code: CodeFilters = Field(CodeFilters(), description="limits for files of code")
+    sources: _Sources = Field(min_length=1)
+    """Bodies of text. A plain string is a path."""
+    language_identifier: Literal["py3langid", "lid176"] = "py3langid"
+    """Program that identifies languages: py3langid, or fastText's lid.176, which is downloaded once."""
+    line_language_threshold: float | None = Field(None, ge=0, le=1)
+    """Probability of the language that a line must have. Default: from the language card. Only with a source
+    of running or parallel text that is cleaned."""
+    document_language_threshold: float | None = Field(None, ge=0, le=1)
+    """Probability of the language that a document must have. Default: from the language card. Only with a
+    source of running or parallel text that is cleaned."""
+    max_foreign_character_share: float = Field(0.3, ge=0, le=1)
+    """Share of letters outside the language's scripts that a line can have. Names in articles need some. Only
+    with a source of running text that is cleaned."""
+    min_line_characters: int = Field(10, ge=0)
+    """Characters that a line must have. Only with a source of running text that is cleaned."""
+    min_document_characters: int = Field(100, ge=0)
+    """Characters that a document must have after all other filters. Only with a source of running text that
+    is cleaned."""
+    deduplicate_lines: bool = True
+    """Whether only the first of equal lines of the corpus is kept. Only with a source of running text that is
+    cleaned."""
+    deduplicate_documents: bool = True
+    """Whether only the first of equal documents of the corpus is kept. Only with a source of raw text."""
+    max_document_bytes: PositiveInt = 10_000_000
+    """Bytes of the longest line, page or cell, as stored but decompressed. A longer record is bad. Only with
+    raw text."""
+    max_bad_share: float = Field(0.01, ge=0, le=1)
+    """Share of bad records of a source that are skipped; more are an error. One bad record in ten or more is
+    always skipped, unless this is 0. Only with a source of raw text."""
+    workers: PositiveInt = 2
+    """Processes that clean text, and later pack it."""
+    code: CodeFilters = CodeFilters()
+    """Limits for files of code."""
 
     @property
     def token_sources(self) -> tuple[Source, ...]:
-        """Sources that are ready tokens: no stage cleans them."""
         return tuple(source for source in self.sources if source.tokens)
 
     @property
     def of_raw_text(self) -> "Corpus":
-        """The section without sources that are ready tokens; it may have none left."""
-        return self.model_copy(
-            update={"sources": tuple(source for source in self.sources if not source.tokens)}
-        )
+        """Return the section without sources of ready tokens. It can be empty."""
+        raw = tuple(source for source in self.sources if not source.tokens)
+        return self.model_copy(update={"sources": raw})
 
 
 TokenizerModel = Literal["bpe", "unigram"]
@@ -427,78 +349,47 @@ AsTokenizer = bool | Literal["auto"]
 
 
 class Tokenizer(Section):
-    model: TokenizerModel = Field(
-        "bpe",
-        description="how a vocabulary is learned: byte-pair encoding (Sennrich et al. 2016), or unigram "
-        "(Kudo 2018), as SentencePiece has it; either has all bytes, and gives every text back. Only without "
-        "path",
-    )
-    vocab_size: PositiveInt = Field(
-        8192,
-        description="tokens to learn, bytes and control tokens among them; with extend, those of the old "
-        "vocabulary too. Only without path",
-    )
-    min_frequency: PositiveInt = Field(
-        2,
-        description="pairs that the text has less often are not merged. Only with model = bpe, without path",
-    )
-    max_sample_bytes: PositiveInt = Field(
-        200_000_000, description="text that the vocabulary is learned from. Only without path"
-    )
-    temperature: float = Field(
-        1.0,
-        ge=1,
-        le=1000,
-        description="a language's share of that sample is its bytes^(1/temperature): 1 is as in the text, "
-        "more makes the shares of small languages larger, whose text then counts repeatedly. Only with "
-        "sources of several languages, without path",
-    )
-    reserved_tokens: tuple[str, ...] = Field(
-        (),
-        description='names of control tokens for later use, such as "<|tool|>": each is a token with an id '
-        "that no text can write",
-    )
-    path: str | None = Field(
-        None,
-        description="folder with a ready tokenizer.json, or hf:OWNER/NAME[@REVISION] on the Hugging Face "
-        "hub: used as it is, nothing is trained",
-    )
-    extend: str | None = Field(
-        None,
-        description="a ready BPE tokenizer, given as path is: it keeps its tokens and their ids, and gets "
-        "tokens learned from this recipe's text after them, up to vocab_size",
-    )
-    unchanged_sources: tuple[str, ...] = Field(
-        (),
-        description="with extend: names of sources that the new tokens are not learned from, and whose "
-        "training text (the sample of max_sample_bytes) is encoded as before",
-    )
-    max_unknown_share: float = Field(
-        0.01,
-        ge=0,
-        le=1,
-        description="share of texts in which a ready tokenizer may lack a character. Only with path or "
-        "extend, for decoders, which could never write it",
-    )
-    bos: AsTokenizer = Field(
-        "auto",
-        description="Does the tokenizer put its bos_token before each text, in training too? auto: as its "
-        "post-processor does",
-    )
-    eos: AsTokenizer = Field(
-        "auto",
-        description="Does the tokenizer put end-of-text after each text? auto: as its post-processor does. "
-        "Documents of the training end with it in any case",
-    )
+    model: TokenizerModel = "bpe"
+    """Method that learns the vocabulary: byte-pair encoding (Sennrich et al. 2016), or unigram (Kudo 2018) as
+    in SentencePiece. Both contain all bytes and restore every text. Only without path."""
+    vocab_size: PositiveInt = 8192
+    """Tokens of the vocabulary, with bytes, control tokens and, with extend, the old vocabulary. Only without
+    path."""
+    min_frequency: PositiveInt = 2
+    """Occurrences in the text that a pair needs to be merged. Only with model = bpe, without path."""
+    max_sample_bytes: PositiveInt = 200_000_000
+    """Bytes of text that the vocabulary is learned from. Only without path."""
+    temperature: float = Field(1.0, ge=1, le=1000)
+    """Temperature of languages: the share of a language in that sample is its bytes^(1/temperature). 1 keeps
+    the shares of the text. A larger value repeats text of small languages. Only with sources of several
+    languages, without path."""
+    reserved_tokens: tuple[str, ...] = ()
+    """Names of control tokens for later use, such as "<|tool|>". Each gets an id that no text can produce."""
+    path: str | None = None
+    """Folder with a ready tokenizer.json, or hf:OWNER/NAME[@REVISION] on the Hugging Face hub. It is used as
+    it is; nothing is learned."""
+    extend: str | None = None
+    """Ready BPE tokenizer, given like path. It keeps its tokens and ids. Tokens learned from this recipe's
+    text follow them, up to vocab_size."""
+    unchanged_sources: tuple[str, ...] = ()
+    """Names of sources that the new tokens are not learned from, and whose training text (the sample of
+    max_sample_bytes) is encoded as before. Only with extend."""
+    max_unknown_share: float = Field(0.01, ge=0, le=1)
+    """Share of texts in which a ready tokenizer can lack a character. Only with path or extend, for decoders,
+    which could never write it."""
+    bos: AsTokenizer = "auto"
+    """Whether the tokenizer puts its bos_token before each text, in training too. auto: as its post-processor
+    does."""
+    eos: AsTokenizer = "auto"
+    """Whether the tokenizer puts end-of-text after each text. auto: as its post-processor does. Documents of
+    the training always end with it."""
 
     @property
     def ready(self) -> str | None:
-        """The ready tokenizer that is used as it is, or extended."""
         return self.path or self.extend
 
     @property
     def ready_key(self) -> str:
-        """The key that names it."""
         return "tokenizer.path" if self.path else "tokenizer.extend"
 
 
@@ -509,52 +400,40 @@ PACKED = ("best_fit", "one_a_sequence")  # with documents that are put into sequ
 class DatasetIdentity(Section):
     """Keys of [dataset] that are copied into the identity."""
 
-    mask_documents: bool = Field(False, description="attention does not cross document borders")
-    restart_positions: bool | None = Field(
-        None,
-        description="learned positions (gpt2, opt) begin at 0 in each document, as if it were alone. "
-        "Default: true. Only with mask_documents. false continues a run that was begun before this key "
-        "existed",
-    )
+    mask_documents: bool = False
+    """Whether attention stops at document borders."""
+    restart_positions: bool | None = None
+    """Whether learned positions (gpt2, opt) restart at 0 in each document. Default: true. false continues a
+    run from before this key existed. Only with mask_documents."""
 
 
 class Dataset(DatasetIdentity):
-    """[dataset]: the other keys become the token shards and the phases."""
+    """[dataset]. The other keys become the token shards and the phases."""
 
-    sequence_length: PositiveInt = Field(512, description="tokens of a training sequence")
-    heldout_share: float = Field(0.02, gt=0, lt=0.5, description="share of documents, by hash of the text")
-    mixture: dict[str, PositiveFloat] = Field(
-        default_factory=dict,
-        description="source name → weight, of its tokens (or documents: mixture_unit); default: by tokens "
-        "and temperature",
-    )
-    mixture_unit: Literal["tokens", "documents"] = Field(
-        "tokens",
-        description="what weights are shares of: tokens, or documents, as in interleave_datasets of Hugging "
-        "Face's datasets, where a source of long documents gets more of the tokens. Only with a mixture",
-    )
-    temperature: float = Field(
-        1.0,
-        ge=1,
-        le=1000,
-        description="a source's share is its tokens^(1/temperature): 1 is by tokens, more "
-        "makes the shares of small sources larger (3.3 is the α = 0.3 of XLM-R). Only with several sources, "
-        "without a mixture",
-    )
-    packing: Packing = Field(
-        "one_stream",
-        description="documents end to end in one stream, cut where a sequence ends; or best-fit packed: only "
-        "those longer than a sequence are cut (Ding et al. 2024); or one_a_sequence: each in one of its own, "
-        "filled up, so that a step of N × sequence_length tokens has N of them; or as_is: ready tokens that "
-        "were cut into blocks of sequence_length and shuffled before, in the order of the files, where the "
-        "last token of a block predicts nothing, as for Hugging Face's Trainer",
-    )
-    max_epochs: PositiveFloat = Field(
-        4.0, description="refuse to repeat a source more often (Muennighoff et al. 2023)"
-    )
-    source_max_epochs: dict[str, PositiveFloat] = Field(
-        default_factory=dict, description="source name → its own max_epochs"
-    )
+    sequence_length: PositiveInt = 512
+    """Tokens of a training sequence."""
+    heldout_share: float = Field(0.02, gt=0, lt=0.5)
+    """Share of documents that are held out, by hash of the text."""
+    mixture: dict[str, PositiveFloat] = Field(default_factory=dict)
+    """Source name → weight: its share of the tokens (or documents: mixture_unit). Default: by tokens and
+    temperature."""
+    mixture_unit: Literal["tokens", "documents"] = "tokens"
+    """Unit of the weights: tokens, or documents as in interleave_datasets of Hugging Face's datasets, which
+    gives sources of long documents more of the tokens. Only with a mixture."""
+    temperature: float = Field(1.0, ge=1, le=1000)
+    """Temperature of sources: the share of a source is its tokens^(1/temperature). 1 keeps the shares. A
+    larger value raises those with little text (3.3 is the α = 0.3 of XLM-R). Only with several sources,
+    without a mixture."""
+    packing: Packing = "one_stream"
+    """Way from documents to sequences. one_stream: end to end, cut at each sequence_length. best_fit: only
+    longer documents are cut (Ding et al. 2024). one_a_sequence: each document in its own padded sequence, so
+    a step of N × sequence_length tokens has N documents. as_is: ready tokens that were cut into blocks of
+    sequence_length and shuffled before, in file order; the last token of a block predicts nothing, as in
+    Hugging Face's Trainer."""
+    max_epochs: PositiveFloat = 4.0
+    """Epochs of a source that a run can use; more are refused (Muennighoff et al. 2023)."""
+    source_max_epochs: dict[str, PositiveFloat] = Field(default_factory=dict)
+    """Source name → its own max_epochs."""
 
 
 # What `model.params` stands for.
@@ -571,103 +450,87 @@ ActivationName = Literal["silu", "relu", "gelu", "gelu_new", "gelu_fast", "gelu_
 
 
 class Model(Section):
-    """[model], of the identity: keys as in Hugging Face's `config.json`.
+    """[model], in the identity: keys of Hugging Face's `config.json`. Import ignores keys without effect."""
 
-    Keys there that do not change the maths are ignored on import.
-    """
-
-    model_type: ModelType = Field("llama", description="the family, by Hugging Face's name")
-    params: Amount | None = Field(
-        None,
-        description='in place of a shape: "3B" is about this size, in the family\'s usual proportions',
-    )
-    hidden_size: PositiveInt = Field(256, description="width of the hidden states")
-    intermediate_size: PositiveInt = Field(704, description="width inside the MLP")
-    num_hidden_layers: PositiveInt = Field(6, le=10_000, description="layers, each attention and MLP")
-    num_attention_heads: PositiveInt = Field(8, description="heads of queries")
-    num_key_value_heads: PositiveInt | None = Field(
-        None,
-        description="heads of keys and values, fewer in grouped-query attention; default: as many",
-    )
-    head_dim: PositiveInt | None = Field(
-        None, description="width of a head; default: hidden_size / num_attention_heads"
-    )
-    vocab_size: PositiveInt | None = Field(
-        None, description="tokens that there are; default: the tokenizer's"
-    )
-    vocab_multiple: PositiveInt = Field(
-        64, description="rows of the vocabulary's matrices are padded to a multiple of this"
-    )
-    max_position_embeddings: PositiveInt | None = Field(
-        None, description="default: the longest sequence_length"
-    )
-    rms_norm_eps: PositiveFloat = Field(1e-5, description="added to the mean square in RMSNorm")
-    rope_theta: PositiveFloat = Field(10_000.0, description="base of rotary positions (RoPE)")
-    rope_scaling: dict[str, Any] | None = Field(
-        None,
-        description="how RoPE is stretched for long texts: config.json's table of rope_type and numbers",
-    )
-    rope_local_base_freq: PositiveFloat = Field(
-        10_000.0, description="RoPE's base in the windowed layers of a gemma3_text or modernbert"
-    )
-    rotary_pct: float = Field(
-        1.0, gt=0, le=1, description="share of each head that positions turn, in a gpt_neox"
-    )
-    layer_norm_epsilon: PositiveFloat = Field(1e-5, description="of families with LayerNorm")
-    tie_word_embeddings: bool | None = Field(None, description="default: the family's")
-    attention_bias: bool | None = Field(None, description="default: the family's")
-    mlp_bias: bool | None = Field(None, description="default: the family's")
-    hidden_act: ActivationName | None = Field(None, description="default: the family's")
-    sliding_window: PositiveInt | None = Field(
-        None,
-        description="tokens back that windowed layers see, itself included; a modernbert's (default: 65) "
-        "see as many forward",
-    )
-    layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = Field(
-        None,
-        description="of each layer; default: all windowed where there is a window; of a modernbert every "
-        "third is full, from the first on",
-    )
-    query_pre_attn_scalar: PositiveFloat | None = Field(
-        None, description="scores are divided by its root; default: head_dim"
-    )
-    attn_logit_softcapping: PositiveFloat | None = Field(None, description="cap of a gemma2's scores")
-    final_logit_softcapping: PositiveFloat | None = Field(None, description="cap of a gemma's logits")
-    use_parallel_residual: bool = Field(
-        True, description="attention and MLP of a gpt_neox layer read the same input"
-    )
-    position_bucket_size: PositiveInt = Field(
-        32, description="of an ltg_bert: its relative positions are 2 × this - 1; far distances share one"
-    )
-    position_heads: Literal["concatenated", "interleaved"] = Field(
-        "concatenated",
-        description="how an ltg_bert cuts projected positions into heads: concatenated (HPLT), interleaved "
-        "(NorBERT 3)",
-    )
-    initializer_range: PositiveFloat = Field(
-        0.02,
-        description="standard deviation of the first weights; that of an ltg_bert follows from hidden_size",
-    )
-    weights: str | None = Field(
-        None,
-        description='"hf:FOLDER" or "hf:OWNER/NAME[@REVISION]" on the Hugging Face hub starts from these '
-        "weights; their config.json replaces the keys above",
-    )
-    transplant: Literal["mean", "focus", "random"] | None = Field(
-        None,
-        description="with weights: this recipe's tokenizer takes the place of theirs. mean: a row of the "
-        "embedding and head is that of the old token of the same text, or the mean of the old tokens that "
-        "make it up; focus: such a mean is weighted by similarity; random: all are drawn anew",
-    )
-    transplant_vectors: str | None = Field(
-        None,
-        description="with transplant = focus: file with an auxiliary vector of each token of this recipe's "
-        "tokenizer, .vec (fastText's text format) or .npz (`vectors`, a row for each id)",
-    )
+    model_type: ModelType = "llama"
+    """Model family, by Hugging Face's name."""
+    params: Amount | None = None
+    """Number of parameters in place of a shape: "3B" is about this size, in the family's usual
+    proportions."""
+    hidden_size: PositiveInt = 256
+    """Width of the hidden states."""
+    intermediate_size: PositiveInt = 704
+    """Width inside the MLP."""
+    num_hidden_layers: PositiveInt = Field(6, le=10_000)
+    """Number of layers, each with attention and MLP."""
+    num_attention_heads: PositiveInt = 8
+    """Number of query heads."""
+    num_key_value_heads: PositiveInt | None = None
+    """Number of key and value heads, fewer in grouped-query attention. Default: num_attention_heads."""
+    head_dim: PositiveInt | None = None
+    """Width of a head. Default: hidden_size / num_attention_heads."""
+    vocab_size: PositiveInt | None = None
+    """Number of tokens. Default: the tokenizer's."""
+    vocab_multiple: PositiveInt = 64
+    """Multiple to which the rows of the embedding and the head are padded."""
+    max_position_embeddings: PositiveInt | None = None
+    """Positions that the model has. Default: the longest sequence_length."""
+    rms_norm_eps: PositiveFloat = 1e-5
+    """Number added to the mean square in RMSNorm."""
+    rope_theta: PositiveFloat = 10_000.0
+    """Base of rotary positions (RoPE)."""
+    rope_scaling: dict[str, Any] | None = None
+    """Stretching of RoPE for long texts: config.json's table of rope_type and numbers."""
+    rope_local_base_freq: PositiveFloat = 10_000.0
+    """Base of RoPE in the windowed layers of gemma3_text and modernbert."""
+    rotary_pct: float = Field(1.0, gt=0, le=1)
+    """Share of each head that RoPE rotates. Only with gpt_neox."""
+    layer_norm_epsilon: PositiveFloat = 1e-5
+    """Number added to the variance in LayerNorm."""
+    tie_word_embeddings: bool | None = None
+    """Whether the head uses the embedding's weights. Default: the family's."""
+    attention_bias: bool | None = None
+    """Whether attention's projections have biases. Default: the family's."""
+    mlp_bias: bool | None = None
+    """Whether the MLP's projections have biases. Default: the family's."""
+    hidden_act: ActivationName | None = None
+    """Activation of the MLP. Default: the family's."""
+    sliding_window: PositiveInt | None = None
+    """Tokens that a windowed layer sees, the current token included; in a modernbert (default: 65) equally
+    many forward."""
+    layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = None
+    """Kind of each layer. Default: all windowed if there is a window; in a modernbert every third is full,
+    from the first on."""
+    query_pre_attn_scalar: PositiveFloat | None = None
+    """Number whose root divides the scores. Default: head_dim."""
+    attn_logit_softcapping: PositiveFloat | None = None
+    """Cap of attention's scores. Only with gemma2."""
+    final_logit_softcapping: PositiveFloat | None = None
+    """Cap of the logits. Only with gemma2 and gemma3_text."""
+    use_parallel_residual: bool = True
+    """Whether attention and MLP of a layer read the same input. Only with gpt_neox."""
+    position_bucket_size: PositiveInt = 32
+    """Half the number of relative positions: there are 2 × this - 1, and far distances share one. Only with
+    ltg_bert."""
+    position_heads: Literal["concatenated", "interleaved"] = "concatenated"
+    """Cut of projected positions into heads: concatenated (HPLT) or interleaved (NorBERT 3). Only with
+    ltg_bert."""
+    initializer_range: PositiveFloat = 0.02
+    """Standard deviation of the first weights. An ltg_bert derives its own from hidden_size."""
+    weights: str | None = None
+    """Weights to start from: "hf:FOLDER", or "hf:OWNER/NAME[@REVISION]" on the Hugging Face hub. Their
+    config.json replaces the keys above."""
+    transplant: Literal["mean", "focus", "random"] | None = None
+    """Method that gives the weights this recipe's tokenizer. mean: a row of embedding and head comes from the
+    old token of the same text, or is the mean of the old tokens that spell it. focus: the mean is weighted by
+    similarity. random: all rows are drawn. Only with weights."""
+    transplant_vectors: str | None = None
+    """File with an auxiliary vector of each token of this recipe's tokenizer: .vec (fastText's text format)
+    or .npz (`vectors`, a row for each id). Only with transplant = focus."""
 
 
 class CompleteModel(Model):
-    """[model] with the values that a recipe may leave to Kielo, as `models.families.complete` sets them."""
+    """[model] with all values that a recipe can leave to Kielo, set by `models.families.complete`."""
 
     num_key_value_heads: PositiveInt
     head_dim: PositiveInt
@@ -680,97 +543,76 @@ class CompleteModel(Model):
 
     @property
     def vocab_rows(self) -> int:
-        """Rows of the embedding and the head: vocab_size, rounded up to vocab_multiple.
+        """Return the rows of the embedding and the head: vocab_size, rounded up to vocab_multiple.
 
-        Those beyond vocab_size are padding: zero, never trained, in no logits that are read and in no export.
+        Rows beyond vocab_size are padding: zero, never trained, in no logits that are read and in no export.
         """
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
 
 class Layout(Section):
-    """[layout], of the placement: ranks along each mesh axis, and what is traded for memory.
+    """[layout], in the placement: ranks along each mesh axis, and time traded for memory."""
 
-    The expert axis is not in use yet.
-    """
-
-    pipeline: PositiveInt = Field(1, description="ranks that split the layers into stages")
+    pipeline: PositiveInt = 1
+    """Ranks that split the layers into stages."""
     pipeline_schedule: Literal[
         "gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev"
-    ] = Field(
-        "1f1b", description="in which order stages work on micro-batches. Only with pipeline of 2 or more"
-    )
-    pipeline_stages_per_rank: PositiveInt | None = Field(
-        None,
-        description="default: 1, 2 in schedules that interleave. Only with pipeline of 2 or more",
-    )
-    pipeline_layers: tuple[int, ...] | None = Field(
-        None,
-        description="layers of each stage, in the order of the model; default: split by cost. Only with "
-        "pipeline of 2 or more",
-    )
-    replicate: PositiveInt = Field(
-        1, description="groups that hold whole copies of what `shard` splits (hybrid sharding)"
-    )
-    shard: int = Field(
-        0, ge=0, description="ranks that split parameters, gradients and optimiser state; 0: all left"
-    )
-    context: PositiveInt = Field(1, description="ranks that split each sequence")
-    tensor: PositiveInt = Field(
-        1, description="ranks that split each matrix, and activations along the sequence"
-    )
-    expert: Literal[1] = Field(1, description="ranks that split the experts of a layer; not in use yet")
-    sequence_parallel: bool = Field(
-        True,
-        description="tensor ranks also split the activations between their matrices. Only with tensor of 2 "
-        "or more",
-    )
-    tensor_overlap: Literal["none", "chunked"] = Field(
-        "none",
-        description="chunked: tensor ranks gather and scatter activations in pieces, each beside the product "
-        "of another. Only with tensor of 2 or more",
-    )
-    zero: Literal[1, 2, 3] = Field(
-        1,
-        description="1: optimiser state stays split through a step; 2: gradients too; 3: parameters too. "
-        "Only with several ranks along shard, context or replicate",
-    )
-    cpu_offload: bool = Field(
-        False, description="parameters, gradients and optimiser state wait, and step, on the CPU"
-    )
-    context_attention: Literal["all_gather", "ulysses"] = Field(
-        "all_gather",
-        description="gather keys and values, or swap the split of sequences for one of heads. Only with "
-        "context of 2 or more",
-    )
-    compile: bool | None = Field(
-        None,
-        description="layers by torch.compile; default: on GPUs, and long runs in bf16 on processors with AMX",
-    )
-    recompute: Recompute = Field(
-        "none",
-        description="activations made again in the backward: none, of attention, of norms, of the MLP's "
-        "activation (joined by +), all but saved operators, all",
-    )
-    recompute_every_layers: PositiveInt = Field(
-        1, description="recompute in every n-th layer. Only with recompute"
-    )
-    recompute_saved_operators: tuple[str, ...] = Field(
-        ("mm", "addmm", "scaled_dot_product_attention"),
-        description="what is kept: names in torch.ops.aten. Only with recompute = operators",
-    )
+    ] = "1f1b"
+    """Order in which stages work on micro-batches. Only with pipeline of 2 or more."""
+    pipeline_stages_per_rank: PositiveInt | None = None
+    """Stages on each rank. Default: 1; 2 in schedules that interleave. Only with pipeline of 2 or more."""
+    pipeline_layers: tuple[int, ...] | None = None
+    """Layers of each stage, in the order of the model. Default: split by cost. Only with pipeline of 2 or
+    more."""
+    replicate: PositiveInt = 1
+    """Groups that each hold a whole copy of what `shard` splits (hybrid sharding)."""
+    shard: int = Field(0, ge=0)
+    """Ranks that split parameters, gradients and optimiser state. 0: all remaining ranks."""
+    context: PositiveInt = 1
+    """Ranks that split each sequence."""
+    tensor: PositiveInt = 1
+    """Ranks that split each matrix, and activations along the sequence."""
+    expert: Literal[1] = 1
+    """Ranks that split the experts of a layer. Not in use yet."""
+    sequence_parallel: bool = True
+    """Whether tensor ranks also split the activations between their matrices. Only with tensor of 2 or
+    more."""
+    tensor_overlap: Literal["none", "chunked"] = "none"
+    """Overlap of tensor ranks' communication. chunked: activations are gathered and scattered in pieces, each
+    beside the product of another. Only with tensor of 2 or more."""
+    zero: Literal[1, 2, 3] = 1
+    """Level of ZeRO. 1: optimiser state stays split through a step; 2: gradients too; 3: parameters too. Only
+    with several ranks along shard, context or replicate."""
+    cpu_offload: bool = False
+    """Whether parameters, gradients and optimiser state are kept, and updated, on the CPU."""
+    context_attention: Literal["all_gather", "ulysses"] = "all_gather"
+    """Method of context ranks: gather keys and values, or exchange split sequences for split heads. Only with
+    context of 2 or more."""
+    compile: bool | None = None
+    """Whether torch.compile compiles the layers. Default: on GPUs, and for long runs in bf16 on CPUs with
+    AMX."""
+    recompute: Recompute = "none"
+    """Activations that the backward computes again: none, of attention, of norms, of the MLP's activation
+    (joined by +), all but saved operators, all."""
+    recompute_every_layers: PositiveInt = 1
+    """Distance n of recomputed layers: every n-th layer. Only with recompute."""
+    recompute_saved_operators: tuple[str, ...] = ("mm", "addmm", "scaled_dot_product_attention")
+    """Operators whose results are saved: names in torch.ops.aten. Only with recompute = operators."""
 
     @property
     def recomputed(self) -> frozenset[str]:
-        """Return the names that `recompute` joins, of what the backward makes again."""
         return frozenset(self.recompute.split("+")) - {"none"}
 
 
 class BatchRamp(Section):
     """Steps begin small and grow by equal amounts, evenly over `tokens` (Megatron's --rampup-batch-size)."""
 
-    first_tokens_per_step: PositiveInt = Field(description="of the first step")
-    step_tokens: PositiveInt = Field(description="what tokens_per_step grows by each time")
-    tokens: PositiveInt = Field(description="trained before steps have train.tokens_per_step")
+    first_tokens_per_step: PositiveInt
+    """Tokens of the first step."""
+    step_tokens: PositiveInt
+    """Tokens by which a step grows each time."""
+    tokens: PositiveInt
+    """Tokens trained before steps reach train.tokens_per_step."""
 
 
 _WITH_DECAY_SHARE = ", ".join(
@@ -781,123 +623,83 @@ ReduceDtype = Literal["fp32", "bf16"]
 
 
 class Fp8(Section):
-    """[train.fp8]: how layers multiply matrices in fp8 (Micikevicius et al. 2022, arXiv:2209.05433).
+    """[train.fp8]: matrix products of layers in fp8 (Micikevicius et al. 2022, arXiv:2209.05433)."""
 
-    All else is as in bf16.
-    """
-
-    scaling: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] = Field(
-        "tensorwise",
-        description="a scale for each tensor, for each row, or for each row with the weights' gradients in "
-        "bf16. Only with precision = fp8",
-    )
-    kept_in_bf16: tuple[str, ...] = Field(
-        (),
-        description='modules that stay in bf16: "layers.0", "layers.*.attention". Only with precision = fp8',
-    )
-    head: bool = Field(
-        False,
-        description="the head's products too: logits and the gradient of its input; its weight's is in bf16. "
-        "Only with precision = fp8",
-    )
-    gathered_in_fp8: bool = Field(
-        True,
-        description="send and hold weights in 8 bits. Only with precision = fp8 and scaling = tensorwise",
-    )
-    emulate: bool = Field(
-        False,
-        description="round to 8 bits but multiply wide: slow, for devices that lack FP8. Only with precision "
-        "= fp8",
-    )
-    watch_steps: PositiveInt = Field(
-        50,
-        le=100_000,
-        description="steps after a change to fp8 in which a rise leads back to bf16. Only with "
-        "precision_changes to fp8",
-    )
-    max_loss_rise: PositiveFloat = Field(
-        0.02,
-        description="relative, of ten steps' mean over that of watch_steps before. Only with "
-        "precision_changes to fp8",
-    )
-    max_gradient_norm_rise: PositiveFloat = Field(
-        1.0, description="the same of the gradient norm. Only with precision_changes to fp8"
-    )
-    probe_every_steps: int = Field(
-        0,
-        ge=0,
-        description="compare gradients with those in bf16, of the same batch; 0: never. Only with precision "
-        "= fp8",
-    )
+    scaling: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] = "tensorwise"
+    """Granularity of scales: a tensor, a row, or a row with the weights' gradients in bf16. Only with
+    precision = fp8."""
+    kept_in_bf16: tuple[str, ...] = ()
+    """Modules that stay in bf16: "layers.0", "layers.*.attention". Only with precision = fp8."""
+    head: bool = False
+    """Whether the head also computes logits and the gradient of its input in fp8. The gradient of its weight
+    is in bf16. Only with precision = fp8."""
+    gathered_in_fp8: bool = True
+    """Whether weights are sent and held in 8 bits. Only with precision = fp8 and scaling = tensorwise."""
+    emulate: bool = False
+    """Whether numbers are rounded to 8 bits and multiplied in a wider type. Slow, for devices without FP8.
+    Only with precision = fp8."""
+    watch_steps: PositiveInt = Field(50, le=100_000)
+    """Steps after a change to fp8 in which a rise leads back to bf16. Only with precision_changes to fp8."""
+    max_loss_rise: PositiveFloat = 0.02
+    """Relative rise of the loss that leads back: mean of ten steps over the mean of watch_steps before. Only
+    with precision_changes to fp8."""
+    max_gradient_norm_rise: PositiveFloat = 1.0
+    """Relative rise of the gradient norm that leads back. Only with precision_changes to fp8."""
+    probe_every_steps: int = Field(0, ge=0)
+    """Steps between comparisons of the gradients with bf16 on the same batch. 0: never. Only with precision =
+    fp8."""
 
 
 class Spikes(Section):
-    """[train.spikes]: what is done when the loss rises out of its noise and does not come back by itself."""
+    """[train.spikes]: the response to a loss that rises above its noise and does not return by itself."""
 
-    response: Literal["go_back", "tell"] = Field(
-        "go_back",
-        description="go_back: restore a checkpoint from before the spike and pass over the text of its "
-        "steps; tell: only write an alert",
-    )
-    window_steps: int = Field(
-        128, ge=8, le=100_000, description="steps before, whose median and noise a step is compared with"
-    )
-    threshold: PositiveFloat = Field(
-        6.0, description="robust standard deviations above the median that make a step stand out"
-    )
-    wait_steps: int = Field(
-        30, ge=3, le=100_000, description="steps in which a spike may pass by itself, from its first on"
-    )
-    max_tries: PositiveInt = Field(
-        3,
-        description="times of going back for spikes that follow on each other, before the run stops. Only "
-        "with response = go_back",
-    )
-    learning_rate_factor: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="each time of going back multiplies the rate of all later steps by it. Only with "
-        "response = go_back",
-    )
+    response: Literal["go_back", "tell"] = "go_back"
+    """Response to a spike. go_back: restore a checkpoint from before it and skip the text of its steps. tell:
+    only write an alert."""
+    window_steps: int = Field(128, ge=8, le=100_000)
+    """Steps whose median and noise a new step is compared with."""
+    threshold: PositiveFloat = 6.0
+    """Robust standard deviations above the median from which a step is a spike."""
+    wait_steps: int = Field(30, ge=3, le=100_000)
+    """Steps in which a spike can pass by itself, counted from its first."""
+    max_tries: PositiveInt = 3
+    """Times that a run goes back for consecutive spikes before it stops. Only with response = go_back."""
+    learning_rate_factor: float = Field(1.0, gt=0, le=1)
+    """Factor of the learning rate of all later steps, each time that the run goes back. Only with response =
+    go_back."""
 
 
 class TrainSchedule(Section):
-    """Keys of [train] of which `resolve` makes phases of steps and segments of the learning rate."""
+    """Keys of [train] that `resolve` turns into phases of steps and segments of the learning rate."""
 
-    tokens: Amount | None = Field(
-        None,
-        description='token budget of the run, such as "10B"; default: the text, dataset.max_epochs times; '
-        "with phases: left out, or their sum",
-    )
-    tokens_per_step: PositiveInt = Field(16_384, description="one optimiser step, over all ranks")
-    batch_ramp: BatchRamp | None = Field(None, description="smaller steps at the start; of the first phase")
-    micro_batch_sequences: PositiveInt | None = Field(
-        None,
-        description="sequences per forward on one rank (fewer where that leaves fewer empty ones); default: "
-        "the most that fit the device's memory, or 4 where no card knows it",
-    )
-    learning_rate: PositiveFloat = Field(1e-3, description="the peak, at the end of the warm-up")
-    final_learning_rate_ratio: float = Field(
-        0.1, ge=0, le=1, description="learning rate at the end, as a share of the peak"
-    )
-    schedule: ScheduleName = Field(
-        "cosine",
-        description="of the learning rate after the warm-up: half a cosine, a straight line, or "
-        "(warm-up, stable, decay) the peak and then a straight line",
-    )
-    warmup_share: float = Field(0.02, ge=0, lt=1, description="share of the tokens")
+    tokens: Amount | None = None
+    """Token budget of the run, such as "10B". Default: the text dataset.max_epochs times; with phases their
+    sum."""
+    tokens_per_step: PositiveInt = 16_384
+    """Tokens of an optimiser step, over all ranks."""
+    batch_ramp: BatchRamp | None = None
+    """Smaller steps at the start of the first phase."""
+    micro_batch_sequences: PositiveInt | None = None
+    """Sequences per forward on one rank; fewer if that leaves fewer empty sequences. Default: the most that
+    fit the device's memory, or 4 without a card."""
+    learning_rate: PositiveFloat = 1e-3
+    """Peak of the learning rate, at the end of the warm-up."""
+    final_learning_rate_ratio: float = Field(0.1, ge=0, le=1)
+    """Learning rate at the end, as a share of the peak."""
+    schedule: ScheduleName = "cosine"
+    """Shape of the learning rate after the warm-up: half a cosine, a straight line, or wsd (warm-up, stable,
+    decay): the peak and then a straight line."""
+    warmup_share: float = Field(0.02, ge=0, lt=1)
+    """Share of the tokens in the warm-up."""
     decay_share: float = Field(
         0.2,
         ge=0,
         le=1,
-        description=f"share of the tokens that are spent decaying. Only with schedule = {_WITH_DECAY_SHARE}",
+        description=f"Share of the tokens in the decay. Only with schedule = {_WITH_DECAY_SHARE}.",
     )
-    trainable: tuple[str, ...] = Field(
-        (),
-        description='modules that are trained, all others are frozen: "embed", "head", "layers.0", '
-        '"layers.*.mlp"; default: all',
-    )
+    trainable: tuple[str, ...] = ()
+    """Modules that are trained; all others are frozen: "embed", "head", "layers.0", "layers.*.mlp". Default:
+    all."""
 
 
 Objective = Literal["next_token", "masked_tokens"]
@@ -908,89 +710,57 @@ MaskingKind = Literal["subword", "whole_word", "span"]
 class TrainIdentity(Section):
     """Keys of [train] that are copied into the identity: optimiser, objective, precision, skipped steps."""
 
-    objective: Objective = Field(
-        "next_token", description="what is predicted; masked_tokens: hidden tokens, by an encoder"
-    )
-    masking: MaskingKind = Field(
-        "span",
-        description="what is hidden together: one token, a word, or a span of 1 to 10 tokens. Only with "
-        "objective = masked_tokens",
-    )
-    masking_rate: float = Field(
-        0.30,
-        gt=0,
-        lt=1,
-        description="share of tokens that are hidden, at the first step. Only with objective = masked_tokens",
-    )
-    final_masking_rate: float = Field(
-        0.15,
-        gt=0,
-        lt=1,
-        description="the same at the last step, and of held-out text; linear between. Only with objective = "
-        "masked_tokens",
-    )
-    causal_share: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="share of the sequences in which an encoder sees only the tokens before each and "
-        "predicts the next one; with any, hidden tokens are predicted at the position before them, so that "
-        "one model has both uses (GPT-BERT)",
-    )
-    skip_steps: tuple[tuple[PositiveInt, PositiveInt], ...] = Field(
-        (), description="[first, last] steps whose text is passed over without training on it"
-    )
-    optimiser: OptimiserName = Field(
-        "adamw",
-        description="; ".join(f"{name}: {of.about}" for name, of in OPTIMISERS.items() if of.about),
-    )
-    weight_decay: float = Field(0.1, ge=0, description="of matrices; biases and norms have none")
-    adam_beta1: float = Field(0.9, gt=0, lt=1, description="decay of the mean of gradients")
-    adam_beta2: float = Field(0.95, gt=0, lt=1, description="decay of the mean of squared gradients")
-    adam_epsilon: PositiveFloat = Field(
-        1e-8, description="added to the root of the mean of squared gradients"
-    )
-    hidden_dropout: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="share of hidden states that training sets to 0: of embeddings, of what each layer's "
-        "attention and MLP add, and of what an encoder's head takes",
-    )
-    attention_dropout: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="share of attention's weights that training sets to 0, in encoders; on a GPU attention "
-        "then computes its scores twice",
-    )
-    max_gradient_norm: PositiveFloat = Field(
-        1.0, description="longer gradients, over all parameters, are shortened to this norm"
-    )
-    z_loss: float = Field(
-        0.0,
-        ge=0,
-        description="weight of log²(sum of exponentials of the logits), which keeps logits small; 0: none",
-    )
-    precision: Precision | None = Field(
-        None,
-        description="what layers compute in; parameters stay in fp32; default: bf16 on GPUs and on "
-        "processors with AMX, else fp32; a run goes on in that in which it began",
-    )
-    precision_changes: tuple[tuple[PositiveInt, Precision], ...] = Field(
-        (), description="[step, precision]: what is computed in from that step on"
-    )
-    fp8: Fp8 = Field(Fp8(), description="how layers multiply where the precision is fp8")
-    optimiser_state: StateDtype = Field("fp32", description="precision in which moments are kept")
-    gradient_reduce_dtype: ReduceDtype = Field(
-        "fp32", description="dtype in which data-parallel ranks send and add up gradients"
-    )
-    max_skipped_steps_in_a_row: PositiveInt = Field(
-        3,
-        description="steps that are not finite are skipped; this many in a row end the run",
-    )
-    spikes: Spikes = Field(Spikes(), description="rises of the loss that stand out of its noise")
-    heldout_sequences: PositiveInt = Field(64, description="sequences of each held-out set scored each time")
+    objective: Objective = "next_token"
+    """Tokens that are predicted: the next token, or masked (hidden) tokens by an encoder."""
+    masking: MaskingKind = "span"
+    """Unit that is hidden: a token, a word, or a span of 1 to 10 tokens. Only with objective =
+    masked_tokens."""
+    masking_rate: float = Field(0.30, gt=0, lt=1)
+    """Share of tokens that are hidden at the first step. Only with objective = masked_tokens."""
+    final_masking_rate: float = Field(0.15, gt=0, lt=1)
+    """Share of tokens that are hidden at the last step, and in held-out text; linear between. Only with
+    objective = masked_tokens."""
+    causal_share: float = Field(0.0, ge=0, lt=1)
+    """Share of sequences in which an encoder sees only earlier tokens and predicts the next token. Above 0,
+    hidden tokens are predicted at the position before them, which gives a model both uses (GPT-BERT)."""
+    skip_steps: tuple[tuple[PositiveInt, PositiveInt], ...] = ()
+    """Ranges [first, last] of steps whose text is skipped."""
+    optimiser: OptimiserName = Field("adamw", description=f"Optimiser. {_listed(OPTIMISERS)}.")
+    weight_decay: float = Field(0.1, ge=0)
+    """Weight decay of matrices. Biases and norms have none."""
+    adam_beta1: float = Field(0.9, gt=0, lt=1)
+    """Decay of the mean of gradients."""
+    adam_beta2: float = Field(0.95, gt=0, lt=1)
+    """Decay of the mean of squared gradients."""
+    adam_epsilon: PositiveFloat = 1e-8
+    """Number added to the root of the mean of squared gradients."""
+    hidden_dropout: float = Field(0.0, ge=0, lt=1)
+    """Share of hidden states that training sets to 0: of embeddings, of the outputs of attention and MLP, and
+    of the input of an encoder's head."""
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    """Share of attention weights that training sets to 0, in encoders. On a GPU attention then computes its
+    scores twice."""
+    max_gradient_norm: PositiveFloat = 1.0
+    """Norm of the gradients over all parameters. Longer gradients are scaled to it."""
+    z_loss: float = Field(0.0, ge=0)
+    """Weight of log²(sum of exponentials of the logits), which keeps logits small. 0: none."""
+    precision: Precision | None = None
+    """Precision that layers compute in; parameters stay in fp32. Default: bf16 on GPUs and on CPUs with AMX,
+    else fp32. A run keeps the precision that it began with."""
+    precision_changes: tuple[tuple[PositiveInt, Precision], ...] = ()
+    """Changes [step, precision]: the precision from that step on."""
+    fp8: Fp8 = Fp8()
+    """Multiplication of matrices in fp8."""
+    optimiser_state: StateDtype = "fp32"
+    """Precision in which moments are kept."""
+    gradient_reduce_dtype: ReduceDtype = "fp32"
+    """Dtype in which data-parallel ranks send and sum gradients."""
+    max_skipped_steps_in_a_row: PositiveInt = 3
+    """Consecutive steps with gradients that are not finite before the run ends. Such steps are skipped."""
+    spikes: Spikes = Spikes()
+    """Treatment of rises of the loss above its noise."""
+    heldout_sequences: PositiveInt = 64
+    """Sequences of each held-out set that are scored each time."""
 
     @property
     def has_dropout(self) -> bool:
@@ -1000,216 +770,166 @@ class TrainIdentity(Section):
 class TrainPlacement(Section):
     """Keys of [train] that are copied into the placement: memory, logs and time limits."""
 
-    loss_chunk_tokens: PositiveInt | None = Field(
-        None, description="tokens whose logits exist at one time; default: by a GPU's memory, 2048 on a CPU"
-    )
-    deterministic: bool = Field(
-        False,
-        description="the same bits from each run on the same ranks, on GPUs too: no kernel adds in an order "
-        "that varies; attention's backward is slower there. A CPU needs no such setting",
-    )
-    log_every_steps: PositiveInt = Field(10, description="steps from one line of the log to the next")
-    heldout_every_steps: PositiveInt = Field(
-        100, description="steps from one scoring of held-out text to the next"
-    )
-    compare_replicas_every_steps: int = Field(
-        100,
-        ge=0,
-        description="steps from one comparison of what several ranks hold to the next; before each save too; "
-        "0: never",
-    )
-    wandb: str = Field(
-        "", description="project of Weights & Biases that the log goes to as well; needs the package wandb"
-    )
-    tensorboard: bool = Field(True, description="write the log for TensorBoard too, where it is installed")
-    collect_garbage_every_steps: PositiveInt = Field(
-        50, description="Python's collector, on all ranks at once; 1 in zero-bubble schedules"
-    )
-    start_timeout_seconds: float | None = Field(
-        None,
-        ge=1,
-        le=604_800,
-        description="longest wait for other ranks at the start, for each communicator, and in collectives "
-        "until the first steps are done: cold imports and compilation take minutes; default: the cluster's, "
-        "or 1800",
-    )
-    step_timeout_seconds: float = Field(
-        600.0, ge=1, le=604_800, description="longest wait for other ranks in each collective of later steps"
-    )
-    hang_seconds: float = Field(
-        20.0,
-        ge=1,
-        le=604_800,
-        description="the ranks end, and the stuck one is named, when none gets on for so long beyond the "
-        "usual pauses of steps, at most for 3 × these, or when one is silent for so long or 15 s (from 1,000 "
-        "ranks on for 15 ms a rank); 1 rank alone: for `step_timeout_seconds`",
-    )
+    loss_chunk_tokens: PositiveInt | None = None
+    """Tokens whose logits exist at one time. Default: from the GPU's memory; 2048 on a CPU."""
+    deterministic: bool = False
+    """Whether each run on the same ranks gives the same bits, on GPUs too. No kernel then adds in a varying
+    order, and attention's backward is slower. CPUs need no such setting."""
+    log_every_steps: PositiveInt = 10
+    """Steps between lines of the log."""
+    heldout_every_steps: PositiveInt = 100
+    """Steps between scorings of held-out text."""
+    compare_replicas_every_steps: int = Field(100, ge=0)
+    """Steps between comparisons of what several ranks hold, also done before each save. 0: never."""
+    wandb: str = ""
+    """Project of Weights & Biases that also receives the log. Needs the package wandb."""
+    tensorboard: bool = True
+    """Whether the log is also written for TensorBoard, if it is installed."""
+    collect_garbage_every_steps: PositiveInt = 50
+    """Steps between runs of Python's garbage collector, on all ranks at once. 1 in zero-bubble schedules."""
+    start_timeout_seconds: float | None = Field(None, ge=1, le=604_800)
+    """Longest wait for other ranks at the start, for each communicator, and in collectives until the first
+    steps are done: cold imports and compilation take minutes. Default: the cluster's, or 1800."""
+    step_timeout_seconds: float = Field(600.0, ge=1, le=604_800)
+    """Longest wait for other ranks in each collective of later steps."""
+    hang_seconds: float = Field(20.0, ge=1, le=604_800)
+    """Seconds without progress after which a run ends and names the stuck rank. They are counted beyond the
+    usual pauses of steps, up to 3 × this. A silent rank ends the run after this or 15 s (from 1,000 ranks on
+    15 ms a rank). One rank alone: step_timeout_seconds."""
 
 
 class Train(TrainPlacement, TrainIdentity, TrainSchedule):
-    """[train]: one table for the person who writes it; each key's class says what becomes of it."""
+    """[train]: one table for the person who writes it. The class of a key says what becomes of it."""
 
 
 class Phase(Section):
-    """One of [[phases]]: a part of the run with its own steps, sequences or text.
+    """An entry of [[phases]]: a part of the run with its own steps, sequences or text.
 
-    A key that it leaves out has the value of [train] or [dataset]. A `learning_rate` begins a new segment of
-    the learning rate, which lasts until a later phase begins one and warms up from the rate that was reached;
-    the shares are of that segment's tokens.
+    A key that is left out has the value of [train] or [dataset]. A `learning_rate` begins a new segment. It
+    warms up from the rate reached and lasts until a later phase begins another segment.
     """
 
-    tokens: PositiveInt = Field(description="token budget of the phase")
-    tokens_per_step: PositiveInt | None = Field(None, description="one optimiser step, over all ranks")
-    sequence_length: PositiveInt | None = Field(None, description="must divide the longest of all phases")
-    mixture: dict[str, PositiveFloat] | None = Field(None, description="source name → weight")
-    micro_batch_sequences: PositiveInt | None = Field(None, description="sequences per forward on one rank")
-    learning_rate: PositiveFloat | None = Field(None, description="begins a new segment of the learning rate")
-    final_learning_rate_ratio: float | None = Field(
-        None, ge=0, le=1, description="learning rate at the end of the segment, as a share of its peak"
-    )
-    schedule: ScheduleName | None = Field(None, description="of the segment, after its warm-up")
-    warmup_share: float | None = Field(None, ge=0, lt=1, description="share of the segment's tokens")
+    tokens: PositiveInt
+    """Token budget of the phase."""
+    tokens_per_step: PositiveInt | None = None
+    """Tokens of an optimiser step, over all ranks."""
+    sequence_length: PositiveInt | None = None
+    """Tokens of a sequence. It must divide the longest of all phases."""
+    mixture: dict[str, PositiveFloat] | None = None
+    """Source name → weight."""
+    micro_batch_sequences: PositiveInt | None = None
+    """Sequences per forward on one rank."""
+    learning_rate: PositiveFloat | None = None
+    """Peak of a new segment of the learning rate."""
+    final_learning_rate_ratio: float | None = Field(None, ge=0, le=1)
+    """Learning rate at the end of the segment, as a share of its peak."""
+    schedule: ScheduleName | None = None
+    """Shape of the segment after its warm-up."""
+    warmup_share: float | None = Field(None, ge=0, lt=1)
+    """Share of the segment's tokens in the warm-up."""
     decay_share: float | None = Field(
         None,
         ge=0,
         le=1,
-        description=f"share of the segment's tokens. Only with schedule = {_WITH_DECAY_SHARE}",
+        description=f"Share of the segment's tokens in the decay. Only with schedule = {_WITH_DECAY_SHARE}.",
     )
-    max_gradient_norm: PositiveFloat | None = Field(
-        None, description="longer gradients are shortened to this norm"
-    )
-    trainable: tuple[str, ...] | None = Field(
-        None, description="modules that are trained, all others are frozen; [] for all"
-    )
+    max_gradient_norm: PositiveFloat | None = None
+    """Norm of the gradients. Longer gradients are scaled to it."""
+    trainable: tuple[str, ...] | None = None
+    """Modules that are trained; all others are frozen. []: all."""
 
 
 class Checkpoint(Section):
-    """[checkpoint], of the placement."""
+    """[checkpoint], in the placement."""
 
-    every_steps: PositiveInt = Field(
-        500, description="steps from one checkpoint to the next; the end of a run and a signal save too"
-    )
-    keep_newest: int = Field(
-        2,
-        ge=2,
-        description="older ones are removed; two, for only the next step shows whether the newest is sound",
-    )
-    keep_every_steps: int | None = Field(
-        None,
-        ge=0,
-        description="checkpoints of its multiples are kept for good; 0: none; default: at most ten of a run",
-    )
-    memory_every_steps: int = Field(
-        0,
-        ge=0,
-        description="steps from one copy in the nodes' memory to the next, between checkpoints; a restart in "
-        "the same job goes on from the newest; 0: none. Only with a step between those of every_steps",
-    )
+    every_steps: PositiveInt = 500
+    """Steps between checkpoints. The end of a run and a signal save too."""
+    keep_newest: int = Field(2, ge=2)
+    """Number of newest checkpoints to keep. At least two, because only the next step shows whether the newest
+    is sound."""
+    keep_every_steps: int | None = Field(None, ge=0)
+    """Steps of checkpoints that are kept for good: multiples of this. 0: none. Default: at most ten of a
+    run."""
+    memory_every_steps: int = Field(0, ge=0)
+    """Steps between copies in the nodes' memory, between checkpoints. A restart in the same job resumes from
+    the newest. 0: none. Only with a step between steps of every_steps."""
 
 
 class Verify(Section):
-    parity_steps: PositiveInt = Field(
-        20, description="optimiser steps that Kielo and transformers both train"
-    )
-    parity_sequences_per_step: PositiveInt = Field(4, description="sequences of each of these steps")
-    parity_sequence_length: PositiveInt = Field(128, description="tokens of each of these sequences")
-    tolerance: PositiveFloat = Field(
-        1e-5, description="relative loss difference, each step; more only as rounding makes it"
-    )
+    parity_steps: PositiveInt = 20
+    """Optimiser steps that Kielo and transformers both train."""
+    parity_sequences_per_step: PositiveInt = 4
+    """Sequences of each of these steps."""
+    parity_sequence_length: PositiveInt = 128
+    """Tokens of each of these sequences."""
+    tolerance: PositiveFloat = 1e-5
+    """Relative difference of the loss at each step. Only rounding can make it larger."""
 
 
 class EvaluationText(Section):
-    """One of [[evaluate.texts]]: text from outside of the mixture that the run is scored on, as it is."""
+    """An entry of [[evaluate.texts]]: text from outside of the mixture that the run is scored on."""
 
-    name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
-        max_length=100,
-        description="short name, in the log and the report",
-    )
-    path: str = Field(description="file or folder: .txt (one document a line), .jsonl, .parquet, …")
-    kind: Literal["text", "instructions"] = Field(
-        "text", description="running text; or conversations, laid out by the tokenizer's chat template"
-    )
-    loss: Literal["all", "answers"] = Field(
-        "all", description="of instructions: the tokens that are scored, all or those of the answers"
-    )
-    language: str = Field("", description="code of its language; default: the recipe's")
-    text_field: str = Field(
-        "", description='field or column that holds the text; default: "text", of instructions "messages"'
-    )
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
+    """Short name, in the log and the report."""
+    path: str
+    """File or folder: .txt (one document a line), .jsonl, .parquet, …"""
+    kind: Literal["text", "instructions"] = "text"
+    """Kind of text: running text, or conversations in the tokenizer's chat template."""
+    loss: Literal["all", "answers"] = "all"
+    """Tokens that are scored: all, or only the answers. Only with kind = instructions."""
+    language: str = ""
+    """Code of the text's language. Default: the recipe's."""
+    text_field: str = ""
+    """Field or column that holds the text. Default: "text"; for instructions "messages"."""
 
     @model_validator(mode="after")
     def _loss_of_its_kind(self) -> Self:
         if self.kind != "instructions" and "loss" in self.model_fields_set:
-            raise ValueError('loss is of kind = "instructions"; of other text every token is scored')
+            raise ValueError('loss needs kind = "instructions". Every token of other text is scored')
         return self
 
 
 class PartOfSpeech(Section):
-    """Part-of-speech tags by a linear classifier of an encoder's states; needs `kielo[tagging]`."""
+    """Part-of-speech tags by a linear classifier of an encoder's states. It needs `kielo[tagging]`."""
 
-    train: str = Field(
-        "", description="CoNLL-U file that the classifier learns from; none: no tags are scored"
-    )
-    dev: str = Field("", description="CoNLL-U file that it is scored on")
-    from_layer: PositiveInt | None = Field(
-        None,
-        description="layer whose output is a token's features, counted from 1; default: the last. Only with "
-        "train",
-    )
-    pieces: Literal["first", "mean"] = Field(
-        "mean",
-        description="features of a word of several tokens: those of the first one, or their mean. Only with "
-        "train",
-    )
+    train: str = ""
+    """CoNLL-U file that the classifier learns from. Without it no tags are scored."""
+    dev: str = ""
+    """CoNLL-U file that the classifier is scored on."""
+    from_layer: PositiveInt | None = None
+    """Layer whose output is a token's features, counted from 1. Default: the last. Only with train."""
+    pieces: Literal["first", "mean"] = "mean"
+    """Features of a word of several tokens: of its first token, or the mean. Only with train."""
 
 
 class Evaluate(Section):
-    texts: tuple[EvaluationText, ...] = Field(
-        (), description="texts from outside of the mixture, scored while training and afterwards"
-    )
-    ngram_order: PositiveInt = Field(
-        6,
-        description="bytes that the n-gram baseline sees, the predicted one included. Only with "
-        "train.objective "
-        "= next_token or train.causal_share",
-    )
-    prompts: tuple[str, ...] = Field(
-        (),
-        description="default: openings of held-out documents; of an encoder sentences with its mask token, "
-        "once in each",
-    )
-    sample_tokens: PositiveInt = Field(
-        80,
-        description="tokens that the model writes after each prompt. Only with train.objective = next_token "
-        "or train.causal_share",
-    )
-    temperature: float = Field(
-        0.7,
-        ge=0,
-        description="of sampling; 0 takes the likeliest token. Only with train.objective = next_token or "
-        "train.causal_share",
-    )
-    top_k: PositiveInt = Field(
-        50,
-        description="likeliest tokens that are sampled from. Only with train.objective = next_token or "
-        "train.causal_share, and a temperature above 0",
-    )
-    pseudo_tokens: PositiveInt = Field(
-        2048,
-        description="tokens of held-out text that are hidden one by one. Only with train.objective = "
-        "masked_tokens",
-    )
-    minimal_pairs: str = Field(
-        "",
-        description="file of a good and a bad sentence each, for an encoder: .jsonl or .tsv with "
-        "sentence_good, sentence_bad and, if there is one, phenomenon",
-    )
-    part_of_speech: PartOfSpeech = Field(PartOfSpeech(), description="tags from an encoder's frozen states")
+    texts: tuple[EvaluationText, ...] = ()
+    """Texts from outside of the mixture, scored during training and afterwards."""
+    ngram_order: PositiveInt = 6
+    """Bytes that the n-gram baseline sees, the predicted byte included. Only with train.objective =
+    next_token or train.causal_share."""
+    prompts: tuple[str, ...] = ()
+    """Texts that the model continues. Default: openings of held-out documents. For an encoder, sentences that
+    contain its mask token once."""
+    sample_tokens: PositiveInt = 80
+    """Tokens that the model writes after each prompt. Only with train.objective = next_token or
+    train.causal_share."""
+    temperature: float = Field(0.7, ge=0)
+    """Temperature of sampling. 0 takes the likeliest token. Only with train.objective = next_token or
+    train.causal_share."""
+    top_k: PositiveInt = 50
+    """Number of likeliest tokens to sample from. Only with train.objective = next_token or
+    train.causal_share, and a temperature above 0."""
+    pseudo_tokens: PositiveInt = 2048
+    """Tokens of held-out text that are hidden one by one. Only with train.objective = masked_tokens."""
+    minimal_pairs: str = ""
+    """File of pairs of a good and a bad sentence, for an encoder: .jsonl or .tsv with sentence_good,
+    sentence_bad and optionally phenomenon."""
+    part_of_speech: PartOfSpeech = PartOfSpeech()
+    """Tags from an encoder's frozen states."""
 
     @property
     def encoder_files(self) -> dict[str, str]:
-        """Return key → the file that it names, of the measures of encoders."""
         tags = self.part_of_speech
         named = {
             "minimal_pairs": self.minimal_pairs,
@@ -1220,49 +940,56 @@ class Evaluate(Section):
 
 
 class Report(Section):
-    license: str = Field("other", description="of the model, for its card (a Hugging Face licence id)")
-    text_license: str = Field("", description="of the training text, for the card")
+    license: str = "other"
+    """Licence of the model, for its card (a Hugging Face licence id)."""
+    text_license: str = ""
+    """Licence of the training text, for the card."""
 
 
 class RecipeIdentity(Section):
     """Keys outside all tables that are copied into the identity."""
 
-    name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
-        max_length=100,
-        description="of the run: its folder is runs/NAME",
-    )
-    language: str = Field(
-        description="language card: what the text is filtered by (`kielo languages` lists them)"
-    )
-    seed: int = Field(1, ge=0, description="of first weights, the order of the text and sampling")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
+    """Name of the run. Its folder is runs/NAME."""
+    language: str
+    """Language card, whose values filter the text (`kielo languages` lists them)."""
+    seed: int = Field(1, ge=0)
+    """Seed of first weights, the order of the text and sampling."""
 
 
 class Recipe(RecipeIdentity):
-    """A whole recipe."""
-
-    description: str = Field("", description="a sentence for the report and the model card")
-    folder: str = Field("", description="run folder; default: runs/NAME")
-    follows: str = Field(
-        "",
-        description="the recipe of a run whose exported weights this one starts from (model.weights names "
-        "them); `kielo run` makes them first",
-    )
-    cluster: str = Field(
-        "laptop", description="cluster card: its accelerator's peak, and what plans count with"
-    )
-    nodes: tuple[PositiveInt, ...] = Field(
-        (), description="of the cluster, that the layout is meant for; plans count with them by default"
-    )
-    machine: str = Field("", description="card of your own machine for plans, made by kielo plan calibrate")
-    corpus: Corpus = Field(description="raw text and its filters")
-    tokenizer: Tokenizer = Field(Tokenizer(), description="the vocabulary: trained, or a ready one")
-    dataset: Dataset = Field(Dataset(), description="sequences, held-out text, mixture")
-    model: Model = Field(Model(), description="shape of the model, or weights to start from")
-    layout: Layout = Field(Layout(), description="how ranks share the work")
-    train: Train = Field(Train(), description="budget, optimiser, precision, logs")
-    phases: tuple[Phase, ...] = Field((), description="parts of the run in order; none: one of train.tokens")
-    checkpoint: Checkpoint = Field(Checkpoint(), description="when checkpoints are saved, and which are kept")
-    verify: Verify = Field(Verify(), description="the comparison with Hugging Face transformers")
-    evaluate: Evaluate = Field(Evaluate(), description="baselines and generated text")
-    report: Report = Field(Report(), description="licences on the model card")
+    description: str = ""
+    """Sentence for the report and the model card."""
+    folder: str = ""
+    """Run folder. Default: runs/NAME."""
+    follows: str = ""
+    """Recipe of the run whose exported weights this recipe starts from. `kielo run` makes them first. Only
+    with model.weights, which names them."""
+    cluster: str = "laptop"
+    """Cluster card: its accelerator's peak, and the machine that plans count with."""
+    nodes: tuple[PositiveInt, ...] = ()
+    """Numbers of nodes of the cluster that the layout is meant for. Plans use them by default."""
+    machine: str = ""
+    """Card of your own machine for plans, made by `kielo plan calibrate`."""
+    corpus: Corpus
+    """Text and its filters."""
+    tokenizer: Tokenizer = Tokenizer()
+    """Vocabulary: learned, or a ready tokenizer."""
+    dataset: Dataset = Dataset()
+    """Sequences, held-out text, mixture."""
+    model: Model = Model()
+    """Shape of the model, or weights to start from."""
+    layout: Layout = Layout()
+    """Work of each rank."""
+    train: Train = Train()
+    """Budget, optimiser, precision, logs."""
+    phases: tuple[Phase, ...] = ()
+    """Parts of the run in order. Default: one part with train.tokens."""
+    checkpoint: Checkpoint = Checkpoint()
+    """Times at which checkpoints are saved, and which of them are kept."""
+    verify: Verify = Verify()
+    """Comparison with Hugging Face transformers."""
+    evaluate: Evaluate = Evaluate()
+    """Baselines and generated text."""
+    report: Report = Report()
+    """Licences on the model card."""

@@ -1,13 +1,13 @@
-"""TOML as text: tables of plain values are written, and the lines of keys are found."""
+"""TOML of plain values, as in recipes and resolved.toml: tables to text, and the lines of keys."""
 
 import tomllib
 from typing import Any
 
-# Writes TOML: tables of plain values, as recipes and resolved.toml have them.
+TomlTable = dict[str, Any]  # a table of which only its reader knows the keys
 
 
-def toml_table(name: str, content: dict[str, Any], brackets: tuple[str, str] = ("[", "]")) -> str:
-    """Return one table with its tables below it; an empty name is the top of a file. None is left out."""
+def toml_table(name: str, content: TomlTable, brackets: tuple[str, str] = ("[", "]")) -> str:
+    """Return a table and the tables in it. An empty name is the top of a file. None is left out."""
     tables = {key: value for key, value in content.items() if isinstance(value, dict)}
     lists = {key: value for key, value in content.items() if _is_list_of_tables(value)}
     plain = {key: value for key, value in content.items() if value is not None and key not in tables | lists}
@@ -49,14 +49,12 @@ def _escape(character: str) -> str:
     return f"\\u{ord(character):04x}" if ord(character) < 32 or ord(character) == 127 else character
 
 
-# Lines of a TOML file that its keys are in: text → dotted key → number of its line, from 1.
-
-
 def lines_of_keys(text: str) -> dict[str, int]:
-    """Return the line in which each key of a valid TOML text begins; tables of tables are one key.
+    """Return dotted key → the line, from 1, in which it begins in a valid TOML text. Tables of tables are one
+    key.
 
-    Beginnings of the text are read, each a line longer: a key is in the line after the last beginning that
-    was valid without it. A card has tens of lines.
+    Each prefix of the text is parsed: a key is in the line after the last valid prefix without it. Cards are
+    short.
     """
     lines, begin = text.splitlines(), 1
     found: dict[str, int] = {}
@@ -64,7 +62,7 @@ def lines_of_keys(text: str) -> dict[str, int]:
         try:
             content = tomllib.loads("\n".join(lines[:number]))
         except tomllib.TOMLDecodeError:
-            continue  # inside of a value of several lines
+            continue  # inside a value of several lines
         for key in _keys(content):
             found.setdefault(key, begin)
         begin = number + 1
@@ -72,7 +70,7 @@ def lines_of_keys(text: str) -> dict[str, int]:
 
 
 def line_of(key: str, lines: dict[str, int]) -> int | None:
-    """Return the line of a dotted key, else of the nearest key above: jobs.sources of jobs.sources.image."""
+    """Return the line of a dotted key or of the nearest key above: of jobs.sources for jobs.sources.image."""
     while key:
         if key in lines:
             return lines[key]
@@ -80,7 +78,7 @@ def line_of(key: str, lines: dict[str, int]) -> int | None:
     return None
 
 
-def _keys(table: dict[str, Any], above: str = "") -> list[str]:
+def _keys(table: TomlTable, above: str = "") -> list[str]:
     keys = []
     for key, value in table.items():
         keys.append(above + key)

@@ -1,6 +1,6 @@
 """Bytes of activations that a rank keeps within a step; arithmetic, no torch.
 
-They are counted tensor by tensor from the code of `models/blocks`; `memory.memory_bytes` adds them up.
+They are counted tensor by tensor from the code of `models/blocks`. `memory.memory_bytes` sums them.
 """
 
 from kielo.models.decoder_count import LayerParts
@@ -10,30 +10,24 @@ from kielo.recipe.sections import CompleteModel, DatasetIdentity, Layout, Precis
 from kielo.resolve.software import compile_advice
 from kielo.resolve.stages import SCHEDULES, layers_of_stages, stages_of_rank
 
-# Restart of learned positions in each document: the recipe's key → the identity's.
-
 
 def learns_positions(model_type: str) -> bool:
-    """Return True for families with an embedding of positions."""
     return "position_table" in module(model_type, "tables").TENSOR_PARALLEL_PLAN
 
 
 def with_positions(dataset: DatasetIdentity, model: CompleteModel) -> DatasetIdentity:
-    """Return the section with restart_positions filled in: true, or None where positions do not begin anew.
+    """Return the section with restart_positions filled in: true, or None if positions do not restart.
 
-    Identities that were stored before this key existed have None: their positions continue.
+    Identities from before this key existed have None: their positions continue.
     """
     applies = dataset.mask_documents and learns_positions(model.model_type)
     restarts = True if applies and dataset.restart_positions is not False else None
     return dataset.model_copy(update={"restart_positions": restarts})
 
 
-# Chooses the tokens whose logits exist at one time, by a device's memory; arithmetic, no torch.
-
-
-LEAST_CHUNK_TOKENS = 2048  # products of so many rows keep a device busy
-# Share of a device's memory that a chunk's logits may take in bf16. Uncompiled, with their fp32 softmax and
-# the chunk before, they take four times as much.
+LEAST_CHUNK_TOKENS = 2048  # rows of a product that keep a device busy
+# Share of a device's memory for a chunk's logits in bf16. Uncompiled, with their fp32 softmax and the chunk
+# before, they take four times as much.
 _LOGITS_SHARE = 1 / 128
 _LOGIT_BYTES = 2
 
@@ -43,8 +37,8 @@ def loss_chunk_tokens(
 ) -> int:
     """Return the recipe's choice, else the largest power of two whose logits fit their share of memory.
 
-    Each chunk reads and writes the head's fp32 gradient once, so few and large ones are faster on a GPU. On a
-    CPU, and on a device of unknown memory, it is the least that is worth it.
+    Each chunk reads and writes the head's fp32 gradient once, so large chunks are faster on a GPU. On a CPU,
+    and on a device of unknown memory, it is `LEAST_CHUNK_TOKENS`.
     """
     if asked is not None:
         return asked
@@ -55,10 +49,10 @@ def loss_chunk_tokens(
 
 
 _FP32 = 4
-# of an element that autograd keeps; fp8: outside the matrix products
+# Bytes of an element that autograd keeps; fp8: outside the matrix products.
 _BYTES_PER_ELEMENT = {"fp32": 4, "bf16": 2, "fp8": 2}
-# Passes that one counts as while its weights wait for their gradients: it keeps its activations and the
-# gradients of its matrices' results.
+# Number of passes that a pass counts as while its weights wait for their gradients: it keeps its activations
+# and the gradients of its matrices' results.
 _WAITING_PASS = 1.4
 _NORMS_AROUND = 4  # norms of a layer that are before and after both attention and MLP
 
@@ -71,22 +65,20 @@ def memory_columns(
     loss_chunk_tokens: int = LEAST_CHUNK_TOKENS,
     on_processor: bool = False,
 ) -> dict[str, float]:
-    """Return the columns of `MemoryColumns` that only Kielo's own training has.
+    """Return the columns of `MemoryColumns` that only Kielo's own training has, for a `layout` without
+    complaints.
 
-    `stage_complaints` has found nothing wrong with `layout`. on_processor: counts as a rehearsal does, where
-    softmax copies the logits.
+    on_processor: count as a rehearsal does, in which softmax copies the logits.
     """
     bytes_per_element = _BYTES_PER_ELEMENT[precision]
     chunks, _ = _chunks(layout)
     layers = layers_of_stages(model, sequence_length, layout)
-    first, last = (
-        sum(
-            layers[stage]
-            for stage in stages_of_rank(layout.pipeline_schedule, layout.pipeline, rank, chunks)
-        )
-        if layout.pipeline > 1 else layers[0]
+    ends = [
+        stages_of_rank(layout.pipeline_schedule, layout.pipeline, rank, chunks)
         for rank in (0, layout.pipeline - 1)
-    )  # fmt: skip
+    ]
+    is_pipeline = layout.pipeline > 1
+    first, last = (sum(layers[stage] for stage in stages) if is_pipeline else layers[0] for stages in ends)
     in_fp8 = precision == "fp8"
     # Unset, layers are compiled as `resolve` decides for a GPU. A rehearsal does not compile.
     compiles = compile_advice(layout) is None if layout.compile is None else layout.compile
@@ -108,14 +100,13 @@ def memory_columns(
         "last_passes": _passes(layout, layout.pipeline - 1),
         "kept_bytes": kept,
         "again_bytes": again,
-        # The logits and their fp32 softmax; on a processor, logits of the whole vocabulary become fp32 first.
+        # The logits and their fp32 softmax. On a CPU, logits of the whole vocabulary become fp32 first.
         "logit_bytes": bytes_per_element + _FP32 + _FP32 * copies_logits,
         "loss_tokens": loss_chunk_tokens,
     }
 
 
 def layer_parts(model: CompleteModel) -> LayerParts:
-    """Return what the model's family counts of its layer."""
     return module(model.model_type, "tables").layer_parts(model)
 
 
@@ -126,10 +117,10 @@ def layer_bytes(
     in_fp8: bool = False,
     is_compiled: bool = False,
 ) -> tuple[float, float]:
-    """Return bytes of a token and layer on a device.
+    """Return bytes of a token and layer on a device: (kept from forward to backward, added while it is
+    recomputed).
 
-    They are (kept from forward to backward, added to that while the layer is recomputed). in_fp8: its
-    matrices are multiplied in FP8. is_compiled: the layer keeps what torch.compile chooses, as
+    in_fp8: its matrices are multiplied in FP8. is_compiled: the layer keeps what torch.compile chooses, as
     tests/parallel/test_layer_bytes.py measures it. A compiled FP8 layer counts as uncompiled, which is more.
     """
     is_compiled = is_compiled and not in_fp8
@@ -140,7 +131,7 @@ def layer_bytes(
     whole = sum(parts.values()) - others
     if layout.recompute == "operators":
         queries, groups = _heads(model, layout)
-        # What the rank gets of the sums over tensor ranks; in FP8 the partial sums, whole on each.
+        # The rank's part of the sums over tensor ranks; in FP8 the partial sums, whole on each rank.
         sums = _kept_sums(model, is_compiled) * model.hidden_size * (1.0 if in_fp8 else share)
         gates = layer_parts(model).mlp_matrices - 1
         products = 2 * queries + 2 * groups + gates * model.intermediate_size / layout.tensor
@@ -153,7 +144,7 @@ def layer_bytes(
         if is_compiled:
             made_again = _made_again_compiled(model, layout, parts, made_again, bytes_per_element)
         kept = whole - sum(made_again.values())
-        # Attention is made again with the gathered inputs in memory; of the others one at a time is there.
+        # Attention is recomputed with the gathered inputs in memory; of the others one at a time.
         again = max(made_again.values(), default=0.0) + others * ("attention" in made_again)
         recomputed = 1 / layout.recompute_every_layers
         return recomputed * kept + (1 - recomputed) * whole, again
@@ -164,7 +155,7 @@ def layer_bytes(
 def dropout_bytes(model: CompleteModel, layout: Layout) -> float:
     """Return bytes of a token and layer that dropout keeps for the backward: two masks, a byte an element.
 
-    A layer that is computed again as a whole makes them again too.
+    A layer that is recomputed as a whole makes them again.
     """
     is_whole = layout.recompute in ("full", "operators")
     kept = 1 - 1 / layout.recompute_every_layers if is_whole else 1.0
@@ -172,10 +163,10 @@ def dropout_bytes(model: CompleteModel, layout: Layout) -> float:
 
 
 def attention_dropout_bytes(model: CompleteModel, layout: Layout, precision: Precision) -> float:
-    """Return bytes of a token and layer that dropout of attention's weights keeps, on a GPU.
+    """Return bytes of a token and layer that attention dropout keeps on a GPU.
 
-    They are the outputs of two passes of attention, of which the output's product with a share is the third
-    (`models/blocks/flex.py`), and three numbers of each head: the logs of two sums and the share.
+    They are the outputs of two passes of attention (`models/blocks/flex.py`; the third is the product of the
+    output and a share) and three numbers of each head: the logs of two sums and the share.
     """
     is_whole = layout.recompute in ("full", "operators")
     kept = 1 - 1 / layout.recompute_every_layers if is_whole else 1.0
@@ -187,15 +178,15 @@ def attention_dropout_bytes(model: CompleteModel, layout: Layout, precision: Pre
 def _made_again(
     model: CompleteModel, layout: Layout, parts: dict[str, float], others: float, in_fp8: bool
 ) -> dict[str, float]:
-    """Return bytes that are not kept because the backward makes them again, by what `recompute` names.
+    """Return bytes that are not kept because the backward recomputes them, by the names in `recompute`.
 
-    parts, others: bytes of a layer by part, and those of the inputs that other tensor ranks keep.
+    parts, others: bytes of a layer by part, and of the inputs that other tensor ranks keep.
     """
     family = layer_parts(model)
     found = {}
-    if "attention" in layout.recomputed:  # keeps its inputs, and its output, which the next matrix takes
+    if "attention" in layout.recomputed:  # its inputs are kept, and its output, which the next matrix takes
         found["attention"] = parts["only attention's"]
-    # In FP8 each tensor rank keeps a gathered copy of what a norm gives.
+    # In FP8 each tensor rank keeps a gathered copy of a norm's output.
     is_copied = in_fp8 and layout.tensor > 1 and layout.sequence_parallel
     if "norms" in layout.recomputed and family.norms_inputs and not is_copied:
         found["norms"] = parts["inputs of matrices"] - others
@@ -242,8 +233,7 @@ def _kept_parts(
 ) -> dict[str, float]:
     """Return bytes that autograd keeps of a layer, a token on a device, by part.
 
-    The inputs of matrices are counted whole, as they are gathered; sequence parallelism splits everything
-    between along the sequence.
+    Inputs of matrices count whole, as they are gathered. Sequence parallelism splits everything else.
     """
     hidden, tensor, context = model.hidden_size, layout.tensor, layout.context
     family = layer_parts(model)
@@ -251,7 +241,7 @@ def _kept_parts(
     queries, groups = _heads(model, layout)
     is_gathered = context > 1 and layout.context_attention == "all_gather"
     keys = groups * context if is_gathered else groups
-    # Two blocks of queries attend to gathered keys, each with an output of its own, which is joined.
+    # Two blocks of queries attend to gathered keys, each with its own output, and the outputs are joined.
     joined = queries if is_gathered else 0.0
     is_relu = model.hidden_act == "relu"
     # Gate, up and their product; of a plain MLP the matrix's result and the function's: ReLU needs only that.
@@ -285,10 +275,7 @@ def _heads(model: CompleteModel, layout: Layout) -> tuple[float, float]:
 
 
 def _layer_elements(model: CompleteModel, layout: Layout) -> float:
-    """Counts the elements of one layer's matrices on a tensor rank.
-
-    Norms and biases are left out: below 0.1 % from hidden 1,024 on.
-    """
+    """Return the elements of a layer's matrices on a tensor rank; norms and biases are below 0.1 %."""
     queries, groups = _heads(model, layout)
     return model.hidden_size * (
         2 * (queries + groups) + layer_parts(model).mlp_matrices * model.intermediate_size / layout.tensor
@@ -296,7 +283,7 @@ def _layer_elements(model: CompleteModel, layout: Layout) -> float:
 
 
 def _position_elements(model: CompleteModel) -> float:
-    """Counts the elements of learned positions, which every tensor rank of the first stage holds whole."""
+    """Return the elements of learned positions, which every tensor rank of the first stage has whole."""
     if not learns_positions(model.model_type):
         return 0.0
     first = getattr(module(model.model_type, "tables"), "FIRST_POSITION", 0)
@@ -317,8 +304,8 @@ def _has_both_ends(layout: Layout) -> bool:
 def _passes(layout: Layout, rank: int) -> float:
     """Return the passes through one of its stages that a pipeline rank keeps at once.
 
-    By the orders of torch's schedules they are the forward passes before the first backward, one more, and,
-    where the backward is split, those whose weights wait.
+    In torch's schedules: the forward passes before the first backward, one more, and, if the backward is
+    split, passes whose weights wait.
     """
     ranks, name = layout.pipeline, layout.pipeline_schedule
     chunks, is_v = _chunks(layout)

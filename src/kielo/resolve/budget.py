@@ -9,14 +9,12 @@ from kielo.recipe.phases import FullPhase
 from kielo.recipe.sections import Dataset, Recipe
 from kielo.resolve.text import Text, ready_tokens
 
-# Resolves the mixture of a phase: which source has which weight, and how often each source is read.
-#
 # Weights come from the recipe, or from tokens and a temperature (Devlin et al. 2018, multilingual BERT;
 # Conneau et al. 2020, arXiv:1911.02116). `dataset/order.py` shares the samples out by these weights.
 
 
 def num_sequences(tokens: int, sequence_length: int) -> int:
-    """Return the sequences in a stream: each predicts sequence_length tokens, the last may be padded."""
+    """Return the sequences of a stream: each predicts sequence_length tokens, and the last can be padded."""
     return max(0, math.ceil((tokens - 1) / sequence_length))
 
 
@@ -24,7 +22,7 @@ def weights_by_tokens(tokens: Mapping[str, int], temperature: float) -> dict[str
     """Return source → tokens^(1/temperature).
 
     Rounded to nine digits, because the last digit of a power differs between mathematical libraries, and the
-    weights are part of a run's identity.
+    weights are in a run's identity.
     """
     if temperature == 1:
         return {name: float(number) for name, number in tokens.items()}
@@ -32,19 +30,17 @@ def weights_by_tokens(tokens: Mapping[str, int], temperature: float) -> dict[str
 
 
 def allowed_epochs(recipe: Recipe, source: str) -> float:
-    """Return how often the run may read `source`."""
     return recipe.dataset.source_max_epochs.get(source, recipe.dataset.max_epochs)
 
 
 def sources_with_text(tokens: Mapping[str, int], sequence_length: int) -> list[str]:
-    """Return the sources that have a sequence."""
     return [name for name, number in tokens.items() if num_sequences(number, sequence_length)]
 
 
 def asked_weights(mixture: Mapping[str, float], dataset: Dataset, text: Text) -> dict[str, float]:
-    """Return the weights of tokens, rounded to nine digits where those asked for are of documents.
+    """Return the weights of tokens, rounded to nine digits if the recipe weights documents.
 
-    Raises KieloError where the documents of a source are not counted.
+    Raises KieloError if the documents of a source are not counted.
     """
     if dataset.mixture_unit == "tokens" or not text.tokens_hash:  # imagined text has documents of one size
         return dict(mixture)
@@ -58,7 +54,7 @@ def asked_weights(mixture: Mapping[str, float], dataset: Dataset, text: Text) ->
 
 
 def mixture_of(phase: FullPhase, text: Text, dataset: Dataset) -> dict[str, float]:
-    """Return source → weight, by tokens if the recipe says nothing; sources without text are left out."""
+    """Return source → weight, by tokens if the recipe has no mixture; sources without text are left out."""
     filled = sources_with_text(text.tokens, phase.sequence_length)
     if not phase.mixture:
         return weights_by_tokens({name: text.tokens[name] for name in filled}, dataset.temperature)
@@ -66,41 +62,37 @@ def mixture_of(phase: FullPhase, text: Text, dataset: Dataset) -> dict[str, floa
     return {name: weight for name, weight in asked.items() if name in filled}
 
 
-# The token budget of a run: train.tokens, or where that is not set, what the text gives in max_epochs.
-
-
-# Tokens of no tokenizer are shorter on average, but for text of single bytes; used before there is one.
+# Tokens of a tokenizer have at least these bytes on average, except for text of single bytes.
 _LEAST_BYTES_PER_TOKEN = 2
 
 
 def has_budget(recipe: Recipe) -> bool:
-    """Return False where train.tokens follows from the text."""
+    """Return False if train.tokens follows from the text."""
     return recipe.train.tokens is not None or bool(recipe.phases)
 
 
 def check_budget(recipe: Recipe) -> None:
-    """Raise KieloError where a plan cannot know the tokens of the run."""
     if not has_budget(recipe):
         raise KieloError(
-            "train.tokens is not set, so it follows from the text once that is packed. Fix for a "
+            "train.tokens is not set, so it follows from the text once it is packed. Fix for a "
             "plan: --set train.tokens=1000000000"
         )
 
 
 def with_budget_of_ready_tokens(recipe: Recipe) -> Recipe:
-    """Return the recipe with train.tokens set where all its sources are ready tokens on this machine."""
+    """Return the recipe with train.tokens set if all its sources are ready tokens on this machine."""
     if has_budget(recipe) or recipe.corpus.of_raw_text.sources:
         return recipe
     tokens = ready_tokens(recipe)
-    # Only the budget looks at these facts: a hash that is not empty says that the text is not imagined.
+    # Only the budget looks at these facts. A hash that is not empty says that the text is not imagined.
     return with_budget(recipe, Text(tokens, 0, "ready tokens", 0, 0))
 
 
 def with_budget(recipe: Recipe, text: Text) -> Recipe:
-    """Return the recipe with train.tokens set: whole steps that read no source too often.
+    """Return the recipe with train.tokens set: whole steps that read no source more often than its
+    max_epochs.
 
-    "Too often" is over dataset.max_epochs times, or the source's own. Raises KieloError for
-    imagined text, and for text that is too short for one step or for the batch ramp.
+    Raises KieloError for imagined text, and for text that is too short for a step or for the batch ramp.
     """
     if has_budget(recipe):
         return recipe
@@ -122,24 +114,24 @@ def with_budget(recipe: Recipe, text: Text) -> Recipe:
     steps = math.floor(most / step)
     if weights and not steps:
         raise KieloError(
-            f"the text has {sum(text.tokens.values()):,} tokens, and {recipe.dataset.max_epochs:g} times "
-            f"that is less than one step of train.tokens_per_step = {step:,}. Fix: more text, or "
+            f"the text has {sum(text.tokens.values()):,} tokens; {recipe.dataset.max_epochs:g} epochs of "
+            f"them are less than one step of train.tokens_per_step = {step:,}. Fix: more text, or "
             f"train.tokens_per_step = {max(length, int(most) // length * length)} or less"
         )
     tokens, ramp = max(1, steps) * step, recipe.train.batch_ramp
     if ramp is not None and ramp.tokens >= tokens:
         raise KieloError(
-            f"train.batch_ramp.tokens = {ramp.tokens} does not end before the {tokens:,} tokens do that the "
-            "text gives. Fix: fewer tokens of the ramp, or more text"
+            f"train.batch_ramp.tokens = {ramp.tokens} does not end before the {tokens:,} tokens of the text. "
+            "Fix: fewer tokens of the ramp, or more text"
         )
     train = recipe.train.model_copy(update={"tokens": tokens})
     return recipe.model_copy(update={"train": train})
 
 
 def check_text_suffices(recipe: Recipe, text_bytes: int, what: str) -> None:
-    """Raise KieloError where so many bytes of text cannot give train.tokens in dataset.max_epochs.
+    """Raise KieloError if `text_bytes` of the text `what` cannot give train.tokens in dataset.max_epochs.
 
-    An estimate, for text that has no tokens yet: a token has 2 bytes or more. `what` names the text.
+    An estimate, for text that has no tokens yet: a token has 2 bytes or more.
     """
     asked = sum(phase.tokens for phase in recipe.phases) or recipe.train.tokens
     epochs = max([recipe.dataset.max_epochs, *recipe.dataset.source_max_epochs.values()])
@@ -147,7 +139,6 @@ def check_text_suffices(recipe: Recipe, text_bytes: int, what: str) -> None:
     if asked is not None and asked > most:
         raise KieloError(
             f"train.tokens = {asked:,}, but {what} has {text_bytes:,} bytes, which are at most "
-            f"{text_bytes // _LEAST_BYTES_PER_TOKEN:,} tokens, and dataset.max_epochs = "
-            f"{epochs:g}. Fix: leave train.tokens out, so that it follows "
-            "from the text, or give more text"
+            f"{text_bytes // _LEAST_BYTES_PER_TOKEN:,} tokens, and dataset.max_epochs = {epochs:g}. Fix: "
+            "leave train.tokens out, so that it follows from the text, or give more text"
         )

@@ -10,18 +10,14 @@ from kielo.recipe.phases import FullPhase
 from kielo.recipe.sections import CompleteModel, Model, Recipe, Tokenizer
 from kielo.tokenizer.facts import tokenizer_facts
 
-KEPT_BESIDE_WEIGHTS = (
-    "weights",
-    "vocab_multiple",
-    "transplant",
-    "transplant_vectors",
-)  # all other keys of [model] are those of config.json
+# All other keys of [model] come from config.json.
+KEPT_BESIDE_WEIGHTS = ("weights", "vocab_multiple", "transplant", "transplant_vectors")
 
 
 def complete_model(recipe: Recipe, asked: Sequence[FullPhase], tokenizer_vocab_size: int) -> CompleteModel:
     """Return the model section with every derived key set, from config.json if it has weights.
 
-    Whether the vocabulary and the sequences fit the model is asked by `rules.py`.
+    `rules.py` checks whether the vocabulary and the sequences fit the model.
     """
     model, length = recipe.model, max(phase.sequence_length for phase in asked)
     if model.weights is not None:
@@ -34,10 +30,7 @@ def complete_model(recipe: Recipe, asked: Sequence[FullPhase], tokenizer_vocab_s
 
 
 def _model_of_weights(model: Model) -> Model:
-    """Read the model of `model.weights`, which becomes the commit of a repository on the hub.
-
-    A run does not change because a repository did.
-    """
+    """Read the model of `model.weights`, which becomes a commit, so that the repository can change."""
     assert model.weights is not None
     folder = resolve_weights(model.weights)
     kept = {key: getattr(model, key) for key in KEPT_BESIDE_WEIGHTS}
@@ -48,16 +41,13 @@ def _model_of_weights(model: Model) -> Model:
 
 
 def model_of_weights_here(model: Model) -> CompleteModel | None:
-    """Read config.json of `model.weights`; None without weights, and where they are not fetched yet."""
+    """Read config.json of `model.weights`; None without weights, and if they are not downloaded yet."""
     folder = model.weights and weights_here(model.weights)
     return read_hf_config(folder) if folder else None
 
 
 def overridden_by_weights(model: Model) -> list[str]:
-    """Return the keys of [model] that were given and are not in force, for `model.weights` brings its own.
-
-    Those with another value in config.json; all of them where it is not on this machine yet.
-    """
+    """Return the given keys of [model] that config.json changes; all if it is not here yet."""
     if model.weights is None:
         return []
     found = model_of_weights_here(model)
@@ -70,13 +60,13 @@ def overridden_by_weights(model: Model) -> list[str]:
 
 
 def overridden_by_tokenizer(tokenizer: Tokenizer) -> list[str]:
-    """Return the keys of [tokenizer] that are not in force: a ready tokenizer at `path` is not trained."""
+    """Return the keys of [tokenizer] without effect: a ready tokenizer at `path` is not trained."""
     in_force = ("path", "bos", "eos")
     return [] if tokenizer.path is None else [key for key in Tokenizer.model_fields if key not in in_force]
 
 
 def size_of_ready_tokenizer(tokenizer: Tokenizer) -> int | None:
-    """Return the tokens of the one at `path`; None where there is none that can be read."""
+    """Return the tokens of the tokenizer at `path`; None if it cannot be read."""
     try:
         return tokenizer_facts(tokenizer.path or "").vocabulary_size
     except KieloError:
@@ -84,18 +74,20 @@ def size_of_ready_tokenizer(tokenizer: Tokenizer) -> int | None:
 
 
 def overridden_in_words(model: Model) -> str:
-    """Return what is not in force of [model] and of the folder of weights: keys and files; "" for nothing."""
+    """Return the keys and files without effect, of [model] and the folder of weights, as text; or ""."""
     found = model_of_weights_here(model)
     keys = [
         f"model.{key} = {getattr(model, key)}" + (f" ({getattr(found, key)} there)" if found else "")
         for key in overridden_by_weights(model)
     ]
-    said = [f"not in force, as config.json of {model.weights} replaces it: {', '.join(keys)}"] if keys else []
+    said = (
+        [f"not used, because config.json of {model.weights} replaces it: {', '.join(keys)}"] if keys else []
+    )
     folder = model.weights and weights_here(model.weights)
     if folder and found and (passed_over := keys_passed_over(folder)):
         said.append(
-            f"keys of config.json that {found.model_type} models have neither here nor in transformers, "
-            f"passed over: {', '.join(passed_over)}"
+            f"ignored keys of config.json, which {found.model_type} models have neither here nor in "
+            f"transformers: {', '.join(passed_over)}"
         )
     if files := passed_over_in_words(folder) if folder else "":
         said.append(files)

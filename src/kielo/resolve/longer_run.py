@@ -1,7 +1,7 @@
-"""A run that is made longer: the last phase and the level part of its learning rate may grow.
+"""A run that is made longer: the last phase and the level part of its learning rate can grow.
 
 (two descriptions of a run, the step of a checkpoint) → whether its steps are steps of the longer run too.
-Those of warm-up, stable, decay (Hu et al. 2024) are, while the rate is at its peak: the rest is only longer.
+With warm-up, stable, decay (Hu et al. 2024) they are, while the rate is at its peak.
 """
 
 from kielo.resolve.resolved import Identity
@@ -23,7 +23,7 @@ def _without_length(identity: Identity) -> list[object]:
 
 
 def last_level_step(identity: Identity) -> int:
-    """Return the last step before the decay of the last segment; 0 where no part of it is level."""
+    """Return the last step before the decay of the last segment; 0 if no part of it is level."""
     segment = identity.learning_rates[-1]
     if segment.schedule != "wsd":
         return 0
@@ -44,33 +44,31 @@ def goes_on_level(old: Identity, new: Identity, step: int) -> bool:
 
 
 def _masks_fade(identity: Identity) -> bool:
-    """Return True if the masking rate changes up to the end: a step's rate follows from the length."""
+    """Return True if the masking rate changes up to the end, so that a step's rate depends on the length."""
     train = identity.train
     return train.objective == "masked_tokens" and train.masking_rate != train.final_masking_rate
 
 
 def way_to_go_on(old: Identity, new: Identity, step: int) -> str:
-    """Return what works for a person who asked for a longer run, of which step `step` is no part."""
+    """Return the fix for a person who asked for a longer run of which step `step` is no part."""
     before, after = old.learning_rates[-1], new.learning_rates[-1]
     level = last_level_step(old)
-    anew = (
-        "train the longer run anew under another name, or go on from the weights of this one: "
+    again = (
+        "train the longer run from the start under another name, or begin with the weights of this run: "
         "--set name=OTHER --set model.weights=hf:RUN/hf --set tokenizer.path=RUN/tokenizer"
     )
     if before.schedule != "wsd" or after.schedule != "wsd":
-        return f'only train.schedule = "wsd" has a level part, which may grow; {anew}'
+        return f'only train.schedule = "wsd" has a level part, which can grow; {again}'
     if _masks_fade(old):
-        return f"train.masking_rate goes to train.final_masking_rate over the whole run; {anew}"
+        return f"train.masking_rate changes to train.final_masking_rate over the whole run; {again}"
     if step > level:
         return (
             f"step {step} is in the decay, which began after step {level}: move the checkpoints after step "
-            f"{level} away, if an earlier one is kept, and go on from that; or {anew}"
+            f"{level} away, if an earlier one is kept, and resume from that; or {again}"
         )
     if before.warmup_tokens != after.warmup_tokens:
         return (
             "train.warmup_share is a share of the whole run; the same warm-up is "
             f"--set train.warmup_share={before.warmup_tokens / after.tokens:.9g}"
         )
-    return (
-        f"the new rate would decay before step {step}: a smaller train.decay_share, or more tokens; or {anew}"
-    )
+    return f"the new rate would decay before step {step}: a smaller decay_share, or more tokens; or {again}"

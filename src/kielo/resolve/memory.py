@@ -1,4 +1,9 @@
-"""Bytes of a device that Kielo trains on, and the one answer to "does it fit"; arithmetic, no torch."""
+"""Bytes of a device that Kielo trains on, and the only answer to "does it fit"; arithmetic, no torch.
+
+`kielo plan`, `kielo rehearse`, the choice of micro-batches and the warning of `kielo train` all ask here. A
+card has the bytes that the driver gives (`given_bytes`) and the part of them that context and communicators
+take (`context_bytes`). `activation_bytes.memory_columns` counts what a layer keeps.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,62 +16,45 @@ from kielo.recipe.optimisers import WIDENED_BYTES
 from kielo.resolve.memory_row import MemoryColumns
 from kielo.resolve.state_bytes import Bytes
 
-# The one answer to "does it fit": bytes that a step may reserve on a device, and those it needs; no torch.
-#
-# `kielo plan`, `kielo rehearse`, the choice of micro-batches and the warning of `kielo train` all ask here.
-# A card says what the driver gives (`given_bytes`) and what of it context and communicators take
-# (`context_bytes`); the allocator's share goes with what a step allocates and frees.
-
-
 # Bytes of a step that no formula counts: workspaces of kernels and of collectives, gathered gradients.
 WORKSPACE_BYTES = 1.5e9
-# Reserved beyond what is allocated: fragments of the allocator, as a share of what a step allocates and
-# frees.
+# Reserved beyond what is allocated, for fragments, as a share of the bytes that a step allocates and frees.
 RESERVED_SHARE = 0.06
-# Devices are sold by powers of ten and built by powers of two: of "80 GB" a driver gives about 79 × 2^30
+# Devices are sold in powers of ten and built in powers of two: of "80 GB" a driver gives about 79 × 2^30
 # bytes.
 _DRIVER_SHARE = 0.99 * 2**30 / 1e9
 
 
 def usable_bytes(card: Accelerator) -> float | None:
-    """Return the bytes that torch may reserve on a device; None where its card knows of no memory."""
+    """Return the bytes that torch can reserve on a device; None if its card has no memory."""
     if card.memory_bytes is None:
         return None
     return float(card.given_bytes or card.memory_bytes * _DRIVER_SHARE) - card.context_bytes
 
 
 def workspace_bytes(passing: Bytes) -> Bytes:
-    """Return what torch reserves beside tensors, of which a step allocates and frees `passing` bytes."""
+    """Return the bytes that torch reserves beside tensors. passing: bytes that a step allocates and frees."""
     return WORKSPACE_BYTES + RESERVED_SHARE * passing
 
 
 def needed_bytes(held: Bytes, peak: Bytes) -> Bytes:
-    """Return the bytes that torch reserves, from those of tensors.
-
-    held: between steps. peak: at one time within a step, with those.
-    """
+    """Return the bytes that torch reserves. held: between steps. peak: within a step, with those."""
     return peak + workspace_bytes(peak - held)
-
-
-# Bytes of a device that Kielo trains on: exactly between steps, and what a step adds; arithmetic, no torch.
-#
-# `activation_bytes.memory_columns` counts what a layer keeps. Bytes of other engines, by formulas of
-# papers, are in benchmarks/planner/published_memory.py.
 
 
 Column = np.ndarray
 Kind = Literal["rehearsed", "allocated", "reserved", "device"]
 _FP32_BYTES = 4
-# Of the driver's context and of communicators, in figures of nvidia-smi; a card has its own.
+# Bytes of the driver's context and communicators in figures of nvidia-smi; a card has its own.
 CONTEXT_BYTES = 2.5e9
 
 
 @dataclass(frozen=True)
 class MemoryBytes:
-    """Columns [n] of bytes: the parts of the peak of the rank that has most.
+    """Columns [n] of bytes: parts of the peak of the fullest rank.
 
-    `weights`, `gradients` and `optimiser` are held between steps. `gathered` are parameters that a step
-    gathers from other ranks, and gradients that wait to be reduced.
+    `weights`, `gradients` and `optimiser` are held between steps. `gathered`: parameters that a step gathers
+    from other ranks, and gradients that wait for the reduction.
     """
 
     weights: Column
@@ -78,12 +66,10 @@ class MemoryBytes:
 
     @property
     def static(self) -> Column:
-        """Bytes held between steps."""
         return self.weights + self.gradients + self.optimiser
 
     @property
     def passing(self) -> Column:
-        """Bytes that a step allocates and frees."""
         return self.activations + self.logits + self.gathered
 
     def peak(self, kind: Kind) -> Column:
@@ -98,22 +84,22 @@ class MemoryBytes:
 
     @property
     def workspace(self) -> Column:
-        """Bytes that torch reserves beside tensors: workspaces and fragments of the allocator."""
+        """Return the bytes that torch reserves beside tensors: workspaces and fragments."""
         return workspace_bytes(self.passing)
 
     def parts(self) -> dict[str, Column]:
-        """Return part → bytes; they add up to `peak("reserved")`."""
+        """Return part → bytes, which sum to `peak("reserved")`."""
         return vars(self) | {"workspace": self.workspace}
 
 
 def memory_bytes(work: MemoryColumns) -> MemoryBytes:
-    """Compute the bytes of the first pipeline rank or of the last, whichever peaks higher.
+    """Compute the bytes of the first or the last pipeline rank, whichever peaks higher.
 
-    FSDP2 splits fp32 parameters and moments whatever the ZeRO degree, which decides what a step holds whole.
-    Raises ValueError for trainings without the columns of `activation_bytes.memory_columns`.
+    FSDP2 splits fp32 parameters and moments in every ZeRO degree, which decides what a step has whole. Raises
+    ValueError for trainings without the columns of `activation_bytes.memory_columns`.
     """
     if not np.all(work.compute_bytes > 0):
-        raise ValueError("only trainings of Kielo have the columns that its bytes are counted from")
+        raise ValueError("only Kielo's trainings have the columns that its bytes are counted from")
     first, last, is_last = _ends(work)
     return _chosen(is_last, last, first)
 
@@ -135,7 +121,7 @@ def _ends(work: MemoryColumns) -> tuple[MemoryBytes, MemoryBytes, Column]:
 
 @dataclass(frozen=True)
 class _Rank:
-    """A pipeline rank: `parameters` and `layers` on it, `passes` through one of its stages under way at once.
+    """A pipeline rank with its `parameters` and `layers`; `passes`: passes through one of its stages at once.
 
     benchmarks/planner/planner_memory.py compares its bytes with rehearsals.
     """
@@ -149,7 +135,7 @@ class _Rank:
 
     def bytes(self) -> MemoryBytes:
         work, parameters, shard = self.work, self.parameters, self.shard
-        # of a tied embedding, which has no moments
+        # The copy of a tied embedding has no moments.
         copy = self.head * (self.is_pipeline & (work.tied > 0))
         weights, held, optimiser = (
             _FP32_BYTES * parameters / shard,
@@ -161,32 +147,32 @@ class _Rank:
         gradients, gathered, activations, logits = (
             np.choose(at, [parts[part] for parts in times]) for part in range(4)
         )
-        # Shards of gradients count as held between steps. Where the peak comes before them, the bytes that it
-        # holds in their place are not counted a second time.
+        # Shards of gradients count as held between steps. If the peak is before them, the bytes that it has
+        # in their place are not counted again.
         whole = gathered + np.maximum(gradients - held, 0.0)
         missing, passing = np.maximum(held - gradients, 0.0), whole + activations + logits
         share = np.maximum(passing - missing, 0.0) / np.maximum(passing, 1.0)
         return MemoryBytes(weights, held, optimiser, share * activations, share * logits, share * whole)
 
     def bytes_at_times(self) -> list[tuple[Column, Column, Column, Column]]:
-        """Return (gradients, gathered parameters, activations, logits) at each time that may be the peak."""
+        """Return (gradients, gathered parameters, activations, logits) at each time that can be the peak."""
         work, bytes_per_element, zero = self.work, self.work.compute_bytes, np.zeros(len(self.work))
         waiting, kept = self.waiting, self.activations
         gathered = work.gathered_bytes
-        two_layers = np.where(work.zero == 3, 2 * gathered * self.layer, 0.0)  # one and the next
+        two_layers = np.where(work.zero == 3, 2 * gathered * self.layer, 0.0)  # the current and the next
         parameters = self.root * bytes_per_element + np.where(
             work.zero == 3, 0.0, gathered * (self.parameters - self.root)
         )
-        # Gradients of the current layer and of the head that are not yet added to those in fp32.
+        # Gradients of the current layer and of the head that are not yet in fp32.
         is_trained = 1.0 - work.frozen
         mlp = is_trained * bytes_per_element * work.mlp_matrices * work.hidden * work.ffn / work.tensor
         made = mlp + np.where(bytes_per_element < _FP32_BYTES, bytes_per_element * self.head, 0.0)
         again, a_layer = work.tokens * work.again_bytes, work.tokens * work.kept_bytes
         a_pass = a_layer * self.layers / work.chunks
-        # Where all forward passes come before the first gradients, one pass is over when those are computed.
+        # If all forward passes come before the first gradients, a pass has ended by then.
         all_first = self.passes >= work.micro_batches * work.chunks
         none_yet = np.where(all_first, 0.0, waiting)
-        # While the last micro-batch is reduced: a layer's gradients, whole and copied to be reduced, while
+        # Reduction of the last micro-batch: a layer's gradients, whole and copied for the reduction, while
         # the layer before it computes its own.
         wait_whole = self.waits_whole & (work.micro_batches > 1)
         reduced_late = np.where(wait_whole, waiting, self.shards * (work.micro_batches > 1))
@@ -197,7 +183,7 @@ class _Rank:
                 self.reduces_at_end, 0.0, bytes_per_element * self.head + np.where(wait_whole, 0.0, mlp)
             )
         )
-        others = np.where(self.is_pipeline, kept - a_pass, 0.0)  # passes under way beside the one that ends
+        others = np.where(self.is_pipeline, kept - a_pass, 0.0)  # passes beside the pass that ends
         rest = np.where(
             self.reduces_at_end, 0.0, others + a_pass - a_layer + np.where(wait_whole, 0.0, again)
         )
@@ -232,12 +218,11 @@ class _Rank:
 
     @cached_property
     def layer(self) -> Column:
-        """Parameters of one layer."""
         return self.work.layer_elements
 
     @cached_property
     def root(self) -> Column:
-        """Parameters of embedding and head, which are whole from the first forward to the last backward."""
+        """Return the parameters of embedding and head, whole from the first forward to the last backward."""
         return self.parameters - self.layers * self.layer
 
     @cached_property
@@ -246,22 +231,20 @@ class _Rank:
 
     @cached_property
     def embedding(self) -> Column:
-        """Parameters of the embedding on a tensor rank: its own rows, of which it has the gradient too."""
+        """Return the parameters of the embedding's rows on a tensor rank, which have gradients there too."""
         return self.has_embed * self.work.vocabulary * self.work.hidden / self.work.tensor
 
     @cached_property
     def trained(self) -> Column:
-        """Parameters with gradients: those of frozen layers have none."""
         return self.parameters - self.work.frozen * self.layers * self.layer
 
     @cached_property
     def shards(self) -> Column:
-        """Bytes of reduced gradients."""
         return _FP32_BYTES * self.trained / self.shard
 
     @cached_property
     def widened(self) -> Column:
-        """Bytes in fp32 that the optimiser's step has beside what is kept."""
+        """Return the temporary fp32 bytes of the optimiser's step."""
         work = self.work
         widened = np.minimum(work.widened_bytes * self.trained / self.shard, WIDENED_BYTES)
         matrix = (1.0 - work.frozen) * work.hidden * work.ffn / work.tensor
@@ -270,20 +253,20 @@ class _Rank:
 
     @cached_property
     def waits_whole(self) -> Column:
-        """True where gradients wait whole for the last micro-batch."""
+        """Return True where gradients wait whole for the last micro-batch."""
         return (self.work.zero == 1) | (self.work.splits_backward > 0)
 
     @cached_property
     def reduces_at_end(self) -> Column:
-        """True where gradients are reduced after all passes: pipelines whose gradients wait whole."""
+        """Return True where gradients are reduced after all passes: pipelines whose gradients wait whole."""
         return self.is_pipeline & self.waits_whole
 
     @cached_property
     def waiting(self) -> Column:
-        """Bytes of the gradients of earlier micro-batches.
+        """Return the bytes of earlier micro-batches' gradients.
 
-        Where these are shards, the buffer of the last reduction, the root's, lives until the next one. A
-        split backward pass keeps a stage's gradients, and the head's, as computed until both of its parts are
+        If they are shards, the buffer of the last reduction, the root's, lives until the next reduction. A
+        split backward pass keeps the gradients of a stage and of the head as computed until both parts are
         done.
         """
         work = self.work
@@ -297,11 +280,12 @@ class _Rank:
 
     @cached_property
     def activations(self) -> Column:
-        """Bytes of passes under way, of hidden states at the end, and of buffers for what neighbours send.
+        """Return the bytes of current passes, of hidden states at the end, and of buffers for neighbours'
+        tensors.
 
-        Hidden states at the end are the last norm's and, whole, those before and after the head. A received
-        activation is what its pass keeps, so that only the gradients that arrive have buffers beside: one a
-        stage that has a next one.
+        Hidden states at the end: the last norm's and, whole, before and after the head. A received activation
+        is what its pass keeps, so only arriving gradients have buffers: one for each stage that has a next
+        stage.
         """
         work = self.work
         elements, parts = work.tokens * work.hidden, np.where(work.sequence_parallel > 0, work.tensor, 1)
@@ -316,7 +300,7 @@ class _Rank:
 
     @cached_property
     def losses(self) -> Column:
-        """Bytes of a chunk's logits and of the head's gradient, which is summed in fp32 over the chunks."""
+        """Return the bytes of a chunk's logits and of the head's gradient, summed in fp32 over the chunks."""
         work, bytes_per_element = self.work, self.work.compute_bytes
         tokens = np.minimum(work.tokens, np.where(work.loss_tokens > 0, work.loss_tokens, np.inf))
         logit = work.logit_bytes + bytes_per_element * (work.tokens > tokens)  # with the chunk before
@@ -329,7 +313,6 @@ class _Rank:
 
 
 def _chosen(condition: Column, one: MemoryBytes, other: MemoryBytes) -> MemoryBytes:
-    """Return `one` where the condition holds, else `other`."""
     return MemoryBytes(
         *(np.where(condition, a, b) for a, b in zip(vars(one).values(), vars(other).values(), strict=True))
     )

@@ -1,9 +1,9 @@
-"""The table of a run's text, before anything is trained: recipe + what there is of the text → rows; no torch.
+"""The table of a run's text, before the training: recipe + the available text → rows; no torch.
 
-A row for each source, and one for each source of each phase. Packed tokens are counted; of a corpus or of raw
-files they are estimated. What repeated text is worth is the law of Muennighoff et al. 2023 (arXiv:2305.16264,
-equation 5): U tokens read 1 + R times teach as much as U + U · r (1 - exp(-R / r)) different ones, where
-r = 15.39 was fitted to runs of up to 8.7 billion parameters.
+It has a row for each source, and for each source of each phase. Packed tokens are counted; tokens of a corpus
+or of raw files are estimated. The value of repeated text is the law of Muennighoff et al. 2023
+(arXiv:2305.16264, equation 5): U tokens read 1 + R times teach as much as U + U · r (1 - exp(-R / r))
+different tokens, with r = 15.39 from runs of up to 8.7 billion parameters.
 """
 
 import glob
@@ -33,17 +33,14 @@ from kielo.resolve.text import (
     tokens_per_document,
 )
 
-WORTH_OF_REPEATS = 15.387756  # r above, as the authors' code has it
-BYTES_PER_TOKEN = 4.0  # of text that no tokenizer has seen yet
-COMPRESSION = 3.0  # of text by gzip and zstd, and of parquet: typical, as is the line above
+WORTH_OF_REPEATS = 15.387756  # r above, from the authors' code
+BYTES_PER_TOKEN = 4.0  # typical, for text without a tokenizer
+COMPRESSION = 3.0  # typical, of text by gzip, zstd and parquet
 
 
 @dataclass(frozen=True)
 class SourceAmount:
-    """How much text of a source there is to train on. None where it is not known.
-
-    tokens_with_loss: where only a part of the packed tokens carries loss.
-    """
+    """The text of a source for training. None: not known, or for tokens_with_loss all tokens carry loss."""
 
     tokens: int
     bytes: int
@@ -58,10 +55,7 @@ class SourceAmount:
 
 @dataclass(frozen=True)
 class SourceRow:
-    """A source in the whole run.
-
-    read_tokens: drawn by all phases. effective_tokens: as many different tokens would teach the same.
-    """
+    """A source in the run. effective_tokens: different tokens that would teach the same as read_tokens."""
 
     source: str
     amount: SourceAmount
@@ -73,7 +67,7 @@ class SourceRow:
 
 @dataclass(frozen=True)
 class PhaseRow:
-    """A source in a phase. share: of each step's sequences; sequences_per_step: of the phase's full steps."""
+    """A source in a phase. share: of each step's sequences. sequences_per_step: in the phase's full steps."""
 
     phase: int
     source: str
@@ -85,9 +79,9 @@ class PhaseRow:
 
 @dataclass(frozen=True)
 class MixtureTable:
-    """origin: what was counted or estimated. complaints: what `kielo train` would refuse, of the text.
+    """The table. origin: the counted or estimated text. complaints: of `kielo train`, about the text.
 
-    packing: what best-fit packing does to each source; () before the pack stage, and for one stream.
+    packing: result of best-fit packing for each source; () before the pack stage, and for one stream.
     """
 
     origin: str
@@ -102,12 +96,12 @@ class MixtureTable:
 def mixture_table(recipe: Recipe, run_folder: Path) -> MixtureTable:
     """Return the table of the run.
 
-    Raises KieloError for a source of which nothing is known yet, for packed text that this recipe would not
-    have made, and for text too short for one step.
+    Raises KieloError for a source about which nothing is known, for packed text of another recipe, and for
+    text too short for a step.
     """
     amounts, origin, is_estimate = _amounts(recipe, run_folder)
     tokens = {name: amount.tokens for name, amount in amounts.items()}
-    # Only the budget looks at these facts: a hash that is not empty says that the text is not imagined.
+    # Only the budget looks at these facts. A hash that is not empty says that the text is not imagined.
     packing = _packing(recipe, run_folder / "tokens")
     by_length = sequences_by_length(packing) if packing else {}
     if recipe.dataset.packing == "as_is":
@@ -134,12 +128,12 @@ def _packing(recipe: Recipe, tokens_folder: Path) -> Manifest | None:
     """Return the manifest of the packed sequences; None before they are made, and for one stream."""
     if recipe.dataset.packing not in PACKED or read_manifest(packing_folder(tokens_folder)) is None:
         return None
-    packed_sequences(recipe, tokens_folder)  # they are those of the recipe and the tokens
+    packed_sequences(recipe, tokens_folder)  # checks that they belong to the recipe and the tokens
     return packing_manifest(tokens_folder)
 
 
 def effective_tokens(unique_tokens: float, times_read: float) -> float:
-    """Return how many different tokens teach as much as `unique_tokens`, read so many times."""
+    """Return the number of different tokens that teach as much as `unique_tokens` read `times_read` times."""
     if times_read <= 1:
         return unique_tokens * times_read
     repeats = times_read - 1
@@ -147,7 +141,7 @@ def effective_tokens(unique_tokens: float, times_read: float) -> float:
 
 
 def _phase_rows(phases: tuple[PlannedPhase, ...], number: int, text: Text) -> list[PhaseRow]:
-    """Return the rows of phase `number`, whose batch ramp is several entries of `phases`."""
+    """Return the rows of phase `number`; its batch ramp is several entries of `phases`."""
     of_phase = [phase for phase in phases if phase.number == number]
     mixture, sequences = of_phase[-1].mixture, of_phase[-1].sequences_per_step
     read = epochs(of_phase, text.epoch_tokens)
@@ -168,7 +162,7 @@ def _source_row(recipe: Recipe, name: str, amount: SourceAmount, rows: list[Phas
 
 
 def _amounts(recipe: Recipe, run_folder: Path) -> tuple[dict[str, SourceAmount], str, bool]:
-    """Return (source → its amount, what was looked at, whether tokens are estimated)."""
+    """Return (source → its amount, its origin, True if it is an estimate)."""
     packed = read_manifest(run_folder / "tokens")
     if packed is not None:
         check_recipe(recipe, run_folder)
@@ -188,7 +182,7 @@ def _amounts(recipe: Recipe, run_folder: Path) -> tuple[dict[str, SourceAmount],
         how = f"at {BYTES_PER_TOKEN:g} bytes a token"
         if tokenizer is not None and tokenizer.bytes_per_token:
             per_token = tokenizer.bytes_per_token
-            how = f"at the {per_token:.2f} bytes a token that {run_folder / 'tokenizer'} was measured with"
+            how = f"at the {per_token:.2f} bytes a token that were measured for {run_folder / 'tokenizer'}"
         estimated = {
             source.name: _estimate(share * source.bytes_kept, per_token, round(share * source.documents_kept))
             for source in cleaned.sources
@@ -210,25 +204,22 @@ def _estimate(num_bytes: float, bytes_per_token: float, documents: int | None) -
 
 
 def _raw_bytes(source: Source, fetched: Path) -> float:
-    """Return about how many bytes of text a source's files hold.
-
-    Raises KieloError, saying what is missing, for a source that is not on this machine.
-    """
+    """Return the estimated bytes of text in a source's files. KieloError if they are not on this machine."""
     if source.path:
         place = Path(source.path).expanduser()
         places = [place] if place.exists() else [Path(path) for path in glob.glob(str(place), recursive=True)]
         if not places:
             raise KieloError(
-                f"corpus.sources, {source.name}: {source.path}: no such file or folder, so there is nothing "
-                "to estimate its tokens from"
+                f"corpus.sources, {source.name}: {source.path}: no such file or folder to estimate its "
+                "tokens from"
             )
     elif fetched.is_dir():
         places = [fetched]
     else:
         raise KieloError(
             f"corpus.sources, {source.name}: {source.debian_package or source.huggingface_dataset} is not on "
-            "this machine yet, so there is nothing to estimate its tokens from. Fix: `kielo run "
-            "RECIPE --to corpus`, which fetches it, and `kielo plan data RECIPE` after that"
+            "this machine yet, so its tokens cannot be estimated. Fix: `kielo run RECIPE --to corpus`, which "
+            "downloads it, then `kielo plan data RECIPE`"
         )
     files = [file for entry in places for file in ([entry] if entry.is_file() else entry.rglob("*"))]
     return sum(

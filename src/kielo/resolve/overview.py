@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from kielo.artifact.json_object import JsonTable
 from kielo.models.families import module
 from kielo.recipe.errors import KieloError
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
@@ -18,11 +18,11 @@ from kielo.resolve.text import Text, ready_tokens
 
 @dataclass(frozen=True)
 class Overview:
-    """The size of a run. `model` is complete; `flops` are model FLOPs of the whole run.
+    """The size of a run. `model` is complete; `flops` are model FLOPs of the run.
 
-    `steps`: (tokens a step, tokens of a sequence), one for each kind of step. `learning_rates`: a sentence
-    for each segment. `epochs`: source → how often it is read; None where the text is not packed yet.
-    `ready_tokens`: source → its tokens, of sources that are token files; None where there are none here.
+    `steps`: (tokens a step, tokens of a sequence) of each kind of step. `learning_rates`: a sentence for each
+    segment. `epochs`: source → how often it is read; None before the text is packed. `ready_tokens`: source
+    of token files → its tokens; None if there are none on this machine.
     """
 
     model: CompleteModel
@@ -35,7 +35,6 @@ class Overview:
     ready_tokens: Mapping[str, int] | None = None
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return (name, value) for people."""
         model = self.model
         heads = f"{model.num_attention_heads} heads"
         if model.num_key_value_heads != model.num_attention_heads:
@@ -61,8 +60,7 @@ class Overview:
             rows.append(("ready tokens", found))
         return rows
 
-    def figures(self) -> dict[str, Any]:
-        """Return name → number for machines."""
+    def figures(self) -> JsonTable:
         return {
             "model_type": self.model.model_type,
             "parameters": self.parameters,
@@ -85,7 +83,6 @@ def overview_of_recipe(recipe: Recipe) -> Overview:
 
 
 def _ready_tokens(recipe: Recipe) -> Mapping[str, int] | None:
-    """Return the tokens of the sources of ready tokens; None where their files are not on this machine."""
     try:
         return ready_tokens(recipe) or None
     except KieloError:
@@ -93,28 +90,22 @@ def _ready_tokens(recipe: Recipe) -> Mapping[str, int] | None:
 
 
 def overview_of_phases(model: CompleteModel, phases: Sequence[FullPhase]) -> Overview:
-    """Return the facts of a complete model and complete phases."""
     kinds = [
         (phase.tokens, phase.tokens_per_step, phase.sequence_length, phase.trainable) for phase in phases
     ]
-    rates = [phase.learning_rate for phase in phases if phase.learning_rate is not None]
     sentences = [
-        _rate(rate.peak, rate.peak * rate.final_ratio, rate.schedule, rate.decay_share) for rate in rates
+        _rate(rate.peak, rate.peak * rate.final_ratio, rate.schedule, rate.decay_share)
+        for phase in phases
+        if (rate := phase.learning_rate) is not None
     ]
     return _overview(model, kinds, sentences)
 
 
 def overview_of_run(identity: Identity, text: Text | None = None) -> Overview:
-    """Return the facts of a resolved run; how often sources are read only where the text is given."""
+    """Return the facts of a resolved run; epochs only with the text."""
     phases = identity.phases
     kinds = [
-        (
-            phase.steps * phase.tokens_per_step,
-            phase.tokens_per_step,
-            phase.sequence_length,
-            phase.trainable,
-        )
-        for phase in phases
+        (of.steps * of.tokens_per_step, of.tokens_per_step, of.sequence_length, of.trainable) for of in phases
     ]
     sentences = [
         _rate(rate.peak, rate.final, rate.schedule, rate.decay_tokens) for rate in identity.learning_rates
@@ -130,17 +121,16 @@ _Kind = tuple[int, int, int, tuple[str, ...]]
 
 
 def _overview(model: CompleteModel, kinds: Sequence[_Kind], learning_rates: Sequence[str]) -> Overview:
-    """Add up; kinds: (tokens, tokens a step, tokens of a sequence, trained modules) of each phase."""
+    """Return the sums. kinds: (tokens, tokens a step, sequence length, trained modules) of each phase."""
     count = module(model.model_type, "tables")
+    flops = sum(tokens * flops_per_token(model, length, trainable) for tokens, _, length, trainable in kinds)
     return Overview(
         model,
         count.parameters(model),
         sum(tokens for tokens, *_ in kinds),
         tuple(dict.fromkeys((step, length) for _, step, length, _ in kinds)),
         tuple(learning_rates),
-        float(
-            sum(tokens * flops_per_token(model, length, trainable) for tokens, _, length, trainable in kinds)
-        ),
+        float(flops),
     )
 
 
@@ -155,7 +145,6 @@ def amount(number: float) -> str:
 
 
 def _rate(peak: float, final: float, schedule: str, decay: float) -> str:
-    """decay: tokens or share of the decay, for schedules of which only the end decays."""
     if LEARNING_RATE_SCHEDULES[schedule].has_decay_share and not decay:
         return f"{peak:.3g}, held"
     return f"{peak:.3g} to {final:.3g}, {schedule}"

@@ -1,8 +1,7 @@
 """Phases in numbers: steps, samples, text drawn before each, and the segments of the learning rate.
 
 In: the phases of a recipe, and the tokens that each source has to predict. Out: `PlannedPhase`s and
-`LearningRateSegment`s, and how often each source is read. Arithmetic; `resolve` complains of numbers that are
-not possible.
+`LearningRateSegment`s, and how often each source is read. `resolve` complains of impossible numbers.
 """
 
 import math
@@ -20,41 +19,36 @@ from kielo.recipe.sections import BatchRamp, CompleteModel
 from kielo.resolve.fp8_matrices import is_kept, layer_matrices
 from kielo.resolve.resolved import LearningRateSegment, PlannedPhase
 
-# The parameters that a phase trains: patterns of module names → names of parameters; torch-free.
-#
-# All others are frozen: they have no gradients and no moments (`train/build.py`, `resolve/state_bytes.py`).
-
-
 _VOCABULARY = {"embed.weight", "head.weight"}
 
 
 def trains(model: CompleteModel, patterns: Sequence[str], name: str) -> bool:
-    """Return True if the parameter is trained. patterns: none for all; see `train.trainable`.
+    """Return True if the parameter is trained. patterns: see `train.trainable`; none for all.
 
-    A tied head is the embedding, and either name means both.
+    Frozen parameters have no gradients and no moments. A tied head is the embedding, and either name means
+    both.
     """
     if not patterns:
         return True
     names = _VOCABULARY if model.tie_word_embeddings and name in _VOCABULARY else {name}
-    return any(is_kept(one.rpartition(".")[0], patterns) for one in names)
+    return any(is_kept(module_name.rpartition(".")[0], patterns) for module_name in names)
 
 
 def frozen_share(model: CompleteModel, patterns: Sequence[str]) -> float:
-    """Return the share of the layers' matrices that are frozen, by elements; `model` is complete."""
+    """Return the share of the layers' matrices that are frozen, by elements, for a complete `model`."""
     if not patterns:
         return 0.0
     shapes = parameter_shapes(model)
     sizes = {name: prod(shapes[name]) for name in (f"{matrix}.weight" for matrix in layer_matrices(model))}
-    return sum(size for name, size in sizes.items() if not trains(model, patterns, name)) / sum(
-        sizes.values()
-    )
+    frozen = sum(size for name, size in sizes.items() if not trains(model, patterns, name))
+    return frozen / sum(sizes.values())
 
 
 def flops_per_token(model: CompleteModel, sequence_length: int, patterns: Sequence[str]) -> int:
-    """Compute the model FLOPs of one token of a phase, without the gradients of weights that are frozen.
+    """Return the model FLOPs of a token of a phase, without the gradients of frozen weights.
 
-    The products for the gradients of inputs count, also where nothing before them is trained. Two FLOPs for
-    each frozen parameter that multiplies a token are left out.
+    The products for the gradients of inputs count, even if nothing before them is trained. Two FLOPs for each
+    frozen parameter that multiplies a token are left out.
     """
     looked_up = {"position_table.weight"} | ({"embed.weight"} if not model.tie_word_embeddings else set())
     frozen = sum(
@@ -65,7 +59,7 @@ def flops_per_token(model: CompleteModel, sequence_length: int, patterns: Sequen
     return module(model.model_type, "tables").flops_per_token(model, sequence_length) - 2 * frozen
 
 
-# (source, sequence length) → the tokens that an epoch of it has to predict (`Text.epoch_tokens`)
+# (source, sequence length) → the tokens that an epoch of it has to predict (`Text.epoch_tokens`).
 EpochTokens = Callable[[str, int], int]
 
 
@@ -78,26 +72,36 @@ def plan_phases(
 ) -> tuple[PlannedPhase, ...]:
     """Compute the phases. mixtures: of each of `asked`.
 
-    Tokens of a phase that do not fill a step are not trained. Mixtures may be empty where the recipe will be
-    refused; offsets are then left out. Best-fit packed documents are packed anew where the length changes: a
-    source that is read at another length than before goes on with its next epoch there.
+    Tokens of a phase that do not fill a step are not trained. Mixtures can be empty if the recipe will be
+    refused; offsets are then left out. Best-fit packed documents are packed again if the length changes: a
+    source that is read at another length than before continues there with its next epoch.
     """
     phases: list[PlannedPhase] = []
     step, sample = 1, 0
     offsets: dict[str, int] = {}
-    read: dict[str, tuple[int, int]] = {}  # source → (length at which it was read last, tokens drawn by then)
+    read: dict[str, tuple[int, int]] = {}  # source → (length at which it was last read, tokens drawn by then)
     longest = max(phase.sequence_length for phase in asked)
     for phase, mixture in zip(asked, mixtures, strict=True):
         order_first_sample = sample
         for tokens_per_step, steps in steps_of_phase(phase, ramp if phase.number == 1 else None):
             sequences = max(1, tokens_per_step // phase.sequence_length)
-            phases.append(PlannedPhase(
-                number=phase.number, first_step=step, steps=steps, first_sample=sample,
-                sequence_length=phase.sequence_length, sequences_per_step=sequences,
-                tokens_per_step=sequences * phase.sequence_length, mixture=dict(mixture),
-                packing=phase.packing, order_first_sample=order_first_sample, offsets=offsets,
-                max_gradient_norm=phase.max_gradient_norm, trainable=phase.trainable,
-            ))  # fmt: skip
+            phases.append(
+                PlannedPhase(
+                    number=phase.number,
+                    first_step=step,
+                    steps=steps,
+                    first_sample=sample,
+                    sequence_length=phase.sequence_length,
+                    sequences_per_step=sequences,
+                    tokens_per_step=sequences * phase.sequence_length,
+                    mixture=dict(mixture),
+                    packing=phase.packing,
+                    order_first_sample=order_first_sample,
+                    offsets=offsets,
+                    max_gradient_norm=phase.max_gradient_norm,
+                    trainable=phase.trainable,
+                )
+            )
             step, sample = step + steps, sample + steps * sequences
         if phase is not asked[-1] and mixture:
             length, is_packed = phase.sequence_length, phase.packing != "one_stream"
@@ -120,7 +124,7 @@ def plan_phases(
 def _at_length(next_length: int, name: str, length: int, drawn: int, epoch_tokens: EpochTokens) -> int:
     """Return the offset of a source, read up to `drawn` tokens at `length`, in sequences of `next_length`.
 
-    At another length that is the end of the epoch.
+    At another length it is the end of the epoch.
     """
     if next_length == length:
         return drawn
@@ -140,16 +144,23 @@ def plan_learning_rates(
         unit = math.gcd(*(phase.tokens_per_step for phase in inside))
         warmup = round(rate.warmup_share * (tokens // unit)) * unit
         decay = LEARNING_RATE_SCHEDULES[rate.schedule].decay_tokens(rate.decay_share, tokens, warmup, unit)
-        segments.append(LearningRateSegment(
-            first_token=first_token, tokens=tokens, peak=rate.peak, final=rate.peak * rate.final_ratio,
-            schedule=rate.schedule, warmup_tokens=warmup, decay_tokens=decay,
-        ))  # fmt: skip
+        segments.append(
+            LearningRateSegment(
+                first_token=first_token,
+                tokens=tokens,
+                peak=rate.peak,
+                final=rate.peak * rate.final_ratio,
+                schedule=rate.schedule,
+                warmup_tokens=warmup,
+                decay_tokens=decay,
+            )
+        )
         first_token += tokens
     return tuple(segments)
 
 
 def epochs(phases: Sequence[PlannedPhase], epoch_tokens: EpochTokens) -> dict[str, tuple[Fraction, Fraction]]:
-    """Return source → (how often all phases read it, how much of that may come of whole-number quotas)."""
+    """Return source → (how often all phases read it, the part that whole-number quotas can cause)."""
     found: dict[str, tuple[Fraction, Fraction]] = {}
     numbers_seen: set[int] = set()
     for phase in phases:
@@ -164,7 +175,7 @@ def epochs(phases: Sequence[PlannedPhase], epoch_tokens: EpochTokens) -> dict[st
 
 
 def merged(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Return [first, last] ranges in order; those that overlap or touch are joined."""
+    """Return [first, last] ranges in order, joined if they overlap or touch."""
     joined: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if joined and first <= joined[-1][1] + 1:
@@ -177,8 +188,8 @@ def merged(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 def first_difference(
     ranges: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]], last_step: int
 ) -> int | None:
-    """Return the first step, up to `last_step`, that is in just one of two lists of ranges, or None."""
-    # The lists differ from a step on at which only one has a border.
+    """Return the first step, up to `last_step`, that is in only one of two lists of ranges, or None."""
+    # The lists differ from a step on at which only one of them has a border.
     borders = [{border for first, last in some for border in (first, last + 1)} for some in (ranges, others)]
     different = [step for step in borders[0] ^ borders[1] if step <= last_step]
     return min(different, default=None)

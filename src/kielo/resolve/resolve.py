@@ -1,14 +1,14 @@
 """Resolves a recipe on a machine: recipe + machine → `Resolved`, every derived number of a run; torch-free.
 
-Reads the manifests of the run folder's tokens and the tokenizer. Refuses numbers that are not possible
-(`rules.py`), all of them at once, each with one that is.
+It reads the manifests of the run folder's tokens and the tokenizer, and refuses impossible numbers
+(`rules.py`), all at once, each with a possible number.
 """
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.weights_folder import weights_here
 from kielo.dataset.provenance import check_recipe
 from kielo.models.families import module
@@ -61,9 +61,9 @@ from kielo.resolve.software import (
 from kielo.resolve.stages import layers_of_stages
 from kielo.resolve.text import Text, imagined_text, text_of_run
 
-# Compiling takes half a minute of a processor, which does some 10^11 of them a second.
+# Compiling takes half a minute of a CPU, in which it computes about this many FLOPs.
 _FLOPS_WORTH_COMPILING = 1e14
-_MOST_RANKS = 1_000_000  # more than any machine has. Fix is counted up to the number of ranks
+_MOST_RANKS = 1_000_000  # more than any machine has
 _MOST_STEPS = 10**7  # more than any run has
 
 
@@ -78,14 +78,14 @@ def resolve(
 ) -> Resolved:
     """Compute every number of the run.
 
-    world_size: ranks. device: "cpu" or "cuda". accelerator: a card's name or the name that the driver gives
-    the device; default: the cluster card's. text: default, that in the run folder. software: default, that
-    of a plan for the recipe's cluster. Raises KieloError for missing stages, for a text that this recipe
-    would not have made, and with every impossible number.
+    world_size: ranks. device: "cpu" or "cuda". accelerator: a card's name or the driver's name of the device;
+    default: the cluster card's. text: default, the run folder's. software: default, of a plan for the
+    recipe's cluster. Raises KieloError for missing stages, for text that another recipe made, and with every
+    impossible number.
     """
     run_folder = Path(run_folder)
     if not 1 <= world_size <= _MOST_RANKS:
-        raise KieloError(f"--ranks {world_size}: give 1 to {_MOST_RANKS:,}")
+        raise KieloError(f"--ranks {world_size} does not fit. Fix: 1 to {_MOST_RANKS:,}")
     if text is None:
         text = text_of_run(recipe, run_folder)
         check_recipe(recipe, run_folder)
@@ -114,14 +114,13 @@ def refuse_before_text(
 ) -> None:
     """Raise KieloError for every rule that the recipe breaks, before there is a text.
 
-    world_size, device, software: those that will train; None if they are not known, and then only rules on
-    the model and the layout are asked. No rule is asked if the weights or the ready tokenizer are not on this
-    machine yet.
+    world_size, device, software: of the training; without them only rules on the model and the layout are
+    asked. No rule is asked if the weights or the ready tokenizer are not on this machine yet.
     """
     weights = recipe.model.weights
     if weights is not None and weights_here(weights) is None:
         return
-    if not has_budget(recipe):  # as long a run as there may be: what the text gives is not known
+    if not has_budget(recipe):  # the text decides the length: assume the longest run
         tokens = _MOST_STEPS * recipe.train.tokens_per_step
         recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"tokens": tokens})})
     try:
@@ -131,7 +130,7 @@ def refuse_before_text(
     if world_size is None or device is None:
         refuse(recipe, complaints(case_before_text(recipe, text), LAYOUT_RULES))
     else:
-        # Its folder, and not the current one, may say in which precision the run began.
+        # The run folder can say in which precision the run began.
         resolve(recipe, folder_of_run(recipe), world_size, device, text=text, software=software)
 
 
@@ -165,7 +164,7 @@ def _identity(
     tokens_hash: str,
     heldout: int,
 ) -> Identity:
-    """heldout: sequences of held-out text that there are."""
+    """Return the identity. heldout: number of sequences of held-out text."""
     train = recipe.train.part(TrainIdentity)
     in_order = {
         "skip_steps": merged(train.skip_steps),
@@ -193,17 +192,14 @@ def _placement(
     run_folder: Path,
 ) -> Placement:
     model, card = identity.model, machine.card
-    count = module(model.model_type, "tables")
-    chunk_tokens = loss_chunk_tokens(recipe.train.loss_chunk_tokens, model, layout, card)
+    limits = {
+        "loss_chunk_tokens": loss_chunk_tokens(recipe.train.loss_chunk_tokens, model, layout, card),
+        "start_timeout_seconds": start_timeout_seconds(recipe),
+    }
     return Placement(
         world_size=machine.world_size,
         layout=_filled_in(layout, identity, machine),
-        train=recipe.train.part(TrainPlacement).model_copy(
-            update={
-                "loss_chunk_tokens": chunk_tokens,
-                "start_timeout_seconds": start_timeout_seconds(recipe),
-            }
-        ),
+        train=recipe.train.part(TrainPlacement).model_copy(update=limits),
         checkpoint=_keeping_some(recipe.checkpoint, identity.total_steps),
         phases=tuple(
             PhasePlacement(
@@ -216,7 +212,7 @@ def _placement(
         device=machine.device,
         accelerator=card.name if card else "unknown",
         peak_tflops=card.peak_tflops if card else {},
-        parameters=count.parameters(model),
+        parameters=module(model.model_type, "tables").parameters(model),
         end_of_text_id=text.end_of_text_id,
         file_stall_seconds=file_stall_seconds(recipe),
         tokenizer_hash=text.tokenizer_hash,
@@ -239,19 +235,18 @@ def _filled_in(layout: Layout, identity: Identity, machine: Machine) -> Layout:
 
 
 def _keeping_some(checkpoint: Checkpoint, total_steps: int) -> Checkpoint:
-    """Return the section with its default: every tenth checkpoint stays, but at most ten of a whole run."""
+    """Return the section with its default: every tenth checkpoint stays, but at most ten of a run."""
     if checkpoint.keep_every_steps is not None:
         return checkpoint
     every = checkpoint.every_steps * max(10, math.ceil(total_steps / (10 * checkpoint.every_steps)))
-    return checkpoint.model_copy(update={"keep_every_steps": min(every, 2**63 - 1)})  # as much as TOML holds
+    return checkpoint.model_copy(update={"keep_every_steps": min(every, 2**63 - 1)})  # TOML's largest number
 
 
 def consent(old: Identity, new: Resolved, step: int = 0) -> None:
-    """Raise KieloError listing the keys that changed unless `step` is a step of both identities.
+    """Raise KieloError listing the changed keys unless `step` is a step of both identities.
 
-    Skipped steps, precisions and the response to spikes are not compared: they may change for steps that are
-    still to come. So may the length of the run, while the learning rate of the steps up to `step` stays the
-    same.
+    Skipped steps, precisions and the response to spikes can change for future steps. So can the length of the
+    run, if the learning rate of the steps up to `step` stays the same.
     """
     later = {
         "train": {"skip_steps", "precision", "precision_changes", "fp8", "gradient_reduce_dtype", "spikes"}
@@ -271,20 +266,21 @@ def consent(old: Identity, new: Resolved, step: int = 0) -> None:
         lines = "\n".join(f"  - {key}: was {before.get(key)!r}, is now {after.get(key)!r}" for key in changed)
         if "dataset.restart_positions" in changed:
             lines += (
-                "\n    (a run whose learned positions continue through documents goes on with --set "
+                "\n    (a run whose learned positions continue through documents resumes with --set "
                 "dataset.restart_positions=false)"
             )
         raise KieloError(
-            f"{new.placement.train_folder}: holds a run of something else; {len(changed)} keys of what is "
-            f"trained changed:\n{lines}\n{way} to the old values, give the recipe another name or folder, "
-            "or move this folder away to start anew"
+            f"{new.placement.train_folder}: contains a different run: {len(changed)} training settings "
+            "differ:\n"
+            f"{lines}\n{way} to the old values, give the recipe another name or folder, or move this folder "
+            "away to start again"
         )
 
 
 def _with_axes(layout: Layout, world_size: int) -> Layout:
-    """Return the layout whose axes make up `world_size`: shard = 0 takes what is left.
+    """Return the layout whose axes make up `world_size`: shard = 0 takes the remaining ranks.
 
-    If none can, which is a complaint, the nearest without copies, so that other complaints can be found.
+    If none can, which is a complaint, return the nearest without copies, to find other complaints.
     """
     others = layout.pipeline * layout.replicate * layout.context * layout.tensor
     if world_size % others == 0 and layout.shard in (0, world_size // others):
@@ -294,10 +290,10 @@ def _with_axes(layout: Layout, world_size: int) -> Layout:
 
 
 def _micro_batches(phase: PlannedPhase, asked: FullPhase, rank: RankOfRun) -> tuple[int, int]:
-    """Return (sequences of a micro-batch, micro-batches of a step) on one rank.
+    """Return (sequences of a micro-batch, micro-batches of a step) on a rank.
 
-    The small steps of a batch ramp have micro-batches no larger than those after them, and mostly the same:
-    each size is compiled on its own.
+    Micro-batches of a batch ramp's small steps are no larger than later ones, and mostly equal, because each
+    size is compiled separately.
     """
     length, data_ranks = phase.sequence_length, rank.layout.replicate * rank.layout.shard
     sequences, most = (
@@ -314,16 +310,13 @@ def _micro_batches(phase: PlannedPhase, asked: FullPhase, rank: RankOfRun) -> tu
 
 
 def _compiles(layout: Layout, machine: Machine, identity: Identity) -> bool:
-    """Return the recipe's choice, else True where compiled layers work and are faster.
+    """Return the recipe's choice, else True if compiled layers work and are faster.
 
-    That is on GPUs, and for bf16 on processors with AMX in runs that are longer than the compiling.
+    They are on GPUs, and for bf16 on CPUs with AMX in runs longer than the compilation.
     """
     if layout.compile is not None:
         return layout.compile
-    against = (
-        machine.software.missing_compiler,
-        compile_advice(layout),
-    )
+    against = (machine.software.missing_compiler, compile_advice(layout))
     flops = 6 * module(identity.model.model_type, "tables").parameters(identity.model) * identity.total_tokens
     is_worth_it = machine.device == "cuda" or (
         machine.software.has_amx and identity.train.precision == "bf16" and flops > _FLOPS_WORTH_COMPILING
@@ -332,7 +325,6 @@ def _compiles(layout: Layout, machine: Machine, identity: Identity) -> bool:
 
 
 def _accelerator(recipe: Recipe, device: str, name: str | None) -> Accelerator | None:
-    """Return the card that MFU is measured against; None when no card describes the device."""
     if name in accelerators():
         return accelerator_card(name)
     if name is not None:
@@ -341,9 +333,9 @@ def _accelerator(recipe: Recipe, device: str, name: str | None) -> Accelerator |
     return card if card.device == device else None
 
 
-def flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return dotted key → value; the entries of a list of tables have numbers from 1."""
-    values: dict[str, Any] = {}
+def flat(content: JsonTable, prefix: str = "") -> JsonTable:
+    """Return dotted key → value. Entries of a list of tables have numbers from 1."""
+    values: JsonTable = {}
     for key, value in content.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
             value = {str(number): entry for number, entry in enumerate(value, start=1)}

@@ -1,11 +1,11 @@
 """`resolved.toml`: every number of a run. Written by `resolve`, read by every rank.
 
-The identity is what is trained: it is stored in each checkpoint, and a change of it is another run. The
-placement is where and how this attempt runs; it is resolved anew for every attempt.
+The identity is what the run trains: each checkpoint stores it, and a change of it is another run. The
+placement is where and how an attempt runs, and is resolved again for every attempt.
 
-Both hold sections of the recipe whole (`model`, `dataset` and `train`; `layout`, `train` and `checkpoint`),
-where a value that the recipe leaves to Kielo, such as `layout.shard = 0`, is filled in. All their other keys
-are derived. A key that is added to a section of `recipe/sections.py` is in here without an edit.
+Both contain whole sections of the recipe (`model`, `dataset`, `train`; `layout`, `train`, `checkpoint`), with
+values that the recipe leaves to Kielo, such as `layout.shard = 0`, filled in. All their other keys are
+derived. A new key of a section of `recipe/sections.py` is here without an edit.
 """
 
 import os
@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
+from kielo.artifact.json_object import JsonTable
 from kielo.artifact.manifest import write_text_atomically
 from kielo.artifact.run_format import (
     FORMAT_VERSION,
@@ -40,11 +41,11 @@ from kielo.recipe.sections import (
 from kielo.recipe.toml_text import toml_table
 
 _HEADER = "# Written by kielo from the recipe and the machine; edit the recipe instead.\n"
-OWN_FILE_STALL_SECONDS = 18.0  # of a file system that no other machine shares
+OWN_FILE_STALL_SECONDS = 18.0  # of a file system that only this machine uses
 
 
 class _Frozen(BaseModel):
-    """A table of derived numbers, which may be larger than those that a recipe may hold."""
+    """A table of derived numbers, which can be larger than a recipe's."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -52,10 +53,10 @@ class _Frozen(BaseModel):
 class PlannedPhase(_Frozen):
     """Steps `first_step` … `last_step` (from 1) of one size, from sample `first_sample` on.
 
-    `number` is the recipe's phase; those of a batch ramp share it, and with it their order of the data, which
-    begins at `order_first_sample` with `offsets` tokens drawn from each source before it, the filling of
-    best-fit packed sequences included. `mixture`: source → weight. `max_gradient_norm`: None for that of
-    `train`. `trainable`: the modules that are trained, none for all.
+    `number` is the recipe's phase. Entries of a batch ramp share it and their order of the data, which begins
+    at `order_first_sample` with `offsets` tokens drawn from each source before, the filling of best-fit
+    packed sequences included. `mixture`: source → weight. `max_gradient_norm`: None for `train`'s.
+    `trainable`: () for all modules.
     """
 
     number: PositiveInt
@@ -80,8 +81,8 @@ class PlannedPhase(_Frozen):
 class LearningRateSegment(_Frozen):
     """Learning rates over `tokens` tokens after the first `first_token` tokens of the run.
 
-    The rate rises from the one before (0 at the start) to `peak` in `warmup_tokens`, then falls to `final`;
-    the last `decay_tokens` are the schedule's decay.
+    The rate rises from the rate before (0 at the start) to `peak` in `warmup_tokens`, then falls to `final`.
+    The last `decay_tokens` are the schedule's decay.
     """
 
     first_token: int
@@ -95,10 +96,7 @@ class LearningRateSegment(_Frozen):
 
 @dataclass(frozen=True)
 class StepRange:
-    """Steps up to `last_step` that are trained, or passed over, without a change between them.
-
-    They are of `Identity.phases[phase_index]`.
-    """
+    """Steps of `Identity.phases[phase_index]` up to `last_step`, all trained or all skipped."""
 
     phase_index: int
     last_step: int
@@ -106,11 +104,10 @@ class StepRange:
 
 
 class Identity(RecipeIdentity):
-    """The description of what is trained.
+    """The description of what the run trains.
 
-    `model` is complete: vocab_size, num_key_value_heads, head_dim and positions are set. In `train`, the
-    ranges of `skip_steps` and `precision_changes` are in order and the ranges do not overlap, and
-    `heldout_sequences` are at most those that there are.
+    `model` is complete. In `train`, ranges of `skip_steps` and `precision_changes` are in order, the ranges
+    do not overlap, and `heldout_sequences` is at most the number of held-out sequences.
     """
 
     model: CompleteModel
@@ -133,20 +130,19 @@ class Identity(RecipeIdentity):
         return max(phase.sequence_length for phase in self.phases)
 
     def phase_index(self, step: int) -> int:
-        """Return which of `phases` step `step` is in; the last one's for later steps."""
+        """Return the index in `phases` of step `step`; the last for later steps."""
         return next(
             (i for i, phase in enumerate(self.phases) if step <= phase.last_step), len(self.phases) - 1
         )
 
     def max_gradient_norm(self, index: int) -> float:
-        """Return the norm that gradients are clipped to in steps of `phases[index]`."""
         own = self.phases[index].max_gradient_norm
         return self.train.max_gradient_norm if own is None else own
 
     def next_steps(self, step: int, also_skipped: Sequence[tuple[int, int]] = ()) -> StepRange:
-        """Return the steps from `step` on that are taken in one go, when those before it are done.
+        """Return the steps from `step` on without a change: of phase, precision, or between trained and
+        skipped.
 
-        They end with the phase, before a change of precision, and where skipped steps begin or end.
         also_skipped: ranges [first, last] beside the recipe's.
         """
         index = self.phase_index(step)
@@ -160,7 +156,7 @@ class Identity(RecipeIdentity):
         return StepRange(index, last, is_skipped=False)
 
     def tokens_after(self, step: int) -> int:
-        """Return the tokens of the first `step` steps, also skipped; steps after the last have its size."""
+        """Return the tokens of the first `step` steps, with skipped steps; later steps have the last size."""
         within = sum(
             phase.tokens_per_step * (min(step, phase.last_step) - phase.first_step + 1)
             for phase in self.phases
@@ -170,7 +166,7 @@ class Identity(RecipeIdentity):
 
 
 class PhasePlacement(_Frozen):
-    """Steps of one phase on one rank; in the order of `Identity.phases`."""
+    """Steps of a phase on a rank, in the order of `Identity.phases`."""
 
     micro_batch_sequences: PositiveInt
     micro_batches_per_step: PositiveInt
@@ -179,11 +175,11 @@ class PhasePlacement(_Frozen):
 
 
 class Placement(_Frozen):
-    """The place and way in which a run is computed.
+    """Where and how a run is computed.
 
-    `layout` has every size filled in: its axes multiply to `world_size`, and typed into a recipe it gives
-    the same run. `checkpoint.keep_every_steps` is filled in. peak_tflops: precision → TFLOP/s of one
-    accelerator, for those that its card knows. file_stall_seconds: how long a file may give no answer.
+    `layout` has every size filled in: its axes multiply to `world_size`, and in a recipe it gives the same
+    run. `checkpoint.keep_every_steps` is filled in. peak_tflops: precision → TFLOP/s of an accelerator, if
+    its card knows it. file_stall_seconds: longest wait for a file.
     """
 
     world_size: PositiveInt
@@ -207,7 +203,7 @@ Value = TypeVar("Value")
 
 
 def filled(value: Value | None) -> Value:
-    """Return a value of a section that a recipe may leave out, and that `resolve` has filled in."""
+    """Return a value of a section that a recipe can leave out and `resolve` fills in."""
     if value is None:
         raise ValueError("a section of a recipe that is not resolved")
     return value
@@ -218,27 +214,27 @@ class Resolved(_Frozen):
     placement: Placement
 
 
-def stored_identity(identity: Identity) -> dict[str, Any]:
+def stored_identity(identity: Identity) -> JsonTable:
     """Return the identity as JSON with the format's version, for checkpoints and manifests."""
     return with_version(identity.model_dump(mode="json"))
 
 
 def read_identity(stored: Mapping[str, Any], where: Path | str) -> Identity:
-    """Return the identity that any version stored. Raises KieloError naming the keys that do not fit."""
+    """Return the identity that any version stored. Raises KieloError with the keys that do not fit."""
     content = migrated_identity(stored, where)
     try:
         return _identity(content)
     except ValidationError as error:
         raise KieloError(
             f"{where}: describes its run with keys or values that this Kielo does not know "
-            f"({_keys_of(error)}); go on with the Kielo that wrote it, or give the recipe another folder"
+            f"({_keys_of(error)}). Fix: the Kielo that wrote it, or another folder in the recipe"
         ) from None
 
 
-def as_stored_now(stored: Mapping[str, Any], where: Path | str) -> dict[str, Any]:
-    """Return an identity that any version stored as this version stores it, so that two can be compared.
+def as_stored_now(stored: Mapping[str, Any], where: Path | str) -> JsonTable:
+    """Return an identity that any version stored in this version's form, so that two can be compared.
 
-    What does not fit an identity is left as it is. Raises KieloError for a later version of the format.
+    Content that does not fit an identity stays. Raises KieloError for a later version of the format.
     """
     content = migrated_identity(stored, where)
     try:
@@ -248,17 +244,14 @@ def as_stored_now(stored: Mapping[str, Any], where: Path | str) -> dict[str, Any
 
 
 def write(resolved: Resolved, path: Path | str) -> None:
-    """Write as TOML, aside and renamed. Values that are None are left out.
-
-    Raises KieloError where a file that Kielo did not write has the name.
-    """
+    """Write as TOML, aside and renamed, without None. KieloError for a file that is not Kielo's."""
     try:
         is_own = not os.path.lexists(path) or Path(path).read_text(encoding="utf-8").startswith(_HEADER)
     except (OSError, ValueError):
         is_own = False
     if not is_own:
         raise KieloError(
-            f"{path}: is there already, and Kielo did not write it; move it away, nothing was written"
+            f"{path}: exists, and Kielo did not write it. Fix: move it away; nothing was written"
         )
     text = f"{_HEADER}{VERSION_KEY} = {FORMAT_VERSION}\n"
     for name, part in resolved.model_dump(mode="json").items():
@@ -267,27 +260,24 @@ def write(resolved: Resolved, path: Path | str) -> None:
 
 
 def read(path: Path | str) -> Resolved:
-    """Read what any version wrote. Raises KieloError naming the file and the keys that do not fit."""
+    """Read what any version wrote. Raises KieloError with the file and the keys that do not fit."""
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise KieloError(
-            f"{path}: cannot be read ({error.strerror}); `kielo plan resolve RECIPE` writes it"
-        ) from None
+        why = f"cannot be read ({error.strerror}). Fix: `kielo plan resolve RECIPE` writes it"
+        raise KieloError(f"{path}: {why}") from None
     except ValueError as error:
-        raise KieloError(
-            f"{path}: not valid TOML ({error}); delete it, `kielo train` writes it again"
-        ) from None
+        why = f"not valid TOML ({error}). Fix: delete it, and `kielo train` writes it again"
+        raise KieloError(f"{path}: {why}") from None
     content = migrated_run(content, path)
     try:
         return Resolved.model_validate(content)
     except ValidationError as error:
-        raise KieloError(
-            f"{path}: does not fit this version of kielo ({_keys_of(error)}); delete it and resolve again"
-        ) from None
+        why = f"does not fit this version of kielo ({_keys_of(error)}). Fix: delete it and resolve again"
+        raise KieloError(f"{path}: {why}") from None
 
 
-def _identity(content: dict[str, Any]) -> Identity:
+def _identity(content: JsonTable) -> Identity:
     return Identity.model_validate({key: value for key, value in content.items() if key != VERSION_KEY})
 
 

@@ -1,9 +1,9 @@
 """The rules that refuse a recipe for its model, machine or text: `Case` → complaints. Torch-free.
 
-Rules that need the recipe alone are in `recipe/check.py`. A rule yields one complaint for each thing to put
-right, with numbers that would work. `resolve` asks all rules; a plan and `kielo run` ask those whose facts
-are known before the first stage. Arithmetic that other rooms need of a rule stands beside its formula
-(`stages.py`, `software.py`, `fp8_matrices.py`).
+`recipe/check.py` has the rules that need only the recipe. A rule yields a complaint for each fault, with
+numbers that work. `resolve` asks all rules. A plan and `kielo run` ask the rules whose facts are known before
+the first stage. Arithmetic that other rooms need is beside its formula (`stages.py`, `software.py`,
+`fp8_matrices.py`).
 """
 
 import json
@@ -19,7 +19,8 @@ from kielo.models.families import keys_of_family, model_complaints, module
 from kielo.models.parameter_shapes import parameter_shapes
 from kielo.models.rope_scaling import unread_keys
 from kielo.recipe.cards import Accelerator
-from kielo.recipe.errors import KieloError
+from kielo.recipe.complaints import Complaint
+from kielo.recipe.complaints import refuse as refuse_recipe
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.optimisers import OPTIMISERS
 from kielo.recipe.phases import FullPhase, full_phases, skip_complaints
@@ -37,7 +38,7 @@ from kielo.resolve.text import Text
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that trains. A fact that is None is not known, and its rules have no complaint."""
+    """The machine that trains. None: not known, so that its rules have no complaint."""
 
     world_size: int | None = None
     device: str | None = None
@@ -47,11 +48,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of a run in numbers.
-
-    micro_batches: (sequences, number of them in a step) on one rank, of each of `phases`. data_ranks: ranks
-    that share a step.
-    """
+    """Steps in numbers. micro_batches: (sequences, number in a step) on a rank, for each of `phases`."""
 
     phases: tuple[PlannedPhase, ...]
     micro_batches: tuple[tuple[int, int], ...] = ()
@@ -60,7 +57,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe with its complete `model`, for rules to judge. vocabulary_size: 0 before it is known."""
+    """A recipe with its complete `model`. vocabulary_size: 0 before it is known."""
 
     recipe: Recipe
     model: CompleteModel
@@ -76,7 +73,7 @@ class Case:
 
     @property
     def layout(self) -> Layout:
-        """The layout as the recipe has it: shard may be 0, for all ranks that are left."""
+        """Return the recipe's layout. Its shard can be 0, for all remaining ranks."""
         return self.recipe.layout
 
     def with_layout(self, layout: Layout) -> "Case":
@@ -85,7 +82,7 @@ class Case:
 
 @dataclass(frozen=True)
 class StepCase:
-    """A recipe with its text and steps, for rules to judge. steps: none before they are planned."""
+    """A recipe with its text and steps, which are empty before they are planned."""
 
     recipe: Recipe
     phases: tuple[FullPhase, ...]
@@ -101,17 +98,12 @@ Judged = TypeVar("Judged", Case, StepCase)
 
 
 def complaints(case: Judged, rules: Iterable[Callable[[Judged], Complaints]]) -> list[str]:
-    """Return the complaints of `rules`, each once: several phases may have the same."""
+    """Return the complaints of `rules`, each once, because several phases can have the same."""
     return list(dict.fromkeys(said for rule in rules for said in rule(case)))
 
 
 def refuse(recipe: Recipe, found: Sequence[str]) -> None:
-    """Raise KieloError with all complaints, if there are any."""
-    if len(found) == 1:
-        raise KieloError(found[0])
-    if found:
-        lines = "\n".join(f"  - {complaint}" for complaint in found)
-        raise KieloError(f"{len(found)} things to put right in {recipe.name}:\n{lines}")
+    refuse_recipe(recipe.name, [Complaint((), message) for message in found])
 
 
 # The model
@@ -122,15 +114,13 @@ def _is_of_its_family(case: Case) -> Complaints:
 
 
 def _given(case: Case) -> set[str]:
-    """Return the keys of [model] that the recipe gives; none if weights bring their own."""
+    """Return the keys of [model] that the recipe gives; none if weights have their own."""
     model = case.recipe.model
-    return (
-        set() if model.weights else {key for key in model.model_fields_set if getattr(model, key) is not None}
-    )
+    given = {key for key in model.model_fields_set if getattr(model, key) is not None}
+    return set() if model.weights else given
 
 
 def _has_windows(case: Case) -> Complaints:
-    """Why keys of windowed layers have no effect."""
     model = case.model
     kinds = model.layer_types or ("sliding_attention",)
     if model.sliding_window is not None and "sliding_attention" in kinds:
@@ -144,7 +134,6 @@ def _has_windows(case: Case) -> Complaints:
 
 
 def _rope_scaling(case: Case) -> Complaints:
-    """Why keys of the scaling, and the base beside it, have no effect."""
     scaling = case.recipe.model.rope_scaling
     if "rope_scaling" not in _given(case) or not scaling:
         return
@@ -159,21 +148,20 @@ def _rope_scaling(case: Case) -> Complaints:
     if "rope_theta" in _given(case) and "rope_theta" in scaling:
         yield (
             f"model.rope_theta = {case.recipe.model.rope_theta:g} has no effect because "
-            "model.rope_scaling.rope_theta replaces it. Fix: leave one of the two out"
+            "model.rope_scaling.rope_theta replaces it. Fix: leave one of the keys out"
         )
 
 
 def _holds_the_vocabulary(case: Case) -> Complaints:
     size, needed = case.model.vocab_size, case.vocabulary_size
     if size < needed:
+        larger = (
+            "the tokenizer of model.weights, whose config.json has this size, or model.transplant, which "
+            "makes rows for another tokenizer"
+        )
         yield (
             f"model.vocab_size = {size} is less than the tokenizer's {needed} tokens. Fix: "
-            + (
-                "the tokenizer that belongs to model.weights, whose config.json has this size; or "
-                "model.transplant, which makes rows for another tokenizer"
-                if case.recipe.model.weights
-                else f"{needed} or more"
-            )
+            f"{larger if case.recipe.model.weights else f'{needed} or more'}"
         )
 
 
@@ -188,23 +176,22 @@ def _has_positions(case: Case) -> Complaints:
 
 
 def _objective(case: Case) -> Complaints:
-    """Encoders see the tokens after each token."""
     model_type, train = case.model.model_type, case.recipe.train
     family, objective = FAMILIES[model_type], train.objective
     if family.is_encoder and objective == "next_token":
         yield (
-            f"model.model_type = {model_type!r} is an encoder, which sees the next token that it would learn "
-            'to predict. Fix: train.objective = "masked_tokens"'
+            f"model.model_type = {model_type!r} is an encoder, which sees the token that it would predict. "
+            'Fix: train.objective = "masked_tokens"'
         )
     if not family.is_encoder and objective == "masked_tokens":
-        encoders = ", ".join(name for name, one in FAMILIES.items() if one.is_encoder)
+        encoders = ", ".join(name for name, other in FAMILIES.items() if other.is_encoder)
         yield (
-            f'train.objective = "masked_tokens" is for encoders, and model.model_type = {model_type!r} sees '
-            f"only the tokens before each. Fix: model.model_type = {encoders}"
+            f'train.objective = "masked_tokens" needs an encoder, but model.model_type = {model_type!r} sees '
+            f"only earlier tokens. Fix: model.model_type = {encoders}"
         )
     if train.causal_share and objective == "next_token":
         yield (
-            f"train.causal_share = {train.causal_share:g} is for a model that predicts hidden tokens too. "
+            f"train.causal_share = {train.causal_share:g} needs a model that also predicts hidden tokens. "
             'Fix: train.objective = "masked_tokens", or train.causal_share = 0'
         )
 
@@ -213,24 +200,23 @@ def _attention_dropout(case: Case) -> Complaints:
     model_type, share = case.model.model_type, case.recipe.train.attention_dropout
     if share and not FAMILIES[model_type].is_encoder:
         yield (
-            f"train.attention_dropout = {share}: model.model_type = {model_type!r} is a decoder, and only "
-            "encoders' attention drops weights. Fix: train.attention_dropout = 0 and "
+            f"train.attention_dropout = {share}: only encoders have attention dropout, and model.model_type "
+            f"= {model_type!r} is a decoder. Fix: train.attention_dropout = 0 and "
             f"train.hidden_dropout = {share}"
         )
 
 
 def _restarted_positions(case: Case) -> Complaints:
-    """Why dataset.restart_positions has no effect."""
     dataset, model_type = case.recipe.dataset, case.model.model_type
     if dataset.restart_positions is None:
         return
     asked = f"dataset.restart_positions = {str(dataset.restart_positions).lower()}"
     if not dataset.mask_documents:
-        yield f"{asked} needs dataset.mask_documents = true. Fix: set that, or leave this key out"
+        yield f"{asked} needs dataset.mask_documents = true. Fix: set it, or leave this key out"
     if not learns_positions(model_type):
         yield (
-            f"{asked} has no effect: {model_type} models know distances between tokens and no learned "
-            "positions. Fix: leave it out"
+            f"{asked} has no effect: {model_type} models have no learned positions, only distances between "
+            "tokens. Fix: leave it out"
         )
 
 
@@ -239,10 +225,9 @@ _LOST_SHARE = 2.0**-8
 
 
 def _moments_in_bf16(case: Case) -> Complaints:
-    """A moment forgets 1 - β of itself a step.
+    """A moment loses 1 - β of itself in a step.
 
-    If that is no more than rounding to nearest takes back, exp_avg_sq keeps the largest gradient that it ever
-    saw, and the parameter's steps stay small for good.
+    If rounding to nearest undoes that, exp_avg_sq keeps the largest gradient forever, and steps stay small.
     """
     train = case.recipe.train
     if train.optimiser_state != "bf16":
@@ -252,7 +237,7 @@ def _moments_in_bf16(case: Case) -> Complaints:
         if 1 - beta <= _LOST_SHARE:
             yield (
                 f'train.{key} = {beta:g} with train.optimiser_state = "bf16": a step would change a moment '
-                f"by {1 - beta:.2g} of itself, which rounding to bf16 takes back (up to {_LOST_SHARE:.2g}). "
+                f"by {1 - beta:.2g} of itself, which rounding to bf16 undoes (up to {_LOST_SHARE:.2g}). "
                 f'Fix: train.{key} of at most 0.99, or train.optimiser_state = "fp32"'
             )
 
@@ -269,7 +254,7 @@ def _combined_with_optimiser(case: Case) -> Complaints:
 
 
 def _trained_modules(case: Case) -> Complaints:
-    """Patterns that match no parameter, and what a pipeline cannot train."""
+    """Patterns that match no parameter, and modules that a pipeline must train."""
     model, layout = case.model, case.layout
     names = list(parameter_shapes(model)) if any(phase.trainable for phase in case.phases) else []
     for phase in case.phases:
@@ -284,8 +269,8 @@ def _trained_modules(case: Case) -> Complaints:
                 )
         if layout.pipeline > 1 and not trains(model, phase.trainable, "embed.weight"):
             yield (
-                f"{key} = {list(phase.trainable)} leaves the embedding frozen, and with layout.pipeline = "
-                f"{layout.pipeline} every stage hands a gradient to the one before it. Fix: "
+                f"{key} = {list(phase.trainable)} leaves the embedding frozen, but with layout.pipeline = "
+                f"{layout.pipeline} every stage sends a gradient to the stage before. Fix: "
                 f"{key.rpartition('.')[2]} with embed, or layout.pipeline = 1"
             )
 
@@ -311,26 +296,26 @@ def _axes_make_up_the_ranks(case: Case) -> Complaints:
 
 
 def _relative_positions(case: Case) -> Complaints:
-    """They are computed for whole sequences, of which the longest that were published have 512 tokens."""
+    """Relative positions are computed for whole sequences. Published models have at most 512 tokens."""
     model_type, context = case.model.model_type, case.layout.context
     if context > 1 and FAMILIES[model_type].has_relative_positions:
         yield (
-            f"layout.context = {context}: model.model_type = {model_type!r} has relative positions, for "
-            "which a rank needs whole sequences. Fix: layout.context = 1"
+            f"layout.context = {context}: model.model_type = {model_type!r} has relative positions, which "
+            "need whole sequences on a rank. Fix: layout.context = 1"
         )
 
 
 def _tensor_axis(case: Case) -> Complaints:
     model, ranks = case.model, case.layout.tensor
-    split = {}  # what → (its size, what else would divide)
+    split = {}  # name → (size, a size that ranks divide)
     for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         size = getattr(model, key)
         split[f"model.{key} = {size}"] = (size, f"model.{key} = {-(-size // ranks) * ranks}")
     rows = (
-        f"the vocabulary's {model.vocab_rows} rows (model.vocab_size = {model.vocab_size} up to a multiple "
-        f"of model.vocab_multiple = {model.vocab_multiple})"
+        f"the vocabulary's {model.vocab_rows} rows (model.vocab_size = {model.vocab_size} padded to a "
+        f"multiple of model.vocab_multiple = {model.vocab_multiple})"
     )
-    # Padding changes no result, so it is what grows.
+    # The fix adds padding, which changes no result.
     split[rows] = (model.vocab_rows, f"model.vocab_multiple = {math.lcm(model.vocab_multiple, ranks)}")
     shared = math.gcd(*(size for size, _ in split.values()))
     common = [str(number) for number in range(1, min(ranks, shared) + 1) if shared % number == 0]
@@ -357,13 +342,13 @@ def _sequence_over_tensor_ranks(case: Case) -> Complaints:
             below = length // parts * parts
             lengths = " or ".join(str(number) for number in (below, below + parts) if number)
             yield (
-                f"{phase.key('sequence_length')} = {length} is split over layout.tensor × layout.context = "
-                f"{parts} ranks and does not divide. Fix: {lengths}"
+                f"{phase.key('sequence_length')} = {length} is not divisible by layout.tensor × "
+                f"layout.context = {parts}, the ranks that split it. Fix: {lengths}"
             )
     if layout.tensor_overlap != "none" and layout.tensor > 1 and not layout.sequence_parallel:
         yield (
-            f"layout.tensor_overlap = {layout.tensor_overlap!r} cuts along the sequence, which "
-            "layout.sequence_parallel = false leaves whole on each tensor rank. Fix: "
+            f"layout.tensor_overlap = {layout.tensor_overlap!r} splits the sequence, but with "
+            "layout.sequence_parallel = false each tensor rank has it whole. Fix: "
             'layout.sequence_parallel = true, or layout.tensor_overlap = "none"'
         )
 
@@ -385,7 +370,8 @@ def _context_axis(case: Case) -> Complaints:
                 f"{_listed(lengths_that_split(length, ranks))}, or layout.context {_listed(sizes)}"
             )
     if layout.context_attention == "ulysses":
-        # `_tensor_axis` says if layout.tensor does not divide the heads; here it must not divide by zero.
+        # `_tensor_axis` complains if layout.tensor does not divide the heads. Here only division by 0 is
+        # avoided.
         heads = max(1, model.num_attention_heads // layout.tensor)
         kv_heads = max(1, model.num_key_value_heads // layout.tensor)
         common = math.gcd(heads, kv_heads)
@@ -399,21 +385,19 @@ def _context_axis(case: Case) -> Complaints:
 
 
 def _pipeline_axis(case: Case) -> Complaints:
-    """Refuse pipelines that run with no number of micro-batches."""
+    """Yield complaints about pipelines that run with no number of micro-batches."""
     layout, total = case.layout, case.model.num_hidden_layers
     if layout.pipeline == 1:
         if layout.pipeline_layers is not None or layout.pipeline_stages_per_rank is not None:
-            yield (
-                "layout.pipeline_layers and layout.pipeline_stages_per_rank are for layout.pipeline of 2 or "
-                "more"
-            )
+            keys = "layout.pipeline_layers and layout.pipeline_stages_per_rank"
+            yield f"{keys} need layout.pipeline of 2 or more. Fix: leave them out"
         return
     schedule, stages = layout.pipeline_schedule, num_stages(layout)
     usual, is_v, splits_backward = SCHEDULES[schedule]
     given = layout.pipeline_stages_per_rank or usual
     if (usual == 1 or is_v) and given != usual:
         yield (
-            f"layout.pipeline_schedule = {schedule!r} has {usual} stage{'s' * (usual > 1)} on each rank, and "
+            f"layout.pipeline_schedule = {schedule!r} has {usual} stage{'s' * (usual > 1)} on each rank, but "
             f"layout.pipeline_stages_per_rank = {given}. Fix: {usual}, or interleaved_1f1b"
         )
     if usual > 1 and given < 2:
@@ -421,12 +405,11 @@ def _pipeline_axis(case: Case) -> Complaints:
     if splits_backward and layout.zero == 3:
         yield (
             f"layout.pipeline_schedule = {schedule!r} with layout.zero = 3 gives wrong gradients without an "
-            "error in torch 2.13. Fix: layout.zero = 1 or 2, or a schedule of 1f1b, "
-            "interleaved_1f1b or gpipe"
+            "error in torch 2.13. Fix: layout.zero = 1 or 2, or a schedule of 1f1b, interleaved_1f1b or gpipe"
         )
     if splits_backward and layout.recomputed - {"norms", "activations"}:
         yield (
-            f"layout.pipeline_schedule = {schedule!r} takes the backward pass apart, which recomputation "
+            f"layout.pipeline_schedule = {schedule!r} splits the backward pass, which recomputation "
             f"(layout.recompute = {layout.recompute!r}) does not allow. Fix: "
             'layout.recompute = "none" or "norms+activations", or interleaved_1f1b'
         )
@@ -434,15 +417,15 @@ def _pipeline_axis(case: Case) -> Complaints:
     if total < stages - 1:
         yield (
             f"model.num_hidden_layers = {total} are too few for {stages} stages (layout.pipeline = "
-            f"{layout.pipeline} × {given} stages a rank), of which only the last may have none. "
+            f"{layout.pipeline} × {given} stages a rank); only the last stage can have no layer. "
             f"Fix: at most {total + 1} stages"
         )
     elif layers is not None and (
         len(layers) != stages or sum(layers) != total or min(layers[:-1]) < 1 or layers[-1] < 0
     ):
         yield (
-            f"layout.pipeline_layers = {list(layers)}: {stages} stages need as many numbers, which make up "
-            f"model.num_hidden_layers = {total}, and only the last may be 0. Fix: "
+            f"layout.pipeline_layers = {list(layers)}: {stages} stages need {stages} numbers with the sum "
+            f"model.num_hidden_layers = {total}, and only the last can be 0. Fix: "
             f"{list(split_by_cost(total, stages, 1.0, 0.0))}, or leave the key out"
         )
 
@@ -453,7 +436,7 @@ def _pipeline_axis(case: Case) -> Complaints:
 def _attention_is_compiled(case: Case) -> Complaints:
     """Without a compiler a GPU's FlexAttention keeps all scores, sequence_length² of each head.
 
-    Masks of documents or windows, ALiBi, relative positions, capped scores and dropout of weights need it.
+    Masks of documents or windows, ALiBi, relative positions, capped scores and attention dropout need it.
     """
     missing = case.machine.software.missing_compiler
     if missing is None or case.machine.device != "cuda":
@@ -472,19 +455,18 @@ def _attention_is_compiled(case: Case) -> Complaints:
             f"model.model_type = {model.model_type!r} (relative positions)": parts.relative_rows > 0,
         }
         if asked := " and ".join(reason for reason, applies in reasons.items() if applies):
-            yield f"{asked} on a GPU: attention is then compiled, whatever layout.compile says; {missing}"
+            yield f"{asked} on a GPU: attention is compiled, even with layout.compile = false; {missing}"
 
 
 def _fp8_matrices(case: Case) -> Complaints:
-    """Settings that do not fit the model, and sizes that FP8 kernels cannot multiply; emulation can."""
+    """Settings that do not fit the model, and sizes that FP8 kernels, but not emulation, cannot multiply."""
     model, layout, fp8 = case.model, case.layout, case.recipe.train.fp8
     if "fp8" not in precisions(case.recipe.train):
         return
     if FAMILIES[model.model_type].has_relative_positions:
         yield (
             f'train.precision = "fp8": model.model_type = {model.model_type!r} multiplies its matrices with '
-            "relative positions, whose number is odd, and FP8 kernels do not. Fix: "
-            'train.precision = "bf16"'
+            'an odd number of relative positions, which FP8 kernels cannot do. Fix: train.precision = "bf16"'
         )
         return
     matrices = layer_matrices(model)
@@ -494,7 +476,7 @@ def _fp8_matrices(case: Case) -> Complaints:
             kinds = dict.fromkeys(name.split(".", 2)[2] for name in matrices)
             yield (
                 f'train.fp8.kept_in_bf16: "{pattern}" names no matrix of the layers. Fix: '
-                f'"layers.0" to "layers.{layers - 1}", with "*" for any number, alone or with '
+                f'"layers.0" to "layers.{layers - 1}", "*" for any number, alone or with '
                 f"{_listed(f'.{kind}' for kind in kinds)}"
             )
     in_fp8 = [name for name in matrices if not is_kept(name, fp8.kept_in_bf16)]
@@ -509,21 +491,19 @@ def _fp8_matrices(case: Case) -> Complaints:
     if fp8.head and model.vocab_rows // layout.tensor % MULTIPLE:
         yield (
             f"train.fp8.head: {model.vocab_rows} rows of the vocabulary over layout.tensor = "
-            f"{layout.tensor} are no multiple of {MULTIPLE} a rank, and FP8 kernels multiply no other sizes. "
+            f"{layout.tensor} are no multiple of {MULTIPLE} a rank, which FP8 kernels need. "
             f"Fix: model.vocab_multiple = {MULTIPLE * layout.tensor}, or train.fp8.head = false"
         )
 
 
-# What is called so → what its width on a tensor rank is a product of, and what divides it.
-_HEAD_WIDTHS = {
-    "q": "num_attention_heads", "o": "num_attention_heads",
-    "k": "num_key_value_heads", "v": "num_key_value_heads",
-}  # fmt: skip
-_KEEP_IN_BF16 = "; or leave such matrices out by train.fp8.kept_in_bf16"
+# Name of a matrix → the heads whose width it has. All others have the width of the MLP.
+_HEAD_WIDTHS = {"q": "num_attention_heads", "o": "num_attention_heads"}
+_HEAD_WIDTHS |= {"k": "num_key_value_heads", "v": "num_key_value_heads"}
+_KEEP_IN_BF16 = ", or keep such matrices in bf16 by train.fp8.kept_in_bf16"
 
 
 def _fp8_sizes(model: CompleteModel, tensor: int, kinds: set[str]) -> Complaints:
-    """kinds: the last parts of the names of the matrices in FP8."""
+    """Yield complaints about sizes. kinds: the last parts of the names of the matrices in FP8."""
     if model.hidden_size % MULTIPLE:
         yield (
             f"model.hidden_size = {model.hidden_size}: FP8 kernels multiply sizes in multiples of "
@@ -532,11 +512,9 @@ def _fp8_sizes(model: CompleteModel, tensor: int, kinds: set[str]) -> Complaints
         )
     for key in dict.fromkeys(_HEAD_WIDTHS[kind] for kind in sorted(kinds & _HEAD_WIDTHS.keys())):
         heads = getattr(model, key)
-        yield from _fp8_width(
-            f"model.{key} × model.head_dim = {heads} × {model.head_dim}",
-            heads * model.head_dim, tensor,
-            f"model.head_dim of {_listed(_neighbours(model.head_dim, MULTIPLE))}",
-        )  # fmt: skip
+        what = f"model.{key} × model.head_dim = {heads} × {model.head_dim}"
+        larger = f"model.head_dim of {_listed(_neighbours(model.head_dim, MULTIPLE))}"
+        yield from _fp8_width(what, heads * model.head_dim, tensor, larger)
     if kinds - _HEAD_WIDTHS.keys():
         size = model.intermediate_size
         larger = f"model.intermediate_size of {_listed(_neighbours(size, MULTIPLE * tensor))}"
@@ -563,12 +541,10 @@ def _device_has_fp8(case: Case) -> Complaints:
 
 
 def device_has_fp8(card: Accelerator) -> Complaints:
-    """Yield the complaint about a device that multiplies nothing in 8 bits."""
     if not card.peak_tflops.get("fp8"):
         yield (
-            f'train.precision = "fp8" on {card.name}: its card has no fp8 peak, so its products would gain '
-            'nothing. Fix: train.precision = "bf16", or devices that have FP8 (NVIDIA from H100 '
-            "on, AMD from MI300X on)"
+            f'train.precision = "fp8" on {card.name}: its card has no fp8 peak, so FP8 would not be faster. '
+            'Fix: train.precision = "bf16", or devices with FP8 (NVIDIA from H100 on, AMD from MI300X on)'
         )
 
 
@@ -579,18 +555,16 @@ def mixture_has_text(case: StepCase) -> Complaints:
     for phase in case.phases:
         filled = sources_with_text(case.text.tokens, phase.sequence_length)
         if not filled:
-            yield f"{case.tokens_folder}: no source has any text left to train on"
+            yield f"{case.tokens_folder}: no source has text to train on"
         for name in phase.mixture:
             if name not in filled:
-                yield (
-                    f"{phase.key('mixture')}.{name}: {case.tokens_folder} has no such text; the sources are "
-                    f"{', '.join(filled)}"
-                )
+                where = f"{phase.key('mixture')}.{name}: {case.tokens_folder} has no such text"
+                yield f"{where}. Fix: {', '.join(filled)}"
     yield from _blocks_as_they_are(case)
 
 
 def _blocks_as_they_are(case: StepCase) -> Complaints:
-    """Why blocks that others cut and shuffled cannot be taken in their order."""
+    """Yield the reasons why blocks that were cut and shuffled before cannot be used in their order."""
     if case.recipe.dataset.packing != "as_is":
         return
     asked = 'dataset.packing = "as_is"'
@@ -599,15 +573,15 @@ def _blocks_as_they_are(case: StepCase) -> Complaints:
         length = phase.sequence_length
         for name in phase.mixture or case.text.tokens:
             if name not in ready:
-                yield f'{asked} is of ready tokens, and {name} is text. Fix: packing = "one_stream"'
+                yield f'{asked} needs ready tokens, but {name} is text. Fix: packing = "one_stream"'
             elif case.text.tokens.get(name, length) < length:
                 yield f"{asked}: {name} has no block of {length} tokens. Fix: a smaller sequence_length"
     if case.recipe.train.objective != "next_token":
-        yield f'{asked} is of train.objective = "next_token". Fix: packing = "one_stream"'
+        yield f'{asked} needs train.objective = "next_token". Fix: packing = "one_stream"'
 
 
 def repeats_of_sources(case: StepCase) -> Complaints:
-    """Sources that are read more often than the recipe allows (Muennighoff et al. 2023, arXiv:2305.16264)."""
+    """Sources that are read more often than allowed (Muennighoff et al. 2023, arXiv:2305.16264)."""
     recipe, asked = case.recipe, case.phases
     tokens = sum(phase.tokens for phase in asked)
     for name, (read, grace) in epochs(case.steps.phases, case.text.epoch_tokens).items():
@@ -621,20 +595,17 @@ def repeats_of_sources(case: StepCase) -> Complaints:
         weight = f"a smaller weight of {name} in the mixture"
         if len(asked) == 1:
             key, size = asked[0].key("tokens"), asked[0].tokens_per_step
-            what, fewer = (
-                f"{key} = {tokens}",
-                f"{key} of at most {int(tokens * allowed / read) // size * size}",
-            )
+            what = f"{key} = {tokens}"
+            fewer = f"{key} of at most {int(tokens * allowed / read) // size * size}"
             weight = _smaller_weight(case.steps.phases[0].mixture, name, allowed / float(read)) or weight
         yield (
-            f"{what} would read the source {name} {float(read):.2f} times, more than {limit} = "
-            f"{allowed:g}. Fix: {fewer}, {limit.partition('.')[2]} of {math.ceil(read)}, "
-            f"{weight}, or more text"
+            f"{what} would read the source {name} {float(read):.2f} times, more than {limit} = {allowed:g}. "
+            f"Fix: {fewer}, {limit.partition('.')[2]} of {math.ceil(read)}, {weight}, or more text"
         )
 
 
 def _smaller_weight(mixture: Mapping[str, float], name: str, factor: float) -> str:
-    """Return the weight of `name` that makes its share `factor` times as large; "" for a source alone."""
+    """Return a weight that makes the share of `name` `factor` times as large; "" if it is the only source."""
     others = sum(weight for source, weight in mixture.items() if source != name)
     if not others:
         return ""
@@ -662,14 +633,12 @@ def _precision_changes(case: StepCase) -> Complaints:
         if step > last_step:
             yield f"train.precision_changes: step {step} is beyond the run's last step, {last_step}"
         if steps.count(step) > 1:
-            yield (
-                f"train.precision_changes: step {step} is there {steps.count(step)} times; each may be there "
-                "once"
-            )
+            times = steps.count(step)
+            yield f"train.precision_changes: step {step} occurs {times} times. Fix: each step once"
 
 
 def _tokens_in_fp8(case: StepCase) -> Complaints:
-    """The gradient of a weight is a product over a micro-batch's tokens; FP8 units take 16 at a time."""
+    """FP8 units multiply 16 tokens at a time in a weight's gradient, a product over a micro-batch."""
     context = case.recipe.layout.context
     if "fp8" not in precisions(case.recipe.train):
         return
@@ -678,26 +647,26 @@ def _tokens_in_fp8(case: StepCase) -> Complaints:
         if tokens % 16:
             key = case.phases[phase.number - 1].key("sequence_length")
             yield (
-                f"{key} = {phase.sequence_length} makes micro-batches of {tokens} tokens on a rank, and FP8 "
+                f"{key} = {phase.sequence_length} makes micro-batches of {tokens} tokens on a rank, but FP8 "
                 f"multiplies 16 at a time. Fix: a sequence_length in multiples of {16 * context}"
             )
 
 
 def _reduction_in_bf16(case: StepCase) -> Complaints:
-    """FSDP2 sums the gradients of micro-batches in the reduction's buffer, before those of replicas."""
+    """FSDP2 sums the gradients of micro-batches in the reduction's buffer, before the sum over replicas."""
     layout, has_several = case.recipe.layout, any(number > 1 for _, number in case.steps.micro_batches)
     is_late = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
     is_scattered_often = layout.zero > 1 and not is_late and has_several
     if case.recipe.train.gradient_reduce_dtype == "bf16" and layout.replicate > 1 and is_scattered_often:
         yield (
             f'train.gradient_reduce_dtype = "bf16" with layout.replicate = {layout.replicate} and '
-            f"layout.zero = {layout.zero} would add up the gradients of micro-batches in bf16. "
+            f"layout.zero = {layout.zero} would sum the gradients of micro-batches in bf16. "
             'Fix: layout.zero = 1, layout.replicate = 1, or train.gradient_reduce_dtype = "fp32"'
         )
 
 
 def _ranks_share_the_steps(case: StepCase) -> Complaints:
-    """Each rank takes whole sequences, one or more. The small steps of a batch ramp may have fewer."""
+    """Each rank takes one or more whole sequences. The small steps of a batch ramp can have fewer."""
     data_ranks = case.steps.data_ranks
     for phase in _full_steps(case.steps.phases):
         of, length, sequences = case.phases[phase.number - 1], phase.sequence_length, phase.sequences_per_step
@@ -706,27 +675,26 @@ def _ranks_share_the_steps(case: StepCase) -> Complaints:
         key, tokens = of.key("tokens_per_step"), of.tokens_per_step
         below = tokens // length * length
         sizes = [size for size in (below, below + length) if size >= length * data_ranks]
-        would_work = " or ".join(str(size) for size in sizes or [length * data_ranks])
+        sizes_that_fit = " or ".join(str(size) for size in sizes or [length * data_ranks])
         fewer = f", or at most {sequences} data-parallel ranks" if sequences < data_ranks else ""
         yield (
             f"{key} = {tokens} is {tokens / length:g} sequences of {of.key('sequence_length')} = {length}, "
-            f"for {data_ranks} data-parallel ranks, and each takes whole sequences, one or more. "
-            f"Fix: {key.rpartition('.')[2]} {would_work}{fewer}"
+            f"but each of {data_ranks} data-parallel ranks takes one or more whole sequences. "
+            f"Fix: {key.rpartition('.')[2]} {sizes_that_fit}{fewer}"
         )
 
 
 def _pipeline_is_filled(case: StepCase) -> Complaints:
-    """Full steps that a schedule cannot run, unless a few empty micro-batches help."""
+    """Yield complaints about full steps that a schedule cannot run, even with a few empty micro-batches."""
     layout, steps = case.recipe.layout, case.steps
     if layout.pipeline == 1:
         return
     for phase in _full_steps(steps.phases):
         size, number = steps.micro_batches[steps.phases.index(phase)]
-        there_are = math.ceil(math.ceil(phase.sequences_per_step / steps.data_ranks) / size)
-        if number - there_are > MOST_FILLED * number:
-            said = micro_batch_complaint(
-                layout.pipeline_schedule, there_are, layout.pipeline, num_stages(layout)
-            )
+        needed = math.ceil(math.ceil(phase.sequences_per_step / steps.data_ranks) / size)
+        if number - needed > MOST_FILLED * number:
+            stages = num_stages(layout)
+            said = micro_batch_complaint(layout.pipeline_schedule, needed, layout.pipeline, stages)
             yield from [said] if said else []
 
 

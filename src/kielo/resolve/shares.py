@@ -1,9 +1,9 @@
-"""Shares a step's sequences out over data-parallel ranks and micro-batches; arithmetic, no torch.
+"""Shares a step's sequences among data-parallel ranks and micro-batches; arithmetic, no torch.
 
-Rank r of n takes sequences r, r + n, … of a step, so that two ranks differ by one sequence at most. All ranks
-run the same number of micro-batches of one shape, as every one of them is collective: what a rank lacks are
+Rank r of n takes sequences r, r + n, … of a step, so two ranks differ by at most one sequence. All ranks run
+the same number of micro-batches of one shape, because each is collective. A rank with fewer sequences gets
 *empty sequences*, whose labels do not count. The loss is a sum over counted tokens, divided by their number
-in the whole step, so empty sequences change nothing but the time.
+in the whole step, so empty sequences cost only time.
 """
 
 import math
@@ -15,16 +15,18 @@ from kielo.recipe.sections import Layout
 from kielo.resolve.resolved import Resolved
 from kielo.resolve.stages import num_stages
 
-# Coordinates of ranks on the axes of the mesh, in a resolved layout: arithmetic, no torch.
-#
-# Ranks next to each other differ first in the last axis.
-
-
-AXES = ("pipeline", "replicate", "shard", "context", "tensor", "expert")
+AXES = (
+    "pipeline",
+    "replicate",
+    "shard",
+    "context",
+    "tensor",
+    "expert",
+)  # neighbouring ranks differ in the last
 
 
 def coordinates(layout: Layout, rank: int) -> dict[str, int]:
-    """Return the rank's number along each axis."""
+    """Return the rank's coordinates along the axes of the mesh, in a resolved layout."""
     numbers = {}
     for axis in reversed(AXES):
         rank, numbers[axis] = divmod(rank, getattr(layout, axis))
@@ -32,7 +34,7 @@ def coordinates(layout: Layout, rank: int) -> dict[str, int]:
 
 
 def rank_of_stage(layout: Layout, pipeline_rank: int) -> int:
-    """Return the first rank of a pipeline rank: the one with 0 on all other axes."""
+    """Return the first rank of a pipeline rank, with 0 on all other axes."""
     return pipeline_rank * math.prod(getattr(layout, axis) for axis in AXES if axis != "pipeline")
 
 
@@ -43,17 +45,17 @@ def lengths_that_split(sequence_length: int, ranks: int) -> list[int]:
 
 
 Column = np.ndarray
-# A larger micro-batch may add so many empty sequences, as a share of the rank's, where it is twice as large
-# as the largest that adds none: more than that it does not save.
+# Share of empty sequences that a larger micro-batch can add if it is at least twice as large as the largest
+# that adds none. It saves no more than that.
 _WORTH = 1 / 128
-# A schedule that needs more micro-batches than there are gets empty ones, up to this share of them.
+# A schedule that needs more micro-batches gets empty ones, up to this share of them.
 MOST_FILLED = 0.25
 _FEW_RANKS = 4  # whose sequences are listed one by one
 
 
 @dataclass(frozen=True)
 class Shares:
-    """A step of `sequences` on `data_ranks`, in `micro_batches` of `micro_batch` sequences on each."""
+    """A step of `sequences` on `data_ranks`, each with `micro_batches` of `micro_batch` sequences."""
 
     sequences: int
     data_ranks: int
@@ -62,11 +64,10 @@ class Shares:
 
     @property
     def empty_share(self) -> float:
-        """Return the share of the step's work that is on empty sequences."""
         return 1 - self.sequences / (self.data_ranks * self.micro_batch * self.micro_batches)
 
     def __str__(self) -> str:
-        """Return what the uneven step takes, as text; "" where nothing is empty."""
+        """Return a description of the uneven step, or "" if no sequence is empty."""
         if not self.empty_share:
             return ""
         ranks, (each, more) = self.data_ranks, divmod(self.sequences, self.data_ranks)
@@ -80,7 +81,7 @@ class Shares:
 
 
 def micro_batches_needed(layout: Layout, sequences: int | Column, size: int | Column) -> Column:
-    """Return the micro-batches of a rank with so many sequences that the layout's schedule accepts."""
+    """Return the micro-batches of a rank with `sequences` that the layout's schedule accepts."""
     is_pipeline = layout.pipeline > 1
     schedule, stages = layout.pipeline_schedule, num_stages(layout)
     return least_accepted(
@@ -101,8 +102,8 @@ def least_accepted(
 ) -> Column:
     """Return the least number of micro-batches, from `at_least` on, that pipelines accept.
 
-    ranks: of the pipeline. stages: as many micro-batches are needed at least; 0 where the schedule needs
-    none. in_rounds: does the schedule take them in equal rounds of `ranks` or more.
+    ranks: of the pipeline. stages: the least number of micro-batches; 0 for no limit. in_rounds: whether the
+    schedule takes them in equal rounds of `ranks` or more.
     """
     number = np.maximum(at_least, stages)
     rounds = np.maximum(1, number // ranks)
@@ -111,11 +112,11 @@ def least_accepted(
 
 
 def preferred_size(sizes: Column, rows: Column, may: Column) -> Column:
-    """Return the size of micro-batch to take, [n], of those that are allowed; 0 where none is.
+    """Return the size of micro-batch to take, [n], of the allowed sizes; 0 if there is none.
 
-    sizes: [k], rising. rows: [k, n], sequences that a rank has with each, empty ones too. may: [k, n], True
-    where the size is allowed. It is the largest that adds no empty sequences, or one twice as large or more
-    that adds few.
+    sizes: [k], rising. rows: [k, n], sequences of a rank with each size, empty ones too. may: [k, n], True if
+    the size is allowed. It is the largest that adds no empty sequences, or one at least twice as large that
+    adds few.
     """
     least = np.where(may, rows, np.inf).min(axis=0)
     exact, near = (
@@ -125,7 +126,6 @@ def preferred_size(sizes: Column, rows: Column, may: Column) -> Column:
 
 
 def uneven_steps(resolved: Resolved) -> list[str]:
-    """Return sentences on the run's steps that have empty sequences; none where none has."""
     layout, said, ramp = resolved.placement.layout, [], []
     phases = resolved.identity.phases
     for phase, following, placed in zip(phases, [*phases[1:], None], resolved.placement.phases, strict=True):

@@ -1,4 +1,4 @@
-"""Properties of the software and the processor of a run: versions, precision and limits; torch-free."""
+"""Properties of a run's software and CPU: versions, precision and limits; torch-free."""
 
 import os
 import re
@@ -16,18 +16,15 @@ from kielo.recipe.sections import Layout, Precision, Recipe, Train
 from kielo.resolve.resolved import OWN_FILE_STALL_SECONDS, read
 from kielo.resolve.stages import SCHEDULES
 
-# Table of what each version of torch runs, as it was tried; torch-free.
-#
-# The resolver, the planner, the pipeline schedules and docs/layouts.md read it. A version that was not
-# tried counts as the newest tried one before it.
-
+# What each version of torch runs, as tried. The resolver, the planner, the pipeline schedules and
+# docs/layouts.md read it. An untried version counts as the newest tried version before it.
 
 TRIED = ("2.10", "2.11", "2.13")
 NEWEST = TRIED[-1]
 
 
 class Limit(NamedTuple):
-    """A feature that some versions of torch do not run well, and its failure there."""
+    """A feature that fails on some versions of torch."""
 
     what: str
     works_on: tuple[str, ...]  # of TRIED
@@ -59,25 +56,24 @@ COMPILED_SPLIT_BACKWARD = Limit(
 def as_tried(version: str) -> str:
     """Return the tried version by which `version`, such as "2.12.0+rocm7", is judged."""
     number = _number(version)
-    return next((one for one in reversed(TRIED) if _number(one) <= number), TRIED[0])
+    return next((tried for tried in reversed(TRIED) if _number(tried) <= number), TRIED[0])
 
 
 def schedule_complaint(schedule: str, version: str) -> str | None:
-    """Return why torch `version` does not run a pipeline schedule, and the fix; None if it does."""
+    """Return why torch `version` does not run a pipeline schedule, with the fix; None if it does."""
     limit = SCHEDULE_LIMITS.get(schedule)
     return None if limit is None else _complaint(limit, version)
 
 
 def compile_advice(layout: Layout) -> str | None:
-    """Return why compiled layers are slow in `layout`; None if they are not."""
+    """Return why compiled layers are slow in `layout`, or None."""
     if layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward:
         limit = COMPILED_SPLIT_BACKWARD
-        return f"{limit.what} {limit.otherwise}; what is faster: {limit.instead}"
+        return f"{limit.what} {limit.otherwise}. Fix: {limit.instead}"
     return None
 
 
 def table() -> Iterator[str]:
-    """Yield the lines of the table in docs/layouts.md."""
     yield f"| | {' | '.join(TRIED)} | otherwise |"
     yield "|---" * (len(TRIED) + 2) + "|"
     for limit in (*SCHEDULE_LIMITS.values(), COMPILED_SPLIT_BACKWARD):
@@ -101,10 +97,7 @@ def _number(version: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-# The software that a run computes with, as far as its numbers depend on it; torch-free.
-
-
-# An environment variable and no key of a recipe: tests trace without writing machine code ("aot_eager").
+# No key of a recipe, because tests trace without writing machine code ("aot_eager").
 BACKEND_VARIABLE = "KIELO_COMPILE_BACKEND"
 
 
@@ -112,8 +105,8 @@ BACKEND_VARIABLE = "KIELO_COMPILE_BACKEND"
 class Software:
     """Software of the machine that trains.
 
-    torch: its version. missing_compiler: why torch.compile cannot be used, or None. has_amx: are there units
-    of the processor that multiply matrices of bf16?
+    torch: its version. missing_compiler: why torch.compile cannot run, or None. has_amx: whether the CPU
+    multiplies matrices in bf16.
     """
 
     torch: str
@@ -122,17 +115,16 @@ class Software:
 
 
 def installed(device: str) -> Software:
-    """Return the software of this machine; the newest tried torch where none is installed."""
+    """Return the software of this machine; the newest tried torch if none is installed."""
     return Software(installed_torch(), missing_compiler(device), _has_amx())
 
 
 def planned(site: Cluster) -> Software:
-    """Return the software that a plan is made for: the card's torch, else the newest that was tried."""
+    """Return the software of a plan: the card's torch, else the newest that was tried."""
     return Software(site.torch or NEWEST)
 
 
 def installed_torch() -> str:
-    """Return the version of the installed torch, or the newest tried one where none is installed."""
     try:
         return version("torch")
     except PackageNotFoundError:
@@ -140,7 +132,7 @@ def installed_torch() -> str:
 
 
 def _has_amx() -> bool:
-    """Return True if Linux lists AMX's products of bf16 (Intel from Sapphire Rapids on)."""
+    """Return True if Linux lists AMX with bf16 (Intel from Sapphire Rapids on)."""
     try:
         return "amx_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split()
     except OSError:
@@ -148,15 +140,15 @@ def _has_amx() -> bool:
 
 
 def chosen_backend() -> str:
-    """Return torch.compile's backend: that of KIELO_COMPILE_BACKEND, or else inductor."""
+    """Return torch.compile's backend: KIELO_COMPILE_BACKEND, or else inductor."""
     return os.environ.get(BACKEND_VARIABLE, "inductor")
 
 
 def missing_compiler(device: str) -> str | None:
-    """Return what torch.compile lacks on this machine, and the fix; None if it has all.
+    """Return what torch.compile lacks on this machine, and the fix, or None.
 
-    Inductor needs a C compiler for GPUs, a C++ compiler for CPUs, and the headers of Python; other backends
-    need nothing.
+    Inductor needs a C compiler for GPUs, a C++ compiler for CPUs, and Python's headers; other backends need
+    nothing.
     """
     if chosen_backend() != "inductor":
         return None
@@ -170,12 +162,9 @@ def missing_compiler(device: str) -> str | None:
     else:
         return None
     return (
-        f"this machine has no {missing}, and torch.compile needs it. Fix: install it (Debian and "
+        f"this machine has no {missing}, which torch.compile needs. Fix: install it (Debian and "
         f"Ubuntu: apt-get install {package})"
     )
-
-
-# The precision of a run whose recipe names none: by the processor, or as the run began; no torch.
 
 
 RESOLVED_NAME = "resolved.toml"
@@ -184,18 +173,17 @@ RESOLVED_NAME = "resolved.toml"
 def usual_precision(device: str, has_amx: bool) -> tuple[Precision, str]:
     """Return the precision in which a device is fastest, and why.
 
-    With AVX-512 BF16 alone a step in bf16 took 1.4 to 2.1 times that in fp32 (benchmarks/log); AMX multiplies
-    bf16 faster than fp32.
+    With AVX-512 BF16 alone a step in bf16 took 1.4 to 2.1 times the time in fp32 (benchmarks/log).
     """
     if device == "cuda":
         return "bf16", "GPUs multiply bf16 several times as fast as fp32"
     if has_amx:
-        return "bf16", "this processor has AMX, which multiplies bf16 faster than fp32"
-    return "fp32", "this processor has no AMX, and without it products in bf16 are slower than in fp32"
+        return "bf16", "this CPU has AMX, which multiplies bf16 faster than fp32"
+    return "fp32", "this CPU has no AMX, and without it products in bf16 are slower than in fp32"
 
 
 def chosen_precision(recipe: Recipe, device: str, has_amx: bool, run_folder: Path) -> tuple[Precision, str]:
-    """Return the precision of the run and why: the recipe's, that in which it began, or the usual one."""
+    """Return the precision of the run and why: the recipe's, the checkpoints', or the usual precision."""
     if recipe.train.precision is not None:
         return recipe.train.precision, "train.precision"
     begun = _begun(run_folder)
@@ -205,27 +193,21 @@ def chosen_precision(recipe: Recipe, device: str, has_amx: bool, run_folder: Pat
 
 
 def precisions(train: Train) -> list[Precision]:
-    """Return the precisions that the run computes in, in the order of its steps, if they are chosen."""
-    all_of_them = [train.precision, *(precision for _, precision in train.precision_changes)]
-    return list(dict.fromkeys(precision for precision in all_of_them if precision is not None))
+    chosen = [train.precision, *(precision for _, precision in train.precision_changes)]
+    return list(dict.fromkeys(precision for precision in chosen if precision is not None))
 
 
 def with_precision(recipe: Recipe, precision: Precision) -> Recipe:
-    """Return the recipe with `precision`, if it names none."""
     if recipe.train.precision is not None:
         return recipe
     return recipe.model_copy(update={"train": recipe.train.model_copy(update={"precision": precision})})
 
 
 def _begun(run_folder: Path) -> Precision | None:
-    """Return the precision of a run that has checkpoints; None for one that has none."""
     path = run_folder / RESOLVED_NAME
     if not path.is_file() or not step_folders(run_folder / "train" / "checkpoints"):
         return None
     return read(path).identity.train.precision
-
-
-# How long ranks wait for each other at the start of a job: as the recipe says, or its cluster's card.
 
 
 _USUAL_SECONDS = 1800.0
@@ -233,13 +215,13 @@ _SHARED_FILE_STALL_SECONDS = 120.0
 
 
 def start_timeout_seconds(recipe: Recipe) -> float:
-    """Return the limit of the meeting, of each communicator's start and of the first steps' collectives."""
+    """Return the limit of the rendezvous, of communicators' starts and of collectives in first steps."""
     card = cluster(recipe.cluster)
     return recipe.train.start_timeout_seconds or card.start_timeout_seconds or _USUAL_SECONDS
 
 
 def file_stall_seconds(recipe: Recipe) -> float:
-    """Return how long a file may give no answer: longer where nodes share a file system."""
+    """Return the longest wait for a file. It is longer if nodes share a file system."""
     card = cluster(recipe.cluster)
     usual = OWN_FILE_STALL_SECONDS if card.scheduler == "none" else _SHARED_FILE_STALL_SECONDS
     return card.file_stall_seconds or usual

@@ -1,8 +1,8 @@
 """Splits layers into pipeline stages, and stages among pipeline ranks: arithmetic, no torch.
 
-A stage's cost is its model FLOPs; the head counts with the last one, the embedding costs nothing. Stages
-are on ranks in a loop (rank r has r, r + p, …: Narayanan et al. 2021, arXiv:2104.04473) or in a V (rank r has
-r and 2p - 1 - r: Qi et al. 2023, arXiv:2401.10241), so that a V's first and last stage share a rank.
+A stage's cost is its model FLOPs; the last has the head, and the embedding costs nothing. Stages are on ranks
+in a loop (rank r has r, r + p, …: Narayanan et al. 2021, arXiv:2104.04473) or in a V (rank r has r and 2p - 1
+- r: Qi et al. 2023, arXiv:2401.10241), in which the first and the last stage share a rank.
 """
 
 from itertools import pairwise
@@ -13,11 +13,9 @@ from kielo.recipe.sections import CompleteModel, Layout
 
 
 class Schedule(NamedTuple):
-    """Facts of one pipeline schedule."""
-
-    stages_per_rank: int  # where the recipe does not say
+    stages_per_rank: int  # if the recipe has none
     is_v: bool
-    splits_backward: bool  # gradients of inputs first, those of weights later
+    splits_backward: bool  # gradients of inputs first, of weights later
 
 
 SCHEDULES = {
@@ -37,10 +35,7 @@ def num_stages(layout: Layout) -> int:
 
 
 def layers_of_stages(model: CompleteModel, sequence_length: int, layout: Layout) -> tuple[int, ...]:
-    """Return the number of layers of each stage, as the recipe lists them or by cost.
-
-    The rules must have passed the layout.
-    """
+    """Return the layers of each stage, from the recipe or by cost. The rules have passed the layout."""
     if layout.pipeline == 1:
         return (model.num_hidden_layers,)
     if layout.pipeline_layers is not None:
@@ -59,7 +54,6 @@ def stages_of_rank(schedule: str, ranks: int, rank: int, stages_per_rank: int) -
 
 
 def rank_of_each_stage(schedule: str, ranks: int, stages_per_rank: int) -> list[int]:
-    """Return the pipeline rank of each stage, in the order of the model."""
     owner = {
         stage: rank
         for rank in range(ranks)
@@ -69,11 +63,11 @@ def rank_of_each_stage(schedule: str, ranks: int, stages_per_rank: int) -> list[
 
 
 def split_by_cost(num_layers: int, stages: int, layer_cost: float, head_cost: float) -> tuple[int, ...]:
-    """Return the layers of each stage, in order, for which the heaviest stage is lightest.
+    """Return the layers of each stage, in order, so that the heaviest stage is as light as possible.
 
-    Each stage but the last has at least one layer. The last has the head, and may have no layer where the
-    head costs more than one. Of equal splits the one with fewer layers on later stages is taken, as they
-    hold the logits too. Raises ValueError when there are fewer layers than stages less one.
+    Each stage but the last has at least one layer. The last has the head, and no layer if the head costs
+    more. Of equal splits, choose fewer layers on later stages, which have the logits too. Raises ValueError
+    if there are fewer layers than stages less one.
     """
     if num_layers < stages - 1 or stages < 1:
         raise ValueError(f"{num_layers} layers do not make {stages} stages")
@@ -89,7 +83,7 @@ def split_by_cost(num_layers: int, stages: int, layer_cost: float, head_cost: fl
 
 
 def layer_numbers(layout: Layout) -> list[range]:
-    """Return the numbers of each stage's layers. layout: resolved."""
+    """Return the numbers of each stage's layers in a resolved layout."""
     if layout.pipeline_layers is None:
         raise ValueError("layout.pipeline_layers is not resolved")
     layers = layout.pipeline_layers
@@ -98,12 +92,11 @@ def layer_numbers(layout: Layout) -> list[range]:
 
 
 def micro_batch_complaint(schedule: str, micro_batches: int, ranks: int, stages: int) -> str | None:
-    """Return why torch's schedule cannot run so many micro-batches, and the fix; None if it can."""
+    """Return why torch's schedule cannot run this number of micro-batches, with the fix, or None."""
     if schedule in ("1f1b", "dualpipev") and micro_batches < stages:
         return (
-            f"{schedule} needs at least as many micro-batches a step as stages, and there are "
-            f"{micro_batches} for {stages}. "
-            f"Fix: {stages} micro-batches a step, by a smaller train.micro_batch_sequences or "
+            f"{schedule} needs at least one micro-batch a step for each stage, but there are {micro_batches} "
+            f"for {stages}. Fix: {stages} micro-batches a step, by a smaller train.micro_batch_sequences or "
             "more tokens a step"
         )
     if schedule.startswith("interleaved") and not _makes_rounds(micro_batches, ranks):
@@ -112,7 +105,7 @@ def micro_batch_complaint(schedule: str, micro_batches: int, ranks: int, stages:
             number for number in range(micro_batches, 2 * micro_batches + 1) if _makes_rounds(number, ranks)
         )
         return (
-            f"{schedule} takes its micro-batches in equal rounds over layout.pipeline = {ranks} ranks, and "
+            f"{schedule} takes its micro-batches in equal rounds over layout.pipeline = {ranks} ranks, but "
             f"{micro_batches} do not make them. Fix: {below} or {above} micro-batches a step"
         )
     return None
@@ -122,14 +115,11 @@ def _makes_rounds(micro_batches: int, ranks: int) -> bool:
     return micro_batches % max(1, micro_batches // ranks) == 0
 
 
-# How collectives of tensor ranks are cut to run beside products (`layout.tensor_overlap`); torch-free.
-
-
-# of a rank's part of the sequence. More would hide more of a collective, but by the planner's formulas the
-# smaller products cost more than that (benchmarks/results/planner.md).
+# Chunks of a rank's part of the sequence with `layout.tensor_overlap`. More would hide more of a collective,
+# but by the planner's formulas the smaller products cost more than that (benchmarks/results/planner.md).
 CHUNKS = 2
 
 
 def chunks_of(layout: Layout) -> int:
-    """Return the chunks into which a rank's part of the sequence is cut; 1: collectives run at once."""
+    """Return the chunks of a rank's part of the sequence; 1: collectives are not cut."""
     return CHUNKS if layout.tensor_overlap == "chunked" and layout.tensor > 1 else 1

@@ -1,7 +1,6 @@
-"""Computes the bytes that a rank holds between steps: parameters, gradients and optimiser state; no torch.
+"""Bytes that a rank holds between steps: parameters, gradients and optimiser state; no torch.
 
-They follow from the shapes of the parameters, the family's tensor-parallel plan and the layout. They are
-exact: `kielo rehearse` measures the same numbers.
+They follow exactly from the shapes of the parameters, the family's tensor-parallel plan and the layout.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,16 +21,16 @@ from kielo.resolve.stages import layer_numbers, stages_of_rank
 Bytes = TypeVar("Bytes", float, np.ndarray)  # a number, or a column of them
 _COPIES_IN_MEMORY = 4
 _FP32 = 4
-# style → dim of the weight on the tensor axis
+# Style → dimension of the weight on the tensor axis.
 _SPLIT_DIM = {"vocabulary": 0, "column": 0, "all_heads": 0, "row": 1}
 
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes on one rank.
+    """Bytes on a rank.
 
-    parameters: fp32, with FSDP2's padding. gradients: fp32, before the optimiser's step. optimiser: its
-    moments, and a count of steps in fp32 for each parameter.
+    parameters: fp32, with FSDP2's padding. gradients: fp32, before the optimiser's step. optimiser: moments,
+    and a count of steps in fp32 for each parameter.
     """
 
     parameters: int
@@ -51,18 +50,18 @@ def state_bytes(
     trainable: Sequence[str] = (),
     optimiser: str = "adamw",
 ) -> StateBytes:
-    """Compute the bytes of rank `rank`. `model` is complete, and `layout` is resolved.
+    """Compute the bytes of rank `rank`, for a complete `model` and a resolved `layout`.
 
-    trainable: the modules that are trained, none for all; others have neither gradients nor optimiser state.
-    With tied embeddings the last pipeline stage has a copy of the embedding as its head, with a gradient
-    (in one buffer with that of the last norm, though it is used up before the step) and no optimiser state.
+    trainable: the modules that are trained, () for all; others have neither gradients nor optimiser state.
+    With tied embeddings the last pipeline stage has a copy of the embedding as its head, with a gradient (in
+    one buffer with the last norm's, though it is used up before the step) and no optimiser state.
     """
     place = coordinates(layout, rank)
     ranks, number = layout.shard * layout.context, place["shard"] * layout.context + place["context"]
     padded = trained = exact = steps = 0
     for name, shape, is_copy in _shapes_of_rank(model, layout, place["pipeline"]):
         row, rows = prod(shape[1:]), shape[0]
-        # as torch.chunk cuts: equal numbers of rows, rounded up; the last ranks have fewer or none
+        # torch.chunk: equal numbers of rows, rounded up, so the last ranks have fewer or none.
         rows_of_rank = -(-rows // ranks)
         padded += rows_of_rank * row
         if not trains(model, trainable, name):
@@ -78,12 +77,12 @@ def state_bytes(
 def host_bytes(
     parameters: Bytes, gradients: Bytes, optimiser: Bytes, is_offloaded: bool, is_copied: bool = False
 ) -> Bytes:
-    """Compute a rank's bytes in the memory of its node, from the bytes that it holds between steps.
+    """Compute a rank's bytes in its node's memory, from the bytes that it holds between steps.
 
-    These are the copies of a save (`checkpoint/saving.py`), and all three with layout.cpu_offload. With
-    checkpoint.memory_every_steps (`is_copied`) also the files of its own state and of a neighbour's, twice
-    while new ones are written (`checkpoint/memory_copies.py`). On devices that have no memory of their own,
-    what they hold is not counted here.
+    These are the copies of a save (`checkpoint/saving.py`), and with layout.cpu_offload all three. With
+    checkpoint.memory_every_steps (`is_copied`) also the files of its own and a neighbour's state, twice while
+    new files are written (`checkpoint/memory_copies.py`). What devices without their own memory hold is not
+    counted.
     """
     offloaded = parameters + gradients + optimiser if is_offloaded else 0
     copied = _COPIES_IN_MEMORY * (parameters + optimiser) if is_copied else 0
@@ -93,9 +92,9 @@ def host_bytes(
 def _shapes_of_rank(
     model: CompleteModel, layout: Layout, pipeline_rank: int
 ) -> Iterator[tuple[str, tuple[int, ...], bool]]:
-    """Yield (name, shape on one tensor rank, True for a copy) of each parameter.
+    """Yield (name, shape on a tensor rank, True for a copy) of each parameter.
 
-    Copies are of a tied embedding, and of what every pipeline stage needs.
+    Copies: of a tied embedding, and of parameters that every pipeline stage needs.
     """
     plan = module(model.model_type, "tables").TENSOR_PARALLEL_PLAN
     shapes = parameter_shapes(model)
@@ -119,7 +118,7 @@ def _shapes_of_rank(
 
 
 def _layers_of_rank(model: CompleteModel, layout: Layout, pipeline_rank: int) -> tuple[set[int], int, bool]:
-    """Return (the numbers of its layers, how many stages it has, True if it has the last one)."""
+    """Return (the numbers of its layers, its number of stages, True if it has the last stage)."""
     if layout.pipeline == 1:
         return set(range(model.num_hidden_layers)), 1, True
     ranges = layer_numbers(layout)

@@ -1,4 +1,4 @@
-"""Facts of the text that the numbers of a run follow from: read from a run folder, or imagined for a plan."""
+"""Facts of the text that a run's numbers follow from: read from a run folder, or imagined for a plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,11 +23,11 @@ from kielo.tokenizer.load import load_tokenizer, vocabulary_size
 
 @dataclass(frozen=True)
 class Text:
-    """Facts of the tokens and the tokenizer that numbers follow from.
+    """Facts of the tokens and the tokenizer.
 
-    tokens: source → its number of tokens. tokenizer_hash: "" where it is not known. packed_sequences:
-    length → source → sequences of an epoch, where they are best-fit packed or blocks as they are; else, and
-    before that, {}. tokens_per_document: of sources whose documents are counted.
+    tokens: source → its number of tokens. tokenizer_hash: "" if not known. packed_sequences: length → source
+    → sequences of an epoch, if they are best-fit packed or ready blocks; else {}. tokens_per_document: of
+    sources whose documents are counted.
     """
 
     tokens: Mapping[str, int]
@@ -40,10 +40,7 @@ class Text:
     tokens_per_document: Mapping[str, float] = field(default_factory=dict)
 
     def epoch_tokens(self, source: str, sequence_length: int) -> int:
-        """Return the tokens that an epoch of a source has to predict, the filling of sequences included.
-
-        Of text that is not packed yet as many as its stream has.
-        """
+        """Return the tokens that an epoch of a source has to predict, with the filling of sequences."""
         packed = self.packed_sequences.get(sequence_length)
         return self.tokens[source] - 1 if packed is None else packed[source] * sequence_length
 
@@ -51,8 +48,8 @@ class Text:
 def text_of_run(recipe: Recipe, run_folder: Path) -> Text:
     """Read the facts of a run folder.
 
-    Raises KieloError for a stage that is not finished, for another tokenizer than made the tokens, for
-    documents that are not packed as the recipe says, and for texts that are to be scored and are not packed.
+    Raises KieloError for an unfinished stage, for another tokenizer than the tokens', for documents that are
+    not packed as the recipe says, and for texts to be scored that are not packed.
     """
     tokens = packed_counts(run_folder / "tokens")
     check_outside_texts((text.name for text in recipe.evaluate.texts), run_folder / "tokens")
@@ -70,14 +67,14 @@ def text_of_run(recipe: Recipe, run_folder: Path) -> Text:
 
 
 def tokens_per_document(counts: Mapping[str, tuple[int, int | None]]) -> dict[str, float]:
-    """Return source → mean tokens of a document. counts: (tokens, documents), None where nobody counted."""
+    """Return source → mean tokens of a document. counts: (tokens, documents or None if not counted)."""
     return {name: tokens / documents for name, (tokens, documents) in counts.items() if documents}
 
 
 def packed_sequences(recipe: Recipe, tokens_folder: Path) -> dict[int, dict[str, int]]:
-    """Return length → source → packed sequences of an epoch; {} where the recipe has one stream.
+    """Return length → source → packed sequences of an epoch; {} if the recipe has one stream.
 
-    Raises KieloError where the documents are not packed, or not into sequences of the recipe's lengths.
+    Raises KieloError if the documents are not packed, or not into sequences of the recipe's lengths.
     """
     if recipe.dataset.packing == "as_is":
         tokens = {name: of.tokens for name, of in packed_counts(tokens_folder).sources.items()}
@@ -87,15 +84,15 @@ def packed_sequences(recipe: Recipe, tokens_folder: Path) -> dict[int, dict[str,
     manifest = packing_manifest(tokens_folder)
     if (made := manifest.section.get(PACKING, "best_fit")) != recipe.dataset.packing:
         raise KieloError(
-            f"{packing_folder(tokens_folder)}: was made with dataset.packing = {made!r}; `kielo run RECIPE "
-            "--to pack` makes it anew"
+            f"{packing_folder(tokens_folder)}: was made with dataset.packing = {made!r}. Fix: `kielo run "
+            "RECIPE --to pack` makes it again"
         )
     lengths = {phase.sequence_length for phase in full_phases(recipe)}
     missing = lengths - set(manifest.section["sequence_lengths"])
     if missing:
         raise KieloError(
             f"{packing_folder(tokens_folder)}: has no sequences of {', '.join(map(str, sorted(missing)))} "
-            "tokens; `kielo run RECIPE --to pack` makes them"
+            "tokens. Fix: `kielo run RECIPE --to pack` makes them"
         )
     return sequences_by_length(manifest)
 
@@ -107,7 +104,6 @@ def blocks_as_they_are(recipe: Recipe, tokens: Mapping[str, int]) -> dict[int, d
 
 
 def sequences_by_length(packing: Manifest) -> dict[int, dict[str, int]]:
-    """Return length → source → packed sequences of an epoch."""
     sources = counts_of(FOLDER, packing, PackingCounts).sources
     return {
         length: {name: of[str(length)].sequences for name, of in sources.items()}
@@ -116,35 +112,26 @@ def sequences_by_length(packing: Manifest) -> dict[int, dict[str, int]]:
 
 
 def imagined_text(recipe: Recipe) -> Text:
-    """Return as much text as the recipe asks for, for plans that need no corpus.
+    """Return as much text as the recipe asks for, for plans without a corpus.
 
-    Its vocabulary has `model.vocab_size` tokens, those of the ready tokenizer, or as many as one is to learn.
+    Its vocabulary has `model.vocab_size` tokens, the ready tokenizer's, or the number that is to be learned.
     """
-    tokenizer = recipe.tokenizer
-    model = recipe.model
-    # a vocabulary that comes with weights is read with them
+    tokenizer, model = recipe.tokenizer, recipe.model
+    # The vocabulary of weights is read with them.
     size = None if model.transplant else model.vocab_size or (1 if model.weights else None)
     if size is None:
-        size = (
-            vocabulary_size(load_tokenizer(resolve_tokenizer(tokenizer.path)))
-            if tokenizer.path
-            else tokenizer.vocab_size
-        )
+        path = tokenizer.path
+        size = vocabulary_size(load_tokenizer(resolve_tokenizer(path))) if path else tokenizer.vocab_size
     enough = 2 * sum(phase.tokens for phase in full_phases(recipe)) + longest_sequence_length(recipe)
     return Text({source.name: enough for source in recipe.corpus.sources}, enough, "", size, 0)
 
 
 def ready_tokens(recipe: Recipe) -> dict[str, int]:
-    """Return source → tokens to train on, of the sources of ready tokens that are on this machine.
-
-    Less the share that is held out, to the nearest document. Raises KieloError for files that cannot be read.
-    """
+    """Return source → tokens, without the held-out share, of ready tokens here. KieloError if unreadable."""
     if not recipe.corpus.token_sources:
         return {}
-    size = (
-        recipe.model.vocab_size
-        or tokenizer_facts(resolve_tokenizer(recipe.tokenizer.path or "")).vocabulary_size
-    )
+    tokenizer = recipe.tokenizer.path or ""
+    size = recipe.model.vocab_size or tokenizer_facts(resolve_tokenizer(tokenizer)).vocabulary_size
     found = find_token_sources(recipe, size)
     return {
         name: training_tokens(sum(file.tokens for file in files.files), recipe.dataset.heldout_share)
