@@ -154,9 +154,9 @@ def test_a_config_that_is_no_config(place: Path, here: Here, case: str) -> None:
 
 NO_FIT, NO_MULTIPLE = "does not fit; expected", "is no multiple of model.num_key_value_heads"
 # keys whose values are of the right kind, and not known here
-ASKS = "asks for what Kielo does not do"
+ASKS = "not supported"
 NOT_DONE = {
-    "model_type": "is not a family here; known", "hidden_act": ASKS, "architectures": ASKS,
+    "model_type": "is not known. Fix: one of", "hidden_act": ASKS, "architectures": ASKS,
     "quantization_config": ASKS,
 }  # fmt: skip
 BAD_VALUES: list[tuple[str, Any]] = [
@@ -263,7 +263,7 @@ BAD_ROPES: list[tuple[str, Any, str]] = [
     ("rope_type", {"rope_type": ["linear"], "factor": 2.0}, "is not supported; known"),
     ("rope_type", {"type": 3}, "is not supported; known"),
     ("rope_theta", {"rope_type": "default", "rope_theta": "x"}, NO_FIT),
-    ("rope_theta", {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0}, "yarn needs one above 1"),
+    ("rope_theta", {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0}, "yarn needs a number above 1"),
 ]
 
 

@@ -394,11 +394,11 @@ def test_a_file_that_is_no_config_is_told(tmp_path) -> None:
     path = tmp_path / "config.json"
     for content, told in (
         (None, "cannot be read (No such file or directory); expected a Hugging Face config.json"),
-        ("[]", "holds a list, and not the keys and values of a model"),
-        ("{}", f"model_type = None is not a family here; known: {known}"),
-        ('{"model_type": ["llama"]}', f"model_type = ['llama'] is not a family here; known: {known}"),
-        ('{"model_type": "mamba"}', f"model_type = 'mamba' is not a family here; known: {known}"),
-        ('{"architectures": ["MyBert"]}', f"model_type = None is not a family here; known: {known}"),
+        ("[]", "contains a list, not the keys and values of a model"),
+        ("{}", f"model_type = None is not known. Fix: one of {known}"),
+        ('{"model_type": ["llama"]}', f"model_type = ['llama'] is not known. Fix: one of {known}"),
+        ('{"model_type": "mamba"}', f"model_type = 'mamba' is not known. Fix: one of {known}"),
+        ('{"architectures": ["MyBert"]}', f"model_type = None is not known. Fix: one of {known}"),
         ('{"model_type": "llama", "head_dim": 7}', "model.head_dim = 7 is odd; rotary positions need pairs"),
     ):
         if content is not None:
@@ -412,7 +412,7 @@ def test_a_file_that_is_no_config_is_told(tmp_path) -> None:
             families.read_hf_config(tmp_path)
     with pytest.raises(KieloError) as caught:
         families.module("mamba", "tables")
-    assert str(caught.value) == f"model.model_type = 'mamba' is not a family here; known: {known}"
+    assert str(caught.value) == f"model.model_type = 'mamba' is not known. Fix: one of {known}"
 
 
 def test_tables_need_no_torch() -> None:

@@ -11,7 +11,7 @@ NO_NULL = object()
 
 
 class Kind(NamedTuple):
-    """Describe what a value must be: a test, and the words for an error."""
+    """A kind of value: a test of it, and the words of an error."""
 
     fits: Callable[[Any], bool]
     expected: str
@@ -28,12 +28,12 @@ SWITCH = Kind(lambda value: isinstance(value, bool), "true or false")
 
 
 class ConfigReader:
-    """Read values of one config, collect complaints, and note which keys were read.
+    """A reader of one config, which collects complaints and the keys that were read.
 
     A value with a complaint is replaced by the default, so that reading continues.
     """
 
-    def __init__(self, config: Mapping[str, Any]):
+    def __init__(self, config: Mapping[str, object]):
         self._config = config
         self.complaints: list[str] = []
         self.keys_read: set[str] = set()
@@ -74,15 +74,12 @@ class ConfigReader:
         if value is None:
             return known[0]
         if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in known):
-            self.complain(
-                f"asks for what Kielo does not do: {name} = {short(value)} (known: "
-                f"{', '.join(map(repr, known))})"
-            )
+            self.complain(f"not supported: {name} = {short(value)} (known: {', '.join(map(repr, known))})")
             return known[0]
         return value
 
     def layer_types(self, default: Sequence[str]) -> tuple[str, ...]:
-        """Return the kind of each layer; `default` if the key is missing or null."""
+        """Return the kind of each layer: `default` if the key is missing or null."""
         count = len(default)
         kind = Kind(
             lambda value: (

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kielo.models.families import complete, family_defaults, module
+from kielo.models.families import complete, family_defaults
+from kielo.models.parameter_shapes import parameters
 from kielo.recipe.amounts import short_amount
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
@@ -105,7 +106,7 @@ def with_shape(model: Model) -> Model:
 def count(model: Model) -> int:
     """Counts the parameters of a model with a shape; positions as many as a GPT's usual 2048, if unset."""
     full = complete(model, model.max_position_embeddings or 2048)
-    return module(model.model_type, "tables").parameters(full)
+    return parameters(full)
 
 
 def usual_shape(anchors: tuple[tuple[float, int, int], ...], wanted: int) -> tuple[float, float]:

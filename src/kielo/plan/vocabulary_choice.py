@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from kielo.models.families import module
+from kielo.models.parameter_shapes import token_flops
 from kielo.models.proportions import count
 from kielo.plan.choose_layout import nothing_runs
 from kielo.plan.planned_layout import plan_layouts
@@ -132,7 +132,7 @@ class Pricing:
         text_hours, relearn_hours = self._hours_per_token(model)
         return Choice(
             of, count(model), embedding_share(model, of.size), tokens, relearn_tokens,
-            float(tokens * module(model.model_type, "tables").flops_per_token(model, self._length)),
+            float(tokens * token_flops(model, self._length)),
             float(relearn_tokens * flops_per_token(model, self._length, _VOCABULARY)),
             None if text_hours is None else tokens * text_hours,
             None if relearn_hours is None else relearn_tokens * relearn_hours,

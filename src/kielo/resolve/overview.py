@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kielo.models.families import module
+from kielo.models.parameter_shapes import parameters
 from kielo.recipe.errors import KieloError
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.phases import FullPhase
@@ -131,10 +131,9 @@ _Kind = tuple[int, int, int, tuple[str, ...]]
 
 def _overview(model: CompleteModel, kinds: Sequence[_Kind], learning_rates: Sequence[str]) -> Overview:
     """Add up; kinds: (tokens, tokens a step, tokens of a sequence, trained modules) of each phase."""
-    count = module(model.model_type, "tables")
     return Overview(
         model,
-        count.parameters(model),
+        parameters(model),
         sum(tokens for tokens, *_ in kinds),
         tuple(dict.fromkeys((step, length) for _, step, length, _ in kinds)),
         tuple(learning_rates),

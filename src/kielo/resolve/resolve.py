@@ -11,7 +11,7 @@ from typing import Any
 
 from kielo.artifact.weights_folder import weights_here
 from kielo.dataset.provenance import check_recipe
-from kielo.models.families import module
+from kielo.models.parameter_shapes import parameters
 from kielo.recipe.cards import Accelerator, accelerator_of_device, accelerators, cluster
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.errors import KieloError
@@ -193,7 +193,6 @@ def _placement(
     run_folder: Path,
 ) -> Placement:
     model, card = identity.model, machine.card
-    count = module(model.model_type, "tables")
     chunk_tokens = loss_chunk_tokens(recipe.train.loss_chunk_tokens, model, layout, card)
     return Placement(
         world_size=machine.world_size,
@@ -216,7 +215,7 @@ def _placement(
         device=machine.device,
         accelerator=card.name if card else "unknown",
         peak_tflops=card.peak_tflops if card else {},
-        parameters=count.parameters(model),
+        parameters=parameters(model),
         end_of_text_id=text.end_of_text_id,
         file_stall_seconds=file_stall_seconds(recipe),
         tokenizer_hash=text.tokenizer_hash,
@@ -324,7 +323,7 @@ def _compiles(layout: Layout, machine: Machine, identity: Identity) -> bool:
         machine.software.missing_compiler,
         compile_advice(layout),
     )
-    flops = 6 * module(identity.model.model_type, "tables").parameters(identity.model) * identity.total_tokens
+    flops = 6 * parameters(identity.model) * identity.total_tokens
     is_worth_it = machine.device == "cuda" or (
         machine.software.has_amx and identity.train.precision == "bf16" and flops > _FLOPS_WORTH_COMPILING
     )

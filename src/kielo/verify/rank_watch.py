@@ -163,7 +163,7 @@ class RankWatch(TorchDispatchMode):
     uses.
 
     flops: "matrix products" and "attention" → operations; the causal half of attention's scores counts, as in
-    `models/decoder_count.py`. calls and bytes: (axis, operation) → how often, and the bytes of the whole
+    `models/parameter_shapes.py`. calls and bytes: (axis, operation) → how often, and the bytes of the whole
     buffers.
     """
 

@@ -19,6 +19,7 @@ from kielo.models.blocks.alibi import Alibi
 from kielo.models.blocks.dropout import WeightNoise
 from kielo.models.blocks.joint_projection import JointProjection
 from kielo.models.blocks.rope import rotate
+from kielo.recipe.sections import CompleteModel
 
 
 @dataclass(frozen=True)
@@ -223,50 +224,35 @@ class InnerAttention(nn.Module):
         return torch.matmul(weights, v_bhsk)
 
 
-@dataclass(frozen=True)
-class AttentionOptions:
-    """Sizes of an attention block, and its biases and norms.
-
-    output_bias: bias of the output projection, None for the same as `bias`. norms: RMSNorm of queries and
-    keys, "head": each head by itself (Qwen3, Gemma 3), "width": all heads together (OLMo 2).
-    """
-
-    hidden_size: int
-    num_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    bias: bool
-    output_bias: bool | None = None
-    norms: Literal["head", "width"] | None = None
-
-
 class Attention(nn.Module):
     """Projections to queries, keys and values, their rotation, inner attention, and the output projection.
 
-    inner: None for plain scaled dot products. make_norm: `make_norm(size)` makes a norm of queries or keys.
+    inner: None for plain scaled dot products. norms: RMSNorm of queries and keys, made by `make_norm(size)`,
+    "head": each head by itself (Qwen3, Gemma 3), "width": all heads together (OLMo 2). has_output_bias: bias
+    of the output projection, None for the config's attention_bias.
     """
 
     def __init__(
         self,
-        options: AttentionOptions,
+        config: CompleteModel,
         inner: InnerAttention | None = None,
-        make_norm: Callable[[int], nn.Module] | None = None,
+        norms: Literal["head", "width"] | None = None,
+        make_norm: Callable[[int], nn.Module] = nn.Identity,
+        has_output_bias: bool | None = None,
     ) -> None:
         super().__init__()
-        self.head_dim, self.norms = options.head_dim, options.norms
-        hidden, bias = options.hidden_size, options.bias
-        queries = options.num_heads * options.head_dim
-        keys = options.num_key_value_heads * options.head_dim
+        self.head_dim, self.norms = config.head_dim, norms
+        hidden, bias = config.hidden_size, config.attention_bias
+        queries, keys = (
+            heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads)
+        )
         self.q = nn.Linear(hidden, queries, bias=bias)
         self.k = nn.Linear(hidden, keys, bias=bias)
         self.v = nn.Linear(hidden, keys, bias=bias)
-        self.o = nn.Linear(queries, hidden, bias=bias if options.output_bias is None else options.output_bias)
-        if options.norms is not None:
-            if make_norm is None:
-                raise ValueError("norms of queries and keys need make_norm")
-            is_wide = options.norms == "width"
-            self.q_norm = make_norm(queries if is_wide else options.head_dim)
-            self.k_norm = make_norm(keys if is_wide else options.head_dim)
+        self.o = nn.Linear(queries, hidden, bias=bias if has_output_bias is None else has_output_bias)
+        if norms is not None:
+            self.q_norm = make_norm(queries if norms == "width" else config.head_dim)
+            self.k_norm = make_norm(keys if norms == "width" else config.head_dim)
         self.project = JointProjection()
         self.inner = InnerAttention() if inner is None else inner
 

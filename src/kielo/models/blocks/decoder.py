@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from kielo.models import families
-from kielo.models.blocks.attention import MaskMaker
-from kielo.models.blocks.dropout import Noise, NoiseMaker
-from kielo.models.blocks.rope import RotaryEmbedding
-from kielo.recipe.errors import KieloError
+from kielo.models.blocks.attention import Attention, Mask, MaskMaker
+from kielo.models.blocks.dropout import ATTENTION, MLP, Noise, NoiseMaker, drop
+from kielo.models.blocks.rope import RotaryEmbedding, refuse_longer
 from kielo.recipe.sections import CompleteModel, Fp8
 
 
@@ -187,12 +186,7 @@ class Decoder(nn.Module):
             x_bsd = x_bsd * torch.full((), self.embed_scale, dtype=x_bsd.dtype, device=x_bsd.device)
         if self.position_table is not None:
             if positions_s is None:
-                length, places = tokens_bs.shape[1], self.position_table.num_embeddings - self.first_position
-                if length > places:
-                    raise KieloError(
-                        f"a sequence of {length} tokens is longer than model.max_position_embeddings = "
-                        f"{places}: shorten it or raise that key"
-                    )
+                refuse_longer(tokens_bs.shape[1], self.position_table.num_embeddings - self.first_position)
             if documents_bs is not None and self.restarts_positions:
                 places_bs = self.make_masks.places(documents_bs, positions_s)
             elif positions_s is None:
@@ -210,6 +204,25 @@ class Decoder(nn.Module):
             return x_bsd
         x_bsd = self.transform(x_bsd)
         return x_bsd if noise is None else noise.of_head(x_bsd)
+
+
+class PreNormLayer(nn.Module):
+    """A layer that norms the inputs of attention and MLP, and adds their outputs to its own input."""
+
+    kind = "full_attention"
+
+    def __init__(self, make_norm: Callable[[], nn.Module], attention: Attention, mlp: nn.Module) -> None:
+        super().__init__()
+        self.attention_norm, self.attention = make_norm(), attention
+        self.mlp_norm, self.mlp = make_norm(), mlp
+
+    def forward(
+        self, x_bsd: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Mask, noise: Noise | None = None
+    ) -> Tensor:
+        weights = None if noise is None else noise.weights
+        attended_bsd = self.attention(self.attention_norm(x_bsd), cos, sin, mask, weights)
+        x_bsd = x_bsd + drop(attended_bsd, noise, ATTENTION)
+        return x_bsd + drop(self.mlp(self.mlp_norm(x_bsd)), noise, MLP)
 
 
 @torch.no_grad()

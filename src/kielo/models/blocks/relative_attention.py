@@ -25,7 +25,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from kielo.models.blocks import blocked_attention, flex
 from kielo.models.blocks.dropout import WeightNoise
 from kielo.models.blocks.joint_projection import JointProjection
-from kielo.recipe.errors import KieloError
+from kielo.models.blocks.rope import refuse_longer
 
 
 def row_of_distance(distance: int, bucket_size: int, max_positions: int) -> int:
@@ -72,11 +72,7 @@ class RelativeMaskMaker(nn.Module):
         self.register_buffer("row_of", torch.tensor(rows, device=device), persistent=False)
 
     def forward(self, documents_bs: Tensor | None, length: int, device: torch.device) -> RelativeMask:
-        if length > self.max_positions:
-            raise KieloError(
-                f"a sequence of {length} tokens is longer than model.max_position_embeddings = "
-                f"{self.max_positions}: shorten it or raise that key"
-            )
+        refuse_longer(length, self.max_positions)
         make = self.dense if device.type == "cpu" else self.in_blocks
         return make(documents_bs, length)
 
