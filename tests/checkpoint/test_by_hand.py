@@ -242,7 +242,7 @@ def test_values_that_are_not_finite_are_named() -> None:
     assert complaint_unless_finite({"e": eight}) is None
     for value in (float("nan"), float("inf"), -float("inf")):
         told = complaint_unless_finite(sound | {"x": torch.tensor([0.0, value]), "y": torch.tensor([value])})
-        assert told.startswith("x holds values that are not finite; ")
+        assert told.startswith("x has values that are not finite: ")
 
 
 def chunk(name: str, dtype: str, rows: int, first: int, size: int) -> HeldChunk:
@@ -343,7 +343,7 @@ def test_a_save_has_an_id_of_its_own_and_takes_the_time_it_took(tmp_path) -> Non
 def test_alerts_are_warnings_where_nobody_takes_them(tmp_path, caplog) -> None:
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(3, {"model/a": torch.tensor([float("nan")])}, {})
-    with pytest.raises(KieloError, match="model/a holds values that are not finite") as caught:
+    with pytest.raises(KieloError, match="model/a has values that are not finite") as caught:
         checkpointer.settle()
     assert [(one.levelname, one.getMessage()) for one in caplog.records] == [("WARNING", str(caught.value))]
 
@@ -495,7 +495,7 @@ def test_copies_that_others_could_have_made_are_not_there(node, tmp_path, monkey
     for mode in (0o770, 0o702, 0o1777):
         of_user.chmod(mode)
         assert node.find() == {}
-        with pytest.raises(KieloError, match="or others may write there. Fix: remove it"):
+        with pytest.raises(KieloError, match="or others can write there. Fix: remove it"):
             node.make_partial(NAME, 0)
     of_user.chmod(0o700)
     theirs = tmp_path / "theirs"

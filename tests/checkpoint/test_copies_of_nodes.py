@@ -174,5 +174,5 @@ def test_nodes_of_different_sizes_are_refused(local_ranks, nodes) -> None:
 
     for error in nodes.run(len(local_ranks), action):
         assert str(error).startswith(
-            "checkpoint.memory_every_steps needs as many ranks on each node as on the"
+            "checkpoint.memory_every_steps needs the same number of ranks on each node"
         )

@@ -104,7 +104,7 @@ def test_an_empty_folder_is_no_other_export(tmp_path, checkpoint) -> None:
     assert (folder / "model.safetensors").is_file()
     again = ExportOptions(dtype="bf16", is_replacing=False)
     with pytest.raises(
-        KieloError, match="hf: exists already and is not this export; name a new folder, nothing"
+        KieloError, match="hf: exists already and is not this export. Nothing was written. Fix: name a new"
     ):
         export(checkpoint, tmp_path / "hf", config(), None, again)
     with pytest.raises(KieloError, match="tokenizer: no tokenizer.json there to export with the model"):

@@ -89,7 +89,7 @@ def test_training_does_not_begin_anew_over_damaged_checkpoints(trained, here, da
     for _ in range(2):
         message = refused(
             here(trained, *TRAIN),
-            "training does not start again over them",
+            "training does not start over them",
             "step_00000015",
             "step_00000020",
             name,

@@ -371,7 +371,7 @@ BAD_INDEXES: dict[str, Callable[[dict[str, str]], Any]] = {
 # Of all other cases the index is none, or a file's name.
 OF_INDEXES = {
     "a file that is not there": "names files that are not there",
-    "a tensor that its file lacks": "the index says that it holds model.layers.9.x, but it does not",
+    "a tensor that its file lacks": "lacks model.layers.9.x, which the index says are in it",
     "a tensor twice": f"damaged: it names {NORM} twice",
 }
 
@@ -401,7 +401,7 @@ def test_two_files_with_one_tensor(place: Path, here: Here) -> None:
     save_file(load_file(other) | {NORM: torch.ones(16)}, other)
     refused(
         here(place, "verify", "round-trip", "hf:weights"),
-        "it is not known which one is right",
+        "Fix: remove the wrong file",
         NORM,
         "model-0.safetensors",
         "model-1.safetensors",
@@ -558,9 +558,9 @@ BAD_PICKLES: dict[str, Callable[[Path], None]] = {
 
 # All others are no zip.
 OF_PICKLES = {
-    "a trap": "it holds more than tensors",
-    "a trap beside tensors": "it holds more than tensors",
-    "a list": "holds a list and not tensors by name",
+    "a trap": "it contains more than tensors",
+    "a trap beside tensors": "it contains more than tensors",
+    "a list": "contains a list and not tensors by name",
     "a tensor alone": "and not tensors by name",
     "nested": "model is a dict; known",
     "numbers": "is a float; known",
@@ -709,7 +709,7 @@ def test_a_weight_beyond_the_dtype_does_not_go_out(
     """The tensor, its largest number and the dtypes that can hold it."""
     checkpoint = poisoned(trained / "run", trained / "poisoned", "norm.weight", value)
     asked = ("export", checkpoint, "--to", "out", "--tokenizer", "run/tokenizer", "--dtype")
-    message = refused(here(trained, *asked, dtype), "holds a weight of magnitude", NORM, works)
+    message = refused(here(trained, *asked, dtype), "has a weight of magnitude", NORM, works)
     assert f"{torch.tensor(value).item():,.0f}" in message and not list(trained.glob("out*"))
     went_well(here(trained, *asked, "fp32"))
 

@@ -10,8 +10,7 @@ import pytest
 from transformers import AutoConfig
 
 from kielo.models import families
-from kielo.models.llama import tables
-from kielo.models.parameter_shapes import parameter_shapes
+from kielo.models.parameter_shapes import parameter_shapes, parameters
 from kielo.models.rope_scaling import normalise_rope
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
@@ -140,8 +139,8 @@ def read(tmp_path, config: dict):
 
 def test_published_sizes(tmp_path) -> None:
     """Llama 3.1's config files give the parameter counts that its weight files have."""
-    assert tables.parameters(read(tmp_path, LLAMA_3_1_8B)) == 8_030_261_248
-    assert tables.parameters(read(tmp_path, LLAMA_3_1_8B | SIZE_70B)) == 70_553_706_496
+    assert parameters(read(tmp_path, LLAMA_3_1_8B)) == 8_030_261_248
+    assert parameters(read(tmp_path, LLAMA_3_1_8B | SIZE_70B)) == 70_553_706_496
 
 
 def test_spellings_of_rope_mean_one_thing(tmp_path) -> None:
@@ -175,18 +174,18 @@ def test_bases_by_kind_of_layer_mean_one_thing(tmp_path, published: dict) -> Non
 
 
 @pytest.mark.parametrize(
-    ("published", "parameters"),
+    ("published", "expected"),
     [(GPT_NEOX_20B, 20_554_567_680), (BLOOM_176B, 176_247_271_424)],
     ids=["gpt_neox", "bloom"],
 )
-def test_old_files_of_fused_families_are_read(tmp_path, published: dict, parameters: int) -> None:
+def test_old_files_of_fused_families_are_read(tmp_path, published: dict, expected: int) -> None:
     """Published files of transformers 4 and what transformers 5 makes of them are the same model,
     of the known size.
     """
     four = read(tmp_path, published)
     AutoConfig.for_model(**published).save_pretrained(tmp_path)
     assert families.read_hf_config(tmp_path) == four
-    assert families.module(four.model_type, "tables").parameters(four) == parameters
+    assert parameters(four) == expected
     assert four.max_position_embeddings == 2048 and four.rotary_pct == (
         0.25 if published is GPT_NEOX_20B else 1.0
     )

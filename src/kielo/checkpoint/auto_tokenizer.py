@@ -1,9 +1,9 @@
 """A tokenizer as transformers' AutoTokenizer reads it, beside Kielo's reading: do both give the same ids?
 
-Kielo reads tokenizer.json alone. AutoTokenizer also follows tokenizer_config.json: its class may build the
-normaliser and the split of words anew, and its keys may add tokens. So the files of an export are read by
-AutoTokenizer, and their ids of real text are compared. Texts that spell a control token are left out, because
-only Kielo takes them for text.
+Kielo reads tokenizer.json alone. AutoTokenizer also follows tokenizer_config.json: its class can rebuild the
+normaliser and the split of words, and its keys can add tokens. So AutoTokenizer reads the files of an export,
+and its ids of real text are compared. Texts that spell a control token are left out, because only Kielo takes
+them for text.
 """
 
 import json
@@ -61,11 +61,12 @@ _ODD_CHAT = [
 
 
 class Comparison(NamedTuple):
-    """What was found. texts, conversations: as many were compared, left_out: as many spell a control token.
+    """The result of a comparison.
 
-    difference: the first of the texts, the end token or the vocabulary, in words. of_chats: the first
-    conversation, as Kielo renders it, that has other ids. of_template: the first that is rendered otherwise,
-    as with today's date. added: tokens that AutoTokenizer adds, without a row in the model.
+    texts, conversations, left_out: numbers; texts left out spell a control token. difference: the first of
+    the texts, the end token or the vocabulary, in words. of_chats: the first conversation, as Kielo renders
+    it, with other ids. of_template: the first conversation that is rendered differently, as with today's
+    date. added: tokens that AutoTokenizer adds, without a row in the model.
     """
 
     texts: int
@@ -82,17 +83,16 @@ class Comparison(NamedTuple):
 
 
 def is_installed() -> bool:
-    """Return True if transformers can be imported."""
     return find_spec("transformers") is not None
 
 
 def compare_folder(
     folder: Path, model_type: str | None, sample: Sequence[SampleDocument]
 ) -> tuple[str, list[str]]:
-    """Compare AutoTokenizer's reading of a tokenizer with Kielo's. Return what was compared, and warnings.
+    """Compare AutoTokenizer's reading of a tokenizer with Kielo's. Return a report, and warnings.
 
-    Raise KieloError, with the first text that differs, for other ids of texts. Those of conversations, and
-    tokens that AutoTokenizer adds, are warnings: an export is written so that they are Kielo's.
+    Raise KieloError, with the first text that differs, for other ids of texts. Other ids of conversations,
+    and tokens that AutoTokenizer adds, are warnings, because an export is written with Kielo's ids.
     """
     if not is_installed():
         return NOT_COMPARED, []
@@ -162,7 +162,7 @@ def agreed_files(
     tokenizer: TextTokenizer,
     sample: Sequence[SampleDocument],
 ) -> dict[str, bytes]:
-    """Return files with which AutoTokenizer gives Kielo's ids: as they are, or with a plain configuration.
+    """Return files with which AutoTokenizer gives Kielo's ids: unchanged, or with a plain configuration.
 
     Raise KieloError if it gives other ids with each.
     """
@@ -197,7 +197,7 @@ def plain_files(files: Mapping[str, bytes], tokenizer: TextTokenizer) -> dict[st
     splits = read_object(tokenizer.folder / TOKENIZER_FILE).get("pre_tokenizer") or {}
     if "add_prefix_space" in splits:  # transformers 4 sets it to False without the key
         written["add_prefix_space"] = splits["add_prefix_space"]
-    return plain | {CONFIG_FILE: _json(written)}
+    return plain | {CONFIG_FILE: json_bytes(written)}
 
 
 def coded_files(files: Mapping[str, bytes], tokenizer: TextTokenizer) -> dict[str, bytes]:
@@ -207,16 +207,16 @@ def coded_files(files: Mapping[str, bytes], tokenizer: TextTokenizer) -> dict[st
     """
     plain = plain_files(files, tokenizer)
     config = json.loads(plain[CONFIG_FILE]) | {"auto_map": {"AutoTokenizer": [None, CODE_CLASS]}}
-    return plain | {CONFIG_FILE: _json(config), CODE_FILE: CODE.encode()}
+    return plain | {CONFIG_FILE: json_bytes(config), CODE_FILE: CODE.encode()}
 
 
 def fix_in_words(
     files: Mapping[str, bytes], tokenizer: TextTokenizer, sample: Sequence[SampleDocument]
 ) -> str:
-    """Return the change of the configuration by which AutoTokenizer would give Kielo's ids, tried out."""
+    """Return the change of the configuration by which AutoTokenizer gives Kielo's ids, tried out."""
     config = json.loads(files.get(CONFIG_FILE, b"{}")) | {"tokenizer_class": PLAIN_CLASS}
     said = f'Fix: "tokenizer_class": "{PLAIN_CLASS}" in {CONFIG_FILE} of tokenizer.path, or of a copy of it'
-    by_class = dict(files) | {CONFIG_FILE: _json(config)}
+    by_class = dict(files) | {CONFIG_FILE: json_bytes(config)}
     if compare(by_class, None, tokenizer, sample).difference is None:
         return said
     plain = plain_files(files, tokenizer)
@@ -240,7 +240,7 @@ def _auto_tokenizer(files: Mapping[str, bytes], model_type: str | None) -> Any:
 
 
 def _control_finder(tokenizer: TextTokenizer) -> Callable[[str], bool]:
-    """Return a function that tells whether a text spells a control token, perhaps after the normaliser."""
+    """Return a function: True for a text that spells a control token, perhaps after the normaliser."""
     names = [*tokenizer.for_text.control_tokens.values(), *tokenizer.for_text.hidden_names]
     pattern = re.compile("|".join(map(re.escape, names)) or r"(?!)")
     normalizer = tokenizer.whole.normalizer
@@ -280,7 +280,7 @@ def _difference(
 
 
 def _other_differences(theirs: Any, tokenizer: TextTokenizer) -> Iterator[str]:
-    """Yield differences that show in every text: what is put around it, how it ends, which token an id is."""
+    """Yield differences that show in every text: tokens around it, its end, the tokens of ids."""
     around, whole = [theirs("a").input_ids, tokenizer.whole.encode("a").ids], tokenizer.whole
     if around[0] != around[1]:
         yield f"the ids of 'a' with what is put around a text are {around[1]} here and {around[0]} there"
@@ -347,7 +347,7 @@ def _in_words(
 
 
 def odd_sample(tokenizer: TextTokenizer) -> list[SampleDocument]:
-    """Return texts that real text may lack, and a conversation, of those that the tokenizer takes."""
+    """Return texts that real text may lack, and a conversation, if the tokenizer takes them."""
     text = "\n".join(one["content"] for one in _ODD_CHAT)
     sample = [SampleDocument("a made-up text", text) for text in ODD_TEXTS]
     if has_chat_template(tokenizer.folder):
@@ -363,5 +363,5 @@ def _is_taken(tokenizer: TextTokenizer, one: SampleDocument) -> bool:
     return True
 
 
-def _json(content: Any) -> bytes:
+def json_bytes(content: object) -> bytes:
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()

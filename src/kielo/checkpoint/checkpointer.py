@@ -1,8 +1,8 @@
 """Checkpoints of a run: named tensors and plain JSON state in, one folder a step out, and back on any layout.
 
 Saving stops training only while this rank's shards are copied to the host; a thread writes them
-(`saving.py`). A kill at any moment leaves a folder that is whole or one that is not taken for a checkpoint. A
-save that fails is reported and tried again when the next is due. Every byte read back is checked against the
+(`saving.py`). A kill at any moment leaves a whole folder, or a folder that is not taken for a checkpoint. A
+failed save is reported, and the next due save tries again. Every byte read back is checked against the
 manifest.
 """
 
@@ -43,12 +43,12 @@ def _always() -> None:
 class Checkpointer:
     """The checkpoints in `folder`; all ranks of `group` call each method together, and agree on the outcome.
 
-    group: of the CPU (gloo) and used by nothing else, for its collectives run in a thread beside the
-    training. Works without a process group too. keep_every_steps: checkpoints of its multiples stay whatever
+    group: of the CPU (gloo) and used by nothing else, because its collectives run in a thread beside the
+    training; None also without a process group. keep_every_steps: checkpoints of its multiples stay whatever
     `keep_newest` says; 0: none. on_alert(step, message): called on rank 0, mostly in the writing thread, for
-    a save that failed, old checkpoints that could not be removed or had to be kept, and damaged ones. permit:
+    failed saves, old checkpoints that cannot be removed or must be kept, and damaged checkpoints. permit:
     called on rank 0 before a save and again before it is published; its KieloError refuses (another job has
-    taken the folder). `warnings` lists what the last `newest` passed over. `planner` keeps the plan of saves.
+    taken the folder). `warnings` lists the checkpoints that the last `newest` skipped.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Checkpointer:
     def use_memory(self, local_rank: int) -> None:
         """Use the nodes' memory for copies between checkpoints. local_rank: of this rank on its node.
 
-        `newest` finds the copies of an earlier attempt. Raises KieloError where nodes differ.
+        `newest` finds the copies of an earlier attempt. Raise KieloError if nodes differ.
         """
         self._memory_copies = MemoryCopies(
             self.folder, self._ranks, self.planner, local_rank, self._on_alert, self._permit
@@ -87,8 +87,8 @@ class Checkpointer:
     def reserve(self, tensors: dict[str, torch.Tensor]) -> None:
         """Allocate the host memory for saves of these tensors and plan them; else the first save does both.
 
-        Planned beside the training, the steps of that time would be slow. Raises KieloError on every rank
-        where the ranks' parts do not make up a tensor.
+        A plan made beside the training would slow the steps of that time. Raise KieloError on every rank if
+        the ranks' parts do not make up a tensor.
         """
         self._wait()  # the save under way reads the memory that may be replaced
         self._staging.reserve(untied(tensors))
@@ -102,14 +102,14 @@ class Checkpointer:
         kept_step: int | None = None,
         keep_all: str | None = None,
     ) -> None:
-        """Begin to write `step_{step:08d}`, after the save under way; returns when the tensors may change.
+        """Begin to write `step_{step:08d}`, after the save under way; return when the tensors may change.
 
         tensors: name → Tensor (equal on all ranks) or DTensor; names of one tied tensor are stored once.
-        plain: JSON state, rank 0's is kept. When it is published, older checkpoints are pruned, but not the
-        newest of those up to `kept_step`; none if `keep_all` says why not, which is an alert. When it fails
-        (disk full, I/O error, a tensor that is not finite), nothing of it stays, earlier ones are untouched,
-        `on_alert` is called, and only `settle` raises. Raises KieloError on every rank when it is not
-        permitted.
+        plain: JSON state, of which rank 0's is kept. After publication older checkpoints are pruned, but not
+        the newest checkpoint up to `kept_step`. None is pruned if `keep_all` says why, which is an alert. A
+        failed save (disk full, I/O error, a tensor that is not finite) leaves nothing, touches no earlier
+        checkpoint and calls `on_alert`; only `settle` raises. Raise KieloError on every rank if the save is
+        not permitted.
         """
         self._wait()
         self._ranks.on_first(self._ask_permission)
@@ -117,9 +117,9 @@ class Checkpointer:
         self._under_way = self._writer.submit(self._saver.write, save)
 
     def copy_to_memory(self, step: int, tensors: dict[str, torch.Tensor], plain: JsonTable) -> None:
-        """Begin to copy the state to the nodes' memory, after `use_memory`; returns as `save` does.
+        """Begin to copy the state to the nodes' memory, after `use_memory`; return as `save` does.
 
-        A copy that fails is an alert, and changes nothing of what `settle` says about saves.
+        A failed copy is an alert, and does not change what `settle` says about saves.
         """
         if self._memory_copies is None:
             raise RuntimeError("copies are made after `use_memory`")
@@ -129,8 +129,8 @@ class Checkpointer:
     def settle(self) -> Path | None:
         """Wait for the save under way; return the newest checkpoint that was published here.
 
-        It may be the one of `go_back_to`; None before any. Copies in memory are removed. Raises KieloError on
-        every rank when the last save failed.
+        That can be the checkpoint of `go_back_to`; None before any. Copies in memory are removed. Raise
+        KieloError on every rank if the last save failed.
         """
         self._wait()
         if self._failure is not None:
@@ -142,7 +142,7 @@ class Checkpointer:
     def shortage(self) -> str | None:
         """Return, on rank 0, why the disk has no room for the next save; None if it has.
 
-        None while a save is under way: older checkpoints are removed after it.
+        None while a save is under way, because older checkpoints are removed after it.
         """
         if self._under_way is not None and not self._under_way.done():
             return None
@@ -150,10 +150,10 @@ class Checkpointer:
         return shortage(folder, *room_needed(self.planner.whole, plain_bytes=0))
 
     def go_back_to(self, step: int) -> Path | None:
-        """Remove all later checkpoints than that of this step, and return it.
+        """Remove all checkpoints later than this step's, and return it.
 
-        Returns None, and removes nothing, if it does not exist or is damaged. Raises FaultyCheckpoint on
-        every rank for one that is unreadable or of another version.
+        Return None, and remove nothing, if it does not exist or is damaged. Raise FaultyCheckpoint on every
+        rank if it is unreadable or of another version.
         """
         self._wait()
         path = self.folder / step_folder_name(step)
@@ -166,13 +166,13 @@ class Checkpointer:
             self._ranks.on_first(lambda: self._on_alert(step, f"checkpoint {path} is {fault}"))
             return None
         if self._memory_copies is not None:
-            self._memory_copies.clear()  # or a restart would go on from a state that was given up
+            self._memory_copies.clear()  # or a restart would resume from a state that was given up
         self._ranks.on_first(lambda: remove_later(path))
         self._published = path
         return path
 
     def go_back_before(self, step: int) -> Path | None:
-        """Do as `go_back_to`, for the newest checkpoint from before `step` that is whole."""
+        """Do as `go_back_to`, for the newest whole checkpoint from before `step`."""
         self._wait()
         earlier = self._ranks.on_first(
             lambda: [saved_step(path) for path in step_folders(self.folder) if saved_step(path) < step]
@@ -180,21 +180,18 @@ class Checkpointer:
         return next((path for path in map(self.go_back_to, earlier) if path is not None), None)
 
     def close(self) -> None:
-        """Wait for the save under way, whether it succeeds or fails, and free its host memory.
-
-        No other save may follow.
-        """
+        """Wait for the save under way, whether it succeeds or fails, and free its host memory, for good."""
         self._writer.shutdown(wait=True)
         self._staging.close()
 
     def newest(self) -> Path | None:
-        """Find the newest checkpoint that is whole, by reading every file; None if there is no checkpoint.
+        """Find the newest whole checkpoint by reading every file; None if there is no checkpoint.
 
-        A newer copy in the nodes' memory is made a checkpoint first. Newer ones that are damaged are renamed
-        to `NAME.damaged` and listed in `warnings`. Leftovers of killed saves are removed: only for the job
-        that saves here (others: `newest_complete`). The ranks share the reading; rank 0 decides. Raises
-        KieloError on every rank, and renames nothing, where there are checkpoints and none is whole, and for
-        one that is unreadable or of another version before a whole one was found.
+        A newer copy in the nodes' memory is made a checkpoint first. Newer damaged checkpoints are renamed to
+        `NAME.damaged` and listed in `warnings`. Leftovers of killed saves are removed, so only the job that
+        saves here may call it (others: `newest_complete`). The ranks share the reading; rank 0 decides. Raise
+        KieloError on every rank, and rename nothing, if there are checkpoints but none is whole, or if a
+        checkpoint newer than any whole one is unreadable or of another version.
         """
         self._wait()
         if self._memory_copies is not None:
@@ -212,9 +209,9 @@ class Checkpointer:
         if damaged:
             found = "; ".join(f"{path.name}: {fault.reason}" for path, fault in damaged.items())
             raise KieloError(
-                f"no checkpoint in {self.folder} is whole, and training does not start again over them "
-                f"({found}); put a whole one there from a backup, or move {self.folder.parent} away or give "
-                "the recipe another folder to begin at step 0"
+                f"no checkpoint in {self.folder} is whole, and training does not start over them ({found}). "
+                f"Fix: restore a whole checkpoint from a backup, or move {self.folder.parent} away to begin "
+                "at step 0"
             )
         return None
 
@@ -225,8 +222,8 @@ class Checkpointer:
     def restore(self, path: Path, tensors: dict[str, torch.Tensor]) -> JsonTable:
         """Fill `tensors` in place from a checkpoint that any layout wrote; return its plain state.
 
-        Raises KieloError on every rank, before any tensor changes, for a damaged checkpoint, and for names,
-        shapes or dtypes that the checkpoint cannot fill. A wider dtype may be filled from a narrower one.
+        Raise KieloError on every rank, before any tensor changes, for a damaged checkpoint, and for names,
+        shapes or dtypes that the checkpoint cannot fill. A narrower dtype can fill a wider one.
         """
         self._wait()
         path = Path(path)
@@ -248,7 +245,7 @@ class Checkpointer:
         return Save(step, dict(tensors), copies, state, device, kept_step, keep_all)
 
     def _wait(self) -> None:
-        """Wait for the writing thread, which has no collective of its own running after this."""
+        """Wait for the writing thread, which then has no collective of its own running."""
         if self._under_way is not None:
             under_way, self._under_way = self._under_way, None
             saved = under_way.result()

@@ -17,13 +17,11 @@ from kielo.checkpoint.safetensors_storage import fill_from_chunks
 from kielo.checkpoint.tensor_table import DTYPES
 from kielo.recipe.errors import KieloError
 
-# A verified checkpoint back into tensors of any layout: all ranks fill theirs, or all refuse.
-
 
 def fill(path: Path, tensors: dict[str, torch.Tensor], ranks: Agreement) -> JsonTable:
-    """Fill `tensors` in place from the checkpoint `path`; return its plain state.
+    """Fill `tensors` in place from the checkpoint `path`, all ranks or none; return its plain state.
 
-    Each rank reads the index's lines of its own tensors. Raises KieloError on every rank, before any tensor
+    Each rank reads the index's lines of its own tensors. Raise KieloError on every rank, before any tensor
     changes, for names, shapes or dtypes that the checkpoint cannot fill.
     """
     index, complaint = CheckpointIndex("", 0, {}), None
@@ -51,11 +49,11 @@ def _misfit(path: Path, index: CheckpointIndex, tensors: dict[str, torch.Tensor]
     return None
 
 
-# Verification of a checkpoint by all ranks: each reads its share of the files, and all get one answer.
-
-
 class Verification:
-    """Compare checkpoints with their checksums; remembers which were whole. All ranks call it together."""
+    """A comparer of checkpoints with their checksums, which remembers whole ones.
+
+    All ranks call it together.
+    """
 
     def __init__(self, ranks: Agreement):
         self._ranks = ranks
@@ -70,14 +68,14 @@ class Verification:
             raise FaultyCheckpoint(path, fault)
 
     def forget(self, path: Path) -> None:
-        """Verify the checkpoint again when next asked: it has been written again."""
+        """Verify the checkpoint again at the next request, because it has been written again."""
         self._whole.discard(path)
 
     def find_fault(self, path: Path) -> Fault | None:
         """Read the whole checkpoint and return its fault, None if it is whole; the same on every rank.
 
-        Each rank reads its share of the files, its own (maybe cached) first. A file that one rank could not
-        read outweighs damage that another saw.
+        Each rank reads its share of the files, its own (maybe cached) files first. A file that one rank could
+        not read outweighs damage that another rank saw.
         """
         files = self._ranks.on_first(lambda: _files_or_fault(path))
         if isinstance(files, Fault):
@@ -101,14 +99,11 @@ def _files_or_fault(path: Path) -> Mapping[str, CheckpointFile] | Fault:
         return error.fault
 
 
-# A checkpoint read by one process: verified files → whole tensors on the CPU.
-
-
 def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, torch.Tensor]:
-    """Read whole tensors onto the CPU, without a process group: all of them, or those named.
+    """Read whole tensors onto the CPU, without a process group: all of them, or `names`.
 
-    The files that hold them are verified first. Raises KieloError for damage and for names that the
-    checkpoint does not hold.
+    The files that contain them are verified first. Raise KieloError for damage and for names that the
+    checkpoint lacks.
     """
     path = Path(path)
     names = None if names is None else list(names)
@@ -119,7 +114,7 @@ def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, to
 
 
 def verify(path: Path, index: CheckpointIndex, names: Iterable[str]) -> None:
-    """Raise KieloError unless `path` holds all `names` and the files that hold them are as written."""
+    """Raise KieloError unless `path` has all `names` and their files are as written."""
     names = list(names)
     complaint = missing_names(path, index, names)
     if complaint:
@@ -132,7 +127,7 @@ def verify(path: Path, index: CheckpointIndex, names: Iterable[str]) -> None:
 
 
 def missing_names(path: Path, index: CheckpointIndex, names: Iterable[str]) -> str | None:
-    """Return a complaint that lists those names that the checkpoint does not hold; None if it holds all."""
+    """Return a complaint that lists the names that the checkpoint lacks; None if it has all."""
     missing = [name for name in names if not index.holds(name)]
     if not missing:
         return None

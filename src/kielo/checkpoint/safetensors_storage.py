@@ -1,4 +1,9 @@
-"""Safetensors files of checkpoints and exports: chunks of ranks, and streams of whole tensors."""
+"""Safetensors files of checkpoints and exports: chunks of ranks, and streams of whole tensors.
+
+`safetensors.torch.save_file` needs all tensors in host memory at once. A stream needs one, and computes the
+checksums while it writes, so nothing is read back. Format: 8 bytes header length (little endian), JSON
+header, data (https://github.com/huggingface/safetensors, format section).
+"""
 
 import hashlib
 import json
@@ -19,19 +24,12 @@ from kielo.checkpoint.save_plan import HeldChunk
 from kielo.checkpoint.tensor_table import DTYPE_NAMES, DTYPES, moved, nbytes, overlap
 from kielo.parallel.materialise import local, local_slices
 
-# A stream of tensors into a safetensors file, one at a time: tensors in, file and its checksums out.
-#
-# `safetensors.torch.save_file` wants all tensors in host memory at once; here only one is, and the
-# checksums are computed while writing, so that nothing is read back. Format: 8 bytes header length (little
-# endian), JSON header, data (https://github.com/huggingface/safetensors, format section).
-
-
 _WRITE_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file that is on the disk. xxh3_64_blocks: a checksum a block. sha256: "" if it was not asked for."""
+    """A file on the disk. xxh3_64_blocks: a checksum a block. sha256: "" if it was not asked for."""
 
     bytes: int
     xxh3_64_blocks: list[str]
@@ -42,7 +40,7 @@ class WrittenFile:
 
 
 class SafetensorsStream:
-    """Write one safetensors file.
+    """A writer of one safetensors file.
 
     entries: (key, dtype, shape) of every tensor, in the order of the calls of `write`. Wide dtypes should
     come first, so that every tensor starts aligned. OSError passes through (disk full, ...).
@@ -101,7 +99,7 @@ class SafetensorsStream:
         )
 
     def abandon(self) -> None:
-        """Close after an error; an error in closing is ignored, for a full disk gives one here too."""
+        """Close after an error. Errors of closing are ignored: a full disk gives an error here too."""
         with suppress(OSError):
             self._file.close()
 
@@ -126,9 +124,6 @@ def _header(
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-# Chunks in safetensors files: a rank writes its chunks into its file, and fills tensors from any chunks.
 
 
 def write_chunks(

@@ -40,17 +40,15 @@ from kielo.checkpoint.save_plan import SavePlanner, WholePlan
 from kielo.parallel.materialise import local
 from kielo.recipe.errors import KieloError
 
-# Host copies of a rank's shards for a save; training may change the tensors while they are written.
-
-
 _ALIGNMENT = 512  # bytes between the first bytes of two copies are multiples of it
 
 
 class Staging:
-    """One buffer of host memory, kept from save to save, of which the copies are views.
+    """One buffer of host memory for the copies of a rank's shards, kept from save to save.
 
-    For tensors on a GPU it is registered with the driver (pinned). torch's allocator of pinned memory is not
-    used: it rounds each tensor up to a power of two, and keeps what was freed.
+    Training can change the tensors while the copies, which are views of the buffer, are written. For tensors
+    on a GPU the buffer is registered with the driver (pinned). torch's allocator of pinned memory would round
+    each tensor up to a power of two, and keep freed memory.
     """
 
     def __init__(self) -> None:
@@ -60,11 +58,10 @@ class Staging:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the buffer."""
         return 0 if self._buffer is None else self._buffer.numel()
 
     def reserve(self, tensors: Mapping[str, Tensor]) -> None:
-        """Allocate and touch the memory before a save; fresh memory costs several times the copy."""
+        """Allocate and touch the memory before a save, because fresh memory costs several times the copy."""
         shards = {name: local(tensor) for name, tensor in tensors.items()}
         if all(_is_like(self._copies.get(name), shard) for name, shard in shards.items()):
             return
@@ -83,7 +80,7 @@ class Staging:
 
     @torch.no_grad()
     def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copie the tensors: name → this rank's shard as it is now; valid until the next call."""
+        """Copy this rank's shard of each tensor as it is now: name → copy, valid until the next call."""
         self.reserve(tensors)
         is_on_gpu = False
         for name, tensor in tensors.items():
@@ -95,7 +92,7 @@ class Staging:
         return {name: self._copies[name] for name in tensors}
 
     def close(self) -> None:
-        """Give the memory back. Copies that were returned are no longer valid."""
+        """Give the memory back. Returned copies are no longer valid."""
         if self._buffer is not None and self._is_registered:
             torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(self._buffer.data_ptr())))
         self._buffer, self._is_registered = None, False
@@ -111,8 +108,8 @@ class Save:
     """The content of one save, and the older checkpoints that it leaves.
 
     tensors: name → live tensor; training changes its values meanwhile, so only its layout is read. copies:
-    name → the values of this rank's shard. device: the current GPU of the thread that trains, None without
-    one. kept_step, keep_all: see `Checkpointer.save`.
+    name → the values of this rank's shard. device: the current GPU of the training thread, None for no GPU.
+    kept_step, keep_all: see `Checkpointer.save`.
     """
 
     step: int
@@ -138,7 +135,7 @@ class _Target:
 
 @dataclass(frozen=True)
 class Saver:
-    """Write, publishes and prunes the checkpoints of `folder`; its arguments are those of `Checkpointer`.
+    """The writer of checkpoints in `folder`; its arguments are the arguments of `Checkpointer`.
 
     planner: keeps the plan from save to save.
     """
@@ -174,7 +171,7 @@ class Saver:
         return target.final, None
 
     def _make_room(self, partial: Path, index: CheckpointIndex, whole: WholePlan) -> None:
-        """Rank 0: remove what a killed save left, refuse a disk that is too full, and make the folder."""
+        """Rank 0: remove leftovers of a killed save, refuse a disk that is too full, and make the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.folder)
         refuse_if_too_full(self.folder, *room_needed(whole, len(json.dumps(index.plain.content()))))
@@ -189,15 +186,12 @@ class Saver:
         began: float,
     ) -> None:
         """Rank 0, when all ranks' files are on the disk: write index and manifest, and rename the folder."""
-        files = {name: record for of_rank in records for name, record in of_rank.items()}
-        files[INDEX_NAME] = write_index(target.partial, index, whole.entries)
-        wall_seconds = time.monotonic() - began
-        write_checkpoint_manifest(target.partial, index, files, whole.tensor_bytes, wall_seconds)
+        describe_files(target.partial, index, whole, records, began)
         self.permit()
         publish(target.partial, target.final)
 
     def _give_up(self, target: _Target, tensor_bytes: int, error: Exception) -> str:
-        """Rank 0: leave nothing of the failed checkpoint; returns why it failed."""
+        """Rank 0: leave nothing of the failed checkpoint; return why it failed."""
         with suppress(OSError):
             discard(target.partial, target.final)
         message = failure(target.final, tensor_bytes, error)
@@ -205,7 +199,7 @@ class Saver:
         return message
 
     def _clear_up(self, newest: Path, save: Save) -> None:
-        """Rank 0, once `newest` is published: prune older ones. An error here spoils no checkpoint."""
+        """Rank 0, once `newest` is published: prune older checkpoints. An error here damages none."""
         point_newest(newest)
         if save.keep_all is not None:
             self.on_alert(saved_step(newest), save.keep_all)
@@ -216,6 +210,19 @@ class Saver:
             self.on_alert(
                 saved_step(newest), f"old checkpoints in {self.folder} could not be removed: {error}"
             )
+
+
+def describe_files(
+    partial: Path,
+    index: CheckpointIndex,
+    whole: WholePlan,
+    records: list[dict[str, CheckpointFile]],
+    began: float,
+) -> None:
+    """Write index and manifest beside the files of all ranks. records: of each rank's files."""
+    files = {name: record for of_rank in records for name, record in of_rank.items()}
+    files[INDEX_NAME] = write_index(partial, index, whole.entries)
+    write_checkpoint_manifest(partial, index, files, whole.tensor_bytes, time.monotonic() - began)
 
 
 def room_needed(whole: WholePlan, plain_bytes: int) -> tuple[int, int]:
@@ -240,8 +247,5 @@ def complaint_unless_finite(copies: dict[str, torch.Tensor]) -> str | None:
             and copy.itemsize > 1
             and not all(map(torch.isfinite, torch.aminmax(copy)))
         ):
-            return (
-                f"{name} holds values that are not finite; "
-                "training that continued from them would have no finite loss"
-            )
+            return f"{name} has values that are not finite: a run that resumes from them has no finite loss"
     return None

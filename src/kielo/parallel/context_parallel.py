@@ -6,12 +6,12 @@ on every rank (the head-tail split of Llama 3's context parallelism; Dubey et al
 section 3.3.2).
 
 Two forms, with the same results:
-all_gather   queries stay, keys and values come from all ranks (the same paper); any number of heads
-ulysses      heads are exchanged for sequence (Jacobs et al. 2023, arXiv:2309.14509); heads must divide
+    all_gather   queries stay, keys and values come from all ranks (the same paper); any number of heads
+    ulysses      heads are exchanged for sequence (Jacobs et al. 2023, arXiv:2309.14509); heads must divide
 
-Sums over ranks are taken in the order of the ranks, so results repeat bit by bit where the kernels' do. Shape
-letters: b = batch, s = whole sequence, c = ranks, h = heads, g = key and value heads, k = head_dim; q, k and
-v are [b, h or g, s/c, k]. Under tensor parallelism h and g are those of one tensor rank.
+Sums over ranks are taken in the order of the ranks, so results repeat bit by bit if the kernels' results do.
+Shape letters: b = batch, s = whole sequence, c = ranks, h = heads, g = key and value heads, k = head_dim; q,
+k and v are [b, h or g, s/c, k]. Under tensor parallelism h and g are the heads of one tensor rank.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ from kielo.resolve.shares import lengths_that_split
 def context_positions(sequence_length: int, ranks: int, rank: int) -> Tensor:
     """Return the positions that `rank` holds, in its order: int64 [sequence_length / ranks] on the CPU.
 
-    Raises KieloError, with lengths that would work, where `2 × ranks` does not divide the sequence length.
+    Raise KieloError, with lengths that fit, if `2 × ranks` does not divide the sequence length.
     """
     if ranks == 1:
         return torch.arange(sequence_length)
@@ -79,9 +79,10 @@ class ContextMaskMaker(MaskMaker):
         return super().places(self.whole_documents(documents_bs), None)[:, positions_s]
 
     def checked_positions(self, positions_s: Tensor | None) -> Tensor:
-        """Return the positions. Raise ValueError if they are not `context_positions`, which is silent else.
+        """Return the positions.
 
-        They are compared at the first forward of each length only: this makes the host wait for the device.
+        Raise ValueError if they are not `context_positions`, an error without a sign. They are compared at
+        the first forward of each length only, because the host waits for the device.
         """
         if positions_s is None:
             raise ValueError("a context rank holds a part of the sequence: forward needs its positions_s")
@@ -96,10 +97,7 @@ class ContextMaskMaker(MaskMaker):
 
 
 class GatherMaskMaker(ContextMaskMaker):
-    """Make masks of this rank's queries against all keys: in blocks on a GPU, dense on the CPU.
-
-    Plain attention needs none.
-    """
+    """Masks of this rank's queries against all keys: in blocks on a GPU, dense on the CPU."""
 
     def forward(
         self,
@@ -117,23 +115,24 @@ class GatherMaskMaker(ContextMaskMaker):
         return self.masks(positions_s, torch.arange(length), documents_bs, all_documents)
 
 
-class GatherAttention(InnerAttention):
-    """Attention of local queries to gathered keys and values; backward sums their gradients over all ranks.
-
-    Each of the two blocks uses no keys after its own end, which leaves out half of the products and makes the
-    work equal; an encoder's use all. A layer's keys and values are whole from forward to backward: 2·b·g·s·k
-    numbers.
-    """
-
+class _ContextAttention(InnerAttention):
     def __init__(self, group: dist.ProcessGroup, whole: InnerAttention) -> None:
         super().__init__(whole.scale, whole.softcap, whole.alibi)
         self.group = group
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
+
+class GatherAttention(_ContextAttention):
+    """Attention of local queries to gathered keys and values; backward sums their gradients over all ranks.
+
+    Each of the two blocks uses no keys after its own end, which leaves out half of the products and makes the
+    work equal. An encoder uses all keys. A layer's keys and values are whole from forward to backward:
+    2·b·g·s·k numbers.
+    """
+
     def forward(
         self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask, noise: WeightNoise | None = None
     ) -> Tensor:
-        """Return [b, h, s/c, k]. mask: one of GatherMaskMaker. noise: drops an encoder's weights."""
         parts = _GatherParts.apply(torch.stack((k_bgsk, v_bgsk)), self.group)
         keys, values = in_sequence_order(parts, dim=3).unbind()
         if mask.blocks is not None or not mask.is_causal:
@@ -164,7 +163,7 @@ def _part(mask: Mask, rows: slice, end: int, device: torch.device) -> Mask:
 
 
 class UlyssesMaskMaker(ContextMaskMaker):
-    """Make masks of whole sequences, as on one device."""
+    """Masks of whole sequences, as on one device."""
 
     def forward(
         self,
@@ -178,30 +177,23 @@ class UlyssesMaskMaker(ContextMaskMaker):
         return super().forward(all_documents, None, sequence_length * self.ranks, device)
 
 
-class UlyssesAttention(InnerAttention):
+class UlyssesAttention(_ContextAttention):
     """Attention of a part of the heads over whole sequences, with one all-to-all before and one after.
 
     The all-to-all exchanges all heads of a part of the sequence for a part of the heads of the whole
-    sequence. The number of heads, and that of key and value heads, must be multiples of the ranks
-    (`check_context`).
+    sequence. The ranks must divide the number of heads, and of key and value heads (`resolve/rules.py`).
     """
-
-    def __init__(self, group: dist.ProcessGroup, whole: InnerAttention) -> None:
-        super().__init__(whole.scale, whole.softcap, whole.alibi)
-        self.group = group
-        self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
     def forward(
         self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask, noise: WeightNoise | None = None
     ) -> Tensor:
-        """Return [b, h, s/c, k]. mask: one of UlyssesMaskMaker. noise: drops an encoder's weights."""
         # Consecutive heads stay together, so queries are on the rank of the keys that they share.
         by_rank = [heads.unflatten(1, (self.ranks, -1)) for heads in (q_bhsk, k_bgsk, v_bgsk)]
         sizes = [heads.shape[2] for heads in by_rank]
         parts_cbhsk = _Exchange.apply(torch.cat(by_rank, dim=2).movedim(1, 0), self.group)
         q, k, v = in_sequence_order(parts_cbhsk, dim=2).split(sizes, dim=1)
         heads = slice(self.rank * q.shape[1], (self.rank + 1) * q.shape[1])
-        if noise is not None:  # its queries are now those of the whole sequence
+        if noise is not None:  # its queries are now the whole sequence's
             places = torch.arange(q.shape[2], dtype=torch.int32, device=q.device)
             noise = noise._replace(positions_q=places)
         out_bhsk = self.attend(q, k, v, mask, noise, heads)
@@ -251,8 +243,8 @@ class _Exchange(torch.autograd.Function):
 class _GatherParts(torch.autograd.Function):
     """An all-gather: a rank's part → all ranks' parts, [c, ...]; backward sums each part's gradients.
 
-    The sum is an all-to-all and a local sum: a reduce-scatter's traffic, but in the order of the ranks
-    whatever the library and its algorithm, and bf16 is added up in fp32 and rounded once.
+    The sum is an all-to-all and a local sum. It has the traffic of a reduce-scatter, but adds in the order of
+    the ranks with every library, and adds bf16 in fp32 and rounds once.
     """
 
     @staticmethod

@@ -35,7 +35,7 @@ from kielo.resolve.fp8_matrices import is_kept
 # `enable_fsdp_float8_all_gather` and `emulate`, and `precompute_float8_dynamic_scale_for_fsdp`.
 #
 # The shard of a weight that is gathered in FP8 is a tensor around a tensor; `materialise.local` returns the
-# inner one. Its scale is that of the whole weight, over the shard and the tensor axis, and is valid only
+# inner tensor. It has the scale of the whole weight, over the shard and the tensor axis, which is valid only
 # for the values that it was computed from: code that changes weights calls `scale_weights` before the next
 # forward.
 
@@ -47,8 +47,8 @@ _AMD_ARCHITECTURES = ("gfx94", "gfx95", "gfx12")  # MI300, MI350, RDNA 4
 def apply_fp8(model: Decoder, mesh: Mesh, fp8: Fp8) -> None:
     """Replace the layers' matrices, all but `fp8.kept_in_bf16`, by float8 linears, in place (model on meta).
 
-    The head is multiplied by the loss, by chunks, which asks `model.fp8_head` how: in bf16 if that is None.
-    Raises KieloError where torchao is not installed.
+    The loss multiplies the head by chunks, and asks `model.fp8_head` how: in bf16 if that is None. Raise
+    KieloError if torchao is not installed.
     """
     float8 = import_float8()
     config = float8_config(fp8)
@@ -74,7 +74,7 @@ def float8_config(fp8: Fp8) -> Any:
 
 
 def import_float8() -> ModuleType:
-    """Import torchao.float8. Raises KieloError where it is not installed."""
+    """Import torchao.float8. Raise KieloError if it is not installed."""
     # It warns of kernels for other machines, and of its own use of deprecated parts of torch.
     with _silenced("torchao", "torch.utils._pytree"):
         try:
@@ -87,7 +87,7 @@ def import_float8() -> ModuleType:
 
 
 def refuse_without_fp8(device: torch.device, fp8: Fp8) -> None:
-    """Raise KieloError where `device` cannot multiply in FP8, unless FP8 is emulated."""
+    """Raise KieloError if `device` cannot multiply in FP8, unless FP8 is emulated."""
     if fp8.emulate or _has_fp8(device):
         return
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"the {device.type.upper()}"
@@ -196,7 +196,7 @@ def _has_fp8(device: torch.device) -> bool:
 
 
 def _fp8_linears(model: nn.Module) -> list[Any]:
-    """Return torchao's linears that `apply_fp8` made, also those of all stages of a rank."""
+    """Return torchao's linears that `apply_fp8` made, also in all stages of a rank."""
     return [linear for part in _parts(model) for linear in part.fp8_linears]
 
 
@@ -230,8 +230,8 @@ def _silenced(*loggers: str) -> Iterator[None]:
 class Fp8Head:
     """Multiply by a head's weight [v, d] in FP8: hidden states [c, d], and gradients of logits [c, v].
 
-    The weight is rounded once for all chunks of tokens. Scales are those of a chunk and of this rank's rows
-    of the weight. The weight's own gradient is not computed here: it stays a wide product, because FP8
+    The weight is rounded once for all chunks of tokens. Each chunk and this rank's rows of the weight have
+    scales of their own. The weight's own gradient is not computed here: it stays a wide product, because FP8
     products cannot be summed over the chunks in fp32 without another pass.
     """
 
@@ -269,7 +269,7 @@ class Fp8Head:
         return self._rounded(by_columns, cast, self._roles.WEIGHT, -1).t()
 
     def _rounded(self, tensor: Tensor, cast: Any, role: Any, dim: int) -> Tensor:
-        """Return `tensor` scaled and rounded to FP8. dim: the one that a row's scale is for."""
+        """Return `tensor` scaled and rounded to FP8. dim: the dim that a row's scale is for."""
         scaling = self._float8.float8_scaling_utils
         return scaling.hp_tensor_to_float8_dynamic(
             tensor,

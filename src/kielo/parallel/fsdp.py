@@ -112,7 +112,7 @@ def apply_fsdp(
 
 
 def set_last_micro_batch(model: nn.Module, is_last: bool) -> None:
-    """Tell FSDP2, before each micro-batch, if it is the step's last; the ZeRO degree sets what waits for it.
+    """Tell FSDP2 before each micro-batch whether it is the step's last. The ZeRO degree sets what waits.
 
     At degree 1 each rank keeps whole gradients and parameters until then, and a step costs one all-gather and
     one reduce-scatter a layer however many micro-batches it has.
@@ -131,7 +131,7 @@ def forward_only(model: nn.Module) -> Iterator[None]:
     """Evaluate without gradients and leave the model sharded.
 
     Without the reshard at the end, whole parameters would outlive the next optimiser step and the next
-    forward would silently use the old values (FSDP2 gathers only what is not whole).
+    forward would silently use the old values (FSDP2 gathers only parameters that are not whole).
     """
     was_training = model.training
     model.eval()

@@ -30,12 +30,10 @@ Model = TypeVar("Model", bound=OnMeta)
 def materialise(model: Model, device: torch.device, fill: Fill | None, is_offloaded: bool = False) -> Model:
     """Give `model` memory on `device` and values from `fill(name, global shape, box)`; return the model.
 
-    is_offloaded: parameters are on the CPU, where FSDP2's offload policy needs them.
-
-    `fill` returns the box of the parameter that this rank holds (fp32, CPU); with values that depend on an
-    element's place in the whole only, the model is the same for every layout. It is called once for each
-    parameter with elements here, tied ones once together; None leaves the memory uninitialised, for values
-    that are then read into it. `model.reset_buffers(device)` sets the buffers.
+    `fill` returns the box of the parameter that this rank holds (fp32, CPU). If its values depend only on an
+    element's place in the whole, the model is the same in every layout. It is called once for each parameter
+    with elements here, tied ones once together. None leaves the memory uninitialised, for values that are
+    then read into it. is_offloaded: parameters are on the CPU, where FSDP2's offload policy needs them.
     """
     model.to_empty(device="cpu" if is_offloaded else device)
     model.tie()  # to_empty gives a tied head memory of its own
@@ -60,7 +58,8 @@ def _fill(model: OnMeta, fill: Fill) -> None:
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a DTensor, sharing its memory; a plain tensor is its own part.
 
-    FSDP2 lets a tensor class define how it is gathered (torchao's FP8 weights); an inner one has the values.
+    FSDP2 lets a tensor class define how it is gathered (torchao's FP8 weights); its inner tensor has the
+    values.
     """
     part: Any = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return part._tensor if hasattr(part, "fsdp_pre_all_gather") else part
@@ -71,7 +70,7 @@ def local_slices(tensor: torch.Tensor) -> Box:
 
     A sharded dim is cut as torch.chunk cuts it: equal chunks rounded up, the last ranks with less or none. A
     dim that both `tensor` and FSDP2 split is cut by `tensor` first, though that is the later axis of the
-    mesh: FSDP2 split the chunks of the tensor axis, which a strided placement marks.
+    mesh: FSDP2 splits the chunks of the tensor axis, which a strided placement marks.
     """
     slices = [slice(0, size) for size in tensor.shape]
     if not isinstance(tensor, DTensor):

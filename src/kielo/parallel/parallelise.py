@@ -1,11 +1,11 @@
-"""Parallelism applied to a model, in the one order that is right. Model on meta → the same model, parallel.
+"""Parallelism applied to a model, in the only right order. Model on meta → the same model, parallel.
 
 pipeline → FP8 → projections → tensor → context → recomputation → compile → FSDP2. Stages are cut first, so
-that each rank works on its own stages only, and the rest is applied to each of them as to a whole model. FP8
-replaces matrices by other modules, so it comes before all that wraps them; projections of one input are
-joined where FP8 has left them. The tensor axis splits parameters, so it comes before FSDP2, which splits the
-rest; recomputation must wrap the modules that context parallelism has put into attention, compilation takes
-all that a layer computes, and FSDP2 must see everything. Each step changes modules in place; only
+that each rank works on its own stages only, and the rest is applied to each stage as to a whole model. FP8
+replaces matrices by other modules, so it comes before the steps that wrap them. Projections of one input are
+joined unless FP8 replaced them. The tensor axis splits parameters, so it comes before FSDP2, which splits the
+rest. Recomputation must wrap the modules that context parallelism has put into attention, compilation takes
+all of a layer's computation, and FSDP2 must see everything. Each step changes modules in place. Only
 `materialise` allocates memory.
 """
 
@@ -32,10 +32,7 @@ def parallelise(
     fp8: Fp8 = _NO_FP8,
     gradient_reduce_dtype: ReduceDtype = "fp32",
 ) -> Decoder | Stages:
-    """Apply all axes of `mesh` to `model` (fp32 parameters, on meta); return it, or this rank's stages.
-
-    fp8: the settings where `precision` is fp8.
-    """
+    """Apply all axes of `mesh` to `model` (fp32 parameters, on meta); return it, or this rank's stages."""
 
     def part_of(model: Decoder) -> Decoder:
         return _parallelise_part(model, mesh, layout, precision, fp8, gradient_reduce_dtype)

@@ -1,4 +1,10 @@
-"""Pipeline schedules and stages, with the uses of undocumented parts of torch, by version."""
+"""Pipeline schedules and stages of torch.distributed.pipelining, with the uses of its undocumented parts.
+
+`resolve/software.py` lists the versions of torch that run each schedule. Stages are static: shapes are given,
+and no forward finds them out (torch does that since 2.12 if input and output examples are given). The methods
+overridden here are in torch 2.10, 2.11 and 2.13. Their versions differ only in the parameters of the two
+`_prepare_…_infra`, which are handed on.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,20 +24,14 @@ from kielo.recipe.errors import KieloError
 from kielo.resolve.software import schedule_complaint
 from kielo.resolve.stages import SCHEDULES
 
-# Stages that hold less than torch's: buffers of messages that are under way, and shards of gradients.
-#
-# torch's `PipelineStage` allocates a receive buffer for each micro-batch of the step when the schedule is
-# made, and keeps it; and it reduces gradients once, after the last micro-batch, so that their sum is whole
-# on each data-parallel rank whatever the ZeRO degree. What is overridden here is in torch 2.10, 2.11 and
-# 2.13; of its parameters only those of the two `_prepare_…_infra` differ, which are handed on as they come.
-
 
 class LeanStage(PipelineStage):
     """A stage whose receive buffers have memory from the start of the receive until their use.
 
-    Between uses a buffer is a tensor on meta, which keeps shape and type. An activation that a forward pass
-    has taken lives until its backward pass, as that pass's input; a gradient until the end of its backward
-    pass. Shapes must be given (static stages).
+    torch's `PipelineStage` allocates a receive buffer for each micro-batch of the step with the schedule, and
+    keeps it. Here a buffer between uses is a tensor on meta, which keeps shape and type. A received
+    activation lives until its backward pass, as that pass's input, and a gradient until the end of its
+    backward pass.
     """
 
     def _prepare_forward_infra(self, *args: Any, **options: Any) -> Any:
@@ -80,7 +80,7 @@ class LeanStage(PipelineStage):
 
     @contextmanager
     def _on_meta(self) -> Iterator[None]:
-        """Let torch make its buffers on meta: it makes them on `device`, and nothing else of that call."""
+        """Let torch make its buffers on meta: the wrapped calls make only buffers on `device`."""
         device, self.device = self.device, torch.device("meta")
         try:
             yield
@@ -91,7 +91,8 @@ class LeanStage(PipelineStage):
 class ScatteringStage(LeanStage):
     """A stage that reduces gradients after each backward pass, as FSDP2 does at ZeRO degrees 2 and 3.
 
-    The sum over micro-batches is then a shard. Not for schedules that split the backward pass: torch runs its
+    torch's stage reduces once, after the last micro-batch, so each data-parallel rank holds the whole sum.
+    Here the sum over micro-batches is a shard. Not for schedules that split the backward pass: torch runs its
     halves past the hooks by which FSDP2 sees a layer's gradients.
     """
 
@@ -107,19 +108,12 @@ class ScatteringStage(LeanStage):
 
 
 def _move(receives: Iterable[Any], device: torch.device | str) -> None:
-    """Replace the buffers of torch's receives by uninitialised ones on `device`, unless they are there."""
+    """Replace the buffers of torch's receives by uninitialised buffers on `device`, unless they are there."""
     for receive in receives:
         buffer = getattr(receive, "buffer", None)  # the first stage's inputs have none
         if buffer is not None and buffer.device != torch.device(device):
             empty = torch.empty_like(buffer, device=device)
             receive.buffer = empty.requires_grad_(buffer.requires_grad)
-
-
-# Pipeline schedules of torch.distributed.pipelining, and the uses of its undocumented parts, by version.
-#
-# `resolve/software.py` lists the versions that run each schedule. Stages are static: shapes are given, and
-# no forward is run to find them out, which torch does since 2.12 when both input and output examples are
-# given.
 
 
 TORCH_CLASSES = {
@@ -140,8 +134,8 @@ class Schedule(Protocol):
 class ScheduleOptions:
     """Options of a pipeline schedule.
 
-    name: a key of `TORCH_CLASSES`. micro_batches: their number in a step. loss: `loss(output, labels)` is
-    a scalar. device: where the stages compute.
+    name: a key of `TORCH_CLASSES`. micro_batches: their number in a step. loss: `loss(output, labels)` is a
+    scalar. device: of the stages.
     """
 
     name: str
@@ -160,8 +154,8 @@ def make_schedule(
 ) -> Schedule:
     """Make torch's schedule over `parts`, which are the stages `numbers` of `num_stages`.
 
-    examples: (input, output) of each part for one micro-batch, on meta. Raises KieloError, naming the
-    version, for a schedule that this torch does not run.
+    examples: (input, output) of each part for one micro-batch, on meta. Raise KieloError, naming the version,
+    for a schedule that this torch does not run.
     """
     complaint = schedule_complaint(options.name, torch.__version__)
     if complaint is not None:
@@ -184,14 +178,14 @@ def make_schedule(
 
 
 def _stage_class(schedule: str, part: Decoder) -> type[LeanStage]:
-    """Return the class of a stage; ZeRO degrees 2 and 3 scatter gradients where the backward is whole."""
+    """Return the class of a stage; ZeRO degrees 2 and 3 scatter gradients if the backward is whole."""
     is_scattered = part.zero >= 2 and not SCHEDULES[schedule].splits_backward
     return ScatteringStage if is_scattered else LeanStage
 
 
 @contextmanager
 def without_peers() -> Iterator[None]:
-    """Make schedules start without the messages by which neighbours agree on shapes.
+    """Start schedules without the messages by which neighbours agree on shapes.
 
     A rehearsed rank has no neighbours, and all shapes are given. torch before 2.13 asks neighbours only for
     shapes that are not given.

@@ -1,4 +1,8 @@
-"""Matrix products of tensor ranks as nodes of autograd: projections before, and rows after them."""
+"""Matrix products of tensor ranks as nodes of autograd: projections before, and rows after them.
+
+Shoeybi et al. 2019, arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198. Shape letters: t = tensor
+ranks, b = batch, s = sequence, f = features of the whole input, d = hidden size.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,25 +27,11 @@ from kielo.parallel.tensor_collectives import (
     wait,
 )
 
-# Queries, keys and values, or gate and up, as one node of autograd: their input is kept and sent once.
-#
-# Gradients of the shared input are added up inside the matrix products (`addmm_`) instead of being written
-# one by one and added afterwards. The products stay separate: to join them, rows of all matrices would have
-# to be copied into one for each forward and backward, which costs more than it gives
-# (benchmarks/results/speed.md).
-#
-# On the tensor axis with sequence parallelism each rank keeps its part of the input only, s/t of s
-# positions, and gathers the rest again for the gradients of the weights (Korthikanti et al. 2022,
-# arXiv:2205.05198, section 4.2.2). That gather runs beside the products of the input's gradient, and the
-# sum of that gradient over the ranks beside the products of the weights' gradients, in one piece each; the
-# forward's gather runs beside products where it is chunked (`tensor_collectives.py`). Shape letters: t =
-# tensor ranks, b = batch, s = sequence, d = hidden size.
-
 
 def apply_projection(model: nn.Module) -> None:
     """Replace each block's joint projections by `AccumulatingProjection`s, in place.
 
-    It leaves blocks with a matrix in FP8, which is torchao's module.
+    Blocks with a matrix in FP8, which is torchao's module, stay as they are.
     """
     for block in list(model.modules()):
         linears = [child for child in block.children() if isinstance(child, nn.Linear)]
@@ -52,10 +42,19 @@ def apply_projection(model: nn.Module) -> None:
 
 
 class AccumulatingProjection(JointProjection):
-    """Linears of one input whose gradient is added up in the products.
+    """Queries, keys and values, or gate and up, as one node of autograd: their input is kept and sent once.
 
-    axis: set where the linears' rows are split over tensor ranks. keeps_whole: the gathered input is kept
-    until the backward and not gathered again, for a layer that is recomputed just before.
+    Gradients of the shared input are added up inside the matrix products (`addmm_`), not written one by one
+    and added afterwards. The products stay separate: to join them, each forward and backward would copy the
+    rows of all matrices into one, which costs more than it gives (benchmarks/results/speed.md).
+
+    With sequence parallelism each rank keeps its part of the input only, s/t of s positions, and gathers the
+    rest again for the gradients of the weights (Korthikanti et al. 2022, section 4.2.2). That gather runs
+    beside the products of the input's gradient. The sum of that gradient over the ranks runs beside the
+    products of the weights' gradients. The forward's gather runs beside products if it is chunked.
+
+    axis: set if the linears' rows are split over tensor ranks. keeps_whole: keep the gathered input until the
+    backward, for a layer that is recomputed just before.
     """
 
     def __init__(self) -> None:
@@ -73,7 +72,7 @@ class AccumulatingProjection(JointProjection):
 
 
 class _Accumulated(torch.autograd.Function):
-    """Products of one input with several matrices, and their biases: `apply(x, axis, keeps_whole, *both)`."""
+    """`apply(x, axis, keeps_whole, *weights, *biases)`: products of one input with several matrices."""
 
     @staticmethod
     def forward(
@@ -84,7 +83,7 @@ class _Accumulated(torch.autograd.Function):
         ctx.are_tensors = True, False, False, *(tensor is not None for tensor in both)
         ctx.gathers_again = axis is not None and axis.along_sequence and not keeps_whole
         results, whole_bsd = gather_and_multiply(x_bsd, weights, biases, axis, not ctx.gathers_again)
-        # Not a copy of the weights: FSDP2 frees them after the layer and gathers them in place again.
+        # The weights without a copy: FSDP2 frees them after the layer and gathers them in place again.
         ctx.save_for_backward(x_bsd if ctx.gathers_again else whole_bsd, *weights)
         return tuple(results)
 
@@ -117,7 +116,7 @@ class _Accumulated(torch.autograd.Function):
 
 
 def _start_gathering_again(part_bsd: Tensor, gradient: Tensor, axis: TensorAxis) -> Tensor:
-    """Start an all-gather in the backward pass; the result, to be waited for, is [t·b, s/t, d]."""
+    """Start an all-gather in the backward pass; the result, after a wait, is [t·b, s/t, d]."""
     if torch.compiler.is_compiling():
         return _gather_in_backward(part_bsd.contiguous(), gradient, axis.ranks, axis.group_name)
     return start_gather(part_bsd, axis)
@@ -127,7 +126,7 @@ def _start_gathering_again(part_bsd: Tensor, gradient: Tensor, axis: TensorAxis)
 def _gather_in_backward(part: Tensor, gradient: Tensor, ranks: int, group_name: str) -> Tensor:
     """Start an all-gather of `part`. `gradient` is not read: it keeps the gather in the backward.
 
-    Otherwise a compiler would take it for the forward's gather and keep that one's result.
+    Otherwise a compiler would take it for the forward's gather and keep the result of that.
     """
     return torch.ops._c10d_functional.all_gather_into_tensor(part, ranks, group_name)
 
@@ -137,22 +136,16 @@ def _(part: Tensor, gradient: Tensor, ranks: int, group_name: str) -> Tensor:
     return part.new_empty(ranks * part.shape[0], *part.shape[1:])
 
 
-# The row-split matrix of a tensor-parallel pair as one node of autograd: attention's output, an MLP's last.
-#
-# Each rank has some of the matrix's columns and of the input's features, so that products are partial sums,
-# which are summed over the ranks and, with sequence parallelism, scattered along the sequence. The bias is
-# added after the sum. In the backward the gradient is gathered once, for the input's and for the weight's
-# (Shoeybi et al. 2019, arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198). Where nothing is
-# chunked or joined torch's own style does it. Shape letters: t = tensor ranks, b = batch, s = sequence, f =
-# features of the whole input, d = hidden size.
-
-
 class RowSplitLinear(nn.Linear):
     """A linear whose input features are split over tensor ranks: [b, s, f/t] → [b, s/t, d], summed.
 
-    Without sequence parallelism the result is [b, s, d] on every rank. Made of a linear by `split_rows`.
-    is_one_operator: product and sum are one operator, `SUMMED_PRODUCT`, so that selective checkpointing can
-    keep the sum in place of the partial sums.
+    The last matrix of attention or MLP. Each rank's product is a partial sum. The sum over the ranks is
+    scattered along the sequence with sequence parallelism, else it is [b, s, d] on every rank. The bias is
+    added after the sum. The backward gathers the gradient once, for the input's and the weight's gradient. If
+    nothing is chunked or joined, torch's own style does it.
+
+    `split_rows` makes it of a linear. is_one_operator: product and sum are one operator, `SUMMED_PRODUCT`, so
+    that selective checkpointing can keep the sum in place of the partial sums.
     """
 
     axis: TensorAxis
@@ -171,7 +164,7 @@ def split_rows(linear: nn.Linear, mesh: DeviceMesh, axis: TensorAxis) -> None:
     if linear.bias is not None:
         bias = nn.Parameter(distribute_tensor(linear.bias, mesh, [Replicate()]), linear.bias.requires_grad)
         linear.register_parameter("bias", bias)
-    # Its class, and not its forward, because compiled layers share their code only if their parts do.
+    # Change its class, not its forward, because compiled layers share code only if their parts are alike.
     made: Any = linear
     made.__class__ = RowSplitLinear
     made.axis, made.is_one_operator = axis, False
@@ -187,7 +180,8 @@ class _SummedProduct(torch.autograd.Function):
         ctx.axis, ctx.whole_gradient = axis, None
         ctx.are_tensors = True, True, bias is not None, False, False
         ctx.save_for_backward(weight, x_bsf if ctx.needs_input_grad[1] else None)
-        return _with_bias((SUMMED_PRODUCT if is_one_operator else summed_product)(x_bsf, weight, *axis), bias)
+        summed = (SUMMED_PRODUCT if is_one_operator else summed_product)(x_bsf, weight, *axis)
+        return summed if bias is None else summed + bias
 
     @staticmethod
     @once_differentiable
@@ -211,14 +205,10 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-def _with_bias(summed: Tensor, bias: Tensor | None) -> Tensor:
-    return summed if bias is None else summed + bias
-
-
 def summed_product(
     x: Tensor, weight: Tensor, group_name: str, ranks: int, along_sequence: bool, chunks: int
 ) -> Tensor:
-    """Multiply [b, s, f/t] with a weight [d, f/t] and sums; the axis is given by its fields."""
+    """Multiply [b, s, f/t] with a weight [d, f/t] and sum; the axis is given by its fields."""
     return multiply_and_sum(x, weight, TensorAxis(group_name, ranks, along_sequence, chunks))
 
 

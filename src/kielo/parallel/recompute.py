@@ -2,11 +2,11 @@
 
 `none` computes nothing expensive twice (docs/layouts.md says what a layer then keeps). `attention` recomputes
 inner attention, from queries, keys and values to its output: much memory, little arithmetic (the selective
-recomputation of Korthikanti et al. 2022, arXiv:2205.05198). `norms` makes again what the layer's norms give,
-and `activations` what the MLP's activation gives, each from inputs that are kept in any case, when a matrix
-needs it for its gradient. These three can be joined. `operators` recomputes a layer except the outputs of the
-operators named in the recipe. `full` keeps a layer's input only. torch's activation checkpointing does the
-work, except for norms and activations, which hooks of autograd make again.
+recomputation of Korthikanti et al. 2022, arXiv:2205.05198). `norms` recomputes the outputs of the layer's
+norms, and `activations` the output of the MLP's activation, each from inputs that are kept in any case, when
+a matrix needs it for its gradient. These three can be joined. `operators` recomputes a layer except the
+outputs of the operators named in the recipe. `full` keeps a layer's input only. torch's activation
+checkpointing does the work, except for norms and activations, which hooks of autograd recompute.
 """
 
 from collections.abc import Callable
@@ -76,7 +76,7 @@ def _recompute(module: nn.Module, **options: Any) -> None:
 class _Again(NamedTuple):
     """A tensor that is not kept: how it is made, and how it lies in its storage.
 
-    whole: what makes it a DTensor, where it is one.
+    whole: the arguments that make it a DTensor, None for a plain tensor.
     """
 
     make: Callable[..., Tensor]
@@ -88,10 +88,10 @@ class _Again(NamedTuple):
 
 
 class _MadeAgain:
-    """Outputs of a layer's norms and of its activation, which autograd makes again instead of keeping them.
+    """Outputs of a layer's norms and of its activation, which autograd recomputes instead of keeping them.
 
-    While the layer goes forward it remembers them by their storage. Where an operator saves one of them for
-    its backward, what makes it is saved in its place, with inputs that are kept in any case.
+    During the layer's forward it remembers them by their storage. If an operator saves one of these outputs
+    for its backward, the function that makes it is saved in its place, with inputs that are kept in any case.
     """
 
     def __init__(self, layer: nn.Module, parts: frozenset[str]) -> None:
@@ -157,8 +157,7 @@ def _storage(tensor: Tensor) -> int:
 def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
     """Return a subclass of `kind` that is computed again in the backward.
 
-    It is a class, and not a forward replaced in each module, because compiled layers share their code only if
-    their parts are of one class.
+    A class, not a replaced forward, because compiled layers share code only if their parts are of one class.
     """
 
     def forward(self: nn.Module, *inputs: Any) -> Any:

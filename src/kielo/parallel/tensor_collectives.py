@@ -1,12 +1,12 @@
 """Gathers before, and sums after, matrix products that tensor ranks share; at once, or in chunks beside them.
 
 With sequence parallelism a rank holds s/t of s positions. Before a column-split matrix, and in the backward
-of a row-split one, these parts are gathered; after a row-split matrix, its partial sums are summed and
-scattered. In chunks (`layout.tensor_overlap`) the rank's part is cut along the sequence: the collective of
-a chunk runs while the chunk beside it is multiplied, so that only the first gather and the last scatter are
-waited for. Each row of a result is made of the same numbers in the same order as at once. The idea of hiding
-a collective behind the product that needs it by cutting both is that of Wang et al. 2023,
-doi:10.1145/3567955.3567959. Shape letters: t = tensor ranks, b = batch, s = sequence, d = features.
+of a row-split matrix, these parts are gathered. After a row-split matrix, its partial sums are summed and
+scattered. In chunks (`layout.tensor_overlap`) the rank's part is cut along the sequence: the collective of a
+chunk runs during the product of the chunk beside it, so only the first gather and the last scatter are waited
+for. Each row of a result is made of the same numbers in the same order as at once. Wang et al. 2023,
+doi:10.1145/3567955.3567959, had the idea of hiding a collective behind its product by cutting both. Shape
+letters: t = tensor ranks, b = batch, s = sequence, d = features.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,8 +23,8 @@ _collectives = torch.ops._c10d_functional
 class TensorAxis(NamedTuple):
     """The ranks that share a product.
 
-    along_sequence: each holds a part of the sequence between the products, not all of it. chunks: of a rank's
-    part, whose collectives run beside products; 1: the whole part at once.
+    along_sequence: between the products each rank holds a part of the sequence. chunks: number of chunks of a
+    rank's part, whose collectives run beside products; 1: the whole part at once.
     """
 
     group_name: str
@@ -46,8 +46,8 @@ def gather_and_multiply(
 ) -> tuple[list[Tensor], Tensor | None]:
     """Gather [b, s/t, d] to [b, s, d] and multiply it with each matrix [f, d], as F.linear does.
 
-    Returns (results [b, s, f], the gathered input or None where `keeps_whole` is False). Without an axis, or
-    where ranks hold whole sequences, nothing is sent.
+    Return (results [b, s, f], the gathered input, or None without `keeps_whole`). Nothing is sent without an
+    axis, or if ranks hold whole sequences.
     """
     if axis is None or not axis.is_chunked:
         whole_bsd = gather(part_bsd, axis)
@@ -55,7 +55,7 @@ def gather_and_multiply(
     coming: Iterable[Tensor] = (start_gather(piece, axis) for piece in _pieces(part_bsd, axis))
     if part_bsd.is_cuda:
         coming = list(coming)  # all start now
-    # On gloo each starts when it is taken: of two under way, torch 2.13's write outside of their memory.
+    # On gloo each starts when it is taken, because two at a time write outside of their memory (torch 2.13).
     gathered = []
     results: list[list[Tensor]] = [[] for _ in matrices]
     for piece in coming:
@@ -68,9 +68,9 @@ def gather_and_multiply(
 
 
 def multiply_and_sum(x_bsd: Tensor, matrix: Tensor, axis: TensorAxis) -> Tensor:
-    """Multiply [b, s, d] with a matrix [f, d] and sums the results over the ranks.
+    """Multiply [b, s, d] with a matrix [f, d] and sum the results over the ranks.
 
-    Returns this rank's part of the sequence, [b, s/t, f], where ranks hold parts; else all of it.
+    Return this rank's part of the sequence, [b, s/t, f], if ranks hold parts, else all of it.
     """
     if not axis.is_chunked:
         return wait(start_sum(_product(x_bsd, matrix), axis))
@@ -83,19 +83,19 @@ def multiply_and_sum(x_bsd: Tensor, matrix: Tensor, axis: TensorAxis) -> Tensor:
 
 
 def gather(x_bsd: Tensor, axis: TensorAxis | None) -> Tensor:
-    """Gather the input along the sequence where ranks hold parts of it: [b, s/t, d] → [b, s, d]."""
+    """Gather the input along the sequence if ranks hold parts of it: [b, s/t, d] → [b, s, d]."""
     if axis is None or not axis.along_sequence:
         return x_bsd
     return in_sequence_order(wait(start_gather(x_bsd, axis)), axis.ranks)
 
 
 def start_gather(part_bsd: Tensor, axis: TensorAxis) -> Tensor:
-    """Start an all-gather of [b, s/t, d]; the result, to be waited for, is [t·b, s/t, d]."""
+    """Start an all-gather of [b, s/t, d]; the result, after `wait`, is [t·b, s/t, d]."""
     return _collectives.all_gather_into_tensor(part_bsd.contiguous(), axis.ranks, axis.group_name)
 
 
 def start_sum(x_bsd: Tensor, axis: TensorAxis) -> Tensor:
-    """Start the sum over the ranks; the result, to be waited for, is [b, s/t, d] where they hold parts."""
+    """Start the sum over the ranks; the result, after `wait`, is [b, s/t, d] if ranks hold parts."""
     if not axis.along_sequence:
         return _collectives.all_reduce(x_bsd, "sum", axis.group_name)
     by_rank = x_bsd.unflatten(1, (axis.ranks, -1)).transpose(0, 1).flatten(0, 1).contiguous()
@@ -107,9 +107,9 @@ def wait(coming: Tensor) -> Tensor:
 
 
 def in_sequence_order(parts: Tensor, ranks: int) -> Tensor:
-    """Join the ranks' parts: [t·b, s/t, d] → [b, s, d]; no copy where b is 1."""
+    """Join the ranks' parts: [t·b, s/t, d] → [b, s, d]; no copy if b is 1."""
     if parts.shape[0] == ranks:
-        # Not a transposition: its stride of the first dim makes torch multiply by bmm in place of mm, whose
+        # Not a transposition: by its stride of the first dim torch would multiply by bmm and not by mm, whose
         # results `recompute = "operators"` keeps.
         return parts.reshape(1, -1, parts.shape[-1])
     return parts.unflatten(0, (ranks, -1)).transpose(0, 1).flatten(1, 2)
@@ -118,10 +118,8 @@ def in_sequence_order(parts: Tensor, ranks: int) -> Tensor:
 def needed_now(ctx: Any) -> tuple[bool, ...]:
     """Return which gradients this pass through an autograd function asks for.
 
-    ctx.are_tensors: which of its inputs are tensors.
-
-    A schedule that splits the backward runs the node twice, for its input and then for its weights, where
-    `ctx.needs_input_grad` says each time that it needs both.
+    ctx.are_tensors: which of its inputs are tensors. A schedule that splits the backward runs the node twice,
+    for its input and then for its weights, but `ctx.needs_input_grad` is True for both each time.
     """
     if torch.compiler.is_compiling():  # always both
         return ctx.needs_input_grad
@@ -133,17 +131,17 @@ def needed_now(ctx: Any) -> tuple[bool, ...]:
 def _runs(node: Any) -> bool:
     try:
         return torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # torch does not say it of a leaf whose gradient `torch.autograd.grad` was asked for
+    except RuntimeError:  # torch cannot say it of a leaf that `torch.autograd.grad` was asked for
         return True
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor, through which gradients flow; a plain tensor is its own part."""
+    """Return this rank's part of a DTensor, with its gradients; a plain tensor is its own part."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _product(x: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply as F.linear does, by an operator that is seen as it is inside of another operator."""
+    """Multiply as F.linear does, by an operator that stays itself inside of another operator."""
     return torch.mm(x.reshape(-1, x.shape[-1]), matrix.t()).unflatten(0, x.shape[:-1])
 
 
@@ -156,12 +154,11 @@ def _pieces(part_bsd: Tensor, axis: TensorAxis) -> tuple[Tensor, ...]:
 
 
 def _chunks(length: int, axis: TensorAxis) -> int:
-    """Return how many chunks a rank's part of the sequence is cut into; none is empty."""
+    """Return the number of chunks of a rank's part of the sequence; no chunk is empty."""
     return min(axis.chunks, length)
 
 
 def _join(pieces: Sequence[Tensor], ranks: int) -> Tensor:
     """Join chunks of all ranks' parts, each [t·b, s/(t·chunks), d], to [b, s, d], in one copy."""
-    return torch.cat([piece.unflatten(0, (ranks, -1)).transpose(0, 1) for piece in pieces], dim=2).flatten(
-        1, 2
-    )
+    by_rank = [piece.unflatten(0, (ranks, -1)).transpose(0, 1) for piece in pieces]
+    return torch.cat(by_rank, dim=2).flatten(1, 2)

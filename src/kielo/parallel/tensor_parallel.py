@@ -1,8 +1,10 @@
 """Tensor and sequence parallelism: matrices are split over the `tensor` axis, activations along the sequence.
 
 Shoeybi et al. 2019 (arXiv:1909.08053) with the sequence parallelism of Korthikanti et al. 2022
-(arXiv:2205.05198), which can be left out: it costs the same traffic and divides the activations. The family's
-`tables.py` names a style for each module; here each becomes one of torch's own parallel styles.
+(arXiv:2205.05198), which is optional: it has the same traffic and divides the activations. The family's
+`tables.py` names a style for each module. Here each style becomes a parallel style of torch.
+
+Shape letters: t = tensor ranks, b = batch, s = sequence, d = hidden size, f = features.
 """
 
 from collections.abc import Callable
@@ -36,17 +38,6 @@ from kielo.parallel.tensor_collectives import TensorAxis, own_part, start_sum, w
 from kielo.recipe.sections import Layout
 from kielo.resolve.stages import chunks_of
 
-# The embedding's rows split over the tensor axis: token ids [b, s] → this rank's part of hidden states.
-#
-# Each rank looks up the tokens whose rows it has, writes zeros for all others, and the ranks' results are
-# summed (Shoeybi et al. 2019, arXiv:1909.08053, section 3): scattered along the sequence with sequence
-# parallelism, whole on each rank without. One addend of each sum is not zero, so the sum is exact in every
-# precision. The gradient is of the rank's own rows: torch's `RowwiseParallel` gives each rank the gradient
-# of the whole vocabulary, t times the bytes.
-#
-# Shape letters: t = tensor ranks, b = batch, s = sequence, d = hidden size.
-
-
 Kind = TypeVar("Kind", bound=nn.Module)
 
 
@@ -59,8 +50,12 @@ def _checked(module: nn.Module, kind: type[Kind]) -> Kind:
 class SplitEmbedding(ParallelStyle):
     """A vocabulary's embedding whose rows divide by the ranks: each has rows r·v/t up to (r + 1)·v/t.
 
-    output: placement of the hidden states [b, s, d] that come out, of which each rank gets its part as a
-    plain tensor.
+    Token ids [b, s] become hidden states [b, s, d]. Each rank looks up the tokens of its rows, writes zeros
+    for all others, and the results are summed (Shoeybi et al. 2019, section 3). One addend of each sum is not
+    zero, so the sum is exact in every precision. The gradient has the rank's own rows, because torch's
+    `RowwiseParallel` gives each rank the gradient of the whole vocabulary, t times the bytes.
+
+    output: placement of the hidden states, of which each rank gets its part as a plain tensor.
     """
 
     def __init__(self, output: Placement) -> None:
@@ -78,30 +73,28 @@ class SplitEmbedding(ParallelStyle):
 
 
 def _look_up(embedding: nn.Embedding, axis: DeviceMesh, output: Placement, ids_bs: Tensor) -> Tensor:
-    # Not kept from before: FSDP2 replaces the parameter by what it has gathered.
+    # Read at each call: FSDP2 replaces the parameter by the gathered one.
     rows_vd = own_part(embedding.weight)
     row_bs = ids_bs - axis.get_local_rank() * rows_vd.shape[0]
     is_elsewhere_bs = (row_bs < 0) | (row_bs >= rows_vd.shape[0])
     x_bsd = F.embedding(row_bs.masked_fill_(is_elsewhere_bs, 0), rows_vd)
-    # This also makes the gradient zero that row 0 gets from the tokens of other ranks.
+    # This also zeroes the gradient that row 0 would get from the tokens of other ranks.
     x_bsd = x_bsd.masked_fill_(is_elsewhere_bs[..., None], 0)
     summed = DTensor.from_local(x_bsd, axis, [Partial()], run_check=False)
     return summed.redistribute(placements=[output]).to_local()
 
 
-# A LayerNorm without weights over features of which each tensor rank has a part.
-#
-# Mean and variance are of all features: three sums over the ranks, of one or two numbers a token. Computed
-# in fp32 inside. Shape letters: t = tensor ranks, f = features.
-
-
 def split_norm(x: Tensor, epsilon: float, axis: TensorAxis) -> Tensor:
-    """Return this rank's part [..., f/t] of the normed features, of its part x [..., f/t]."""
+    """Norm the features of which each tensor rank has a part: x [..., f/t] → this rank's part [..., f/t].
+
+    Mean and variance are of all features: three sums over the ranks, of one or two numbers a token. Computed
+    in fp32 inside.
+    """
     return _SplitNorm.apply(x, epsilon, axis._replace(along_sequence=False))
 
 
 class _SplitNorm(torch.autograd.Function):
-    """`apply(x, epsilon, axis)`; keeps its input and two fp32 numbers a token."""
+    """`apply(x, epsilon, axis)`. It keeps its input and two fp32 numbers a token."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, epsilon: float, axis: TensorAxis) -> Tensor:
@@ -135,8 +128,8 @@ def apply_tensor_parallel(model: Decoder, mesh: Mesh, layout: Layout) -> None:
     """Split the parameters of `model` (best on meta) in place by its family's tensor-parallel plan.
 
     Inputs stay whole token ids. The hidden states that come out are split along the sequence, or whole on
-    every rank without sequence parallelism; `head.weight` holds this rank's rows of the vocabulary.
-    Sizes were checked by `resolve/rules.py`.
+    every rank without sequence parallelism. `head.weight` holds this rank's rows of the vocabulary.
+    `resolve/rules.py` has checked the sizes.
     """
     if layout.tensor == 1:
         return
@@ -149,7 +142,7 @@ def apply_tensor_parallel(model: Decoder, mesh: Mesh, layout: Layout) -> None:
         style = style_of(plan, name)
         if style == "row" and type(module) is nn.Linear and _joins_sums(layout):
             style = "summed row"
-        # Without sequence parallelism every rank computes these whole, from the same numbers.
+        # Without sequence parallelism every rank computes the others whole, from the same numbers.
         if style is not None and (style not in ALONG_SEQUENCE or layout.sequence_parallel):
             styles[name] = _torch_style(style, module, axis)
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
@@ -165,10 +158,10 @@ def apply_tensor_parallel(model: Decoder, mesh: Mesh, layout: Layout) -> None:
 
 
 def _joins_sums(layout: Layout) -> bool:
-    """Return True where the sum over tensor ranks belongs to the product before it.
+    """Return True if the sum over tensor ranks belongs to the product before it.
 
-    Not in layers that are made again as a whole: a function of autograd keeps its tensors after its forward,
-    so that the layer's last product would be made again too, for nothing.
+    Not in layers that are recomputed as a whole: a function of autograd keeps its tensors after its forward,
+    so the layer's last product would be recomputed too, for nothing.
     """
     return layout.recompute == "operators" or (
         layout.tensor_overlap == "chunked" and layout.recompute != "full"
@@ -176,7 +169,6 @@ def _joins_sums(layout: Layout) -> bool:
 
 
 def _torch_style(style: str, module: nn.Module, axis: TensorAxis) -> ParallelStyle:
-    """Make torch's style of `style`."""
     # of activations outside of the split matrices
     between = Shard(SEQUENCE_DIM) if axis.along_sequence else Replicate()
     if style == "vocabulary":
@@ -205,36 +197,30 @@ def _torch_style(style: str, module: nn.Module, axis: TensorAxis) -> ParallelSty
     raise ValueError(f"{style!r} is no tensor-parallel style")
 
 
-class SplitProjection(ParallelStyle):
-    """Linears of one input, each split in rows: the projection sends input and gradient itself."""
-
+class _WithAxis(ParallelStyle):
     def __init__(self, axis: TensorAxis) -> None:
         super().__init__()
         self.axis = axis
+
+
+class SplitProjection(_WithAxis):
+    """Linears of one input, each split in rows. The projection itself sends input and gradient."""
 
     def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         _checked(module, AccumulatingProjection).axis = self.axis
         return module
 
 
-class SplitRows(ParallelStyle):
-    """A linear whose input is split by features: it sums its output itself."""
-
-    def __init__(self, axis: TensorAxis) -> None:
-        super().__init__()
-        self.axis = axis
+class SplitRows(_WithAxis):
+    """A linear whose input is split by features. It sums its output itself."""
 
     def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         split_rows(_checked(module, nn.Linear), mesh, self.axis)
         return module
 
 
-class SplitFeatures(ParallelStyle):
+class SplitFeatures(_WithAxis):
     """A norm without weights over features of which each rank has a part: [b, s, f/t]."""
-
-    def __init__(self, axis: TensorAxis) -> None:
-        super().__init__()
-        self.axis = axis
 
     def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         norm = _checked(module, LayerNorm)
@@ -260,13 +246,12 @@ def _with_whole_weight(linear: nn.Linear, x_bsd: Tensor) -> Tensor:
 
 
 def _whole(parameter: Tensor) -> Tensor:
-    if not isinstance(parameter, DTensor):
-        return parameter
-    return parameter.to_local(grad_placements=[Partial()])
+    is_split = isinstance(parameter, DTensor)
+    return parameter.to_local(grad_placements=[Partial()]) if is_split else parameter
 
 
 class OwnPositionHeads(ParallelStyle):
-    """Relative positions of the heads that a rank has, where other ranks' matrices may make them."""
+    """Relative positions of this rank's heads, which other ranks' matrices may make."""
 
     def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
         if module.is_interleaved:
@@ -316,7 +301,7 @@ class AllHeads(ParallelStyle):
 
 
 class OwnHeads(ParallelStyle):
-    """ALiBi slopes of the heads that a rank has."""
+    """ALiBi slopes of this rank's heads."""
 
     def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
         alibi = _checked(module, Alibi)
@@ -327,12 +312,16 @@ class OwnHeads(ParallelStyle):
 
 
 _OWN_STYLES: dict[str, Callable[[], ParallelStyle]] = {
-    "positions": PositionTable, "each_head": EachHead, "all_heads": AllHeads, "slopes": OwnHeads,
-    "whole": WholeMatrix, "position_heads": OwnPositionHeads,
-}  # fmt: skip
+    "positions": PositionTable,
+    "each_head": EachHead,
+    "all_heads": AllHeads,
+    "slopes": OwnHeads,
+    "whole": WholeMatrix,
+    "position_heads": OwnPositionHeads,
+}
 
 
-# torch says that such functions return None, and takes what they return.
+# torch says that such functions return None, but uses the result.
 def _split_along(dim: int) -> Callable[..., Any]:
     return lambda _, inputs, axis: DTensor.from_local(inputs[0], axis, [Shard(dim)], run_check=False)
 
@@ -344,8 +333,8 @@ def _to_local(_: nn.Module, output: DTensor, axis: DeviceMesh) -> Any:
 def gather_sequence(x_bsd: Tensor, axis: DeviceMesh, is_split: bool) -> Tensor:
     """Gather the output of `model` from the ranks of the tensor axis: [b, s, d], a plain tensor on each.
 
-    is_split: each rank has a part of the sequence, not all of it; a DTensor says so itself. Backward: each
-    rank's gradient is its own vocabulary's part; they are summed in one collective.
+    is_split: each rank has a part of the sequence; a DTensor says so itself. Backward: each rank's gradient
+    is of its own part of the vocabulary. One collective sums them.
     """
     if not isinstance(x_bsd, DTensor):
         placement = Shard(SEQUENCE_DIM) if is_split else Replicate()

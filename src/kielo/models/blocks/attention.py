@@ -28,10 +28,9 @@ class Mask:
 
     visible: [b or 1, 1, q, n] bool, None for plain attention, which is faster: a dense mask takes O(s²)
     memory. Every query sees itself, so no softmax divides by zero. distance: query position - key position
-    [q, n], where scores depend on it (ALiBi). blocks: replaces both, for FlexAttention on a GPU, where masks
-    or changed scores need more than plain attention. positions: with blocks, the positions of the queries,
-    None where they are whole sequences. is_causal: do queries see no later keys in plain attention? Encoders'
-    see all.
+    [q, n], if scores depend on it (ALiBi). blocks: replaces both, for FlexAttention on a GPU. positions: with
+    blocks, the positions of the queries, None for whole sequences. is_causal: in plain attention queries see
+    no later keys.
     """
 
     visible: Tensor | None
@@ -49,7 +48,7 @@ class Mask:
 
 
 class MaskMaker(nn.Module):
-    """Make one `Mask` for each window, once a forward; a module, so that context parallelism can replace it.
+    """A module that makes one `Mask` for each window, once a forward. Context parallelism replaces it.
 
     windows: how many tokens back, itself included, a layer's queries see (Beltagy et al. 2020,
     arXiv:2004.05150); None for all. needs_distance: scores fall with distance (ALiBi). is_capped: scores are
@@ -75,12 +74,12 @@ class MaskMaker(nn.Module):
         sequence_length: int,
         device: torch.device,
     ) -> dict[int | None, Mask]:
-        """Return window → mask. `positions_s` is unused here: all columns are present, in their order."""
+        """Return window → mask. `positions_s` is unused here, because all columns are present in order."""
         make = self.dense if device.type == "cpu" else self.in_blocks
         return make(documents_bs, sequence_length, device)
 
     def places(self, documents_bs: Tensor, positions_s: Tensor | None) -> Tensor:
-        """Return each token's place in its document, from 0: int64 [b, s]; `positions_s` is as above."""
+        """Return each token's place in its document, from 0: int64 [b, s]."""
         columns_s = torch.arange(documents_bs.shape[1], device=documents_bs.device)
         begins_bs = torch.ones_like(documents_bs, dtype=torch.bool)
         begins_bs[:, 1:] = documents_bs[:, 1:] != documents_bs[:, :-1]
@@ -89,7 +88,7 @@ class MaskMaker(nn.Module):
     def dense(
         self, documents_bs: Tensor | None, sequence_length: int, device: torch.device
     ) -> dict[int | None, Mask]:
-        """Return window → mask of whole sequences, dense where a mask is needed."""
+        """Return window → mask of whole sequences, dense if a mask is needed."""
         places_s = torch.arange(sequence_length, device=device)
         return self.masks(places_s, places_s, documents_bs, documents_bs)
 
@@ -150,10 +149,10 @@ class MaskMaker(nn.Module):
 
 
 class InnerAttention(nn.Module):
-    """Queries, keys and values to outputs. It is a module so that context parallelism can replace it.
+    """Queries, keys and values to outputs. Context parallelism replaces this module.
 
-    scale: factor of the scores, None for 1/√k. softcap: scores become cap × tanh(score / cap)
-    (Gemma 2, Gemma Team 2024, arXiv:2408.00118, section 2). alibi: biases that fall with distance.
+    scale: factor of the scores, None for 1/√k. softcap: scores become cap × tanh(score / cap) (Gemma 2, Gemma
+    Team 2024, arXiv:2408.00118, section 2). alibi: biases that fall with distance.
     """
 
     def __init__(
@@ -177,9 +176,9 @@ class InnerAttention(nn.Module):
         noise: WeightNoise | None = None,
         heads: slice | None = None,
     ) -> Tensor:
-        """Return [b, h, s, k]. heads: the slice of this rank's heads that these are, None for all.
+        """Return [b, h, s, k]. heads: the slice of this rank's heads that q has, None for all.
 
-        noise: drops attention's weights, None for no dropout; of this rank's heads. Only encoders have it
+        noise: of this rank's heads; drops attention's weights, None for no dropout. Only encoders have it
         (`resolve/rules.py`), whose attention is plain.
         """
         if noise is not None and heads is not None:
@@ -199,19 +198,18 @@ class InnerAttention(nn.Module):
                 raise ValueError("ALiBi needs a mask with distances")
             seen = mask.distance, mask.visible
             return alibi.attend(q_bhsk, k_bgsk, v_bgsk, self.alibi.of(heads), seen, self.scale)
-        attn_mask = mask.visible
         return F.scaled_dot_product_attention(
             q_bhsk,
             k_bgsk,
             v_bgsk,
-            attn_mask=attn_mask,
-            is_causal=attn_mask is None and mask.is_causal,
+            attn_mask=mask.visible,
+            is_causal=mask.visible is None and mask.is_causal,
             scale=self.scale,
             enable_gqa=q_bhsk.shape[1] != k_bgsk.shape[1],
         )
 
     def _capped(self, cap: float, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask) -> Tensor:
-        """Compute attention with capped scores: no library kernel on the CPU does. O(s²) memory a head."""
+        """Compute attention with capped scores: no kernel of the CPU does. O(s²) memory a head."""
         groups = q_bhsk.shape[1] // k_bgsk.shape[1]
         k_bhsk, v_bhsk = (x.repeat_interleave(groups, dim=1) for x in (k_bgsk, v_bgsk))
         scale = q_bhsk.shape[-1] ** -0.5 if self.scale is None else self.scale
@@ -266,8 +264,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Return [b, s, d]. cos, sin: [s, r] rotate the first r numbers of each head, None for no RoPE.
 
-        The number of heads comes from the projections' outputs: a tensor rank has fewer. noise: drops
-        attention's weights.
+        The number of heads follows from the projections' outputs, because a tensor rank has fewer.
         """
         q, k, v = self.project(x_bsd, (self.q, self.k, self.v))
         if self.norms == "width":
@@ -275,8 +272,8 @@ class Attention(nn.Module):
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
         if self.norms == "head":
             q, k = self.q_norm(q), self.k_norm(k)
-        # Rotated before they are transposed, so that attention's output, which has the queries' order in
-        # memory, is the next matrix's input without a copy.
+        # Rotate before transposing: attention's output has the queries' order in memory, so the next matrix
+        # takes it without a copy.
         if cos is not None and sin is not None:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         q, k, v = (x_bshk.transpose(1, 2) for x_bshk in (q, k, v))

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class JointProjection(nn.Module):
-    """Several linears of one input. It is a module without parameters so that `parallel` can replace it.
+    """Several linears of one input. `parallel` replaces this module, which has no parameters.
 
     The linears stay modules of the block, so names of parameters do not depend on it.
     """

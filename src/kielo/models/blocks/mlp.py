@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from kielo.models.blocks.joint_projection import JointProjection
 
-# Activations by Hugging Face's names (`hidden_act`). "new", "fast" and "tanh" are one formula there too.
+# Activations by Hugging Face's names (`hidden_act`), where "new", "fast" and "tanh" are one formula too.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu": F.relu,
@@ -23,9 +23,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class NamedActivation(nn.Module):
-    """An activation function by its name; a module without parameters so that `parallel` can wrap it.
+    """An activation function by its name; a module so that `parallel` can wrap it.
 
-    keeps_result: its gradient follows from its result, which autograd keeps, and not from its input.
+    keeps_result: its gradient follows from its result, which autograd keeps in place of its input.
     """
 
     def __init__(self, name: str) -> None:
@@ -43,14 +43,14 @@ class GatedActivation(NamedActivation):
     """activation(gate) × up. Keeps gate and up for the backward, which computes activation(gate) again."""
 
     def forward(self, gate: Tensor, up: Tensor) -> Tensor:
-        # A compiler decides itself what is kept.
+        # A compiler decides itself which tensors to keep.
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return self.function(gate) * up
         return _Gated.apply(gate, up, self.function)
 
 
 class _Gated(torch.autograd.Function):
-    """`apply(gate, up, function)`; left to autograd it would keep function(gate) too."""
+    """`apply(gate, up, function)`. Autograd alone would keep function(gate) too."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
@@ -72,7 +72,7 @@ class _Gated(torch.autograd.Function):
 class GatedMLP(nn.Module):
     """SwiGLU and similar gated MLPs (Shazeer 2020, arXiv:2002.05202).
 
-    norm: of what the last matrix reads, None for none (NormFormer, Shleifer et al. 2021, arXiv:2110.09456).
+    norm: of the last matrix's input, None for none (NormFormer, Shleifer et al. 2021, arXiv:2110.09456).
     """
 
     def __init__(

@@ -56,11 +56,11 @@ _LAST_NAMES = {
     "relative_norm.weight": "embedding.relative_layer_norm.weight",
     "relative_norm.bias": "embedding.relative_layer_norm.bias",
 }
-# Python files beside this one that go along with an export.
+# Python files of this folder that exports contain.
 REMOTE_CODE = ("modeling_ltg_bert.py",)
 _CODE = "modeling_ltg_bert.LtgBert"
 _CLASSES = {"concatenated": "Ltgbert", "interleaved": "Norbert"}
-# Repositories whose classes are named Ltgbert* too, and whose positions are interleaved.
+# Repositories with interleaved positions whose classes are named Ltgbert* too.
 _INTERLEAVED = ("ltg/bnc-bert", "ltg/norbert3")
 _OWN_KEY = "position_heads"
 _TASKS = ("MaskedLM", "SequenceClassification", "TokenClassification")
@@ -123,7 +123,7 @@ class _PositionHeads(Unread):
 
 
 class _Buckets(Key):
-    """The number of buckets of distances: an even number, of which longer sequences need more than half."""
+    """The number of buckets of distances: an even number. Sequences are longer than half of it."""
 
     def complaints(self, model: CompleteModel) -> Iterable[str]:
         bucket, positions = model.position_bucket_size, model.max_position_embeddings
